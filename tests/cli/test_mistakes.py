@@ -67,7 +67,7 @@ MISTAKES = [
     (["rm", "nosuch"], 2, "there is no loom 'nosuch'"),
     (["rm", "1"], 1, "there is no loom yet"),
     (["rm", "1", "--undo"], 2, "or only --undo"),
-    (["rm", "--undo"], 1, "nothing to bring back"),
+    (["rm", "--undo"], 1, "nothing to restore"),
     (["chat", "-c"], 1, "there is no loom yet"),
     (["chat", "-m", "nosuch/model"], 3, "nosuch/model"),
     (["run", "hi", "--max-new-tokens", "3"], 2, "No such option"),

@@ -377,8 +377,8 @@ def test_a_loom_is_of_the_adapter_that_grew_it(tmp_path, text) -> None:
     lm.add_adapter("law", tmp_path / "first")
     loom = Loom(lm, IDS, adapter="law")
     loom.save(tmp_path / "kept.json")
-    head = LoomMetadata.loaded(LoomMetadata.of(loom).dumped())
-    assert head == LoomMetadata.of(loom)
+    head = LoomMetadata.from_json(LoomMetadata.from_loom(loom).to_json())
+    assert head == LoomMetadata.from_loom(loom)
     lm.remove_adapter("law")
     again = Loom.open(tmp_path / "kept.json", lm)  # to be read
     again.save(tmp_path / "again.json")
@@ -403,7 +403,7 @@ def test_looms_that_do_not_say_which_adapter_grew_them_open_as_before(tmp_path, 
     del data["model"]["adapter"]
     (tmp_path / "kept.json").write_text(json.dumps(data))
     assert Loom.open(tmp_path / "kept.json", lm).adapter == "law"
-    mark, *more = json.loads(LoomMetadata.of(loom).dumped())
-    assert LoomMetadata.loaded(json.dumps([mark[:3], *more])).loom(lm, Heddle, force=False)
-    plain = json.loads(LoomMetadata.of(Loom(lm, IDS)).dumped())
+    mark, *more = json.loads(LoomMetadata.from_loom(loom).to_json())
+    assert LoomMetadata.from_json(json.dumps([mark[:3], *more])).loom(lm, Heddle, force=False)
+    plain = json.loads(LoomMetadata.from_loom(Loom(lm, IDS)).to_json())
     assert len(plain[0]) == 3

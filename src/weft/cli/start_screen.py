@@ -20,7 +20,7 @@ def show(out: TerminalWriter) -> None:
         ("weft demo", "see it work, with no download"),
         (f'weft run "{samples.story}" -n 4', "four branches of one prompt"),
         (f'weft solve "{samples.game24}"', "a tree of thoughts"),
-        ("weft doctor", "what is installed and what is missing"),
+        ("weft doctor", "what is installed"),
     ):
         out.line("  ", (f"{command:<{_WIDTH}}", "cyan"), what)
     out.line()

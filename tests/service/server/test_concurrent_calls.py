@@ -145,7 +145,7 @@ def test_operations_of_a_running_job_are_not_undone(shared: Shared) -> None:
     shared.post("/undo")
     told = shared.client.post(f"{shared.base}/undo")
     assert (told.status_code, told.json()["error"]["code"]) == (409, "revision_mismatch")
-    assert "still going on" in told.json()["error"]["message"]
+    assert "still running" in told.json()["error"]["message"]
     shared.end()
     assert shared.post("/undo")["removed"]
 

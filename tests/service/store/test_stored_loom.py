@@ -149,7 +149,7 @@ def test_numbers_are_given_once_in_the_order_as_drawn(library: Library) -> None:
     node(kept, "a").remove()
     kept.commit("remove")
     new = kept.loom.add("e")
-    with pytest.raises(TreeError, match="not kept yet"):
+    with pytest.raises(TreeError, match="not saved yet"):
         kept.number(new)
     kept.commit("add")
     assert kept.number(new) == 5
@@ -479,7 +479,7 @@ def test_an_act_that_goes_on_is_not_undone(library: Library) -> None:
     kept = story(library)
     kept.loom.add("x")
     kept.commit("run", act="a1")
-    with pytest.raises(Conflict, match="still going on"):
+    with pytest.raises(Conflict, match="still running"):
         kept.undo(running={"a1", "a2"})
     assert kept.undo(running={"a2"}).removed
 
@@ -494,7 +494,7 @@ def test_an_act_of_a_process_goes_on_until_it_has_let_go(library: Library) -> No
             theirs.loom.add(text)
             theirs.commit("run", act=act)
         ours = library.open(name)
-        with pytest.raises(Conflict, match="still going on"):
+        with pytest.raises(Conflict, match="still running"):
             ours.undo()
         assert len(theirs.undo().removed) == 2
         assert len(theirs.redo().added) == 2

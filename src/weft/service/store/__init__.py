@@ -1,4 +1,4 @@
-"""Looms on disk: as files, and as rows of a database."""
+"""Looms on disk: files, and rows of a database."""
 
 from __future__ import annotations
 

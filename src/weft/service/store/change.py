@@ -1,4 +1,4 @@
-"""What one operation did to a loom."""
+"""The result of an operation on an open loom."""
 
 from __future__ import annotations
 
@@ -9,30 +9,26 @@ from .snapshot import MergedChanges
 
 
 class Change(NamedTuple):
-    """What was done to a loom, in nodes of its live tree.
+    """The effect of an operation on the live tree."""
 
-    rev: the revision afterwards. removed: ids. others: what other processes had done meanwhile, and
-    is in the tree now; None for nothing.
-    """
-
-    rev: int
+    rev: int  # the loom's revision afterwards
     kind: str
     added: list[Heddle]
     changed: list[Heddle]
-    removed: list[str]
-    others: MergedChanges | None = None
+    removed: list[str]  # node ids
+    others: MergedChanges | None = None  # changes of other processes that were merged before
 
     def __bool__(self) -> bool:
         return bool(self.added or self.changed or self.removed)
 
-    def after(self, before: Change) -> Change:
-        """Return it with what one that came just before had, as what others have done."""
-        parts = [each for each in (before.others, before, self.others) if each]
+    def after(self, previous: Change) -> Change:
+        """Return this change with those of `previous` added to `others`."""
+        parts = [each for each in (previous.others, previous, self.others) if each]
         if not parts:
             return self
-        taken = MergedChanges([], [], [])
-        for each in parts:
-            taken.added.extend(each.added)
-            taken.changed.extend(each.changed)
-            taken.removed.extend(each.removed)
-        return self._replace(others=taken)
+        merged = MergedChanges([], [], [])
+        for part in parts:
+            merged.added.extend(part.added)
+            merged.changed.extend(part.changed)
+            merged.removed.extend(part.removed)
+        return self._replace(others=merged)

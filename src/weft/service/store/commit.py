@@ -1,4 +1,4 @@
-"""One operation, written: rows put in, brought back, changed and marked as removed."""
+"""Write one operation: insert, restore, update and remove rows of nodes."""
 
 from __future__ import annotations
 
@@ -17,19 +17,16 @@ from .rows import GROUPS, Content, Values, content_values, meta_json, score_valu
 from .snapshot import Difference, SavedNode, Snapshot
 from .tables import looms, nodes, sampling
 
-CHUNK = 500  # values that one statement names
-# What the log notes of a row; its words follow from its text.
+CHUNK = 500  # maximum number of values in one statement
+# Columns that the log stores. `words` is left out: it is computed from the text.
 GROUP_COLUMNS = [name for group in GROUPS.values() for name in group if name != "words"]
 
 
 @dataclass(slots=True)
 class PendingCommit:
-    """What a transaction has written: it is taken over once that is kept.
+    """The rows that a transaction has written. The snapshot adopts them after the commit."""
 
-    known: rows by id as they are then. ended: ids of nodes that grow no more.
-    """
-
-    rev: int
+    rev: int  # the loom's new revision
     next_number: int
     prompt: str
     steps: Steps = field(default_factory=lambda: Steps([], [], {}))
@@ -37,6 +34,7 @@ class PendingCommit:
     added: list[Heddle] = field(default_factory=list)
     changed: list[Heddle] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
+    # Ids of nodes that are no longer in progress.
     ended: list[str] = field(default_factory=list)
 
 
@@ -48,22 +46,22 @@ def build_commit(
     loom: Any,
     bookmarks: dict[str, str | None],
 ) -> PendingCommit:
-    """Write what differs into the rows of a loom that is locked.
+    """Write differences to the rows of a locked loom.
 
-    loom: its row. bookmarks: labels by id, of nodes whose bookmark is among what differs.
+    loom: its row. bookmarks: labels by node id, for nodes whose bookmark changes.
     """
     pending = PendingCommit(loom.rev + 1, loom.next_number, snapshot.loom.user_prompt)
-    writing = _Writing(connection, database, snapshot, difference, loom.key, pending)
-    writing.add(bookmarks)
-    writing.change(bookmarks)
+    writer = _CommitWriter(connection, database, snapshot, difference, loom.key, pending)
+    writer.add(bookmarks)
+    writer.change(bookmarks)
     pending.removed = list(difference.removed)
     pending.steps.removed.extend(snapshot.saved[each].number for each in difference.removed)
     set_removed(connection, loom.key, pending.steps.removed, pending.rev, removed=True)
     return pending
 
 
-class _Writing:
-    """One operation on its way into the rows."""
+class _CommitWriter:
+    """Writes the rows of one operation."""
 
     def __init__(
         self,
@@ -79,18 +77,18 @@ class _Writing:
         self._snapshot = snapshot
         self._difference = difference
         self._key = key
-        self._draft = pending
+        self._pending = pending
 
     def add(self, bookmarks: dict[str, str | None]) -> None:
-        """Put in the rows of new nodes; those that have rows are brought back."""
-        pending, there = self._draft, self._rows_there()
+        """Insert rows of new nodes; restore rows that exist already."""
+        pending, existing = self._pending, self._existing_rows()
         numbers: dict[str, int] = {}
         for node in self._difference.added:
-            number = there.get(node.id)
+            number = existing.get(node.id)
             if number is None:
                 number, pending.next_number = pending.next_number, pending.next_number + 1
             numbers[node.id] = number
-        new, again = [], []
+        new, restored = [], []
         for node in self._difference.added:
             saved = self._known(node, numbers, bookmarks.get(node.id))
             pending.saved[node.id] = saved
@@ -102,37 +100,37 @@ class _Writing:
                 "writer": None,
                 "rev": pending.rev,
             }
-            if node.id in there:
-                again.append((node.id, saved.number, values))
+            if node.id in existing:
+                restored.append((node.id, saved.number, values))
             else:
                 new.append({"loom": self._key, "number": saved.number, "id": node.id, **values})
         self._keep_params(pending.saved.values())
         if new:
             self._connection.execute(sa.insert(nodes), new)
-        self._restore_rows(again)
+        self._restore_rows(restored)
 
-    def _restore_rows(self, again: list[tuple[str, int, Values]]) -> None:
-        """Bring rows back, and note for the log what they were: undo makes them that again."""
-        after = {node_id: values for node_id, _, values in again}
+    def _restore_rows(self, rows: list[tuple[str, int, Values]]) -> None:
+        """Restore rows, and log their previous values for undo."""
+        after = {node_id: values for node_id, _, values in rows}
         for row in self._rows(nodes.c.id, list(after)):
             if row.writer is None:
                 self._log_change(row, after[row.id], GROUP_COLUMNS)
-        self._update({"at": number, **_bound(values)} for _, number, values in again)
+        self._update({"at": number, **_bound(values)} for _, number, values in rows)
 
     def _log_change(self, row: Any, values: Values, names: Iterable[str]) -> None:
-        """Note for the log how a row changes, if it does."""
+        """Log the changed columns of a row with their previous values."""
         before = row._mapping
         changed = [name for name in names if values[name] != before[name]]
         if changed:
-            steps = self._draft.steps
+            steps = self._pending.steps
             steps.changed[row.number] = (
                 {name: before[name] for name in changed},
                 {name: values[name] for name in changed},
             )
 
     def change(self, bookmarks: dict[str, str | None]) -> None:
-        """Change the rows of known nodes, and note for the log what they were."""
-        pending, changed = self._draft, self._difference.changed
+        """Update rows of existing nodes, and log their previous values."""
+        pending, changed = self._pending, self._difference.changed
         after: dict[int, Values] = {}
         for node_id, groups in changed.items():
             saved = self._changed(node_id, groups, bookmarks)
@@ -158,7 +156,7 @@ class _Writing:
             numbers[node.id],
             parent,
             position.place,
-            Content.of(node).kept(),
+            Content.from_node(node).copy(),
             score_value(node.score),
             meta_json(node),
             bookmark,
@@ -174,38 +172,38 @@ class _Writing:
             old.number,
             old.parent,
             old.place,
-            Content.of(node).kept() if "content" in groups else old.content,
+            Content.from_node(node).copy() if "content" in groups else old.content,
             score_value(node.score),
             meta_json(node),
             bookmarks[node_id] if "bookmark" in groups else old.bookmark,
         )
         if "place" in groups and position is not None and position.parent is not None:
-            pending, numbers = self._draft.saved.get(position.parent.id), self._snapshot.numbers
+            pending, numbers = self._pending.saved.get(position.parent.id), self._snapshot.numbers
             new.parent = pending.number if pending is not None else numbers[position.parent.id]
             new.place = position.place
         return new
 
     def _values(self, saved: SavedNode, groups: Iterable[str]) -> Values:
-        found: Values = {}
+        values: Values = {}
         params = self._snapshot.params
         for group in groups:
             if group == "content":
-                prompt: str = getattr(saved.node, "user_prompt", "")  # of a root
-                found.update(content_values(saved.content, saved.node.text, params, prompt))
+                prompt: str = getattr(saved.node, "user_prompt", "")  # only roots have one
+                values.update(content_values(saved.content, saved.node.text, params, prompt))
             else:
-                found.update({name: getattr(saved, name) for name in GROUPS[group]})
-        return found
+                values.update({name: getattr(saved, name) for name in GROUPS[group]})
+        return values
 
-    def _rows_there(self) -> dict[str, int]:
-        """Return numbers of new nodes that have rows: nodes that grow, and such as come back."""
+    def _existing_rows(self) -> dict[str, int]:
+        """Return numbers of new nodes that have rows: generated nodes, and restored ones."""
         saved = self._snapshot.numbers
         ids = [node.id for node in self._difference.added]
-        if self._draft.rev == 1:
+        if self._pending.rev == 1:
             return {}
-        found = {each: saved[each] for each in ids if each in saved}
-        unsure = [each for each in ids if each not in saved]
-        found.update((row.id, row.number) for row in self._rows(nodes.c.id, unsure))
-        return found
+        numbers = {node_id: saved[node_id] for node_id in ids if node_id in saved}
+        unknown = [node_id for node_id in ids if node_id not in saved]
+        numbers.update((row.id, row.number) for row in self._rows(nodes.c.id, unknown))
+        return numbers
 
     def _rows(self, column: sa.Column[Any], wanted: list[Any]) -> Iterable[Any]:
         for at in range(0, len(wanted), CHUNK):
@@ -216,11 +214,11 @@ class _Writing:
             )
 
     def _update(self, values: Iterable[Values]) -> None:
-        """Change rows; those that change alike in one statement."""
-        alike: dict[tuple[str, ...], list[Values]] = {}
-        for each in values:
-            alike.setdefault(tuple(each), []).append(each)
-        for names, rows in alike.items():
+        """Update rows; rows with the same columns in one statement."""
+        by_columns: dict[tuple[str, ...], list[Values]] = {}
+        for row in values:
+            by_columns.setdefault(tuple(row), []).append(row)
+        for names, rows in by_columns.items():
             self._connection.execute(
                 sa.update(nodes)
                 .where(nodes.c.loom == self._key, nodes.c.number == sa.bindparam("at"))
@@ -241,14 +239,14 @@ class _Writing:
 
 
 def _bound(values: Values) -> Values:
-    # A name of its own for each: those of the columns are taken in an UPDATE.
+    # In an UPDATE, SQLAlchemy reserves bind parameters with the names of columns.
     return {f"new_{name}": value for name, value in values.items()}
 
 
 def set_removed(
     connection: Connection, loom: int, numbers: Collection[int], rev: int, *, removed: bool
 ) -> None:
-    """Take nodes out of a loom, or put them back."""
+    """Mark nodes as removed, or restore them."""
     rows = [{"low": first, "high": last} for first, last in runs(numbers)]
     if rows:
         connection.execute(
@@ -263,31 +261,28 @@ def set_removed(
 
 
 def restore_ancestors(connection: Connection, loom: int, rev: int) -> list[int]:
-    """Put back the nodes above what is in a loom: nothing stands below what is removed.
-
-    Returns their numbers.
-    """
+    """Restore removed nodes that have descendants in the loom; return their numbers."""
     above, below = nodes.alias(), nodes.alias()
-    lacking = sa.select(above.c.number).where(
+    removed_parents = sa.select(above.c.number).where(
         above.c.loom == loom,
         above.c.removed,
         sa.exists().where(below.c.loom == loom, below.c.parent == above.c.number, ~below.c.removed),
     )
-    found: list[int] = []
-    while numbers := connection.execute(lacking).scalars().all():
+    restored: list[int] = []
+    while numbers := connection.execute(removed_parents).scalars().all():
         set_removed(connection, loom, numbers, rev, removed=False)
-        found += numbers
-    return found
+        restored += numbers
+    return restored
 
 
 def count_nodes(loom: int) -> sa.ScalarSelect[int]:
-    """Return the number of nodes of a loom that are there and do not grow, as SQL."""
-    there = (nodes.c.loom == loom, ~nodes.c.removed, nodes.c.writer.is_(None))
-    return sa.select(sa.func.count()).select_from(nodes).where(*there).scalar_subquery()
+    """Return SQL for the number of a loom's nodes, without those in progress."""
+    conditions = (nodes.c.loom == loom, ~nodes.c.removed, nodes.c.writer.is_(None))
+    return sa.select(sa.func.count()).select_from(nodes).where(*conditions).scalar_subquery()
 
 
 def touch(connection: Connection, loom: int, **values: Any) -> None:
-    """Change a loom's row: it is the one that was changed last."""
+    """Update a loom's row, which makes it the loom changed last."""
     turn = sa.select(sa.func.coalesce(sa.func.max(looms.c.turn), 0) + 1).scalar_subquery()
     connection.execute(
         sa.update(looms).where(looms.c.key == loom).values(turn=turn, changed=time.time(), **values)

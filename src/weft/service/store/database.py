@@ -1,8 +1,8 @@
-"""A database that looms are kept in: SQLite in one file, or PostgreSQL by its URL.
+"""The database of looms: SQLite in a file, or PostgreSQL.
 
-Short transactions and nothing else: `read` and `write` run a function in one, again where the
-database was busy or away for a moment, and say plainly what stands in the way. A function that is
-run again finds what it had written, if that had been kept after all, so it must look first.
+`read` and `write` run a function in a short transaction. They retry it while the database is busy
+or unreachable. A commit may have succeeded although its answer was lost, so a function that writes
+must check whether an earlier attempt has written already.
 """
 
 from __future__ import annotations
@@ -30,50 +30,52 @@ from ...errors import ConfigError, StoreError, StoreUnavailable
 HEAD = "4"  # revision of the newest file in migrations/versions
 _VERSION_TABLE = "weft_version"
 _MIGRATIONS = Path(__file__).parent / "migrations"
-_ADVISORY = 0x77656674  # "weft": whose turn it is to make the tables, in PostgreSQL
+_ADVISORY = (
+    0x77656674  # "weft": the advisory lock in PostgreSQL for creating tables and naming looms
+)
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-_RETRY_STATES = ("40001", "40P01", "55P03")  # of PostgreSQL: undone for another's sake
+_RETRY_STATES = ("40001", "40P01", "55P03")  # serialization failure, deadlock, lock timeout
 _CONNECTION_STATES = (
     "08",
     "57P",
-)  # its classes for a connection that is gone, a server that stops or starts
+)  # classes: connection lost, server stopping or starting
 _POSTGRESQL = 'PostgreSQL needs its driver: pip install "weft-lm[postgresql]"'
 _WRITABLE_HINT = "set WEFT_HOME to a folder that you can write, or WEFT_DB to another database"
 _HINTS = {
     sqlite3.SQLITE_READONLY: _WRITABLE_HINT,
     sqlite3.SQLITE_CANTOPEN: _WRITABLE_HINT,
     sqlite3.SQLITE_PERM: _WRITABLE_HINT,
-    sqlite3.SQLITE_FULL: "make room on that disk and try again; nothing of it was kept",
-    sqlite3.SQLITE_IOERR: "make room on that disk, or look after it; nothing of it was kept",
-    sqlite3.SQLITE_CORRUPT: "move the file away, or bring back a copy of it",
-    sqlite3.SQLITE_NOTADB: "WEFT_DB names another database",
+    sqlite3.SQLITE_FULL: "free space on the disk and try again; nothing was saved",
+    sqlite3.SQLITE_IOERR: "free space on the disk, or check it; nothing was saved",
+    sqlite3.SQLITE_CORRUPT: "move the file away, or restore a copy of it",
+    sqlite3.SQLITE_NOTADB: "set WEFT_DB to another database",
 }
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
 class Database:
-    """One database, open. Thread-safe; a forked process gets connections of its own."""
+    """An open database. Thread-safe. A forked process gets its own connections."""
 
     def __init__(self, url: str, *, patience_s: float = 20.0) -> None:
-        """Open it; tables are made, or brought up to date.
+        """Open the database; create or migrate its tables.
 
         Args:
             url: "sqlite:///FILE" (also "sqlite:///file:FILE?vfs=…&uri=true") or "postgresql://…".
-            patience_s: how long to wait for others who write, or for a server that is away.
+            patience_s: maximum time to wait for other writers, or for an unreachable server.
 
-        Raises: ConfigError for another URL; StoreError where it cannot be opened, and for a
-        database that a newer Weft has changed.
+        Raises: ConfigError for an invalid URL. StoreError if the database cannot be opened, or if
+            a newer version of Weft has changed its tables.
         """
         self.url = _read_url(url)
         self.patience_s = patience_s
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.name = self.url.render_as_string(hide_password=True)
-        # A "file:" URI names a way to open it as well; SQLite alone can read that.
+        # Only SQLite can parse a "file:" URI, which may contain options.
         is_path = self.is_sqlite and not str(self.url.database).startswith("file:")
         self._file = Path(str(self.url.database)) if is_path else None
         self._inode: tuple[int, int] | None = None
-        self._has_warned = False  # that it lies where there is no WAL
+        self._has_warned = False  # about a file system without WAL
         self._engine = self._create_engine()
         self._bind_to_process()
         try:
@@ -84,23 +86,23 @@ class Database:
 
     def _bind_to_process(self) -> None:
         self._pid = os.getpid()
-        # Threads of one process queue here; processes, at the file.
+        # Serializes the writers of this process; SQLite's file lock serializes processes.
         self._write_lock = threading.Lock() if self.is_sqlite else nullcontext()
 
     def read(self, work: Callable[[Connection], T]) -> T:
-        """Run `work` in a transaction that sees one state and writes nothing."""
+        """Run `work` in a read-only transaction."""
         return self._run(work, writes=False)
 
     def write(self, work: Callable[[Connection], T]) -> T:
-        """Run `work` in a transaction; when this returns, it outlives a crash of the machine.
+        """Run `work` in a transaction, durable when this returns.
 
-        Raises: StoreError, and nothing is changed.
+        Raises: StoreError; then nothing has changed.
         """
         return self._run(work, writes=True)
 
     @property
     def now(self) -> sa.ColumnElement[float]:
-        """The database's clock, in seconds since 1970: one clock for all hosts."""
+        """The database's clock in seconds since 1970, the same for all hosts."""
         if self.is_sqlite:
             return sa.literal_column("((julianday('now') - 2440587.5) * 86400.0)", sa.Float())
         return sa.literal_column(
@@ -108,11 +110,11 @@ class Database:
         )
 
     def insert(self, table: sa.Table) -> Any:
-        """Return an INSERT that knows ON CONFLICT, which both databases write alike."""
+        """Return an INSERT that supports ON CONFLICT."""
         return (sqlite.insert if self.is_sqlite else postgresql.insert)(table)
 
     def close(self) -> None:
-        """Let go of all connections; idempotent. What comes later opens new ones."""
+        """Close all connections; idempotent. Later calls open new ones."""
         self._engine.dispose(close=self._pid == os.getpid())
 
     # Transactions
@@ -129,14 +131,14 @@ class Database:
             except (
                 SQLAlchemyError,
                 UnicodeDecodeError,
-            ) as error:  # SQLite says broken names as they are
+            ) as error:  # SQLite's messages can contain invalid UTF-8
                 raise self._as_store_error(error) from error
             time.sleep(wait * random.uniform(0.5, 1.0))
             wait = min(2 * wait, 0.25)
 
     @contextmanager
     def _transaction(self, *, writes: bool) -> Iterator[Connection]:
-        if self._pid != os.getpid():  # forked: the connections are our parent's
+        if self._pid != os.getpid():  # forked: the connections belong to the parent
             self._engine.dispose(close=False)
             self._bind_to_process()
         self._check_file()
@@ -147,17 +149,17 @@ class Database:
                     yield connection
 
     def _check_file(self) -> None:
-        """See that the file is still the one that was opened: SQLite would write to nowhere."""
+        """Check that the file was not replaced; SQLite would write to the deleted file."""
         if self._file is None or self._inode is None:
             return
-        found = _inode(self._file)
-        if found == self._inode:
+        inode = _inode(self._file)
+        if inode == self._inode:
             return
         self._engine.dispose()
-        if found is None:
+        if inode is None:
             raise StoreUnavailable(
                 f"the database {self._file} is gone: it was moved or deleted while in use",
-                hint="bring it back; loom.save(path) keeps what is in memory",
+                hint="restore it; loom.save(path) saves what is in memory",
             )
         _log.warning("%s was replaced by another file while in use", self._file)
         self._inode = None
@@ -190,13 +192,13 @@ class Database:
             ) from error
 
     def _configure(self, connection: sqlite3.Connection, _: object) -> None:
-        connection.isolation_level = None  # transactions begin where we say so
-        # SQLite's own knows no letters but those of ASCII.
+        connection.isolation_level = None  # transactions are started explicitly
+        # SQLite's own lower() handles only ASCII.
         connection.create_function("lower", 1, _lower, deterministic=True)
         run = connection.execute
         run(f"PRAGMA busy_timeout = {int(1000 * min(5.0, self.patience_s))}")
         run("PRAGMA foreign_keys = ON")
-        # Each commit is on the disk when it returns, as far as the disk tells the truth.
+        # Each commit is on the disk when it returns.
         run("PRAGMA synchronous = FULL")
         try:
             mode = run("PRAGMA journal_mode = WAL").fetchone()[0]
@@ -209,8 +211,8 @@ class Database:
             if not self._has_warned:
                 self._has_warned = True
                 _log.warning(
-                    "%s lies where SQLite has no shared memory (%s): readers and writers wait for "
-                    "each other. A local disk or PostgreSQL spares that",
+                    "SQLite has no shared memory on the file system of %s (%s): readers and "
+                    "writers wait for each other. A local disk or PostgreSQL avoids that",
                     self.name,
                     mode,
                 )
@@ -223,8 +225,8 @@ class Database:
 
     def _upgrade(self, connection: Connection) -> None:
         lock(connection, is_sqlite=self.is_sqlite)
-        found = _version(connection)
-        if found == HEAD:  # another process was here before
+        version = _version(connection)
+        if version == HEAD:  # another process has migrated it
             return
         from alembic import command
         from alembic.config import Config
@@ -233,11 +235,12 @@ class Database:
         config = Config()
         config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
         config.attributes.update(connection=connection, version_table=_VERSION_TABLE)
-        saved = {each.revision for each in ScriptDirectory.from_config(config).walk_revisions()}
-        if found is not None and found not in saved:
+        scripts = ScriptDirectory.from_config(config)
+        revisions = {script.revision for script in scripts.walk_revisions()}
+        if version is not None and version not in revisions:
             raise StoreError(
                 f"the database {self.name} was changed by a newer Weft (its tables are version "
-                f"{found}, this Weft knows {HEAD})",
+                f"{version}, this Weft knows {HEAD})",
                 hint="pip install -U weft-lm, or set WEFT_DB to another database",
             )
         command.upgrade(config, "head")
@@ -245,30 +248,30 @@ class Database:
     # Errors
 
     def _as_store_error(self, error: Exception) -> StoreUnavailable:
-        """Return what an error of the database says, in words that help."""
+        """Convert a database error to a StoreUnavailable with a helpful message and hint."""
         cause = getattr(error, "orig", None) or error
-        said = " ".join(str(cause).split()) or type(cause).__name__
+        message = " ".join(str(cause).split()) or type(cause).__name__
         code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
         if code in _BUSY:
             return StoreUnavailable(
                 f"the database {self.name} has been locked by another process for "
-                f"{self.patience_s:g} s; nothing was kept",
-                hint="end what holds it, and try again",
+                f"{self.patience_s:g} s; nothing was saved",
+                hint="stop the other process, and try again",
             )
         if isinstance(cause, ImportError):
-            return StoreUnavailable(f"{_POSTGRESQL} ({said})", hint=_POSTGRESQL)
+            return StoreUnavailable(f"{_POSTGRESQL} ({message})", hint=_POSTGRESQL)
         hint = _HINTS.get(code, "") if self.is_sqlite else ""
         if not self.is_sqlite and _is_transient(error):
-            hint = "see that PostgreSQL runs and can be reached, and try again"
-        return StoreUnavailable(f"the database {self.name} cannot be used: {said}", hint=hint)
+            hint = "check that PostgreSQL runs and can be reached, and try again"
+        return StoreUnavailable(f"the database {self.name} cannot be used: {message}", hint=hint)
 
 
-def _read_url(given: str) -> URL:
+def _read_url(text: str) -> URL:
     allowed = "sqlite:///FILE and postgresql://USER@HOST/NAME"
     try:
-        url = make_url(given)
+        url = make_url(text)
     except ArgumentError as error:
-        raise ConfigError(f"{given!r} is no database URL; allowed are {allowed}") from error
+        raise ConfigError(f"{text!r} is no database URL; allowed are {allowed}") from error
     if url.drivername == "postgres":
         url = url.set(drivername="postgresql")
     backend = url.get_backend_name()
@@ -276,7 +279,7 @@ def _read_url(given: str) -> URL:
         raise ConfigError(f"looms are not kept in {backend}; allowed are {allowed}")
     if backend == "sqlite":
         if url.database in (None, "", ":memory:"):
-            raise ConfigError("a database in memory keeps nothing; give a file: sqlite:///FILE")
+            raise ConfigError("a database in memory is not saved; give a file: sqlite:///FILE")
         if str(url.database).startswith("file:"):
             return url
         return url.set(database=os.path.abspath(os.path.expanduser(str(url.database))))
@@ -284,14 +287,14 @@ def _read_url(given: str) -> URL:
 
 
 def _begin_transaction(connection: Connection) -> None:
-    # A transaction that reads first and then writes could not begin to write: others have.
+    # IMMEDIATE: a transaction that starts as a reader cannot become a writer if others wrote.
     writes = connection.get_execution_options().get("weft_writes")
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
 def lock(connection: Connection, *, is_sqlite: bool) -> None:
-    """Let nobody else make tables or take looms over until the transaction ends."""
-    if not is_sqlite:  # where a transaction that writes is alone anyway
+    """Acquire the lock for creating tables and naming looms, until the transaction ends."""
+    if not is_sqlite:  # SQLite has only one writer at a time
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_ADVISORY)))
 
 
@@ -300,25 +303,25 @@ def _lower(text: str | None) -> str | None:
 
 
 def _version(connection: Connection) -> str | None:
-    """Return the version of the tables; None where there are none."""
+    """Return the version of the tables; None if there are no tables."""
     if not sa.inspect(connection).has_table(_VERSION_TABLE):
         return None
-    found: str | None = connection.exec_driver_sql(
+    version: str | None = connection.exec_driver_sql(
         f"SELECT version_num FROM {_VERSION_TABLE}"
     ).scalar()
-    return found
+    return version
 
 
 def _inode(file: Path) -> tuple[int, int] | None:
     try:
-        found = os.stat(file)
+        status = os.stat(file)
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _is_transient(error: Exception) -> bool:
-    """Whether it may go well when tried again."""
+    """Return True if a retry may succeed."""
     cause: Any = getattr(error, "orig", None)
     if isinstance(cause, sqlite3.Error):
         return getattr(cause, "sqlite_errorcode", 0) & 0xFF in _BUSY
@@ -326,7 +329,7 @@ def _is_transient(error: Exception) -> bool:
         return True
     state = getattr(cause, "sqlstate", None)
     if state is None:
-        # No word from the server at all: it is away, or stopped in the middle.
+        # Without a state the server did not answer: it is unreachable, or was stopped.
         psycopg: Any = import_module("psycopg") if cause is not None else None
         return psycopg is not None and isinstance(cause, psycopg.OperationalError)
     return state in _RETRY_STATES or state.startswith(_CONNECTION_STATES)

@@ -1,13 +1,18 @@
-"""The `.loom.json` file, version 1: plain records and their checks; looms written and read.
+"""Read, validate and write `.loom.json` files, version 1.
 
-One JSON object. `nodes` is flat, parents before children, each with its parent's index, so that
-depth costs neither writer nor reader anything. Tokens are the truth; text is there for readers
-without a model. Numbers that JSON has no word for are the strings "inf", "-inf" and "nan".
+A file is one JSON object. `nodes` is a flat list with parents before children, each with the index
+of its parent, so that deep trees need no recursion. Tokens are authoritative; texts serve readers
+without a model. The strings "inf", "-inf" and "nan" stand for these numbers.
 
-    format "weft.loom" · version · created · model {name, fingerprint, n_vocab}
-    prompt {user_prompt, chat_template_used} · adapter, where a loom has one
-    nodes [{id, parent, text, tokens, logprobs, entropies, params, lineage, finish_reason,
-            stop_string, terminal, score, meta, and legal_logmass under a constraint}]
+The fields are:
+
+    format: "weft.loom"
+    version, created
+    model: {name, fingerprint, n_vocab}
+    prompt: {user_prompt, chat_template_used}
+    adapter: only if the loom has one
+    nodes: [{id, parent, text, tokens, logprobs, entropies, params, lineage, finish_reason,
+             stop_string, terminal, score, meta, legal_logmass (only with a constraint)}]
 """
 
 from __future__ import annotations
@@ -35,7 +40,7 @@ if TYPE_CHECKING:
 FORMAT = "weft.loom"
 VERSION = 1
 
-MAX_VOCAB = 1 << 62  # of a table; what is beyond was written for none
+MAX_VOCAB = 1 << 62  # larger values mean that there is no fixed vocabulary
 _REASONS = frozenset(get_args(FinishReason))
 _NODE_FIELDS = {
     "id": str,
@@ -50,27 +55,27 @@ _NODE_FIELDS = {
 
 
 class ModelIdentity(NamedTuple):
-    """Which model a loom's tokens belong to. n_vocab: 0 where ids are of no table. adapter: the
-    fingerprint of the loom's; "" where it has none, or nobody has noted it.
-    """
+    """The model to which a loom's tokens belong."""
 
     name: str
     fingerprint: str
-    n_vocab: int
-    adapter: str = ""
+    n_vocab: int  # vocabulary size; 0 without a fixed vocabulary
+    adapter: str = ""  # fingerprint of the loom's LoRA adapter; "" if none or unknown
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as files have it: they say of an adapter only where there is one."""
-        told = {**self._asdict(), "n_vocab": self.n_vocab or None}
-        return told if self.adapter else {k: v for k, v in told.items() if k != "adapter"}
+        """Return the fields of a file. `adapter` is left out if it is empty."""
+        fields = {**self._asdict(), "n_vocab": self.n_vocab or None}
+        if not self.adapter:
+            del fields["adapter"]
+        return fields
 
 
-# Of a loom of texts, which no model wrote: its nodes have no tokens.
+# The identity of looms that consist of texts without tokens.
 NO_MODEL = ModelIdentity("no model", "", 1)
 
 
 class Record(NamedTuple):
-    """One node of a file, checked. `parent` is the index of its parent; -1 for the root."""
+    """A validated node of a file. parent: index of the parent; -1 for the root."""
 
     id: str
     parent: int
@@ -89,7 +94,7 @@ class Record(NamedTuple):
 
 
 def read_header(data: object) -> ModelIdentity:
-    """Check that this is a loom that this version reads; return whose tokens it holds."""
+    """Validate the header of a file; return the model of its tokens."""
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise FormatError(f'this is no saved loom: "format" is not "{FORMAT}"')
     version = require_field(data, "version", int, "the file")
@@ -110,18 +115,18 @@ def read_header(data: object) -> ModelIdentity:
 
 
 def _n_vocab(model: dict[str, Any]) -> int:
-    """Return how many ids there are; 0, null in the file, where they are of no table."""
+    """Return the vocabulary size; 0 (null in the file) without a fixed vocabulary."""
     if "n_vocab" in model and model["n_vocab"] is None:
         return 0
-    found = parse_int(model.get("n_vocab"), "n_vocab of model", 1)
-    return 0 if found > MAX_VOCAB else found
+    n_vocab = parse_int(model.get("n_vocab"), "n_vocab of model", 1)
+    return 0 if n_vocab > MAX_VOCAB else n_vocab
 
 
 def read_records(data: dict[str, Any], n_vocab: int) -> tuple[list[Record], list[str]]:
-    """Return the nodes, checked: parents first, tokens in the vocabulary, ids unique.
+    """Validate the nodes: parents first, tokens in the vocabulary, unique ids.
 
-    Also what had to be left out, in words: figures that are not one for each token. The tokens are
-    the truth and stay.
+    Returns the nodes, and descriptions of data that was left out: logprobs and entropies whose
+    number differs from that of the tokens.
     """
     nodes = require_field(data, "nodes", list, "the file")
     if not nodes:
@@ -137,46 +142,46 @@ def _record(node: object, index: int, n_vocab: int, dropped: list[str]) -> Recor
     where = f"node {index}"
     if not isinstance(node, dict):
         raise FormatError(f"{where} is {repr_short(node)}; an object belongs there")
-    found = {name: require_field(node, name, kind, where) for name, kind in _NODE_FIELDS.items()}
+    fields = {name: require_field(node, name, kind, where) for name, kind in _NODE_FIELDS.items()}
     tokens = [
-        parse_int(token, f"a token of {where}", 0, n_vocab or None) for token in found["tokens"]
+        parse_int(token, f"a token of {where}", 0, n_vocab or None) for token in fields["tokens"]
     ]
-    figures = {}
+    values = {}
     for name in ("logprobs", "entropies"):
-        figures[name] = [parse_number(value, f"{name} of {where}") for value in found[name]]
-        if len(figures[name]) not in (0, len(tokens)):
+        values[name] = [parse_number(item, f"{name} of {where}") for item in fields[name]]
+        if len(values[name]) not in (0, len(tokens)):
             dropped.append(
-                f"{where} has {len(tokens)} tokens and {len(figures[name])} {name}: these are"
+                f"{where} has {len(tokens)} tokens and {len(values[name])} {name}: these are"
                 " left out"
             )
-            figures[name] = []
+            values[name] = []
     legal = require_field(node, "legal_logmass", list, where) if "legal_logmass" in node else []
     score = node.get("score")
     return Record(
-        id=found["id"],
+        id=fields["id"],
         parent=_parent(node, index),
-        text=found["text"],
+        text=fields["text"],
         tokens=tokens,
-        logprobs=figures["logprobs"],
-        entropies=figures["entropies"],
+        logprobs=values["logprobs"],
+        entropies=values["entropies"],
         params=_optional(node, "params", dict, where),
-        lineage=[parse_int(part, f"lineage of {where}", 0, 2**63) for part in found["lineage"]],
+        lineage=[parse_int(part, f"lineage of {where}", 0, 2**63) for part in fields["lineage"]],
         finish_reason=_reason(node, where),
         stop_string=_optional(node, "stop_string", str, where),
-        terminal=found["terminal"],
+        terminal=fields["terminal"],
         score=None if score is None else parse_number(score, f"score of {where}"),
-        meta=_savable(found["meta"], where),
-        legal_logmass=[parse_number(value, f"legal_logmass of {where}") for value in legal],
+        meta=_savable(fields["meta"], where),
+        legal_logmass=[parse_number(item, f"legal_logmass of {where}") for item in legal],
     )
 
 
 def _savable(meta: dict[str, Any], where: str) -> dict[str, Any]:
-    """Refuse what could be read, but not written again: numbers beyond floats, too deep a nest."""
+    """Raise FormatError for a meta that could not be written: infinite numbers, deep nesting."""
     if meta:
         try:
             json.dumps(meta, allow_nan=False)
         except (ValueError, RecursionError) as error:
-            raise FormatError(f"meta of {where} cannot be kept: {error}") from error
+            raise FormatError(f"meta of {where} cannot be saved: {error}") from error
     return meta
 
 
@@ -202,14 +207,14 @@ def _reason(node: dict[str, Any], where: str) -> FinishReason | None:
 
 
 def save(loom: Loom, path: str | os.PathLike[str], *, kv: bool = False) -> None:
-    """Write `loom` to `path`: afterwards the file is the old one or the new one, whole."""
+    """Write a loom to a file atomically. kv: also write its KV to a sidecar file."""
     atomic_files.write(path, chunks(loom))
     if kv:
         sidecar.save(loom, sidecar.path_for(path))
 
 
 def chunks(loom: Loom) -> Iterator[str]:
-    """Yield the file: one line a node, keys always in the same order.
+    """Yield the lines of a file, one for each node, with keys in a fixed order.
 
     Raises: ConfigError for a `meta` that is not JSON.
     """
@@ -237,13 +242,13 @@ def chunks(loom: Loom) -> Iterator[str]:
 
 
 def identity_of(loom: Loom) -> ModelIdentity:
-    """Return whose tokens a loom holds."""
+    """Return the model of a loom's tokens."""
     if loom.lm is None:
         return loom.saved_by
     lm, name, info = loom.lm, loom.adapter, loom.lm.info
     if name is None or name in lm.adapters:
         adapter = lm.adapters.fingerprint(name)
-    else:  # it has been removed
+    else:  # the adapter was removed from the LM
         adapter = getattr(loom, "saved_by", NO_MODEL).adapter
     return ModelIdentity(info.model, lm.fingerprint(), info.n_vocab, adapter)
 
@@ -271,7 +276,7 @@ def _node_data(node: Heddle, parent: int | None) -> dict[str, Any]:
 def _dump(record: dict[str, Any], node: Heddle) -> str:
     try:
         if json.loads(json.dumps(node.meta)) != node.meta:
-            raise TypeError("a tuple or a key that is no text would come back as something else")
+            raise TypeError("a tuple or a key that is not a text would change")
         return json.dumps(record, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(
@@ -293,14 +298,14 @@ def load(
     heddle_class: type[Heddle],
     kv: bool = True,
 ) -> L:
-    """Return the saved loom; see `Loom.open`."""
+    """Read a saved loom; see `Loom.open`."""
     data = atomic_files.read_json(
         path, FormatError, "no saved loom, or is broken", unread=StoreError
     )
     with atomic_files.with_filename(path):
         loom = load_json(data, lm, force=force, loom_class=loom_class, heddle_class=heddle_class)
-    for what in loom.dropped:
-        _log.warning("%s: %s", path, what)
+    for note in loom.dropped:
+        _log.warning("%s: %s", path, note)
     if kv and lm is not None and (notice := sidecar.try_load(loom, path)):
         loom.dropped += (notice,)
     return loom
@@ -314,7 +319,7 @@ def load_json(
     loom_class: type[L],
     heddle_class: type[Heddle],
 ) -> L:
-    """Return the loom that a file's JSON holds. Raises: as `Loom.open`, without the file's name."""
+    """Create the loom of a file's JSON. Raises: like `Loom.open`, without the file's name."""
     identity = read_header(data)
     assert isinstance(data, dict)
     records, dropped = read_records(data, identity.n_vocab)
@@ -333,35 +338,35 @@ def _build_loom(
     loom_class: type[L],
     heddle_class: type[Heddle],
 ) -> L:
-    prompt = require_field(data, "prompt", dict, "the file")
-    made = Prompt(
+    header = require_field(data, "prompt", dict, "the file")
+    prompt = Prompt(
         records[0].tokens,
-        require_field(prompt, "user_prompt", str, "prompt"),
-        require_field(prompt, "chat_template_used", bool, "prompt"),
+        require_field(header, "user_prompt", str, "prompt"),
+        require_field(header, "chat_template_used", bool, "prompt"),
     )
     adapter = (
         None if data.get("adapter") is None else require_field(data, "adapter", str, "the file")
     )
     created = require_field(data, "created", str, "the file")
-    loom = bare_loom(identity, made, created, adapter, lm, loom_class, heddle_class)
+    loom = bare_loom(identity, prompt, created, adapter, lm, loom_class, heddle_class)
     _restore_nodes(loom, records)
     return loom
 
 
 def bare_loom(
     identity: ModelIdentity,
-    made: Prompt,
+    prompt: Prompt,
     created: str,
     adapter: str | None,
     lm: LM | None,
     loom_class: type[L],
     heddle_class: type[Heddle],
 ) -> L:
-    """Return the root of a loom that was saved before; nothing is tokenised again."""
+    """Create the root of a saved loom, without tokenizing its prompt."""
     binding = ModelBinding(
         lm, lm, None if lm is None else lm.tokenizer, is_text=identity == NO_MODEL
     )
-    loom = loom_class.restored(binding, made, heddle_class)
+    loom = loom_class.restored(binding, prompt, heddle_class)
     loom.created, binding.adapter, loom.saved_by = created, adapter, identity
     return loom
 
@@ -371,13 +376,13 @@ def _describe_ids(n_vocab: int) -> str:
 
 
 def check_model(lm: LM, identity: ModelIdentity, adapter: object, *, force: bool) -> None:
-    """Raise ModelMismatch where a loom's tokens are none of this model's, or of its adapter's.
+    """Raise ModelMismatch if a loom's tokens belong to another model or adapter.
 
-    adapter: the name of the loom's. One that the LM has not loaded is asked for when it grows.
+    adapter: name of the loom's adapter. It is checked only if the LM has loaded it.
     """
     info = lm.info
     if identity == NO_MODEL:
-        raise ModelMismatch("the loom is of texts that no model wrote: open it without one")
+        raise ModelMismatch("the loom has texts without tokens: open it without a model")
     if info.n_vocab != identity.n_vocab:
         raise ModelMismatch(
             f"the loom was saved by {identity.name} with {_describe_ids(identity.n_vocab)}; "
@@ -388,7 +393,7 @@ def check_model(lm: LM, identity: ModelIdentity, adapter: object, *, force: bool
         return
     if lm.fingerprint() != identity.fingerprint:
         raise ModelMismatch(
-            f"the loom was saved by {identity.name}, and {info.model} has other weights now: their"
+            f"the loom was saved by {identity.name}, and {info.model} has other weights: their"
             " fingerprints differ. Open it with its own model, or take its token ids as they are"
             " with force=True",
             hint="force=True",

@@ -1,7 +1,7 @@
-"""Nodes that grow: their tokens come as pieces, each durable, until their commit or their end.
+"""Nodes that are being generated: their new tokens are saved in chunks until the commit.
 
-A piece costs what is new in it. Where the process that grows dies, the pieces are put together by
-the next one that opens the loom: the node ends as "interrupted", unless it had ended.
+Saving a chunk costs O(new tokens). If the process exits, the next process that opens the loom joins
+the chunks, and the node becomes "interrupted" unless it was finished.
 """
 
 from __future__ import annotations
@@ -46,33 +46,33 @@ _END = ("finish_reason", "stop_string", "terminal")
 
 @dataclass(slots=True)
 class InProgressNode:
-    """A node that grows, and how much of it is kept."""
+    """A node that is being generated, and how much of it is saved."""
 
     node: Heddle
     number: int
-    text: TextStream | None  # None: of a loom of texts
-    n_tokens: int = 0
-    is_finish_saved: bool = False  # how it ended is kept, too
+    text: TextStream | None  # decodes saved tokens; None for a loom without a model
+    n_tokens: int = 0  # saved tokens
+    is_finish_saved: bool = False  # the finish reason is saved, too
 
     @property
     def is_finished(self) -> bool:
-        """Whether it has ended: it is in the tree then, or it failed."""
+        """True if the node has finished: it is in the tree, or it failed."""
         return self.node.finish_reason is not None
 
     @property
     def is_in_tree(self) -> bool:
-        """Whether it has ended, and is there to stay."""
+        """True if the node has finished and is in the tree."""
         parent = self.node.parent
         if not self.is_finished or parent is None:
             return False
         return any(each is self.node for each in child_list(parent))
 
     def next_chunk(self) -> Values | None:
-        """Return what is new in it, as a row; None for nothing."""
+        """Return the unsaved tokens as a row; None if there are none."""
         first, node = self.n_tokens, self.node
-        # Another thread may be adding: figures come after their tokens.
-        told = [len(each) for each in (node.logprobs, node.entropies) if each]
-        last = min([len(tokens := node.tokens), *told])
+        # Another thread may be appending, logprobs and entropies after their tokens.
+        lengths = [len(values) for values in (node.logprobs, node.entropies) if values]
+        last = min([len(tokens := node.tokens), *lengths])
         new = tokens[first:last]
         if not new:
             return None
@@ -84,17 +84,17 @@ class InProgressNode:
             "n_tokens": len(new),
             "text": json.dumps(text),
             "tokens": pack_ids(new),
-            # Where the engine tells none there are none.
+            # Empty if the engine returns none.
             "logprobs": pack_floats(node.logprobs[first:last]),
             "entropies": pack_floats(node.entropies[first:last]),
         }
 
-    def mark_saved(self, piece: Values) -> None:
-        """Note that a piece is kept."""
-        for token in unpack_ids(piece["tokens"], piece["n_tokens"]):
+    def mark_saved(self, chunk: Values) -> None:
+        """Record that a chunk is saved."""
+        for token in unpack_ids(chunk["tokens"], chunk["n_tokens"]):
             if self.text is not None:
                 self.text.push(token)
-        self.n_tokens = piece["first"] + piece["n_tokens"]
+        self.n_tokens = chunk["first"] + chunk["n_tokens"]
 
 
 def add_in_progress(
@@ -105,18 +105,19 @@ def add_in_progress(
     wanted: Iterable[Heddle],
     writer: str,
 ) -> tuple[dict[str, InProgressNode], int]:
-    """Make rows for nodes that begin to grow; return them by id, and the next free number.
+    """Create rows for nodes whose generation starts.
 
-    loom: its row, locked. Their parents have rows.
+    loom: its locked row. The parents must have rows.
+    Returns the nodes by id, and the next unused number.
     """
     wanted = list(wanted)
-    numbers = _numbers_there(connection, loom.key, [node.id for node in wanted])
+    numbers = _existing_numbers(connection, loom.key, [node.id for node in wanted])
     new = [node for node in wanted if node.id not in numbers]
-    above = {node.id: _parent(snapshot, node) for node in new}
-    places = _last_places(connection, loom.key, set(above.values()))
+    parents = {node.id: _parent(snapshot, node) for node in new}
+    places = _last_places(connection, loom.key, set(parents.values()))
     rows, params = [], {}
     for number, node in enumerate(new, loom.next_number):
-        parent = above[node.id]
+        parent = parents[node.id]
         places[parent] = place = places.get(parent, -1.0) + 1.0
         if node.params is not None:
             key, data = snapshot.params.key(node.params)
@@ -143,18 +144,20 @@ def add_in_progress(
         connection.execute(statement, list(params.values()))
     if rows:
         connection.execute(sa.insert(nodes), rows)
-    made = {node.id: InProgressNode(node, numbers[node.id], _stream_of(node)) for node in wanted}
-    return made, loom.next_number + len(new)
+    in_progress = {
+        node.id: InProgressNode(node, numbers[node.id], _stream_of(node)) for node in wanted
+    }
+    return in_progress, loom.next_number + len(new)
 
 
-def _numbers_there(connection: Connection, loom: int, ids: list[str]) -> dict[str, int]:
+def _existing_numbers(connection: Connection, loom: int, ids: list[str]) -> dict[str, int]:
     """Return the numbers of nodes that have rows, by id."""
-    found: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     for at in range(0, len(ids), CHUNK):
-        of_some = nodes.c.id.in_(ids[at : at + CHUNK])
-        query = sa.select(nodes.c.id, nodes.c.number).where(nodes.c.loom == loom, of_some)
-        found.update((row.id, row.number) for row in connection.execute(query))
-    return found
+        in_chunk = nodes.c.id.in_(ids[at : at + CHUNK])
+        query = sa.select(nodes.c.id, nodes.c.number).where(nodes.c.loom == loom, in_chunk)
+        numbers.update((row.id, row.number) for row in connection.execute(query))
+    return numbers
 
 
 def _parent(snapshot: Snapshot, node: Heddle) -> int | None:
@@ -164,17 +167,17 @@ def _parent(snapshot: Snapshot, node: Heddle) -> int | None:
 def _last_places(
     connection: Connection, loom: int, parents: Collection[int | None]
 ) -> dict[int | None, float]:
-    """Return the places of the last children, by the number of their parent."""
-    found: dict[int | None, float] = {}
-    named = [number for number in parents if number is not None]
-    for at in range(0, len(named), CHUNK):
+    """Return the place of the last child, by the number of the parent."""
+    places: dict[int | None, float] = {}
+    numbers = [number for number in parents if number is not None]
+    for at in range(0, len(numbers), CHUNK):
         query = (
             sa.select(nodes.c.parent, sa.func.max(nodes.c.place).label("last"))
-            .where(nodes.c.loom == loom, nodes.c.parent.in_(named[at : at + CHUNK]))
+            .where(nodes.c.loom == loom, nodes.c.parent.in_(numbers[at : at + CHUNK]))
             .group_by(nodes.c.parent)
         )
-        found.update((row.parent, row.last) for row in connection.execute(query))
-    return found
+        places.update((row.parent, row.last) for row in connection.execute(query))
+    return places
 
 
 def _stream_of(node: Heddle) -> TextStream | None:
@@ -182,18 +185,18 @@ def _stream_of(node: Heddle) -> TextStream | None:
 
 
 def _empty(node: Heddle) -> Content:
-    empty = Content.of(node)._replace(tokens=[], logprobs=[], entropies=[], legal_logmass=[])
+    empty = Content.from_node(node)._replace(tokens=[], logprobs=[], entropies=[], legal_logmass=[])
     return empty._replace(finish_reason=None, stop_string=None, terminal=False)
 
 
 def append_chunks(
     connection: Connection, database: Database, loom: Any, growing: Iterable[InProgressNode]
 ) -> list[tuple[InProgressNode, Values]]:
-    """Write what is new in nodes that grow; return it."""
-    new = [(each, piece) for each in growing if (piece := each.next_chunk()) is not None]
+    """Save the new tokens of nodes as chunks; return the chunks."""
+    new = [(each, chunk) for each in growing if (chunk := each.next_chunk()) is not None]
     if new:
         statement = database.insert(pieces).on_conflict_do_nothing()
-        connection.execute(statement, [{"loom": loom.key, **piece} for _, piece in new])
+        connection.execute(statement, [{"loom": loom.key, **chunk} for _, chunk in new])
         set_removed(
             connection, loom.key, [each.number for each, _ in new], loom.rev + 1, removed=False
         )
@@ -201,20 +204,20 @@ def append_chunks(
 
 
 def newly_finished(growing: Iterable[InProgressNode]) -> list[InProgressNode]:
-    """Return those whose end is to be kept; their pieces, if made after this, are whole."""
-    # Another thread may be ending them.
+    """Return finished nodes whose finish is not saved yet. Call it before `next_chunk`."""
+    # In this order: another thread may add the last tokens and the finish in between.
     return [each for each in growing if not each.is_finish_saved and each.is_in_tree]
 
 
 def save_finish(
-    connection: Connection, params: Params, loom: Any, ended: Collection[InProgressNode]
+    connection: Connection, params: Params, loom: Any, finished: Collection[InProgressNode]
 ) -> None:
-    """Write how nodes ended: where their commit never comes, they are what they are."""
-    for each in ended:
-        values = content_values(Content.of(each.node), "", params)
+    """Save how nodes finished, in case their commit never happens."""
+    for node in finished:
+        values = content_values(Content.from_node(node.node), "", params)
         connection.execute(
             sa.update(nodes)
-            .where(nodes.c.loom == loom.key, nodes.c.number == each.number)
+            .where(nodes.c.loom == loom.key, nodes.c.number == node.number)
             .values(**{name: values[name] for name in _END}, rev=loom.rev + 1)
         )
 
@@ -226,42 +229,44 @@ def finish_nodes(
     failed: Collection[InProgressNode],
     growing: Mapping[str, InProgressNode],
 ) -> None:
-    """End the nodes that are whole in their rows now, and those that came to nothing."""
-    pending.ended = [each for each in pending.saved if each in growing]
-    pending.ended += [each.node.id for each in failed]
-    _delete_pieces(connection, loom, [growing[each].number for each in pending.ended])
-    for each in failed:
+    """Delete chunks of committed nodes, and remove the rows of failed nodes."""
+    pending.ended = [node_id for node_id in pending.saved if node_id in growing]
+    pending.ended += [node.node.id for node in failed]
+    _delete_pieces(connection, loom, [growing[node_id].number for node_id in pending.ended])
+    for node in failed:
         connection.execute(
             sa.update(nodes)
-            .where(nodes.c.loom == loom, nodes.c.number == each.number)
+            .where(nodes.c.loom == loom, nodes.c.number == node.number)
             .values(removed=True, writer=None, rev=pending.rev)
         )
 
 
 def find_orphaned(connection: Connection, database: Database, loom: int, own: str) -> set[str]:
-    """Return the processes that have died while they grew nodes of a loom."""
+    """Return the processes that exited while they generated nodes of a loom."""
     growing = sa.select(nodes.c.writer).where(nodes.c.loom == loom, nodes.c.writer.is_not(None))
     marks = set(connection.execute(growing.distinct()).scalars()) - {own}
     return find_dead(connection, marks, database) if marks else set()
 
 
 def count_in_progress(connection: Connection) -> Counter[int]:
-    """Return how many nodes grow in which looms, by their keys: that have a token, or have ended.
+    """Return the number of nodes in progress by loom key, without nodes that are still empty.
 
-    Cost: O(nodes that grow). Without GROUP BY, for which SQLite would read all nodes.
+    Cost: O(nodes in progress). With GROUP BY, SQLite would read all nodes.
     """
-    has_piece = sa.exists().where(pieces.c.loom == nodes.c.loom, pieces.c.number == nodes.c.number)
-    begun = sa.or_(has_piece, nodes.c.finish_reason.is_not(None))
-    query = sa.select(nodes.c.loom).where(nodes.c.writer.is_not(None), ~nodes.c.removed, begun)
+    has_chunk = sa.exists().where(pieces.c.loom == nodes.c.loom, pieces.c.number == nodes.c.number)
+    has_content = sa.or_(has_chunk, nodes.c.finish_reason.is_not(None))
+    query = sa.select(nodes.c.loom).where(
+        nodes.c.writer.is_not(None), ~nodes.c.removed, has_content
+    )
     return Counter(connection.execute(query).scalars())
 
 
 def act_of_processes(
     connection: Connection, loom: int, where: sa.ColumnElement[bool]
 ) -> str | None:
-    """Return the act that a loom's last operation is a part of, if who grows these nodes named it.
+    """Return the group of a loom's last operation, if the process of these nodes named it.
 
-    What has grown since is a part of it, too. None: there is no such act.
+    The nodes then belong to this group, too. None if there is no such group.
     """
     last = sa.select(operations.c.act).where(operations.c.loom == loom, operations.c.state == DONE)
     act = connection.execute(last.order_by(operations.c.key.desc()).limit(1)).scalar()
@@ -272,22 +277,22 @@ def act_of_processes(
 
 
 def interrupt_nodes(connection: Connection, loom: Any, where: sa.ColumnElement[bool]) -> Steps:
-    """End nodes whose process grows them no more; return what that adds to the loom.
+    """Finish nodes whose process has stopped; return the steps for the log.
 
-    loom: its row, locked; the rows get its next revision. Those that had ended stay as they ended;
-    of the others a node without a token is none.
+    loom: its locked row; the nodes get its next revision. Finished nodes stay as they are. The
+    others become "interrupted"; those without tokens are removed.
     """
     steps = Steps([], [], {})
     rows = connection.execute(sa.select(nodes).where(nodes.c.loom == loom.key, where)).all()
     for row in rows:
         values = _assemble(connection, row)
-        is_there = row.finish_reason is not None or values["n_tokens"] > 0
+        has_content = row.finish_reason is not None or values["n_tokens"] > 0
         connection.execute(
             sa.update(nodes)
             .where(nodes.c.key == row.key)
-            .values(**values, writer=None, removed=not is_there, rev=loom.rev + 1)
+            .values(**values, writer=None, removed=not has_content, rev=loom.rev + 1)
         )
-        if is_there:
+        if has_content:
             steps.added.append(row.number)
             _restore_ancestors(connection, loom, row.parent, steps)
     _delete_pieces(connection, loom.key, [row.number for row in rows])
@@ -303,21 +308,21 @@ def _assemble(connection: Connection, row: Any) -> Values:
     ).all()
     ids = [token for part in parts for token in unpack_ids(part.tokens, part.n_tokens)]
     text = "".join(json.loads(part.text) for part in parts)
-    figures = {name: b"".join(getattr(part, name) for part in parts) for name in _FLOAT_COLUMNS}
+    floats = {name: b"".join(getattr(part, name) for part in parts) for name in _FLOAT_COLUMNS}
     return {
         "text": db_text(text),
         "exact": raw_bytes(text),
         "words": search_text(text),
         "n_tokens": len(ids),
         "tokens": pack_ids(ids),
-        # Of all tokens, or of none.
-        **{name: data if len(data) == 8 * len(ids) else b"" for name, data in figures.items()},
+        # For all tokens, or for none.
+        **{name: data if len(data) == 8 * len(ids) else b"" for name, data in floats.items()},
         "finish_reason": row.finish_reason or "interrupted",
     }
 
 
 def _restore_ancestors(connection: Connection, loom: Any, number: int | None, steps: Steps) -> None:
-    """Let the way to a node be in the loom again, where it was removed meanwhile."""
+    """Restore removed ancestors of a node."""
     while number is not None:
         row = connection.execute(
             sa.select(nodes).where(nodes.c.loom == loom.key, nodes.c.number == number)

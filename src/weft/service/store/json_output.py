@@ -1,7 +1,7 @@
-"""What a program is told of nodes and results, as JSON: once, with one set of field names.
+"""JSON output of nodes and results, for the command's --json and the server.
 
-The saved file is a format of its own (`file.py`): it is complete, has versions and is read again.
-Here stands what is read once. Numbers of nodes are those of the tree as it was drawn, by id.
+Saved files have another format (`file.py`), which is versioned and can be read again.
+`numbers` maps node ids to node numbers.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Json = dict[str, Any]
 
 
 def stats_object(stats: Stats) -> Json:
-    """Return what was computed and saved."""
+    """Serialize statistics."""
     return asdict(stats)
 
 
 def node_object(node: Heddle, numbers: Numbers) -> Json:
-    """Return a node of a tree, without its tokens and their figures."""
+    """Serialize a node without its tokens and logprobs."""
     return {
         "node": numbers[node.id],
         "id": node.id,
@@ -45,7 +45,7 @@ def node_object(node: Heddle, numbers: Numbers) -> Json:
 
 
 def branch_object(node: Heddle, numbers: Numbers | None = None) -> Json:
-    """Return a branch that a call grew, with its tokens; numbers: None where it is not kept."""
+    """Serialize a generated branch with its tokens. numbers: None if the loom is not saved."""
     return {
         "branch": node.lineage[0] + 1,
         **({} if numbers is None else {"node": numbers[node.id], "id": node.id}),
@@ -60,13 +60,13 @@ def branch_object(node: Heddle, numbers: Numbers | None = None) -> Json:
 
 
 def _mean_logprob(node: Heddle) -> float | str | None:
-    """A node without sampled tokens has none."""
+    """Return the mean logprob; None for a node without sampled tokens."""
     return json_number(node.mean_logprob) if node.logprobs else None
 
 
 def growth_object(
     loom: Loom,
-    made: list[Heddle],
+    branches: list[Heddle],
     name: str | None,
     numbers: Numbers | None,
     *,
@@ -74,8 +74,8 @@ def growth_object(
     engine: str,
     stats: Stats,
 ) -> Json:
-    """Return what a call grew. name, numbers: of the loom; None where it is not kept."""
-    params = made[0].params if made else None
+    """Serialize the branches of one call. name, numbers: None if the loom is not saved."""
+    params = branches[0].params if branches else None
     return {
         "loom": name,
         "model": model,
@@ -84,13 +84,13 @@ def growth_object(
         "chat_template_used": loom.chat_template_used,
         "prompt_tokens": len(loom.tokens),
         "params": params.to_dict() if params is not None else None,
-        "branches": [branch_object(node, numbers) for node in made],
+        "branches": [branch_object(node, numbers) for node in branches],
         "stats": stats_object(stats),
     }
 
 
 def tree_object(loom: Loom, name: str, model: str, at: Heddle, numbers: Numbers) -> Json:
-    """Return a loom: its nodes in order, parents first. at: where its reader stands."""
+    """Serialize a loom with its nodes, parents first. at: the current node."""
     return {
         "loom": name,
         "model": model,
@@ -102,7 +102,7 @@ def tree_object(loom: Loom, name: str, model: str, at: Heddle, numbers: Numbers)
 
 
 def path_object(node: Heddle, name: str, text: str, numbers: Numbers) -> Json:
-    """Return the path to a node. text: the whole of it, below the prompt."""
+    """Serialize the path to a node. text: the full text below the prompt."""
     return {
         "loom": name,
         "node": numbers[node.id],
@@ -115,9 +115,9 @@ def path_object(node: Heddle, name: str, text: str, numbers: Numbers) -> Json:
 
 
 def next_object(
-    node: Heddle, name: str, found: Distribution, numbers: Numbers, stats: Stats
+    node: Heddle, name: str, distribution: Distribution, numbers: Numbers, stats: Stats
 ) -> Json:
-    """Return the likeliest next tokens at a node."""
+    """Serialize the likeliest next tokens at a node."""
     return {
         "loom": name,
         "node": numbers[node.id],
@@ -131,7 +131,7 @@ def next_object(
                 "p": each.p,
                 "logprob": json_number(each.logprob),
             }
-            for each in found
+            for each in distribution
         ],
         "stats": stats_object(stats),
     }
@@ -147,7 +147,7 @@ def search_object(
     engine: str,
     stats: Stats,
 ) -> Json:
-    """Return what a search found. name: of the loom; None where it is not kept."""
+    """Serialize the result of a search. name: the loom; None if it is not saved."""
     return {
         "loom": name,
         "strategy": strategy,
@@ -166,7 +166,7 @@ def search_object(
 
 
 def scored_path(node: Heddle) -> list[Json]:
-    """Return the nodes below the root down to this one, with their scores."""
+    """Serialize the path below the root, with scores."""
     return [{"text": each.text, "score": _score(each)} for each in node.path[1:]]
 
 
@@ -175,5 +175,5 @@ def _score(node: Heddle) -> float | str | None:
 
 
 def vote_objects(votes: Iterable[tuple[object, int]]) -> list[Json]:
-    """Return answers and how many gave them."""
+    """Serialize answers with their counts."""
     return [{"answer": answer, "count": count} for answer, count in votes]

@@ -1,7 +1,7 @@
-"""Who may grow a loom, where several servers share one database: a row, for a while, renewed.
+"""Leases of looms, for servers that share a database. Only the owner of a lease grows a loom.
 
-The time is the database's, so hosts whose clocks differ agree. A lease that ran out is anybody's:
-its owner has died, or has been away for too long and must not write as if nothing were.
+The database's clock decides, so clocks of hosts may differ. Another server can acquire an expired
+lease; the previous owner's next write then fails.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ from .tables import leases
 
 
 class LoomLease(NamedTuple):
-    """A loom's owner. term: rises with each new owner; left_s: how long it is still his."""
+    """The lease of a loom."""
 
-    loom: str
+    loom: str  # id
     owner: str
-    term: int
-    left_s: float
+    term: int  # rises with each new owner
+    left_s: float  # remaining time; negative if expired
 
 
 class LoomLeases:
-    """The leases of a database. Thread-safe."""
+    """All leases of a database. Thread-safe."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def acquire(self, loom: str, owner: str, ttl_s: float) -> LoomLease | None:
-        """Take a loom that is nobody's, or was somebody's who is gone; None: it is another's.
+        """Acquire or renew a lease; return None while another owner has it.
 
-        loom: its id. The owner's own lease is renewed. Raises: ConfigError for a time that is none.
+        loom: its id. Raises: ConfigError for an invalid `ttl_s`.
         """
         _check(loom, owner, ttl_s)
 
         def work(connection: Connection) -> LoomLease | None:
             now = self._database.now
-            found = self._lock_row(connection, loom)
-            if found is None:
+            lease = self._lock_row(connection, loom)
+            if lease is None:
                 values = {"loom": loom, "owner": owner, "term": 1, "expires": now + ttl_s}
                 first = self._database.insert(leases).values(**values).on_conflict_do_nothing()
                 if connection.execute(first.returning(leases.c.loom)).first() is None:
-                    return None  # another one was quicker
-            elif found.left_s > 0 and found.owner != owner:
+                    return None  # another process has acquired it meanwhile
+            elif lease.left_s > 0 and lease.owner != owner:
                 return None
             else:
-                term = found.term if found.owner == owner and found.left_s > 0 else found.term + 1
+                term = lease.term if lease.owner == owner and lease.left_s > 0 else lease.term + 1
                 connection.execute(
                     sa.update(leases)
                     .where(leases.c.loom == loom)
@@ -61,7 +61,7 @@ class LoomLeases:
         return self._database.write(work)
 
     def renew(self, loom: str, owner: str, ttl_s: float) -> LoomLease | None:
-        """Keep a lease that is still the owner's; None: it ran out, and is lost."""
+        """Renew a lease; return None if it has expired or has another owner."""
         _check(loom, owner, ttl_s)
 
         def work(connection: Connection) -> LoomLease | None:
@@ -73,7 +73,7 @@ class LoomLeases:
         return self._database.write(work)
 
     def release(self, loom: str, owner: str) -> bool:
-        """Give a lease back; whether it was the owner's. Its term stays known."""
+        """Release a lease; return True if the owner had it. The term is kept."""
 
         def work(connection: Connection) -> bool:
             mine = (leases.c.loom == loom, leases.c.owner == owner, leases.c.expires > 0)
@@ -84,12 +84,12 @@ class LoomLeases:
         return self._database.write(work)
 
     def holder(self, loom: str) -> LoomLease | None:
-        """Return the lease of a loom; None where it is nobody's."""
-        found = self._database.read(lambda connection: self._lease(connection, loom))
-        return found if found is not None and found.left_s > 0 else None
+        """Return the valid lease of a loom; None if there is none."""
+        lease = self._database.read(lambda connection: self._lease(connection, loom))
+        return lease if lease is not None and lease.left_s > 0 else None
 
     def owned_by(self, owner: str) -> list[LoomLease]:
-        """Return the leases that are an owner's now."""
+        """Return the valid leases of an owner."""
         left = (leases.c.expires - self._database.now).label("left_s")
         query = sa.select(leases.c.loom, leases.c.owner, leases.c.term, left).where(
             leases.c.owner == owner, leases.c.expires > self._database.now
@@ -109,10 +109,10 @@ class LoomLeases:
 
 
 class LeaseHolder:
-    """One loom's lease, taken and kept in the very transactions that grow it.
+    """One loom's lease, acquired and renewed in the transactions that write its nodes.
 
-    So whoever was away for so long that another has taken the loom cannot write what he had grown:
-    his term is over. All calls are made with the loom's row locked.
+    A server whose lease was taken over therefore cannot write: its term is outdated. Lock the
+    loom's row before each call.
     """
 
     def __init__(self, database: Database, loom: str, ttl_s: float) -> None:
@@ -124,10 +124,11 @@ class LeaseHolder:
         self._term = 0
 
     def acquire(self, connection: Connection, owner: str, is_gone: Callable[[str], bool]) -> str:
-        """Take the loom, and return whose it was before; "" where that is known to have ended.
+        """Acquire the lease; return the previous owner if its nodes may still be in progress.
 
-        is_gone: whether an owner, by his mark, has died: his lease is not waited for.
-        Raises: QueueFull while it is another's.
+        is_gone: returns True if the process of an owner has exited; its lease is not waited for.
+        Returns "" if the previous owner had released the lease.
+        Raises: QueueFull while another owner has the lease.
         """
         row = connection.execute(
             sa.select(leases, (leases.c.expires - self._database.now).label("left_s"))
@@ -137,9 +138,9 @@ class LeaseHolder:
         former = "" if row is None or row.owner == owner or row.expires == 0 else row.owner
         if row is not None and former and row.left_s > 0 and not is_gone(former):
             raise QueueFull(
-                "the loom is being grown by another server just now",
+                "the loom is being grown by another server",
                 retry_after_s=min(row.left_s, 1.0),
-                hint="try again when that has ended",
+                hint="try again when that has finished",
             )
         self._owner, self._term = owner, 1 if row is None else row.term + 1
         values = {"owner": owner, "term": self._term, "expires": self._database.now + self._ttl_s}
@@ -150,7 +151,7 @@ class LeaseHolder:
         return former
 
     def renew(self, connection: Connection, *, is_finished: bool) -> None:
-        """Keep the loom for as long again, or give it back. Raises: LeaseLost."""
+        """Renew the lease, or release it if `is_finished`. Raises: LeaseLost."""
         expires = sa.literal(0.0) if is_finished else self._database.now + self._ttl_s
         mine = (
             (leases.c.loom, self._loom),
@@ -164,13 +165,13 @@ class LeaseHolder:
         )
         if not done.rowcount:
             raise LeaseLost(
-                "this server was away for too long: another one has taken over the loom",
-                hint="try again; what was grown so far is there, as interrupted",
+                "the lease has expired, and another server has taken over the loom",
+                hint="try again; the nodes so far are saved as interrupted",
             )
 
 
 def _check(loom: str, owner: str, ttl_s: float) -> None:
     if not loom or not owner:
-        raise ConfigError(f"a lease has a loom and an owner, not {loom!r} and {owner!r}")
+        raise ConfigError(f"a lease needs a loom and an owner, not {loom!r} and {owner!r}")
     if not 0 < ttl_s < 1e9:
         raise ConfigError(f"ttl_s is {ttl_s!r}; allowed is a number of seconds above 0")

@@ -1,4 +1,4 @@
-"""Looms by name, in one database: made, opened, listed, renamed, removed and brought back."""
+"""The library: create, open, list, rename, remove and restore looms in one database."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 _WORDS, _LENGTH = 5, 40  # of a name
 _MAX_NAME_LENGTH = 200
 _STOP_WORDS = frozenset("a an the me my of to in and on for with is are it this that".split())
-# What Windows keeps for its devices.
+# Reserved file names on Windows.
 _RESERVED = re.compile(r"con|prn|aux|nul|com\d|lpt\d")
 _MAX_TERMINALS = 256  # terminals
 
 
 class TerminalState(NamedTuple):
-    """What was drawn last in a terminal: a loom's name, and the number of the node read last."""
+    """The loom last used in a terminal, and its current node."""
 
-    loom: str
-    number: int
+    loom: str  # name
+    number: int  # of the node
 
 
 class Library:
@@ -53,13 +53,13 @@ class Library:
         """Open the database.
 
         Args:
-            url: "sqlite:///FILE" or "postgresql://USER@HOST/NAME"; None: WEFT_DB, else weft.db in
-                WEFT_HOME.
-            lease_s: for servers that share a database: a loom is grown by one of them at a time,
-                and is another's when that one has not been heard of for so many seconds. None:
-                whoever wants grows it at any time.
+            url: "sqlite:///FILE" or "postgresql://USER@HOST/NAME". None means WEFT_DB, else weft.db
+                in WEFT_HOME.
+            lease_s: duration of loom leases in seconds, for servers that share a database. Only one
+                server at a time grows a loom; another takes over when the lease has expired. None
+                means no leases.
 
-        Raises: ConfigError for another URL, StoreError where it cannot be opened.
+        Raises: ConfigError for an invalid URL, StoreError if the database cannot be opened.
         """
         self.database = Database(url or os.environ.get("WEFT_DB") or default_url())
         self._writer = ProcessHeartbeat(self.database, lease_s=lease_s)
@@ -69,22 +69,22 @@ class Library:
     def create(
         self, loom: Loom, *, name: str | None = None, title: str | None = None
     ) -> StoredLoom:
-        """Keep a loom: durable when this returns. The tree goes on as the kept loom's.
+        """Save a new loom, durable when this returns. The stored loom uses the same tree.
 
-        name: None makes one from the title or else the prompt, which nobody has yet.
-        Raises: ConfigError for a name that is taken, or that is none.
+        name: None derives an unused name from the title, else from the prompt.
+        Raises: ConfigError for an invalid name, or one that is taken.
         """
         if name is not None:
             check_name(name)
         loom_id = new_loom_id()
-        kept, pending = self.database.write(
+        stored, pending = self.database.write(
             lambda connection: self._create(connection, loom, name, title, loom_id)
         )
-        if pending is None:  # it was kept before, though the answer was lost
-            kept.sync()
+        if pending is None:  # an earlier attempt has saved it, but its answer was lost
+            stored.sync()
         else:
-            accept_commit(kept, pending)
-        return kept
+            accept_commit(stored, pending)
+        return stored
 
     def _create(
         self,
@@ -97,18 +97,18 @@ class Library:
         row = connection.execute(sa.select(looms).where(looms.c.id == loom_id)).first()
         if row is not None:
             return StoredLoom(self.database, self._writer, row, loom), None
-        lock(connection, is_sqlite=self.database.is_sqlite)  # names are given one by one
+        lock(connection, is_sqlite=self.database.is_sqlite)  # names are assigned one at a time
         if name is not None and _find_by_name(connection, name) is not None:
-            raise ConfigError(f"there is a loom {name!r} already", hint="weft ls lists them all")
+            raise ConfigError(f"there is a loom {name!r} already", hint="weft ls lists the looms")
         name = name or _unused_name(connection, name_from_prompt(title or loom.user_prompt))
         values = {"turn": 0, "changed": 0.0, "rev": 0, "n_nodes": 0, "next_number": 0}
         row = connection.execute(
             sa.insert(looms)
-            .values(id=loom_id, name=name, **values, **LoomMetadata.of(loom).columns())
+            .values(id=loom_id, name=name, **values, **LoomMetadata.from_loom(loom).columns())
             .returning(looms)
         ).one()
-        kept = StoredLoom(self.database, self._writer, row, loom)
-        return kept, insert_nodes(kept, connection)
+        stored = StoredLoom(self.database, self._writer, row, loom)
+        return stored, insert_nodes(stored, connection)
 
     def open(
         self,
@@ -118,39 +118,40 @@ class Library:
         force: bool = False,
         heddle_class: type[Heddle] = Heddle,
     ) -> StoredLoom:
-        """Open a loom by its name or id. Without an LM it can be read, not grown.
+        """Open a loom by its name or id. Without an LM it can only be read.
 
-        force: take the tokens as they are, even if another model with the same vocabulary size
-        made them.
-        Raises: ConfigError for a name that no loom has; ModelMismatch.
+        force: accept tokens of another model with the same vocabulary size.
+        Raises: ConfigError for an unknown name; ModelMismatch.
         """
         row = self.database.read(lambda connection: self._row(connection, name))
-        head = LoomMetadata.loaded(row.head)
-        kept = StoredLoom(
+        head = LoomMetadata.from_json(row.head)
+        stored = StoredLoom(
             self.database, self._writer, row, head.loom(lm, heddle_class, force=force)
         )
-        kept.sync()
-        return kept
+        stored.sync()
+        return stored
 
     def looms(
         self, *, search: str | None = None, limit: int | None = None, after: str | None = None
     ) -> list[LoomSummary]:
         """Return the looms, the one changed last first.
 
-        search: only those with this in their name or prompt, whatever its case. after: those that
-        follow this one in the list (a name or id): the next page.
+        Args:
+            search: only looms with this text in their name or prompt, ignoring case.
+            limit: maximum number of looms; None means all.
+            after: name or id of a loom; only looms after it in the list. For the next page.
         """
         return self.database.read(lambda connection: _list(connection, search, limit, after))
 
     def row(self, name: str) -> LoomSummary:
-        """Return what a list says of one loom, by its name or id. Raises: as `open`."""
-        (found,) = self.database.read(
+        """Return the summary of one loom, by its name or id. Raises: like `open`."""
+        (summary,) = self.database.read(
             lambda connection: _summaries(connection, [self._row(connection, name)])
         )
-        return found
+        return summary
 
     def rename(self, name: str, new: str) -> LoomSummary:
-        """Give a loom another name. Raises: ConfigError where it is taken, or is none."""
+        """Rename a loom. Raises: ConfigError for an invalid name, or one that is taken."""
         check_name(new)
 
         def work(connection: Connection) -> LoomSummary:
@@ -164,12 +165,12 @@ class Library:
         return self.database.write(work)
 
     def remove(self, names: str | Iterable[str]) -> list[LoomSummary]:
-        """Take looms out of the list, all or none; `restore` brings back those of the last call."""
-        wanted = [names] if isinstance(names, str) else list(names)
+        """Remove all of these looms or none; `restore` restores the looms of the last call."""
+        targets = [names] if isinstance(names, str) else list(names)
 
         def work(connection: Connection) -> list[LoomSummary]:
             lock(connection, is_sqlite=self.database.is_sqlite)
-            rows = {row.key: row for row in (self._row(connection, each) for each in wanted)}
+            rows = {row.key: row for row in (self._row(connection, each) for each in targets)}
             last = connection.execute(sa.select(sa.func.max(looms.c.removed))).scalar() or 0
             for key in rows:
                 touch(connection, key, removed=last + 1)
@@ -178,51 +179,53 @@ class Library:
         return self.database.write(work)
 
     def restore(self) -> list[LoomSummary]:
-        """Bring back what was removed last: the same looms, under their own names.
+        """Restore the looms of the last `remove`. A loom whose name is taken gets a new one.
 
-        Where a name was given away meanwhile, the loom gets a new one.
-        Raises: StoreError where nothing is removed.
+        Raises: StoreError if no loom is removed.
         """
 
         def work(connection: Connection) -> list[LoomSummary]:
             lock(connection, is_sqlite=self.database.is_sqlite)
             last = connection.execute(sa.select(sa.func.max(looms.c.removed))).scalar()
             if last is None:
-                raise StoreError("no loom is removed: there is nothing to bring back")
+                raise StoreError("no loom is removed: there is nothing to restore")
             query = sa.select(looms).where(looms.c.removed == last).order_by(looms.c.turn)
-            found = []
+            restored = []
             for row in connection.execute(query).all():
-                taken = _find_by_name(connection, row.name) is not None
-                name = _unused_name(connection, row.name) if taken else row.name
+                is_taken = _find_by_name(connection, row.name) is not None
+                name = _unused_name(connection, row.name) if is_taken else row.name
                 touch(connection, row.key, removed=None, name=name)
-                found.append(self._row(connection, row.id))
-            return _summaries(connection, found)
+                restored.append(self._row(connection, row.id))
+            return _summaries(connection, restored)
 
         return self.database.write(work)
 
     def restore_last(
         self, nodes_of: str | None = None, *, only_nodes: bool = False
     ) -> list[tuple[str, str]]:
-        """Bring back what was removed last: looms, or nodes of the loom that is named.
+        """Restore what was removed last: looms, or nodes of one loom.
 
-        only_nodes: of that loom only, whatever else was removed since. Returns the names that the
-        looms had and have: another where theirs was given away meanwhile. What was done since
-        stays. Raises: StoreError where nothing is removed.
+        Args:
+            nodes_of: name of the loom whose removed nodes are considered; None means only looms.
+            only_nodes: restore nodes of that loom, even if looms were removed later.
+
+        Returns pairs of previous and current name. Later operations stay.
+        Raises: StoreError if nothing is removed.
         """
         removed = [] if only_nodes else self.removed()
         if nodes_of is not None:
-            kept = self.open(nodes_of)
-            last = kept.last_removal()
+            stored = self.open(nodes_of)
+            last = stored.last_removal()
             if last is not None and (not removed or last.at > removed[0].changed):
-                kept.restore_nodes()
-                return [(kept.name, kept.name)]
+                stored.restore_nodes()
+                return [(stored.name, stored.name)]
             if only_nodes:
-                raise StoreError(f"no node of {nodes_of} is removed: nothing is to be brought back")
+                raise StoreError(f"no node of {nodes_of} is removed: there is nothing to restore")
         names = {row.id: row.name for row in removed}
         return [(names[row.id], row.name) for row in self.restore()]
 
     def removed(self) -> list[LoomSummary]:
-        """Return the looms that are removed and not purged, the last ones first."""
+        """Return the removed looms that are not purged, the last removed first."""
         query = sa.select(looms).where(looms.c.removed.is_not(None))
         query = query.order_by(looms.c.removed.desc(), looms.c.turn.desc())
         return self.database.read(
@@ -230,24 +233,24 @@ class Library:
         )
 
     def purge(self, names: Iterable[str] | None = None) -> int:
-        """Delete removed looms for good; return how many.
+        """Delete removed looms permanently; return their number.
 
-        names: ids or names of removed ones; None: all that are removed.
+        names: ids or names of removed looms; None means all.
         """
-        wanted = None if names is None else set(names)
+        targets = None if names is None else set(names)
 
         def work(connection: Connection) -> int:
             query = sa.select(looms).where(looms.c.removed.is_not(None))
             rows = [
                 row
                 for row in connection.execute(query)
-                if wanted is None or row.id in wanted or row.name in wanted
+                if targets is None or row.id in targets or row.name in targets
             ]
             for row in rows:
                 connection.execute(sa.delete(looms).where(looms.c.key == row.key))
-            if rows:  # parameters that no node names any more
-                named = sa.select(nodes.c.params).where(nodes.c.params == sampling.c.key)
-                connection.execute(sa.delete(sampling).where(~sa.exists(named)))
+            if rows:  # delete sampling parameters that no node uses
+                used = sa.select(nodes.c.params).where(nodes.c.params == sampling.c.key)
+                connection.execute(sa.delete(sampling).where(~sa.exists(used)))
             return len(rows)
 
         return self.database.write(work)
@@ -261,13 +264,16 @@ class Library:
         )
 
     def find(self, words: str, *, loom: str | None = None, limit: int = 20) -> list[Hit]:
-        """Return the nodes in which all these words stand, the best first, over all looms.
+        """Return the nodes that contain all these words, the best matches first.
 
-        words: also "phrases" in quotes, and beginnings of words with a star. Case and accents make
-        no difference; whatever is no letter or digit is passed over, so nothing is a fault of
-        grammar. Of a node, the first 100,000 characters are searched.
-        loom: in this one only.
-        Raises: ConfigError where there is no word in it.
+        Args:
+            words: words, "phrases" in quotes, and prefixes with a star. Case, accents and
+                punctuation are ignored, so there are no syntax errors.
+            loom: search only this loom; None means all looms.
+            limit: maximum number of nodes.
+
+        Only the first 100,000 characters of a node are searched.
+        Raises: ConfigError if `words` contains no word.
         """
 
         def work(connection: Connection) -> list[Hit]:
@@ -278,39 +284,39 @@ class Library:
         return self.database.read(work)
 
     def unknown_name_error(self, name: str) -> ConfigError:
-        """Return the error for a name that no loom has, with the nearest that there are."""
+        """Return the error for an unknown loom name, with similar names."""
         return self.database.read(lambda connection: _unknown_name_error(connection, name))
 
     def _row(self, connection: Connection, name: str) -> Any:
-        if not is_db_text(name):  # no loom can have it
+        if not is_db_text(name):  # no loom can have this name
             raise _unknown_name_error(connection, name)
-        found = _find_by_name(connection, name)
-        if found is None:
-            found = connection.execute(sa.select(looms).where(looms.c.id == name)).first()
-        if found is None:
-            gone = sa.select(looms.c.key).where(looms.c.name == name)
-            if connection.execute(gone).first() is None:
+        row = _find_by_name(connection, name)
+        if row is None:
+            row = connection.execute(sa.select(looms).where(looms.c.id == name)).first()
+        if row is None:
+            removed = sa.select(looms.c.key).where(looms.c.name == name)
+            if connection.execute(removed).first() is None:
                 raise _unknown_name_error(connection, name)
-        if found is None or found.removed is not None:
-            raise StoreError(f"the loom {name} is removed", hint="weft rm --undo brings it back")
-        return found
+        if row is None or row.removed is not None:
+            raise StoreError(f"the loom {name} is removed", hint="weft rm --undo restores it")
+        return row
 
     # Terminals
 
     def last_loom(self, terminal: str) -> TerminalState | None:
-        """Return what was drawn last in a terminal; None where that is nothing, or is gone."""
+        """Return the loom last used in a terminal; None if there is none or it was removed."""
         return self._terminal_state(terminals.c.mark == terminal) if terminal else None
 
     def last_loom_anywhere(self) -> TerminalState | None:
-        """Return what was drawn last in any terminal, else the loom changed last; None for none."""
-        found = self._terminal_state()
-        if found is None:
+        """Return the loom last used in any terminal, else the one changed last; None for none."""
+        state = self._terminal_state()
+        if state is None:
             rows = self.looms(limit=1)
-            found = TerminalState(rows[0].name, 0) if rows else None
-        return found
+            state = TerminalState(rows[0].name, 0) if rows else None
+        return state
 
     def set_last_loom(self, terminal: str, loom: str, number: int = 0) -> None:
-        """Remember that a loom was drawn in a terminal, and the number of the node read there."""
+        """Store the loom last used in a terminal, and the number of its current node."""
         if not terminal:
             return
         self.database.write(
@@ -341,7 +347,7 @@ class Library:
         return None if row is None else TerminalState(row.name, row.number)
 
     def close(self) -> None:
-        """Let go of the database; idempotent."""
+        """Close the database; idempotent."""
         self._writer.close()
         self.database.close()
 
@@ -353,19 +359,19 @@ class Library:
 
 
 def default_url() -> str:
-    """Return where looms are kept unless somebody says otherwise: weft.db in WEFT_HOME."""
+    """Return the URL of the default database, weft.db in WEFT_HOME."""
     return sa.URL.create("sqlite", database=str(data_dir() / "weft.db")).render_as_string()
 
 
 def name_from_prompt(prompt: str) -> str:
-    """Return a loom's name from its prompt: a few words that any file system takes."""
+    """Derive a loom's name from its prompt: a few words that are valid as a file name."""
     text = unicodedata.normalize("NFKC", prompt).lower()[:500]
     words = [word for word in _words(text) if word not in _STOP_WORDS]
     name = "-".join(words[:_WORDS])
     while len(name) > _LENGTH and "-" in name:
         name = name.rpartition("-")[0]
     name = name[:_LENGTH]
-    # Digits alone are a node's number.
+    # A name of digits would be read as a node's number.
     return (
         f"loom-{name}".rstrip("-")
         if name.isdigit() or _RESERVED.fullmatch(name)
@@ -374,32 +380,32 @@ def name_from_prompt(prompt: str) -> str:
 
 
 def _words(text: str) -> list[str]:
-    """Return runs of letters and digits, with the marks on them: vowels in many scripts."""
-    kept = " "
-    for each in text:
-        is_mark = unicodedata.category(each).startswith("M") and not kept.endswith(" ")
-        kept += each if each.isalnum() or is_mark else " "
-    return kept.split()
+    """Return the words of a text. Combining marks (vowels in many scripts) belong to words."""
+    words = " "
+    for character in text:
+        is_mark = unicodedata.category(character).startswith("M") and not words.endswith(" ")
+        words += character if character.isalnum() or is_mark else " "
+    return words.split()
 
 
 def new_loom_id() -> str:
-    """Return an id for a new loom."""
+    """Return a random id for a new loom."""
     return secrets.token_hex(8)
 
 
 def check_name(name: str) -> None:
-    """Raise ConfigError for a name that no loom can have."""
+    """Raise ConfigError for a name that is not valid for a loom."""
     why = ""
     if not isinstance(name, str) or not name.strip():
-        why = "a name has letters"
+        why = "a name cannot be empty"
     elif len(name) > _MAX_NAME_LENGTH:
-        why = f"a name has {_MAX_NAME_LENGTH} characters at most"
+        why = f"a name has at most {_MAX_NAME_LENGTH} characters"
     elif not name.isprintable() or not is_db_text(name) or "/" in name or "\\" in name:
-        why = "a name has no slashes, and nothing that cannot be shown"
+        why = "a name has no slashes and no unprintable characters"
     elif name != name.strip() or name.startswith(("-", ".")):
-        why = "a name begins with no dash or dot, and has no spaces around it"
+        why = "a name does not start with a dash or dot, and has no spaces around it"
     elif name.isdecimal():
-        why = "digits alone are a node's number"
+        why = "a name of digits would be a node's number"
     if why:
         raise ConfigError(f"{name!r:.80} is no name for a loom: {why}")
 
@@ -410,12 +416,12 @@ def _find_by_name(connection: Connection, name: str) -> Any:
 
 
 def _unused_name(connection: Connection, stem: str) -> str:
-    """Return a name that is not taken: the stem, else with .2, .3 …"""
+    """Return an unused name: the stem, else with .2, .3, …"""
     return next(name for name in _numbered(stem) if _find_by_name(connection, name) is None)
 
 
 def _numbered(stem: str) -> Iterator[str]:
-    """Yield a name, then the name with .2, .3, …: a dot, since names end in numbers themselves."""
+    """Yield a name, then the name with .2, .3, … (with a dot, since names can end in numbers)."""
     yield stem
     match = re.fullmatch(r"(.+)\.(\d{1,6})", stem)
     base, n = (match[1], int(match[2])) if match else (stem, 1)
@@ -427,11 +433,11 @@ def _numbered(stem: str) -> Iterator[str]:
 def _unknown_name_error(connection: Connection, name: str) -> ConfigError:
     query = sa.select(looms.c.name).where(looms.c.removed.is_(None))
     names = list(connection.execute(query.order_by(looms.c.turn.desc())).scalars())
-    near = difflib.get_close_matches(name, names, 3, 0.4)
-    here = f"near it: {', '.join(near)}" if near else f"there are {', '.join(names[:3])}"
+    similar = difflib.get_close_matches(name, names, 3, 0.4)
+    others = f"near it: {', '.join(similar)}" if similar else f"there are {', '.join(names[:3])}"
     if not names:
-        here = "there is none yet"
-    return ConfigError(f"there is no loom {name!r}; {here}", hint="weft ls lists them all")
+        others = "there is none yet"
+    return ConfigError(f"there is no loom {name!r}; {others}", hint="weft ls lists the looms")
 
 
 def _list(
@@ -439,9 +445,9 @@ def _list(
 ) -> list[LoomSummary]:
     query = sa.select(looms).where(looms.c.removed.is_(None))
     if search:
-        wanted = f"%{db_text(search).lower().translate(_LIKE)}%"
+        pattern = f"%{db_text(search).lower().translate(_LIKE)}%"
         names = sa.func.lower(looms.c.name), sa.func.lower(looms.c.prompt)
-        query = query.where(sa.or_(*(each.like(wanted, escape="\\") for each in names)))
+        query = query.where(sa.or_(*(each.like(pattern, escape="\\") for each in names)))
     if after is not None:
         last = _find_by_name(connection, after)
         if last is None and is_db_text(after):
@@ -458,7 +464,7 @@ _LIKE = str.maketrans({each: f"\\{each}" for each in "\\%_"})
 
 
 def _summaries(connection: Connection, rows: Iterable[Any]) -> list[LoomSummary]:
-    """Return looms as lists show them: what grows, or grew when its process died, is counted."""
+    """Return summaries of looms. Nodes in progress are counted, too."""
     growing = count_in_progress(connection)
     return [
         LoomSummary(
@@ -467,7 +473,7 @@ def _summaries(connection: Connection, rows: Iterable[Any]) -> list[LoomSummary]
             row.model,
             row.engine,
             row.prompt,
-            LoomMetadata.loaded(row.head).created,
+            LoomMetadata.from_json(row.head).created,
             row.changed,
             row.n_nodes + growing[row.key],
             row.rev,

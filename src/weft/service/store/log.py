@@ -1,4 +1,4 @@
-"""The log of a loom: what each operation added, removed and changed, so that all can be undone."""
+"""The log of a loom: what each operation added, removed and changed. Undo needs it."""
 
 from __future__ import annotations
 
@@ -15,42 +15,38 @@ Columns = dict[str, Any]
 
 
 class Operation(NamedTuple):
-    """One change of a loom. state: "done", "undone" (redo does it again), "dropped" (undone, and
-    something else was done since), "first" (the loom as it began, which is not undone). model: that
-    grew what it added; None where nothing was grown, or nobody knows.
-    """
+    """One operation on a loom."""
 
     key: int
-    kind: str
-    actor: str
-    at: float
-    rev: int
+    kind: str  # in one word: "grow", "edit", "remove"
+    actor: str  # who did it, for display
+    at: float  # seconds since 1970
+    rev: int  # the loom's revision after the operation
+    # "done", "undone" (can be redone), "dropped" (undone, and no longer redoable), or "first" (the
+    # creation of the loom, which cannot be undone).
     state: str
     n_added: int
     n_removed: int
     n_changed: int
-    model: str | None
+    model: str | None  # that generated the added nodes; None for other operations
 
 
 class Steps(NamedTuple):
-    """What an operation did, by numbers of nodes. changed: columns before and after, by number.
-
-    prompt: what the user asked first, before and after, where it was asked anew.
-    """
+    """The effect of an operation, by node numbers."""
 
     added: list[int]
     removed: list[int]
-    changed: dict[int, tuple[Columns, Columns]]
-    prompt: tuple[str, str] | None = None
+    changed: dict[int, tuple[Columns, Columns]]  # columns before and after
+    prompt: tuple[str, str] | None = None  # the user prompt before and after, if it changed
 
-    def dumped(self) -> str:
-        """Return it as the log keeps it."""
+    def to_json(self) -> str:
+        """Serialize the steps for the log."""
         return json.dumps(
             {
                 "added": runs(self.added),
                 "removed": runs(self.removed),
                 "changed": {
-                    str(number): [_dumped(columns) for columns in both]
+                    str(number): [_encode_bytes(columns) for columns in both]
                     for number, both in self.changed.items()
                 },
                 **({} if self.prompt is None else {"prompt": self.prompt}),
@@ -58,44 +54,44 @@ class Steps(NamedTuple):
         )
 
     @classmethod
-    def loaded(cls, data: str) -> Steps:
-        """Read what `dumped` made."""
+    def from_json(cls, data: str) -> Steps:
+        """Parse steps from the log. Raises: StoreError for invalid data."""
         try:
-            found = json.loads(data)
+            steps = json.loads(data)
             changed = {
-                int(number): (_loaded(before), _loaded(after))
-                for number, (before, after) in found["changed"].items()
+                int(number): (_decode_bytes(before), _decode_bytes(after))
+                for number, (before, after) in steps["changed"].items()
             }
-            before_after = found.get("prompt")
+            before_after = steps.get("prompt")
             prompt = None if before_after is None else (before_after[0], before_after[1])
-            return cls(_numbers(found["added"]), _numbers(found["removed"]), changed, prompt)
+            return cls(_numbers(steps["added"]), _numbers(steps["removed"]), changed, prompt)
         except PARSE_ERRORS as error:
             raise StoreError(f"the log of the loom is broken: {error}") from error
 
 
 def runs(numbers: Iterable[int]) -> list[list[int]]:
-    """Return numbers as runs, first and last of each: what is removed together stands together."""
-    found: list[list[int]] = []
+    """Compress numbers to runs [first, last]; nodes removed together have adjacent numbers."""
+    ranges: list[list[int]] = []
     for number in sorted(numbers):
-        if found and found[-1][1] == number - 1:
-            found[-1][1] = number
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1][1] = number
         else:
-            found.append([number, number])
-    return found
+            ranges.append([number, number])
+    return ranges
 
 
-def _numbers(given: list[list[int]]) -> list[int]:
-    return [number for first, last in given for number in range(first, last + 1)]
+def _numbers(ranges: list[list[int]]) -> list[int]:
+    return [number for first, last in ranges for number in range(first, last + 1)]
 
 
-def _dumped(columns: Mapping[str, Any]) -> Columns:
+def _encode_bytes(columns: Mapping[str, Any]) -> Columns:
     return {
         name: {"bytes": base64.b64encode(value).decode()} if isinstance(value, bytes) else value
         for name, value in columns.items()
     }
 
 
-def _loaded(columns: Mapping[str, Any]) -> Columns:
+def _decode_bytes(columns: Mapping[str, Any]) -> Columns:
     return {
         name: base64.b64decode(value["bytes"]) if isinstance(value, dict) else value
         for name, value in columns.items()

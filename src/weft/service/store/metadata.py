@@ -1,4 +1,4 @@
-"""What is kept of a loom besides its nodes: whose tokens they are, what was asked, what to load."""
+"""Metadata of a loom in the database: model, prompt, engine."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 
 class LoomMetadata(NamedTuple):
-    """The head of a loom, as the head of a file has it. load, engine: what grew it last."""
+    """The data of a loom apart from its nodes, like the header of a .loom.json file."""
 
-    identity: ModelIdentity
-    created: str
+    identity: ModelIdentity  # the model of the tokens
+    created: str  # ISO 8601
     user_prompt: str
     chat_template_used: bool
-    adapter: str | None
-    load: str
-    engine: str
+    adapter: str | None  # name of the LoRA adapter
+    load: str  # source of the model that grew the loom last
+    engine: str  # engine that grew it last; "" means automatic
 
     @classmethod
-    def of(cls, loom: Loom) -> LoomMetadata:
-        """Return the head of a live loom."""
+    def from_loom(cls, loom: Loom) -> LoomMetadata:
+        """Return the metadata of an open loom."""
         identity = identity_of(loom)
         return cls(
             identity,
@@ -43,33 +43,33 @@ class LoomMetadata(NamedTuple):
         )
 
     @classmethod
-    def loaded(cls, data: str) -> LoomMetadata:
-        """Read what `dumped` made."""
+    def from_json(cls, data: str) -> LoomMetadata:
+        """Parse the metadata from its column. Raises: StoreError for invalid data."""
         try:
             identity, *more = json.loads(data)
             return cls(ModelIdentity(*identity), *more)
         except PARSE_ERRORS as error:
-            raise StoreError(f"the head of the loom is broken: {error}") from error
+            raise StoreError(f"the metadata of the loom is broken: {error}") from error
 
-    def dumped(self) -> str:
-        """Return it as its column has it."""
+    def to_json(self) -> str:
+        """Serialize the metadata for its column."""
         identity = (
             self.identity if self.identity.adapter else self.identity[:3]
-        )  # as before there were four
+        )  # without an adapter, three fields
         return json.dumps([identity, *self[1:]])
 
     def columns(self) -> dict[str, Any]:
-        """Return the columns of the loom's row that say it."""
+        """Return the columns of the loom's row that store the metadata."""
         return {
-            "head": self.dumped(),
+            "head": self.to_json(),
             "model": db_text(self.load),
             "engine": db_text(self.engine),
             "prompt": db_text(self.user_prompt[:MAX_PROMPT_CHARS]),
         }
 
     def loom(self, lm: LM | None, heddle_class: type[Heddle], *, force: bool) -> Loom:
-        """Return the root of the loom, without its tokens. Raises: ModelMismatch."""
+        """Create the root of the loom, without its tokens. Raises: ModelMismatch."""
         if lm is not None:
             check_model(lm, self.identity, self.adapter, force=force)
-        made = Prompt([], self.user_prompt, self.chat_template_used)
-        return bare_loom(self.identity, made, self.created, self.adapter, lm, Loom, heddle_class)
+        prompt = Prompt([], self.user_prompt, self.chat_template_used)
+        return bare_loom(self.identity, prompt, self.created, self.adapter, lm, Loom, heddle_class)

@@ -1,4 +1,4 @@
-"""Nodes as plain records, a page at a time, read without opening the tree."""
+"""Read nodes as plain records in pages, without opening the tree."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .rows import checks_columns, db_text, score_of, text_of
 from .tables import nodes, pieces
 
 _CHUNK = 500
-MAX_PAGE = 10_000  # records of a page
-# What a record needs of a row: not the ids of its tokens, nor their entropies.
+MAX_PAGE = 10_000  # maximum number of records in a page
+# Columns for a record: all but token ids and entropies.
 _COLUMNS = [
     nodes.c[name]
     for name in (
@@ -27,23 +27,18 @@ _COLUMNS = [
 
 
 class NodeRecord(NamedTuple):
-    """A node as its row has it. parent: a number; None for the root.
-
-    place: orders siblings. mean_logprob, mean_p: of the sampled tokens; None for none. params: key
-    of the sampling parameters, the same for equal ones. rev: the loom's revision that changed it
-    last. is_growing: a process adds tokens to it just now.
-    """
+    """A node as in its row."""
 
     number: int
     id: str
-    parent: int | None
-    place: float
+    parent: int | None  # number of the parent; None for the root
+    place: float  # orders siblings
     text: str
     n_tokens: int
     n_children: int
-    mean_logprob: float | None
-    mean_p: float | None
-    params: str | None
+    mean_logprob: float | None  # of the sampled tokens; None if there are none
+    mean_p: float | None  # mean probability of the sampled tokens
+    params: str | None  # key of the sampling parameters; equal parameters have equal keys
     lineage: tuple[int, ...]
     finish_reason: str | None
     stop_string: str | None
@@ -52,12 +47,12 @@ class NodeRecord(NamedTuple):
     meta: dict[str, Any]
     bookmark: str | None
     is_removed: bool
-    is_growing: bool
-    rev: int
+    is_growing: bool  # a process is generating the node
+    rev: int  # the loom's revision that changed the node last
 
 
 class PageOptions(TypedDict, total=False):
-    """Which nodes a page has; see `StoredLoom.nodes`."""
+    """Options that select the nodes of a page; see `StoredLoom.nodes`."""
 
     under: str | int | None
     depth: int | None
@@ -71,19 +66,19 @@ def page(connection: Connection, loom: int, **which: Unpack[PageOptions]) -> lis
     under, depth, since = which.get("under"), which.get("depth"), which.get("since")
     limit, after = which.get("limit", 100), which.get("after")
     check_int("limit", limit, 1, MAX_PAGE)
-    wanted = [nodes.c.loom == loom]
+    conditions = [nodes.c.loom == loom]
     if since is None:
-        wanted.append(~nodes.c.removed)
+        conditions.append(~nodes.c.removed)
     else:
-        wanted.append(nodes.c.rev > check_int("since", since))
+        conditions.append(nodes.c.rev > check_int("since", since))
     if after is not None:
-        wanted.append(nodes.c.number > check_int("after", after))
+        conditions.append(nodes.c.number > check_int("after", after))
     if depth is not None:
         check_int("depth", depth, 0)
     if under is not None or depth is not None:
         top = _number(connection, loom, 0 if under is None else under)
-        wanted.append(nodes.c.number.in_(sa.select(_below(loom, top, depth).c.number)))
-    query = sa.select(*_COLUMNS).where(*wanted).order_by(nodes.c.number).limit(limit)
+        conditions.append(nodes.c.number.in_(sa.select(_below(loom, top, depth).c.number)))
+    query = sa.select(*_COLUMNS).where(*conditions).order_by(nodes.c.number).limit(limit)
     rows = connection.execute(query).all()
     growing = [row.number for row in rows if row.writer is not None]
     return _records(
@@ -93,20 +88,22 @@ def page(connection: Connection, loom: int, **which: Unpack[PageOptions]) -> lis
     )
 
 
-def _number(connection: Connection, loom: int, given: str | int) -> int:
-    text = db_text(str(given))
+def _number(connection: Connection, loom: int, name: str | int) -> int:
+    text = db_text(str(name))
     is_number = text.isdecimal() and len(text) <= 9
-    named = nodes.c.number == int(text) if is_number else nodes.c.id == text
-    found = connection.execute(
-        sa.select(nodes.c.number).where(nodes.c.loom == loom, named, ~nodes.c.removed)
+    condition = nodes.c.number == int(text) if is_number else nodes.c.id == text
+    number = connection.execute(
+        sa.select(nodes.c.number).where(nodes.c.loom == loom, condition, ~nodes.c.removed)
     ).scalar()
-    if found is None:
-        raise ConfigError(f"there is no node {text!r:.80} in the loom", hint="weft tree shows them")
-    return int(found)
+    if number is None:
+        raise ConfigError(
+            f"there is no node {text!r:.80} in the loom", hint="weft tree shows the nodes"
+        )
+    return int(number)
 
 
 def _below(loom: int, top: int, depth: int | None) -> sa.CTE:
-    """Return the numbers of a node and of what is below it, down to a depth."""
+    """Return SQL for the numbers of a node and its descendants, down to a depth."""
     at = sa.select(sa.literal(top).label("number"), sa.literal(0).label("level"))
     below = at.cte("below", recursive=True)
     more = sa.select(nodes.c.number, below.c.level + 1).where(
@@ -118,8 +115,8 @@ def _below(loom: int, top: int, depth: int | None) -> sa.CTE:
 
 
 def _counts(connection: Connection, loom: int, numbers: list[int]) -> dict[int, int]:
-    """Return how many children these nodes have."""
-    found: dict[int, int] = {}
+    """Return the number of children of these nodes."""
+    counts: dict[int, int] = {}
     for at in range(0, len(numbers), _CHUNK):
         rows = connection.execute(
             sa.select(nodes.c.parent, sa.func.count())
@@ -130,36 +127,36 @@ def _counts(connection: Connection, loom: int, numbers: list[int]) -> dict[int, 
             )
             .group_by(nodes.c.parent)
         )
-        found.update((parent, count) for parent, count in rows)
-    return found
+        counts.update((parent, count) for parent, count in rows)
+    return counts
 
 
 def _pieces(connection: Connection, loom: int, numbers: list[int]) -> dict[int, list[Any]]:
-    """Return what has come of nodes that grow, in order."""
-    found: dict[int, list[Any]] = {}
+    """Return the chunks of nodes in progress, in order."""
+    chunks: dict[int, list[Any]] = {}
     for at in range(0, len(numbers), _CHUNK):
         query = sa.select(pieces.c.number, pieces.c.text, pieces.c.n_tokens, pieces.c.logprobs)
         some = pieces.c.number.in_(numbers[at : at + _CHUNK])
         query = query.where(pieces.c.loom == loom, some).order_by(pieces.c.first)
         for row in connection.execute(query):
-            found.setdefault(row.number, []).append(row)
-    return found
+            chunks.setdefault(row.number, []).append(row)
+    return chunks
 
 
 @checks_columns
 def _records(rows: Any, counts: dict[int, int], parts: dict[int, list[Any]]) -> list[NodeRecord]:
-    found = []
+    records = []
     for row in rows:
-        came = parts.get(row.number, [])
-        mean_logprob, mean_p = _means(b"".join(part.logprobs for part in came) or row.logprobs)
-        found.append(
+        chunks = parts.get(row.number, [])
+        mean_logprob, mean_p = _means(b"".join(part.logprobs for part in chunks) or row.logprobs)
+        records.append(
             NodeRecord(
                 row.number,
                 row.id,
                 row.parent,
                 row.place,
-                "".join(json.loads(part.text) for part in came) if came else text_of(row),
-                sum(part.n_tokens for part in came) if came else row.n_tokens,
+                "".join(json.loads(part.text) for part in chunks) if chunks else text_of(row),
+                sum(part.n_tokens for part in chunks) if chunks else row.n_tokens,
                 counts.get(row.number, 0),
                 mean_logprob,
                 mean_p,
@@ -176,7 +173,7 @@ def _records(rows: Any, counts: dict[int, int], parts: dict[int, list[Any]]) -> 
                 row.rev,
             )
         )
-    return found
+    return records
 
 
 def _means(logprobs: bytes) -> tuple[float | None, float | None]:

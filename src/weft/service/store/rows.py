@@ -1,4 +1,4 @@
-"""A node as a row: what is kept of it, whole groups of which change at once, and back again."""
+"""Convert nodes to columns of their rows and back, in groups of columns that change together."""
 
 from __future__ import annotations
 
@@ -22,28 +22,27 @@ from .tables import nodes, sampling
 from .text_normalization import search_text, strip_template
 
 _DIGEST = 16
-_CHUNK = 500  # values that one statement names
+_CHUNK = 500  # maximum number of values in one statement
 Values = dict[str, Any]
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def checks_columns(read: Callable[P, R]) -> Callable[P, R]:
-    """Let what reads columns say that the database is broken, where they hold no such thing."""
+    """Decorate a function that parses columns: raise StoreError for invalid contents."""
 
     @wraps(read)
-    def told(*args: P.args, **kwargs: P.kwargs) -> R:
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return read(*args, **kwargs)
         except (ConfigError, *PARSE_ERRORS) as error:
-            why = f"what it holds of a loom cannot be read: {error}"
-            raise StoreError(f"the database is broken: {why}") from error
+            raise StoreError(f"the database is broken: a loom cannot be read: {error}") from error
 
-    return told
+    return checked
 
 
 class Content(NamedTuple):
-    """What a node holds. It changes as one: figures without their tokens mean nothing."""
+    """The tokens of a node and the values that belong to them; they change together."""
 
     tokens: list[int]
     logprobs: list[float]
@@ -56,8 +55,8 @@ class Content(NamedTuple):
     legal_logmass: list[float]
 
     @classmethod
-    def of(cls, node: Heddle) -> Content:
-        """Return what a node holds now; the lists of figures are the node's own."""
+    def from_node(cls, node: Heddle) -> Content:
+        """Return the content of a node. It shares the node's lists; see `copy`."""
         return cls(
             node.tokens,
             node.logprobs,
@@ -71,7 +70,7 @@ class Content(NamedTuple):
         )
 
     def differs(self, node: Heddle) -> bool:
-        """Whether a node holds something else by now."""
+        """Return True if the content of a node is different."""
         return (
             self.tokens != node.tokens
             or self.finish_reason != node.finish_reason
@@ -84,8 +83,8 @@ class Content(NamedTuple):
             or self.stop_string != node.stop_string
         )
 
-    def kept(self) -> Content:
-        """Return it with lists that nobody else changes."""
+    def copy(self) -> Content:
+        """Return a copy with its own lists of logprobs, entropies and legal_logmass."""
         return self._replace(
             logprobs=list(self.logprobs),
             entropies=list(self.entropies),
@@ -97,7 +96,7 @@ CONTENT = (
     "text exact words n_tokens tokens logprobs entropies params lineage finish_reason stop_string "
     "terminal legal_logmass"
 ).split()
-# What changes together, and is told and undone together.
+# Columns that change together, and are compared and undone together.
 GROUPS = {
     "content": tuple(CONTENT),
     "place": ("parent", "place"),
@@ -108,29 +107,33 @@ GROUPS = {
 
 
 class Params:
-    """Sampling parameters by the key of their row: each is read once, and shared by its nodes."""
+    """Cache of sampling parameters by the key of their row, shared by all nodes of a loom."""
 
     def __init__(self) -> None:
         self._by_key: dict[str, SamplingParams] = {}
         self._keys: dict[int, tuple[SamplingParams, str, str]] = {}
 
     def key(self, params: SamplingParams) -> tuple[str, str]:
-        """Return the key of a row for them, and the row's JSON."""
+        """Return the key and the JSON of the row for these parameters."""
         saved = self._keys.get(id(params))
         if saved is None:
             data = json.dumps(params.to_dict())
             key = hashlib.blake2b(data.encode(), digest_size=_DIGEST).hexdigest()
-            saved = self._keys[id(params)] = params, key, data  # held, or its id would come again
+            saved = self._keys[id(params)] = (
+                params,
+                key,
+                data,
+            )  # a reference: otherwise the id could be reused
         return saved[1:]
 
     @checks_columns
     def learn(self, key: str, data: str) -> None:
-        """Take a row over."""
+        """Add a row to the cache."""
         if key not in self._by_key:
             self._by_key[key] = SamplingParams.from_dict(json.loads(data))
 
-    def saved(self, key: str | None) -> SamplingParams | None:
-        """Return the parameters of a row. Raises: StoreError, as there is no such row."""
+    def get(self, key: str | None) -> SamplingParams | None:
+        """Return the parameters of a row; None without a key. Raises: StoreError if unknown."""
         if key is None:
             return None
         if key not in self._by_key:
@@ -138,12 +141,12 @@ class Params:
         return self._by_key[key]
 
     def missing(self, keys: set[str | None]) -> list[str]:
-        """Return which of these rows are not read yet."""
+        """Return the keys that are not cached."""
         return [key for key in keys if key is not None and key not in self._by_key]
 
 
 def select_nodes(connection: Connection, params: Params, *where: Any) -> Sequence[Any]:
-    """Return rows of nodes; the sampling parameters that they name are known afterwards."""
+    """Select rows of nodes, and add their sampling parameters to the cache."""
     rows = connection.execute(sa.select(nodes).where(*where)).all()
     missing = params.missing({row.params for row in rows})
     for at in range(0, len(missing), _CHUNK):
@@ -159,9 +162,9 @@ def select_nodes(connection: Connection, params: Params, *where: Any) -> Sequenc
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:
-    """Return token ids as bytes, four each, or eight where one is beyond that.
+    """Pack token ids into 4 bytes each, or into 8 if one does not fit.
 
-    Ids of any length (those of texts at a server that tells no tokens) are JSON.
+    Larger ids, which stand for texts of a server without token ids, are stored as JSON.
     """
     low, high = (min(ids), max(ids)) if ids else (0, 0)
     for n_bytes in (4, 8):
@@ -172,26 +175,26 @@ def pack_ids(ids: Sequence[int]) -> bytes:
 
 
 def unpack_ids(data: bytes, n: int) -> list[int]:
-    """Return the token ids; n: how many there are."""
+    """Unpack `n` token ids. Raises: StoreError if there are not exactly `n`."""
     if not n:
         return []
-    found: list[int]
+    ids: list[int]
     if len(data) in (4 * n, 8 * n):
-        found = np.frombuffer(data, f"<i{len(data) // n}").tolist()
+        ids = np.frombuffer(data, f"<i{len(data) // n}").tolist()
     else:
-        found = json.loads(data) if data.startswith(b"[") else []
-    if len(found) != n:
-        raise StoreError(f"a node of {n} tokens has {len(found)}: the database is broken")
-    return found
+        ids = json.loads(data) if data.startswith(b"[") else []
+    if len(ids) != n:
+        raise StoreError(f"a node of {n} tokens has {len(ids)}: the database is broken")
+    return ids
 
 
 def pack_floats(values: Sequence[float]) -> bytes:
-    """Return logprobs or entropies as bytes, eight each: what comes back is equal to the bit."""
+    """Pack logprobs or entropies into 8 bytes each, without loss."""
     return np.asarray(values, "<f8").tobytes()
 
 
 def unpack_floats(data: bytes) -> list[float]:
-    """Return logprobs or entropies."""
+    """Unpack logprobs or entropies."""
     return cast("list[float]", np.frombuffer(data, "<f8").tolist())
 
 
@@ -199,7 +202,7 @@ def unpack_floats(data: bytes) -> list[float]:
 
 
 def is_db_text(text: str) -> bool:
-    """Whether every database can hold this text as it is."""
+    """Return True if every database can store this text unchanged."""
     return "\0" not in text and text.isprintable() or _encodes(text)
 
 
@@ -214,20 +217,20 @@ def _encodes(text: str) -> bool:
 
 
 def db_text(text: str) -> str:
-    """Return a text as every database can hold it."""
+    """Return a text that every database can store: invalid characters are replaced."""
     if is_db_text(text):
         return text
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
 def raw_bytes(text: str) -> bytes | None:
-    """Return a text as UTF-8 where `db_text` is not all of it."""
+    """Return a text as UTF-8 if `db_text` changes it; else None."""
     return None if is_db_text(text) else text.encode("utf-8", "surrogatepass")
 
 
 @checks_columns
 def text_of(row: Any) -> str:
-    """Return the text of a row."""
+    """Return the original text of a row."""
     text: str = row.text if row.exact is None else row.exact.decode("utf-8", "surrogatepass")
     return text
 
@@ -236,7 +239,7 @@ def text_of(row: Any) -> str:
 
 
 def content_values(content: Content, text: str, params: Params, prompt: str = "") -> Values:
-    """Return the columns of what a node holds. prompt: of the loom, for its root."""
+    """Return the columns for a node's content. prompt: the loom's prompt, for its root."""
     return {
         "text": db_text(text),
         "exact": raw_bytes(text),
@@ -248,7 +251,7 @@ def content_values(content: Content, text: str, params: Params, prompt: str = ""
         "params": None if content.params is None else params.key(content.params)[0],
         "lineage": json.dumps(content.lineage),
         "finish_reason": content.finish_reason,
-        # JSON: it may hold what the database's own text cannot.
+        # As JSON, since it may contain characters that the database cannot store.
         "stop_string": None if content.stop_string is None else json.dumps(content.stop_string),
         "terminal": content.terminal,
         "legal_logmass": pack_floats(content.legal_logmass) or None,
@@ -257,12 +260,12 @@ def content_values(content: Content, text: str, params: Params, prompt: str = ""
 
 @checks_columns
 def content_of_row(row: Any, params: Params) -> Content:
-    """Return what a row holds."""
+    """Return the content of a row."""
     return Content(
         unpack_ids(row.tokens, row.n_tokens),
         unpack_floats(row.logprobs),
         unpack_floats(row.entropies),
-        params.saved(row.params),
+        params.get(row.params),
         () if row.lineage == "[]" else tuple(json.loads(row.lineage)),
         row.finish_reason,
         None if row.stop_string is None else json.loads(row.stop_string),
@@ -272,7 +275,7 @@ def content_of_row(row: Any, params: Params) -> Content:
 
 
 def set_content(node: Heddle, content: Content, text: str) -> None:
-    """Give a node what a row holds; places stay. text: for a loom without a tokenizer."""
+    """Set the content of a node. text: used only by a loom without a tokenizer."""
     set_tokens(node, content.tokens)
     if node.lm is None:
         set_text(node, text)
@@ -284,35 +287,35 @@ def set_content(node: Heddle, content: Content, text: str) -> None:
 
 
 def score_value(score: float | None) -> str | None:
-    """Return a score as its column has it: exact, and with the numbers that SQL has no word for."""
+    """Return a score for its column: a text, which is exact and can be inf or nan."""
     return None if score is None else repr(float(score))
 
 
 @checks_columns
 def score_of(value: str | None) -> float | None:
-    """Return the score of a column."""
+    """Parse the score of a column."""
     return None if value is None else float(value)
 
 
 def meta_json(node: Heddle) -> str:
-    """Return a node's meta as JSON. Raises: ConfigError for what would come back as another."""
+    """Return a node's meta as JSON. Raises: ConfigError for values that JSON would change."""
     meta = node.meta
     if not meta:
         return "{}"
     try:
         data = json.dumps(meta, allow_nan=False)
         if json.loads(data) != meta:
-            raise TypeError("a tuple or a key that is no text would come back as something else")
+            raise TypeError("a tuple or a key that is not a text would change")
         return data
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(
-            f"the meta of node {node.id} cannot be kept as JSON: {error}. Allowed are dicts with "
+            f"the meta of node {node.id} cannot be saved as JSON: {error}. Allowed are dicts with "
             "text keys, lists, texts, finite numbers, True, False and None"
         ) from error
 
 
 @checks_columns
 def meta_of(value: str) -> dict[str, Any]:
-    """Return the meta of a column, the reader's own."""
-    found: dict[str, Any] = {} if value == "{}" else json.loads(value)
-    return found
+    """Parse the meta of a column into a new dict."""
+    meta: dict[str, Any] = {} if value == "{}" else json.loads(value)
+    return meta

@@ -1,4 +1,4 @@
-"""Full text over all looms: the database's own index, asked for folded words (see `words`)."""
+"""Full-text search over all looms, with the database's index of normalized words."""
 
 from __future__ import annotations
 
@@ -13,63 +13,59 @@ from .rows import text_of
 from .tables import looms, nodes
 from .text_normalization import Word, split_words, strip_template
 
-_AROUND = 60  # characters shown before and after what was found
-_SHOWN = 240  # and of all of it
+_CONTEXT = 60  # characters of a snippet before and after the matches
+_MAX_SNIPPET = 240  # characters of matches and the text between them
 _MAX_WORDS = 64
 _FTS = sa.table("nodes_fts", sa.column("rowid", sa.Integer), sa.column("rank", sa.Float))
 
 
 class Hit(NamedTuple):
-    """A node in which all words were found.
+    """A node that contains all words of a search."""
 
-    snippet: its text around them; marks: where they stand in that, from and to. rank: larger is
-    better, within one answer.
-    """
-
-    loom: str
+    loom: str  # name
     loom_id: str
     number: int
     id: str
-    snippet: str
-    marks: list[tuple[int, int]]
-    rank: float
+    snippet: str  # the node's text around the matches
+    marks: list[tuple[int, int]]  # (start, end) of matches in the snippet
+    rank: float  # higher is better, comparable within one search
 
 
 class SearchTerm(NamedTuple):
-    """Words that stand side by side; of the last one the beginning is enough if it is a prefix."""
+    """A word or phrase of a search."""
 
-    words: tuple[str, ...]
-    is_prefix: bool
+    words: tuple[str, ...]  # consecutive words
+    is_prefix: bool  # the last word need only start with its term
 
 
-def parse_query(asked: str) -> list[SearchTerm]:
-    """Return what is looked for: words, "phrases" in quotes, and beginnings of words with a star.
+def parse_query(query: str) -> list[SearchTerm]:
+    """Parse a search: words, "phrases" in quotes, and prefixes with a star.
 
-    Whatever else is in the text (brackets, AND, a quote that is not closed) is no fault and no
-    operator. Words that are written without spaces are phrases of their characters. Raises:
-    ConfigError where no word is left.
+    Other characters (brackets, unclosed quotes) are ignored, and AND is a word. Chinese and
+    Japanese words become phrases of their characters.
+    Raises: ConfigError if no word is left.
     """
-    found: list[SearchTerm] = []
-    for place, part in enumerate(asked.split('"')):
+    terms: list[SearchTerm] = []
+    for place, part in enumerate(query.split('"')):
         is_phrase = place % 2 == 1
         for piece in [part] if is_phrase else part.split():
             words = tuple(word.text for word in split_words(piece))[:_MAX_WORDS]
             if words:
-                found.append(SearchTerm(words, piece.rstrip().endswith("*")))
-    if not found:
+                terms.append(SearchTerm(words, piece.rstrip().endswith("*")))
+    if not terms:
         raise ConfigError(
-            f'there is no word to look for in {asked!r:.80}; allowed are words, "phrases" in '
+            f'there is no word to look for in {query!r:.80}; allowed are words, "phrases" in '
             "quotes, and the beginning of a word with a star: unicor*"
         )
-    return found[:_MAX_WORDS]
+    return terms[:_MAX_WORDS]
 
 
 def search_nodes(
-    connection: Connection, asked: str, *, is_sqlite: bool, loom: int | None, limit: int
+    connection: Connection, query_text: str, *, is_sqlite: bool, loom: int | None, limit: int
 ) -> list[Hit]:
-    """Return the nodes with all words, the best first; see `Library.find`."""
+    """Return the nodes that contain all words, the best first; see `Library.find`."""
     check_int("limit", limit, 1, 1000)
-    terms = parse_query(asked)
+    terms = parse_query(query_text)
     query = _sqlite(terms) if is_sqlite else _postgresql(terms)
     query = query.where(~nodes.c.removed, looms.c.removed.is_(None))
     if loom is not None:
@@ -90,7 +86,7 @@ _COLUMNS = (
 
 
 def _sqlite(terms: list[SearchTerm]) -> sa.Select[Any]:
-    # Folded words have no quotes in them: what FTS5 is given is its grammar, whatever was asked.
+    # Normalized words contain no quotes, so any query becomes valid FTS5 syntax.
     match = " AND ".join(
         f'"{" ".join(term.words)}"{" *" if term.is_prefix else ""}' for term in terms
     )
@@ -122,33 +118,33 @@ def _hit(row: Any, terms: list[SearchTerm]) -> Hit:
     text = text_of(row)
     snippet, marks = snippet_of(text, terms)
     if row.number == 0 and (own := strip_template(text, row.prompt)) != text:
-        without = snippet_of(own, terms)
-        if without[1]:  # else it was kept with the words of its template
-            snippet, marks = without
+        own_snippet = snippet_of(own, terms)
+        if own_snippet[1]:  # otherwise only the chat template contains the words
+            snippet, marks = own_snippet
     return Hit(row.loom_name, row.loom_id, row.number, row.id, snippet, marks, float(row.found))
 
 
 def snippet_of(text: str, terms: list[SearchTerm]) -> tuple[str, list[tuple[int, int]]]:
-    """Return the text around what was found, and where in it that stands."""
-    found = _spans(split_words(text), terms)
-    low = max(0, found[0][0] - _AROUND) if found else 0
-    inside = [(start, end) for start, end in found if end <= low + _SHOWN]
-    high = min(len(text), max([end for _, end in inside], default=low) + _AROUND)
+    """Return the text around the matches, and the (start, end) of matches in it."""
+    spans = _spans(split_words(text), terms)
+    low = max(0, spans[0][0] - _CONTEXT) if spans else 0
+    inside = [(start, end) for start, end in spans if end <= low + _MAX_SNIPPET]
+    high = min(len(text), max([end for _, end in inside], default=low) + _CONTEXT)
     head, tail = "…" if low else "", "…" if high < len(text) else ""
-    shown = head + text[low:high] + tail
+    snippet = head + text[low:high] + tail
     shift = len(head) - low
-    return shown, [(start + shift, end + shift) for start, end in inside]
+    return snippet, [(start + shift, end + shift) for start, end in inside]
 
 
 def _spans(words: list[Word], terms: list[SearchTerm]) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     for at, word in enumerate(words):
         for term in terms:
-            if _begins(words, at, term):
-                found.append((word.start, words[at + len(term.words) - 1].end))
+            if _matches_at(words, at, term):
+                spans.append((word.start, words[at + len(term.words) - 1].end))
                 break
     merged: list[tuple[int, int]] = []
-    for start, end in found:
+    for start, end in spans:
         if merged and start <= merged[-1][1]:
             merged[-1] = merged[-1][0], max(end, merged[-1][1])
         else:
@@ -156,7 +152,7 @@ def _spans(words: list[Word], terms: list[SearchTerm]) -> list[tuple[int, int]]:
     return merged
 
 
-def _begins(words: list[Word], at: int, term: SearchTerm) -> bool:
+def _matches_at(words: list[Word], at: int, term: SearchTerm) -> bool:
     here = words[at : at + len(term.words)]
     if len(here) < len(term.words):
         return False

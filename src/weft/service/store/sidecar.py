@@ -1,8 +1,8 @@
-"""KV beside a saved loom: `NAME.kv.safetensors`, found again by model and by tokens.
+"""Sidecar files `NAME.kv.safetensors` with the KV of a saved loom.
 
-A block is the KV of one node's own tokens. Its key is a hash of all tokens from the root to its
-end, so what was changed, moved or clipped since is not found and is computed again; nothing that is
-found can be wrong. A file that is broken, or of another model, is a notice and no more.
+A block is the KV of one node's own tokens. Its key is a hash of all tokens from the root to the end
+of the node. A node that was changed since therefore has another key, and its KV is computed again.
+An invalid file, or one of another model, only causes a notice.
 
 metadata: as of a path's file (`pathkv`), with the format's own name; blocks (JSON: [key, length],
           in the order of their slots)
@@ -32,46 +32,50 @@ if TYPE_CHECKING:
 FORMAT = "weft.kv.blocks"
 SUFFIX = ".kv.safetensors"
 _LOOM = ".loom.json"
-_AT_ONCE = 64  # nodes whose KV is computed together
+_BATCH_SIZE = 64  # nodes whose KV is computed in one batch
 _log = logging.getLogger(__name__)
 
 
 class KVLoadResult(NamedTuple):
-    """What came of a sidecar. n_tokens: whose KV is there now. notice: "" where all came."""
+    """The result of loading a sidecar.
+
+    n_tokens: tokens whose KV was loaded. notice: the problem; "" if all KV was loaded.
+    """
 
     n_tokens: int
     notice: str = ""
 
 
 class SavedSlots(NamedTuple):
-    """Where a node's KV lies in a file."""
+    """The slots of a node's KV in a file."""
 
     start: int
     length: int
 
 
 def path_for(path: str | os.PathLike[str]) -> Path:
-    """Return the name of the sidecar of a loom's file."""
+    """Return the path of the sidecar for a loom's file."""
     name = Path(path).name
     stem = name.removesuffix(_LOOM) if name.endswith(_LOOM) else Path(name).stem
     return Path(path).with_name(stem + SUFFIX)
 
 
 def save(node: Heddle, path: str | os.PathLike[str], *, below: bool = True) -> int:
-    """Write the KV of the path to a node, and of all below it, to a file; return its tokens.
+    """Write the KV of a node's path, and of all nodes below it, to a file.
 
-    What is not there is computed, at least each leaf's last token.
-    Raises: Unsupported on engines whose KV no file holds; StoreError when it cannot be written.
-    Cost: three copies of the KV on the host, one at a time of most of it.
+    Missing KV is computed, at least for the last token of each leaf.
+    Returns the number of tokens.
+    Raises: Unsupported for engines that cannot export KV; StoreError if the file cannot be written.
+    Cost: up to three copies of the KV in host memory.
     """
     lm = lm_of(node)
     _compute(lm, [each for each, _, _ in _nodes_with_keys(node, below)])
     parts: list[tuple[Mapping[str, Any], int]] = []
     blocks: list[tuple[str, int]] = []
-    for each, key, end in _nodes_with_keys(node, below):
-        length = len(each.tokens)
+    for block_node, key, end in _nodes_with_keys(node, below):
+        length = len(block_node.tokens)
         if length:
-            parts.append((lm.kv.export(each, start=end - length), length))
+            parts.append((lm.kv.export(block_node, start=end - length), length))
             blocks.append((key, length))
     if not parts:
         raise ConfigError("there is no KV to save: the path has no tokens")
@@ -81,16 +85,16 @@ def save(node: Heddle, path: str | os.PathLike[str], *, below: bool = True) -> i
     saved = SavedPath(lm.fingerprint(adapter), info.model, ids, adapter, join_exported(parts))
     if not saved.fits(info.n_layers, info.kv_bytes_per_token):
         raise Unsupported(
-            f"the {info.name} engine exports KV in a form of its own, which no file holds"
+            f"the {info.name} engine exports KV in a form that cannot be saved to a file"
         )
     atomic_files.write(path, pack(saved._replace(token_ids=[]), FORMAT, blocks=json.dumps(blocks)))
     return len(ids)
 
 
 def _compute(lm: LM, nodes: list[Heddle]) -> None:
-    """Run what has no KV, many nodes in a step."""
-    for first in range(0, len(nodes), _AT_ONCE):
-        places = [node.place for node in nodes[first : first + _AT_ONCE]]
+    """Compute missing KV, in batches of nodes."""
+    for first in range(0, len(nodes), _BATCH_SIZE):
+        places = [node.place for node in nodes[first : first + _BATCH_SIZE]]
         tickets = lm.submit([Extend(place) for place in places if place.depth])
         lm.drive(tickets)
         for ticket in tickets:
@@ -98,21 +102,21 @@ def _compute(lm: LM, nodes: list[Heddle]) -> None:
 
 
 def load(loom: Loom, path: str | os.PathLike[str]) -> KVLoadResult:
-    """Put what a sidecar has of a loom's KV into the token tree; nothing is computed.
+    """Load the KV of a sidecar into the token tree, up to the KV budget. Nothing is computed.
 
-    Never raises for the file: what is wrong with it is the notice, and the rest is computed when
-    it is used. It stops where the KV budget ends. Cost: two copies of the file on the host.
+    Problems with the file are returned as the notice, not raised. Missing KV is computed when it is
+    needed. Cost: two copies of the file in host memory.
     """
     lm = lm_of(loom)
     try:
-        lm.kv.size([])  # refuses engines that keep their KV to themselves
+        lm.kv.size([])  # raises for engines that do not expose their KV
         saved, blocks = _read(atomic_files.read(path))
         if saved.namespace != loom.adapter:
-            raise FormatError("it was made with another LoRA adapter than the loom's")
+            raise FormatError("it belongs to another LoRA adapter than the loom's")
         check_compatible(lm, saved)
-        whole = saved._replace(token_ids=[0] * sum(block.length for block in blocks.values()))
-        if not whole.fits(lm.info.n_layers, lm.info.kv_bytes_per_token):
-            raise FormatError("its arrays are not the KV that it says")
+        full = saved._replace(token_ids=[0] * sum(block.length for block in blocks.values()))
+        if not full.fits(lm.info.n_layers, lm.info.kv_bytes_per_token):
+            raise FormatError("its arrays do not have the shape of its KV")
         return _fill(lm, loom, saved.arrays, blocks)
     except WeftError as error:
         return KVLoadResult(
@@ -122,14 +126,14 @@ def load(loom: Loom, path: str | os.PathLike[str]) -> KVLoadResult:
 
 
 def try_load(loom: Loom, path: str | os.PathLike[str]) -> str:
-    """As `warm`, where there is a sidecar; return the notice, which is logged."""
+    """Like `load`, if there is a sidecar; log and return the notice."""
     sidecar = path_for(path)
     if not sidecar.exists():
         return ""
-    found = load(loom, sidecar)
-    if found.notice:
-        _log.warning("%s", found.notice)
-    return found.notice
+    result = load(loom, sidecar)
+    if result.notice:
+        _log.warning("%s", result.notice)
+    return result.notice
 
 
 def _read(data: bytes) -> tuple[SavedPath, dict[str, SavedSlots]]:
@@ -161,11 +165,11 @@ def _fill(
             for name, array in arrays.items()
         }
         try:
-            is_there = lm.kv.try_fill(node, own, start=end - block.length)
+            is_loaded = lm.kv.try_fill(node, own, start=end - block.length)
         except ContextOverflow:  # the path is longer than this model was loaded for
-            is_there = False
-        n_tokens += block.length if is_there else 0
-        n_missed += not is_there
+            is_loaded = False
+        n_tokens += block.length if is_loaded else 0
+        n_missed += not is_loaded
     if not n_missed:
         return KVLoadResult(n_tokens)
     nodes = f"{n_missed} node{'s' if n_missed > 1 else ''}"
@@ -175,7 +179,7 @@ def _fill(
 
 
 def _nodes_with_keys(node: Heddle, below: bool) -> Iterator[tuple[Heddle, str, int]]:
-    """Yield nodes, parents first, each with the key of its path and the path's length."""
+    """Yield nodes, parents first, with the key and the length of their paths."""
     state, end = hashlib.blake2b(digest_size=16), 0
     path = node.path
     for above in path[:-1]:

@@ -1,4 +1,7 @@
-"""A live tree beside its rows: what was last read or written of each node, and what differs now."""
+"""Compare a live tree with its rows, and merge rows that other processes have written.
+
+A `Snapshot` stores for each node the values that were last read or written.
+"""
 
 from __future__ import annotations
 
@@ -35,20 +38,20 @@ from .rows import (
 
 @dataclass(slots=True)
 class SavedNode:
-    """What the rows say of a node. parent: a number. score, meta: as their columns have them."""
+    """The values of a node's row when it was last read or written."""
 
     node: Heddle
     number: int
-    parent: int | None
-    place: float
+    parent: int | None  # number of the parent
+    place: float  # orders siblings
     content: Content
-    score: str | None
-    meta: str
+    score: str | None  # as in the column
+    meta: str  # JSON, as in the column
     bookmark: str | None
 
 
 class TreePosition(NamedTuple):
-    """Where a node stands in the live tree: below which one, and where among its siblings."""
+    """The position of a node in the live tree: its parent, and its place among siblings."""
 
     parent: Heddle | None
     place: float
@@ -56,90 +59,93 @@ class TreePosition(NamedTuple):
 
 @dataclass(slots=True)
 class Difference:
-    """What the live tree has that the rows have not."""
+    """The differences between the live tree and the rows."""
 
     added: list[Heddle] = field(default_factory=list)
-    changed: dict[str, set[str]] = field(default_factory=dict)  # groups by id
+    changed: dict[str, set[str]] = field(default_factory=dict)  # names of column groups by node id
     removed: list[str] = field(default_factory=list)
-    positions: dict[str, TreePosition] = field(default_factory=dict)  # of what is new or elsewhere
+    positions: dict[str, TreePosition] = field(default_factory=dict)  # of new and moved nodes
 
     def __bool__(self) -> bool:
         return bool(self.added or self.changed or self.removed)
 
     def leave(self, ids: Collection[str]) -> None:
-        """Take new nodes out of it, but for those that something else of it stands below."""
-        left = set(ids)
-        staying = [node.id for node in self.added if node.id not in left]
-        for node_id in (*staying, *self.changed):
+        """Exclude new nodes, except ancestors of other added or changed nodes."""
+        excluded = set(ids)
+        others = [node.id for node in self.added if node.id not in excluded]
+        for node_id in (*others, *self.changed):
             position = self.positions.get(node_id)
             at = None if position is None else position.parent
-            while at is not None and at.id in left:
-                left.discard(at.id)
+            while at is not None and at.id in excluded:
+                excluded.discard(at.id)
                 at = at.parent
-        self.added = [node for node in self.added if node.id not in left]
+        self.added = [node for node in self.added if node.id not in excluded]
 
 
 class Snapshot:
-    """All that is known of a loom's rows, by id; numbers are remembered of removed nodes, too."""
+    """The last read or written rows of a loom, by node id.
+
+    Numbers are stored for removed nodes, too.
+    """
 
     def __init__(self, loom: Loom) -> None:
         self.loom = loom
         self.params = Params()
         self.saved: dict[str, SavedNode] = {}
-        self.gone: dict[str, SavedNode] = {}  # removed while something grows
+        self.gone: dict[str, SavedNode] = {}  # nodes removed while other nodes are being generated
         self.numbers: dict[str, int] = {}
         self.ids: dict[int, str] = {}
 
     def reset(self) -> None:
-        """Forget all rows: those that are read next are of another past."""
+        """Clear all rows: the database was replaced by an older copy."""
         for table in (self.saved, self.gone, self.numbers, self.ids):
             table.clear()
 
     def set_number(self, node_id: str, number: int) -> None:
-        """Remember a node's number."""
+        """Store a node's number."""
         self.numbers[node_id] = number
         self.ids[number] = node_id
 
-    # What differs
+    # Differences
 
     def difference(self) -> Difference:
-        """Return what has changed in the live tree. Cost: O(nodes), without reading any row."""
-        found = Difference()
-        seen: set[str] = set()
-        self._recognise(self.loom, seen)
+        """Return the changes of the live tree. Cost: O(nodes), without reading a row."""
+        difference = Difference()
+        visited: set[str] = set()
+        self._check_id(self.loom, visited)
         stack: list[Heddle] = [self.loom]
-        found.positions[self.loom.id] = TreePosition(None, 0.0)
+        difference.positions[self.loom.id] = TreePosition(None, 0.0)
         while stack:
             node = stack.pop()
             saved = self.saved.get(node.id)
             if saved is None:
-                found.added.append(node)
-            elif groups := self._changes(node, saved, found.positions.get(node.id)):
-                found.changed[node.id] = groups
+                difference.added.append(node)
+            elif groups := self._changes(node, saved, difference.positions.get(node.id)):
+                difference.changed[node.id] = groups
             children = node.children
             if children:
                 for child in children:
-                    self._recognise(child, seen)
-                self._find_positions(node, children, found.positions)
+                    self._check_id(child, visited)
+                self._find_positions(node, children, difference.positions)
                 stack.extend(reversed(children))
-        if len(seen) - len(found.added) < len(self.saved):
-            found.removed = [each for each in self.saved if each not in seen]
-        if len(found.added) > 1:
-            new = {node.id for node in found.added}
-            found.added = [node for node in preorder_by_call(self.loom) if node.id in new]
-        return found
+        if len(visited) - len(difference.added) < len(self.saved):
+            difference.removed = [each for each in self.saved if each not in visited]
+        if len(difference.added) > 1:
+            new = {node.id for node in difference.added}
+            difference.added = [node for node in preorder_by_call(self.loom) if node.id in new]
+        return difference
 
-    def _recognise(self, node: Heddle, seen: set[str]) -> None:
-        """Tell apart two nodes that have one id: the later one is from a copy of the same file."""
+    def _check_id(self, node: Heddle, visited: set[str]) -> None:
+        """Give a new id to a node whose id another node has: both come from the same file."""
         saved = self.saved.get(node.id)
         if saved is not None and saved.node is not node:
             if is_below(saved.node, self.loom):
                 node.id = secrets.token_hex(6)
             else:
                 saved.node = node
-        elif node.id in seen:
+        elif node.id in visited:
             node.id = secrets.token_hex(6)
-        seen.add(node.id)
+        visited.add(node.id)
 
     def _changes(self, node: Heddle, saved: SavedNode, position: TreePosition | None) -> set[str]:
         groups: set[str] = set()
@@ -170,20 +176,20 @@ class Snapshot:
         for child in children:
             saved = self.saved.get(child.id)
             old.append(saved.place if saved is not None and saved.parent == number else None)
-        for child, place, before in zip(children, rank_siblings(old), old, strict=True):
-            if before != place:
+        for child, place, old_place in zip(children, rank_siblings(old), old, strict=True):
+            if old_place != place:
                 positions[child.id] = TreePosition(parent, place)
 
     def remove(self, node_id: str, *, growing: bool) -> None:
-        """Take a node for removed. growing: something grows just now, maybe below it."""
+        """Forget a removed node. growing: other nodes are being generated, maybe below it."""
         saved = self.saved.pop(node_id, None)
         if saved is not None and growing:
             self.gone[node_id] = saved
 
     def revert(self, growing: Container[str]) -> None:
-        """Make the live tree what the rows say again; nodes that grow or have grown stay in it.
+        """Reset the live tree to the rows. Generated nodes stay in it.
 
-        growing: their ids. Only for a loom with a tokenizer: rows are known by their tokens.
+        growing: ids of generated nodes. The loom needs a tokenizer: texts are not stored here.
         Cost: O(nodes).
         """
         loom = self.loom
@@ -191,20 +197,20 @@ class Snapshot:
             is_new = node.id not in self.saved and node.id not in growing
             if is_new and node is not loom:
                 detach_node(node)
-        below: dict[int | None, list[SavedNode]] = {}
+        children_of: dict[int | None, list[SavedNode]] = {}
         for saved in sorted(self.saved.values(), key=lambda each: (each.place, each.number)):
-            below.setdefault(saved.parent, []).append(saved)
+            children_of.setdefault(saved.parent, []).append(saved)
         stack = [self.saved[loom.id]]
         while stack:
             saved = stack.pop()
-            node, wanted = saved.node, below.get(saved.number, [])
-            for child in wanted:
+            node, children = saved.node, children_of.get(saved.number, [])
+            for child in children:
                 if child.node.parent is not node or child.node not in child_list(node):
                     adopt_node(node, child.node)
             grown = [each for each in child_list(node) if each.id in growing]
-            child_list(node)[:] = [child.node for child in wanted] + grown
+            child_list(node)[:] = [child.node for child in children] + grown
             self._revert(saved)
-            stack.extend(wanted)
+            stack.extend(children)
         clear_places(loom)
 
     def _revert(self, saved: SavedNode) -> None:
@@ -217,14 +223,14 @@ class Snapshot:
             node.meta = meta_of(saved.meta)
 
     def adopt(self, grown: Iterable[Heddle]) -> None:
-        """Bring back the ways to nodes that have grown below what was removed meanwhile."""
+        """Restore ancestors that were removed while these nodes were generated below them."""
         for node in grown:
             parent = node.parent
             if parent is not None and any(each is node for each in child_list(parent)):
                 self._lift(parent)
 
     def _lift(self, node: Heddle) -> None:
-        """Let a node that was removed be in the tree again: the way to it, and what is new there.
+        """Put a removed node back into the tree, with its ancestors and its new descendants.
 
         Cost: O(depth).
         """
@@ -241,33 +247,35 @@ class Snapshot:
                 child_list(parent).pop()
                 self._insert(parent, child, self._last(child))
             if is_out:
-                wanted = path[place + 2] if place + 2 < len(path) else None
-                for each in list(child_list(child)):
-                    if each is not wanted and (each.id in self.saved or each.id in self.gone):
-                        detach_node(each)
+                next_node = path[place + 2] if place + 2 < len(path) else None
+                for sibling in list(child_list(child)):
+                    is_old = sibling.id in self.saved or sibling.id in self.gone
+                    if sibling is not next_node and is_old:
+                        detach_node(sibling)
 
     def _last(self, node: Heddle) -> SavedNode:
         saved = self.saved.get(node.id) or self.gone.get(node.id)
         if saved is None:
-            raise StoreError(f"the node {node.id} has grown outside of the loom")
+            raise StoreError(f"the node {node.id} does not belong to the loom")
         return saved
 
     def _by_number(self, number: int | None) -> Heddle:
         node_id = self.ids.get(-1 if number is None else number, "")
         saved = self.saved.get(node_id) or self.gone.get(node_id)
         if saved is None:
-            raise StoreError(f"a node stands below node {number}, which is not in the loom")
+            raise StoreError(f"the parent of a node, node {number}, is not in the loom")
         return saved.node
 
-    # What others wrote
+    # Merging changes of other processes
 
     def merge(self, rows: Iterable[Any], growing: Collection[Heddle] = ()) -> MergedChanges:
-        """Put what others have written into the live tree; what was changed here stays as it is.
+        """Merge rows of other processes into the live tree. Uncommitted local changes win.
 
-        rows: those that are newer than what is known, parents of new ones among them or known.
-        growing: nodes of this tree that stand in no list of children yet.
+        Args:
+            rows: newer rows than the stored ones. Parents of new nodes are among them or stored.
+            growing: nodes of this tree that are in no list of children yet.
         """
-        found = MergedChanges([], [], [])
+        merged = MergedChanges([], [], [])
         own = {node.id for node in growing}
         new: dict[int | None, list[Any]] = {}
         old: list[Any] = []
@@ -278,10 +286,10 @@ class Snapshot:
                 gone.append(row)
             elif row.id in self.saved:
                 old.append(row)
-            elif row.id not in own:  # somebody took us for dead: our commit says what it is
+            elif row.id not in own:  # else another process has interrupted it; our commit wins
                 new.setdefault(row.parent, []).append(row)
         if new:
-            self._attach(new, found.added)
+            self._attach(new, merged.added)
         moved = self._move_all(
             row
             for row in old
@@ -290,13 +298,13 @@ class Snapshot:
         )
         for row in old:
             if self._update(row) or row.id in moved:
-                found.changed.append(self.saved[row.id].node)
+                merged.changed.append(self.saved[row.id].node)
         if gone:
-            self._drop(gone, growing, found.removed)
-        return found
+            self._drop(gone, growing, merged.removed)
+        return merged
 
     def _attach(self, new: dict[int | None, list[Any]], added: list[Heddle]) -> None:
-        """Make the nodes of rows. new: by the number of the parent."""
+        """Create the nodes of new rows. new: rows by the number of their parent."""
         numbers = {row.number for rows in new.values() for row in rows}
         stack = [parent for parent in new if parent not in numbers]
         strays = {node.id: node for node in self.loom.walk() if node.id not in self.saved}
@@ -306,7 +314,7 @@ class Snapshot:
             for row in sorted(new[number], key=lambda row: (row.place, row.number)):
                 saved = self.saved[row.id] = self._read(row)
                 stray = strays.get(row.id)
-                if stray is not None:  # written by us, though we were told that it was not
+                if stray is not None:  # our own write, whose acknowledgement was lost
                     saved.node = stray
                 elif parent is None:
                     saved.node = self.loom
@@ -337,7 +345,7 @@ class Snapshot:
         node.score, node.meta = score_of(row.score), meta_of(row.meta)
 
     def _update(self, row: Any) -> bool:
-        """Bring a known node to what its row says, where it was not changed here; was there any?"""
+        """Update a node from its row, except values changed here; return True if it changed."""
         saved = self.saved[row.id]
         node, theirs, changed = saved.node, content_of_row(row, self.params), False
         if theirs != saved.content:
@@ -361,22 +369,22 @@ class Snapshot:
         return changed
 
     def _move_all(self, rows: Iterable[Any]) -> set[str]:
-        """Move nodes to where their rows say; return the ids of those that went elsewhere."""
+        """Move nodes to the parents in their rows; return the ids of moved nodes."""
         moved: set[str] = set()
         waiting = list(rows)
         while waiting:
-            # One may have to leave first, that another can go below it.
-            left = [row for row in waiting if not self._move(self.saved[row.id], row, moved)]
-            if len(left) == len(waiting):
+            # Some nodes can be moved only after others.
+            remaining = [row for row in waiting if not self._move(self.saved[row.id], row, moved)]
+            if len(remaining) == len(waiting):
                 break
-            waiting = left
-        for row in waiting:  # moved below each other, here and there: the later to be written stays
+            waiting = remaining
+        for row in waiting:  # two processes moved nodes below each other: the later commit wins
             saved = self.saved[row.id]
             saved.parent, saved.place = row.parent, row.place
         return moved
 
     def _move(self, saved: SavedNode, row: Any, moved: set[str]) -> bool:
-        """Move a node, unless it was moved here; False where it would stand below itself."""
+        """Move a node, unless it was moved here; return False if that would create a cycle."""
         node = saved.node
         here = None if node.parent is None else self.numbers.get(node.parent.id)
         if here == saved.parent and row.parent is not None:
@@ -394,7 +402,7 @@ class Snapshot:
         return True
 
     def _insert(self, parent: Heddle, node: Heddle, saved: SavedNode) -> None:
-        """Put a node among its siblings; those that are in no row yet stand behind it."""
+        """Insert a node among its siblings, before those that have no row yet."""
         siblings = child_list(parent)
         at = len(siblings)
         while at:
@@ -405,14 +413,14 @@ class Snapshot:
         siblings.insert(at, node)
 
     def _standing(self, number: int, new: Container[int] = ()) -> Heddle:
-        """Return the node with that number, in the tree again if it was removed here."""
+        """Return the node with this number; put it back if it was removed here."""
         node = self._by_number(number)
         if number not in new and not is_below(node, self.loom):
             self._lift(node)
         return node
 
     def _drop(self, gone: list[Any], growing: Iterable[Heddle], removed: list[str]) -> None:
-        """Take removed nodes out, but for the way to what was grown or changed here meanwhile."""
+        """Remove nodes from the tree, except ancestors of nodes added or changed here."""
         mine = [node for node in self.loom.walk() if node.id not in self.saved]
         above = [node.parent for node in growing if node.parent is not None]
         is_growing = bool(above)
@@ -442,12 +450,12 @@ class Snapshot:
 def _has_meta(node: Heddle, kept: str) -> bool:
     try:
         return kept == (meta_json(node) if node.meta else "{}")
-    except ConfigError:  # what cannot be kept was not
+    except ConfigError:  # a meta that cannot be saved differs from the saved one
         return False
 
 
 class MergedChanges(NamedTuple):
-    """What came into the live tree."""
+    """Changes of other processes that were merged into the live tree. removed: node ids."""
 
     added: list[Heddle]
     changed: list[Heddle]
@@ -455,21 +463,21 @@ class MergedChanges(NamedTuple):
 
 
 def rank_siblings(old: list[float | None]) -> list[float]:
-    """Return places of siblings that rise in their order: old ones stay where they can."""
+    """Return ascending places for siblings; existing places are kept if possible."""
     kept = [place for place in old if place is not None]
     if any(a >= b for a, b in pairwise(kept)):
         return [float(at) for at in range(len(old))]
-    found: list[float] = []
-    while (at := len(found)) < len(old):
+    ranks: list[float] = []
+    while (at := len(ranks)) < len(old):
         place = old[at]
         if place is not None:
-            found.append(place)
+            ranks.append(place)
             continue
         end = next((i for i in range(at, len(old)) if old[i] is not None), len(old))
         n, high = end - at, old[end] if end < len(old) else None
-        low = found[-1] if found else (-1.0 if high is None else high - n - 1)
+        low = ranks[-1] if ranks else (-1.0 if high is None else high - n - 1)
         step = 1.0 if high is None else (high - low) / (n + 1)
-        found.extend(low + step * (i + 1) for i in range(n))
-    if any(a >= b for a, b in pairwise(found)):  # no room between two of them any more
+        ranks.extend(low + step * (i + 1) for i in range(n))
+    if any(a >= b for a, b in pairwise(ranks)):  # no float lies between two places
         return [float(at) for at in range(len(old))]
-    return found
+    return ranks

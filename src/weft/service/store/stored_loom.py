@@ -1,9 +1,9 @@
-"""A live loom bound to its rows: what any face changed in it is written as one operation.
+"""An open loom that is stored in the database: commit, append, merge, undo and redo.
 
-Whoever writes takes in first what others have written. What was grown is never lost: a removal
-takes along what its author could see, and where somebody has grown further below meanwhile, the
-way to that stays, or comes back. Of two changes of one thing the later one to be written holds; the
-log has both.
+Every change is written as one operation of the log, after merging the changes of other processes.
+Generated nodes are never lost. If a process adds nodes below a node that another one removes, the
+ancestors of the new nodes stay or are restored. If two processes change the same value, the later
+commit wins, and the log contains both.
 """
 
 from __future__ import annotations
@@ -57,20 +57,20 @@ R = TypeVar("R")
 def _exclusive(
     work: Callable[Concatenate[StoredLoom, P], R],
 ) -> Callable[Concatenate[StoredLoom, P], R]:
-    """Let a method run alone, and Ctrl-C wait for its end: rows and tree go together."""
+    """Run a method under the lock, and delay Ctrl-C until it returns: rows and tree must agree."""
 
     @wraps(work)
-    def run(kept: StoredLoom, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with deferred_interrupt(), kept._lock:
-            return work(kept, *args, **kwargs)
+    def run(stored: StoredLoom, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with deferred_interrupt(), stored._lock:
+            return work(stored, *args, **kwargs)
 
     return run
 
 
 class StoredLoom:
-    """A loom that is kept: `loom` is the live tree, and the same in the database after `commit`.
+    """A loom in the database: `loom` is the live tree, and `commit` writes its changes.
 
-    Not for two threads at once; any number of processes may hold the same loom.
+    Not thread-safe. Any number of processes can have the same loom open.
     """
 
     def __init__(self, database: Database, writer: ProcessHeartbeat, row: Any, loom: Loom) -> None:
@@ -79,37 +79,37 @@ class StoredLoom:
         self.id: str = row.id
         self.name: str = row.name
         self.rev = -1
-        self.is_removed = False  # by somebody, as far as was looked: it can be brought back
+        self.is_removed = False  # at the last read; a removed loom can be restored
         self._database = database
         self._writer = writer
         self._key: int = row.key
         self._select_row = sa.select(tables.looms).where(tables.looms.c.key == self._key)
         self._snapshot = Snapshot(loom)
         self._in_progress: dict[str, InProgressNode] = {}
-        self._prompt = loom.user_prompt  # as the row has it
+        self._prompt = loom.user_prompt  # as in the loom's row
         lease_s = writer.lease_s
         self._lease = None if lease_s is None else LeaseHolder(database, self.id, lease_s)
-        self._lock = threading.RLock()  # `follow` appends from a thread of its own
+        self._lock = threading.RLock()  # `StreamWriter` appends from another thread
 
-    # Names of nodes
+    # Node numbers
 
     def number(self, node: Heddle) -> int:
-        """Return a node's number: unique in its loom, given once, never again; 0 is the root.
+        """Return a node's number, which is unique in its loom and never reused. The root is 0.
 
-        Raises: TreeError for a node that is not kept yet.
+        Raises: TreeError for a node that is not saved yet.
         """
-        found = self._snapshot.numbers.get(node.id)
-        if found is None:
-            raise TreeError(f"the node {node.id} is not kept yet: commit gives it its number")
-        return found
+        number = self._snapshot.numbers.get(node.id)
+        if number is None:
+            raise TreeError(f"the node {node.id} is not saved yet: commit gives it its number")
+        return number
 
     def numbers(self) -> Mapping[str, int]:
-        """Return number by id, of all nodes that this tree has had: a view, which goes on."""
+        """Return a live view of node numbers by node id, also of removed nodes."""
         return MappingProxyType(self._snapshot.numbers)
 
-    def node(self, given: str | int) -> Heddle:
-        """Return the node with this number or id. Raises: ConfigError for none such."""
-        text = str(given)
+    def node(self, name: str | int) -> Heddle:
+        """Return the node with this number or id. Raises: ConfigError if there is none."""
+        text = str(name)
         if text.isdecimal() and len(text) <= 9:
             return self._by_number(int(text))
         saved = self._snapshot.saved.get(text)
@@ -119,9 +119,9 @@ class StoredLoom:
             return self.loom.find(text)
         except TreeError:
             raise ConfigError(
-                f"NODE is {given!r}; allowed is a number, 0 (the prompt) to "
+                f"NODE is {name!r}; allowed is a number, 0 (the prompt) to "
                 f"{max(self._snapshot.ids, default=0)}, or an id",
-                hint="weft tree shows them",
+                hint="weft tree shows the nodes",
             ) from None
 
     def _by_number(self, number: int) -> Heddle:
@@ -137,22 +137,26 @@ class StoredLoom:
         if number > last:
             raise ConfigError(
                 f"there is no node {number}; allowed is 0 (the prompt) to {last}",
-                hint="weft tree draws it again",
+                hint="weft tree shows the nodes",
             )
         raise ConfigError(
-            f"node {number} is not in the loom any more", hint="weft tree draws what is there"
+            f"node {number} is not in the loom any more", hint="weft tree shows the nodes"
         )
 
     def nodes(self, **which: Unpack[PageOptions]) -> list[NodeRecord]:
         """Return nodes as plain records from the rows, in the order of their numbers.
 
-        Those that grow just now are among them. Keywords:
-            under: a number or id: this node and what is below it.
-            depth: so many levels below `under` (or the root); 0 is that node alone.
-            since: only what was changed after this revision; what was removed since then, too.
-            limit: at most so many (100). after: those with higher numbers: the next page.
-        Raises: ConfigError for a node that is not there. Cost: O(limit); with `under`, O(nodes
-        below), without their tokens.
+        Nodes that are being generated are included.
+
+        Keywords:
+            under: number or id of a node. Only this node and all nodes below it.
+            depth: maximum level below `under` (or the root); 0 is only that node.
+            since: only nodes changed after this revision, including nodes removed since then.
+            limit: maximum number of records (100).
+            after: only higher numbers than this one; for the next page.
+
+        Raises: ConfigError for a node that is not in the loom.
+        Cost: O(limit); with `under`, O(nodes below), without their tokens.
         """
         return self._database.read(lambda connection: page(connection, self._key, **which))
 
@@ -168,25 +172,33 @@ class StoredLoom:
         leave: Iterable[Heddle] = (),
         unchanged: Iterable[Heddle] = (),
     ) -> Change:
-        """Write whatever differs from the rows as one operation; what others wrote comes in first.
+        """Write all changes of the tree as one operation, after merging those of other processes.
 
-        kind: what was done, in a word, for people: "grow", "edit", "remove". act: what several
-        commits are parts of, as the rounds of a search; those that follow each other are undone,
-        and done again, together. model: that grew what is new; None: the loom's. leave: nodes that
-        `append` has numbered, and which are to be another commit's: they stay as they are.
-        unchanged: nodes that nobody else may have changed since what others wrote came in last.
-        When it returns, all of it is durable; where nothing differs, nothing is written.
-        Raises: StoreError, and nothing of it is kept; LeaseLost where another server has taken over
-        the loom: this tree is of no use any more. ConfigError for a meta that is not JSON. Conflict
-        where somebody has changed one of `unchanged`: nothing was written, and nothing came in.
-        Cost: O(nodes) comparisons in memory; rows are written and read only for what has changed.
+        The changes are durable when this returns. Without changes, nothing is written.
+
+        Args:
+            kind: the operation in one word, for display: "grow", "edit", "remove".
+            actor: who did it, for display.
+            act: name of a group of commits, such as the rounds of a search; see `new_act`.
+                Consecutive commits of a group are undone and redone together.
+            model: the model that generated the new nodes; None means the loom's.
+            leave: nodes numbered by `append` that another commit will write.
+            unchanged: nodes that no other process may have changed since the last merge.
+
+        Raises:
+            StoreError: nothing was written.
+            LeaseLost: another server has taken over the loom; this tree is out of date.
+            ConfigError: a node's meta is not JSON.
+            Conflict: another process changed one of `unchanged`; nothing was written or merged.
+
+        Cost: O(nodes) comparisons in memory. Only rows of changed nodes are read and written.
         """
         return self._commit(kind, actor, {}, act, model, leave, unchanged)
 
     def new_act(self) -> str:
-        """Return a name for several commits to come (`act=`), of this process.
+        """Return a name for a group of commits (`act=`) of this process.
 
-        Nobody else undoes them until its library is closed; what it dies over goes with them.
+        Other processes cannot undo the group until this process closes its library or exits.
         """
         return self._database.write(self._writer.new_act)
 
@@ -198,53 +210,49 @@ class StoredLoom:
         actor: str = "",
         unchanged: Iterable[Heddle] = (),
     ) -> Change:
-        """Mark a node, or take its mark away (None). An operation of its own.
+        """Set the bookmark of a node, or remove it (None), as a separate operation.
 
-        unchanged: as `commit` has it. Raises: as that does.
+        unchanged: see `commit`. Raises: like `commit`.
         """
         if label is not None and not (isinstance(label, str) and is_db_text(label)):
-            raise ConfigError(f"a bookmark is {label!r:.80}; allowed is a text that can be shown")
+            raise ConfigError(f"a bookmark is {label!r:.80}; allowed is a text without zero bytes")
         if node.id not in self._snapshot.saved:
             self.commit("edit")
             self.number(node)
         return self._commit("bookmark", actor, {node.id: label}, unchanged=unchanged)
 
     def bookmarks(self) -> dict[int, str]:
-        """Return the bookmarks: labels by the numbers of their nodes."""
+        """Return bookmark labels by node number."""
         saved = self._snapshot.saved.values()
         return {each.number: each.bookmark for each in saved if each.bookmark is not None}
 
     def has(self, node: Heddle) -> bool:
-        """Whether a node is kept whole: what has grown is with its commit."""
+        """Return True if a node is saved completely, that is, after its commit."""
         return node.id in self._snapshot.saved
 
     def is_durable(self, node: Heddle) -> bool:
-        """Whether a node that has ended is kept as it ended, should this process die now."""
+        """Return True if a finished node would survive a crash of this process."""
         growing = self._in_progress.get(node.id)
         return self.has(node) or (growing is not None and growing.is_finish_saved)
 
     @_exclusive
     def is_changed(self) -> bool:
-        """Whether the live tree differs from what is kept, but for what grows or has grown.
-
-        Cost: O(nodes).
-        """
+        """Return True if the tree has changes other than generated nodes. Cost: O(nodes)."""
         try:
             difference = self._snapshot.difference()
-        except ConfigError:  # by a meta that cannot be kept
+        except ConfigError:  # a meta that cannot be saved differs from the saved one
             return True
         difference.leave(self._in_progress.keys())
         return bool(difference) or self.loom.user_prompt != self._prompt
 
     @_exclusive
     def revert(self) -> None:
-        """Make the live tree what is kept again: what was changed and not committed goes.
+        """Discard uncommitted changes. Generated nodes stay for the next commit.
 
-        What has grown and could not be committed stays, and is the next commit's.
-        Raises: TreeError for a loom without its model, which is to be opened anew.
+        Raises: TreeError for a loom without its model; open it again instead.
         """
         if self.loom.lm is None:
-            raise TreeError("a loom without its model cannot be put back: open it anew")
+            raise TreeError("a loom without its model cannot be reverted: open it again")
         self._snapshot.revert(self._in_progress)
         self.loom.user_prompt = self._prompt
 
@@ -266,11 +274,11 @@ class StoredLoom:
                 connection, kind, actor, bookmarks, others, act, model, left, same
             )
         )
-        seen = others if any(others) else None
+        merged = others if any(others) else None
         if pending is None:
-            return Change(self.rev, kind, [], [], [], seen)
+            return Change(self.rev, kind, [], [], [], merged)
         self._accept(pending)
-        return Change(self.rev, kind, pending.added, pending.changed, pending.removed, seen)
+        return Change(self.rev, kind, pending.added, pending.changed, pending.removed, merged)
 
     def _write(
         self,
@@ -299,14 +307,14 @@ class StoredLoom:
         for node_id, label in bookmarks.items():
             saved = self._snapshot.saved.get(node_id)
             if saved is None and node_id in difference.positions:
-                continue  # it is new, and comes with its mark
+                continue  # a new node is inserted with its bookmark
             if saved is None:
                 raise Conflict(
                     f"node {self._snapshot.numbers.get(node_id, node_id)} has been removed by"
-                    " somebody else just now, so it cannot be marked",
+                    " another process, so it cannot be bookmarked",
                     rev=self.rev,
                     code="node_removed",
-                    hint="undo brings it back",
+                    hint="undo restores it",
                 )
             if saved.bookmark != label:
                 difference.changed.setdefault(node_id, set()).add("bookmark")
@@ -315,17 +323,17 @@ class StoredLoom:
             for each in self._in_progress.values()
             if each.is_finished and each.node.id not in difference.positions
         ]
-        head = LoomMetadata.of(self.loom)
-        if not (difference or failed or head.dumped() != row.head):
+        head = LoomMetadata.from_loom(self.loom)
+        if not (difference or failed or head.to_json() != row.head):
             return None
-        is_asked_anew = head.user_prompt != self._prompt
+        is_prompt_changed = head.user_prompt != self._prompt
         pending = build_commit(
             connection, self._database, self._snapshot, difference, row, bookmarks
         )
         finish_nodes(connection, self._key, pending, failed, self._in_progress)
-        if difference or is_asked_anew:
+        if difference or is_prompt_changed:
             self._drop_undone(connection)
-            prompt = (self._prompt, head.user_prompt) if is_asked_anew else None
+            prompt = (self._prompt, head.user_prompt) if is_prompt_changed else None
             steps, is_first = pending.steps._replace(prompt=prompt), row.rev == 0
             is_grown = any(node.params is not None for node in pending.added)
             more = {"act": act, "model": (model or head.load) if is_grown else None}
@@ -343,7 +351,7 @@ class StoredLoom:
         return pending
 
     def _drop_undone(self, connection: Connection) -> None:
-        """Something new is done: what was undone cannot be done again."""
+        """Mark undone operations as dropped: after a new operation they cannot be redone."""
         connection.execute(
             sa.update(_operations)
             .where(_operations.c.loom == self._key, _operations.c.state == UNDONE)
@@ -373,14 +381,14 @@ class StoredLoom:
                 n_added=len(steps.added),
                 n_removed=len(steps.removed),
                 n_changed=len(steps.changed),
-                data=steps.dumped(),
+                data=steps.to_json(),
                 act=act,
                 model=None if model is None else db_text(model),
             )
         )
 
     def _check_unchanged(self, connection: Connection, row: Any, ids: Collection[str]) -> None:
-        """Raise Conflict where one of these nodes was changed by somebody else since."""
+        """Raise Conflict if another process has changed one of these nodes since the last merge."""
         if not ids or row.rev == self.rev:
             return
         number = connection.execute(
@@ -390,9 +398,9 @@ class StoredLoom:
         ).scalar()
         if number is not None:
             raise Conflict(
-                f"node {number} was changed by somebody else just now",
+                f"node {number} was changed by another process",
                 rev=row.rev,
-                hint="read it anew, and change that",
+                hint="read the node again, then repeat the change",
             )
 
     def _accept(self, pending: PendingCommit) -> None:
@@ -412,12 +420,14 @@ class StoredLoom:
 
     @_exclusive
     def append(self, nodes: Iterable[Heddle]) -> None:
-        """Keep the new tokens of nodes that grow, and how they ended: durable when this returns.
+        """Save new tokens of nodes that are being generated, durable when this returns.
 
-        nodes: of a `stream` (`Delta.node`), which need not be in the tree yet. Each has its number
-        from now on. No operation: their commit follows, once they have ended. Where this process
-        dies before, those that have not end as "interrupted" when the loom is opened next.
-        Cost: what is new in them.
+        This gives the nodes their numbers. It is not an operation of the log: the commit follows
+        when the nodes are finished. If this process exits before, unfinished nodes become
+        "interrupted" when the loom is opened next.
+
+        nodes: from a `stream` (`Delta.node`); they need not be in the tree yet.
+        Cost: O(new tokens).
         """
         wanted = {node.id: node for node in nodes if node.id not in self._snapshot.saved}
         new = [node for node in in_call_order(wanted.values()) if node.id not in self._in_progress]
@@ -426,27 +436,27 @@ class StoredLoom:
             if parent is None or parent.id not in self._snapshot.saved:
                 self.commit("edit")
                 break
-        begun, kept, ended, rev = self._database.write(
+        started, chunks, finished, rev = self._database.write(
             lambda connection: self._append(connection, wanted, new)
         )
-        self._in_progress.update(begun)
-        for growing in begun.values():
+        self._in_progress.update(started)
+        for growing in started.values():
             self._snapshot.set_number(growing.node.id, growing.number)
-        for growing, piece in kept:
-            growing.mark_saved(piece)
-        for growing in ended:
+        for growing, chunk in chunks:
+            growing.mark_saved(chunk)
+        for growing in finished:
             growing.is_finish_saved = True
         self.rev = rev if self.rev == rev - 1 else self.rev
 
     def follow(
         self, deltas: Iterable[Delta], *, kind: str = "grow", actor: str = ""
     ) -> Generator[Delta, None, None]:
-        """Yield the deltas of a `stream` and keep them: durable within a second, whole at the end.
+        """Yield the deltas of a `stream` and save their tokens within a second.
 
-            for delta in kept.follow(node.stream(n=4, max_tokens=200)):
-                print(kept.number(delta.node), delta.text)
+            for delta in stored.follow(node.stream(n=4, max_tokens=200)):
+                print(stored.number(delta.node), delta.text)
 
-        However it ends, what was made is committed. The tree is only to be read meanwhile.
+        The nodes are committed at the end, also after an error. Do not change the tree meanwhile.
         """
         return persist_stream(self, deltas, kind, actor)
 
@@ -459,38 +469,42 @@ class StoredLoom:
         writer = self._writer.register(connection)
         if new or self._in_progress:
             row = self._acquire_lease(connection, row, writer)
-        begun, next_number = add_in_progress(
+        started, next_number = add_in_progress(
             connection, self._database, self._snapshot, row, new, writer
         )
-        all_of = {**self._in_progress, **begun}
-        those = [
-            all_of[each] for each in wanted if each in all_of and not all_of[each].is_finish_saved
+        in_progress = {**self._in_progress, **started}
+        unsaved = [
+            in_progress[each]
+            for each in wanted
+            if each in in_progress and not in_progress[each].is_finish_saved
         ]
-        ended = newly_finished(those)
-        kept = append_chunks(connection, self._database, row, those)
-        save_finish(connection, self._snapshot.params, row, ended)
-        if not (begun or kept or ended):
-            return begun, kept, ended, row.rev
+        finished = newly_finished(unsaved)
+        chunks = append_chunks(connection, self._database, row, unsaved)
+        save_finish(connection, self._snapshot.params, row, finished)
+        if not (started or chunks or finished):
+            return started, chunks, finished, row.rev
         touch(connection, self._key, rev=row.rev + 1, next_number=next_number)
-        return begun, kept, ended, row.rev + 1
+        return started, chunks, finished, row.rev + 1
 
     def _acquire_lease(self, connection: Connection, row: Any, writer: str) -> Any:
-        """Take or keep the lease, where looms are grown with one; return the loom's row."""
+        """Acquire or renew the lease, if the library uses leases; return the loom's row."""
         if self._lease is None:
             return row
         if self._in_progress:
             self._lease.renew(connection, is_finished=False)
             return row
         former = self._lease.acquire(
-            connection, writer, lambda mark: bool(find_dead(connection, {mark}, self._database))
+            connection,
+            writer,
+            lambda process_id: bool(find_dead(connection, {process_id}, self._database)),
         )
-        if former:  # who was too slow, or is dead on another machine
+        if former:  # the previous owner was too slow, or has exited on another machine
             self._end(connection, row, _nodes.c.writer == former)
             row = self._lock_row(connection)
         return row
 
     def _end_orphans(self) -> None:
-        """End what processes that are dead were growing here."""
+        """Interrupt the nodes of processes that have exited."""
         own = self._writer.id
         if not self._database.read(
             lambda connection: find_orphaned(connection, self._database, self._key, own)
@@ -518,12 +532,12 @@ class StoredLoom:
         )
 
     def close(self) -> None:
-        """End what still grows here, as "interrupted", and close the tree; idempotent.
+        """Interrupt the nodes that this process generates, and close the tree; idempotent.
 
-        What is not committed stays in memory only.
+        Uncommitted changes are not saved.
         """
         if self._in_progress:
-            with suppress(LeaseLost):  # then whoever took it over has ended them
+            with suppress(LeaseLost):  # the new owner has interrupted the nodes
                 self._database.write(self._end_own)
             self._in_progress.clear()
         self.loom.close()
@@ -536,11 +550,11 @@ class StoredLoom:
         mine = _nodes.c.writer == self._writer.id
         self._end(connection, row, _nodes.c.number.in_(numbers) & mine)
 
-    # What others wrote
+    # Changes of other processes
 
     @_exclusive
     def sync(self) -> Change:
-        """Take in what others wrote; what was changed here and not committed stays."""
+        """Merge changes of other processes; uncommitted changes stay."""
         others = MergedChanges([], [], [])
         self._end_orphans()
         self._database.read(lambda connection: self._sync(connection, others))
@@ -551,7 +565,7 @@ class StoredLoom:
         self._merge(connection, self._check_row(row), others)
 
     def _lock_row(self, connection: Connection) -> Any:
-        """Return the loom's row; nobody else writes to this loom until the transaction ends."""
+        """Lock and return the loom's row: no other process writes until the transaction ends."""
         row = connection.execute(self._select_row.with_for_update()).first()
         return self._check_row(row)
 
@@ -559,7 +573,7 @@ class StoredLoom:
         if row is None or row.id != self.id:
             raise StoreError(
                 f"the loom {self.name} is not in the database any more",
-                hint="library.create(kept.loom) keeps it anew; loom.save(path) writes a file",
+                hint="library.create(loom) saves it again; loom.save(path) writes a file",
             )
         self.name, self.is_removed = row.name, row.removed is not None
         return row
@@ -568,12 +582,12 @@ class StoredLoom:
         rev: int = loom.rev
         if rev == self.rev:
             return
-        theirs = LoomMetadata.loaded(loom.head).user_prompt
-        # Or it was asked anew here, which is later to be written.
+        theirs = LoomMetadata.from_json(loom.head).user_prompt
+        # A prompt that was changed here stays; the commit writes it.
         if rev > self.rev and self.loom.user_prompt == self._prompt:
             self.loom.user_prompt = theirs
         self._prompt = theirs
-        if rev < self.rev:  # an older copy of the database was put back: what is here is new to it
+        if rev < self.rev:  # an older copy of the database was restored: all nodes are new to it
             self.rev = -1
             self._snapshot.reset()
             self._in_progress.clear()
@@ -590,33 +604,35 @@ class StoredLoom:
     # Undoing
 
     def undo(self, *, leave: Iterable[Heddle] = (), running: Collection[str] = ()) -> Change:
-        """Take back the loom's last operation, whoever did it, with the others of its act.
+        """Undo the loom's last operation, of any process, with the rest of its group (`act`).
 
-        What is not committed is the last. leave: but for these nodes, as `commit` has it.
-        running: acts that are not over yet.
+        Uncommitted changes are committed first, and are then the last operation.
 
-        Raises: StoreError where there is none; Conflict where something grows just now from a node
-        that would go, and for an act that is not over.
+        Args:
+            leave: nodes to leave uncommitted; see `commit`.
+            running: groups that are not finished yet.
+
+        Raises: StoreError if there is nothing to undo. Conflict if a node that would be removed
+            is being grown, or if the group is not finished.
         """
         before = self.commit("edit", leave=leave)
         return self._undo_or_redo("undo", DONE, _operations.c.key.desc(), running).after(before)
 
     def redo(self, *, leave: Iterable[Heddle] = ()) -> Change:
-        """Do again what `undo` took back last. Raises: StoreError where there is none."""
+        """Redo what `undo` undid last. Raises: StoreError if there is nothing to redo."""
         before = self.commit("edit", leave=leave)
         return self._undo_or_redo("redo", UNDONE, _operations.c.key.asc()).after(before)
 
     @_exclusive
     def restore_nodes(self, *, actor: str = "") -> Change:
-        """Put back what the last removal took and is still out, whatever was done since.
+        """Restore the nodes of the last removal that are still removed, as a new operation.
 
-        An operation of its own, as adding it would be: it changes nothing else, and undo takes it
-        back. Raises: StoreError where no node is removed.
+        Later operations stay. Raises: StoreError if no node is removed.
         """
         self._commit("edit", "", {})
         last = self.last_removal()
         if last is None:
-            raise StoreError(f"no node of {self.name} is removed: nothing is to be brought back")
+            raise StoreError(f"no node of {self.name} is removed: there is nothing to restore")
         self._database.write(lambda connection: self._restore_nodes(connection, last.key, actor))
         return self.sync()._replace(kind="restore")
 
@@ -624,7 +640,7 @@ class StoredLoom:
         row = self._lock_row(connection)
         data = connection.execute(sa.select(_operations.c.data).where(_operations.c.key == key))
         coming = still_removed(connection, self._key, data.scalar_one())
-        if not coming:  # done meanwhile: by another process, or before a lost answer
+        if not coming:  # another process, or an earlier attempt, has restored them
             return
         rev = row.rev + 1
         set_removed(connection, self._key, coming, rev, removed=False)
@@ -634,11 +650,11 @@ class StoredLoom:
         touch(connection, self._key, rev=rev, n_nodes=count_nodes(self._key))
 
     def last_removal(self) -> Operation | None:
-        """Return the last removal of which something is still out; None for none."""
+        """Return the last removal with nodes that are still removed; None if there is none."""
         return self._database.read(lambda connection: last_removal(connection, self._key))
 
     def history(self, limit: int = 50) -> list[Operation]:
-        """Return the loom's operations, the last one first."""
+        """Return the loom's operations, newest first."""
         columns = [_operations.c[name] for name in Operation._fields]
         query = sa.select(*columns).where(_operations.c.loom == self._key)
         query = query.order_by(_operations.c.key.desc()).limit(limit)
@@ -646,7 +662,7 @@ class StoredLoom:
         return [Operation(*row) for row in rows]
 
     def origin(self, node: Heddle) -> Operation | None:
-        """Return the operation that brought a node; None while it grows. Cost: O(operations)."""
+        """Return the operation that added a node; None while it grows. Cost: O(operations)."""
         number = self._snapshot.numbers.get(node.id, -1)
         columns = [_operations.c[name] for name in Operation._fields]
         query = sa.select(*columns, _operations.c.data).where(
@@ -655,7 +671,7 @@ class StoredLoom:
         query = query.order_by(_operations.c.key)
         rows = self._database.read(lambda connection: connection.execute(query).all())
         for row in rows:
-            if number in Steps.loaded(row.data).added:
+            if number in Steps.from_json(row.data).added:
                 return Operation(*row[: len(Operation._fields)])
         return None
 
@@ -663,7 +679,7 @@ class StoredLoom:
     def _undo_or_redo(
         self, kind: str, state: str, order: Any, running: Collection[str] = ()
     ) -> Change:
-        # Before it is written: where the answer to that is lost, the next act is not turned, too.
+        # Read first: a retry after a lost answer must not undo the next group, too.
         keys, act = self._database.read(
             lambda connection: next_in_log(connection, self._key, state, order)
         )
@@ -671,9 +687,9 @@ class StoredLoom:
             raise StoreError(f"there is nothing to {kind} in the loom {self.name}")
         if act is not None and (act in running or self._is_running(act)):
             raise Conflict(
-                "what was done last is still going on, so it cannot be undone yet",
+                "the last operation is still running, so it cannot be undone yet",
                 rev=self.rev,
-                hint="wait until it has ended, or cancel it",
+                hint="wait until it has finished, or cancel it",
             )
 
         def work(connection: Connection) -> None:
@@ -684,30 +700,30 @@ class StoredLoom:
         return self.sync()._replace(kind=kind)
 
     def _is_running(self, act: str) -> bool:
-        """Whether another process is about an act that it has named (`new_act`)."""
-        mark = process_of(act)
-        if mark == self._writer.id:
+        """Return True if the process that named this group (`new_act`) is still running."""
+        process_id = process_of(act)
+        if process_id == self._writer.id:
             return False
         return not self._database.read(
-            lambda connection: find_dead(connection, {mark}, self._database)
+            lambda connection: find_dead(connection, {process_id}, self._database)
         )
 
 
-def insert_nodes(kept: StoredLoom, connection: Connection) -> PendingCommit:
-    """Write a new loom's nodes, in the transaction that makes its row; see `accept_commit`.
+def insert_nodes(stored: StoredLoom, connection: Connection) -> PendingCommit:
+    """Write a new loom's nodes, in the transaction that creates its row; see `accept_commit`.
 
-    A label that an import has put into a node's meta is its bookmark from now on.
+    A label in a node's meta, which an import writes there, becomes its bookmark.
     """
-    marks: dict[str, str | None] = {
+    bookmarks: dict[str, str | None] = {
         node.id: label
-        for node in kept.loom.walk()
+        for node in stored.loom.walk()
         if isinstance(label := node.meta.get("bookmark"), str) and is_db_text(label)
     }
-    pending = kept._write(connection, "create", "", marks, MergedChanges([], [], []))
+    pending = stored._write(connection, "create", "", bookmarks, MergedChanges([], [], []))
     assert pending is not None
     return pending
 
 
-def accept_commit(kept: StoredLoom, pending: PendingCommit) -> None:
-    """Take over what `insert_nodes` wrote, when that is kept."""
-    kept._accept(pending)
+def accept_commit(stored: StoredLoom, pending: PendingCommit) -> None:
+    """Update the loom with what `insert_nodes` wrote, after the transaction."""
+    stored._accept(pending)

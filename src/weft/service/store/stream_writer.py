@@ -1,4 +1,4 @@
-"""A stream whose tokens are kept while it runs: durable within a second, though it may stall."""
+"""Save the tokens of a stream while it runs, within a second."""
 
 from __future__ import annotations
 
@@ -20,64 +20,64 @@ _log = logging.getLogger(__name__)
 
 
 class StreamWriter:
-    """Keeps the new tokens of nodes that grow, in a thread: the model does not wait for a disk."""
+    """Saves new tokens in a thread, so that generation does not wait for the disk."""
 
-    def __init__(self, kept: StoredLoom, begun: Iterable[Heddle] = ()) -> None:
-        """begun: nodes that have their numbers already."""
-        self._kept = kept
+    def __init__(self, stored: StoredLoom, numbered: Iterable[Heddle] = ()) -> None:
+        """Start no thread yet. numbered: nodes that have their numbers already."""
+        self._stored = stored
         self._waiting: dict[str, Heddle] = {}
         self._lock = threading.Lock()
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="weft-follower", daemon=True)
-        self._seen = {node.id for node in begun}
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="weft-stream-writer", daemon=True)
+        self._numbered = {node.id for node in numbered}
 
     def add(self, node: Heddle) -> None:
-        """A node has new tokens. Its first ones are kept at once: it has its number then."""
-        if node.id not in self._seen:
-            self._seen.add(node.id)
-            self._keep([node])
+        """Register a node with new tokens. Its first tokens are saved at once, for its number."""
+        if node.id not in self._numbered:
+            self._numbered.add(node.id)
+            self._save([node])
         if not self._thread.is_alive():
             self._thread.start()
         with self._lock:
             self._waiting[node.id] = node
 
     def close(self) -> None:
-        """End the thread. What was not kept yet is for the commit."""
-        self._over.set()
+        """Stop the thread. Unsaved tokens are left to the commit."""
+        self._stopped.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def _run(self) -> None:
-        while not self._over.wait(FLUSH_INTERVAL_S):
+        while not self._stopped.wait(FLUSH_INTERVAL_S):
             with self._lock:
                 nodes, self._waiting = list(self._waiting.values()), {}
             if nodes:
-                self._keep(nodes)
+                self._save(nodes)
 
-    def _keep(self, nodes: list[Heddle]) -> None:
+    def _save(self, nodes: list[Heddle]) -> None:
         try:
-            self._kept.append(nodes)
-        except StoreError as error:  # the next one brings it along, or the commit
-            _log.warning("new tokens are not kept yet: %s", error)
+            self._stored.append(nodes)
+        except StoreError as error:  # the next call saves them, or the commit
+            _log.warning("new tokens are not saved yet: %s", error)
 
 
 def persist_stream(
-    kept: StoredLoom, deltas: Iterable[Delta], kind: str, actor: str
+    stored: StoredLoom, deltas: Iterable[Delta], kind: str, actor: str
 ) -> Generator[Delta, None, None]:
-    """Yield the deltas of a stream; keep what they bring, and commit it, however it ends."""
-    writer = StreamWriter(kept)
+    """Yield the deltas of a stream, save their tokens, and commit the nodes at the end."""
+    writer = StreamWriter(stored)
     try:
         if isinstance(deltas, Generator):
             with closing(deltas):
-                yield from _watched(writer, deltas)
+                yield from _register_nodes(writer, deltas)
         else:
-            yield from _watched(writer, deltas)
+            yield from _register_nodes(writer, deltas)
     finally:
         writer.close()
-        kept.commit(kind, actor=actor)
+        stored.commit(kind, actor=actor)
 
 
-def _watched(writer: StreamWriter, deltas: Iterable[Delta]) -> Generator[Delta, None, None]:
+def _register_nodes(writer: StreamWriter, deltas: Iterable[Delta]) -> Generator[Delta, None, None]:
     for delta in deltas:
         if delta.token_ids:
             writer.add(delta.node)

@@ -1,4 +1,4 @@
-"""What a list says of a loom; read without the database, as commands at a server do."""
+"""Summaries of looms. Importable without the database packages, for clients of a server."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import NamedTuple
 
 
 class LoomSummary(NamedTuple):
-    """What a list says of a loom. model: what to load to grow it; changed: seconds since 1970."""
+    """A loom as lists show it."""
 
     id: str
     name: str
-    model: str
-    engine: str
+    model: str  # source of the model that grows it
+    engine: str  # "" means automatic
     prompt: str
-    created: str
-    changed: float
+    created: str  # ISO 8601
+    changed: float  # seconds since 1970
     n_nodes: int
     rev: int
     is_removed: bool = False

@@ -1,8 +1,8 @@
-"""The tables that looms are kept in. What makes and changes them stands in `migrations/`.
+"""The tables of looms. `migrations/` creates and changes them.
 
-A row of `nodes` is never deleted while its loom is there: a node that was removed is marked, so its
-number is never given again, and undo only takes the mark away. `rev` of a row is the loom's
-revision that wrote it last: who knows a loom up to a revision reads what is above.
+A row of `nodes` is not deleted before its loom. Removed nodes are only marked, so that numbers are
+never reused and undo is cheap. `rev` of a row is the loom's revision that wrote it last. A process
+that has read a loom up to a revision reads only rows with a higher `rev`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ metadata = MetaData(
         "pk": "pk_%(table_name)s",
     }
 )
-# SQLite counts by itself only what is called INTEGER.
+# SQLite assigns keys automatically only to columns of type INTEGER.
 Key = BigInteger().with_variant(Integer, "sqlite")
 
 
@@ -46,18 +46,18 @@ looms = Table(
     Column("key", Key, primary_key=True),
     Column("id", String(32), nullable=False),
     Column("name", Text, nullable=False),
-    # Which removal took it away: what was removed together comes back together.
+    # Number of the removal. Looms removed together are restored together.
     Column("removed", Integer),
     Column("turn", BigInteger, nullable=False),  # rises with each change of any loom
-    Column("changed", Float, nullable=False),  # seconds since 1970, for people
+    Column("changed", Float, nullable=False),  # seconds since 1970, for display
     Column("rev", Integer, nullable=False),
     Column("next_number", Integer, nullable=False),
     Column("n_nodes", Integer, nullable=False),
-    # For lists: what to load to grow it, and what was asked.
+    # For lists of looms: model and engine that grow the loom, and its prompt.
     Column("model", Text, nullable=False),
     Column("engine", Text, nullable=False),
     Column("prompt", Text, nullable=False),
-    Column("head", Text, nullable=False),  # JSON, as the head of a file
+    Column("head", Text, nullable=False),  # JSON of `LoomMetadata`
     UniqueConstraint("id"),
     Index("ix_looms_turn", "turn"),
     Index(
@@ -69,7 +69,7 @@ looms = Table(
     ),
 )
 
-# Sampling parameters, each once: key is the hash of the JSON.
+# Sampling parameters, without duplicates: `key` is a hash of the JSON.
 sampling = Table(
     "sampling",
     metadata,
@@ -84,17 +84,17 @@ nodes = Table(
     _of_loom(),
     Column("number", Integer, nullable=False),
     Column("id", Text, nullable=False),
-    Column("parent", Integer),  # a number; the root has none
+    Column("parent", Integer),  # a number; NULL for the root
     Column("place", Float, nullable=False),  # orders siblings
-    # No index has `removed` or `rev`: PostgreSQL then marks thousands in place. They stand before
-    # what is long: SQLite reads a row from its beginning.
+    # No index contains `removed` or `rev`, so PostgreSQL updates thousands of rows in place. They
+    # precede long columns, since SQLite reads a row from its start.
     Column("removed", Boolean, nullable=False),
     Column("rev", Integer, nullable=False),
-    Column("writer", String(32)),  # who grows it just now
+    Column("writer", String(32)),  # id of the process that generates the node; else NULL
     Column("text", Text, nullable=False),
-    # The text as UTF-8 where the database's own text cannot hold it: zero bytes, lone surrogates.
+    # UTF-8 of texts that the database cannot store as text: with zero bytes or lone surrogates.
     Column("exact", LargeBinary),
-    Column("words", Text, nullable=False),  # the text as it is searched
+    Column("words", Text, nullable=False),  # the normalized text for search
     Column("n_tokens", Integer, nullable=False),
     Column("tokens", LargeBinary, nullable=False),
     Column("logprobs", LargeBinary, nullable=False),
@@ -107,7 +107,7 @@ nodes = Table(
     Column("score", Text),
     Column("meta", Text, nullable=False),
     Column("bookmark", Text),
-    Column("legal_logmass", LargeBinary),  # only of nodes with a constraint
+    Column("legal_logmass", LargeBinary),  # only for nodes generated under a constraint
     UniqueConstraint("loom", "number"),
     UniqueConstraint("loom", "id"),
     Index("ix_nodes_loom_parent", "loom", "parent"),
@@ -119,7 +119,7 @@ nodes = Table(
     ),
 )
 
-# The tokens of nodes that grow, as they came; they go into the node's row when it is done.
+# Token chunks of nodes in progress. The commit moves them into the node's row.
 pieces = Table(
     "pieces",
     metadata,
@@ -149,12 +149,12 @@ operations = Table(
     Column("n_removed", Integer, nullable=False),
     Column("n_changed", Integer, nullable=False),
     Column("data", Text, nullable=False),
-    Column("act", Text),  # what several operations are parts of: they are undone together
-    Column("model", Text),  # that grew what it added
+    Column("act", Text),  # name of a group of operations that are undone together
+    Column("model", Text),  # model that generated the added nodes
     Index("ix_operations_loom", "loom", "key"),
 )
 
-# Processes that grow nodes. beat: when it was last seen alive, by the database's clock.
+# Processes that generate nodes. beat: time of the last heartbeat, by the database's clock.
 writers = Table(
     "writers",
     metadata,
@@ -174,7 +174,7 @@ leases = Table(
     Column("expires", Float, nullable=False),
 )
 
-# What was drawn last in each terminal, and where its reader stands.
+# The loom last used in each terminal, and its current node.
 terminals = Table(
     "terminals",
     metadata,

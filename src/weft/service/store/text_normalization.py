@@ -1,8 +1,8 @@
-"""Texts as they are searched: what is written alike is found alike, in every database.
+"""Normalize texts for full-text search, so that all databases find the same words.
 
-The same folding is done to what is kept and to what is asked, so the database's own tokenizer only
-ever sees small letters, digits and spaces. Chinese and Japanese are written without spaces: each of
-their characters is a word, and a word of several is a phrase of them.
+Stored texts and queries are normalized in the same way. The tokenizers of the databases therefore
+see only lowercase characters, digits and spaces. Chinese and Japanese have no spaces between words:
+each of their characters is a word, and a word of several characters is a phrase.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import re
 import unicodedata
 from typing import NamedTuple
 
-# Of a node, in characters: PostgreSQL's vector of words holds a megabyte.
+# Searched characters of a node. PostgreSQL limits a tsvector to 1 MB.
 MAX_CHARS = 100_000
-MAX_PROMPT_CHARS = 2000  # characters of the prompt that a loom's row has, for lists
+MAX_PROMPT_CHARS = 2000  # characters of the prompt in a loom's row, for lists
 _ASCII = re.compile("[A-Za-z0-9]+")
 # Scripts that are written without spaces between words.
 _UNSPACED = (
@@ -26,7 +26,7 @@ _UNSPACED = (
 
 
 class Word(NamedTuple):
-    """A word of a text, folded; where it stands in the text."""
+    """A normalized word, with its position in the original text."""
 
     text: str
     start: int
@@ -34,12 +34,12 @@ class Word(NamedTuple):
 
 
 def search_text(text: str) -> str:
-    """Return the folded words of a text, joined by spaces."""
+    """Return the normalized words of a text, joined by spaces."""
     return " ".join(word.text for word in split_words(text[:MAX_CHARS]))
 
 
 def strip_template(text: str, prompt: str) -> str:
-    """Return what a root has of its prompt: without what a chat template puts around it.
+    """Return the user prompt in a root's text, without the chat template around it.
 
     prompt: the full prompt, or its first `MAX_PROMPT_CHARS` characters from the loom's row. A text
     that does not contain it (the prompt was changed since) is returned unchanged.
@@ -51,36 +51,36 @@ def strip_template(text: str, prompt: str) -> str:
 
 
 def split_words(text: str) -> list[Word]:
-    """Return the words of a text: runs of letters and digits, in small letters, without accents."""
+    """Split a text into alphanumeric words, in lowercase and without accents."""
     if text.isascii():
-        found = _ASCII.finditer(text)
-        return [Word(match[0].lower(), match.start(), match.end()) for match in found]
-    return _words_of_any(text)
+        matches = _ASCII.finditer(text)
+        return [Word(match[0].lower(), match.start(), match.end()) for match in matches]
+    return _split_unicode(text)
 
 
-def _words_of_any(text: str) -> list[Word]:
-    found: list[Word] = []
-    letters: list[str] = []
+def _split_unicode(text: str) -> list[Word]:
+    words: list[Word] = []
+    characters: list[str] = []
     start = 0
     for at, character in enumerate(text):
-        folded = _folded(character)
-        if not folded or _is_unspaced(character):
-            if letters and (folded or not _is_mark(character)):
-                found.append(Word("".join(letters), start, at))
-                letters = []
-            if folded:
-                found.append(Word(folded, at, at + 1))
+        normalized = _normalize(character)
+        if not normalized or _is_unspaced(character):
+            if characters and (normalized or not _is_mark(character)):
+                words.append(Word("".join(characters), start, at))
+                characters = []
+            if normalized:
+                words.append(Word(normalized, at, at + 1))
             continue
-        if not letters:
+        if not characters:
             start = at
-        letters.append(folded)
-    if letters:
-        found.append(Word("".join(letters), start, len(text)))
-    return found
+        characters.append(normalized)
+    if characters:
+        words.append(Word("".join(characters), start, len(text)))
+    return words
 
 
-def _folded(character: str) -> str:
-    """Return a character without case and accents; "" for what is in no word."""
+def _normalize(character: str) -> str:
+    """Return a character in lowercase without accents; "" if it is not part of a word."""
     if character.isascii():
         return character.lower() if character.isalnum() else ""
     parts = unicodedata.normalize("NFKD", character.casefold())

@@ -1,4 +1,4 @@
-"""Operations of a loom's log, taken back and done again in its rows."""
+"""Undo and redo operations of a loom's log in its rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .text_normalization import search_text, strip_template
 def next_in_log(
     connection: Connection, loom: int, state: str, order: Any
 ) -> tuple[list[int], str | None]:
-    """Return the operation that is next, and those after it that are parts of its act; and that."""
+    """Return the keys of the next operation in `state` and of its group, and the group's name."""
     query = sa.select(operations.c.key, operations.c.act).where(
         operations.c.loom == loom, operations.c.state == state
     )
@@ -35,28 +35,30 @@ def next_in_log(
 
 
 def apply(connection: Connection, loom: Any, key: int, state: str) -> None:
-    """Take an operation back, or do it again, if it still is in this state.
+    """Undo or redo an operation, if it is still in this state.
 
-    loom: its row, locked. What others have put below what goes stays, and the way to it.
-    Raises: Conflict where something grows from a node that would go.
+    loom: its locked row. Nodes that others have added below a removed node stay, with their
+    ancestors. Raises: Conflict if a node that would be removed is being grown.
     """
     operation = connection.execute(sa.select(operations).where(operations.c.key == key)).one()
-    if operation.state != state:  # done meanwhile: by another process, or before a lost answer
+    if operation.state != state:  # another process, or an earlier attempt, has done it
         return
-    steps, is_undo = Steps.loaded(operation.data), state == DONE
-    going, coming = (steps.added, steps.removed) if is_undo else (steps.removed, steps.added)
-    _check_not_growing(connection, loom.key, going)
+    steps, is_undo = Steps.from_json(operation.data), state == DONE
+    removals, restorations = (
+        (steps.added, steps.removed) if is_undo else (steps.removed, steps.added)
+    )
+    _check_not_growing(connection, loom.key, removals)
     rev = loom.rev + 1
-    set_removed(connection, loom.key, going, rev, removed=True)
-    set_removed(connection, loom.key, coming, rev, removed=False)
-    head = LoomMetadata.loaded(loom.head)
+    set_removed(connection, loom.key, removals, rev, removed=True)
+    set_removed(connection, loom.key, restorations, rev, removed=False)
+    head = LoomMetadata.from_json(loom.head)
     if steps.prompt is not None:
         head = head._replace(user_prompt=steps.prompt[0 if is_undo else 1])
     for number, (before, after) in steps.changed.items():
         columns: Values = dict(before if is_undo else after)
         if "text" in columns:
-            asked = "" if number else db_text(head.user_prompt)
-            columns["words"] = search_text(strip_template(columns["text"], asked))
+            prompt = "" if number else db_text(head.user_prompt)
+            columns["words"] = search_text(strip_template(columns["text"], prompt))
         connection.execute(
             sa.update(nodes)
             .where(nodes.c.loom == loom.key, nodes.c.number == number)
@@ -71,22 +73,22 @@ def apply(connection: Connection, loom: Any, key: int, state: str) -> None:
     touch(connection, loom.key, rev=rev, n_nodes=count_nodes(loom.key), **head.columns())
 
 
-def _check_not_growing(connection: Connection, loom: int, going: Collection[int]) -> None:
+def _check_not_growing(connection: Connection, loom: int, numbers: Collection[int]) -> None:
     rows = connection.execute(
         sa.select(nodes.c.parent).where(
             nodes.c.loom == loom, nodes.c.writer.is_not(None), ~nodes.c.removed
         )
     )
-    below = {row.parent for row in rows} & set(going)
+    below = {row.parent for row in rows} & set(numbers)
     if below:
         raise Conflict(
-            f"node {min(below)} is being grown just now, so what made it cannot be undone",
-            hint="wait until it has grown, or cancel that",
+            f"node {min(below)} is being grown, so the operation that added it cannot be undone",
+            hint="wait until it has finished, or cancel it",
         )
 
 
 def last_removal(connection: Connection, loom: int) -> Operation | None:
-    """Return the last removal of which something is still out; None for none."""
+    """Return the last removal with nodes that are still removed; None if there is none."""
     columns = [operations.c[name] for name in Operation._fields]
     query = sa.select(*columns, operations.c.data).where(
         operations.c.loom == loom,
@@ -94,14 +96,14 @@ def last_removal(connection: Connection, loom: int) -> Operation | None:
         operations.c.n_removed > 0,
         operations.c.n_added == 0,
     )
-    for *told, data in connection.execute(query.order_by(operations.c.key.desc())):
+    for *fields, data in connection.execute(query.order_by(operations.c.key.desc())):
         if still_removed(connection, loom, data):
-            return Operation(*told)
+            return Operation(*fields)
     return None
 
 
 def still_removed(connection: Connection, loom: int, data: str) -> list[int]:
-    """Return the numbers of what an operation removed, and nothing has brought back."""
+    """Return the numbers of nodes that an operation removed and that are still removed."""
     query = sa.select(nodes.c.number).where(nodes.c.loom == loom, nodes.c.removed)
-    out = set(connection.execute(query).scalars())
-    return [number for number in Steps.loaded(data).removed if number in out]
+    removed = set(connection.execute(query).scalars())
+    return [number for number in Steps.from_json(data).removed if number in removed]

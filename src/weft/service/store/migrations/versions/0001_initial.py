@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-# Databases made before the first release went through three more migrations; they match this one.
+# Unreleased versions reached the same tables in four migrations; their databases stay valid.
 revision = "4"
 down_revision = None
 
