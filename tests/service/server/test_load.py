@@ -109,7 +109,7 @@ def test_path_longer_than_the_kv_budget_is_400(
         assert slots is not None
         assert slots < lm.n_ctx
         (said,) = [each.getMessage() for each in caplog.records if "budget" in each.getMessage()]
-        assert f"{slots} slots and its context {lm.n_ctx} tokens" in said
+        assert f"holds {slots} tokens, but the context has {lm.n_ctx}" in said
         for asked in ({"prompt": [5] * (slots + 2)}, {"prompt": [5], "ignore_eos": True}):
             body = {**asked, "max_tokens": slots + 2}
             answer = server.client.post("/v1/completions", json=body)
