@@ -1,4 +1,4 @@
-"""The clients ask what the server has, and get back what would be here, errors too."""
+"""The clients have a method for every route, and raise the library's errors."""
 
 from __future__ import annotations
 

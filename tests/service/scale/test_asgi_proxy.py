@@ -1,4 +1,4 @@
-"""Requests that are relayed: what the app is asked, what comes of it, and what goes wrong."""
+"""Forwarded requests: messages, errors and disconnects of the app."""
 
 from __future__ import annotations
 

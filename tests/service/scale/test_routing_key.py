@@ -1,4 +1,4 @@
-"""By what requests find their replica."""
+"""Routing keys of requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/clients.md says works: its openai code, its llm file and its origins."""
+"""Tests the examples of docs/clients.md: OpenAI code, llm file and allowed origins."""
 
 from __future__ import annotations
 

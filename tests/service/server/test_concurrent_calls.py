@@ -1,4 +1,4 @@
-"""Several things in one loom at once: each is one operation, told in order, and undone alone."""
+"""Concurrent jobs and edits in one loom: separate operations, ordered events, separate undo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A database that cannot be written for a while: what had grown is kept, what failed is not."""
+"""A temporarily unavailable database: generated nodes are saved later, failed edits are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client was told of outlives the server."""
+"""Data that a client has received survives the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How streams tell what is new: one beat, one write for many, pings, and nothing left behind."""
+"""Event streams: common ticks, coalesced writes, pings, and cleanup after disconnects."""
 
 from __future__ import annotations
 

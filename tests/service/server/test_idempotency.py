@@ -1,4 +1,4 @@
-"""`Idempotency-Key`: what is sent twice is done once, whoever goes meanwhile."""
+"""`Idempotency-Key`: a repeated request runs once, even if its client disconnects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looms that come in and go out over HTTP, and models that come and go."""
+"""Import and export of looms over HTTP, and loading and unloading of models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Very many clients: limits, and nothing left behind by those that vanish."""
+"""Many clients: limits, and cleanup after disconnects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures for Prometheus: what is counted as what."""
+"""Prometheus metrics of jobs, streams and first tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The known endpoints: their shapes, what they do to looms that everybody sees, and no defect."""
+"""N8Loom's API: its response formats, and its effect on the shared looms."""
 
 from __future__ import annotations
 

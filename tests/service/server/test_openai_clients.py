@@ -1,4 +1,4 @@
-"""What other programs send is answered: bodies as they stand in `requests/`, and two real ones."""
+"""Requests of other programs succeed: recorded bodies in `requests/`, and two real programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors name the field that is wrong, conflicts their reason."""
+"""Errors name the wrong field, and conflicts their reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""With `loom` in a request its answers are nodes of a kept loom, the same for every surface."""
+"""With `loom` in a request, the answers are nodes of a saved loom, for every API."""
 
 from __future__ import annotations
 

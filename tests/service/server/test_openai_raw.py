@@ -1,4 +1,4 @@
-"""What SDKs hide: refusals by name, errors and ends of streams, clients that vanish, odd texts."""
+"""Behaviour hidden by SDKs: rejected parameters, errors in streams, disconnects, unusual texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams with log-probabilities: one token per chunk, and the chunk's text is that token's."""
+"""Streams with logprobs: each chunk has one token and its text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of the server says what the server does."""
+"""docs/server.md describes every route, event and error."""
 
 from __future__ import annotations
 

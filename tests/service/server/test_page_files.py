@@ -1,4 +1,4 @@
-"""The files of the page, as the server gives them."""
+"""The server delivers the files of the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""KV that is pinned by hand, and moved to the host, through the server; pins follow their nodes."""
+"""Pinned and offloaded KV over HTTP; pins follow their nodes."""
 
 from __future__ import annotations
 

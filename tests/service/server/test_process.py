@@ -1,4 +1,4 @@
-"""`weft serve` as a process: signals, ports, and death in the middle."""
+"""`weft serve` as a process: signals, ports, and crashes."""
 
 from __future__ import annotations
 

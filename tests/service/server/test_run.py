@@ -1,4 +1,4 @@
-"""The socket that a server listens at."""
+"""The listening socket of a server."""
 
 from __future__ import annotations
 

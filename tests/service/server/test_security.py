@@ -1,4 +1,4 @@
-"""Who may ask, and what everybody is told who may not."""
+"""API keys, Host and Origin checks, and the responses to rejected requests."""
 
 from __future__ import annotations
 

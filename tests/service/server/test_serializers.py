@@ -1,4 +1,4 @@
-"""What a page tells of a node and of a search: where a node comes from, and every round."""
+"""Fields of nodes and searches: the origin of a node, and the rounds of a search."""
 
 from __future__ import annotations
 

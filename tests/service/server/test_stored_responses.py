@@ -1,4 +1,4 @@
-"""Stored responses: nodes of a loom, forks from any id, and what is left after a restart."""
+"""Stored responses: nodes of a loom, forks from any id, and their state after a restart."""
 
 from __future__ import annotations
 

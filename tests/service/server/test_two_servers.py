@@ -1,4 +1,4 @@
-"""Two servers over one database: a loom is grown by one of them, and goes over to the other."""
+"""Two servers over one database: one of them grows a loom, and the other takes it over."""
 
 from __future__ import annotations
 
