@@ -46,6 +46,8 @@ class GrowthTask:
     Runs in the event loop.
 
     Args:
+        live: the open loom.
+        growth: the planned branches.
         log: receives the events.
         author: attribution of the commit.
         first: the job's index of the first branch.

@@ -50,6 +50,7 @@ class JsonRoute(APIRoute):
     """Read every body as JSON, as Ollama does: its examples use `curl -d` without a header."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the route's handler with the content type replaced by JSON."""
         handle = super().get_route_handler()
 
         async def read_as_json(request: Request) -> Response:

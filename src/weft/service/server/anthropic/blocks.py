@@ -15,7 +15,9 @@ Json = dict[str, Any]
 
 
 class CacheableBlock(OpenAIModel):
-    """`cache_control` is accepted: Weft caches every prefix without it."""
+    """Base of blocks with `cache_control`, which is accepted without effect: every prefix is
+    cached.
+    """
 
     cache_control: Any = None
 

@@ -286,7 +286,7 @@ class Completion:
         return prompt_scores[prompt] if self.body.echo and self.logprobs is not None else ()
 
     def _new_tokens(self, reply: ChoiceRun) -> tuple[ChoiceRun, int, list[int]]:
-        """Return the tokens that are new since the last call, as `of_replies` takes them.
+        """Return (reply, index of the first new token, new tokens), as `of_replies` takes them.
 
         With `echo` the end token is one of them: evaluation harnesses request one extra token and
         drop the last.

@@ -63,9 +63,10 @@ async def of_prompts(
 async def of_replies(
     lm: LM, parts: Sequence[tuple[ChoiceRun, int, Sequence[int]]], request: LogprobsRequest
 ) -> list[list[ScoredToken]]:
-    """Return the scores of some tokens of choices: (choice, index of the first token, tokens).
+    """Return the scores of some tokens of choices, computed in one batch.
 
-    The tokens may end with the end token. All are computed in one batch.
+    Args:
+        parts: (choice, index of the first token, tokens). The tokens may end with the end token.
     """
     if not request.top and not request.tokens and all(_has_logprobs(*part) for part in parts):
         return [

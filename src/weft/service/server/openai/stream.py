@@ -49,7 +49,7 @@ class PlannedCall(Protocol):
 
     @property
     def runs(self) -> Runs:
-        """The choices."""
+        """The choices of the call, for metrics."""
         ...
 
 
