@@ -199,7 +199,7 @@ MISTAKES = [
     (("run", "hi there " * 1500), 2, "the context is 2048"),
     (("read", "nosuch"), 2, "allowed is a number, 0 (the prompt) to 1, or an id"),
     (("tree", "nosuch"), 2, f"there is no loom 'nosuch'; there are {NAME}"),
-    (("run", "hi", "-m", "/etc/passwd"), 2, "refuses"),
+    (("run", "hi", "-m", "/etc/passwd"), 2, "rejects"),
     (("run", "hi", "--kv-budget", "1MiB"), 2, "the server runs tiny"),
     (("run", "hi", "--engine", "torch"), 2, "the server runs tiny"),
     (("redo",), 1, "nothing to redo"),
@@ -441,7 +441,7 @@ def test_a_server_that_dies_in_mid_growth_is_told_and_what_came_is_kept(
     _, errors = growing.communicate()
     assert growing.returncode == 3
     assert b"no longer responds" in errors
-    assert b"what has been grown so far is kept" in errors
+    assert b"saves generated nodes" in errors
     monkeypatch.delenv("WEFT_HOST")
     kept = [(child.finish_reason, bool(child.tokens)) for child in loom_of(NAME).children]
     assert kept == [("interrupted", True)] * 2
