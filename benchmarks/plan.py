@@ -84,8 +84,8 @@ class Leaves:
         return row
 
     def join(self, beside: Row) -> None:
-        position = sum(span.length for span in beside.path)
-        self.rows.append(Row(beside.path, [5], position, self.memory.new(None), (0,)))
+        position = sum(span.length for span in beside.prefix)
+        self.rows.append(Row(beside.prefix, [5], position, self.memory.new(None), (0,)))
 
     def replace(self, n: int = 1) -> None:
         gone = [self.end() for _ in range(n)]

@@ -161,7 +161,7 @@ def test_which_half_is_the_gate_is_seen(*, is_turned: bool) -> None:
     torch.manual_seed(0)
     module = Both(is_turned=is_turned)
     assert found(module) == 1
-    assert module.__dict__["weft_form"].is_turned == is_turned
+    assert module.__dict__["weft_form"].is_swapped == is_turned
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

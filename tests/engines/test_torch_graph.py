@@ -129,7 +129,7 @@ def test_a_frame_serves_as_leaves_end_and_others_join() -> None:
             gone = leaves.rows.pop(number % 5)
             leaves.engine.fragments.free(gone.kv_out)
             fresh = leaves.engine.fragments.new(None)
-            leaves.rows.insert(number % 3, Row(gone.path, [number], 9, fresh, (0,)))
+            leaves.rows.insert(number % 3, Row(gone.prefix, [number], 9, fresh, (0,)))
         torch.testing.assert_close(ours.step(), theirs.step(), rtol=1e-4, atol=1e-4)
     assert played.stats()["captured"] == 1
     assert played.stats()["played"] == 6

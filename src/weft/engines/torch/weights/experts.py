@@ -1,4 +1,4 @@
-"""The experts of a mixture with their weights as oneDNN reads them, or widened as they are met."""
+"""Experts of a mixture with weights packed for oneDNN, or upcast while they are used."""
 
 from __future__ import annotations
 
@@ -12,75 +12,80 @@ from torch import Tensor, nn
 from .packed import TOLERANCE, can_pack, packed, product, version_of
 from .upcast import is_widened
 
-# What Transformers tells every implementation of a mixture; later releases tell more.
-_TOLD = ("config", "has_gate", "has_bias", "is_transposed")
+# Attributes that Transformers gives modules for other implementations of a mixture.
+_ATTRIBUTES = ("config", "has_gate", "has_bias", "is_transposed")
 _UP = ("gate_up_proj", "up_proj")
 _N_ROWS = 5
-_MIXED: dict[type[nn.Module], type[nn.Module]] = {}
+_PACKED_CLASSES: dict[type[nn.Module], type[nn.Module]] = {}
 
 
 class PackedExperts(nn.Module):
-    """Mixed into the class of a module of experts, whose weights are packed then.
+    """Mixin for a module of experts whose weights are packed.
 
-    A token goes through few of many experts, so a step reads the weights of each expert that any of
-    its rows chose. The stacks [experts, out, in] stay beside the packed ones, or not: then they
-    are made where a state dict asks for them, and what is loaded is packed anew.
+    A step reads the weights of each expert that one of its rows selected. The stacks [experts, out,
+    in] stay next to the packed ones, or not. Then a state dict creates them, and loaded weights are
+    packed.
     """
 
     num_experts: int
     _packed: dict[str, list[Tensor]]
-    _marks: dict[str, tuple[int, int]]
+    _versions: dict[str, tuple[int, int]]
 
     def forward(self, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
-        """hidden: [T, E]; chosen: the experts of each token, [T, k]; shares: of each, [T, k]."""
+        """Return the weighted sum of the selected experts' outputs.
+
+        hidden: [T, E]; chosen: expert ids [T, k]; shares: their weights [T, k].
+        """
         me: Any = self
-        if self._marks and torch.is_grad_enabled():  # packed products have no gradient
+        if self._versions and torch.is_grad_enabled():  # packed products have no gradient
             own: Any = super().forward
-            found: Tensor = own(hidden, chosen, shares)
-            return found
-        self._renew()
+            result: Tensor = own(hidden, chosen, shares)
+            return result
+        self._repack_changed()
         up_name = up_of(self)
         ids, order = chosen.reshape(-1).sort(stable=True)
         rows = hidden[order // chosen.shape[1]]
-        found = torch.zeros_like(rows)  # of experts that are not here, too
+        outputs = torch.zeros_like(rows)  # also for experts of other devices
         start = 0
         for expert, members in groupby(ids.tolist()):
             stop = start + sum(1 for _ in members)
             if expert < self.num_experts:
                 up = self._product(rows[start:stop], up_name, expert)
                 between = me._apply_gate(up) if me.has_gate else me.act_fn(up)
-                found[start:stop] = self._product(between, "down_proj", expert)
+                outputs[start:stop] = self._product(between, "down_proj", expert)
             start = stop
         if self.__dict__.get("has_post_expert_norm"):
-            found = me.post_expert_norm(found)
-        found = found * shares.reshape(-1)[order, None]
-        by_token = torch.empty_like(found)
-        by_token[order] = found
-        return by_token.view(*chosen.shape, found.shape[1]).sum(1).to(hidden.dtype)
+            outputs = me.post_expert_norm(outputs)
+        outputs = outputs * shares.reshape(-1)[order, None]
+        by_token = torch.empty_like(outputs)
+        by_token[order] = outputs
+        return by_token.view(*chosen.shape, outputs.shape[1]).sum(1).to(hidden.dtype)
 
     def repack_on_use(self) -> None:
-        """Pack anew what is kept: somebody wrote there as PyTorch does not count."""
-        self._marks = dict.fromkeys(self._marks, (0, -1))
+        """Repack the kept weights at the next product: PyTorch may not have counted a write to
+        them.
+        """
+        self._versions = dict.fromkeys(self._versions, (0, -1))
 
     def _product(self, x: Tensor, name: str, expert: int) -> Tensor:
         biases: Any = self._parameters.get(f"{name}_bias")
         return product(x, self._packed[name][expert], None if biases is None else biases[expert])
 
-    def _renew(self) -> None:
-        for name, mark in self._marks.items():
+    def _repack_changed(self) -> None:
+        for name, version in self._versions.items():
             kept: Any = self._parameters[name]
-            if version_of(kept) != mark:
+            if version_of(kept) != version:
                 self._pack(name, kept.detach())
-                self._marks[name] = version_of(kept)
+                self._versions[name] = version_of(kept)
 
     def _pack(self, name: str, stack: Tensor) -> None:
         weights = of_each(self, stack)
-        is_met_there = is_widened(stack.dtype)
-        self._packed[name] = [each if is_met_there else packed(each) for each in weights]
+        is_in_place = is_widened(stack.dtype)
+        self._packed[name] = [each if is_in_place else packed(each) for each in weights]
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         for name, weights in self._packed.items():
-            if name not in self._marks:
+            if name not in self._versions:
                 with torch.inference_mode():
                     dense = torch.stack([weight.to_dense() for weight in weights])
                     destination[prefix + name] = of_each(self, dense)
@@ -89,7 +94,7 @@ class PackedExperts(nn.Module):
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         state_dict = dict(state_dict)
         for name, weights in self._packed.items():
-            if name not in self._marks and prefix + name in state_dict:
+            if name not in self._versions and prefix + name in state_dict:
                 stack = state_dict.pop(prefix + name).detach()
                 self._pack(name, stack.to(weights[0].dtype))
         super()._load_from_state_dict(state_dict, prefix, *args)
@@ -98,76 +103,87 @@ class PackedExperts(nn.Module):
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
         for weights in self._packed.values():
-            memo.update((id(weight), weight) for weight in weights)  # nobody writes there
+            memo.update((id(weight), weight) for weight in weights)  # read-only
         twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return twin
 
 
 def pack_experts(model: nn.Module, *, keep: bool, twice: bool = True) -> tuple[int, int]:
-    """Pack the experts of every mixture that Transformers lets others run, where that is right.
+    """Pack the experts of every mixture that supports other implementations, if results are
+    correct.
 
-    keep: the stacks stay, too, as those do that are widened. twice: False leaves out what would be
-    in memory twice. Returns how many mixtures are packed, and the bytes of stacks with a copy.
+    Args:
+        keep: keep the stacks, too, as those that are upcast.
+        twice: False skips weights that would be in memory twice.
+
+    Returns:
+        The number of packed mixtures, and the bytes of stacks that have a packed copy.
     """
-    found = [module for module in model.modules() if _can_be_packed(module)]
+    modules = [module for module in model.modules() if _can_be_packed(module)]
     if not twice:
-        found = [module for module in found if not _bytes_copied(module)]
-    if not found or not all(_is_right(module) for module in _one_of_each(found)):
+        modules = [module for module in modules if not _bytes_copied(module)]
+    if not modules or not all(_is_right(module) for module in _one_of_each(modules)):
         return 0, 0
-    n_bytes = sum(map(_bytes_copied, found))
-    for module in found:
+    n_bytes = sum(map(_bytes_copied, modules))
+    for module in modules:
         _mix_in(module, keep=keep)
-    return len(found), n_bytes
+    return len(modules), n_bytes
 
 
 def _bytes_copied(module: nn.Module) -> int:
-    """Return the bytes of a mixture's stacks that are packed in memory of their own."""
+    """Return the bytes of a mixture's stacks that packing copies."""
     stacks: list[Any] = [module._parameters[name] for name in (up_of(module), "down_proj")]
     return sum(stack.nbytes for stack in stacks if not is_widened(stack.dtype))
 
 
 def _mix_in(module: Any, *, keep: bool) -> None:
-    module.__dict__.update(_packed={}, _marks={})
-    module.__class__ = _mixed(type(module))
+    module.__dict__.update(_packed={}, _versions={})
+    module.__class__ = _packed_class(type(module))
     for name in (up_of(module), "down_proj"):
         stack = module._parameters[name]
         module._pack(name, stack.detach())
         if keep or is_widened(stack.dtype):
-            module._marks[name] = version_of(stack)
+            module._versions[name] = version_of(stack)
         else:
             del module._parameters[name]
 
 
-def _mixed(kind: type[nn.Module]) -> type[nn.Module]:
-    """Return the class of modules of a kind that are packed, one for all of them."""
-    if kind not in _MIXED:
-        mixed = type(f"Packed{kind.__name__}", (PackedExperts, kind), {"__module__": __name__})
-        _MIXED[kind] = mixed
-    return _MIXED[kind]
+def _packed_class(kind: type[nn.Module]) -> type[nn.Module]:
+    """Return the class of packed modules of a kind; one for all of them."""
+    if kind not in _PACKED_CLASSES:
+        packed_class = type(
+            f"Packed{kind.__name__}", (PackedExperts, kind), {"__module__": __name__}
+        )
+        _PACKED_CLASSES[kind] = packed_class
+    return _PACKED_CLASSES[kind]
 
 
 def is_open(module: Any) -> bool:
-    """Whether it is a module of experts that Transformers lets others run, and nothing else."""
-    if isinstance(module, PackedExperts) or not all(name in module.__dict__ for name in _TOLD):
+    """Return True for a module of experts that supports other implementations and does nothing
+    else.
+    """
+    if isinstance(module, PackedExperts) or not all(
+        name in module.__dict__ for name in _ATTRIBUTES
+    ):
         return False
     if _implementation_of(module) not in ("grouped_mm", "eager"):
-        return False  # its owner chose
+        return False  # the user selected an implementation
     stacks = [module._parameters.get(name) for name in (up_of(module), "down_proj")]
     return not module.__dict__.get("_is_expert_parallel") and all(map(is_stack, stacks))
 
 
 def is_grouped(module: Any) -> bool:
-    """Whether its own code is a library's product over groups of rows."""
+    """Return True if the module itself uses a library's grouped matrix product."""
     return _implementation_of(module) == "grouped_mm"
 
 
 def _implementation_of(module: Any) -> str | None:
-    found: str | None = getattr(module.config, "_experts_implementation", None)
-    return found
+    name: str | None = getattr(module.config, "_experts_implementation", None)
+    return name
 
 
 def is_stack(weight: Any) -> bool:
-    """Whether it is the weights of experts, [experts, out, in] or the other way round."""
+    """Return True for weights of experts, [experts, out, in] or transposed."""
     return type(weight) is nn.Parameter and weight.ndim == 3
 
 
@@ -181,7 +197,7 @@ def _one_of_each(modules: list[nn.Module]) -> list[nn.Module]:
 
 @torch.inference_mode()
 def _is_right(module: Any) -> bool:
-    """Whether packed experts give what the module gives, for some rows and some experts."""
+    """Return True if packed experts agree with the module, for some rows and experts."""
     up, down = (module._parameters[name] for name in (up_of(module), "down_proj"))
     if not all(can_pack(of_each(module, stack)[0]) for stack in (up, down)):
         return False
@@ -204,10 +220,10 @@ def _is_right(module: Any) -> bool:
 
 
 def up_of(module: nn.Module) -> str:
-    """Return the name of the weights that are multiplied with first."""
+    """Return the name of the first weights."""
     return _UP[0] if module.__dict__["has_gate"] else _UP[1]
 
 
 def of_each(module: nn.Module, stack: Tensor) -> Tensor:
-    """Return the weights [out, in] of each expert, of a stack as it lies; and back."""
+    """Return the weights [out, in] of each expert in a stack, and the reverse."""
     return stack.transpose(1, 2) if module.__dict__["is_transposed"] else stack

@@ -1,6 +1,4 @@
-"""Which linear layers a model's forward goes through, and what they are given, seen in one small
-plain forward.
-"""
+"""Trace one small forward: which linear layers run, and with which inputs."""
 
 from __future__ import annotations
 
@@ -18,19 +16,19 @@ from .packed import version_of
 
 _log = logging.getLogger("weft.engines.torch")
 _IDS = (5, 9, 2, 7)
-_WATCH = "weft_watch"
+_ATTRIBUTE = "weft_trace"
 
 
 class _Call(NamedTuple):
-    """A layer, and what it was given: `mark` is another once somebody has written there."""
+    """A layer and its input. version: changes if the input is written to."""
 
     layer: nn.Module
-    x: Tensor  # held, so that no other has its id
-    mark: tuple[int, int]
+    x: Tensor  # kept alive, so that its id stays unique
+    version: tuple[int, int]
 
 
-class _Watch:
-    """What was seen: calls in turn, and the ids of layers whose weights others looked at."""
+class _Trace:
+    """Calls in order, and the ids of layers whose weights other code read."""
 
     def __init__(self) -> None:
         self.calls: list[_Call] = []
@@ -38,84 +36,84 @@ class _Watch:
         self.inside: nn.Module | None = None
 
 
-class _Watching(nn.Module):
-    """Notes that a layer is called, and that others look at its weight."""
+class _Tracing(nn.Module):
+    """Records that a layer is called, and that other code reads its weight."""
 
     def forward(self, x: Tensor) -> Tensor:
-        watch: _Watch = self.__dict__[_WATCH]
-        watch.calls.append(_Call(self, x, version_of(x)))
-        watch.inside = self
+        trace: _Trace = self.__dict__[_ATTRIBUTE]
+        trace.calls.append(_Call(self, x, version_of(x)))
+        trace.inside = self
         try:
             out: Tensor = super().forward(x)
         finally:
-            watch.inside = None
+            trace.inside = None
         return out
 
     def __getattr__(self, name: str) -> Any:
-        watch: _Watch = self.__dict__[_WATCH]
-        if name == "weight" and watch.inside is not self:
-            watch.read.add(id(self))
+        trace: _Trace = self.__dict__[_ATTRIBUTE]
+        if name == "weight" and trace.inside is not self:
+            trace.read.add(id(self))
         return super().__getattr__(name)
 
 
-class _WatchedLinear(_Watching, nn.Linear):
+class _TracedLinear(_Tracing, nn.Linear):
     pass
 
 
-class _WatchedConv1D(_Watching, Conv1D):
+class _TracedConv1D(_Tracing, Conv1D):
     pass
 
 
-_WATCHED: dict[type[nn.Module], type[nn.Module]] = {
-    nn.Linear: _WatchedLinear,
-    Conv1D: _WatchedConv1D,
+_TRACED: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Linear: _TracedLinear,
+    Conv1D: _TracedConv1D,
 }
 
 
 def called_layers(model: PreTrainedModel, layers: Sequence[nn.Module]) -> set[int]:
-    """Return the ids of those layers that text goes through, and whose weights nobody else reads.
+    """Return the ids of layers that run for text, and whose weights no other code reads.
 
-    Layers of a part that reads images are not called; a model that multiplies with a layer's
-    weight by itself counts on how it lies. None of them where the forward fails.
+    Layers for images do not run. A model that multiplies with a layer's weight itself depends on
+    its memory layout. Empty if the forward fails.
     """
-    watch = _watched(model, layers)
-    return {id(call.layer) for call in watch.calls} - watch.read
+    trace = _trace(model, layers)
+    return {id(call.layer) for call in trace.calls} - trace.read
 
 
 def shared_input_groups(
     model: PreTrainedModel, layers: Sequence[nn.Linear]
 ) -> list[list[nn.Linear]]:
-    """Return those layers, two or more, that are given one and the same tensor, in their order.
+    """Return groups of two or more layers that get the same input tensor, in order.
 
-    Each is called once, and nobody writes to the tensor before the last one is.
+    Each layer runs once, and the tensor is not written to before the last one.
     """
-    watch = _watched(model, layers)
-    n_calls = Counter(id(call.layer) for call in watch.calls)
-    found: dict[tuple[int, ...], list[Any]] = defaultdict(list)
-    for call in watch.calls:
+    trace = _trace(model, layers)
+    n_calls = Counter(id(call.layer) for call in trace.calls)
+    groups: dict[tuple[int, ...], list[Any]] = defaultdict(list)
+    for call in trace.calls:
         if n_calls[id(call.layer)] == 1:
-            found[id(call.x), *call.mark].append(call.layer)
-    return [alike for alike in found.values() if len(alike) > 1]
+            groups[id(call.x), *call.version].append(call.layer)
+    return [alike for alike in groups.values() if len(alike) > 1]
 
 
-@torch.no_grad()  # what a model keeps of it is to be tensors like any other
-def _watched(model: PreTrainedModel, layers: Sequence[nn.Module]) -> _Watch:
-    """Run a few tokens, and return what layers were given; nothing where that fails."""
-    watch = _Watch()
+@torch.no_grad()  # not inference mode: a model may keep tensors of this forward
+def _trace(model: PreTrainedModel, layers: Sequence[nn.Module]) -> _Trace:
+    """Run a few tokens, and return the trace; an empty one if that fails."""
+    trace = _Trace()
     kinds = [type(layer) for layer in layers]
     for layer, kind in zip(layers, kinds, strict=True):
-        layer.__dict__[_WATCH] = watch
-        layer.__class__ = _WATCHED[kind]
+        layer.__dict__[_ATTRIBUTE] = trace
+        layer.__class__ = _TRACED[kind]
     try:
         n_vocab = model.get_input_embeddings().num_embeddings
         ids = torch.tensor([[token % n_vocab for token in _IDS]], device=model.device)
         model(input_ids=ids, use_cache=False)
     except Exception as error:
         _log.debug("%s fails on a first forward: %r", type(model).__name__, error)
-        return _Watch()
+        return _Trace()
     else:
-        return watch
+        return trace
     finally:
         for layer, kind in zip(layers, kinds, strict=True):
             layer.__class__ = kind
-            del layer.__dict__[_WATCH]
+            del layer.__dict__[_ATTRIBUTE]

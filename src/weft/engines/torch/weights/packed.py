@@ -1,4 +1,4 @@
-"""Linear layers whose weights lie as oneDNN reads them, or are widened as they are met."""
+"""Linear layers whose weights are packed for oneDNN, or upcast while they are used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 
 from .upcast import is_widened, multiplies, widened_product
 
-# oneDNN packs for so many rows; what it makes for one is slower even at one.
+# oneDNN packs for a row count; the layout for one row is slower even for one row.
 _ROWS = 32
 # On many processors a oneDNN product of one or two rows takes 1 to 1.5 times as long as one of four
 # rows; three rows do not. Filled rows are also bit-equal to rows of larger products.
@@ -27,65 +27,67 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
 
 class PackedLinear(nn.Linear):
-    """A linear layer with a packed weight; beside it the weight as it lay, or not.
+    """A linear layer with a packed weight, and with or without the original one.
 
-    Without it, `weight` is a copy made each time it is asked for, which refuses to be written to,
-    and what is loaded into the layer is packed anew. With it, what is written there counts. A
-    weight that is widened is no copy of that.
+    With the original weight, writes to it count. Without it, `weight` is a copy that is made on
+    access and rejects writes, and weights that are loaded into the layer are packed. A weight that
+    is upcast is used in place.
     """
 
     def __init__(self, layer: nn.Linear | Conv1D, *, keep: bool, few: int = 0) -> None:
-        """few: rows below which the weight as it lay is faster, where that is kept."""
+        """few: rows below which the original weight is faster, if it is kept."""
         nn.Module.__init__(self)
         weight = layer.weight
-        self.out_features, self.in_features = self._turned(weight).shape
+        self.out_features, self.in_features = self._transposed(weight).shape
         self._few_numbers = few * self.in_features
-        if keep:  # in the order of the layer's own: others count on it
+        if keep:  # first, as in the original layer: state dicts keep this order
             self._parameters["weight"] = weight
         self._parameters["bias"] = layer.bias
         self._pack(weight.detach())
-        self._mark = version_of(weight)
+        self._packed_version = version_of(weight)
         self.train(layer.training)
 
     @property
     def weight(self) -> Tensor:
         """The weight [out, in]."""
-        kept = self._parameters.get("weight")
-        if kept is not None:
-            return kept
+        weight = self._parameters.get("weight")
+        if weight is not None:
+            return weight
         with torch.inference_mode():
-            return self._turned(self._packed.to_dense()).contiguous()
+            return self._transposed(self._packed.to_dense()).contiguous()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.product(x)
 
     def is_few(self, x: Tensor) -> bool:
-        """Whether rows [..., in] are so few that they meet the weight as it lay."""
+        """Return True if rows [..., in] are so few that the original weight is used."""
         return x.numel() < self._few_numbers
 
     def product(self, x: Tensor) -> Tensor:
-        """x: [..., in]. Returns [..., out]."""
-        kept = self._parameters.get("weight")
-        if kept is not None:
+        """Return the layer's output, [..., out]. x: [..., in]."""
+        weight = self._parameters.get("weight")
+        if weight is not None:
             if self.is_few(x) or torch.is_grad_enabled():  # packed products have no gradient
-                return F.linear(x, self._turned(kept), self._parameters["bias"])
-            if version_of(kept) != self._mark:
-                self._pack(kept.detach())
-                self._mark = version_of(kept)
+                return F.linear(x, self._transposed(weight), self._parameters["bias"])
+            if version_of(weight) != self._packed_version:
+                self._pack(weight.detach())
+                self._packed_version = version_of(weight)
         return product(x, self._packed, self._parameters["bias"])
 
     def repack_on_use(self) -> None:
-        """Pack anew what is kept: somebody wrote there as PyTorch does not count."""
-        self._mark = (0, -1)
+        """Repack the kept weight at the next product: it may have changed without PyTorch counting
+        it.
+        """
+        self._packed_version = (0, -1)
 
     def _pack(self, weight: Tensor) -> None:
-        turned = self._turned(weight)
+        matrix = self._transposed(weight)
         is_kept = "weight" in self._parameters
-        self._packed = turned if is_kept and is_widened(weight.dtype) else packed(turned)
+        self._packed = matrix if is_kept and is_widened(weight.dtype) else packed(matrix)
 
     @staticmethod
-    def _turned(weight: Tensor) -> Tensor:
-        """Return the layer's own form of a weight as [out, in], and back."""
+    def _transposed(weight: Tensor) -> Tensor:
+        """Return the layer's form of a weight as [out, in], and the reverse."""
         return weight
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -102,7 +104,7 @@ class PackedLinear(nn.Linear):
     def __deepcopy__(self, memo: dict[int, Any]) -> PackedLinear:
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
-        memo[id(self._packed)] = self._packed  # nobody writes there: copies may share it
+        memo[id(self._packed)] = self._packed  # read-only, so copies share it
         twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return twin
 
@@ -111,31 +113,31 @@ class PackedConv1D(PackedLinear):
     """The same for GPT-2's kind of linear layer, whose weight is [in, out]."""
 
     @staticmethod
-    def _turned(weight: Tensor) -> Tensor:
+    def _transposed(weight: Tensor) -> Tensor:
         return weight.t()
 
 
 def pack_layer(layer: nn.Linear | Conv1D, *, keep: bool, few: int) -> PackedLinear:
-    """Return a layer packed; see `PackedLinear`."""
+    """Return a packed copy of a layer; see `PackedLinear`."""
     kind = PackedLinear if isinstance(layer, nn.Linear) else PackedConv1D
     return kind(layer, keep=keep, few=few)
 
 
 def packed(weight: Tensor) -> Tensor:
-    """Return a weight [out, in] as oneDNN reads it; what of PyTorch looks into it fails.
+    """Return a weight [out, in] packed for oneDNN; one that is upcast becomes contiguous.
 
-    One that is widened is by row.
+    Most PyTorch operations fail on a packed weight.
     """
     if is_widened(weight.dtype):
         return weight.contiguous()
-    # NOTE: the operations that PyTorch's own compiler freezes linear layers with have private
-    # names; `can_pack` asks whether they are there and right before any layer counts on them.
-    made: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS)
-    return made
+    # NOTE: these operations of PyTorch's compiler have private names; `can_pack` checks that they
+    # exist and are correct before any layer uses them.
+    reordered: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS)
+    return reordered
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x: [..., in]; weight: packed, or one that is widened. Returns [..., out]."""
+    """Return x times a packed or upcast weight, [..., out]. x: [..., in]."""
     if not weight.is_mkldnn:
         return widened_product(x, weight, bias)
     n_rows = x.numel() // x.shape[-1]
@@ -145,8 +147,10 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def time_filling(layer: PackedLinear) -> None:
-    """Time products of one row and two, as they are and filled to four; later products use the
-    faster way. Runs once a process and dtype.
+    """Time products of one row and of two, unchanged and padded to four; later products use the
+    faster.
+
+    Runs once a process and dtype.
     """
     weight = layer._packed
     if not weight.is_mkldnn:
@@ -176,25 +180,25 @@ def _filled_product(x: Tensor, n_rows: int, weight: Tensor, bias: Tensor | None)
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    made: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return made
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return out
 
 
 def version_of(weight: Tensor) -> tuple[int, int]:
-    """Return what is another value once PyTorch has written to a weight, or it lies elsewhere."""
+    """Return a value that changes when PyTorch writes to a weight, or it moves."""
     return weight.data_ptr(), 0 if weight.is_inference() else weight._version
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Whether products with a weight are there when it is packed, and right."""
+    """Return True if packed products with a weight exist and are correct."""
     if weight.device.type != "cpu" or weight.dtype not in TOLERANCE:
         return False
     is_packed = weight.dtype in _PACKED and multiplies(weight.dtype)
     if not is_packed and not is_widened(weight.dtype):
         return False
     generator = torch.Generator().manual_seed(0)
-    made = (torch.randn(n, weight.shape[1], generator=generator) for n in (_FEW_ROWS, 6))
-    return all(_is_right(rows.to(weight.dtype), weight.detach()) for rows in made)
+    samples = (torch.randn(n, weight.shape[1], generator=generator) for n in (_FEW_ROWS, 6))
+    return all(_is_right(rows.to(weight.dtype), weight.detach()) for rows in samples)
 
 
 def _is_right(x: Tensor, weight: Tensor) -> bool:

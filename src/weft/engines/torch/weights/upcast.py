@@ -1,10 +1,11 @@
-"""Products with 16-bit weights where the CPU has none: widened to float32, a block at a time.
+"""Products with 16-bit weights on CPUs without such products: blocks are upcast to float32.
 
-PyTorch's own product goes row by row there, and takes 2 to 8 times as long from four rows on. The
-weights stay as they are: what is widened is one block, which lies in a cache.
+PyTorch's own product works row by row there, and takes 2 to 8 times as long from four rows on. The
+weights stay unchanged; one block at a time is upcast into the cache.
 
-    by row      weight [out, in]   ├ block ┤ of outputs: its part of what is made, once
-    by column   weight [in, out]ᵀ  ├ block ┤ of inputs:  added to all that is made
+    by row      weight [out, in]   ├ block ┤ of outputs: computes its part of the result
+
+    by column   weight [in, out]ᵀ  ├ block ┤ of inputs: adds to the full result
 """
 
 from __future__ import annotations
@@ -13,22 +14,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Fewer rows than this are faster one by one, if their weight lies by row.
+# Fewer rows than this are faster one by one, for a weight stored by row.
 _FROM_ROWS = 4
-# Of a block in float32, for each thread; half of it and twice it are as good, or a tenth slower.
+# Of a float32 block, for each thread. Half of it and twice it are equal, or a tenth slower.
 _BLOCK_BYTES = 1 << 21
-_LEAST_LINES, _ALIGN = 64, 16
-_KNOWN = "AVX2"  # what PyTorch calls the processors that were measured
+_MIN_LINES, _ALIGN = 64, 16
+_MEASURED = "AVX2"  # PyTorch's name of the processors that were measured
 
 
 def is_widened(dtype: torch.dtype) -> bool:
-    """Whether products with weights of a dtype are faster so, on this CPU."""
+    """Return True if products with weights of a dtype are faster this way on this CPU."""
     is_half = dtype in (torch.bfloat16, torch.float16)
-    return is_half and torch.backends.cpu.get_cpu_capability() == _KNOWN and not multiplies(dtype)
+    return (
+        is_half and torch.backends.cpu.get_cpu_capability() == _MEASURED and not multiplies(dtype)
+    )
 
 
 def multiplies(dtype: torch.dtype) -> bool:
-    """Whether oneDNN has products of a dtype on this CPU."""
+    """Return True if oneDNN has products of a dtype on this CPU."""
     if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
         return False
     if dtype == torch.bfloat16:
@@ -39,7 +42,7 @@ def multiplies(dtype: torch.dtype) -> bool:
 
 
 def widened_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x: [..., in]; weight: [out, in], by row or by column. Returns [..., out]."""
+    """Return x times a weight [out, in], by row or by column: [..., out]. x: [..., in]."""
     n_out, n_in = weight.shape
     is_by_row = weight.stride(1) == 1
     rows = x.reshape(-1, n_in)
@@ -54,20 +57,20 @@ def widened_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _by_row(wide: Tensor, weight: Tensor) -> Tensor:
-    """Blocks of outputs, one for each thread at a time."""
+    """Compute blocks of outputs, one for each thread at a time."""
     n_out, n_in = weight.shape
     n_threads = torch.get_num_threads()
     n_lines = min(_lines(n_in), max(1, n_out // n_threads // _ALIGN) * _ALIGN)
     out = wide.new_empty(len(wide), n_out)
     block = wide.new_empty(n_threads * n_lines, n_in)
-    whole = n_out // len(block) * len(block) if n_threads > 1 else 0
-    for start in range(0, whole, len(block)):
+    end = n_out // len(block) * len(block) if n_threads > 1 else 0
+    for start in range(0, end, len(block)):
         block.copy_(weight[start : start + len(block)])
         parts = block.view(n_threads, n_lines, n_in).transpose(1, 2)
-        made = torch.bmm(wide.expand(n_threads, -1, -1), parts)
+        product = torch.bmm(wide.expand(n_threads, -1, -1), parts)
         into = out[:, start : start + len(block)]
-        into.unflatten(1, (n_threads, n_lines)).copy_(made.transpose(0, 1))
-    for start in range(whole, n_out, len(block)):
+        into.unflatten(1, (n_threads, n_lines)).copy_(product.transpose(0, 1))
+    for start in range(end, n_out, len(block)):
         part = weight[start : start + len(block)]
         widened = block[: len(part)].copy_(part)
         torch.mm(wide, widened.t(), out=out[:, start : start + len(part)])
@@ -86,5 +89,5 @@ def _by_column(wide: Tensor, weight: Tensor) -> Tensor:
 
 
 def _lines(width: int) -> int:
-    """Return how many lines of a weight a block has."""
-    return max(_LEAST_LINES, _BLOCK_BYTES // (4 * width) // _ALIGN * _ALIGN)
+    """Return the number of lines of a weight in a block."""
+    return max(_MIN_LINES, _BLOCK_BYTES // (4 * width) // _ALIGN * _ALIGN)
