@@ -63,7 +63,7 @@ from weft.engines.torch.paged import (
     routers,
     tiling,
 )
-from weft.engines.torch.paged.pool import own
+from weft.engines.torch.paged.pool import as_paged
 from weft.engines.torch.paged.step import PagedBackend, PagedStep
 from weft.engines.torch.sampling.sampler import TorchSampler
 
@@ -159,7 +159,7 @@ class Tree:
         spec = self.spec
         assert row.kv_out is not None
         lists = [*row.prefix, (row.kv_out, row.kv_out.length + 1)]
-        slots = np.concatenate([own(kv).slots[:n] for kv, n in lists])
+        slots = np.concatenate([as_paged(kv).slots[:n] for kv, n in lists])
         if spec.window is not None:
             slots = slots[-spec.window :]
         at = torch.from_numpy(slots.astype(np.int64)).to(device())

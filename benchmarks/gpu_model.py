@@ -20,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from weft.engines.base import Fragment, Row, Span
 from weft.engines.torch.paged.capture import GraphRecorder
-from weft.engines.torch.paged.pool import PagedFragment, own
+from weft.engines.torch.paged.pool import PagedFragment, as_paged
 from weft.engines.torch.paged.step import PagedBackend
 
 
@@ -222,7 +222,7 @@ def _flat(above: tuple[Span, ...]) -> tuple[Span, ...]:
     if not above:
         return above
     alias = PagedFragment()  # never freed: its slots are those of others
-    alias.slots = np.concatenate([own(kv).slots[:n] for kv, n in above])
+    alias.slots = np.concatenate([as_paged(kv).slots[:n] for kv, n in above])
     alias.length = len(alias.slots)
     return (Span(alias, alias.length),)
 

@@ -35,7 +35,7 @@ from gpu_model import Shape, shape_of, tree_rows
 from weft.engines.base import Row
 from weft.engines.torch.layout import LayerShape, Layout
 from weft.engines.torch.paged import attention_metadata
-from weft.engines.torch.paged.pool import GROW_BY, own
+from weft.engines.torch.paged.pool import GROW_BY, as_paged
 from weft.engines.torch.paged.step import PagedBackend
 
 TREE = "1,4,16,512;1024,256,128,32"
@@ -62,7 +62,7 @@ class Leaves:
         shape = Shape((1,) * below + counts, (SHORT,) * below + lengths)
         self.rows, _ = tree_rows(shape, self.memory)
         for number, row in enumerate(self.rows):  # they need slots at different steps
-            kv, n = own(row.kv_out), number % GROW_BY
+            kv, n = as_paged(row.kv_out), number % GROW_BY
             self.memory.reserve(kv, n)
             self.memory.grew(kv, n)
             row.position += n
@@ -80,7 +80,7 @@ class Leaves:
 
     def end(self) -> Row:
         row = self.rows.pop(self.random.randrange(len(self.rows)))
-        self.memory.free(own(row.kv_out))
+        self.memory.free(as_paged(row.kv_out))
         return row
 
     def join(self, beside: Row) -> None:

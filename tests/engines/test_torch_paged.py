@@ -602,7 +602,7 @@ def test_joined_lists_go_with_their_plans(monkeypatch: pytest.MonkeyPatch) -> No
             )
         assert twin.memory.table._end < 4000
     twin.memory.clear()
-    assert len(twin.memory.table.lost) == 0
+    assert len(twin.memory.table.moved) == 0
 
 
 def test_what_lies_above_one_row_is_met_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -629,7 +629,7 @@ def test_slots_that_a_node_gave_up_are_met_no_more() -> None:
     top, middle, low = chain(twin, [4, 64, 4])
     leaf = twin.node(low, 0)
     assert_met_once(twin, twin.rows([(low, leaf, 1)]), 2).commit()
-    assert twin.memory.table.lost == set()
+    assert twin.memory.table.moved == set()
     twin.nodes[leaf].held = [torch.zeros(1, *h.shape[1:]) for h in twin.nodes[leaf].held]
     kv, other = twin.nodes[middle].fragment, twin.memory.new(None)
     twin.memory.trim(kv, 1)
@@ -644,13 +644,13 @@ class Planned:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.n = 0
-        new = PagedBackend._planned
+        new = PagedBackend._new_plan
 
         def counted(*given: Any) -> attention_metadata.TreeAttentionMetadata:
             self.n += 1
             return new(*given)
 
-        monkeypatch.setattr(PagedBackend, "_planned", counted)
+        monkeypatch.setattr(PagedBackend, "_new_plan", counted)
 
 
 class Runs:
@@ -756,14 +756,14 @@ def test_long_leaves_beside_short_ones_are_cut_anew(monkeypatch: pytest.MonkeyPa
 
 def test_lists_that_are_lost_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of several tokens a row go by no plan, however many there are."""
-    monkeypatch.setattr(paged_step, "_MOST_LOST", 16)
+    monkeypatch.setattr(paged_step, "_MAX_MOVED", 16)
     twin = Twin(2, 1)
     trunk = twin.node(None, 8)
     rows = twin.rows([(trunk, twin.node(trunk, 0), 1)])
     assert_met_once(twin, rows, 2)
     for _ in range(40):
         twin.memory.start_step(twin.rows([(trunk, None, 2)]))
-        assert len(twin.memory.table.lost) <= 17
+        assert len(twin.memory.table.moved) <= 17
     assert_met_once(twin, rows, 2)
 
 

@@ -110,10 +110,10 @@ def with_keys_left(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -
 
 @pytest.mark.parametrize(
     ("function", "n", "cosines", "are_neighbours", "every", "with_wide"),
-    [(whole, 2, "whole", False, 1, False), (part, 2, "part", False, 1, False),
-     (half, 2, "half", False, 1, False), (one, 1, "whole", False, 1, False),
-     (narrowed, 2, "whole", False, 1, True), (neighbours, 2, "whole", True, 1, False),
-     (by_pair, 2, "whole", True, 2, False), (part_by_pair, 2, "part", True, 2, False),
+    [(whole, 2, "full", False, 1, False), (part, 2, "part", False, 1, False),
+     (half, 2, "half", False, 1, False), (one, 1, "full", False, 1, False),
+     (narrowed, 2, "full", False, 1, True), (neighbours, 2, "full", True, 1, False),
+     (by_pair, 2, "full", True, 2, False), (part_by_pair, 2, "part", True, 2, False),
      (half_by_pair, 2, "half", True, 2, False)],
 )  # fmt: skip
 def test_functions_are_known_by_what_they_do(
@@ -126,7 +126,7 @@ def test_functions_are_known_by_what_they_do(
     assert form == (n, cosines, are_neighbours, every)
     assert ((BRAIN, FLOAT) in known.dtypes) == with_wide
     for width in (64, 32):
-        n_turned = {"whole": width // 64 * 64, "part": width, "half": width % 64 * 2}[cosines]
+        n_turned = {"full": width // 64 * 64, "part": width, "half": width % 64 * 2}[cosines]
         assert form.pairs(64, width) == ((n_turned, are_neighbours, every) if n_turned else None)
 
 

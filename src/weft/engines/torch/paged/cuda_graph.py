@@ -23,7 +23,7 @@ from torch import Tensor
 from ..attention_hook import ForwardContext
 from ..kv_backend import AttentionStep
 from .capture import CapturedStep, Recorder
-from .graph_inputs import put
+from .graph_inputs import copy_inputs
 from .kernel import ITEM_FIELDS, Work
 from .step import PagedBackend, PagedStep
 
@@ -137,7 +137,7 @@ class GraphBuffers(PagedStep):
                 mine.first_part[: n + 1].copy_(work.first_part)
                 mine.first_part[n + 1 :] = work.n_parts
         held = self.ids[0], self._slots, self._places, self.positions
-        put(ids[0], step.short_slots, step.short_positions, held)
+        copy_inputs(ids[0], step.short_slots, step.short_positions, held)
 
 
 class CudaGraphRunner:

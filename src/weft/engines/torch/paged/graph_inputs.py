@@ -1,6 +1,6 @@
-"""Where a step's tokens are, found from where the last one's were, and put into a frame.
+"""Kernels that find a step's slots and copy its inputs into the buffers of a CUDA graph.
 
-One Triton kernel each: they are launched one by one before every captured step.
+Each is one kernel, because they are launched one by one before every replay.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _TOKENS = 256  # of a program
 def find_slots_kernel(
     position_ptr, base_ptr, table_ptr, slot_ptr, n_tokens, n_on, BT: tl.constexpr
 ):  # fmt: skip
-    """Let positions go on by n_on, in place, and look up the slots there."""
+    """Increase positions by n_on, in place, and look up their slots."""
     token = tl.program_id(0) * BT + tl.arange(0, BT)
     is_token = token < n_tokens
     position = tl.load(position_ptr + token, mask=is_token, other=0) + n_on
@@ -39,7 +39,7 @@ def copy_inputs_kernel(
     n_tokens,
     BT: tl.constexpr,
 ):
-    """Copy what a step's tokens are, where they go and where they stand."""
+    """Copy a step's token ids, slots and positions."""
     token = tl.program_id(0) * BT + tl.arange(0, BT)
     is_token = token < n_tokens
     known = tl.load(id_ptr + token, mask=is_token, other=0)
@@ -54,8 +54,8 @@ def copy_inputs_kernel(
 def advance_slots(positions: Tensor, n_on: int, bases: Tensor, table: Tensor) -> Tensor:
     """Add n_on to the positions of packed tokens, in place; return their slots.
 
-    positions, bases, and what is returned: int32 [T]; a token's slot is in the table, int32, at the
-    sum of its two.
+    positions, bases, and the result: int32 [T]. A token's slot is at the sum of its base and its
+    position in the table, int32.
     """
     slots = torch.empty_like(positions)
     n_tokens = len(positions)
@@ -66,13 +66,14 @@ def advance_slots(positions: Tensor, n_on: int, bases: Tensor, table: Tensor) ->
     return slots
 
 
-def put(
+def copy_inputs(
     ids: Tensor, slots: Tensor, positions: Tensor, into: tuple[Tensor, Tensor, Tensor, Tensor]
 ) -> None:
     """Copy T tokens to the beginning of other tensors.
 
-    ids: int64 [T]; slots, positions: int32 [T]. into: ids and slots, int64; positions, int32 and
-    int64.
+    Args:
+        ids: int64 [T]; slots, positions: int32 [T].
+        into: ids and slots, int64; positions, int32 and int64.
     """
     n_tokens = len(ids)
     with torch.cuda.device_of(ids):

@@ -1,12 +1,12 @@
-"""One pool of slots a layer: fragments are lists of slots, and what is done to them touches lists.
+"""One pool of slots a layer. Fragments are lists of slots, so split, join and free only edit lists.
 
     slots of a fragment   ├── length: tokens ──┤── spare: reserved, at most GROW_BY - 1 ──┤
     the pool              the same numbers in every layer, [S + 1, K, D] and [S + 1, K, Dv]
-    the table             every list that a step has met, one after the other, on the device
+    the table             all lists that a step attends to, concatenated, on the device
 
-The pool's last slot is nobody's: tokens that only fill a step up are written there.
+The pool's last slot is a dummy: padding tokens of a captured step are written there.
 
-No slot has neighbours that matter, so the pool has no holes: what was returned is what is taken.
+Adjacent slots have no meaning, so the pool has no holes: returned slots are taken again.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ from ..layout import LayerShape, Layout
 
 GROW_BY = 32
 SMALLEST_POOL = 256  # slots
-SPARE = 32  # it grows by this share of itself, or by what is asked for
+SPARE = 32  # the pool grows by at least this fraction of itself
 _REGION = 256  # table entries that a growing list gets at least
 _TABLE = 4096
-_FEW = 64  # stretches of the table that are written one by one
-_TABLE_ON_CARD = 1 << 20  # there a table that moves costs what was captured over it
-_SHARE_OF_FREE = 4  # and a pool: it grows by half, and by no more than this part of what is free
-_FIRST_ON_CARD = 1 << 14  # slots to begin with
+_FEW = 64  # ranges of the table that are copied one by one
+# On a GPU, a table or pool that moves invalidates all CUDA graphs, so both start large.
+_GPU_TABLE = 1 << 20
+_GPU_POOL = 1 << 14  # slots
+_SHARE_OF_FREE = 4  # the pool grows by half, and by at most this fraction of the free memory
 
 Ints = NDArray[np.int32]
 _NONE: Ints = np.empty(0, np.int32)
@@ -45,7 +46,7 @@ _NONE: Ints = np.empty(0, np.int32)
 class PagedFragment(Fragment):
     """A fragment: the slots of its tokens, then spare ones.
 
-    at, room: its region of the table, which it has at the table's age `table_age` alone.
+    at, room: its region of the table, valid while the table's age is `table_age`.
     """
 
     __slots__ = ("at", "room", "slots", "table_age")
@@ -58,30 +59,30 @@ class PagedFragment(Fragment):
 
 
 class SlotTable:
-    """The lists of slots that steps meet, on the device: int32.
+    """The slot lists that steps attend to, on the device: int32.
 
-    Lists get regions one after the other. What is given up stays as waste until half is waste, and
-    then all begin anew: `age` is how often that was.
+    Lists get regions one after the other. Released regions stay unused until half of the table is
+    unused. Then all regions are invalid, and `age` increases.
 
-    lost: lists that have lost their region, or slots in it; who goes by regions forgets them.
+    moved: lists that have lost their region, or slots in it; users of regions must forget them.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.age = 0
-        self.lost: set[PagedFragment] = set()
+        self.moved: set[PagedFragment] = set()
         self._device = device
-        self._host = np.zeros(_TABLE if device.type == "cpu" else _TABLE_ON_CARD, np.int32)
+        self._host = np.zeros(_TABLE if device.type == "cpu" else _GPU_TABLE, np.int32)
         self._on_device = torch.zeros(len(self._host), dtype=torch.int32, device=device)
         self._end = self._waste = 0
-        # From where to where, again and again, since it was on the device.
+        # Alternating starts and ends of the ranges to copy to the device.
         self._written: list[int] = []
 
     def has(self, kv: PagedFragment) -> bool:
-        """Whether the list is in its region."""
+        """Return True if the list has a valid region."""
         return kv.table_age == self.age
 
     def place(self, kv: PagedFragment, room: int) -> None:
-        """Give a list, which has none, a region of so many entries, and write it."""
+        """Assign a region of `room` entries to a list that has none, and write it."""
         if self._end + room > len(self._host):
             fresh = np.zeros(max(2 * len(self._host), self._end + room), np.int32)
             fresh[: self._end] = self._host[: self._end]
@@ -91,35 +92,35 @@ class SlotTable:
         self.write(kv, 0)
 
     def write(self, kv: PagedFragment, first: int) -> None:
-        """Write what the list has from entry `first` on into its region."""
+        """Write the list's slots from entry `first` on into its region."""
         low, high = kv.at + first, kv.at + len(kv.slots)
         self._host[low:high] = kv.slots[first:]
         self._written += (low, high)
 
     def drop(self, kv: PagedFragment) -> None:
-        """Give a list's region up."""
+        """Release a list's region."""
         if self.has(kv):
             self._waste += kv.room
-            self.lost.add(kv)
+            self.moved.add(kv)
         kv.table_age = -1
 
     @property
     def is_fragmented(self) -> bool:
-        """Whether most of it is; a plan that is made anew tidies it then."""
+        """True if most of the table is unused; new metadata then compacts it."""
         return self._waste > max(_TABLE, self._end // 2)
 
     def compact(self) -> None:
-        """Forget all regions, if most of them are waste."""
+        """Invalidate all regions if most of the table is unused."""
         if self.is_fragmented:
             self.age += 1
             self._end = self._waste = 0
             self._written.clear()
 
     def on_device(self) -> Tensor:
-        """Return the table, with all that was written."""
+        """Return the table with all writes."""
         if len(self._on_device) != len(self._host):
             self._on_device = to_device(self._host, self._device)
-        elif 2 < len(self._written) <= 2 * _FEW:  # here and there, as leaves take slots anew
+        elif 2 < len(self._written) <= 2 * _FEW:  # scattered writes, as leaves take new slots
             low, high = np.array(self._written).reshape(-1, 2).T
             ends = (high - low).cumsum()
             at = np.arange(int(ends[-1])) + (high - ends).repeat(high - low)
@@ -133,10 +134,12 @@ class SlotTable:
 
 
 class SlotPool(KVBackend):
-    """Fragments as lists of slots. `paged.step` has the steps over them.
+    """Fragments as lists of slots. `paged.step` adds the steps.
 
-    keys, values: a layer each, [S + 1, K, D] and [S + 1, K, Dv]; they are other tensors once it has
-    grown, and `n_moves` is another number. chunk: slots of an item, where a plan is not to choose.
+    Attributes:
+        keys, values: by layer, [S + 1, K, D] and [S + 1, K, Dv]; replaced when the pool grows.
+        n_moves: changes when the tensors are replaced.
+        chunk: slots of an item; None: the metadata chooses.
     """
 
     growth = GROW_BY
@@ -150,11 +153,11 @@ class SlotPool(KVBackend):
         self._shapes = _shapes_of(layout)
         self._copies = HostTransfer(layout.device)
         self._capacity = self.n_moves = 0
-        # Who keeps what was made over these tensors forgets it before they go; None: nobody does.
+        # Returns a callback that drops what depends on these tensors before they are replaced.
         self.before_moving: Callable[[], Callable[[], None] | None] = lambda: None
-        self._free = _NONE  # a stack: its first `_n_free` are there to take
+        self._free = _NONE  # a stack; its first `_n_free` entries are free slots
         self._n_free = 0
-        self._slots = 0  # that hold tokens
+        self._slots = 0  # number of slots with tokens
 
     # The protocol
 
@@ -162,21 +165,21 @@ class SlotPool(KVBackend):
         return PagedFragment()
 
     def split(self, fragment: Fragment, at: int) -> PagedFragment:
-        lower, upper = own(fragment), PagedFragment()
+        lower, upper = as_paged(fragment), PagedFragment()
         if not 0 < at < lower.length:
             raise ConfigError(f"cannot split a fragment of {lower.length} slots before slot {at}")
         upper.slots, lower.slots = lower.slots[:at], lower.slots[at:]
         upper.length = at
         lower.length -= at
-        if self.table.has(lower):  # both stay where they are
+        if self.table.has(lower):  # both keep their entries
             upper.at, upper.room, upper.table_age = lower.at, at, lower.table_age
             lower.at += at
             lower.room -= at
-            self.table.lost.add(lower)
+            self.table.moved.add(lower)
         return upper
 
     def join(self, upper: Fragment, lower: Fragment) -> None:
-        first, second = own(upper), own(lower)
+        first, second = as_paged(upper), as_paged(lower)
         self._return(first, first.length)
         if not first.length:
             self.table.drop(first)
@@ -185,7 +188,7 @@ class SlotPool(KVBackend):
         has_both = self.table.has(first) and self.table.has(second)
         if has_both and first.at + first.room == second.at and first.room == first.length:
             second.at, second.room = first.at, first.room + second.room
-            self.table.lost.update((first, second))
+            self.table.moved.update((first, second))
             first.table_age = -1
         else:
             self.table.drop(second)
@@ -195,7 +198,7 @@ class SlotPool(KVBackend):
         first.slots, first.length = _NONE, 0
 
     def trim(self, fragment: Fragment, length: int) -> None:
-        kv = own(fragment)
+        kv = as_paged(fragment)
         if not 0 <= length <= kv.length:
             raise ConfigError(f"cannot trim a fragment of {kv.length} slots to {length}")
         self._slots -= kv.length - length
@@ -203,11 +206,11 @@ class SlotPool(KVBackend):
         self._return(kv, length)
 
     def settle(self, fragment: Fragment) -> None:
-        kv = own(fragment)
+        kv = as_paged(fragment)
         self._return(kv, kv.length)
 
     def free(self, fragment: Fragment) -> None:
-        kv = own(fragment)
+        kv = as_paged(fragment)
         self._slots -= kv.length
         kv.length = 0
         self._return(kv, 0)
@@ -215,10 +218,10 @@ class SlotPool(KVBackend):
 
     @torch.inference_mode()
     def export(self, fragment: Fragment) -> dict[str, NDArray[Any]]:
-        kv = own(fragment)
+        kv = as_paged(fragment)
         data: dict[str, NDArray[Any]] = {}
         with self._copies.copying_out():
-            # Layer after layer: where KV leaves, there is little room for copies of it.
+            # Layer by layer, because there is little memory for copies.
             for layer, pair in enumerate(self._layers(kv, kv.length)):
                 for name, tensor in zip("kv", pair, strict=True):
                     data[f"{name}.{layer}"] = to_host(tensor.transpose(0, 1))
@@ -229,8 +232,8 @@ class SlotPool(KVBackend):
     def load(self, data: dict[str, NDArray[Any]], parent: Fragment | None) -> PagedFragment:
         kinds: list[list[Tensor]] = [[], []]
         for layer, shape in enumerate(self._shapes):
-            for name, like, found in zip("kv", self._empty(shape, 0), kinds, strict=True):
-                found.append(from_host(data, f"{name}.{layer}", like))
+            for name, like, tensors in zip("kv", self._empty(shape, 0), kinds, strict=True):
+                tensors.append(from_host(data, f"{name}.{layer}", like))
         (n, *others) = {tensor.shape[1] for kind in kinds for tensor in kind}
         if others:
             raise ModelMismatch("the exported KV has layers of different lengths; it is broken")
@@ -242,10 +245,10 @@ class SlotPool(KVBackend):
         try:
             with self._copies.copying_in(kinds[0] + kinds[1]):
                 index = self._index(kv.slots[:n])
-                for held, found in zip((self.keys, self.values), kinds, strict=True):
-                    for tensor, loaded in zip(held, found, strict=True):
-                        there = loaded.to(tensor.device, non_blocking=True)
-                        tensor.index_copy_(0, index, there.transpose(0, 1))
+                for targets, sources in zip((self.keys, self.values), kinds, strict=True):
+                    for tensor, loaded in zip(targets, sources, strict=True):
+                        moved = loaded.to(tensor.device, non_blocking=True)
+                        tensor.index_copy_(0, index, moved.transpose(0, 1))
         except Exception:
             self._return(kv, 0)
             raise
@@ -254,9 +257,10 @@ class SlotPool(KVBackend):
         return kv
 
     def usage(self) -> Usage:
-        """Return what fragments hold, with their spare slots; the pool may have more to give.
+        """Return the slots of fragments, with their spare ones; the pool may be larger.
 
-        On a card it stays when all is free, as what was captured reads it: see `release_unused`.
+        On a GPU the pool stays when all slots are free, because CUDA graphs read it: see
+        `release_unused`.
         """
         n_reserved = self._capacity - self._n_free
         return Usage(self._slots, n_reserved * self.layout.slot_bytes)
@@ -269,65 +273,65 @@ class SlotPool(KVBackend):
 
     @property
     def dummy_slot(self) -> int:
-        """The slot that no list ever has."""
+        """The slot that no list has."""
         return self._capacity
 
     def reserve(self, kv: PagedFragment, n: int) -> None:
-        """Let a list have room for `n` tokens more, in whole GROW_BY. Its length stays."""
-        n_held, needed = len(kv.slots), kv.length + n
-        if needed <= n_held:
+        """Reserve slots for `n` more tokens, in multiples of GROW_BY. The list's length stays."""
+        n_slots, needed = len(kv.slots), kv.length + n
+        if needed <= n_slots:
             return
-        kv.slots = np.concatenate([kv.slots, self._take(-(-needed // GROW_BY) * GROW_BY - n_held)])
+        kv.slots = np.concatenate([kv.slots, self._take(-(-needed // GROW_BY) * GROW_BY - n_slots)])
         if self.table.has(kv):
             if len(kv.slots) <= kv.room:
-                self.table.write(kv, n_held)
+                self.table.write(kv, n_slots)
             else:
                 self.table.drop(kv)
 
     def place(self, kv: PagedFragment) -> int:
-        """Return where a list's region of the table begins."""
+        """Return the start of a list's region in the table."""
         if not self.table.has(kv):
             self.table.place(kv, len(kv.slots))
         return kv.at
 
     def places(self, lists: Sequence[PagedFragment]) -> NDArray[np.int64]:
-        """Return where the regions of lists that grow begin, their room and lengths: [3, n].
+        """Return the start and room of the regions of growing lists, and their lengths: [3, n].
 
-        They have room to double.
+        Regions have room for twice the list.
         """
         age = self.table.age
         for kv in lists:
             if kv.table_age != age or kv.room == len(kv.slots):
                 self.table.drop(kv)
                 self.table.place(kv, max(_REGION, 2 * len(kv.slots)))
-        found = [[kv.at for kv in lists], [kv.room for kv in lists], [kv.length for kv in lists]]
-        return np.array(found, np.int64)
+        regions = [[kv.at for kv in lists], [kv.room for kv in lists], [kv.length for kv in lists]]
+        return np.array(regions, np.int64)
 
     def grew(self, kv: PagedFragment, n: int) -> None:
-        """Count `n` slots that hold tokens now."""
+        """Count `n` slots that now contain tokens."""
         kv.length += n
         self._slots += n
 
     def grow_all_by_one(self, lists: Sequence[PagedFragment]) -> None:
-        """Count one more in each of many lists."""
+        """Count one more slot with a token in each list."""
         for kv in lists:
             kv.length += 1
         self._slots += len(lists)
 
     @torch.inference_mode()
     def views(self, fragment: Fragment, length: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Copies of the first `length` slots, a layer each: [1, K, length, D]."""
-        pairs = list(self._layers(own(fragment), length))
+        """Return copies of the first `length` slots, by layer: [1, K, length, D]."""
+        pairs = list(self._layers(as_paged(fragment), length))
         keys, values = ([pair[kind].transpose(0, 1)[None] for pair in pairs] for kind in (0, 1))
         return keys, values
 
     def _layers(self, kv: PagedFragment, length: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Copy the first slots of a list, layer after layer: [length, K, D] and [length, K, Dv]."""
+        """Copy the first slots of a list, layer by layer: [length, K, D] and [length, K, Dv]."""
         index = self._index(kv.slots[:length])
-        held: Iterable[tuple[Tensor, Tensor]] = zip(self.keys, self.values, strict=True)
+        layers: Iterable[tuple[Tensor, Tensor]] = zip(self.keys, self.values, strict=True)
         if not self._capacity:
-            held = (self._empty(shape, 0) for shape in self._shapes)
-        for keys, values in held:
+            layers = (self._empty(shape, 0) for shape in self._shapes)
+        for keys, values in layers:
             yield keys[index], values[index]
 
     # Slots
@@ -339,28 +343,26 @@ class SlotPool(KVBackend):
         return self._free[self._n_free : self._n_free + n][::-1].copy()
 
     def _return(self, kv: PagedFragment, length: int) -> None:
-        """Give the slots from `length` on back."""
+        """Return the slots from `length` on to the pool."""
         n = len(kv.slots) - length
         if n > 0:
             self._free[self._n_free : self._n_free + n] = kv.slots[length:][::-1]
             self._n_free += n
             kv.slots = kv.slots[:length]
             if self.table.has(kv):
-                self.table.lost.add(kv)
+                self.table.moved.add(kv)
             if self.layout.device.type == "cpu":
                 self.release_unused()
 
     def _grow(self, n: int) -> None:
-        """Make `n` more slots at least. Raises: KVFull where there is no memory for them, and the
-        pool is whole.
-        """
+        """Add at least `n` slots. Raises: KVFull without memory; the pool is unchanged then."""
         old, left = self._capacity, self._left()
-        if left is not None and left < n:  # what is moved in vain costs what was captured over it
+        if left is not None and left < n:  # do not invalidate CUDA graphs in vain
             raise self._full(n, left)
-        most = max(n, self._spare(left))
-        if most > n:
+        preferred = max(n, self._spare(left))
+        if preferred > n:
             with suppress(torch.OutOfMemoryError):
-                self._enlarge(old + most)
+                self._enlarge(old + preferred)
                 return
         try:
             self._enlarge(old + n)
@@ -368,41 +370,39 @@ class SlotPool(KVBackend):
             raise self._full(n, 0) from error
 
     def _full(self, n: int, left: int) -> KVFull:
-        there = self._capacity + left
+        capacity = self._capacity + left
         return KVFull(
-            f"there is memory for the KV of {there} tokens, and {n - left} more are wanted",
+            f"there is memory for the KV of {capacity} tokens, and {n - left} more are wanted",
             needed=n - left,
-            capacity=there,
+            capacity=capacity,
             hint="close what else takes memory on the device, or use shorter or fewer paths",
         )
 
     def _left(self) -> int | None:
-        """Return how many slots a card has memory for, beside those that there are; None on a host,
-        which does not say.
-        """
+        """Return how many more slots a GPU has memory for; None on a host."""
         device = self.layout.device
         if device.type == "cpu":
             return None
         return free_bytes(device) // self.layout.slot_bytes
 
     def _spare(self, left: int | None) -> int:
-        """Return how many slots it is to grow by, if it has to."""
+        """Return the number of slots to grow by."""
         n = self._capacity
-        least = max(n // SPARE, SMALLEST_POOL - n)
+        minimum = max(n // SPARE, SMALLEST_POOL - n)
         if left is None:
-            return least
-        return max(least, min(max(n // 2, _FIRST_ON_CARD - n), left // _SHARE_OF_FREE))
+            return minimum
+        return max(minimum, min(max(n // 2, _GPU_POOL - n), left // _SHARE_OF_FREE))
 
     @torch.inference_mode()
     def _enlarge(self, new: int) -> None:
-        """Have `new` slots, layer after layer: one is there twice at a time."""
+        """Enlarge the pool to `new` slots, layer by layer: only one layer is copied at a time."""
         old = self._capacity
         self._move()
         try:
             self._resize(new)
         except torch.OutOfMemoryError:
             if old:
-                with suppress(torch.OutOfMemoryError):  # those that are larger are whole, too
+                with suppress(torch.OutOfMemoryError):  # layers that are larger stay valid
                     self._resize(old)
             else:
                 self.keys, self.values = [], []
@@ -414,8 +414,8 @@ class SlotPool(KVBackend):
         self._free, self._n_free, self._capacity = free, self._n_free + new - old, new
 
     def _resize(self, n: int) -> None:
-        """Let all layers have room for n slots, with what they hold."""
-        kept = self._capacity
+        """Allocate n slots in all layers, and copy the present ones."""
+        n_old = self._capacity
         for layer, shape in enumerate(self._shapes):
             if layer < len(self.keys) and len(self.keys[layer]) == n + 1:
                 continue
@@ -424,9 +424,9 @@ class SlotPool(KVBackend):
                 self.keys.append(fresh[0])
                 self.values.append(fresh[1])
                 continue
-            for held, tensor in zip((self.keys, self.values), fresh, strict=True):
-                tensor[:kept] = held[layer][:kept]
-                held[layer] = tensor
+            for tensors, tensor in zip((self.keys, self.values), fresh, strict=True):
+                tensor[:n_old] = tensors[layer][:n_old]
+                tensors[layer] = tensor
 
     def release_unused(self) -> None:
         if self._n_free == self._capacity:
@@ -453,8 +453,8 @@ class SlotPool(KVBackend):
         return to_device(slots.astype(np.int64), self.layout.device)
 
 
-def own(fragment: Fragment) -> PagedFragment:
-    """Return a fragment of this memory. Raises: ConfigError for one of another."""
+def as_paged(fragment: Fragment) -> PagedFragment:
+    """Return a fragment of this backend. Raises: ConfigError for one of another backend."""
     if not isinstance(fragment, PagedFragment):
         raise ConfigError(
             f"a {type(fragment).__name__} is not a fragment of the torch engine's paged memory"
@@ -463,5 +463,5 @@ def own(fragment: Fragment) -> PagedFragment:
 
 
 def _shapes_of(layout: Layout) -> Sequence[LayerShape]:
-    found = {layer: shape for shape, layers in layout.groups for layer in layers}
-    return [found[layer] for layer in range(layout.n_layers)]
+    by_layer = {layer: shape for shape, layers in layout.groups for layer in layers}
+    return [by_layer[layer] for layer in range(layout.n_layers)]

@@ -1,13 +1,13 @@
-"""The stretches that lie above rows: what paths have in common is one line.
+"""Tree of the paths' prefixes: common prefixes are one node.
 
-A search that goes on from the best of each round leaves short nodes one below the other. Met one by
-one, each is an item and a part a row. So a short stretch is *handed down*: what lies below it is
-met with it, from one list of the slots of both, and it has no line any more:
+A search that continues the best paths of each round leaves short nodes below each other. Each would
+be an item, and a part of each row. So a short node is *merged* into its children: they attend to
+both from one list of slots, and the short node has no segment:
 
-    paths      a ─ b ─ c      met        (a b c)           one list, and one part a row
-                     └ d      as         (a b d)
+    paths      a ─ b ─ c      items      (a b c)           one list, and one part a row
+                     └ d                 (a b d)
 
-What lies above a single row is met with the row's own list, and has no line either.
+A node above a single row is merged into the row's own list, and has no segment, either.
 """
 
 from __future__ import annotations
@@ -18,178 +18,192 @@ import numpy as np
 
 from ...base import Span
 from .kernel import ITEM_FIELDS
-from .pool import PagedFragment, SlotPool, own
+from .pool import PagedFragment, SlotPool, as_paged
 from .tiling import AT, BEFORE, CHUNKS, FIRST, SIZE, Ints, N, chunks_of
 
-# A part less of a row is worth reading so many slots once more: it is written and read in float32.
-# Heads in groups of four have eight slots in 16 bits for it, those on their own two. Not measured.
+# Slots that may be read twice to save one part of a row, which is written and read in float32.
+# Equal traffic would be eight slots for heads in groups of four, two for single heads.
 _PART = 4
 
 Path = tuple[Span, ...]
 
 
 class PrefixIndex:
-    """The stretches of paths, by number. 0 is above all, and has no slots.
+    """Nodes of paths, by number. Node 0 is the root, without slots.
 
-    lines: one each. ranks: depth first. bounds: [2, n], the ranks of what lies below a stretch.
+    Attributes:
+        segments: one a node.
+        ranks: depth-first order.
+        bounds: [2, n], the ranks of the nodes below each node.
     """
 
     def __init__(self, pool: SlotPool) -> None:
         self._pool = pool
-        self.chunk = 0  # until they are cut
-        self.lines: Ints = np.zeros((0, ITEM_FIELDS), np.int32)
-        self._numbers: dict[tuple[int, Span], int] = {}  # by the parent's, and the stretch
+        self.chunk = 0  # 0: not split yet
+        self.segments: Ints = np.zeros((0, ITEM_FIELDS), np.int32)
+        self._numbers: dict[tuple[int, Span], int] = {}  # by parent number and span
         self._parents = [0]
-        self._found = [[0] * ITEM_FIELDS]
+        self._records = [[0] * ITEM_FIELDS]
         self._spans: list[Span | None] = [None]
-        self._lists: list[tuple[PagedFragment, ...]] = [()]  # whose slots its line has
-        self._held: set[PagedFragment] = set()
-        self._lost: list[int] = []
-        self._lone = np.zeros(0, np.int64)  # those that are met with the one row below them
-        # Of those that were handed down: what has their slots for rows that go on from there.
-        self._ends: dict[int, int] = {}
+        self._lists: list[tuple[PagedFragment, ...]] = [()]  # fragments of its segment's slots
+        self._fragments: set[PagedFragment] = set()
+        self._moved: list[int] = []
+        self._merged_nodes = np.zeros(0, np.int64)  # merged into the only row below them
+        # For each merged node: the node with its slots for rows that end there; 0: none yet.
+        self._merged_ends: dict[int, int] = {}
         self._joined: list[PagedFragment] = []
 
-    def bottoms(self, paths: Sequence[Path]) -> Ints:
-        """Return the number of the lowest stretch of each path; what is not there is added."""
+    def leaf_nodes(self, paths: Sequence[Path]) -> Ints:
+        """Return the number of the lowest node of each path; add nodes that are missing."""
         ids = list(map(id, paths))
         distinct = dict(zip(ids, paths, strict=True))
-        found = {number: self._bottom(path) for number, path in distinct.items()}
-        if len(self._found) > len(self.lines):
+        result = {number: self._leaf_node(path) for number, path in distinct.items()}
+        if len(self._records) > len(self.segments):
             self._rank()
-        return np.fromiter(map(found.__getitem__, ids), np.int64, len(ids))
+        return np.fromiter(map(result.__getitem__, ids), np.int64, len(ids))
 
-    def merge_short(self, bottoms: Ints, chunk: int) -> Ints:
-        """Hand down stretches of up to a chunk where that saves more than it reads twice.
+    def merge_short(self, leaf_nodes: Ints, chunk: int) -> Ints:
+        """Merge nodes of up to a chunk into their children where that saves more than it reads
+        twice.
 
-        bottoms: the rows' lowest ones. Returns those that they have now.
+        leaf_nodes: the rows' leaf nodes. Returns the rows' new leaf nodes.
         """
-        n_all = len(self._found)
+        n_all = len(self._records)
         n_below = np.bincount(self._parents[1:], minlength=n_all)
-        n_more = n_below + (np.bincount(bottoms, minlength=n_all) > 0) - 1
-        worth, size = _PART * self.lines[:, SIZE], self.lines[:, N]
+        n_more = n_below + (np.bincount(leaf_nodes, minlength=n_all) > 0) - 1
+        worth, size = _PART * self.segments[:, SIZE], self.segments[:, N]
         may = (n_below > 0) & (size > 0) & (size <= chunk) & (n_more * size <= worth)
         if not may.any():
-            return bottoms
-        handed = [0] * n_all  # slots, with those from above
+            return leaf_nodes
+        merged_slots = [0] * n_all  # merged slots, with those of ancestors
         for number in range(1, n_all):
             parent = self._parents[number]
-            n = handed[parent] + self._found[number][N]
+            n = merged_slots[parent] + self._records[number][N]
             if may[number] and n <= chunk and n_more[number] * n <= worth[number]:
-                handed[number] = n
-                self._found[number][N] = 0
-                self._ends[number] = 0
-            elif handed[parent]:
+                merged_slots[number] = n
+                self._records[number][N] = 0
+                self._merged_ends[number] = 0
+            elif merged_slots[parent]:
                 self._join(number)
-        found = bottoms.copy()
-        for number in set(bottoms.tolist()).intersection(self._ends):
-            found[bottoms == number] = self._end(number)
+        result = leaf_nodes.copy()
+        for number in set(leaf_nodes.tolist()).intersection(self._merged_ends):
+            result[leaf_nodes == number] = self._end_node(number)
         self._rank()
-        return found
+        return result
 
-    def join_lone(self, bottoms: Ints, chunk: int) -> Ints:
-        """Give those up that lie above one row alone, of one token, and have one chunk.
+    def merge_into_rows(self, leaf_nodes: Ints, chunk: int) -> Ints:
+        """Merge nodes of one chunk above a single row of one token.
 
-        bottoms: the rows' lowest ones. Returns which rows are to have theirs met with them.
+        leaf_nodes: the rows' leaf nodes. Returns the rows whose leaf nodes are merged.
         """
-        lines = self.lines.take(bottoms, 0)
-        is_lone = (lines[:, SIZE] == 1) & (lines[:, N] > 0) & (chunks_of(lines[:, N], chunk) == 1)
-        self._lone = bottoms[is_lone]
+        segments = self.segments.take(leaf_nodes, 0)
+        is_lone = (
+            (segments[:, SIZE] == 1)
+            & (segments[:, N] > 0)
+            & (chunks_of(segments[:, N], chunk) == 1)
+        )
+        self._merged_nodes = leaf_nodes[is_lone]
         return np.flatnonzero(is_lone)
 
-    def split_single_row(self, bottoms: Ints) -> Ints:
-        """Let those have lines again that new rows lie below; return their numbers."""
-        lone, numbers, found = set(self._lone.tolist()), set(bottoms.tolist()), set[int]()
+    def unmerge(self, leaf_nodes: Ints) -> Ints:
+        """Give merged nodes that new rows share their segments back; return their numbers."""
+        lone, numbers, result = (
+            set(self._merged_nodes.tolist()),
+            set(leaf_nodes.tolist()),
+            set[int](),
+        )
         while lone and numbers:
-            found |= lone & numbers
+            result |= lone & numbers
             numbers = {self._parents[number] for number in numbers} - {0}
-        if found:
-            self._lone = np.array(sorted(lone - found), np.int64)
+        if result:
+            self._merged_nodes = np.array(sorted(lone - result), np.int64)
             self.cut(self.chunk)
-        return np.array(sorted(found), np.int64)
+        return np.array(sorted(result), np.int64)
 
     def cut(self, chunk: int) -> None:
-        """Cut them into chunks; what was handed down, or is met with one row, has none."""
+        """Split nodes into chunks; merged nodes have none."""
         self.chunk = chunk
-        lines = self.lines
-        lines[:, CHUNKS] = np.where(lines[:, N] > 0, chunks_of(lines[:, N], chunk), 0)
-        lines[self._lone, CHUNKS] = 0
-        chunks, before = lines[:, CHUNKS].tolist(), [0]
+        segments = self.segments
+        segments[:, CHUNKS] = np.where(segments[:, N] > 0, chunks_of(segments[:, N], chunk), 0)
+        segments[self._merged_nodes, CHUNKS] = 0
+        chunks, before = segments[:, CHUNKS].tolist(), [0]
         for parent in self._parents[1:]:
             before.append(before[parent] + chunks[parent])
-        lines[:, BEFORE] = before
+        segments[:, BEFORE] = before
 
-    def lose(self, lost: set[PagedFragment]) -> None:
-        """Know stretches no more that lie elsewhere now."""
-        if self._held.isdisjoint(lost):
+    def forget_moved(self, moved: set[PagedFragment]) -> None:
+        """Remove nodes whose slots have moved in the table."""
+        if self._fragments.isdisjoint(moved):
             return
         for number, lists in enumerate(self._lists):
-            if not lost.isdisjoint(lists):
-                # What alone was written anew in its place is there. A joined list is a copy.
-                first, at = lists[0], self._found[number][AT]
+            if not moved.isdisjoint(lists):
+                # A list that was rewritten in place is valid. A merged list is a copy.
+                first, at = lists[0], self._records[number][AT]
                 if not self._pool.table.has(first) or first.at != at:
-                    self._lost.append(number)
-        gone = set(self._lost)
+                    self._moved.append(number)
+        gone = set(self._moved)
         self._numbers = {key: n for key, n in self._numbers.items() if n not in gone}
 
-    def is_whole(self) -> bool:
-        """Whether no row lies below one that was lost."""
-        return not self._lost or not self.lines[self._lost, SIZE].any()
+    def is_complete(self) -> bool:
+        """Return True if no row is below a removed node."""
+        return not self._moved or not self.segments[self._moved, SIZE].any()
 
     def drop(self) -> None:
-        """Give up the regions of joined lists: no plan goes by them any more."""
+        """Release the table regions of merged lists."""
         for kv in self._joined:
             self._pool.table.drop(kv)
 
-    def _bottom(self, path: Path) -> int:
+    def _leaf_node(self, path: Path) -> int:
         number = 0
         for span in path:
             if span.length:
                 number = self._numbers.get((number, span)) or self._add(number, span)
-        return self._end(number) if number in self._ends else number
+        return self._end_node(number) if number in self._merged_ends else number
 
     def _add(self, parent: int, span: Span) -> int:
-        kv = own(span.fragment)
-        above = self._end(parent) if parent in self._ends else parent
+        kv = as_paged(span.fragment)
+        above = self._end_node(parent) if parent in self._merged_ends else parent
         number = self._new(above, span, (kv,))
         self._numbers[parent, span] = number
-        first = self._found[above][FIRST] + self._found[above][N]
-        self._found.append([self._pool.place(kv), span.length, first, *[0] * (ITEM_FIELDS - 3)])
+        first = self._records[above][FIRST] + self._records[above][N]
+        self._records.append([self._pool.place(kv), span.length, first, *[0] * (ITEM_FIELDS - 3)])
         return number
 
-    def _end(self, number: int) -> int:
-        """Return the stretch that has what was handed down, for rows that go on from there."""
-        if not self._ends[number]:
-            self._ends[number] = made = self._new(number, None, ())
-            self._found.append([0] * ITEM_FIELDS)
-            self._join(made)
-        return self._ends[number]
+    def _end_node(self, number: int) -> int:
+        """Return the node with the slots of a merged node, for rows that end there."""
+        if not self._merged_ends[number]:
+            self._merged_ends[number] = node = self._new(number, None, ())
+            self._records.append([0] * ITEM_FIELDS)
+            self._join(node)
+        return self._merged_ends[number]
 
     def _new(self, parent: int, span: Span | None, lists: tuple[PagedFragment, ...]) -> int:
         self._parents.append(parent)
         self._spans.append(span)
         self._lists.append(lists)
-        self._held.update(lists)
+        self._fragments.update(lists)
         return len(self._parents) - 1
 
     def _join(self, number: int) -> None:
-        """Let a stretch have the slots, too, that were handed down to it."""
+        """Prepend the slots of merged ancestors to a node's slots."""
         at, spans = number, [self._spans[number]]
-        while self._parents[at] in self._ends:
+        while self._parents[at] in self._merged_ends:
             at = self._parents[at]
             spans.append(self._spans[at])
-        members = [(own(span.fragment), span.length) for span in reversed(spans) if span]
+        members = [(as_paged(span.fragment), span.length) for span in reversed(spans) if span]
         joined = PagedFragment()
         joined.slots = np.concatenate([kv.slots[:length] for kv, length in members])
         self._joined.append(joined)
         self._lists[number] = tuple(kv for kv, _ in members)
-        line = self._found[number]
-        line[AT], line[N] = self._pool.place(joined), len(joined.slots)
-        line[FIRST] = self._found[at][FIRST]
+        segment = self._records[number]
+        segment[AT], segment[N] = self._pool.place(joined), len(joined.slots)
+        segment[FIRST] = self._records[at][FIRST]
 
     def _rank(self) -> None:
-        """Parents come before their children: once up and once down will do."""
-        self.lines = np.array(self._found, np.int32)
+        """Compute ranks and bounds. Parents precede their children, so one pass up and one down
+        suffice.
+        """
+        self.segments = np.array(self._records, np.int32)
         n = [1] * len(self._parents)
         for number in range(len(n) - 1, 0, -1):
             n[self._parents[number]] += n[number]

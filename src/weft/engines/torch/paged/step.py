@@ -1,4 +1,4 @@
-"""One step over the pool: new tokens get their slots first, and are met there like all others."""
+"""Steps of the paged backend: new tokens are stored first, and attended to like all others."""
 
 from __future__ import annotations
 
@@ -35,28 +35,28 @@ from .elementwise import (
 )
 from .experts import fused_experts, supports_fused_experts
 from .kernel import BROAD, TILES, WIDE, Work, has_broad, is_interpreted, tree_attention
-from .pool import PagedFragment, SlotPool, own
+from .pool import PagedFragment, SlotPool, as_paged
 from .routers import select_experts, supports_routing
 
 # Larger tiles of float32 do not fit a processor of sm_90.
 _LARGEST_IN_FLOAT32 = 256
-_SMALL_CHUNK = 16  # slots: 40 of the load check's long path
-_MOST_LOST = 4096  # lists that a plan is told of, which no step has gone by for a while
+_SMALL_CHUNK = 16  # slots; the load check's long path has 40 such chunks
+_MAX_MOVED = 4096  # moved lists that an unused plan may accumulate
 
 
 class PagedBackend(SlotPool):
-    """The memory, with the steps over it."""
+    """The paged KV pool with its steps."""
 
     def __init__(self, layout: Layout, largest: int = BROAD) -> None:
-        """largest: rows of the largest tiles, one of TILES; those of BROAD are not for all heads.
+        """largest: rows of the largest tiles, one of TILES; BROAD does not support all head sizes.
 
-        Raises: ConfigError for what the kernels cannot do; see `_refuse`.
+        Raises: ConfigError for shapes that the kernels do not support.
         """
-        _refuse(layout)
+        _check_layout(layout)
         super().__init__(layout)
         self._largest = largest if largest < BROAD or has_broad(layout) else WIDE
         self._plan: TreeAttentionMetadata | None = None
-        self._passing: list[PagedFragment] = []  # of rows that keep nothing
+        self._temporary: list[PagedFragment] = []  # of rows that keep nothing
         self.groups: set[int] = set()  # query heads a KV head, of every kind of layer
 
     @contextmanager
@@ -70,68 +70,68 @@ class PagedBackend(SlotPool):
             self._drop_plan()
 
     def with_smaller_tiles(self) -> PagedBackend | None:
-        """Return an empty memory like this one for a card that has less room; None at the least."""
+        """Return an empty backend with smaller tiles; None if there are none."""
         smaller = [n_rows for n_rows in TILES if n_rows < self._largest]
         return PagedBackend(self.layout, max(smaller)) if smaller else None
 
     def start_step(self, rows: Sequence[Row]) -> PagedStep:
         self.free_temporary()
         self._copies.release()
-        dests, sizes = [row.kv_out for row in rows], _sizes(rows)
-        if max(sizes, default=0) != 1 or None in dests:
-            plan = self._planned(rows, sizes)
+        fragments, sizes = [row.kv_out for row in rows], _sizes(rows)
+        if max(sizes, default=0) != 1 or None in fragments:
+            plan = self._new_plan(rows, sizes)
             plan.drop()
-            if self._plan is None or len(self.table.lost) > _MOST_LOST:
+            if self._plan is None or len(self.table.moved) > _MAX_MOVED:
                 self._drop_plan()
             return PagedStep(rows, plan, self)
-        if not self._is_followed(rows, dests):
+        if not self._update_plan(rows, fragments):
             self._drop_plan()
-            self._plan = self._planned(rows, sizes)
-            self.table.lost.clear()
+            self._plan = self._new_plan(rows, sizes)
+            self.table.moved.clear()
         assert self._plan is not None
         return PagedStep(rows, self._plan, self)
 
-    def _is_followed(self, rows: Sequence[Row], dests: Sequence[Fragment | None]) -> bool:
-        """Whether the plan is one of these rows now."""
+    def _update_plan(self, rows: Sequence[Row], fragments: Sequence[Fragment | None]) -> bool:
+        """Return True if the cached plan serves these rows now."""
         try:
-            return self._plan is not None and self._plan.update(rows, dests)
+            return self._plan is not None and self._plan.update(rows, fragments)
         except BaseException:
-            self._drop_plan()  # one that is half changed is of no use
+            self._drop_plan()  # partly updated
             raise
 
     def _drop_plan(self) -> None:
         plan, self._plan = self._plan, None
         if plan is not None:
             plan.drop()
-        self.table.lost.clear()
+        self.table.moved.clear()
 
-    def _planned(self, rows: Sequence[Row], sizes: list[int]) -> TreeAttentionMetadata:
-        lists = [PagedFragment() if row.kv_out is None else own(row.kv_out) for row in rows]
-        self._passing = [kv for row, kv in zip(rows, lists, strict=True) if row.kv_out is None]
+    def _new_plan(self, rows: Sequence[Row], sizes: list[int]) -> TreeAttentionMetadata:
+        lists = [PagedFragment() if row.kv_out is None else as_paged(row.kv_out) for row in rows]
+        self._temporary = [kv for row, kv in zip(rows, lists, strict=True) if row.kv_out is None]
         for kv, n in zip(lists, sizes, strict=True):
             if kv.length + n > len(kv.slots):
                 self.reserve(kv, n)
         return TreeAttentionMetadata(rows, sizes, lists, self, self._largest)
 
     def free_temporary(self) -> None:
-        """Give the slots of rows that keep nothing back: their step is over, or has failed."""
-        passing, self._passing = self._passing, []
+        """Free the slots of rows that keep no KV: their step has ended or failed."""
+        passing, self._temporary = self._temporary, []
         for kv in passing:
             self.free(kv)
 
     def usage(self) -> Usage:
         n_slots, n_bytes = super().usage()  # anybody may ask while a step runs
-        n_passing = sum(len(kv.slots) for kv in self._passing)
-        return Usage(n_slots, n_bytes - n_passing * self.layout.slot_bytes)
+        n_temporary = sum(len(kv.slots) for kv in self._temporary)
+        return Usage(n_slots, n_bytes - n_temporary * self.layout.slot_bytes)
 
     def clear(self) -> None:
         self._drop_plan()
-        self._passing = []
+        self._temporary = []
         super().clear()
 
 
 class PagedStep(AttentionStep):
-    """Writes each layer's new slots, then attends: a copy, the tile classes and a merge."""
+    """Stores each layer's new slots, then attends with one kernel a tile class, and a merge."""
 
     has_fused_ops = True
 
@@ -145,26 +145,26 @@ class PagedStep(AttentionStep):
 
     @cached_property
     def positions(self) -> Tensor:
-        """Those of the packed tokens: int64 [T]."""
+        """Positions of the packed tokens: int64 [T]."""
         return self._plan.positions.long()
 
     @cached_property
     def slots(self) -> Tensor:
-        """Where each packed token goes: int64 [T]."""
+        """Slot of each packed token: int64 [T]."""
         return self._plan.slots.long()
 
     @property
     def short_positions(self) -> Tensor:
-        """The same as `positions`: int32 [T]."""
+        """The same as `positions`, int32 [T]."""
         return self._plan.positions
 
     @property
     def short_slots(self) -> Tensor:
-        """The same as `slots`: int32 [T]."""
+        """The same as `slots`, int32 [T]."""
         return self._plan.slots
 
     def work(self, group: int) -> Work:
-        """Return what the step meets, for heads in groups of this size."""
+        """Return the work for heads in groups of this size."""
         self._memory.groups.add(group)
         return self._plan.work(group)
 
@@ -250,16 +250,19 @@ class PagedStep(AttentionStep):
 
 
 def _sizes(rows: Sequence[Row]) -> list[int]:
-    """Return how many tokens each row has."""
+    """Return the number of tokens of each row."""
     tokens = [row.tokens for row in rows]
     if FutureTokens not in set(map(type, tokens)):
         return list(map(len, tokens))
     return [1 if type(each) is FutureTokens else len(each) for each in tokens]
 
 
-def _refuse(layout: Layout) -> None:
-    """Raise ConfigError for bfloat16 in Triton's interpreter, whose products are wrong, and for
-    float32 heads that are too large for its tiles on a card."""
+def _check_layout(layout: Layout) -> None:
+    """Raise ConfigError for layouts that the kernels do not support.
+
+    These are bfloat16 in Triton's interpreter, whose products are wrong, and float32 heads that
+    exceed the tiles on a GPU.
+    """
     dtypes = {dtype for shape, _ in layout.groups for dtype in shape[-2:]}
     if is_interpreted():
         if torch.bfloat16 in dtypes:

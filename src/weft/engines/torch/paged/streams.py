@@ -1,4 +1,4 @@
-"""Launches that need nothing of each other, one beside the other where a step is captured."""
+"""Independent kernel launches on several CUDA streams while a graph is captured."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ _streams: dict[torch.device, list[torch.cuda.Stream]] = {}
 
 
 def run_concurrently(launches: Sequence[Callable[[], None]], on: Tensor) -> None:
-    """Make launches on the device of a tensor; all of them have ended for what is launched later.
+    """Launch kernels on the device of a tensor; later launches wait for all of them.
 
-    Where they are not captured, they are made one after the other: to launch on several streams
-    takes longer than it saves.
+    Outside of a capture they run one after the other: launching on several streams costs more time
+    than it saves.
     """
     if len(launches) < 2 or not on.is_cuda or not torch.cuda.is_current_stream_capturing():
         for launch in launches:
             launch()
         return
-    now = torch.cuda.current_stream(on.device)
-    begun = now.record_event()
+    current = torch.cuda.current_stream(on.device)
+    started = current.record_event()
     first, *others = launches
-    beside = _beside(on.device, len(others))
-    for stream, launch in zip(beside, others, strict=True):
-        stream.wait_event(begun)
+    side_streams = _side_streams(on.device, len(others))
+    for stream, launch in zip(side_streams, others, strict=True):
+        stream.wait_event(started)
         with torch.cuda.stream(stream):
             launch()
     first()
-    for stream in beside:
-        now.wait_stream(stream)
+    for stream in side_streams:
+        current.wait_stream(stream)
 
 
-def _beside(device: torch.device, n: int) -> list[torch.cuda.Stream]:
-    held = _streams.setdefault(device, [])
-    while len(held) < n:
-        # Of those with priority, as the recorder's is: PyTorch hands out the others in turn, and
-        # what somebody else launches on a stream that is captured would be captured with it.
-        held.append(torch.cuda.Stream(device, priority=-1))
-    return held[:n]
+def _side_streams(device: torch.device, n: int) -> list[torch.cuda.Stream]:
+    streams = _streams.setdefault(device, [])
+    while len(streams) < n:
+        # Priority streams, as the recorder's. PyTorch shares the other ones, so launches of other
+        # code on them would be captured, too.
+        streams.append(torch.cuda.Stream(device, priority=-1))
+    return streams[:n]

@@ -1,7 +1,7 @@
-"""Lines, what is known of a list that packed queries meet; and the items that they are cut into.
+"""Segments of slots with their query tokens, and the items that they are split into.
 
-A line is nearly an item: a line of many slots is cut into chunks, one of many query
-rows into tiles, and every chunk meets every tile.
+A segment of many slots is split into chunks, one of many query rows into tiles. Every chunk is
+combined with every tile.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from numpy.typing import NDArray
 
 from .kernel import BROAD, NARROW, TILES, WIDE
 
-# A line: N entries of the table from AT on, the first of position FIRST, met by the packed query
-# tokens START … START + SIZE, in so many CHUNKS, after BEFORE others on the path. A row's own list
-# is good for tokens up to position LIMIT, and may have what lies above it met with it: the N_ABOVE
-# entries from AT_ABOVE on, right before its own first position.
+# A segment: N entries of the table from AT on, the first one of position FIRST. Packed query tokens
+# START … START + SIZE attend to it, in CHUNKS parts after BEFORE other parts of the path. A row's
+# own list is valid for tokens up to position LIMIT. It may include the N_ABOVE entries from AT_ABOVE
+# on, which directly precede its first position.
 AT, N, FIRST, START, SIZE, CHUNKS, BEFORE, LIMIT, AT_ABOVE, N_ABOVE = range(10)
-# An item is the line of its chunk, with query rows for tokens, and here the first of its tile.
+# An item is the segment of its chunk, with query rows instead of tokens, and its tile's first row.
 N_ROWS, M0 = SIZE, CHUNKS
-BROAD_FROM = 256  # query rows from which a line is met by tiles of 128
+BROAD_FROM = 256  # query rows from which tiles have 128 rows
 
 Ints = NDArray[np.signedinteger]
 
 
 def chunks_of(n: Ints, chunk: int) -> Ints:
-    """Return how many chunks lines of n slots have. A rest of a quarter goes with the last one."""
+    """Return the number of chunks of segments with n slots; a short rest joins the last one."""
     return np.maximum(1, -(-(n - chunk // 4) // chunk))
 
 
 def tiles_of(n_rows: Ints, largest: int) -> Ints:
-    """Return how many tiles of each class lines have, one after the other: [len(TILES), n].
+    """Return the number of tiles of each class for segments, [len(TILES), n].
 
-    largest: rows of the largest class that there is, one of TILES.
+    largest: rows of the largest class, one of TILES.
     """
     none = 0 * n_rows
     if largest == NARROW:
@@ -45,9 +45,11 @@ def tiles_of(n_rows: Ints, largest: int) -> Ints:
 
 
 class TiledWork(NamedTuple):
-    """Items of lines, class by class: all but their query tokens holds while `n_tiles` does.
+    """Items of segments, class by class; valid, except for their query tokens, while `n_tiles` is.
 
-    of: whose line each is. n_each: how many items each of TILES has.
+    Attributes:
+        of: segment number of each item.
+        n_each: number of items of each class of TILES.
     """
 
     n_tiles: Ints
@@ -56,17 +58,17 @@ class TiledWork(NamedTuple):
     n_each: list[int]
 
 
-def tile_work(lines: Ints, n_tiles: Ints, chunk: int) -> TiledWork:
-    """Cut lines: every chunk of a line with every tile of it."""
+def tile_work(segments: Ints, n_tiles: Ints, chunk: int) -> TiledWork:
+    """Combine every chunk of a segment with every tile of it."""
     rows = np.array(TILES)[:, None]
     m0 = ((n_tiles * rows).cumsum(0) - n_tiles * rows).ravel()  # where a class begins
     size, whose = rows.repeat(n_tiles.shape[1], 1).ravel(), np.indices(n_tiles.shape)[1].ravel()
     tile_config = np.arange(len(m0)).repeat(n_tiles.ravel())
     m0 = m0[tile_config] + size[tile_config] * _numbers_within(n_tiles.ravel())
     whose = whose[tile_config]
-    chunks = lines[whose, CHUNKS]
+    chunks = segments[whose, CHUNKS]
     of, number = whose.repeat(chunks), _numbers_within(chunks)
-    items, skipped = lines.take(of, 0), number * chunk
+    items, skipped = segments.take(of, 0), number * chunk
     is_last = number == items[:, CHUNKS] - 1
     items[:, AT] += skipped
     items[:, N] = np.where(is_last, items[:, N] - skipped, chunk)
@@ -78,6 +80,6 @@ def tile_work(lines: Ints, n_tiles: Ints, chunk: int) -> TiledWork:
 
 
 def _numbers_within(counts: Ints) -> Ints:
-    """Return 0 … count - 1 for each count, one after the other."""
+    """Return 0 … count - 1 for each count, concatenated."""
     ends = counts.cumsum()
     return np.arange(int(ends[-1])) - (ends - counts).repeat(counts)
