@@ -100,7 +100,7 @@ def grow_beside_others(loom: weft.Loom, place: torch.device) -> list[weft.Heddle
     """Have captured steps go, another take what memory PyTorch then gives back, and grow again: a
     few new leaves.
     """
-    with mock.patch.object(cuda_graph, "_MOST_FRAMES", 2):
+    with mock.patch.object(cuda_graph, "_MAX_GRAPHS", 2):
         for n in _COMPANIES:
             loom.grow(n=n, max_tokens=5, seed=n)
         others = []

@@ -14,7 +14,7 @@ _KINDS = {
     "part_ptr": "*fp32", "lse_ptr": "*fp32", "slot_ptr": "*i64", "row_ptr": "*i64",
     "left_row_ptr": "*i64", "left_ptr": "*fp32", "allowed_ptr": "*i32", "stream_ptr": "*i64",
     "drawn_at_ptr": "*i64", "greedy_ptr": "*i64", "early_ptr": "*fp64", "late_ptr": "*fp64",
-    "moment_ptr": "*fp32", "best_ptr": "*i32", "least_ptr": "*fp32", "last_ptr": "*i64",
+    "moment_ptr": "*fp32", "best_ptr": "*i32", "threshold_ptr": "*fp32", "last_ptr": "*i64",
     "scale": "fp32", "softcap": "fp32", "eps": "fp32", "scaling": "fp32", "shift": "fp32",
     "frequency_ptr": "*fp32",
 }  # fmt: skip

@@ -116,8 +116,8 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
 
 def as_of(monkeypatch: pytest.MonkeyPatch, *release: int) -> None:
     monkeypatch.setattr(capture, "_ENDS_ALLOCATIONS", release >= (2, 13))
-    monkeypatch.setattr(capture, "_GIVES_BACK", release >= (2, 14))
-    monkeypatch.setattr(capture, "_HAS_ONE_SIGN", release < (2, 12))
+    monkeypatch.setattr(capture, "_RELEASES_MEMORY", release >= (2, 14))
+    monkeypatch.setattr(capture, "_HAS_GLOBAL_FLAG", release < (2, 12))
 
 
 def running(cuda: Cuda, errors: list[BaseException | None] | None = None) -> Callable[[], Any]:

@@ -91,7 +91,7 @@ def test_a_frame_serves_smaller_steps_and_forgets_them() -> None:
     assert played.stats()["captured"] == 1
     assert played.stats()["played"] == 7  # all but two
     ours.step(5), theirs.step(5)
-    ((frame, _),) = played._graphs._frames.values()
+    ((frame, _),) = played._graphs._graphs.values()
     work = frame.work(2)
     n_rows = [int((items[:, 4] > 0).sum()) for items in work.by_tile]
     now = played.fragments._plan.work(2)
@@ -173,7 +173,7 @@ def test_what_was_captured_goes_before_a_pool_asks_for_more(
     leaves = Leaves(engine, 4)
     for _ in range(4):
         leaves.step()
-    frames, pool, seen = engine._graphs._frames, engine.fragments, []
+    frames, pool, seen = engine._graphs._graphs, engine.fragments, []
     resize = type(pool)._resize
 
     def noted(self: Any, n: int) -> None:
@@ -355,14 +355,14 @@ def test_a_step_that_cannot_be_played_is_run_as_it_is(
 
 
 def test_many_frames_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_graph, "_MOST_FRAMES", 1)
+    monkeypatch.setattr(cuda_graph, "_MAX_GRAPHS", 1)
     engine = engine_of()
     for n in (1, 4, 12):
         leaves = Leaves(engine, n)
         for _ in range(4):
             leaves.step()
     assert engine.stats()["captured"] >= 2
-    assert len(engine._graphs._frames) == 1
+    assert len(engine._graphs._graphs) == 1
 
 
 def test_a_loom_grows_the_same_from_frames() -> None:
@@ -395,7 +395,7 @@ def test_a_step_of_many_tokens_gets_a_frame_of_its_own_size(
     leaves = Leaves(engine, 24)
     for n in [24] * 4 + [13] * 4:
         leaves.step(n)
-    assert {key.n_tokens for key in engine._graphs._frames} == {24, 16}
+    assert {key.n_tokens for key in engine._graphs._graphs} == {24, 16}
     played = engine.stats()["played"]
     leaves.step(14)
     assert engine.stats()["played"] == played + 1

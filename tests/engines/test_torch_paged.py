@@ -950,7 +950,7 @@ def test_host_memory_of_what_came_back_goes_once_the_device_has_read_it() -> Non
             return self.is_past
 
     twin, event = Twin(), Event()
-    read: Any = twin.memory._copies._read
+    read: Any = twin.memory._copies._in_use
     read.append((event, []))
     leaf = twin.node(twin.node(None, 5), 0)
     row = Row((), [1], 0, twin.nodes[leaf].fragment)
@@ -1262,7 +1262,7 @@ def test_the_gate_fills_a_processor(activation: str) -> None:
 def test_tiles_compile_for_sm_90(size: int, n_rows: int, is_plain: bool) -> None:
     """Without a card: nothing spills, two programs share a processor, wide ones use warp groups."""
     fixed = kernel.tile_config(32, 8, size, size, n_rows, 2)
-    asked = {"HAS_CAP": not is_plain, "HAS_WINDOW": not is_plain, "IS_WHOLE": False}
+    asked = {"HAS_CAP": not is_plain, "HAS_WINDOW": not is_plain, "IS_SINGLE_PART": False}
     made = compiled("paged.kernel", "tree_attention_kernel", {**fixed, **asked})
     n_programs = 1 if n_rows == kernel.BROAD else 2  # of a processor
     assert made.shared <= 227 * 1024 // n_programs
@@ -1283,7 +1283,7 @@ def test_many_heads_a_group_wait_for_no_single_product(
 ) -> None:
     """Tiles of 64 and 128 rows meet what lies above one token, too, where 16 do not hold it."""
     fixed = kernel.tile_config(n_heads, 1, size, size, n_rows, 2)
-    asked = {"HAS_CAP": False, "HAS_WINDOW": False, "IS_WHOLE": False}
+    asked = {"HAS_CAP": False, "HAS_WINDOW": False, "IS_SINGLE_PART": False}
     made = compiled("paged.kernel", "tree_attention_kernel", {**fixed, **asked})
     assert made.has_wgmma
     assert not made.is_serial
@@ -1298,7 +1298,7 @@ def test_tiles_fit_other_cards(capability: int, room: int, size: int) -> None:
     met = {}
     for n_rows in kernel.TILES:
         fixed = kernel.tile_config(32, 8, size, size, n_rows, 2)
-        asked = {**fixed, "HAS_CAP": False, "HAS_WINDOW": False, "IS_WHOLE": False}
+        asked = {**fixed, "HAS_CAP": False, "HAS_WINDOW": False, "IS_SINGLE_PART": False}
         made = compiled("paged.kernel", "tree_attention_kernel", asked, capability=capability)
         met[n_rows] = made.shared <= room * 1024
         assert made.has_mma

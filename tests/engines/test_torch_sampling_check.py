@@ -69,8 +69,8 @@ def shifted(row: int) -> Callable[[Any], Any]:
 
 
 def uncut(logits: Any, rows: Any, *_: Any, **__: Any) -> Any:
-    least = torch.full(rows.shape, -torch.inf, device=rows.device)
-    return kernel.Cutoffs(least, torch.full_like(rows, logits.shape[1]))
+    threshold = torch.full(rows.shape, -torch.inf, device=rows.device)
+    return kernel.Cutoffs(threshold, torch.full_like(rows, logits.shape[1]))
 
 
 FAULTS: dict[str, tuple[tuple[Any, str, Any], str]] = {
@@ -78,8 +78,8 @@ FAULTS: dict[str, tuple[tuple[Any, str, Any], str]] = {
         (SamplingTensors, "set_positions", lambda self, at: SET_POSITIONS(self, at % 2**32)),
         "with temperatures alone",
     ),
-    "logprobs": (changed(kernel, "draw_tokens", shifted(1)), "with temperatures alone figures"),
-    "entropies": (changed(kernel, "draw_tokens", shifted(2)), "with temperatures alone figures"),
+    "logprobs": (changed(kernel, "draw_tokens", shifted(1)), "with temperatures alone values"),
+    "entropies": (changed(kernel, "draw_tokens", shifted(2)), "with temperatures alone values"),
     "masks": ((SamplingTensors, "set_allowed", lambda *_: None), "with a constraint"),
     "penalties": ((SamplingTensors, "set_counts", lambda *_: None), "with penalties and a bias"),
     "top_p": ((kernel, "find_cutoffs", uncut), "with top_p"),
@@ -117,7 +117,7 @@ def test_a_device_that_draws_other_tokens_draws_none(
     ill = TorchEngine.adopt(build(family).to(DEVICE))
     assert not ill._sampler.on_device
     assert "tokens are sampled on the host" in caplog.text
-    assert "figures differ from the reference's by 0.01 nats" in caplog.text
+    assert "values differ from the reference's by 0.01 nats" in caplog.text
     assert first_tokens(ill) == first_tokens(well)
 
 

@@ -263,8 +263,8 @@ def test_the_load_check_passes_kernels_that_draw_as_the_reference(
 
 def _no_edge(logits: Any, rows: Any, *_: Any, **__: Any) -> Any:
     """What filters leave where their kernels cut nothing."""
-    least = torch.full(rows.shape, -torch.inf, device=rows.device)
-    return draw_kernel.Cutoffs(least, torch.full_like(rows, logits.shape[1]))
+    threshold = torch.full(rows.shape, -torch.inf, device=rows.device)
+    return draw_kernel.Cutoffs(threshold, torch.full_like(rows, logits.shape[1]))
 
 
 def test_kernels_with_wrong_cutoffs_fall_back_to_the_host(

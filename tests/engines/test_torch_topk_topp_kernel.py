@@ -25,7 +25,7 @@ if not (kernel.is_interpreted() or torch.cuda.is_available()):
 
 pytestmark = [pytest.mark.torch, pytest.mark.kernels]
 DEVICE = torch.device("cpu") if kernel.is_interpreted() else torch.device("cuda")
-# So near to top-p's share rounding may decide: weights are float32, a 2**40th at least.
+# So near to top-p's share rounding may decide: weights are float32, a 2**40th at threshold.
 NEAR = 1e-5
 OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 TYPES = {"top_k": torch.int64, "top_p": torch.float64, "min_p": torch.float64}
@@ -55,15 +55,15 @@ def found(
     bits = None if allowed is None else torch.from_numpy(allowed).to(DEVICE)
     at = torch.from_numpy(np.asarray(rows, dtype=np.int64)).to(DEVICE)
     out = topk_topp_kernel.find_cutoffs(logits.to(DEVICE), at, early, allowed=bits, **given)
-    assert (out.least.dtype, out.last.dtype) == (torch.float32, torch.int64)
-    return topk_topp_kernel.Cutoffs(out.least.cpu(), out.last.cpu())
+    assert (out.threshold.dtype, out.last.dtype) == (torch.float32, torch.int64)
+    return topk_topp_kernel.Cutoffs(out.threshold.cpu(), out.last.cpu())
 
 
 def kept(y: np.ndarray, edge: topk_topp_kernel.Cutoffs, b: int) -> np.ndarray:
     """The ids that an edge keeps, of those that can be drawn."""
-    least, last = edge.least[b].item(), edge.last[b].item()
-    level = (y == least) & (np.arange(len(y)) <= last)
-    return np.flatnonzero(((y > least) | level) & (y > -np.inf))
+    threshold, last = edge.threshold[b].item(), edge.last[b].item()
+    level = (y == threshold) & (np.arange(len(y)) <= last)
+    return np.flatnonzero(((y > threshold) | level) & (y > -np.inf))
 
 
 class Naive(NamedTuple):
@@ -204,11 +204,11 @@ def test_who_asks_for_nothing_keeps_all() -> None:
     logits = torch.randn((2, 100), generator=torch.Generator().manual_seed(0))
     for asked in ([Row(), Row()], [Row(), Row(top_k=3, top_p=0.5, min_p=0.9)], [Row(), Row(100)]):
         out = found(logits, asked)
-        assert (out.least[0], out.last[0]) == (-np.inf, 100)
+        assert (out.threshold[0], out.last[0]) == (-np.inf, 100)
 
 
 def test_no_rows_have_no_edges() -> None:
-    assert len(found(torch.zeros((1, 50)), []).least) == 0
+    assert len(found(torch.zeros((1, 50)), []).threshold) == 0
 
 
 def test_a_row_has_the_same_edge_alone_as_in_company() -> None:
@@ -218,7 +218,7 @@ def test_a_row_has_the_same_edge_alone_as_in_company() -> None:
     whole = found(logits, asked)
     for b, row in enumerate(asked):
         alone = found(logits, [row], [b])
-        assert (alone.least[0], alone.last[0]) == (whole.least[b], whole.last[b])
+        assert (alone.threshold[0], alone.last[0]) == (whole.threshold[b], whole.last[b])
 
 
 def test_broken_rows_and_empty_ones_disturb_nobody() -> None:
@@ -235,8 +235,8 @@ def test_broken_rows_and_empty_ones_disturb_nobody() -> None:
     bits[6] = 0
     for row in (Row(5, 0.9, 0.1), Row(5), Row(top_p=0.9), Row(min_p=0.1)):
         out, want = found(logits, [row] * 7, allowed=bits), found(clean, [row] * 7)
-        assert (out.least[0], out.last[0]) == (want.least[0], want.last[0])
-        assert not out.least.isnan().any()
+        assert (out.threshold[0], out.last[0]) == (want.threshold[0], want.last[0])
+        assert not out.threshold.isnan().any()
         assert ((out.last >= 0) & (out.last <= 300)).all()
 
 
@@ -247,8 +247,8 @@ def test_cutoff_of_min_p_is_the_smallest_float32_that_passes() -> None:
     early = random.choice([0.3, 1.0, 2.0], 60)
     asked = [Row(min_p=p, early=heat) for p, heat in zip(min_p, early, strict=True)]
     out = found(torch.from_numpy(np.repeat(top[:, None], 3, axis=1)), asked)
-    least = out.least.cpu().numpy()
-    for value, kept in ((least, True), (np.nextafter(least, np.float32(-np.inf)), False)):
+    threshold = out.threshold.cpu().numpy()
+    for value, kept in ((threshold, True), (np.nextafter(threshold, np.float32(-np.inf)), False)):
         assert (((value.astype(np.float64) - top) / early >= np.log(min_p)) == kept).all()
 
 

@@ -1,7 +1,7 @@
 """OpenMP thread counts of forwards on a CPU that other processes also use.
 
 OpenMP threads wait for each other by spinning. If two threads share two cores with another
-process, one often waits for a preempted one, and a forward takes up to twenty times as long.
+process, one often waits for a preempted one. A forward then takes up to twenty times as long.
 """
 
 from __future__ import annotations

@@ -3,9 +3,11 @@
 Rows are packed depth first, so the queries below a fragment are a slice:
 
     rows       a1 a2 a3 │ b1 b2 │ c         one path each; a, b below one trunk
+
     nodes      ├ trunk ─────────┤
                ├ a's parent ┤ ├ b's ┤
                a1 … each row's own list: its tail and its new tokens
+
     items      a node's slots in chunks, times its query rows in tiles
 
 A node or a row's own list is described by a segment (`tiling`). If rows end and others start, most

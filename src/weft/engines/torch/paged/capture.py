@@ -1,4 +1,4 @@
-"""How a step is captured, and played: as a CUDA graph on a card, run again elsewhere."""
+"""Capture and replay of a step: a CUDA graph on a GPU, a repeated call elsewhere."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from torch import Tensor
 _RELEASE = tuple(map(int, torch.__version__.split(".")[:2]))
 # PyTorch 2.13 and later end a failed capture's allocations by themselves; from 2.14 on they also
 # give its memory back.
-_ENDS_ALLOCATIONS, _GIVES_BACK = _RELEASE >= (2, 13), _RELEASE >= (2, 14)
+_ENDS_ALLOCATIONS, _RELEASES_MEMORY = _RELEASE >= (2, 13), _RELEASE >= (2, 14)
 # Until 2.12 a card has one sign that something is captured, for all of its random numbers: while it
 # stands no graph can be played, and a capture that fails leaves it.
-_HAS_ONE_SIGN = _RELEASE < (2, 12)
-# One capture at a time: that of another engine, or of another thread, may end this one. Nor may
-# anybody empty PyTorch's cache meanwhile, or wait for the whole device.
+_HAS_GLOBAL_FLAG = _RELEASE < (2, 12)
+# One capture at a time: one of another engine or thread may end this one. Emptying PyTorch's cache
+# or waiting for the device would end it, too.
 capturing = threading.RLock()
-_playing: AbstractContextManager[object] = capturing if _HAS_ONE_SIGN else nullcontext()
+_playing: AbstractContextManager[object] = capturing if _HAS_GLOBAL_FLAG else nullcontext()
 
 Runnable = Callable[[], Tensor]
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 
 class CapturedStep(ABC):
-    """A captured step. hidden: what it made last, [B, E]; valid until the next step is run."""
+    """A captured step. hidden: its last result, [B, E], valid until the next step."""
 
     hidden: Tensor
 
     @abstractmethod
     def replay(self) -> None:
-        """Run it over what its frame holds now."""
+        """Run the step over the present contents of its buffers."""
 
     @abstractmethod
     def release(self) -> None:
-        """Have its memory go to nobody before it was played to the end."""
+        """Keep its memory from being reused before the last replay has ended."""
 
 
 Recorder = Callable[[Runnable], CapturedStep]
 
 
 class _EagerStep(CapturedStep):
-    """Runs again what was to be captured, over the same tensors."""
+    """Repeats the captured call over the same tensors."""
 
     def __init__(self, run: Runnable) -> None:
         self._run = run
@@ -60,21 +60,20 @@ class _EagerStep(CapturedStep):
 
 
 def replay_without_graph(run: Runnable) -> CapturedStep:
-    """Record without a card."""
+    """Record a call without a GPU."""
     return _EagerStep(run)
 
 
 class _Streams(NamedTuple):
-    """Where a card's captures begin, and where what they capture runs.
+    """The stream on which captures begin, and the one on which they run.
 
-    When a graph goes, PyTorch 2.12 to 2.14 give back what cuBLAS works in on the stream that its
-    capture began on, and all other graphs of that stream still write there. So captures begin on
-    one that nothing is multiplied on. A pair a card: PyTorch has 32 streams, and hands them out in
-    turn.
+    When a graph is freed, PyTorch 2.12 to 2.14 free cuBLAS workspaces of the stream that began its
+    capture. Other graphs of that stream still use them. So captures begin on a stream
+    without products. One pair a GPU, because PyTorch has only 32 streams.
     """
 
     root: torch.cuda.Stream
-    aside: torch.cuda.Stream
+    capture_stream: torch.cuda.Stream
 
     @classmethod
     def for_device(cls, device: torch.device) -> _Streams:
@@ -90,8 +89,10 @@ _streams: dict[int, _Streams] = {}
 
 
 class _CudaGraphStep(CapturedStep):
-    def __init__(self, graph: torch.cuda.CUDAGraph, hidden: Tensor, aside: torch.cuda.Stream):
-        self._graph, self.hidden, self._aside = graph, hidden, aside
+    def __init__(
+        self, graph: torch.cuda.CUDAGraph, hidden: Tensor, capture_stream: torch.cuda.Stream
+    ):
+        self._graph, self.hidden, self._capture_stream = graph, hidden, capture_stream
 
     def replay(self) -> None:
         with _playing:
@@ -101,12 +102,13 @@ class _CudaGraphStep(CapturedStep):
         # Its memory is that of the stream it was captured on. Where segments expand, PyTorch may
         # unmap it after waiting for that stream alone.
         with capturing:
-            self._aside.wait_stream(torch.cuda.default_stream(self._aside.device))
+            self._capture_stream.wait_stream(torch.cuda.default_stream(self._capture_stream.device))
 
 
-def retry_with_free_memory(attempt: Callable[[bool], Made]) -> Made:
-    """Return attempt(False), or attempt(True) where that finds no memory: by then nothing is held
-    by its error, which knows the failed attempt's tensors.
+def retry_with_free_memory(attempt: Callable[[bool], Result]) -> Result:
+    """Return attempt(False), or attempt(True) if memory runs out.
+
+    The error, which references the failed attempt's tensors, is released before the second attempt.
     """
     with suppress(torch.OutOfMemoryError):
         return attempt(False)
@@ -114,24 +116,24 @@ def retry_with_free_memory(attempt: Callable[[bool], Made]) -> Made:
 
 
 class GraphRecorder:
-    """Captures CUDA graphs that share one memory for what they make on the way.
+    """Captures CUDA graphs that share one memory pool for intermediate results.
 
-    They may: each is played to its end before the next, and what it made is read before that.
+    That is safe: each replay ends before the next, and its result is read before that.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._root, self._aside = _Streams.for_device(device)
-        self._held: WeakSet[_CudaGraphStep] = WeakSet()
+        self._root, self._capture_stream = _Streams.for_device(device)
+        self._graphs: WeakSet[_CudaGraphStep] = WeakSet()
         self._pool = torch.cuda.graph_pool_handle()
         self._has_failed_to_end = False
 
     def __call__(self, run: Runnable) -> CapturedStep:
         with capturing, torch.cuda.device(self._device):
-            if not self._held:  # PyTorch takes a memory that has lost all its graphs for gone
+            if not self._graphs:  # PyTorch takes a memory that has lost all its graphs for gone
                 self._pool = torch.cuda.graph_pool_handle()
             captured = retry_with_free_memory(lambda is_tight: self._tried(run, is_tight=is_tight))
-            self._held.add(captured)
+            self._graphs.add(captured)
             return captured
 
     def _tried(self, run: Runnable, *, is_tight: bool) -> _CudaGraphStep:
@@ -141,45 +143,45 @@ class GraphRecorder:
                 torch.cuda.empty_cache()
             return self._recorded(run)
         except BaseException:
-            # What ran aside may still read tensors that are given back now.
+            # What ran capture_stream may still read tensors that are given back current.
             with suppress(RuntimeError):
                 self._root.synchronize()
-                self._aside.synchronize()
-            self._mend()
+                self._capture_stream.synchronize()
+            self._restore()
             raise
 
     def _warm(self, run: Runnable) -> None:
-        """Have kernels compiled, and libraries make their rooms."""
-        now = torch.cuda.current_stream()
-        self._aside.wait_stream(now)
-        with torch.cuda.stream(self._aside):
+        """Compile kernels, and let libraries allocate their workspaces."""
+        current = torch.cuda.current_stream()
+        self._capture_stream.wait_stream(current)
+        with torch.cuda.stream(self._capture_stream):
             for _ in range(2):
                 run()
-        now.wait_stream(self._aside)
+        current.wait_stream(self._capture_stream)
 
     def _recorded(self, run: Runnable) -> _CudaGraphStep:
         graph = torch.cuda.CUDAGraph()
-        # Not by `torch.cuda.graph`, which has the whole device wait first. Other threads may go on
+        # Not by `torch.cuda.graph`, which waits for the device first. Other threads may go on
         # with the device while this one captures.
         with torch.cuda.stream(self._root):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
-                hidden = self._run_aside(run)
+                hidden = self._run_on_capture_stream(run)
             except BaseException:
                 with suppress(RuntimeError):
                     self._end(graph)
                 raise
             self._end(graph)
-        return _CudaGraphStep(graph, hidden, self._aside)
+        return _CudaGraphStep(graph, hidden, self._capture_stream)
 
-    def _run_aside(self, run: Runnable) -> Tensor:
-        """Run what is captured on the other stream, which takes part from here to there."""
-        self._aside.wait_stream(self._root)
+    def _run_on_capture_stream(self, run: Runnable) -> Tensor:
+        """Run the captured call on the capture stream, which joins the capture from here on."""
+        self._capture_stream.wait_stream(self._root)
         try:
-            with torch.cuda.stream(self._aside):
+            with torch.cuda.stream(self._capture_stream):
                 return run()
         finally:
-            self._root.wait_stream(self._aside)
+            self._root.wait_stream(self._capture_stream)
 
     def _end(self, graph: torch.cuda.CUDAGraph) -> None:
         try:
@@ -188,12 +190,12 @@ class GraphRecorder:
             self._has_failed_to_end = True
             raise
 
-    def _mend(self) -> None:
-        """Let PyTorch know that a capture has failed.
+    def _restore(self) -> None:
+        """Restore PyTorch's state after a failed capture.
 
-        Until 2.13 its allocator is not told: it then releases no memory any more, and `empty_cache`
-        fails, for the whole process; 2.13 itself keeps that capture's memory. Until 2.12 no graph
-        is played and no random number drawn.
+        Until 2.13 its allocator does not notice the failure: it releases no memory any more, and
+        `empty_cache` fails in the process. 2.13 itself keeps that capture's memory. Until 2.12 no
+        graph can be replayed, and no random number drawn.
         """
         pool, self._pool = self._pool, torch.cuda.graph_pool_handle()
         index = torch.cuda.current_device()
@@ -204,10 +206,10 @@ class GraphRecorder:
             with suppress(Exception):
                 torch._C._cuda_endAllocateToPool(index, pool)
                 torch._C._cuda_releasePool(index, pool)
-        elif has_failed_to_end and not _GIVES_BACK:
+        elif has_failed_to_end and not _RELEASES_MEMORY:
             with suppress(Exception):
                 torch._C._cuda_releasePool(index, pool)
-        if _HAS_ONE_SIGN:  # a capture that ends well takes it away
+        if _HAS_GLOBAL_FLAG:  # a capture that ends well takes it away
             graph = torch.cuda.CUDAGraph()
             with suppress(RuntimeError), torch.cuda.stream(self._root):
                 graph.capture_begin(capture_error_mode="thread_local")

@@ -1,12 +1,13 @@
-"""Steps that were captured once and are played again: one launch for all layers.
+"""CUDA graphs of steps: a captured step is replayed with one launch.
 
-A captured step reads tensors that never move, its frame; what a step is about is copied there. A
-frame has room for more than the step that made it, so one serves as plans change:
+A graph reads tensors that never move, its buffers; the inputs of a step are copied there. Buffers
+have room for more than the captured step, so one graph serves several plans:
 
-    tokens   ├── of the step ──┤── fill: token 0, at position 0, into nobody's slot ──┤
-    items    ├── of the plan ──┤── fill: no rows, so nothing is read or written ──┤
+    tokens   ├── of the step ──┤── padding: token 0, at position 0, into the dummy slot ──┤
 
-All but the capture itself (`capture.py`) is the same on every device.
+    items    ├── of the plan ──┤── padding: no rows, so nothing is read or written ──┤
+
+All but the capture (`capture`) is the same on every device.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from .step import PagedBackend, PagedStep
 _log = logging.getLogger("weft.engines.torch")
 
 MAX_TOKENS = 1024  # beyond it a step is bound by its products, and launches hide behind them
-# From so many on the products' time goes by tokens, those of the fill too: frames have whole 64s.
+# From so many on the products' time goes by tokens, those of the fill too: graphs have multiples of 64.
 _MANY_TOKENS, _FINE = 128, 64
 _OFTEN = 2  # steps alike that are run before one is captured
-_MOST_FRAMES = 32
-_TRIES = 3  # captures in turn that fail, perhaps by what goes on beside them, before that is all
+_MAX_GRAPHS = 32
+_TRIES = 3  # failed captures in a row, which may be temporary, before the runner gives up
 
 
 class Body(Protocol):
@@ -46,7 +47,7 @@ class Body(Protocol):
 
 
 class BufferSizes(NamedTuple):
-    """What a frame has room for, of heads in groups of one size."""
+    """Sizes of a graph's buffers for heads in groups of one size."""
 
     narrow: int
     wide: int
@@ -59,30 +60,30 @@ class BufferSizes(NamedTuple):
         n_each = len(work.narrow), len(work.wide), len(work.broad)
         return cls(*n_each, work.n_parts, work.is_single)
 
-    def roomy(self) -> BufferSizes:
-        """Return one with room for more."""
+    def enlarged(self) -> BufferSizes:
+        """Return sizes with room for more."""
         narrow, wide, broad, parts = (_up(n, 16) if n else 0 for n in self[:4])
         return BufferSizes(narrow, wide, broad, parts, self.is_single)
 
     def holds(self, other: BufferSizes) -> bool:
         is_alike = self.is_single == other.is_single
-        return is_alike and all(mine >= asked for mine, asked in zip(self, other, strict=True))
+        return is_alike and all(mine >= needed for mine, needed in zip(self, other, strict=True))
 
     def is_near(self, other: BufferSizes) -> bool:
-        """Whether programs that do nothing are few enough."""
-        return all(mine <= 2 * asked + 64 for mine, asked in zip(self, other, strict=True))
+        """Return True if few enough programs would do nothing."""
+        return all(mine <= 2 * needed + 64 for mine, needed in zip(self, other, strict=True))
 
 
 class Key(NamedTuple):
-    """What steps that are alike have in common. rooms: by the size of groups."""
+    """Properties that steps of one graph share. sizes: by group size of heads."""
 
     body: int
     n_tokens: int
-    rooms: tuple[tuple[int, BufferSizes], ...]
+    sizes: tuple[tuple[int, BufferSizes], ...]
 
 
 class GraphBuffers(PagedStep):
-    """The tensors that a captured step reads, and the step over them."""
+    """The tensors that a graph reads, and the step over them."""
 
     def __init__(self, key: Key, memory: PagedBackend) -> None:
         n, device = key.n_tokens, memory.layout.device
@@ -92,24 +93,24 @@ class GraphBuffers(PagedStep):
         self.positions = torch.zeros(n, dtype=torch.long, device=device)
         self._slots = torch.zeros(n, dtype=torch.long, device=device)
         self._places = torch.zeros(n, dtype=torch.int32, device=device)
-        self._works = {group: self._empty(room) for group, room in key.rooms}
+        self._works = {group: self._empty(size) for group, size in key.sizes}
         self._filled: dict[int, Work] = {}
         self._n_tokens = n + 1  # of the step it was filled with
 
-    def _empty(self, room: BufferSizes) -> Work:
+    def _empty(self, size: BufferSizes) -> Work:
         def ints(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=self.ids.device)
 
         return Work(
             table=self._memory.table.on_device(),
-            narrow=ints(room.narrow, ITEM_FIELDS),
-            wide=ints(room.wide, ITEM_FIELDS),
-            broad=ints(room.broad, ITEM_FIELDS),
+            narrow=ints(size.narrow, ITEM_FIELDS),
+            wide=ints(size.wide, ITEM_FIELDS),
+            broad=ints(size.broad, ITEM_FIELDS),
             first_part=ints(self.key.n_tokens + 1),
             positions=self._places,
-            n_parts=room.parts,
-            is_single=room.is_single,
-            outputs={},  # one for all layers: each is read before the next is made
+            n_parts=size.parts,
+            is_single=size.is_single,
+            outputs={},  # shared by all layers: each output is read before the next is written
         )
 
     @property
@@ -120,7 +121,7 @@ class GraphBuffers(PagedStep):
         return self._works[group]
 
     def fill(self, ids: Tensor, step: PagedStep) -> None:
-        """Take over what a step is about; ids: int64 [1, T]. Nothing crosses to the device."""
+        """Copy a step's inputs; ids: int64 [1, T]. No host-to-device copy."""
         n = ids.shape[1]
         if n < self._n_tokens:
             self.ids[:, n:] = 0
@@ -136,8 +137,8 @@ class GraphBuffers(PagedStep):
                     into[len(items) :] = 0
                 mine.first_part[: n + 1].copy_(work.first_part)
                 mine.first_part[n + 1 :] = work.n_parts
-        held = self.ids[0], self._slots, self._places, self.positions
-        copy_inputs(ids[0], step.short_slots, step.short_positions, held)
+        buffers = self.ids[0], self._slots, self._places, self.positions
+        copy_inputs(ids[0], step.short_slots, step.short_positions, buffers)
 
 
 class CudaGraphRunner:
@@ -150,39 +151,40 @@ class CudaGraphRunner:
         record: Recorder,
         weight_addresses: Callable[[], int],
     ) -> None:
-        """call: the forward that is running. record: makes a replay of what is run once.
-
-        weight_addresses: another number once weights lie elsewhere, as what was captured reads them
-        where they were.
+        """Args:
+        call: the model's `ForwardContext`.
+        record: captures a call.
+        weight_addresses: returns a number that changes when weights move, as graphs read them
+            in place.
         """
         self._call, self._memory, self._record = call, memory, record
         self._weight_addresses = weight_addresses
-        self._frames: dict[
+        self._graphs: dict[
             Key, tuple[GraphBuffers, CapturedStep]
         ] = {}  # the one that was played last is last
-        self._seen: dict[Key, int] = {}
+        self._counts: dict[Key, int] = {}
         self._places: tuple[int, ...] | None = None
         self._n_failed = 0
         self.not_captured_because = ""
         self._reset_counts()
-        # What is captured is lost where the pool moves: its memory goes before more is asked for.
+        # What is captured is lost where the pool moves: its memory goes before more is needed for.
         memory.before_moving = WeakMethod(self.clear)
 
     def hidden(self, body: Body, ids: Tensor, step: AttentionStep) -> Tensor:
         """Return hidden states [T, E] of packed tokens; ids: [1, T].
 
-        step: of this object's memory.
+        step: of this object's backend.
         """
         assert isinstance(step, PagedStep)
-        held = None if self.not_captured_because else self._held(body, ids, step)
-        if held is None:
+        graph = None if self.not_captured_because else self._find_or_capture(body, ids, step)
+        if graph is None:
             self.n_eager += 1
             return self._run(body, ids, step)
-        frame, captured = held
+        buffers, captured = graph
         try:
             captured.replay()
         except RuntimeError as error:
-            self._has_failed(f"a captured step of {frame.key.n_tokens} tokens", "played", error)
+            self._has_failed(f"a captured step of {buffers.key.n_tokens} tokens", "played", error)
             self.n_eager += 1
             return self._run(body, ids, step)
         self.n_replayed += 1
@@ -190,18 +192,18 @@ class CudaGraphRunner:
         return captured.hidden[: ids.shape[1]]
 
     def clear(self) -> None:
-        """Drop what was captured: memory that it reads has moved, or may have."""
-        self._drop(*self._frames)
-        self._seen.clear()
+        """Drop all graphs: tensors that they read have moved, or may have."""
+        self._drop(*self._graphs)
+        self._counts.clear()
         self._places = None
 
     def _drop(self, *keys: Key) -> None:
         for key in keys:
-            _, captured = self._frames.pop(key)
+            _, captured = self._graphs.pop(key)
             captured.release()
 
     def reset(self) -> None:
-        """Be as new after a trial; but what could not be captured is known."""
+        """Start over after the load check; but remember if steps cannot be captured."""
         self.clear()
         self._n_failed = 0
         self._reset_counts()
@@ -211,7 +213,7 @@ class CudaGraphRunner:
         self.capture_s = 0.0
 
     def stats(self) -> dict[str, object]:
-        """Return how steps were run so far, for whoever measures."""
+        """Return how many steps were captured, replayed and run eagerly."""
         return {
             "captured": self.n_captured,
             "capture_s": round(self.capture_s, 3),
@@ -227,10 +229,10 @@ class CudaGraphRunner:
         finally:
             self._call.step = None
 
-    def _held(
+    def _find_or_capture(
         self, body: Body, ids: Tensor, step: PagedStep
     ) -> tuple[GraphBuffers, CapturedStep] | None:
-        """Return a captured step that is filled with this one; None where it is run as it is."""
+        """Return a graph whose buffers contain this step; None if the step runs eagerly."""
         n = ids.shape[1]
         groups = self._memory.groups
         if n > MAX_TOKENS or not groups:
@@ -241,90 +243,94 @@ class CudaGraphRunner:
         if places != self._places:
             self.clear()
             self._places = places
-        rooms = tuple((group, BufferSizes.from_work(work)) for group, work in works)
-        found = self._fitting(Key(id(body), n, rooms))
-        if found is not None:
-            found[0].fill(ids, step)
-            return found
-        key = Key(id(body), bucket_of(n), tuple((g, room.roomy()) for g, room in rooms))
-        self._seen[key] = self._seen.get(key, 0) + 1
-        if self._seen[key] <= _OFTEN:
+        sizes = tuple((group, BufferSizes.from_work(work)) for group, work in works)
+        match = self._fitting(Key(id(body), n, sizes))
+        if match is not None:
+            match[0].fill(ids, step)
+            return match
+        key = Key(id(body), bucket_of(n), tuple((g, size.enlarged()) for g, size in sizes))
+        self._counts[key] = self._counts.get(key, 0) + 1
+        if self._counts[key] <= _OFTEN:
             return None
         return self._captured(key, body, ids, step)
 
-    def _fitting(self, asked: Key) -> tuple[GraphBuffers, CapturedStep] | None:
-        """Return the smallest captured step that this one fits into, and is not lost in."""
+    def _fitting(self, needed: Key) -> tuple[GraphBuffers, CapturedStep] | None:
+        """Return the smallest graph that this step fits without too much padding."""
         best: Key | None = None
-        for key in self._frames:
-            if key.body != asked.body or not asked.n_tokens <= key.n_tokens:
+        for key in self._graphs:
+            if key.body != needed.body or not needed.n_tokens <= key.n_tokens:
                 continue
-            if key.n_tokens > _most_for(asked.n_tokens):
+            if key.n_tokens > _max_tokens_for(needed.n_tokens):
                 continue
-            pairs = list(zip(key.rooms, asked.rooms, strict=False))
+            pairs = list(zip(key.sizes, needed.sizes, strict=False))
             fits = [g == h and has.holds(want) for (g, has), (h, want) in pairs]
             is_near = all(has.is_near(want) for (_, has), (_, want) in pairs)
-            if len(key.rooms) == len(asked.rooms) and all(fits) and is_near:
+            if len(key.sizes) == len(needed.sizes) and all(fits) and is_near:
                 best = key if best is None or key.n_tokens < best.n_tokens else best
         if best is None:
             return None
-        found = self._frames[best] = self._frames.pop(best)
-        return found
+        match = self._graphs[best] = self._graphs.pop(best)
+        return match
 
     def _captured(
         self, key: Key, body: Body, ids: Tensor, step: PagedStep
     ) -> tuple[GraphBuffers, CapturedStep] | None:
-        """Capture a step over a frame that holds this one; None where that fails."""
-        while len(self._frames) >= _MOST_FRAMES:
-            self._drop(next(iter(self._frames)))
-        frame = GraphBuffers(key, self._memory)
-        frame.fill(ids, step)
-        began = time.perf_counter()
+        """Capture a step with buffers that contain it; None if that fails."""
+        while len(self._graphs) >= _MAX_GRAPHS:
+            self._drop(next(iter(self._graphs)))
+        buffers = GraphBuffers(key, self._memory)
+        buffers.fill(ids, step)
+        start = time.perf_counter()
         try:
-            captured = self._record(lambda: self._run(body, frame.ids, frame))
+            captured = self._record(lambda: self._run(body, buffers.ids, buffers))
         except Exception as error:
             self._has_failed(f"a step of {key.n_tokens} tokens", "captured", error)
             return None
         self.n_captured += 1
-        self.capture_s += time.perf_counter() - began
-        self._frames[key] = frame, captured
-        return frame, captured
+        self.capture_s += time.perf_counter() - start
+        self._graphs[key] = buffers, captured
+        return buffers, captured
 
     def _has_failed(self, what: str, done: str, error: Exception) -> None:
-        """Forget all, and try again a few times: there may have been no memory, or another thread
-        may have waited for the device, which ends a capture.
+        """Drop all graphs; give up capturing after a few failures in a row.
+
+        A failure may be temporary: memory was short, or another thread waited for the device, which
+        ends a capture.
         """
         self.clear()
         self._n_failed += 1
-        said = f"{type(error).__name__}: {error}".partition("\n")[0]
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         if self._n_failed < _TRIES:
-            _log.info("%s is not %s now: %s", what, done, said)
+            _log.info("%s is not %s now: %s", what, done, reason)
             return
-        self.not_captured_because = said
+        self.not_captured_because = reason
         _log.warning(
             "steps of this model cannot be %s as CUDA graphs, and are launched operation by"
             " operation, which is slower: %s",
             done,
-            said,
+            reason,
         )
 
 
 def bucket_of(n: int) -> int:
-    """Return how many tokens the frame of a step of n has: 1, 2, 4, 8, then by powers' halves, and
-    from 128 on by 64.
+    """Return the tokens of a graph for a step of n tokens.
+
+    These are 1, 2, 4, 8, then powers of two and the values halfway between, and multiples of 64
+    from 128 on.
     """
     if n > _MANY_TOKENS:
         return -(-n // _FINE) * _FINE
     return n if n <= 2 else (4 if n <= 4 else _up(n, 8))
 
 
-def _most_for(n: int) -> int:
-    """Return how many tokens a frame may have that a step of n is run in."""
+def _max_tokens_for(n: int) -> int:
+    """Return the largest graph, in tokens, that may run a step of n tokens."""
     return bucket_of(n) if n > _MANY_TOKENS // 2 else max(2 * n, 16)
 
 
-def _up(n: int, least: int) -> int:
-    """Round up to least times 1, 1.5, 2, 3, 4, 6 …"""
-    size = least
+def _up(n: int, minimum: int) -> int:
+    """Round up to `minimum` times 1, 1.5, 2, 3, 4, 6 …"""
+    size = minimum
     while size < n:
         if 3 * size // 2 >= n:
             return 3 * size // 2

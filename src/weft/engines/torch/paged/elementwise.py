@@ -1,7 +1,7 @@
-"""What lies between the products of a layer, as one Triton kernel each instead of several.
+"""Operations between the products of a layer, as one Triton kernel each.
 
-A step of few tokens is a row of short kernels: those between the products take as long as what they
-read, and that is little, so what counts is how many they are.
+A step of few tokens is a sequence of short kernels. Kernels between products read little, so their
+number determines the time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .kernel import is_interpreted, padded
 
 _HEADS = 8  # of a program
 _NUMBERS = 1024
-_LEAST_NUMBERS = 512  # of a program that norms: one warp's
+_MIN_NUMBERS = 512  # of a program that norms: one warp's
 _INTERPRETED = 64  # the interpreter runs programs one after the other: each has so many times more
 
 
@@ -34,7 +34,7 @@ def rotary_angles_kernel(
     PAD: tl.constexpr,
     BT: tl.constexpr,
 ):
-    """Cosines of a token's position times each frequency, and behind them the sines."""
+    """Write cosines of a token's position times each frequency, then the sines."""
     token = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
     d = tl.arange(0, PAD)
     is_token = token < n_tokens
@@ -67,7 +67,9 @@ def rotary_and_store_kv_kernel(
     BM: tl.constexpr,
     HAS_NORMS: tl.constexpr,
 ):
-    """Norm and turn queries and keys; store keys and values where the tokens' slots are."""
+    """Apply norms and rotary embedding to queries and keys; store keys and values in the tokens'
+    slots.
+    """
     row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     is_row = row < n_rows
     token, head = row // (N_QUERIES + 2 * N_KV), row % (N_QUERIES + 2 * N_KV)
@@ -113,7 +115,7 @@ def rotary_and_store_kv_kernel(
     )
 
 
-# Strides are specialised: who does not know them as multiples of 16 reads number by number.
+# Strides are specialised: kernels that do not know multiples of 16 load single numbers.
 @triton.jit(do_not_specialize=["n_rows"])
 def store_kv_kernel(
     key_ptr,
@@ -132,7 +134,7 @@ def store_kv_kernel(
     PAD: tl.constexpr,
     BM: tl.constexpr,
 ):
-    """Store keys and values where the tokens' slots are."""
+    """Store keys and values in the tokens' slots."""
     row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     is_row = row < n_rows
     token, head = row // N_KV, row % N_KV
@@ -143,8 +145,8 @@ def store_kv_kernel(
     tl.store(k_ptr + to[:, None] * KEY_DIM + d, tl.load(key, mask=is_key, other=0.0), mask=is_key)
     is_value = is_row[:, None] & (d < VALUE_DIM)
     value = value_ptr + (token * value_token_stride + head * value_head_stride)[:, None] + d
-    held = tl.load(value, mask=is_value, other=0.0)
-    tl.store(v_ptr + to[:, None] * VALUE_DIM + d, held, mask=is_value)
+    values = tl.load(value, mask=is_value, other=0.0)
+    tl.store(v_ptr + to[:, None] * VALUE_DIM + d, values, mask=is_value)
 
 
 @triton.jit(do_not_specialize=["n_rows"])
@@ -171,7 +173,9 @@ def rotary_kernel(
     PAD: tl.constexpr,
     BM: tl.constexpr,
 ):
-    """Turn the first numbers of queries and keys; WIDTH: cosines of a token, of EVERY numbers."""
+    """Rotate the first dimensions of queries and keys. WIDTH: cosines of a token, for EVERY
+    dimensions.
+    """
     row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     token, head = row // (N_QUERIES + N_KEYS), row % (N_QUERIES + N_KEYS)
     d = tl.arange(0, PAD)
@@ -227,7 +231,7 @@ def rms_norm_kernel(
     PAD: tl.constexpr,
     BM: tl.constexpr,
 ):
-    """Root mean square norm of each row, in float32; less its mean first, if IS_CENTRED."""
+    """Compute the RMS norm of each row in float32; subtract the mean first if IS_CENTRED."""
     row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     d = tl.arange(0, PAD)
     inside = (row < n_rows)[:, None] & (d < WIDTH)[None, :]
@@ -246,7 +250,7 @@ def rms_norm_kernel(
 
 @triton.jit
 def activation_value(gate, ACTIVATION: tl.constexpr):
-    """What an activation makes of numbers, float32."""
+    """Return the activation of float32 numbers."""
     if ACTIVATION == "silu":
         share = 1 / (1 + tl.exp(tl.minimum(-gate, 80.0)))  # no infinity far out
     elif ACTIVATION == "gelu":
@@ -266,16 +270,16 @@ def gated_activation(
     SHIFT: tl.constexpr,
     LIMIT: tl.constexpr,
 ):
-    """What a gate makes of numbers, float32; see `memory.Gate`. LIMIT: None is none."""
+    """Return the gated activation of float32 numbers; see `GatedActivation`. LIMIT: None: none."""
     if LIMIT is not None:
         gate = tl.minimum(gate, LIMIT, propagate_nan=tl.PropagateNan.ALL)
         up = tl.maximum(up, -LIMIT, propagate_nan=tl.PropagateNan.ALL)
         up = tl.minimum(up, LIMIT, propagate_nan=tl.PropagateNan.ALL)
     if SLOPE == 1:
-        made = activation_value(gate, ACTIVATION)
+        value = activation_value(gate, ACTIVATION)
     else:
-        made = activation_value(gate * SLOPE, ACTIVATION) / SLOPE
-    return made * (up + SHIFT)
+        value = activation_value(gate * SLOPE, ACTIVATION) / SLOPE
+    return value * (up + SHIFT)
 
 
 @triton.jit(do_not_specialize=["n_tokens"])
@@ -291,7 +295,7 @@ def act_and_mul_kernel(
     BT: tl.constexpr,
     BW: tl.constexpr,
 ):
-    """What an activation makes of one row times another row."""
+    """Write the activation of one row times another row."""
     token = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
     d = tl.program_id(1) * BW + tl.arange(0, BW)
     inside = (token < n_tokens)[:, None] & (d < WIDTH)[None, :]
@@ -307,7 +311,9 @@ def act_and_mul_kernel(
 def rotary_angles(
     positions: Tensor, frequencies: Tensor, scaling: float, dtype: torch.dtype
 ) -> Tensor:
-    """Cosines and sines of positions, int64 [T], times frequencies, [D / 2]: [T, D], half each."""
+    """Return cosines and sines of positions, int64 [T], times frequencies, [D / 2]: [T, D], half
+    each.
+    """
     n_tokens, half = len(positions), len(frequencies)
     out = torch.empty(n_tokens, 2 * half, dtype=dtype, device=positions.device)
     n_each = _INTERPRETED if is_interpreted() else 1
@@ -326,9 +332,10 @@ def rotary_and_store_kv(
     keys: Tensor,
     values: Tensor,
 ) -> Tensor:
-    """Norm and turn the heads of packed tokens; write keys and values into a layer's pool.
+    """Apply norms and rotary embedding to packed heads; store keys and values in a layer's pool.
 
     heads: [T, H + 2 K, D], contiguous. slots: int64 [T]. keys, values: [S, K, D].
+
     Returns the queries, [T, H, D].
     """
     n_tokens, n_heads, size = heads.shape
@@ -358,7 +365,7 @@ def rotary_and_store_kv(
 
 
 def store(key: Tensor, value: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-    """Write heads of packed tokens into a layer's pool.
+    """Store heads of packed tokens in a layer's pool.
 
     key, value: [K, T, D] and [K, T, Dv]. slots: int64 [T]. keys, values: [S, K, D], [S, K, Dv].
     """
@@ -388,7 +395,7 @@ def store(key: Tensor, value: Tensor, slots: Tensor, keys: Tensor, values: Tenso
 
 
 def supports_rotary(heads: Sequence[Tensor], cos: Tensor, sin: Tensor, axis: int) -> bool:
-    """Whether `apply_rotary` takes these."""
+    """Return True if `apply_rotary` supports these."""
     if cos.dim() != 3 or len(cos) != 1 or cos.stride(2) != 1:
         return False
     if (cos.shape, cos.stride(), cos.dtype) != (sin.shape, sin.stride(), sin.dtype):
@@ -406,9 +413,9 @@ def supports_rotary(heads: Sequence[Tensor], cos: Tensor, sin: Tensor, axis: int
 def apply_rotary(
     heads: Sequence[Tensor], cos: Tensor, sin: Tensor, axis: int, pairs: RotaryLayout
 ) -> tuple[Tensor, ...]:
-    """Turn one or two tensors of heads that `supports_rotary`; see `AttentionStep.apply_rotary`.
+    """Apply rotary embedding to one or two tensors of heads; see `AttentionStep.apply_rotary`.
 
-    What is returned lies token by token.
+    The results are contiguous by token.
     """
     first, last, size = heads[0], heads[-1], heads[0].shape[-1]
     n_tokens = cos.shape[1]
@@ -447,7 +454,7 @@ def apply_rotary(
 
 
 class RowLayout(NamedTuple):
-    """Where the rows of a tensor [..., E] lie, along two axes at most."""
+    """Strides of the rows of a tensor [..., E], along at most two axes."""
 
     n: int
     n_inner: int
@@ -456,7 +463,7 @@ class RowLayout(NamedTuple):
 
     @classmethod
     def from_tensor(cls, x: Tensor) -> RowLayout | None:
-        """Return them; None where they lie along more, or their numbers apart."""
+        """Return the layout; None for more axes, or rows that are not contiguous."""
         if x.stride(-1) != 1:
             return None
         axes = [axis for axis in zip(x.shape[:-1], x.stride(), strict=False) if axis[0] != 1]
@@ -469,7 +476,7 @@ class RowLayout(NamedTuple):
 
 
 def supports_rms_norm(x: Tensor, weight: Tensor | None) -> bool:
-    """Whether `rms_norm` takes these."""
+    """Return True if `rms_norm` supports these."""
     is_fit = weight is None or (weight.shape == x.shape[-1:] and weight.is_contiguous())
     return is_fit and RowLayout.from_tensor(x) is not None
 
@@ -482,14 +489,14 @@ def rms_norm(
     *,
     is_centred: bool = False,
 ) -> Tensor:
-    """Norm rows [..., E] that `RowLayout` knows; see `AttentionStep.rms_norm`."""
+    """Return the RMS norm of rows [..., E] with a `RowLayout`; see `AttentionStep.rms_norm`."""
     rows, width = RowLayout.from_tensor(x), x.shape[-1]
     assert rows is not None
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     if not rows.n:
         return out
     pad = padded(width)
-    n_each = _INTERPRETED if is_interpreted() else max(1, _LEAST_NUMBERS // pad)
+    n_each = _INTERPRETED if is_interpreted() else max(1, _MIN_NUMBERS // pad)
     with torch.cuda.device_of(x):
         rms_norm_kernel[(triton.cdiv(rows.n, n_each),)](
             x, x if weight is None else weight.contiguous(), out, *rows, eps, shift,
@@ -500,14 +507,14 @@ def rms_norm(
 
 
 def supports_act_and_mul(gate: Tensor, up: Tensor) -> bool:
-    """Whether `act_and_mul` takes these."""
+    """Return True if `act_and_mul` supports these."""
     is_packed = gate.dim() == 2 or (gate.dim() == 3 and len(gate) == 1)
     is_alike = (gate.shape, gate.dtype) == (up.shape, up.dtype)
     return is_packed and is_alike and gate.stride(-1) == up.stride(-1) == 1
 
 
 def act_and_mul(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
-    """Return activation(gate) * up of packed tokens [T, I] or [1, T, I]: contiguous."""
+    """Return activation(gate) * up of packed tokens [T, I] or [1, T, I], contiguous."""
     width = gate.shape[-1]
     out = torch.empty_like(gate, memory_format=torch.contiguous_format)
     gates, ups = gate.view(-1, width), up.view(-1, width)

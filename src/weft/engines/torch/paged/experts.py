@@ -1,12 +1,15 @@
-"""A mixture's experts in Triton: four launches for all of them, and the host waits for nothing.
+"""Experts of a mixture in Triton: four launches for all of them; the host waits for nothing.
 
-A pair is a token and one of the experts that it goes through. Pairs lie expert by expert, and a
-tile is some that have one expert, so a step reads the weights of each expert that has a tile:
+A pair is a token and one of its experts. Pairs are sorted by expert, and a tile is some pairs of
+one expert. So a step reads the weights of each expert with a tile:
 
-    group      pairs → order, tiles
-    multiply   a tile's rows of hidden states by its expert's first weights, activated and gated
-    multiply   what that made by its expert's second weights, back in the order of the pairs
-    add        a token's pairs, each times its share
+    align      pairs → order, tiles
+
+    multiply   a tile's hidden states by its expert's first weights, activated and gated
+
+    multiply   the result by its expert's second weights, back in the order of the pairs
+
+    sum        a token's pairs, each times its weight
 """
 
 from __future__ import annotations
@@ -23,16 +26,16 @@ from .elementwise import gated_activation
 from .kernel import NARROW, WIDE, is_interpreted, padded
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_PAIRS = 1024  # that are looked at at once
+_PAIRS = 1024  # read at once
 _COUNTED = 8192  # pairs times experts, where each is counted
 _NUMBERS = 512  # of a token, of a program that adds
 _FULL = 32  # pairs an expert, from which on tiles are WIDE
-_MOST_PAIRS = 64  # an expert, from which on a library's product is as good
-_MOST_EXPERTS = 1024
+_MAX_PAIRS = 64  # an expert, from which on a library's product is as good
+_MAX_EXPERTS = 1024
 
 
 class _Tile(NamedTuple):
-    """What a program takes of a product: rows, numbers of the result, numbers that are summed."""
+    """Block sizes of a program: rows, output dimensions, summed dimensions."""
 
     n_rows: int
     n_out: int
@@ -41,7 +44,7 @@ class _Tile(NamedTuple):
     num_stages: int
 
     def within(self, n_out: int, n_in: int) -> _Tile:
-        """Return the tile of a product that has no more numbers than these."""
+        """Return the tile for a product with at most these dimensions."""
         return self._replace(
             n_out=min(self.n_out, padded(n_out)), n_in=min(self.n_in, padded(n_in))
         )
@@ -67,12 +70,13 @@ def moe_align_kernel(
     BP: tl.constexpr,
     IS_CLOSE: tl.constexpr,
 ):
-    """One expert's pairs, in order, behind those of experts before it; and its tiles.
+    """Write one expert's pairs, in order, after those of earlier experts; and its tiles.
 
-    A tile is its expert, its first place in the order, and the place after its last. IS_CLOSE:
-    tiles lie beside each other, for which the pairs of every expert are counted; else each expert
-    has room for all it may have, behind the room of those before it. Marks the tiles that are none;
-    the program after the last expert does nothing else.
+    A tile is its expert, its first index in the order, and the index after its last.
+
+    IS_CLOSE: tiles are adjacent, so the pairs of every expert are counted. Otherwise each expert
+    has room for its maximum number of tiles. Unused tiles are marked. The program after the last
+    expert only marks tiles.
     """
     expert = tl.program_id(0)
     at = tl.arange(0, BP)
@@ -87,7 +91,7 @@ def moe_align_kernel(
         end = begin + tl.sum(tl.where(lane == expert, counts, 0), 0)
         in_tiles = tl.where(is_before & (lane < N_EXPERTS), (counts + (BM - 1)) // BM, 0)
         tile = tl.sum(in_tiles, 0)
-        after = tile + (end - begin + (BM - 1)) // BM  # nobody else's before the next begins
+        after = tile + (end - begin + (BM - 1)) // BM  # the next expert's tiles start here
     else:
         n_before, n_own = tl.zeros([BP], tl.int32), tl.zeros([BP], tl.int32)
         for first in range(0, n_pairs, BP):
@@ -148,14 +152,13 @@ def fused_moe_kernel(
     BK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Some numbers of what a tile's expert makes of its rows.
+    """Compute a block of outputs of a tile's expert.
 
-    IS_FIRST: rows are those of tokens, and the result lies in the order; else the other way round.
-    ACTIVATION, SLOPE, SHIFT, LIMIT, ARE_NEIGHBOURS: of the gate, see `memory.Gate`; there are 2
-    N_OUT numbers of gates and ups then. "": no gate. out_stride, in_stride: between the weights of
-    one number of the result and the next, and of what is summed.
+    IS_FIRST: rows are hidden states of tokens, and results are in the sorted order; otherwise the
+    reverse. ACTIVATION, SLOPE, SHIFT, LIMIT, ARE_NEIGHBOURS: see `GatedActivation`; with a gate
+    there are 2 N_OUT products. "": no gate. out_stride, in_stride: strides of a weight's two axes.
     """
-    N_MADE: tl.constexpr = 2 * N_OUT if ARE_NEIGHBOURS else N_OUT  # by one product
+    N_PRODUCT: tl.constexpr = 2 * N_OUT if ARE_NEIGHBOURS else N_OUT  # by one product
     WIDTH: tl.constexpr = 2 * BN if ARE_NEIGHBOURS else BN
     HAS_TWO: tl.constexpr = (ACTIVATION != "") and not ARE_NEIGHBOURS
     expert = tl.load(tile_ptr + tl.program_id(0) * 3)
@@ -176,7 +179,7 @@ def fused_moe_kernel(
         weight_at = own_ptr + k[:, None] * in_stride + n[None, :] * out_stride
         acc = tl.zeros([BM, WIDTH], tl.float32)
         up = tl.zeros([BM, BN], tl.float32)
-        is_out = (n < N_MADE)[None, :]
+        is_out = (n < N_PRODUCT)[None, :]
         for start in range(0, N_IN, BK):
             is_in = k < N_IN - start
             x = tl.load(x_at, mask=is_row[:, None] & is_in[None, :], other=0.0)
@@ -191,7 +194,7 @@ def fused_moe_kernel(
             weight_at += BK * in_stride
         if HAS_BIAS:
             bias_at = bias_ptr + expert * bias_stride + n
-            acc += tl.load(bias_at, mask=n < N_MADE, other=0.0).to(tl.float32)[None, :]
+            acc += tl.load(bias_at, mask=n < N_PRODUCT, other=0.0).to(tl.float32)[None, :]
             if HAS_TWO:
                 up += tl.load(bias_at + N_OUT, mask=n < N_OUT, other=0.0).to(tl.float32)[None, :]
         if ARE_NEIGHBOURS:
@@ -216,7 +219,7 @@ def moe_sum_kernel(
     PAD: tl.constexpr,
     BW: tl.constexpr,
 ):
-    """The sum of a token's pairs, each times its share; those of no expert are left out."""
+    """Write the weighted sum of a token's pairs; pairs without an expert are left out."""
     token = tl.program_id(0).to(tl.int64)
     d = tl.program_id(1) * BW + tl.arange(0, BW)
     j = tl.arange(0, PAD)
@@ -231,7 +234,7 @@ def moe_sum_kernel(
 
 
 def supports_fused_experts(x: Tensor, chosen: Tensor, shares: Tensor, experts: MoEWeights) -> bool:
-    """Whether `fused_experts` takes these, and is what should take them."""
+    """Return True if `fused_experts` supports these, and is faster than the module."""
     up, down = experts.up, experts.down
     n_experts, n_between = len(down), down.shape[2]
     is_packed = x.dim() == 2 and x.stride(1) == 1 and x.dtype in _DTYPES
@@ -240,7 +243,7 @@ def supports_fused_experts(x: Tensor, chosen: Tensor, shares: Tensor, experts: M
     return (
         is_packed
         and is_chosen
-        and n_experts <= _MOST_EXPERTS
+        and n_experts <= _MAX_EXPERTS
         and (up.dtype, down.dtype) == (x.dtype, x.dtype)
         and down.shape[1] == x.shape[1] == up.shape[2]
         and (experts.between is not None or up.shape == (n_experts, n_up, x.shape[1]))
@@ -250,15 +253,18 @@ def supports_fused_experts(x: Tensor, chosen: Tensor, shares: Tensor, experts: M
 
 
 def _is_for_library(x: Tensor, n_pairs: int, n_experts: int) -> bool:
-    """Whether Transformers' own product over groups is at its best: many rows an expert, in
-    bfloat16, on a card that multiplies them without asking the host how many they are."""
-    if n_pairs < _MOST_PAIRS * n_experts or x.dtype != torch.bfloat16 or not x.is_cuda:
+    """Return True if Transformers' grouped matrix product is faster.
+
+    That holds for many rows an expert in bfloat16, on GPUs whose product does not ask the host for
+    the row counts.
+    """
+    if n_pairs < _MAX_PAIRS * n_experts or x.dtype != torch.bfloat16 or not x.is_cuda:
         return False
     return torch.cuda.get_device_capability(x.device)[0] in (9, 10)
 
 
 def fused_experts(x: Tensor, chosen: Tensor, shares: Tensor, experts: MoEWeights) -> Tensor:
-    """Return what experts make of tokens; see `AttentionStep.fused_experts`."""
+    """Return the experts' weighted outputs; see `AttentionStep.fused_experts`."""
     n_tokens, width = x.shape
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     if not chosen.numel():
@@ -279,22 +285,22 @@ def fused_experts(x: Tensor, chosen: Tensor, shares: Tensor, experts: MoEWeights
             BP=max(16, _COUNTED // pad) if is_close and not is_interpreted() else _PAIRS,
             IS_CLOSE=is_close, num_warps=8,
         )  # fmt: skip
-        run = _Run(order, tiles, top_k, tile)
-        between = run.multiply(x, experts.up, experts.up_bias, experts.gate)
+        pairs = _GroupedPairs(order, tiles, top_k, tile)
+        between = pairs.multiply(x, experts.up, experts.up_bias, experts.gate)
         if experts.between is not None:
             between = experts.between(between).contiguous()
-        made = run.multiply(between, experts.down, experts.down_bias, None, is_first=False)
+        outputs = pairs.multiply(between, experts.down, experts.down_bias, None, is_first=False)
         n_each = 2048 if is_interpreted() else _NUMBERS
         moe_sum_kernel[(n_tokens, triton.cdiv(width, n_each))](
-            made, chosen, shares, out,
+            outputs, chosen, shares, out,
             N_EXPERTS=n_experts, TOP_K=top_k, WIDTH=width, PAD=triton.next_power_of_2(top_k),
             BW=n_each, num_warps=4,
         )  # fmt: skip
     return out
 
 
-class _Run(NamedTuple):
-    """The pairs of one call, grouped."""
+class _GroupedPairs(NamedTuple):
+    """The pairs of one call, sorted by expert."""
 
     order: Tensor
     tiles: Tensor
@@ -312,10 +318,10 @@ class _Run(NamedTuple):
     ) -> Tensor:
         """Multiply rows by weights [E, out, in]: [n pairs, out], or half as many if gated."""
         n_out = weight.shape[1] // (1 if gate is None else 2)
-        # Pairs of no expert are never written, and read by nobody but what is between.
+        # Pairs without an expert are never written, and only `between` reads them.
         out = x.new_empty(len(self.order), n_out)
         tile = self.tile.within(n_out, weight.shape[2])
-        # Tiles first: those of one expert are beside each other, and read its weights once.
+        # Tiles are the first axis: adjacent programs of one expert read its weights once.
         fused_moe_kernel[(len(self.tiles), triton.cdiv(n_out, tile.n_out))](
             x, weight, x if bias is None else bias, self.order, self.tiles, out,
             x.stride(0), *weight.stride(), 0 if bias is None else bias.stride(0),
@@ -328,7 +334,7 @@ class _Run(NamedTuple):
 
 
 def _constants(gate: GatedActivation | None) -> dict[str, Any]:
-    """Return what a product's kernel is told of what comes after it."""
+    """Return a gate's compile-time arguments."""
     activation, limit, slope, shift, are_neighbours = gate or ("", None, 1.0, 0.0, False)
     return {
         "ACTIVATION": activation, "SLOPE": slope, "SHIFT": shift, "LIMIT": limit,

@@ -1,14 +1,17 @@
-"""Tree attention in Triton: work items over slots of a pool, merged row by row.
+"""Tree attention in Triton: work items over slots of a pool, then a merge row by row.
 
-One item is a stretch of a slot list and a tile of the queries below it. A tile's rows are query
-tokens times the query heads of one KV head. Keys are found by slot and hidden by position, so a
-path, a live tail and new tokens are the same thing to it:
+An item is a range of a slot list and a tile of the queries below it. A tile's rows are query tokens
+times the query heads of one KV head. Keys are addressed by slot and masked by position, so prefixes,
+tails and new tokens need no distinction.
 
-    item   ├── n slots of the table, positions first … ──┤   met by query rows m0 … m0 + BM
-    part   every (item, token, head): output and log-sum-exp over the keys of that item
-    row    its parts lie side by side; the merge makes one output of them
+    item   ├── n slots of the table, positions first … ──┤   attended by query rows m0 … m0 + BM
 
-Written for sm_90 and Triton's interpreter: types are those of the tensors, sums are float32.
+    part   for every (item, token, head): output and log-sum-exp over the keys of that item
+
+    row    its parts are adjacent; the merge combines them into one output
+
+Written for compute capability 9.0 and Triton's interpreter: inputs keep their dtypes, sums are
+float32.
 """
 
 from __future__ import annotations
@@ -25,8 +28,8 @@ from ..kv_backend import AttentionSpec
 from ..layout import Layout
 from .streams import run_concurrently
 
-# Rows of a tile. From 64 on sm_90 multiplies tiles by whole warp groups (wgmma); those of 128 read
-# the keys half as often, and their sums leave room for one program a processor.
+# Rows of a tile. From 64 on sm_90 multiplies tiles by warp groups (wgmma). Tiles of 128 read the
+# keys half as often, and their sums leave room for one program a processor.
 NARROW, WIDE, BROAD = 16, 64, 128
 TILES = BROAD, WIDE, NARROW
 ITEM_FIELDS = 12
@@ -75,12 +78,12 @@ def attend_block(
     ENDS_PRODUCTS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Let a tile of queries meet the keys low … high of an item; return acc, top and total.
+    """Attend a tile of queries to the keys low … high of an item; return acc, top and total.
 
-    IS_OPEN: all of the queries see all of these keys, which are whole blocks of BN.
+    IS_OPEN: all queries see all of these keys, which are full blocks of BN.
     """
     d_key, d_value = tl.arange(0, KEY_PAD), tl.arange(0, VALUE_PAD)
-    # Logits are scaled, and made powers of two, by one multiplication as they are shifted.
+    # One multiplication scales the logits and converts them to powers of two.
     factor = _LOG2E if HAS_CAP else scale * _LOG2E
     for start in range(low, high, BN):
         number = start + tl.arange(0, BN)
@@ -99,10 +102,10 @@ def attend_block(
             x = softcap * (1 - 2 / (tl.exp2(x * (2 * _LOG2E * scale / softcap)) + 1))  # tanh
         if not IS_OPEN:
             place = first + number
-            seen = is_key[None, :] & (place[None, :] <= position[:, None])
+            visible = is_key[None, :] & (place[None, :] <= position[:, None])
             if HAS_WINDOW:
-                seen = seen & (place[None, :] > position[:, None] - window)
-            x = tl.where(seen, x, float("-inf"))
+                visible = visible & (place[None, :] > position[:, None] - window)
+            x = tl.where(visible, x, float("-inf"))
         higher = tl.maximum(top, tl.max(x, 1) * factor)
         base = higher if IS_OPEN else tl.where(higher == float("-inf"), 0.0, higher)
         p = tl.exp2(x * factor - base[:, None])
@@ -149,13 +152,13 @@ def tree_attention_kernel(
     BN: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
-    IS_WHOLE: tl.constexpr,
+    IS_SINGLE_PART: tl.constexpr,
     ENDS_PRODUCTS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Meet the keys of one item with one tile of queries, for one KV head.
+    """Attend one tile of queries to the keys of one item, for one KV head.
 
-    IS_WHOLE: no row has other parts, so what is found is its output.
+    IS_SINGLE_PART: no row has other parts, so the result is its output.
     """
     N_KV: tl.constexpr = N_HEADS // GROUP
     # KV heads first: programs side by side read what lies side by side in a slot.
@@ -229,10 +232,10 @@ def tree_attention_kernel(
         HAS_CAP, HAS_WINDOW, False, ENDS_PRODUCTS, PRECISION,
     )  # fmt: skip
 
-    has_seen = total > 0
-    below = tl.where(has_seen, total, 1.0)
+    has_keys = total > 0
+    below = tl.where(has_keys, total, 1.0)
     inside = is_row[:, None] & (d_value < VALUE_DIM)[None, :]
-    if IS_WHOLE:
+    if IS_SINGLE_PART:
         row = token.to(tl.int64) * N_HEADS + head
         tl.store(
             out_ptr + row[:, None] * VALUE_DIM + d_value[None, :],
@@ -242,7 +245,7 @@ def tree_attention_kernel(
     else:
         part = tl.load(first_part_ptr + token, mask=is_row, other=0).to(tl.int64) + ordinal
         row = part * N_HEADS + head
-        tl.store(lse_ptr + row, tl.where(has_seen, top + tl.log2(below), _HIDDEN), mask=is_row)
+        tl.store(lse_ptr + row, tl.where(has_keys, top + tl.log2(below), _HIDDEN), mask=is_row)
         tl.store(
             part_ptr + row[:, None] * VALUE_DIM + d_value[None, :],
             acc / below[:, None],
@@ -266,10 +269,10 @@ def merge_attn_states_kernel(
     AXIS: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ):
-    """Make one output of the parts of each of some rows, token by token and head by head.
+    """Merge the parts of rows into one output, token by token and head by head.
 
-    So many parts are read at once: one after the other would wait for memory each time. AXIS: the
-    one that they lie along, 0 or 1.
+    Several parts are read at once, because reading one after the other would wait for memory each
+    time. AXIS: the axis of parts in a block, 0 or 1.
     """
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     is_row = m < n_tokens * N_HEADS
@@ -289,7 +292,7 @@ def merge_attn_states_kernel(
         is_part = number < tl.expand_dims(end, AXIS)
         row = number.to(tl.int64) * N_HEADS + tl.expand_dims(head, AXIS)
         lse = tl.load(lse_ptr + row, mask=is_part, other=_HIDDEN)
-        found = tl.load(
+        values = tl.load(
             part_ptr + row[:, :, None] * VALUE_DIM + d[None, None, :],
             mask=is_part[:, :, None] & (d < VALUE_DIM)[None, None, :],
             other=0.0,
@@ -297,7 +300,7 @@ def merge_attn_states_kernel(
         higher = tl.maximum(top, tl.max(lse, AXIS))
         weight = tl.exp2(lse - tl.expand_dims(higher, AXIS))
         shrink = tl.exp2(top - higher)
-        acc = acc * shrink[:, None] + tl.sum(found * weight[:, :, None], AXIS)
+        acc = acc * shrink[:, None] + tl.sum(values * weight[:, :, None], AXIS)
         total = total * shrink + tl.sum(weight, AXIS)
         top = higher
     out = acc / tl.where(total > 0, total, 1.0)[:, None]
@@ -309,34 +312,41 @@ def merge_attn_states_kernel(
 
 
 def is_interpreted() -> bool:
-    """Whether kernels run in Triton's interpreter, on any device.
+    """Return True if kernels run in Triton's interpreter, on any device.
 
-    It has to be asked for before triton is imported: its own functions are made for it then.
+    The interpreter must be selected before Triton is imported, because Triton's own functions are
+    compiled for it then.
     """
     return bool(triton.knobs.runtime.interpret) and not isinstance(tl.max, triton.JITFunction)
 
 
 class Work(NamedTuple):
-    """A plan on the device, all int32.
+    """Work items of a step on the device, all int32.
 
-    table: slots, list after list. narrow, wide, broad: items [n, ITEM_FIELDS] by tile class: where
-    its slots begin in the table, how many, the position of the first, the first query token, query
-    rows (tokens times heads of a group), the first of them in this tile, its number among a row's
-    parts, 0; of an item of one token where slots before these begin, and how many, which are met
-    with it; 0, 0. One of zeros has no rows: it reads and writes nothing.
-    first_part: [T + 1], where each token's parts begin. positions: [T]. is_single: every token has
-    one part. outputs: where they are kept by a step with fill, tokens of no part, of whose outputs
-    nothing is asked but that they are numbers.
+    An item is ITEM_FIELDS numbers:
+
+    - 0–2: start in the table, number of slots, position of the first slot
+    - 3–5: first query token, query rows (tokens times heads of a group), the tile's first row
+    - 6: number among the row's parts
+    - 8–9: for an item of one token, start and number of slots directly before these
+
+    The others are 0. An item of zeros has no rows.
     """
 
+    # Slots of all lists, concatenated.
     table: Tensor
+    # Items by tile class: [n, ITEM_FIELDS].
     narrow: Tensor
     wide: Tensor
     broad: Tensor
+    # Index of each token's first part, and the total: [T + 1].
     first_part: Tensor
+    # Positions of the packed tokens: [T].
     positions: Tensor
     n_parts: int
+    # Every token has one part.
     is_single: bool = False
+    # Cached output tensors of a captured step; padding tokens have no part, and must stay finite.
     outputs: dict[tuple[int, int, torch.dtype], Tensor] | None = None
 
     @property
@@ -352,17 +362,17 @@ def tree_attention(
     work: Work,
     spec: AttentionSpec,
 ) -> Tensor:
-    """Let packed queries meet what the items say, one layer.
+    """Attend packed queries to the work items, one layer.
 
-    query: [H, T, D]; keys, values: the layer's pool, [S, K, D] and [S, K, Dv], which hold the new
-    tokens' slots already. Returns [T, H, Dv] in the dtype of the query.
+    query: [H, T, D]; keys, values: the layer's pool, [S, K, D] and [S, K, Dv], with the new tokens'
+    slots. Returns [T, H, Dv] in the dtype of the query.
     """
     if query.stride(2) != 1:
         query = query.contiguous()
     n_heads, n_tokens, key_dim = query.shape
     n_kv, value_dim = values.shape[1:]
-    is_whole = work.is_single and spec.sinks is None
-    if is_whole:
+    is_single_part = work.is_single and spec.sinks is None
+    if is_single_part:
         parts = lse = out = _output(query, work, n_heads, value_dim)
     else:
         parts = query.new_empty(work.n_parts, n_heads, value_dim, dtype=torch.float32)
@@ -390,27 +400,27 @@ def tree_attention(
             **tile_config(*sizes, n_rows, keys.dtype.itemsize, n_programs=n_programs),
             HAS_CAP=spec.softcap is not None,
             HAS_WINDOW=spec.window is not None,
-            IS_WHOLE=is_whole,
+            IS_SINGLE_PART=is_single_part,
         )
 
     classes = [each for each in zip(work.by_tile, TILES, strict=True) if len(each[0])]
     with torch.cuda.device_of(query):  # Triton launches where CUDA is
         run_concurrently([partial(launch, *each) for each in classes], query)
-        if not is_whole:
+        if not is_single_part:
             _merge(parts, lse, work, spec.sinks, out)
     return out
 
 
 def _output(query: Tensor, work: Work, n_heads: int, value_dim: int) -> Tensor:
-    """Return what outputs of single parts are written to: that of fill stays what it is."""
+    """Return the output tensor for single parts; padding tokens keep their finite values."""
     shape = query.shape[1], n_heads, value_dim
     if work.outputs is None:
         return query.new_empty(shape)
     key = n_heads, value_dim, query.dtype
-    held = work.outputs.get(key)
-    if held is None:
-        held = work.outputs[key] = query.new_zeros(shape)
-    return held
+    output = work.outputs.get(key)
+    if output is None:
+        output = work.outputs[key] = query.new_zeros(shape)
+    return output
 
 
 def _merge(parts: Tensor, lse: Tensor, work: Work, sinks: Tensor | None, out: Tensor) -> None:
@@ -435,7 +445,7 @@ def _merge(parts: Tensor, lse: Tensor, work: Work, sinks: Tensor | None, out: Te
 
 
 def merge_block_sizes(n_tokens: int, n_parts: int) -> tuple[int, int]:
-    """Return how many rows a program merges, and how many parts of each it reads at once.
+    """Return the rows that a program merges, and the parts of each that it reads at once.
 
     More of either was slower: over 18 parts of 10 leaves by a third, over 4 of 512 by half.
     """
@@ -454,9 +464,12 @@ def tile_config(
     *,
     n_programs: int = 0,
 ) -> dict[str, Any]:
-    """Return what a tile class is compiled with.
+    """Return the compile-time arguments of a tile class.
 
-    n_rows: of a tile. n_bytes: of a number. n_programs: about how many there are.
+    Args:
+        n_rows: of a tile.
+        n_bytes: of a number.
+        n_programs: approximate number of programs.
     """
     key_pad, value_pad = padded(key_dim), padded(value_dim)
     widest = max(key_pad, value_pad)
@@ -480,15 +493,15 @@ def tile_config(
         # So many that sums and products fit their registers. By 8 over blocks of 16 keys Triton 3.6
         # makes a kernel that reads past its shared memory.
         "num_warps": 8 if n_rows > WIDE or (n_rows == WIDE and is_large and n_keys > 16) else 4,
-        # Slots take as many as keys and values: with 3 a block is asked for when the one before it
-        # is done, with 5 two blocks before. Where that leaves room for as many programs; and where
-        # there are more than fit a card at once, room for them is worth more.
+        # Slots need as many stages as keys and values: with 3, a block is loaded when the last one
+        # is done, with 5 two blocks earlier. If there are more programs than fit the GPU at once,
+        # fewer stages leave room for more programs.
         "num_stages": n_stages,
     }
 
 
 def has_broad(layout: Layout) -> bool:
-    """Whether tiles of BROAD fit registers and shared memory, in every layer."""
+    """Return True if tiles of BROAD rows fit registers and shared memory in every layer."""
     shapes = [shape for shape, _ in layout.groups]
     widest = max([max(shape.key_dim, shape.value_dim) for shape in shapes], default=0)
     is_short = all(shape.key_dtype.itemsize == shape.value_dtype.itemsize == 2 for shape in shapes)
@@ -496,5 +509,5 @@ def has_broad(layout: Layout) -> bool:
 
 
 def padded(n: int) -> int:
-    """Return the size of a tile that holds n numbers."""
+    """Return the size of a block that holds n numbers."""
     return max(16, int(triton.next_power_of_2(n)))

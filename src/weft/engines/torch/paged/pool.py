@@ -1,7 +1,9 @@
 """One pool of slots a layer. Fragments are lists of slots, so split, join and free only edit lists.
 
     slots of a fragment   ├── length: tokens ──┤── spare: reserved, at most GROW_BY - 1 ──┤
+
     the pool              the same numbers in every layer, [S + 1, K, D] and [S + 1, K, Dv]
+
     the table             all lists that a step attends to, concatenated, on the device
 
 The pool's last slot is a dummy: padding tokens of a captured step are written there.

@@ -1,4 +1,4 @@
-"""A mixture's choice of experts in Triton: one launch for what is eight to twenty of PyTorch."""
+"""Routing of a mixture in Triton: one launch instead of eight to twenty."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from ..kv_backend import RouterSpec
 from .kernel import padded
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_MOST_EXPERTS = 1024
+_MAX_EXPERTS = 1024
 
 
 @triton.jit
 def first_argmax(scores, is_free, lane, END: tl.constexpr):
-    """The first place, of those that are free, of the largest score."""
+    """Return the first index of the largest score among the free ones."""
     best = tl.max(tl.where(is_free, scores, -float("inf")), 0)
     return tl.min(tl.where(is_free & (scores == best), lane, END), 0)
 
 
 @triton.jit
 def select_groups(scores, N: tl.constexpr, N_KEPT: tl.constexpr, BY_TWO: tl.constexpr):
-    """Which scores are of groups that experts are chosen from."""
+    """Return a mask of scores whose groups may be selected."""
     SIZE: tl.constexpr = scores.shape[0] // N
     by_group = tl.reshape(scores, [N, SIZE])
     best = tl.max(by_group, 1)
@@ -58,9 +58,10 @@ def topk_routing_kernel(
     BY_TWO: tl.constexpr,
     SCALE: tl.constexpr,
 ):
-    """One token's experts, and their shares; see `memory.Router`. N_GROUPS: 0 is none.
+    """Select one token's experts and compute their weights; see `RouterSpec`. N_GROUPS: 0: no
+    groups.
 
-    What is no number counts as the largest, as PyTorch has it, and makes shares that are none.
+    NaN counts as the largest score, as in PyTorch, and gives NaN weights.
     """
     token = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, PAD)
@@ -69,12 +70,12 @@ def topk_routing_kernel(
     logits = tl.load(logit_at + lane, mask=is_there, other=-float("inf")).to(tl.float32)
     highest = tl.max(logits, 0)
     if FUNCTION == "softmax":
-        made = tl.exp(logits - highest)
-        made = made / tl.sum(made, 0)
+        weights = tl.exp(logits - highest)
+        weights = weights / tl.sum(weights, 0)
     else:
-        most = tl.minimum(-logits, 80.0, propagate_nan=tl.PropagateNan.ALL)
-        made = 1 / (1 + tl.exp(most))
-    scores = logits if BY_LOGITS else made
+        exponent = tl.minimum(-logits, 80.0, propagate_nan=tl.PropagateNan.ALL)
+        weights = 1 / (1 + tl.exp(exponent))
+    scores = logits if BY_LOGITS else weights
     if HAS_BIAS:
         scores += tl.load(bias_ptr + lane, mask=is_there, other=0.0).to(tl.float32)
     scores = tl.where(scores == scores, scores, float("inf"))
@@ -84,13 +85,13 @@ def topk_routing_kernel(
     place = tl.arange(0, K_PAD)
     chosen = tl.zeros([K_PAD], tl.int32)
     share = tl.zeros([K_PAD], tl.float32)
-    # A softmax over the chosen is made of their logits: among all, theirs may be too small.
+    # Normalised weights use the selected logits: probabilities among all may underflow.
     OF_CHOSEN: tl.constexpr = IS_NORMED and FUNCTION == "softmax"
-    held = tl.where(made == made, logits, made) if OF_CHOSEN else made
+    values = tl.where(weights == weights, logits, weights) if OF_CHOSEN else weights
     for j in range(TOP_K):
         expert = first_argmax(scores, is_free, lane, N_EXPERTS - 1)
         is_free &= lane != expert
-        own = tl.sum(tl.where(lane == expert, held, 0.0), 0)
+        own = tl.sum(tl.where(lane == expert, values, 0.0), 0)
         chosen = tl.where(place == j, expert, chosen)
         share = tl.where(place == j, own, share)
     is_chosen = place < TOP_K
@@ -105,21 +106,21 @@ def topk_routing_kernel(
 
 
 def supports_routing(logits: Tensor, bias: Tensor | None, router: RouterSpec) -> bool:
-    """Whether `select_experts` takes these."""
+    """Return True if `select_experts` supports these."""
     n_experts = logits.shape[-1]
     groups = router.groups
     return (
         logits.dim() == 2
         and logits.stride(1) == 1
         and logits.dtype in _DTYPES
-        and router.top_k <= n_experts <= _MOST_EXPERTS
+        and router.top_k <= n_experts <= _MAX_EXPERTS
         and (bias is None or (bias.shape == (n_experts,) and bias.is_contiguous()))
         and (groups is None or _are_even(n_experts, groups.n))
     )
 
 
 def _are_even(n_experts: int, n_groups: int) -> bool:
-    """Whether experts fill their lanes, and groups divide them into two at least each."""
+    """Return True if experts fill a power of two, and groups have two or more of them."""
     is_power = n_experts & (n_experts - 1) == 0 and n_groups & (n_groups - 1) == 0
     return is_power and n_experts == padded(n_experts) and 2 * n_groups <= n_experts
 
@@ -127,7 +128,7 @@ def _are_even(n_experts: int, n_groups: int) -> bool:
 def select_experts(
     logits: Tensor, bias: Tensor | None, router: RouterSpec
 ) -> tuple[Tensor, Tensor]:
-    """Return experts and their shares; see `AttentionStep.select_experts`."""
+    """Return selected experts and their weights; see `AttentionStep.select_experts`."""
     n_tokens, n_experts = logits.shape
     numbers = torch.empty(n_tokens, router.top_k, dtype=torch.int64, device=logits.device)
     shares = torch.empty_like(numbers, dtype=router.dtype)

@@ -15,8 +15,8 @@ from .kernel import BROAD, NARROW, TILES, WIDE
 
 # A segment: N entries of the table from AT on, the first one of position FIRST. Packed query tokens
 # START … START + SIZE attend to it, in CHUNKS parts after BEFORE other parts of the path. A row's
-# own list is valid for tokens up to position LIMIT. It may include the N_ABOVE entries from AT_ABOVE
-# on, which directly precede its first position.
+# own list is valid for tokens up to position LIMIT. It may include the N_ABOVE entries from
+# AT_ABOVE on, which directly precede its first position.
 AT, N, FIRST, START, SIZE, CHUNKS, BEFORE, LIMIT, AT_ABOVE, N_ABOVE = range(10)
 # An item is the segment of its chunk, with query rows instead of tokens, and its tile's first row.
 N_ROWS, M0 = SIZE, CHUNKS

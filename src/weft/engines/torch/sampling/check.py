@@ -1,7 +1,7 @@
-"""The load check of the draws: what a device draws, held against what the reference draws.
+"""The load check of sampling kernels: their results compared with the reference sampler's.
 
-The tokens of a text must not hang on whether a compiler is right, so a card shows it before it is
-asked. What most requests need is compiled then, too, not while the first of them waits.
+A compiler bug must not change tokens, so kernels are checked before they are used. The check also
+compiles the common kernels at load, not during the first request.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 _N_ROWS, _N_SAMPLERS = 4, 32
 _SPREAD = 3.0  # of the logits: some tokens are likely, as in a model's
 _FIRST = (1 << 33) + 5  # a position that no 32 bits hold
-# Of 32 tokens as many may be others: scores, or an edge, may be level to rounding.
+# Allowed differences among 32 tokens: scores or a cutoff may be equal to rounding.
 _TIES = 1
-_FAR = 1e-3  # nats: figures are float32
-# What many requests ask for, each with kernels of its own; so strictly that it shows in few draws.
+_FAR = 1e-3  # nats: values are float32
+# Common parameters, each with its own kernels, strict enough to show errors in few draws.
 _RULES: Mapping[str, Mapping[str, Any]] = {
     "temperatures alone": {},
     "a constraint": {"is_masked": True},
@@ -44,28 +44,28 @@ _agreed: set[tuple[torch.device, int, torch.dtype]] = set()
 
 
 def sampling_difference(sampler: TorchSampler, n_vocab: int, dtype: torch.dtype) -> str:
-    """Return what a drawer draws otherwise than the reference, "" where all is the same.
+    """Return a description of the first difference between kernels and reference, or "".
 
-    n_vocab, dtype: of the engine's logits. A process asks once for each.
+    n_vocab, dtype: of the engine's logits. Each combination is checked once a process.
     """
     key = (sampler.device, n_vocab, dtype)
     if key in _agreed:
         return ""
-    there = to_device(_logits(n_vocab), sampler.device).to(dtype)
-    logits = there.float().cpu().numpy()
+    logits_on_device = to_device(_logits(n_vocab), sampler.device).to(dtype)
+    logits = logits_on_device.float().cpu().numpy()
     for name, rules in _RULES.items():
         batch = _batch(logits, **rules)
-        drawn, wanted = sampler.draw(there, batch).result(), batch.on_host(logits)
+        drawn, wanted = sampler.draw(logits_on_device, batch).result(), batch.on_host(logits)
         is_same = drawn.ids == wanted.ids
         if (n := int((~is_same).sum())) > _TIES:
             return f"with {name} {n} of {_N_SAMPLERS} tokens are others than the reference's"
-        for figures, known in (
+        for values, known in (
             (drawn.logprobs, wanted.logprobs),
             (drawn.entropies, wanted.entropies),
         ):
-            off = float(np.abs(figures - known)[is_same].max())
+            off = float(np.abs(values - known)[is_same].max())
             if not off <= _FAR:
-                return f"with {name} figures differ from the reference's by {off:.2g} nats"
+                return f"with {name} values differ from the reference's by {off:.2g} nats"
     if sampler.on_device:  # kernels that cannot be compiled have been given up meanwhile
         _agreed.add(key)
     return ""
@@ -77,8 +77,9 @@ def _logits(n_vocab: int) -> NDArray[np.float32]:
 
 
 def _batch(logits: NDArray[np.float32], *, is_masked: bool = False, **rules: Any) -> DrawBatch:
-    """Return samplers by some rules, of all temperatures, and from all rows. Penalties count what
-    is likeliest.
+    """Return samplers with these parameters, for all temperatures and rows.
+
+    Penalties count the likeliest tokens.
     """
     matcher = _third_of(logits.shape[1]) if is_masked else None
     likeliest = logits.argmax(1).tolist()

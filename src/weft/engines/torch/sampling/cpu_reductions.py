@@ -1,4 +1,4 @@
-"""The passes over whole rows that a draw on the host makes, by PyTorch's kernels on a CPU."""
+"""Reductions over rows of logits with PyTorch's CPU kernels, for sampling on the host."""
 
 from __future__ import annotations
 
@@ -18,56 +18,59 @@ _SQUARE = GROUP_SIZE * GROUP_SIZE
 
 
 class TorchReductions(Reductions):
-    """Reads as many rows together as there are threads: each has one in its cache.
+    """Reduces as many rows at a time as there are threads, so that each thread has one in its
+    cache.
 
-    A lone row that threads would share is NumPy's, as its sums would be made in another order.
+    A single row is left to NumPy if threads would share it, because sums would change their order.
     """
 
     def group_peaks(self, logits: Floats) -> Floats:
         n_rows, n_vocab = logits.shape
-        whole = n_vocab // _SQUARE * _SQUARE
-        if not whole or not logits.flags.writeable:  # torch takes no array that it must not write
+        n_full = n_vocab // _SQUARE * _SQUARE
+        if not n_full or not logits.flags.writeable:  # torch rejects read-only arrays
             return super().group_peaks(logits)
-        squares = torch.from_numpy(logits)[:, :whole].view(n_rows, -1, GROUP_SIZE, GROUP_SIZE)
+        squares = torch.from_numpy(logits)[:, :n_full].view(n_rows, -1, GROUP_SIZE, GROUP_SIZE)
         peaks: Floats = squares.amax(2).view(n_rows, -1).numpy()
-        if whole == n_vocab:
+        if n_full == n_vocab:
             return peaks
-        return np.concatenate((peaks, super().group_peaks(logits[:, whole:])), axis=1)
+        return np.concatenate((peaks, super().group_peaks(logits[:, n_full:])), axis=1)
 
     def moments(self, logits: Floats, peak: Floats) -> Moments:
-        some = _some_rows(logits)
-        if some is None:
+        parts = _row_parts(logits)
+        if parts is None:
             return super().moments(logits, peak)
         rows, tops = torch.from_numpy(logits), torch.from_numpy(peak)[:, None]
-        below, weights = torch.empty(2, _n_rows(some), logits.shape[1])
+        below, weights = torch.empty(2, _n_rows(parts), logits.shape[1])
         total, mean = torch.empty(2, len(rows))
-        for part in some:
+        for part in parts:
             torch.sub(rows[part], tops[part], out=below)
             torch.exp(below, out=weights)
             torch.sum(weights, 1, out=total[part])
             torch.sum(below.mul_(weights), 1, out=mean[part])
-        found = moments_from_sums(peak, total.numpy(), mean.numpy())
-        if len(holed := np.flatnonzero(np.isnan(found.entropies))):  # -inf times 0
-            again = super().moments(logits[holed], peak[holed])
-            for values, repaired in zip(found, again, strict=True):
+        moments = moments_from_sums(peak, total.numpy(), mean.numpy())
+        if len(holed := np.flatnonzero(np.isnan(moments.entropies))):  # -inf times 0
+            repaired_rows = super().moments(logits[holed], peak[holed])
+            for values, repaired in zip(moments, repaired_rows, strict=True):
                 values[holed] = repaired
-        return found
+        return moments
 
     def mass(self, logits: Floats, largest: Floats, temperature: Doubles) -> Doubles:
-        some = _some_rows(logits)
-        if some is None:
+        parts = _row_parts(logits)
+        if parts is None:
             return super().mass(logits, largest, temperature)
         rows, tops = torch.from_numpy(logits), torch.from_numpy(largest)[:, None]
         heats = torch.from_numpy(temperature.astype(np.float32))[:, None]
-        below, total = torch.empty(_n_rows(some), logits.shape[1]), torch.empty(len(rows))
-        for part in some:
+        below, total = torch.empty(_n_rows(parts), logits.shape[1]), torch.empty(len(rows))
+        for part in parts:
             torch.sub(rows[part], tops[part], out=below)
             torch.sum(below.div_(heats[part]).exp_(), 1, out=total[part])
         return total.double().numpy()
 
 
-def _some_rows(logits: Floats) -> list[slice] | None:
-    """Return which rows are read together, equally many each time; None: they are NumPy's."""
+def _row_parts(logits: Floats) -> list[slice] | None:
+    """Return slices of rows of equal length that are reduced together; None: NumPy reduces the
+    rows.
+    """
     n_rows, n_threads = len(logits), torch.get_num_threads()
     if not logits.flags.writeable or (n_rows == 1 and n_threads > 1):
         return None
@@ -76,5 +79,5 @@ def _some_rows(logits: Floats) -> list[slice] | None:
     return [slice(start, start + n) for start in starts]
 
 
-def _n_rows(some: list[slice]) -> int:
-    return int(some[0].stop)
+def _n_rows(parts: list[slice]) -> int:
+    return int(parts[0].stop)

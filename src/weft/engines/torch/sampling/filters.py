@@ -26,8 +26,8 @@ def edited(logits: Tensor, tensors: SamplingTensors) -> Tensor:
     out = logits if tensors.allowed is None else _masked(logits, tensors.allowed)
     if tensors.bias_ids is not None and tensors.bias is not None:
         out = out.scatter_add(1, tensors.bias_ids, tensors.bias.clamp(max=_HUGE))
-    if tensors.seen is not None:
-        out = _penalised(out, tensors, tensors.seen)
+    if tensors.penalised is not None:
+        out = _penalised(out, tensors, tensors.penalised)
     return out
 
 
@@ -56,8 +56,8 @@ def _masked(logits: Tensor, allowed: Tensor) -> Tensor:
     return torch.where(inside != 0, logits, -torch.inf)
 
 
-def _penalised(logits: Tensor, tensors: SamplingTensors, seen: Tensor) -> Tensor:
-    ids, counts = seen[0].long(), seen[1]
+def _penalised(logits: Tensor, tensors: SamplingTensors, penalised: Tensor) -> Tensor:
+    ids, counts = penalised[0].long(), penalised[1]
     given = logits.gather(1, ids)
     repeat = tensors.repetition[:, None]
     pushed = torch.where(given > 0, given / repeat, given * repeat)
@@ -81,10 +81,12 @@ def left_of_typical(logits: Tensor, tensors: SamplingTensors) -> Tensor:
 
 
 class Ranking(NamedTuple):
-    """The likeliest tokens of rows that filters have been over, likeliest first.
+    """The likeliest tokens of rows after the filters, likeliest first.
 
-    ids: int64 [B, C]. heights: float64 [B, C], tempered logits below the largest, -inf for what is
-    dropped. log_total: float64 [B], logarithm of the sum of their exponentials.
+    Attributes:
+        ids: int64 [B, C].
+        heights: float64 [B, C], tempered logits minus the largest, -inf for dropped tokens.
+        log_total: float64 [B], logarithm of the sum of their exponentials.
     """
 
     ids: Tensor
@@ -93,9 +95,9 @@ class Ranking(NamedTuple):
 
 
 def ranking(logits: Tensor, tensors: SamplingTensors, rows: Tensor | None, depth: int) -> Ranking:
-    """Return what the filters leave of rows that ask for no more than their `depth` likeliest.
+    """Return the `depth` likeliest tokens of rows after the filters.
 
-    logits: float32 [B, V], edited, of these rows alone; rows: which of the seats they are.
+    logits: float32 [B, V], edited, of these rows only; rows: their numbers.
     """
     keys = (_ordered(logits) << 32) | (_ID - torch.arange(logits.shape[1], device=logits.device))
     best = keys.topk(depth, dim=1).values  # of equals the lower id is the larger key
@@ -103,24 +105,24 @@ def ranking(logits: Tensor, tensors: SamplingTensors, rows: Tensor | None, depth
     values = logits.gather(1, ids).double()
     early, late = some(tensors.early, rows)[:, None], some(tensors.late, rows)[:, None]
     below = (values - values[:, :1]) / early
-    asked = {name: some(filter_, rows)[:, None] for name, filter_ in tensors.filters.items()}
-    k = asked["top_k"]
+    filters = {name: some(filter_, rows)[:, None] for name, filter_ in tensors.filters.items()}
+    k = filters["top_k"]
     kept = (torch.arange(depth, device=ids.device) < k) | (k == 0)
     below = below.masked_fill(~kept, -torch.inf)
-    kept = _typical(ids, below, asked["typical_p"]) | (asked["typical_p"] == 1)
+    kept = _typical(ids, below, filters["typical_p"]) | (filters["typical_p"] == 1)
     below = below.masked_fill(~kept, -torch.inf)
     running = below.exp().cumsum(1)
-    whole = asked["top_p"] * running[:, -1:]
-    kept = (torch.nn.functional.pad(running[:, :-1], (1, 0)) < whole) | (asked["top_p"] == 1)
+    target = filters["top_p"] * running[:, -1:]
+    kept = (torch.nn.functional.pad(running[:, :-1], (1, 0)) < target) | (filters["top_p"] == 1)
     below = below.masked_fill(~kept, -torch.inf)
     largest = below.amax(1, keepdim=True)
-    below = below.masked_fill(below - largest < asked["min_p"].log(), -torch.inf)
+    below = below.masked_fill(below - largest < filters["min_p"].log(), -torch.inf)
     heights = (below - below.amax(1, keepdim=True)) / late
     return Ranking(ids, heights, heights.exp().sum(1).log())
 
 
 def _typical(ids: Tensor, below: Tensor, share: Tensor) -> Tensor:
-    """Mark the smallest set with surprisal nearest the entropy that reaches its share."""
+    """Mask the smallest set with surprisal nearest the entropy that reaches its share."""
     weights, gone = below.exp(), below.isneginf()
     total = weights.sum(1, keepdim=True)
     surprisal = total.log() - below.masked_fill(gone, 0.0)
@@ -135,16 +137,16 @@ def _typical(ids: Tensor, below: Tensor, share: Tensor) -> Tensor:
 
 
 def _ordered(logits: Tensor) -> Tensor:
-    """Return whole numbers that ascend with the logits: int64, within 32 bits."""
+    """Return integers that increase with the logits: int64, within 32 bits."""
     bits = (logits + 0.0).view(torch.int32)  # -0 becomes 0
     return torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
 
 
 def some(values: Tensor, rows: Tensor | None) -> Tensor:
-    """Return some rows of values; None: all."""
+    """Return selected rows of values; None: all."""
     return values if rows is None else values.index_select(0, rows)
 
 
 def put(into: Tensor, rows: Tensor | None, values: Tensor) -> Tensor:
-    """Return `into` with other values for some rows; None: for all."""
+    """Return `into` with replaced values of selected rows; None: of all rows."""
     return values if rows is None else into.index_copy(0, rows, values)

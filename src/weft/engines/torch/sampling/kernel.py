@@ -1,12 +1,13 @@
-"""The draw in Triton: one look at every tile of a row's logits, then one at what its tiles found.
+"""Sampling in Triton: one kernel over tiles of a row's logits, one over the row's tiles.
 
 A tile is a square of ids, 64 members of each of 64 groups (`sampling.metrics`):
 
-    tile   moments of the raw logits · the token that leads, by noise in float32
-    row    moments of all its tiles · the winner among those that lead, in float64 · its figures
+    tile   moments of the raw logits · the leading token, by noise in float32
+
+    row    moments of all its tiles · the winner among the leading tokens, in float64
 
 Logits are read once, in the model's own dtype, and nothing of their size is written. The winner is
-the reference's; two tokens of one tile may change places where their scores are level to float32's
+the reference's. Two tokens of one tile may change places if their scores are equal to float32's
 rounding.
 """
 
@@ -35,7 +36,7 @@ _NO_TOKEN = tl.constexpr(1 << 30)
 
 @triton.jit
 def key_of(stream, position):
-    """`rng.keys_of` for one uint64 stream and position."""
+    """Return `rng.keys_of` for one uint64 stream and position."""
     k0, k1 = stream & 0xFFFFFFFF, stream >> 32
     c0, c1 = position & 0xFFFFFFFF, position >> 32
     c2, c3 = c0 * 0, c0 * 0
@@ -49,7 +50,7 @@ def key_of(stream, position):
 
 @triton.jit
 def splitmix(key, counter):
-    """`rng.splitmix` for uint64 numbers."""
+    """Return `rng.splitmix` for uint64 numbers."""
     out = (counter + 1) * 0x9E3779B97F4A7C15 + key
     out = (out ^ (out >> 30)) * 0xBF58476D1CE4E5B9
     out = (out ^ (out >> 27)) * 0x94D049BB133111EB
@@ -58,13 +59,13 @@ def splitmix(key, counter):
 
 @triton.jit
 def times_of(words, dtype: tl.constexpr):
-    """Standard exponential times from the upper 23 bits of uint64 words, as `rng` has them."""
+    """Return standard exponential times from the upper 23 bits of uint64 words, as `rng` does."""
     return -tl.log(1 - ((words >> 41).to(dtype) + 0.5) * _A_TIME)
 
 
 @triton.jit
 def noise_of(key, ids):
-    """`rng.token_noise` of some ids under one key: float64."""
+    """Return `rng.token_noise` of ids under one key: float64."""
     group = splitmix(key, (ids // _SQUARE * _SIDE + ids % _SIDE).to(tl.uint64))
     time = times_of(group, tl.float64) * _A_SIDE
     later = times_of(splitmix(key, ids.to(tl.uint64) + 4294967296), tl.float64)
@@ -79,7 +80,7 @@ def sample_tile_kernel(
     row_ptr,
     left_row_ptr,
     allowed_ptr,
-    least_ptr,
+    threshold_ptr,
     last_ptr,
     stream_ptr,
     drawn_at_ptr,
@@ -98,7 +99,7 @@ def sample_tile_kernel(
     HAS_EDGE: tl.constexpr,
     HAS_KEPT: tl.constexpr,
 ):
-    """Find a tile's moments, and the token of it that its sampler would draw."""
+    """Compute a tile's moments, and the token of it that its sampler would draw."""
     sampler, tile = (tl.program_id(0) // N_TILES).to(tl.int64), tl.program_id(0) % N_TILES
     member, group = tl.arange(0, _SIDE)[:, None], tl.arange(0, _SIDE)[None, :]
     ids = tile * _SQUARE + member * _SIDE + group
@@ -112,7 +113,7 @@ def sample_tile_kernel(
     below = raw - tl.where(peak > float("-inf"), peak, 0.0)
     weights = tl.exp(below)
     out = moment_ptr + sampler * 5 * N_TILES + tile
-    # A peak that is none breaks the row, and no other figure of the tile counts.
+    # An infinite peak marks the row as broken; its other values are ignored.
     tl.store(out, tl.where(has_others, float("inf"), peak))
     tl.store(out + N_TILES, tl.where(has_others, 0.0, tl.sum(weights)))
     tl.store(out + 2 * N_TILES, tl.sum(tl.where(weights > 0, below, 0.0) * weights))
@@ -126,8 +127,8 @@ def sample_tile_kernel(
         word = tl.load(allowed_ptr + sampler * n_words + ids // 32, mask=inside, other=0)
         left = tl.where((word >> (ids % 32)) & 1 != 0, left, float("-inf"))
     if HAS_EDGE:
-        least, last = tl.load(least_ptr + sampler), tl.load(last_ptr + sampler)
-        is_kept = (left > least) | ((left == least) & (ids <= last))
+        threshold, last = tl.load(threshold_ptr + sampler), tl.load(last_ptr + sampler)
+        is_kept = (left > threshold) | ((left == threshold) & (ids <= last))
         left = tl.where(is_kept, left, float("-inf"))
     top = tl.max(left)
     tl.store(out + 3 * N_TILES, top)
@@ -139,7 +140,7 @@ def sample_tile_kernel(
     heights = (left - top) * (1 / (early * late)).to(tl.float32)
     if HAS_KEPT:
         tl.store(out + 4 * N_TILES, tl.sum(tl.exp(heights)))
-    # Tokens arrive at a rate of exp(height), and the first one is drawn: largest height and noise.
+    # Tokens arrive at rate exp(height), and the first one wins: largest height plus noise.
     arrival = tl.where(left == top, 0.0, float("inf"))
     if tl.load(greedy_ptr + sampler) == 0:
         words = splitmix(key, (tile * _SIDE + group).to(tl.uint64))
@@ -174,7 +175,7 @@ def reduce_row_kernel(
     HAS_LEFT: tl.constexpr,
     HAS_KEPT: tl.constexpr,
 ):
-    """Make one token and its figures of a sampler's tiles."""
+    """Combine a sampler's tiles into one token, its log-probability and the row's entropy."""
     sampler = tl.program_id(0).to(tl.int64)
     tile = tl.arange(0, PAD)
     inside = tile < N_TILES
@@ -229,29 +230,31 @@ def reduce_row_kernel(
 
 @triton.jit
 def bits_of(figure):
-    """The bits of a figure as float32, in an int64."""
+    """Return the bits of a value as float32, in an int64."""
     return figure.to(tl.float32).to(tl.int32, bitcast=True).to(tl.int64)
 
 
 class SampleArgs(NamedTuple):
-    """What B samplers draw from, and by.
+    """Inputs of B samplers."""
 
-    raw: [R, V] of any float dtype, rows: int64 [B], the row of each. left: [L, V] and left_rows:
-    the logits after edits, -inf for what is gone; None: the raw ones. allowed: int32 [B, words], a
-    bit a token. edges: where filters cut what is left and allowed. streams, positions, greedy:
-    int64 [B]; early, late: float64 [B]: see `SamplingTensors`.
-    """
-
+    # Logits of any float dtype: [R, V].
     raw: Tensor
+    # Row number of each sampler: int64 [B].
     rows: Tensor
+    # Random streams and positions, and 1 for greedy samplers: int64 [B].
     streams: Tensor
     positions: Tensor
     greedy: Tensor
+    # Temperatures before and after the filters: float64 [B]; see `SamplingTensors`.
     early: Tensor
     late: Tensor
+    # Edited logits, -inf for dropped tokens: [L, V]; None: the raw ones.
     left: Tensor | None = None
+    # Row number in `left` of each sampler: int64 [B].
     left_rows: Tensor | None = None
+    # Allowed tokens, a bit a token: int32 [B, words].
     allowed: Tensor | None = None
+    # Cutoffs of the filters among allowed and edited logits.
     edges: Cutoffs | None = None
 
     @classmethod
@@ -281,11 +284,11 @@ class SampleArgs(NamedTuple):
 
 
 def draw_tokens(chances: SampleArgs, *, kept: bool = False) -> Tensor:
-    """Draw one token a sampler, in two launches that nobody waits for.
+    """Sample one token a sampler in two launches, without waiting.
 
-    Returns int64 [3, B]: ids, and the bits of float32 logprobs and entropies; kept: a fourth line,
-    `DrawResult.kept`. A sampler that nothing is left to gets NOTHING, one whose logits are no
-    numbers BROKEN, and figures that mean nothing.
+    Returns int64 [3, B]: ids, and the float32 bits of logprobs and entropies; with `kept`, a fourth
+    line `DrawResult.kept`. Samplers without any token left get NOTHING, those with logits that are
+    not numbers BROKEN; their other values are undefined.
     """
     raw, n = chances.raw, len(chances.rows)
     n_tiles = triton.cdiv(raw.shape[1], GROUP_SIZE * GROUP_SIZE)

@@ -80,7 +80,7 @@ class SamplingTensors:
     # Rows with typical_p, which has no cutoff: int64 [n]; None: none.
     typical: Tensor | None
     # Penalised token ids and their counts: int32 [2, B, H]; count -1 pads. Overwritten each step.
-    seen: Tensor | None = None
+    penalised: Tensor | None = None
     # Tokens that constraints allow, a bit a token: int32 [B, words]; overwritten each step.
     allowed: Tensor | None = None
     _last_positions: NDArray[np.uint64] | None = None
@@ -130,7 +130,7 @@ class SamplingTensors:
     @property
     def is_edited(self) -> bool:
         """True if biases or penalties change logits."""
-        return self.bias is not None or self.seen is not None
+        return self.bias is not None or self.penalised is not None
 
     def set_positions(self, positions: NDArray[np.uint64]) -> None:
         """Write the positions of the tokens to sample: uint64 [B].
@@ -153,18 +153,18 @@ class SamplingTensors:
         if all(history is None for history in histories):
             return
         longest = max([len(history) for history in histories if history is not None])
-        old_width = 0 if self.seen is None else self.seen.shape[2]
+        old_width = 0 if self.penalised is None else self.penalised.shape[2]
         width = max(old_width, 1 << max(longest - 1, 0).bit_length())
-        seen = np.zeros((2, len(samplers), width), dtype=np.int32)
-        seen[1] = _NO_ENTRY
+        penalised = np.zeros((2, len(samplers), width), dtype=np.int32)
+        penalised[1] = _NO_ENTRY
         for row, history in enumerate(histories):
             if history is not None and len(history):
                 check_ids(history.ids, self.n_vocab, "penalties")
                 # Pad with the first token: a second write stores the same value.
-                seen[0, row], seen[1, row] = history.ids[0], history.counts[0]
-                seen[0, row, : len(history)] = history.ids
-                seen[1, row, : len(history)] = history.counts
-        self.seen = _overwrite(self.seen, seen, self.streams.device)
+                penalised[0, row], penalised[1, row] = history.ids[0], history.counts[0]
+                penalised[0, row, : len(history)] = history.ids
+                penalised[1, row, : len(history)] = history.counts
+        self.penalised = _overwrite(self.penalised, penalised, self.streams.device)
 
     def set_allowed(self, bits: NDArray[np.int32]) -> None:
         """Write the tokens that constraints allow: int32 [B, words]."""

@@ -1,20 +1,22 @@
-"""Where top-k, top-p and min-p cut a row of logits, by value and id: a few launches of Triton.
+"""Cutoffs of top-k, top-p and min-p in each row of logits, as a value and an id, in Triton.
 
-All shapes are known before, nothing is read back, and no [B, V] tensor is made. A logit's bits are
-turned so that they fall as it rises: 0 would be the likeliest. An edge is looked for in them from
+Shapes are known in advance, nothing is read back, and no [B, V] tensor is allocated. A logit's bits
+are transformed so that they decrease as it increases. A cutoff is searched for in these bits from
 the left, one digit a pass over the row:
 
     float32    │ 11 bits │ 11 bits │ 10 bits │
-    bfloat16   │ 11 bits │ 5 bits │             float16: 8; their other bits say nothing
-    sums         one a digit, of the tokens whose bits so far are those of the edge
 
-Every program of a pass first finds, in the sums of the pass before, the digit with which what is
-wanted is reached: reading them again is sooner than a launch. For top-k tokens are counted, for
-top-p their weights are added up, as whole numbers: sums are the same in any order.
+    bfloat16   │ 11 bits │ 5 bits │             float16: 8; the other bits are constant
 
-Additions at one place wait for each other, so what cannot matter is not added. The largest logits
-of groups of 64 bound what top-k can need, and all tokens that weigh less than what top-p drops, in
-equal shares, are together less than that.
+    sums         one a digit, of the tokens whose leading bits equal the cutoff's
+
+Every program of a pass first finds the cutoff's digit in the sums of the last pass. Reading them
+again is faster than another launch. Top-k counts tokens. Top-p adds integer weights, whose sum does
+not depend on the order.
+
+Atomic additions at one address wait for each other, so irrelevant tokens are skipped. The largest
+logits of groups of 64 bound top-k. For top-p, tokens are skipped that together weigh less than what
+it drops.
 """
 
 from __future__ import annotations
@@ -42,23 +44,25 @@ _INFINITE = tl.constexpr(float("inf"))
 
 
 class Cutoffs(NamedTuple):
-    """What filters leave of B rows: logits above `least`, and of those equal to it ids to `last`.
+    """Filters keep logits above `threshold`, and of those equal to it the ids up to `last`.
 
-    least: float32 [B], -inf where nothing is cut. last: int64 [B], V where all equals are kept.
+    Attributes:
+        threshold: float32 [B], -inf if nothing is cut.
+        last: int64 [B], V if all equal logits are kept.
     """
 
-    least: Tensor
+    threshold: Tensor
     last: Tensor
 
 
-# What all passes begin with: `b` is the row of the batch, the first axis of their programs.
+# Helpers of all passes. `b` is the sampler, the first axis of the grid.
 
 
 @triton.jit
 def _tile(logits_ptr, rows_ptr, allowed_ptr, stride, n_words, n_vocab, ids, HAS_MASK: tl.constexpr):
-    """Load some logits of a row: float32, -inf for what may not be drawn.
+    """Load logits of a row: float32, -inf for forbidden tokens.
 
-    Also where there is no number, or an infinite one: the draw says that such a row is broken.
+    NaN and infinite logits also become -inf; the sampling kernel reports such rows as broken.
     """
     b = tl.program_id(0).to(tl.int64)
     inside = ids < n_vocab
@@ -72,14 +76,14 @@ def _tile(logits_ptr, rows_ptr, allowed_ptr, stride, n_words, n_vocab, ids, HAS_
 
 @triton.jit
 def _falling(y, WIDTH: tl.constexpr):
-    """Return the WIDTH bits that matter of each logit, smaller for a larger one: uint32."""
+    """Return the WIDTH significant bits of each logit, smaller for a larger one: uint32."""
     bits = tl.where(y == 0, 0.0, y).to(tl.uint32, bitcast=True) >> (32 - WIDTH)  # -0 becomes 0
     return tl.where(y < 0, bits, bits ^ ((1 << (WIDTH - 1)) - 1))
 
 
 @triton.jit
 def _value(falling, WIDTH: tl.constexpr):
-    """Return the logits that have these bits: float32."""
+    """Return the logits with these bits: float32."""
     bits = falling.to(tl.uint32)
     bits = tl.where(bits >= (1 << (WIDTH - 1)), bits, bits ^ ((1 << (WIDTH - 1)) - 1))
     return (bits << (32 - WIDTH)).to(tl.float32, bitcast=True)
@@ -87,7 +91,7 @@ def _value(falling, WIDTH: tl.constexpr):
 
 @triton.jit
 def _top(tops_ptr, n_tiles, TILES: tl.constexpr):
-    """Return the largest logit of the row, 0 where all are -inf."""
+    """Return the largest logit of the row, 0 if all are -inf."""
     tiles = tl.arange(0, TILES)
     b = tl.program_id(0).to(tl.int64)
     tops = tl.load(tops_ptr + b * n_tiles + tiles, mask=tiles < n_tiles, other=_NONE)
@@ -97,7 +101,7 @@ def _top(tops_ptr, n_tiles, TILES: tl.constexpr):
 
 @triton.jit
 def _weight(y, top, scale):
-    """Return what logits weigh: int64, 2**40 for the largest."""
+    """Return the weights of logits: int64, 2**40 for the largest."""
     return (tl.exp((y - top) * scale) * _UNIT).to(tl.int64)
 
 
@@ -108,19 +112,19 @@ def _scale(early_ptr):
 
 @triton.jit
 def _wanted_count(top_k_ptr, n_vocab):
-    """Return how many tokens the row asks for; 0: for all."""
+    """Return the row's top-k; 0: off."""
     k = tl.load(top_k_ptr + tl.program_id(0))
     return tl.where(k < n_vocab, k, 0)
 
 
-# How the digit of a pass is found by the next one.
+# Helpers that find the digit of the last pass.
 
 
 @triton.jit
 def _reached(sums, before, wanted, otherwise, N: tl.constexpr):
-    """Return the digit with which what is wanted is reached, the sum before it, and its own.
+    """Return the digit at which the sum reaches `wanted`, the sum before it, and its own.
 
-    otherwise: the digit where all sums together do not reach it.
+    otherwise: the digit to return if all sums together do not reach it.
     """
     digits = tl.arange(0, N)
     running = (before + tl.cumsum(sums, 0)).to(wanted.dtype)
@@ -132,10 +136,11 @@ def _reached(sums, before, wanted, otherwise, N: tl.constexpr):
 
 @triton.jit
 def _kth(record, k, LAST: tl.constexpr, IS_FIRST: tl.constexpr):
-    """Return the bits so far of the k-th token, how many are likelier, how many have these bits.
+    """Return the leading bits of the k-th token, the number of likelier ones, and of those with
+    these bits.
 
-    LAST: of how many digits the record has sums. Of the first digit only what is likelier than a
-    digit that is sure to be enough was counted: if that is too little, it is that digit.
+    LAST: number of digits in the record. Of the first digit, only tokens likelier than a sufficient
+    digit were counted. If they are too few, the result is that digit.
     """
     sums = tl.load(record + tl.arange(0, LAST))
     prefix, before = tl.load(record + _PREFIX), tl.load(record + _BEFORE)
@@ -147,7 +152,7 @@ def _kth(record, k, LAST: tl.constexpr, IS_FIRST: tl.constexpr):
 
 @triton.jit
 def _wanted_mass(first, share, top, scale, WIDTH: tl.constexpr):
-    """Return what top-p must reach: its share of all that top-k left."""
+    """Return the mass that top-p must reach: its share of what top-k kept."""
     n, edge = tl.load(first + _N), tl.load(first + _EDGE)
     level = tl.where(n > 0, _weight(tl.where(n > 0, _value(edge, WIDTH), _NONE), top, scale), 0)
     return share * (tl.load(first + _TOTAL) + n * level).to(tl.float64)
@@ -155,10 +160,10 @@ def _wanted_mass(first, share, top, scale, WIDTH: tl.constexpr):
 
 @triton.jit
 def _heaviest(record, first, wanted, N: tl.constexpr, IS_FIRST: tl.constexpr):
-    """Return the bits so far of the token that reaches the wanted mass, and the mass before it.
+    """Return the leading bits of the token that reaches the wanted mass, and the mass before it.
 
-    More than any bits where what is likelier than top-k's edge does not reach it. Elsewhere, where
-    rounding lets none, it is the last that weighs anything.
+    If tokens likelier than top-k's cutoff do not reach it, the result exceeds all bits. If only
+    rounding prevents it, the result is the last token with a weight.
     """
     sums = tl.load(record + tl.arange(0, N))
     prefix, before = tl.load(record + _PREFIX), tl.load(record + _BEFORE)
@@ -173,7 +178,7 @@ def _heaviest(record, first, wanted, N: tl.constexpr, IS_FIRST: tl.constexpr):
 
 
 @triton.jit
-def look_for_tops(
+def find_tops_kernel(
     logits_ptr,
     rows_ptr,
     allowed_ptr,
@@ -190,7 +195,7 @@ def look_for_tops(
     HAS_MASK: tl.constexpr,
     HAS_K: tl.constexpr,
 ):
-    """Note the largest logit of each tile; count those of groups by their first digit."""
+    """Store the largest logit of each tile; count those of groups by their first digit."""
     b, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     groups = tile * TILE + tl.arange(0, TILE // _GROUP) * _GROUP
     ids = groups[:, None] + tl.arange(0, _GROUP)[None, :]
@@ -206,7 +211,7 @@ def look_for_tops(
 
 
 @triton.jit
-def count_first(
+def count_first_kernel(
     logits_ptr,
     rows_ptr,
     allowed_ptr,
@@ -220,7 +225,7 @@ def count_first(
     TILE: tl.constexpr,
     HAS_MASK: tl.constexpr,
 ):
-    """Count tokens by their first digit: those likelier than a digit that is sure to be enough."""
+    """Count tokens by their first digit, of those likelier than a sufficient digit."""
     k = _wanted_count(top_k_ptr, n_vocab)
     if k == 0:
         return
@@ -239,7 +244,7 @@ def count_first(
 
 @triton.jit
 def _count(record, falling, prefix, wanted, LEFT: tl.constexpr, N: tl.constexpr):
-    """Count the wanted tokens whose bits begin with the prefix, by the digit that follows."""
+    """Count the wanted tokens whose bits begin with the prefix, by the next digit."""
     inside = wanted & (((falling >> LEFT) // N) == prefix.to(tl.uint32))
     digit = (falling >> LEFT) & (N - 1)
     if N <= _BLOCK_HISTOGRAM:
@@ -252,7 +257,7 @@ def _count(record, falling, prefix, wanted, LEFT: tl.constexpr, N: tl.constexpr)
 
 
 @triton.jit
-def count_next(
+def count_next_kernel(
     logits_ptr,
     rows_ptr,
     allowed_ptr,
@@ -270,7 +275,7 @@ def count_next(
     TILE: tl.constexpr,
     HAS_MASK: tl.constexpr,
 ):
-    """Count tokens that have the bits found so far of the k-th one, by the next digit."""
+    """Count tokens with the known leading bits of the k-th token, by the next digit."""
     k = _wanted_count(top_k_ptr, n_vocab)
     if k == 0:
         return
@@ -288,9 +293,9 @@ def count_next(
 
 @triton.jit
 def _edge_of_count(record, k, WIDTH: tl.constexpr, N: tl.constexpr):
-    """Return the bits of the k-th token, how many of the tokens equal to it are kept, of how many.
+    """Return the bits of the k-th token, how many equal tokens are kept, and how many there are.
 
-    1 << WIDTH, 0 and 0 where all are kept.
+    1 << WIDTH, 0 and 0 if all are kept.
     """
     edge, before, of = _kth(record, k, N, False)
     is_cut = (k > 0) & (edge < (1 << WIDTH))
@@ -299,7 +304,7 @@ def _edge_of_count(record, k, WIDTH: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
-def weigh_first(
+def weigh_first_kernel(
     logits_ptr,
     rows_ptr,
     allowed_ptr,
@@ -321,7 +326,7 @@ def weigh_first(
     HAS_MASK: tl.constexpr,
     HAS_K: tl.constexpr,
 ):
-    """Add up weights by the first digit, of tokens likelier than top-k's edge; note the edge."""
+    """Add weights by the first digit, of tokens likelier than top-k's cutoff; store that cutoff."""
     b, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     record = work_ptr + (b * PASSES + PASS) * _RECORD
     edge = tl.full([], 1 << WIDTH, tl.int64)
@@ -341,14 +346,14 @@ def weigh_first(
     if HAS_K:
         weights = tl.where(falling.to(tl.int64) < edge, weights, 0)
     tl.atomic_add(record + _TOTAL, tl.sum(weights, 0), sem="relaxed")
-    # All that weigh less are together no more than half of what is dropped at least.
-    least = ((1 - share) * _UNIT / 2 / n_vocab).to(tl.int64)
+    # Tokens with less weight are together at most half of what top-p drops.
+    threshold = ((1 - share) * _UNIT / 2 / n_vocab).to(tl.int64)
     digit = falling >> (WIDTH - 11)
-    tl.atomic_add(record + digit, weights, mask=weights > least, sem="relaxed")
+    tl.atomic_add(record + digit, weights, mask=weights > threshold, sem="relaxed")
 
 
 @triton.jit
-def weigh_next(
+def weigh_next_kernel(
     logits_ptr,
     rows_ptr,
     allowed_ptr,
@@ -371,9 +376,9 @@ def weigh_next(
     TILES: tl.constexpr,
     HAS_MASK: tl.constexpr,
 ):
-    """Add up, by the next digit, what has the bits found so far of top-p's edge.
+    """Add the weights of tokens with the known leading bits of top-p's cutoff, by the next digit.
 
-    With the last digit tokens are counted: those that have all bits alike weigh alike.
+    The last digit counts tokens: those with equal bits have equal weights.
     """
     b, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     share = tl.load(top_p_ptr + b)
@@ -391,7 +396,7 @@ def weigh_next(
     ids = tile * TILE + tl.arange(0, TILE)
     y = _tile(logits_ptr, rows_ptr, allowed_ptr, stride, n_words, n_vocab, ids, HAS_MASK)
     falling = _falling(y, WIDTH)
-    # What top-k dropped is less likely than the edge: it is added up behind it, and nobody asks.
+    # Tokens that top-k dropped are behind the cutoff, where sums are not read.
     if LEFT == 0:
         _count(record, falling, prefix, y > _NONE, LEFT, N)
     else:
@@ -402,7 +407,7 @@ def weigh_next(
 
 @triton.jit
 def _edge_of_mass(record, first, wanted, top, scale, WIDTH: tl.constexpr, N: tl.constexpr):
-    """Return the bits of top-p's edge, how many of the tokens equal to it are kept, of how many."""
+    """Return the bits of top-p's cutoff, how many equal tokens are kept, and how many there are."""
     counts = tl.load(record + tl.arange(0, N))
     prefix, before = tl.load(record + _PREFIX), tl.load(record + _BEFORE)
     is_at_k = prefix >= (1 << WIDTH) // N
@@ -421,7 +426,7 @@ def _edge_of_mass(record, first, wanted, top, scale, WIDTH: tl.constexpr, N: tl.
 
 
 @triton.jit
-def count_level(
+def count_level_kernel(
     logits_ptr,
     rows_ptr,
     allowed_ptr,
@@ -445,7 +450,7 @@ def count_level(
     HAS_MASK: tl.constexpr,
     HAS_P: tl.constexpr,
 ):
-    """Note the edge, and how many tokens of each tile are equal to it, if some are dropped."""
+    """Store the cutoff, and the number of equal tokens in each tile if some are dropped."""
     b, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     record = work_ptr + (b * PASSES + PASS) * _RECORD
     if HAS_P:
@@ -472,15 +477,15 @@ def count_level(
 
 @triton.jit
 def _floor(top, early, share):
-    """Return the least logit that min-p keeps, -inf where it is off."""
+    """Return the smallest logit that min-p keeps; -inf if it is off."""
     wide = top.to(tl.float64)
-    least = tl.log(tl.where(share > 0, share, 1.0))
-    about = (wide + least * early).to(tl.float32)
+    threshold = tl.log(tl.where(share > 0, share, 1.0))
+    about = (wide + threshold * early).to(tl.float32)
     bits = _falling(about, 32).to(tl.int64)
     floor = about
     for step in tl.static_range(3):  # rounding may have gone either way
         tried = _value(bits + 1 - step, 32)
-        enough = (tried.to(tl.float64) - wide) / early >= least
+        enough = (tried.to(tl.float64) - wide) / early >= threshold
         if step == 0:
             floor = tl.where(enough, tried, _INFINITE)
         else:
@@ -490,7 +495,7 @@ def _floor(top, early, share):
 
 
 @triton.jit
-def write_edges(
+def write_cutoffs_kernel(
     logits_ptr,
     rows_ptr,
     allowed_ptr,
@@ -499,7 +504,7 @@ def write_edges(
     tops_ptr,
     work_ptr,
     counts_ptr,
-    least_ptr,
+    threshold_ptr,
     last_ptr,
     stride,
     n_words,
@@ -514,15 +519,15 @@ def write_edges(
     HAS_EDGE: tl.constexpr,
     HAS_FLOOR: tl.constexpr,
 ):
-    """Write the edge of a row: find the last id that is kept, and take min-p's floor if higher."""
+    """Write the cutoff of a row: find the last kept id; min-p's threshold replaces a lower one."""
     b = tl.program_id(0).to(tl.int64)
-    least = tl.full([], _NONE, tl.float32)
+    threshold = tl.full([], _NONE, tl.float32)
     last = tl.full([], 0, tl.int64) + n_vocab
     if HAS_EDGE:
         record = work_ptr + (b * PASSES + PASS) * _RECORD
         edge, n = tl.load(record + _EDGE), tl.load(record + _N)
         if edge < (1 << WIDTH):
-            least = _value(edge, WIDTH)
+            threshold = _value(edge, WIDTH)
         if n < tl.load(record + _OF):
             tiles = tl.arange(0, TILES)
             counts = tl.load(counts_ptr + b * n_tiles + tiles, mask=tiles < n_tiles, other=0)
@@ -536,10 +541,10 @@ def write_edges(
     if HAS_FLOOR:
         top = _top(tops_ptr, n_tiles, TILES)
         floor = _floor(top, tl.load(early_ptr + b), tl.load(min_p_ptr + b))
-        if floor > least:
-            least = floor
+        if floor > threshold:
+            threshold = floor
             last = tl.full([], 0, tl.int64) + n_vocab
-    tl.store(least_ptr + b, least)
+    tl.store(threshold_ptr + b, threshold)
     tl.store(last_ptr + b, last)
 
 
@@ -553,32 +558,31 @@ def find_cutoffs(
     min_p: Tensor | None = None,
     allowed: Tensor | None = None,
 ) -> Cutoffs:
-    """Find what top-k, then top-p, then min-p leave of each row; does not wait for the device.
+    """Find the cutoffs of top-k, then top-p, then min-p in each row; does not wait for the device.
 
     Args:
-        logits: [R, V], float32, bfloat16 or float16, each row contiguous; not modified. Rows with
-            NaN or +inf, and those without a finite logit, get an edge that says nothing.
-        rows: int64 [B], the row of each; some may be the same.
-        early: float64 [B], what logits are divided by before they are filtered.
-        top_k: int64 [B], 0 where it is off; None where no row asks for it. top_p, min_p: the same,
-            float64 [B], 1 and 0 where they are off.
-        allowed: int32 [B, words], a bit a token, the lowest first; a token without it counts as
-            -inf. None: all may be drawn.
+        logits: [R, V], float32, bfloat16 or float16, contiguous rows; not modified. Rows with NaN
+            or +inf, or without a finite logit, get undefined cutoffs.
+        rows: int64 [B], the row number of each sampler; they may repeat.
+        early: float64 [B], temperatures before the filters.
+        top_k: int64 [B], 0 is off; None: off in all rows. top_p, min_p: float64 [B], 1 and 0 are
+            off.
+        allowed: int32 [B, words], a bit a token, the lowest first; others count as -inf. None: all.
     """
     n_rows, device = len(rows), logits.device
-    least = torch.empty(n_rows, dtype=torch.float32, device=device)
+    threshold = torch.empty(n_rows, dtype=torch.float32, device=device)
     last = torch.empty(n_rows, dtype=torch.int64, device=device)
     if not n_rows:
-        return Cutoffs(least, last)
+        return Cutoffs(threshold, last)
     if top_k is None and top_p is None and min_p is None:
-        return Cutoffs(least.fill_(-torch.inf), last.fill_(logits.shape[1]))
+        return Cutoffs(threshold.fill_(-torch.inf), last.fill_(logits.shape[1]))
     with torch.cuda.device_of(logits):  # Triton launches where CUDA is
-        _Search(logits, rows, early, top_k, top_p, min_p, allowed).run(least, last)
-    return Cutoffs(least, last)
+        _Search(logits, rows, early, top_k, top_p, min_p, allowed).run(threshold, last)
+    return Cutoffs(threshold, last)
 
 
 class _Search:
-    """The launches of one call, and what they hand to each other."""
+    """The launches of one call and the tensors that they share."""
 
     def __init__(
         self,
@@ -593,15 +597,15 @@ class _Search:
         self._digits = _DIGITS[logits.dtype]
         n_vocab = logits.shape[1]
         n_tiles = triton.cdiv(n_vocab, TILE)
-        # What is not there is not read: any tensor stands for it.
-        given = {"top_k": top_k, "top_p": top_p, "min_p": min_p, "allowed": allowed}
-        self._here = {name for name, tensor in given.items() if tensor is not None}
-        searches = len(self._here & {"top_k", "top_p"})
+        # Any tensor may replace an absent option, which is not read.
+        options = {"top_k": top_k, "top_p": top_p, "min_p": min_p, "allowed": allowed}
+        self._present = {name for name, tensor in options.items() if tensor is not None}
+        searches = len(self._present & {"top_k", "top_p"})
         self._passes = 2 + searches * len(self._digits) if searches else 0
         shape = (len(rows), self._passes * _RECORD.value)
         self._grid: tuple[int, ...] = (len(rows), n_tiles)
         self._values: dict[str, Any] = {
-            f"{name}_ptr": rows if tensor is None else tensor for name, tensor in given.items()
+            f"{name}_ptr": rows if tensor is None else tensor for name, tensor in options.items()
         }
         self._values |= {
             "logits_ptr": logits,
@@ -627,26 +631,28 @@ class _Search:
             "HAS_FLOOR": min_p is not None,
         }
 
-    def run(self, least: Tensor, last: Tensor) -> None:
-        """Write the edges."""
-        self._launch(look_for_tops)
+    def run(self, threshold: Tensor, last: Tensor) -> None:
+        """Write the cutoffs."""
+        self._launch(find_tops_kernel)
         number, first = 1, 0
-        if "top_k" in self._here:
-            self._launch(count_first)
+        if "top_k" in self._present:
+            self._launch(count_first_kernel)
             for digit in range(1, len(self._digits)):
-                self._launch(count_next, PASS=number + digit, **self._sizes(digit))
+                self._launch(count_next_kernel, PASS=number + digit, **self._sizes(digit))
             number += len(self._digits)
-        if "top_p" in self._here:
+        if "top_p" in self._present:
             first = number
-            self._launch(weigh_first, PASS=first, LAST=1 << self._digits[-1])
+            self._launch(weigh_first_kernel, PASS=first, LAST=1 << self._digits[-1])
             for digit in range(1, len(self._digits)):
-                self._launch(weigh_next, PASS=first + digit, FIRST=first, **self._sizes(digit))
+                self._launch(
+                    weigh_next_kernel, PASS=first + digit, FIRST=first, **self._sizes(digit)
+                )
             number += len(self._digits)
         if number > 1:
             sizes = {"PASS": number, "FIRST": first, "LAST": 1 << self._digits[-1]}
-            self._launch(count_level, **sizes)
+            self._launch(count_level_kernel, **sizes)
         self._grid = self._grid[:1]
-        self._launch(write_edges, PASS=number, least_ptr=least, last_ptr=last)
+        self._launch(write_cutoffs_kernel, PASS=number, threshold_ptr=threshold, last_ptr=last)
 
     def _sizes(self, digit: int) -> dict[str, int]:
         """Return what a pass for a digit, 1 or more, is compiled with."""
