@@ -30,7 +30,7 @@ LONGEST = 20  # path of the check tree
 _TRUNK, _CHUNKS, _PATHS = 8, (7, 6), 3  # 8 + 7 + 6, and single tokens at three tips
 _FILLER_AT = 3  # position in the trunk of a padding token
 _STEPS = 4  # of the tips: two run eagerly, one is captured, one is replayed
-_FAR, _EVERY = 640, 16  # tokens of the long path, and every which one's logits are compared
+_FAR, _EVERY = 640, 16  # tokens of the long path; every 16th one's logits are compared
 # For a mixture of experts: long enough that each expert has rows for its large tiles.
 _ROWS_AN_EXPERT, _FARTHEST = 32, 2048
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")

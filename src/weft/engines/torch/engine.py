@@ -85,7 +85,7 @@ _log = logging.getLogger("weft.engines.torch")
 Answer = TypeVar("Answer")
 
 _PACKED_WEIGHTS = (None, True, False)
-_STEP_TOKENS = 2048  # their logits are the most memory that a step takes
+_STEP_TOKENS = 2048  # bounds the memory of a step's logits
 
 
 class TorchEngine(TransformersEngine):

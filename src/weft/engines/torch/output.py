@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..._core.sampling.sampler import DrawBatch
 
 
-_BLOCK_BYTES = 1 << 27  # of log-probabilities that are block together
+_BLOCK_BYTES = 1 << 27  # of log-probabilities that are computed together
 
 
 class DeviceLogits(RetainedLogits):

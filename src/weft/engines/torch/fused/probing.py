@@ -9,9 +9,9 @@ from torch import Tensor
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _SIZES = (0.1, 1.0, 10.0)  # of rows
-# And of one more, as large as dtypes allow: some gates are cut off far out.
+# And one more, as large as the dtype allows, because some gates are clamped far out.
 _LARGE = {torch.float32: 1e3, torch.bfloat16: 1e3, torch.float16: 30.0}
-# What may differ, against the spread: a module rounds twice more.
+# Allowed error relative to the spread: a module may round twice more.
 _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
 

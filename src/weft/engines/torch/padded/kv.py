@@ -97,7 +97,9 @@ class TorchTailBuffer(TailBuffer):
         longest = max(length, max((m.length for m in members), default=0))
         sources = [rows.get(id(m), -1) for m in members]
         room = room_for(self.width, n_rows, longest, self.layout.slot_bytes)
-        self._rebuild(n_rows, room, sources)  # or there is no memory, and nothing has changed
+        self._rebuild(
+            n_rows, room, sources
+        )  # raises before anything has changed if memory is short
         self.members, self.n_members = list(members), len(members)
         for row, member in enumerate(members):
             if id(member) in rows:
@@ -128,7 +130,7 @@ class PaddedKVPool(PaddedPool[PaddedKVFragment, TorchTailBuffer], KVBackend):
         self.layout = layout
         self.plan: PaddedPlan | None = None
         self.single_sequence: SingleSequenceCache | None = None
-        self._last: tuple[object, object, int] | None = None  # a row that stepped alone
+        self._last: tuple[object, object, int] | None = None  # the last row that stepped alone
         self._copies = HostTransfer(layout.device)
 
     def on_slots_moved(self) -> None:

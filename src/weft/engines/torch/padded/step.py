@@ -135,7 +135,7 @@ class PaddedStep(AttentionStep):
             if isinstance(row.kv_out, PaddedKVFragment) and start >= n_decode_tokens:
                 self.store.append(row.kv_out, keys, values, start, start + row.n_tokens)
 
-    # Tokens among themselves, and with their live tails
+    # Attention among new tokens, and to their tails
 
     def _own(
         self, layer: int, q: Tensor, folded: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec
@@ -286,7 +286,7 @@ class PaddedStep(AttentionStep):
             self._gathers[prefill.start] = index
         return index
 
-    # Spans above
+    # Attention to shared prefixes
 
     def _visible(
         self, window: int | None, group: int, like: Tensor
@@ -338,7 +338,7 @@ def plan_step(rows: Sequence[Row], store: PaddedKVPool) -> PaddedPlan:
     cached = store.plan
     if cached is not None and cached.fits(rows, large_batch=store.is_large_batch()):
         return cached
-    store.plan = None  # tails move to other rows now, whatever comes of it
+    store.plan = None  # tails move below, so the cached plan is invalid even if that fails
     plan = _build(rows, store)
     store.plan = plan if not plan.prefill_groups else None
     return plan

@@ -50,14 +50,14 @@ from .tiling import (
     tiles_of,
 )
 
-# Programs that keep a card busy, all KV heads together: as many as sm_90 has processors. Four times
-# as many, which write more parts, took 1.3 times as long over 64 leaves below 16,384 tokens.
+# Programs of all KV heads that keep a GPU busy: as many as sm_90 has processors. Four times as many
+# write more parts, and took 1.3 times as long for 64 leaves below 16,384 tokens.
 _PROGRAMS = 132
 _CHUNK = 256  # slots of an item at least
 # Query tokens of a tile, estimated before the head count is known; twice that for many tokens.
 _TOKENS, _MANY_TOKENS = 16, 64
 _ALIGN = 64
-_SPARE_NODES = 64  # that a plan may have more than twice those it old_rows created with
+_SPARE_NODES = 64  # nodes beyond twice the initial number, until new metadata is created
 
 
 class TreeAttentionMetadata:
@@ -98,7 +98,7 @@ class TreeAttentionMetadata:
         self.is_steady = max(sizes, default=0) == 1 and None not in [row.kv_out for row in rows]
         self._largest = largest
         self._groups: list[int] = []
-        self._tiled: dict[int, TiledWork] = {}  # by group, of what lies above rows alone
+        self._tiled: dict[int, TiledWork] = {}  # by group size; for nodes only
         self._leaf_nodes = self._above.leaf_nodes(self._paths)
         self._segments, room = _new_segments(self.lists, sizes, self._current, pool)
         self._pack()
@@ -155,7 +155,7 @@ class TreeAttentionMetadata:
         self._works[group] = work
         return work
 
-    # What has changed
+    # Updates
 
     def _old_row_numbers(self, fragments: Sequence[Fragment | None], paths: list[Path]) -> Ints:
         """Return each row's number before this update; -1 for rows that are new or read other
@@ -256,7 +256,7 @@ class TreeAttentionMetadata:
         # New metadata merges short nodes that have been added below each other.
         return self._n_parts <= self._max_parts * len(fragments)
 
-    # Making it
+    # Construction
 
     def _pack(self) -> None:
         """Order the rows, and find the query tokens below every node."""

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 _RELEASE = tuple(map(int, torch.__version__.split(".")[:2]))
-# PyTorch 2.13 and later end a failed capture's allocations by themselves; from 2.14 on they also
-# give its memory back.
+# From PyTorch 2.13 on a failed capture's allocations end; from 2.14 on its memory is released, too.
 _ENDS_ALLOCATIONS, _RELEASES_MEMORY = _RELEASE >= (2, 13), _RELEASE >= (2, 14)
-# Until 2.12 a card has one sign that something is captured, for all of its random numbers: while it
-# stands no graph can be played, and a capture that fails leaves it.
+# Until 2.12 a flag of the GPU's random generator marks a capture. While it is set, no graph can be
+# replayed. A failed capture leaves it set.
 _HAS_GLOBAL_FLAG = _RELEASE < (2, 12)
 # One capture at a time: one of another engine or thread may end this one. Emptying PyTorch's cache
 # or waiting for the device would end it, too.
@@ -80,7 +79,7 @@ class _Streams(NamedTuple):
         index = torch.cuda.current_device() if device.index is None else device.index
         with capturing:
             if index not in _streams:
-                # With priority, which copies to and from the host never have.
+                # Priority streams are never used for copies to and from the host.
                 _streams[index] = cls(*(torch.cuda.Stream(index, priority=-1) for _ in cls._fields))
             return _streams[index]
 
@@ -99,8 +98,8 @@ class _CudaGraphStep(CapturedStep):
             self._graph.captured()
 
     def release(self) -> None:
-        # Its memory is that of the stream it was captured on. Where segments expand, PyTorch may
-        # unmap it after waiting for that stream alone.
+        # The graph's memory belongs to its capture stream. With expandable segments, PyTorch may
+        # unmap it after waiting only for that stream.
         with capturing:
             self._capture_stream.wait_stream(torch.cuda.default_stream(self._capture_stream.device))
 
@@ -130,7 +129,7 @@ class GraphRecorder:
 
     def __call__(self, run: Runnable) -> CapturedStep:
         with capturing, torch.cuda.device(self._device):
-            if not self._graphs:  # PyTorch takes a memory that has lost all its graphs for gone
+            if not self._graphs:  # PyTorch frees a pool that has lost all its graphs
                 self._pool = torch.cuda.graph_pool_handle()
             captured = retry_with_free_memory(lambda is_tight: self._tried(run, is_tight=is_tight))
             self._graphs.add(captured)
@@ -139,11 +138,11 @@ class GraphRecorder:
     def _tried(self, run: Runnable, *, is_tight: bool) -> _CudaGraphStep:
         try:
             self._warm(run)
-            if is_tight:  # while it captures, PyTorch frees nothing of what it keeps for later
+            if is_tight:  # PyTorch does not free cached memory during a capture
                 torch.cuda.empty_cache()
             return self._recorded(run)
         except BaseException:
-            # What ran capture_stream may still read tensors that are given back current.
+            # Kernels on the capture stream may still read tensors that are freed now.
             with suppress(RuntimeError):
                 self._root.synchronize()
                 self._capture_stream.synchronize()
@@ -161,8 +160,8 @@ class GraphRecorder:
 
     def _recorded(self, run: Runnable) -> _CudaGraphStep:
         graph = torch.cuda.CUDAGraph()
-        # Not by `torch.cuda.graph`, which waits for the device first. Other threads may go on
-        # with the device while this one captures.
+        # Not with `torch.cuda.graph`, which waits for the device first. Other threads may use the
+        # device during the capture.
         with torch.cuda.stream(self._root):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
@@ -201,15 +200,15 @@ class GraphRecorder:
         index = torch.cuda.current_device()
         has_failed_to_end, self._has_failed_to_end = self._has_failed_to_end, False
         if not _ENDS_ALLOCATIONS:
-            # Of a capture that had not begun, or has ended well, the first says so: other graphs
-            # count on what the second gives up.
+            # If the capture never started, or has ended, the first call raises. Then the second must
+            # not run, because other graphs use that pool.
             with suppress(Exception):
                 torch._C._cuda_endAllocateToPool(index, pool)
                 torch._C._cuda_releasePool(index, pool)
         elif has_failed_to_end and not _RELEASES_MEMORY:
             with suppress(Exception):
                 torch._C._cuda_releasePool(index, pool)
-        if _HAS_GLOBAL_FLAG:  # a capture that ends well takes it away
+        if _HAS_GLOBAL_FLAG:  # a successful capture clears the flag
             graph = torch.cuda.CUDAGraph()
             with suppress(RuntimeError), torch.cuda.stream(self._root):
                 graph.capture_begin(capture_error_mode="thread_local")

@@ -30,10 +30,10 @@ from .step import PagedBackend, PagedStep
 
 _log = logging.getLogger("weft.engines.torch")
 
-MAX_TOKENS = 1024  # beyond it a step is bound by its products, and launches hide behind them
-# From so many on the products' time goes by tokens, those of the fill too: graphs have multiples of 64.
+MAX_TOKENS = 1024  # larger steps are bound by products, which hide the launches
+# From so many tokens on, padding costs time in products: graphs have multiples of 64 tokens.
 _MANY_TOKENS, _FINE = 128, 64
-_OFTEN = 2  # steps alike that are run before one is captured
+_OFTEN = 2  # similar steps that run eagerly before one is captured
 _MAX_GRAPHS = 32
 _TRIES = 3  # failed captures in a row, which may be temporary, before the runner gives up
 
@@ -53,7 +53,7 @@ class BufferSizes(NamedTuple):
     wide: int
     broad: int
     parts: int
-    is_single: bool  # what is merged elsewhere is written at once
+    is_single: bool  # every token has one part, which needs no merge
 
     @classmethod
     def from_work(cls, work: Work) -> BufferSizes:
@@ -95,7 +95,7 @@ class GraphBuffers(PagedStep):
         self._places = torch.zeros(n, dtype=torch.int32, device=device)
         self._works = {group: self._empty(size) for group, size in key.sizes}
         self._filled: dict[int, Work] = {}
-        self._n_tokens = n + 1  # of the step it was filled with
+        self._n_tokens = n + 1  # of the last step
 
     def _empty(self, size: BufferSizes) -> Work:
         def ints(*shape: int) -> Tensor:
@@ -159,15 +159,14 @@ class CudaGraphRunner:
         """
         self._call, self._memory, self._record = call, memory, record
         self._weight_addresses = weight_addresses
-        self._graphs: dict[
-            Key, tuple[GraphBuffers, CapturedStep]
-        ] = {}  # the one that was played last is last
+        # Least recently replayed first.
+        self._graphs: dict[Key, tuple[GraphBuffers, CapturedStep]] = {}
         self._counts: dict[Key, int] = {}
         self._places: tuple[int, ...] | None = None
         self._n_failed = 0
         self.not_captured_because = ""
         self._reset_counts()
-        # What is captured is lost where the pool moves: its memory goes before more is needed for.
+        # Graphs are invalid once the pool moves; release their memory before allocating more.
         memory.before_moving = WeakMethod(self.clear)
 
     def hidden(self, body: Body, ids: Tensor, step: AttentionStep) -> Tensor:

@@ -19,8 +19,8 @@ from .kernel import is_interpreted, padded
 
 _HEADS = 8  # of a program
 _NUMBERS = 1024
-_MIN_NUMBERS = 512  # of a program that norms: one warp's
-_INTERPRETED = 64  # the interpreter runs programs one after the other: each has so many times more
+_MIN_NUMBERS = 512  # of a norm's program: one warp
+_INTERPRETED = 64  # factor for the interpreter, which runs programs one after the other
 
 
 @triton.jit(do_not_specialize=["n_tokens"])
@@ -77,7 +77,7 @@ def rotary_and_store_kv_kernel(
     is_value = is_row & (head >= N_QUERIES + N_KV)
     is_key = is_row & (head >= N_QUERIES) & (head < N_QUERIES + N_KV)
     d = tl.arange(0, PAD)
-    other = (d + DIM // 2) % DIM  # the number that it is turned with
+    other = (d + DIM // 2) % DIM  # the other dimension of the pair
     inside = is_row[:, None] & (d < DIM)[None, :]
     at = row[:, None] * DIM
     x = tl.load(heads_ptr + at + d[None, :], mask=inside, other=0.0)
@@ -252,10 +252,10 @@ def rms_norm_kernel(
 def activation_value(gate, ACTIVATION: tl.constexpr):
     """Return the activation of float32 numbers."""
     if ACTIVATION == "silu":
-        share = 1 / (1 + tl.exp(tl.minimum(-gate, 80.0)))  # no infinity far out
+        share = 1 / (1 + tl.exp(tl.minimum(-gate, 80.0)))  # avoids infinity
     elif ACTIVATION == "gelu":
         share = 0.5 + 0.5 * tl.erf(gate * 0.7071067811865476)
-    else:  # GELU by a tanh: (1 + tanh(z)) / 2 is the logistic function of 2 z
+    else:  # tanh GELU: (1 + tanh(z)) / 2 is the logistic function of 2 z
         z = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
         share = 1 / (1 + tl.exp(tl.minimum(-2 * z, 80.0)))
     return gate * share
@@ -523,7 +523,7 @@ def act_and_mul(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
         return out
     n_each = _INTERPRETED if is_interpreted() else 1
     with torch.cuda.device_of(gate):
-        # Tokens first: CUDA allows 65,535 programs on the second axis.
+        # Tokens are the first axis: CUDA allows 65,535 programs on the second axis.
         act_and_mul_kernel[(triton.cdiv(n_tokens, n_each), triton.cdiv(width, _NUMBERS))](
             gates, ups, out, n_tokens, gates.stride(0), ups.stride(0),
             ACTIVATION=activation, WIDTH=width, BT=n_each, BW=_NUMBERS, num_warps=4,

@@ -27,10 +27,10 @@ from .kernel import NARROW, WIDE, is_interpreted, padded
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _PAIRS = 1024  # read at once
-_COUNTED = 8192  # pairs times experts, where each is counted
-_NUMBERS = 512  # of a token, of a program that adds
-_FULL = 32  # pairs an expert, from which on tiles are WIDE
-_MAX_PAIRS = 64  # an expert, from which on a library's product is as good
+_COUNTED = 8192  # pairs times experts that a program compares at once
+_NUMBERS = 512  # of a token, in a program of the sum
+_FULL = 32  # pairs an expert from which tiles are WIDE
+_MAX_PAIRS = 64  # pairs an expert from which a library's product is as fast
 _MAX_EXPERTS = 1024
 
 
@@ -50,7 +50,7 @@ class _Tile(NamedTuple):
         )
 
 
-# Weights are what a step of few rows waits for: programs are many, and read far ahead.
+# A step of few rows waits for weights, so programs are many and prefetch several blocks.
 _FEW = _Tile(NARROW, 32, 128, num_warps=4, num_stages=4)
 _MANY = _Tile(WIDE, 64, 64, num_warps=4, num_stages=4)
 _OF_FLOAT32 = _Tile(NARROW, 32, 64, num_warps=4, num_stages=3)
@@ -101,7 +101,7 @@ def moe_align_kernel(
             n_own += (ids == expert).to(tl.int32)
         begin = tl.sum(n_before, 0)
         end = begin + tl.sum(n_own, 0)
-        # From here to the next one's room are as many tiles as this expert has, or one more.
+        # The room up to the next expert's is this expert's number of tiles, or one more.
         tile = begin // BM + expert
         after = end // BM + expert + 1
     if expert == N_EXPERTS:
@@ -158,7 +158,7 @@ def fused_moe_kernel(
     reverse. ACTIVATION, SLOPE, SHIFT, LIMIT, ARE_NEIGHBOURS: see `GatedActivation`; with a gate
     there are 2 N_OUT products. "": no gate. out_stride, in_stride: strides of a weight's two axes.
     """
-    N_PRODUCT: tl.constexpr = 2 * N_OUT if ARE_NEIGHBOURS else N_OUT  # by one product
+    N_PRODUCT: tl.constexpr = 2 * N_OUT if ARE_NEIGHBOURS else N_OUT  # columns of one product
     WIDTH: tl.constexpr = 2 * BN if ARE_NEIGHBOURS else BN
     HAS_TWO: tl.constexpr = (ACTIVATION != "") and not ARE_NEIGHBOURS
     expert = tl.load(tile_ptr + tl.program_id(0) * 3)
@@ -276,7 +276,7 @@ def fused_experts(x: Tensor, chosen: Tensor, shares: Tensor, experts: MoEWeights
     n_tiles = min(n_pairs, n_experts + n_pairs // tile.n_rows)
     order = torch.empty(n_pairs, dtype=torch.int32, device=x.device)
     tiles = torch.empty(n_tiles, 3, dtype=torch.int32, device=x.device)
-    # Of few pairs most experts have none, and programs without work cost more than the count.
+    # With few pairs most experts have none, and idle programs cost more than counting.
     is_close, pad = n_tiles == n_pairs, padded(n_experts)
     with torch.cuda.device_of(x):
         moe_align_kernel[(n_experts + 1,)](

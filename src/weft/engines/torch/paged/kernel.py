@@ -1,7 +1,7 @@
 """Tree attention in Triton: work items over slots of a pool, then a merge row by row.
 
 An item is a range of a slot list and a tile of the queries below it. A tile's rows are query tokens
-times the query heads of one KV head. Keys are addressed by slot and masked by position, so prefixes,
+times the query heads of one KV head. Keys are addressed by slot and masked by position. Prefixes,
 tails and new tokens need no distinction.
 
     item   ├── n slots of the table, positions first … ──┤   attended by query rows m0 … m0 + BM
@@ -35,15 +35,15 @@ TILES = BROAD, WIDE, NARROW
 ITEM_FIELDS = 12
 _FIELDS = tl.constexpr(ITEM_FIELDS)
 _MANY_PROGRAMS = 1024  # of a launch
-_WIDEST_OF_BROAD = 256  # numbers of a head
-_TILE_BYTES = 16384  # of the keys that a program holds at once, a stage
+_WIDEST_OF_BROAD = 256  # dimensions of a head
+_TILE_BYTES = 16384  # of keys in shared memory, for each stage
 _MANY_PARTS = 24  # of a row
 _INTERPRETED_ROWS = 256  # the interpreter runs programs one after the other
-# Before 3.7 a product's sum stays in its registers over to the next block, which rescales it there;
+# Before Triton 3.7 a product's sum stays in its registers until the next block, which rescales it.
 # ptxas then waits for every single wgmma.
 _WAITS_ALWAYS = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7)
-# A merge whose parts lie along the second axis has 1 barrier by 3.6, and 24 by 3.9; along the first
-# 12 and none.
+# Barriers of a merge with parts along the second axis: 1 with Triton 3.6, 24 with 3.9. Along the
+# first axis: 12 and none.
 PARTS_AXIS = 1 if _WAITS_ALWAYS else 0
 _HIDDEN = tl.constexpr(-1e30)
 _LOG2E = tl.constexpr(1.4426950408889634)
@@ -117,7 +117,7 @@ def attend_block(
             v = tl.load(value_at, mask=is_key[:, None] & (d_value < VALUE_DIM)[None, :], other=0.0)
         acc = acc * shrink[:, None]
         acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
-        # A sum that is read here is not carried on in the product's registers.
+        # Reading the sum here moves it out of the product's registers.
         if ENDS_PRODUCTS:
             acc += 0.0 * shrink[:, None]
         total = total * shrink + tl.sum(p, 1)
@@ -161,7 +161,7 @@ def tree_attention_kernel(
     IS_SINGLE_PART: no row has other parts, so the result is its output.
     """
     N_KV: tl.constexpr = N_HEADS // GROUP
-    # KV heads first: programs side by side read what lies side by side in a slot.
+    # KV heads are the inner index: adjacent programs read adjacent parts of a slot.
     kv_head = tl.program_id(0) % N_KV
     item = item_ptr + tl.program_id(0) // N_KV * _FIELDS
     at, n, first = tl.load(item), tl.load(item + 1), tl.load(item + 2)
@@ -192,12 +192,12 @@ def tree_attention_kernel(
     advance_slots = table_ptr + at
     k_ptr += kv_head * KEY_DIM
     v_ptr += kv_head * VALUE_DIM
-    if BM == 16 or GROUP > 16:  # others are no tiles of one token
+    if BM == 16 or GROUP > 16:  # other tiles have several tokens
         begin = 0
         if HAS_WINDOW:
             begin = tl.maximum(0, oldest - window + 1 - first + n_before)
-        # A loop that turns no time waits for its first keys, too. But products of warp groups whose
-        # sum comes out of a branch are waited for one by one.
+        # A loop without iterations also waits for its first keys. But ptxas waits for each product
+        # of a warp group if its sum comes out of a branch.
         if BM > 16 or begin < n_before:
             acc, top, total = attend_block(
                 acc, top, total, q, position, begin, n_before, table_ptr + at_before,
@@ -205,7 +205,7 @@ def tree_attention_kernel(
                 N_KV * VALUE_DIM, KEY_DIM, VALUE_DIM, KEY_PAD, VALUE_PAD, BN, HAS_CAP, HAS_WINDOW,
                 False, ENDS_PRODUCTS, PRECISION,
             )  # fmt: skip
-    # A tile of few rows waits for memory: a second loop would wait for its own first keys.
+    # Tiles of few rows wait for memory, and a second loop would wait for its first keys again.
     if BM >= 64:
         # Keys:  low ── some queries ── open ── all queries see them ── shut ── some queries ── end
         opens = 0
@@ -404,7 +404,7 @@ def tree_attention(
         )
 
     classes = [each for each in zip(work.by_tile, TILES, strict=True) if len(each[0])]
-    with torch.cuda.device_of(query):  # Triton launches where CUDA is
+    with torch.cuda.device_of(query):  # Triton launches on the current device
         run_concurrently([partial(launch, *each) for each in classes], query)
         if not is_single_part:
             _merge(parts, lse, work, spec.sinks, out)
@@ -489,9 +489,9 @@ def tile_config(
         "BM": n_rows,
         "BN": n_keys,
         "ENDS_PRODUCTS": n_rows >= WIDE and _WAITS_ALWAYS,
-        "PRECISION": "tf32x3",  # of float32: nearly all its bits; others have no choice
-        # So many that sums and products fit their registers. By 8 over blocks of 16 keys Triton 3.6
-        # makes a kernel that reads past its shared memory.
+        "PRECISION": "tf32x3",  # float32 products with nearly all bits
+        # Enough for sums and products to fit registers. With 8 warps and blocks of 16 keys, Triton
+        # 3.6 compiles a kernel that reads beyond its shared memory.
         "num_warps": 8 if n_rows > WIDE or (n_rows == WIDE and is_large and n_keys > 16) else 4,
         # Slots need as many stages as keys and values: with 3, a block is loaded when the last one
         # is done, with 5 two blocks earlier. If there are more programs than fit the GPU at once,

@@ -120,7 +120,7 @@ class PagedBackend(SlotPool):
             self.free(kv)
 
     def usage(self) -> Usage:
-        n_slots, n_bytes = super().usage()  # anybody may ask while a step runs
+        n_slots, n_bytes = super().usage()  # other threads may call this during a step
         n_temporary = sum(len(kv.slots) for kv in self._temporary)
         return Usage(n_slots, n_bytes - n_temporary * self.layout.slot_bytes)
 
@@ -141,7 +141,7 @@ class PagedStep(AttentionStep):
         self.rows, self._plan, self._memory = rows, plan, memory
         self.order, self.starts = plan.order, plan.starts
 
-    # A step that is played from a graph needs neither: what they are is copied into its frame.
+    # Replayed steps need neither of these: the runner copies their int32 forms into its buffers.
 
     @cached_property
     def positions(self) -> Tensor:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _N_ROWS, _N_SAMPLERS = 4, 32
 _SPREAD = 3.0  # of the logits: some tokens are likely, as in a model's
-_FIRST = (1 << 33) + 5  # a position that no 32 bits hold
+_FIRST = (1 << 33) + 5  # needs more than 32 bits
 # Allowed differences among 32 tokens: scores or a cutoff may be equal to rounding.
 _TIES = 1
 _FAR = 1e-3  # nats: values are float32

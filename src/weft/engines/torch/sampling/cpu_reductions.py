@@ -12,7 +12,7 @@ from ...._core.sampling.sampler import Reductions
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 
-# From so many logits on they beat NumPy's; before, calling them costs more than it saves.
+# From so many logits on PyTorch is faster than NumPy, in spite of the cost of its calls.
 MANY_LOGITS = 1 << 18
 _SQUARE = GROUP_SIZE * GROUP_SIZE
 

@@ -28,7 +28,7 @@ from .topk_topp_kernel import Cutoffs, find_cutoffs
 
 _SQUARE = tl.constexpr(GROUP_SIZE * GROUP_SIZE)
 _SIDE = tl.constexpr(GROUP_SIZE)
-# Powers of two, to multiply by: float32 is divided by approximation on a card.
+# Multiply by powers of two: float32 division is approximate on a GPU.
 _A_SIDE, _A_TIME = tl.constexpr(1 / GROUP_SIZE), tl.constexpr(2.0**-23)
 _NOTHING, _BROKEN = tl.constexpr(NOTHING), tl.constexpr(BROKEN)
 _NO_TOKEN = tl.constexpr(1 << 30)

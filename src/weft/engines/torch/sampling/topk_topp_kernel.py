@@ -32,13 +32,13 @@ TILE = 4096  # logits of a program
 _GROUP = tl.constexpr(64)
 _DIGITS = {torch.float32: (11, 11, 10), torch.bfloat16: (11, 5), torch.float16: (11, 8)}
 _FIRST = tl.constexpr(2048)  # sums of the first digit
-# What a pass leaves for the next, int64: sums, and behind them a few numbers.
+# Record of a pass for the next one, int64: sums, then a few numbers.
 _RECORD = tl.constexpr(2048 + 8)
-_PREFIX, _BEFORE = tl.constexpr(2048), tl.constexpr(2049)  # the bits so far; the sum before them
+_PREFIX, _BEFORE = tl.constexpr(2048), tl.constexpr(2049)  # known leading bits; sum before them
 _EDGE, _N, _OF = tl.constexpr(2050), tl.constexpr(2051), tl.constexpr(2052)
 _TOTAL = tl.constexpr(2053)
 _UNIT = tl.constexpr(float(1 << 40))  # the weight of the largest logit
-_BLOCK_HISTOGRAM = tl.constexpr(256)  # so few digits are counted within a program first
+_BLOCK_HISTOGRAM = tl.constexpr(256)  # up to so many digits are counted in a program first
 _NONE = tl.constexpr(float("-inf"))
 _INFINITE = tl.constexpr(float("inf"))
 
@@ -483,7 +483,7 @@ def _floor(top, early, share):
     about = (wide + threshold * early).to(tl.float32)
     bits = _falling(about, 32).to(tl.int64)
     floor = about
-    for step in tl.static_range(3):  # rounding may have gone either way
+    for step in tl.static_range(3):  # rounding may have moved it either way
         tried = _value(bits + 1 - step, 32)
         enough = (tried.to(tl.float64) - wide) / early >= threshold
         if step == 0:
@@ -576,7 +576,7 @@ def find_cutoffs(
         return Cutoffs(threshold, last)
     if top_k is None and top_p is None and min_p is None:
         return Cutoffs(threshold.fill_(-torch.inf), last.fill_(logits.shape[1]))
-    with torch.cuda.device_of(logits):  # Triton launches where CUDA is
+    with torch.cuda.device_of(logits):  # Triton launches on the current device
         _Search(logits, rows, early, top_k, top_p, min_p, allowed).run(threshold, last)
     return Cutoffs(threshold, last)
 

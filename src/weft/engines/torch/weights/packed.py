@@ -29,8 +29,8 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 class PackedLinear(nn.Linear):
     """A linear layer with a packed weight, and with or without the original one.
 
-    With the original weight, writes to it count. Without it, `weight` is a copy that is made on
-    access and rejects writes, and weights that are loaded into the layer are packed. A weight that
+    With the original weight, writes to it count. Without it, `weight` is a copy created on
+    access and rejects writes. Weights that are loaded into the layer are packed. A weight that
     is upcast is used in place.
     """
 
