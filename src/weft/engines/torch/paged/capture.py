@@ -200,8 +200,8 @@ class GraphRecorder:
         index = torch.cuda.current_device()
         has_failed_to_end, self._has_failed_to_end = self._has_failed_to_end, False
         if not _ENDS_ALLOCATIONS:
-            # If the capture never started, or has ended, the first call raises. Then the second must
-            # not run, because other graphs use that pool.
+            # If the capture never started, or has ended, the first call raises. The second must not
+            # run then, because other graphs use that pool.
             with suppress(Exception):
                 torch._C._cuda_endAllocateToPool(index, pool)
                 torch._C._cuda_releasePool(index, pool)
