@@ -69,8 +69,11 @@ class TransformersEngine(Engine):
         self._closed = False
         self._guard = ModelGuard(model)
         self._is_shared = False  # the user has the weights, too, and may change them
-        self._named: tuple[object, str] = None, ""  # a version of the weights and their name
-        self._first_name = ""  # the name for which `info.fingerprint` stands
+        self._stored_fingerprint: tuple[object, str] = (
+            None,
+            "",
+        )  # a version of the weights and their name
+        self._initial_fingerprint = ""  # the name for which `info.fingerprint` stands
         extra = {"rope": rope, "quantised": quantised(model)}
         self._extra: dict[str, Any] = {name: value for name, value in extra.items() if value}
 
@@ -120,8 +123,8 @@ class TransformersEngine(Engine):
         """Also check the model object that its user keeps; see `ModelGuard`."""
         self._guard.watch(model)
         self._is_shared = True
-        self._first_name = self._own_name()
-        self._note_name()
+        self._initial_fingerprint = self._compute_fingerprint()
+        self._store_fingerprint()
 
     def weights_version(self) -> tuple[int, int, str]:
         """Return a value that differs after a change of the weights; see `ModelGuard.version`."""
@@ -132,26 +135,26 @@ class TransformersEngine(Engine):
 
         Cost: some 5 ms after a change of the weights.
         """
-        previous, name = self._named
+        previous, name = self._stored_fingerprint
         if self._closed or (version := self.weights_version()) == previous:
             return name
-        name = self._own_name()
-        if name == self._first_name:
+        name = self._compute_fingerprint()
+        if name == self._initial_fingerprint:
             name = self.info.fingerprint
-        self._named = version, name
+        self._stored_fingerprint = version, name
         return name
 
-    def _note_name(self) -> None:
-        self._named = self.weights_version(), self.info.fingerprint
+    def _store_fingerprint(self) -> None:
+        self._stored_fingerprint = self.weights_version(), self.info.fingerprint
 
-    def _own_name(self) -> str:
+    def _compute_fingerprint(self) -> str:
         with on_engine_stream(self._device):
             return fingerprint_of(self.model)
 
     def _distrust_version(self) -> None:
         """Compute the fingerprint again at the next call: PyTorch does not count every write."""
         if self._is_shared:
-            self._named = None, self._named[1]
+            self._stored_fingerprint = None, self._stored_fingerprint[1]
 
     def add_adapter(self, name: str, folder: Any) -> str:
         """Load a LoRA adapter in PEFT's format for rows that name it; see `LoraAdapters.add`."""

@@ -136,7 +136,7 @@ class TorchEngine(TransformersEngine):
         elif self._device.type == "cpu":
             self._extra["max_threads"] = torch.get_num_threads()
         self.info = replace(self.info, context_length=self._context_length)
-        self._note_name()
+        self._store_fingerprint()
 
     @classmethod
     def check_supported(cls, folder: Path) -> None:

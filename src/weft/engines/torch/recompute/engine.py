@@ -77,7 +77,7 @@ class RecomputeEngine(TransformersEngine):
         self._cached_version = self.weights_version()  # of the weights behind the states
         self._start(fingerprint, why, check_int("state_bytes", state_bytes, 0))
         self.info = replace(self.info, context_length=self._context_length)
-        self._note_name()
+        self._store_fingerprint()
         _log.warning(
             "prefix caching disabled for %s: %s; %s",
             type(model).__name__,

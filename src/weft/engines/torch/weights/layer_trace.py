@@ -37,7 +37,7 @@ class _Trace:
 
 
 class _Tracing(nn.Module):
-    """Records that a layer is called, and that other code reads its weight."""
+    """Mixin of a layer that records its calls, and that other code reads its weight."""
 
     def forward(self, x: Tensor) -> Tensor:
         trace: _Trace = self.__dict__[_ATTRIBUTE]
