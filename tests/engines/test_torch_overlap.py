@@ -204,7 +204,7 @@ def steady(engine: Any, n: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Counti
 
     Returns what the last one did, forward and draw, and what it has uploaded.
     """
-    monkeypatch.setattr(engine, "_drawer", TorchSampler(DEVICE, kernels=True))
+    monkeypatch.setattr(engine, "_sampler", TorchSampler(DEVICE, kernels=True))
     store = engine.fragments
     trunk = store.new(None)
     engine.forward([Row((), list(range(3, 12)), 0, trunk)])
@@ -304,7 +304,7 @@ def test_a_step_of_a_models_own_modules_launches_less(
 def test_a_played_step_launches_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """Outside of what is captured: filling the frame, the head, and drawing."""
     engine = TorchEngine.adopt(build("llama").to(DEVICE), kv="paged", graphs=True)
-    monkeypatch.setattr("weft.engines.torch.paged.capture._Eager.play", lambda self: None)
+    monkeypatch.setattr("weft.engines.torch.paged.capture._EagerStep.replay", lambda self: None)
     counting, uploads = steady(engine, 3, monkeypatch)
     assert engine.stats()["played"] > 3
     assert counting.waits() == {}

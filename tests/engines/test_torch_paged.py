@@ -1108,7 +1108,7 @@ def test_tokens_go_on_to_their_slots() -> None:
             assert torch.equal(slots, table[(bases + before).long()])
         ids = torch.randint(1 << 40, (n,), device=DEVICE, generator=numbers)
         into = [torch.full((n + 3,), -7, device=DEVICE, dtype=kind) for kind in _OF_A_FRAME]
-        graph_inputs.put(ids, slots, positions, (into[0], into[1], into[2], into[3]))
+        graph_inputs.copy_inputs(ids, slots, positions, (into[0], into[1], into[2], into[3]))
         for held, given in zip(into, (ids, slots, positions, positions), strict=True):
             assert torch.equal(held[:n], given.to(held.dtype))
             assert (held[n:] == -7).all()

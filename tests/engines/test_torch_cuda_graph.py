@@ -332,7 +332,7 @@ def test_a_step_that_cannot_be_played_is_run_as_it_is(
     """PyTorch 2.11 plays no graph while another thread captures one; then it does again."""
     engine, plain = engine_of(), engine_of(graphs=False)
     ours, theirs = Leaves(engine, 3), Leaves(plain, 3)
-    replay, n_asked = capture._Eager.replay, 0
+    replay, n_asked = capture._EagerStep.replay, 0
 
     def plays_at_times(self: Any) -> None:
         nonlocal n_asked

@@ -130,7 +130,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
 def test_a_steady_step_sends_nothing_to_the_device_and_waits_for_nothing(
     name: str, tails: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft.engines.torch.engine.FusedDecoder.of", lambda *given: None)
+    monkeypatch.setattr("weft.engines.torch.engine.FusedDecoder.from_model", lambda *given: None)
     engine = TorchEngine.adopt(build(name))
     branches = Branches(engine, tails)
     twin = Branches(engine, tails)
