@@ -115,7 +115,7 @@ def test_a_loaded_model_and_its_copies_can_be_saved(folder: Path, tmp_path: Path
 
 @pytest.mark.parametrize("name", ["gpt2", "bloom"])
 def test_a_model_that_its_owner_converts_says_so_until_it_is_turned_back(name: str) -> None:
-    """One with rotary frequencies has rounded those: see test_torch_owner."""
+    """One with rotary frequencies has rounded those: see test_torch_model_guard."""
     model = build(name)
     engine = TorchEngine.adopt(model)
     mark = engine.weights_version()

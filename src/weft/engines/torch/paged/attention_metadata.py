@@ -93,24 +93,24 @@ class TreeAttentionMetadata:
         self._pool, self._age = pool, pool.table.age
         self.lists, self._paths = list(lists), [row.prefix for row in rows]
         self._known = set[Fragment | None](lists)
-        self._n_planned, self._current = len(rows), _positions(rows)
-        self._above = PrefixIndex(pool)
+        self._n_planned, self._host_positions = len(rows), _positions(rows)
+        self._prefixes = PrefixIndex(pool)
         self.is_steady = max(sizes, default=0) == 1 and None not in [row.kv_out for row in rows]
         self._largest = largest
         self._groups: list[int] = []
         self._tiled: dict[int, TiledWork] = {}  # by group size; for nodes only
-        self._leaf_nodes = self._above.leaf_nodes(self._paths)
-        self._segments, room = _new_segments(self.lists, sizes, self._current, pool)
+        self._leaf_nodes = self._prefixes.leaf_nodes(self._paths)
+        self._segments, room = _new_segments(self.lists, sizes, self._host_positions, pool)
         self._pack()
-        chunk = self._chunk_of(self._above.segments, self._segments)
-        leaf_nodes = self._above.merge_short(self._leaf_nodes, chunk)
+        chunk = self._chunk_of(self._prefixes.segments, self._segments)
+        leaf_nodes = self._prefixes.merge_short(self._leaf_nodes, chunk)
         if leaf_nodes is not self._leaf_nodes:
             self._leaf_nodes = leaf_nodes
             self._pack()
         if self.is_steady:
             self._merge_into_rows(chunk)
-        self._above.cut(chunk)
-        self._max_nodes = 2 * len(self._above.segments) + _SPARE_NODES
+        self._prefixes.cut(chunk)
+        self._max_nodes = 2 * len(self._prefixes.segments) + _SPARE_NODES
         self._split_chunks(self._segments, room, self._leaf_nodes, self.lists)
         self._upload()
         self._max_parts = 2 * self._n_parts / max(1, len(rows)) + 1
@@ -125,23 +125,23 @@ class TreeAttentionMetadata:
             return False
         if not self._n_planned <= 2 * n <= 4 * self._n_planned:
             return False
-        paths, current = [row.prefix for row in rows], _positions(rows)
+        paths, host_positions = [row.prefix for row in rows], _positions(rows)
         is_same = not table.moved and fragments == self.lists and paths == self._paths
         old_rows = np.arange(n) if is_same else self._old_row_numbers(fragments, paths)
         segments = self._segments.take(old_rows, 0)
-        self._reserve(segments, old_rows, current)
+        self._reserve(segments, old_rows, host_positions)
         is_same = len(old_rows) == len(self.lists) and bool((old_rows == np.arange(n)).all())
-        if not is_same and not self._change(fragments, paths, segments, old_rows, current):
+        if not is_same and not self._change(fragments, paths, segments, old_rows, host_positions):
             return False
         self._paths, self._segments = paths, segments
         if is_same:
-            self._advance(current)
+            self._advance(host_positions)
         table.moved.clear()
-        return self._above.is_complete()
+        return self._prefixes.is_complete()
 
     def drop(self) -> None:
         """Release table regions: no step uses this object any more."""
-        self._above.drop()
+        self._prefixes.drop()
 
     def work(self, group: int) -> Work:
         """Return the work for heads in groups of this size."""
@@ -162,7 +162,7 @@ class TreeAttentionMetadata:
         slots.
         """
         moved = self._pool.table.moved
-        self._above.forget_moved(moved)
+        self._prefixes.forget_moved(moved)
         runs = self._runs(fragments)
         old_rows, old_paths = np.full(len(fragments), -1), paths.copy()
         if runs is None:  # the order has changed
@@ -209,9 +209,9 @@ class TreeAttentionMetadata:
         known.difference_update(ended, lists[old:])
         return runs
 
-    def _reserve(self, segments: Ints, old_rows: Ints, current: Ints) -> None:
+    def _reserve(self, segments: Ints, old_rows: Ints, host_positions: Ints) -> None:
         """Reserve slots for known rows; rows that outgrow their segment get a new one."""
-        full = np.flatnonzero((current >= segments[:, LIMIT]) & (old_rows >= 0))
+        full = np.flatnonzero((host_positions >= segments[:, LIMIT]) & (old_rows >= 0))
         if not len(full):
             return
         moved, limits = self._pool.table.moved, list[int]()
@@ -220,7 +220,7 @@ class TreeAttentionMetadata:
             self._pool.reserve(kv, 1)
             limits.append(0 if kv in moved else segment[FIRST] + min(len(kv.slots), segment[N]))
         segments[full, LIMIT] = limits
-        old_rows[full[current[full] >= limits]] = -1
+        old_rows[full[host_positions[full] >= limits]] = -1
 
     def _change(
         self,
@@ -228,7 +228,7 @@ class TreeAttentionMetadata:
         paths: list[Path],
         segments: Ints,
         old_rows: Ints,
-        current: Ints,
+        host_positions: Ints,
     ) -> bool:
         """Create the segments of new rows and upload all; False if new metadata is needed."""
         new_rows = np.flatnonzero(old_rows < 0)
@@ -241,16 +241,22 @@ class TreeAttentionMetadata:
             lists = [as_paged(self.lists[number]) for number in numbers]
             for kv in lists:
                 self._pool.reserve(kv, 1)
-            created, room = _new_segments(lists, [1] * len(lists), current[new_rows], self._pool)
-            leaf_nodes[new_rows] = below = self._above.leaf_nodes(
+            new_segments, room = _new_segments(
+                lists, [1] * len(lists), host_positions[new_rows], self._pool
+            )
+            leaf_nodes[new_rows] = below = self._prefixes.leaf_nodes(
                 [paths[number] for number in numbers]
             )
             self._unmerge(below, segments, leaf_nodes)
-            self._split_chunks(created, room, below, lists)
-            segments[new_rows] = created
-        self._segments, self._leaf_nodes, self._current = segments, leaf_nodes, current
+            self._split_chunks(new_segments, room, below, lists)
+            segments[new_rows] = new_segments
+        self._segments, self._leaf_nodes, self._host_positions = (
+            segments,
+            leaf_nodes,
+            host_positions,
+        )
         self._pack()
-        if len(self._above.segments) > self._max_nodes:
+        if len(self._prefixes.segments) > self._max_nodes:
             return False
         self._upload()
         # New metadata merges short nodes that have been added below each other.
@@ -260,7 +266,7 @@ class TreeAttentionMetadata:
 
     def _pack(self) -> None:
         """Order the rows, and find the query tokens below every node."""
-        above = self._above
+        above = self._prefixes
         ranks = above.ranks.take(self._leaf_nodes)
         self._order = order = ranks.argsort(kind="stable")
         self._starts = np.arange(len(order) + 1)
@@ -274,18 +280,18 @@ class TreeAttentionMetadata:
         """Attend to a node above a single row together with the row's own list, as one part."""
         is_short = chunks_of(self._segments[:, N], chunk) == 1
         leaf_nodes = np.where(is_short, self._leaf_nodes, 0)
-        rows = self._above.merge_into_rows(leaf_nodes, chunk)
-        above = self._above.segments.take(leaf_nodes[rows], 0)
+        rows = self._prefixes.merge_into_rows(leaf_nodes, chunk)
+        above = self._prefixes.segments.take(leaf_nodes[rows], 0)
         self._segments[rows, AT_ABOVE], self._segments[rows, N_ABOVE] = above[:, AT], above[:, N]
 
     def _unmerge(self, below: Ints, segments: Ints, leaf_nodes: Ints) -> None:
         """Attend separately to merged nodes that new rows share. below: their leaf nodes."""
-        parted = self._above.unmerge(below)
+        parted = self._prefixes.unmerge(below)
         if not len(parted):
             return
         self._tiled.clear()
         rows = np.flatnonzero(np.isin(leaf_nodes, parted))
-        above = self._above.segments.take(leaf_nodes[rows], 0)
+        above = self._prefixes.segments.take(leaf_nodes[rows], 0)
         segments[rows, AT_ABOVE] = segments[rows, N_ABOVE] = 0
         segments[rows, BEFORE] = above[:, BEFORE] + above[:, CHUNKS]
 
@@ -293,7 +299,7 @@ class TreeAttentionMetadata:
         self, segments: Ints, room: Ints, leaf_nodes: Ints, lists: Sequence[PagedFragment]
     ) -> None:
         """Split the rows' own lists into chunks."""
-        chunk, above = self._above.chunk, self._above.segments.take(leaf_nodes, 0)
+        chunk, above = self._prefixes.chunk, self._prefixes.segments.take(leaf_nodes, 0)
         segments[:, CHUNKS] = chunks = chunks_of(segments[:, N], chunk)
         segments[:, BEFORE] = above[:, BEFORE] + above[:, CHUNKS]
         # The last chunk may grow by one more chunk, within its room.
@@ -309,19 +315,19 @@ class TreeAttentionMetadata:
         starts = np.empty_like(order)
         starts[order] = first
         self.order, self.starts = order.tolist(), starts.tolist()
-        current = self._current.take(order)
+        host_positions = self._host_positions.take(order)
         if not self.is_steady:
             sizes = packed[:, SIZE]
             packed = packed.repeat(sizes, 0)
-            current = current.repeat(sizes) + np.arange(n) - packed[:, START]
+            host_positions = host_positions.repeat(sizes) + np.arange(n) - packed[:, START]
         width = -(-(n + 1) // _ALIGN) * _ALIGN
         head = np.zeros((3, width), np.int32)
         np.subtract(packed[:, AT], packed[:, FIRST], out=head[0, :n])
-        head[1, :n] = current
+        head[1, :n] = host_positions
         np.add(packed[:, BEFORE], packed[:, CHUNKS]).cumsum(out=head[2, 1 : n + 1])
         self._n_parts = int(head[2, n])
-        created = [(group, *self._items(group)) for group in self._groups]
-        lists = [head.reshape(-1, ITEM_FIELDS), *[items for _, items, _ in created]]
+        works = [(group, *self._items(group)) for group in self._groups]
+        lists = [head.reshape(-1, ITEM_FIELDS), *[items for _, items, _ in works]]
         sent = to_device(np.concatenate(lists), self._pool.layout.device)
         at = 3 * width // ITEM_FIELDS
         bases, positions, first_part = sent[:at].view(3, width).unbind()
@@ -329,17 +335,17 @@ class TreeAttentionMetadata:
         self._first_part = first_part[: n + 1]
         self._find_slots(0)
         self._works: dict[int, Work] = {}
-        for group, items, n_each in created:
+        for group, items, n_each in works:
             self._works[group] = self._work(sent[at : at + len(items)], n_each)
             at += len(items)
 
-    def _advance(self, current: Ints) -> None:
+    def _advance(self, host_positions: Ints) -> None:
         """Find the slots of the packed tokens; if all positions increase by one, without a copy."""
         n_on = 1
-        if not (current == self._current + 1).all():
-            copy_to_device(self.positions, current.take(self._order).astype(np.int32))
+        if not (host_positions == self._host_positions + 1).all():
+            copy_to_device(self.positions, host_positions.take(self._order).astype(np.int32))
             n_on = 0
-        self._current = current
+        self._host_positions = host_positions
         self._find_slots(n_on)
 
     def _find_slots(self, n_on: int) -> None:
@@ -361,7 +367,7 @@ class TreeAttentionMetadata:
 
     def _items(self, group: int) -> tuple[Ints, list[int]]:
         """Return items for heads in groups of this size, and the count of each tile class."""
-        segments, packed = self._above.segments, self._packed
+        segments, packed = self._prefixes.segments, self._packed
         # Rows of one tile and one chunk are almost items already.
         is_short = (packed[:, CHUNKS] == 1) & (packed[:, SIZE] <= NARROW // group)
         is_all = bool(is_short.all())
@@ -371,7 +377,7 @@ class TreeAttentionMetadata:
         n_tiles = tiles_of(n_rows, self._largest)
         tiled = self._tiled.get(group) if is_all else None
         if tiled is None or not np.array_equal(tiled.n_tiles, n_tiles):
-            tiled = tile_work(segments, n_tiles, self._above.chunk)
+            tiled = tile_work(segments, n_tiles, self._prefixes.chunk)
         if is_all:
             self._tiled[group] = tiled
         n_cut = len(tiled.items)
@@ -405,11 +411,11 @@ def _positions(rows: Sequence[Row]) -> Ints:
 
 
 def _new_segments(
-    lists: Sequence[PagedFragment], sizes: Sequence[int], current: Ints, pool: SlotPool
+    lists: Sequence[PagedFragment], sizes: Sequence[int], host_positions: Ints, pool: SlotPool
 ) -> tuple[Ints, Ints]:
     """Return segments of rows' own lists, not split yet, and the room of each."""
     at, room, lengths = pool.places(lists)
     segments = np.zeros((len(lists), ITEM_FIELDS), np.int32)
-    segments[:, AT], segments[:, FIRST], segments[:, SIZE] = at, current - lengths, sizes
+    segments[:, AT], segments[:, FIRST], segments[:, SIZE] = at, host_positions - lengths, sizes
     segments[:, N] = lengths + segments[:, SIZE]
     return segments, room
