@@ -100,18 +100,18 @@ class _Graph:
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
-    made = Cuda()
+    result = Cuda()
     low = SimpleNamespace(
-        _cuda_endAllocateToPool=lambda *_: made.said.append("ends allocations"),
-        _cuda_releasePool=lambda *_: made.said.append("releases"),
+        _cuda_endAllocateToPool=lambda *_: result.said.append("ends allocations"),
+        _cuda_releasePool=lambda *_: result.said.append("releases"),
     )
     stand_in = SimpleNamespace(
-        cuda=made, _C=low, OutOfMemoryError=torch.OutOfMemoryError, zeros=lambda *_, **__: None
+        cuda=result, _C=low, OutOfMemoryError=torch.OutOfMemoryError, zeros=lambda *_, **__: None
     )
     monkeypatch.setattr(capture, "torch", stand_in)
     monkeypatch.setattr(capture, "_streams", {})
     as_of(monkeypatch, 2, 15)
-    return made
+    return result
 
 
 def as_of(monkeypatch: pytest.MonkeyPatch, *release: int) -> None:
@@ -162,14 +162,14 @@ def test_nothing_is_held_of_what_found_no_memory() -> None:
     class Large:
         pass
 
-    held: list[weakref.ref[Large]] = []
+    stored: list[weakref.ref[Large]] = []
 
     def attempt(is_tight: bool) -> str:
         if is_tight:
-            assert held[0]() is None
+            assert stored[0]() is None
             return "found"
         large = Large()
-        held.append(weakref.ref(large))
+        stored.append(weakref.ref(large))
         raise torch.OutOfMemoryError
 
     gc.disable()

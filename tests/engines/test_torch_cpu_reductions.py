@@ -69,17 +69,17 @@ def test_a_row_gives_the_same_bits_in_any_company(
     logits = logits_of(20, n_vocab)
     top, heat = logits.max(axis=1), np.linspace(0.5, 2, 20)
 
-    def figures(rows: slice) -> tuple[np.ndarray, ...]:
-        found = reductions.moments(logits[rows], top[rows])
-        return (*found, reductions.mass(logits[rows], top[rows], heat[rows]))
+    def values(rows: slice) -> tuple[np.ndarray, ...]:
+        actual = reductions.moments(logits[rows], top[rows])
+        return (*actual, reductions.mass(logits[rows], top[rows], heat[rows]))
 
-    together = figures(slice(None))
+    together = values(slice(None))
     n_alone = 2 if isinstance(reductions, TorchReductions) and n_threads > 1 else 1
     for row in range(21 - n_alone):
-        for whole, single in zip(together, figures(slice(row, row + n_alone)), strict=True):
-            assert whole[row] == single[0]
-    for whole, half in zip(together, figures(slice(3, 12)), strict=True):
-        assert np.array_equal(whole[3:12], half)
+        for complete, single in zip(together, values(slice(row, row + n_alone)), strict=True):
+            assert complete[row] == single[0]
+    for complete, half in zip(together, values(slice(3, 12)), strict=True):
+        assert np.array_equal(complete[3:12], half)
 
 
 def test_what_must_not_be_written_to_is_read_all_the_same() -> None:

@@ -39,9 +39,9 @@ def _as_the_engine_does() -> Iterator[None]:
 
 
 def engine_of(name: str = "llama", **options: Any) -> TorchEngine:
-    made = TorchEngine.adopt(build(name).to(DEVICE), **{"kv": "paged", "graphs": True, **options})
-    assert isinstance(made, TorchEngine)
-    return made
+    result = TorchEngine.adopt(build(name).to(DEVICE), **{"kv": "paged", "graphs": True, **options})
+    assert isinstance(result, TorchEngine)
+    return result
 
 
 class Leaves:
@@ -75,10 +75,10 @@ def test_a_played_step_is_the_step(name: str, monkeypatch: pytest.MonkeyPatch) -
     ours, theirs = Leaves(played, 5), Leaves(plain, 5)
     for n in [5] * 4 + [4, 3, 3, 2] + [5] * 6:
         torch.testing.assert_close(ours.step(n), theirs.step(n), rtol=1e-4, atol=1e-4)
-    told = played.stats()
-    assert told["not_captured_because"] == ""
-    assert told["played"] >= 10
-    assert told["captured"] <= 3
+    message = played.stats()
+    assert message["not_captured_because"] == ""
+    assert message["played"] >= 10
+    assert message["captured"] <= 3
     assert plain.stats() == {}
 
 
@@ -137,7 +137,7 @@ def test_a_frame_serves_as_leaves_end_and_others_join() -> None:
 
 def test_prompts_are_played_too() -> None:
     played, plain = engine_of(), engine_of(graphs=False)
-    held = Leaves(played, 1)  # a pool that has nothing in it may go
+    stored = Leaves(played, 1)  # a pool that has nothing in it may go
     for number in range(5):
         tokens = [(number * 13 + i * 5) % 120 for i in range(30)]
         rows = [[Row((), tokens, 0, None, (3, 29))] for _ in range(2)]
@@ -146,7 +146,7 @@ def test_prompts_are_played_too() -> None:
             got, want = (torch.from_numpy(o.logits(at)) for o in (one, two))
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
     assert played.stats()["played"] >= 3
-    assert held.trunk.length == 9
+    assert stored.trunk.length == 9
 
 
 def test_a_pool_that_moves_takes_what_was_captured_with_it() -> None:
@@ -173,17 +173,17 @@ def test_what_was_captured_goes_before_a_pool_asks_for_more(
     leaves = Leaves(engine, 4)
     for _ in range(4):
         leaves.step()
-    frames, pool, seen = engine._graphs._graphs, engine.fragments, []
+    frames, pool, recorded = engine._graphs._graphs, engine.fragments, []
     resize = type(pool)._resize
 
     def noted(self: Any, n: int) -> None:
-        seen.append(len(frames))
+        recorded.append(len(frames))
         resize(self, n)
 
     monkeypatch.setattr(type(pool), "_resize", noted)
     assert frames
     pool.reserve(pool.new(None), 4000)
-    assert seen == [0]
+    assert recorded == [0]
     engine._graphs = None
     pool.reserve(pool.new(None), 8000)  # nobody is asked who is gone
 
@@ -254,8 +254,8 @@ def test_buffers_that_are_put_elsewhere_are_noticed() -> None:
     model.model.layers[0].register_buffer("table", torch.zeros(3), persistent=False)
     engine = TorchEngine.adopt(model, kv="paged", graphs=True)
     lie = engine._guard.addresses()
-    held = dict(engine.model.named_buffers())
-    held["model.layers.0.scores"].data = torch.ones(3)
+    stored = dict(engine.model.named_buffers())
+    stored["model.layers.0.scores"].data = torch.ones(3)
     assert engine._guard.addresses() != lie
 
 
@@ -279,15 +279,15 @@ def test_a_capture_that_fails_by_others_is_tried_again_but_not_for_ever(
     ours, theirs = Leaves(engine, 3), Leaves(plain, 3)
     for _ in range(14):
         torch.testing.assert_close(ours.step(), theirs.step(), rtol=1e-4, atol=1e-4)
-    told = engine.stats()
+    message = engine.stats()
     if n_short == 1:
-        assert (len(tries), told["not_captured_because"]) == (2, "")
-        assert int(str(told["played"])) > 4
+        assert (len(tries), message["not_captured_because"]) == (2, "")
+        assert int(str(message["played"])) > 4
         assert not caplog.records
         assert engine._graphs._n_failed == 0  # of captures that fail in turn
     else:
-        assert (len(tries), told["played"]) == (3, 0)
-        assert "CUDA was busy" in str(told["not_captured_because"])
+        assert (len(tries), message["played"]) == (3, 0)
+        assert "CUDA was busy" in str(message["not_captured_because"])
 
 
 def test_what_cannot_be_captured_is_run_as_it_is_and_logged_once(
@@ -344,8 +344,8 @@ def test_a_step_that_cannot_be_played_is_run_as_it_is(
     monkeypatch.setattr(capture._EagerStep, "replay", plays_at_times)
     for _ in range(16):
         torch.testing.assert_close(ours.step(), theirs.step(), rtol=1e-4, atol=1e-4)
-    told = engine.stats()
-    assert told["played"] == 5
+    message = engine.stats()
+    assert message["played"] == 5
     assert not caplog.records
     for _ in range(12):  # for good, now: it is not tried for ever
         torch.testing.assert_close(ours.step(), theirs.step(), rtol=1e-4, atol=1e-4)
@@ -447,7 +447,7 @@ def test_weights_side_by_side_are_saved_alone(tmp_path: Path) -> None:
     }
     assert len(places) == 1
     model.save_pretrained(tmp_path)
-    again = type(model).from_pretrained(tmp_path)
+    repeated = type(model).from_pretrained(tmp_path)
     for name, weight in plain.state_dict().items():
-        torch.testing.assert_close(again.state_dict()[name], weight)
+        torch.testing.assert_close(repeated.state_dict()[name], weight)
         torch.testing.assert_close(model.state_dict()[name], weight)

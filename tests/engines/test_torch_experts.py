@@ -33,7 +33,7 @@ MIXTURES = {"mixtral": 3, "qwen2_moe": 3, "afmoe": 2, "deepseek_v3": 2, "gpt_oss
 NEAR = {torch.float32: 1e-6, torch.float16: 1e-3}  # of the spread
 
 
-def found(model: Any) -> list[Any]:
+def actual(model: Any) -> list[Any]:
     attach_context(model)
     n = fuse_experts(model, next(model.parameters()).dtype)
     forms = [module.__dict__.get("weft_form") for module in model.modules()]
@@ -45,7 +45,7 @@ def found(model: Any) -> list[Any]:
 @pytest.mark.parametrize("name", [*MIXTURES, "phi3"])
 def test_mixtures_of_a_family_are_found(name: str, dtype: str) -> None:
     """What those of gpt_oss cut off, too."""
-    forms = found(build(name, getattr(torch, dtype)))
+    forms = actual(build(name, getattr(torch, dtype)))
     assert len(forms) == MIXTURES.get(name, 0)
     gate = (
         GatedActivation("silu", 7.0, 1.702, 1.0, are_neighbours=True)
@@ -105,9 +105,9 @@ class CutOffFarOut(Mixture):
 
 
 def mixture(kind: Any = Mixture, implementation: str = "eager", **changed: Any) -> Any:
-    made = kind(SimpleNamespace(_experts_implementation=implementation), **changed)
-    assert made.has_gate
-    return made
+    created = kind(SimpleNamespace(_experts_implementation=implementation), **changed)
+    assert created.has_gate
+    return created
 
 
 def test_what_does_something_else_stays() -> None:
@@ -119,20 +119,20 @@ def test_what_does_something_else_stays() -> None:
     normed = mixture()
     normed.has_post_expert_norm = True
     for other in (mixture(Scaled), mixture(SharesFirst), patched, spread, mixed_up, normed):
-        assert found(other) == [], type(other).__name__
-    assert found(mixture(implementation="batched_mm")) == []  # its owner chose
+        assert actual(other) == [], type(other).__name__
+    assert actual(mixture(implementation="batched_mm")) == []  # its owner chose
 
 
 @pytest.mark.parametrize("implementation", ["eager", "grouped_mm"])
 def test_what_is_gated_by_its_own_code_is_found_as_such(implementation: str) -> None:
-    (usual,) = found(mixture(implementation=implementation))
+    (usual,) = actual(mixture(implementation=implementation))
     assert usual.gate == GatedActivation("silu")
-    (cut_off,) = found(mixture(CutOff, implementation))
+    (cut_off,) = actual(mixture(CutOff, implementation))
     assert cut_off.gate == GatedActivation("silu", 10.0)
     by_instance = mixture(implementation=implementation)
     by_instance._apply_gate = lambda both: both.chunk(2, -1)[1]
     others = [mixture(act="relu"), mixture(CutOffFarOut, implementation), by_instance]
-    assert [form.gate for other in others for form in found(other)] == [None] * 3
+    assert [form.gate for other in others for form in actual(other)] == [None] * 3
 
 
 class Given:
@@ -166,18 +166,18 @@ class Given:
                 between = experts.between(between)
             else:
                 between = gated(experts.gate, between)
-            made = down[n] @ between
-            made = made if down_bias is None else made + down_bias[n]
-            out[token] += made * self.shares[token, j].double()
+            created = down[n] @ between
+            created = created if down_bias is None else created + down_bias[n]
+            out[token] += created * self.shares[token, j].double()
         return out
 
     def check(self, experts: MoEWeights) -> None:
         assert kernels.supports_fused_experts(self.x, self.chosen, self.shares, experts)
-        made = kernels.fused_experts(self.x, self.chosen, self.shares, experts)
+        created = kernels.fused_experts(self.x, self.chosen, self.shares, experts)
         want = self.want(experts)
-        assert made.is_contiguous()
-        assert (made.shape, made.dtype) == (self.x.shape, self.x.dtype)
-        assert (made - want).abs().max() <= 5 * NEAR[self.x.dtype] * want.std()
+        assert created.is_contiguous()
+        assert (created.shape, created.dtype) == (self.x.shape, self.x.dtype)
+        assert (created - want).abs().max() <= 5 * NEAR[self.x.dtype] * want.std()
 
 
 @pytest.mark.parametrize("dtype", NEAR)
@@ -221,10 +221,10 @@ def test_no_number_stays_none_below_a_limit(gate: GatedActivation) -> None:
     """So that a broken model is seen."""
     given = Given(5, 1, 2, 32, 16, torch.float32)
     given.x[3, 5] = float("nan")
-    made = kernels.fused_experts(
+    created = kernels.fused_experts(
         given.x, given.chosen, given.shares, MoEWeights(given.up, given.down, gate=gate)
     )
-    assert made.isnan().all(1).tolist() == [False, False, False, True, False]
+    assert created.isnan().all(1).tolist() == [False, False, False, True, False]
 
 
 @pytest.mark.parametrize("gate", GATES)
@@ -284,7 +284,7 @@ def test_many_rows_are_a_librarys_where_the_module_has_one(monkeypatch: pytest.M
     assert not kernels.supports_fused_experts(given.x, given.chosen, given.shares, grouped)
     for implementation in ("eager", "grouped_mm"):
         module = mixture(implementation=implementation)
-        (form,) = found(module)
+        (form,) = actual(module)
         assert form.experts(module).is_grouped == (implementation == "grouped_mm")
 
 
@@ -347,11 +347,11 @@ def _activate(module: Any) -> None:
 
 
 def _hook_the_activation(module: Any) -> None:
-    module.act_fn.register_forward_hook(lambda module, given, made: made + 1)
+    module.act_fn.register_forward_hook(lambda module, given, created: created + 1)
 
 
 def _hook_the_mixture(module: Any) -> None:
-    module.register_forward_hook(lambda module, given, made: 2 * made)
+    module.register_forward_hook(lambda module, given, created: 2 * created)
 
 
 CHANGES = [_write, _replace, _parametrise, _activate, _hook_the_activation, _hook_the_mixture]
@@ -370,7 +370,7 @@ def test_what_somebody_changes_counts(change: Any) -> None:
         n_mixed.append(len(x))
         return kernels.fused_experts(x, *more)
 
-    def made() -> Any:
+    def created() -> Any:
         return module(given.x, given.chosen, given.shares)
 
     in_step: Any = SimpleNamespace(
@@ -379,15 +379,15 @@ def test_what_somebody_changes_counts(change: Any) -> None:
         fused_experts=mixed,
     )
     with torch.inference_mode():
-        before = made()
+        before = created()
         call.step = in_step
-        torch.testing.assert_close(made(), before)
+        torch.testing.assert_close(created(), before)
         assert n_mixed == [5]
     change(module)
     with torch.inference_mode():
-        got = made()
+        got = created()
         call.step = None
-        torch.testing.assert_close(got, made())
+        torch.testing.assert_close(got, created())
         assert (got - before).abs().max() > 1e-2
 
 
@@ -399,12 +399,12 @@ CARDS = {90: 232_448, 80: 166_912, 89: 101_376, 120: 101_376}
 @pytest.mark.parametrize("capability", CARDS)
 @pytest.mark.parametrize("tile", ["_FEW", "_MANY", "_OF_FLOAT32"])
 @pytest.mark.parametrize(
-    ("gate", "beside"),
+    ("gate", "sibling"),
     [(GatedActivation("silu"), "in"), (None, "in"), (None, "out"),
      (GatedActivation("silu", 7.0, 1.702, 1.0, are_neighbours=True), "out")],
 )  # fmt: skip
 def test_products_fit_a_card(
-    capability: int, tile: str, gate: GatedActivation | None, beside: str
+    capability: int, tile: str, gate: GatedActivation | None, sibling: str
 ) -> None:
     """Weights are read ahead, several at once, and nothing is spilled. beside: which numbers of
     theirs lie beside each other: of what is summed, or of the result.
@@ -414,20 +414,20 @@ def test_products_fit_a_card(
         "N_IN": 2048, "N_OUT": 768, "TOP_K": 8, "HAS_BIAS": False, **kernels._constants(gate),
         "IS_FIRST": gate is not None, "BM": size.n_rows, "BN": size.n_out, "BK": size.n_in,
         "PRECISION": "tf32x3", "num_warps": size.num_warps, "num_stages": size.num_stages,
-        f"{beside}_stride": 1,
+        f"{sibling}_stride": 1,
     }  # fmt: skip
     kind = "fp32" if tile == "_OF_FLOAT32" else "bf16"
     kinds = dict.fromkeys(("x_ptr", "weight_ptr", "bias_ptr", "out_ptr"), kind)
-    made = compiled(
+    created = compiled(
         "paged.experts", "fused_moe_kernel", fixed, capability=capability,
         order_ptr="i32", tile_ptr="i32", **kinds,
     )  # fmt: skip
-    assert made.stack == 0
-    assert made.shared <= CARDS[capability]
-    assert made.ahead >= size.num_stages - 1
-    assert made.narrow == 0
-    assert not made.is_serial
-    assert made.has_wgmma == (tile == "_MANY" and capability == 90)
+    assert created.stack == 0
+    assert created.shared <= CARDS[capability]
+    assert created.ahead >= size.num_stages - 1
+    assert created.narrow == 0
+    assert not created.is_serial
+    assert created.has_wgmma == (tile == "_MANY" and capability == 90)
 
 
 @pytest.mark.slow
@@ -442,5 +442,5 @@ def test_what_is_around_products_fits_a_card() -> None:
         ("moe_align_kernel", apart),
         ("moe_sum_kernel", added),
     ):
-        made = compiled("paged.experts", name, fixed, **kinds)
-        assert (made.stack, made.shared <= 16384) == (0, True)
+        created = compiled("paged.experts", name, fixed, **kinds)
+        assert (created.stack, created.shared <= 16384) == (0, True)

@@ -186,8 +186,8 @@ def test_export_free_load_changes_nothing(bench: Bench) -> None:
     data = [bench.store.export(s.fragment) for s in tail]
     for span in tail:
         bench.store.free(span.fragment)
-    again = tuple(Span(f, f.length) for f in (bench.store.load(d, None) for d in data))
-    _near(bench.read(again, 5), before, 1e-6)
+    repeated = tuple(Span(f, f.length) for f in (bench.store.load(d, None) for d in data))
+    _near(bench.read(repeated, 5), before, 1e-6)
 
 
 def test_scores_equal_log_softmax(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,9 +208,9 @@ def test_scores_equal_log_softmax(bench: Bench, monkeypatch: pytest.MonkeyPatch)
 
 def test_prefix_cache_is_accepted_by_the_model_itself(bench: Bench) -> None:
     path = bench.node(bench.node((), IDS[:9]), IDS[9:13], chunk=1)
-    told = OTHER_CACHES.get(bench.model.config.model_type)
-    if told is not None:
-        with pytest.raises(Unsupported, match=told):
+    message = OTHER_CACHES.get(bench.model.config.model_type)
+    if message is not None:
+        with pytest.raises(Unsupported, match=message):
             bench.engine.prefix_cache(path)
         return
     given = {cache_name(bench.model): bench.engine.prefix_cache(path)}
@@ -263,9 +263,9 @@ def test_half_precision_stays_within_tolerance(name: str, dtype: Any) -> None:
         ids = [*IDS[:9], *IDS[9 + i : 13 + i], 5]
         _near(low.read(path, 5), low.oracle(ids)[-1], TOLERANCE[dtype])
     data = low.store.export(tails[0][-1].fragment)
-    again = low.store.load(data, None)
+    repeated = low.store.load(data, None)
     before = low.read(tails[0], 5)
-    _near(low.read((*trunk, Span(again, again.length)), 5), before, 1e-6)
+    _near(low.read((*trunk, Span(repeated, repeated.length)), 5), before, 1e-6)
 
 
 @pytest.mark.gpu
@@ -304,8 +304,8 @@ def test_long_rope_is_fixed_by_the_context_and_not_by_companions() -> None:
     path = long.node((), ids)
     _near(long.read(path, 5), long.oracle([*ids, 5])[-1])
     alone = _logits(long.engine.forward([Row((), ids[:10], 0, None, (9,))]))
-    beside = long.engine.forward([Row((), ids[:10], 0, None, (9,)), Row((), ids, 0, None, (89,))])
-    _near(_logits(beside, 0), alone, 1e-5)
+    sibling = long.engine.forward([Row((), ids[:10], 0, None, (9,)), Row((), ids, 0, None, (89,))])
+    _near(_logits(sibling, 0), alone, 1e-5)
     short = Bench(model, 64)
     assert "short frequencies" in short.engine.info.extra["rope"]
     _near(short.read(short.node((), ids[:20]), 5), short.oracle([*ids[:20], 5])[-1])

@@ -23,18 +23,18 @@ pytestmark = pytest.mark.torch
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many tokens each forward without modules ran, in turn."""
-    seen: list[int] = []
+    recorded: list[int] = []
     run = FusedDecoder.hidden
 
     def hidden(self: FusedDecoder, token_ids: Any, positions: Any) -> Any:
-        seen.append(token_ids.shape[1])
+        recorded.append(token_ids.shape[1])
         return run(self, token_ids, positions)
 
     monkeypatch.setattr(FusedDecoder, "hidden", hidden)
-    return seen
+    return recorded
 
 
-def made(name: str, how: str, folder: Path) -> TorchEngine:
+def result(name: str, how: str, folder: Path) -> TorchEngine:
     if how == "handed over":
         return TorchEngine.adopt(build(name))
     build(name).save_pretrained(folder)
@@ -44,7 +44,7 @@ def made(name: str, how: str, folder: Path) -> TorchEngine:
 @pytest.mark.parametrize("how", ["loaded", "handed over"])
 @pytest.mark.parametrize("name", FUSED)
 def test_it_computes_what_the_model_does(name: str, how: str, tmp_path: Path, calls) -> None:
-    engine = made(name, how, tmp_path)
+    engine = result(name, how, tmp_path)
     calls.clear()
     got = stepped(engine)
     assert calls == [6] + [1] * 6
@@ -72,12 +72,12 @@ def test_another_bias_counts(how: str, tmp_path: Path, calls) -> None:
     """Of layers whose biases lie in one piece, and one of them is changed."""
     build("qwen2").save_pretrained(tmp_path)
     engine, plain = TorchEngine.load(tmp_path), build("qwen2")
-    asked = [model.base_model.layers[1].self_attn for model in (engine.model, plain)]
-    held = [(each.q_proj.bias, each.k_proj.bias) for each in asked]
-    assert held[0][0].data_ptr() + held[0][0].nbytes == held[0][1].data_ptr()
+    requested = [model.base_model.layers[1].self_attn for model in (engine.model, plain)]
+    stored = [(each.q_proj.bias, each.k_proj.bias) for each in requested]
+    assert stored[0][0].data_ptr() + stored[0][0].nbytes == stored[0][1].data_ptr()
     with torch.no_grad():
-        fresh = torch.linspace(-2, 2, len(held[0][1]))
-        for attention, (_, bias) in zip(asked, held, strict=True):
+        fresh = torch.linspace(-2, 2, len(stored[0][1]))
+        for attention, (_, bias) in zip(requested, stored, strict=True):
             if how == "written into":
                 bias.copy_(fresh)
             else:
@@ -157,7 +157,7 @@ def test_an_adapter_of_the_owners_counts_while_it_is_trained(calls) -> None:
 def test_a_hook_on_the_engines_model_counts_from_when_it_is_there(
     how: str, tmp_path: Path, calls
 ) -> None:
-    engine, twin = made("llama", how, tmp_path), build("llama")
+    engine, twin = result("llama", how, tmp_path), build("llama")
     calls.clear()
     hooks = [
         model.model.layers[1].register_forward_hook(lambda module, inputs, output: 2 * output)
@@ -189,7 +189,7 @@ def test_in_bfloat16_it_is_no_further_from_the_numbers_than_the_modules(name: st
 
 @pytest.mark.parametrize("how", ["loaded", "handed over"])
 def test_what_is_written_into_the_weights_counts(how: str, tmp_path: Path, calls) -> None:
-    engine = made("qwen2", how, tmp_path)
+    engine = result("qwen2", how, tmp_path)
     before = stepped(engine)
     with torch.no_grad():
         for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
@@ -210,7 +210,7 @@ def test_what_is_written_into_the_weights_counts(how: str, tmp_path: Path, calls
 def test_weights_that_others_take_the_place_of_count_no_more(
     how: str, tmp_path: Path, calls
 ) -> None:
-    engine, other = made("qwen2", "loaded", tmp_path), build("qwen2", seed=1)
+    engine, other = result("qwen2", "loaded", tmp_path), build("qwen2", seed=1)
     if how == "data":
         for weight, new in zip(engine.model.parameters(), other.parameters(), strict=True):
             weight.data = new.data.clone()
@@ -226,7 +226,7 @@ def test_weights_that_lie_together_no_more_count_one_by_one(
     which: str, tmp_path: Path, calls
 ) -> None:
     """One of a layer's was given another before an engine took the model over."""
-    model = made("llama", "loaded", tmp_path).model
+    model = result("llama", "loaded", tmp_path).model
     torch.manual_seed(2)
     for layer in model.model.layers:
         linear = getattr(layer.self_attn, which)
@@ -238,7 +238,7 @@ def test_weights_that_lie_together_no_more_count_one_by_one(
 
 
 def test_scores_are_of_the_same_numbers(tmp_path: Path) -> None:
-    engine = made("qwen3", "loaded", tmp_path)
+    engine = result("qwen3", "loaded", tmp_path)
     row = Row((), IDS, 0, None, (), (ScoreSpan(0, IDS[1:], 3),))
     ((score,),) = engine.forward([row]).scores()
     plain = plain_logits(build("qwen3"), IDS).log_softmax(-1)[:-1]

@@ -34,7 +34,7 @@ ACTIVATIONS = {
 }
 
 
-def found(model: Any) -> int:
+def actual(model: Any) -> int:
     attach_context(model)
     return fuse_gates(model, next(model.parameters()).dtype)
 
@@ -49,7 +49,7 @@ def test_gated_parts_of_a_family_are_found(
     name: str, activation: str, n_given: int, dtype: str
 ) -> None:
     model = build(name, getattr(torch, dtype))
-    assert found(model) == 3 * bool(n_given)
+    assert actual(model) == 3 * bool(n_given)
     for module in model.modules():
         form = module.__dict__.get("weft_form")
         if form is not None:
@@ -134,10 +134,10 @@ def test_what_does_something_else_stays() -> None:
     patched.forward = lambda x: 2 * x
     watched = Gated()
     watched.act = torch.nn.SiLU()
-    watched.act.register_forward_hook(lambda module, given, made: made * 2)
+    watched.act.register_forward_hook(lambda module, given, result: result * 2)
     others = (Scaled(), OfSome(), CutOff(), Twice(), WithMore(), WithAnother(), patched, watched)
     for other in (*others, Gated("relu"), Gated("quick_gelu"), Gated("gelu_10")):
-        assert found(other) == 0, type(other).__name__
+        assert actual(other) == 0, type(other).__name__
 
 
 @pytest.mark.parametrize("n_between", [16, 24])
@@ -151,7 +151,7 @@ def test_which_layer_is_the_gate_is_seen_where_all_have_one_shape(
 ) -> None:
     torch.manual_seed(0)
     module = Gated(act, n_between)
-    assert found(module) == 1
+    assert actual(module) == 1
     form = module.__dict__["weft_form"]
     assert (form.given, form.down, form.activation) == (("gate", "up"), "down", name)
 
@@ -160,7 +160,7 @@ def test_which_layer_is_the_gate_is_seen_where_all_have_one_shape(
 def test_which_half_is_the_gate_is_seen(*, is_turned: bool) -> None:
     torch.manual_seed(0)
     module = Both(is_turned=is_turned)
-    assert found(module) == 1
+    assert actual(module) == 1
     assert module.__dict__["weft_form"].is_swapped == is_turned
 
 
@@ -179,14 +179,14 @@ def test_the_kernel_gates_as_pytorch_does(activation: Any, dtype: str) -> None:
         (both[0, :, :1100].contiguous(), both[0, :, 1100:2200]),
         (both[:, :0, :1100], both[:, :0, 1100:2200]),
     ):
-        made = elementwise.act_and_mul(gate, up, activation)
+        result = elementwise.act_and_mul(gate, up, activation)
         want = ACTIVATIONS[activation](gate.double()) * up.double()
-        assert made.is_contiguous()
-        assert (made.dtype, made.shape) == (gate.dtype, gate.shape)
+        assert result.is_contiguous()
+        assert (result.dtype, result.shape) == (gate.dtype, gate.shape)
         # Far below zero what is left is the difference of two halves, each rounded as float32.
-        own, inner = torch.finfo(made.dtype), torch.finfo(torch.float32).eps
-        most = own.eps * (want.abs() + own.tiny) + 8 * inner * (gate.double() * up.double()).abs()
-        assert ((made.double() - want).abs() <= most).all()
+        own, inner = torch.finfo(result.dtype), torch.finfo(torch.float32).eps
+        max_n = own.eps * (want.abs() + own.tiny) + 8 * inner * (gate.double() * up.double()).abs()
+        assert ((result.double() - want).abs() <= max_n).all()
 
 
 @pytest.mark.parametrize("name", ["gemma2", "phi3"])
@@ -206,7 +206,7 @@ def test_a_hook_on_an_activation_is_asked() -> None:
     engine = TorchEngine.adopt(model, kv="paged", graphs=False)
     before = stepped(engine)
     for layer in engine.model.model.layers:
-        layer.mlp.act_fn.register_forward_hook(lambda module, given, made: made + 1)
+        layer.mlp.act_fn.register_forward_hook(lambda module, given, result: result + 1)
     engine.fragments.clear()
     assert np.abs(stepped(engine) - before).max() > 0.1
 
@@ -225,7 +225,7 @@ def test_what_hooks_make_of_a_gate_is_taken_as_it_is(layer: str, change: str) ->
     engine = TorchEngine.adopt(build("gemma2").to(DEVICE), kv="paged", graphs=False)
     change_it = CHANGES[change]
     module = getattr(engine.model.model.layers[1].mlp, layer)
-    module.register_forward_hook(lambda module, given, made: change_it(made))
+    module.register_forward_hook(lambda module, given, result: change_it(result))
     want = plain_logits(engine.model, IDS).numpy()
     row = Row((), IDS, 0, None, tuple(range(len(IDS))))
     output = engine.forward([row])

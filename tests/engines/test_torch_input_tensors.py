@@ -77,7 +77,7 @@ class Branches:
 def test_logits_are_the_same_to_the_bit_without_a_mask_function(name: str) -> None:
     """It stands in Transformers' table for a moment only, while a model is looked at."""
     engine = TorchEngine.adopt(build(name))
-    found = []
+    actual = []
     for has_mask in (False, True):
         if has_mask:
             AttentionMaskInterface.register(NAME, no_mask)
@@ -85,11 +85,11 @@ def test_logits_are_the_same_to_the_bit_without_a_mask_function(name: str) -> No
             assert NAME not in AttentionMaskInterface()
         try:
             branches = Branches(engine, [0, 3, 9])
-            found.append([branches.step([[i], [i + 1], [i + 2]]) for i in range(3)])
+            actual.append([branches.step([[i], [i + 1], [i + 2]]) for i in range(3)])
             branches.free()
         finally:
             AttentionMaskInterface._global_mapping.pop(NAME, None)
-    assert np.array_equal(*found)
+    assert np.array_equal(*actual)
 
 
 class Watch(TorchDispatchMode):
@@ -140,11 +140,11 @@ def test_a_steady_step_sends_nothing_to_the_device_and_waits_for_nothing(
         rows = branches.rows([FutureTokens(draws, i) for i in range(4)])
         with watched(monkeypatch) as watch:
             output = engine.forward(rows)
-        found = {name: n for name, n in watch.seen.items() if name in {*WAITS, *UPLOADS, "upload"}}
+        actual = {name: n for name, n in watch.seen.items() if name in {*WAITS, *UPLOADS, "upload"}}
         if step:
-            assert found == {}
+            assert actual == {}
         else:
-            assert found["upload"]  # the plan
+            assert actual["upload"]  # the plan
         assert watch.seen["mm"] + watch.seen["addmm"] + watch.seen["linear"] > 3
     # The twin is told by the host, in one go: the plan of the others was theirs alone.
     for step in range(5):
@@ -173,8 +173,8 @@ def test_a_steady_step_over_paged_kv_sends_nothing_either(monkeypatch: pytest.Mo
         rows = branches.rows([FutureTokens(draws, i) for i in range(4)])
         with watched(monkeypatch) as watch:
             engine.forward(rows)
-        found = {name: n for name, n in watch.seen.items() if name in {*WAITS, *UPLOADS, "upload"}}
-        assert (found == {}) == (step > 0), step
+        actual = {name: n for name, n in watch.seen.items() if name in {*WAITS, *UPLOADS, "upload"}}
+        assert (actual == {}) == (step > 0), step
 
 
 def test_texts_are_the_same_where_steps_overlap() -> None:
@@ -187,10 +187,12 @@ def test_texts_are_the_same_where_steps_overlap() -> None:
         )
         with LM(engine, Tokenizer.from_folder(shallow())) as lm:
             loom = Loom(lm, "Once upon a time")
-            made = loom.grow(n=4, max_tokens=12, seed=3, show=False)
-            made += made[0].grow(n=3, max_tokens=9, seed=4, repetition_penalty=1.3, show=False)
-            made += loom.grow(n=2, max_tokens=9, seed=5, constraint=Regex("[a-z ]+"), show=False)
-            texts.append([node.tokens for node in made])
+            created = loom.grow(n=4, max_tokens=12, seed=3, show=False)
+            created += created[0].grow(
+                n=3, max_tokens=9, seed=4, repetition_penalty=1.3, show=False
+            )
+            created += loom.grow(n=2, max_tokens=9, seed=5, constraint=Regex("[a-z ]+"), show=False)
+            texts.append([node.tokens for node in created])
     assert texts[0] == texts[1]
 
 
@@ -244,11 +246,11 @@ def test_numbers_on_the_device_are_those_that_were_asked_for() -> None:
 
 def test_what_draws_are_is_asked_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not row by row: a protocol is asked for by all of its names, which takes microseconds."""
-    asked = []
+    requested = []
 
     class Counting(type):
         def __instancecheck__(cls, _: object) -> bool:
-            asked.append(1)
+            requested.append(1)
             return True
 
     class There(metaclass=Counting): ...
@@ -258,4 +260,4 @@ def test_what_draws_are_is_asked_once_a_step(monkeypatch: pytest.MonkeyPatch) ->
     info: Any = SimpleNamespace(context_length=50, n_vocab=90)
     rows = [Row((), FutureTokens(drawn, number), 3, None, (0,)) for number in range(40)]
     assert ids.packed(ids.checked(rows, info), range(40)).tolist() == list(range(40))
-    assert len(asked) == 2
+    assert len(requested) == 2

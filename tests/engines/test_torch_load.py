@@ -66,13 +66,13 @@ def _causal(kind: str, **changes: Any) -> Any:
 
 
 def test_a_folder_gives_the_logits_of_its_model(folder: Path) -> None:
-    seen: list[tuple[Any, ...]] = []
-    engine = TorchEngine.load(folder, progress=lambda *args: seen.append(args))
+    recorded: list[tuple[Any, ...]] = []
+    engine = TorchEngine.load(folder, progress=lambda *args: recorded.append(args))
     ids = [5, 9, 40, 7]
     got = engine.forward([Row((), ids, 0, None, (3,))]).logits(0)
     want = plain_logits(build("llama"), ids)[-1]
     assert float((torch.from_numpy(got) - want).abs().max()) < 1e-4
-    assert [s[0] for s in seen] == ["load", "load"]
+    assert [s[0] for s in recorded] == ["load", "load"]
 
 
 @pytest.mark.parametrize("name", IMAGE_FAMILIES)
@@ -107,9 +107,9 @@ def test_a_loaded_model_and_its_copies_can_be_saved(folder: Path, tmp_path: Path
         copied.model.layers[0].self_attn.k_proj.weight.mul_(2)
     for saved in (model, copied):
         saved.save_pretrained(tmp_path / "again")
-        found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again")
+        actual = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again")
         for name, weight in saved.state_dict().items():
-            assert torch.equal(found.state_dict()[name], weight), name
+            assert torch.equal(actual.state_dict()[name], weight), name
     assert TorchEngine.load(tmp_path / "again").info.dtype == "float32"
 
 
@@ -176,10 +176,10 @@ def test_packed_weights_name_a_model_too() -> None:
     def packed(seed: int) -> torch.nn.Module:
         return torch.ao.quantization.quantize_dynamic(build("llama", seed=seed), {torch.nn.Linear})
 
-    one, again, other = packed(0), packed(0), packed(0)
+    one, repeated, other = packed(0), packed(0), packed(0)
     up = other.model.layers[2].mlp.up_proj
     up.set_weight_bias(packed(1).model.layers[2].mlp.up_proj.weight(), None)
-    assert fingerprint_of(one) == fingerprint_of(again) != fingerprint_of(other)
+    assert fingerprint_of(one) == fingerprint_of(repeated) != fingerprint_of(other)
 
 
 def test_a_handed_over_model_has_the_fingerprint_of_its_folder(folder: Path) -> None:
@@ -229,16 +229,16 @@ def test_wrong_arguments_are_named(folder: Path) -> None:
 
 def test_broken_folders_raise_model_load_error(folder: Path, tmp_path: Path) -> None:
     weights = folder / "model.safetensors"
-    whole = weights.read_bytes()
+    full = weights.read_bytes()
     with pytest.raises(ModelLoadError):
         TorchEngine.load(tmp_path / "nowhere")
-    weights.write_bytes(whole[: len(whole) // 2])
+    weights.write_bytes(full[: len(full) // 2])
     with pytest.raises(ModelLoadError, match="truncated"):
         TorchEngine.load(folder)
     weights.unlink()
     with pytest.raises(ModelLoadError, match="safetensors"):
         TorchEngine.load(folder)
-    weights.write_bytes(whole)
+    weights.write_bytes(full)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 4}))
     with pytest.raises(ModelLoadError, match="lacks"):
@@ -270,10 +270,10 @@ def test_a_model_that_device_map_spreads_is_refused_naming_the_map(
         shown = r"meta: model.layers.2.*and \d more"
     with pytest.raises(Unsupported, match=rf"device_map spreads it \(.*{shown}.*vllm"):
         TorchEngine.adopt(model)
-    whole = transformers.AutoModelForCausalLM.from_pretrained(folder, device_map={"": "cpu"})
+    full = transformers.AutoModelForCausalLM.from_pretrained(folder, device_map={"": "cpu"})
     ids = [5, 9, 40, 7]
-    got = TorchEngine.adopt(whole).forward([Row((), ids, 0, None, (3,))]).logits(0)
-    assert float((torch.from_numpy(got) - plain_logits(whole, ids)[-1]).abs().max()) < 1e-4
+    got = TorchEngine.adopt(full).forward([Row((), ids, 0, None, (3,))]).logits(0)
+    assert float((torch.from_numpy(got) - plain_logits(full, ids)[-1]).abs().max()) < 1e-4
 
 
 def test_weights_that_give_nan_are_refused() -> None:

@@ -170,9 +170,9 @@ def test_a_name_taken_again_forgets_what_the_first_computed(tmp_path, text) -> N
             model.next_token_logprobs_sync(IDS, lora_name="law"), expected, atol=1e-4
         )
     place = lm.place(IDS, namespace="law")
-    held = lm.stats().kv_tokens
+    stored = lm.stats().kv_tokens
     model.remove_lora("law")
-    assert lm.stats().kv_tokens < held
+    assert lm.stats().kv_tokens < stored
     with pytest.raises(ValueError, match="unknown LoRA adapter: 'law'; known are none"):
         model.next_token_logprobs_sync(IDS, lora_name="law")
     with pytest.raises(ConfigError, match="unknown LoRA adapter"):
@@ -191,9 +191,9 @@ def test_a_removed_adapter_fails_what_waits_for_it_and_nothing_else(tmp_path, te
         places = [lm.place(IDS, namespace=name) for name in (None, "law")]
         return lm.submit([Run(place, Sampler(greedy, 0), max_tokens=6) for place in places])
 
-    whole = ask()
-    lm.drive(whole)
-    alone, law = (ticket.result().tokens for ticket in whole)
+    full = ask()
+    lm.drive(full)
+    alone, law = (ticket.result().tokens for ticket in full)
     assert alone != law, "equal tokens under another adapter go on differently"
     cut = ask()
     for _ in range(3):
@@ -232,9 +232,9 @@ def test_kv_of_the_base_is_not_taken_for_an_adapters(tmp_path, text) -> None:
     assert sidecar.save(plain, tmp_path / "base.safetensors") == len(IDS)
     lm.clear_cache()
     adapted = Loom(lm, IDS, adapter="law")
-    found = sidecar.load(adapted, tmp_path / "base.safetensors")
-    assert found.n_tokens == 0
-    assert "another LoRA adapter" in found.notice
+    actual = sidecar.load(adapted, tmp_path / "base.safetensors")
+    assert actual.n_tokens == 0
+    assert "another LoRA adapter" in actual.notice
     assert sidecar.load(plain, tmp_path / "base.safetensors").n_tokens == len(IDS)
 
 
@@ -311,21 +311,21 @@ def test_branches_and_looms_run_with_an_adapter_beside_the_model_alone(tmp_path,
     for name in wanted:
         lm.add_adapter(name, tmp_path / name)
     names = [None, "law", "med", None, "law"]
-    store, made = BranchStore(lm), [Branch.create(lm, seed=1, adapter=name) for name in names]
-    store.prefill([(branch, IDS[:-2]) for branch in made])
+    store, created = BranchStore(lm), [Branch.create(lm, seed=1, adapter=name) for name in names]
+    store.prefill([(branch, IDS[:-2]) for branch in created])
     for token in IDS[-2:]:
-        store.commit([(branch, token) for branch in made])  # lines of all three in one call
-    for name, branch in zip(names, made, strict=True):
+        store.commit([(branch, token) for branch in created])  # lines of all three in one call
+    for name, branch in zip(names, created, strict=True):
         assert branch.adapter == branch.fork().adapter == name
         if name is not None:
             row = torch.tensor(branch.logits).log_softmax(-1).numpy()
             np.testing.assert_allclose(row, wanted[name], atol=1e-4)
-    np.testing.assert_allclose(made[0].logits, made[3].logits, atol=1e-4)
-    assert np.abs(made[0].logits - made[1].logits).max() > 0.01
-    np.testing.assert_allclose(made[1].perplexity, made[4].perplexity, rtol=1e-4)
-    data = made[1].save()
+    np.testing.assert_allclose(created[0].logits, created[3].logits, atol=1e-4)
+    assert np.abs(created[0].logits - created[1].logits).max() > 0.01
+    np.testing.assert_allclose(created[1].perplexity, created[4].perplexity, rtol=1e-4)
+    data = created[1].save()
     assert Branch.load(lm, data).adapter == "law"
-    np.testing.assert_allclose(Branch.load(lm, data).logits, made[1].logits, atol=1e-4)
+    np.testing.assert_allclose(Branch.load(lm, data).logits, created[1].logits, atol=1e-4)
     for name in wanted:
         loom = Loom(lm, IDS, adapter=name)
         assert loom.adapter == name
@@ -335,14 +335,14 @@ def test_branches_and_looms_run_with_an_adapter_beside_the_model_alone(tmp_path,
         by_hand.prefill(IDS)
         assert best.tokens == [piece.token for piece, _ in zip(by_hand, range(4), strict=False)]
         loom.save(tmp_path / "kept.loom.json")
-        again = Loom.open(tmp_path / "kept.loom.json", lm)
-        assert again.adapter == name
-        assert again.children[0].grow(n=1, max_tokens=2, temperature=0.0)[0].tokens
+        repeated = Loom.open(tmp_path / "kept.loom.json", lm)
+        assert repeated.adapter == name
+        assert repeated.children[0].grow(n=1, max_tokens=2, temperature=0.0)[0].tokens
         assert Loom.open(tmp_path / "kept.loom.json").adapter == name
     lm.remove_adapter("law")
     with pytest.raises(StaleHandle, match="'law' was removed"):
-        made[1].commit(5)
-    made[0].commit(5)
+        created[1].commit(5)
+    created[0].commit(5)
     with pytest.raises(ConfigError, match="unknown LoRA adapter"):
         Branch.create(lm, adapter="law")
     with pytest.raises(ConfigError, match="unknown LoRA adapter"):
@@ -364,9 +364,9 @@ def test_a_search_in_a_loom_with_an_adapter_asks_the_adapter(tmp_path, text) -> 
     assert alone != law
     for name, want in ((None, alone), ("law", law)):
         with Loom(lm, "Once", adapter=name) as loom:
-            asked = judge(lambda _: "Is it?", words)
-            found = best_of_n(lm, loom, n=2, max_tokens=2, value=asked, seed=0)
-            assert [node.score for node in found.loom.leaves] == pytest.approx(want * 2)
+            requested = judge(lambda _: "Is it?", words)
+            actual = best_of_n(lm, loom, n=2, max_tokens=2, value=requested, seed=0)
+            assert [node.score for node in actual.loom.leaves] == pytest.approx(want * 2)
 
 
 def test_a_loom_is_of_the_adapter_that_grew_it(tmp_path, text) -> None:
@@ -380,8 +380,8 @@ def test_a_loom_is_of_the_adapter_that_grew_it(tmp_path, text) -> None:
     head = LoomMetadata.from_json(LoomMetadata.from_loom(loom).to_json())
     assert head == LoomMetadata.from_loom(loom)
     lm.remove_adapter("law")
-    again = Loom.open(tmp_path / "kept.json", lm)  # to be read
-    again.save(tmp_path / "again.json")
+    repeated = Loom.open(tmp_path / "kept.json", lm)  # to be read
+    repeated.save(tmp_path / "again.json")
     lm.add_adapter("law", tmp_path / "second")
     for file in ("kept.json", "again.json"):
         with pytest.raises(ModelMismatch, match="grown with another LoRA adapter named 'law'"):

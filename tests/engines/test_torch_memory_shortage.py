@@ -50,7 +50,7 @@ class Life:
         self.last: tuple[int, ...] = ()  # names of the last step
         self.n_failed = 0
 
-    def again(self, does: Callable[[], None]) -> None:
+    def repeated(self, does: Callable[[], None]) -> None:
         """Do something; where it fails for want of memory go on as before, and do it then."""
         before = self.lengths()
         try:
@@ -133,10 +133,10 @@ class Life:
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[TorchEngine]:
-    made = TorchEngine.adopt(build("llama"))
-    assert isinstance(made, TorchEngine)
-    yield made
-    made.close()
+    result = TorchEngine.adopt(build("llama"))
+    assert isinstance(result, TorchEngine)
+    yield result
+    result.close()
 
 
 @pytest.mark.programs  # the longest of laws

@@ -49,12 +49,12 @@ def opened(model: Any) -> TorchEngine:
 
 def together(model: Any) -> list[list[str]]:
     """The layers that are one product, by name in the order of their weights, of each group."""
-    found: dict[int, list[tuple[int, str]]] = {}
+    actual: dict[int, list[tuple[int, str]]] = {}
     for name, module in model.named_modules():
         place = module.__dict__.get("weft_sibling")
         if place is not None:
-            found.setdefault(id(place.product), []).append((place.number, name.split(".")[-1]))
-    return [[name for _, name in sorted(group)] for group in found.values()]
+            actual.setdefault(id(place.product), []).append((place.number, name.split(".")[-1]))
+    return [[name for _, name in sorted(group)] for group in actual.values()]
 
 
 class Products:
@@ -87,25 +87,25 @@ class Products:
 )
 def test_what_is_given_the_same_is_one_product(name: str, groups: list[list[str]]) -> None:
     engine = opened(loaded(name))
-    found = together(engine.model)
-    assert found == groups * (len(found) // max(1, len(groups)))
-    assert bool(found) == bool(groups)
+    actual = together(engine.model)
+    assert actual == groups * (len(actual) // max(1, len(groups)))
+    assert bool(actual) == bool(groups)
     want = plain_logits(build(name), IDS).numpy()
     np.testing.assert_allclose(stepped(engine), want, atol=2e-4)
 
 
 def test_a_step_has_so_many_products_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three layers: two and one of each."""
-    widths, made = [], []
+    widths, result = [], []
     for model in (loaded("gemma3_text"), build("gemma3_text").to(DEVICE)):
         engine = opened(model)
         with monkeypatch.context() as patch:
             products = Products(patch)
-            made.append(stepped(engine))
+            result.append(stepped(engine))
         widths.append(products.widths)
     assert len(widths[1]) - len(widths[0]) == 3 * 3 * 7  # a prefill and six steps
     assert {32 + 16 + 16, 48 + 48} < set(widths[0])
-    np.testing.assert_allclose(*made, atol=1e-4)
+    np.testing.assert_allclose(*result, atol=1e-4)
 
 
 def test_weights_of_an_owner_stay_where_they_are() -> None:
@@ -211,7 +211,7 @@ OTHERS: dict[str, Any] = {
         lambda module, given: (given[0].mul_(2), None)[1]
     ),
     "a hook behind": lambda layer: layer.register_forward_hook(
-        lambda module, given, made: (given[0].mul_(2), None)[1]
+        lambda module, given, result: (given[0].mul_(2), None)[1]
     ),
     "a parametrised weight": doubled,
     "another order": turned,
@@ -237,11 +237,11 @@ def test_what_somebody_does_to_a_layer_counts(change: str, *, has_bias: bool) ->
         for each in (module, twin):
             OTHERS[change](each.first)
         for _ in range(2):
-            found = []
+            actual = []
             for each in (module, twin):
                 given = x.clone()
-                found.append([layer(given) for layer in (each.first, each.second, each.first)])
-            for one, other in zip(*found, strict=True):
+                actual.append([layer(given) for layer in (each.first, each.second, each.first)])
+            for one, other in zip(*actual, strict=True):
                 torch.testing.assert_close(one, other)
 
 
@@ -254,7 +254,7 @@ def test_an_adapters_hooks_leave_them_one_product(monkeypatch: pytest.MonkeyPatc
     module.first.register_forward_hook(LoraAdapters(module)._hook("first"))
     module.first(x), module.second(x)
     assert products.widths == [40]
-    module.second.register_forward_hook(lambda module, given, made: made)
+    module.second.register_forward_hook(lambda module, given, result: result)
     module.first(x), module.second(x)
     assert products.widths[1:] == [16, 24]
 
@@ -274,7 +274,7 @@ def test_nothing_is_held_once_all_were_asked() -> None:
 def test_layers_with_hooks_or_of_two_places_are_not_moved() -> None:
     model = build("gemma2")
     attention, mlp = model.model.layers[0].self_attn, model.model.layers[0].mlp
-    attention.k_proj.register_forward_hook(lambda module, given, made: made * 2)
+    attention.k_proj.register_forward_hook(lambda module, given, result: result * 2)
     mlp.up_proj.weight = mlp.gate_proj.weight
     places = [attention.k_proj.weight.data_ptr(), mlp.up_proj.weight.data_ptr()]
     weight_layout.merge_sibling_weights(model)
@@ -306,14 +306,14 @@ def test_a_tensor_that_is_written_to_between_calls_is_not_the_same() -> None:
 def test_a_model_whose_weights_lie_together_is_saved_whole(name: str, tmp_path: Path) -> None:
     model, plain = loaded(name), build(name)
     model.save_pretrained(tmp_path)
-    again = type(model).from_pretrained(tmp_path)
+    repeated = type(model).from_pretrained(tmp_path)
     for key, weight in plain.state_dict().items():
-        torch.testing.assert_close(again.state_dict()[key], weight)
+        torch.testing.assert_close(repeated.state_dict()[key], weight)
 
 
 def test_a_model_whose_weights_lie_together_is_pickled() -> None:
     model = loaded("cohere")
-    again = pickle.loads(pickle.dumps(model))
-    assert isinstance(again.save_pretrained, weight_layout.UnmergedSave)
-    assert again.save_pretrained._model() is again
-    torch.testing.assert_close(again.state_dict(), model.state_dict())
+    repeated = pickle.loads(pickle.dumps(model))
+    assert isinstance(repeated.save_pretrained, weight_layout.UnmergedSave)
+    assert repeated.save_pretrained._model() is repeated
+    torch.testing.assert_close(repeated.state_dict(), model.state_dict())

@@ -120,11 +120,11 @@ def test_a_callers_default_device_is_the_callers_own(text: Tokenizer, name: str,
         assert engine.info.kv == ("hidden" if name == "mamba" else "addressable")
         with weft.LM(engine, text) as lm:
             rows = AsyncLM(lm, as_torch=False)
-            found = [rows.next_token_logprobs_sync(IDS[:n]) for n in (20, 25)]
+            actual = [rows.next_token_logprobs_sync(IDS[:n]) for n in (20, 25)]
             grown = weft.Loom(lm, IDS[:10]).grow(n=2, max_tokens=4, seed=1, top_k=8)
             kept = rows.batch_next_token_logprobs_sync([IDS[:7], IDS[:9], IDS[:11]])
             torch.set_default_device(None)
-            for n, row in zip((20, 25, 7, 9, 11), (*found, *kept), strict=True):
+            for n, row in zip((20, 25, 7, 9, 11), (*actual, *kept), strict=True):
                 want = plain_logits(model, IDS[:n])[-1].log_softmax(-1).numpy()
                 assert np.abs(row - want).max() < 1e-3
             assert off(lm, model, grown[0].get_prefix_tokens()) < 1e-3

@@ -57,8 +57,8 @@ def test_weights_that_were_trained_have_another_name(name: str, text: Tokenizer)
         assert after != lm.info.fingerprint
         assert lm.fingerprint() == after
     assert lm.fingerprint() == after  # of a closed LM
-    with lm_of_model(model, text) as again:
-        assert again.fingerprint() == after
+    with lm_of_model(model, text) as repeated:
+        assert repeated.fingerprint() == after
 
 
 def test_what_pytorch_does_not_count_is_seen_once_the_cache_is_cleared(text: Tokenizer) -> None:

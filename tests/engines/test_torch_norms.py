@@ -25,7 +25,7 @@ DEVICE = torch.device("cpu" if kernel.is_interpreted() else "cuda")
 F = torch.nn.functional
 
 
-def found(model: Any) -> int:
+def actual(model: Any) -> int:
     attach_context(model)
     return fuse_norms(model, next(model.parameters()).dtype)
 
@@ -40,19 +40,19 @@ def norms_of(model: Any) -> list[Any]:
 def test_all_norms_of_a_family_are_found(name: str, dtype: str) -> None:
     model = build(name, getattr(torch, dtype))
     n_norms = len(norms_of(model))
-    assert found(model) == n_norms > 6
+    assert actual(model) == n_norms > 6
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_norms_that_take_the_mean_away_first_are_found(dtype: str) -> None:
     model = build("cohere", getattr(torch, dtype))
-    assert found(model) == 3 + 1
+    assert actual(model) == 3 + 1
     assert all(module.__dict__["weft_form"].is_centred for module in norms_of(model))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "opt"])
 def test_norms_that_are_one_operation_are_not(name: str) -> None:
-    assert found(build(name)) == 0
+    assert actual(build(name)) == 0
 
 
 class Norm(torch.nn.Module):
@@ -101,7 +101,7 @@ class WithMore(Norm):
 
 
 def test_what_is_another_norm_stays() -> None:
-    assert found(Norm()) == found(torch.nn.Sequential(Norm(), Norm(1e-5))) - 1 == 1
+    assert actual(Norm()) == actual(torch.nn.Sequential(Norm(), Norm(1e-5))) - 1 == 1
     patched = Norm()
     patched.forward = lambda x: 2 * x
     strided = Norm()
@@ -111,7 +111,7 @@ def test_what_is_another_norm_stays() -> None:
     for other in (
         *(ScaledFirst(), OfLength(), Gated(), Biased(), WithMore(), cut, patched, strided),
     ):
-        assert found(other) == 0, type(other).__name__
+        assert actual(other) == 0, type(other).__name__
 
 
 @pytest.mark.parametrize("is_centred", [False, True])
@@ -119,28 +119,28 @@ def test_what_is_another_norm_stays() -> None:
 def test_rows_along_two_axes_are_normed(shift: float, *, is_centred: bool) -> None:
     """Of heads that lie token by token, of some of the numbers of a token, and of one token."""
     seeded = torch.Generator(DEVICE).manual_seed(1)
-    whole = torch.randn(1, 70, 6, 40, device=DEVICE, generator=seeded)
+    full = torch.randn(1, 70, 6, 40, device=DEVICE, generator=seeded)
     weight = torch.randn(40, device=DEVICE, generator=seeded)
-    some = (whole, whole.transpose(1, 2), whole[:, :, 1:4], whole[:, :, :2].transpose(1, 2))
-    for x in (*some, whole[0, 0], whole[:, 0], whole[0, :1], whole[:, :0]):
+    some = (full, full.transpose(1, 2), full[:, :, 1:4], full[:, :, :2].transpose(1, 2))
+    for x in (*some, full[0, 0], full[:, 0], full[0, :1], full[:, :0]):
         normed = F.layer_norm if is_centred else F.rms_norm
         for some in (weight, torch.stack((weight, weight), 1)[:, 0], None):
-            made = elementwise.rms_norm(x, some, 1e-6, shift, is_centred=is_centred)
+            result = elementwise.rms_norm(x, some, 1e-6, shift, is_centred=is_centred)
             want = normed(x, (40,), None if some is None else weight + shift, eps=1e-6)
-            torch.testing.assert_close(made, want)
-            assert made.is_contiguous()
-    assert elementwise.supports_rms_norm(whole, weight)
-    assert elementwise.supports_rms_norm(whole, None)
+            torch.testing.assert_close(result, want)
+            assert result.is_contiguous()
+    assert elementwise.supports_rms_norm(full, weight)
+    assert elementwise.supports_rms_norm(full, None)
     for other in (weight[:1], weight.repeat_interleave(2)[::2], weight[:1].expand(40)):
-        assert not elementwise.supports_rms_norm(whole, other)
-    assert elementwise.RowLayout.from_tensor(whole[..., ::2]) is None
-    assert elementwise.RowLayout.from_tensor(whole.expand(3, -1, -1, -1)) is None
+        assert not elementwise.supports_rms_norm(full, other)
+    assert elementwise.RowLayout.from_tensor(full[..., ::2]) is None
+    assert elementwise.RowLayout.from_tensor(full.expand(3, -1, -1, -1)) is None
 
 
 @pytest.mark.parametrize(("name", "n"), [("gemma4", 2), ("gemma3n", 3), ("olmo2", 0)])
 def test_norms_without_a_weight_are_found(name: str, n: int) -> None:
     model = build(name)
-    found(model)
+    actual(model)
     forms = [m for m in norms_of(model) if "weft_form" in m.__dict__]
     assert sum("weight" not in module._parameters for module in forms) == n
 

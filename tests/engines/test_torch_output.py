@@ -64,11 +64,11 @@ def test_neighbours_are_found_together_and_one_keeps_what_it_found(
     monkeypatch.setattr("weft.engines.torch.output._BLOCK_BYTES", 4 * 300 * 3)  # three rows
     first, other = (TorchOutput(torch.randn(8, 300), []).retain(range(8)) for _ in range(2))
     wanted = first.tensor.log_softmax(-1).numpy()
-    made = list[int]()
+    created = list[int]()
     real = _LogprobsBlock.from_logits.__func__  # type: ignore[attr-defined]
 
     def counted(cls: type, logits: torch.Tensor, first: int, *, on_host: bool) -> object:
-        made.append(len(logits))
+        created.append(len(logits))
         return real(cls, logits, first, on_host=on_host)
 
     monkeypatch.setattr(_LogprobsBlock, "from_logits", classmethod(counted))
@@ -76,10 +76,10 @@ def test_neighbours_are_found_together_and_one_keeps_what_it_found(
         row = first.logprobs(number, on_host=on_host)
         np.testing.assert_allclose(np.asarray(row), wanted[number], atol=1e-6)
         row[:] = 0  # the caller's own
-    assert made == [1, 3, 3, 2]
+    assert created == [1, 3, 3, 2]
     assert other.logprobs(5, on_host=on_host) is not None
     assert first.logprobs(6, on_host=on_host) is not None
-    assert made == [1, 3, 3, 2, 1]  # what one row is asked of drives out nothing
+    assert created == [1, 3, 3, 2, 1]  # what one row is asked of drives out nothing
     assert other.logprobs(4, on_host=on_host) is not None
     assert other._block is not None
     assert first._block is None
@@ -106,13 +106,13 @@ def test_callers_get_far_rows_without_their_logits_on_the_host(
                 return await asyncio.gather(*map(model.next_token_logprobs, contexts))
 
             single = asyncio.run(ask())
-            again = model.next_token_logprobs_sync(contexts[2])
+            repeated = model.next_token_logprobs_sync(contexts[2])
             together = model.batch_next_token_logprobs_sync(contexts)
             depths = model.prefix_logprobs_sync(contexts[0])
             tops = model.batch_top_logprobs_sync(contexts[:2], 3)
         for row, expected in zip(single, want, strict=True):
             np.testing.assert_allclose(row.numpy(), expected, atol=1e-5)
-        np.testing.assert_allclose(again.numpy(), want[2], atol=1e-5)
+        np.testing.assert_allclose(repeated.numpy(), want[2], atol=1e-5)
         np.testing.assert_allclose(together.numpy(), np.stack(want), atol=1e-5)
         np.testing.assert_allclose(depths.numpy()[-1], want[0], atol=1e-5)
         assert tops.ids.tolist()[0][0] == int(want[0].argmax())

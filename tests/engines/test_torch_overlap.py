@@ -58,9 +58,9 @@ def drawn(ids: list[int]) -> TorchDraws:
 
 def unseen(ids: list[int], monkeypatch: pytest.MonkeyPatch) -> TorchDraws:
     """Draws of which the host may not ask."""
-    made = drawn(ids)
+    created = drawn(ids)
     monkeypatch.setattr(TorchDraws, "result", lambda self: pytest.fail("the host has waited"))
-    return made
+    return created
 
 
 def test_late_tokens_are_run_as_those_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,11 +226,11 @@ def steady(engine: Any, n: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Counti
             at = torch.arange(n).numpy()
             positions = (at * 0 + 10 + number).astype("uint64")
             batch = DrawBatch(at, chain, positions, kept=False)
-            made = output.draw(batch)
+            created = output.draw(batch)
         Kernel.now = None
         for i, row in enumerate(rows):
             row.position += 1
-            row.tokens = FutureTokens(made, i)
+            row.tokens = FutureTokens(created, i)
     return counting, uploads
 
 
@@ -282,12 +282,12 @@ def test_a_fused_step_launches_few_kernels_a_layer(
 
 
 @pytest.mark.parametrize(
-    ("name", "n_before", "most"),
+    ("name", "n_before", "max_n"),
     [("gemma2", 237, 79), ("olmo2", 210, 72), ("phi3", 164, 77), ("gpt2", 88, 65),
      ("cohere", 167, 63), ("gpt_oss", 163, 85)],
 )  # fmt: skip
 def test_a_step_of_a_models_own_modules_launches_less(
-    name: str, n_before: int, most: int, monkeypatch: pytest.MonkeyPatch
+    name: str, n_before: int, max_n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three layers and what is around them; n_before: each by the operations that it writes."""
     with torch.inference_mode(False):
@@ -298,7 +298,7 @@ def test_a_step_of_a_models_own_modules_launches_less(
         )
     counting, _ = steady(engine, 3, monkeypatch)
     assert not counting.counts.keys() & {"rsqrt", "pow", "neg", "index_copy_"}
-    assert counting.launches() <= most < 0.75 * n_before
+    assert counting.launches() <= max_n < 0.75 * n_before
 
 
 def test_a_played_step_launches_little(monkeypatch: pytest.MonkeyPatch) -> None:

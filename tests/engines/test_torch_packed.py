@@ -44,8 +44,8 @@ def packed(model) -> list[PackedLinear]:
 
 def is_held_once(layer: PackedLinear) -> bool:
     """Whether a layer has its weight packed alone, or meets it as it lies."""
-    held = layer._parameters.get("weight")
-    return held is None or held.data_ptr() == layer._packed.data_ptr()
+    stored = layer._parameters.get("weight")
+    return stored is None or stored.data_ptr() == layer._packed.data_ptr()
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_a_product_of_any_number_of_rows_is_the_product(dtype) -> None:
     """Few rows are filled up to more; none, rows of several axes and such as lie apart are not."""
     generator = torch.Generator().manual_seed(0)
     weight, bias = torch.randn(24, 12, generator=generator), torch.randn(24, generator=generator)
-    held = packing.packed(weight.to(dtype))
+    stored = packing.packed(weight.to(dtype))
     for shape in [
         (12,),
         (0, 12),
@@ -117,7 +117,7 @@ def test_a_product_of_any_number_of_rows_is_the_product(dtype) -> None:
         (2, 2, 2, 12),
     ]:
         x = torch.randn(*shape, 2, generator=generator)[..., 0].to(dtype)
-        got = packing.product(x, held, bias.to(dtype))
+        got = packing.product(x, stored, bias.to(dtype))
         want = torch.nn.functional.linear(
             x.float(), weight.to(dtype).float(), bias.to(dtype).float()
         )
@@ -218,11 +218,11 @@ def test_a_packed_model_and_its_copies_can_be_saved(name: str, tmp_path: Path) -
     model = TorchEngine.load(tmp_path / "model", packed_weights=True).model
     for saved in (model, copy.deepcopy(model)):
         saved.save_pretrained(tmp_path / "again")
-        found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again")
+        actual = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again")
         for key, weight in first.state_dict().items():
-            assert torch.equal(found.state_dict()[key], weight), key
-    again = TorchEngine.adopt(copy.deepcopy(model))
-    np.testing.assert_allclose(stepped(again), plain_logits(first, IDS).numpy(), atol=2e-4)
+            assert torch.equal(actual.state_dict()[key], weight), key
+    repeated = TorchEngine.adopt(copy.deepcopy(model))
+    np.testing.assert_allclose(stepped(repeated), plain_logits(first, IDS).numpy(), atol=2e-4)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
@@ -414,15 +414,17 @@ def test_packed_experts_say_what_they_said_and_take_what_is_loaded(
         assert torch.equal(model.state_dict()[key], weight), key
     assert fingerprint_of(model) == fingerprint_of(first)
     model.save_pretrained(tmp_path / "again")
-    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again")
+    repeated = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again")
     for key, weight in first.state_dict().items():
-        assert torch.equal(again.state_dict()[key], weight), key
+        assert torch.equal(repeated.state_dict()[key], weight), key
     assert not any(model.load_state_dict(other.state_dict()))
     for key, weight in other.state_dict().items():
         assert torch.equal(model.state_dict()[key], weight), key
     if dtype == torch.float32:  # else a last bit may choose another expert
-        for held, known in ((model, other), (twin, first)):
-            np.testing.assert_allclose(plain_logits(held, IDS), plain_logits(known, IDS), atol=2e-4)
+        for stored, known in ((model, other), (twin, first)):
+            np.testing.assert_allclose(
+                plain_logits(stored, IDS), plain_logits(known, IDS), atol=2e-4
+            )
 
 
 def test_what_is_written_into_an_owners_experts_counts() -> None:

@@ -65,8 +65,8 @@ def _as_the_engine_does() -> Iterator[None]:
 class Node:
     """A fragment, and its KV as plain tensors: [n, K, D] and [n, K, Dv]."""
 
-    def __init__(self, fragment: Fragment, held: Sequence[Any], parent: int | None) -> None:
-        self.fragment, self.held, self.parent = fragment, list(held), parent
+    def __init__(self, fragment: Fragment, stored: Sequence[Any], parent: int | None) -> None:
+        self.fragment, self.held, self.parent = fragment, list(stored), parent
 
 
 class Twin:
@@ -90,16 +90,16 @@ class Twin:
 
     def node(self, parent: int | None, n: int) -> int:
         """Hang a node of n tokens below another, without a step."""
-        held = [self.normal(n, self.kv, d) for d in self.dims]
+        stored = [self.normal(n, self.kv, d) for d in self.dims]
         data: dict[str, Any] = {"dtype": np.array(str(self.dtype).removeprefix("torch."))}
-        for name, tensor in zip("kv", held, strict=True):
+        for name, tensor in zip("kv", stored, strict=True):
             bits = tensor.view(torch.uint16) if self.dtype == torch.bfloat16 else tensor
             data[f"{name}.0"] = bits.transpose(0, 1).contiguous().cpu().numpy()
-        return self.add(self.memory.load(data, None), held, parent)
+        return self.add(self.memory.load(data, None), stored, parent)
 
-    def add(self, fragment: Fragment, held: Sequence[Any], parent: int | None) -> int:
+    def add(self, fragment: Fragment, stored: Sequence[Any], parent: int | None) -> int:
         self.n_made += 1
-        self.nodes[self.n_made] = Node(fragment, held, parent)
+        self.nodes[self.n_made] = Node(fragment, stored, parent)
         return self.n_made
 
     def above(self, number: int | None) -> list[Node]:
@@ -109,7 +109,7 @@ class Twin:
             number = self.nodes[number].parent
         return chain[::-1]
 
-    def held(self, number: int | None) -> list[Any]:
+    def stored(self, number: int | None) -> list[Any]:
         empty = [self.normal(0, self.kv, d) for d in self.dims]
         chain = self.above(number)
         return [torch.cat([empty[k], *(node.held[k] for node in chain)]) for k in (0, 1)]
@@ -299,8 +299,8 @@ def test_what_lies_above_one_row_agrees_with_a_softmax(
     assert work.is_single
     assert twin.step(alone, spec) < NEAR
     trunk = twin.node(None, 20)
-    beside: list[Part] = [(trunk, twin.node(trunk, n), 1) for n in (2, 0)]
-    assert twin.step([*alone, *beside], spec) < NEAR
+    sibling: list[Part] = [(trunk, twin.node(trunk, n), 1) for n in (2, 0)]
+    assert twin.step([*alone, *sibling], spec) < NEAR
 
 
 @pytest.mark.parametrize("window", [None, 40, 64, 130, 200])
@@ -326,12 +326,12 @@ def test_wide_tiles_and_many_chunks_agree_with_a_softmax(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("dtype", "n_smaller", "met"),
+    ("dtype", "n_smaller", "attended"),
     [("float16", 0, (2 + 2, True)), ("float32", 0, (0, True))]
     + [("float16", 1, (0, True)), ("float16", 2, (0, False))],
 )
 def test_lines_of_many_queries_are_met_by_broad_tiles(
-    dtype: str, n_smaller: int, met: tuple[int, bool], monkeypatch: pytest.MonkeyPatch
+    dtype: str, n_smaller: int, attended: tuple[int, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two lines of two chunks, each a tile of 128 rows and a rest; float32 has none of them, nor
     has a card whose processors have less room, or one with the least, where all tiles are narrow.
@@ -347,7 +347,7 @@ def test_lines_of_many_queries_are_met_by_broad_tiles(
     parts: list[Part] = [(trunk, twin.node(trunk, 0), 101), (trunk, twin.node(trunk, 3), 1)]
     assert twin.step(parts, AttentionSpec(0.3, window=90)) < (5e-3 if dtype == "float16" else NEAR)
     work = twin.last.work(2)
-    assert (len(work.broad), len(work.wide) > 0, len(work.narrow) > 0) == (*met, True)
+    assert (len(work.broad), len(work.wide) > 0, len(work.narrow) > 0) == (*attended, True)
     assert_met_once(twin, twin.rows([(trunk, None, 130)]), 2)
 
 
@@ -449,7 +449,7 @@ def assert_met_once(twin: Twin, rows: list[Row], group: int) -> paged_step.Paged
     step = twin.memory.start_step(rows)
     work, table = step.work(group), twin.memory.table.on_device().cpu().numpy()
     positions, first_part = step.positions.tolist(), work.first_part.tolist()
-    met: dict[tuple[int, int], dict[int, list[int]]] = {}  # by token and head: slots by part
+    attended: dict[tuple[int, int], dict[int, list[int]]] = {}  # by token and head: slots by part
     for items, n_rows in zip(work.by_tile, kernel.TILES, strict=True):
         for item in items.tolist():
             at, n, first, start, n_query, m0, ordinal, _, at_above, n_above, *_ = item
@@ -459,25 +459,25 @@ def assert_met_once(twin: Twin, rows: list[Row], group: int) -> paged_step.Paged
             for m in range(m0, min(m0 + n_rows, n_query)):
                 token = start + m // group
                 n_seen = max(0, min(n, positions[token] + 1 - first))
-                found = met.setdefault((token, m % group), {})
-                assert ordinal not in found
-                found[ordinal] = above + table[at : at + n_seen].tolist()
+                actual = attended.setdefault((token, m % group), {})
+                assert ordinal not in actual
+                actual[ordinal] = above + table[at : at + n_seen].tolist()
     n_met = 0
     assert sorted(step.order) == list(range(len(rows)))
     for row, kv, start in zip(rows, step._plan.lists, step.starts, strict=True):
         path = [slot for span in row.prefix for slot in span.fragment.slots[: span.length]]
-        held = 0 if row.kv_out is None else row.kv_out.length
+        stored = 0 if row.kv_out is None else row.kv_out.length
         for token in range(start, start + row.n_tokens):
-            want = [*path, *kv.slots[: held + token - start + 1]]
+            want = [*path, *kv.slots[: stored + token - start + 1]]
             assert positions[token] == row.position + token - start
             assert step.slots[token] == want[-1]
             for head in range(group):
-                found = met[token, head]
+                actual = attended[token, head]
                 n_met += 1
-                assert sorted(found) == list(range(len(found)))
-                assert [slot for part in sorted(found) for slot in found[part]] == want
-            assert first_part[token + 1] - first_part[token] == len(found)
-    assert n_met == len(met)
+                assert sorted(actual) == list(range(len(actual)))
+                assert [slot for part in sorted(actual) for slot in actual[part]] == want
+            assert first_part[token + 1] - first_part[token] == len(actual)
+    assert n_met == len(attended)
     assert work.n_parts == first_part[-1]
     return step
 
@@ -569,10 +569,10 @@ def test_a_search_goes_on_from_its_best_nodes(monkeypatch: pytest.MonkeyPatch) -
     """
     twin = Twin(2, 1)
     trunk = twin.node(None, 30)
-    runs, made = Runs(twin, [twin.node(trunk, 0) for _ in range(8)]), Planned(monkeypatch)
-    most = 0
+    runs, result = Runs(twin, [twin.node(trunk, 0) for _ in range(8)]), Planned(monkeypatch)
+    max_n = 0
     for number in range(120):
-        most = max(most, runs.step(2).work(2).n_parts)
+        max_n = max(max_n, runs.step(2).work(2).n_parts)
         if number % 3 == 0:
             best = runs.live.pop(twin.random.randrange(8))
             twin.memory.settle(twin.nodes[best].fragment)
@@ -581,8 +581,8 @@ def test_a_search_goes_on_from_its_best_nodes(monkeypatch: pytest.MonkeyPatch) -
             while back in runs.live:
                 back = twin.nodes[back].parent
             runs.live += [twin.node(best, 0), twin.node(back, 0)]
-    assert made.n < 10
-    assert most <= 8 * 7
+    assert result.n < 10
+    assert max_n <= 8 * 7
 
 
 def test_joined_lists_go_with_their_plans(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -610,7 +610,7 @@ def test_what_lies_above_one_row_is_met_with_it(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(attention_metadata, "_CHUNK", 64)
     twin = Twin(2, 1)
     parents = [twin.node(None, n) for n in (40, 70, 200)]  # the last is too long for it
-    runs, made = Runs(twin, [twin.node(each, 0) for each in parents]), Planned(monkeypatch)
+    runs, result = Runs(twin, [twin.node(each, 0) for each in parents]), Planned(monkeypatch)
     assert runs.step(2).work(2).n_parts == 1 + 1 + 4
     runs.join(parents=parents[:1])
     assert runs.step(2).work(2).n_parts == 2 + 2 + 1 + 4
@@ -620,7 +620,7 @@ def test_what_lies_above_one_row_is_met_with_it(monkeypatch: pytest.MonkeyPatch)
     runs.live.remove(next(n for n in runs.live if twin.nodes[n].parent == parents[1]))
     for _ in range(90):  # past a chunk of their own
         runs.step(2)
-    assert made.n == 1
+    assert result.n == 1
 
 
 def test_slots_that_a_node_gave_up_are_met_no_more() -> None:
@@ -696,7 +696,7 @@ def test_a_plan_goes_along_as_rows_end_and_join(
     """One by one, several at once, one for another; only so many others ask for a new plan."""
     monkeypatch.setattr(attention_metadata, "_CHUNK", 64)
     twin = Twin(4, 1)
-    runs, made = Runs(twin), Planned(monkeypatch)
+    runs, result = Runs(twin), Planned(monkeypatch)
     runs.join(8)
     for _ in range(6):
         for act in (lambda: runs.end(), lambda: runs.join(), lambda: runs.join(3)):
@@ -708,24 +708,24 @@ def test_a_plan_goes_along_as_rows_end_and_join(
         runs.step(group)
         runs.end(2)
         runs.step(group)
-    assert made.n == 1
+    assert result.n == 1
 
 
 def test_rows_come_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     twin = Twin(2, 1)
-    runs, made = Runs(twin), Planned(monkeypatch)
+    runs, result = Runs(twin), Planned(monkeypatch)
     for _ in range(6):
         twin.random.shuffle(runs.live)
         runs.end()
         runs.join()
         runs.step(2)
-    assert made.n == 1
+    assert result.n == 1
 
 
 def test_prompts_beside_leaves_leave_their_plan_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step of several tokens a row has a plan of its own, and the leaves go on with theirs."""
     twin = Twin(2, 1)
-    runs, made = Runs(twin), Planned(monkeypatch)
+    runs, result = Runs(twin), Planned(monkeypatch)
     runs.step(2)
     for _ in range(3):
         fresh = twin.node(None, 0)
@@ -733,14 +733,14 @@ def test_prompts_beside_leaves_leave_their_plan_alone(monkeypatch: pytest.Monkey
         runs.live.append(fresh)
         runs.step(2)
         runs.step(2)
-    assert made.n == 4
+    assert result.n == 4
 
 
 def test_long_leaves_beside_short_ones_are_cut_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves of several chunks end as nodes join, so what is cut is as much as before."""
     monkeypatch.setattr(attention_metadata, "_CHUNK", 64)
     twin = Twin(2, 1)
-    runs, made = Runs(twin), Planned(monkeypatch)
+    runs, result = Runs(twin), Planned(monkeypatch)
     runs.live = [n for n in runs.live if len(twin.nodes[n].held[0]) < 60]
     trunk = twin.nodes[runs.live[0]].parent
     for _ in range(4):
@@ -751,7 +751,7 @@ def test_long_leaves_beside_short_ones_are_cut_anew(monkeypatch: pytest.MonkeyPa
         runs.live.append(twin.node(twin.node(trunk, 150), 0))
         runs.step(2)
         runs.step(4)
-    assert made.n == 1
+    assert result.n == 1
 
 
 def test_lists_that_are_lost_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -779,7 +779,7 @@ def test_a_plan_goes_along_with_what_happens_to_its_fragments(
     monkeypatch.setattr(pool, "_REGION", 64)
     monkeypatch.setattr(pool, "_TABLE", 64)
     twin = Twin(2, 1)
-    runs, made = Runs(twin), Planned(monkeypatch)
+    runs, result = Runs(twin), Planned(monkeypatch)
     acts = [twin.split, twin.join, twin.trim, twin.settle, twin.free, twin.move]
     n_steps = 90
     for number in range(n_steps):
@@ -792,7 +792,7 @@ def test_a_plan_goes_along_with_what_happens_to_its_fragments(
         others: list[Part] = [(twin.random.choice(runs.live), None, 3)] if number % 5 == 0 else []
         runs.step(twin.random.choice([1, 2, 4]), others)
     assert twin.memory.table.age > 0
-    assert made.n < n_steps
+    assert result.n < n_steps
 
 
 def test_leaves_that_grow_keep_their_plan(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -800,7 +800,7 @@ def test_leaves_that_grow_keep_their_plan(monkeypatch: pytest.MonkeyPatch) -> No
     twin = Twin()
     trunk = twin.node(None, 10)
     parts: list[Part] = [(trunk, twin.node(trunk, 30 + 7 * i), 1) for i in range(5)]
-    rows, made = twin.rows(parts), Planned(monkeypatch)
+    rows, result = twin.rows(parts), Planned(monkeypatch)
     for _ in range(600):
         step = twin.memory.start_step(rows)
         assert step.positions.tolist() == [row.position for row in rows]
@@ -808,7 +808,7 @@ def test_leaves_that_grow_keep_their_plan(monkeypatch: pytest.MonkeyPatch) -> No
         step.commit()
         for row in rows:
             row.position += 1
-    assert made.n == 1
+    assert result.n == 1
 
 
 def test_plans_do_not_grow_as_leaves_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -817,7 +817,7 @@ def test_plans_do_not_grow_as_leaves_come_and_go(monkeypatch: pytest.MonkeyPatch
     twin = Twin(2, 1)
     trunk = twin.node(None, 20)
     live = [twin.node(trunk, 0) for _ in range(6)]
-    sizes, made = set[tuple[int, ...]](), Planned(monkeypatch)
+    sizes, result = set[tuple[int, ...]](), Planned(monkeypatch)
     for number in range(300):
         gone = live.pop(twin.random.randrange(6))
         twin.memory.free(twin.nodes.pop(gone).fragment)
@@ -833,7 +833,7 @@ def test_plans_do_not_grow_as_leaves_come_and_go(monkeypatch: pytest.MonkeyPatch
     assert max(narrow for narrow, _, _ in sizes) <= 6 + 1 + 6
     assert max(parts for _, _, parts in sizes) <= 18
     assert twin.memory.table._end < 40 * pool._REGION
-    assert made.n < 100
+    assert result.n < 100
 
 
 def test_a_step_that_fails_changes_no_length_and_keeps_no_slots() -> None:
@@ -868,12 +868,12 @@ def test_kv_of_another_shape_or_memory_is_refused() -> None:
 def test_a_pool_that_finds_no_room_to_spare_grows_by_what_it_must(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    twin, most = Twin(), 330
+    twin, max_n = Twin(), 330
     node = twin.node(None, 250)
     make = PagedBackend._empty
 
     def within(memory: PagedBackend, shape: LayerShape, n: int) -> Any:
-        if n > most + 1:
+        if n > max_n + 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return make(memory, shape, n)
 
@@ -885,7 +885,7 @@ def test_a_pool_that_finds_no_room_to_spare_grows_by_what_it_must(
     assert (full.value.capacity, full.value.needed) == (256, 90)
     twin.check()
     assert twin.step([(node, leaf, 40)], AttentionSpec(0.3)) < NEAR
-    assert 290 <= twin.memory._capacity <= most
+    assert 290 <= twin.memory._capacity <= max_n
     twin.check()
 
 
@@ -902,7 +902,7 @@ def test_a_pool_that_cannot_grow_keeps_no_layer_that_is_larger(
     data = {f"{name}.{layer}": np.full((1, 70, 8), layer) for layer in range(5) for name in "kv"}
     sent: dict[str, Any] = {name: array.astype(np.float32) for name, array in data.items()}
     sent["dtype"] = np.array("float32")
-    held = memory.load(sent, None) if has_slots else memory.new(None)
+    stored = memory.load(sent, None) if has_slots else memory.new(None)
     n = len(memory.keys[0]) if has_slots else 0
 
     def within(memory: PagedBackend, shape: LayerShape, n_slots: int) -> Any:
@@ -914,14 +914,14 @@ def test_a_pool_that_cannot_grow_keeps_no_layer_that_is_larger(
 
     monkeypatch.setattr(PagedBackend, "_empty", within)
     with pytest.raises(KVFull):
-        memory.reserve(held, 1000)
+        memory.reserve(stored, 1000)
     assert [len(each) for each in memory.keys + memory.values] == [n] * (10 * has_slots)
     monkeypatch.setattr(PagedBackend, "_empty", make)
-    found = memory.export(held)
+    actual = memory.export(stored)
     if has_slots:
         for name, array in sent.items():
-            np.testing.assert_array_equal(found[name], array)
-    memory.reserve(held, 1000)
+            np.testing.assert_array_equal(actual[name], array)
+    memory.reserve(stored, 1000)
     assert len(memory.keys) == 5
 
 
@@ -1086,12 +1086,12 @@ def test_angles_are_those_of_the_model(size: int) -> None:
     positions = torch.randint(1 << 20, (150,), device=DEVICE, generator=numbers)
     positions[:2] = torch.tensor([0, (1 << 24) - 1])
     given = rotary.inv_freq, rotary.attention_scaling
-    made = elementwise.rotary_angles(positions, *given, torch.float32)
-    want = rotary(made, positions[None])
-    assert made.shape == (150, size)
+    result = elementwise.rotary_angles(positions, *given, torch.float32)
+    want = rotary(result, positions[None])
+    assert result.shape == (150, size)
     halves = torch.cat([half[0, :, : size // 2] for half in want], 1)
-    torch.testing.assert_close(made, halves, rtol=1e-5, atol=1e-6)
-    assert torch.equal(elementwise.rotary_angles(positions, *given, torch.float16), made.half())
+    torch.testing.assert_close(result, halves, rtol=1e-5, atol=1e-6)
+    assert torch.equal(elementwise.rotary_angles(positions, *given, torch.float16), result.half())
 
 
 def test_tokens_go_on_to_their_slots() -> None:
@@ -1109,9 +1109,9 @@ def test_tokens_go_on_to_their_slots() -> None:
         ids = torch.randint(1 << 40, (n,), device=DEVICE, generator=numbers)
         into = [torch.full((n + 3,), -7, device=DEVICE, dtype=kind) for kind in _OF_A_FRAME]
         graph_inputs.copy_inputs(ids, slots, positions, (into[0], into[1], into[2], into[3]))
-        for held, given in zip(into, (ids, slots, positions, positions), strict=True):
-            assert torch.equal(held[:n], given.to(held.dtype))
-            assert (held[n:] == -7).all()
+        for stored, given in zip(into, (ids, slots, positions, positions), strict=True):
+            assert torch.equal(stored[:n], given.to(stored.dtype))
+            assert (stored[n:] == -7).all()
 
 
 def test_heads_of_many_programs_are_normed_turned_and_stored() -> None:
@@ -1137,9 +1137,9 @@ def test_heads_of_many_programs_are_normed_turned_and_stored() -> None:
 
     assert turn.query_norm is not None
     assert turn.key_norm is not None
-    asked, key, value = heads.split([n_queries, n_kv, n_kv], 1)
+    requested, key, value = heads.split([n_queries, n_kv, n_kv], 1)
     close = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
-    close(query, turned(asked, turn.query_norm))
+    close(query, turned(requested, turn.query_norm))
     close(keys[slots], turned(key, turn.key_norm))
     close(values[slots], value)
     others = torch.ones(90, dtype=torch.bool, device=DEVICE).index_fill(0, slots, False)
@@ -1156,11 +1156,11 @@ def test_heads_of_many_programs_are_stored(dims: tuple[int, int]) -> None:
         return torch.randn(shape, device=DEVICE, generator=seeded)
 
     slots = torch.randperm(700, device=DEVICE, generator=seeded)[:300]
-    held = [normal(700, 3, dim) for dim in dims]
-    before = [tensor.clone() for tensor in held]
+    stored = [normal(700, 3, dim) for dim in dims]
+    before = [tensor.clone() for tensor in stored]
     by_head, by_token = normal(3, 300, dims[0]), normal(300, 3, dims[1]).transpose(0, 1)
-    elementwise.store(by_head, by_token, slots, *held)
-    for now, was, given in zip(held, before, (by_head, by_token), strict=True):
+    elementwise.store(by_head, by_token, slots, *stored)
+    for now, was, given in zip(stored, before, (by_head, by_token), strict=True):
         assert torch.equal(now, was.index_copy(0, slots, given.transpose(0, 1)))
 
 
@@ -1196,16 +1196,16 @@ def test_the_merge_fills_a_processor(size: int, n_rows: int, n_parts: int) -> No
     """Without a card: nothing spills, and registers are enough for twenty warps at once."""
     fixed = {"N_HEADS": 32, "VALUE_DIM": size, "VALUE_PAD": size, "BM": n_rows, "BP": n_parts}
     fixed |= {"AXIS": kernel.PARTS_AXIS, "HAS_SINKS": True, "num_warps": 4}
-    made = compiled("paged.kernel", "merge_attn_states_kernel", fixed)
-    assert (made.stack, made.registers <= 96, made.shared <= 16 * 1024) == (0, True, True)
+    result = compiled("paged.kernel", "merge_attn_states_kernel", fixed)
+    assert (result.stack, result.registers <= 96, result.shared <= 16 * 1024) == (0, True, True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [64, 128])
 def test_the_turn_fills_a_processor(size: int) -> None:
     fixed = {"N_QUERIES": 32, "N_KV": 8, "DIM": size, "PAD": size, "BM": 8, "HAS_NORMS": True}
-    made = compiled("paged.elementwise", "rotary_and_store_kv_kernel", {**fixed, "num_warps": 4})
-    assert (made.stack, made.registers <= 96, made.shared <= 16 * 1024) == (0, True, True)
+    result = compiled("paged.elementwise", "rotary_and_store_kv_kernel", {**fixed, "num_warps": 4})
+    assert (result.stack, result.registers <= 96, result.shared <= 16 * 1024) == (0, True, True)
 
 
 @pytest.mark.slow
@@ -1216,16 +1216,16 @@ def test_turning_apart_fills_a_processor(size: int, every: int, *, are_neighbour
     fixed = {"N_QUERIES": 32, "N_KEYS": 8, "DIM": size, "TURNED": size, "WIDTH": size}
     fixed |= {"ARE_NEIGHBOURS": are_neighbours, "EVERY": every}
     fixed |= {"PAD": size, "BM": 8, "num_warps": 4}
-    made = compiled("paged.elementwise", "rotary_kernel", fixed)
-    assert (made.stack, made.registers <= 96, made.narrow) == (0, True, 0)
+    result = compiled("paged.elementwise", "rotary_kernel", fixed)
+    assert (result.stack, result.registers <= 96, result.narrow) == (0, True, 0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [64, 128, 256])
 def test_storing_apart_fills_a_processor(size: int) -> None:
     fixed = {"N_KV": 8, "KEY_DIM": size, "VALUE_DIM": size, "PAD": size, "BM": 8, "num_warps": 4}
-    made = compiled("paged.elementwise", "store_kv_kernel", fixed)
-    assert (made.stack, made.registers <= 64, made.narrow) == (0, True, 0)
+    result = compiled("paged.elementwise", "store_kv_kernel", fixed)
+    assert (result.stack, result.registers <= 64, result.narrow) == (0, True, 0)
 
 
 @pytest.mark.slow
@@ -1235,24 +1235,24 @@ def test_the_norm_fills_a_processor(width: int, *, is_centred: bool) -> None:
     pad = kernel.padded(width)
     fixed = {"WIDTH": width, "PAD": pad, "BM": 1, "num_warps": min(16, pad // 512)}
     fixed |= {"IS_CENTRED": is_centred, "HAS_WEIGHT": True}
-    made = compiled("paged.elementwise", "rms_norm_kernel", fixed)
-    assert (made.stack, made.registers <= 128, made.narrow) == (0, True, 0)
+    result = compiled("paged.elementwise", "rms_norm_kernel", fixed)
+    assert (result.stack, result.registers <= 128, result.narrow) == (0, True, 0)
 
 
 @pytest.mark.slow
 def test_angles_are_turned_about_exactly() -> None:
     """Without a card: by no approximation of sines, which is wrong far out."""
     fixed = {"HALF": 64, "PAD": 64, "BT": 1, "num_warps": 1}
-    made = compiled("paged.elementwise", "rotary_angles_kernel", fixed, position_ptr="i64")
-    assert made.approximations == 0
+    result = compiled("paged.elementwise", "rotary_angles_kernel", fixed, position_ptr="i64")
+    assert result.approximations == 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
 def test_the_gate_fills_a_processor(activation: str) -> None:
     fixed = {"WIDTH": 14336, "BT": 1, "BW": 1024, "ACTIVATION": activation, "num_warps": 4}
-    made = compiled("paged.elementwise", "act_and_mul_kernel", fixed)
-    assert (made.stack, made.registers <= 32, made.narrow) == (0, True, 0)
+    result = compiled("paged.elementwise", "act_and_mul_kernel", fixed)
+    assert (result.stack, result.registers <= 32, result.narrow) == (0, True, 0)
 
 
 @pytest.mark.slow
@@ -1262,17 +1262,17 @@ def test_the_gate_fills_a_processor(activation: str) -> None:
 def test_tiles_compile_for_sm_90(size: int, n_rows: int, is_plain: bool) -> None:
     """Without a card: nothing spills, two programs share a processor, wide ones use warp groups."""
     fixed = kernel.tile_config(32, 8, size, size, n_rows, 2)
-    asked = {"HAS_CAP": not is_plain, "HAS_WINDOW": not is_plain, "IS_SINGLE_PART": False}
-    made = compiled("paged.kernel", "tree_attention_kernel", {**fixed, **asked})
+    requested = {"HAS_CAP": not is_plain, "HAS_WINDOW": not is_plain, "IS_SINGLE_PART": False}
+    result = compiled("paged.kernel", "tree_attention_kernel", {**fixed, **requested})
     n_programs = 1 if n_rows == kernel.BROAD else 2  # of a processor
-    assert made.shared <= 227 * 1024 // n_programs
+    assert result.shared <= 227 * 1024 // n_programs
     is_narrow = n_rows == kernel.NARROW
-    assert (made.has_wgmma, made.has_mma) == (not is_narrow, is_narrow)
-    assert not made.is_serial
-    assert made.stack == 0
-    assert made.registers <= 255
+    assert (result.has_wgmma, result.has_mma) == (not is_narrow, is_narrow)
+    assert not result.is_serial
+    assert result.stack == 0
+    assert result.registers <= 255
     if n_rows == kernel.BROAD or (n_rows == kernel.WIDE and size <= 128):
-        assert made.ahead > 0  # the next keys come while these are met
+        assert result.ahead > 0  # the next keys come while these are met
 
 
 @pytest.mark.slow
@@ -1283,10 +1283,10 @@ def test_many_heads_a_group_wait_for_no_single_product(
 ) -> None:
     """Tiles of 64 and 128 rows meet what lies above one token, too, where 16 do not hold it."""
     fixed = kernel.tile_config(n_heads, 1, size, size, n_rows, 2)
-    asked = {"HAS_CAP": False, "HAS_WINDOW": False, "IS_SINGLE_PART": False}
-    made = compiled("paged.kernel", "tree_attention_kernel", {**fixed, **asked})
-    assert made.has_wgmma
-    assert not made.is_serial
+    requested = {"HAS_CAP": False, "HAS_WINDOW": False, "IS_SINGLE_PART": False}
+    result = compiled("paged.kernel", "tree_attention_kernel", {**fixed, **requested})
+    assert result.has_wgmma
+    assert not result.is_serial
 
 
 @pytest.mark.slow
@@ -1295,12 +1295,12 @@ def test_many_heads_a_group_wait_for_no_single_product(
 def test_tiles_fit_other_cards(capability: int, room: int, size: int) -> None:
     """All classes do; of heads of 256 numbers those of 128 rows only where there is more room, and
     a memory has smaller ones there."""
-    met = {}
+    attended = {}
     for n_rows in kernel.TILES:
         fixed = kernel.tile_config(32, 8, size, size, n_rows, 2)
-        asked = {**fixed, "HAS_CAP": False, "HAS_WINDOW": False, "IS_SINGLE_PART": False}
-        made = compiled("paged.kernel", "tree_attention_kernel", asked, capability=capability)
-        met[n_rows] = made.shared <= room * 1024
-        assert made.has_mma
-        assert made.stack <= (256 if n_rows == kernel.BROAD and size == 256 else 8)
-    assert met == {n_rows: (n_rows, size, room) != (128, 256, 99) for n_rows in kernel.TILES}
+        requested = {**fixed, "HAS_CAP": False, "HAS_WINDOW": False, "IS_SINGLE_PART": False}
+        result = compiled("paged.kernel", "tree_attention_kernel", requested, capability=capability)
+        attended[n_rows] = result.shared <= room * 1024
+        assert result.has_mma
+        assert result.stack <= (256 if n_rows == kernel.BROAD and size == 256 else 8)
+    assert attended == {n_rows: (n_rows, size, room) != (128, 256, 99) for n_rows in kernel.TILES}

@@ -75,8 +75,8 @@ def test_a_tree_equals_the_models_own_plain_forward(
         near(output.logits(3), plain_logits(model, IDS[step : 30 + step])[-1], kind)
     upper = store.split(tails[0], 2)
     path = (*above, Span(upper, 2), Span(tails[0], 2))
-    again = engine.forward([Row(path, [7], 13, None, (0,))]).logits(0)
-    near(again, plain_logits(model, [*IDS[:9], *IDS[20:24], 7])[-1], kind)
+    repeated = engine.forward([Row(path, [7], 13, None, (0,))]).logits(0)
+    near(repeated, plain_logits(model, [*IDS[:9], *IDS[20:24], 7])[-1], kind)
     data = store.export(trunk)
     loaded = store.load(data, None)
     after = engine.forward([Row((Span(loaded, 9),), [7], 9, None, (0,))]).logits(0)
@@ -105,17 +105,17 @@ def test_a_folder_is_quantised_as_it_is_read(
     """By a configuration that is given, or by the folder's own."""
     model, folder = owned
     want = plain_logits(model, IDS[:20])[-1]
-    made = TorchEngine.load(folder, dtype="float32", quantization_config=config_of(kind))
-    near(made.forward([Row((), IDS[:20], 0, None, (19,))]).logits(0), want, kind)
+    result = TorchEngine.load(folder, dtype="float32", quantization_config=config_of(kind))
+    near(result.forward([Row((), IDS[:20], 0, None, (19,))]).logits(0), want, kind)
     model.save_pretrained(tmp_path)
     read = TorchEngine.load(tmp_path)
     plainly = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, device_map={"": "cpu"})
     want = plain_logits(plainly, IDS[:20])[-1]
     near(read.forward([Row((), IDS[:20], 0, None, (19,))]).logits(0), want, kind)
     plain = TorchEngine.load(folder).info.fingerprint
-    assert made.info.fingerprint == engine.info.fingerprint != plain
+    assert result.info.fingerprint == engine.info.fingerprint != plain
     if kind != COPIES_BADLY:  # what is saved of it, says something else
-        assert read.info.fingerprint == made.info.fingerprint
+        assert read.info.fingerprint == result.info.fingerprint
 
 
 def test_kv_of_a_quantised_model_is_its_own(owned: Any, engine: TorchEngine) -> None:

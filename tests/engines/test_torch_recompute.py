@@ -59,7 +59,7 @@ def pair(request: pytest.FixtureRequest) -> tuple[Any, RecomputeEngine]:
     return model, engine
 
 
-def whole(ids: list[int], *at: int, scores: tuple[ScoreSpan, ...] = ()) -> Row:
+def complete(ids: list[int], *at: int, scores: tuple[ScoreSpan, ...] = ()) -> Row:
     return Row((), ids, 0, None, at or (len(ids) - 1,), scores)
 
 
@@ -79,7 +79,7 @@ def mixed(seed: int = 1) -> list[list[int]]:
 
 def test_every_position_of_a_path_equals_the_plain_forward(pair: Any) -> None:
     model, engine = pair
-    output = engine.forward([whole(IDS[:37], *range(37))])
+    output = engine.forward([complete(IDS[:37], *range(37))])
     _near([output.logits(i) for i in range(37)], plain_logits(model, IDS[:37]))
 
 
@@ -88,7 +88,7 @@ def test_logits_depend_on_no_companion_and_no_order(pair: Any) -> None:
     for seed in (1, 2):
         paths = mixed(seed)
         random.Random(seed).shuffle(paths)
-        output = engine.forward([whole(ids) for ids in paths])
+        output = engine.forward([complete(ids) for ids in paths])
         for index, ids in enumerate(paths):
             _near(output.logits(index), plain_logits(model, ids)[-1])
 
@@ -97,7 +97,7 @@ def test_scores_equal_log_softmax(pair: Any, monkeypatch: pytest.MonkeyPatch) ->
     model, engine = pair
     monkeypatch.setattr("weft._core.sampling.metrics.SCORE_NUMBERS", 4 * N_VOCAB)
     spans = (ScoreSpan(5, tuple(IDS[6:16]), 3), ScoreSpan(14, (4,)))
-    output = engine.forward([whole(IDS[:9]), whole(IDS[:16], scores=spans)])
+    output = engine.forward([complete(IDS[:9]), complete(IDS[:16], scores=spans)])
     long, single = output.scores()[1]
     logits = plain_logits(model, IDS[:16])[5:].numpy()
     want = metrics.score(logits[:10], np.array(IDS[6:16]), 3)
@@ -114,12 +114,12 @@ def test_the_owners_model_stays_as_it_was() -> None:
     for name in WHOLE_FAMILIES:
         model, untouched = build(name), build(name)
         first, second = TorchEngine.adopt(model), TorchEngine.adopt(model)
-        got = [each.forward([whole(IDS[:30])]).logits(0) for each in (first, second)]
+        got = [each.forward([complete(IDS[:30])]).logits(0) for each in (first, second)]
         first.close()
         want = plain_logits(untouched, IDS[:40])
         _near(got, want[29])
         assert torch.equal(plain_logits(model, IDS[:40]), want), name
-        _near(second.forward([whole(IDS[:12])]).logits(0), want[11])
+        _near(second.forward([complete(IDS[:12])]).logits(0), want[11])
         assert model.config.to_dict() == untouched.config.to_dict()
         second.close()
 
@@ -135,7 +135,7 @@ def test_half_precision_stays_within_tolerance(name: str, dtype: Any) -> None:
     engine = TorchEngine.adopt(model)
     assert engine.info.dtype == str(dtype).removeprefix("torch.")
     paths = [IDS[:30], IDS[20:33], IDS[3:9]]
-    output = engine.forward([whole(ids) for ids in paths])
+    output = engine.forward([complete(ids) for ids in paths])
     for index, ids in enumerate(paths):
         _near(output.logits(index), plain_logits(model, ids)[-1], TOLERANCE[dtype])
 
@@ -157,17 +157,17 @@ def test_hidden_states_are_the_base_models_own(pair: Any) -> None:
 # What runs together ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("least", [None, 1, 40])
-@pytest.mark.parametrize("most", [1, 8, 64, 4096])
-def test_every_row_is_answered_once_by_a_path_that_it_begins(most: int, least: int | None) -> None:
+@pytest.mark.parametrize("min_n", [None, 1, 40])
+@pytest.mark.parametrize("max_n", [1, 8, 64, 4096])
+def test_every_row_is_answered_once_by_a_path_that_it_begins(max_n: int, min_n: int | None) -> None:
     rows: dict[tuple[int, ...], list[int]] = {}
     for number, ids in enumerate(mixed()):
         rows.setdefault(tuple(ids), []).append(number)
     answered: dict[int, tuple[int, ...]] = {}
     n_paths = 0
-    for call in calls(rows, most, least):
+    for call in calls(rows, max_n, min_n):
         longest = max(len(path.ids) for path in call)
-        assert len(call) == 1 or len(call) * longest <= most
+        assert len(call) == 1 or len(call) * longest <= max_n
         n_paths += len(call)
         for path in call:
             for number in path.rows:
@@ -185,11 +185,11 @@ def watched(engine: RecomputeEngine, monkeypatch: pytest.MonkeyPatch) -> list[tu
     shapes: list[tuple[int, int]] = []
     run = engine._head.run
 
-    def seen(token_ids: Any, **given: Any) -> Any:
+    def recorded(token_ids: Any, **given: Any) -> Any:
         shapes.append(tuple(token_ids.shape))
         return run(token_ids, **given)
 
-    monkeypatch.setattr(engine._head, "run", seen)
+    monkeypatch.setattr(engine._head, "run", recorded)
     return shapes
 
 
@@ -202,7 +202,7 @@ def test_many_long_paths_run_in_calls_of_bounded_size(
     shapes = watched(engine, monkeypatch)
     rng = random.Random(3)
     paths = [rng.choices(IDS, k=rng.randint(100, 200)) for _ in range(20)]
-    output = engine.forward([whole(ids) for ids in paths])
+    output = engine.forward([complete(ids) for ids in paths])
     assert max(rows * length for rows, length in shapes) <= 512
     assert len(shapes) >= sum(map(len, paths)) // 512
     _near(output.logits(7), plain_logits(model, paths[7])[-1])
@@ -222,10 +222,10 @@ def test_paths_that_go_on_fork_and_end_equal_the_plain_forward(pair: Any, seed: 
     paths = [IDS[:12], IDS[:12], IDS[5:19]]
     for _ in range(12):
         paths = [[*ids, *rng.choices(IDS, k=rng.choice((1, 1, 1, 2, 3)))] for ids in paths]
-        rows = [whole(ids) for ids in paths]
+        rows = [complete(ids) for ids in paths]
         span = ScoreSpan(len(paths[0]) - 3, tuple(paths[0][-2:]))
         if rng.random() < 0.3:
-            rows.append(whole(paths[0], len(paths[0]) - 1, scores=(span,)))
+            rows.append(complete(paths[0], len(paths[0]) - 1, scores=(span,)))
         output = engine.forward(rows)
         for index, ids in enumerate(paths):
             _near(output.logits(index), plain_logits(model, ids)[-1], SLACK)
@@ -244,16 +244,16 @@ def test_siblings_go_on_in_one_call_of_a_token_each(monkeypatch: pytest.MonkeyPa
     engine = TorchEngine.adopt(build("mamba"))
     assert engine.info.caches_state
     prompt = IDS[:20]
-    engine.forward([whole(prompt)])
+    engine.forward([complete(prompt)])
     shapes = watched(engine, monkeypatch)
     paths = [[*prompt, 30 + i] for i in range(6)]
-    engine.forward([whole(ids) for ids in paths])
-    engine.forward([whole([*ids, 9]) for ids in paths])
-    engine.forward([whole([*ids, 9, 8]) for ids in paths[2:5]])
-    engine.forward([whole([*prompt, 77])])  # the prompt's own state is there still
+    engine.forward([complete(ids) for ids in paths])
+    engine.forward([complete([*ids, 9]) for ids in paths])
+    engine.forward([complete([*ids, 9, 8]) for ids in paths[2:5]])
+    engine.forward([complete([*prompt, 77])])  # the prompt's own state is there still
     assert shapes == [(6, 1), (6, 1), (3, 1), (1, 1)]
     engine.clear_caches()
-    engine.forward([whole([*prompt, 77])])
+    engine.forward([complete([*prompt, 77])])
     assert shapes[4:] == [(1, 21)]
 
 
@@ -265,7 +265,7 @@ def test_states_stay_within_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None
     assert ends is not None
     shapes = watched(engine, monkeypatch)
     for n in range(10, 30):
-        output = engine.forward([whole([40 + i, *IDS[:n]]) for i in range(4)])
+        output = engine.forward([complete([40 + i, *IDS[:n]]) for i in range(4)])
         assert ends._used_bytes <= 64 * token
         for i in range(4):
             _near(output.logits(i), plain_logits(model, [40 + i, *IDS[:n]])[-1])
@@ -281,10 +281,10 @@ def test_an_end_that_was_kept_twice_is_forgotten_once() -> None:
     model = build("bloom")
     engine = TorchEngine.adopt(model)
     for _ in range(2):  # the second time for its first position, so it is run whole again
-        engine.forward([whole(IDS[:20], 0, 19)])
+        engine.forward([complete(IDS[:20], 0, 19)])
     engine.clear_caches()
     assert len(engine._runner.states) == engine._runner.states._used_bytes == 0
-    _near(engine.forward([whole(IDS[:21])]).logits(0), plain_logits(model, IDS[:21])[-1])
+    _near(engine.forward([complete(IDS[:21])]).logits(0), plain_logits(model, IDS[:21])[-1])
 
 
 def test_a_call_that_fails_as_it_goes_on_leaves_nothing_wrong(
@@ -293,8 +293,8 @@ def test_a_call_that_fails_as_it_goes_on_leaves_nothing_wrong(
     model = build("jamba")
     engine = TorchEngine.adopt(model)
     paths = [[*IDS[:14], 30 + i] for i in range(3)]
-    engine.forward([whole(ids) for ids in paths])
-    engine.forward([whole([*ids, 5]) for ids in paths])
+    engine.forward([complete(ids) for ids in paths])
+    engine.forward([complete([*ids, 5]) for ids in paths])
     layer = engine.model.model.layers[-1]
 
     def full(*_: Any) -> Any:
@@ -303,9 +303,9 @@ def test_a_call_that_fails_as_it_goes_on_leaves_nothing_wrong(
     hook = layer.register_forward_pre_hook(full)  # others have taken the token in by then
     for _ in range(2):
         with pytest.raises(ForwardError, match="no room"):
-            engine.forward([whole([*ids, 5, 6]) for ids in paths])
+            engine.forward([complete([*ids, 5, 6]) for ids in paths])
     hook.remove()
-    output = engine.forward([whole([*ids, 5, 6]) for ids in paths])
+    output = engine.forward([complete([*ids, 5, 6]) for ids in paths])
     for index, ids in enumerate(paths):
         _near(output.logits(index), plain_logits(model, [*ids, 5, 6])[-1])
 
@@ -320,20 +320,20 @@ def test_what_a_hidden_engine_cannot_hold_is_refused() -> None:
     with pytest.raises(ForwardError, match="no tokens"):
         engine.forward([Row((), [], 0)])
     with pytest.raises(ConfigError, match=f"0 to {N_VOCAB - 1}"):
-        engine.forward([whole([3, N_VOCAB])])
+        engine.forward([complete([3, N_VOCAB])])
     with pytest.raises(ContextOverflow, match="20"):
-        engine.forward([whole(IDS[:21])])
-    _near(engine.forward([whole(IDS[:20])]).logits(0), plain_logits(model, IDS[:20])[-1])
+        engine.forward([complete(IDS[:21])])
+    _near(engine.forward([complete(IDS[:20])]).logits(0), plain_logits(model, IDS[:20])[-1])
     assert engine.forward([]).scores() == []
     engine.close()
     engine.close()
     with pytest.raises(ForwardError, match="closed"):
-        engine.forward([whole(IDS[:3])])
+        engine.forward([complete(IDS[:3])])
 
 
 def test_a_failed_forward_is_said_and_the_next_one_works(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = TorchEngine.adopt(build("mamba"))
-    want = engine.forward([whole(IDS[:9])]).logits(0)
+    want = engine.forward([complete(IDS[:9])]).logits(0)
 
     def full(*_: Any, **given: Any) -> Any:
         raise MemoryError("no room")
@@ -342,8 +342,8 @@ def test_a_failed_forward_is_said_and_the_next_one_works(monkeypatch: pytest.Mon
     with monkeypatch.context() as patched:
         patched.setattr(engine._head, "run", full)
         with pytest.raises(ForwardError, match="no room"):
-            engine.forward([whole(IDS[:9])])
-    _near(engine.forward([whole(IDS[:9])]).logits(0), want, 1e-6)
+            engine.forward([complete(IDS[:9])])
+    _near(engine.forward([complete(IDS[:9])]).logits(0), want, 1e-6)
 
 
 def test_a_padding_token_within_a_text_is_read_as_the_model_reads_it() -> None:
@@ -352,7 +352,7 @@ def test_a_padding_token_within_a_text_is_read_as_the_model_reads_it() -> None:
     engine = TorchEngine.adopt(model)
     text = [5, 9, 40, 0, 33, 7, 0, 18, 12, 50, 3, 44]
     for n in (8, 9, 10, 12):
-        _near(engine.forward([whole(text[:n])]).logits(0), plain_logits(model, text[:n])[-1])
+        _near(engine.forward([complete(text[:n])]).logits(0), plain_logits(model, text[:n])[-1])
 
 
 # Loading ---------------------------------------------------------------------------------------
@@ -369,7 +369,7 @@ def test_one_warning_says_that_prefixes_are_not_cached_and_why(
 ) -> None:
     with caplog.at_level(logging.WARNING, "weft"):
         engine = TorchEngine.adopt(build(name))
-        engine.forward([whole(IDS[:5])])
+        engine.forward([complete(IDS[:5])])
     (record,) = [each for each in caplog.records if each.name.startswith("weft")]
     assert record.getMessage().startswith("prefix caching disabled")
     assert why in record.getMessage()
@@ -386,7 +386,7 @@ def test_a_folder_gives_the_logits_of_its_model(name: str, tmp_path: Path) -> No
     assert engine.info.kv == "hidden"
     if name != "jamba":  # whose experts lie in files otherwise than in memory
         assert engine.info.fingerprint == TorchEngine.adopt(model).info.fingerprint
-    _near(engine.forward([whole(IDS[:20])]).logits(0), plain_logits(model, IDS[:20])[-1])
+    _near(engine.forward([complete(IDS[:20])]).logits(0), plain_logits(model, IDS[:20])[-1])
     assert TorchEngine.load(tmp_path, dtype="bfloat16").info.dtype == "bfloat16"
 
 
@@ -401,11 +401,11 @@ def test_weights_that_give_nan_are_refused() -> None:
 def test_a_closed_engine_gives_its_weights_back() -> None:
     model = build("bloom")
     engine = TorchEngine.adopt(model)
-    held = weakref.ref(model.get_input_embeddings().weight)
+    stored = weakref.ref(model.get_input_embeddings().weight)
     del model
     engine.close()
     gc.collect()
-    assert held() is None
+    assert stored() is None
 
 
 # Above it --------------------------------------------------------------------------------------
@@ -436,8 +436,8 @@ def test_every_face_follows_the_plain_model(owned: tuple[Any, LM]) -> None:
         assert logprobs[token] >= logprobs.max() - 1e-4
         assert greedy.logprobs[at] == pytest.approx(logprobs[token], abs=1e-4)
     grown = loom.grow(n=5, max_tokens=8, seed=3)
-    again = Loom(lm, ids, template=False).grow(n=5, max_tokens=8, seed=3)
-    assert [each.tokens for each in grown] == [each.tokens for each in again]
+    repeated = Loom(lm, ids, template=False).grow(n=5, max_tokens=8, seed=3)
+    assert [each.tokens for each in grown] == [each.tokens for each in repeated]
     assert loom.next(1)[0].logprob == pytest.approx(truth(model, ids).max(), abs=1e-4)
     text = "".join(delta.text for delta in loom.stream(max_tokens=4, temperature=0))
     assert greedy.text.startswith(text)
@@ -461,9 +461,9 @@ def test_branches_fork_commit_and_are_pruned(owned: tuple[Any, LM]) -> None:
         got = torch.tensor(np.array(fork.logits)).log_softmax(-1).numpy()
         np.testing.assert_allclose(got, truth(model, [*ids, 10 + i]), atol=1e-4)
     forks[0].prune()
-    again = Branch.load(lm, forks[1].save())  # tokens and state, no KV
-    np.testing.assert_allclose(again.logits, forks[1].logits, atol=1e-4)
-    assert again.produce().token == forks[1].produce().token
+    repeated = Branch.load(lm, forks[1].save())  # tokens and state, no KV
+    np.testing.assert_allclose(repeated.logits, forks[1].logits, atol=1e-4)
+    assert repeated.produce().token == forks[1].produce().token
 
 
 def test_what_needs_kv_is_refused_by_name(owned: tuple[Any, LM], tmp_path: Path) -> None:
@@ -514,7 +514,7 @@ def test_weights_changed_in_place_are_seen(owned: tuple[Any, LM]) -> None:
 def test_a_search_and_a_constraint_run_on_them(owned: tuple[Any, LM]) -> None:
     _, lm = owned
     loom = Loom(lm, [5, 6, 7], template=False)
-    (made,) = loom.grow(max_tokens=6, seed=1, constraint=Regex("[A-F]{4}"))
-    assert re.fullmatch("[A-F]{4}", made.text)
-    found = search.beam(lm, "AB", width=2, n=2, depth=2, max_tokens=3, seed=1)
-    assert found.best is not None
+    (result,) = loom.grow(max_tokens=6, seed=1, constraint=Regex("[A-F]{4}"))
+    assert re.fullmatch("[A-F]{4}", result.text)
+    actual = search.beam(lm, "AB", width=2, n=2, depth=2, max_tokens=3, seed=1)
+    assert actual.best is not None

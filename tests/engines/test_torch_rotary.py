@@ -28,7 +28,7 @@ DEVICE = torch.device("cpu" if kernel.is_interpreted() else "cuda")
 FLOAT, BRAIN = torch.float32, torch.bfloat16
 
 
-def found(model: Any) -> int:
+def actual(model: Any) -> int:
     return rotary.fuse_rotary(model, attach_context(model), next(model.parameters()).dtype)
 
 
@@ -39,7 +39,7 @@ def found(model: Any) -> int:
      ("gemma3n", 5), ("cohere", 3), ("glm", 3), ("ernie4_5", 3), ("gpt2", 0), ("opt", 0)],
 )  # fmt: skip
 def test_attention_that_turns_heads_is_found(name: str, n: int, dtype: Any) -> None:
-    assert found(build(name, dtype)) == n
+    assert actual(build(name, dtype)) == n
 
 
 def halves(x: Any) -> Any:
@@ -47,32 +47,32 @@ def halves(x: Any) -> Any:
     return torch.cat((-second, first), -1)
 
 
-def whole(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+def complete(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
     cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
     return q * cos + halves(q) * sin, k * cos + halves(k) * sin
 
 
 def part(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
     n = cos.shape[-1]
-    turned = whole(q[..., :n], k[..., :n], cos, sin, unsqueeze_dim)
+    turned = complete(q[..., :n], k[..., :n], cos, sin, unsqueeze_dim)
     rests = q[..., n:], k[..., n:]
     return tuple(torch.cat(pair, -1) for pair in zip(turned, rests, strict=True))
 
 
 def half(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
-    return whole(q, k, cos.repeat(1, 1, 2), sin.repeat(1, 1, 2), unsqueeze_dim)
+    return complete(q, k, cos.repeat(1, 1, 2), sin.repeat(1, 1, 2), unsqueeze_dim)
 
 
 def one(x: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
-    return whole(x, x, cos, sin, unsqueeze_dim)[0]
+    return complete(x, x, cos, sin, unsqueeze_dim)[0]
 
 
 def narrowed(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
-    return tuple(each.to(q.dtype) for each in whole(q, k, cos, sin, unsqueeze_dim))
+    return tuple(each.to(q.dtype) for each in complete(q, k, cos, sin, unsqueeze_dim))
 
 
 def backwards(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
-    return whole(q, k, cos, -sin, unsqueeze_dim)
+    return complete(q, k, cos, -sin, unsqueeze_dim)
 
 
 def neighbours(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
@@ -101,16 +101,16 @@ def half_by_pair(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> 
 def reordered(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
     """Neighbours turn, and lie in halves then."""
     pairs = [each.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) for each in (q, k)]
-    return whole(*pairs, cos, sin, unsqueeze_dim)
+    return complete(*pairs, cos, sin, unsqueeze_dim)
 
 
 def with_keys_left(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
-    return whole(q, k, cos, sin, unsqueeze_dim)[0], k
+    return complete(q, k, cos, sin, unsqueeze_dim)[0], k
 
 
 @pytest.mark.parametrize(
     ("function", "n", "cosines", "are_neighbours", "every", "with_wide"),
-    [(whole, 2, "full", False, 1, False), (part, 2, "part", False, 1, False),
+    [(complete, 2, "full", False, 1, False), (part, 2, "part", False, 1, False),
      (half, 2, "half", False, 1, False), (one, 1, "full", False, 1, False),
      (narrowed, 2, "full", False, 1, True), (neighbours, 2, "full", True, 1, False),
      (by_pair, 2, "full", True, 2, False), (part_by_pair, 2, "part", True, 2, False),
@@ -154,11 +154,11 @@ def test_heads_of_many_programs_are_turned(
     cos, sin = normal(2, 1, 77, 20)[..., : n // 2 if is_half else n]
     for some in (heads, heads[:1], [heads[1].contiguous(), heads[0]]):
         assert elementwise.supports_rotary(some, cos, sin, axis)
-        for made, x in zip(
+        for result, x in zip(
             elementwise.apply_rotary(some, cos, sin, axis, pairs), some, strict=True
         ):
             want = rotary.reference_rotary(x, cos, sin, axis, pairs)
-            torch.testing.assert_close(made, want, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(result, want, rtol=1e-5, atol=1e-5)
     others = ((heads, cos[:, :70], sin[:, :70]), (heads, cos, sin.half()), (heads, cos[0], sin[0]))
     for some, other_cos, other_sin in others:
         assert not elementwise.supports_rotary(some, other_cos, other_sin, axis)
@@ -193,4 +193,4 @@ def test_a_forward_that_others_have_put_there_stays() -> None:
     attention.forward = own.__get__(attention)
     other: Any = model.model.layers[1].self_attn
     other.__class__ = type("Watched", (type(other),), {"own_forward": own, "forward": watched})
-    assert found(model) == 1
+    assert actual(model) == 1

@@ -30,7 +30,7 @@ INFINITY = float("inf")
 N_ROUTERS = {"mixtral": 3, "qwen2_moe": 3, "afmoe": 2, "deepseek_v3": 2, "gpt_oss": 3, "phi3": 0}
 
 
-def found(model: Any, dtype: Any = torch.float32) -> list[Any]:
+def actual(model: Any, dtype: Any = torch.float32) -> list[Any]:
     attach_context(model)
     n = fuse_routers(model, dtype)
     forms = [module.__dict__.get("weft_form") for module in model.modules()]
@@ -42,7 +42,7 @@ def found(model: Any, dtype: Any = torch.float32) -> list[Any]:
 @pytest.mark.parametrize("name", N_ROUTERS)
 def test_routers_of_a_family_are_found(name: str, dtype: str) -> None:
     model = build(name, getattr(torch, dtype))
-    assert len(found(model, getattr(torch, dtype))) == N_ROUTERS[name]
+    assert len(actual(model, getattr(torch, dtype))) == N_ROUTERS[name]
 
 
 SOFTMAX = RouterSpec(2, "softmax", is_normed=True, by_logits=False)
@@ -103,9 +103,9 @@ def router_of(name: str, dtype: Any = torch.float32) -> Any:
     config = transformers.AutoConfig.for_model(family, hidden_size=64, **changed)
     module = getattr(modelling, name)(config).to(DEVICE)
     seeded = torch.Generator().manual_seed(3)
-    for held in (*module.parameters(), *module.buffers()):
-        scale = 0.3 if held.dim() > 1 else 0.1
-        held.data.copy_(torch.randn(held.shape, generator=seeded) * scale)
+    for stored in (*module.parameters(), *module.buffers()):
+        scale = 0.3 if stored.dim() > 1 else 0.1
+        stored.data.copy_(torch.randn(stored.shape, generator=seeded) * scale)
     return module.to(dtype)
 
 
@@ -143,20 +143,20 @@ def ours(module: Any, dtype: Any = torch.float32) -> Any:
     return SimpleNamespace(inner=box[0], call=call, n=n)
 
 
-def check_same(plain: Any, made: Any, near: float = 1e-6) -> None:
+def check_same(plain: Any, result: Any, near: float = 1e-6) -> None:
     """The same experts with the same shares, in whatever order."""
-    for one, other in zip(plain, made, strict=True):
+    for one, other in zip(plain, result, strict=True):
         assert (one.shape, one.dtype.is_floating_point) == (
             other.shape,
             other.dtype.is_floating_point,
         )
-    assert plain[1].dtype == made[1].dtype
-    assert plain[2].dtype == made[2].dtype == torch.int64
-    torch.testing.assert_close(plain[0].float(), made[0].float(), rtol=near, atol=near)
-    (want, at), (got, to) = plain[2].sort(-1), made[2].sort(-1)
+    assert plain[1].dtype == result[1].dtype
+    assert plain[2].dtype == result[2].dtype == torch.int64
+    torch.testing.assert_close(plain[0].float(), result[0].float(), rtol=near, atol=near)
+    (want, at), (got, to) = plain[2].sort(-1), result[2].sort(-1)
     assert torch.equal(want, got)
     torch.testing.assert_close(
-        plain[1].gather(-1, at), made[1].gather(-1, to), rtol=near, atol=near
+        plain[1].gather(-1, at), result[1].gather(-1, to), rtol=near, atol=near
     )
 
 
@@ -167,9 +167,9 @@ def test_a_router_chooses_as_its_own_code_does(name: str) -> None:
     assert (form.router, form.bias) == ROUTERS[name][2:]
     x = torch.randn(40, 64, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     given = [torch.linspace(-1, 1, 9, device=DEVICE)] if form.bias == "" else []
-    plain, made, n = both(module, x, *given)
+    plain, result, n = both(module, x, *given)
     assert n == 1
-    check_same(plain, made)
+    check_same(plain, result)
 
 
 @pytest.mark.parametrize("name", ROUTERS)
@@ -179,13 +179,13 @@ def test_in_half_precision_shares_have_the_dtype_that_they_had(name: str) -> Non
     form = module.inner.__dict__["weft_form"]
     x = torch.randn(40, 64, generator=torch.Generator().manual_seed(1)).to(DEVICE, torch.float16)
     given = [torch.linspace(-1, 1, 9, device=DEVICE)] if form.bias == "" else []
-    plain, made, n = both(module, x, *given)
+    plain, result, n = both(module, x, *given)
     assert n == 1
-    assert plain[1].dtype == made[1].dtype
-    torch.testing.assert_close(plain[0].float(), made[0].float(), rtol=1e-3, atol=1e-3)
-    is_same = (plain[2].sort(-1).values == made[2].sort(-1).values).all(-1)
+    assert plain[1].dtype == result[1].dtype
+    torch.testing.assert_close(plain[0].float(), result[0].float(), rtol=1e-3, atol=1e-3)
+    is_same = (plain[2].sort(-1).values == result[2].sort(-1).values).all(-1)
     assert is_same.float().mean() > 0.9
-    kept = [each[is_same] for each in plain], [each[is_same] for each in made]
+    kept = [each[is_same] for each in plain], [each[is_same] for each in result]
     check_same(*kept, near=4e-3)
 
 
@@ -194,11 +194,11 @@ def wanted(logits: Any, bias: Any, router: RouterSpec) -> tuple[Any, Any]:
     numbers, shares = [], []
     for row in np.asarray(logits, np.float64):
         if router.function == "softmax":
-            made = np.exp(row - row.max())
-            made /= made.sum()
+            result = np.exp(row - row.max())
+            result /= result.sum()
         else:
-            made = 1 / (1 + np.exp(-row))
-        scores = (row if router.by_logits else made) + (0 if bias is None else bias)
+            result = 1 / (1 + np.exp(-row))
+        scores = (row if router.by_logits else result) + (0 if bias is None else bias)
         if router.groups is not None:
             by_group = scores.reshape(router.groups.n, -1)
             count = 2 if router.groups.by == "two" else 1
@@ -207,7 +207,7 @@ def wanted(logits: Any, bias: Any, router: RouterSpec) -> tuple[Any, Any]:
                 by_group[group] = -INFINITY
             scores = by_group.flatten()
         few = np.argsort(-scores, kind="stable")[: router.top_k]
-        share = made[few] / (made[few].sum() if router.is_normed else 1)
+        share = result[few] / (result[few].sum() if router.is_normed else 1)
         numbers.append(few)
         shares.append(share * router.scale)
     return np.stack(numbers), np.stack(shares)
@@ -365,15 +365,15 @@ class Smallest(Plain):
 
 @pytest.mark.parametrize("kind", [Capped, Rooted, ScaledByExpert, OneMore, Smallest])
 def test_what_does_something_else_stays(kind: Any) -> None:
-    (usual,) = found(torch.nn.ModuleList([Plain()]))
+    (usual,) = actual(torch.nn.ModuleList([Plain()]))
     assert usual.router == RouterSpec(2, "softmax", is_normed=False, by_logits=False)
-    assert found(torch.nn.ModuleList([kind()])) == []
+    assert actual(torch.nn.ModuleList([kind()])) == []
 
 
 def test_a_router_with_a_forward_of_its_own_stays() -> None:
     patched = Plain()
     patched.forward = lambda x: Plain.forward(patched, 2 * x)
-    assert found(torch.nn.ModuleList([patched])) == []
+    assert actual(torch.nn.ModuleList([patched])) == []
 
 
 def _write(module: Any) -> None:
@@ -389,19 +389,21 @@ def _parametrise(module: Any) -> None:
 
 
 def _hook(module: Any) -> None:
-    module.register_forward_hook(lambda module, given, made: (made[0], 2 * made[1], made[2]))
+    module.register_forward_hook(
+        lambda module, given, result: (result[0], 2 * result[1], result[2])
+    )
 
 
 @pytest.mark.parametrize("change", [_write, _replace, _parametrise, _hook])
 def test_what_somebody_changes_counts(change: Any) -> None:
     module = ours(Plain().to(DEVICE))
     x = torch.randn(7, 16, generator=torch.Generator().manual_seed(1)).to(DEVICE)
-    before, made, n = both(module, x)
+    before, result, n = both(module, x)
     assert (module.n, n) == (1, 1)
-    check_same(before, made)
+    check_same(before, result)
     change(module.inner)
-    plain, made, _ = both(module, x)
-    check_same(plain, made)
+    plain, result, _ = both(module, x)
+    check_same(plain, result)
     assert not torch.equal(plain[1], before[1])
 
 
@@ -436,5 +438,5 @@ def test_the_kernel_fits_a_card(capability: int, n_experts: int, n_groups: int) 
         "num_warps": 1 if pad <= 256 else 4,
     }  # fmt: skip
     kinds = {"logit_ptr": "fp32", "bias_ptr": "fp32", "chosen_ptr": "i64", "share_ptr": "fp32"}
-    made = compiled("paged.routers", "topk_routing_kernel", fixed, capability=capability, **kinds)
-    assert (made.stack, made.shared <= 4096) == (0, True)
+    result = compiled("paged.routers", "topk_routing_kernel", fixed, capability=capability, **kinds)
+    assert (result.stack, result.shared <= 4096) == (0, True)

@@ -50,8 +50,8 @@ def test_what_draws_as_the_reference_passes(n_vocab: int, dtype: Any) -> None:
 
 def changed(owner: Any, name: str, change: Callable[[Any], Any]) -> tuple[Any, str, Any]:
     """What a part of the draw would be that makes something else."""
-    whole = getattr(owner, name)
-    return owner, name, lambda *args, **named: change(whole(*args, **named))
+    complete = getattr(owner, name)
+    return owner, name, lambda *args, **named: change(complete(*args, **named))
 
 
 SET_POSITIONS = SamplingTensors.set_positions
@@ -61,8 +61,8 @@ def shifted(row: int) -> Callable[[Any], Any]:
     """Add 0.01 to the float32 bits of one line of the packed result."""
 
     def change(packed: Any) -> Any:
-        figures = packed[row].int().view(torch.float32) + 0.01
-        packed[row] = figures.view(torch.int32).long()
+        stats = packed[row].int().view(torch.float32) + 0.01
+        packed[row] = stats.view(torch.int32).long()
         return packed
 
     return change
@@ -91,9 +91,9 @@ def test_whatever_goes_wrong_on_a_device_is_told(
     fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each fault lies in one part of the draw, as if a compiler had it wrong."""
-    broken, told = FAULTS[fault]
+    broken, message = FAULTS[fault]
     monkeypatch.setattr(*broken)
-    assert difference().startswith(told)
+    assert difference().startswith(message)
 
 
 def first_tokens(engine: TorchEngine | RecomputeEngine) -> list[int]:
@@ -122,16 +122,16 @@ def test_a_device_that_draws_other_tokens_draws_none(
 
 
 def test_a_process_asks_once_for_logits_of_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    whole = TorchSampler.draw
-    monkeypatch.setattr(TorchSampler, "draw", lambda *args: asked.append(1) or whole(*args))
+    requested = []
+    complete = TorchSampler.draw
+    monkeypatch.setattr(TorchSampler, "draw", lambda *args: requested.append(1) or complete(*args))
     TorchEngine.adopt(build("llama").to(DEVICE))
-    n = len(asked)
+    n = len(requested)
     assert n > 3
     TorchEngine.adopt(build("qwen2").to(DEVICE))
-    assert len(asked) == n
+    assert len(requested) == n
     TorchEngine.adopt(build("llama").half().to(DEVICE))
-    assert len(asked) == 2 * n
+    assert len(requested) == 2 * n
 
 
 def test_an_error_of_a_draw_leaves_the_device(

@@ -91,15 +91,21 @@ def test_many_samplers_of_few_rows_draw_as_the_reference() -> None:
 def test_logits_of_the_engines_dtype_draw_as_their_float32() -> None:
     logits = torch.randn((6, 4200), generator=torch.Generator().manual_seed(0))
     for dtype in (torch.bfloat16, torch.float16):
-        held = logits.to(dtype)
+        stored = logits.to(dtype)
         chain = BatchSampler([Sampler(SamplingParams(temperature=0.8), i) for i in range(6)])
         batch = DrawBatch(np.arange(6), chain, np.zeros(6, dtype=np.uint64), kept=True)
         mine, theirs = (
-            drawer().draw(held.to(DEVICE), batch).result(),
-            batch.on_host(held.float().numpy()),
+            drawer().draw(stored.to(DEVICE), batch).result(),
+            batch.on_host(stored.float().numpy()),
         )
         assert_draws_agree(
-            chain.samplers, held.float().numpy(), np.arange(6), batch.positions, mine, theirs, LEVEL
+            chain.samplers,
+            stored.float().numpy(),
+            np.arange(6),
+            batch.positions,
+            mine,
+            theirs,
+            LEVEL,
         )
 
 
@@ -111,9 +117,9 @@ def test_of_equals_the_lowest_id_is_kept(options: dict[str, Any]) -> None:
     logits[0, [4000, 4097, 8999]] = 5.0
     chain = BatchSampler([Sampler(SamplingParams(**options), seed) for seed in range(20)])
     batch = DrawBatch(np.zeros(20, np.int64), chain, np.zeros(20, np.uint64))
-    seen = set(drawer().draw(logits, batch).result().ids.tolist())
+    recorded = set(drawer().draw(logits, batch).result().ids.tolist())
     # min-p keeps all that is as likely, and the noise says which.
-    assert seen == ({4000, 4097, 8999} if "min_p" in options else {4000})
+    assert recorded == ({4000, 4097, 8999} if "min_p" in options else {4000})
 
 
 def test_nothing_left_and_no_numbers_are_marked() -> None:
@@ -139,12 +145,12 @@ def test_rows_in_several_blocks_draw_as_in_one(monkeypatch: pytest.MonkeyPatch) 
     batch = DrawBatch(
         random.permutation(11), BatchSampler(samplers), np.arange(11, dtype=np.uint64)
     )
-    whole = drawer().draw(logits, batch)
+    complete = drawer().draw(logits, batch)
     monkeypatch.setattr(sampler_module, "_BLOCK", 500 * 4)
     monkeypatch.setattr(sampler_module, "_TYPICAL_BLOCK", 500 * 4)
     parts = drawer().draw(logits, batch)
-    assert torch.equal(whole.ids, parts.ids)
-    assert np.array_equal(whole.result().logprobs, parts.result().logprobs)
+    assert torch.equal(complete.ids, parts.ids)
+    assert np.array_equal(complete.result().logprobs, parts.result().logprobs)
 
 
 def test_rows_with_typical_p_are_sampled_in_small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,12 +191,12 @@ def test_a_draw_without_rows_launches_nothing() -> None:
 
 def test_plain_rules_read_logits_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Temperature, greedy, filters and masks make nothing as large as the logits."""
-    seen: list[draw_kernel.SampleArgs] = []
-    whole = draw_kernel.draw_tokens
+    recorded: list[draw_kernel.SampleArgs] = []
+    complete = draw_kernel.draw_tokens
 
     def noted(chances: draw_kernel.SampleArgs, **options: Any) -> Any:
-        seen.append(chances)
-        return whole(chances, **options)
+        recorded.append(chances)
+        return complete(chances, **options)
 
     monkeypatch.setattr(draw_kernel, "draw_tokens", noted)
     logits = torch.randn((3, 300), device=DEVICE)
@@ -201,7 +207,7 @@ def test_plain_rules_read_logits_where_they_are(monkeypatch: pytest.MonkeyPatch)
     ]
     batch = DrawBatch(np.array([2, 0, 0]), BatchSampler(samplers), np.zeros(3, np.uint64))
     drawer().draw(logits, batch)
-    (chances,) = seen
+    (chances,) = recorded
     assert chances.raw is logits
     assert chances.left is None
     assert chances.allowed is not None
@@ -255,9 +261,9 @@ def test_no_memory_for_a_kernel_is_no_fault_of_the_machine(
 def test_the_load_check_passes_kernels_that_draw_as_the_reference(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    asked = drawer()
-    assert sampling_difference(asked, 700, torch.bfloat16) == ""
-    assert asked.on_device
+    requested = drawer()
+    assert sampling_difference(requested, 700, torch.bfloat16) == ""
+    assert requested.on_device
     assert not caplog.messages
 
 
@@ -339,10 +345,10 @@ def test_ids_outside_the_vocabulary_are_errors() -> None:
     biased = BatchSampler([Sampler(SamplingParams(logit_bias={6: 1.0}), 1)])
     with pytest.raises(ConfigError, match="token id 6 in logit_bias"):
         drawer().draw(logits, DrawBatch(np.zeros(1, np.int64), biased, at))
-    seen = Sampler(SamplingParams(presence_penalty=1.0), 1)
-    seen.add_prompt([9])
+    recorded = Sampler(SamplingParams(presence_penalty=1.0), 1)
+    recorded.add_prompt([9])
     with pytest.raises(ConfigError, match="token id 9"):
-        drawer().draw(logits, DrawBatch(np.zeros(1, np.int64), BatchSampler([seen]), at))
+        drawer().draw(logits, DrawBatch(np.zeros(1, np.int64), BatchSampler([recorded]), at))
 
 
 def test_tensors_of_a_chain_are_freed_with_it() -> None:
@@ -385,10 +391,10 @@ def test_an_engine_draws_from_steps_and_kept_rows_as_the_reference(
 def test_texts_of_kernels_are_those_of_the_host(
     on_the_device: list[DrawBatch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = texts_of_many_rules()
+    actual = texts_of_many_rules()
     assert len(on_the_device) > 20
     monkeypatch.setattr(sampler_module, "is_for_triton", lambda _: False)
-    assert texts_of_many_rules() == found
+    assert texts_of_many_rules() == actual
 
 
 @pytest.mark.slow
@@ -398,9 +404,9 @@ def test_tiles_of_logits_compile_for_sm_90(dtype: str, *, has_all: bool) -> None
     """Without a card: nothing spills, and two programs share a processor."""
     fixed = {"N_VOCAB": 128256, "N_TILES": 32, "num_warps": 8}
     fixed |= dict.fromkeys(("HAS_LEFT", "HAS_MASK", "HAS_EDGE", "HAS_KEPT"), has_all)
-    made = compiled("sampling.kernel", "sample_tile_kernel", fixed, raw_ptr=dtype)
-    assert made.stack == 0
-    assert made.registers <= 128
+    created = compiled("sampling.kernel", "sample_tile_kernel", fixed, raw_ptr=dtype)
+    assert created.stack == 0
+    assert created.registers <= 128
 
 
 @pytest.mark.slow

@@ -46,8 +46,8 @@ class Trial:
             torch_engine, "kv_backends", lambda *_: [PagedBackend, select_backend.PaddedBackend]
         )
         self.patch.setattr(torch_engine, "has_kernels", lambda *_: True)
-        made = select_backend.step_graphs
-        self.patch.setattr(torch_engine, "step_graphs", lambda graphs, *rest: made(True, *rest))
+        result = select_backend.step_graphs
+        self.patch.setattr(torch_engine, "step_graphs", lambda graphs, *rest: result(True, *rest))
 
     def load(self, dtype: torch.dtype = torch.float32, far: int = 160) -> TorchEngine:
         """far: tokens of the long path; the interpreter is slow."""
@@ -101,8 +101,8 @@ def test_a_card_whose_kernels_fail_has_padded_kv(
         is_met |= items is not None and bool((items[:, 1] >= 64).any())
         return attend(query, keys, values, work, *rest) * (0.5 if is_met else 1)
 
-    def fill_wrongly(self: Any, ids: Any, met: Any) -> None:
-        fill(self, 0 * ids, met)
+    def fill_wrongly(self: Any, ids: Any, attended: Any) -> None:
+        fill(self, 0 * ids, attended)
 
     def tell_late(self: Any, number: int) -> Any:
         nonlocal n_met
@@ -153,20 +153,20 @@ def test_a_card_whose_processors_have_less_room_has_smaller_tiles(
     trial: Trial, caplog: pytest.LogCaptureFixture, too_large: list[str], there: list[str]
 ) -> None:
     attend = step.tree_attention
-    met: set[str] = set()
+    attended: set[str] = set()
 
     def attend_if_there_is_room(query: Any, keys: Any, values: Any, work: Any, *rest: Any) -> Any:
         used = {each for each in ("broad", "wide", "narrow") if len(getattr(work, each))}
         if used & set(too_large):
             raise OutOfResources("out of resource: shared memory, Required: 139264, limit: 101376")
-        met.update(used)
+        attended.update(used)
         return attend(query, keys, values, work, *rest)
 
     trial.patch.setattr(step, "tree_attention", attend_if_there_is_room)
     with caplog.at_level("INFO", "weft"):
         engine = trial.load(torch.float16, far=256)
     assert isinstance(engine.fragments, PagedBackend) == bool(there)
-    assert met >= set(there)
+    assert attended >= set(there)
     assert "this GPU needs smaller tiles: out of resource" in caplog.text
     assert ("is stored in padded rows" in caplog.text) == (not there)
 

@@ -37,8 +37,8 @@ def test_the_longest_beginning_is_found_and_no_longer_than_is_wanted() -> None:
     ends = StateCache(1 << 20)
     ends.keep(cache_of(1.0, n_tokens=2), keys([5, 6]))
     ends.keep(cache_of(2.0), keys([5, 6, 7]))
-    found = [ends.find(None, (5, 6, 7, 8), most) for most in (4, 3, 2, 1)]
-    assert [None if end is None else end.length for end in found] == [3, 3, 2, None]
+    actual = [ends.find(None, (5, 6, 7, 8), max_n) for max_n in (4, 3, 2, 1)]
+    assert [None if end is None else end.length for end in actual] == [3, 3, 2, None]
     assert ends.find("an adapter", (5, 6, 7), 3) is None
 
 
@@ -63,9 +63,9 @@ def test_what_whole_paths_have_made_is_not_given_away() -> None:
     assert end is not None
     taken = ends.take(end.batch, [0], is_only_user=True)
     taken.update(torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 1, 4), 0)
-    again = ends.find(None, (1, 2, 3), 3)
-    assert again is not None
-    assert again.batch.cache.get_seq_length() == 3
+    repeated = ends.find(None, (1, 2, 3), 3)
+    assert repeated is not None
+    assert repeated.batch.cache.get_seq_length() == 3
 
 
 def test_what_was_used_last_goes_last() -> None:

@@ -648,12 +648,12 @@ def test_a_forward_that_fails_leaves_the_one_piece_as_it_was(
 def test_halves_that_are_joined_again_are_freed_as_one() -> None:
     engine = TorchEngine.adopt(build("llama"))
     store = engine.fragments
-    whole = store.new(None)
-    engine.forward([Row((), IDS[:9], 0, whole)])
-    store.settle(whole)
-    upper = store.split(whole, 4)
-    store.join(upper, whole)
-    assert whole.length == 9
+    full = store.new(None)
+    engine.forward([Row((), IDS[:9], 0, full)])
+    store.settle(full)
+    upper = store.split(full, 4)
+    store.join(upper, full)
+    assert full.length == 9
     store.free(upper)
-    store.free(whole)
+    store.free(full)
     assert store.usage() == (0, 0)

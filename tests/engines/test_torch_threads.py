@@ -39,14 +39,14 @@ def with_three(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def seen_inside(engine: TorchEngine, n_rows: int) -> set[int]:
     """The numbers of threads that a layer sees in a forward that is let one."""
-    to, seen = engine._threads._limit.to, []
+    to, recorded = engine._threads._limit.to, []
     engine._threads._limit.to = lambda _: to(1)
     layer = engine.model.model.layers[0]
-    hook = layer.register_forward_hook(lambda *_: seen.append(torch.get_num_threads()))
+    hook = layer.register_forward_hook(lambda *_: recorded.append(torch.get_num_threads()))
     engine.forward([Row((), [1, 2, 3], 0, None, (2,)) for _ in range(n_rows)])
     hook.remove()
     engine._threads._limit.to = to
-    return set(seen)
+    return set(recorded)
 
 
 @pytest.mark.usefixtures("with_three")

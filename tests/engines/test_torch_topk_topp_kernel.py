@@ -41,17 +41,19 @@ class Row(NamedTuple):
     early: float = 1.0
 
 
-def found(
-    logits: Any, asked: list[Row], rows: Any = None, allowed: Any = None
+def cutoffs_of(
+    logits: Any, requested: list[Row], rows: Any = None, allowed: Any = None
 ) -> topk_topp_kernel.Cutoffs:
     """Edges on the device, of all filters that any row asks for."""
-    rows = np.arange(len(asked)) if rows is None else rows
+    rows = np.arange(len(requested)) if rows is None else rows
     given = {
-        name: torch.tensor([getattr(row, name) for row in asked], dtype=TYPES[name], device=DEVICE)
+        name: torch.tensor(
+            [getattr(row, name) for row in requested], dtype=TYPES[name], device=DEVICE
+        )
         for name, off in OFF.items()
-        if any(getattr(row, name) != off for row in asked)
+        if any(getattr(row, name) != off for row in requested)
     }
-    early = torch.tensor([row.early for row in asked], dtype=torch.float64, device=DEVICE)
+    early = torch.tensor([row.early for row in requested], dtype=torch.float64, device=DEVICE)
     bits = None if allowed is None else torch.from_numpy(allowed).to(DEVICE)
     at = torch.from_numpy(np.asarray(rows, dtype=np.int64)).to(DEVICE)
     out = topk_topp_kernel.find_cutoffs(logits.to(DEVICE), at, early, allowed=bits, **given)
@@ -75,29 +77,29 @@ class Naive(NamedTuple):
     n_by_floor: int
 
     @classmethod
-    def of(cls, y: np.ndarray, asked: Row) -> Naive:
+    def of(cls, y: np.ndarray, requested: Row) -> Naive:
         y = y.astype(np.float64)
         ids = np.flatnonzero(y > -np.inf)
-        order = ids[np.lexsort((ids, -y[ids]))][: asked.top_k or None]
-        below = (y[order] - y[order[0]]) / asked.early
+        order = ids[np.lexsort((ids, -y[ids]))][: requested.top_k or None]
+        below = (y[order] - y[order[0]]) / requested.early
         mass = np.cumsum(np.exp(below))
         n = len(order)
-        if asked.top_p != 1:
-            n = 1 + int((mass[:-1] < asked.top_p * mass[-1]).sum())
+        if requested.top_p != 1:
+            n = 1 + int((mass[:-1] < requested.top_p * mass[-1]).sum())
         with np.errstate(divide="ignore"):
-            return cls(order, mass, n, int((below >= np.log(asked.min_p)).sum()))
+            return cls(order, mass, n, int((below >= np.log(requested.min_p)).sum()))
 
-    def check(self, ids: np.ndarray, asked: Row) -> bool:
+    def check(self, ids: np.ndarray, requested: Row) -> bool:
         """Whether these ids are the ones; if others, prove that top-p's share was near."""
         n = len(ids)
         assert np.array_equal(ids, np.sort(self.order[:n])), "likelier first, equals by id"
         if n == min(self.n_by_mass, self.n_by_floor):
             return True
-        assert asked.top_p != 1, (n, self.n_by_mass, self.n_by_floor, asked)
+        assert requested.top_p != 1, (n, self.n_by_mass, self.n_by_floor, requested)
         assert 0 < n <= self.n_by_floor
-        wanted = asked.top_p * self.mass[-1]
-        assert n == 1 or self.mass[n - 2] < wanted * (1 + NEAR), asked
-        assert n == self.n_by_floor or self.mass[n - 1] >= wanted * (1 - NEAR), asked
+        wanted = requested.top_p * self.mass[-1]
+        assert n == 1 or self.mass[n - 2] < wanted * (1 + NEAR), requested
+        assert n == self.n_by_floor or self.mass[n - 1] >= wanted * (1 - NEAR), requested
         return False
 
 
@@ -153,9 +155,9 @@ def test_edges_are_those_of_a_sorted_row(
         random = np.random.default_rng((n_vocab, len(dtype), seed))
         logits = random_logits(random, n, n_vocab, getattr(torch, dtype))
         rows = random.integers(n, size=n) if seed % 2 else random.permutation(n)
-        asked = [random_row(random, n_vocab) for _ in range(n)]
+        requested = [random_row(random, n_vocab) for _ in range(n)]
         allowed, bits = random_masks(random, n, n_vocab) if seed % 2 else (None, None)
-        n_near += n_not_the_same(logits, asked, rows, allowed, bits)
+        n_near += n_not_the_same(logits, requested, rows, allowed, bits)
     assert n_near <= 1
 
 
@@ -168,16 +170,18 @@ def test_edges_are_those_of_a_sorted_row_of_many() -> None:
         dtype = [torch.float32, torch.bfloat16, torch.float16][seed % 3]
         logits = random_logits(random, 12, n_vocab, dtype)
         rows = random.integers(12, size=24)
-        asked = [random_row(random, n_vocab) for _ in rows]
+        requested = [random_row(random, n_vocab) for _ in rows]
         allowed, bits = random_masks(random, 24, n_vocab) if seed % 2 else (None, None)
-        n_near += n_not_the_same(logits, asked, rows, allowed, bits)
+        n_near += n_not_the_same(logits, requested, rows, allowed, bits)
     assert n_near <= 40 * 24 / 100
 
 
-def n_not_the_same(logits: Any, asked: list[Row], rows: np.ndarray, allowed: Any, bits: Any) -> int:
+def n_not_the_same(
+    logits: Any, requested: list[Row], rows: np.ndarray, allowed: Any, bits: Any
+) -> int:
     """Check every row; return how many near shares there were, but for one beyond all rounding."""
-    out, n = found(logits, asked, rows, bits), 0
-    for b, row in enumerate(asked):
+    out, n = cutoffs_of(logits, requested, rows, bits), 0
+    for b, row in enumerate(requested):
         y = logits[int(rows[b])].float().numpy()
         y = y if allowed is None else np.where(allowed[b], y, -np.inf)
         if (y > -np.inf).any():
@@ -189,12 +193,12 @@ def test_of_equals_on_an_edge_the_first_ids_are_kept() -> None:
     """A row of few values: edges lie in the middle of equals, in any tile."""
     logits = np.repeat(np.array([[2.0, 1.0, -0.0]], dtype=np.float32), 3000, axis=1)
     logits = np.random.default_rng(0).permuted(logits, axis=1)
-    asked = [Row(top_k=k) for k in (1, 2900, 3000, 4700, 8999)]
-    asked += [Row(top_p=p) for p in (1e-9, 0.3, 0.77, 0.999)]
-    asked += [Row(top_k=4000, top_p=p) for p in (0.5, 0.9, EXTREME)]
-    asked += [Row(top_k=4000, min_p=0.5), Row(top_k=4000, min_p=0.1), Row(min_p=1.0)]
-    out = found(torch.from_numpy(logits), asked, np.zeros(len(asked), dtype=np.int64))
-    for b, row in enumerate(asked):
+    requested = [Row(top_k=k) for k in (1, 2900, 3000, 4700, 8999)]
+    requested += [Row(top_p=p) for p in (1e-9, 0.3, 0.77, 0.999)]
+    requested += [Row(top_k=4000, top_p=p) for p in (0.5, 0.9, EXTREME)]
+    requested += [Row(top_k=4000, min_p=0.5), Row(top_k=4000, min_p=0.1), Row(min_p=1.0)]
+    out = cutoffs_of(torch.from_numpy(logits), requested, np.zeros(len(requested), dtype=np.int64))
+    for b, row in enumerate(requested):
         assert Naive.of(logits[0], row).check(kept(logits[0], out, b), row), row
     assert out.last[2] == 9000, "all equals are kept, and nobody has to look for the last"
     assert len(set(out.last[[1, 3, 6]].tolist())) == 3
@@ -202,23 +206,34 @@ def test_of_equals_on_an_edge_the_first_ids_are_kept() -> None:
 
 def test_who_asks_for_nothing_keeps_all() -> None:
     logits = torch.randn((2, 100), generator=torch.Generator().manual_seed(0))
-    for asked in ([Row(), Row()], [Row(), Row(top_k=3, top_p=0.5, min_p=0.9)], [Row(), Row(100)]):
-        out = found(logits, asked)
+    for requested in (
+        [Row(), Row()],
+        [Row(), Row(top_k=3, top_p=0.5, min_p=0.9)],
+        [Row(), Row(100)],
+    ):
+        out = cutoffs_of(logits, requested)
         assert (out.threshold[0], out.last[0]) == (-np.inf, 100)
 
 
 def test_no_rows_have_no_edges() -> None:
-    assert len(found(torch.zeros((1, 50)), []).threshold) == 0
+    assert len(cutoffs_of(torch.zeros((1, 50)), []).threshold) == 0
 
 
 def test_a_row_has_the_same_edge_alone_as_in_company() -> None:
     random = np.random.default_rng(1)
     logits = random_logits(random, 6, 700, torch.float32)
-    asked = [Row(40, 0.9), Row(0, 0.99), Row(min_p=0.1), Row(), Row(3), Row(300, 0.5, 0.01, 0.3)]
-    whole = found(logits, asked)
-    for b, row in enumerate(asked):
-        alone = found(logits, [row], [b])
-        assert (alone.threshold[0], alone.last[0]) == (whole.threshold[b], whole.last[b])
+    requested = [
+        Row(40, 0.9),
+        Row(0, 0.99),
+        Row(min_p=0.1),
+        Row(),
+        Row(3),
+        Row(300, 0.5, 0.01, 0.3),
+    ]
+    complete = cutoffs_of(logits, requested)
+    for b, row in enumerate(requested):
+        alone = cutoffs_of(logits, [row], [b])
+        assert (alone.threshold[0], alone.last[0]) == (complete.threshold[b], complete.last[b])
 
 
 def test_broken_rows_and_empty_ones_disturb_nobody() -> None:
@@ -234,7 +249,7 @@ def test_broken_rows_and_empty_ones_disturb_nobody() -> None:
     bits = np.full((7, 10), -1, dtype=np.int32)
     bits[6] = 0
     for row in (Row(5, 0.9, 0.1), Row(5), Row(top_p=0.9), Row(min_p=0.1)):
-        out, want = found(logits, [row] * 7, allowed=bits), found(clean, [row] * 7)
+        out, want = cutoffs_of(logits, [row] * 7, allowed=bits), cutoffs_of(clean, [row] * 7)
         assert (out.threshold[0], out.last[0]) == (want.threshold[0], want.last[0])
         assert not out.threshold.isnan().any()
         assert ((out.last >= 0) & (out.last <= 300)).all()
@@ -245,8 +260,8 @@ def test_cutoff_of_min_p_is_the_smallest_float32_that_passes() -> None:
     top = (random.standard_normal(60) * 10).astype(np.float32)
     min_p = random.choice([0.01, 0.2, 0.5, 1.0, 1e-9], 60)
     early = random.choice([0.3, 1.0, 2.0], 60)
-    asked = [Row(min_p=p, early=heat) for p, heat in zip(min_p, early, strict=True)]
-    out = found(torch.from_numpy(np.repeat(top[:, None], 3, axis=1)), asked)
+    requested = [Row(min_p=p, early=heat) for p, heat in zip(min_p, early, strict=True)]
+    out = cutoffs_of(torch.from_numpy(np.repeat(top[:, None], 3, axis=1)), requested)
     threshold = out.threshold.cpu().numpy()
     for value, kept in ((threshold, True), (np.nextafter(threshold, np.float32(-np.inf)), False)):
         assert (((value.astype(np.float64) - top) / early >= np.log(min_p)) == kept).all()
@@ -264,9 +279,9 @@ LAUNCHES = [
 ]
 
 
-@pytest.mark.parametrize(("asked", "dtype", "n"), LAUNCHES)
+@pytest.mark.parametrize(("requested", "dtype", "n"), LAUNCHES)
 def test_an_edge_takes_few_launches(
-    asked: Row, dtype: str, n: int, monkeypatch: pytest.MonkeyPatch
+    requested: Row, dtype: str, n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And nothing in between: no tensor of the row's size, no copy, no question to the device."""
     launched: list[str] = []
@@ -279,15 +294,15 @@ def test_an_edge_takes_few_launches(
     given = {
         name: torch.zeros(4, dtype=TYPES[name], device=meta)
         for name, off in OFF.items()
-        if getattr(asked, name) != off
+        if getattr(requested, name) != off
     }
     logits = torch.empty((4, 9000), dtype=getattr(torch, dtype), device=meta)
     rows, early = (torch.zeros(4, dtype=kind, device=meta) for kind in (torch.int64, torch.float64))
     with Watching() as watching:
         topk_topp_kernel.find_cutoffs(logits, rows, early, **given)
-    made = [name for name in watching.ran if name != "empty"]
-    assert made == (["zeros"] if len(launched) > 2 else [])
-    assert len(launched) + len(made) == n
+    result = [name for name in watching.ran if name != "empty"]
+    assert result == (["zeros"] if len(launched) > 2 else [])
+    assert len(launched) + len(result) == n
 
 
 class Watching(TorchDispatchMode):

@@ -39,7 +39,7 @@ def old_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "is_widened", lambda dtype: dtype in HALF)
 
 
-def held(model) -> list[PackedLinear]:
+def stored(model) -> list[PackedLinear]:
     return [module for module in model.modules() if isinstance(module, PackedLinear)]
 
 
@@ -86,16 +86,16 @@ def test_loaded_and_handed_over_they_compute_what_the_model_does(
     assert "in memory twice" not in caplog.text
     assert loaded.info.fingerprint == handed.info.fingerprint
     for engine in (loaded, handed):
-        assert held(engine.model)
-        assert all(layer.weight.dtype == dtype for layer in held(engine.model))
+        assert stored(engine.model)
+        assert all(layer.weight.dtype == dtype for layer in stored(engine.model))
         got = engine.forward([Row((), IDS, 0, None, tuple(range(len(IDS))))])
         rows = np.stack([got.logits(i) for i in range(len(IDS))])
         np.testing.assert_allclose(rows, want, atol=MUCH[dtype])
         if engine.fragments is not None:
             np.testing.assert_allclose(stepped(engine), want, atol=MUCH[dtype])
-    for layer in held(handed.model):
+    for layer in stored(handed.model):
         assert layer._packed.data_ptr() == layer._parameters["weight"].data_ptr()
-    assert not held(model)
+    assert not stored(model)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mixtral"])
@@ -146,7 +146,7 @@ def test_a_loaded_model_is_run_with_gradients_too(name: str, tmp_path: Path, old
 
 def test_a_loaded_weight_of_gpt2_is_turned_once(tmp_path: Path, old_cpu: None) -> None:
     build("gpt2", torch.bfloat16).save_pretrained(tmp_path)
-    turned = [m for m in held(TorchEngine.load(tmp_path).model) if isinstance(m, PackedConv1D)]
+    turned = [m for m in stored(TorchEngine.load(tmp_path).model) if isinstance(m, PackedConv1D)]
     assert turned
     for layer in turned:
         assert layer._packed.stride(1) == 1
@@ -157,7 +157,7 @@ def test_a_loaded_weight_of_gpt2_is_turned_once(tmp_path: Path, old_cpu: None) -
 def test_what_would_be_held_twice_can_be_left_out(name: str, old_cpu: None) -> None:
     model = build(name)  # in float32, which is multiplied
     assert not weight_layout.pack(model, keep=True, twice=False)
-    assert not held(model)
+    assert not stored(model)
     assert not [m for m in model.modules() if isinstance(m, PackedExperts)]
 
 
@@ -167,9 +167,9 @@ def test_they_are_saved_and_loaded_into(name: str, tmp_path: Path, old_cpu: None
     first.save_pretrained(tmp_path / "model")
     engine = TorchEngine.load(tmp_path / "model")
     engine.model.save_pretrained(tmp_path / "again")
-    found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again")
+    actual = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again")
     for key, weight in first.state_dict().items():
-        assert torch.equal(found.state_dict()[key], weight), key
+        assert torch.equal(actual.state_dict()[key], weight), key
     engine.model.load_state_dict(other.state_dict())
     want = plain_logits(other, IDS).numpy()
     np.testing.assert_allclose(stepped(engine), want, atol=MUCH[torch.bfloat16])
@@ -178,9 +178,9 @@ def test_they_are_saved_and_loaded_into(name: str, tmp_path: Path, old_cpu: None
 def test_false_leaves_the_layers_as_they_are(tmp_path: Path, old_cpu: None) -> None:
     model = build("llama", torch.bfloat16)
     model.save_pretrained(tmp_path)
-    assert not held(TorchEngine.load(tmp_path, packed_weights=False).model)
-    assert not held(TorchEngine.adopt(model, packed_weights=False).model)
-    assert not held(TorchEngine.adopt(build("llama")).model)  # float32 is multiplied
+    assert not stored(TorchEngine.load(tmp_path, packed_weights=False).model)
+    assert not stored(TorchEngine.adopt(model, packed_weights=False).model)
+    assert not stored(TorchEngine.adopt(build("llama")).model)  # float32 is multiplied
 
 
 def test_only_what_this_cpu_does_not_multiply_is_widened(monkeypatch: pytest.MonkeyPatch) -> None:

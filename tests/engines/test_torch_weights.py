@@ -86,8 +86,8 @@ def test_nothing_is_recomputed_while_the_weights_stay(lm) -> None:
     branch.prefill(IDS)
     before = lm.stats()
     branch.logits, branch.fork().produce()
-    again = Branch.create(lm, seed=1)
-    again.prefill(IDS)
+    repeated = Branch.create(lm, seed=1)
+    repeated.prefill(IDS)
     assert (lm.stats().prefilled, lm.stats().recomputed) == (before.prefilled, before.recomputed)
 
 
