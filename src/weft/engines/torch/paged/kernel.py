@@ -16,6 +16,7 @@ float32.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,7 +27,6 @@ from torch import Tensor
 
 from ..kv_backend import AttentionSpec
 from ..layout import Layout
-from .streams import run_concurrently
 
 # Rows of a tile. From 64 on sm_90 multiplies tiles by warp groups (wgmma). Tiles of 128 read the
 # keys half as often, and their sums leave room for one program a processor.
@@ -47,6 +47,7 @@ _WAITS_ALWAYS = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7)
 PARTS_AXIS = 1 if _WAITS_ALWAYS else 0
 _HIDDEN = tl.constexpr(-1e30)
 _LOG2E = tl.constexpr(1.4426950408889634)
+_side_streams_of: dict[torch.device, list[torch.cuda.Stream]] = {}
 
 
 @triton.jit
@@ -442,6 +443,38 @@ def _merge(parts: Tensor, lse: Tensor, work: Work, sinks: Tensor | None, out: Te
         HAS_SINKS=sinks is not None,
         num_warps=4,
     )
+
+
+def run_concurrently(launches: Sequence[Callable[[], None]], on: Tensor) -> None:
+    """Launch kernels on the device of a tensor; later launches wait for all of them.
+
+    Outside of a capture they run one after the other: launching on several streams costs more time
+    than it saves.
+    """
+    if len(launches) < 2 or not on.is_cuda or not torch.cuda.is_current_stream_capturing():
+        for launch in launches:
+            launch()
+        return
+    current = torch.cuda.current_stream(on.device)
+    started = current.record_event()
+    first, *others = launches
+    side_streams = _side_streams(on.device, len(others))
+    for stream, launch in zip(side_streams, others, strict=True):
+        stream.wait_event(started)
+        with torch.cuda.stream(stream):
+            launch()
+    first()
+    for stream in side_streams:
+        current.wait_stream(stream)
+
+
+def _side_streams(device: torch.device, n: int) -> list[torch.cuda.Stream]:
+    streams = _side_streams_of.setdefault(device, [])
+    while len(streams) < n:
+        # Priority streams, as the recorder's. PyTorch shares the other ones, so launches of other
+        # code on them would be captured, too.
+        streams.append(torch.cuda.Stream(device, priority=-1))
+    return streams[:n]
 
 
 def merge_block_sizes(n_tokens: int, n_parts: int) -> tuple[int, int]:
