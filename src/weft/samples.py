@@ -1,7 +1,7 @@
 """Prompts that the embedded model answers well; examples, tests and the demo use these.
 
-Each is a plain string, meant for the chat template: `weft.Loom(lm, samples.game24)`; `opening` is
-for text that goes on as it is: `template=False`, or `--raw`.
+Each is a plain string for the chat template: `weft.Loom(lm, samples.game24)`. `opening` is a text
+to continue without it: `template=False`, or `--raw`.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def test_fragments_that_do_not_follow_each_other_are_refused(lm: weft.LM, ids: l
     with pytest.raises(ConfigError, match="cannot follow"):
         n8loom.fuse_cache_frags([[a, b] for a, b in zip(head, tail, strict=True)])
     lone = n8loom.fuse_cache_frags([[frag] for frag in tail])
-    with pytest.raises(ConfigError, match="whole prefix"):
+    with pytest.raises(ConfigError, match="full prefix"):
         lone.place(lm)
 
 
@@ -203,7 +203,7 @@ def test_a_plain_list_that_was_filled_in_place_knows_its_tokens(held: weft.LM) -
 def test_a_cache_of_unknown_tokens_is_refused(lm: weft.LM, ids: list[int]) -> None:
     cache, _ = n8loom.prompt_to_cache(lm, lm.tokenizer, ids)
     unknown = [n8loom.KVCache(layer.keys, layer.values) for layer in cache]
-    with pytest.raises(ConfigError, match="known ids"):
+    with pytest.raises(ConfigError, match="with token ids"):
         n8loom.generate_batched(lm, lm.tokenizer, ids, 1, prompt_cache=unknown)
 
 

@@ -1,1 +1,1 @@
-"""The lower-level names of systems that people come from; scripts change their import line."""
+"""The names of other systems: scripts for these run after changing their import line."""

@@ -1,18 +1,18 @@
-"""Names that n8loom's users call: `from weft.compat.n8loom import Loom, load_for_loom, …`.
+"""N8Loom's names: `from weft.compat.n8loom import Loom, load_for_loom, …`.
 
-Fragments and caches are NumPy arrays [1, n_kv_heads, T, head_dim] a layer, sequence on axis 2, at
-their own positions (rotary positions are baked into keys). Unlike there, a node's fragment holds
-exactly its own tokens, no cache is one token behind, and fragments know their token ids, so that
-what is fused finds its way back into the token tree.
+`model` and `tokenizer` are an LM and its tokenizer (from `load_for_loom`), or a loaded model of
+Transformers or MLX with its tokenizer.
 
-`Loom` and `Heddle` are those of `weft` but for one thing: special tokens that stand in given text
-are read as such, unless a call says `special=False`. What goes through a chat template never is.
+Fragments and caches are arrays [1, n_kv_heads, T, head_dim] per layer, with the sequence on axis 2.
+They are valid at their own positions only, because rotary positions are part of the keys. Arrays
+are NumPy's. Over a model of MLX they are MLX's, and a cache's layers are mlx-lm's own `KVCache`,
+which the model accepts.
 
-There is one difference in reading a call: `model` and `tokenizer` are an LM and its tokenizer (from
-`load_for_loom`), or a loaded model of Transformers or MLX and its tokenizer.
+Differences from N8Loom: A node's fragment contains exactly its own tokens, and no cache is one
+token behind. Fragments have token ids, so a fused cache is recognized in the token tree.
 
-Over a model of MLX, arrays are MLX's and the layers of a cache are mlx-lm's own `KVCache`, which
-the model accepts; elsewhere arrays are NumPy's.
+`Loom` and `Heddle` are those of `weft`, except that special tokens in text are parsed unless a call
+has `special=False`. Text in a chat template is always plain.
 """
 
 from __future__ import annotations
@@ -57,33 +57,35 @@ __all__ = [
 
 
 class Heddle(_Heddle):
-    """A node, as `weft.Heddle`; special tokens that stand in given text are read as such."""
+    """A node like `weft.Heddle`, which parses special tokens in text."""
 
     reads_special = True
 
     def get_prefix_cache(self) -> PromptCache:
-        """Return the path's KV as a cache with its token ids, one layer object a layer.
+        """Return the path's KV as a cache with its token ids, one layer object per layer.
 
         For an MLX model the layers are mlx-lm's own, which the model accepts. On other engines
         `for_model` returns the cache of the engine's library.
-        Raises: Unsupported on engines that do not export their KV; ConfigError for an empty
-        path. Cost: a copy of the path's KV.
+
+        Raises: Unsupported on engines that do not export their KV; ConfigError for an empty path.
+
+        Cost: a copy of the path's KV.
         """
         lm, place = lm_of(self), at_end(self)
-        found = kv_fragments.export(lm, place)
+        exported = kv_fragments.export(lm, place)
         is_mlx = lm.info.name == "mlx"
-        layers = lm.kv.engine_cache(place) if is_mlx else _layers(lm, [found], 0)
-        return PromptCache(layers, [place.ids()], 0, found.marks, is_path=True)
+        layers = lm.kv.engine_cache(place) if is_mlx else _layers(lm, [exported], 0)
+        return PromptCache(layers, [place.ids()], 0, exported.marks, is_path=True)
 
 
 class Loom(_Loom, Heddle):
-    """The root, as `weft.Loom`; special tokens in a text without a template are read as such."""
+    """The root like `weft.Loom`, which parses special tokens in a text without a template."""
 
     heddle_class = Heddle
 
 
 class KVCache:
-    """Keys and values of one layer. `offset` counts the tokens in it."""
+    """Keys and values of one layer. `offset` is the number of its tokens."""
 
     def __init__(self, keys: NDArray[Any], values: NDArray[Any]) -> None:
         self.keys = keys
@@ -91,7 +93,7 @@ class KVCache:
 
     @property
     def offset(self) -> int:
-        """Tokens held."""
+        """The number of tokens."""
         return int(self.keys.shape[2])
 
     @property
@@ -101,7 +103,7 @@ class KVCache:
 
 
 class CachedRows(NamedTuple):
-    """The token ids of a cache; see `PromptCache`. Each layer also has it as an attribute."""
+    """The token ids of a cache; see `PromptCache`. Each layer has it as an attribute too."""
 
     rows: list[list[int]]
     start: int
@@ -110,10 +112,12 @@ class CachedRows(NamedTuple):
 
 
 class PromptCache(list[Any]):
-    """One KVCache a layer, mlx-lm's own over a model of MLX.
+    """One KVCache per layer; mlx-lm's own over a model of MLX.
 
-    rows: token ids of each row. start: position of their first token. is_path: the cache is that
-    of a node; a prompt equal to its last tokens is the node's own text, and is not appended.
+    rows: token ids of each row.
+    start: position of their first token.
+    is_path: the cache belongs to a node. A prompt equal to its last tokens is then the node's own
+    text, and is not appended.
     """
 
     def __init__(
@@ -128,11 +132,11 @@ class PromptCache(list[Any]):
         super().__init__(layers)
         self.describe(CachedRows([list(row) for row in rows], start, marks or {}, is_path))
 
-    def describe(self, held: CachedRows) -> None:
-        """Record the token ids of the layers, here and on the layers."""
-        self.rows, self.start, self.marks, self.is_path = held
+    def describe(self, cached: CachedRows) -> None:
+        """Store the token ids of the layers, here and on the layers."""
+        self.rows, self.start, self.marks, self.is_path = cached
         for layer in self:
-            layer.weft_rows = held
+            layer.weft_rows = cached
 
     @property
     def token_ids(self) -> list[int]:
@@ -140,19 +144,25 @@ class PromptCache(list[Any]):
         return self.rows[0] if self.rows else []
 
     def place(self, lm: LM) -> Place:
-        """Put the cache into an LM's token tree and return the place after it."""
-        _whole_prefix(self)
-        layers = [(_on_host(keys)[0], _on_host(values)[0]) for keys, values in map(_held, self)]
+        """Insert the cache into an LM's token tree and return the place after it."""
+        _check_full_prefix(self)
+        arrays = map(_used_slots, self)
+        layers = [(_on_host(keys)[0], _on_host(values)[0]) for keys, values in arrays]
         if min(keys.shape[1] for keys, _ in layers) < len(self.token_ids):  # sliding windows
             return lm.place(self.token_ids, namespace=self.marks.get(kv_fragments.ADAPTER))
         return kv_fragments.load(lm, self.token_ids, layers, self.marks)
 
     def for_model(self, model: Any, tokenizer: Any = None) -> Any:
-        """Return it as the cache object of the engine's own library, which its model accepts.
+        """Return it as a cache object of the engine's own library, for its model.
 
-        model, tokenizer: as `Loom` takes them. The torch engine gives a `DynamicCache`, for
-        `past_key_values=` (`cache=` since Transformers 5.24). Raises: Unsupported where the library
-        has none; ConfigError for a cache that is not one whole prefix.
+        The torch engine returns a `DynamicCache`, for `past_key_values=` (`cache=` since
+        Transformers 5.24).
+
+        Args:
+            model, tokenizer: as for `Loom`.
+
+        Raises: Unsupported if the library has no such object; ConfigError for a cache that is no
+        full prefix.
         """
         lm = LM.of(model, tokenizer)
         return lm.kv.engine_cache(self.place(lm))
@@ -168,18 +178,21 @@ def load_for_loom(
     """Load a model: return the LM and its tokenizer, for `Loom(model, tokenizer, prompt)`.
 
     Args:
+        path_or_hf_repo: as for `weft.load`.
         tokenizer_config: keywords of Transformers' `AutoTokenizer.from_pretrained`, which then
-            makes the tokenizer.
+            loads the tokenizer.
         model_config: must be empty.
         adapter_path: must be None; see `LM.add_adapter` and `Loom(…, adapter=)`.
         lazy: has no effect.
+
+    Raises: ConfigError, and as `weft.load`.
     """
     from ..loading import load
 
     if model_config:
         raise ConfigError(
-            f"model_config={dict(model_config)} is not supported: the model's files say what it is;"
-            " change its config.json, or load it with Transformers and use"
+            f"model_config={dict(model_config)} is not supported: change the model's config.json,"
+            " or load it with Transformers and use"
             " Loom(model, tokenizer, prompt)"
         )
     if adapter_path is not None:
@@ -187,13 +200,13 @@ def load_for_loom(
             "adapter_path is not supported; a loom names its adapter: lm.add_adapter(name, folder),"
             " then Loom(lm, prompt, adapter=name)"
         )
-    made = _tokenizer(path_or_hf_repo, tokenizer_config) if tokenizer_config else None
-    lm = load(path_or_hf_repo, made)
+    tokenizer = _tokenizer(path_or_hf_repo, tokenizer_config) if tokenizer_config else None
+    lm = load(path_or_hf_repo, tokenizer)
     return lm, lm.tokenizer
 
 
 def _tokenizer(model: str, config: Mapping[str, Any]) -> Any:
-    """Let Transformers make the tokenizer of a model, with settings of the caller's."""
+    """Load the tokenizer of a model with Transformers, with the caller's settings."""
     from ..engines import install_hint
     from ..engines.hub import resolve
 
@@ -222,30 +235,30 @@ def prompt_to_cache(
     prefill_step_size: int = 512,
     offset: int = 0,
 ) -> tuple[PromptCache, int]:
-    """Run a prompt and return (its cache, how many tokens were run).
+    """Run a prompt and return (its cache, number of tokens that ran).
 
     Args:
         c: a cache that the prompt continues; it is filled in place.
-        prefill_step_size: accepted; the scheduler has its own chunks.
-        offset: this many last ids are not run.
+        prefill_step_size: has no effect.
+        offset: number of last ids that do not run.
     """
     if offset < 0 or offset > len(prompt_ids):
         raise ConfigError(f"offset is {offset}; allowed is 0 to {len(prompt_ids)}")
     lm = LM.of(model, tokenizer)
     ids = list(prompt_ids)[: len(prompt_ids) - offset]
-    cache = _known([] if c is None else c)
-    known = cache.token_ids
+    cache = _as_prompt_cache([] if c is None else c)
+    existing = cache.token_ids
     before = cache.place(lm) if any(layer.offset for layer in cache) else None
-    found = kv_fragments.export(lm, lm.place(ids, after=before))
-    cache[:] = _filled(cache, _layers(lm, [found], 0))
-    cache.describe(CachedRows([known + ids], 0, found.marks, cache.is_path))
+    exported = kv_fragments.export(lm, lm.place(ids, after=before))
+    cache[:] = _filled(cache, _layers(lm, [exported], 0))
+    cache.describe(CachedRows([existing + ids], 0, exported.marks, cache.is_path))
     if c is not None and c is not cache:
         c[:] = cache
     return cache, len(ids)
 
 
 def _filled(old: Sequence[Any], new: list[Any]) -> list[Any]:
-    """Return a cache's layers after a prompt; the caller's own objects if they have room."""
+    """Return a cache's layers after a prompt: the caller's own objects if their types match."""
     if [type(layer) for layer in old] != [type(layer) for layer in new]:
         return new
     for layer, full in zip(old, new, strict=True):
@@ -256,9 +269,9 @@ def _filled(old: Sequence[Any], new: list[Any]) -> list[Any]:
 
 
 def frag_cache(cache: Sequence[Any], start_idx: int = 0, end_idx: int = -1) -> list[KVFrag]:
-    """Return slots start_idx to end_idx. NOTE: the default leaves the last one out."""
+    """Return the slots from start_idx to end_idx. NOTE: the default leaves out the last slot."""
     start, stop, _ = slice(start_idx, end_idx).indices(cache[0].offset if cache else 0)
-    return _cut(_known(cache), 0, start, stop)
+    return _cut(_as_prompt_cache(cache), 0, start, stop)
 
 
 def clip_frag(frags: Sequence[KVFrag], token_limit: int) -> list[KVFrag]:
@@ -278,25 +291,25 @@ def clip_frag(frags: Sequence[KVFrag], token_limit: int) -> list[KVFrag]:
 def frag_batch_gen(
     cache: Sequence[Any], total_prompt_len: int, generated_lengths: Sequence[int]
 ) -> list[list[KVFrag]]:
-    """Return `[branch][layer]`: each branch's slots from `total_prompt_len` on, as many as it has.
+    """Return `[branch][layer]`: each branch's `generated_lengths` slots after the prompt.
 
-    The cache of `generate_batched` holds new tokens only: pass 0.
+    The cache of `generate_batched` has new tokens only: pass 0.
     """
     return [
-        _cut(_known(cache), row, total_prompt_len, total_prompt_len + length)
+        _cut(_as_prompt_cache(cache), row, total_prompt_len, total_prompt_len + length)
         for row, length in enumerate(generated_lengths)
     ]
 
 
 def fuse_cache_frags(frags: Sequence[Sequence[KVFrag]], offset: int = 0) -> PromptCache:
-    """Join fragments (`[layer][fragment]`, in path order) to a cache. `offset` has no effect.
+    """Join fragments (`[layer][fragment]`, in path order) into a cache. `offset` has no effect.
 
-    Raises ConfigError when a fragment does not begin where the one before it ends.
+    Raises: ConfigError if a fragment does not begin where the previous one ends.
     """
     layers = []
-    for of_layer in frags:
-        _check_joints(of_layer)
-        keys, values = (_joined([frag[kind] for frag in of_layer]) for kind in (0, 1))
+    for layer in frags:
+        _check_joints(layer)
+        keys, values = (_joined([frag[kind] for frag in layer]) for kind in (0, 1))
         layers.append(_layer(keys, values))
     first = list(frags[0]) if frags else []
     ids = [token for frag in first for token in frag.token_ids]
@@ -330,15 +343,17 @@ def generate_batched(
     """Generate `batch_size` continuations of a prompt in one batch.
 
     Args:
-        prompt: token ids of the full path, or of the text after the cache's tokens. Ids that the
-            cache already ends with are not run twice, except the last. With the cache of a node
-            the prompt may be the node's own tokens; nothing is appended then.
-        verbose, min_tokens_to_keep, repetition_context_size, prefill_step_size: accepted, not used.
-        top_p: 0 is off, as is 1. kwargs: further SamplingParams, such as `seed`.
+        prompt: token ids of the full path, or of the text after the cache's tokens. Ids at the end
+            of the cache do not run again, except the last one. With a node's cache, the prompt may
+            be the node's own tokens; nothing is appended then.
+        prompt_cache: a cache that the prompt continues.
+        verbose, min_tokens_to_keep, repetition_context_size, prefill_step_size: have no effect.
+        top_p: 0 is off, like 1.
+        kwargs: further SamplingParams, such as `seed`.
 
-    Returns:
-        (token ids of each, the cache of the new tokens, the prompt's length, lengths, which ended
-        with an end token). Rows of the cache are padded with zeros to the longest.
+    Returns: (token ids of each continuation, cache of the new tokens, length of the prompt,
+    lengths, flags of those that ended with an end token). Rows of the cache are padded with zeros
+    to the longest.
     """
     options = {"top_p": top_p or 1.0, "repetition_penalty": repetition_penalty, **kwargs}
     lm, growth = _growth(
@@ -373,7 +388,7 @@ def generate_batched_stream(
     prefill_step_size: int = 512,
     **kwargs: Any,
 ) -> Generator[StreamItem, None, None]:
-    """As `generate_batched`, yielding the known items; the last one has the new KV."""
+    """Generate as `generate_batched` does, yielding N8Loom's items; the last has the new KV."""
     options = {"top_p": top_p or 1.0, "repetition_penalty": repetition_penalty, **kwargs}
     lm, growth = _growth(
         model, tokenizer, prompt, prompt_cache, streamed=True,
@@ -398,7 +413,7 @@ def _growth(
 ) -> tuple[LM, Growth]:
     lm = LM.of(model, tokenizer)
     params = known_params(**sampling)
-    cache = _known(layers or [])
+    cache = _as_prompt_cache(layers or [])
     if cache.token_ids or any(layer.offset for layer in cache):
         root = Heddle(lm, None, _path(cache, list(prompt)))
         place = cache.place(lm)
@@ -413,7 +428,7 @@ def _growth(
 
 
 def _path(cache: PromptCache, prompt: list[int]) -> list[int]:
-    """Return the whole path that a cache and a prompt mean together; see `generate_batched`."""
+    """Return the full path of a cache and a prompt; see `generate_batched`."""
     cached = cache.token_ids
     if prompt[: len(cached)] == cached:
         return prompt
@@ -425,20 +440,20 @@ def _path(cache: PromptCache, prompt: list[int]) -> list[int]:
 
 
 def _generated(lm: LM, children: Sequence[_Heddle], start: int) -> PromptCache:
-    found = [kv_fragments.export(lm, child.place) for child in children]
+    exported = [kv_fragments.export(lm, child.place) for child in children]
     rows = [child.tokens for child in children]
-    return PromptCache(_layers(lm, found, start), rows, start, found[0].marks)
+    return PromptCache(_layers(lm, exported, start), rows, start, exported[0].marks)
 
 
-def _layers(lm: LM, found: Sequence[ExportedKV], start: int) -> list[Any]:
-    """Return one cache a layer over all rows, from slot `start`, padded to the longest."""
-    given = lm.engine.library_array
+def _layers(lm: LM, exported: Sequence[ExportedKV], start: int) -> list[Any]:
+    """Return one cache per layer over all rows, from slot `start`, padded to the longest."""
+    to_array = lm.engine.library_array
     return [
         _layer(
-            given(_stacked([keys[:, start:] for keys, _ in of_layer])),
-            given(_stacked([values[:, start:] for _, values in of_layer])),
+            to_array(_stacked([keys[:, start:] for keys, _ in layer])),
+            to_array(_stacked([values[:, start:] for _, values in layer])),
         )
-        for of_layer in zip(*(each.layers for each in found), strict=True)
+        for layer in zip(*(each.layers for each in exported), strict=True)
     ]
 
 
@@ -456,7 +471,7 @@ def _cut(cache: PromptCache, row: int, start: int, stop: int) -> list[KVFrag]:
     begin = cache.start + start
     return [
         KVFrag(_copied(keys[pick]), _copied(values[pick]), ids, begin, cache.marks)
-        for keys, values in map(_held, cache)
+        for keys, values in map(_used_slots, cache)
     ]
 
 
@@ -483,12 +498,12 @@ def _on_host(array: Any) -> NDArray[Any]:
     if _is_mlx(array) and str(array.dtype).endswith("bfloat16"):
         import mlx.core as mx
 
-        array = array.astype(mx.float32)  # what NumPy does not have
+        array = array.astype(mx.float32)  # NumPy has no bfloat16
     return np.asarray(array)
 
 
 def _layer(keys: Any, values: Any) -> Any:
-    """Return a layer's cache that holds these arrays, mlx-lm's own for arrays of MLX."""
+    """Return a layer's cache with these arrays: mlx-lm's own for arrays of MLX."""
     if not _is_mlx(keys):
         return KVCache(keys, values)
     from mlx_lm.models.cache import KVCache as MlxCache
@@ -498,19 +513,19 @@ def _layer(keys: Any, values: Any) -> Any:
     return cache
 
 
-def _held(layer: Any) -> tuple[Any, Any]:
-    """Return a layer's keys and values without the room that mlx-lm's caches keep after them."""
+def _used_slots(layer: Any) -> tuple[Any, Any]:
+    """Return a layer's keys and values without the spare room of mlx-lm's caches."""
     return layer.keys[:, :, : layer.offset], layer.values[:, :, : layer.offset]
 
 
-def _known(cache: Sequence[Any]) -> PromptCache:
-    """Return a list of layers as a `PromptCache`, with the token ids that its layers record."""
+def _as_prompt_cache(cache: Sequence[Any]) -> PromptCache:
+    """Return a list of layers as a `PromptCache`, with the token ids stored on its layers."""
     if isinstance(cache, PromptCache):
         return cache
-    held = getattr(cache[0], "weft_rows", None) if cache else None
-    if held is None:
+    cached = getattr(cache[0], "weft_rows", None) if cache else None
+    if cached is None:
         return PromptCache(cache, [])
-    return PromptCache(cache, held.rows, held.start, held.marks, is_path=held.is_path)
+    return PromptCache(cache, cached.rows, cached.start, cached.marks, is_path=cached.is_path)
 
 
 def _check_joints(frags: Sequence[KVFrag]) -> None:
@@ -519,14 +534,14 @@ def _check_joints(frags: Sequence[KVFrag]) -> None:
         if end != after.start:
             raise ConfigError(
                 f"a fragment that begins at token {after.start} cannot follow one that ends at "
-                f"{end}: keys hold their position. Fuse fragments of one path, in order"
+                f"{end}: keys depend on their position. Fuse fragments of one path, in order"
             )
 
 
-def _whole_prefix(cache: PromptCache) -> None:
+def _check_full_prefix(cache: PromptCache) -> None:
     n_slots = cache[0].offset if cache else 0
     if cache.start or len(cache.rows) != 1 or len(cache.token_ids) != n_slots:
         raise ConfigError(
-            "a cache can be continued when it is one whole prefix from token 0 with known ids; "
-            "this one is a part of a path, a batch, or was made from arrays without token ids"
+            "only a cache of one full prefix from token 0 with token ids can be continued; this "
+            "one is a part of a path, a batch, or has arrays without token ids"
         )

@@ -1,8 +1,8 @@
 """The names of genlm-backend over Weft: change the import lines and the program runs.
 
-from weft.compat.genlm import AsyncTransformer, load_model_by_name
+    from weft.compat.genlm import AsyncTransformer, load_model_by_name
 
-Programs over it, such as genlm-control, need no change: see `install`.
+Programs that use it, such as genlm-control, need no change: see `install`.
 """
 
 from __future__ import annotations

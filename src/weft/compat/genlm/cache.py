@@ -1,4 +1,4 @@
-"""`OutputCache` and `TokenTrie`: small caches that programs keep beside a model."""
+"""`OutputCache` and `TokenTrie`: small caches for programs that use a model."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ...lm.lm import LM
 
 
 class OutputCache:
-    """At most `maxsize` outputs, least recently used out first. A miss is a KeyError."""
+    """An LRU cache of at most `maxsize` outputs. A miss is a KeyError."""
 
     def __init__(self, maxsize: int, move_to_cpu: bool = False) -> None:
-        """move_to_cpu: tensors wait on the host and return to where they were."""
+        """move_to_cpu: store tensors on the host, and move them back when they are read."""
         self.maxsize = maxsize
         self.move_to_cpu = move_to_cpu
         self.cache: OrderedDict[Any, tuple[Any, Any]] = OrderedDict()
@@ -41,12 +41,11 @@ class OutputCache:
         return len(self.cache)
 
     def clear(self) -> None:
-        """Forget all."""
         self.cache.clear()
 
 
 class TokenTrie:
-    """A trie of contexts with what is known after them. Adding never takes anything away."""
+    """A trie of contexts with their log-probabilities. Adding never removes entries."""
 
     def __init__(self, logprobs: Any = None) -> None:
         self.children: dict[int, TokenTrie] = {}
@@ -54,7 +53,7 @@ class TokenTrie:
         self.past_key_values: Any = None
 
     def has_token(self, token_id: int) -> bool:
-        """Whether a context goes on by this token."""
+        """Return True if a context continues with this token."""
         return token_id in self.children
 
     def get_token(self, token_id: int) -> TokenTrie:
@@ -62,7 +61,7 @@ class TokenTrie:
         return self.children[token_id]
 
     def add_token(self, token_id: int, logprobs: Any = None) -> TokenTrie:
-        """Return the node after a token, made if it is new; `logprobs` are set if given."""
+        """Return the node after a token, created if it is new; set `logprobs` if given."""
         child = self.children.setdefault(token_id, TokenTrie())
         if logprobs is not None:
             child.logprobs = logprobs
@@ -71,9 +70,9 @@ class TokenTrie:
     def extend_cache(
         self, next_token_index: int, token_ids: Sequence[int], logits: Any, base: int
     ) -> TokenTrie:
-        """Add a context's tokens from an index on, with log-softmaxed logits; return the last node.
+        """Add a context's tokens from an index on, with their log-softmax; return the last node.
 
-        logits: [T, V], row i for position base + i.
+        logits: [T, V]; row i belongs to position base + i.
         """
         node = self
         for at in range(next_token_index, len(token_ids)):
@@ -81,7 +80,7 @@ class TokenTrie:
         return node
 
     def clear_kv_cache(self) -> None:
-        """Forget all KV, however deep."""
+        """Remove all KV from the trie."""
         for node in self._nodes():
             node.past_key_values = None
 
@@ -97,9 +96,7 @@ class TokenTrie:
 
 
 class CachedContext:
-    """A context in an LM's token tree, looked at like a node of `TokenTrie`. Read-only, and as
-    things are when it is asked.
-    """
+    """A context in an LM's token tree, with the interface of `TokenTrie`. Read-only and current."""
 
     def __init__(self, lm: LM, ids: Sequence[int], lora_name: str | None = None) -> None:
         self._lm = lm
@@ -107,7 +104,7 @@ class CachedContext:
         self._lora_name = lora_name
 
     def has_token(self, token_id: int) -> bool:
-        """Whether a known context goes on by this token."""
+        """Return True if an existing context continues with this token."""
         at, n_matched, _, _ = self._walk([*self._ids, token_id])
         return n_matched > len(self._ids)
 
@@ -119,27 +116,27 @@ class CachedContext:
 
     @property
     def n_tokens(self) -> int:
-        """How many tokens the context has."""
+        """The number of tokens of the context."""
         return len(self._ids)
 
     @property
     def has_kv(self) -> bool:
-        """Whether its last token has KV."""
+        """True if its last token has KV."""
         return self._node.has_kv
 
     @property
     def past_key_values(self) -> CachedContext | None:
-        """This context if it has KV, which stays the engine's; else None."""
+        """This context if it has KV, which the engine keeps; else None."""
         return self if self.has_kv else None
 
     @property
     def logits(self) -> Any:
-        """The cached logits: float32 [V], a copy; None without."""
+        """A copy of the cached logits: float32 [V]; None if there are none."""
         return self._node.logits
 
     @property
     def logprobs(self) -> Any:
-        """The same as log-probabilities."""
+        """The cached log-probabilities: float32 [V]; None if there are none."""
         row = self.logits
         return None if row is None else _log_softmax(row)
 

@@ -1,4 +1,4 @@
-"""`install`: programs written over genlm-backend run on Weft without a changed line."""
+"""`install`: programs that import genlm-backend run on Weft without changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...errors import ConfigError
 
 PACKAGE = "genlm.backend"
 _HERE = __name__.rpartition(".")[0]
-# The known module → the module here that has its names. Packages are this package, with all names.
+# Module of genlm-backend → Weft's module with its names. Its packages map to this package.
 MODULES = {
     PACKAGE: _HERE,
     **{f"{PACKAGE}.{name}": _HERE for name in ("llm", "tokenization", "trie")},
@@ -29,13 +29,15 @@ CLIENTS = ("genlm.control", "genlm.bytes")
 
 
 def install(*, replace: bool = False) -> None:
-    """Let `import genlm.backend` give Weft's modules, to all that is imported from now on.
+    """Make `import genlm.backend` return Weft's modules from now on; idempotent.
 
-    For genlm-control, genlm-bytes and programs of your own, without a changed line in them. Again
-    it changes nothing. replace: also where genlm-backend is installed, in this process.
+    For genlm-control, genlm-bytes and other programs, without any change to them.
 
-    Raises: ConfigError where genlm-backend is installed and `replace` is not said, or when it or a
-    client of it has been imported already.
+    Args:
+        replace: hide an installed genlm-backend in this process.
+
+    Raises: ConfigError if genlm-backend is installed and `replace` is False, or if it or a client
+    of it has been imported already.
     """
     if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
@@ -67,8 +69,8 @@ class _Finder(MetaPathFinder):
 
 
 class _Alias(Loader):
-    """Puts the module here in the place of the one that was asked for."""
+    """Loads Weft's module under the requested name."""
 
     def exec_module(self, module: ModuleType) -> None:
-        # What an import gives is what stands in sys.modules afterwards.
+        # An import returns the entry of sys.modules after loading.
         sys.modules[module.__name__] = import_module(MODULES[module.__name__])

@@ -17,7 +17,7 @@ from ...errors import ConfigError
 from ...lm.lm import LM
 from ...loom import kv_fragments
 from .cache import CachedContext
-from .models import KnownLM, with_engine
+from .models import GenlmModel, with_engine
 
 if TYPE_CHECKING:
     from ..._core.kv.place import Place
@@ -29,8 +29,7 @@ __all__ = ["AsyncMlxLM", "Query"]
 class MlxQuery:
     """A queued context and the future for its log-probabilities.
 
-    `past`, `node` and `next_token_index`: values that `AsyncMlxLM.walk_cache` returned; accepted
-    and not used.
+    past, node, next_token_index: results of `AsyncMlxLM.walk_cache`; no effect.
     """
 
     prompt: Sequence[int]
@@ -44,11 +43,12 @@ class MlxQuery:
 Query = MlxQuery
 
 
-class AsyncMlxLM(KnownLM):
-    """A loaded MLX model, awaited.
+class AsyncMlxLM(GenlmModel):
+    """A loaded MLX model with genlm-backend's interface.
 
-    mlx_lm_model: the model of mlx-lm. prefill_step_size: accepted; the scheduler has its own
-    chunks. kv_cachable: False where the model's state is not KV of single tokens.
+    mlx_lm_model: the model of mlx-lm.
+    prefill_step_size: has no effect.
+    kv_cachable: False if the model's state is not KV of single tokens.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class AsyncMlxLM(KnownLM):
         cache_size: int = 400,
         cache_opts: Mapping[str, Any] | None = None,
     ) -> None:
-        """cache_size: rows kept at most; 0: the LM's own budget in bytes."""
+        """cache_size: maximum number of cached rows; 0: the LM's own byte budget."""
         lm, rows = LM.of(mlx_lm_model, tokenizer), cache_size or None
         super().__init__(lm, tokenizer, batch_size=batch_size, timeout=timeout, cache_size=rows)
         self.mlx_lm_model = self.model
@@ -178,6 +178,6 @@ def _row(cache: Any, number: int, length: int) -> tuple[np.ndarray, np.ndarray]:
 
     padding = getattr(cache, "left_padding", None)
     start = 0 if padding is None else int(padding[number])
-    held = (each[number, :, start : start + length] for each in (cache.keys, cache.values))
-    keys, values = (np.array(each.astype(mx.float32)) for each in held)
+    used = (each[number, :, start : start + length] for each in (cache.keys, cache.values))
+    keys, values = (np.array(each.astype(mx.float32)) for each in used)
     return keys, values

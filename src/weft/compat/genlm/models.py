@@ -1,4 +1,4 @@
-"""The known classes over an LM, their queries by hand, and numbers without a model."""
+"""genlm-backend's model classes over an LM, its explicit queries, and a mock model."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ HAS_TORCH = find_spec("torch") is not None
 
 
 class MockAsyncLM(AbstractAsyncLM):
-    """Log-softmaxed random numbers; the seed is the sum of (i + 1) * token, modulo 2**32."""
+    """Log-softmax of random numbers; the seed is the sum of (i + 1) * token, modulo 2**32."""
 
     def __init__(self, tokenizer: Any) -> None:
         super().__init__(tokenizer)
-        self._rng = np.random.RandomState()  # for known subclasses; rows here draw from their own
+        self._rng = np.random.RandomState()  # for genlm's subclasses; this class does not use it
 
     @classmethod
     def from_name(cls, model_name: str, **kwargs: Any) -> MockAsyncLM:
-        """Return one over the tokenizer of a model: "tiny", a folder, or a Hub id.
+        """Return a mock with the tokenizer of a model: "tiny", a folder, or a Hub id.
 
-        It is the Transformers tokenizer where that package is installed.
+        It is the Transformers tokenizer if that package is installed.
         """
         if kwargs:
             raise ConfigError(f"MockAsyncLM takes no {', '.join(kwargs)}")
@@ -49,19 +49,19 @@ class MockAsyncLM(AbstractAsyncLM):
     async def next_token_logprobs(
         self, token_ids: Sequence[int], lora_name: str | None = None
     ) -> Any:
-        """Return made-up log-probabilities: float32 [V]."""
+        """Return random log-probabilities: float32 [V]."""
         return self.next_token_logprobs_sync(token_ids, lora_name)
 
     def next_token_logprobs_sync(
         self, token_ids: Sequence[int], lora_name: str | None = None
     ) -> Any:
-        """The same. An empty context is one, too."""
+        """The blocking form; accepts an empty context."""
         if lora_name is not None:
             raise ConfigError(f"the mock has no LoRA adapters; lora_name is {lora_name!r}")
         return self._get_logprobs(token_ids)
 
     def _get_logprobs(self, token_ids: Sequence[int]) -> Any:
-        """Draw a row; known subclasses draw others."""
+        """Draw a row; subclasses may override it."""
         seed = sum((at + 1) * int(token) for at, token in enumerate(token_ids)) % 2**32
         logits = np.random.RandomState(seed).rand(len(self.byte_vocab)).astype(np.float32)
         if HAS_TORCH:
@@ -71,13 +71,13 @@ class MockAsyncLM(AbstractAsyncLM):
         return log_softmax(logits)
 
 
-# What torch calls its types besides their usual names.
+# Further names of torch's dtypes.
 _DTYPES = {"float": "float32", "half": "float16"}
 
 
 @dataclass(slots=True)
 class Query:
-    """A context that waits, and the future of its answer. `past` is taken and not needed."""
+    """A waiting context and the future of its result. `past` has no effect."""
 
     prompt: Sequence[int]
     future: asyncio.Future[Any]
@@ -85,11 +85,12 @@ class Query:
     lora_name: str | None = None
 
 
-class KnownLM(AsyncLM):
-    """What the known classes share: queries by hand, and their attributes.
+class GenlmModel(AsyncLM):
+    """The shared part of genlm-backend's classes: explicit queries and their attributes.
 
-    queries: what was put in and is not answered yet. timeout: taken, and never waited: a batch
-    closes when no more callers come. timer: None, as there is none.
+    queries: those that wait for a result.
+    timeout: no effect; a batch closes when no more callers arrive.
+    timer: always None.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class KnownLM(AsyncLM):
         timeout: float,
         cache_size: int | None = None,
     ) -> None:
-        """tokenizer: the object that programs find; None is the LM's."""
+        """tokenizer: the object that programs read; None: the LM's."""
         if not isinstance(timeout, int | float) or timeout < 0:
             raise ConfigError(f"timeout is {timeout!r}; allowed are seconds from 0 on")
         super().__init__(lm, batch_size=batch_size, as_torch=HAS_TORCH)
@@ -110,19 +111,19 @@ class KnownLM(AsyncLM):
         self.timeout = timeout
         self.timer: Any = None
         self.queries: list[Query] = []
-        self._answering: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         if cache_size is not None:
             cap_rows(lm, cache_size)
 
     @property
     def model(self) -> Any:
-        """The model object of the engine's library: what was handed in, or what was loaded."""
+        """The model object of the engine's library: the one that was passed, or loaded."""
         lm = self.lm
         return getattr(lm.engine, "model", lm.model) if lm.model is lm.engine else lm.model
 
     @property
     def device(self) -> Any:
-        """Where the model is: a torch.device where torch is installed."""
+        """The model's device: a torch.device if torch is installed."""
         if not HAS_TORCH:
             return self.lm.info.device
         import torch
@@ -132,10 +133,13 @@ class KnownLM(AsyncLM):
     def next_token_logprobs_uncached(
         self, token_ids: Sequence[int], lora_name: str | None = None
     ) -> Any:
-        """Return them from one plain forward of the whole context: a plain call, as is known."""
+        """Return the log-probabilities from one forward of the full context.
+
+        Blocking, as in genlm.
+        """
         return self._to_output(self._exact.plain(self._place(token_ids, lora_name)))
 
-    # Queries by hand --------------------------------------------------------------------------
+    # Explicit queries -------------------------------------------------------------------------
 
     def add_query(
         self,
@@ -144,8 +148,9 @@ class KnownLM(AsyncLM):
         past: Any = None,
         lora_name: str | None = None,
     ) -> None:
-        """Put in a query: answered at once when there are batch_size, else when its loop is next
-        free, together with those put in until then.
+        """Queue a query.
+
+        It runs when `batch_size` queries wait, else in the next pass of its loop, with the others.
         """
         self.queries.append(Query(query, future, past, lora_name))
         if self.batch_size is not None and len(self.queries) >= self.batch_size:
@@ -154,13 +159,13 @@ class KnownLM(AsyncLM):
             future.get_loop().call_soon(self._answer_waiting)
 
     def batch_evaluate_queries(self) -> None:
-        """Answer all queries that were put in, together; each gets its own answer or error."""
+        """Run all queued queries in one batch; each gets its own result or error."""
         queries, self.queries = self.queries, []
         for name in dict.fromkeys(query.lora_name for query in queries):
             self._evaluate([query for query in queries if query.lora_name == name], name)
 
     def reset_async_queries(self) -> None:
-        """End all queries that wait; their callers are told, none is left waiting."""
+        """Cancel all waiting queries and their futures."""
         super().reset_async_queries()
         queries, self.queries = self.queries, []
         for query in queries:
@@ -185,8 +190,8 @@ class KnownLM(AsyncLM):
         queries, self.queries = self.queries, []
         for query in queries:
             task = asyncio.ensure_future(self._answer(query))
-            self._answering.add(task)
-            task.add_done_callback(self._answering.discard)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     async def _answer(self, query: Query) -> None:
         try:
@@ -198,11 +203,11 @@ class KnownLM(AsyncLM):
             if not query.future.done():
                 query.future.set_result(row)
 
-    # The cache, as it is known ------------------------------------------------------------------
+    # The cache --------------------------------------------------------------------------------
 
     @property
     def cache(self) -> CachedContext:
-        """The LM's token tree, looked at like the known trie: its root without an adapter."""
+        """The LM's token tree with genlm's trie interface: the root of the base model."""
         return CachedContext(self.lm, ())
 
     @property
@@ -215,8 +220,8 @@ class KnownLM(AsyncLM):
     ) -> tuple[CachedContext, int, CachedContext | None, int]:
         """Return how much of a context is cached: (node, n_matched, past, base).
 
-        node: the deepest known place on the path, n_matched tokens down. past: the deepest place
-        before its end with KV, base tokens down; None at the root.
+        node: the deepest existing place on the path, at depth `n_matched`.
+        past: the deepest place before its end with KV, at depth `base`; None at the root.
         """
         ids = int_list("token_ids", token_ids)
         _, n_matched, past, base = super().walk_cache(ids, lora_name)
@@ -225,13 +230,13 @@ class KnownLM(AsyncLM):
         return node, n_matched, before, base
 
 
-class AsyncTransformer(KnownLM):
-    """A loaded Transformers model, awaited."""
+class AsyncTransformer(GenlmModel):
+    """A loaded Transformers model with genlm-backend's interface."""
 
     def __init__(
         self, hf_model: Any, hf_tokenizer: Any, batch_size: int = 20, timeout: float = 0.02
     ) -> None:
-        """batch_size: contexts in flight at most. timeout: never waited."""
+        """batch_size: maximum number of contexts in flight. timeout: no effect."""
         lm = LM.of(hf_model, hf_tokenizer)
         super().__init__(lm, hf_tokenizer, batch_size=batch_size, timeout=timeout)
 
@@ -248,11 +253,12 @@ class AsyncTransformer(KnownLM):
         `model` is the Transformers model and `tokenizer` the Transformers tokenizer.
 
         Args:
-            bitsandbytes_opts: of Transformers' `BitsAndBytesConfig`; the weights are quantised.
-            hf_opts: of `from_pretrained`. The defaults are {"device_map": "auto",
-                "torch_dtype": "auto"}; "auto" needs no accelerate here.
+            bitsandbytes_opts: keywords of Transformers' `BitsAndBytesConfig`, for quantized
+                weights.
+            hf_opts: keywords of `from_pretrained`. Defaults: {"device_map": "auto", "torch_dtype":
+                "auto"}; "auto" works without accelerate.
 
-        Raises: ModelLoadError for options that the loader refuses; EngineUnavailable without
+        Raises: ModelLoadError for options that the loader rejects; EngineUnavailable without
         bitsandbytes.
         """
         options = dict(hf_opts or {})
@@ -263,8 +269,8 @@ class AsyncTransformer(KnownLM):
         return cls(*_from_pretrained(model_id, options), **kwargs)
 
 
-class AsyncVirtualLM(KnownLM):
-    """A vLLM engine, awaited."""
+class AsyncVirtualLM(GenlmModel):
+    """A vLLM engine with genlm-backend's interface."""
 
     def __init__(
         self,
@@ -319,7 +325,7 @@ class AsyncVirtualLM(KnownLM):
         return self.lm.model
 
     async def release_all(self) -> None:
-        """End all queries that wait."""
+        """Cancel all waiting queries."""
         self.reset_async_queries()
 
     def cleanup(self) -> None:
@@ -396,7 +402,7 @@ def _folder(model_id: str, options: Mapping[str, Any]) -> Any:
 
 
 def _tokenizer(model_id: str, folder: Any, options: Mapping[str, Any]) -> Any:
-    from transformers import AutoTokenizer  # the torch engine is there, so this is
+    from transformers import AutoTokenizer  # a dependency of the torch engine
 
     remote_code = options.get("trust_remote_code", False)
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=remote_code)
@@ -432,7 +438,7 @@ def _bitsandbytes(options: Mapping[str, Any]) -> Any:
 
 
 def cap_rows(lm: LM, n_rows: int) -> None:
-    """Keep at most so many rows of logits in the LM's cache."""
+    """Limit the LM's cache to this number of logits rows."""
     n_bytes = check_int("cache_size", n_rows, 0) * 4 * lm.info.n_vocab
     rows = lm.scheduler.logits_cache
     rows.budget_bytes = min(rows.budget_bytes, n_bytes)

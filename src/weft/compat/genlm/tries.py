@@ -1,4 +1,4 @@
-"""Tries over the bytes of a vocabulary: the weight of every prefix from the weights of tokens."""
+"""Tries over the bytes of a vocabulary: weights of all prefixes from weights of tokens."""
 
 from __future__ import annotations
 
@@ -20,14 +20,18 @@ Ints = NDArray[np.int64]
 
 
 class TokenCharacterTrie:
-    """A trie with an edge a letter and a leaf an entry; nodes are numbered children first, root
-    last.
+    """A trie with an edge per symbol and a leaf per entry.
 
-    decode: the vocabulary: Tokens (the letters are their bytes), and end markers or other iterables
-    (the letters are what they yield). children[node]: edge → node; a leaf's edge is
-    (None, position). word2leaf, leaf2word: between entries and leaves; the key of a `Token` is
-    (bytes, id), that of others the entry. idx_to_leaf: int32 [V, 2], (position, leaf). ordering:
-    the nodes that are no leaves, children first. Weights are float64, one a node.
+    Children have smaller numbers than parents.
+
+    decode: the vocabulary: Tokens, whose symbols are bytes, or other iterables of symbols.
+    children: by node: edge → node; a leaf's edge is (None, position).
+    word2leaf, leaf2word: entry ↔ leaf; the key of a `Token` is (bytes, id), that of others the
+    entry.
+    idx_to_leaf: int32 [V, 2]: (position, leaf).
+    ordering: the inner nodes, children first.
+
+    Weights are float64, one per node.
     """
 
     def __init__(self, decode: Sequence[Any]) -> None:
@@ -42,17 +46,17 @@ class TokenCharacterTrie:
         nodes: list[dict[Hashable, int]] = [{}]
         leaves: dict[Hashable, int] = {}
         for position, entry in enumerate(self.decode):
-            key, letters = _spelled(entry)
+            key, symbols = _key_and_edges(entry)
             if key in leaves:
                 raise ConfigError(f"Duplicate word in vocabulary: {key!r}")
             at = 0
-            for letter in letters:
-                at = _child(nodes, at, letter)
+            for symbol in symbols:
+                at = _child(nodes, at, symbol)
             leaves[key] = _child(nodes, at, (None, position))
         self._number(nodes, leaves)
 
     def _number(self, nodes: list[dict[Hashable, int]], leaves: dict[Hashable, int]) -> None:
-        """Number nodes children first, so that one pass in order sums up."""
+        """Number nodes children first, so that one pass in order computes all sums."""
         order: list[int] = []
         stack = [0]
         while stack:
@@ -77,8 +81,9 @@ class TokenCharacterTrie:
         self._levels = list(self._by_depth())
 
     def _by_depth(self) -> list[tuple[Ints, Ints, Ints]]:
-        """Return what each depth adds up, deepest first: (nodes by parent, where each parent's
-        begin, the parents).
+        """Return the reductions of each depth, deepest first.
+
+        Each is (nodes sorted by parent, start of each parent's nodes, parents).
         """
         depth = np.zeros(len(self.children), dtype=np.int64)
         for at in range(len(depth) - 2, -1, -1):  # parents have larger numbers
@@ -98,7 +103,7 @@ class TokenCharacterTrie:
 
     @cached_property
     def node2prefix(self) -> dict[int, list[Any]]:
-        """The letters before each node."""
+        """The symbols before each node."""
         prefixes: dict[int, list[Any]] = {self.root: []}
         for at in range(self.root, -1, -1):
             for edge, below in self.children[at].items():
@@ -106,19 +111,19 @@ class TokenCharacterTrie:
         return prefixes
 
     def weight_sum(self, ws: Any) -> Any:
-        """Return for every node the sum of its tokens' weights: float64 [nodes]."""
+        """Return the sum of the weights of each node's tokens: float64 [nodes]."""
         return self.batch_weight_sum([ws])[0]
 
     def weight_max(self, ws: Any) -> Any:
-        """Return for every node the largest of its tokens' weights, negative ones too."""
+        """Return the largest weight of each node's tokens: float64 [nodes]."""
         return self.batch_weight_max([ws])[0]
 
     def batch_weight_sum(self, ws: Any) -> Any:
-        """The same for many rows of weights: [B, V] → float64 [B, nodes]."""
+        """Return `weight_sum` of each row: [B, V] → float64 [B, nodes]."""
         return self._upward(ws, 0.0, np.add)
 
     def batch_weight_max(self, ws: Any) -> Any:
-        """The same for many rows of weights: [B, V] → float64 [B, nodes]."""
+        """Return `weight_max` of each row: [B, V] → float64 [B, nodes]."""
         return self._upward(ws, -np.inf, np.maximum)
 
     def _upward(self, ws: Any, empty: float, joining: np.ufunc) -> Weights:
@@ -139,7 +144,7 @@ class TokenCharacterTrie:
         return row
 
     def visualize(self, ws: Any = None) -> str:
-        """Return the trie as Graphviz DOT; `ws`: weights of nodes, written beside them."""
+        """Return the trie as Graphviz DOT. ws: weights to write on the nodes."""
         if ws is not None and len(ws) != len(self.children):
             raise ConfigError(f"{len(ws)} weights for {len(self.children)} nodes; give one each")
         lines = ["digraph trie {"]
@@ -155,9 +160,9 @@ class TokenCharacterTrie:
 
 
 class ParallelTokenCharacterTrie(TokenCharacterTrie):
-    """The same in float32; computed by torch on `device` where torch is installed.
+    """The trie in float32, computed by torch on `device` if torch is installed.
 
-    device: "cpu", "cuda" or None, which is cuda where it is.
+    device: "cpu", "cuda", or None for cuda if available.
     """
 
     def __init__(self, decode: Sequence[Any], device: str | None = None) -> None:
@@ -181,7 +186,7 @@ class ParallelTokenCharacterTrie(TokenCharacterTrie):
         return self._on_device(self._preprocess_ws(ws), -np.inf)
 
     def _on_device(self, rows: Any, empty: float) -> Any:
-        """Join weights [B, V] upwards: the sum where nothing is 0, the largest where it is -inf."""
+        """Reduce weights [B, V] upwards: by sum if `empty` is 0, by maximum if it is -inf."""
         import torch
 
         shape = (len(self.children), len(rows))
@@ -198,7 +203,7 @@ class ParallelTokenCharacterTrie(TokenCharacterTrie):
 
     @cached_property
     def _places(self) -> tuple[Any, list[tuple[Any, Any]]]:
-        """The leaves by position, and of each depth the nodes and their parents, on the device."""
+        """The leaves by position, and the nodes and parents of each depth, on the device."""
         import torch
 
         def put(numbers: Any) -> Any:
@@ -218,18 +223,18 @@ class ParallelTokenCharacterTrie(TokenCharacterTrie):
 
 
 class AsyncTokenCharacterTrie:
-    """A trie whose callers of one loop pass share one call. No task to start; none can hang."""
+    """A trie whose callers in one pass of a loop share one call. It needs no task."""
 
     def __init__(self, trie: TokenCharacterTrie) -> None:
         self.trie = trie
-        self._task: Any = None  # where known programs look for one; there never is
+        self._task: Any = None  # read by genlm's clients; always None
         self._pending: dict[Any, list[tuple[str, Any, asyncio.Future[Any]]]] = {}
 
     @classmethod
     def from_vocab(
         cls, vocab: Sequence[Any], backend: str = "parallel", **kwargs: Any
     ) -> AsyncTokenCharacterTrie:
-        """Return one over a vocabulary. backend: "parallel" or "sequential"."""
+        """Return a trie over a vocabulary. backend: "parallel" or "sequential"."""
         kinds = {"parallel": ParallelTokenCharacterTrie, "sequential": TokenCharacterTrie}
         if backend not in kinds:
             raise ConfigError(f"Unknown backend: {backend!r}; allowed are {', '.join(kinds)}")
@@ -244,7 +249,7 @@ class AsyncTokenCharacterTrie:
         return await (await self._queue_request(ws, "max"))
 
     async def _queue_request(self, request: Any, op: str) -> asyncio.Future[Any]:
-        """Put in weights; the future has the answer. op: "sum" or "max"."""
+        """Queue weights; return the future of the result. op: "sum" or "max"."""
         if op not in ("sum", "max"):
             raise ConfigError(f"Unknown operation: {op!r}; allowed are 'sum' and 'max'")
         loop = asyncio.get_running_loop()
@@ -256,38 +261,38 @@ class AsyncTokenCharacterTrie:
         return future
 
     def _answer(self, loop: asyncio.AbstractEventLoop) -> None:
-        asked = [each for each in self._pending.pop(loop, []) if not each[2].done()]
+        requests = [each for each in self._pending.pop(loop, []) if not each[2].done()]
         for kind in ("sum", "max"):
-            chosen = [(ws, future) for name, ws, future in asked if name == kind]
+            chosen = [(ws, future) for name, ws, future in requests if name == kind]
             if chosen:
                 self._answer_kind(kind, chosen)
 
-    def _answer_kind(self, kind: str, asked: list[tuple[Any, asyncio.Future[Any]]]) -> None:
+    def _answer_kind(self, kind: str, requests: list[tuple[Any, asyncio.Future[Any]]]) -> None:
         call = self.trie.batch_weight_sum if kind == "sum" else self.trie.batch_weight_max
         try:
-            rows = call([ws for ws, _ in asked])
+            rows = call([ws for ws, _ in requests])
         except Exception as error:
-            if len(asked) == 1:
-                asked[0][1].set_exception(error)
+            if len(requests) == 1:
+                requests[0][1].set_exception(error)
                 return
-            for each in asked:  # the error is one caller's own
-                self._answer_kind(kind, [each])
+            for request in requests:  # the error is one caller's own
+                self._answer_kind(kind, [request])
             return
-        for (_, future), row in zip(asked, rows, strict=True):
+        for (_, future), row in zip(requests, rows, strict=True):
             future.set_result(row)
 
     def start(self) -> None:
-        """Nothing is to be started."""
+        """Do nothing."""
 
     async def cleanup(self) -> None:
-        """Nothing is to be ended."""
+        """Do nothing."""
 
     def shutdown(self) -> None:
-        """Nothing is to be ended."""
+        """Do nothing."""
 
 
 def on_host(row: Any) -> Any:
-    """Return a tensor as an array, wherever it is; others as they are."""
+    """Return a tensor as an array on the host; other values unchanged."""
     return row.detach().cpu().numpy() if hasattr(row, "detach") else row
 
 
@@ -299,8 +304,8 @@ def _child(nodes: list[dict[Hashable, int]], at: int, edge: Hashable) -> int:
     return below
 
 
-def _spelled(entry: Any) -> tuple[Hashable, Any]:
-    """Return an entry's key and its letters."""
+def _key_and_edges(entry: Any) -> tuple[Hashable, Any]:
+    """Return an entry's key and its symbols."""
     if isinstance(entry, Token):
         return (entry.byte_string, entry.token_id), entry.byte_string
     return entry, entry

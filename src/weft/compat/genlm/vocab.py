@@ -1,4 +1,4 @@
-"""Byte vocabularies under their known names."""
+"""Byte vocabularies under genlm-backend's names."""
 
 from __future__ import annotations
 
@@ -33,17 +33,19 @@ class ByteVocabError(ConfigError):
 
 
 class ByteDecoderError(ConfigError):
-    """A table from letters to bytes does not spell a tokenizer's tokens."""
+    """A table from characters to bytes does not reproduce a tokenizer's tokens."""
 
 
 def decode_vocab(
     tokenizer: Any, byte2str_fallback: str = "tokenizer"
 ) -> tuple[list[Token], list[str]]:
-    """Return the bytes and the text of every token, by id; tokens of equal bytes stay apart.
+    """Return the bytes and the text of every token, by id; tokens of equal bytes stay distinct.
 
-    byte2str_fallback: the text of bytes that are no UTF-8: the tokenizer's own spelling, which no
-    other token has for its text; latin-1; or U+FFFD. Raises: ValueError for another fallback or a
-    tokenizer whose tokens have no bytes.
+    Args:
+        byte2str_fallback: the text of bytes that are no UTF-8: "tokenizer" (its own spelling,
+            unique among tokens), "latin1", or "replace" (U+FFFD).
+
+    Raises: ValueError for another fallback or a tokenizer whose tokens have no bytes.
     """
     if byte2str_fallback not in FALLBACKS:
         raise ConfigError(f"Unknown byte2str_fallback: {byte2str_fallback!r}; allowed: {FALLBACKS}")
@@ -59,7 +61,7 @@ def decode_vocab(
 def get_byte_vocab(tokenizer: Any) -> list[bytes]:
     """Return the bytes of every token, by id.
 
-    Raises: ByteVocabError where tokens, joined, would not be the text byte for byte.
+    Raises: ByteVocabError if joined tokens would differ from the text's bytes.
     """
     kinds = _decoder_kinds(tokenizer)
     if kinds and not kinds & _EXACT:
@@ -74,10 +76,10 @@ def get_byte_vocab(tokenizer: Any) -> list[bytes]:
 
 
 def check_byte_decoder(tokenizer: Any, byte_decoder: Mapping[str, int]) -> None:
-    """Raise ByteDecoderError unless a table from letters to bytes spells a tokenizer's tokens."""
+    """Raise ByteDecoderError unless a table from characters to bytes reproduces the tokens."""
     special = tokenizer.get_added_vocab()
-    letters = {each for word in tokenizer.get_vocab() if word not in special for each in word}
-    if missing := letters - byte_decoder.keys():
+    characters = {each for word in tokenizer.get_vocab() if word not in special for each in word}
+    if missing := characters - byte_decoder.keys():
         raise ByteDecoderError(f"Byte decoder is missing bytes: {''.join(sorted(missing))!r:.80}")
     words = tokenizer.convert_ids_to_tokens(tokenizer.encode(_SAMPLE, add_special_tokens=False))
     try:
@@ -89,7 +91,7 @@ def check_byte_decoder(tokenizer: Any, byte_decoder: Mapping[str, int]) -> None:
 
 
 def _decoder_kinds(tokenizer: Any) -> set[str]:
-    """Return the names of the decoder's parts; empty where none is declared."""
+    """Return the names of the decoder's parts; empty if none is declared."""
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
     if not hasattr(backend, "to_str"):
         return set()

@@ -20,13 +20,13 @@ from ...engines.hub import EMBEDDED, SMOLLM2, gguf_file, is_gguf, resolve
 from ...errors import ConfigError, Conflict, NotFound, WeftError
 from ...lm.lm import LM
 from ...loading import (
+    check_engine_fits,
+    check_model_supported,
     display_name,
     gguf_engine,
     is_url,
     load,
     parse_bytes,
-    refuse_early,
-    refuse_unfit,
 )
 from .config import ServerConfig
 from .errors import RequestError
@@ -433,13 +433,13 @@ def checked_files(source: str, engine: str, device: str, progress: Progress) -> 
     """
     if is_url(source):
         return None
-    refuse_unfit(engine, source)
+    check_engine_fits(engine, source)
     if is_gguf(source):
         file = gguf_file(source)
         read_gguf(file)
         gguf_engine(source, engine, device)
         return file
-    check = partial(refuse_early, source, engine)
+    check = partial(check_model_supported, source, engine)
     folder = resolve(source, suits=check, progress=progress)
     check(folder)
     return folder
