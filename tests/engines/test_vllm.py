@@ -29,8 +29,8 @@ from weft.engines.base import Row, ScoreSpan  # noqa: E402
 from weft.engines.generation import GenerationEvent, GenerationRequest  # noqa: E402
 from weft.engines.vllm.loop import EngineLoop  # noqa: E402
 from weft.engines.vllm.native import vllm_params  # noqa: E402
-from weft.engines.vllm.rows import RowReader  # noqa: E402
-from weft.engines.vllm.running import Running  # noqa: E402
+from weft.engines.vllm.rows import LogitsReader  # noqa: E402
+from weft.engines.vllm.running import RunningEngine  # noqa: E402
 from weft.engines.vllm.vllm_internals import idle_tokens  # noqa: E402
 from weft.errors import (  # noqa: E402
     ConfigError,
@@ -70,7 +70,7 @@ def reference() -> Iterator[LM]:
         yield made
 
 
-def reader_of(lm: LM) -> RowReader:
+def reader_of(lm: LM) -> LogitsReader:
     return lm.engine._reader
 
 
@@ -89,10 +89,10 @@ def check_nothing_leaked(lm: LM) -> None:
     """The requests that vLLM holds are those that are kept, and every slot is free, once."""
     reader = reader_of(lm)
     held = {name for name in held_by_vllm(lm) if name.startswith("weft-row-")}
-    assert len(held) == len(reader._idle) <= reader.most
+    assert len(held) == len(reader._idle) <= reader.max_idle
     assert reader._idle_tokens == sum(len(ids) for _, ids in reader._idle)
-    assert reader.board is not None
-    assert sorted(reader.board.free) == [*range(reader.board.n_slots)]
+    assert reader.buffer is not None
+    assert sorted(reader.buffer.free) == [*range(reader.buffer.n_slots)]
 
 
 # The same model ---------------------------------------------------------------------------------
@@ -332,10 +332,10 @@ def test_siblings_of_one_context_share_its_open_request_and_the_prefix(
 
 def test_open_requests_stay_few_and_close_by_their_age(lm: LM) -> None:
     reader = reader_of(lm)
-    assert reader.most == 16
+    assert reader.max_idle == 16
     for first in range(400, 440):
         rows_after(lm, [first, 7, 8])
-    assert len(reader._idle) == reader.most
+    assert len(reader._idle) == reader.max_idle
     assert reader._idle_tokens == sum(len(ids) for _, ids in reader._idle)
     assert (None, (439, 7, 8)) in reader._idle
     assert (None, (400, 7, 8)) not in reader._idle
@@ -381,7 +381,9 @@ def test_rows_that_fail_or_are_left_leak_nothing(lm: LM, reference: LM) -> None:
 
 def test_requests_that_are_kept_hold_no_more_tokens_than_they_may(lm: LM) -> None:
     running = lm.engine._running
-    reader = RowReader(running.engine, lm.info.n_vocab, board=None, most=8, most_tokens=50)
+    reader = LogitsReader(
+        running.engine, lm.info.n_vocab, buffer=None, max_idle=8, max_idle_tokens=50
+    )
     before = len(held_by_vllm(lm))
     kept = {1: 1, 2: 2, 3: 2, 4: 2}
     for number in kept:
@@ -438,8 +440,10 @@ def told(row: np.ndarray) -> Any:
 def test_requests_stay_open_where_they_go_on_by_the_hosts_tokens(keeps_drawn: bool) -> None:
     loop = EngineLoop()
     try:
-        reader = Running(Requests(keeps_drawn=keeps_drawn), loop, None).reader("auto", "logprobs")
-        assert reader.most == (0 if keeps_drawn else 2)
+        reader = RunningEngine(Requests(keeps_drawn=keeps_drawn), loop, None).reader(
+            "auto", "logprobs"
+        )
+        assert reader.max_idle == (0 if keeps_drawn else 2)
         for ids in ((3,), (3, 4), (3, 4, 5), (3, 4, 6), (3, 4, 5, 6, 7)):
             (row,) = loop.call(reader.rows([(None, ids)], {None: None}))
             np.testing.assert_allclose(row, noise(ids), atol=1e-6)
@@ -449,7 +453,9 @@ def test_requests_stay_open_where_they_go_on_by_the_hosts_tokens(keeps_drawn: bo
 
 def test_rows_by_logprobs_are_those_of_the_board(lm: LM) -> None:
     engine = lm.engine
-    slow = RowReader(engine._running.engine, lm.info.n_vocab, board=None, most=4, most_tokens=999)
+    slow = LogitsReader(
+        engine._running.engine, lm.info.n_vocab, buffer=None, max_idle=4, max_idle_tokens=999
+    )
     paths = [(None, (30, 40, 50)), (None, (30, 40, 50, 60))]
     found = engine._running.loop.call(slow.rows(paths, {None: None}))
     engine._running.loop.call(slow.close())
@@ -671,7 +677,7 @@ MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"n_ctx": 99, "engine_options": {"max_model_len": 99}}, ConfigError, "two limits"),
     ({"engine_options": {"logprobs_mode": "raw_logits"}}, ConfigError, "Weft sets"),
     ({"engine_options": {"rows": "smoke"}}, ConfigError, '"board" and "logprobs"'),
-    ({"engine_options": {"tensor_parallel_size": "two"}}, ConfigError, "refuses its arguments"),
+    ({"engine_options": {"tensor_parallel_size": "two"}}, ConfigError, "rejects its arguments"),
     ({"device": "cuda"}, ConfigError, "runs on 'cpu'"),
     ({"dtype": "int3"}, (ConfigError, Unsupported), "int3"),
     ({"n_seq_max": 4}, Unsupported, "max_num_seqs"),
@@ -712,5 +718,5 @@ def test_broken_folders_are_told_with_the_file(tmp_path: Path) -> None:
 def test_an_engine_that_is_no_async_one_is_refused() -> None:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-    with pytest.raises(ConfigError, match="hand over an AsyncLLM"):
+    with pytest.raises(ConfigError, match="pass an AsyncLLM"):
         weft.load(AsyncEngineArgs(model=str(TINY)))

@@ -89,36 +89,36 @@ def test_an_open_request_drops_what_it_drew_when_its_next_input_comes() -> None:
 
 
 def test_v1_rows_go_to_the_slots_that_requests_name() -> None:
-    tap, board = tapped()
+    tap, buffer = tapped()
     assert not tap.is_argmax_invariant()  # else nobody asks it where all are greedy
     plain = SamplingParams(max_tokens=4)
-    wishes = [row_params((slot, board.ticket())) for slot in (2, 0)]
+    wishes = [row_params((slot, buffer.ticket())) for slot in (2, 0)]
     added = [(0, wishes[0], [1], []), (1, plain, [1], []), (2, wishes[1], [1], [])]
     tap.update_state(BatchUpdate(batch_size=3, removed=[], added=added, moved=[]))
     logits = torch.arange(12.0).reshape(3, 4)
     assert tap.apply(logits) is logits
-    assert board.read(2, 1).tolist() == [0, 1, 2, 3]
-    assert board.read(0, 2).tolist() == [8, 9, 10, 11]
-    assert board.read(1, 1) is None
+    assert buffer.read(2, 1).tolist() == [0, 1, 2, 3]
+    assert buffer.read(0, 2).tolist() == [8, 9, 10, 11]
+    assert buffer.read(1, 1) is None
     moved = [(2, 0, MoveDirectionality.UNIDIRECTIONAL)]
     tap.update_state(BatchUpdate(batch_size=2, removed=[0], added=[], moved=moved))
     tap.apply(-logits[:2])
-    assert board.read(0, 2).tolist() == [0, -1, -2, -3]
-    assert board.read(2, 1).tolist() == [0, 1, 2, 3]
+    assert buffer.read(0, 2).tolist() == [0, -1, -2, -3]
+    assert buffer.read(2, 1).tolist() == [0, 1, 2, 3]
 
 
 def test_v2_rows_go_to_the_slots_that_requests_name() -> None:
-    tap, board = tapped()
-    assert tap.add_request(7, row_params((1, board.ticket())))
+    tap, buffer = tapped()
+    assert tap.add_request(7, row_params((1, buffer.ticket())))
     assert not tap.add_request(3, SamplingParams(max_tokens=4))
     names = {field.name for field in dataclasses.fields(LogitsContext)}
     assert "expanded_idx_mapping" in names
     ctx = SimpleNamespace(expanded_idx_mapping=torch.tensor([3, 7]))
     tap.apply(torch.arange(8.0).reshape(2, 4), ctx)
-    assert board.read(1, 1).tolist() == [4, 5, 6, 7]
+    assert buffer.read(1, 1).tolist() == [4, 5, 6, 7]
     assert not tap.add_request(7, SamplingParams(max_tokens=4))  # the place is somebody else's now
     tap.apply(torch.zeros(2, 4), ctx)
-    assert board.read(1, 1).tolist() == [4, 5, 6, 7]
+    assert buffer.read(1, 1).tolist() == [4, 5, 6, 7]
 
 
 def test_a_worker_that_does_not_see_the_board_writes_nothing() -> None:
@@ -130,17 +130,17 @@ def test_a_worker_that_does_not_see_the_board_writes_nothing() -> None:
 
 
 def test_a_board_fits_its_memory_and_leaves_no_file() -> None:
-    board = SharedLogitsBuffer(1_000_000, 64)
-    assert board.n_slots == 8
-    assert board.path.stat().st_size == n_bytes(8, 1_000_000)
-    board.rows[7] = 1.5
-    board.tickets[7] = 9
-    board.unlink()
-    board.unlink()
-    assert not board.path.exists()
-    row = board.read(7, 9)
+    buffer = SharedLogitsBuffer(1_000_000, 64)
+    assert buffer.n_slots == 8
+    assert buffer.path.stat().st_size == n_bytes(8, 1_000_000)
+    buffer.rows[7] = 1.5
+    buffer.tickets[7] = 9
+    buffer.unlink()
+    buffer.unlink()
+    assert not buffer.path.exists()
+    row = buffer.read(7, 9)
     assert row is not None
-    board.rows[7] = 0
+    buffer.rows[7] = 0
     assert np.all(row == 1.5)
 
 
@@ -165,8 +165,8 @@ def test_a_board_of_a_killed_process_is_taken_away_by_the_next_and_no_other() ->
 
 
 def tapped() -> tuple[LogitsCapture, SharedLogitsBuffer]:
-    board = SharedLogitsBuffer(4, 3)
-    told = SimpleNamespace(additional_config={KEY: board.told()})
+    buffer = SharedLogitsBuffer(4, 3)
+    told = SimpleNamespace(additional_config={KEY: buffer.connection_info()})
     tap = LogitsCapture(told, torch.device("cpu"), False)
-    board.unlink()
-    return tap, board
+    buffer.unlink()
+    return tap, buffer

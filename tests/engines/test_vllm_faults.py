@@ -87,7 +87,7 @@ def test_an_engine_that_dies_in_mid_run_is_told_and_the_tree_stays() -> None:
             kept[0].grow(n=8, max_tokens=500, temperature=1.3, seed=2, show=False)
 
     threading.Thread(target=kill_soon).start()
-    with pytest.raises(ForwardError, match=r"died.*[Tt]he tree is as it was"):
+    with pytest.raises(ForwardError, match=r"exited.*[Tt]he tree is unchanged"):
         grow_on()
     assert [node.text for node in loom.children] == texts
     with pytest.raises(ForwardError):
@@ -103,7 +103,7 @@ def test_a_collected_model_leaves_no_process_and_no_thread() -> None:
     before, threads = len(vllm_processes()), set(threading.enumerate())
     lm = load()
     assert len(vllm_processes()) > before
-    assert not lm.engine._running.board.path.exists()
+    assert not lm.engine._running.buffer.path.exists()
     del lm
     gc.collect()
     wait_for(lambda: len(vllm_processes()) <= before)
@@ -206,7 +206,7 @@ def test_an_engine_of_somebody_else_is_used_and_stays_theirs() -> None:
             await loom.agrow(typical_p=0.5)
         await asyncio.to_thread(lm.close)
         engine.shutdown()
-        with pytest.raises(ConfigError, match="dead or shut down"):
+        with pytest.raises(ConfigError, match="failed or is shut down"):
             weft.load(engine)
 
     asyncio.run(use())

@@ -10,18 +10,18 @@ from .log_filter import settle_environment
 
 settle_environment()
 try:
-    with warnings.catch_warnings():  # of what vLLM stands on, to its developers
+    with warnings.catch_warnings():  # deprecations in vLLM's dependencies
         warnings.simplefilter("ignore")
         importlib.import_module("vllm.v1.engine.async_llm")
 except ModuleNotFoundError:
     raise
 except Exception as error:
     raise EngineUnavailable(
-        f"vllm is installed and cannot be imported: {type(error).__name__}: {error}. Where it names"
-        " torchvision, torchaudio or torchcodec: pip uninstall those, no text model needs them"
+        f"vllm is installed but cannot be imported: {type(error).__name__}: {error}. If it names"
+        " torchvision, torchaudio or torchcodec: pip uninstall those; text models do not need them"
     ) from error
 
-# vLLM reads the environment as it is imported.
+# Importing vLLM reads the environment, so it comes last.
 from .engine import VllmEngine  # noqa: E402
 
 __all__ = ["VllmEngine"]

@@ -32,22 +32,37 @@ from ..capabilities import OWN
 from ..checkpoint import open_checkpoint, reject_mlx_quantised
 from ..config_check import check_config
 from .loop import EngineLoop
-from .native import VllmRuns, as_failure
+from .native import VllmRuns, as_forward_error
 from .options import as_load_error, check_names, engine_args
+from .rows import LogitsReader
 from .rows import Path as RowPath
-from .rows import RowReader
-from .running import Running
-from .shared_logits import try_board
-from .vllm_internals import adopted_mark, ends_of, has_all_logprobs, has_one_end, loop_of, mark_of
+from .running import RunningEngine
+from .shared_logits import try_create_buffer
+from .vllm_internals import (
+    adopted_fingerprint,
+    end_ids_of,
+    fingerprint_suffix,
+    has_all_logprobs,
+    has_one_end,
+    loop_of,
+)
 
 
 class VllmEngine(Engine):
-    """A model that vLLM runs, with KV of its own; made by `load` or `adopt`."""
+    """A model that vLLM runs, with its own KV; created by `load` or `adopt`."""
 
     fragments = None
 
-    def __init__(self, running: Running, *, fingerprint: str, reader: RowReader | None) -> None:
-        """reader: None where the engine was started so that full logits cannot be had."""
+    def __init__(
+        self, running: RunningEngine, *, fingerprint: str, reader: LogitsReader | None
+    ) -> None:
+        """Connect to a running engine.
+
+        Args:
+            running: the AsyncLLM.
+            fingerprint: fingerprint of the weights.
+            reader: reader of full logits; None if the engine was started without them.
+        """
         self._running = running
         self._reader = reader
         self._lora_ids = itertools.count(1)
@@ -63,7 +78,7 @@ class VllmEngine(Engine):
             model=str(model.model),
             n_layers=model.hf_text_config.num_hidden_layers,
             n_vocab=model.get_vocab_size(),
-            # One place of vLLM's context is for the token that it draws after a path.
+            # vLLM needs one position of its context for the token that it samples after a path.
             context_length=model.max_model_len - 1,
             kv_bytes_per_token=0,
             dtype=str(model.dtype).removeprefix("torch."),
@@ -74,7 +89,7 @@ class VllmEngine(Engine):
                 OWN["vllm"],
                 steps=reader is not None,
                 scoring=reader is not None,
-                raw_logits=reader is not None and reader.board is not None,
+                raw_logits=reader is not None and reader.buffer is not None,
                 lora=config.lora_config is not None,
             ),
             temperature_first=True,
@@ -102,29 +117,34 @@ class VllmEngine(Engine):
         """Start vLLM with a Transformers-format folder.
 
         Args:
-            device: "auto", or what this build of vLLM runs on.
-            n_ctx: longest path; None for all the model knows, less one.
-            kv_bytes, n_seq_max: refused; vLLM's own are kv_cache_memory_bytes and max_num_seqs.
-            sessions: requests that stay open for their next token; 0: every row is a request of
-                its own. "auto" is a quarter of max_num_seqs.
-            rows: "board", logits come through memory that the workers share with this process;
-                "logprobs", through vLLM's own answers, which is slow; "auto" takes what works.
+            folder: the model folder.
+            device: "auto", or the device of this build of vLLM.
+            dtype: "auto" or a name.
+            n_ctx: context length; None for the model's own, less one token.
+            kv_bytes: rejected; vLLM's own option is kv_cache_memory_bytes.
+            n_seq_max: rejected; vLLM's own option is max_num_seqs.
+            trust_remote_code: run the repository's code.
+            progress: callback before and after the load.
+            sessions: maximum number of idle open requests; 0: every row is a request of its own.
+                "auto" is a quarter of max_num_seqs.
+            rows: "board": logits arrive through memory shared with the workers. "logprobs": through
+                vLLM's own outputs, which is slow. "auto" uses what works.
             engine_options: any of vLLM's AsyncEngineArgs: tensor_parallel_size,
                 gpu_memory_utilization, quantization, …
 
         Raises:
             ModelLoadError: files are missing or broken, or vLLM did not start.
-            Unsupported: vLLM cannot run this model so.
+            Unsupported: vLLM cannot run this model with these options.
             ConfigError: an option is unknown or out of range.
         """
         if n_seq_max is not None:
             raise Unsupported(
-                "the vllm engine keeps its KV to itself, so n_seq_max has no effect; vLLM's own"
+                "vLLM manages its KV itself, so n_seq_max has no effect; vLLM's own"
                 ' option is engine_options={"max_num_seqs": …}'
             )
         if kv_bytes is not None:
             raise Unsupported(
-                "the vllm engine keeps its KV to itself, so kv_budget has no effect; vLLM's own"
+                "vLLM manages its KV itself, so kv_budget has no effect; vLLM's own"
                 ' option is engine_options={"kv_cache_memory_bytes": …}'
             )
         check_rows_option(rows)
@@ -132,7 +152,7 @@ class VllmEngine(Engine):
         checkpoint = open_checkpoint(Path(folder))
         reject_mlx_quantised(checkpoint.config, "vllm")
         no_tap = rows == "logprobs" or bool(engine_options.get("speculative_config"))
-        board = None if no_tap else try_board(vocab_of(checkpoint.config))
+        buffer = None if no_tap else try_create_buffer(vocab_of(checkpoint.config))
         try:
             args = engine_args(
                 Path(folder),
@@ -141,11 +161,11 @@ class VllmEngine(Engine):
                 dtype=dtype,
                 n_ctx=n_ctx,
                 trust_remote_code=trust_remote_code,
-                board=board,
+                buffer=buffer,
             )
             if progress is not None:
                 progress("load", 0, 1, "starting vLLM")
-            running = Running.start(args, board, engine_options)
+            running = RunningEngine.start(args, buffer, engine_options)
         except EngineError:
             raise
         except ConfigError:
@@ -153,15 +173,15 @@ class VllmEngine(Engine):
         except Exception as error:
             raise as_load_error(error, folder) from error
         finally:
-            if board is not None:
-                board.unlink()
+            if buffer is not None:
+                buffer.unlink()
         with running.closing_on_error():
             if not engine_options.get("hf_overrides"):
                 taken = running.engine.vllm_config.model_config.hf_config.to_dict()
                 check_config(checkpoint.config, taken, library="vLLM")
             if progress is not None:
                 progress("load", 1, 1, "")
-            mark = checkpoint.fingerprint() + mark_of(running.engine)
+            mark = checkpoint.fingerprint() + fingerprint_suffix(running.engine)
             try:
                 reader = running.reader(sessions, rows)
             except ForwardError as error:
@@ -174,25 +194,26 @@ class VllmEngine(Engine):
     def adopt(
         cls, engine: Any, *, n_ctx: int | None = None, sessions: int | str = "auto"
     ) -> VllmEngine:
-        """Use an AsyncLLM that runs already; it stays its owner's, who shuts it down.
+        """Use a running AsyncLLM. The caller keeps ownership and shuts it down.
 
-        Full logits rows need `max_logprobs=-1` among its arguments; without it, it generates runs,
-        and everything else is refused.
+        Full logits need `max_logprobs=-1` in its arguments. Without it, only native runs are
+        possible.
 
-        Raises: ConfigError for an object that is no AsyncLLM, or one that is dead.
+        Raises:
+            ConfigError: the object is not an AsyncLLM, or it has exited.
         """
         if not isinstance(engine, AsyncLLM):
             raise ConfigError(
-                f"a {type(engine).__name__} cannot be used from several threads; hand over an"
-                " AsyncLLM (AsyncLLM.from_engine_args(AsyncEngineArgs(…))), or give the model's"
+                f"a {type(engine).__name__} cannot be used from several threads; pass an"
+                " AsyncLLM (AsyncLLM.from_engine_args(AsyncEngineArgs(…))), or the model's"
                 ' name: weft.load(name, engine="vllm")'
             )
         if engine.errored:
-            raise ConfigError("this AsyncLLM is dead or shut down; make another one")
-        running = Running(engine, EngineLoop(loop_of(engine)), None)
+            raise ConfigError("this AsyncLLM has failed or is shut down; create another one")
+        running = RunningEngine(engine, EngineLoop(loop_of(engine)), None)
         has_all = has_all_logprobs(engine)
         reader = running.reader(sessions, "logprobs") if has_all else None
-        return cls(running, fingerprint=adopted_mark(engine), reader=reader)
+        return cls(running, fingerprint=adopted_fingerprint(engine), reader=reader)
 
     @property
     def model(self) -> Any:
@@ -200,21 +221,21 @@ class VllmEngine(Engine):
         return self._running.engine
 
     def tokenizer(self) -> Any:
-        """Return the tokenizer that vLLM has, with the ends of its generation config."""
-        given = self._running.engine.get_tokenizer()
-        return Tokenizer.wrap(given, stop_ids=ends_of(self._running.engine))
+        """Return vLLM's tokenizer, with the end tokens of its generation config."""
+        tokenizer = self._running.engine.get_tokenizer()
+        return Tokenizer.wrap(tokenizer, stop_ids=end_ids_of(self._running.engine))
 
     def sampling_defaults(self) -> ModelDefaults:
-        """Return what the model's generation config asks for."""
+        """Return the sampling defaults of the model's generation config."""
         config = self._running.engine.model_config.try_get_generation_config()
         return ModelDefaults.from_generation_config(config)
 
     # The protocol
 
     def forward(self, rows: Sequence[Row]) -> HostOutput:
-        """Ask for the logits after every wanted place; see Engine.forward.
+        """Return the logits of every requested position; see `Engine.forward`.
 
-        Cost: a request, or a token of one that is open, for each wanted place.
+        Cost: one request, or one token of an open request, per position.
         """
         self._check_open()
         reader = self._reader
@@ -222,8 +243,8 @@ class VllmEngine(Engine):
             raise Unsupported(NO_ROWS)
         for row in rows:
             self._check_row(row)
-        wanted = [(row.adapter, _ids(row)[: at + 1]) for row in rows for at in row.logits_at]
-        logits = self._rows(reader, wanted)
+        paths = [(row.adapter, _ids(row)[: at + 1]) for row in rows for at in row.logits_at]
+        logits = self._rows(reader, paths)
         scores = [self._scores(reader, row) for row in rows]
         return HostOutput(logits, scores)
 
@@ -235,7 +256,7 @@ class VllmEngine(Engine):
                 "this vLLM engine was started without LoRA",
                 hint='weft.load(…, engine="vllm", engine_options={"enable_lora": True})',
             )
-        mark = adapter_mark(Path(folder))
+        mark = adapter_fingerprint(Path(folder))
         lora = LoRARequest(name, next(self._lora_ids), str(Path(folder).absolute()))
         try:
             self._running.loop.call(self._running.engine.add_lora(lora))
@@ -247,36 +268,36 @@ class VllmEngine(Engine):
         return mark
 
     def remove_adapter(self, name: str) -> None:
-        """Forget an adapter; rows that still name it are refused."""
+        """Remove an adapter. Rows that still name it raise StaleHandle."""
         lora = self._loras.pop(name, None)
         if lora is not None and not self._running.closed:
             self._running.loop.call(self._running.engine.remove_lora(lora.lora_int_id))
 
     def close(self) -> None:
-        """End vLLM's processes, where Weft started them; idempotent."""
+        """Stop vLLM's processes if Weft started them. Idempotent."""
         self._finish()
 
     # One forward
 
-    def _rows(self, reader: RowReader, paths: list[RowPath]) -> np.ndarray:
+    def _rows(self, reader: LogitsReader, paths: list[RowPath]) -> np.ndarray:
         if not paths:
             return np.empty((0, self.info.n_vocab), np.float32)
         distinct = list(dict.fromkeys(paths))
         try:
-            found = self._running.loop.call(reader.rows(distinct, self._loras))
+            logits = self._running.loop.call(reader.rows(distinct, self._loras))
         except WeftError:
             raise
         except Exception as error:
-            raise as_failure(error) from error
-        by_path = dict(zip(distinct, found, strict=True))
+            raise as_forward_error(error) from error
+        by_path = dict(zip(distinct, logits, strict=True))
         return np.stack([by_path[path] for path in paths])
 
-    def _scores(self, reader: RowReader, row: Row) -> list[Score]:
+    def _scores(self, reader: LogitsReader, row: Row) -> list[Score]:
         ids = _ids(row)
 
         def logits_of(first: int, last: int) -> np.ndarray:
-            places = range(first, last)
-            return self._rows(reader, [(row.adapter, ids[: at + 1]) for at in places])
+            positions = range(first, last)
+            return self._rows(reader, [(row.adapter, ids[: at + 1]) for at in positions])
 
         return [metrics.score_span(span, self.info.n_vocab, logits_of) for span in row.scores]
 
@@ -296,25 +317,29 @@ class VllmEngine(Engine):
         if low < 0 or high >= n_vocab:
             raise ForwardError(f"token ids must be 0 to {n_vocab - 1}; got {low} to {high}")
         if any(not 0 <= at < n for at in row.logits_at):
-            raise ForwardError(f"logits_at {row.logits_at} lies outside a row of {n} tokens")
+            raise ForwardError(f"logits_at {row.logits_at} is outside a row of {n} tokens")
         if row.adapter not in self._loras:
             name = str(row.adapter).rpartition("#")[0]
             raise StaleHandle(f"the LoRA adapter {name!r} was removed; add it again")
 
 
 def _ids(row: Row) -> tuple[int, ...]:
-    assert not isinstance(row.tokens, FutureTokens)  # only for engines that overlap
+    assert not isinstance(row.tokens, FutureTokens)  # only with async scheduling
     return tuple(row.tokens)
 
 
 def vocab_of(config: Mapping[str, Any]) -> int:
-    """Return how many logits a row has, by config.json; of models that see, by their text's."""
-    of_text = config.get("text_config") or {}
-    return int(config.get("vocab_size") or of_text.get("vocab_size") or 0)
+    """Return the number of logits by config.json; for multimodal models that of the text part."""
+    text = config.get("text_config") or {}
+    return int(config.get("vocab_size") or text.get("vocab_size") or 0)
 
 
-def adapter_mark(folder: Path) -> str:
-    """Return a fingerprint of an adapter's files. Raises: ModelLoadError."""
+def adapter_fingerprint(folder: Path) -> str:
+    """Return a fingerprint of an adapter's files.
+
+    Raises:
+        ModelLoadError: a file is missing.
+    """
     digest = hashlib.sha256()
     try:
         for name in ("adapter_config.json", "adapter_model.safetensors"):
@@ -328,12 +353,12 @@ def adapter_mark(folder: Path) -> str:
 
 
 def check_rows_option(rows: object) -> None:
-    """Refuse what is no way for rows to come."""
+    """Validate the option `rows`."""
     if rows not in ("auto", "board", "logprobs"):
         raise ConfigError(f'rows is {rows!r}; allowed are "auto", "board" and "logprobs"')
 
 
 NO_ROWS = (
     "this AsyncLLM was started without full logits: no next-token distributions, no measuring, no"
-    ' branches; give it max_logprobs=-1, or let Weft start it: weft.load(name, engine="vllm")'
+    ' branches; start it with max_logprobs=-1, or by weft.load(name, engine="vllm")'
 )

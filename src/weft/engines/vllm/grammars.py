@@ -1,4 +1,4 @@
-"""Constraints in vLLM's words, where these mean exactly the same."""
+"""Conversion of constraints that vLLM enforces exactly."""
 
 from __future__ import annotations
 
@@ -14,17 +14,21 @@ from ...errors import GrammarError
 
 @dataclass(frozen=True)
 class Structured:
-    """A constraint as vLLM takes it. refusal: what it would not honour exactly; None: it would.
+    """A constraint in vLLM's format.
 
-    lark: of a grammar. allowed: token ids, to which the end tokens come.
+    Args:
+        unsupported: description of a constraint that vLLM would not enforce exactly; None
+            otherwise.
+        lark: grammar in llguidance's format.
+        allowed: token ids; end tokens are added.
     """
 
-    refusal: str | None = None
+    unsupported: str | None = None
     lark: str = ""
     allowed: frozenset[int] = frozenset()
 
     def arguments(self, stop_ids: frozenset[int]) -> dict[str, Any]:
-        """Return the keywords of vLLM's SamplingParams."""
+        """Return the keyword arguments of vLLM's SamplingParams."""
         if self.allowed:
             return {"allowed_token_ids": sorted(self.allowed | stop_ids)}
         from vllm.sampling_params import StructuredOutputsParams
@@ -34,14 +38,18 @@ class Structured:
 
 @lru_cache(maxsize=64)
 def structured(constraint: Constraint, *, by_guidance: bool) -> Structured:
-    """Return a constraint in vLLM's words. by_guidance: vLLM matches by llguidance, and ends a text
-    by the same token as Weft; else grammars are refused.
+    """Convert a constraint to vLLM's format.
+
+    Args:
+        constraint: the constraint.
+        by_guidance: vLLM matches by llguidance and ends texts by the same token as Weft. Otherwise
+            grammars are unsupported.
     """
     if isinstance(constraint, Allow):
         return Structured(allowed=constraint.ids)
     what = f"the constraint {type(constraint).__name__}"
     if not isinstance(constraint, Grammar) or not by_guidance:
-        return Structured(refusal=what)
+        return Structured(unsupported=what)
     from llguidance import LLMatcher
     from llguidance.gbnf_to_lark import any_to_lark
 
@@ -50,9 +58,9 @@ def structured(constraint: Constraint, *, by_guidance: bool) -> Structured:
         if any_to_lark(lark) != lark or LLMatcher.validate_grammar(
             LLMatcher.grammar_from_lark(lark), None
         ):
-            return Structured(refusal=what)  # it names special tokens, say
+            return Structured(unsupported=what)  # for example, it names special tokens
     except (GrammarError, ValueError):
-        return Structured(refusal=what)
+        return Structured(unsupported=what)
     return Structured(lark=lark)
 
 
@@ -60,6 +68,6 @@ def as_lark(text: str) -> str:
     """Return llguidance's own form of a grammar as Lark text."""
     if not text.startswith("{"):
         return text
-    (made,) = json.loads(text)["grammars"]
-    lark: str | None = made.get("lark_grammar")
-    return lark if lark is not None else f"start: %json {json.dumps(made['json_schema'])}"
+    (grammar,) = json.loads(text)["grammars"]
+    lark: str | None = grammar.get("lark_grammar")
+    return lark if lark is not None else f"start: %json {json.dumps(grammar['json_schema'])}"

@@ -1,4 +1,4 @@
-"""What vLLM's processes find around them: their log's level, and no program to run again."""
+"""Environment of vLLM's processes: log level, warnings, and the main module."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from types import ModuleType
 
 
 def settle_environment() -> None:
-    """Set vLLM's variables that nobody has set, before it is imported.
+    """Set defaults of vLLM's environment variables before it is imported.
 
-    Its log follows Weft's: errors alone, all from -v on. Nothing is reported to anybody.
+    Its log level follows Weft's: errors only, everything from -v on. Usage reports are off.
     """
     level = logging.getLogger("weft").getEffectiveLevel()
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if level <= logging.INFO else "ERROR")
@@ -23,12 +23,14 @@ def settle_environment() -> None:
 
 @contextmanager
 def starting(options: Iterable[object]) -> Iterator[None]:
-    """Start processes in this block that do not import the caller's program again.
+    """Start processes in this block without importing the caller's program in them.
 
-    A program without `if __name__ == "__main__":` would load the model again in each of them.
-    options: what they are given; where something of it is of the program, it is imported all the
-    same. Warnings to vLLM's developers are not shown, nor what Python's tracker sweeps up behind
-    workers that were ended.
+    A program without `if __name__ == "__main__":` would load the model again in each process.
+    Warnings to vLLM's developers and those of Python's resource tracker are not shown.
+
+    Args:
+        options: arguments of the processes. If one is defined in the program, it is imported
+            anyway.
     """
     main, before = sys.modules.get("__main__"), os.environ.get("PYTHONWARNINGS")
     os.environ["PYTHONWARNINGS"] = f"{before},ignore" if before else "ignore"

@@ -1,4 +1,4 @@
-"""The event loop that a vLLM engine lives on: a thread of its own, or its owner's."""
+"""The event loop of a vLLM engine: a thread of its own, or the caller's loop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ Value = TypeVar("Value")
 class EngineLoop:
     """Runs coroutines for threads that wait for them.
 
-    loop: of somebody else, which is left as it is; None starts a thread with one.
+    Args:
+        loop: the caller's loop, which is not stopped; None starts a thread with a new one.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
@@ -30,9 +31,10 @@ class EngineLoop:
             self._thread.start()
 
     def call(self, work: Coroutine[Any, Any, Value]) -> Value:
-        """Run a coroutine there and wait for it.
+        """Run a coroutine on the loop and wait for it.
 
-        Raises: ForwardError where that cannot be: from the loop itself, or where it stands still.
+        Raises:
+            ForwardError: the call is from the loop itself, or the loop does not run.
         """
         try:
             future = self._submit(work)
@@ -47,32 +49,36 @@ class EngineLoop:
 
     @property
     def may_wait(self) -> bool:
-        """Whether the calling thread can wait for the loop."""
-        return not self.is_here() and (self.is_own or self.loop.is_running())
+        """True if the calling thread can wait for the loop."""
+        return not self.is_current_thread() and (self.is_own or self.loop.is_running())
 
-    def is_here(self) -> bool:
-        """Whether the calling thread is the loop's own."""
+    def is_current_thread(self) -> bool:
+        """Return True if the calling thread is the loop's own."""
         return _running_here() is self.loop
 
     def _submit(self, work: Coroutine[Any, Any, Value]) -> Future[Value]:
         if not self.is_own and not self.loop.is_running():
             raise ForwardError(
-                "the event loop that the vLLM engine was made in does not run any more; make the"
-                " engine and use it under one asyncio.run(…), or let weft.load make it"
+                "the event loop that created the vLLM engine does not run any more; create and use"
+                " the engine under one asyncio.run(…), or create it by weft.load"
             )
-        if self.is_here():
+        if self.is_current_thread():
             raise ForwardError(
-                "a call that waits, from the event loop that the vLLM engine itself needs; await"
-                " the async form (agrow, acommit, …), or call from another thread"
+                "a blocking call on the event loop that the vLLM engine itself needs; await the"
+                " async form (agrow, acommit, …), or call from another thread"
             )
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
-    def post(self, action: Callable[..., object], *given: Any) -> None:
-        """Let the loop call something soon; any thread. Raises: RuntimeError once it is closed."""
-        self.loop.call_soon_threadsafe(action, *given)
+    def post(self, action: Callable[..., object], *args: Any) -> None:
+        """Schedule a call on the loop; any thread may call it.
+
+        Raises:
+            RuntimeError: the loop is closed.
+        """
+        self.loop.call_soon_threadsafe(action, *args)
 
     def close(self) -> None:
-        """End the thread, if it is this one's; does not wait when called by the thread itself."""
+        """Stop the loop's own thread; does not wait when called from that thread."""
         if self._thread is None or self.loop.is_closed():
             return
         self.post(self.loop.stop)
@@ -91,11 +97,11 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()
-        left = asyncio.all_tasks(loop)
-        for task in left:
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
             task.cancel()
-        if left:
-            loop.run_until_complete(asyncio.wait(left, timeout=5))
+        if tasks:
+            loop.run_until_complete(asyncio.wait(tasks, timeout=5))
         loop.run_until_complete(loop.shutdown_asyncgens())
     finally:
         loop.close()

@@ -1,4 +1,4 @@
-"""Runs that vLLM generates by itself."""
+"""Generation runs of vLLM's own loop."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from ..generation import (
     NativeEnd,
 )
 from .grammars import structured
-from .vllm_internals import has_drafts, n_places
+from .vllm_internals import is_speculative, max_num_seqs
 
 if TYPE_CHECKING:
-    from .running import Running
+    from .running import RunningEngine
 
-_COLDEST, _HOTTEST = 0.01, 2.0  # temperatures that vLLM takes as they are, beside 0
-_MOST_PENALTY = 2.0
+_MIN_TEMPERATURE, _MAX_TEMPERATURE = 0.01, 2.0  # vLLM changes others, except 0
+_MAX_PENALTY = 2.0
 _ENDS: dict[str, NativeEnd] = {"stop": "stop", "length": "length", "abort": "cancelled"}
 
 
-class VllmFlight:
-    """One GenerationRequest on its way: a task a sibling, once the loop has begun them."""
+class VllmRun:
+    """A running GenerationRequest: one task per sibling, once the loop has started them."""
 
     def __init__(self, n_siblings: int) -> None:
         self.tasks: list[asyncio.Task[None] | None] = [None] * n_siblings
@@ -43,70 +43,75 @@ class VllmFlight:
 class VllmRuns(EngineGenerator):
     """`Engine.native` over an AsyncLLM.
 
-    A sibling is a request with a seed of its own; the prompt they share is in vLLM's prefix cache.
-    by_guidance: constraints may go to vLLM, whose matcher is then the same library as Weft's.
+    Each sibling is a request with its own seed. vLLM's prefix cache shares the prompt.
+
+    Args:
+        running: the AsyncLLM.
+        loras: vLLM's adapters by name.
+        by_guidance: pass constraints to vLLM, whose matcher is then the same library as Weft's.
     """
 
     def __init__(
-        self, running: Running, loras: dict[str | None, Any], *, by_guidance: bool
+        self, running: RunningEngine, loras: dict[str | None, Any], *, by_guidance: bool
     ) -> None:
-        self.max_in_flight = n_places(running.engine.vllm_config)
+        self.max_in_flight = max_num_seqs(running.engine.vllm_config)
         self._running = running
         self._loop = running.loop
         self._loras = loras
-        self._drafts = has_drafts(running.engine.vllm_config)
+        self._drafts = is_speculative(running.engine.vllm_config)
         self._by_guidance = by_guidance
         self._numbers = itertools.count()
 
     def unsupported_params(self, params: SamplingParams) -> str | None:
-        """See `EngineGenerator.unsupported_params`."""
-        for name, is_refused in _REFUSED.items():
-            if is_refused(params):
+        for name, is_unsupported in _UNSUPPORTED.items():
+            if is_unsupported(params):
                 return f"{name}={getattr(params, name)!r}"
-        if params.temperature:  # filters change no greedy choice
-            cuts = params.top_k or params.min_p or params.top_p < 1
-            if cuts and params.temperature != 1 and not params.temperature_first:
-                told = f"temperature={params.temperature!r}"
-                return f"{told} after the filters (temperature_first=False)"
+        if params.temperature:  # filters do not change greedy choices
+            has_filter = params.top_k or params.min_p or params.top_p < 1
+            if has_filter and params.temperature != 1 and not params.temperature_first:
+                return (
+                    f"temperature={params.temperature!r} after the filters"
+                    " (temperature_first=False)"
+                )
             if params.min_p and params.top_p < 1:
                 return f"min_p={params.min_p!r} after top_p={params.top_p!r}"
         if self._drafts and (params.min_p or params.logit_bias):
-            return "min_p and logit_bias beside speculative decoding"
+            return "min_p and logit_bias with speculative decoding"
         if params.constraint is not None:
-            return structured(params.constraint, by_guidance=self._by_guidance).refusal
+            return structured(params.constraint, by_guidance=self._by_guidance).unsupported
         return None
 
-    def start(self, request: GenerationRequest, on_event: EventCallback) -> VllmFlight:
-        flight = VllmFlight(len(request.streams))
+    def start(self, request: GenerationRequest, on_event: EventCallback) -> VllmRun:
+        run = VllmRun(len(request.streams))
         lora = self._loras[request.adapter]
         params = [vllm_params(request, stream) for stream in request.streams]
         try:
-            self._loop.post(self._begin, flight, request, params, lora, on_event)
+            self._loop.post(self._start_tasks, run, request, params, lora, on_event)
         except RuntimeError as error:
             raise ForwardError("the engine is closed; load the model again") from error
-        return flight
+        return run
 
-    def cancel(self, handle: VllmFlight, sibling: int) -> None:
+    def cancel(self, handle: VllmRun, sibling: int) -> None:
         self._loop.post(self._cancel, handle, sibling)
 
     # On the engine's loop
 
-    def _begin(
+    def _start_tasks(
         self,
-        flight: VllmFlight,
+        run: VllmRun,
         request: GenerationRequest,
         params: list[VllmParams],
         lora: Any,
         on_event: EventCallback,
     ) -> None:
-        for number, each in enumerate(params):
-            work = self._generate(request, number, each, lora, on_event)
-            flight.tasks[number] = self._loop.loop.create_task(work)
+        for number, sibling_params in enumerate(params):
+            work = self._generate(request, number, sibling_params, lora, on_event)
+            run.tasks[number] = self._loop.loop.create_task(work)
 
-    def _cancel(self, flight: VllmFlight, sibling: int) -> None:
-        task = flight.tasks[sibling]
+    def _cancel(self, run: VllmRun, sibling: int) -> None:
+        task = run.tasks[sibling]
         if task is not None:
-            # After its first turn: a task that is cancelled before it tells nobody of its end.
+            # Later, because a task that is cancelled before it starts reports no event.
             self._loop.loop.call_soon(task.cancel)
 
     async def _generate(
@@ -117,7 +122,7 @@ class VllmRuns(EngineGenerator):
         lora: Any,
         on_event: EventCallback,
     ) -> None:
-        is_over = False
+        is_finished = False
         try:
             prompt = tokens_input(list(request.tokens))
             name = f"weft-run-{next(self._numbers)}"
@@ -125,35 +130,36 @@ class VllmRuns(EngineGenerator):
                 prompt, params, name, lora_request=lora
             ):
                 event = event_of(number, output.outputs[0])
-                is_over = event.is_last
+                is_finished = event.is_last
                 on_event(event)
         except asyncio.CancelledError:
-            if not is_over:
+            if not is_finished:
                 on_event(GenerationEvent(number, end="cancelled"))
         except Exception as error:
-            if not is_over:
-                on_event(GenerationEvent(number, error=as_failure(error)))
+            if not is_finished:
+                on_event(GenerationEvent(number, error=as_forward_error(error)))
         else:
-            if not is_over:
-                on_event(
-                    GenerationEvent(number, error=ForwardError("vLLM ended a run without a word"))
-                )
+            if not is_finished:
+                failure = ForwardError("vLLM ended a run without a finish reason")
+                on_event(GenerationEvent(number, error=failure))
 
 
-_REFUSED: dict[str, Callable[[SamplingParams], bool]] = {
+_UNSUPPORTED: dict[str, Callable[[SamplingParams], bool]] = {
     "typical_p": lambda p: p.typical_p < 1 and p.temperature != 0,
     "penalty_last_n": lambda p: p.penalty_last_n is not None and _is_penalised(p),
-    "temperature": lambda p: p.temperature != 0 and not _COLDEST <= p.temperature <= _HOTTEST,
+    "temperature": lambda p: (
+        p.temperature != 0 and not _MIN_TEMPERATURE <= p.temperature <= _MAX_TEMPERATURE
+    ),
     "top_p": lambda p: p.top_p <= 0,
     "repetition_penalty": lambda p: p.repetition_penalty <= 0,
-    "presence_penalty": lambda p: abs(p.presence_penalty) > _MOST_PENALTY,
-    "frequency_penalty": lambda p: abs(p.frequency_penalty) > _MOST_PENALTY,
+    "presence_penalty": lambda p: abs(p.presence_penalty) > _MAX_PENALTY,
+    "frequency_penalty": lambda p: abs(p.frequency_penalty) > _MAX_PENALTY,
     "logit_bias": lambda p: _is_unmatched(p.logit_bias, p.constraint),
 }
 
 
 def _is_unmatched(biases: Iterable[tuple[int, float]], constraint: object) -> bool:
-    """Whether biases may leave nothing to draw from, or something beside +inf: vLLM draws on."""
+    """Return True for biases that vLLM handles differently: nothing to sample from, or +inf."""
     values = [bias for _, bias in biases]
     return math.inf in values or (constraint is not None and -math.inf in values)
 
@@ -164,16 +170,16 @@ def _is_penalised(params: SamplingParams) -> bool:
 
 
 def vllm_params(request: GenerationRequest, stream: int) -> VllmParams:
-    """Return what vLLM is asked for, for one sibling.
+    """Return vLLM's parameters for one sibling.
 
-    Its seed is made of the stream and of where the run begins: a stream that goes on later, after
-    more tokens, draws other numbers. Stop strings are looked for here, in the text as Weft has it.
+    Its seed depends on the stream and on the length of the path, so that a run that continues later
+    draws other numbers. Stop strings are matched by Weft, in its own text.
     """
     params, at = request.params, len(request.tokens)
-    wanted: dict[str, Any] = {}
+    constraint: dict[str, Any] = {}
     if params.constraint is not None:
-        wanted = structured(params.constraint, by_guidance=True).arguments(request.stop_ids)
-    has_masked_figures = "structured_outputs" in wanted
+        constraint = structured(params.constraint, by_guidance=True).arguments(request.stop_ids)
+    has_masked_logprobs = "structured_outputs" in constraint
     return VllmParams(
         max_tokens=request.max_tokens,
         temperature=params.temperature,
@@ -187,18 +193,18 @@ def vllm_params(request: GenerationRequest, stream: int) -> VllmParams:
         seed=stream_of(stream, (at,)) >> 1 if params.temperature else None,
         stop_token_ids=sorted(request.stop_ids),
         ignore_eos=True,
-        # vLLM masks what a grammar forbids before it takes the figures: then there are none.
-        logprobs=None if has_masked_figures else 0,
+        # vLLM computes logprobs after a grammar's mask, so they would not be raw.
+        logprobs=None if has_masked_logprobs else 0,
         flat_logprobs=True,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
         skip_clone=True,
-        **wanted,
+        **constraint,
     )
 
 
 def event_of(number: int, given: Any) -> GenerationEvent:
-    """Return what one of vLLM's outputs says of a sibling."""
+    """Convert one of vLLM's outputs to an event of a sibling."""
     tokens = list(given.token_ids)
     logprobs = None
     if given.logprobs is not None:
@@ -220,18 +226,18 @@ def event_of(number: int, given: Any) -> GenerationEvent:
     )
 
 
-def as_failure(error: BaseException) -> ForwardError:
-    """Return what a run or a step fails with, in words."""
+def as_forward_error(error: BaseException) -> ForwardError:
+    """Return the error of a failed run or step."""
     name = type(error).__name__
     if name == "EngineDeadError":
         message = (
-            "vLLM's engine process died; its log says why. The tree is as it was: load the model"
-            " again and go on"
+            "vLLM's engine process exited; see its log. The tree is unchanged: load the model"
+            " again and continue"
         )
     else:
         cause = error.__cause__
-        told = f"{name}: {error}" if cause is None else f"{type(cause).__name__}: {cause}"
-        message = f"vLLM failed: {told}"
+        reason = f"{name}: {error}" if cause is None else f"{type(cause).__name__}: {cause}"
+        message = f"vLLM failed: {reason}"
     failure = ForwardError(message)
     failure.__cause__ = error
     return failure

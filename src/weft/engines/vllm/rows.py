@@ -1,4 +1,4 @@
-"""Logits rows of whole paths: requests that stay open for their next token, and single ones."""
+"""Full logits after paths: open requests that continue with the next token, and single requests."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _log = logging.getLogger("weft.engines")
 
 
 class OpenRequest:
-    """A request that stays open: it answers a path, and then any path one or more tokens longer.
+    """A request that stays open: it answers a path, and then paths that continue it.
 
-    vLLM samples a token at the end of each input and drops it when the next one comes.
+    vLLM samples a token at the end of each input, and drops it when the next input arrives.
     """
 
     def __init__(self, engine: Any, request_id: str, lora: Any) -> None:
@@ -37,27 +37,31 @@ class OpenRequest:
         self._outputs = engine.generate(self._feed(), first, request_id, lora_request=lora)
 
     async def _feed(self) -> AsyncGenerator[StreamingInput, None]:
-        while (given := await self._inputs.get()) is not None:
-            yield given
+        while (tokens := await self._inputs.get()) is not None:
+            yield tokens
 
     async def run(self, tokens: Sequence[int], params: SamplingParams) -> Any:
-        """Go on by tokens; return what vLLM gives out after them."""
+        """Continue by tokens; return vLLM's output after them."""
         self._inputs.put_nowait(
             StreamingInput(prompt=tokens_input(list(tokens)), sampling_params=params)
         )
         return await anext(self._outputs)
 
     async def close(self) -> None:
-        """End the request; its KV stays in vLLM's prefix cache as long as there is room."""
+        """End the request. Its KV stays in vLLM's prefix cache while there is room."""
         await self._outputs.aclose()
 
 
-class RowReader:
-    """Gives logits rows after paths. All of it runs on the engine's loop.
+class LogitsReader:
+    """Returns logits after paths. All methods run on the engine's loop.
 
-    board: where workers write them; None: they come as log-probabilities of all tokens, in Python
-    objects, which is slow. most, most_tokens: requests that stay open while nobody asks, and the
-    tokens of their paths: they hold places in the batch and KV.
+    Args:
+        engine: the AsyncLLM.
+        n_vocab: number of logits.
+        buffer: memory that workers write logits to; None: they arrive as log-probabilities of all
+            tokens in Python objects, which is slow.
+        max_idle: maximum number of idle open requests, which occupy places in the batch.
+        max_idle_tokens: maximum number of tokens of their paths, which occupy KV.
     """
 
     def __init__(
@@ -65,15 +69,15 @@ class RowReader:
         engine: Any,
         n_vocab: int,
         *,
-        board: SharedLogitsBuffer | None,
-        most: int,
-        most_tokens: int,
+        buffer: SharedLogitsBuffer | None,
+        max_idle: int,
+        max_idle_tokens: int,
     ) -> None:
         self.engine = engine
         self.n_vocab = n_vocab
-        self.board = board
-        self.most = most
-        self.most_tokens = most_tokens
+        self.buffer = buffer
+        self.max_idle = max_idle
+        self.max_idle_tokens = max_idle_tokens
         self.n_opened = self.n_extended = 0
         self._idle: OrderedDict[Path, OpenRequest] = OrderedDict()
         self._idle_tokens = 0
@@ -81,65 +85,65 @@ class RowReader:
         self._room: asyncio.Semaphore | None = None
 
     async def rows(self, paths: Sequence[Path], loras: dict[str | None, Any]) -> list[Floats]:
-        """Return the row after each path. Raises the first thing that went wrong, if any did."""
+        """Return the logits after each path. Raises the first error, if any."""
         if self._room is None:
-            n_slots = self.most if self.board is None else self.board.n_slots
+            n_slots = self.max_idle if self.buffer is None else self.buffer.n_slots
             self._room = asyncio.Semaphore(max(n_slots, 1))
         work = [self._row(path, loras[path[0]]) for path in paths]
-        found = await asyncio.gather(*work, return_exceptions=True)
-        for each in found:
-            if isinstance(each, BaseException):
-                raise each
-        return found  # type: ignore[return-value]
+        results = await asyncio.gather(*work, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return results  # type: ignore[return-value]
 
     async def close(self) -> None:
-        """End all requests that are open."""
+        """End all open requests."""
         while self._idle:
             await self._pop().close()
 
     async def _row(self, path: Path, lora: Any) -> Floats:
         assert self._room is not None
         async with self._room:
-            slot = -1 if self.board is None else self.board.free.popleft()
+            slot = -1 if self.buffer is None else self.buffer.free.popleft()
             try:
                 return await self._ask(path, lora, slot)
             finally:
-                if self.board is not None:
-                    self.board.free.append(slot)
+                if self.buffer is not None:
+                    self.buffer.free.append(slot)
 
     async def _ask(self, path: Path, lora: Any, slot: int) -> Floats:
-        wish = None if self.board is None else (slot, self.board.ticket())
-        params = row_params(wish)
-        if self.most:
+        target = None if self.buffer is None else (slot, self.buffer.ticket())
+        params = row_params(target)
+        if self.max_idle:
             output = await self._by_session(path, lora, params)
         else:
             request = self._request_id()
             self.n_opened += 1
             given = tokens_input(list(path[1]))
             outputs = self.engine.generate(given, params, request, lora_request=lora)
-            async for each in outputs:
-                output = each
-        if wish is None:
+            async for latest in outputs:
+                output = latest
+        if target is None:
             return self._from_logprobs(output)
-        assert self.board is not None
-        row = self.board.read(*wish)
+        assert self.buffer is not None
+        row = self.buffer.read(*target)
         if row is None:
             raise ForwardError(
-                "vLLM answered, but no worker wrote the logits: this version does not call logits"
-                ' processors as Weft knows it; engine_options={"rows": "logprobs"} does without'
+                "vLLM answered, but no worker wrote the logits: this version calls logits"
+                ' processors differently; use engine_options={"rows": "logprobs"}'
             )
         return row
 
     async def _by_session(self, path: Path, lora: Any, params: SamplingParams) -> Any:
         adapter, ids = path
-        above = (adapter, ids[:-1])
-        session = self._idle.pop(above, None)
+        parent = (adapter, ids[:-1])
+        session = self._idle.pop(parent, None)
         if session is None:
             self.n_opened += 1
             session, new = OpenRequest(self.engine, self._request_id(), lora), ids
         else:
             self.n_extended += 1
-            self._idle_tokens -= len(above[1])
+            self._idle_tokens -= len(parent[1])
             new = ids[-1:]
         try:
             output = await session.run(new, params)
@@ -150,13 +154,15 @@ class RowReader:
         return output
 
     async def _keep(self, path: Path, session: OpenRequest) -> None:
-        """Let a request stay open; the one that was used longest ago goes where there are many."""
+        """Keep a request open; end the least recently used ones if there are too many."""
         before = self._idle.pop(path, None)
         self._idle[path] = session
         self._idle_tokens += 0 if before is not None else len(path[1])
         if before is not None:
             await before.close()
-        while self._idle and (len(self._idle) > self.most or self._idle_tokens > self.most_tokens):
+        while self._idle and (
+            len(self._idle) > self.max_idle or self._idle_tokens > self.max_idle_tokens
+        ):
             await self._pop().close()
 
     def _pop(self) -> OpenRequest:
@@ -174,8 +180,12 @@ class RowReader:
         return f"weft-row-{next(self._numbers)}"
 
 
-def row_params(wish: tuple[int, int] | None) -> SamplingParams:
-    """Return what asks for one row. wish: slot and ticket; None: by log-probabilities."""
+def row_params(target: tuple[int, int] | None) -> SamplingParams:
+    """Return the parameters of a request for one row of logits.
+
+    Args:
+        target: slot and ticket in the shared buffer; None for log-probabilities.
+    """
     by_logprobs = {"logprobs": -1, "flat_logprobs": True}
     return SamplingParams(
         max_tokens=1,
@@ -184,5 +194,5 @@ def row_params(wish: tuple[int, int] | None) -> SamplingParams:
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
         skip_clone=True,
-        **(by_logprobs if wish is None else {"extra_args": {KEY: list(wish)}}),
+        **(by_logprobs if target is None else {"extra_args": {KEY: list(target)}}),
     )

@@ -1,4 +1,4 @@
-"""A vLLM engine that runs: started by Weft, or by somebody else."""
+"""A running vLLM engine, started by Weft or by the caller."""
 
 from __future__ import annotations
 
@@ -17,36 +17,40 @@ from ..._core.validation import check_int
 from ...errors import ConfigError, ForwardError, WeftError
 from .log_filter import starting
 from .loop import EngineLoop
-from .native import as_failure
-from .rows import Floats, RowReader
+from .native import as_forward_error
+from .rows import Floats, LogitsReader
 from .shared_logits import SharedLogitsBuffer
-from .vllm_internals import idle_tokens, n_places, stop_listening
+from .vllm_internals import cancel_output_handler, idle_tokens, max_num_seqs
 
 _PROBE = (0,)  # a path that every model has
-_SAME = 0.25  # of a row's deviation: coarse kernels differ by less, other paths by more
+_SAME = 0.25  # of the logits' deviation: coarse kernels differ less, other paths more
 _log = logging.getLogger("weft.engines")
 
 
-class Running:
-    """An AsyncLLM, the loop it lives on, and the board its workers write to.
+class RunningEngine:
+    """An AsyncLLM, its event loop, and the buffer that its workers write to.
 
-    It knows no VllmEngine, so that this one is collected when nobody has it. engine: None once
-    closed.
+    It has no reference to the VllmEngine, so that an unused VllmEngine is collected.
+
+    Attributes:
+        engine: the AsyncLLM; None once closed.
+        loop: its event loop.
+        buffer: memory shared with its workers, or None.
     """
 
-    def __init__(self, engine: Any, loop: EngineLoop, board: SharedLogitsBuffer | None) -> None:
+    def __init__(self, engine: Any, loop: EngineLoop, buffer: SharedLogitsBuffer | None) -> None:
         self.engine = engine
         self.loop = loop
-        self.board = board
+        self.buffer = buffer
         self.closed = False
-        self._reader: RowReader | None = None
+        self._reader: LogitsReader | None = None
         self._pid = os.getpid()
 
     @classmethod
     def start(
-        cls, args: Any, board: SharedLogitsBuffer | None, options: Mapping[str, Any]
-    ) -> Running:
-        """Start vLLM's processes. Raises what keeps it from starting."""
+        cls, args: Any, buffer: SharedLogitsBuffer | None, options: Mapping[str, Any]
+    ) -> RunningEngine:
+        """Start vLLM's processes. Raises the error that prevents it."""
         loop = EngineLoop()
 
         async def begin() -> Any:
@@ -58,59 +62,63 @@ class Running:
         except BaseException:
             loop.close()
             raise
-        return cls(engine, loop, board)
+        return cls(engine, loop, buffer)
 
     @contextlib.contextmanager
     def closing_on_error(self) -> Iterator[None]:
-        """Close when something fails in the block."""
+        """Close the engine if the block raises."""
         try:
             yield
         except BaseException:
             self.close()
             raise
 
-    def reader(self, sessions: int | str, rows: str) -> RowReader:
-        """Return the reader of logits rows, once it has read one.
+    def reader(self, sessions: int | str, rows: str) -> LogitsReader:
+        """Return a reader of logits, after it has read some.
 
-        Raises: ForwardError where none can be had, ConfigError for sessions out of range.
+        Raises:
+            ForwardError: logits cannot be read.
+            ConfigError: `sessions` is out of range.
         """
         config = self.engine.vllm_config
         n_vocab = config.model_config.get_vocab_size()
-        board = None if rows == "logprobs" else self.board
-        if board is not None and board.n_vocab != n_vocab:
-            board = None
-        if rows == "board" and board is None:
-            raise ConfigError('rows is "board", and there is no memory for one; leave it "auto"')
-        reader = RowReader(
+        buffer = None if rows == "logprobs" else self.buffer
+        if buffer is not None and buffer.n_vocab != n_vocab:
+            buffer = None
+        if rows == "board" and buffer is None:
+            raise ConfigError('rows is "board", but there is no shared memory; use "auto"')
+        reader = LogitsReader(
             self.engine,
             n_vocab,
-            board=board,
-            most=most_sessions(sessions, config),
-            most_tokens=idle_tokens(config),
+            buffer=buffer,
+            max_idle=max_sessions(sessions, config),
+            max_idle_tokens=idle_tokens(config),
         )
         self._reader = reader
         if self.loop.may_wait:
             self._try(reader, rows)
         return reader
 
-    def _try(self, reader: RowReader, rows: str) -> None:
-        """Read a row; without the board where the workers do not see it."""
+    def _try(self, reader: LogitsReader, rows: str) -> None:
+        """Read logits; without the buffer if the workers cannot access it."""
         try:
             self._ask(reader, _PROBE)
         except ForwardError:
-            if rows == "board" or reader.board is None:
+            if rows == "board" or reader.buffer is None:
                 raise
-            _log.warning("vLLM's workers share no memory with this process: logits come slowly")
-            reader.board = None
+            _log.warning("vLLM's workers share no memory with this process: logits are slow")
+            reader.buffer = None
             self._ask(reader, _PROBE)
-        if reader.most and not self._may_stay_open(reader):
-            _log.warning("vLLM's requests cannot stay open: every row is a request of its own")
-            reader.most = 0
+        if reader.max_idle and not self._may_stay_open(reader):
+            _log.warning("vLLM's requests cannot stay open: every row needs its own request")
+            reader.max_idle = 0
 
-    def _may_stay_open(self, reader: RowReader) -> bool:
-        """Whether an open request gives, after a token of the host's, what a fresh one gives."""
+    def _may_stay_open(self, reader: LogitsReader) -> bool:
+        """Return True if an open request returns the same logits after a given token as a new
+        request.
+        """
         first = self._ask(reader, _PROBE)
-        path = (*_PROBE, int(first.argmin()))  # not what vLLM draws
+        path = (*_PROBE, int(first.argmin()))  # not the token that vLLM samples
         try:
             open_row = self._ask(reader, path)
         except ForwardError:
@@ -119,29 +127,29 @@ class Running:
         fresh = self._ask(reader, path)
         return bool(np.abs(open_row - fresh).max() < _SAME * float(fresh.std()))
 
-    def _ask(self, reader: RowReader, ids: tuple[int, ...]) -> Floats:
+    def _ask(self, reader: LogitsReader, ids: tuple[int, ...]) -> Floats:
         try:
             (row,) = self.loop.call(reader.rows([(None, ids)], {None: None}))
         except WeftError:
             raise
         except Exception as error:
-            raise as_failure(error) from error
+            raise as_forward_error(error) from error
         return row
 
     def close(self) -> None:
-        """End what this process started; idempotent, any thread."""
+        """Stop what this process started. Idempotent; any thread may call it."""
         if self.closed or os.getpid() != self._pid:
             return
         self.closed = True
         if not self.loop.is_own:
-            self._leave()
-        elif self.loop.is_here():  # collected by the loop's own thread
+            self._release()
+        elif self.loop.is_current_thread():  # collected by the loop's own thread
             threading.Thread(target=self._shut_down, daemon=True).start()
         else:
             self._shut_down()
 
-    def _leave(self) -> None:
-        """Let somebody else's engine go on without the requests that are open here."""
+    def _release(self) -> None:
+        """End this process's open requests on an engine of the caller."""
         if self._reader is not None:
             with contextlib.suppress(RuntimeError):
                 self.loop.post(_start, self._reader.close())
@@ -149,8 +157,8 @@ class Running:
 
     def _shut_down(self) -> None:
         with contextlib.suppress(Exception):
-            self.loop.post(stop_listening, self.engine)
-            # vLLM's workers on CPUs do not end by themselves within its own patience.
+            self.loop.post(cancel_output_handler, self.engine)
+            # vLLM's workers on CPUs do not exit within its own timeout.
             self.engine.shutdown(timeout=0)
         self.engine = None
         if self._reader is not None:
@@ -159,20 +167,20 @@ class Running:
 
 
 def _start(work: Coroutine[Any, Any, None]) -> None:
-    _going.add(task := asyncio.ensure_future(work))
-    task.add_done_callback(_going.discard)
+    _tasks.add(task := asyncio.ensure_future(work))
+    task.add_done_callback(_tasks.discard)
 
 
-_going: set[asyncio.Task[None]] = set()  # a loop itself holds its tasks weakly
+_tasks: set[asyncio.Task[None]] = set()  # event loops only have weak references
 
 
-def most_sessions(asked: int | str, config: Any) -> int:
-    """Return how many requests may stay open while nobody asks: each holds a place in the batch."""
-    places = n_places(config)
-    most = places // 4 if asked == "auto" else check_int("sessions", asked, 0)
-    if most > places // 2:
+def max_sessions(sessions: int | str, config: Any) -> int:
+    """Return the maximum number of idle open requests; each occupies a place in the batch."""
+    n_seqs = max_num_seqs(config)
+    n_sessions = n_seqs // 4 if sessions == "auto" else check_int("sessions", sessions, 0)
+    if n_sessions > n_seqs // 2:
         raise ConfigError(
-            f"sessions is {most}, and vLLM runs {places} requests at once; half of them is the most"
-            " (engine_options max_num_seqs)"
+            f"sessions is {n_sessions}, but vLLM runs {n_seqs} requests at once; allowed is at most"
+            " half of them (engine_options max_num_seqs)"
         )
-    return most if idle_tokens(config) else 0
+    return n_sessions if idle_tokens(config) else 0
