@@ -1,8 +1,8 @@
-"""Who calls the scheduler's step: the caller itself, or one thread for the LM's life."""
+"""Drives the scheduler's steps: on the calling thread, or on one thread for the LM's lifetime."""
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # without enums: every call comes by here
+import _signal  # type: ignore[import-not-found]  # `signal` without its slow enums: a hot path
 import asyncio
 import atexit
 import logging
@@ -26,14 +26,14 @@ from .work import Item, Ticket
 _log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 Params = ParamSpec("Params")
-IDLE_S = 0.5  # how long the thread sleeps at most before it looks whether its LM is still there
-MAX_EXIT_WAIT_S = 30.0  # how long a program that ends waits at most for a model call
+IDLE_S = 0.5  # the driver thread checks this often whether its LM still exists
+MAX_EXIT_WAIT_S = 30.0  # an exiting program waits at most this long for a model call
 
 
 class Channel:
-    """Events that sinks put in during steps, for one reader.
+    """Queue of events that sinks add during steps, for one reader.
 
-    waiter: who waits for the next one in an event loop.
+    waiter: of the task that waits for the next event, if it runs in an event loop.
     """
 
     __slots__ = ("_events", "waiter")
@@ -51,13 +51,13 @@ class Channel:
         self.notify()
 
     def notify(self, _ticket: Ticket | None = None) -> None:
-        """Wake who waits, if anybody does; any thread."""
+        """Wake the waiting task, if there is one; any thread."""
         waiter, self.waiter = self.waiter, None
         if waiter is not None:
             waiter.wake()
 
     def drain(self) -> list[Any]:
-        """Return what is there and empty the channel."""
+        """Return all events and empty the channel."""
         out = []
         while self._events:
             out.append(self._events.popleft())
@@ -67,25 +67,26 @@ class Channel:
 class Driver:
     """Steps the scheduler until tickets are done.
 
-    Inline while one thread uses the LM synchronously: no thread, no switch. With the first async
-    call, a second calling thread, or an engine that wants its own thread, one daemon thread takes
-    over for good.
-    A model call is never interrupted: Ctrl-C is seen between steps.
+    While one thread uses the LM synchronously, that thread steps: no extra thread, no context
+    switch. One daemon thread takes over for good with the first async call, a second calling
+    thread, or an engine that needs its own thread.
+
+    A model call is never interrupted: Ctrl-C takes effect between steps.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self.closed = False
         self._thread: threading.Thread | None = None
-        self._thread_pid = 0  # the process that has it
+        self._thread_pid = 0  # the process of the thread
         self._created_pid = os.getpid()
-        self._held: list[Any] = []  # locks, while the process forks
-        self._forked_mid_step = False  # forked in the middle of another thread's step
+        self._fork_locks: list[Any] = []  # locks acquired for a fork
+        self._forked_mid_step = False  # this process was forked during another thread's step
         self._stops_at_exit = False
         self._caller: int | None = None
-        self._stepping = threading.Lock()  # held by whoever steps
-        self._stepper: int | None = None  # that thread
-        self._changed = threading.Condition()  # work came, a step ended, or the driver closed
+        self._stepping = threading.Lock()  # acquired by the thread that steps
+        self._stepper: int | None = None  # the id of that thread
+        self._changed = threading.Condition()  # new work, a finished step, or a close
         self._tasks: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, EventLoopBridge]
         self._loops = weakref.WeakKeyDictionary()
@@ -98,19 +99,21 @@ class Driver:
     # Sync -------------------------------------------------------------------------------------
 
     def submit(self, items: Sequence[Item], *, atomic: bool = False) -> list[Ticket]:
-        """Queue items; see Scheduler.submit."""
+        """Queue items; see `Scheduler.submit`."""
         self._check_not_forked()
         if self.closed:
             raise StaleHandle("this LM is closed; load it again")
         tickets = self.scheduler.submit(items, atomic=atomic)
-        if self.closed:  # meanwhile: nobody will step again
+        if self.closed:  # closed meanwhile: no step will follow
             raise StaleHandle("the LM was closed while this was submitted")
         if self._thread is not None:
             self._wake()
         return tickets
 
     def drive(self, tickets: Sequence[Ticket]) -> None:
-        """Block until all tickets are done. Ctrl-C cancels them, lets them end, then is raised."""
+        """Block until all tickets are done. Ctrl-C cancels them, lets them end, and is then
+        raised.
+        """
         try:
             self._step_until(lambda: _all_done(tickets))
         except KeyboardInterrupt:
@@ -120,9 +123,9 @@ class Driver:
             raise
 
     def pump(self, channel: Channel, tickets: Sequence[Ticket]) -> Iterator[list[Any]]:
-        """Yield what sinks put into `channel`, a list a step, until all tickets are done.
+        """Yield the events of `channel`, one list per step, until all tickets are done.
 
-        Leaving early cancels nothing: that is the caller's word.
+        Closing the generator early cancels no ticket: the caller does that.
         """
         while True:
             events = channel.drain()
@@ -134,7 +137,7 @@ class Driver:
                 self._step_until(lambda: bool(channel) or _all_done(tickets))
 
     def _step_until(self, is_done: Callable[[], bool]) -> None:
-        """Step, or wait for the thread that steps, until `is_done()`."""
+        """Step, or wait for the driver thread, until `is_done()`."""
         self._check_not_forked()
         self._check_not_nested()
         if not self._may_step_inline():
@@ -144,19 +147,19 @@ class Driver:
         with deferred_interrupt() as check:
             while not done and self._thread is None:
                 with self._stepping_turn():
-                    if not is_done():  # a close may have come first
+                    if not is_done():  # the LM may have been closed meanwhile
                         self.scheduler.step()
                 done = is_done()
                 check()
-            if self._thread is not None:  # it came meanwhile: who waits may be answered already
+            if self._thread is not None:  # started meanwhile: waiting callers may be done already
                 self._notify_all()
         if not done:
             self._wait(is_done)
 
     def exclusive(self, work: Callable[[], Result]) -> Result:
-        """Call `work` between steps, with the lock held and nothing in flight; return its value.
+        """Call `work` between steps, under the lock and with nothing in flight; return its value.
 
-        An engine that wants its own thread is touched by the driver thread alone.
+        If the engine needs its own thread, the driver thread calls it.
         """
         self._check_not_forked()
         if self.scheduler.engine.info.same_thread_only:
@@ -173,7 +176,9 @@ class Driver:
         return value
 
     def try_drain(self) -> None:
-        """Let go of what nobody holds any more, unless a step is running: that will do it."""
+        """Release unreferenced places and sequences, unless a step is running, which does it
+        anyway.
+        """
         if self._forked_mid_step:
             return
         if not self.scheduler.engine.info.same_thread_only and self._stepping.acquire(
@@ -203,7 +208,7 @@ class Driver:
             wait([future], IDLE_S)
 
     def _run_tasks(self) -> bool:
-        """Do what other threads asked this one for; return whether there was something."""
+        """Run tasks of other threads; return True if there were any."""
         any_run = bool(self._tasks)
         while self._tasks:
             future, work = self._tasks.popleft()
@@ -215,7 +220,7 @@ class Driver:
 
     @contextmanager
     def _stepping_turn(self) -> Iterator[None]:
-        """Be the one who steps."""
+        """Acquire the right to step."""
         self._check_not_nested()
         with self._stepping:
             if self._may_step_at_exit() or threading.current_thread() is self._thread:
@@ -225,10 +230,10 @@ class Driver:
                     return
                 finally:
                     self._stepper = None
-        threading.Event().wait()  # for ever: this is a daemon thread of a program that has ended
+        threading.Event().wait()  # forever: this is a daemon thread of a program that has ended
 
     def _may_step_at_exit(self) -> bool:
-        """Whether the program goes on, or this is the thread that does what is last in it."""
+        """Return True if the program is not exiting, or this is the exiting thread."""
         if _exit_thread is None or self.scheduler.engine.info.same_thread_only:
             return True
         return _exit_thread == threading.get_ident()
@@ -238,13 +243,14 @@ class Driver:
             raise RuntimeError("a sink or callback must not wait for the LM that calls it")
 
     def _check_not_forked(self) -> None:
-        """Raise StaleHandle in a process that was forked from the one that has the thread: nobody
-        would ever step, and a lock that the thread held is held for ever.
+        """Raise StaleHandle in a process that was forked from the one with the driver thread.
+
+        No thread would step here, and locks that the driver thread had acquired stay locked.
         """
         if self._forked_mid_step:
             raise StaleHandle(
-                "this process was forked in the middle of a step that another thread made with"
-                " this LM; load the model in this one, which may be started by 'spawn'"
+                "this process was forked in the middle of a step of this LM in another thread; load"
+                " the model in this process, which may be started by 'spawn'"
             )
         if self._thread is not None and os.getpid() != self._thread_pid:
             raise StaleHandle(
@@ -254,12 +260,12 @@ class Driver:
             )
 
     def _may_step_inline(self) -> bool:
-        """Whether the calling thread may step inline; starts the driver thread when it may not."""
+        """Return True if the calling thread may step; start the driver thread if it may not."""
         if self._thread is not None:
             return False
         me = threading.get_ident()
         if _exit_thread is not None and not self.scheduler.engine.info.same_thread_only:
-            return True  # to one; all others stay in their turn
+            return True  # only the exiting thread steps now; others block in `_stepping_turn`
         with deferred_interrupt(), self._changed:
             if self._caller is None and not self.scheduler.engine.info.same_thread_only:
                 self._caller = me
@@ -270,7 +276,7 @@ class Driver:
 
     def _wait(self, is_done: Callable[[], bool]) -> None:
         self._wake()
-        # Ctrl-C between taking a condition and going on with it would leave it taken for ever.
+        # Ctrl-C between acquiring the condition and the `with` body would leave it locked.
         with deferred_interrupt() as check, self._changed:
             while not is_done():
                 self._changed.wait(IDLE_S)
@@ -296,20 +302,20 @@ class Driver:
                 )
                 try:
                     self._thread.start()
-                except BaseException:  # no memory for one: who comes next tries again
+                except BaseException:  # out of memory: the next call tries again
                     self._thread = None
                     raise
 
     @property
     def should_stop(self) -> bool:
-        """Whether the thread is to end."""
+        """True if the driver thread has to end."""
         return self.closed or self._stops_at_exit
 
     def stop_at_exit(self) -> None:
-        """End the thread between two steps: a thread that dies within a library aborts the process.
+        """End the driver thread between two steps: a thread killed inside a library aborts the
+        process.
 
-        What somebody still asks for then is stepped inline. An engine that wants its own thread
-        keeps it.
+        Later work is stepped inline. An engine that needs its own thread keeps it.
         """
         thread = self._thread
         if (
@@ -326,32 +332,33 @@ class Driver:
             self._stops_at_exit = False
 
     def wait_for_inline_step(self) -> None:
-        """Wait for a step that some thread makes inline: it would die within it, as above."""
+        """Wait for another thread's inline step, as its thread would be killed inside a library."""
         is_mine = self._stepper == threading.get_ident() or self._created_pid != os.getpid()
         if not is_mine and self._stepping.acquire(timeout=MAX_EXIT_WAIT_S):
             self._stepping.release()
 
     def before_fork(self) -> None:
-        """Before a fork: wait until no other thread is in the middle of anything, and hold what it
-        would have held; there is no such thread in the process that comes.
+        """Acquire all locks before a fork, so that no other thread is inside a step or holds one.
+
+        The child process has only the forking thread.
         """
         if self._forked_mid_step:
             return
         is_mine = self._stepper == threading.get_ident()
         for lock in (self._stepping, self.scheduler.lock, self._changed):
             if not (is_mine and lock is self._stepping) and lock.acquire(timeout=MAX_EXIT_WAIT_S):
-                self._held.append(lock)
+                self._fork_locks.append(lock)
 
     def after_fork(self) -> None:
-        """After the fork."""
-        while self._held:
-            self._held.pop().release()
+        """Release the locks after a fork, in the parent process."""
+        while self._fork_locks:
+            self._fork_locks.pop().release()
 
     def after_fork_in_child(self) -> None:
-        """After the fork, in the process that has come."""
+        """Release the locks after a fork, in the child process."""
         is_mine = self._stepper == threading.get_ident()
         self._forked_mid_step = self._forked_mid_step or (
-            not is_mine and self._stepping not in self._held
+            not is_mine and self._stepping not in self._fork_locks
         )
         self.after_fork()
 
@@ -367,47 +374,47 @@ class Driver:
             self._changed.notify_all()
 
     def run_once(self) -> bool:
-        """Run errands, and a step if there is work. Returns whether there was any."""
+        """Run tasks, and a step if there is work. Return True if there was anything to do."""
         ran_tasks = self._run_tasks()
         with self._stepping_turn():
             if self.scheduler.is_idle:
                 return ran_tasks
             try:
                 self.scheduler.step()
-            except (KeyboardInterrupt, SystemExit):  # the engine's; the step's tickets have it
-                _log.exception("the engine asked to exit; the step it did so in has failed")
+            except (KeyboardInterrupt, SystemExit):  # raised by the engine; the tickets have it
+                _log.exception("the engine asked to exit; the step has failed")
         self._notify_all()
         return True
 
     def _notify_all(self) -> None:
-        """Wake all who wait, in threads and in event loops."""
+        """Wake everything that waits, in threads and in event loops."""
         self._wake()
         self._flush_loops()
 
     def _flush_loops(self) -> None:
-        with self._changed:  # other threads' loops come and go
+        with self._changed:  # other threads add and remove their loops
             bridges = list(self._loops.items())
         for loop, bridge in bridges:
             bridge.flush(loop)
 
     def abort(self, error: BaseException) -> None:
-        """The thread ends by an error that no ticket has: whoever waits must not wait for ever."""
+        """Close the LM after an error outside steps, so that no caller waits forever."""
         _log.error("a step failed outside the model call; this LM is closed", exc_info=error)
         self.closed = True
         self.scheduler.abandon(error)
         self._notify_all()
 
     def close(self, last: Callable[[], None] | None = None) -> None:
-        """Stop stepping and fail what is left, then call `last`; idempotent."""
+        """Stop stepping, fail unfinished work, then call `last`; idempotent."""
         if self.closed:
             return
-        if self._forked_mid_step:  # nothing here is of any use, and nothing is waited for
+        if self._forked_mid_step:  # the state is unusable, and no thread has to be joined
             self.closed = True
             return
         self._check_not_nested()
         owned = self.scheduler.engine.info.same_thread_only
         if owned:
-            with suppress(StaleHandle):  # somebody else closed it meanwhile
+            with suppress(StaleHandle):  # another thread closed it meanwhile
                 self._on_thread(lambda: self._close_scheduler(last))
         with self._changed:
             self.closed = True
@@ -422,16 +429,16 @@ class Driver:
     # Async ------------------------------------------------------------------------------------
 
     def start_call(self) -> Awaitable[None] | None:
-        """Return what a call from an event loop waits for before it begins; None: nothing.
+        """Return an awaitable that a call from an event loop awaits before it starts; None to start
+        now.
 
-        Of many calls that one pass of the loop makes, some begin later. What is submitted by all of
-        them enters one step all the same.
+        It delays some of many calls of one loop iteration. Their submissions still enter one step.
         """
         loop = asyncio.get_running_loop()
         return self._bridge(loop).start_call(loop)
 
     async def asubmit(self, items: Sequence[Item], *, atomic: bool = False) -> list[Ticket]:
-        """Queue items from an event loop; all that one pass of the loop submits enters one step."""
+        """Queue items from an event loop; all submissions of one iteration enter one step."""
         self._check_not_forked()
         if self.closed:
             raise StaleHandle("this LM is closed; load it again")
@@ -442,9 +449,9 @@ class Driver:
         return tickets
 
     def _enter(self, jobs: list[Job]) -> None:
-        """Let jobs enter that an event loop has handed over."""
+        """Enqueue jobs of an event loop."""
         self.scheduler.enqueue(jobs)
-        if self.closed:  # meanwhile: nobody will step again
+        if self.closed:  # closed meanwhile: no step will follow
             self.scheduler.abandon(StaleHandle("this LM was closed while this was submitted"))
             self._flush_loops()
         self._wake()
@@ -465,7 +472,7 @@ class Driver:
         return Waiter(self._bridge(loop), loop, tickets).future
 
     async def apump(self, channel: Channel, tickets: Sequence[Ticket]) -> AsyncIterator[list[Any]]:
-        """The async form of `pump`."""
+        """Async form of `pump`."""
         loop = asyncio.get_running_loop()
         bridge = self._bridge(loop)
         for ticket in tickets:
@@ -474,7 +481,7 @@ class Driver:
             events = channel.drain()
             if not events:
                 waiter = channel.waiter = Waiter(bridge, loop)
-                events = channel.drain()  # after the waiter: what comes from now on is heard
+                events = channel.drain()  # after the waiter is set: no event can be missed
             if events:
                 yield events
             elif _all_done(tickets):
@@ -484,7 +491,7 @@ class Driver:
 
     async def _wait_in_loop(self, waiter: Waiter, tickets: Sequence[Ticket]) -> None:
         self.start()
-        if self.closed:  # nobody will step again; who closed it has told of all there was
+        if self.closed:  # no step will follow; `close` has resolved all tickets
             self._flush_loops()
         try:
             await waiter.future
@@ -503,7 +510,7 @@ class Driver:
             with self._changed:
                 bridge = self._loops[loop] = EventLoopBridge(
                     self._enter
-                )  # no other thread has this loop
+                )  # no other thread uses this loop
         self._last_loop = weakref.ref(loop), bridge
         return bridge
 
@@ -516,7 +523,7 @@ def _all_done(tickets: Sequence[Ticket]) -> bool:
 
 
 def drain_callback(driver_ref: weakref.ref[Driver]) -> Callable[[], None]:
-    """Return what lets go of dropped places between steps, without keeping the driver alive."""
+    """Return a callback that calls `Driver.try_drain` without keeping the driver alive."""
 
     def drain() -> None:
         driver = driver_ref()
@@ -527,12 +534,12 @@ def drain_callback(driver_ref: weakref.ref[Driver]) -> Callable[[], None]:
 
 
 _DRIVERS = weakref.WeakSet[Driver]()
-_exit_thread: int | None = None  # the one that does what is last in a program, once that ends
+_exit_thread: int | None = None  # the thread that runs exit handlers, once the program exits
 
 
 @atexit.register
 def _stop_drivers() -> None:
-    """Let no thread be within a model call as it ends; Ctrl-C waits for that, too."""
+    """Stop all drivers at exit; no thread may be inside a model call. Ctrl-C waits for that too."""
     global _exit_thread
     with deferred_interrupt():
         for driver in list(_DRIVERS):
@@ -542,7 +549,7 @@ def _stop_drivers() -> None:
             driver.wait_for_inline_step()
 
 
-_fork_lock = threading.Lock()  # one thread at a time
+_fork_lock = threading.Lock()  # one fork at a time
 _forking_drivers: list[Driver] = []
 
 
@@ -561,7 +568,7 @@ def _after_fork(after_fork: Callable[[Driver], None]) -> None:
         _fork_lock.release()
 
 
-if hasattr(os, "register_at_fork"):  # Windows has none
+if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(
         before=_before_fork,
         after_in_parent=lambda: _after_fork(Driver.after_fork),
@@ -572,7 +579,7 @@ if hasattr(os, "register_at_fork"):  # Windows has none
 def run_thread(driver_ref: weakref.ref[Driver], changed: threading.Condition) -> None:
     """The driver thread: step while there is work, sleep while there is none.
 
-    Holds the driver only for a turn at a time, so that a forgotten LM ends its thread.
+    It references the driver only for one iteration at a time, so that an unreferenced LM ends it.
     """
     while True:
         driver = driver_ref()
@@ -595,51 +602,54 @@ def run_thread(driver_ref: weakref.ref[Driver], changed: threading.Condition) ->
 
 
 class _DeferredInterrupt:
-    """One time that Ctrl-C is held back. A class: it comes by several times a step."""
+    """Defers Ctrl-C for one block. A class, as a generator-based manager costs more on this hot
+    path.
+    """
 
-    __slots__ = ("_before", "_held")
+    __slots__ = ("_pending", "_previous")
 
     def __init__(self) -> None:
-        self._before: Any = None  # what the signal did, where it is held back
-        self._held: tuple[int, FrameType | None] | None = None
+        self._previous: Any = None  # the signal's handler before
+        self._pending: tuple[int, FrameType | None] | None = None
 
     def __enter__(self) -> Callable[[], None]:
         if threading.get_ident() == threading.main_thread().ident:
-            before = _signal.getsignal(_signal.SIGINT)
-            if callable(before):
-                self._before = before
-                _signal.signal(_signal.SIGINT, self._hold)
+            previous = _signal.getsignal(_signal.SIGINT)
+            if callable(previous):
+                self._previous = previous
+                _signal.signal(_signal.SIGINT, self._defer)
         return self._check
 
     def __exit__(self, *_error: object) -> None:
-        if self._before is not None:
-            _signal.signal(_signal.SIGINT, self._before)
-            if self._held is not None:
+        if self._previous is not None:
+            _signal.signal(_signal.SIGINT, self._previous)
+            if self._pending is not None:
                 self._check()
 
     def __call__(self, function: Callable[Params, Result]) -> Callable[Params, Result]:
-        """Hold Ctrl-C back in every call of a function."""
+        """Defer Ctrl-C during every call of a function."""
 
         @wraps(function)
-        def held(*args: Params.args, **kwargs: Params.kwargs) -> Result:
+        def deferred(*args: Params.args, **kwargs: Params.kwargs) -> Result:
             with _DeferredInterrupt():
                 return function(*args, **kwargs)
 
-        return held
+        return deferred
 
-    def _hold(self, number: int, frame: FrameType | None) -> None:
-        if self._held is None:
-            self._held = number, frame
+    def _defer(self, number: int, frame: FrameType | None) -> None:
+        if self._pending is None:
+            self._pending = number, frame
 
     def _check(self) -> None:
-        if self._held is not None:
-            held, self._held = self._held, None
-            self._before(*held)
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            self._previous(*pending)
 
 
 def deferred_interrupt() -> _DeferredInterrupt:
-    """Hold Ctrl-C back on the main thread; the function given raises it, between steps.
+    """Defer Ctrl-C on the main thread until the block ends.
 
-    For `with`, and as a decorator. On other threads, which no signal meets, it does nothing.
+    Use it with `with` or as a decorator. The value of the `with` statement is a function that
+    raises a deferred Ctrl-C at once. On other threads, which receive no signals, it does nothing.
     """
     return _DeferredInterrupt()

@@ -1,8 +1,7 @@
-"""Jobs: what is admitted, parked and failed together, and knows how each of that is done.
+"""Jobs: units of work that are admitted, preempted and failed as one.
 
-A job asks for paths (claims). Once they are pinned it starts; when a claim has all it wants the job
-goes on: an extend answers, a run draws its first token and then a token a step, a commit runs a
-token on each of its lines.
+A job claims paths and starts once they are pinned. It continues when a claim is complete. An extend
+then resolves its ticket, a run draws tokens, and a commit runs one token per sequence.
 """
 
 from __future__ import annotations
@@ -29,39 +28,34 @@ if TYPE_CHECKING:
     from ..sampling.sampler import DrawBatch, DrawResult
     from .queues import JobQueues
 
-# So many forced tokens are worth a step in which a run that overlaps has no row.
-_WORTH_WAITING = 3
-MergeKey = tuple[object, ...] | None  # what greedy runs that are one run have in common
+# An overlapping run skips a step to run this many forced tokens in one row.
+_MIN_FORCED_RUN = 3
+MergeKey = tuple[object, ...] | None  # equal for runs that can be merged; None: never
 
 
 class Job(ABC):
-    """Base of all jobs. `age` orders them.
+    """Base class of jobs."""
 
-    claims: the paths it wants pinned; made by `prepare`. outstanding: launched parts of its lines.
-    error: what it ends with once those have landed. by_content: it may find what lines have in
-    their tails, once these are closed. can_park: it can go on from what is known, see `park`.
-    """
-
-    needs_closed_tails = True
-    can_preempt = True
+    needs_closed_tails = True  # its path may be cached in the tails of idle sequences
+    can_preempt = True  # it can continue from known tokens, see `preempt`
 
     def __init__(self, age: int, tickets: Sequence[Ticket]) -> None:
-        self.age = age
-        self.claims: list[PathClaim] = []
-        self.admitted = False
-        self.done = False
-        self.outstanding = 0
-        self.error: WeftError | None = None
+        self.age = age  # orders jobs
+        self.claims: list[PathClaim] = []  # the paths to pin; set by `prepare`
+        self.admitted = False  # its paths are pinned
+        self.done = False  # its tickets are resolved
+        self.outstanding = 0  # launched parts of its sequences that have not finished
+        self.error: WeftError | None = None  # fails the job once these have finished
         for ticket in tickets:
             ticket.job = self
 
     @abstractmethod
     def tickets(self) -> Sequence[Ticket]:
-        """Return the tickets that it still has to answer."""
+        """Return the tickets that it still has to resolve."""
 
     @abstractmethod
     def namespaces(self) -> set[str | None]:
-        """Return whose trees it works in."""
+        """Return the namespaces of the trees that it works in."""
 
     def longest_path(self) -> int:
         """Return how many slots its longest path needs now."""
@@ -72,47 +66,47 @@ class Job(ABC):
         return len(self.claims)
 
     def sequences(self) -> Sequence[TokenSequence]:
-        """Return the lines that it goes on with."""
+        """Return the sequences that it extends."""
         return ()
 
     def prepare(self) -> None:
-        """Say which paths must be pinned first."""
+        """Set `claims` before each admission."""
 
     def note_reused(self, claim: PathClaim, reused: int) -> None:
-        """Note how many of a path's tokens were there at its first admission."""
+        """Note how many tokens of a path had KV at its first admission."""
 
     def start(self, queues: JobQueues) -> None:
-        """Go on after admission: claims are looked at, others wait for them."""
+        """Start after admission: check the claims; incomplete ones wait for chunks."""
         for claim in self.claims:
             queues.recheck(claim)
 
     @abstractmethod
     def ready(self, claim: PathClaim, queues: JobQueues) -> None:
-        """A claim has all it wants."""
+        """Continue after a claim is complete."""
 
     def preempt(self, queues: JobQueues) -> None:
-        """Stop, and let everything go that can be computed again; nothing of it is in flight."""
+        """Stop and release everything that can be recomputed; nothing of the job is in flight."""
 
     def stop(self, queues: JobQueues) -> None:
-        """Let go of everything: the job ends."""
+        """Release everything: the job ends."""
 
     def finish_failed_step(self, queues: JobQueues) -> None:
-        """End, if what it had in flight, which was undone, is all that kept it from that."""
+        """End the job if only its part in flight, which was reverted, kept it from ending."""
         if self.error is not None:
             queues.fail(self, self.error)
 
     def cancel(self, ticket: Ticket, queues: JobQueues) -> None:
-        """End for one ticket, early."""
+        """End the job early for one ticket."""
         queues.fail(self, Cancelled("the work was cancelled before it was done"))
 
 
 class ExtendJob(Job):
-    """One extend, or all of an atomic call, whose tickets are answered together."""
+    """One extend, or all extends of an atomic call, whose tickets are resolved together."""
 
     def __init__(self, age: int, tickets: Sequence[Ticket]) -> None:
         super().__init__(age, tickets)
         self._tickets = tickets
-        self._answers: dict[int, list[Any]] = {}  # by number of the ticket
+        self._answers: dict[int, list[Any]] = {}  # by index of the ticket
 
     def tickets(self) -> Sequence[Ticket]:
         return self._tickets
@@ -121,7 +115,7 @@ class ExtendJob(Job):
         return {ticket.item.place.namespace for ticket in self._tickets}
 
     def prepare(self) -> None:
-        """Claim each item's path, once: what was answered stays answered when it is parked."""
+        """Claim the path of each item, once: results stay valid when the job is preempted."""
         if self.claims:
             return
         at_node_end = len(self._tickets) > 1  # paths that must fit together are counted exactly
@@ -139,7 +133,7 @@ class ExtendJob(Job):
         ticket = self._tickets[claim.index]
         pairs = zip(ticket.item.wants, claim.requests, strict=True)
         answers = [_answer(want, request, queues) for want, request in pairs]
-        if len(self._tickets) == 1:  # mostly
+        if len(self._tickets) == 1:  # the usual case
             ticket.resolve(answers)
             queues.end(self)
             return
@@ -169,7 +163,7 @@ def _answer(want: Any, request: LogitsRequest, queues: JobQueues) -> Any:
 
 
 class RunMember:
-    """One ticket of a run; equal greedy runs from one place are one run with several members."""
+    """One ticket of a run. Equal greedy runs from one place are one run with several members."""
 
     __slots__ = ("item", "state", "ticket")
 
@@ -179,7 +173,6 @@ class RunMember:
         self.state = RunState()
 
     def result(self, end: Place) -> RunResult:
-        """Return the answer; `end`: the place after the last token."""
         state = self.state
         assert state.finish_reason is not None
         return RunResult(
@@ -194,13 +187,10 @@ class RunMember:
 
 
 class RunJob(Job):
-    """A run on its way: waiting for its first draw, then live on its line, now and then parked.
+    """A run: waits for its first draw, then decodes on its sequence, and may be preempted.
 
-    The line's last token was drawn and is to be run, with those that the constraint forces after
-    it. put_off: more of these, for later rows; its sampler is past them, too. late: the draw that
-    is in flight. n_forced: forced tokens that are. ending: ends once that has landed. stands_aside:
-    it waits for that draw, to run what is forced after it at once. first_drawn: its first token and
-    the figures of it, where a step has drawn it. draws_alone: no step is to.
+    The sequence's last token was drawn and is not run yet. The next row runs it, together with
+    tokens that the constraint forces after it.
     """
 
     def __init__(self, age: int, tickets: Sequence[Ticket]) -> None:
@@ -210,16 +200,16 @@ class RunJob(Job):
         self.sampler = item.sampler
         self.sequence = TokenSequence(item.place)
         self.stops = item.stop_ids
-        self.n_drawn = 0
-        self.forced: list[int] = []
-        self.deferred: list[int] = []
-        self.future: FutureTokens | None = None
-        self.n_forced = 0
-        self.is_ending = False
-        self.waits_for_draw = False
-        self.is_primed = False
-        self.first_drawn: DrawnToken | None = None
-        self.draws_alone = False
+        self.n_drawn = 0  # new tokens so far
+        self.forced: list[int] = []  # tokens that the constraint forces, for the next row
+        self.deferred: list[int] = []  # more of them for later rows; the sampler has accepted them
+        self.future: FutureTokens | None = None  # the draw in flight
+        self.n_forced = 0  # forced tokens in flight
+        self.is_ending = False  # ends once its part in flight has finished
+        self.waits_for_draw = False  # skips steps until the draw in flight has finished
+        self.is_primed = False  # penalties have counted the prompt
+        self.first_drawn: DrawnToken | None = None  # the first token, if a step has drawn it
+        self.draws_alone = False  # no step may draw its first token
 
     def tickets(self) -> list[Ticket]:
         return [member.ticket for member in self.members]
@@ -229,7 +219,7 @@ class RunJob(Job):
 
     @property
     def limit(self) -> int:
-        """The most tokens that any of its members wants."""
+        """The largest `max_tokens` of its members."""
         return max(member.item.max_tokens for member in self.members)
 
     def longest_path(self) -> int:
@@ -263,12 +253,12 @@ class RunJob(Job):
             queues.first_draws.append(self)
 
     def first_row(self) -> RetainedRow:
-        """Return the logits that the first token is drawn from."""
+        """Return the row of logits that the first token is drawn from."""
         pinned: PinnedLogits = self.claims[0].requests[0].answers()[0]
         return pinned.at
 
     def prime(self, queues: JobQueues) -> None:
-        """Let penalties see the prompt, once."""
+        """Add the prompt to the counts of penalties, once."""
         claim = self.claims[0]
         if self.sampler.needs_host and not self.is_primed:
             assert claim.cursor is not None
@@ -276,17 +266,17 @@ class RunJob(Job):
             self.sampler.add_prompt(queues.tree.ids(claim.cursor))
 
     def start_decoding(self, drawn: DrawnToken, queues: JobQueues) -> None:
-        """Go on from the first draw."""
+        """Continue after the first draw."""
         claim, self.first_drawn = self.claims[0], None
         claim.requests, claim.needs_kv = [], True
         self.accept(drawn, queues)
         if not self.done:
             queues.recheck(claim)
 
-    # A step of it
+    # One step
 
     def can_step(self, n_ctx: int) -> bool:
-        """Whether its next token can be run now."""
+        """Return True if its next token can run now."""
         if self.is_ending or self.error is not None:
             return False
         if self.future is None:
@@ -297,29 +287,29 @@ class RunJob(Job):
 
     @property
     def is_wanted(self) -> bool:
-        """Whether what its row in flight gives is to be drawn from."""
+        """True if the logits of its row in flight are needed for a draw."""
         return not (self.done or self.is_ending or self.error is not None)
 
     def look_ahead(self, draws: Draws, entry: int, queues: JobQueues) -> None:
-        """Go on from an entry of draws that have begun; or stand aside until they have landed.
+        """Continue with entry `entry` of draws in flight, or wait until they have finished.
 
-        What is forced is drawn token by token, unless there is enough of it; or a bias might forbid
-        what is taken unseen when it is forced.
+        It waits for long forced runs, which one row computes faster, and if a bias could forbid a
+        forced token.
         """
         self.future = FutureTokens(draws, entry)
         sampler = self.sampler
         if sampler.matcher is not None:
             room = min(self.limit - self.n_drawn, queues.n_ctx - self.sequence.depth) - 1
-            is_long = min(len(sampler.matcher.forced(sampler.banned)), room) >= _WORTH_WAITING
+            is_long = min(len(sampler.matcher.forced(sampler.banned)), room) >= _MIN_FORCED_RUN
             self.waits_for_draw = is_long or bool(sampler.params.logit_bias)
 
     def force(self, budget: int, queues: JobQueues) -> None:
-        """Let the next row run what the constraint forces, too: it need not be drawn.
+        """Add tokens that the constraint forces, at most `budget`, to the next row without a draw.
 
-        The sampler goes on already; the tokens are accepted when the row has run.
+        The sampler accepts them now; the run accepts them after the row has run.
         """
         matcher = self.sampler.matcher
-        if self.future is not None:  # the draw tells first
+        if self.future is not None:  # what is forced depends on the draw in flight
             return
         if self.forced or self.deferred:
             known = [*self.forced, *self.deferred]
@@ -332,7 +322,7 @@ class RunJob(Job):
                 break
             try:
                 self.sampler.accept(token)
-            except ConstraintError:  # the draw that follows finds nothing to draw, and says why
+            except ConstraintError:  # the next draw fails with the reason
                 break
             self.forced.append(token)
 
@@ -341,7 +331,7 @@ class RunJob(Job):
         sequence, tokens = self.sequence, self.sequence.tokens
         if self.future is not None:
             return sequence.row(queues.tree, self.future, len(tokens))
-        if sequence.tail is not None and self.forced:  # alone it may have got a slot only
+        if sequence.tail is not None and self.forced:  # a lone run may have a single slot
             n = sequence.tail.reserved - sequence.tail.fragment.length - 1
             self.forced, self.deferred = self.forced[:n], [*self.forced[n:], *self.deferred]
         if not (self.forced or self.deferred):
@@ -352,19 +342,19 @@ class RunJob(Job):
     def accept_forced(
         self, part: DecodePart, number: int, forced: Sequence[int], queues: JobQueues
     ) -> None:
-        """Accept what the constraint forced and the row has run, as far as nothing ends the run."""
+        """Accept forced tokens whose row has run, until one of them ends the run."""
         assert part.output is not None
         score = part.output.scores()[part.first_row + number][0]
         assert score.entropies is not None  # left out only by engines without steps
-        figures = zip(forced, score.logprobs.tolist(), score.entropies.tolist(), strict=True)
-        for token, logprob, entropy in figures:
+        values = zip(forced, score.logprobs.tolist(), score.entropies.tolist(), strict=True)
+        for token, logprob, entropy in values:
             if not self.is_wanted:
                 return
-            # The only token that was legal.
+            # It was the only legal token.
             self._take(DrawnToken(token, logprob, entropy, legal_logmass=logprob), queues)
 
     def accept(self, drawn: DrawnToken, queues: JobQueues) -> None:
-        """Note a drawn token and end the members that are done with it."""
+        """Accept a drawn token, and end the members that it finishes."""
         token, _, _, legal = drawn
         sampler, matcher = self.sampler, self.sampler.matcher
         if token >= 0:
@@ -378,12 +368,12 @@ class RunJob(Job):
             if matcher is None:
                 return
         elif matcher is None or token == BROKEN or not matcher.must_end:
-            queues.fail(self, self._cannot_go_on(token))
+            queues.fail(self, self._draw_error(token))
             return
         self._end_if_must(queues)
 
     def _end_if_must(self, queues: JobQueues) -> None:
-        """End where only an end token may follow: it need not be drawn."""
+        """End the run if only an end token may follow: it need not be drawn."""
         if (matcher := self.sampler.matcher) is not None and not self.done and matcher.must_end:
             own = self.stops - self.sampler.params.constraint.stop_ids
             for member in self.members:
@@ -396,7 +386,7 @@ class RunJob(Job):
         if legal is not None:
             for member in self.members:
                 member.state.legal_logmass.append(legal)
-        if token in self.stops:  # the same for all members
+        if token in self.stops:  # members have equal stop ids
             for member in self.members:
                 member.state.ended_by = token
             self.end_all("stop", queues)
@@ -434,7 +424,7 @@ class RunJob(Job):
         if reason is not None:
             member.state.finish_reason = reason
 
-    def _cannot_go_on(self, token: int) -> WeftError:
+    def _draw_error(self, token: int) -> WeftError:
         if token == BROKEN:
             return broken_logits()
         matcher = self.sampler.matcher
@@ -446,16 +436,16 @@ class RunJob(Job):
             token_ids=self.sequence.end().ids(),
         )
 
-    # Its end
+    # End of a run
 
     def end_all(self, reason: FinishReason, queues: JobQueues) -> None:
-        """End all members now, with what they have."""
+        """End all members now, with their tokens so far."""
         for member in self.members:
             member.state.finish_reason = member.state.finish_reason or reason
         self.resolve_finished(queues)
 
     def resolve_finished(self, queues: JobQueues) -> None:
-        """Answer the members that are done; end the run when none is left."""
+        """Resolve the finished members; end the run if none is left."""
         going = [member for member in self.members if member.state.finish_reason is None]
         if going:
             for member in self.members:
@@ -466,19 +456,19 @@ class RunJob(Job):
                     member.ticket.resolve(member.result(place))
             self.members = going
         elif self.outstanding:
-            self.is_ending = True  # its slots are there, what is drawn after them is not wanted
+            self.is_ending = True  # the part in flight writes KV; its draw is ignored
         else:
             self.finish(queues)
 
     def finish(self, queues: JobQueues) -> None:
-        """Put the tokens into the tree and answer the members."""
+        """Put the tokens into the tree and resolve the members."""
         self.sequence.close(queues.tree)
         end = self.sequence.end()
         queues.insert(end)
         queues.to_join.append(self.sequence.base)
         queues.running.pop(self, None)
         for member in self.members:
-            place = end.at(member.item.place.depth + len(member.state.tokens))  # each its own hold
+            place = end.at(member.item.place.depth + len(member.state.tokens))
             member.ticket.resolve(member.result(place))
         queues.end(self)
 
@@ -489,7 +479,9 @@ class RunJob(Job):
         self.resolve_finished(queues)
 
     def preempt(self, queues: JobQueues) -> None:
-        """Its last token is to be run, also where a step that was undone has run it already."""
+        """Close the sequence; its last token, which a reverted step may have run, is still to
+        run.
+        """
         queues.running.pop(self, None)
         self.sequence.trim(queues.tree, max(len(self.sequence.tokens) - 1, 0))
         self.sequence.close(queues.tree)
@@ -500,12 +492,12 @@ class RunJob(Job):
 
     def finish_failed_step(self, queues: JobQueues) -> None:
         super().finish_failed_step(queues)
-        if self.is_ending and not self.done:  # what the step has written may be anything
+        if self.is_ending and not self.done:  # the failed step may have written anything
             self.sequence.trim(queues.tree, max(len(self.sequence.tokens) - 1, 0))
             self.finish(queues)
 
     def absorb(self, other: RunJob, queues: JobQueues) -> None:
-        """Let the tickets of an equal run be this one's, too; that run is over."""
+        """Add the members of an equal run to this one; the other run ends."""
         self.members += other.members
         for member in other.members:
             member.ticket.job = self
@@ -513,7 +505,9 @@ class RunJob(Job):
         queues.end(other)
 
     def merge_key(self) -> MergeKey:
-        """Return what greedy runs that are one run have in common; None for other runs."""
+        """Return a key that is equal for greedy runs that give the same tokens; None for other
+        runs.
+        """
         cursor = self.claims[0].cursor
         if not self.sampler.greedy or self.sampler.matcher is not None or cursor is None:
             return None
@@ -525,10 +519,10 @@ class RunJob(Job):
 
 
 class Committed(NamedTuple):
-    """What a commit gives one line: its logits row, and what was drawn from it.
+    """The result of a commit for one sequence: its logits row, and the token drawn from it.
 
-    drawn: token, raw log-probability, and log-probability among what the filters left; None where
-    nothing was to be drawn, or nothing could.
+    drawn: token, raw log-probability, and log-probability among the tokens that the filters keep.
+    None if no draw was requested, or no token could be drawn.
     """
 
     row: LogitsRow
@@ -536,7 +530,7 @@ class Committed(NamedTuple):
 
 
 class CommitJob(Job):
-    """A commit on its way: the tokens from `next` on are still to be run."""
+    """A commit; the tokens from index `next` on are still to be run."""
 
     needs_closed_tails = False
 
@@ -565,7 +559,7 @@ class CommitJob(Job):
         return self.item.sequences
 
     def prepare(self) -> None:
-        """Claim the paths of lines that are not open; the others have theirs pinned."""
+        """Claim the paths of closed sequences; open ones have theirs pinned."""
         closed = [sequence for sequence in self.item.sequences if not sequence.is_open]
         self.claims = [PathClaim(self, sequence.base) for sequence in closed]
         for claim, sequence in zip(self.claims, closed, strict=True):
@@ -582,7 +576,9 @@ class CommitJob(Job):
         self.n_waiting -= 1
 
     def share(self, budget: int, queues: JobQueues) -> int:
-        """Return the line before which a step stops: `budget` tokens on, all of one adapter."""
+        """Return the index before which a step stops: `budget` tokens on, within one LoRA
+        adapter.
+        """
         if queues.runs_full_paths:
             costs = accumulate(sequence.depth + 1 for sequence in self.item.sequences[self.next :])
             budget = max(sum(1 for _ in takewhile(lambda cost: cost <= budget, costs)), 1)
@@ -594,18 +590,18 @@ class CommitJob(Job):
         return self.next + sum(1 for _ in same)
 
     def finish(self, queues: JobQueues) -> None:
-        """All has run: the lines go on by their tokens."""
+        """Append the tokens to the sequences, after all have run."""
         for sequence, token in zip(self.item.sequences, self.item.tokens, strict=True):
             sequence.tokens.append(token)
             sequence.job = None
-            if not queues.sequences.is_leased(sequence):  # released while this was on its way
+            if not queues.sequences.is_leased(sequence):  # released during the commit
                 queues.sequences.close(sequence)
         queues.commits.pop(self, None)
         self.ticket.resolve(self.committed)
         queues.end(self)
 
     def preempt(self, queues: JobQueues) -> None:
-        """Undo what has run, and begin anew when there is room."""
+        """Revert what has run; the commit starts over after its next admission."""
         self.stop(queues)
         for sequence in self.item.sequences:
             queues.sequences.close(sequence)
@@ -619,7 +615,7 @@ class CommitJob(Job):
 
 
 class CommitPart(SequencePart):
-    """What one step runs of a commit: its lines first, first + 1, … last - 1."""
+    """The sequences first … last - 1 of a commit, which one step runs."""
 
     def __init__(self, job: CommitJob, first: int, last: int, queues: JobQueues) -> None:
         item = job.item
@@ -689,15 +685,15 @@ class CommitPart(SequencePart):
         result = self._result
         if result is None or result.kept is None:
             return iter([None] * len(self._rows))
-        each = zip(result.ids.tolist(), result.logprobs.tolist(), result.kept.tolist(), strict=True)
-        return (drawn if drawn[0] >= 0 else None for drawn in each)
+        columns = (result.ids.tolist(), result.logprobs.tolist(), result.kept.tolist())
+        return (drawn if drawn[0] >= 0 else None for drawn in zip(*columns, strict=True))
 
     def discard(self, queues: JobQueues) -> None:
         self.job.outstanding -= 1
 
 
 def new_job(age: int, tickets: Sequence[Ticket]) -> Job:
-    """Return the job of tickets that are answered together."""
+    """Return the job of tickets that are resolved together."""
     return _KINDS[type(tickets[0].item)](age, tickets)
 
 

@@ -1,7 +1,7 @@
-"""What claims need and how steps give it: absent tokens computed, known ones read again.
+"""Prefill planning: chunks of rows that compute absent tokens or re-read known ones.
 
-A claim is a path that a job wants pinned, with what it wants to know of it. Each step packs parts
-for claims, oldest first, within a budget of tokens.
+A claim is a path that a job wants pinned, with the logits and scores that it requests. Each step
+plans chunks for claims, oldest first, within a token budget.
 """
 
 from __future__ import annotations
@@ -23,10 +23,15 @@ if TYPE_CHECKING:
 
 
 class LogitsRequest:
-    """Logits or scores at token indices [first, last) of a path; index i gives token i + 1.
+    """Request for logits or scores at token indices [first, last) of a path.
 
-    top: None for one logits row, else how many likeliest ids a score lists. `parts` collects the
-    answers: a LentRow, or Scores.
+    Index i predicts token i + 1.
+
+    top: None for one row of logits, otherwise how many most likely ids a score lists.
+
+    remaining: index ranges without a chunk.
+
+    results: (first index, PinnedLogits or Score).
     """
 
     __slots__ = ("claim", "first", "last", "remaining", "results", "top")
@@ -40,8 +45,8 @@ class LogitsRequest:
         self.results: list[tuple[int, Any]] = []
 
     def pop_range(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Take what lies in [first, last) out of the open ranges."""
-        if self.top is None:  # one row, mostly
+        """Remove the indices in [first, last) from `remaining` and return them."""
+        if self.top is None:  # one row, the usual case
             taken = self.remaining if first <= self.first < last else []
             if taken:
                 self.remaining = []
@@ -59,24 +64,30 @@ class LogitsRequest:
 
     @property
     def complete(self) -> bool:
-        """All answers are there."""
+        """True if all results are there."""
         if self.top is None:
             return bool(self.results)
         return sum([len(part.logprobs) for _, part in self.results]) == self.last - self.first
 
     def answers(self) -> list[Any]:
-        """Return the answers in order."""
+        """Return the results in order."""
         return [part for _, part in sorted(self.results, key=itemgetter(0))]
 
 
 class PathClaim:
     """A path that a job needs pinned: `tokens` after `place`.
 
-    exact: the path's end must be a node's, as a tail starts there and as paths that must fit
-    together are counted. wants_kv: the claim is complete only when the path is resident. number:
-    the job's own.
-    cursor, pin: its end in the tree, while its job is admitted. outstanding: parts, packed or on
-    their way, that work for it.
+    at_node_end: the path must end at the end of a node, for tails and for exact slot counts.
+
+    needs_kv: the claim is complete only when the path is resident.
+
+    index: of the item in its job.
+
+    cursor, pin: the path's end in the tree, while the job is admitted.
+
+    outstanding: chunks, planned or in flight, that work for it.
+
+    was_admitted: the path has been admitted before.
     """
 
     __slots__ = (
@@ -110,17 +121,18 @@ class PathClaim:
 
     @property
     def depth(self) -> int:
-        """Tokens of the path."""
+        """Number of tokens of the path."""
         return self.place.depth + len(self.tokens)
 
     def pin_path(self, tree: TokenTree) -> tuple[int, int]:
-        """Put the path into the tree and pin it; return slots found, and slots to compute.
+        """Insert the path into the tree and pin it; return the slots cached, and the slots to
+        compute.
 
-        Slots on the host are found: they are copied, not computed.
+        Slots on the host count as cached: they are copied, not computed.
         """
         budget = tree.budget
         promised = budget.promised
-        place = self.place  # at the root it needs no hold, and may be everybody's
+        place = self.place  # a place at the root is not inserted: it may be shared
         end = tree.place(place) if place.depth else tree.root(place.namespace)
         if self.tokens:
             end = tree.extend(end, self.tokens)
@@ -133,30 +145,26 @@ class PathClaim:
         return end.depth - missing, missing
 
     def unpin_path(self, tree: TokenTree) -> None:
-        """Let the path go."""
+        """Unpin the path."""
         if self.pin is not None:
             tree.unpin(self.pin)
         self.pin = self.cursor = None
 
     def path(self) -> Cursor:
-        """Return the end of its path as the tree has it now; for claims of admitted jobs."""
+        """Return the end of the path in the tree as it is now. For claims of admitted jobs."""
         assert self.cursor is not None
         self.cursor = cursor = resolve(self.cursor)
         return cursor
 
     def open_requests(self) -> list[LogitsRequest]:
-        """Return the needs that no step has taken on yet."""
+        """Return the requests with indices that no chunk covers."""
         return [request for request in self.requests if request.remaining]
 
 
 class PrefillChunk(BatchPart):
-    """A row that is no line's: absent tokens to compute, or known tokens to read again.
+    """A row that computes absent tokens of a path, or re-reads known tokens for their logits.
 
-    Covers the path's token indices [start, start + len(tokens)). owner: who fails with it. pin: the
-    cursor at its end. fragment: where the slots go; None for a read. leaf: the node whose fragment
-    that is already, and which takes the tokens in. takes: (need, first, last) answered by it.
-    logits_at: row-local indices whose logits somebody takes, once its rows are made. claims: those
-    that look again when it has landed. nodes: what it computes.
+    It covers the path's token indices [start, start + len(tokens)).
     """
 
     in_tree = True
@@ -172,19 +180,19 @@ class PrefillChunk(BatchPart):
         leaf: Node | None = None,
     ) -> None:
         super().__init__(pin.node.namespace)
-        self.job = job
-        self.start = start
+        self.job = job  # fails with the chunk
+        self.start = start  # index of its first token in the path
         self.tokens = tokens
-        self.path = path
-        self.pin = pin
-        self.fragment = fragment
-        self.leaf = leaf
-        self.from_depth = start if leaf is None else leaf.start
-        self.answers_for: list[tuple[LogitsRequest, int, int]] = []
+        self.path = path  # KV before it
+        self.pin = pin  # the cursor at its end, pinned
+        self.fragment = fragment  # receives its KV; None for a read
+        self.leaf = leaf  # the node that owns `fragment` already and absorbs the tokens
+        self.from_depth = start if leaf is None else leaf.start  # first depth that it marks
+        self.answers_for: list[tuple[LogitsRequest, int, int]] = []  # request, first, last
         self.score_spans: list[tuple[LogitsRequest, int, ScoreSpan]] = []
-        self.logits_at: tuple[int, ...] = ()
-        self.claims: dict[PathClaim, None] = {}
-        self.nodes: list[Node] = []
+        self.logits_at: tuple[int, ...] = ()  # row-local indices of requested logits
+        self.claims: dict[PathClaim, None] = {}  # claims to check after it has finished
+        self.nodes: list[Node] = []  # the absent nodes that it computes
 
     @property
     def end(self) -> int:
@@ -192,7 +200,7 @@ class PrefillChunk(BatchPart):
         return self.start + len(self.tokens)
 
     def add_waiter(self, claim: PathClaim) -> None:
-        """Let a claim look again when this has landed."""
+        """Check a claim again after this chunk has finished."""
         if claim not in self.claims:
             self.claims[claim] = None
             claim.outstanding += 1
@@ -200,7 +208,7 @@ class PrefillChunk(BatchPart):
     def rows(self) -> list[Row]:
         answers_for, start = self.answers_for, self.start
         at: tuple[int, ...] = ()
-        if len(answers_for) == 1:  # mostly
+        if len(answers_for) == 1:  # the usual case
             if answers_for[0][0].top is None:
                 at = (answers_for[0][1] - start,)
         else:
@@ -236,7 +244,7 @@ class PrefillChunk(BatchPart):
             queues.fail(self.job, as_forward_error(error))
 
     def _hand_out_logits(self, queues: JobQueues) -> None:
-        """Keep the rows on the tree, and give them to who asked."""
+        """Attach the logits rows to the tree, and give them to their requests."""
         assert self.stored_in is not None
         pinned: dict[int, PinnedLogits] = {}
         number = self.first_stored
@@ -262,16 +270,16 @@ class PrefillChunk(BatchPart):
 
 
 class PrefillPlanner:
-    """Packs parts for claims, and gives claims what their parts brought.
+    """Plans chunks for claims, and gives claims the results of their chunks.
 
-    Per claim: the absent end of its path is one part, chunked to the budget. Where paths part below
-    an absent node, the oldest goes on in that part and the others follow it, to be packed when it
-    has landed, so rows of a step never depend on each other. Needs inside the resident part are
-    answered from the row store or by running those tokens again without writing KV.
+    The absent end of a claim's path is one chunk, cut to the budget. If several paths diverge below
+    an absent node, the oldest claim's chunk computes it. The others are planned after that chunk
+    has finished, so rows of a step never depend on each other. Requests in the resident part are
+    answered from the logits cache, or by running those tokens again without writing KV.
 
         root ──── resident ────┬──── absent ────┬──── absent ──── cursor
-        reads:  └─ open needs ─┘└─────── this step, one part ────────┘
-                                                └── another's: a later step
+        reads:  └─ requests ───┘└─────── this step, one chunk ────────┘ └── another claim's: a later
+            step
     """
 
     def __init__(
@@ -281,29 +289,30 @@ class PrefillPlanner:
         *,
         n_to_run: Callable[..., int] | None = None,
     ) -> None:
-        """n_to_run: what a whole path counts in a step, by `Engine.n_tokens_to_run`; None: one."""
+        """n_to_run: `Engine.n_tokens_to_run`, the cost of a full path in a step. None: each path
+        costs one token.
+        """
         self.tree = tree
         self.logits_cache = logits_cache
         self._n_to_run = n_to_run
-        self.active: dict[
-            PrefillChunk, None
-        ] = {}  # packed, and neither delivered nor discarded yet
+        self.active: dict[PrefillChunk, None] = {}  # planned, neither finished nor discarded
         self.n_computed = 0
         self.n_reread = 0
-        self._writers: dict[Node, PrefillChunk] = {}  # absent nodes that a part computes
-        self._leaf_writers: dict[Node, PrefillChunk] = {}  # leaves whose fragments a part writes
-        self._rereads: dict[tuple[Cursor, int], PrefillChunk] = {}  # of the step that is packed now
+        self._writers: dict[Node, PrefillChunk] = {}  # absent nodes that a chunk computes
+        self._leaf_writers: dict[Node, PrefillChunk] = {}  # leaves whose fragments a chunk writes
+        self._rereads: dict[tuple[Cursor, int], PrefillChunk] = {}  # reads of the planned step
 
-    # Packing ----------------------------------------------------------------------------------
+    # Planning ---------------------------------------------------------------------------------
 
     def plan(
         self, claims: Iterable[tuple[PathClaim, int]], budget: int, queues: JobQueues
     ) -> list[PrefillChunk]:
-        """Return a step's parts for claims, in this order, at most `budget` tokens of them.
+        """Return chunks of a step for claims, in this order, at most `budget` tokens of them.
 
-        claims: each with how many tokens it may have. Splits nodes into chunks. A claim that a part
-        works for waits no longer: the part tells it. Those whose whole path a part brings join it
-        beyond the budget, too: they cost nothing.
+        Splits nodes into chunks. A claim whose full path a planned chunk computes joins it even
+        beyond the budget, as it costs nothing.
+
+        claims: each with its own token budget.
         """
         self._rereads = {}
         before = len(self.active)
@@ -311,26 +320,28 @@ class PrefillPlanner:
             if budget <= 0 and not self._is_planned(claim):
                 continue
             limit = max(min(budget, limit), 0)
-            try:  # as `JobQueues.guard` has it: many come by here each step
+            try:  # inlined `JobQueues.guard`: this runs for many claims in each step
                 if not claim.job.done:
-                    budget -= self._pack(claim, limit)
+                    budget -= self._plan_claim(claim, limit)
             except Exception as error:
                 queues.handle_error(claim.job, error)
             if claim.outstanding:
                 queues.unscheduled.pop(claim, None)
             else:
-                queues.recheck(claim)  # others have computed what it wants
+                queues.recheck(claim)  # other chunks have computed its path
         self._rereads = {}
         return list(self.active)[before:]
 
     def _is_planned(self, claim: PathClaim) -> bool:
-        """Whether the step that is packed now computes the end of a claim's path."""
+        """Return True if a chunk of the planned step computes the end of a claim's path."""
         return (
             self.tree.fragments is not None and self._current_chunk(claim.path().node) is not None
         )
 
     def n_remaining(self, claim: PathClaim) -> int:
-        """Return how many tokens, about, a claim has still to be run. Cost: O(nodes absent)."""
+        """Return approximately how many tokens of a claim have still to run. Cost: O(absent
+        nodes).
+        """
         if self.tree.fragments is None:
             return claim.depth
         n = absent = 0
@@ -345,13 +356,15 @@ class PrefillPlanner:
         return max(n, absent)
 
     def pop_counts(self) -> tuple[int, int]:
-        """Return how many tokens were packed to compute, and to read again, since last asked."""
+        """Return how many tokens were planned to compute, and to re-read, since the last call."""
         counts = self.n_computed, self.n_reread
         self.n_computed = self.n_reread = 0
         return counts
 
     def is_complete(self, claim: PathClaim) -> bool:
-        """Whether a claim has all it wants; answers what it can from the row store."""
+        """Return True if a claim has everything it needs, after answering requests from the
+        cache.
+        """
         if claim.requests:
             self._use_cached_logits(claim)
         if claim.outstanding:
@@ -368,13 +381,14 @@ class PrefillPlanner:
         return not self.waits_for_writer(claim, node)
 
     def is_being_written(self, cursor: Cursor) -> bool:
-        """Whether a part on its way writes the fragment at a place."""
+        """Return True if a chunk in flight writes the fragment at a place."""
         return resolve(cursor).node in self._leaf_writers
 
     def waits_for_writer(self, claim: PathClaim, node: Node) -> bool:
-        """Whether a launched part writes a node's fragment, so that nothing new may hang on it.
+        """Return True if a launched chunk writes a node's fragment, so nothing may be attached
+        below.
 
-        The claim looks again when that has landed.
+        The claim is checked again after that chunk has finished.
         """
         part = self._leaf_writers.get(node)
         if part is None:
@@ -383,7 +397,7 @@ class PrefillPlanner:
         return True
 
     def _use_cached_logits(self, claim: PathClaim) -> None:
-        """Answer needs of one logits row that the store still has."""
+        """Answer requests for one logits row from the cache."""
         assert claim.cursor is not None
         for request in claim.requests:
             if request.remaining and request.top is None:
@@ -396,8 +410,8 @@ class PrefillPlanner:
                     request.pop_range(request.first, request.last)
                     request.results.append((request.first, pinned))
 
-    def _pack(self, claim: PathClaim, budget: int) -> int:
-        """Pack for one claim; return the tokens it costs."""
+    def _plan_claim(self, claim: PathClaim, budget: int) -> int:
+        """Plan chunks for one claim; return their cost in tokens."""
         self._use_cached_logits(claim)
         if self.tree.fragments is None:
             return self._plan_full_path(claim)
@@ -412,7 +426,7 @@ class PrefillPlanner:
         return cost
 
     def _absent_nodes(self, claim: PathClaim) -> list[Node]:
-        """Return the absent nodes of a path, topmost first; brings offloaded ones back."""
+        """Return the absent nodes of a path, topmost first, after loading offloaded ones."""
         while True:
             absent, node = list[Node](), claim.path().node
             while node.fragment is None and node.parent is not None:
@@ -423,8 +437,8 @@ class PrefillPlanner:
             self._load_host(absent[-1])
 
     def _load_host(self, node: Node) -> None:
-        """Bring an offloaded node back; where there is no memory it is computed again, by steps
-        that can do with less.
+        """Load an offloaded node. If memory is short, drop its copy: smaller steps can recompute
+        it.
         """
         try:
             self.tree.load_host(node)
@@ -434,7 +448,7 @@ class PrefillPlanner:
             self.tree.host.free(node)
 
     def _plan_absent(self, claim: PathClaim, absent: list[Node], budget: int) -> int:
-        """Let a part compute absent nodes, as far as they go on where it ends."""
+        """Let a chunk compute absent nodes, as far as they continue its path."""
         first = absent[0]
         part, above = self._writers.get(first), first.parent
         if part is None and above is not None and self.waits_for_writer(claim, above):
@@ -449,7 +463,7 @@ class PrefillPlanner:
             if node.in_flight or node.host is not None or cost >= budget:
                 break
             if part is not None and part.end != node.start:
-                break  # the part went another way
+                break  # the chunk continues into another child
             if len(node.tokens) > budget - cost:
                 node = self.tree.split(node, node.start + budget - cost)
             part = self._new_chunk(claim, node) if part is None else self._extend_chunk(part, node)
@@ -460,7 +474,7 @@ class PrefillPlanner:
         return cost
 
     def _current_chunk(self, node: Node) -> PrefillChunk | None:
-        """Return the part of the step that is packed now which computes a node."""
+        """Return the chunk of the planned step that computes a node."""
         part = self._writers.get(node)
         return part if part is not None and not part.launched else None
 
@@ -484,7 +498,7 @@ class PrefillPlanner:
         return part
 
     def _extend_chunk(self, part: PrefillChunk, node: Node) -> PrefillChunk:
-        """Let a part go on through the next node."""
+        """Extend a chunk by the next node."""
         pin = self.tree.pin(Cursor(node, node.end))
         self.tree.unpin(part.pin)
         part.pin, part.tokens = pin, [*part.tokens, *node.tokens]
@@ -498,7 +512,7 @@ class PrefillPlanner:
         part.nodes.append(node)
 
     def _plan_reread(self, claim: PathClaim, known: int, budget: int) -> int:
-        """Read again, in parts of at most the budget, what is resident but was never asked for."""
+        """Re-read resident tokens whose logits or scores are requested, at most `budget`."""
         assert claim.cursor is not None
         cost = 0
         for request in claim.requests:
@@ -526,7 +540,7 @@ class PrefillPlanner:
         return part
 
     def _plan_full_path(self, claim: PathClaim) -> int:
-        """Hidden engines: one row of the whole path up to the last open need; return its cost."""
+        """Plan one row of the full path, for engines that hide their KV; return its cost."""
         assert claim.cursor is not None
         requests = claim.open_requests()
         if not requests:
@@ -540,7 +554,7 @@ class PrefillPlanner:
             part = PrefillChunk(claim.job, 0, tokens, (), self.tree.pin(cursor), None)
             self.active[part] = None
             self._rereads[cursor, 0] = part
-            cost, n_run = 1, last  # what it costs is the engine's affair, unless it says so
+            cost, n_run = 1, last  # a path counts as one token, unless the engine knows better
             if self._n_to_run is not None:
                 first = min(a for request in requests for a, _ in request.remaining)
                 cost = n_run = self._n_to_run(tokens, first, cursor.node.namespace)
@@ -549,7 +563,7 @@ class PrefillPlanner:
         return cost
 
     def _assign(self, claim: PathClaim, part: PrefillChunk, end: int) -> None:
-        """Let a part answer what it covers of a claim's needs; to `end` their paths are one."""
+        """Let a chunk answer a claim's requests up to index `end`, where their paths are equal."""
         part.add_waiter(claim)
         for request in claim.requests:
             if request.remaining:
@@ -569,15 +583,15 @@ class PrefillPlanner:
                     (request, first, ScoreSpan(first - part.start, targets, request.top))
                 )
 
-    # What came of it --------------------------------------------------------------------------
+    # Results ----------------------------------------------------------------------------------
 
     def attach(self, part: PrefillChunk) -> bool:
-        """Give a landed part's slots to the nodes that have its tokens now.
+        """Give the KV of a finished chunk to the nodes that hold its tokens now.
 
-        Returns whether nodes have fragments of their own now, which may be joined.
+        Returns True if nodes have new fragments, whose chains may be joined.
         """
         self._clear_marks(part)
-        fragment, part.fragment = part.fragment, None  # it is used up, also where this fails
+        fragment, part.fragment = part.fragment, None  # consumed, even if this fails
         if fragment is None:
             return False
         assert self.tree.fragments is not None
@@ -593,7 +607,7 @@ class PrefillPlanner:
         return True
 
     def revert(self, part: PrefillChunk) -> None:
-        """Forget the slots of a part whose step failed, or was never launched."""
+        """Drop the KV of a chunk whose step failed or was never launched."""
         self._clear_marks(part)
         fragment, part.fragment = part.fragment, None
         if part.leaf is not None and part.leaf.fragment is not None:
@@ -602,7 +616,7 @@ class PrefillPlanner:
             self.tree.free(fragment)
 
     def finish(self, part: PrefillChunk, queues: JobQueues) -> None:
-        """A part is through: its claims look again."""
+        """Remove a chunk; its claims are checked again."""
         del self.active[part]
         for claim in part.claims:
             claim.outstanding -= 1

@@ -237,7 +237,7 @@ class JobQueues:
         """Return the claims to plan chunks for, each with its token budget.
 
         The oldest come first. If the budget is too small for all, half of it goes to the shortest
-        ones, so short prompts do not wait for a long one.
+        ones,
         Claims of one path count once.
 
         budget: prefill tokens of the step.
