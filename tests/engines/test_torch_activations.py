@@ -31,7 +31,7 @@ DEVICE = torch.device("cpu" if kernel.is_interpreted() else "cuda")
     [("gelu_new", True), ("gelu_fast", True), ("gelu_accurate", True), ("gelu", False),
      ("gelu_10", False), ("quick_gelu", False), ("silu", False), ("relu2", False)],
 )  # fmt: skip
-def test_what_is_written_out_is_found(name: str, *, is_found: bool) -> None:
+def test_tanh_gelu_in_several_operations_is_recognised(name: str, *, is_found: bool) -> None:
     module = torch.nn.ModuleDict({"act": ACT2FN[name]})
     attach_context(module)
     assert fuse_activations(module) == is_found
@@ -39,7 +39,7 @@ def test_what_is_written_out_is_found(name: str, *, is_found: bool) -> None:
     torch.testing.assert_close(module["act"](x), ACT2FN[name](x))  # no step runs
 
 
-def test_a_forward_that_somebody_has_put_there_stays() -> None:
+def test_replaced_forward_is_not_patched() -> None:
     own: Any = ACT2FN["gelu_new"]
     own.forward = lambda x: 2 * x
     attach_context(own)

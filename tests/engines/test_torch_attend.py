@@ -79,7 +79,7 @@ def test_a_query_that_sees_nothing_weighs_nothing(softcap: float | None) -> None
 
 
 @pytest.mark.parametrize("cut", range(1, S))
-def test_merged_pieces_equal_the_whole(cut: int) -> None:
+def test_merged_parts_equal_full_attention(cut: int) -> None:
     q, k, v = _inputs()
     spec = AttentionSpec(0.3)
     out, lse = attention.attend(q, k[:, :, :cut], v[:, :, :cut], spec)

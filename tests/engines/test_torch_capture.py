@@ -158,7 +158,7 @@ def test_a_capture_without_memory_is_tried_with_what_pytorch_keeps(cuda: Cuda) -
     assert cuda.said == [*WARM, *CAPTURE, "ends", *WAITS, *tight]
 
 
-def test_nothing_is_held_of_what_found_no_memory() -> None:
+def test_failed_attempt_releases_its_tensors() -> None:
     class Large:
         pass
 
@@ -212,7 +212,7 @@ def test_an_error_of_a_step_ends_its_capture(cuda: Cuda, monkeypatch: pytest.Mon
     assert cuda.said == [*WARM, *CAPTURE, "ends", *WAITS]  # it ended well: the graph gives back
 
 
-def test_a_graph_goes_after_it_was_played(cuda: Cuda) -> None:
+def test_graph_is_freed_after_its_replay(cuda: Cuda) -> None:
     captured = GraphRecorder(CARD)(running(cuda))
     cuda.said.clear()
     captured.release()

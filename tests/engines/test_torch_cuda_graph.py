@@ -165,7 +165,7 @@ def test_a_pool_that_moves_takes_what_was_captured_with_it() -> None:
     assert played.stats()["captured"] == captured + 1
 
 
-def test_what_was_captured_goes_before_a_pool_asks_for_more(
+def test_graphs_are_released_before_the_pool_grows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its memory may be what the pool needs."""
@@ -260,7 +260,7 @@ def test_buffers_that_are_put_elsewhere_are_noticed() -> None:
 
 
 @pytest.mark.parametrize(("n_short", "failure"), [(1, torch.OutOfMemoryError), (3, RuntimeError)])
-def test_a_capture_that_fails_by_others_is_tried_again_but_not_for_ever(
+def test_failed_captures_are_retried_a_few_times(
     n_short: int,
     failure: type[Exception],
     monkeypatch: pytest.MonkeyPatch,
@@ -377,7 +377,7 @@ def test_a_loom_grows_the_same_from_frames() -> None:
     assert texts[True] == texts[False]
 
 
-def test_buckets_hold_their_steps_and_waste_half_at_most() -> None:
+def test_buckets_contain_their_steps_with_at_most_half_padding() -> None:
     for n in range(1, 1025):
         assert n <= bucket_of(n) <= max(8, 1.5 * n + 1)
         assert n <= 128 or bucket_of(n) < n + 64

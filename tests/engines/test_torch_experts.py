@@ -43,7 +43,7 @@ def actual(model: Any) -> list[Any]:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("name", [*MIXTURES, "phi3"])
-def test_mixtures_of_a_family_are_found(name: str, dtype: str) -> None:
+def test_experts_of_a_family_are_patched(name: str, dtype: str) -> None:
     """What those of gpt_oss cut off, too."""
     forms = actual(build(name, getattr(torch, dtype)))
     assert len(forms) == MIXTURES.get(name, 0)
@@ -124,7 +124,7 @@ def test_what_does_something_else_stays() -> None:
 
 
 @pytest.mark.parametrize("implementation", ["eager", "grouped_mm"])
-def test_what_is_gated_by_its_own_code_is_found_as_such(implementation: str) -> None:
+def test_experts_with_their_own_gate_code_are_patched(implementation: str) -> None:
     (usual,) = actual(mixture(implementation=implementation))
     assert usual.gate == GatedActivation("silu")
     (cut_off,) = actual(mixture(CutOff, implementation))
@@ -206,7 +206,7 @@ GATES = [
 
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_they_take_weights_as_they_lie_and_any_gate(
+def test_fused_experts_accept_transposed_weights_and_any_gate(
     gate: GatedActivation, *, has_bias: bool
 ) -> None:
     given = Given(12, 2, 3, 40, 24, torch.float32)
@@ -247,7 +247,7 @@ def test_what_is_between_may_be_anything_that_takes_rows() -> None:
     given.check(ungated)
 
 
-def test_tokens_may_lie_apart_and_experts_may_be_none() -> None:
+def test_fused_experts_accept_strided_tokens_and_invalid_expert_ids() -> None:
     given = Given(9, 3, 4, 40, 24, torch.float32)
     apart = torch.zeros(9, 100, device=DEVICE)
     apart[:, 60:] = given.x
@@ -288,7 +288,7 @@ def test_many_rows_are_a_librarys_where_the_module_has_one(monkeypatch: pytest.M
         assert form.experts(module).is_grouped == (implementation == "grouped_mm")
 
 
-def test_what_they_do_not_take_is_told() -> None:
+def test_unsupported_experts_are_reported() -> None:
     given = Given(5, 2, 4, 32, 16, torch.float32)
     usual = MoEWeights(given.up, given.down, gate=GatedActivation("silu"))
     x, chosen, shares = given.x, given.chosen, given.shares

@@ -74,7 +74,7 @@ def bench(request: pytest.FixtureRequest) -> Bench:
     return Bench(build(request.param), N_CTX.get(request.param))
 
 
-def test_whole_chunked_and_token_by_token_prefill_agree(bench: Bench) -> None:
+def test_full_chunked_and_token_by_token_prefill_agree(bench: Bench) -> None:
     ids = IDS[:23]
     want = bench.oracle([*ids, 5])[-1]
     for chunk in (23, 9, 2, 1):
@@ -224,7 +224,7 @@ def test_the_engines_own_model_gives_plain_logits_too(bench: Bench) -> None:
     _near(plain_logits(bench.engine.model, IDS[:30]), bench.oracle(IDS[:30]))
 
 
-def test_layers_that_meet_the_kv_of_another_have_none_of_their_own() -> None:
+def test_layers_with_shared_kv_have_no_kv_of_their_own() -> None:
     """Gemma 3n and 4: in two layers of five and of four; every path agrees all the same."""
     for name, n_layers in (("gemma3n", 3), ("gemma4", 2)):
         shared = Bench(build(name))

@@ -43,7 +43,7 @@ assert torch.get_num_threads() == 2
 """
 
 
-def test_it_goes_on_in_one_thread() -> None:
+def test_forked_process_computes_with_one_thread() -> None:
     """PyTorch waits for ever there for threads that did not come along."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", FORKING],
@@ -77,7 +77,7 @@ assert torch.get_num_threads() == 2
 
 
 @pytest.mark.parametrize("many", [True, False])
-def test_a_fork_inside_a_forward_goes_on_in_one_thread(*, many: bool) -> None:
+def test_fork_inside_a_forward_computes_with_one_thread(*, many: bool) -> None:
     """Whether the forward had all threads or fewer: its end gives the child none back."""
     kept = {name: each for name, each in os.environ.items() if "NUM_THREADS" not in name}
     kept["PYTHONPATH"] = os.pathsep.join(sys.path)

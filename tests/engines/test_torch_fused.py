@@ -222,9 +222,7 @@ def test_weights_that_others_take_the_place_of_count_no_more(
 
 
 @pytest.mark.parametrize("which", ["k_proj", "v_proj"])
-def test_weights_that_lie_together_no_more_count_one_by_one(
-    which: str, tmp_path: Path, calls
-) -> None:
+def test_separated_weights_are_multiplied_one_by_one(which: str, tmp_path: Path, calls) -> None:
     """One of a layer's was given another before an engine took the model over."""
     model = result("llama", "loaded", tmp_path).model
     torch.manual_seed(2)

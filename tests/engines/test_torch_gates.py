@@ -45,7 +45,7 @@ def actual(model: Any) -> int:
     [("gemma2", "gelu_tanh", 2), ("olmo2", "silu", 2), ("cohere", "silu", 2), ("phi3", "silu", 1),
      ("granite4", "silu", 1), ("qwen2_moe", "silu", 2), ("gpt2", "", 0), ("opt", "", 0)],
 )  # fmt: skip
-def test_gated_parts_of_a_family_are_found(
+def test_gated_modules_of_a_family_are_patched(
     name: str, activation: str, n_given: int, dtype: str
 ) -> None:
     model = build(name, getattr(torch, dtype))
@@ -146,9 +146,7 @@ def test_what_does_something_else_stays() -> None:
     [("silu", "silu"), ("gelu", "gelu"), ("gelu_new", "gelu_tanh"),
      ("gelu_pytorch_tanh", "gelu_tanh")],
 )  # fmt: skip
-def test_which_layer_is_the_gate_is_seen_where_all_have_one_shape(
-    act: str, name: str, n_between: int
-) -> None:
+def test_gate_is_recognised_among_layers_of_one_shape(act: str, name: str, n_between: int) -> None:
     torch.manual_seed(0)
     module = Gated(act, n_between)
     assert actual(module) == 1
@@ -157,7 +155,7 @@ def test_which_layer_is_the_gate_is_seen_where_all_have_one_shape(
 
 
 @pytest.mark.parametrize("is_turned", [False, True])
-def test_which_half_is_the_gate_is_seen(*, is_turned: bool) -> None:
+def test_half_with_the_gate_is_recognised(*, is_turned: bool) -> None:
     torch.manual_seed(0)
     module = Both(is_turned=is_turned)
     assert actual(module) == 1
@@ -201,7 +199,7 @@ def test_a_model_gives_what_it_did_and_is_not_touched(name: str) -> None:
     assert [type(module) for module in model.modules()] == kinds
 
 
-def test_a_hook_on_an_activation_is_asked() -> None:
+def test_hook_on_an_activation_is_called() -> None:
     model = build("gemma2").to(DEVICE)
     engine = TorchEngine.adopt(model, kv="paged", graphs=False)
     before = stepped(engine)

@@ -233,7 +233,7 @@ def test_one_wrong_token_among_many_rows_is_named(wrong: int) -> None:
     assert [tail.length for tail in branches.tails] == [3, 4, 5]
 
 
-def test_numbers_on_the_device_are_those_that_were_asked_for() -> None:
+def test_cached_tensors_contain_the_given_numbers() -> None:
     counted, kept = IncrementingTensor(CPU), CachedTensor(CPU)
     first = counted.at([3, 9])
     assert counted.at([3, 9]) is first
@@ -244,7 +244,7 @@ def test_numbers_on_the_device_are_those_that_were_asked_for() -> None:
     assert kept.of([0]) is kept.of([0])
 
 
-def test_what_draws_are_is_asked_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_protocol_of_draws_is_checked_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not row by row: a protocol is asked for by all of its names, which takes microseconds."""
     requested = []
 

@@ -88,7 +88,7 @@ def test_the_decoder_of_a_model_that_reads_images_continues_text(name: str, tmp_
     assert engines[0].info.fingerprint == engines[1].info.fingerprint
 
 
-def test_linear_weights_lie_by_column_and_say_what_they_said(folder: Path) -> None:
+def test_weights_stored_by_column_give_the_same_logits(folder: Path) -> None:
     loaded, plain = TorchEngine.load(folder).model, build("llama")
     looked_up = loaded.get_input_embeddings().weight
     assert looked_up.is_contiguous()
@@ -114,7 +114,7 @@ def test_a_loaded_model_and_its_copies_can_be_saved(folder: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bloom"])
-def test_a_model_that_its_owner_converts_says_so_until_it_is_turned_back(name: str) -> None:
+def test_converted_model_raises_until_it_is_converted_back(name: str) -> None:
     """One with rotary frequencies has rounded those: see test_torch_model_guard."""
     model = build(name)
     engine = TorchEngine.adopt(model)
@@ -130,7 +130,7 @@ def test_a_model_that_its_owner_converts_says_so_until_it_is_turned_back(name: s
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the system tells no mappings")
-def test_weights_that_were_copied_do_not_lie_in_memory_twice(folder: Path) -> None:
+def test_copied_weights_are_in_memory_once(folder: Path) -> None:
     engine = TorchEngine.load(folder)
     gc.collect()
     assert str(folder) not in Path("/proc/self/maps").read_text()
@@ -144,14 +144,14 @@ def test_an_output_layer_that_is_the_embedding_too_stays_by_row(tmp_path: Path) 
     assert head.weight.is_contiguous()
 
 
-def test_a_handed_over_models_weights_lie_where_they_lay() -> None:
+def test_adopted_model_keeps_its_weights_in_place() -> None:
     model = build("llama")
     before = {name: (w.data_ptr(), w.stride()) for name, w in model.state_dict().items()}
     TorchEngine.adopt(model)
     assert before == {name: (w.data_ptr(), w.stride()) for name, w in model.state_dict().items()}
 
 
-def test_info_says_what_was_loaded(folder: Path) -> None:
+def test_info_describes_the_loaded_model(folder: Path) -> None:
     info = TorchEngine.load(folder).info
     assert (info.name, info.model, info.dtype, info.device) == ("torch", "model", "float32", "cpu")
     assert (info.n_layers, info.n_vocab, info.context_length) == (3, N_VOCAB, 256)
@@ -160,7 +160,7 @@ def test_info_says_what_was_loaded(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_dtype_is_as_asked_and_halves_the_kv(folder: Path, dtype: str) -> None:
+def test_bfloat16_halves_the_kv(folder: Path, dtype: str) -> None:
     info = TorchEngine.load(folder, dtype=dtype, device="cpu").info
     assert info.dtype == dtype
     assert info.kv_bytes_per_token == 96 * (4 if dtype == "float32" else 2)
@@ -361,7 +361,7 @@ def test_models_without_a_language_model_head_are_refused(tmp_path: Path) -> Non
         TorchEngine.load(tmp_path)
 
 
-def test_a_model_whose_attention_does_something_else_runs_whole_paths(
+def test_model_with_unknown_attention_is_recomputed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The check tree finds what no list could: here the model's own attention scales its keys."""
@@ -398,7 +398,7 @@ class _Unsaid:
         return _Unsaid(copy.deepcopy(self.whole, memo))
 
 
-def test_a_window_that_only_the_mask_knows_runs_whole_paths() -> None:
+def test_model_with_a_window_only_in_its_mask_is_recomputed() -> None:
     """It is wider than the check tree is deep, so that no logits of that tree show it."""
     model = build("mistral")
     model.config.sliding_window = 40
@@ -421,7 +421,7 @@ def test_closing_twice_is_harmless(folder: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # of torch.compile's own
-def test_what_wraps_a_model_is_refused_and_says_where_the_model_is() -> None:
+def test_wrapped_model_raises_and_names_the_attribute() -> None:
     model = build("llama")
     for wrapped in (torch.nn.DataParallel(model), torch.compile(model)):
         with pytest.raises(ConfigError, match=r"_orig_mod, of DataParallel its module"):

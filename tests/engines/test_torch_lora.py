@@ -160,7 +160,7 @@ def plain_rows(model):
         return model.eval()(torch.tensor([IDS])).logits[0].log_softmax(-1).numpy()
 
 
-def test_a_name_taken_again_forgets_what_the_first_computed(tmp_path, text) -> None:
+def test_reused_adapter_name_drops_the_first_ones_kv(tmp_path, text) -> None:
     first, second = (adapter(tmp_path / str(n), "llama", n) for n in (3, 4))
     lm = lm_of("llama", text)
     model = AsyncLM(lm, as_torch=False)
@@ -251,7 +251,7 @@ def test_the_owners_model_is_not_adapted(tmp_path, text) -> None:
     assert not any(module._forward_hooks for module in own.modules())
 
 
-def test_kv_made_with_an_adapter_is_loaded_for_that_adapter_only(tmp_path, text) -> None:
+def test_kv_of_an_adapter_is_loaded_for_that_adapter_only(tmp_path, text) -> None:
     for n in (1, 2):
         adapter(tmp_path / str(n), "llama", n)
     lm, other = lm_of("llama", text), lm_of("llama", text)
@@ -305,7 +305,7 @@ def test_what_is_no_plain_adapter_of_this_model_is_refused(tmp_path, text) -> No
         tiny.add_adapter("x", tmp_path)
 
 
-def test_branches_and_looms_run_with_an_adapter_beside_the_model_alone(tmp_path, text) -> None:
+def test_branches_with_and_without_an_adapter_run_together(tmp_path, text) -> None:
     wanted = {name: adapter(tmp_path / name, "llama", n) for n, name in enumerate(("law", "med"))}
     lm = lm_of("llama", text)
     for name in wanted:
@@ -393,7 +393,7 @@ def test_a_loom_is_of_the_adapter_that_grew_it(tmp_path, text) -> None:
     assert Loom.open(tmp_path / "kept.json", lm).tokens == IDS
 
 
-def test_looms_that_do_not_say_which_adapter_grew_them_open_as_before(tmp_path, text) -> None:
+def test_looms_without_an_adapter_entry_open(tmp_path, text) -> None:
     adapter(tmp_path / "law", "llama", 1)
     lm = lm_of("llama", text)
     lm.add_adapter("law", tmp_path / "law")

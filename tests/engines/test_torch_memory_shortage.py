@@ -108,27 +108,27 @@ class Life:
             self.store.free(each)
 
     def run(self) -> None:
-        self.again(partial(self.begin, 0, 5))
-        self.again(partial(self.begin, 1, 6))
-        self.again(partial(self.begin, 2, 5))
-        self.again(partial(self.begin, 3, 100))
+        self.repeated(partial(self.begin, 0, 5))
+        self.repeated(partial(self.begin, 1, 6))
+        self.repeated(partial(self.begin, 2, 5))
+        self.repeated(partial(self.begin, 3, 100))
         for names in ((0, 1), (0, 1), (1, 0, 3), (0, 1), (0, 1, 2, 3), (2, 3), (3, 2, 0)):
-            self.again(partial(self.step, *names))
-        self.again(partial(self.split, 3, 60))
-        self.again(partial(self.step, 3, 2))
-        self.again(partial(self.settle, 1))
-        self.again(partial(self.free, 0))
-        self.again(partial(self.free, 2))
-        self.again(partial(self.step, 3, 1))
-        self.again(partial(self.join, 3))
-        self.again(partial(self.step, 1, 3))
+            self.repeated(partial(self.step, *names))
+        self.repeated(partial(self.split, 3, 60))
+        self.repeated(partial(self.step, 3, 2))
+        self.repeated(partial(self.settle, 1))
+        self.repeated(partial(self.free, 0))
+        self.repeated(partial(self.free, 2))
+        self.repeated(partial(self.step, 3, 1))
+        self.repeated(partial(self.join, 3))
+        self.repeated(partial(self.step, 1, 3))
         for _ in range(3):
-            self.again(partial(self.step, 3))
-        self.again(partial(self.begin, 4, 50))
-        self.again(partial(self.split, 4, 20))
-        self.again(partial(self.drop, 4))  # what shared its block may be given one of its size
+            self.repeated(partial(self.step, 3))
+        self.repeated(partial(self.begin, 4, 50))
+        self.repeated(partial(self.split, 4, 20))
+        self.repeated(partial(self.drop, 4))  # what shared its block may be given one of its size
         for name in (1, 3, 4):
-            self.again(partial(self.free, name))
+            self.repeated(partial(self.free, name))
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +158,7 @@ def test_whatever_takes_memory_may_fail_once(
     assert n_failed > n_calls / 2
 
 
-def test_a_load_without_memory_is_told_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_without_memory_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is no trait of the model: it would run whole paths, without a word of memory."""
 
     def scarce(*_: Any) -> Any:
@@ -169,7 +169,7 @@ def test_a_load_without_memory_is_told_as_that(monkeypatch: pytest.MonkeyPatch) 
         TorchEngine.adopt(build("llama"))
 
 
-def test_what_else_fails_as_slots_are_moved_is_told(
+def test_other_errors_while_slots_move_are_raised(
     engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only for want of memory a block stays as large as it is, without a word."""

@@ -179,7 +179,7 @@ def test_what_is_written_or_put_into_a_layer_counts() -> None:
 
 
 @torch.inference_mode()
-def test_a_copy_goes_by_its_own_weights() -> None:
+def test_copied_layers_use_their_own_weights() -> None:
     module = running(Two())
     fuse_siblings(module)
     x = torch.randn(3, 8)
@@ -223,7 +223,7 @@ OTHERS: dict[str, Any] = {
 
 @pytest.mark.parametrize("change", OTHERS)
 @pytest.mark.parametrize("has_bias", [True, False])
-def test_what_somebody_does_to_a_layer_counts(change: str, *, has_bias: bool) -> None:
+def test_changes_of_a_layer_count(change: str, *, has_bias: bool) -> None:
     """In the middle of a forward, and in the next. The first is the one that is changed."""
     torch.manual_seed(0)
     module = running(Two(bias=has_bias))
@@ -259,7 +259,7 @@ def test_an_adapters_hooks_leave_them_one_product(monkeypatch: pytest.MonkeyPatc
     assert products.widths[1:] == [16, 24]
 
 
-def test_nothing_is_held_once_all_were_asked() -> None:
+def test_outputs_are_released_after_the_last_layer() -> None:
     module = running(Two())
     fuse_siblings(module)
     with torch.inference_mode():
@@ -303,7 +303,7 @@ def test_a_tensor_that_is_written_to_between_calls_is_not_the_same() -> None:
 
 
 @pytest.mark.parametrize("name", ["cohere", "gemma3_text"])
-def test_a_model_whose_weights_lie_together_is_saved_whole(name: str, tmp_path: Path) -> None:
+def test_model_with_merged_weights_is_saved_completely(name: str, tmp_path: Path) -> None:
     model, plain = loaded(name), build(name)
     model.save_pretrained(tmp_path)
     repeated = type(model).from_pretrained(tmp_path)
@@ -311,7 +311,7 @@ def test_a_model_whose_weights_lie_together_is_saved_whole(name: str, tmp_path: 
         torch.testing.assert_close(repeated.state_dict()[key], weight)
 
 
-def test_a_model_whose_weights_lie_together_is_pickled() -> None:
+def test_model_with_merged_weights_is_pickled() -> None:
     model = loaded("cohere")
     repeated = pickle.loads(pickle.dumps(model))
     assert isinstance(repeated.save_pretrained, weight_layout.UnmergedSave)

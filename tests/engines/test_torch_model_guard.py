@@ -65,7 +65,7 @@ def test_a_step_of_an_optimizer_is_noticed(text: Tokenizer, kind: str, how: dict
         assert off(lm, model, [*IDS, 5]) < 1e-3
 
 
-def test_an_optimizer_of_another_model_is_none_of_its_business() -> None:
+def test_optimizer_of_another_model_does_not_change_the_version() -> None:
     one, other = build("llama"), build("llama")
     engine = TorchEngine.adopt(one)
     mark = engine.weights_version()
@@ -73,7 +73,7 @@ def test_an_optimizer_of_another_model_is_none_of_its_business() -> None:
     assert engine.weights_version() == mark
 
 
-def test_a_count_of_steps_ends_with_its_engine() -> None:
+def test_optimizer_hook_is_removed_with_its_engine() -> None:
     before = len(HOOKS)
     closed, dropped = TorchEngine.adopt(build("llama")), TorchEngine.adopt(build("llama"))
     assert len(HOOKS) == before + 2
@@ -157,7 +157,7 @@ def test_call_on_converted_model_raises_forward_error(text: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_model_converted_and_back_is_run_again(text: Tokenizer, name: str) -> None:
+def test_model_converted_and_back_is_run(text: Tokenizer, name: str) -> None:
     model = build(name)
     with weft.LM(TorchEngine.adopt(model), text) as lm:
         assert off(lm, model, IDS) < 1e-3
@@ -200,7 +200,7 @@ def with_biases(name: str) -> tuple[Any, _Steered]:
 
 
 @pytest.mark.parametrize("name", ["llama", "mamba"])
-def test_an_owners_vectors_count_as_weights(text: Tokenizer, name: str) -> None:
+def test_saved_buffers_count_as_weights(text: Tokenizer, name: str) -> None:
     model, layer = with_biases(name)
     with weft.LM(TorchEngine.adopt(model), text) as lm:
         assert off(lm, model, IDS) < 1e-3
@@ -212,7 +212,7 @@ def test_an_owners_vectors_count_as_weights(text: Tokenizer, name: str) -> None:
         assert off(lm, model, [*IDS, 5]) < 1e-3
 
 
-def test_a_buffer_that_the_model_writes_as_it_runs_is_no_weight(text: Tokenizer) -> None:
+def test_buffer_that_the_model_writes_is_not_a_weight(text: Tokenizer) -> None:
     model, layer = with_biases("llama")
     with weft.LM(TorchEngine.adopt(model), text) as lm:
         loom, before = weft.Loom(lm, IDS), layer.n_called.item()
@@ -250,7 +250,7 @@ def _look(store: list[int], module: Any, given: Any) -> None:
     store.append(given[0].shape[-2])
 
 
-def test_an_owners_hooks_keep_what_they_see_where_the_owner_looks(text: Tokenizer) -> None:
+def test_hooks_of_the_user_store_into_the_users_objects(text: Tokenizer) -> None:
     """Weft runs a copy of the modules; a hook's own object is none of the model's parts."""
     model, recorder, store = build("llama"), _Recorder(), []
     model.model.layers[1].mlp.register_forward_hook(recorder.see)
@@ -262,7 +262,7 @@ def test_an_owners_hooks_keep_what_they_see_where_the_owner_looks(text: Tokenize
         assert recorder.seen == store == [len(IDS)]
 
 
-def test_a_hook_that_is_the_models_own_sees_the_copy() -> None:
+def test_hook_bound_to_a_module_is_copied() -> None:
     """One that is bound to a layer changes that layer's state; the owner's is not touched."""
     model = build("llama")
     layer = model.model.layers[1]
@@ -277,7 +277,7 @@ def test_a_hook_that_is_the_models_own_sees_the_copy() -> None:
     assert engine.model.model.layers[1].n_calls > 0
 
 
-def test_a_hook_that_looks_at_where_a_token_stands_is_told_at_load() -> None:
+def test_hook_that_depends_on_the_token_index_is_unsupported() -> None:
     model = build("llama")
 
     def pull_last(module: Any, given: Any, out: Any) -> Any:
@@ -293,7 +293,7 @@ def test_a_hook_that_looks_at_where_a_token_stands_is_told_at_load() -> None:
 
 
 @pytest.mark.parametrize("is_packed", [None, True])
-def test_what_is_kept_of_a_tip_is_none_of_weights_before_also_beside_a_run(
+def test_results_after_a_weight_change_use_the_new_weights_during_a_run(
     text: Tokenizer, is_packed: bool | None
 ) -> None:
     """While something runs nothing can be forgotten; who asks waits for that, as new work does."""

@@ -61,7 +61,7 @@ def test_weights_that_were_trained_have_another_name(name: str, text: Tokenizer)
         assert repeated.fingerprint() == after
 
 
-def test_what_pytorch_does_not_count_is_seen_once_the_cache_is_cleared(text: Tokenizer) -> None:
+def test_uncounted_writes_count_after_clear_cache(text: Tokenizer) -> None:
     model = build("llama")
     with lm_of_model(model, text) as lm:
         weight = model.model.layers[0].mlp.up_proj.weight.data

@@ -37,14 +37,14 @@ def norms_of(model: Any) -> list[Any]:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("name", ["gemma2", "gemma3_text", "olmo2", "phi3", "mixtral", "gpt_oss"])
-def test_all_norms_of_a_family_are_found(name: str, dtype: str) -> None:
+def test_all_norms_of_a_family_are_patched(name: str, dtype: str) -> None:
     model = build(name, getattr(torch, dtype))
     n_norms = len(norms_of(model))
     assert actual(model) == n_norms > 6
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_norms_that_take_the_mean_away_first_are_found(dtype: str) -> None:
+def test_centred_norms_are_patched(dtype: str) -> None:
     model = build("cohere", getattr(torch, dtype))
     assert actual(model) == 3 + 1
     assert all(module.__dict__["weft_form"].is_centred for module in norms_of(model))
@@ -138,7 +138,7 @@ def test_rows_along_two_axes_are_normed(shift: float, *, is_centred: bool) -> No
 
 
 @pytest.mark.parametrize(("name", "n"), [("gemma4", 2), ("gemma3n", 3), ("olmo2", 0)])
-def test_norms_without_a_weight_are_found(name: str, n: int) -> None:
+def test_norms_without_a_weight_are_patched(name: str, n: int) -> None:
     model = build(name)
     actual(model)
     forms = [m for m in norms_of(model) if "weft_form" in m.__dict__]

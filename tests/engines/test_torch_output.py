@@ -43,7 +43,7 @@ def test_kept_rows_keep_their_dtype_and_only_what_is_wanted(
         assert np.array_equal(output.logits(index), expected)
 
 
-def test_log_probabilities_are_found_where_the_rows_are() -> None:
+def test_logprobs_are_computed_on_the_device_of_the_logits() -> None:
     with torch.inference_mode():
         kept = TorchOutput(torch.randn(5, 300).bfloat16(), []).retain([1, 4, 2])
     for number in range(3):
@@ -58,7 +58,7 @@ def test_log_probabilities_are_found_where_the_rows_are() -> None:
 
 
 @pytest.mark.parametrize("on_host", [False, True])
-def test_neighbours_are_found_together_and_one_keeps_what_it_found(
+def test_logprobs_of_neighbours_are_computed_together_and_cached_once(
     on_host: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("weft.engines.torch.output._BLOCK_BYTES", 4 * 300 * 3)  # three rows

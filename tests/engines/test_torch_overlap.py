@@ -63,7 +63,7 @@ def unseen(ids: list[int], monkeypatch: pytest.MonkeyPatch) -> TorchDraws:
     return created
 
 
-def test_late_tokens_are_run_as_those_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_future_tokens_run_like_known_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """In any order, beside tokens that the host knows; a draw of no token is run as token 0."""
     engine = TorchEngine.adopt(build("llama").to(DEVICE), kv="paged", graphs=False)
     trunk = engine.fragments.new(None)

@@ -84,7 +84,7 @@ STAYS = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", STAYS)
-def test_the_layers_that_text_goes_through_are_packed_in_every_family(
+def test_layers_that_run_for_text_are_packed_in_every_family(
     name: str, dtype, tmp_path: Path
 ) -> None:
     model = (build_reader(name) if name in IMAGE_FAMILIES else build(name)).to(dtype)
@@ -125,7 +125,7 @@ def test_a_product_of_any_number_of_rows_is_the_product(dtype) -> None:
         assert got.shape == want.shape
 
 
-def test_layers_that_do_more_or_stand_in_two_places_stay(tmp_path: Path) -> None:
+def test_layers_with_hooks_or_two_parents_are_not_packed(tmp_path: Path) -> None:
     model = build("gemma2")
     layers = model.model.layers
     layers[0].mlp.up_proj.register_forward_hook(lambda module, args, out: out * 2)
@@ -151,7 +151,7 @@ def test_a_model_that_fails_on_a_first_forward_is_left_as_it_was(
     assert all(map(_is_as_it_was, linear))
 
 
-def test_what_is_loaded_lies_packed_where_that_is_faster(folder: Path, tmp_path: Path) -> None:
+def test_loaded_weights_are_packed_if_that_is_faster(folder: Path, tmp_path: Path) -> None:
     """In bfloat16 always; small ones in float32 by column, too."""
     small = TorchEngine.load(folder).model
     assert {layer.weight.stride(0) for layer in packed(small)} == {1}
@@ -194,7 +194,7 @@ def test_a_small_model_computes_the_same_at_few_rows_and_at_many(n: int, folder:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["qwen2", "gpt2"])
-def test_packed_weights_say_what_they_said(name: str, tmp_path: Path, dtype: str) -> None:
+def test_packed_weights_give_the_same_logits(name: str, tmp_path: Path, dtype: str) -> None:
     build(name).save_pretrained(tmp_path)
     model = TorchEngine.load(tmp_path, dtype=dtype, packed_weights=True).model
     plain = build(name).to(getattr(torch, dtype))
@@ -239,7 +239,7 @@ def test_what_is_loaded_into_packed_layers_counts(name: str, tmp_path: Path) -> 
     np.testing.assert_allclose(plain_logits(twin, IDS).numpy(), want, atol=2e-4)
 
 
-def test_an_output_that_is_the_embedding_is_packed_beside_it(tmp_path: Path, caplog) -> None:
+def test_tied_output_layer_is_packed_and_the_embedding_stays(tmp_path: Path, caplog) -> None:
     config = build("llama").config
     config.tie_word_embeddings = True
     model = type(build("llama"))(config).eval()
@@ -257,7 +257,7 @@ def test_an_output_that_is_the_embedding_is_packed_beside_it(tmp_path: Path, cap
     np.testing.assert_allclose(stepped(engine), plain_logits(model, IDS).numpy(), atol=3e-4)
 
 
-def test_an_owners_weights_are_held_twice_only_when_asked_and_the_log_says_so(caplog) -> None:
+def test_adopted_weights_are_packed_on_request_and_logged(caplog) -> None:
     model = build("llama")
     with caplog.at_level(logging.INFO, "weft.engines.torch"):
         assert not packed(TorchEngine.adopt(model).model)
@@ -308,9 +308,7 @@ def test_an_adapter_is_added_to_packed_layers(folder: Path, tmp_path: Path) -> N
     np.testing.assert_array_equal(after, alone)
 
 
-def test_asked_for_where_it_has_no_effect_is_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packed_weights_without_effect_raise(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "multiplies", lambda dtype: False)
     with pytest.raises(ConfigError, match="packed_weights has no effect on"):
         TorchEngine.adopt(build("llama"), packed_weights=True)
@@ -356,7 +354,7 @@ def _words():
 
 
 @pytest.mark.parametrize("fault", ["wrong", "gone"])
-def test_products_that_are_wrong_or_gone_leave_the_weights_as_they_lie(
+def test_wrong_or_missing_products_leave_weights_unpacked(
     fault: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def product(*args):
@@ -401,7 +399,7 @@ def test_experts_are_packed_and_give_what_they_gave(name: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["mixtral", "gpt_oss"])
-def test_packed_experts_say_what_they_said_and_take_what_is_loaded(
+def test_packed_experts_give_the_same_logits_and_load_weights(
     name: str, dtype, tmp_path: Path
 ) -> None:
     first, other = build(name, dtype), build(name, dtype, seed=1)
@@ -464,7 +462,7 @@ def test_experts_that_others_run_or_watch_stay() -> None:
     assert not mixtures(TorchEngine.adopt(chosen, packed_weights=True).model)
 
 
-def test_experts_that_come_out_wrong_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experts_with_wrong_packed_results_are_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     model = build("mixtral")
     right = packed_experts.product
     monkeypatch.setattr(packed_experts, "product", lambda *given: right(*given) * 1.01)

@@ -66,7 +66,7 @@ class Node:
     """A fragment, and its KV as plain tensors: [n, K, D] and [n, K, Dv]."""
 
     def __init__(self, fragment: Fragment, stored: Sequence[Any], parent: int | None) -> None:
-        self.fragment, self.held, self.parent = fragment, list(stored), parent
+        self.fragment, self.tensors, self.parent = fragment, list(stored), parent
 
 
 class Twin:
@@ -112,7 +112,7 @@ class Twin:
     def stored(self, number: int | None) -> list[Any]:
         empty = [self.normal(0, self.kv, d) for d in self.dims]
         chain = self.above(number)
-        return [torch.cat([empty[k], *(node.held[k] for node in chain)]) for k in (0, 1)]
+        return [torch.cat([empty[k], *(node.tensors[k] for node in chain)]) for k in (0, 1)]
 
     def rows(self, parts: Sequence[Part]) -> list[Row]:
         """Rows below one node share the tuple of its path, as the scheduler's do."""
@@ -141,7 +141,7 @@ class Twin:
         worst = 0.0
         for (parent, number, n), start in zip(parts, step.starts, strict=True):
             fresh = [t[0, :, start : start + n].transpose(0, 1) for t in (k, v)]
-            before = self.held(parent if number is None else number)
+            before = self.stored(parent if number is None else number)
             keys, values = (torch.cat(pair) for pair in zip(before, fresh, strict=True))
             for at in range(n):
                 end = len(before[0]) + at + 1
@@ -149,7 +149,7 @@ class Twin:
                 worst = max(worst, float((out[start + at].float() - want).abs().max()))
             if number is not None:
                 node = self.nodes[number]
-                node.held = [torch.cat(pair) for pair in zip(node.held, fresh, strict=True)]
+                node.tensors = [torch.cat(pair) for pair in zip(node.tensors, fresh, strict=True)]
         return worst
 
     def leaves(self) -> list[int]:
@@ -178,8 +178,8 @@ class Twin:
             lower = self.nodes[number]
             at = self.random.randrange(1, lower.fragment.length)
             fragment = self.memory.split(lower.fragment, at)
-            upper = self.add(fragment, [t[:at] for t in lower.held], lower.parent)
-            lower.held, lower.parent = [t[at:] for t in lower.held], upper
+            upper = self.add(fragment, [t[:at] for t in lower.tensors], lower.parent)
+            lower.tensors, lower.parent = [t[at:] for t in lower.tensors], upper
 
     def join(self) -> None:
         parents = [node.parent for node in self.nodes.values()]
@@ -190,14 +190,16 @@ class Twin:
             assert lower.parent is not None
             upper = self.nodes.pop(lower.parent)
             self.memory.join(upper.fragment, lower.fragment)
-            lower.held = [torch.cat(pair) for pair in zip(upper.held, lower.held, strict=True)]
+            lower.tensors = [
+                torch.cat(pair) for pair in zip(upper.tensors, lower.tensors, strict=True)
+            ]
             lower.parent = upper.parent
 
     def trim(self) -> None:
         node = self.nodes[self.random.choice(self.leaves())]
         length = self.random.randrange(node.fragment.length + 1)
         self.memory.trim(node.fragment, length)
-        node.held = [tensor[:length] for tensor in node.held]
+        node.tensors = [tensor[:length] for tensor in node.tensors]
 
     def settle(self) -> None:
         self.memory.settle(self.nodes[self.random.choice(list(self.nodes))].fragment)
@@ -217,10 +219,10 @@ class Twin:
         lists = [node.fragment.slots for node in self.nodes.values()]
         taken = np.concatenate([*lists, memory._free[: memory._n_free]])
         assert sorted(taken.tolist()) == list(range(memory._capacity))
-        n = sum(len(node.held[0]) for node in self.nodes.values())
+        n = sum(len(node.tensors[0]) for node in self.nodes.values())
         assert memory.usage() == (n, sum(map(len, lists)) * memory.layout.slot_bytes)
         for node in self.nodes.values():
-            assert node.fragment.length == len(node.held[0])
+            assert node.fragment.length == len(node.tensors[0])
             assert len(node.fragment.slots) < node.fragment.length + pool.GROW_BY
 
 
@@ -282,7 +284,7 @@ def test_windows_caps_sinks_and_groups_agree_with_a_softmax(name: str, kv: int) 
 
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize(("n_heads", "n_kv"), [(6, 3), (32, 1)])
-def test_what_lies_above_one_row_agrees_with_a_softmax(
+def test_nodes_merged_into_a_row_agree_with_a_softmax(
     name: str, n_heads: int, n_kv: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Met with the row's own list, in tiles of any size; and some rows' parts are merged."""
@@ -304,7 +306,7 @@ def test_what_lies_above_one_row_agrees_with_a_softmax(
 
 
 @pytest.mark.parametrize("window", [None, 40, 64, 130, 200])
-def test_keys_that_all_of_a_tile_see_are_met_as_others(window: int | None) -> None:
+def test_keys_visible_to_a_full_tile_agree_with_a_softmax(window: int | None) -> None:
     """Long nodes, so that whole blocks lie before, between and behind those that are masked."""
     twin = Twin(4, 2)
     trunk = twin.node(None, 333)
@@ -330,7 +332,7 @@ def test_wide_tiles_and_many_chunks_agree_with_a_softmax(monkeypatch: pytest.Mon
     [("float16", 0, (2 + 2, True)), ("float32", 0, (0, True))]
     + [("float16", 1, (0, True)), ("float16", 2, (0, False))],
 )
-def test_lines_of_many_queries_are_met_by_broad_tiles(
+def test_segments_of_many_queries_use_broad_tiles(
     dtype: str, n_smaller: int, attended: tuple[int, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two lines of two chunks, each a tile of 128 rows and a rest; float32 has none of them, nor
@@ -351,7 +353,7 @@ def test_lines_of_many_queries_are_met_by_broad_tiles(
     assert_met_once(twin, twin.rows([(trunk, None, 130)]), 2)
 
 
-def test_a_long_prompt_is_met_in_one_piece_by_each_of_its_steps() -> None:
+def test_long_prompt_is_one_part_in_each_of_its_steps() -> None:
     """Tiles enough keep a card busy; a second part of each row would be written and read for it."""
     memory = PagedBackend(
         Layout.from_shapes([LayerShape(8, 2, 2, torch.float16, torch.float16)], DEVICE)
@@ -491,7 +493,7 @@ def bushy(twin: Twin) -> list[int]:
     return numbers
 
 
-def test_a_plan_meets_every_slot_of_every_path_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_covers_every_slot_of_every_path_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention_metadata, "_CHUNK", 64)
     twin = Twin(3, 1)
     numbers = bushy(twin)
@@ -525,7 +527,7 @@ def test_short_nodes_one_below_the_other_are_one_part() -> None:
     assert twin.step([*leaves, (nodes[9], None, 40)], AttentionSpec(0.3, window=100)) < NEAR
 
 
-def test_short_nodes_that_fork_are_read_again_where_that_saves_parts() -> None:
+def test_short_forking_nodes_are_merged_if_that_saves_parts() -> None:
     """Each of a chain's nodes has a leaf, too: parts as deep as it are dearer than some slots."""
     twin = Twin(2, 1)
     nodes = chain(twin, [4] * 12)
@@ -563,7 +565,7 @@ def test_no_more_than_a_chunk_is_handed_down() -> None:
     assert assert_met_once(twin, twin.rows(crowd), 2).work(2).n_parts == 10 * 3
 
 
-def test_a_search_goes_on_from_its_best_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_follows_a_search_from_its_best_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves become nodes that others go on from, now and then from far above: plans are few, and
     leave nothing behind in the table.
     """
@@ -585,7 +587,7 @@ def test_a_search_goes_on_from_its_best_nodes(monkeypatch: pytest.MonkeyPatch) -
     assert max_n <= 8 * 7
 
 
-def test_joined_lists_go_with_their_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merged_lists_are_released_with_their_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans that change all the time, and those of single steps, leave the table as it is."""
     monkeypatch.setattr(pool, "_TABLE", 64)
     monkeypatch.setattr(pool, "_REGION", 8)
@@ -605,7 +607,7 @@ def test_joined_lists_go_with_their_plans(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(twin.memory.table.moved) == 0
 
 
-def test_what_lies_above_one_row_is_met_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_above_one_row_is_merged_into_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until another row lies below it, too; the plan goes along."""
     monkeypatch.setattr(attention_metadata, "_CHUNK", 64)
     twin = Twin(2, 1)
@@ -623,14 +625,14 @@ def test_what_lies_above_one_row_is_met_with_it(monkeypatch: pytest.MonkeyPatch)
     assert result.n == 1
 
 
-def test_slots_that_a_node_gave_up_are_met_no_more() -> None:
+def test_released_slots_are_not_attended() -> None:
     """A node that was handed down is cut short and grows again, from other slots."""
     twin = Twin(2, 1)
     top, middle, low = chain(twin, [4, 64, 4])
     leaf = twin.node(low, 0)
     assert_met_once(twin, twin.rows([(low, leaf, 1)]), 2).commit()
     assert twin.memory.table.moved == set()
-    twin.nodes[leaf].held = [torch.zeros(1, *h.shape[1:]) for h in twin.nodes[leaf].held]
+    twin.nodes[leaf].tensors = [torch.zeros(1, *h.shape[1:]) for h in twin.nodes[leaf].tensors]
     kv, other = twin.nodes[middle].fragment, twin.memory.new(None)
     twin.memory.trim(kv, 1)
     twin.memory.reserve(other, 32)
@@ -672,7 +674,7 @@ class Runs:
         for _, number, n in parts:
             if number is not None:
                 node = self.twin.nodes[number]
-                node.held = [torch.zeros(len(h) + n, *h.shape[1:]) for h in node.held]
+                node.tensors = [torch.zeros(len(h) + n, *h.shape[1:]) for h in node.tensors]
         return step
 
     def end(self, n: int = 1) -> None:
@@ -690,7 +692,7 @@ class Runs:
 
 
 @pytest.mark.parametrize("group", [1, 2, 4])
-def test_a_plan_goes_along_as_rows_end_and_join(
+def test_metadata_follows_rows_that_end_and_join(
     group: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One by one, several at once, one for another; only so many others ask for a new plan."""
@@ -711,7 +713,7 @@ def test_a_plan_goes_along_as_rows_end_and_join(
     assert result.n == 1
 
 
-def test_rows_come_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_accepts_rows_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     twin = Twin(2, 1)
     runs, result = Runs(twin), Planned(monkeypatch)
     for _ in range(6):
@@ -722,7 +724,7 @@ def test_rows_come_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.n == 1
 
 
-def test_prompts_beside_leaves_leave_their_plan_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompt_steps_keep_the_metadata_of_the_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step of several tokens a row has a plan of its own, and the leaves go on with theirs."""
     twin = Twin(2, 1)
     runs, result = Runs(twin), Planned(monkeypatch)
@@ -736,12 +738,12 @@ def test_prompts_beside_leaves_leave_their_plan_alone(monkeypatch: pytest.Monkey
     assert result.n == 4
 
 
-def test_long_leaves_beside_short_ones_are_cut_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaves_that_outgrow_a_chunk_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves of several chunks end as nodes join, so what is cut is as much as before."""
     monkeypatch.setattr(attention_metadata, "_CHUNK", 64)
     twin = Twin(2, 1)
     runs, result = Runs(twin), Planned(monkeypatch)
-    runs.live = [n for n in runs.live if len(twin.nodes[n].held[0]) < 60]
+    runs.live = [n for n in runs.live if len(twin.nodes[n].tensors[0]) < 60]
     trunk = twin.nodes[runs.live[0]].parent
     for _ in range(4):
         long = twin.node(trunk, 150)
@@ -767,7 +769,7 @@ def test_lists_that_are_lost_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> No
     assert_met_once(twin, rows, 2)
 
 
-def test_a_plan_goes_along_with_what_happens_to_its_fragments(
+def test_metadata_follows_changes_of_its_fragments(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Fragments are split, joined, trimmed, settled, freed and moved between steps in which leaves
@@ -811,7 +813,7 @@ def test_leaves_that_grow_keep_their_plan(monkeypatch: pytest.MonkeyPatch) -> No
     assert result.n == 1
 
 
-def test_plans_do_not_grow_as_leaves_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_stays_small_as_leaves_change(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither items nor parts nor the table: what has ended leaves nothing behind."""
     monkeypatch.setattr(pool, "_TABLE", 512)
     twin = Twin(2, 1)
@@ -829,7 +831,9 @@ def test_plans_do_not_grow_as_leaves_come_and_go(monkeypatch: pytest.MonkeyPatch
         sizes.add((len(work.narrow), len(work.wide) + len(work.broad), work.n_parts))
         step.commit()
         for n in live:
-            twin.nodes[n].held = [torch.zeros(len(h) + 1, *h.shape[1:]) for h in twin.nodes[n].held]
+            twin.nodes[n].tensors = [
+                torch.zeros(len(h) + 1, *h.shape[1:]) for h in twin.nodes[n].tensors
+            ]
     assert max(narrow for narrow, _, _ in sizes) <= 6 + 1 + 6
     assert max(parts for _, _, parts in sizes) <= 18
     assert twin.memory.table._end < 40 * pool._REGION
@@ -847,7 +851,7 @@ def test_a_step_that_fails_changes_no_length_and_keeps_no_slots() -> None:
     memory.settle(twin.nodes[leaf].fragment)
     assert memory.usage() == (10, 10 * slot)
     memory.start_step(rows).commit()  # the next step takes what the failed one had
-    twin.nodes[leaf].held = twin.held(None)
+    twin.nodes[leaf].tensors = twin.stored(None)
     memory.trim(twin.nodes[leaf].fragment, 0)
     twin.check()
 
@@ -940,7 +944,7 @@ def test_a_pool_on_a_card_that_is_full_stays_where_it_is(monkeypatch: pytest.Mon
     assert twin.memory._capacity == 256 + 90
 
 
-def test_host_memory_of_what_came_back_goes_once_the_device_has_read_it() -> None:
+def test_host_memory_is_released_once_the_device_has_read_it() -> None:
     class Event:
         """Stands in for one of a card."""
 
@@ -993,7 +997,7 @@ def test_kv_leaves_layer_after_layer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.gpu
-def test_kv_goes_to_pinned_memory_and_back() -> None:
+def test_kv_is_copied_to_pinned_memory_and_back() -> None:
     twin = Twin()
     node = twin.nodes[twin.node(None, 300)]
     data = twin.memory.export(node.fragment)
@@ -1051,7 +1055,7 @@ def test_every_family_runs_over_the_pool(name: str) -> None:
     assert engine.fragments.usage() == (0, 0)
 
 
-def test_a_model_without_kv_of_its_tokens_refuses_the_choice() -> None:
+def test_kv_option_raises_for_a_model_without_kv_of_tokens() -> None:
     with pytest.raises(ConfigError, match="kv has no effect on BloomForCausalLM"):
         TorchEngine.adopt(build("bloom"), kv="paged")
 
@@ -1094,7 +1098,7 @@ def test_angles_are_those_of_the_model(size: int) -> None:
     assert torch.equal(elementwise.rotary_angles(positions, *given, torch.float16), result.half())
 
 
-def test_tokens_go_on_to_their_slots() -> None:
+def test_advance_slots_matches_a_lookup() -> None:
     """As many as one program takes, and one more; what lies behind them stays."""
     for n in (1, 256, 257):
         numbers = torch.Generator(DEVICE).manual_seed(n)

@@ -81,7 +81,7 @@ WAYS: list[Callable[[Any], Any]] = [_other, _merged, lambda m: m.disable_adapter
 
 @pytest.mark.parametrize("switch", WAYS)
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mamba", "rwkv"])
-def test_adapters_that_an_owner_switches_are_told_until_they_are_as_they_were(
+def test_switched_adapters_raise_until_they_are_switched_back(
     text: Tokenizer, family: str, switch: Callable[[Any], Any]
 ) -> None:
     """Each layer of the engine's copy has switches of its own: it went on with them in silence."""
@@ -97,7 +97,7 @@ def test_adapters_that_an_owner_switches_are_told_until_they_are_as_they_were(
             assert off(lm, model, IDS) < 1e-3
 
 
-def test_what_changes_no_active_adapter_is_no_switch(text: Tokenizer) -> None:
+def test_changes_of_inactive_adapters_are_allowed(text: Tokenizer) -> None:
     wrapped = adapted("llama")
     model = wrapped.get_base_model()
     with weft.LM(TorchEngine.adopt(model), text) as lm:
@@ -122,7 +122,7 @@ def test_a_model_is_run_as_its_adapters_were_switched_at_load(text: Tokenizer, s
         assert off(lm, model, IDS) < 1e-3
 
 
-def test_adapters_that_a_forward_would_unmerge_are_refused() -> None:
+def test_adapters_that_a_forward_would_unmerge_are_unsupported() -> None:
     """The engine's copy would take them out of the shared weights, and the owner's once more."""
     wrapped = adapted("llama")
     model = wrapped.get_base_model()

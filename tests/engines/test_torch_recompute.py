@@ -214,7 +214,7 @@ def test_many_long_paths_run_in_calls_of_bounded_size(
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))]
 )
-def test_paths_that_go_on_fork_and_end_equal_the_plain_forward(pair: Any, seed: int) -> None:
+def test_continued_and_forked_paths_equal_the_plain_forward(pair: Any, seed: int) -> None:
     """Random work: each step some paths get tokens, are forked, forgotten, or scored."""
     model, engine = pair
     engine.clear_caches()
@@ -240,7 +240,7 @@ def test_paths_that_go_on_fork_and_end_equal_the_plain_forward(pair: Any, seed: 
             engine.clear_caches()
 
 
-def test_siblings_go_on_in_one_call_of_a_token_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_siblings_continue_in_one_call_of_a_token_each(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = TorchEngine.adopt(build("mamba"))
     assert engine.info.caches_state
     prompt = IDS[:20]
@@ -287,7 +287,7 @@ def test_an_end_that_was_kept_twice_is_forgotten_once() -> None:
     _near(engine.forward([complete(IDS[:21])]).logits(0), plain_logits(model, IDS[:21])[-1])
 
 
-def test_a_call_that_fails_as_it_goes_on_leaves_nothing_wrong(
+def test_failed_continuation_leaves_the_cache_valid(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = build("jamba")
@@ -331,7 +331,7 @@ def test_what_a_hidden_engine_cannot_hold_is_refused() -> None:
         engine.forward([complete(IDS[:3])])
 
 
-def test_a_failed_forward_is_said_and_the_next_one_works(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_forward_raises_and_the_next_one_works(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = TorchEngine.adopt(build("mamba"))
     want = engine.forward([complete(IDS[:9])]).logits(0)
 
@@ -364,7 +364,7 @@ def test_a_padding_token_within_a_text_is_read_as_the_model_reads_it() -> None:
     + [("llama4_chunked", "chunks"), ("falcon", "AttentionInterface"), ("roberta", "positions")]
     + [("deepseek_v32", "select or compress"), ("llama4_whole", "is not separate")],
 )
-def test_one_warning_says_that_prefixes_are_not_cached_and_why(
+def test_disabled_prefix_caching_is_logged_once_with_its_reason(
     name: str, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "weft"):
@@ -490,7 +490,7 @@ def test_rows_are_cached_though_prefixes_are_not(owned: tuple[Any, LM]) -> None:
     assert (lm.stats().prefilled, lm.stats().steps) == (before.prefilled, before.steps)
 
 
-def test_weights_changed_in_place_are_seen(owned: tuple[Any, LM]) -> None:
+def test_weights_changed_in_place_are_noticed(owned: tuple[Any, LM]) -> None:
     model, lm = owned
     face = AsyncLM(lm, as_torch=False)
     before = face.next_token_logprobs_sync([5, 6, 7])

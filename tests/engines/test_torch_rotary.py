@@ -38,7 +38,7 @@ def actual(model: Any) -> int:
     [("gemma2", 3), ("gemma3_text", 3), ("olmo2", 3), ("phi3", 3), ("gpt_neox", 3), ("gpt_oss", 3),
      ("gemma3n", 5), ("cohere", 3), ("glm", 3), ("ernie4_5", 3), ("gpt2", 0), ("opt", 0)],
 )  # fmt: skip
-def test_attention_that_turns_heads_is_found(name: str, n: int, dtype: Any) -> None:
+def test_attention_with_rotary_embedding_is_patched(name: str, n: int, dtype: Any) -> None:
     assert actual(build(name, dtype)) == n
 
 

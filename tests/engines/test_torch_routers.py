@@ -40,7 +40,7 @@ def actual(model: Any, dtype: Any = torch.float32) -> list[Any]:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("name", N_ROUTERS)
-def test_routers_of_a_family_are_found(name: str, dtype: str) -> None:
+def test_routers_of_a_family_are_patched(name: str, dtype: str) -> None:
     model = build(name, getattr(torch, dtype))
     assert len(actual(model, getattr(torch, dtype))) == N_ROUTERS[name]
 
@@ -277,7 +277,7 @@ def test_shares_far_below_the_largest_are_not_lost() -> None:
     torch.testing.assert_close(shares[0], torch.tensor([1.0, 0.0], device=DEVICE).softmax(0))
 
 
-def test_what_the_kernel_does_not_take_is_told() -> None:
+def test_unsupported_routing_is_reported() -> None:
     logits = torch.zeros(4, 16, device=DEVICE)
     router = RouterSpec(2, "softmax", is_normed=True, by_logits=False)
     assert routers.supports_routing(logits, None, router)

@@ -44,7 +44,7 @@ def difference(n_vocab: int = 700, dtype: Any = torch.float32) -> str:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n_vocab", [2, 700, 5000])
-def test_what_draws_as_the_reference_passes(n_vocab: int, dtype: Any) -> None:
+def test_correct_kernels_pass_the_check(n_vocab: int, dtype: Any) -> None:
     assert difference(n_vocab, dtype) == ""
 
 
@@ -87,9 +87,7 @@ FAULTS: dict[str, tuple[tuple[Any, str, Any], str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_whatever_goes_wrong_on_a_device_is_told(
-    fault: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_kernel_fault_is_reported(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each fault lies in one part of the draw, as if a compiler had it wrong."""
     broken, message = FAULTS[fault]
     monkeypatch.setattr(*broken)
@@ -106,7 +104,7 @@ def first_tokens(engine: TorchEngine | RecomputeEngine) -> list[int]:
 
 
 @pytest.mark.parametrize("family", ["llama", "bloom"])
-def test_a_device_that_draws_other_tokens_draws_none(
+def test_wrong_kernels_fall_back_to_the_host(
     family: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     well = TorchEngine.adopt(build(family).to(DEVICE))
@@ -121,7 +119,7 @@ def test_a_device_that_draws_other_tokens_draws_none(
     assert first_tokens(ill) == first_tokens(well)
 
 
-def test_a_process_asks_once_for_logits_of_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_runs_once_per_dtype_and_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
     requested = []
     complete = TorchSampler.draw
     monkeypatch.setattr(TorchSampler, "draw", lambda *args: requested.append(1) or complete(*args))
@@ -134,7 +132,7 @@ def test_a_process_asks_once_for_logits_of_a_kind(monkeypatch: pytest.MonkeyPatc
     assert len(requested) == 2 * n
 
 
-def test_an_error_of_a_draw_leaves_the_device(
+def test_error_in_a_kernel_falls_back_to_the_host(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails(*_: Any) -> None:
@@ -146,7 +144,7 @@ def test_an_error_of_a_draw_leaves_the_device(
     assert "ForwardError: the device failed in a step" in caplog.text
 
 
-def test_no_memory_to_draw_with_is_no_reason_to_draw_elsewhere(
+def test_out_of_memory_in_the_check_raises(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def has_none(*_: Any) -> None:
@@ -157,7 +155,7 @@ def test_no_memory_to_draw_with_is_no_reason_to_draw_elsewhere(
         TorchEngine.adopt(build("llama").to(DEVICE))
 
 
-def test_a_host_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampling_on_a_host_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampler, "is_for_triton", lambda _: False)
     monkeypatch.setattr(TorchSampler, "draw", None)
     assert TorchEngine.adopt(build("llama").to(DEVICE)).info.n_vocab == N_VOCAB

@@ -122,7 +122,7 @@ def test_of_equals_the_lowest_id_is_kept(options: dict[str, Any]) -> None:
     assert recorded == ({4000, 4097, 8999} if "min_p" in options else {4000})
 
 
-def test_nothing_left_and_no_numbers_are_marked() -> None:
+def test_rows_without_tokens_or_numbers_are_marked() -> None:
     logits = np.random.default_rng(5).standard_normal((8, 4200)).astype(np.float32)
     logits[1], logits[2, 3], logits[3, 4150], logits[6] = -np.inf, np.inf, np.nan, np.nan
     params = SamplingParams(temperature=0.7)
@@ -172,7 +172,7 @@ def test_rows_with_typical_p_are_sampled_in_small_blocks(monkeypatch: pytest.Mon
         assert blocks == want
 
 
-def test_logits_may_lie_the_other_way_round() -> None:
+def test_transposed_logits_sample_the_same() -> None:
     logits = there(random_logits(np.random.default_rng(3), 5, 300))
     params = SamplingParams(top_k=20, top_p=0.9)
     batch = DrawBatch(
@@ -240,7 +240,7 @@ def test_kernels_that_cannot_be_compiled_fall_back_to_the_host(
         drawer_with.draw(there(logits), batch)
 
 
-def test_no_memory_for_a_kernel_is_no_fault_of_the_machine(
+def test_out_of_memory_in_a_kernel_does_not_fall_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def has_none(*args: Any, **options: Any) -> Any:
@@ -285,7 +285,7 @@ def test_kernels_with_wrong_cutoffs_fall_back_to_the_host(
     assert not engine._sampler.on_device
 
 
-def test_who_asks_for_padded_rows_runs_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kv_padded_samples_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampler_module, "is_for_triton", lambda _: True)
     assert TorchEngine.adopt(build("llama").to(DEVICE))._sampler.on_device
     assert not TorchEngine.adopt(build("llama").to(DEVICE), kv="padded")._sampler.on_device
@@ -321,7 +321,7 @@ def test_a_cutoff_among_equals_keeps_as_many_as_the_reference() -> None:
         assert np.array_equal(got.ids, batch.on_host(logits).ids), options
 
 
-def test_a_kept_chain_draws_as_its_reference_step_after_step() -> None:
+def test_cached_chain_samples_like_the_reference_over_many_steps() -> None:
     """Counts, masks and positions are written over; so are rows in another order."""
     random = np.random.default_rng(6)
     samplers = [random_sampler(random, 300) for _ in range(12)]

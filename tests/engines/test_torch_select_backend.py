@@ -171,7 +171,7 @@ def test_a_card_whose_processors_have_less_room_has_smaller_tiles(
     assert ("is stored in padded rows" in caplog.text) == (not there)
 
 
-def test_a_card_that_a_kernel_broke_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_cuda_raises_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
     def synchronize(device: torch.device) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 

@@ -33,7 +33,7 @@ def keys(*paths: Sequence[int]) -> list[tuple[None, tuple[int, ...]]]:
     return [(None, tuple(path)) for path in paths]
 
 
-def test_the_longest_beginning_is_found_and_no_longer_than_is_wanted() -> None:
+def test_longest_cached_prefix_within_the_limit_is_returned() -> None:
     ends = StateCache(1 << 20)
     ends.keep(cache_of(1.0, n_tokens=2), keys([5, 6]))
     ends.keep(cache_of(2.0), keys([5, 6, 7]))
@@ -42,7 +42,7 @@ def test_the_longest_beginning_is_found_and_no_longer_than_is_wanted() -> None:
     assert ends.find("an adapter", (5, 6, 7), 3) is None
 
 
-def test_a_batch_goes_on_itself_only_where_all_of_it_does() -> None:
+def test_batch_is_reused_only_if_all_its_rows_continue() -> None:
     ends = StateCache(1 << 20)
     cache = cache_of(1.0, 2.0)
     ends.keep(cache, keys([1, 2, 3], [1, 2, 4]))
@@ -56,7 +56,7 @@ def test_a_batch_goes_on_itself_only_where_all_of_it_does() -> None:
     assert ends.find(None, (1, 2, 3), 3) is None
 
 
-def test_what_whole_paths_have_made_is_not_given_away() -> None:
+def test_batches_of_full_runs_are_copied() -> None:
     ends = StateCache(1 << 20)
     ends.keep(cache_of(1.0), keys([1, 2, 3]), is_full_run=True)
     end = ends.find(None, (1, 2, 3), 3)
@@ -68,7 +68,7 @@ def test_what_whole_paths_have_made_is_not_given_away() -> None:
     assert repeated.batch.cache.get_seq_length() == 3
 
 
-def test_what_was_used_last_goes_last() -> None:
+def test_most_recently_used_batch_is_evicted_last() -> None:
     ends = StateCache(2 * BYTES)
     ends.keep(cache_of(1.0), keys([1, 2, 3]), is_full_run=True)
     ends.keep(cache_of(2.0), keys([4, 5, 6]), is_full_run=True)
@@ -82,7 +82,7 @@ def test_what_was_used_last_goes_last() -> None:
     assert len(ends) == 2  # what has no room at all takes no other's
 
 
-def test_a_path_that_is_kept_again_outlives_the_older_one() -> None:
+def test_newer_state_of_a_path_survives_the_older_one() -> None:
     ends = StateCache(2 * BYTES)
     ends.keep(cache_of(1.0), keys([1, 2, 3]))
     ends.keep(cache_of(2.0), keys([1, 2, 3]))

@@ -239,7 +239,7 @@ def test_settled_fragments_hold_their_own_bytes_only(engine: TorchEngine) -> Non
     assert memory.usage() == (0, 0)
 
 
-def test_slots_of_one_head_lie_in_one_piece_whatever_was_done(engine: TorchEngine) -> None:
+def test_slots_of_one_head_stay_contiguous(engine: TorchEngine) -> None:
     memory = engine.fragments
 
     def assert_in_pieces(fragment: Fragment, n: int) -> None:
@@ -268,7 +268,7 @@ def test_slots_of_one_head_lie_in_one_piece_whatever_was_done(engine: TorchEngin
     assert_in_pieces(read, 5)
 
 
-def test_splitting_and_joining_again_copies_nothing(engine: TorchEngine) -> None:
+def test_split_and_join_copy_nothing(engine: TorchEngine) -> None:
     fragment = _grow(engine, IDS[:64])
     before = engine.fragments.usage()
     upper = engine.fragments.split(fragment, 20)
@@ -294,7 +294,7 @@ def test_a_step_with_the_same_rows_reuses_its_plan(engine: TorchEngine, model: A
 
 
 @pytest.mark.parametrize("name", ["mistral", "gemma2", "gpt_oss", "phi3"])
-def test_bundled_short_spans_equal_spans_met_one_by_one(
+def test_batched_short_prefixes_equal_single_ones(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     engine = TorchEngine.adopt(build(name))
@@ -418,7 +418,7 @@ def test_what_is_moved_together_is_cut_and_freed_as_before(engine: TorchEngine, 
     assert memory.usage() == (0, 0)
 
 
-def test_stretches_that_share_spans_otherwise_are_met_as_well(
+def test_prefixes_that_share_spans_differently_agree(
     engine: TorchEngine, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of one token leave the path after its first node, rows of several after the second."""
@@ -441,7 +441,7 @@ def test_stretches_that_share_spans_otherwise_are_met_as_well(
         assert _error(output, number, model, ids) < 1e-4
 
 
-def test_what_lies_in_line_lies_side_by_side_and_in_order(engine: TorchEngine) -> None:
+def test_contiguous_fragments_are_adjacent_and_ordered(engine: TorchEngine) -> None:
     memory = engine.fragments
     one, two, three, four = (_grow(engine, IDS[at : at + 4]) for at in range(0, 16, 4))
     assert not memory.is_contiguous([one, two])
@@ -474,7 +474,7 @@ def test_a_long_tail_is_not_moved_to_its_path(
     assert _error(output, 0, model, IDS[:50]) < 1e-4
 
 
-def test_a_tail_stays_in_its_bank_beside_rows_of_several_tokens(
+def test_tail_stays_in_its_buffer_during_steps_with_prefill_rows(
     engine: TorchEngine, model: Any
 ) -> None:
     """Its KV was written on the way; written once more it would be moved out."""
@@ -573,7 +573,7 @@ def plain(llama: Any) -> TorchEngine:
 @pytest.mark.engines
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt_oss"])
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_row_that_steps_alone_gives_the_same_whatever_comes_between(name: str, seed: int) -> None:
+def test_row_that_steps_alone_is_independent_of_other_steps(name: str, seed: int) -> None:
     """Its path is copied into one piece, which must follow trims, other steps and settling."""
     model = build(name)
     engine, rng = TorchEngine.adopt(model), random.Random(seed)
@@ -606,7 +606,7 @@ def test_a_row_that_steps_alone_gives_the_same_whatever_comes_between(name: str,
     assert store.usage().bytes >= engine.info.kv_bytes_per_token * store.usage().slots
 
 
-def test_a_long_tail_that_steps_alone_is_met_in_one_piece(
+def test_long_tail_that_steps_alone_is_contiguous(
     plain: TorchEngine, llama: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(padded_pool, "LONG", 100)
@@ -645,7 +645,7 @@ def test_a_forward_that_fails_leaves_the_one_piece_as_it_was(
     assert _error(output, 0, model, [*ids, 8]) < 1e-4
 
 
-def test_halves_that_are_joined_again_are_freed_as_one() -> None:
+def test_joined_halves_are_freed_together() -> None:
     engine = TorchEngine.adopt(build("llama"))
     store = engine.fragments
     full = store.new(None)

@@ -20,7 +20,9 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("name", threads_module._VARIABLES)
-def test_what_the_environment_says_holds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thread_count_of_the_environment_is_kept(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(name, "2")
     before = torch.get_num_threads()
     with CpuThreads(CPU).limited(8):

@@ -236,7 +236,7 @@ def test_a_row_has_the_same_edge_alone_as_in_company() -> None:
         assert (alone.threshold[0], alone.last[0]) == (complete.threshold[b], complete.last[b])
 
 
-def test_broken_rows_and_empty_ones_disturb_nobody() -> None:
+def test_broken_and_empty_rows_do_not_affect_other_rows() -> None:
     logits = torch.randn((7, 300), generator=torch.Generator().manual_seed(1))
     clean = logits.clone()
     logits[1], logits[2, 7], logits[3, 8], logits[4, 9] = (

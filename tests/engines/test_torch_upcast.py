@@ -154,7 +154,7 @@ def test_a_loaded_weight_of_gpt2_is_turned_once(tmp_path: Path, old_cpu: None) -
 
 
 @pytest.mark.parametrize("name", ["llama", "mixtral"])
-def test_what_would_be_held_twice_can_be_left_out(name: str, old_cpu: None) -> None:
+def test_twice_false_skips_copies(name: str, old_cpu: None) -> None:
     model = build(name)  # in float32, which is multiplied
     assert not weight_layout.pack(model, keep=True, twice=False)
     assert not stored(model)

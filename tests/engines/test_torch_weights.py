@@ -68,7 +68,7 @@ def test_every_face_answers_by_the_weights_as_they_are(model, lm) -> None:
     assert loom.next(1)[0].id == int(after.argmax())
 
 
-def test_a_commit_after_a_change_runs_its_path_anew(model, lm) -> None:
+def test_commit_after_a_weight_change_recomputes_its_path(model, lm) -> None:
     branches = [Branch.create(lm, seed=n) for n in range(3)]
     store = BranchStore(lm)
     store.prefill([(branch, IDS) for branch in branches])
