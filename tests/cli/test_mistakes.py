@@ -343,7 +343,7 @@ def test_a_disk_that_fills_up_leaves_the_loom_as_it_was(weft, kept, monkeypatch)
     assert result.exit_code == 0
     assert "not kept: " in result.stderr
     assert "full" in result.stderr
-    assert "make room on that disk" in result.stderr
+    assert "free space on the disk" in result.stderr
     assert result.stdout
     monkeypatch.setattr(Database, "_configure", set_up)
     assert weft("tree", "--json").stdout == before

@@ -257,7 +257,7 @@ def test_a_full_disk_is_told_and_nothing_is_lost(file: Path) -> None:
         (hint,), (added,) = (
             [" ".join(line)] for line in lines_of(start(programs.FULL, url, name, str(file)))
         )
-        assert "make room" in hint
+        assert "free space" in hint
         assert added == "2"
         assert len(library.open(name).loom.children) == 2
 
