@@ -258,7 +258,7 @@ class LocalModel:
         try:
             options = strategy.options(**options)
             steps = strategy.steps(self.lm, session.loom, progress=on_level, **options)
-            return run(steps, session.work)
+            return run(steps, session.run_work)
         except Exception:
             session.end_failed()
             raise
@@ -373,7 +373,7 @@ class LocalLoomSession(LoomSession):
         if not resumes:
             self._try_store(())
 
-    def work(self, work: Work, loop: BackgroundLoop) -> Any:
+    def run_work(self, work: Work, loop: BackgroundLoop) -> Any:
         """Run one work item of the search; branches of this loom are saved while they grow."""
         from ..search.core import Grow
 

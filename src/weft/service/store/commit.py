@@ -115,7 +115,7 @@ class _CommitWriter:
         for row in self._rows(nodes.c.id, list(after)):
             if row.writer is None:
                 self._log_change(row, after[row.id], GROUP_COLUMNS)
-        self._update({"at": number, **_bound(values)} for _, number, values in rows)
+        self._update({"at": number, **_prefix_names(values)} for _, number, values in rows)
 
     def _log_change(self, row: Any, values: Values, names: Iterable[str]) -> None:
         """Log the changed columns of a row with their previous values."""
@@ -142,7 +142,7 @@ class _CommitWriter:
             values = after[row.number]
             self._log_change(row, values, [name for name in values if name != "words"])
         self._update(
-            {"at": number, **_bound({**values, "rev": pending.rev})}
+            {"at": number, **_prefix_names({**values, "rev": pending.rev})}
             for number, values in after.items()
         )
 
@@ -238,7 +238,7 @@ class _CommitWriter:
             self._connection.execute(statement, rows)
 
 
-def _bound(values: Values) -> Values:
+def _prefix_names(values: Values) -> Values:
     # In an UPDATE, SQLAlchemy reserves bind parameters with the names of columns.
     return {f"new_{name}": value for name, value in values.items()}
 

@@ -37,7 +37,7 @@ class LoomLeases:
 
         loom: its id. Raises: ConfigError for an invalid `ttl_s`.
         """
-        _check(loom, owner, ttl_s)
+        _check_lease_arguments(loom, owner, ttl_s)
 
         def work(connection: Connection) -> LoomLease | None:
             now = self._database.now
@@ -62,7 +62,7 @@ class LoomLeases:
 
     def renew(self, loom: str, owner: str, ttl_s: float) -> LoomLease | None:
         """Renew a lease; return None if it has expired or has another owner."""
-        _check(loom, owner, ttl_s)
+        _check_lease_arguments(loom, owner, ttl_s)
 
         def work(connection: Connection) -> LoomLease | None:
             now = self._database.now
@@ -116,7 +116,7 @@ class LeaseHolder:
     """
 
     def __init__(self, database: Database, loom: str, ttl_s: float) -> None:
-        _check(loom, "?", ttl_s)
+        _check_lease_arguments(loom, "?", ttl_s)
         self._database = database
         self._loom = loom
         self._ttl_s = ttl_s
@@ -170,7 +170,7 @@ class LeaseHolder:
             )
 
 
-def _check(loom: str, owner: str, ttl_s: float) -> None:
+def _check_lease_arguments(loom: str, owner: str, ttl_s: float) -> None:
     if not loom or not owner:
         raise ConfigError(f"a lease needs a loom and an owner, not {loom!r} and {owner!r}")
     if not 0 < ttl_s < 1e9:

@@ -203,10 +203,10 @@ def unpack_floats(data: bytes) -> list[float]:
 
 def is_db_text(text: str) -> bool:
     """Return True if every database can store this text unchanged."""
-    return "\0" not in text and text.isprintable() or _encodes(text)
+    return "\0" not in text and text.isprintable() or _is_encodable(text)
 
 
-def _encodes(text: str) -> bool:
+def _is_encodable(text: str) -> bool:
     if "\0" in text:
         return False
     try:
