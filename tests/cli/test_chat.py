@@ -58,7 +58,7 @@ def test_verbose_chat_shows_sampling_of_each_answer(weft) -> None:
     assert result.stderr.count("info: cli.growth_display: sampling: temperature 1") == 2
 
 
-def test_undo_goes_back_and_keeps_what_was_said_in_the_tree(weft) -> None:
+def test_chat_undo_keeps_the_message_in_the_tree(weft) -> None:
     typed = lines(samples.greeting, samples.sum, "/undo", samples.game24, "/undo", "/undo", "/undo")
     result = weft("chat", stdin=typed)
     assert f"back before: {samples.sum}" in result.stderr
@@ -67,7 +67,7 @@ def test_undo_goes_back_and_keeps_what_was_said_in_the_tree(weft) -> None:
     assert [each["parent"] for each in nodes(weft)] == [None, 0, 1, 2, 1, 4]
 
 
-def test_fork_grows_other_answers_and_goes_on_from_the_chosen(weft) -> None:
+def test_fork_continues_from_the_chosen_answer(weft) -> None:
     result = weft("chat", *FEW, stdin=lines(samples.story, "/fork 2", "3", samples.sum))
     assert "which one? 1, 2, 3; Enter keeps 1 > " in result.stderr
     made = nodes(weft)
@@ -75,7 +75,7 @@ def test_fork_grows_other_answers_and_goes_on_from_the_chosen(weft) -> None:
     assert next(each for each in made if each["said"] == samples.sum)["parent"] == 3
 
 
-def test_fork_keeps_the_first_answer_on_enter_and_by_its_number(weft) -> None:
+def test_fork_with_enter_keeps_the_first_answer(weft) -> None:
     for choice in ("", "1"):
         result = weft("chat", *FEW, stdin=lines(samples.story, "/fork 2", choice, samples.sum))
         assert "going on from 1\n" in result.stderr
@@ -83,7 +83,7 @@ def test_fork_keeps_the_first_answer_on_enter_and_by_its_number(weft) -> None:
         assert next(each for each in made if each["said"] == samples.sum)["parent"] == 1
 
 
-def test_fork_never_swallows_what_is_typed(weft) -> None:
+def test_fork_runs_text_typed_instead_of_a_choice(weft) -> None:
     typed = (samples.story, "/fork 2", "9", samples.sum, "/fork 1", "/undo", "/fork 1", "/quit")
     result = weft("chat", *FEW, stdin=lines(*typed))
     assert "9 is not an answer to your last message; allowed are 1, 2, 3" in result.stderr
@@ -95,7 +95,7 @@ def test_fork_never_swallows_what_is_typed(weft) -> None:
     assert made.count(said["node"]) == 2
 
 
-def test_other_answers_differ_under_a_seed_and_come_again_with_it(weft) -> None:
+def test_forked_answers_differ_and_are_reproducible_with_seed(weft) -> None:
     told = []
     for _ in range(2):
         weft("chat", *FEW, "--seed", "3", stdin=lines(samples.story, "/fork 2", "", "/fork 2"))
@@ -127,7 +127,7 @@ def test_special_tokens_that_are_typed_are_text(weft) -> None:
             assert typed in text.decode(node.tokens)
 
 
-def test_special_tokens_of_a_raw_text_are_read_where_it_is_asked_for(weft) -> None:
+def test_special_tokens_of_raw_text_need_special_flag(weft) -> None:
     prompt = "<|bos|><|user|>Hello, who are you?<|end|><|assistant|>"
     turn = "<|end|><|user|>What is 37 + 58?<|end|><|assistant|>"
     few = ("-n", "1", "--max-tokens", "2")
@@ -159,14 +159,14 @@ def test_clear_begins_another_loom(weft) -> None:
     assert sorted(names()) == ["hello-who-you", "what-37-58"]
 
 
-def test_a_chat_goes_on_later_with_what_was_said(weft) -> None:
+def test_chat_c_continues_an_earlier_chat(weft) -> None:
     weft("chat", stdin=lines(samples.greeting))
     result = weft("chat", "-c", stdin=lines(samples.sum))
     assert samples.greeting in result.stderr
     assert len(nodes(weft)) == 4
 
 
-def test_help_and_mistakes_keep_the_chat_going(weft) -> None:
+def test_help_and_errors_do_not_end_the_chat(weft) -> None:
     typed = lines("/help", "/frobnicate", "/fork", "/fork x", "/undo", "/tree", "", "/quit", "no")
     result = weft("chat", stdin=typed)
     assert result.exit_code == 2  # nobody has typed it
@@ -177,11 +177,11 @@ def test_help_and_mistakes_keep_the_chat_going(weft) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
-def test_mistakes_that_are_typed_at_a_terminal_are_no_failure_of_the_chat(in_terminal) -> None:
+def test_errors_on_a_terminal_keep_exit_code_zero(in_terminal) -> None:
     assert "no command /frobnicate" in in_terminal("chat", typed="/frobnicate\n/quit\n", code=0)
 
 
-def test_ctrl_c_before_an_answer_has_begun_keeps_the_chat_going(
+def test_ctrl_c_before_an_answer_does_not_end_the_chat(
     weft, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin, pressed = local_backend.LocalModel.create_loom, []
@@ -199,7 +199,7 @@ def test_ctrl_c_before_an_answer_has_begun_keeps_the_chat_going(
     assert len(nodes(weft)) == 2
 
 
-def test_a_message_that_is_too_long_keeps_the_chat_going_and_its_answers_place_empty(weft) -> None:
+def test_too_long_message_gives_an_empty_answer(weft) -> None:
     typed = lines(samples.sum, "word " * 3000, samples.sum, "word " * 3000)
     result = weft("chat", *FEW, stdin=typed)
     assert "the context is 2048" in result.stderr
@@ -210,7 +210,7 @@ def test_a_message_that_is_too_long_keeps_the_chat_going_and_its_answers_place_e
     assert result.exit_code == 2
 
 
-def test_the_first_message_too_keeps_its_answers_place(weft) -> None:
+def test_failed_first_message_gives_an_empty_answer(weft) -> None:
     result = weft("chat", *FEW, stdin=lines("word " * 3000, samples.sum))
     assert result.stdout == f"---\n{nodes(weft)[1]['text']}\n"
 
@@ -245,7 +245,7 @@ def test_keys_grow_read_ask_and_quit_in_one_process(weft) -> None:
 
 
 @pytest.mark.fluent
-def test_a_branch_that_has_ended_is_told_and_the_keys_go_on(weft) -> None:
+def test_growing_an_ended_node_by_key_prints_an_error(weft) -> None:
     result = weft("run", samples.sum, "-n", "1", "-i", stdin=lines("1", "r", "q"))
     assert "node 1 has ended" in result.stderr
     assert 'weft grow 1 "…" replies to it' in result.stderr
@@ -263,7 +263,7 @@ def test_json_is_one_object_an_answer_and_nothing_else(weft) -> None:
     assert result.exit_code == 2
 
 
-def test_a_chat_without_a_word_says_what_to_do_and_counts_nothing(weft) -> None:
+def test_empty_chat_suggests_commands_without_statistics(weft) -> None:
     result = weft("chat", stdin="")
     assert "next: weft chat" in result.stderr
     assert "prefilled" not in result.stderr

@@ -30,7 +30,7 @@ def text_of(weft, node: int) -> str:
     return str(json.loads(weft("read", str(node), "--json").stdout)["text"])
 
 
-def test_a_text_is_the_path_to_where_one_reads(weft, tmp_path: Path) -> None:
+def test_text_export_is_the_path_to_the_current_node(weft, tmp_path: Path) -> None:
     file = tmp_path / "story.txt"
     result = weft("export", str(file))
     assert result.stdout == f"wrote {file}: the path to node 3\n"

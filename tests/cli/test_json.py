@@ -41,7 +41,7 @@ def names(found: dict[str, Any]) -> str:
     return " ".join(found)
 
 
-def test_growth_is_told_with_every_token(told) -> None:
+def test_json_of_run_has_every_token(told) -> None:
     found = told("run", samples.story, *FEW)
     assert names(found) == GROWTH
     loom = loom_of(found["loom"])
@@ -66,13 +66,13 @@ def test_growth_is_told_with_every_token(told) -> None:
     assert names(told("grow", "0", *FEW)) == GROWTH
 
 
-def test_a_chat_tells_what_was_said_before_what_was_grown(told) -> None:
+def test_json_of_chat_has_the_message_first(told) -> None:
     found = told("chat", "--max-tokens", "4", "--seed", "1", stdin="hello\n")
     assert names(found) == f"said {GROWTH}"
     assert found["said"] == "hello"
 
 
-def test_trees_and_paths_are_told_node_by_node(told) -> None:
+def test_json_of_tree_and_read_has_every_node(told) -> None:
     grown = told("run", samples.story, *FEW)
     tree, path = told("tree"), told("read", "1")
     assert names(tree) == "loom model prompt chat_template_used at nodes"
@@ -100,7 +100,7 @@ def test_trees_and_paths_are_told_node_by_node(told) -> None:
 
 
 @pytest.mark.fluent
-def test_next_tokens_and_searches_are_told(told) -> None:
+def test_json_of_next_and_solve(told) -> None:
     told("run", samples.story, *FEW)
     found = told("next", "0", "--top", "3")
     assert names(found) == "loom node id next stats"
@@ -114,12 +114,12 @@ def test_next_tokens_and_searches_are_told(told) -> None:
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
-def test_numbers_that_json_has_no_word_for_are_told_by_name(value: float) -> None:
+def test_json_has_infinite_numbers_as_strings(value: float) -> None:
     assert json_number(value) == str(value)
     assert json_number(-0.5) == -0.5
 
 
-def test_a_score_that_json_has_no_number_for_is_told_by_name() -> None:
+def test_json_has_infinite_score_as_string() -> None:
     loom = Loom(None, "which?")
     node = loom.add("none of these")
     for score, name in ((-math.inf, "-inf"), (math.inf, "inf"), (math.nan, "nan"), (0.5, 0.5)):

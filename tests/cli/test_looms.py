@@ -47,7 +47,7 @@ def test_run_without_keeping_leaves_nothing(weft, home: Path) -> None:
         assert not home.exists()
 
 
-def test_grow_means_the_node_of_the_last_tree(weft, grown) -> None:
+def test_grow_takes_a_number_of_the_last_tree(weft, grown) -> None:
     third = told(weft("tree", "--json"))["nodes"][3]
     made = told(weft("grow", "3", "-n", "2", "--json", *SHORT))
     assert [each["node"] for each in made["branches"]] == [4, 5]
@@ -56,7 +56,7 @@ def test_grow_means_the_node_of_the_last_tree(weft, grown) -> None:
     assert next(each for each in after if each["node"] == 3)["id"] == third["id"]
 
 
-def test_numbers_once_told_stay(weft, grown) -> None:
+def test_node_numbers_do_not_change(weft, grown) -> None:
     weft("grow", "1", "-n", "2", *SHORT)
     weft("grow", "0", "-n", "1", *SHORT)
     expected = {0: None, 1: 0, 2: 0, 3: 0, 4: 1, 5: 1, 6: 0}
@@ -97,7 +97,7 @@ def test_grow_draws_the_tree_with_equal_and_empty_branches_once(weft) -> None:
 
 
 @pytest.mark.fluent
-def test_grow_says_a_text_as_the_next_turn_of_a_chat(weft) -> None:
+def test_grow_with_text_adds_a_chat_turn(weft) -> None:
     weft("run", samples.greeting, "-n", "1", "--seed", "1")
     made = told(weft("grow", "1", samples.sum, "-n", "1", "--seed", "1", "--json"))
     assert "95" in made["branches"][0]["text"]
@@ -176,7 +176,7 @@ def test_ls_lists_the_last_changed_first_and_marks_the_last_drawn(weft, grown) -
         assert timedelta(0) <= changed - created < timedelta(minutes=5)
 
 
-def test_ls_of_nothing_says_how_to_begin(weft) -> None:
+def test_ls_without_looms_suggests_run(weft) -> None:
     assert "no loom yet" in weft("ls").stdout
 
 
@@ -188,7 +188,7 @@ def test_rm_of_a_loom_can_be_undone_once(weft, grown) -> None:
     assert weft("rm", "--undo").exit_code == 1
 
 
-def test_rm_of_nodes_takes_what_is_below_and_undo_brings_the_loom_back(weft, grown) -> None:
+def test_rm_of_nodes_removes_descendants_and_undo_restores(weft, grown) -> None:
     weft("grow", "1", "-n", "2", *SHORT)
     assert weft("rm", "1", "4", "3").stdout == "removed node 1 and 2 below it, node 3\n"
     assert numbers(weft) == {0: None, 2: 0}
@@ -203,7 +203,7 @@ def test_rm_of_nodes_takes_what_is_below_and_undo_brings_the_loom_back(weft, gro
     assert weft("rm", "--undo").exit_code == 1
 
 
-def test_what_is_brought_back_takes_no_other_looms_place(weft, grown) -> None:
+def test_restored_loom_with_taken_name_is_renamed(weft, grown) -> None:
     weft("rm", NAME)
     weft("run", samples.story, "-n", "1", *SHORT)
     result = weft("rm", "--undo")
@@ -212,14 +212,14 @@ def test_what_is_brought_back_takes_no_other_looms_place(weft, grown) -> None:
     assert sorted(names()) == [NAME, f"{NAME}.2"]
 
 
-def test_a_loom_with_a_name_of_any_kind_gets_that_back(weft, grown) -> None:
+def test_restored_loom_keeps_an_unusual_name(weft, grown) -> None:
     with library() as found:
         found.rename(NAME, "My Loom.v1")
     weft("rm", "My Loom.v1")
     assert weft("rm", "--undo").stdout == "restored My Loom.v1\n"
 
 
-def test_a_file_from_elsewhere_is_kept_when_it_is_drawn(weft, lm_file: Path, home: Path) -> None:
+def test_tree_of_a_file_imports_it(weft, lm_file: Path, home: Path) -> None:
     told_once = weft("tree", str(lm_file))
     assert told_once.exit_code == 0
     assert f"imported {lm_file} as mine; use --loom mine from now on" in told_once.stderr

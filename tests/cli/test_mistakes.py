@@ -77,7 +77,7 @@ MISTAKES = [
 @pytest.mark.parametrize(
     ("arguments", "code", "said"), MISTAKES, ids=[" ".join(m[0])[:40] for m in MISTAKES]
 )
-def test_a_mistake_is_told_on_stderr_with_its_exit_code(
+def test_mistake_writes_stderr_and_exit_code(
     weft, monkeypatch, arguments: list[str], code: int, said: str
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
@@ -91,7 +91,7 @@ def test_a_mistake_leaves_stdout_empty(weft) -> None:
     assert weft("run", "hi", "-n", "0").stdout == ""
 
 
-def test_a_mistake_in_a_process_of_its_own_has_no_traceback(command) -> None:
+def test_mistake_in_a_process_has_no_traceback(command) -> None:
     done = command("run", "hi", "--temperature", "-1")
     assert done.returncode == 2
     assert done.stdout == ""
@@ -101,13 +101,13 @@ def test_a_mistake_in_a_process_of_its_own_has_no_traceback(command) -> None:
     ]
 
 
-def test_bytes_that_are_no_text_are_a_mistake(weft) -> None:
+def test_undecodable_input_is_a_usage_error(weft) -> None:
     result = weft("run", stdin=b"\xff\xfe\x00")
     assert result.exit_code == 2
     assert "convert it" in result.stderr
 
 
-def test_lone_surrogates_are_a_mistake(weft) -> None:
+def test_lone_surrogates_are_a_usage_error(weft) -> None:
     result = weft("run", "a\udcffb")
     assert result.exit_code == 2
     assert "convert it" in result.stderr
@@ -194,7 +194,7 @@ def changed(database: Path, *statements: str) -> None:
         (["chat", "-c", "-s", "be kind"], "-s cannot be used with -c"),
     ],
 )
-def test_a_mistake_on_a_kept_loom_leaves_it_as_it_was(weft, kept, arguments, said: str) -> None:
+def test_mistake_on_a_saved_loom_changes_nothing(weft, kept, arguments, said: str) -> None:
     before = dumped(kept)
     result = weft(*arguments)
     assert result.exit_code == 2, result.output
@@ -202,7 +202,7 @@ def test_a_mistake_on_a_kept_loom_leaves_it_as_it_was(weft, kept, arguments, sai
     assert dumped(kept) == before
 
 
-def test_a_node_that_was_removed_is_not_there_any_more(weft, kept) -> None:
+def test_removed_node_is_reported_as_removed(weft, kept) -> None:
     weft("rm", "2")
     result = weft("grow", "2")
     assert result.exit_code == 2
@@ -210,7 +210,7 @@ def test_a_node_that_was_removed_is_not_there_any_more(weft, kept) -> None:
 
 
 @pytest.mark.parametrize("verb", [("tree",), ("ls",), ("grow", "1"), ("read",), ("rm", "1")])
-def test_a_broken_database_is_told_by_its_path(weft, kept, verb) -> None:
+def test_broken_database_error_has_its_path(weft, kept, verb) -> None:
     for extra in ("-wal", "-shm"):
         Path(f"{kept}{extra}").unlink(missing_ok=True)
     kept.write_bytes(b"this was a database" * 500)
@@ -249,9 +249,7 @@ def test_no_tree_has_less_than_no_children(weft, kept) -> None:
 
 @pytest.mark.parametrize("more", [(), ("-m", "tiny")])
 @pytest.mark.parametrize("verb", [("grow", "0"), ("next", "0")])
-def test_texts_are_not_grown_and_it_is_said_how_they_could_be(
-    weft, tmp_path: Path, verb, more
-) -> None:
+def test_growing_texts_without_tokens_hints_at_import(weft, tmp_path: Path, verb, more) -> None:
     file = tmp_path / "said.jsonl"
     said = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Yes?"}]
     file.write_text(json.dumps({"messages": said}))
@@ -265,7 +263,7 @@ def test_texts_are_not_grown_and_it_is_said_how_they_could_be(
     assert weft("grow", "1", "--loom", "again", "-n", "1", "--max-tokens", "2").exit_code == 0
 
 
-def test_a_prompt_that_nothing_came_of_before_ctrl_c_leaves_no_loom(weft, monkeypatch) -> None:
+def test_ctrl_c_before_first_token_leaves_no_loom(weft, monkeypatch) -> None:
     module = importlib.import_module("weft.cli.run")
 
     def interrupted(kept, *_: object, **__: object) -> None:
@@ -279,7 +277,7 @@ def test_a_prompt_that_nothing_came_of_before_ctrl_c_leaves_no_loom(weft, monkey
     assert json.loads(weft("ls", "--json").stdout)["looms"] == []
 
 
-def test_a_model_that_is_gone_is_told_with_what_to_do(weft, kept) -> None:
+def test_missing_model_error_has_a_hint(weft, kept) -> None:
     meta = "json_set(meta, '$.model', './gone')"
     changed(
         kept,
@@ -306,7 +304,7 @@ def nowhere(tmp_path: Path, monkeypatch) -> Path:
 @pytest.mark.parametrize(
     "verb", [("run", samples.sum, "-n", "1"), ("solve", samples.sum, "--strategy", "greedy")]
 )
-def test_a_result_that_cannot_be_kept_is_shown_all_the_same(weft, nowhere, verb) -> None:
+def test_unsaved_result_is_shown(weft, nowhere, verb) -> None:
     result = weft(*verb)
     assert result.exit_code == 0
     assert "95." in result.stdout
@@ -324,7 +322,7 @@ def test_a_home_that_cannot_be_read_is_a_failure(weft, nowhere, verb) -> None:
     assert "set WEFT_HOME to a folder that you can write" in result.stderr
 
 
-def test_doctor_says_that_nothing_can_be_kept(weft, nowhere) -> None:
+def test_doctor_reports_unwritable_home(weft, nowhere) -> None:
     result = weft("doctor")
     assert result.exit_code == 0
     assert "set WEFT_HOME" in result.stdout
@@ -384,7 +382,7 @@ def test_a_usage_error_under_json_is_one_object_too(weft, arguments: list[str]) 
     assert "--help lists the " in told["hint"]
 
 
-def test_a_usage_error_is_told_as_every_other(weft) -> None:
+def test_usage_error_has_the_format_of_other_errors(weft) -> None:
     told = weft("run", "hi", "--max-token", "3").stderr.splitlines()
     assert told[0].startswith("weft: No such option: --max-token")
     assert "--max-tokens" in told[0]
@@ -400,7 +398,7 @@ def test_a_usage_error_is_told_as_every_other(weft) -> None:
         (["solve", "x", "--strategy", "luck"], ": 'luck' is not one of 'tot'"),
     ],
 )
-def test_a_wrong_choice_is_told_without_the_words_of_a_library(weft, arguments, said: str) -> None:
+def test_wrong_choice_error_has_no_library_prefix(weft, arguments, said: str) -> None:
     told = weft(*arguments).stderr
     assert said in told
     assert "Value error" not in told
@@ -414,7 +412,7 @@ def test_an_unknown_loom_names_near_ones_as_near_only(weft) -> None:
     assert "near" not in far
 
 
-def test_equal_branches_at_temperature_0_are_said_to_be_the_likeliest(weft) -> None:
+def test_equal_branches_at_temperature_0_print_a_note(weft) -> None:
     told = weft("run", samples.sum, "-n", "2", "--temperature", "0", "--no-keep").stderr
     assert "--temperature 0 takes the likeliest token" in told
     assert "try --temperature" not in told

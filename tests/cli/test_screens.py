@@ -51,7 +51,7 @@ def screens(weft) -> str:
 
 @pytest.mark.programs
 @pytest.mark.fluent
-def test_every_command_told_exists_and_every_prompt_is_a_sample(weft) -> None:
+def test_suggested_commands_exist_and_prompts_are_samples(weft) -> None:
     told = [each for each in commands_in(screens(weft)) if each[0] in VERBS or each[0].isalpha()]
     assert {each[0] for each in told} <= VERBS | {"help"}
     assert {"run", "grow", "read", "next", "tree", "solve", "export", "rm"} <= {
@@ -64,7 +64,7 @@ def test_every_command_told_exists_and_every_prompt_is_a_sample(weft) -> None:
 
 
 @pytest.mark.programs
-def test_what_next_lines_say_can_be_typed(weft, tmp_path, monkeypatch) -> None:
+def test_suggested_commands_can_be_typed(weft, tmp_path, monkeypatch) -> None:
     """Each `next:` command of each verb ends well when it is typed."""
     monkeypatch.chdir(tmp_path)
     walk = [
@@ -167,7 +167,7 @@ def offered(command_environment) -> Callable[[list[str]], list[set[str]]]:
     return ask
 
 
-def test_the_shell_is_offered_verbs_models_looms_and_nodes(weft, command, offered) -> None:
+def test_completion_offers_verbs_models_looms_and_nodes(weft, command, offered) -> None:
     weft("run", samples.sum, "-n", "2", "--max-tokens", "4")
     assert dict(zip(OFFERED, offered(list(OFFERED)), strict=True)) == OFFERED
     # And as the command itself is asked.
@@ -175,7 +175,7 @@ def test_the_shell_is_offered_verbs_models_looms_and_nodes(weft, command, offere
     assert done.stdout.split() == ["tree"]
 
 
-def test_nothing_is_offered_where_nothing_is_kept(home, offered) -> None:
+def test_completion_without_looms_is_empty(home, offered) -> None:
     shutil.rmtree(home)
     (home.parent / "weft-home").write_text("no folder")
     assert offered(["weft grow ", "weft tree ", "weft rm "]) == [set(), set(), set()]

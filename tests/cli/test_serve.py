@@ -13,7 +13,7 @@ from weft.errors import ConfigError
 from weft.service.api.address import address
 
 
-def test_what_the_command_does_not_know_is_the_engines() -> None:
+def test_unknown_serve_options_go_to_the_engine() -> None:
     given = ["--tensor-parallel-size", "2", "--enforce-eager", "--dtype=half", "--x", "[1, 2]"]
     assert engine_options(given) == {
         "tensor_parallel_size": 2,
@@ -24,7 +24,7 @@ def test_what_the_command_does_not_know_is_the_engines() -> None:
 
 
 @pytest.mark.parametrize("given", [["size", "2"], ["--"], ["-x"]])
-def test_what_is_no_option_is_refused(given: list[str]) -> None:
+def test_serve_argument_that_is_no_option_raises(given: list[str]) -> None:
     with pytest.raises(ConfigError, match="start with --"):
         engine_options(given)
 
@@ -49,7 +49,7 @@ def test_an_address_is_read_as_people_write_it(host: str, port: str, url: str) -
 @pytest.mark.parametrize(
     "given", [{"WEFT_PORT": "x"}, {"WEFT_HOST": "a:b"}, {"WEFT_HOST": "ftp://x"}]
 )
-def test_what_is_no_address_is_refused(given: dict[str, str]) -> None:
+def test_invalid_address_raises(given: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="allowed is"):
         address(given)
 
@@ -61,14 +61,14 @@ def test_an_option_of_the_engine_needs_no_model_before_it(weft, given: list[str]
     assert "the numpy engine has no option 'tensor_parallel_size'" in result.stderr
 
 
-def test_an_option_of_no_engine_is_told(weft) -> None:
+def test_unknown_engine_option_is_an_error(weft) -> None:
     result = weft("serve", "--host", "0.0.0.0")
     assert result.exit_code == 2
     assert "API key" in result.stderr
 
 
 @pytest.mark.parametrize("broken", ["address", "file", "home"])
-def test_looms_that_cannot_be_opened_end_it_as_any_verb(
+def test_serve_with_broken_database_exits_like_other_verbs(
     weft: Any, home: Path, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     home.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ def test_looms_that_cannot_be_opened_end_it_as_any_verb(
     ("arguments", "code", "said"),
     [(("tiny", "--also", "tiny"), 1, "already"), (("--engine", "nosuch"), 2, "nosuch")],
 )
-def test_models_that_cannot_even_begin_are_told_before_it_serves(
+def test_serve_with_invalid_models_exits_at_start(
     weft: Any, arguments: tuple[str, ...], code: int, said: str
 ) -> None:
     told = weft("serve", *arguments, "--port", "0", "--no-browser")
@@ -112,13 +112,13 @@ def test_models_that_cannot_even_begin_are_told_before_it_serves(
         ({"DISPLAY": ":0", "SSH_TTY": "/dev/pts/1"}, True, "linux", False),
     ],
 )
-def test_a_browser_is_opened_only_where_somebody_sits(
+def test_has_screen_needs_a_local_desktop(
     environment: dict[str, str], is_terminal: bool, platform: str, sits: bool
 ) -> None:
     assert has_screen(environment, is_terminal=is_terminal, platform=platform) is sits
 
 
-def test_the_browser_goes_to_this_machine_where_all_are_served() -> None:
+def test_page_of_replaces_wildcard_addresses() -> None:
     assert page_of("http://0.0.0.0:80") == "http://127.0.0.1:80"
     assert page_of("http://[::]:80") == "http://[::1]:80"
     assert page_of("http://127.0.0.1:80") == "http://127.0.0.1:80"

@@ -154,7 +154,7 @@ def test_a_search_that_is_refused_leaves_no_loom(
     assert told(weft("ls", "--json"))["looms"] == []
 
 
-def test_what_the_server_knows_is_not_read_again(weft: Any, served: Served) -> None:
+def test_server_reuses_kv_between_commands(weft: Any, served: Served) -> None:
     first = told(weft("run", samples.story, "-n", "2", "--json", *FEW))["stats"]
     again = told(weft("grow", "0", "-n", "2", "--json", *FEW))["stats"]
     assert (first["prefilled"], first["reused"]) == (12, 0)
@@ -181,7 +181,7 @@ def test_the_looms_are_the_ones_that_are_there_without_it(
 
 
 @pytest.mark.fluent
-def test_a_chat_goes_on_at_a_server_and_leaves_nothing_unkept(weft: Any, served: Served) -> None:
+def test_chat_on_a_server_saves_everything(weft: Any, served: Served) -> None:
     typed = f"{samples.sum}\n/fork 2\n\n/undo\n{samples.greeting}\n/quit\n"
     result = weft("chat", "--max-tokens", "24", stdin=typed)
     assert result.exit_code == 0, result.output
@@ -206,7 +206,7 @@ MISTAKES = [
 ]
 
 
-def test_branches_that_cannot_be_read_back_are_told(
+def test_unreadable_branches_of_a_server_raise(
     weft: Any, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are kept, and nobody is told that there are none."""
@@ -229,7 +229,7 @@ def test_branches_that_cannot_be_read_back_are_told(
     assert len(told(weft("tree", "--json"))["nodes"]) == 4
 
 
-def test_a_mistake_is_told_as_without_a_server(weft: Any, served: Served) -> None:
+def test_mistake_on_a_server_has_the_same_message(weft: Any, served: Served) -> None:
     weft("run", samples.story, "-n", "1", *FEW)
     for arguments, code, said in MISTAKES:
         result = weft(*arguments)
@@ -243,7 +243,7 @@ def test_a_loom_is_opened_at_the_page_of_the_server(weft: Any, served: Served) -
     assert json.loads(told.stdout) == {"url": f"{served.url}/#{NAME}", "loom": NAME}
 
 
-def test_files_come_and_go_by_a_server(weft: Any, served: Served, tmp_path: Path) -> None:
+def test_import_and_export_through_a_server(weft: Any, served: Served, tmp_path: Path) -> None:
     weft("run", samples.story, "-n", "2", *FEW)
     for suffix in ("json", "md", "txt", "html", "dot", "mmd", "csv", "jsonl"):
         result = weft("export", str(tmp_path / f"a.{suffix}"), "--scope", "tree")
@@ -260,7 +260,7 @@ def test_files_come_and_go_by_a_server(weft: Any, served: Served, tmp_path: Path
     assert told(weft("grow", "1", "--loom", "again", "-n", "1", "--json", *FEW))["loom"] == "again"
 
 
-def test_the_key_is_sent_where_a_server_is_named_and_asked_for_where_it_is_missing(
+def test_named_server_gets_the_key_or_a_hint_asks_for_it(
     weft: Any, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(own(api_key=KEY)) as server:
@@ -276,9 +276,7 @@ def test_the_key_is_sent_where_a_server_is_named_and_asked_for_where_it_is_missi
         assert KEY not in wrong.output
 
 
-def test_a_server_that_is_named_and_does_not_answer_is_told(
-    weft: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_named_server_without_answer_raises(weft: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with ports.held() as port:
         monkeypatch.setenv("WEFT_HOST", f"127.0.0.1:{port}")
         for verb in (("ls",), ("run", "hi"), ("tree",), ("open",)):
@@ -338,7 +336,7 @@ def test_server_with_runtime_file_is_used_without_weft_host(
         assert "other" in told(weft("ls", "--json"))["where"]
 
 
-def test_a_search_goes_on_from_its_file_beside_a_server_that_nobody_named(
+def test_resumed_search_runs_locally_despite_a_server(
     weft: Any, home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(runtime_file, "_READ_TIMEOUT_S", 60.0)  # even on a busy machine
@@ -431,7 +429,7 @@ def process(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.
 
 @pytest.mark.fluent
 @posix
-def test_a_server_that_dies_in_mid_growth_is_told_and_what_came_is_kept(
+def test_server_killed_during_growth_keeps_partial_nodes(
     weft: Any, process: subprocess.Popen[bytes], started: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     growing = started("run", samples.story, "--tree", "-n", "2", *ENDLESS)

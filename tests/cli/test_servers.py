@@ -20,7 +20,7 @@ def server() -> Iterator[Started]:
         yield started
 
 
-def test_run_and_grow_find_the_server_again_from_any_folder(
+def test_run_and_grow_find_the_remote_server_from_any_folder(
     weft: Weft, server: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     near, address = (f"{server.base}#tiny?tokenizer={each}" for each in ("./tiny", TINY))
@@ -42,7 +42,7 @@ def test_texts_alone_need_no_tokenizer(weft: Weft, server: Started) -> None:
     assert weft("grow", "1", "--max-tokens", "3", "--force").exit_code == 0
 
 
-def test_no_server_no_model_and_no_key_are_said(weft: Weft, server: Started) -> None:
+def test_missing_server_model_and_key_have_messages(weft: Weft, server: Started) -> None:
     done = weft("run", "x", "-m", "http://127.0.0.1:9/v1")
     assert done.exit_code == 3
     assert "does not answer" in done.output
@@ -56,7 +56,7 @@ def test_no_server_no_model_and_no_key_are_said(weft: Weft, server: Started) -> 
         assert KEY not in done.output
 
 
-def test_an_answer_that_cannot_go_on_is_not_said_to_be_grown(weft: Weft) -> None:
+def test_hints_skip_answers_that_cannot_continue(weft: Weft) -> None:
     """What is said to do next works, on servers whose chats go on from the middle and on others."""
     with standing_in(TINY, "--without", "completions") as chatty:
         for dialect, at in (("vllm", "1"), ("openai", "0")):

@@ -24,14 +24,14 @@ def test_the_model_of_the_environment_is_the_default_and_a_flag_beats_it(weft, m
     assert json.loads(weft(*ONE, "-m", "tiny").stdout)["model"] == "tiny"
 
 
-def test_a_loom_is_grown_by_its_own_model_whatever_the_environment_says(weft, monkeypatch) -> None:
+def test_grow_ignores_weft_model_for_saved_looms(weft, monkeypatch) -> None:
     weft(*ONE)
     monkeypatch.setenv("WEFT_MODEL", "./nowhere")
     for verb in (("grow", "1", *FEW), ("next",), ("run", "-c", *FEW)):
         assert weft(*verb, "--json").exit_code == 0
 
 
-def test_a_loom_remembers_its_folder_wherever_one_stands(weft, monkeypatch, tmp_path) -> None:
+def test_loom_stores_the_absolute_path_of_its_model(weft, monkeypatch, tmp_path) -> None:
     monkeypatch.chdir(Path(FOLDER).parent)
     weft(*ONE, "-m", "./tiny", "--engine", "numpy")
     monkeypatch.chdir(tmp_path)
@@ -42,7 +42,7 @@ def test_a_loom_remembers_its_folder_wherever_one_stands(weft, monkeypatch, tmp_
     assert FOLDER not in file.read_text()
 
 
-def test_the_engine_and_the_budget_come_from_the_environment(weft, monkeypatch) -> None:
+def test_engine_and_kv_budget_from_environment(weft, monkeypatch) -> None:
     monkeypatch.setenv("WEFT_ENGINE", "steam")
     assert "there is no engine 'steam'" in weft(*ONE).stderr
     assert weft(*ONE, "--engine", "auto").exit_code == 0
@@ -64,9 +64,7 @@ def test_the_engine_and_the_budget_come_from_the_environment(weft, monkeypatch) 
         (("-v",), {"WEFT_LOG": "error"}, True),
     ],
 )
-def test_logs_are_shown_on_stderr_when_asked_for(
-    weft, monkeypatch, flags, environment, shown: bool
-) -> None:
+def test_verbose_writes_logs_to_stderr(weft, monkeypatch, flags, environment, shown: bool) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     done = weft(*ONE, *flags)

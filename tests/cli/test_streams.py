@@ -72,7 +72,7 @@ def test_json_is_alone_on_stdout(command) -> None:
 
 
 @pytest.mark.parametrize("verb", [("ls",), ("--help",)])
-def test_a_reader_that_leaves_early_gets_no_complaint(started, verb: tuple[str, ...]) -> None:
+def test_closed_pipe_writes_no_error(started, verb: tuple[str, ...]) -> None:
     reader, writer = os.pipe()
     os.close(reader)  # before the start: a slow reader's pipe would take all of a short output
     process = started(*verb, stdout=writer)
@@ -81,7 +81,7 @@ def test_a_reader_that_leaves_early_gets_no_complaint(started, verb: tuple[str, 
     assert process.wait() == 1
 
 
-def test_what_a_reader_has_read_before_it_left_is_kept(started, command) -> None:
+def test_closed_pipe_keeps_generated_tokens(started, command) -> None:
     process = started("run", samples.story, "-n", "2", *ENDLESS)
     read = process.stdout.read(200).decode(errors="ignore")
     process.stdout.close()
@@ -95,7 +95,7 @@ def test_what_a_reader_has_read_before_it_left_is_kept(started, command) -> None
 @posix
 @pytest.mark.programs
 @pytest.mark.parametrize(("closed", "verb"), [(">&-", "ls"), ("2>&-", "ls --json"), ("<&-", "ls")])
-def test_a_closed_stream_is_like_one_that_nobody_reads(command, closed: str, verb: str) -> None:
+def test_closed_streams_are_tolerated(command, closed: str, verb: str) -> None:
     command(*SHORT)
     shell = f"{sys.executable} -m weft {verb} {closed}"
     done = subprocess.run(["sh", "-c", shell], capture_output=True, check=False)
@@ -107,7 +107,7 @@ def test_a_closed_stream_is_like_one_that_nobody_reads(command, closed: str, ver
 @pytest.mark.programs
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
 @pytest.mark.parametrize("verb", [(), ("--help",), ("run", samples.greeting, "--max-tokens", "2")])
-def test_a_full_disk_is_told_without_a_traceback(verb: tuple[str, ...]) -> None:
+def test_full_disk_error_has_no_traceback(verb: tuple[str, ...]) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "weft", *verb],
@@ -124,7 +124,7 @@ def test_a_full_disk_is_told_without_a_traceback(verb: tuple[str, ...]) -> None:
 
 
 @posix
-def test_ctrl_c_keeps_what_was_made_and_ends_with_130(started) -> None:
+def test_ctrl_c_saves_partial_branches_and_exits_with_130(started) -> None:
     story = ("run", samples.story, "--tree")
     process = started(*story, "-n", "32", "--temp", "2", "--max-tokens", "1500")
     assert process.stdout.read(4) == b"[1] "
@@ -184,7 +184,7 @@ def test_a_lane_shows_the_end_of_its_text() -> None:
     assert "beginning" not in shown
 
 
-def test_plain_branches_come_one_after_the_other() -> None:
+def test_plain_output_writes_branches_in_order() -> None:
     file = io.StringIO()
     with Printer(TerminalWriter.for_stream(file), 3) as printer:
         for delta in (
@@ -199,7 +199,7 @@ def test_plain_branches_come_one_after_the_other() -> None:
     assert file.getvalue() == "[1] one more\n[2] two\n[3] three\n"
 
 
-def test_what_a_terminal_would_obey_is_written_out() -> None:
+def test_control_characters_are_escaped_on_a_terminal() -> None:
     assert terminal().escape("a\x1b[2Jb\n\tc") == "a\\x1b[2Jb\n\\tc"
 
 
@@ -212,7 +212,7 @@ def test_a_command_to_copy_is_quoted(argument: str, typed: str) -> None:
 
 
 @pytest.mark.programs
-def test_ctrl_c_while_modules_are_read_is_no_traceback() -> None:
+def test_ctrl_c_during_imports_has_no_traceback() -> None:
     program = """
 import sys
 import weft.cli
@@ -228,7 +228,7 @@ weft.cli.main()
 
 
 @posix
-def test_texts_alone_stream_and_are_whole_lines_after_ctrl_c(started) -> None:
+def test_text_output_streams_and_ends_lines_after_ctrl_c(started) -> None:
     process = started("run", samples.story, "-n", "3", *ENDLESS)
     first = process.stdout.read(80)
     assert process.poll() is None  # the text came before its end
@@ -283,7 +283,7 @@ def test_eighty_columns_are_enough_for_every_verb_on_a_loom(in_terminals) -> Non
     assert max(map(cell_len, told)) <= 80
 
 
-def test_a_long_prompt_is_told_how_far_it_is_read() -> None:
+def test_long_prompt_shows_prefill_progress() -> None:
     read = 0
     lanes = Lanes(terminal(), 2, lambda: f"reading 2000 tokens, {read // 20} % …")
     assert "0 %" in str(lanes._drawn().renderables[0])

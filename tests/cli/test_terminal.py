@@ -62,7 +62,7 @@ VERBS = [
 
 
 @pytest.mark.parametrize("terminal", ["xterm-256color", "dumb"])
-def test_no_verb_lets_a_text_steer_the_terminal(shelf, weft, in_terminals, terminal: str) -> None:
+def test_verbs_escape_control_characters_of_texts(shelf, weft, in_terminals, terminal: str) -> None:
     weft("tree", "nasty")
     at_the_end = [("read", "3"), ("read", "3", "--color", "prob"), ("next", "3"), ("tree",)]
     for verb, output in in_terminals([*at_the_end, *VERBS], TERM=terminal).items():
@@ -70,7 +70,7 @@ def test_no_verb_lets_a_text_steer_the_terminal(shelf, weft, in_terminals, termi
         assert "x9b" in output or "u009b" in output, output
 
 
-def test_a_chat_that_goes_on_is_shown_harmlessly(shelf, weft, in_terminal) -> None:
+def test_continued_chat_escapes_control_characters(shelf, weft, in_terminal) -> None:
     weft("read", "3", "--loom", "nasty")
     weft("tree", "nasty")
     typed = "/tree\nHello\n/fork 2\n\n/undo\n/quit\n"
@@ -97,7 +97,7 @@ MISTAKES = [
 ]
 
 
-def test_no_mistake_lets_an_argument_steer_the_terminal(shelf, in_terminals) -> None:
+def test_errors_escape_control_characters_of_arguments(shelf, in_terminals) -> None:
     for verb, output in in_terminals(MISTAKES).items():
         assert harmful(output) == set(), verb
         assert "202e" in output, output
@@ -120,7 +120,7 @@ def test_a_pipe_gets_the_texts_as_they_are(shelf, weft, command) -> None:
     assert f"No {NASTY}\n{NASTY}\n" in read
 
 
-def test_logs_are_harmless(tmp_path: Path, in_terminal) -> None:
+def test_logs_escape_control_characters(tmp_path: Path, in_terminal) -> None:
     model = tmp_path / "model\x9b\u202e"
     model.symlink_to(Path(package.__file__).parent / "data" / "tiny")
     few = ("-n", "1", "--max-tokens", "1", "--no-keep", "--engine", "numpy")
@@ -129,7 +129,7 @@ def test_logs_are_harmless(tmp_path: Path, in_terminal) -> None:
     assert harmful(output) == set()
 
 
-def test_what_the_shell_is_offered_is_harmless(shelf, weft, command) -> None:
+def test_completions_escape_control_characters(shelf, weft, command) -> None:
     weft("tree", "nasty")
     for typed, shell in (("weft tree ", "zsh"), ("weft read ", "fish"), ("weft rm ", "bash")):
         done = command(

@@ -70,9 +70,7 @@ def told(result) -> dict:
         pytest.param(8, 8, marks=pytest.mark.slow),
     ],
 )
-def test_grows_at_the_same_time_lose_nothing_and_say_the_right_numbers(
-    weft, grown, started, n_at_once: int, n_rounds: int
-) -> None:
+def test_concurrent_grows_lose_nothing(weft, grown, started, n_at_once: int, n_rounds: int) -> None:
     said: dict[int, str] = {}
     for _ in range(n_rounds):
         few = ("-n", "2", "--max-tokens", "2", "--json")
@@ -93,7 +91,7 @@ def test_grows_at_the_same_time_lose_nothing_and_say_the_right_numbers(
 
 
 @posix
-def test_looms_begun_at_the_same_time_have_names_of_their_own(weft, started) -> None:
+def test_concurrent_runs_get_different_names(weft, started) -> None:
     running = [started("run", samples.sum, "-n", "1", "--max-tokens", "2") for _ in range(4)]
     for process in running:
         _, errors = process.communicate()
@@ -110,7 +108,7 @@ def test_looms_begun_at_the_same_time_have_names_of_their_own(weft, started) -> 
         pytest.param(50, marks=pytest.mark.slow),
     ],
 )
-def test_a_command_that_is_killed_loses_a_second_at_most(weft, grown, started, n_times) -> None:
+def test_killed_command_loses_at_most_a_second(weft, grown, started, n_times) -> None:
     for round_ in range(n_times):
         n_before = loom_of(NAME).count_children()
         process = started("grow", "0", "--tree", "-n", "4", *ENDLESS)
@@ -128,7 +126,7 @@ def test_a_command_that_is_killed_loses_a_second_at_most(weft, grown, started, n
 
 
 @posix
-def test_a_prompt_that_is_killed_before_its_end_is_a_loom_of_its_own(weft, started) -> None:
+def test_killed_run_leaves_its_loom(weft, started) -> None:
     process = started("run", samples.story, "--tree", "-n", "3", *ENDLESS)
     assert process.stdout.read(4) == b"[1] "
     wait_durable(NAME, 3)
@@ -140,7 +138,7 @@ def test_a_prompt_that_is_killed_before_its_end_is_a_loom_of_its_own(weft, start
 
 
 @posix
-def test_a_search_that_is_killed_loses_a_second_at_most(weft, started) -> None:
+def test_killed_search_loses_at_most_a_second(weft, started) -> None:
     """Also in the middle of its first round; and what is there is undone as a whole."""
     process = started("solve", samples.sum, "--strategy", "best-of-n", "-n", "64", *HOT)
     stop_where(process, OTHER, lambda rows: sum(row.n_tokens > 0 for row in rows) >= 60)
@@ -155,7 +153,7 @@ def test_a_search_that_is_killed_loses_a_second_at_most(weft, started) -> None:
 
 
 @posix
-def test_what_a_search_died_over_is_undone_with_it(weft, started) -> None:
+def test_undo_of_killed_search_removes_all_its_nodes(weft, started) -> None:
     process = started("solve", samples.story, "--strategy", "smc", "-n", "64", *HOT)
     stop_where(process, NAME, is_in_a_later_round)
     process.send_signal(signal.SIGKILL)
@@ -189,7 +187,7 @@ def stop_where(process: Any, name: str, is_there: Callable[[list[Any]], bool]) -
 
 
 @pytest.mark.fluent
-def test_a_search_that_fails_keeps_what_it_has_made_and_says_so(weft, monkeypatch) -> None:
+def test_failed_search_saves_its_partial_tree(weft, monkeypatch) -> None:
     room = ("--kv-budget", "100KB")
     failed = weft("solve", samples.sum, "--strategy", "best-of-n", "-n", "64", *room)
     assert failed.exit_code == 4, failed.output
@@ -212,7 +210,7 @@ def test_a_search_that_fails_keeps_what_it_has_made_and_says_so(weft, monkeypatc
     assert told(weft("undo", "--json"))["removed"] == grown
 
 
-def test_a_search_finds_in_the_command_what_it_finds_in_a_program(weft) -> None:
+def test_solve_returns_the_same_as_the_library(weft) -> None:
     """Here it is kept while it grows; what it does is the same."""
     few = {"budget_tokens": 300, "seed": 3}
     options = [f"--{name.replace('_', '-')}={value}" for name, value in few.items()]
@@ -227,7 +225,7 @@ def test_a_search_finds_in_the_command_what_it_finds_in_a_program(weft) -> None:
             assert kept == sorted(node.tokens for node in result.loom.walk()), strategy.name
 
 
-def test_who_waits_for_a_database_that_is_in_use_goes_on_then(grown, started, home: Path) -> None:
+def test_command_waits_for_a_locked_database(grown, started, home: Path) -> None:
     with closing(sqlite3.connect(home / "weft.db", isolation_level=None)) as connection:
         connection.execute("BEGIN IMMEDIATE")
         waiting = started("grow", "1", "-n", "1", "--max-tokens", "2")
@@ -239,7 +237,7 @@ def test_who_waits_for_a_database_that_is_in_use_goes_on_then(grown, started, ho
     assert loom_of(NAME).count_children() == 5
 
 
-def test_what_grew_below_a_node_that_was_removed_meanwhile_is_there(weft, grown, started) -> None:
+def test_nodes_grown_below_a_removed_node_stay(weft, grown, started) -> None:
     process = started("grow", "1", "--tree", "-n", "1", *ENDLESS)
     assert process.stdout.read(4).startswith(b"[")
     assert weft("rm", "1").exit_code == 0
@@ -256,7 +254,7 @@ def numbers(weft) -> list[int]:
     return sorted(each["node"] for each in told(weft("tree", "--json"))["nodes"])
 
 
-def test_undo_and_redo_go_through_what_was_done_and_say_it(weft, grown) -> None:
+def test_undo_and_redo_report_each_operation(weft, grown) -> None:
     weft("grow", "1", "-n", "2", *SHORT)
     weft("rm", "2", "4")
     assert numbers(weft) == [0, 1, 3, 5]
@@ -278,7 +276,7 @@ def test_undo_and_redo_go_through_what_was_done_and_say_it(weft, grown) -> None:
     assert numbers(weft) == [0, 1, 2, 3, 4, 5, 6]
 
 
-def test_a_search_is_undone_and_done_again_as_a_whole(weft, tmp_path: Path) -> None:
+def test_search_is_undone_and_redone_as_one(weft, tmp_path: Path) -> None:
     file = tmp_path / "search.json"
     asked = ("solve", samples.game24, "-b", "1", "-n", "2", "--seed", "1", "--resume", str(file))
     made = told(weft(*asked, "--json"))
@@ -296,9 +294,7 @@ def test_a_search_is_undone_and_done_again_as_a_whole(weft, tmp_path: Path) -> N
 
 
 @pytest.mark.fluent
-def test_an_interrupted_search_is_kept_and_undone_also_where_a_file_goes_on(
-    weft, tmp_path: Path, monkeypatch
-) -> None:
+def test_interrupted_search_is_saved_and_undone(weft, tmp_path: Path, monkeypatch) -> None:
     module = importlib.import_module("weft.cli.solve")
 
     def interrupted(level: object) -> None:
@@ -319,7 +315,7 @@ def test_an_interrupted_search_is_kept_and_undone_also_where_a_file_goes_on(
         assert numbers(weft) == [0]
 
 
-def test_a_search_that_cannot_be_kept_leaves_no_empty_loom(weft, monkeypatch) -> None:
+def test_unsavable_search_leaves_no_empty_loom(weft, monkeypatch) -> None:
     """And a database that fails is asked again at the end, and not in every round."""
     commit, tried = StoredLoom.commit, []
 
@@ -338,7 +334,7 @@ def test_a_search_that_cannot_be_kept_leaves_no_empty_loom(weft, monkeypatch) ->
     assert len(tried) == 2
 
 
-def test_where_one_stood_is_gone_after_undo_one_stands_above(weft, grown) -> None:
+def test_undo_of_the_current_node_selects_its_ancestor(weft, grown) -> None:
     weft("grow", "1", "-n", "1", *SHORT)
     weft("read", "4")
     told(weft("undo", "--json"))
@@ -348,7 +344,7 @@ def test_where_one_stood_is_gone_after_undo_one_stands_above(weft, grown) -> Non
     assert weft("undo", "--loom", "nosuch").exit_code == 2
 
 
-def test_rm_undo_brings_back_what_was_removed_last_and_no_other_change(weft, grown) -> None:
+def test_rm_undo_restores_only_the_last_removal(weft, grown) -> None:
     weft("rm", "1")
     weft("grow", "2", "-n", "1", *SHORT)
     weft("rm", "3")
@@ -369,7 +365,7 @@ def test_rm_undo_brings_back_what_was_removed_last_and_no_other_change(weft, gro
 # Terminals
 
 
-def test_each_terminal_has_the_loom_drawn_last_in_it(in_terminal_named, grown) -> None:
+def test_each_terminal_has_its_own_last_loom(in_terminal_named, grown) -> None:
     weft = in_terminal_named
     weft("A", "run", samples.story, "-n", "2", *SHORT)
     weft("B", "run", samples.sum, "-n", "1")
@@ -386,7 +382,7 @@ def test_each_terminal_has_the_loom_drawn_last_in_it(in_terminal_named, grown) -
     assert told(weft("B", "tree", "--json"))["at"] == 0
 
 
-def test_a_new_terminal_takes_the_loom_drawn_last_and_says_so(
+def test_new_terminal_takes_the_last_loom_with_a_note(
     in_terminal_named, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -415,7 +411,7 @@ def test_a_new_terminal_takes_the_loom_drawn_last_and_says_so(
     assert weft("C", "rm", "1", "--loom", NAME).exit_code == 0
 
 
-def test_undo_and_redo_refuse_the_loom_of_another_terminal(in_terminal_named) -> None:
+def test_undo_and_redo_in_a_new_terminal_need_a_name(in_terminal_named) -> None:
     weft = in_terminal_named
     weft("A", "run", samples.story, "-n", "1", *SHORT)
     for verb in ("undo", "redo"):
@@ -443,7 +439,7 @@ def test_export_in_a_new_terminal_writes_the_tree(
     assert explicit.stdout == f"wrote {file}: the path to node 0\n"
 
 
-def test_a_terminal_whose_loom_is_gone_gets_the_last_one_that_is_there(in_terminal_named) -> None:
+def test_terminal_with_removed_loom_takes_another(in_terminal_named) -> None:
     weft = in_terminal_named
     weft("A", "run", samples.story, "-n", "1", *SHORT)
     weft("B", "run", samples.sum, "-n", "1")
@@ -454,7 +450,7 @@ def test_a_terminal_whose_loom_is_gone_gets_the_last_one_that_is_there(in_termin
     assert weft("B", "ls").exit_code == 0
 
 
-def test_where_no_terminal_can_be_told_the_last_loom_is_taken_and_said(in_terminal_named) -> None:
+def test_unknown_terminal_takes_the_last_loom_with_a_note(in_terminal_named) -> None:
     weft = in_terminal_named
     weft("", "run", samples.story, "-n", "1", *SHORT)
     result = weft("", "grow", "1", "-n", "1", *SHORT)
@@ -495,7 +491,7 @@ def samples_name() -> str:
         (("read", "--loom", "tel-story-about-fox"), f"near it: {NAME}"),
     ],
 )
-def test_a_loom_that_has_no_meaning_is_refused(weft, grown, arguments, says: str) -> None:
+def test_loom_option_without_use_is_an_error(weft, grown, arguments, says: str) -> None:
     result = weft(*arguments)
     assert result.exit_code == 2
     assert says in result.stderr
@@ -553,7 +549,7 @@ def test_a_session_is_a_terminal(command_environment) -> None:
 
 
 @posix
-def test_a_session_outside_of_the_container_is_what_it_was_entered_with(
+def test_session_outside_the_container_uses_the_entry_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The leader cannot be seen there: its number is 0, for all that it started."""
@@ -584,7 +580,7 @@ def test_a_session_outside_of_the_container_is_what_it_was_entered_with(
 
 
 @posix
-def test_a_container_that_sees_the_processes_around_it_has_no_mark_of_theirs(
+def test_container_with_host_proc_has_its_own_terminal_id(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its process 2 is 70 outside, in the session of 60; outside's own 2 is none of it."""
@@ -608,7 +604,7 @@ def test_a_container_that_sees_the_processes_around_it_has_no_mark_of_theirs(
 
 
 @posix
-def test_where_the_system_says_nothing_of_sessions_tabs_have_names(
+def test_without_proc_the_tab_id_is_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(os, "getsid", lambda pid: 7)

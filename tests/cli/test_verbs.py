@@ -75,7 +75,7 @@ def test_texts_alone_and_what_shows_more_exclude_each_other(weft, other: str) ->
 
 
 @pytest.mark.fluent
-def test_words_without_quotes_are_one_prompt_and_said_to_be(weft) -> None:
+def test_unquoted_words_become_one_prompt_with_a_hint(weft) -> None:
     result = weft("run", *samples.sum.split(), "-n", "1", "--max-tokens", "2", "--json")
     assert json.loads(result.stdout)["prompt"] == samples.sum
     assert result.stderr.splitlines() == [
@@ -105,7 +105,7 @@ def test_run_json_is_one_object_with_every_branch(weft) -> None:
         assert branch["text"]
 
 
-def test_run_with_a_seed_gives_the_same_again(weft) -> None:
+def test_run_with_seed_is_reproducible(weft) -> None:
     arguments = ("run", samples.story, "-n", "2", "--max-tokens", "12", "--seed", "7", "--json")
     first, second = (json.loads(weft(*arguments).stdout)["branches"] for _ in range(2))
     for branch in (*first, *second):
@@ -195,7 +195,7 @@ def test_hints_of_another_model_than_the_demo_fit_that_model(weft) -> None:
             assert other not in hints
 
 
-def test_solve_says_where_it_knows_no_task(weft) -> None:
+def test_solve_of_an_unknown_task_prints_a_note(weft) -> None:
     few = ("--strategy", "greedy", "--budget-tokens", "2")
     told = "the prompt is not a known task, so the answer is not checked"
     for numbers in ("4 9 10 13", "4, 9, 10, 13"):
@@ -276,7 +276,7 @@ def test_solve_keeps_to_its_budget(weft) -> None:
 
 @pytest.mark.fluent
 @pytest.mark.parametrize("strategy", BY_ROW)
-def test_solve_goes_on_from_a_file_with_every_strategy(weft, strategy: str, tmp_path) -> None:
+def test_solve_resumes_from_a_file_with_every_strategy(weft, strategy: str, tmp_path) -> None:
     """Begun and broken off by a budget; then told nothing but the file; then read, not searched."""
     file = str(tmp_path / "search.json")
     asked = (samples.game24, "--strategy", strategy, "--seed", "1", "--resume", file)
@@ -294,7 +294,7 @@ def test_solve_goes_on_from_a_file_with_every_strategy(weft, strategy: str, tmp_
         assert third["stats"]["decoded"] == 0
 
 
-def test_solve_names_what_is_wrong_with_a_file_to_go_on_from(weft, tmp_path) -> None:
+def test_solve_with_a_wrong_resume_file_raises(weft, tmp_path) -> None:
     file = tmp_path / "search.json"
     weft("solve", samples.sum, "--strategy", "greedy", "--resume", str(file))
     other = weft("solve", samples.story, "--resume", str(file))
@@ -308,7 +308,7 @@ def test_solve_names_what_is_wrong_with_a_file_to_go_on_from(weft, tmp_path) -> 
     assert weft("solve", "--resume", str(tmp_path / "none.json")).exit_code == 2
 
 
-def test_solve_out_of_time_says_that_there_is_no_answer(weft) -> None:
+def test_solve_out_of_time_prints_no_answer_yet(weft) -> None:
     result = weft("solve", samples.game24, "--budget-s", "0.000001", "--tree")
     assert result.exit_code == 0
     assert "\nno answer yet\n" in result.stdout
@@ -334,7 +334,7 @@ def test_doctor_keeps_what_engines_can_do_within_the_terminal(weft) -> None:
     assert "devices: CPU, CUDA" in " ".join(" ".join(lines).split())
 
 
-def test_doctor_says_what_to_install(weft, monkeypatch) -> None:
+def test_doctor_names_packages_to_install(weft, monkeypatch) -> None:
     monkeypatch.setattr("weft.cli.engines.versions", lambda name: None)
     result = weft("doctor")
     assert '- torch: most models of the Hub; pip install "weft-lm[torch]"' in result.stdout
@@ -390,7 +390,7 @@ def test_version_and_help(weft) -> None:
 
 
 @pytest.mark.fluent
-def test_what_is_said_to_do_next_asks_the_same_model_in_the_same_way(weft) -> None:
+def test_hints_repeat_the_model_and_template_flags(weft) -> None:
     folder = str(Path(weft_package.__file__).parent / "data" / "tiny")
     few = ("-m", folder, "-n", "1")
     raw = weft("run", "Once", "--raw", "--max-tokens", "2", "--no-keep", *few)
@@ -404,7 +404,7 @@ def test_what_is_said_to_do_next_asks_the_same_model_in_the_same_way(weft) -> No
 
 
 @pytest.mark.parametrize("prompt", ["two\nlines", "a\ttab"])
-def test_what_cannot_be_copied_is_not_said_to_do_next(weft, prompt: str) -> None:
+def test_hints_skip_prompts_that_cannot_be_copied(weft, prompt: str) -> None:
     told = weft("run", prompt, "-n", "1", "--max-tokens", "2", "--no-keep").stderr
     assert f'next: weft run "{samples.story}"' in told
     told = weft("solve", prompt, "--strategy", "greedy").stderr

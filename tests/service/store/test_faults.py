@@ -57,7 +57,7 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.programs
-def test_eight_processes_that_grow_one_loom_lose_nothing(library: Library, url: str) -> None:
+def test_eight_processes_growing_one_loom_lose_no_nodes(library: Library, url: str) -> None:
     kept = fresh(library)
     running = [start(programs.GROW, url, kept.name, str(me), "5") for me in range(8)]
     told = [line for process in running for line in lines_of(process)]
@@ -73,7 +73,7 @@ def test_eight_processes_that_grow_one_loom_lose_nothing(library: Library, url: 
     assert kept.loom.children == []
 
 
-def test_a_new_database_may_be_opened_by_many_at_once(url: str) -> None:
+def test_new_database_opened_by_many_processes_at_once(url: str) -> None:
     running = [start(programs.CREATE, url) for _ in range(6)]
     names = [line[0] for process in running for line in lines_of(process)]
     assert len(set(names)) == 6
@@ -82,7 +82,7 @@ def test_a_new_database_may_be_opened_by_many_at_once(url: str) -> None:
 
 
 @POSIX
-def test_a_forked_process_has_connections_of_its_own(library: Library, url: str) -> None:
+def test_forked_process_gets_its_own_connections(library: Library, url: str) -> None:
     kept = fresh(library)
     lines_of(start(programs.FORK, url, kept.name))
     kept.sync()
@@ -138,18 +138,18 @@ def kill_often(library: Library, url: str, tmp_path: Path, n_kills: int) -> None
 
 
 @POSIX
-def test_what_was_kept_outlives_kills(library: Library, url: str, tmp_path: Path) -> None:
+def test_saved_tokens_survive_kills(library: Library, url: str, tmp_path: Path) -> None:
     kill_often(library, url, tmp_path, 4)
 
 
 @POSIX
 @pytest.mark.slow
-def test_what_was_kept_outlives_fifty_kills(library: Library, url: str, tmp_path: Path) -> None:
+def test_saved_tokens_survive_fifty_kills(library: Library, url: str, tmp_path: Path) -> None:
     kill_often(library, url, tmp_path, 50)
 
 
 @POSIX
-def test_a_node_grows_as_long_as_its_process_lives(
+def test_node_is_in_progress_while_its_process_runs(
     library: Library, url: str, tmp_path: Path
 ) -> None:
     kept = library.create(open_written(tmp_path / "x.json", [None]))
@@ -177,7 +177,7 @@ def test_a_node_grows_as_long_as_its_process_lives(
 # Databases that are busy, away, full, read-only, replaced
 
 
-def test_a_locked_database_is_waited_for_and_then_said_to_be_locked(file: Path) -> None:
+def test_locked_database_is_retried_then_raises(file: Path) -> None:
     library = Library(f"sqlite:///{file}")
     kept = fresh(library)
     kept.loom.add("a")
@@ -194,7 +194,7 @@ def test_a_locked_database_is_waited_for_and_then_said_to_be_locked(file: Path) 
     library.close()
 
 
-def test_a_database_that_is_gone_is_told_and_taken_up_when_it_is_back(file: Path) -> None:
+def test_deleted_database_raises_until_restored(file: Path) -> None:
     library = Library(f"sqlite:///{file}")
     kept = fresh(library)
     kept.loom.add("a")
@@ -212,7 +212,7 @@ def test_a_database_that_is_gone_is_told_and_taken_up_when_it_is_back(file: Path
     library.close()
 
 
-def test_an_older_copy_that_is_put_back_gets_what_is_in_memory(file: Path) -> None:
+def test_older_copy_of_database_gets_nodes_from_memory(file: Path) -> None:
     library = Library(f"sqlite:///{file}")
     kept = fresh(library)
     kept.loom.add("a").add("b")
@@ -234,7 +234,7 @@ def test_an_older_copy_that_is_put_back_gets_what_is_in_memory(file: Path) -> No
     library.close()
 
 
-def test_another_database_in_its_place_does_not_have_the_loom(file: Path) -> None:
+def test_replaced_database_raises_for_missing_loom(file: Path) -> None:
     library = Library(f"sqlite:///{file}")
     kept = fresh(library)
     library.close()
@@ -250,7 +250,7 @@ def test_another_database_in_its_place_does_not_have_the_loom(file: Path) -> Non
 
 
 @POSIX
-def test_a_full_disk_is_told_and_nothing_is_lost(file: Path) -> None:
+def test_full_disk_raises_and_loses_nothing(file: Path) -> None:
     url = f"sqlite:///{file}"
     with Library(url) as library:
         name = fresh(library).name
@@ -263,7 +263,7 @@ def test_a_full_disk_is_told_and_nothing_is_lost(file: Path) -> None:
 
 
 @POSIX
-def test_a_read_only_database_is_told(tmp_path: Path) -> None:
+def test_read_only_database_raises(tmp_path: Path) -> None:
     folder = Path(tempfile.mkdtemp(prefix="weft-"))  # pytest's own are closed to others
     try:
         told = lines_of(start(programs.READ_ONLY, f"sqlite:///{folder}/weft.db", str(folder)))
@@ -275,7 +275,7 @@ def test_a_read_only_database_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"not a database" * 1000, b""])
-def test_a_file_that_is_no_database_is_told(file: Path, content: bytes) -> None:
+def test_file_that_is_no_database_raises(file: Path, content: bytes) -> None:
     file.write_bytes(content)
     if content:
         with pytest.raises(StoreError, match="not a database"):
@@ -285,7 +285,7 @@ def test_a_file_that_is_no_database_is_told(file: Path, content: bytes) -> None:
         Library(f"sqlite:///{file}").close()
 
 
-def test_a_folder_without_shared_memory_works_and_says_so(
+def test_folder_without_shared_memory_works_with_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     # As on a network folder: this way of SQLite's to lock files has no WAL.
@@ -301,7 +301,7 @@ def test_a_folder_without_shared_memory_works_and_says_so(
     assert "no shared memory" in caplog.text
 
 
-def test_postgresql_that_stops_is_waited_for(postgres: Cluster) -> None:
+def test_stopped_postgresql_is_retried(postgres: Cluster) -> None:
     with Library(postgres.url("stops")) as library:
         kept = fresh(library)
         kept.loom.add("a")
@@ -327,7 +327,7 @@ def test_postgresql_that_stops_is_waited_for(postgres: Cluster) -> None:
 # Tables
 
 
-def test_a_database_of_a_newer_weft_is_refused(url: str) -> None:
+def test_database_of_newer_weft_raises(url: str) -> None:
     with Library(url) as library:
         fresh(library)
         library.database.write(
@@ -369,12 +369,12 @@ def test_tables_of_new_database_match_definitions(library: Library) -> None:
         ("", "no database URL"),
     ],
 )
-def test_what_is_no_database_is_refused(url: str, said: str) -> None:
+def test_invalid_database_url_raises(url: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         Database(url)
 
 
-def test_passwords_are_in_no_message() -> None:
+def test_error_messages_contain_no_password() -> None:
     pytest.importorskip("psycopg", reason="the extra postgresql is not installed")
     with pytest.raises(StoreError) as told:
         Database("postgresql://me:secret@127.0.0.1:1/x", patience_s=0.0)
@@ -382,7 +382,7 @@ def test_passwords_are_in_no_message() -> None:
     assert "PostgreSQL runs" in told.value.hint
 
 
-def test_without_its_driver_postgresql_says_what_to_install(
+def test_postgresql_without_driver_names_the_package(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "psycopg", None)

@@ -32,7 +32,7 @@ def is_dead(library: Library, mark: str) -> bool:
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="processes are told by /proc")
-def test_a_process_here_lives_while_it_runs_however_long_it_is_silent(library: Library) -> None:
+def test_local_process_is_alive_without_heartbeats(library: Library) -> None:
     writer = ProcessHeartbeat(library.database)
     mark = register(library, writer)
     change(library, mark, beat=0.0)
@@ -44,7 +44,7 @@ def test_a_process_here_lives_while_it_runs_however_long_it_is_silent(library: L
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="processes are told by /proc")
-def test_a_process_that_has_ended_and_was_not_collected_is_dead(library: Library) -> None:
+def test_zombie_process_is_dead(library: Library) -> None:
     writer = ProcessHeartbeat(library.database)
     mark = register(library, writer)
     child = os.fork()
@@ -66,7 +66,7 @@ def began(pid: int) -> str:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-def test_a_forked_process_is_another_writer(library: Library) -> None:
+def test_forked_process_has_another_id(library: Library) -> None:
     writer = ProcessHeartbeat(library.database)
     mark = writer.id
     reads, writes = os.pipe()
@@ -83,7 +83,7 @@ def test_a_forked_process_is_another_writer(library: Library) -> None:
     assert writer.id == mark
 
 
-def test_a_process_elsewhere_is_dead_after_a_minute_of_silence(library: Library) -> None:
+def test_remote_process_is_dead_after_heartbeat_timeout(library: Library) -> None:
     writer = ProcessHeartbeat(library.database)
     mark = register(library, writer)
     now = library.database.now
@@ -96,7 +96,7 @@ def test_a_process_elsewhere_is_dead_after_a_minute_of_silence(library: Library)
     writer.close()
 
 
-def test_processes_of_former_days_are_forgotten(library: Library) -> None:
+def test_stale_processes_are_deleted(library: Library) -> None:
     old, new = ProcessHeartbeat(library.database), ProcessHeartbeat(library.database)
     mark = register(library, old)
     change(library, mark, beat=0.0)

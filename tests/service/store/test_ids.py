@@ -10,7 +10,7 @@ from weft.service.store.rows import pack_ids, unpack_ids
 
 
 @pytest.mark.parametrize("bits", [1, 31, 32, 63, 64, 520])
-def test_ids_of_any_size_come_back(bits: int) -> None:
+def test_pack_ids_round_trip_for_any_size(bits: int) -> None:
     rng = random.Random(bits)
     for n in range(1, 40):
         ids = [rng.getrandbits(rng.randint(1, bits)) for _ in range(n)]

@@ -76,7 +76,9 @@ def texts(library: Library, name: str) -> list[tuple[str, str | None]]:
     return [(node.text, node.finish_reason) for node in kept.loom.walk()][1:]
 
 
-def test_a_loom_is_grown_by_one_server_at_a_time(one: Library, other: Library, lm: weft.LM) -> None:
+def test_second_server_growing_a_loom_raises_queue_full(
+    one: Library, other: Library, lm: weft.LM
+) -> None:
     first = one.create(weft.Loom(lm, "Once"), name="a")
     second = other.open("a", lm)
     growing = Growth(first)
@@ -92,7 +94,7 @@ def test_a_loom_is_grown_by_one_server_at_a_time(one: Library, other: Library, l
     assert left_s(one, first) == 0
 
 
-def test_reading_and_editing_need_no_lease(one: Library, other: Library, lm: weft.LM) -> None:
+def test_reading_and_editing_without_lease(one: Library, other: Library, lm: weft.LM) -> None:
     first = one.create(weft.Loom(lm, "Once"), name="a")
     second = other.open("a", lm)
     Growth(first).on()
@@ -101,7 +103,7 @@ def test_reading_and_editing_need_no_lease(one: Library, other: Library, lm: wef
     assert [text for text, _ in texts(other, "a")] == ["written"]
 
 
-def test_a_lease_lasts_as_long_as_tokens_come(one: Library, lm: weft.LM) -> None:
+def test_lease_is_renewed_while_tokens_arrive(one: Library, lm: weft.LM) -> None:
     kept = one.create(weft.Loom(lm, "Once"), name="a")
     growing = Growth(kept)
     growing.on()
@@ -112,9 +114,7 @@ def test_a_lease_lasts_as_long_as_tokens_come(one: Library, lm: weft.LM) -> None
     growing.to_end()
 
 
-def test_who_was_away_does_not_write_over_who_took_over(
-    one: Library, other: Library, lm: weft.LM
-) -> None:
+def test_owner_of_lost_lease_cannot_write(one: Library, other: Library, lm: weft.LM) -> None:
     slow = one.create(weft.Loom(lm, "Once"), name="a")
     growing = Growth(slow)
     growing.on()
@@ -138,9 +138,7 @@ def test_who_was_away_does_not_write_over_who_took_over(
     assert len(texts(other, "a")) == 2
 
 
-def test_a_lease_taken_anew_does_not_revive_what_was_lost(
-    one: Library, other: Library, lm: weft.LM
-) -> None:
+def test_new_lease_does_not_revive_lost_nodes(one: Library, other: Library, lm: weft.LM) -> None:
     slow = one.create(weft.Loom(lm, "Once"), name="a")
     growing = Growth(slow)
     growing.on()
@@ -157,9 +155,7 @@ def test_a_lease_taken_anew_does_not_revive_what_was_lost(
     assert [reason for _, reason in texts(other, "a")].count("interrupted") == 1
 
 
-def test_a_lease_that_ran_out_is_still_the_owner_s_if_nobody_took_it(
-    one: Library, other: Library, lm: weft.LM
-) -> None:
+def test_expired_lease_is_renewed_if_not_taken(one: Library, other: Library, lm: weft.LM) -> None:
     growing = Growth(one.create(weft.Loom(lm, "Once"), name="a"))
     growing.on()
     let_pass(one, LEASE_S)
@@ -169,7 +165,7 @@ def test_a_lease_that_ran_out_is_still_the_owner_s_if_nobody_took_it(
     growing.to_end()
 
 
-def test_closing_gives_the_loom_back(one: Library, other: Library, lm: weft.LM) -> None:
+def test_close_releases_the_lease(one: Library, other: Library, lm: weft.LM) -> None:
     first = one.create(weft.Loom(lm, "Once"), name="a")
     growing = Growth(first)
     growing.on()
@@ -195,7 +191,7 @@ with weft.load("tiny") as lm, Library(sys.argv[1], lease_s=60) as library:
 
 
 @pytest.mark.programs
-def test_a_dead_server_s_looms_are_taken_up_at_once(url: str, one: Library, lm: weft.LM) -> None:
+def test_lease_of_dead_server_is_acquired_at_once(url: str, one: Library, lm: weft.LM) -> None:
     kept = one.create(weft.Loom(lm, "Once"), name="a")
     command = [sys.executable, "-c", DIES, url]
     pipe = subprocess.PIPE

@@ -17,7 +17,7 @@ def leases(library: Library) -> LoomLeases:
     return LoomLeases(library.database)
 
 
-def test_a_loom_has_one_owner_until_he_gives_it_back(leases: LoomLeases) -> None:
+def test_acquire_returns_none_until_release(leases: LoomLeases) -> None:
     assert leases.holder("loom") is None
     mine = leases.acquire("loom", "a", 60)
     assert mine is not None
@@ -39,7 +39,7 @@ def test_a_loom_has_one_owner_until_he_gives_it_back(leases: LoomLeases) -> None
     assert other.term == 2
 
 
-def test_a_lease_that_ran_out_is_taken_over_and_cannot_be_renewed(leases: LoomLeases) -> None:
+def test_expired_lease_can_be_acquired_but_not_renewed(leases: LoomLeases) -> None:
     assert leases.acquire("loom", "a", 0.05)
     while leases.holder("loom") is not None:
         time.sleep(0.01)
@@ -50,13 +50,13 @@ def test_a_lease_that_ran_out_is_taken_over_and_cannot_be_renewed(leases: LoomLe
     assert leases.acquire("loom", "a", 60) is None
 
 
-def test_of_many_who_want_it_at_once_one_gets_it(leases: LoomLeases) -> None:
+def test_concurrent_acquire_gives_one_owner(leases: LoomLeases) -> None:
     with ThreadPoolExecutor(8) as pool:
         won = list(pool.map(lambda n: leases.acquire("loom", f"owner {n}", 60), range(16)))
     assert sum(each is not None for each in won) == 1
 
 
-def test_what_is_no_lease_is_refused(leases: LoomLeases) -> None:
+def test_acquire_with_invalid_arguments_raises(leases: LoomLeases) -> None:
     for ttl in (0, -1, float("nan"), float("inf")):
         with pytest.raises(ConfigError, match="ttl_s"):
             leases.acquire("loom", "a", ttl)

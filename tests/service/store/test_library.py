@@ -17,7 +17,7 @@ def names(library: Library, **more: object) -> list[str]:
     return [row.name for row in library.looms(**more)]  # type: ignore[arg-type]
 
 
-def test_a_name_comes_from_the_prompt_and_is_nobody_elses(library: Library) -> None:
+def test_create_derives_unused_name_from_prompt(library: Library) -> None:
     told = [keep(library, "Tell me a story about a fox.") for _ in range(3)]
     assert told == ["tell-story-about-fox", "tell-story-about-fox.2", "tell-story-about-fox.3"]
     assert keep(library, "12") == "loom-12"
@@ -36,12 +36,12 @@ def test_a_name_comes_from_the_prompt_and_is_nobody_elses(library: Library) -> N
         ("\u0301\u0301", "loom"),
     ],
 )
-def test_letters_keep_the_marks_on_them_in_a_name(prompt: str, name: str) -> None:
+def test_name_keeps_combining_marks(prompt: str, name: str) -> None:
     assert name_from_prompt(prompt) == name
 
 
 @pytest.mark.parametrize("name", ["", " ", "a/b", "..", "-x", "7", "x\n", "a\\b", "x" * 300, "\0"])
-def test_what_is_no_name_is_refused(library: Library, name: str) -> None:
+def test_invalid_name_raises(library: Library, name: str) -> None:
     with pytest.raises(ConfigError, match="no name"):
         library.create(Loom(None, "x"), name=name)
     kept = keep(library, "x")
@@ -49,7 +49,7 @@ def test_what_is_no_name_is_refused(library: Library, name: str) -> None:
         library.rename(kept, name)
 
 
-def test_the_list_has_what_was_changed_last_first_and_pages(library: Library) -> None:
+def test_looms_are_sorted_by_change_and_paged(library: Library) -> None:
     for prompt in ("ant", "bee", "cat", "100% dog_"):
         keep(library, prompt)
     assert names(library) == ["100-dog", "cat", "bee", "ant"]
@@ -69,7 +69,7 @@ def test_the_list_has_what_was_changed_last_first_and_pages(library: Library) ->
         library.looms(after="none")
 
 
-def test_an_unknown_name_is_told_with_the_nearest(library: Library) -> None:
+def test_unknown_name_error_names_similar_looms(library: Library) -> None:
     with pytest.raises(ConfigError, match="there is none yet"):
         library.open("fox")
     keep(library, "fox and dog")
@@ -80,7 +80,7 @@ def test_an_unknown_name_is_told_with_the_nearest(library: Library) -> None:
             library.open(odd)
 
 
-def test_a_renamed_loom_is_the_same_loom(library: Library) -> None:
+def test_rename_keeps_the_loom_id(library: Library) -> None:
     keep(library, "ant")
     kept = library.open("ant")
     keep(library, "bee")
@@ -95,7 +95,7 @@ def test_a_renamed_loom_is_the_same_loom(library: Library) -> None:
     assert library.rename("emmet", "emmet").name == "emmet"
 
 
-def test_removed_looms_come_back_together_under_their_own_names(library: Library) -> None:
+def test_restore_returns_looms_of_last_removal(library: Library) -> None:
     ant, bee, cat = (library.create(Loom(None, each)) for each in ("ant", "bee", "cat"))
     ant.loom.add("leg")
     ant.commit("add")
@@ -118,14 +118,14 @@ def test_removed_looms_come_back_together_under_their_own_names(library: Library
         library.restore()
 
 
-def test_all_or_none_are_removed(library: Library) -> None:
+def test_remove_with_unknown_name_removes_nothing(library: Library) -> None:
     keep(library, "ant")
     with pytest.raises(ConfigError, match="no loom 'bee'"):
         library.remove(["ant", "bee"])
     assert names(library) == ["ant"]
 
 
-def test_what_is_purged_is_gone_and_its_holder_is_told(library: Library) -> None:
+def test_purged_loom_raises_on_commit(library: Library) -> None:
     kept = library.create(Loom(None, "ant"))
     keep(library, "bee")
     library.remove(["ant", "bee"])
@@ -141,7 +141,7 @@ def test_what_is_purged_is_gone_and_its_holder_is_told(library: Library) -> None
     assert [node.text for node in library.open(again.name).loom.walk()] == ["ant", "leg", "leg"]
 
 
-def test_each_terminal_has_its_last_loom(library: Library) -> None:
+def test_last_loom_is_stored_per_terminal(library: Library) -> None:
     keep(library, "ant")
     assert library.last_loom("one") is None
     found = library.last_loom_anywhere()
@@ -168,7 +168,7 @@ def test_each_terminal_has_its_last_loom(library: Library) -> None:
     assert library.last_loom("tab 299") == ("bee", 299)
 
 
-def test_nodes_are_read_in_pages_without_the_tree(library: Library) -> None:
+def test_nodes_returns_pages_without_opening(library: Library) -> None:
     loom = Loom(None, "root")
     for name in "abc":
         child = loom.add(name)
@@ -203,7 +203,7 @@ def test_nodes_are_read_in_pages_without_the_tree(library: Library) -> None:
             kept.nodes(**wrong)  # type: ignore[arg-type]
 
 
-def test_a_library_may_be_closed_twice_and_used_by_threads(library: Library) -> None:
+def test_library_closes_twice_and_is_thread_safe(library: Library) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(8) as pool:

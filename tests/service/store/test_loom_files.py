@@ -39,7 +39,7 @@ def rich_nodes() -> list[dict[str, Any]]:
     ]
 
 
-def test_saving_what_was_opened_gives_the_same_file(tmp_path: Path) -> None:
+def test_saved_file_is_identical_after_reopening(tmp_path: Path) -> None:
     first, second, third = (tmp_path / f"{name}.loom.json" for name in "abc")
     first.write_text(json.dumps(file_of(rich_nodes())), encoding="utf-8")
     loom = Loom.open(first)
@@ -60,7 +60,7 @@ def test_saving_what_was_opened_gives_the_same_file(tmp_path: Path) -> None:
     assert Loom.open(third).meta == {"k": [1, {"ü": None}]}
 
 
-def test_a_failed_save_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+def test_failed_save_keeps_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "x.loom.json"
     loom = open_written(path, [None, 0])
     before = path.read_bytes()
@@ -72,7 +72,7 @@ def test_a_failed_save_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> N
     assert os.listdir(tmp_path) == ["x.loom.json"]
 
 
-def test_a_folder_that_is_not_there_is_a_store_error(tmp_path: Path) -> None:
+def test_save_to_missing_folder_raises_store_error(tmp_path: Path) -> None:
     loom = open_written(tmp_path / "x.loom.json", [None])
     with pytest.raises(StoreError, match="cannot write"):
         loom.save(tmp_path / "no" / "x.loom.json")
@@ -80,7 +80,7 @@ def test_a_folder_that_is_not_there_is_a_store_error(tmp_path: Path) -> None:
         Loom.open(tmp_path / "nothing.loom.json")
 
 
-def test_a_lone_surrogate_is_saved(tmp_path: Path) -> None:
+def test_lone_surrogate_round_trips(tmp_path: Path) -> None:
     loom = open_written(tmp_path / "x.loom.json", [None])
     loom.meta = {"x": "\udc80"}
     loom.save(tmp_path / "y.loom.json")
@@ -129,7 +129,7 @@ BROKEN: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("says", "data"), BROKEN)
-def test_a_broken_file_is_refused_and_says_where(tmp_path: Path, says: str, data: Any) -> None:
+def test_broken_file_raises_format_error_with_place(tmp_path: Path, says: str, data: Any) -> None:
     path = tmp_path / "x.loom.json"
     path.write_text(json.dumps(data).replace("Infinity", "1e999"), encoding="utf-8")
     with pytest.raises(FormatError, match=says) as caught:
@@ -137,7 +137,7 @@ def test_a_broken_file_is_refused_and_says_where(tmp_path: Path, says: str, data
     assert str(caught.value).startswith(str(path))
 
 
-def test_figures_of_some_tokens_only_are_left_out_and_named(
+def test_logprobs_of_wrong_length_are_dropped_with_note(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "x.loom.json"
@@ -154,7 +154,7 @@ def test_figures_of_some_tokens_only_are_left_out_and_named(
 
 
 @pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity"])
-def test_words_that_are_no_json_are_refused(tmp_path: Path, word: str) -> None:
+def test_nan_literals_raise_format_error(tmp_path: Path, word: str) -> None:
     path = tmp_path / "x.loom.json"
     text = json.dumps(file_of([node_record(0, None, meta={"x": "?"})]))
     path.write_text(text.replace('"?"', word))
@@ -163,7 +163,7 @@ def test_words_that_are_no_json_are_refused(tmp_path: Path, word: str) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 200_000, b"loom"])
-def test_what_is_no_json_is_a_format_error(tmp_path: Path, content: bytes) -> None:
+def test_invalid_json_raises_format_error(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.loom.json"
     path.write_bytes(content)
     with pytest.raises(FormatError, match="no saved loom"):

@@ -120,17 +120,17 @@ def back_and_forth(library: Library, kept: StoredLoom) -> None:
         assert shape(kept.loom) == want
 
 
-def test_random_work_of_three_holders_ends_in_one_tree(library: Library) -> None:
+def test_random_work_of_three_processes_converges(library: Library) -> None:
     work(library, 0, 25)
 
 
 @pytest.mark.slow
-def test_much_random_work_of_three_holders_ends_in_one_tree(library: Library) -> None:
+def test_long_random_work_of_three_processes_converges(library: Library) -> None:
     for seed in range(100, 112):
         work(library, seed, 60)
 
 
-def test_places_rise_and_stay_where_they_can() -> None:
+def test_rank_siblings_is_ascending_and_keeps_places() -> None:
     rng = random.Random(1)
     for _ in range(500):
         old = [None if rng.random() < 0.4 else float(rng.randrange(20)) for _ in range(8)]
@@ -144,7 +144,7 @@ def test_places_rise_and_stay_where_they_can() -> None:
     assert rank_siblings([1.0, None, 1.0 + 2**-52]) == [0.0, 1.0, 2.0]  # no room between them
 
 
-def test_a_copy_of_a_node_from_another_loom_gets_an_id_of_its_own(library: Library) -> None:
+def test_node_copied_from_another_loom_gets_a_new_id(library: Library) -> None:
     kept = library.create(Loom(None, "root"))
     child = kept.loom.add("a")
     kept.commit("add")
@@ -170,7 +170,7 @@ def check_rows(library: Library, kept: StoredLoom) -> None:
     agree(library, kept)
 
 
-def test_what_comes_back_leaves_what_was_done_to_other_nodes_since(tmp_path: Path) -> None:
+def test_restore_keeps_later_changes(tmp_path: Path) -> None:
     with Library(f"sqlite:///{tmp_path}/weft.db") as library:
         kept = library.create(Loom(None, "root"))
         a, b, c = (kept.loom.add(text) for text in "abc")
@@ -224,7 +224,7 @@ def law(library: Library, seed: int, turns: int) -> None:
     check_rows(library, kept)
 
 
-def test_a_node_that_another_has_removed_cannot_be_marked(tmp_path: Path) -> None:
+def test_bookmark_of_removed_node_raises_conflict(tmp_path: Path) -> None:
     with Library(f"sqlite:///{tmp_path}/weft.db") as library:
         kept = library.create(Loom(None, "root"))
         node = kept.loom.add("a")
@@ -238,19 +238,19 @@ def test_a_node_that_another_has_removed_cannot_be_marked(tmp_path: Path) -> Non
         agree(library, kept)
 
 
-def test_rows_are_a_tree_whatever_is_brought_back(tmp_path: Path) -> None:
+def test_rows_form_a_tree_after_random_restores(tmp_path: Path) -> None:
     with Library(f"sqlite:///{tmp_path}/weft.db") as library:
         law(library, 0, 25)
 
 
 @pytest.mark.slow
-def test_rows_are_a_tree_for_long(tmp_path: Path) -> None:
+def test_rows_form_a_tree_after_many_random_restores(tmp_path: Path) -> None:
     with Library(f"sqlite:///{tmp_path}/weft.db") as library:
         for seed in range(10, 30):
             law(library, seed, 80)
 
 
-def test_a_tree_is_put_back_whatever_was_done_to_it(tmp_path: Path) -> None:
+def test_revert_after_random_changes_restores_the_tree(tmp_path: Path) -> None:
     rng = random.Random(5)
     with weft.load("tiny") as lm, Library(f"sqlite:///{tmp_path}/weft.db") as library:
         kept = library.create(Loom(lm, "root"))

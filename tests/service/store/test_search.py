@@ -21,7 +21,7 @@ def found(library: Library, words: str, **more: object) -> list[tuple[str, int]]
     return [(hit.loom, hit.number) for hit in library.find(words, **more)]  # type: ignore[arg-type]
 
 
-def test_words_phrases_and_beginnings_are_found_in_all_looms(library: Library) -> None:
+def test_find_words_phrases_and_prefixes(library: Library) -> None:
     one = keep(library, "A fox", "The quick brown fox jumps.", "A lazy dog; quick!")
     two = keep(library, "Animals", "Foxes and dogs", "brown quick")
     assert sorted(found(library, "quick brown")) == [(two, 2), (one, 1)]
@@ -32,7 +32,7 @@ def test_words_phrases_and_beginnings_are_found_in_all_looms(library: Library) -
     assert len(found(library, "fox*", limit=2)) == 2
 
 
-def test_marks_stand_on_what_was_found(library: Library) -> None:
+def test_marks_cover_the_matches(library: Library) -> None:
     keep(library, "x", "und " * 100 + "Große Äpfel, große Birnen" + " und" * 100)
     (hit,) = library.find('apf* "grosse birnen"')
     assert [hit.snippet[start:end] for start, end in hit.marks] == ["Äpfel", "große Birnen"]
@@ -41,7 +41,7 @@ def test_marks_stand_on_what_was_found(library: Library) -> None:
     assert len(hit.snippet) < 300
 
 
-def test_case_accents_and_scripts_without_spaces_make_no_difference(library: Library) -> None:
+def test_find_ignores_case_accents_and_missing_spaces(library: Library) -> None:
     name = keep(library, "x", "Élève naïve, Straße, ﬁne", "私は東京に住んでいます", "हिन्दी 한국어")
     for words in ("eleve", "NAÏVE", "strasse", "STRASSE", "fine"):
         assert found(library, words) == [(name, 1)], words
@@ -58,7 +58,7 @@ ODD = [
 ]  # fmt: skip
 
 
-def test_nothing_that_is_asked_is_a_fault_of_grammar(library: Library) -> None:
+def test_find_accepts_any_punctuation(library: Library) -> None:
     name = keep(library, "fox", "near fox 2 and not or words fox drop table nodes fox")
     for words in ODD:
         assert (name, 1) in found(library, words), words
@@ -67,7 +67,7 @@ def test_nothing_that_is_asked_is_a_fault_of_grammar(library: Library) -> None:
             library.find(words)
 
 
-def test_a_text_that_an_undo_brings_back_is_found_again(library: Library) -> None:
+def test_find_text_restored_by_undo(library: Library) -> None:
     lm = load("tiny")
     loom = Loom(lm, "x")
     loom.add("a fox")
@@ -82,7 +82,7 @@ def test_a_text_that_an_undo_brings_back_is_found_again(library: Library) -> Non
     lm.close()
 
 
-def test_what_is_removed_is_not_found_and_is_again_when_it_is_back(library: Library) -> None:
+def test_find_skips_removed_nodes_until_restored(library: Library) -> None:
     kept = library.create(Loom(None, "x"))
     kept.loom.add("unicorn")
     kept.commit("add")
@@ -98,7 +98,7 @@ def test_what_is_removed_is_not_found_and_is_again_when_it_is_back(library: Libr
     assert found(library, "unicorn") == [(kept.name, 1)]
 
 
-def test_a_text_too_long_for_any_index_is_kept_and_found_by_its_beginning(
+def test_find_in_long_text_searches_its_start(
     library: Library,
 ) -> None:
     text = " ".join(f"w{at}" for at in range(100_000))
@@ -110,7 +110,7 @@ def test_a_text_too_long_for_any_index_is_kept_and_found_by_its_beginning(
     assert library.open(one_word.name).loom.text == "y" * 1_500_000
 
 
-def test_what_a_chat_template_puts_around_a_prompt_is_neither_shown_nor_found(
+def test_find_ignores_the_chat_template(
     library: Library,
 ) -> None:
     with load("tiny") as tiny:

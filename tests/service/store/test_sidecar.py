@@ -54,7 +54,7 @@ def saved(tmp_path: Path) -> tuple[Path, list[list[int]], int]:
         return tmp_path / FILE, goes_on(loom), n_tokens
 
 
-def test_a_loom_opened_again_with_its_kv_prefills_nothing(saved, lm: LM) -> None:
+def test_open_with_kv_prefills_nothing(saved, lm: LM) -> None:
     file, expected, n_tokens = saved
     loom = Loom.open(file, lm)
     assert not loom.dropped
@@ -66,7 +66,7 @@ def test_a_loom_opened_again_with_its_kv_prefills_nothing(saved, lm: LM) -> None
 
 
 @pytest.mark.torch
-def test_bfloat16_of_another_engine_is_kept_bit_by_bit(tmp_path: Path) -> None:
+def test_bfloat16_kv_round_trips_exactly(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     options = {"engine": "torch", "dtype": "bfloat16"}
     with weft.load(shallow(), **options) as lm:
@@ -83,7 +83,7 @@ def test_bfloat16_of_another_engine_is_kept_bit_by_bit(tmp_path: Path) -> None:
         assert "bfloat16" in notice
 
 
-def test_without_it_the_same_is_computed(saved, lm: LM) -> None:
+def test_open_without_kv_computes_the_same(saved, lm: LM) -> None:
     file, expected, n_tokens = saved
     loom = Loom.open(file, lm, kv=False)
     assert lm.stats().kv_tokens == 0
@@ -91,7 +91,7 @@ def test_without_it_the_same_is_computed(saved, lm: LM) -> None:
     assert lm.stats().prefilled == n_tokens
 
 
-def test_what_was_edited_since_is_computed_and_the_rest_is_there(saved, lm: LM) -> None:
+def test_edited_nodes_are_recomputed_and_others_loaded(saved, lm: LM) -> None:
     file, _, n_tokens = saved
     with fresh() as other:
         loom = Loom.open(file, other)
@@ -147,7 +147,7 @@ def broken(data: bytes, how: str) -> bytes:
         "without blocks", "with wrong blocks", "in another dtype",
     ],
 )  # fmt: skip
-def test_a_file_that_is_wrong_is_a_notice_and_the_loom_opens(
+def test_wrong_kv_file_gives_notice(
     saved, lm: LM, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     file, expected, _ = saved
@@ -163,7 +163,7 @@ def test_a_file_that_is_wrong_is_a_notice_and_the_loom_opens(
     assert goes_on(loom) == expected
 
 
-def test_any_changed_byte_is_harmless(saved, lm: LM) -> None:
+def test_kv_file_with_changed_byte_is_ignored(saved, lm: LM) -> None:
     file, _, n_tokens = saved
     beside = sidecar.path_for(file)
     data, random_ = beside.read_bytes(), random.Random(1)
@@ -177,7 +177,7 @@ def test_any_changed_byte_is_harmless(saved, lm: LM) -> None:
     lm.clear_cache()
 
 
-def test_blocks_that_are_longer_than_their_paths_are_computed_again(saved, lm: LM) -> None:
+def test_blocks_longer_than_their_path_are_recomputed(saved, lm: LM) -> None:
     file, expected, _ = saved
     beside = sidecar.path_for(file)
     data = beside.read_bytes()
@@ -202,7 +202,7 @@ def fitting(loom: Loom, n_ctx: int) -> int:
     return sum(len(node.tokens) for node, depth in paths if depth <= n_ctx)
 
 
-def test_a_small_budget_takes_what_fits_and_evicts_nothing(saved) -> None:
+def test_small_kv_budget_loads_what_fits(saved) -> None:
     file, expected, n_tokens = saved
     per_token = 2048
     with fresh() as lm:
@@ -215,7 +215,7 @@ def test_a_small_budget_takes_what_fits_and_evicts_nothing(saved) -> None:
         assert goes_on(loom) == expected
 
 
-def test_a_shorter_context_and_a_hidden_engine_open_the_loom_all_the_same(saved, lm: LM) -> None:
+def test_open_with_short_context_or_hidden_kv(saved, lm: LM) -> None:
     file, _, _ = saved
     with fresh(n_ctx=11) as short:
         loom = Loom.open(file, short)
@@ -228,7 +228,7 @@ def test_a_shorter_context_and_a_hidden_engine_open_the_loom_all_the_same(saved,
     assert loom.children[0].next(1)
 
 
-def test_a_path_and_a_subtree_are_saved_alone(lm: LM, tmp_path: Path) -> None:
+def test_save_kv_of_path_and_subtree(lm: LM, tmp_path: Path) -> None:
     loom = grown(lm)
     node = loom.children[1]
     n_path = len(loom.tokens) + len(node.tokens)
@@ -241,7 +241,7 @@ def test_a_path_and_a_subtree_are_saved_alone(lm: LM, tmp_path: Path) -> None:
             assert other.stats().prefilled == 0
 
 
-def test_names_of_files(tmp_path: Path) -> None:
+def test_path_for_returns_sidecar_name(tmp_path: Path) -> None:
     for loom, kv in (
         ("a.loom.json", "a.kv.safetensors"),
         ("a.json", "a.kv.safetensors"),
@@ -251,7 +251,7 @@ def test_names_of_files(tmp_path: Path) -> None:
         assert sidecar.path_for(tmp_path / loom) == tmp_path / kv
 
 
-def test_what_cannot_be_saved_is_said_and_the_loom_is_there(lm: LM, tmp_path: Path) -> None:
+def test_unsupported_kv_save_keeps_the_loom_file(lm: LM, tmp_path: Path) -> None:
     loom = Loom(lm, [300, 301])
     sidecar.path_for(tmp_path / FILE).mkdir()
     with pytest.raises(StoreError, match="cannot write"):

@@ -63,9 +63,7 @@ def node(kept: StoredLoom, text: str) -> Heddle:
     return next(each for each in kept.loom.walk() if each.text == text)
 
 
-def test_what_is_opened_is_what_was_kept_to_the_bit(
-    library: Library, lm: weft.LM, tmp_path: Path
-) -> None:
+def test_open_returns_exactly_what_was_saved(library: Library, lm: weft.LM, tmp_path: Path) -> None:
     loom = Loom(lm, "Once upon a time")
     made = loom.grow(3, max_tokens=5, seed=1, stop="\n")
     made[1].grow(2, max_tokens=3, temperature=0.5, seed=2)
@@ -83,9 +81,7 @@ def test_what_is_opened_is_what_was_kept_to_the_bit(
     assert library.row(kept.name).model == "tiny"
 
 
-def test_every_change_of_a_face_is_kept_and_undone(
-    library: Library, lm: weft.LM, tmp_path: Path
-) -> None:
+def test_every_edit_is_committed_and_undone(library: Library, lm: weft.LM, tmp_path: Path) -> None:
     loom = Loom(lm, "Once upon a time")
     first, second, third = loom.grow(3, max_tokens=6, seed=1)
     kept = library.create(loom)
@@ -131,7 +127,7 @@ def test_every_change_of_a_face_is_kept_and_undone(
         kept.redo()
 
 
-def test_a_new_change_clears_what_could_be_redone(library: Library) -> None:
+def test_new_operation_clears_redo(library: Library) -> None:
     kept = story(library)
     node(kept, "b").remove()
     kept.commit("remove")
@@ -143,7 +139,7 @@ def test_a_new_change_clears_what_could_be_redone(library: Library) -> None:
     assert [each.state for each in kept.history()] == ["done", "dropped", "first"]
 
 
-def test_numbers_are_given_once_in_the_order_as_drawn(library: Library) -> None:
+def test_numbers_follow_drawing_order(library: Library) -> None:
     kept = story(library)
     assert [kept.number(each) for each in kept.loom.walk()] == [0, 1, 2, 3, 4]
     node(kept, "a").remove()
@@ -168,14 +164,14 @@ def test_numbers_are_given_once_in_the_order_as_drawn(library: Library) -> None:
     assert kept.number(node(kept, "c")) == 2
 
 
-def test_nothing_is_written_where_nothing_differs(library: Library) -> None:
+def test_commit_without_changes_writes_nothing(library: Library) -> None:
     kept = story(library)
     rev = kept.rev
     assert not kept.commit("edit")
     assert kept.rev == rev == library.row(kept.name).rev
 
 
-def test_two_holders_see_each_others_work(library: Library) -> None:
+def test_two_processes_merge_each_others_changes(library: Library) -> None:
     one = story(library)
     two = library.open(one.name)
     node(one, "b").add("from one")
@@ -190,7 +186,7 @@ def test_two_holders_see_each_others_work(library: Library) -> None:
 
 
 @pytest.mark.parametrize("who_first", ["remover", "grower"])
-def test_growth_outlives_a_removal_that_did_not_see_it(library: Library, who_first: str) -> None:
+def test_nodes_below_a_concurrent_removal_survive(library: Library, who_first: str) -> None:
     remover = story(library)
     grower = library.open(remover.name)
     node(remover, "a").remove()
@@ -207,7 +203,7 @@ def test_growth_outlives_a_removal_that_did_not_see_it(library: Library, who_fir
     assert grower.number(node(grower, "a")) == number
 
 
-def test_changes_of_different_things_of_a_node_both_stay(library: Library) -> None:
+def test_concurrent_changes_of_different_columns_merge(library: Library) -> None:
     one = story(library)
     two = library.open(one.name)
     node(one, "b").score = 1.0
@@ -221,7 +217,7 @@ def test_changes_of_different_things_of_a_node_both_stay(library: Library) -> No
         assert (found.score, found.meta, found.parent.text) == (1.0, {"x": 1}, "a")
 
 
-def test_moves_that_would_make_a_circle_leave_a_tree(library: Library) -> None:
+def test_concurrent_moves_into_a_cycle_leave_a_tree(library: Library) -> None:
     one = story(library)
     two = library.open(one.name)
     node(one, "a").add_child(node(one, "b"))
@@ -233,7 +229,7 @@ def test_moves_that_would_make_a_circle_leave_a_tree(library: Library) -> None:
     assert len(texts(one.loom)) == 5
 
 
-def test_bookmarks_are_kept_and_undone(library: Library) -> None:
+def test_bookmarks_are_saved_and_undone(library: Library) -> None:
     kept = story(library)
     kept.bookmark(node(kept, "c"), "the best")
     assert library.open(kept.name).bookmarks() == {2: "the best"}
@@ -243,7 +239,7 @@ def test_bookmarks_are_kept_and_undone(library: Library) -> None:
         kept.bookmark(node(kept, "c"), "\0")
 
 
-def test_the_operations_of_one_act_are_undone_together(library: Library) -> None:
+def test_operations_of_a_group_are_undone_together(library: Library) -> None:
     kept = library.create(Loom(None, "Once upon a time"))
 
     def there() -> str:
@@ -260,7 +256,7 @@ def test_the_operations_of_one_act_are_undone_together(library: Library) -> None
         assert there() == back
 
 
-def test_a_loom_that_grows_is_followed_token_by_token(
+def test_append_saves_tokens_while_a_loom_grows(
     library: Library, lm: weft.LM, tmp_path: Path
 ) -> None:
     kept = library.create(Loom(lm, "Once upon a time"))
@@ -276,9 +272,7 @@ def test_a_loom_that_grows_is_followed_token_by_token(
     assert kept.loom.children == []
 
 
-def test_a_followed_stream_is_durable_within_a_second_though_it_stalls(
-    library: Library, lm: weft.LM
-) -> None:
+def test_follow_saves_tokens_of_a_stalled_stream(library: Library, lm: weft.LM) -> None:
     kept = library.create(Loom(lm, "Once upon a time"))
 
     def stalling() -> Iterator[Delta]:
@@ -300,7 +294,7 @@ def test_a_followed_stream_is_durable_within_a_second_though_it_stalls(
     assert texts(library.open(kept.name, lm).loom) == texts(kept.loom)
 
 
-def test_a_followed_stream_that_is_left_keeps_what_came(library: Library, lm: weft.LM) -> None:
+def test_closed_follow_commits_partial_nodes(library: Library, lm: weft.LM) -> None:
     kept = library.create(Loom(lm, "Once upon a time"))
     for delta in kept.follow(kept.loom.stream(2, max_tokens=200, seed=1)):
         if len(delta.node.tokens) == 3:
@@ -312,7 +306,7 @@ def test_a_followed_stream_that_is_left_keeps_what_came(library: Library, lm: we
     assert not any(row.is_growing for row in kept.nodes())
 
 
-def test_lists_count_what_grows_once_it_has_a_token(library: Library, lm: weft.LM) -> None:
+def test_looms_count_nodes_in_progress_with_tokens(library: Library, lm: weft.LM) -> None:
     kept = library.create(Loom(lm, "Once upon a time"))
     other = library.create(Loom(lm, "Twice"))
 
@@ -337,7 +331,7 @@ def test_lists_count_what_grows_once_it_has_a_token(library: Library, lm: weft.L
     assert counted() == [3, 1]
 
 
-def test_legal_logmass_is_kept_with_its_tokens(library: Library, lm: weft.LM) -> None:
+def test_legal_logmass_is_saved(library: Library, lm: weft.LM) -> None:
     kept = library.create(Loom(lm, "Once upon a time"))
     (made,) = kept.loom.grow(n=1, max_tokens=8, constraint=Regex("[a-z ]{20}"), seed=1)
     kept.commit("grow")
@@ -350,7 +344,7 @@ def test_legal_logmass_is_kept_with_its_tokens(library: Library, lm: weft.LM) ->
     assert library.open(kept.name, lm).loom.children[0].legal_logmass == written
 
 
-def test_what_grew_when_the_holder_left_is_interrupted(library: Library, lm: weft.LM) -> None:
+def test_unfinished_nodes_of_closed_loom_are_interrupted(library: Library, lm: weft.LM) -> None:
     kept = library.create(Loom(lm, "Once upon a time"))
     came: dict[str, list[int]] = {}
     for delta in kept.loom.stream(2, max_tokens=40, seed=1):
@@ -368,7 +362,7 @@ def test_what_grew_when_the_holder_left_is_interrupted(library: Library, lm: wef
     ]
 
 
-def test_what_had_ended_when_the_holder_left_is_as_it_ended(library: Library, lm: weft.LM) -> None:
+def test_finished_nodes_of_closed_loom_keep_their_reason(library: Library, lm: weft.LM) -> None:
     """One ends by a stop string, one without a token, one not yet."""
     kept = library.create(Loom(lm, "Once upon a time"))
     params = SamplingParams.resolve({"n": 3, "seed": 1}, lm.defaults)
@@ -396,9 +390,7 @@ def test_what_had_ended_when_the_holder_left_is_as_it_ended(library: Library, lm
     ]
 
 
-def test_what_begins_at_once_is_numbered_in_order_by_as_few_statements(
-    library: Library, lm: weft.LM
-) -> None:
+def test_many_new_nodes_take_few_statements(library: Library, lm: weft.LM) -> None:
     kept = library.create(Loom(lm, "Once upon a time"))
     first = kept.loom.grow(1, max_tokens=1, seed=1)[0]
     n_statements = [0]
@@ -431,7 +423,7 @@ def test_what_begins_at_once_is_numbered_in_order_by_as_few_statements(
     kept.close()
 
 
-def test_a_removal_while_it_grows_does_not_lose_what_grew(library: Library, lm: weft.LM) -> None:
+def test_removal_during_growth_keeps_new_nodes(library: Library, lm: weft.LM) -> None:
     kept = library.create(Loom(lm, "Once upon a time"))
     top = kept.loom.grow(1, max_tokens=2, seed=1)[0]
     top.grow(2, max_tokens=2, seed=1)
@@ -450,7 +442,7 @@ def test_a_removal_while_it_grows_does_not_lose_what_grew(library: Library, lm: 
     assert [each.text for each in kept.loom.walk()][1:] == [top.text, delta.node.text]
 
 
-def test_what_is_anothers_is_left_to_its_own_commit(library: Library, lm: weft.LM) -> None:
+def test_leave_excludes_nodes_from_commit(library: Library, lm: weft.LM) -> None:
     kept = library.create(Loom(lm, "Once upon a time"))
     other = library.open(kept.name)
     grown = [delta.node for delta in kept.loom.stream(2, max_tokens=3, seed=1)]
@@ -475,7 +467,7 @@ def test_what_is_anothers_is_left_to_its_own_commit(library: Library, lm: weft.L
     assert log[0].model  # the loom's: something of it was grown
 
 
-def test_an_act_that_goes_on_is_not_undone(library: Library) -> None:
+def test_undo_of_running_group_raises_conflict(library: Library) -> None:
     kept = story(library)
     kept.loom.add("x")
     kept.commit("run", act="a1")
@@ -484,7 +476,7 @@ def test_an_act_that_goes_on_is_not_undone(library: Library) -> None:
     assert kept.undo(running={"a2"}).removed
 
 
-def test_an_act_of_a_process_goes_on_until_it_has_let_go(library: Library) -> None:
+def test_undo_of_other_process_group_waits_for_its_close(library: Library) -> None:
     """For everybody but itself; its name tells whose it is."""
     name = story(library).name
     with Library(library.database.name) as elsewhere:
@@ -501,7 +493,7 @@ def test_an_act_of_a_process_goes_on_until_it_has_let_go(library: Library) -> No
     assert len(ours.undo().removed) == 2
 
 
-def test_what_an_undo_takes_in_first_is_told(library: Library) -> None:
+def test_undo_reports_changes_merged_first(library: Library) -> None:
     kept, other = (made := story(library)), library.open(made.name)
     other.loom.add("theirs")
     other.commit("add")
@@ -512,9 +504,7 @@ def test_what_an_undo_takes_in_first_is_told(library: Library) -> None:
     assert len(change.removed) == 1
 
 
-def test_a_prompt_asked_anew_is_shared_and_undone_and_never_put_back_by_others(
-    library: Library, lm: weft.LM
-) -> None:
+def test_changed_prompt_is_merged_and_undone(library: Library, lm: weft.LM) -> None:
     kept = library.create(Loom(lm, "One thing"))
     other = library.open(kept.name, lm)
     kept.loom.tokens, kept.loom.user_prompt = Loom(lm, "Another").tokens, "Another"
@@ -538,7 +528,7 @@ def test_a_prompt_asked_anew_is_shared_and_undone_and_never_put_back_by_others(
     assert kept.loom.user_prompt == "Another"
 
 
-def test_a_meta_that_cannot_be_kept_is_put_back(library: Library, lm: weft.LM) -> None:
+def test_revert_restores_unsavable_meta(library: Library, lm: weft.LM) -> None:
     kept = library.create(Loom(lm, "One thing"))
     kept.loom.meta["x"] = float("nan")
     with pytest.raises(ConfigError, match="meta"):
@@ -549,7 +539,7 @@ def test_a_meta_that_cannot_be_kept_is_put_back(library: Library, lm: weft.LM) -
     assert not kept.commit("edit")
 
 
-def test_the_way_to_what_is_done_again_comes_back(library: Library) -> None:
+def test_redo_restores_ancestors(library: Library) -> None:
     """Its parent was removed by somebody else since it was undone."""
     kept = story(library)
     node(kept, "d").add("e")
@@ -574,7 +564,7 @@ def test_the_way_to_what_is_done_again_comes_back(library: Library) -> None:
     assert library.row(kept.name).n_nodes == 6
 
 
-def test_what_another_has_put_below_in_the_moment_of_an_undo_stays_with_its_way(
+def test_undo_keeps_nodes_added_concurrently_below(
     library: Library,
 ) -> None:
     kept = story(library)
@@ -600,7 +590,7 @@ def operation_of(kept: StoredLoom, text: str) -> int:
     return kept.history(1)[0].key
 
 
-def test_sampling_parameters_that_are_gone_are_told(tmp_path: Path, lm: weft.LM) -> None:
+def test_missing_sampling_parameters_raise(tmp_path: Path, lm: weft.LM) -> None:
     file = tmp_path / "weft.db"
     with Library(f"sqlite:///{file}") as library:
         kept = library.create(Loom(lm, "Once upon a time"))
@@ -627,9 +617,7 @@ def test_sampling_parameters_that_are_gone_are_told(tmp_path: Path, lm: weft.LM)
         "nodes SET tokens = x'00ff'",
     ],
 )
-def test_a_column_that_holds_something_else_is_told(
-    tmp_path: Path, lm: weft.LM, change: str
-) -> None:
+def test_invalid_column_raises_store_error(tmp_path: Path, lm: weft.LM, change: str) -> None:
     file = tmp_path / "weft.db"
     with Library(f"sqlite:///{file}") as library:
         kept = library.create(Loom(lm, "Once upon a time"))

@@ -54,7 +54,7 @@ def everything(loom: Loom) -> list[tuple[object, ...]]:
     ]
 
 
-def test_a_loom_comes_back_whole_with_and_without_its_model(
+def test_open_with_and_without_model_restores_the_loom(
     lm: weft.LM, saved: tuple[Loom, Path]
 ) -> None:
     loom, path = saved
@@ -66,9 +66,7 @@ def test_a_loom_comes_back_whole_with_and_without_its_model(
         assert str(opened) == str(loom)
 
 
-def test_an_opened_loom_is_never_templated_again_and_grows_on(
-    lm: weft.LM, saved: tuple[Loom, Path]
-) -> None:
+def test_opened_loom_grows_without_templating_again(lm: weft.LM, saved: tuple[Loom, Path]) -> None:
     loom, path = saved
     opened = Loom.open(path, lm)
     assert opened.tokens == loom.tokens
@@ -77,7 +75,7 @@ def test_an_opened_loom_is_never_templated_again_and_grows_on(
     assert opened.children[0].next(3) == loom.children[0].next(3)
 
 
-def test_saving_twice_gives_the_same_bytes(lm: weft.LM, saved: tuple[Loom, Path]) -> None:
+def test_save_twice_gives_identical_bytes(lm: weft.LM, saved: tuple[Loom, Path]) -> None:
     loom, path = saved
     loom.save(path.with_name("again"))
     Loom.open(path, lm).save(path.with_name("opened"))
@@ -85,7 +83,9 @@ def test_saving_twice_gives_the_same_bytes(lm: weft.LM, saved: tuple[Loom, Path]
     assert path.read_bytes() == path.with_name("opened").read_bytes()
 
 
-def test_another_model_is_refused_unless_forced(lm: weft.LM, saved: tuple[Loom, Path]) -> None:
+def test_open_with_another_model_raises_unless_forced(
+    lm: weft.LM, saved: tuple[Loom, Path]
+) -> None:
     loom, path = saved
     data = json.loads(path.read_text(encoding="utf-8"))
     data["model"]["fingerprint"] = "another"
@@ -99,7 +99,7 @@ def test_another_model_is_refused_unless_forced(lm: weft.LM, saved: tuple[Loom, 
         Loom.open(path, lm, force=True)
 
 
-def test_without_a_model_growing_raises_and_saving_works(saved: tuple[Loom, Path]) -> None:
+def test_loom_without_model_saves_but_cannot_grow(saved: tuple[Loom, Path]) -> None:
     _, path = saved
     opened = Loom.open(path)
     with pytest.raises(ConfigError, match="without a model"):
