@@ -59,7 +59,7 @@ class Session:
         self.template_kwargs = dict(template_kwargs or {})
         if lm.text.chat_template is None:
             raise ConfigError("this model has no chat template, so a session cannot write turns")
-        lm.text.check_chat_options(self._variables())
+        lm.text.check_chat_options(self._template_variables())
         self._first = () if system is None else ({"role": "system", "content": system},)
         self._turns: WeakKeyDictionary[Branch, _SessionTurn] = WeakKeyDictionary()
         self._trunk = Branch.create(lm, **options)
@@ -166,7 +166,7 @@ class Session:
         turn = self._turn_of(trunk)
         if turn is None and not trunk.position:
             messages: list[Message] = [*self._first, message]
-            ids = self.lm.text.encode_chat(messages, **self._variables())
+            ids = self.lm.text.encode_chat(messages, **self._template_variables())
         else:
             history = None if turn is None else self._with_answer(turn)
             messages = [*(self._first if history is None else history), message]
@@ -192,7 +192,7 @@ class Session:
     def _encode_text(self, content: str) -> list[int]:
         return self.lm.text.continuation(content) if content else []
 
-    def _variables(self) -> dict[str, Any]:
+    def _template_variables(self) -> dict[str, Any]:
         given = {} if self.tools is None else {"tools": self.tools}
         return {**self.template_kwargs, **given}
 

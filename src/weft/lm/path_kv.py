@@ -290,7 +290,7 @@ class PathKV:
         if not all(0 <= token < info.n_vocab for token in saved.token_ids):
             raise FormatError("it holds token ids that its model does not have; save it again")
         place = self._lm.place(saved.token_ids, namespace=saved.namespace)
-        return self._put(place, saved.arrays)
+        return self._insert_or_compute(place, saved.arrays)
 
     def export(self, path: Path, *, start: int = 0) -> dict[str, Any]:
         """Return the KV of a full path on the host; compute missing KV.
@@ -322,7 +322,7 @@ class PathKV:
 
         Raises: KVFull if it does not fit, even alone; ConfigError if the lengths differ.
         """
-        return self._put(self._lm.place(ids, namespace=adapter), arrays)
+        return self._insert_or_compute(self._lm.place(ids, namespace=adapter), arrays)
 
     def try_fill(self, path: Path, arrays: Mapping[str, Any], *, start: int) -> bool:
         """Insert KV of a path's slots from `start` on; return False if that is impossible now.
@@ -416,7 +416,7 @@ class PathKV:
         await self._lm.adrive(tickets)
         tickets[0].result()
 
-    def _put(self, place: Place, arrays: Mapping[str, Any]) -> Place:
+    def _insert_or_compute(self, place: Place, arrays: Mapping[str, Any]) -> Place:
         slice_exported(arrays, 0, place.depth)
         if not self._lm.driver.exclusive(lambda: self._insert(place, arrays)):
             self._compute(place)

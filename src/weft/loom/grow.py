@@ -304,7 +304,7 @@ class Growth:
         self._tickets: list[Ticket] = []
         self._channel = Channel() if streamed else None
         self._failed: list[ConstraintError] = []
-        self._over: asyncio.Future[None] | None = None
+        self._done: asyncio.Future[None] | None = None
         self.reason: FinishReason = "cancelled"  # of branches that have not ended when it closes
 
     def add(self, node: Heddle, params: SamplingParams, *, first: int = 0) -> list[PendingBranch]:
@@ -471,16 +471,16 @@ class Growth:
             self.abandon(self.reason)
         self._raise_errors()
 
-    def over(self) -> asyncio.Future[None]:
+    def when_done(self) -> asyncio.Future[None]:
         """Return a future of the running loop that is set when all runs have ended.
 
         Call it after `anews` has started.
 
         A caller that collects events of several steps stops waiting when it is set.
         """
-        if self._over is None:
-            self._over = self.lm.when_done(self._tickets)
-        return self._over
+        if self._done is None:
+            self._done = self.lm.when_done(self._tickets)
+        return self._done
 
     @deferred_interrupt()
     def abandon(self, reason: FinishReason) -> None:

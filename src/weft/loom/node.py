@@ -557,13 +557,13 @@ def clip_tokens(node: HeddleState, limit: int) -> None:
     if keep:
         node._binding.text_lm()
     drop_children(node)
-    _cut(node, keep)
+    _truncate(node, keep)
     if not keep:
         node._text = ""
     clear_end(node)
 
 
-def _cut(node: HeddleState, keep: int) -> None:
+def _truncate(node: HeddleState, keep: int) -> None:
     if node._place is not None:
         node._place = node._place.at(node._place.depth - len(node._tokens) + keep)
     for values in (node._tokens, node.logprobs, node.entropies, node.legal_logmass):
@@ -624,7 +624,7 @@ def split_node(node: HeddleState, at: int) -> Heddle:
     for child in moved:
         child._parent = lower
     node._children = [lower]
-    _cut(node, cut)
+    _truncate(node, cut)
     clear_end(node)
     return lower
 

@@ -63,7 +63,7 @@ def _tree(root: Heddle, limit: int, marked: frozenset[int]) -> Iterator[str]:
             yield "</li>" if not entry.is_root else ""
             continue
         is_root = entry.nodes[0] is root
-        yield "" if is_root else f'<li style="{_item(entry, marked)}">'
+        yield "" if is_root else f'<li style="{_item_style(entry, marked)}">'
         for node in entry.nodes:
             yield _node(node)
         if entry.n_hidden:
@@ -74,7 +74,7 @@ def _tree(root: Heddle, limit: int, marked: frozenset[int]) -> Iterator[str]:
     yield "</div>"
 
 
-def _item(each: Chain, marked: frozenset[int]) -> str:
+def _item_style(each: Chain, marked: frozenset[int]) -> str:
     return (
         _ITEM.replace("128,128,128,.35", "20,150,135,.9") if id(each.nodes[-1]) in marked else _ITEM
     )

@@ -151,7 +151,7 @@ class GrowthTask:
                     await self._flush_ended()
                     if is_over is not None and is_over():
                         self.cancel()
-                    await self.live.ticker.wait(self.growth.over())
+                    await self.live.ticker.wait(self.growth.when_done())
         finally:
             self._flushed.clear()  # retry branches whose write failed
             try:

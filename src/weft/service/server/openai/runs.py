@@ -263,7 +263,7 @@ class Runs:
                     if changed:
                         yield changed
                     # Events that arrive meanwhile are queued and read together.
-                    await self._pulse.wait(self._growth.over())
+                    await self._pulse.wait(self._growth.when_done())
         finally:
             if self.kept is not None:
                 await self.kept.end()
