@@ -27,7 +27,7 @@ JobEnd = Callable[[BaseException | None], object]
 class ServerJob:
     """A job: a growth, a search or a load of a model.
 
-    `events` is its event log. `branches` are its growth tasks so far. `notify` is called with each
+    `events` is its event log. `growth_tasks` are its growths so far. `notify` is called with each
     event and the job's id.
     """
 
@@ -48,7 +48,7 @@ class ServerJob:
         self.created = time.time()
         self.ended: float | None = None
         self.status: Status = "running"
-        self.branches: list[GrowthTask] = []
+        self.growth_tasks: list[GrowthTask] = []
         self.progress: Json = {}
         self.usage: TokenUsage | None = None
         self.result: Json | None = None
@@ -66,13 +66,13 @@ class ServerJob:
     @property
     def first_branch(self) -> int:
         """The index of the next growth task's first branch."""
-        return sum(len(each.growth.branches) for each in self.branches)
+        return sum(len(each.growth.branches) for each in self.growth_tasks)
 
-    def add_growth(self, branches: GrowthTask) -> None:
+    def add_growth(self, task: GrowthTask) -> None:
         """Add a growth task and publish its nodes."""
-        self.branches.append(branches)
+        self.growth_tasks.append(task)
         job = {"job": self.id, "loom": self.loom, "model": self.model}
-        self.events.put("job", {**job, "branches": branches.to_dicts()})
+        self.events.put("job", {**job, "branches": task.to_dicts()})
 
     def start(self, work: Coroutine[Any, Any, None], end: JobEnd) -> None:
         """Start the work. `end` is called when the job is over, with the error if it failed."""
@@ -102,7 +102,7 @@ class ServerJob:
             self.events.put("done", done)
             self.events.end()
             self.events.also = None  # the job may outlive its open loom
-            self.branches = []
+            self.growth_tasks = []
             self.done.set()
             end(self.error if self.status in ("ok", "failed") else Cancelled(self.status))
 
@@ -124,7 +124,7 @@ class ServerJob:
         if self._task is None or self._task.done():
             return
         self._reason = reason
-        for growth in self.branches:
+        for growth in self.growth_tasks:
             growth.cancel(branches, reason)
         # A growth ends through its branches; the task of a search or a load is cancelled.
         if branches is None and self.kind != "grow" and not self._is_cancelled:
@@ -136,7 +136,7 @@ class ServerJob:
 
     def _branch_dicts(self) -> list[Json]:
         return [
-            data for growth in self.branches for data in growth.to_dicts()
+            data for growth in self.growth_tasks for data in growth.to_dicts()
         ] or self._ended_branches
 
     def error_object(self) -> Json | None:
@@ -145,7 +145,7 @@ class ServerJob:
     def snapshot(self) -> Json:
         """Return the job with the full text of its growing branches."""
         data = self.to_object(full=True).model_dump(mode="json")
-        data["texts"] = [text for growth in self.branches for text in growth.texts()]
+        data["texts"] = [text for growth in self.growth_tasks for text in growth.texts()]
         return data
 
     def to_object(self, *, full: bool = False) -> JobObject:

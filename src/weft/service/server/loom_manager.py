@@ -178,8 +178,8 @@ class LoomManager:
         live = self._live.pop(loom_id, None)
         if live is None:
             return
-        for branches in list(live.growing):
-            branches.cancel()
+        for task in list(live.growing):
+            task.cancel()
         live.pins.clear()
         live.events.put("removed", {"loom": loom_id})
         live.events.end()

@@ -371,7 +371,7 @@ async def ramify(body: RamifyRequest, service: ServiceDep) -> Response | Json:
         job, _ = await start_growth(
             service, loom, body.grow_fields(), lambda live: [live.node(number)], ACTOR
         )
-        children = [pending.child for each in job.branches for pending in each.growth.branches]
+        children = [pending.child for each in job.growth_tasks for pending in each.growth.branches]
     if body.stream:
         lines = _stream_lines(service, job, loom, children, n_prompt)
         return StreamingResponse(lines, media_type="application/json")

@@ -242,12 +242,12 @@ class OpenLoom:
             raise
         self._uncommitted = None
 
-    async def commit_growth(self, branches: GrowthTask) -> None:
+    async def commit_growth(self, task: GrowthTask) -> None:
         """Commit an ended growth task, coalesced with other tasks of the same author.
 
         The caller must not hold the lock. Raises: StoreError.
         """
-        await self._committing.do(branches)
+        await self._committing.do(task)
 
     async def _commit_growth(self, tasks: list[GrowthTask]) -> None:
         for author in dict.fromkeys(each.author.alone for each in tasks):
@@ -273,8 +273,8 @@ class OpenLoom:
     def _interrupt_growth(self) -> None:
         """Interrupt all growth: another server has taken over the loom."""
         self.is_stale = True
-        for branches in list(self.growing):
-            branches.cancel(reason="interrupted")
+        for task in list(self.growing):
+            task.cancel(reason="interrupted")
 
     def publish(self, change: Change) -> None:
         """Record which nodes a change touched, and publish the change."""
@@ -354,8 +354,8 @@ class OpenLoom:
     def node(self, given: str | int) -> Heddle:
         """Return a node by number or id, including growing ones. Raises: NotFound."""
         name, numbers = str(given), self.kept.numbers()
-        for branches in self.growing:
-            for child in branches.uncommitted:
+        for task in self.growing:
+            for child in task.uncommitted:
                 matches = child.id == name or str(numbers.get(child.id)) == name
                 if matches and is_below(child, self.kept.loom):
                     return child
@@ -375,7 +375,7 @@ class OpenLoom:
 
     def is_growing(self, node: Heddle) -> bool:
         """True if tokens are being added to this node itself."""
-        return any(node in branches.nodes for branches in self.growing)
+        return any(node in task.nodes for task in self.growing)
 
     def check_not_growing(self, node: Heddle) -> None:
         """Raise Conflict if the node itself is growing, as its end is still unknown."""
@@ -384,8 +384,8 @@ class OpenLoom:
 
     def check_nothing_grows(self, node: Heddle) -> None:
         """Raise Conflict if the node is growing, or children are growing from it."""
-        for branches in self.growing:
-            if node in branches.nodes or any(node is each for each in branches.parents):
+        for task in self.growing:
+            if node in task.nodes or any(node is each for each in task.parents):
                 raise Conflict(
                     f"node {self.number(node)} is being grown",
                     rev=self.kept.rev,
@@ -394,41 +394,41 @@ class OpenLoom:
 
     def drop_growing(self, top: Heddle) -> None:
         """Cancel growth below a node that is about to be removed, and discard its tokens."""
-        for branches in self.growing:
-            branches.drop_below(top)
+        for task in self.growing:
+            task.drop_below(top)
 
     def cancel_node(self, node: Heddle) -> None:
         """Cancel one growing node and discard its tokens."""
-        for branches in self.growing:
-            branches.drop([node])
+        for task in self.growing:
+            task.drop([node])
 
     def children_of(self, node: Heddle) -> list[Heddle]:
         """Return a node's children, including growing ones."""
         children = list(node.children)
-        for branches in self.growing:
-            branches.insert_growing(node, children)
+        for task in self.growing:
+            task.insert_growing(node, children)
         return children
 
     # Growing
 
-    def register_growth(self, branches: GrowthTask) -> None:
+    def register_growth(self, task: GrowthTask) -> None:
         """Register a growth task, and start writing its tokens to the database."""
-        self.growing.append(branches)
+        self.growing.append(task)
         self._start_flushing()
 
     def _start_flushing(self) -> None:
         if self._flusher is None:
             self._flusher = asyncio.create_task(self._flush_loop())
 
-    async def number_new(self, branches: GrowthTask) -> None:
+    async def number_new(self, task: GrowthTask) -> None:
         """Assign numbers to the nodes of a growth task; concurrent calls share one write.
 
         The caller must not hold the lock. Raises: StoreError; Conflict if a parent was removed
         meanwhile, and then nothing grows.
         """
         try:
-            await self._numbering.do(branches)
-            if branches.parent_removed:
+            await self._numbering.do(task)
+            if task.parent_removed:
                 raise Conflict(
                     "the node to grow from was removed meanwhile",
                     rev=self.kept.rev,
@@ -436,7 +436,7 @@ class OpenLoom:
                     hint="undo or redo restores it",
                 )
         except BaseException:
-            branches.growth.abandon("cancelled")
+            task.growth.abandon("cancelled")
             raise
 
     async def _number_nodes(self, tasks: list[GrowthTask]) -> None:
@@ -445,10 +445,10 @@ class OpenLoom:
         nodes = [node for task in tasks if not task.parent_removed for node in task.nodes]
         await self.call(partial(self.kept.append, nodes))
 
-    def unregister_growth(self, branches: GrowthTask) -> None:
+    def unregister_growth(self, task: GrowthTask) -> None:
         """Unregister a growth task after its commit."""
-        self.growing.remove(branches)
-        branches.is_over = True
+        self.growing.remove(task)
+        task.is_over = True
         self.used = time.monotonic()
 
     async def _flush_loop(self) -> None:

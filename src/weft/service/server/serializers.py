@@ -122,8 +122,8 @@ def to_node_object(live: OpenLoom, node: Heddle, **more: Any) -> NodeObject:
 def count_below(live: OpenLoom, node: Heddle) -> int:
     """Return the number of descendants of a node, including growing ones."""
     count = node.count_children() - 1
-    for branches in live.growing:
-        count += branches.count_below(node)
+    for task in live.growing:
+        count += task.count_below(node)
     return count
 
 
@@ -131,8 +131,8 @@ def subtree_sizes(live: OpenLoom) -> dict[str, int]:
     """Return the number of descendants of each node, by id. Cost: O(nodes)."""
     order = list(preorder(live.kept.loom))
     sizes = dict.fromkeys((node.id for node in order), 0)
-    for branches in live.growing:
-        for child in branches.nodes:
+    for task in live.growing:
+        for child in task.nodes:
             if child.parent is not None and child.parent.id in sizes:
                 sizes[child.parent.id] += 1
     for node in reversed(order):

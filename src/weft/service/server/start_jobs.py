@@ -73,18 +73,18 @@ async def start_growth(
             if len(nodes) == 1 and not request.force:
                 check_not_terminal(nodes[0], '"force": true')
             check_context_room(lm, nodes)
-            branches = await plan_growth(
+            task = await plan_growth(
                 live, job, nodes, params, actor, force=request.force, first=request.first_branch
             )
-        stack.callback(live.unregister_growth, branches)
-        await live.number_new(branches)
+        stack.callback(live.unregister_growth, task)
+        await live.number_new(task)
         stack.callback(live.jobs.remove, job)
         live.jobs.append(job)
-        job.add_growth(branches)
-        skipped = [live.number(node) for node in branches.growth.skipped]
-        job.seed = branches.growth.branches[0].child.params.seed  # type: ignore[union-attr]
+        job.add_growth(task)
+        skipped = [live.number(node) for node in task.growth.skipped]
+        job.seed = task.growth.branches[0].child.params.seed  # type: ignore[union-attr]
         service.jobs.add(job)
-        job.start(_grow_to_end(service, live, job, branches), exit_callback(stack.pop_all()))
+        job.start(_grow_to_end(service, live, job, task), exit_callback(stack.pop_all()))
     return job, skipped
 
 
@@ -130,9 +130,9 @@ async def plan_growth(
     if not growth.branches:
         raise _all_ended_error()
     author = Attribution(job.kind, actor, job.id, job.model)
-    branches = GrowthTask(live, growth, job.events, author, job.first_branch)
-    live.register_growth(branches)
-    return branches
+    task = GrowthTask(live, growth, job.events, author, job.first_branch)
+    live.register_growth(task)
+    return task
 
 
 def _all_ended_error() -> Terminal:
@@ -142,28 +142,26 @@ def _all_ended_error() -> Terminal:
     )
 
 
-async def _grow_to_end(
-    service: Service, live: OpenLoom, job: ServerJob, branches: GrowthTask
-) -> None:
+async def _grow_to_end(service: Service, live: OpenLoom, job: ServerJob, task: GrowthTask) -> None:
     try:
-        await branches.run()
+        await task.run()
     finally:
         job.usage = usage_of(job)
-        await live.commit_growth(branches)
-        service.metrics.observe_first(job.model, branches.first_token_s)
+        await live.commit_growth(task)
+        service.metrics.observe_first(job.model, task.first_token_s)
 
 
 def usage_of(job: ServerJob) -> TokenUsage:
     """Return a job's token counts. A prompt shared by branches counts once."""
     prompts: dict[str, int] = {}
     cached: dict[str, int] = {}
-    for branches in job.branches:
-        for pending in branches.growth.branches:
+    for task in job.growth_tasks:
+        for pending in task.growth.branches:
             prompts[pending.parent.id] = pending.origin.depth
             reused = None if pending.ticket is None else pending.ticket.reused
             if reused is not None:  # only the first branch of a prompt computes it
                 cached[pending.parent.id] = min(reused, cached.get(pending.parent.id, reused))
-    written = sum(task.n_tokens for task in job.branches)
+    written = sum(task.n_tokens for task in job.growth_tasks)
     return TokenUsage(
         prompt_tokens=sum(prompts.values()),
         completion_tokens=written,
@@ -299,8 +297,8 @@ class SearchTask:
         self._release_growth()
 
     def _release_growth(self) -> None:
-        for branches in self._grown:
-            self.live.unregister_growth(branches)
+        for task in self._grown:
+            self.live.unregister_growth(task)
         self._grown = []
 
     async def _run_other(self, work: Any) -> Any:
@@ -321,12 +319,12 @@ class SearchTask:
         async with live.lock:
             if all(node.terminal for node in rows):
                 return []
-            branches = await plan_growth(live, self.job, rows, params, actor)
-            self._grown.append(branches)
-        await live.number_new(branches)
-        self.job.add_growth(branches)
-        await branches.run(work.is_over)
-        return [pending.child for pending in branches.growth.branches if pending.attached]
+            task = await plan_growth(live, self.job, rows, params, actor)
+            self._grown.append(task)
+        await live.number_new(task)
+        self.job.add_growth(task)
+        await task.run(work.is_over)
+        return [pending.child for pending in task.growth.branches if pending.attached]
 
     def _check_not_removed(self, nodes: Sequence[Heddle]) -> None:
         """Raise Conflict if nodes were removed, as nothing below them could be saved."""

@@ -36,18 +36,18 @@ class SavedCompletion:
         self.live = live
         self.node = node
         self._service = service
-        self._branches: GrowthTask | None = None
+        self._task: GrowthTask | None = None
 
     async def begin(self, growth: Growth) -> None:
         """Assign numbers to the choices before they grow. The caller holds the loom's lock."""
-        branches = GrowthTask(self.live, growth, EventLog(dict), Attribution("grow", ACTOR))
-        self.live.register_growth(branches)
-        self._branches = branches
+        task = GrowthTask(self.live, growth, EventLog(dict), Attribution("grow", ACTOR))
+        self.live.register_growth(task)
+        self._task = task
         try:
-            await self.live.call(lambda: self.live.kept.append(branches.nodes))
+            await self.live.call(lambda: self.live.kept.append(task.nodes))
         except BaseException:
             growth.abandon("cancelled")
-            self.live.unregister_growth(branches)
+            self.live.unregister_growth(task)
             raise
 
     async def end(self) -> None:
@@ -60,17 +60,17 @@ class SavedCompletion:
 
     def release(self) -> asyncio.Task[None] | None:
         """Start the commit; None if it has started already, or there is nothing to commit."""
-        branches, self._branches = self._branches, None
-        return None if branches is None else self._service.spawn(self._commit(branches))
+        task, self._task = self._task, None
+        return None if task is None else self._service.spawn(self._commit(task))
 
-    async def _commit(self, branches: GrowthTask) -> None:
+    async def _commit(self, task: GrowthTask) -> None:
         live = self.live
         async with live.lock:
-            branches.growth.abandon("cancelled")
+            task.growth.abandon("cancelled")
             try:
-                await live.commit(branches.author, [branches])
+                await live.commit(task.author, [task])
             finally:
-                live.unregister_growth(branches)
+                live.unregister_growth(task)
 
     def to_dict(self, nodes: Sequence[Heddle]) -> Json:
         """Return the loom, the parent, and the numbers of the choices' nodes."""

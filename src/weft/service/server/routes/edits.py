@@ -130,8 +130,8 @@ def _apply_edit(node: Heddle, body: EditNode) -> None:
 
 
 def _check_nothing_grows_below(live: OpenLoom, top: Heddle) -> None:
-    for branches in live.growing:
-        for parent in branches.parents:
+    for task in live.growing:
+        for parent in task.parents:
             if is_below(parent, top):
                 live.check_nothing_grows(parent)
 

@@ -101,8 +101,8 @@ async def forget_kv(loom: LoomName, body: ForgetKv, service: ServiceDep) -> Resp
 
     def forget(lm: LM) -> LoomKv:
         kept = set() if body.keep is None else {step.id for step in live.node(body.keep).path}
-        for branches in live.growing:
-            kept |= {step.id for node in branches.nodes for step in node.path}
+        for task in live.growing:
+            kept |= {step.id for node in task.nodes for step in node.path}
         for node in reversed(list(preorder(live.kept.loom))):  # leaves first
             if node.id not in kept:
                 lm.kv.trim(node, 0 if node.parent is None else node.parent.place.depth)

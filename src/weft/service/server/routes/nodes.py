@@ -137,7 +137,7 @@ def _node_page(
     if changes is not None:
         changed, removed_since = changes
         removed = removed_since if after is None else []
-        growing = {node.id for branches in live.growing for node in branches.nodes}
+        growing = {node.id for task in live.growing for node in task.nodes}
         nodes = [node for node in nodes if node.id in changed or node.id in growing]
     if only_numbers is not None:
         numbers = set(only_numbers)
