@@ -48,9 +48,7 @@ def model(id: str) -> ApiCall[_models.ModelObject]:
 
 
 def load_model(source: str, **options: Any) -> ApiCall[_jobs.JobReply]:
-    """Start to load a model, as a job; wait=True returns when it is loaded. options: of
-    `LoadModel`.
-    """
+    """Start to load a model, as a job; wait=True returns at its end. options: of `LoadModel`."""
     return _post(
         "/models", _build_request(_models.LoadModel, source=source, **options), _jobs.JobReply
     )
@@ -265,9 +263,7 @@ def add(loom: str, parent: Node = 0, **options: Any) -> ApiCall[_nodes.Changed]:
 def edit(
     loom: str, node: Node, *, rev: int | None = None, **changes: Any
 ) -> ApiCall[_nodes.Changed]:
-    """Change a node. changes: of `EditNode`. rev: the last revision you have read; Conflict if
-    newer.
-    """
+    """Change a node. changes: of `EditNode`. rev: the last one you have read; Conflict if newer."""
     return _patch(
         _node_path(loom, node), _build_request(_nodes.EditNode, **changes), _nodes.Changed, rev=rev
     )

@@ -92,9 +92,7 @@ def _key_of_loom(given: str) -> RoutingKey:
 
 
 def repeated_key(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """Return a key from the Idempotency-Key, so that a repeated request finds its first
-    response.
-    """
+    """Return a key from the Idempotency-Key, to route a repeated request to its first response."""
     value = next((header for name, header in headers if name == b"idempotency-key"), b"")
     return hashlib.sha256(value).hexdigest()[:32] if value else ""
 

@@ -159,8 +159,7 @@ def _add_copy(parent: Heddle, node: Heddle) -> Heddle:
 
 
 def loom_below(node: Heddle) -> Loom:
-    """Return a new loom: the path to a node becomes the prompt, and the node's descendants are
-    copied.
+    """Return a new loom with the path to a node as its prompt and copies of its descendants.
 
     The model need not be loaded.
     """

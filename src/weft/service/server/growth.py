@@ -91,9 +91,7 @@ class GrowthTask:
         return [pending.parent for pending in self.growth.branches if not pending.over]
 
     def insert_growing(self, node: Heddle, children: list[Heddle]) -> None:
-        """Insert the children that grow from a node into its list of children, at their final
-        places.
-        """
+        """Insert the growing children of a node into its list of children, in their final order."""
         later: Heddle | None = None  # the next sibling of the same call
         for pending in reversed(self.growth.branches):
             if pending.parent is not node:

@@ -215,9 +215,7 @@ def key_of(scope: Scope) -> bytes | None:
 
 
 def add_idempotency_header(schema: dict[str, Any]) -> None:
-    """Document the header on every route of an OpenAPI schema that takes it. Modifies the
-    schema.
-    """
+    """Add the header to the routes of an OpenAPI schema that support it. Modifies the schema."""
     header = {
         "name": HEADER,
         "in": "header",

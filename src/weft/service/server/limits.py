@@ -23,9 +23,7 @@ _LINGER_S = 2.0
 
 
 class MaxBodySizeMiddleware:
-    """Rejects a body that is too large: by its Content-Length, or as soon as it exceeds the
-    limit.
-    """
+    """Rejects too large bodies, by Content-Length or when the limit is exceeded."""
 
     def __init__(self, app: App, limits: ServerLimits) -> None:
         self.app = app

@@ -94,8 +94,9 @@ class ServedModel:
             self.used = time.monotonic()
 
     def ready(self) -> LM:
-        """Return the LM. Raises: RequestError while it loads; NotFound or the load error if it
-        failed.
+        """Return the LM.
+
+        Raises: RequestError while it loads; NotFound or the load error if it failed.
         """
         if self.lm is not None:
             return self.lm
@@ -148,8 +149,9 @@ class ModelRegistry:
         return all(model.state == "failed" for model in self)
 
     def get(self, name: str | None = None) -> ServedModel:
-        """Return a model; None is the default one. Raises: NotFound, which lists the loaded
-        ones.
+        """Return a model; None is the default one.
+
+        Raises: NotFound, which lists the available ones.
         """
         wanted = self.default if name is None else name
         model = None if wanted is None else self._models.get(wanted)
@@ -235,8 +237,9 @@ class ModelRegistry:
         _warn_of_budget(model.name, lm)
 
     def _handle_failure(self, model: ServedModel, error: BaseException) -> None:
-        """Restore the previous model of the name, or record the error. Raises: WeftError for any
-        error.
+        """Restore the previous model of the name, or record the error.
+
+        Raises: WeftError for any error.
         """
         if model.reloading is not None:
             model.state, model.reloading = "evicted", None
@@ -299,8 +302,9 @@ class ModelRegistry:
             self.default = next(iter(self._models), None)
 
     async def _load_and_evict(self, new: ServedModel, progress: Progress) -> LM:
-        """Load a model and evict others: after the load if memory suffices, so that a load that
-        fails evicts nothing.
+        """Load a model and evict others to make room.
+
+        Eviction comes after the load if memory suffices, so that a failed load evicts nothing.
 
         Raises: RequestError if there is no room; as `weft.load`.
         """
@@ -320,8 +324,9 @@ class ModelRegistry:
         return lm
 
     def _to_evict(self, new: ServedModel, n_bytes: int) -> list[ServedModel]:
-        """Return the idle models to evict so that `n_bytes` fit. Raises: RequestError if that is
-        not enough.
+        """Return the idle models to evict so that `n_bytes` fit.
+
+        Raises: RequestError if that is not enough.
         """
         loaded = [model for model in self if model.lm is not None]
         idle = sorted((m for m in loaded if m.is_evictable), key=lambda m: m.used)

@@ -357,9 +357,7 @@ async def read_subtree(node_id: str, service: ServiceDep) -> Response:
 
 @router.post("/node/ramify", response_model=None)
 async def ramify(body: RamifyRequest, service: ServiceDep) -> Response | Json:
-    """Add children with given texts, or generate children; a stream has one JSON object per
-    line.
-    """
+    """Add children with given texts, or generate them; streams have one JSON object per line."""
     if body.text is not None:
         return await _add_texts(body, service)
     async with _open_node(service, body.node_id) as (live, node):

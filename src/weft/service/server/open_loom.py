@@ -211,9 +211,7 @@ class OpenLoom:
                 await self.call(self.kept.revert)
 
     def ended(self, but: Sequence[GrowthTask] = ()) -> list[Heddle]:
-        """Return the ended nodes that wait for the commit of their own job. but: tasks to leave
-        out.
-        """
+        """Return the ended nodes that wait for their own job's commit. but: tasks to leave out."""
         return [node for each in self.growing if each not in but for node in each.ended]
 
     async def commit(self, author: Attribution, of: Sequence[GrowthTask] = ()) -> None:
@@ -259,8 +257,7 @@ class OpenLoom:
                 await self.commit(own[0].author if len(own) == 1 else author, own)
 
     async def commit_finished(self) -> None:
-        """Commit ended nodes, each job's as its own operation, so that an edit contains only
-        itself.
+        """Commit each job's ended nodes as an operation of its own, before an edit is committed.
 
         The caller holds the lock. Raises: StoreError.
         """
@@ -474,7 +471,7 @@ class OpenLoom:
                 self._uncommitted = None
 
     async def make_durable(self, nodes: Sequence[Heddle]) -> None:
-        """Like `append_tokens`, in one write with concurrent calls; the caller must not hold the
+        """Like `append_tokens`, with concurrent calls in one write, and without holding the
         lock.
         """
         if nodes:
@@ -499,9 +496,7 @@ class OpenLoom:
             _log.warning("tokens are not saved yet: %s", error)
 
     def release(self) -> None:
-        """End the readers, which reconnect and get the current state; close the tree if nothing
-        grows.
-        """
+        """Disconnect the readers, who then reconnect; close the tree if nothing grows."""
         self.pins.clear()
         self.events.end()
         self.feed.end()

@@ -55,9 +55,7 @@ def token_candidate(lm: LM, token: int, logprobs: Any, rank: int, sampled: Any =
 
 
 async def predict_next(service: Service, live: OpenLoom, node: Heddle, request: NextTokens) -> Json:
-    """Return the likeliest next tokens and the requested candidates, as the fields of a
-    NextReply.
-    """
+    """Return likeliest next tokens and requested candidates, as the fields of a NextReply."""
     assert live.lm is not None
     live.check_not_growing(node)
     with service.work("next", service.models.name_of(live.lm)) as lm:

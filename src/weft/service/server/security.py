@@ -33,8 +33,7 @@ _HOST = re.compile(r"(?:\[(?P<six>[0-9a-fA-F:.]+)\]|(?P<name>[^:\[\]/@?#\s]+))(?
 
 
 class SecurityMiddleware:
-    """The outermost middleware: assigns a request id, checks headers, logs, and turns errors into
-    responses.
+    """The outermost middleware: request ids, access checks, access log and error responses.
 
     The body of a rejected request is never read.
     """
@@ -199,9 +198,7 @@ def key_of(headers: list[tuple[bytes, bytes]]) -> bytes | None:
 
 
 def single_header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:
-    """Return a header's value. Several different values give an impossible one, which no check
-    accepts.
-    """
+    """Return a header's value; several different values give one that no check accepts."""
     values = {value for key, value in headers if key == name}
     if len(values) > 1:
         return "\x00"

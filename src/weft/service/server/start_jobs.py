@@ -173,8 +173,9 @@ def usage_of(job: ServerJob) -> TokenUsage:
 
 
 async def start_run(service: Service, loom: str, request: StartRun, actor: str) -> ServerJob:
-    """Start a search below a node. Raises: ConfigError for an unknown strategy or invalid
-    number.
+    """Start a search below a node.
+
+    Raises: ConfigError for an unknown strategy or an invalid number.
     """
     service.check_accepting()
     if request.strategy not in STRATEGIES:

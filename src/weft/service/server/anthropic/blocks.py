@@ -15,9 +15,7 @@ Json = dict[str, Any]
 
 
 class CacheableBlock(OpenAIModel):
-    """Base of blocks with `cache_control`, which is accepted without effect: every prefix is
-    cached.
-    """
+    """Base of blocks with `cache_control`, which is accepted and has no effect."""
 
     cache_control: Any = None
 

@@ -363,7 +363,7 @@ class Completion:
         return choices
 
     def _offsets(self, reply: ChoiceRun, first: int, n: int) -> list[int]:
-        """Return the offsets of `n` tokens in prompt and choice; an end token is at the text's
+        """Return where `n` tokens begin in prompt and choice; end tokens begin at the text's
         end.
         """
         shift = len(self.prompts[reply.prompt].text)

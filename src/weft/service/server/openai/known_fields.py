@@ -307,9 +307,7 @@ def apply_rule(body: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:
 
 
 def _translated(body: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:
-    """Return a request with the fields of other servers that Weft implements by another
-    parameter.
-    """
+    """Translate fields of other servers that Weft implements by another parameter."""
     fields = dict(body)
     if "logit_bias" not in own:
         return fields

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class ScoredToken(NamedTuple):
-    """A token with its logprob (None for the first of a text) and the likeliest tokens at its
-    position.
+    """A token with its logprob and the likeliest tokens at its position.
 
     Args:
+        logprob: `None` for the first token of a text.
         rank: 1 for the likeliest token; `None` if unknown.
         top: (token id, logprob), likeliest first.
         requested: the same for tokens named in the request.

@@ -84,8 +84,9 @@ class ChatMessage(OpenAIModel):
         return fields
 
     def plain(self, number: int) -> Json:
-        """Return the message as templates take it. Raises: RequestError for parts that are not
-        text.
+        """Return the message as templates take it.
+
+        Raises: RequestError for parts that are not text.
         """
         message: Json = {"role": "system" if self.role == "developer" else self.role}
         content = self.content

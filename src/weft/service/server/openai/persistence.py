@@ -51,9 +51,7 @@ class SavedCompletion:
             raise
 
     async def end(self) -> None:
-        """Commit the generated nodes as one operation, even if the caller is cancelled
-        meanwhile.
-        """
+        """Commit the generated nodes as one operation, even if the caller is cancelled."""
         commit = self.release()
         if commit is not None:
             await asyncio.shield(commit)
@@ -170,8 +168,7 @@ class _Prompt:
         self._special = frozenset[int]() if text is None else text.special_ids
 
     def deepest(self, start: Heddle, n: int) -> tuple[Heddle, int]:
-        """Return the deepest node whose path the prompt begins with, and the number of prompt
-        tokens.
+        """Return the deepest node that the prompt matches, and the number of matched tokens.
 
         n: the number of prompt tokens that the path of `start` has.
         """
@@ -188,9 +185,7 @@ class _Prompt:
         return deepest, n_matched
 
     def after(self, tokens: list[int]) -> int | None:
-        """Return the number of prompt tokens that match these tokens; None if the prompt
-        differs.
-        """
+        """Return the number of prompt tokens that match these tokens; None if it differs."""
         position = self._advance(tokens, 0, b"")
         return None if position is None or position[1] else position[0]
 

@@ -195,8 +195,9 @@ class GeneratingRequest(RequestFields, OpenAISampling):
         max_tokens: int,
         constraint: Constraint | None = None,
     ) -> SamplingParams:
-        """Return the sampling parameters of one choice. Raises: RequestError, by the field's
-        name.
+        """Return the sampling parameters of one choice.
+
+        Raises: RequestError, by the field's name.
         """
         self._check_min_tokens(max_tokens, constraint)
         given: dict[str, Any] = {

@@ -167,8 +167,9 @@ class ResponseRequest(ConstraintFields, OpenAISampling):
         return kept
 
     def chat(self, context: ResponseContext) -> ChatRequest:
-        """Return the equivalent chat completion. Raises: RequestError, with this API's field
-        names.
+        """Return the equivalent chat completion.
+
+        Raises: RequestError, with this API's field names.
         """
         wants_logprobs = _LOGPROBS in (self.include or ())
         if self.top_logprobs and not wants_logprobs:

@@ -160,9 +160,7 @@ class ChoiceRun:
         return [self.text[bounds[i] : bounds[i + 1]] for i in range(first, first + n)]
 
     def new_tokens(self) -> tuple[int, list[int]]:
-        """Return the tokens of text that became final since the last call, and how many came
-        before.
-        """
+        """Return the tokens of newly final text, after the number of tokens returned before."""
         first, self.n_sent = self.n_sent, self.n_covered(self.certain)
         return first, self.tokens[first : self.n_sent]
 
@@ -232,8 +230,9 @@ class Runs:
                 self.replies.append(reply)
 
     async def finish(self) -> None:
-        """Run to the end; a cancelled task cancels the runs. Raises: the first error of a
-        choice.
+        """Run to the end; a cancelled task cancels the runs.
+
+        Raises: the first error of a choice.
         """
         if self.kept is not None:
             async with aclosing(self.news()) as news:

@@ -131,9 +131,7 @@ class StreamedCall:
         self._format = format
 
     async def lines(self) -> AsyncGenerator[bytes]:
-        """Yield the encoded stream. An error becomes a last chunk in the format that SDKs
-        expect.
-        """
+        """Yield the encoded stream; an error becomes a last chunk that SDKs understand."""
         is_named = False
         try:
             with self._cancel_scope.scope():  # entered by the sending task, not the route's

@@ -55,8 +55,6 @@ class CallUsage:
 
 
 def _cached(replies: Sequence[ChoiceRun]) -> int:
-    """Return the cached tokens of a prompt: its first choice finds them, the others find the
-    first's.
-    """
+    """Return the cached tokens of a prompt, as its first choice finds them."""
     reused = [reply.reused for reply in replies]
     return min(min(reused), replies[0].n_prompt)
