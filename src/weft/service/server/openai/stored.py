@@ -46,7 +46,7 @@ class ResponseKey(NamedTuple):
         """Parse the id of a response or an item. Raises: NotFound."""
         match = _ID.fullmatch(given)
         if match is None:
-            raise _not_found_error(given)
+            raise _missing_error(given)
         return cls(match[1], int(match[2], 16))
 
     @property
@@ -107,19 +107,19 @@ async def stored(service: Service, given: str) -> AsyncIterator[StoredResponse]:
     try:
         await service.looms.row(key.loom)
     except NotFound:
-        raise _not_found_error(given) from None
+        raise _missing_error(given) from None
     async with service.looms.open_locked(key.loom) as live:
         try:
             node = live.node(key.number)
         except NotFound:
-            raise _not_found_error(given) from None
+            raise _missing_error(given) from None
         record = node.meta.get(_RECORD)
         if record is None or record.get("deleted"):
-            raise _not_found_error(given)
+            raise _missing_error(given)
         yield StoredResponse(key, live, node, record)
 
 
-def _not_found_error(given: str) -> NotFound:
+def _missing_error(given: str) -> NotFound:
     return NotFound(
         f"there is no response {given!r:.80}",
         what="response",
