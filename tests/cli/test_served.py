@@ -288,7 +288,7 @@ def test_named_server_without_answer_raises(weft: Any, monkeypatch: pytest.Monke
     monkeypatch.delenv("WEFT_HOST")
     nothing = weft("open")
     assert nothing.exit_code == 3
-    assert "start one with weft serve" in nothing.stderr
+    assert "weft serve starts one" in nothing.stderr
 
 
 # A server that nobody named
