@@ -202,5 +202,5 @@ async def service_of(request: Request) -> Service:
     return service
 
 
-# As an argument of a route: `service: Here`.
+# For arguments of routes: `service: ServiceDep`.
 ServiceDep = Annotated[Service, Depends(service_of)]
