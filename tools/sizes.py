@@ -32,7 +32,7 @@ ALLOWED = {
     "_replace": "public in a NamedTuple",
     "_asdict": "public in a NamedTuple",
     "_fields": "public in a NamedTuple",
-    "_mapping": "public in SQLAlchemy's rows (store/writing.py)",
+    "_mapping": "public in SQLAlchemy's rows (store/commit.py)",
     "_parser": "re has no public parser (constraints/patterns.py)",
     "_apply_gate": "Transformers' hook for the gate of experts (torch/weights/experts.py)",
     "_forward_hooks": "torch has no public list of hooks (torch/fused/decoder.py)",

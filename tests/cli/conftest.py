@@ -1,4 +1,4 @@
-"""Runs the command: inside this process, or as one of its own."""
+"""Fixtures that run the command, in this process or in a new one."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ Command = Callable[..., Done]
 
 @pytest.fixture(autouse=True)
 def few_layers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two of the model's eight layers run, but where a test is about what it says (`fluent`)."""
+    """Run two of the model's eight layers, except in tests of its texts (`fluent`)."""
     if request.node.get_closest_marker("fluent") is None:
         monkeypatch.setenv(warm.LAYERS, "2")
 
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A WEFT_HOME of the test's own; no other wishes about the command."""
+    """A WEFT_HOME for the test, without other WEFT variables."""
     for name in ("WEFT_MODEL", "WEFT_ENGINE", "WEFT_KV_BUDGET", "WEFT_LOG", "WEFT_DB", *SERVER):
         monkeypatch.delenv(name, raising=False)
     folder = tmp_path / "weft-home"
@@ -66,7 +66,7 @@ parser = cache(testing._get_command)
 
 @pytest.fixture(scope="module", autouse=True)
 def once() -> Iterator[None]:
-    """The parser, from the signatures of the verbs, is made once."""
+    """Build the parser from the signatures of the verbs only once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(testing, "_get_command", parser)
         yield
@@ -74,7 +74,7 @@ def once() -> Iterator[None]:
 
 @contextlib.contextmanager
 def library() -> Iterator[Library]:
-    """The library that the commands of this test keep their looms in."""
+    """The library of the test's commands."""
     found = Library()
     try:
         yield found
@@ -83,25 +83,25 @@ def library() -> Iterator[Library]:
 
 
 def names() -> list[str]:
-    """The looms there are, the one changed last first."""
+    """Return the names of all looms, the one changed last first."""
     with library() as found:
         return [row.name for row in found.looms()]
 
 
 def held(name: str) -> StoredLoom:
-    """A loom, to be read."""
+    """Return a loom for reading."""
     with library() as found:
         return found.open(name)
 
 
 def loom_of(name: str) -> Loom:
-    """The tree of a loom."""
+    """Return the tree of a loom."""
     return held(name).loom
 
 
 @pytest.fixture(scope="session")
 def shelves(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
-    """`shelves(home, "grown", make)`: what `make` keeps in a home, made by the first test only."""
+    """`shelves(home, "grown", make)`: copy the looms that `make` creates, once for all tests."""
     place = tmp_path_factory.mktemp("shelves")
 
     def fill(home: Path, name: str, make: Callable[[], object]) -> None:
@@ -144,7 +144,7 @@ def command() -> Command:
 
 @pytest.fixture
 def commands() -> Callable[..., Done]:
-    """`commands([("ls",), …])`: what all write, run as one process's own one after the other."""
+    """`commands([("ls",), …])`: run commands in one new process; return their outputs."""
 
     def run(verbs: list[tuple[str, ...]], **environment: str) -> Done:
         done = forks.run(ALL, json.dumps(verbs), env=clean_environment(**environment))
@@ -156,7 +156,7 @@ def commands() -> Callable[..., Done]:
 
 @pytest.fixture
 def started() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """`started("run", "Hello")`: a process that is still running."""
+    """`started("run", "Hello")`: return a running process."""
     processes = []
 
     def start(*arguments: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
@@ -214,7 +214,7 @@ def in_terminal() -> Callable[..., str]:
 
 @pytest.fixture
 def in_terminals(in_terminal) -> Callable[..., dict[tuple[str, ...], str]]:
-    """`in_terminals([("ls",), …])`: what each command writes, all run by one process."""
+    """`in_terminals([("ls",), …])`: run commands in one process; return each output."""
 
     def run(verbs: list[tuple[str, ...]], **options: str) -> dict[tuple[str, ...], str]:
         written = in_terminal(ALL, json.dumps(verbs), script=True, **options).split(MARK)
@@ -225,12 +225,12 @@ def in_terminals(in_terminal) -> Callable[..., dict[tuple[str, ...], str]]:
 
 @pytest.fixture
 def command_environment() -> Callable[..., dict[str, str]]:
-    """The environment that commands run in, with more variables."""
+    """Return the environment of commands, with more variables."""
     return clean_environment
 
 
 def clean_environment(**more: str) -> dict[str, str]:
-    """This environment with the sources found, UTF-8 spoken, and no wish about colours."""
+    """Return this environment with PYTHONPATH and UTF-8, without color settings."""
     dropped = ("NO_COLOR", "FORCE_COLOR", "COLUMNS")
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
     return {

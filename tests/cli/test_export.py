@@ -1,4 +1,4 @@
-"""A loom leaves the command as text, page, graph or a file of its own."""
+"""`weft export`: texts, pages, graphs and .loom.json files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHORT = ("--max-tokens", "8", "--seed", "1")
 
 @pytest.fixture(autouse=True)
 def grown(weft, home: Path, shelves) -> None:
-    """prompt → 1 2; 1 → 3 4, which are equal; the reader stands at 3."""
+    """prompt → 1 2; 1 → 3 4, which are equal; 3 is the current node."""
 
     def make() -> None:
         weft("run", samples.story, "-n", "2", *SHORT)

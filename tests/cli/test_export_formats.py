@@ -1,4 +1,4 @@
-"""`weft export` writes what other programs read; the format says what it takes."""
+"""`weft export`: formats for other programs, and their options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHORT = ("--max-tokens", "6", "--seed", "1")
 
 @pytest.fixture(autouse=True)
 def grown(weft, home: Path, shelves) -> None:
-    """prompt → 1 2; the reader stands at the likelier one."""
+    """prompt → 1 2; the likelier one is the current node."""
     shelves(home, "likelier", lambda: weft("run", samples.story, "-n", "2", *SHORT))
 
 

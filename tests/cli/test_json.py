@@ -1,4 +1,4 @@
-"""What --json writes: names and their order are a promise; the values are the loom's own."""
+"""Output of --json: field names, their order, and values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NODE = (
 
 @pytest.fixture
 def told(weft):
-    """`told("tree")`: the one object that the verb writes, in the order in which it stands."""
+    """`told("tree")`: return the object that a verb writes, with its order of fields."""
 
     def told(*arguments: str, stdin: str = "") -> dict[str, Any]:
         written = weft(*arguments, "--json", stdin=stdin).stdout

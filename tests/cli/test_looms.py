@@ -1,4 +1,4 @@
-"""Looms are kept from one command to the next, and node numbers are those of the last tree."""
+"""Looms and node numbers persist from one command to the next."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAME = "tell-story-about-fox"
 
 @pytest.fixture
 def grown(weft, home: Path, shelves) -> None:
-    """A loom of three short branches of a story."""
+    """A loom with three short branches of a story."""
     shelves(home, "three", lambda: weft("run", samples.story, "-n", "3", *SHORT))
 
 
@@ -28,7 +28,7 @@ def told(result) -> dict:
 
 
 def numbers(weft) -> dict[int, int | None]:
-    """Parent by node, as the tree has them."""
+    """Return the parents of nodes by number."""
     return {each["node"]: each["parent"] for each in told(weft("tree", "--json"))["nodes"]}
 
 
@@ -229,7 +229,7 @@ def test_tree_of_a_file_imports_it(weft, lm_file: Path, home: Path) -> None:
 
 @pytest.fixture
 def lm_file(tmp_path: Path) -> Path:
-    """A loom that was saved by the library."""
+    """A loom saved by the library."""
     import weft as package
 
     file = tmp_path / "mine.loom.json"

@@ -1,4 +1,4 @@
-"""A user's mistake ends with a message, a hint and its exit code; never with a traceback."""
+"""Mistakes of users end with a message, a hint and an exit code, without a traceback."""
 
 from __future__ import annotations
 
@@ -156,14 +156,14 @@ def test_an_error_of_a_subclass_gets_the_line_of_its_parent() -> None:
 
 @pytest.fixture
 def kept(weft, home: Path, shelves) -> Path:
-    """The database with a small loom that was drawn last."""
+    """A database whose last used loom is a small one."""
     verb = ("run", samples.story, "-n", "2", "--max-tokens", "4", "--seed", "1")
     shelves(home, "two", lambda: weft(*verb))
     return home / "weft.db"
 
 
 def dumped(database: Path) -> list[str]:
-    """All that is in a database."""
+    """Return the contents of a database."""
     with closing(sqlite3.connect(database)) as connection:
         return list(connection.iterdump())
 
@@ -235,7 +235,7 @@ def test_another_model_is_refused_and_the_right_one_named(weft, kept, verb) -> N
 
 @pytest.mark.parametrize("verb", [("run", "hi"), ("grow", "1")])
 def test_more_branches_than_there_can_be_are_refused_before_any_is_made(weft, kept, verb) -> None:
-    """Nothing of that many may be made, not even what would show them."""
+    """Nothing is allocated for that many branches, not even displays."""
     result = weft(*verb, "-n", str(10**20))
     assert result.exit_code == 2
     assert "allowed is a whole number from 1 to 65536" in result.stderr
@@ -294,7 +294,7 @@ def test_missing_model_error_has_a_hint(weft, kept) -> None:
 
 @pytest.fixture
 def nowhere(tmp_path: Path, monkeypatch) -> Path:
-    """A WEFT_HOME that cannot be: even root cannot make a folder below a file."""
+    """An impossible WEFT_HOME: even root cannot create a folder below a file."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("WEFT_HOME", str(tmp_path / "file" / "home"))
     return tmp_path / "file" / "home"

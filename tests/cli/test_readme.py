@@ -1,4 +1,4 @@
-"""The first page keeps its word: its program runs and type-checks, its commands and links exist."""
+"""README: its program runs and type-checks, its commands and links exist."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def parts() -> list[str]:
 
 
 def program() -> str:
-    """Both parts: the second goes on from the first."""
+    """Return both parts; the second continues the first."""
     return "\n".join(parts())
 
 

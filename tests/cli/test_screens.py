@@ -1,4 +1,4 @@
-"""What screens tell people to type exists and works; what is offered on Tab is there."""
+"""Suggested commands exist and work; shell completion offers existing names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def commands_in(text: str) -> list[list[str]]:
 
 
 def screens(weft) -> str:
-    """Return all that is told along a first walk through the verbs."""
+    """Return all output of a first walk through the verbs."""
     walk = [
         (),
         ("ls",),
@@ -65,7 +65,7 @@ def test_suggested_commands_exist_and_prompts_are_samples(weft) -> None:
 
 @pytest.mark.programs
 def test_suggested_commands_can_be_typed(weft, tmp_path, monkeypatch) -> None:
-    """Each `next:` command of each verb ends well when it is typed."""
+    """Each `next:` command of each verb succeeds."""
     monkeypatch.chdir(tmp_path)
     walk = [
         ("run", samples.story, "-n", "2", "--max-tokens", "8", "--seed", "1"),
@@ -119,7 +119,7 @@ def test_json_everywhere_is_one_object(weft) -> None:
 @pytest.mark.fluent
 @pytest.mark.programs
 def test_demo_json_has_the_votes_and_the_path(weft, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With few branches; what it finds with all of them is read on its screen."""
+    """Run the demo with few branches."""
     monkeypatch.setattr("weft.cli.demo.N_BRANCHES", 2)
     monkeypatch.setattr("weft.cli.demo.N_LOOKS", 1)
     made = json.loads(weft("demo", "--json").stdout)
@@ -157,7 +157,7 @@ for typed in json.loads(sys.argv.pop()):
 
 @pytest.fixture
 def offered(command_environment) -> Callable[[list[str]], list[set[str]]]:
-    """`offered(["weft tr", …])`: the words that the shell is offered for each."""
+    """`offered(["weft tr", …])`: return the completions for each input."""
 
     def ask(typed: list[str]) -> list[set[str]]:
         done = forks.run(ASK, json.dumps(typed), env=command_environment())

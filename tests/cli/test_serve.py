@@ -1,4 +1,4 @@
-"""`weft serve` before anything is served."""
+"""`weft serve`: options, and errors at start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verbs as clients of a server: they show what they show without one, and KV is there."""
+"""The verbs as clients of a server: the same output as without one, and reused KV."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ posix = pytest.mark.skipif(sys.platform == "win32", reason="POSIX only")
 
 @pytest.fixture
 def served(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
-    """A server over the looms of this test; commands are told of it."""
+    """A server with the looms of this test; WEFT_HOST is set."""
     with serving(own()) as found:
         monkeypatch.setenv("WEFT_HOST", found.url)
         yield found
 
 
 def own(**options: Any) -> ServerConfig:
-    """Settings of a server over the looms that commands have here, too."""
+    """Return settings of a server with the looms of local commands."""
     return ServerConfig(port=0, db=f"sqlite:///{os.environ['WEFT_HOME']}/weft.db", **options)
 
 
@@ -84,7 +84,7 @@ FIGURES = ("prefilled", "kept as", " · ")
 
 
 def shown(weft: Any, verbs: list[tuple[str, ...]]) -> list[tuple[str, str]]:
-    """What verbs write, without what was computed and how long ago: these may differ."""
+    """Return the output of verbs, without statistics and ages, which may differ."""
     found = []
     for verb in verbs:
         result = weft(*verb)
@@ -209,7 +209,7 @@ MISTAKES = [
 def test_unreadable_branches_of_a_server_raise(
     weft: Any, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are kept, and nobody is told that there are none."""
+    """The branches are saved, and the error does not say otherwise."""
     assert weft("run", samples.story, "-n", "1", *FEW).exit_code == 0
     read = ServerLoomSession._nodes
     n_read: list[int] = []
@@ -414,7 +414,7 @@ def test_stale_runtime_file_sends_no_api_key_to_another_server(
 
 @pytest.fixture
 def process(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
-    """`weft serve` as a process of its own; commands are told of it."""
+    """`weft serve` in a new process; WEFT_HOST is set."""
     said = home.parent / "said"
     with said.open("wb") as file:
         arguments = ("serve", "--port", "0")

@@ -1,4 +1,4 @@
-"""The command on a model behind an address, which stands in the loom that it keeps."""
+"""The command with a remote model, whose address is stored in the loom."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_missing_server_model_and_key_have_messages(weft: Weft, server: Started)
 
 
 def test_hints_skip_answers_that_cannot_continue(weft: Weft) -> None:
-    """What is said to do next works, on servers whose chats go on from the middle and on others."""
+    """Suggested commands work, on servers that can continue a message and on others."""
     with standing_in(TINY, "--without", "completions") as chatty:
         for dialect, at in (("vllm", "1"), ("openai", "0")):
             address = f"{chatty.base}#tiny?dialect={dialect}"

@@ -1,4 +1,4 @@
-"""Flags beat the environment, which beats the defaults; logs are shown when asked for."""
+"""Settings: flags override the environment, which overrides the defaults; logs with -v."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_models_in_the_cache_are_listed_with_what_they_lack(weft, monkeypatch, t
 
 @pytest.mark.programs
 def test_the_embedded_model_runs_on_one_thread(command_environment, tmp_path) -> None:
-    """Its products are too small for more, which wait for each other where cores are busy."""
+    """Its matrices are too small for more threads, which wait for each other on busy cores."""
     told = """
 import atexit, sys, threadpoolctl
 from weft.engines.numpy.model import Model

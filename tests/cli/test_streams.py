@@ -1,4 +1,4 @@
-"""What goes where and in which characters: pipes, encodings, colours, lanes, Ctrl-C."""
+"""Output streams: pipes, encodings, colors, lanes, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_a_terminal_shows_lanes_then_the_tree_and_is_never_cleared(
 @pytest.mark.programs
 @posix
 def test_eighty_columns_are_enough(in_terminals) -> None:
-    """Commands to copy aside: they are written as one line, however long."""
+    """Lines fit, except suggested commands, which stay on one line for copying."""
     verbs = [(), ("demo",), ("solve", samples.game24, "--strategy", "greedy")]
     outputs = in_terminals(verbs)
     shown = {verb: re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", outputs[verb]) for verb in verbs}

@@ -1,4 +1,4 @@
-"""What goes to a terminal is harmless, what goes to a file or a pipe is exact."""
+"""Output to terminals escapes control characters; output to files and pipes is exact."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAME = "bad-\x9bname\u202e"  # no loom can have it
 
 @pytest.fixture
 def shelf(home: Path) -> None:
-    """One loom with nasty texts in its prompt, in what was said and in a node, and a nasty name."""
+    """One loom with control characters in its prompt, message, node and name."""
     with package.load("tiny") as lm, Loom(lm, f"Say {NASTY}") as loom:
         loom.meta["model"] = "tiny"
         (grown,) = loom.grow(1, max_tokens=3, seed=1)
@@ -39,7 +39,7 @@ def shelf(home: Path) -> None:
 
 
 def harmful(output: str) -> set[str]:
-    """Return what is in a terminal's input and neither text nor a sequence of ours."""
+    """Return control sequences in terminal output that Weft does not write itself."""
     return {c for c in OURS.sub("", output) if not is_printable(c) and c not in "\r\n"}
 
 
@@ -156,7 +156,7 @@ WIDE = [
 @pytest.mark.programs
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
 def test_nothing_is_wider_than_the_terminal(in_terminals, encoding: str) -> None:
-    """Signs that become three, or are written out, are measured as what they become."""
+    """Escaped characters count with the width of their escapes."""
     for verb, output in in_terminals(WIDE, PYTHONIOENCODING=encoding).items():
         assert output.isascii() or encoding != "ascii"
         told = OURS.sub("", output).replace("\r", "\n").partition("next: ")[0].split("\n")

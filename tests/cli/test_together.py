@@ -1,4 +1,4 @@
-"""Commands at the same time: nothing is lost, and each terminal has a loom of its own."""
+"""Concurrent commands lose nothing; each terminal has its own last loom."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ posix = pytest.mark.skipif(os.name == "nt", reason="POSIX only")
 
 @pytest.fixture
 def grown(weft, home: Path, shelves) -> None:
-    """A loom of three short branches of a story."""
+    """A loom with three short branches of a story."""
     shelves(home, "three shorter", lambda: weft("run", samples.story, "-n", "3", *SHORT))
 
 
 @pytest.fixture
 def in_terminal_named(weft, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """`in_terminal_named("A", "read")`: the command, typed in that terminal."""
+    """`in_terminal_named("A", "read")`: run a command in that terminal."""
 
     def run(mark: str, *arguments: str) -> Any:
         monkeypatch.setattr(local_backend, "terminal", lambda: mark)
@@ -139,7 +139,7 @@ def test_killed_run_leaves_its_loom(weft, started) -> None:
 
 @posix
 def test_killed_search_loses_at_most_a_second(weft, started) -> None:
-    """Also in the middle of its first round; and what is there is undone as a whole."""
+    """Also during its first round; undo removes all its nodes."""
     process = started("solve", samples.sum, "--strategy", "best-of-n", "-n", "64", *HOT)
     stop_where(process, OTHER, lambda rows: sum(row.n_tokens > 0 for row in rows) >= 60)
     process.send_signal(signal.SIGKILL)
@@ -165,14 +165,14 @@ def test_undo_of_killed_search_removes_all_its_nodes(weft, started) -> None:
 
 
 def is_in_a_later_round(rows: list[Any]) -> bool:
-    """Whether some nodes are whole and others grow and have tokens."""
+    """Return True if some nodes are finished and others in progress have tokens."""
     return any(not row.is_growing for row in rows) and any(
         row.is_growing and row.n_tokens for row in rows
     )
 
 
 def stop_where(process: Any, name: str, is_there: Callable[[list[Any]], bool]) -> None:
-    """Stop a process when a loom's nodes are so; it goes on by moments, so that none is missed."""
+    """Stop a process once the loom's nodes meet a condition, checked between short runs."""
     with closing(Library()) as library:
         while True:
             process.send_signal(signal.SIGSTOP)
@@ -211,7 +211,7 @@ def test_failed_search_saves_its_partial_tree(weft, monkeypatch) -> None:
 
 
 def test_solve_returns_the_same_as_the_library(weft) -> None:
-    """Here it is kept while it grows; what it does is the same."""
+    """The command saves while growing; the result is the same."""
     few = {"budget_tokens": 300, "seed": 3}
     options = [f"--{name.replace('_', '-')}={value}" for name, value in few.items()]
     for strategy in STRATEGIES.values():
@@ -316,7 +316,7 @@ def test_interrupted_search_is_saved_and_undone(weft, tmp_path: Path, monkeypatc
 
 
 def test_unsavable_search_leaves_no_empty_loom(weft, monkeypatch) -> None:
-    """And a database that fails is asked again at the end, and not in every round."""
+    """A failing database is retried only at the end, not in every round."""
     commit, tried = StoredLoom.commit, []
 
     def failing(kept: StoredLoom, kind: str, **options: object) -> object:
@@ -526,7 +526,7 @@ MARK = "from weft.cli.terminal import terminal; print(terminal())"
 
 @posix
 def test_a_session_is_a_terminal(command_environment) -> None:
-    """Subshells, pipelines and scripts are in it; another login is another one."""
+    """Subshells, pipelines and scripts share a session; another login has its own."""
 
     def mark(*before: str, new: bool = False) -> str:
         done = subprocess.run(
@@ -552,7 +552,7 @@ def test_a_session_is_a_terminal(command_environment) -> None:
 def test_session_outside_the_container_uses_the_entry_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The leader cannot be seen there: its number is 0, for all that it started."""
+    """The session leader is not visible in the container: its id is 0."""
     # number: (parent, session, when it began); 7 entered the container, 3 began its own session.
     seen = {1: (0, 1, 5), 7: (0, 0, 50), 8: (7, 0, 60), 9: (8, 0, 70), 3: (1, 3, 6), 4: (3, 0, 7)}
     rest = " ".join("0" * 15)
@@ -583,7 +583,7 @@ def test_session_outside_the_container_uses_the_entry_process(
 def test_container_with_host_proc_has_its_own_terminal_id(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its process 2 is 70 outside, in the session of 60; outside's own 2 is none of it."""
+    """Process 2 of the container is 70 on the host, in session 60; the host's 2 is another one."""
     rest = " ".join("0" * 15)
     seen = {"2": (0, 2, 25), "60": (1, 60, 600), "70": (60, 60, 700)}
 

@@ -1,4 +1,4 @@
-"""Each verb does its job and writes what it promises."""
+"""Results and output of each verb."""
 
 from __future__ import annotations
 
@@ -277,7 +277,7 @@ def test_solve_keeps_to_its_budget(weft) -> None:
 @pytest.mark.fluent
 @pytest.mark.parametrize("strategy", BY_ROW)
 def test_solve_resumes_from_a_file_with_every_strategy(weft, strategy: str, tmp_path) -> None:
-    """Begun and broken off by a budget; then told nothing but the file; then read, not searched."""
+    """A search stopped by its budget resumes with only the file, and is then only read."""
     file = str(tmp_path / "search.json")
     asked = (samples.game24, "--strategy", strategy, "--seed", "1", "--resume", file)
     few = () if strategy == "greedy" else ("-n", "3")

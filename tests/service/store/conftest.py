@@ -1,4 +1,4 @@
-"""Each law of the database is shown on SQLite and on a PostgreSQL that the test run starts."""
+"""Fixtures: each database test runs on SQLite, and on a PostgreSQL that the test run starts."""
 
 from __future__ import annotations
 

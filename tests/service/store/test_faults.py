@@ -1,4 +1,4 @@
-"""What goes wrong around a database: many processes, kills, locks, full disks, stopped servers."""
+"""Faults of databases: many processes, kills, locks, full disks, stopped servers."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def file(tmp_path: Path) -> Path:
 def test_eight_processes_growing_one_loom_lose_no_nodes(library: Library, url: str) -> None:
     kept = fresh(library)
     running = [start(programs.GROW, url, kept.name, str(me), "5") for me in range(8)]
-    told = [line for process in running for line in lines_of(process)]
-    assert len(told) == 40
+    raised = [line for process in running for line in lines_of(process)]
+    assert len(raised) == 40
     kept.sync()
     there = {node.id: kept.number(node) for node in kept.loom.walk()}
     assert sorted(there.values()) == list(range(41))
-    assert {node_id: int(number) for number, node_id in told}.items() <= there.items()
+    assert {node_id: int(number) for number, node_id in raised}.items() <= there.items()
     assert library.row(kept.name).n_nodes == 41
     assert sum(each.n_added for each in kept.history()) == 41
     for _ in range(40):
@@ -93,20 +93,20 @@ def test_forked_process_gets_its_own_connections(library: Library, url: str) -> 
 
 
 def killed(url: str, name: str, rng: random.Random) -> dict[str, tuple[int, str]]:
-    """Let a process stream into a loom, kill it somewhere; return what it was told is kept."""
+    """Kill a process that streams into a loom; return the nodes that it had reported as saved."""
     process = start(programs.STREAM, url, name, stderr=None)
-    told: dict[str, tuple[int, str]] = {}
+    raised: dict[str, tuple[int, str]] = {}
     for _ in range(rng.randint(1, 12)):
         node_id, n_tokens, state = process.stdout.readline().decode().split()
-        told[node_id] = int(n_tokens), state
+        raised[node_id] = int(n_tokens), state
     time.sleep(rng.uniform(0.0, 0.02))
     process.kill()
     rest = process.stdout.read().decode().split("\n")[:-1]
     process.stdout.close()
     for node_id, n_tokens, state in (line.split() for line in rest):
-        told[node_id] = int(n_tokens), state
+        raised[node_id] = int(n_tokens), state
     assert process.wait() == -signal.SIGKILL
-    return told
+    return raised
 
 
 def check(node: Heddle, n_tokens: int, state: str) -> None:
@@ -121,14 +121,14 @@ def check(node: Heddle, n_tokens: int, state: str) -> None:
 def kill_often(library: Library, url: str, tmp_path: Path, n_kills: int) -> None:
     rng = random.Random(n_kills)
     kept = library.create(open_written(tmp_path / "x.json", [None]))
-    told: dict[str, tuple[int, str]] = {}
+    raised: dict[str, tuple[int, str]] = {}
     for _ in range(n_kills):
-        told |= killed(url, kept.name, rng)
+        raised |= killed(url, kept.name, rng)
         kept = library.open(kept.name)
         there = {node.id: node for node in kept.loom.children}
-        for node_id, (n_tokens, state) in told.items():
+        for node_id, (n_tokens, state) in raised.items():
             check(there[node_id], n_tokens, state)
-        assert len(there) - len(told) <= n_kills  # at most one a kill that it could not tell of
+        assert len(there) - len(raised) <= n_kills  # at most one a kill that it could not tell of
         numbers = [kept.number(node) for node in there.values()]
         assert len(set(numbers)) == len(there)
     if library.database.is_sqlite:
@@ -266,9 +266,9 @@ def test_full_disk_raises_and_loses_nothing(file: Path) -> None:
 def test_read_only_database_raises(tmp_path: Path) -> None:
     folder = Path(tempfile.mkdtemp(prefix="weft-"))  # pytest's own are closed to others
     try:
-        told = lines_of(start(programs.READ_ONLY, f"sqlite:///{folder}/weft.db", str(folder)))
-        assert "cannot be used" in " ".join(told[0])
-        assert "WEFT_HOME" in " ".join(told[0])
+        raised = lines_of(start(programs.READ_ONLY, f"sqlite:///{folder}/weft.db", str(folder)))
+        assert "cannot be used" in " ".join(raised[0])
+        assert "WEFT_HOME" in " ".join(raised[0])
     finally:
         folder.chmod(0o755)
         shutil.rmtree(folder)
@@ -308,9 +308,9 @@ def test_stopped_postgresql_is_retried(postgres: Cluster) -> None:
         library.database.patience_s = 0.3
         postgres.stop("immediate")
         try:
-            with pytest.raises(StoreError, match="cannot be used") as told:
+            with pytest.raises(StoreError, match="cannot be used") as raised:
                 kept.commit("add")
-            assert "PostgreSQL runs" in told.value.hint
+            assert "PostgreSQL runs" in raised.value.hint
             library.database.patience_s = 60.0
             starts = threading.Timer(0.5, postgres.start)
             starts.start()
@@ -335,9 +335,9 @@ def test_database_of_newer_weft_raises(url: str) -> None:
                 "UPDATE weft_version SET version_num = '999'"
             )
         )
-    with pytest.raises(StoreError, match="newer Weft") as told:
+    with pytest.raises(StoreError, match="newer Weft") as raised:
         Library(url)
-    assert "pip install -U weft-lm" in told.value.hint
+    assert "pip install -U weft-lm" in raised.value.hint
 
 
 def test_tables_of_new_database_match_definitions(library: Library) -> None:
@@ -376,10 +376,10 @@ def test_invalid_database_url_raises(url: str, said: str) -> None:
 
 def test_error_messages_contain_no_password() -> None:
     pytest.importorskip("psycopg", reason="the extra postgresql is not installed")
-    with pytest.raises(StoreError) as told:
+    with pytest.raises(StoreError) as raised:
         Database("postgresql://me:secret@127.0.0.1:1/x", patience_s=0.0)
-    assert "secret" not in f"{told.value} {told.value.hint}"
-    assert "PostgreSQL runs" in told.value.hint
+    assert "secret" not in f"{raised.value} {raised.value.hint}"
+    assert "PostgreSQL runs" in raised.value.hint
 
 
 def test_postgresql_without_driver_names_the_package(

@@ -1,4 +1,4 @@
-"""Who lives: a process here by its number and its beginning, one elsewhere by when it was seen."""
+"""Heartbeats: local processes by id and start time, remote ones by their last heartbeat."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_zombie_process_is_dead(library: Library) -> None:
 
 
 def began(pid: int) -> str:
-    """Return when a process began, as `ProcessHeartbeat` notes it."""
+    """Return the start time of a process as `ProcessHeartbeat` stores it."""
     told = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
     return told.rpartition(")")[2].split()[19]
 

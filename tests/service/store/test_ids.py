@@ -1,4 +1,4 @@
-"""Token ids are kept as they are, however large; the bytes say by themselves how they are kept."""
+"""Packed token ids of any size; the bytes identify their own encoding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looms that are grown under a lease: by one server at a time, and never by one that was away."""
+"""Looms grown under a lease: by one server at a time, never by a previous owner."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def lm() -> Iterator[weft.LM]:
 
 
 class Growth:
-    """A node that grows in a kept loom, token by token."""
+    """A node that grows in a stored loom, token by token."""
 
     def __init__(self, kept: StoredLoom) -> None:
         self.kept = kept
@@ -66,7 +66,7 @@ def left_s(library: Library, kept: StoredLoom) -> float:
 
 
 def let_pass(library: Library, seconds: float) -> None:
-    """Let so much time of all leases pass."""
+    """Let this time pass for all leases."""
     aged = sa.update(leases).values(expires=leases.c.expires - seconds)
     library.database.write(lambda connection: connection.execute(aged))
 

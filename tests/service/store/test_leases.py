@@ -1,4 +1,4 @@
-"""LoomLeases: one owner at a time, taken over when he is gone, by the database's clock."""
+"""LoomLeases: one owner at a time, until the lease expires by the database's clock."""
 
 from __future__ import annotations
 

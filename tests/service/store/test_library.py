@@ -1,4 +1,4 @@
-"""Looms by name: made, listed, renamed, removed, brought back; and what each terminal drew last."""
+"""Library: create, list, rename, remove and restore looms; the last loom of each terminal."""
 
 from __future__ import annotations
 

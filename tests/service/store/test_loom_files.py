@@ -1,4 +1,4 @@
-"""Laws of saved looms, seen without a model."""
+"""Saved looms, tested without a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random work by several holders of one loom: they agree at the end, and nothing grown is lost."""
+"""Random work on one loom in several processes: they converge, and no generated node is lost."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def shape(loom: Loom) -> MessageShape:
 
 
 def edit(kept: StoredLoom, rng: random.Random, grown: set[str], *, marks: bool = True) -> None:
-    """Change something in the tree, by any of its methods."""
+    """Change the tree with a random method."""
     nodes = list(kept.loom.walk())
     node = rng.choice(nodes)
     what = rng.random()
@@ -98,14 +98,14 @@ def work(library: Library, seed: int, turns: int) -> None:
 
 
 def agree(library: Library, kept: StoredLoom) -> None:
-    """What is in memory is what is in the rows."""
+    """Assert that the tree in memory equals the rows."""
     again = library.open(kept.name)
     assert shape(again.loom) == shape(kept.loom)
     assert library.row(kept.name).n_nodes == kept.loom.count_children()
 
 
 def back_and_forth(library: Library, kept: StoredLoom) -> None:
-    """All is undone, one by one, and done again."""
+    """Undo all operations one by one, then redo them."""
     states = [shape(kept.loom)]
     while True:
         try:
@@ -156,7 +156,7 @@ def test_node_copied_from_another_loom_gets_a_new_id(library: Library) -> None:
 
 
 def check_rows(library: Library, kept: StoredLoom) -> None:
-    """The rows are one tree: one root, parents there, no circle; siblings in one order."""
+    """Assert that the rows form one tree: one root, no missing parents, no cycles."""
     query = sa.select(nodes).join(looms, looms.c.key == nodes.c.loom)
     query = query.where(looms.c.id == kept.id, ~nodes.c.removed)
     rows = library.database.read(lambda connection: connection.execute(query).all())
@@ -268,7 +268,7 @@ def test_revert_after_random_changes_restores_the_tree(tmp_path: Path) -> None:
 
 
 def put_wrong(kept: StoredLoom, rng: random.Random) -> None:
-    """Change something in a tree with a model, its contents, too."""
+    """Change a tree with a model at random, including texts."""
     node = rng.choice(list(kept.loom.walk()))
     what = rng.random()
     if what < 0.1 and node.parent is not None:

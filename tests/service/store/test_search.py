@@ -1,4 +1,4 @@
-"""Search over all looms: words, phrases, beginnings; nothing that is asked is a fault."""
+"""Search over all looms: words, phrases and prefixes; no query is a syntax error."""
 
 from __future__ import annotations
 

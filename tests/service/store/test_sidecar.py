@@ -1,4 +1,4 @@
-"""KV beside a saved loom: what is found is right, and what is wrong is only computed again."""
+"""KV sidecars: loaded KV is correct, and KV that cannot be loaded is computed again."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def goes_on(loom: Loom) -> list[list[int]]:
 
 @pytest.fixture
 def saved(tmp_path: Path) -> tuple[Path, list[list[int]], int]:
-    """The file of a loom with its KV, how it goes on, and how many tokens it has."""
+    """Return the file of a loom with KV, its continuation, and its number of tokens."""
     with fresh() as lm:
         loom = grown(lm)
         loom.save(tmp_path / FILE, kv=True)
@@ -151,13 +151,13 @@ def test_wrong_kv_file_gives_notice(
     saved, lm: LM, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     file, expected, _ = saved
-    beside = sidecar.path_for(file)
-    beside.write_bytes(broken(beside.read_bytes(), how))
+    kv_file = sidecar.path_for(file)
+    kv_file.write_bytes(broken(kv_file.read_bytes(), how))
     with caplog.at_level(logging.WARNING, "weft"):
         loom = Loom.open(file, lm)
     (notice,) = loom.dropped
     assert "computed again" in notice
-    assert str(beside) in notice
+    assert str(kv_file) in notice
     assert notice in caplog.text
     assert lm.stats().kv_tokens == 0
     assert goes_on(loom) == expected
@@ -165,22 +165,22 @@ def test_wrong_kv_file_gives_notice(
 
 def test_kv_file_with_changed_byte_is_ignored(saved, lm: LM) -> None:
     file, _, n_tokens = saved
-    beside = sidecar.path_for(file)
-    data, random_ = beside.read_bytes(), random.Random(1)
+    kv_file = sidecar.path_for(file)
+    data, random_ = kv_file.read_bytes(), random.Random(1)
     loom = Loom.open(file, lm, kv=False)
     for _ in range(60):
         made = bytearray(data)
         made[random_.randrange(min(len(made), 3000))] ^= 1 << random_.randrange(8)
-        beside.write_bytes(bytes(made))
-        found = sidecar.load(loom, beside)
+        kv_file.write_bytes(bytes(made))
+        found = sidecar.load(loom, kv_file)
         assert found.n_tokens in range(n_tokens + 1)
     lm.clear_cache()
 
 
 def test_blocks_longer_than_their_path_are_recomputed(saved, lm: LM) -> None:
     file, expected, _ = saved
-    beside = sidecar.path_for(file)
-    data = beside.read_bytes()
+    kv_file = sidecar.path_for(file)
+    data = kv_file.read_bytes()
     head = int.from_bytes(data[:8], "little")
     table = json.loads(data[8 : 8 + head])
     blocks = json.loads(table["__metadata__"]["blocks"])
@@ -188,8 +188,8 @@ def test_blocks_longer_than_their_path_are_recomputed(saved, lm: LM) -> None:
     blocks = [[blocks[0][0], n_all - 1], [blocks[1][0], 1]]
     table["__metadata__"]["blocks"] = json.dumps(blocks)
     written = json.dumps(table).encode()
-    beside.write_bytes(len(written).to_bytes(8, "little") + written + data[8 + head :])
-    found = sidecar.load(Loom.open(file, lm, kv=False), beside)
+    kv_file.write_bytes(len(written).to_bytes(8, "little") + written + data[8 + head :])
+    found = sidecar.load(Loom.open(file, lm, kv=False), kv_file)
     assert found.n_tokens <= 1
     assert "computed again" in found.notice
     lm.clear_cache()
@@ -197,7 +197,7 @@ def test_blocks_longer_than_their_path_are_recomputed(saved, lm: LM) -> None:
 
 
 def fitting(loom: Loom, n_ctx: int) -> int:
-    """Return the tokens of the nodes whose whole paths fit a context."""
+    """Return the tokens of nodes whose full paths fit into a context."""
     paths = [(node, sum(len(each.tokens) for each in node.path)) for node in loom.walk()]
     return sum(len(node.tokens) for node, depth in paths if depth <= n_ctx)
 

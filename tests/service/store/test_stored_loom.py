@@ -1,4 +1,4 @@
-"""A live loom and its rows: what any face changes is kept, shared, undone and done again."""
+"""StoredLoom: commits, merges between processes, undo and redo."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def texts(loom: Loom) -> list[tuple[str, str, str | None]]:
 
 
 def filed(loom: Loom, folder: Path) -> list[dict[str, object]]:
-    """Return the nodes as a file would have them: complete, to the bit."""
+    """Return all data of the nodes, as in a file."""
     loom.save(folder / "x.loom.json")
     data: list[dict[str, object]] = json.loads((folder / "x.loom.json").read_text())["nodes"]
     return data
 
 
 def story(library: Library) -> StoredLoom:
-    """Return a kept loom of texts: root, a (with c, d below), b."""
+    """Return a stored loom of texts: root, a (with c, d below), b."""
     loom = Loom(None, "Once upon a time")
     first = loom.add("a")
     loom.add("b")
@@ -363,7 +363,7 @@ def test_unfinished_nodes_of_closed_loom_are_interrupted(library: Library, lm: w
 
 
 def test_finished_nodes_of_closed_loom_keep_their_reason(library: Library, lm: weft.LM) -> None:
-    """One ends by a stop string, one without a token, one not yet."""
+    """One node ends by a stop string, one without a token, one not yet."""
     kept = library.create(Loom(lm, "Once upon a time"))
     params = SamplingParams.resolve({"n": 3, "seed": 1}, lm.defaults)
     growth = plan([kept.loom], params, force=False, streamed=True)
@@ -477,7 +477,7 @@ def test_undo_of_running_group_raises_conflict(library: Library) -> None:
 
 
 def test_undo_of_other_process_group_waits_for_its_close(library: Library) -> None:
-    """For everybody but itself; its name tells whose it is."""
+    """Only the process that named the group can undo it; the name contains the process id."""
     name = story(library).name
     with Library(library.database.name) as elsewhere:
         theirs = elsewhere.open(name)
@@ -540,7 +540,7 @@ def test_revert_restores_unsavable_meta(library: Library, lm: weft.LM) -> None:
 
 
 def test_redo_restores_ancestors(library: Library) -> None:
-    """Its parent was removed by somebody else since it was undone."""
+    """Another process has removed the parent after the undo."""
     kept = story(library)
     node(kept, "d").add("e")
     kept.commit("add")
@@ -584,7 +584,7 @@ def test_undo_keeps_nodes_added_concurrently_below(
 
 
 def operation_of(kept: StoredLoom, text: str) -> int:
-    """Add a node, and return the key of the operation that did."""
+    """Add a node; return the key of its operation."""
     kept.loom.add(text)
     kept.commit("add")
     return kept.history(1)[0].key

@@ -1,4 +1,4 @@
-"""Laws of saved looms that are opened with a model."""
+"""Saved looms that are opened with a model."""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ commit wins, and the log contains both.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import suppress
 from functools import wraps
@@ -41,13 +40,20 @@ from .in_progress import (
     save_finish,
 )
 from .leases import LeaseHolder
-from .log import DONE, DROPPED, FIRST, UNDONE, Operation, Steps
+from .log import DONE, UNDONE, Operation, Steps
 from .metadata import LoomMetadata
 from .records import NodeRecord, PageOptions, page
-from .rows import Values, db_text, is_db_text, select_nodes
+from .rows import Values, is_db_text, select_nodes
 from .snapshot import MergedChanges, Snapshot
 from .stream_writer import persist_stream
-from .undo import apply, last_removal, next_in_log, still_removed
+from .undo import (
+    apply,
+    drop_undone,
+    last_removal,
+    log_operation,
+    next_in_log,
+    still_removed,
+)
 
 _nodes, _operations = tables.nodes, tables.operations
 P = ParamSpec("P")
@@ -332,13 +338,13 @@ class StoredLoom:
         )
         finish_nodes(connection, self._key, pending, failed, self._in_progress)
         if difference or is_prompt_changed:
-            self._drop_undone(connection)
+            drop_undone(connection, self._key)
             prompt = (self._prompt, head.user_prompt) if is_prompt_changed else None
             steps, is_first = pending.steps._replace(prompt=prompt), row.rev == 0
             is_grown = any(node.params is not None for node in pending.added)
             more = {"act": act, "model": (model or head.load) if is_grown else None}
-            self._log_operation(
-                connection, kind, actor, steps, pending.rev, is_first=is_first, **more
+            log_operation(
+                connection, self._key, kind, actor, steps, pending.rev, is_first=is_first, **more
             )
         touch(
             connection,
@@ -349,43 +355,6 @@ class StoredLoom:
             **head.columns(),
         )
         return pending
-
-    def _drop_undone(self, connection: Connection) -> None:
-        """Mark undone operations as dropped: after a new operation they cannot be redone."""
-        connection.execute(
-            sa.update(_operations)
-            .where(_operations.c.loom == self._key, _operations.c.state == UNDONE)
-            .values(state=DROPPED)
-        )
-
-    def _log_operation(
-        self,
-        connection: Connection,
-        kind: str,
-        actor: str,
-        steps: Steps,
-        rev: int,
-        *,
-        is_first: bool = False,
-        act: str | None = None,
-        model: str | None = None,
-    ) -> None:
-        connection.execute(
-            sa.insert(_operations).values(
-                loom=self._key,
-                kind=kind,
-                actor=actor,
-                at=time.time(),
-                rev=rev,
-                state=FIRST if is_first else DONE,
-                n_added=len(steps.added),
-                n_removed=len(steps.removed),
-                n_changed=len(steps.changed),
-                data=steps.to_json(),
-                act=act,
-                model=None if model is None else db_text(model),
-            )
-        )
 
     def _check_unchanged(self, connection: Connection, row: Any, ids: Collection[str]) -> None:
         """Raise Conflict if another process has changed one of these nodes since the last merge."""
@@ -523,7 +492,7 @@ class StoredLoom:
         act = act_of_processes(connection, self._key, where)
         steps = interrupt_nodes(connection, row, where)
         if steps.added:
-            self._log_operation(connection, "interrupted", "", steps, row.rev + 1, act=act)
+            log_operation(connection, self._key, "interrupted", "", steps, row.rev + 1, act=act)
         touch(
             connection,
             self._key,
@@ -645,8 +614,8 @@ class StoredLoom:
         rev = row.rev + 1
         set_removed(connection, self._key, coming, rev, removed=False)
         coming += restore_ancestors(connection, self._key, rev)
-        self._drop_undone(connection)
-        self._log_operation(connection, "restore", actor, Steps(coming, [], {}), rev)
+        drop_undone(connection, self._key)
+        log_operation(connection, self._key, "restore", actor, Steps(coming, [], {}), rev)
         touch(connection, self._key, rev=rev, n_nodes=count_nodes(self._key))
 
     def last_removal(self) -> Operation | None:

@@ -1,7 +1,8 @@
-"""Undo and redo operations of a loom's log in its rows."""
+"""Log operations of a loom, and undo and redo them in its rows."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 from typing import Any
 
@@ -10,11 +11,51 @@ from sqlalchemy.engine import Connection
 
 from ...errors import Conflict
 from .commit import count_nodes, restore_ancestors, set_removed, touch
-from .log import DONE, UNDONE, Operation, Steps
+from .log import DONE, DROPPED, FIRST, UNDONE, Operation, Steps
 from .metadata import LoomMetadata
 from .rows import Values, db_text
 from .tables import nodes, operations
 from .text_normalization import search_text, strip_template
+
+
+def log_operation(
+    connection: Connection,
+    loom: int,
+    kind: str,
+    actor: str,
+    steps: Steps,
+    rev: int,
+    *,
+    is_first: bool = False,
+    act: str | None = None,
+    model: str | None = None,
+) -> None:
+    """Add an operation to a loom's log. is_first: the creation of the loom, without undo."""
+    connection.execute(
+        sa.insert(operations).values(
+            loom=loom,
+            kind=kind,
+            actor=actor,
+            at=time.time(),
+            rev=rev,
+            state=FIRST if is_first else DONE,
+            n_added=len(steps.added),
+            n_removed=len(steps.removed),
+            n_changed=len(steps.changed),
+            data=steps.to_json(),
+            act=act,
+            model=None if model is None else db_text(model),
+        )
+    )
+
+
+def drop_undone(connection: Connection, loom: int) -> None:
+    """Mark undone operations as dropped: after a new operation they cannot be redone."""
+    connection.execute(
+        sa.update(operations)
+        .where(operations.c.loom == loom, operations.c.state == UNDONE)
+        .values(state=DROPPED)
+    )
 
 
 def next_in_log(
