@@ -1,4 +1,4 @@
-"""Where Weft keeps what it keeps, unless somebody says otherwise."""
+"""The folder of Weft's data."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def data_dir() -> Path:
-    """Return the folder: WEFT_HOME, else the system's own place for a user's data."""
+    """Return the folder: WEFT_HOME, else the system's place for user data."""
     if given := os.environ.get("WEFT_HOME"):
         return Path(given).expanduser()
     from platformdirs import user_data_path

@@ -1,7 +1,7 @@
-"""What becomes of an error, said once: exit code, HTTP status, OpenAI's type and code, and a hint.
+"""Mapping of errors to exit codes, HTTP statuses, OpenAI error types and codes, and hints.
 
-Exit codes: 0 ok · 1 failure · 2 usage · 3 model or engine unavailable · 4 out of memory ·
-130 interrupted
+Exit codes: 0 ok · 1 failure · 2 usage · 3 model or engine unavailable · 4 out of memory · 130
+interrupted
 """
 
 from __future__ import annotations
@@ -11,15 +11,22 @@ from typing import NamedTuple
 from .. import errors
 
 FAILURE, USAGE, UNAVAILABLE, MEMORY, INTERRUPTED = 1, 2, 3, 4, 130
-CLIENT_GONE = 499  # nobody reads the answer: in the log only
+CLIENT_GONE = 499  # the client has disconnected; appears only in the log
 
 
 class ErrorMapping(NamedTuple):
     """How an error ends the command and a request.
 
-    exit_code: of the command. status, kind, code: HTTP's, and OpenAI's `type` and `code`.
-    hint: the command's, where the error has none; speaks_first: also where it has one, as that
-    names the library's arguments. A server shows the error's own.
+    exit_code: of the command.
+
+    status: of the HTTP response.
+
+    kind, code: OpenAI's `type` and `code`.
+
+    hint: the command's, if the error has none.
+
+    overrides_hint: use it even if the error has one, as that names arguments of the library. A
+    server shows the error's own.
     """
 
     exit_code: int
@@ -36,7 +43,7 @@ _OPTIONS = "weft {verb} --help lists the options"
 _REQUEST, _SERVER = "invalid_request_error", "server_error"
 _CONFLICT, _BUSY, _NEVER = "conflict_error", "unavailable_error", "not_supported_error"
 
-# The most special class of an error that is here decides.
+# The most specific class of an error in this table counts.
 ERROR_MAPPINGS: dict[type[BaseException], ErrorMapping] = {
     errors.WeftError: ErrorMapping(FAILURE, 500, _SERVER, "internal_error"),
     errors.ConfigError: ErrorMapping(USAGE, 400, _REQUEST, "invalid_parameter", _OPTIONS),
@@ -76,7 +83,9 @@ ERROR_MAPPINGS: dict[type[BaseException], ErrorMapping] = {
     errors.NotFound: ErrorMapping(
         FAILURE, 404, "not_found_error", "not_found", "weft ls lists looms"
     ),
-    errors.Conflict: ErrorMapping(FAILURE, 409, _CONFLICT, "revision_mismatch", "read it anew"),
+    errors.Conflict: ErrorMapping(
+        FAILURE, 409, _CONFLICT, "revision_mismatch", "read it again, then retry"
+    ),
     errors.QueueFull: ErrorMapping(
         FAILURE, 429, "rate_limit_error", "queue_full", "try again later"
     ),
@@ -90,7 +99,7 @@ ERROR_MAPPINGS: dict[type[BaseException], ErrorMapping] = {
 
 
 def map_error(error: BaseException) -> ErrorMapping:
-    """Return what becomes of this error."""
+    """Return the mapping of this error."""
     if errors.is_out_of_memory(error):
         return ERROR_MAPPINGS[MemoryError]
     return next(ERROR_MAPPINGS[kind] for kind in type(error).__mro__ if kind in ERROR_MAPPINGS)

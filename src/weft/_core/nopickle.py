@@ -1,4 +1,4 @@
-"""What lives in one process's memory: copying or pickling it says what to do instead."""
+"""Base class of objects that cannot be pickled or copied, as they belong to one process."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any, ClassVar, NoReturn
 
 
 class NotPicklable:
-    """A base of classes whose objects are not copied; `class A(NotPicklable, instead="…")`."""
+    """Base class that rejects pickling and copying: `class A(NotPicklable, instead="…")`."""
 
     __slots__ = ()
     _instead: ClassVar[str]
 
     def __init_subclass__(cls, *, instead: str = "", **more: Any) -> None:
-        """instead: what to do; that of the class above unless it is given."""
+        """instead: what users should do, for the error message; inherited unless it is given."""
         super().__init_subclass__(**more)
         if instead:
             cls._instead = instead

@@ -1,4 +1,4 @@
-"""Cores and memory that this process may use, and how its threads wait for each other."""
+"""CPU cores and memory available to this process, and how OpenMP threads wait."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 _SYSTEM = Path("/")
-# libgomp's default spins for milliseconds, so that a preempted thread keeps all others busy.
-# 1,000 rounds (some 20 µs) still cover the usual difference between threads of an idle machine.
+# libgomp spins for milliseconds by default, so one preempted thread keeps all others busy. 1,000
+# rounds (about 20 µs) still cover the usual differences between threads on an idle machine.
 _WAIT_VARIABLES = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "1000"}
 
 
 def usable_cores() -> int:
-    """Return how many cores may be used: the machine's, CPU affinity's, and a cgroup's quota.
+    """Return how many cores may be used, at least 1: limited by CPU affinity and the cgroup's
+    quota.
 
-    A quota of a core and a half counts as one: threads beyond it are stopped for the rest of each
-    period. At least 1. Cost: a few small files are read.
+    A quota of 1.5 cores counts as 1: further threads are stopped for the rest of each period.
+
+    Cost: reads a few small files.
     """
     try:
         n = len(os.sched_getaffinity(0))
@@ -29,11 +31,12 @@ def usable_cores() -> int:
 
 
 def idle_cores(system: Path = _SYSTEM) -> int:
-    """Return how many cores this thread may have just now, its own among them: the machine's, less
-    those that something else runs on; at least 1. All of its own where it is held to some of them:
-    what runs elsewhere says nothing of those.
+    """Return how many cores are idle now, this thread's own included; at least 1.
 
-    Cost: 15 µs. Where the system does not tell who runs, the load of the last minute says it.
+    If CPU affinity restricts the process, return all of its cores: load elsewhere says nothing
+    about them. Without /proc, the load average of the last minute counts.
+
+    Cost: 15 µs.
     """
     n = os.cpu_count() or 1
     with suppress(AttributeError, OSError):
@@ -70,7 +73,7 @@ def thread_times(system: Path = _SYSTEM) -> dict[int, ThreadTimes]:
     times = {}
     with suppress(OSError, ValueError):
         for name in os.listdir(tasks):
-            with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
                 running, waiting, _ = (tasks / name / "schedstat").read_text("ascii").split()
                 times[int(name)] = ThreadTimes(int(running) / 1e9, int(waiting) / 1e9)
     return times if any(each.running_s for each in times.values()) else {}
@@ -98,18 +101,18 @@ def passive_waiting() -> Iterator[None]:
 
 
 def cgroup_quota(system: Path) -> float | None:
-    """Return how many cores' time the process's control groups allow; None: no limit.
+    """Return the cores that the process's control groups allow; None: no limit.
 
-    system: the folder that holds proc and sys.
+    system: the folder that contains proc and sys.
     """
-    found = [_quota(folder, is_v2=is_v2) for folder, is_v2 in cgroups("cpu", system)]
-    return min([quota for quota in found if quota is not None], default=None)
+    quotas = [_quota(folder, is_v2=is_v2) for folder, is_v2 in cgroups("cpu", system)]
+    return min([quota for quota in quotas if quota is not None], default=None)
 
 
 def cgroups(controller: str, system: Path) -> Iterator[tuple[Path, bool]]:
-    """Yield the folders of the groups that limit something, and whether each is of version 2.
+    """Yield the folders of control groups with a controller, and True for version 2.
 
-    controller: "cpu", "memory". system: the folder that holds proc and sys.
+    controller: "cpu" or "memory". system: the folder that contains proc and sys.
     """
     try:
         lines = (system / "proc/self/cgroup").read_text("utf-8").splitlines()
@@ -125,7 +128,7 @@ def cgroups(controller: str, system: Path) -> Iterator[tuple[Path, bool]]:
 
 
 def _up(base: Path, path: str) -> list[Path]:
-    """Return a group's folder and those above it: in a container only `base` may be there."""
+    """Return a group's folder and those above it: in a container only `base` may exist."""
     parts = [part for part in path.split("/") if part not in ("", "..")]
     return [base.joinpath(*parts[:n]) for n in range(len(parts), -1, -1)]
 
@@ -138,19 +141,19 @@ def _quota(folder: Path, *, is_v2: bool) -> float | None:
             limit = (folder / "cpu.cfs_quota_us").read_text("utf-8")
             period = (folder / "cpu.cfs_period_us").read_text("utf-8")
         return int(limit) / int(period) if int(limit) > 0 else None
-    except (OSError, ValueError, ZeroDivisionError):  # "max" is no number: no limit
+    except (OSError, ValueError, ZeroDivisionError):  # the value is "max": no limit
         return None
 
 
 def bytes_left(system: Path = _SYSTEM) -> int | None:
-    """Return what is left: of the machine's, of a control group's limit, of `ulimit -v`.
+    """Return the free memory in bytes: the least of the machine's, the cgroup's and `ulimit -v`.
 
-    What a group holds of files, and can let go at any time, counts as left. None where the system
-    does not tell. Cost: a few small files are read.
+    File cache of a cgroup, which can be dropped at any time, counts as free. None if the system
+    does not report it. Cost: reads a few small files.
     """
-    told = [_of_machine(system), _of_address_space(system)]
-    told += [_of_group(folder, is_v2=is_v2) for folder, is_v2 in cgroups("memory", system)]
-    left = [n for n in told if n is not None]
+    limits = [_of_machine(system), _of_address_space(system)]
+    limits += [_of_group(folder, is_v2=is_v2) for folder, is_v2 in cgroups("memory", system)]
+    left = [n for n in limits if n is not None]
     return max(0, min(left)) if left else None
 
 
@@ -163,10 +166,10 @@ def _of_address_space(system: Path) -> int | None:
     with suppress(ImportError, OSError, ValueError):
         import resource
 
-        most, _ = resource.getrlimit(resource.RLIMIT_AS)
-        taken = _field(system / "proc/self/status", "VmSize:")
-        if most != resource.RLIM_INFINITY and taken is not None:
-            return most - taken * 1024
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        used = _field(system / "proc/self/status", "VmSize:")
+        if limit != resource.RLIM_INFINITY and used is not None:
+            return limit - used * 1024
     return None
 
 
@@ -175,15 +178,15 @@ def _of_group(folder: Path, *, is_v2: bool) -> int | None:
         "memory.limit_in_bytes", "memory.usage_in_bytes"
     )  # fmt: skip
     try:
-        most, taken = (int((folder / name).read_text("ascii")) for name in names)
-    except (OSError, ValueError):  # "max" is no number: no limit
+        limit, used = (int((folder / name).read_text("ascii")) for name in names)
+    except (OSError, ValueError):  # the value is "max": no limit
         return None
     of_files = _field(folder / "memory.stat", "inactive_file" if is_v2 else "total_inactive_file")
-    return most - taken + (of_files or 0)
+    return limit - used + (of_files or 0)
 
 
 def _field(path: Path, name: str) -> int | None:
-    """Return the number behind a name, in a file of a line each."""
+    """Return the number after a name, in a file with one name per line."""
     with suppress(OSError, ValueError, IndexError):
         for line in path.read_text("ascii").splitlines():
             first, *more = line.split()

@@ -1,4 +1,4 @@
-"""What callers give: numbers, bools, functions, or the error that names what is allowed."""
+"""Checks of arguments: numbers, bools, choices, functions. Errors name the allowed values."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ..errors import ConfigError, PromptWarning
 
 
 def check_int(name: str, value: Any, low: int | None = None, high: int | None = None) -> int:
-    """Return a whole number from `low` to `high`, both allowed, as an int; None: no bound.
+    """Return an integer from `low` to `high`, both allowed, as an int; None: no bound.
 
-    NumPy's integers are whole numbers, True and False are none. Raises: ConfigError.
+    NumPy integers are accepted, True and False are not. Raises: ConfigError.
     """
     number = as_index(value)
     if number is None or not _is_within(number, low, high):
@@ -26,38 +26,40 @@ def check_int(name: str, value: Any, low: int | None = None, high: int | None = 
 
 
 def check_bool(name: str, value: Any) -> bool:
-    """Return a bool; 0, 1 and None are none. Raises: ConfigError."""
+    """Return a bool; 0, 1 and None are not accepted. Raises: ConfigError."""
     if not isinstance(value, bool):
         raise ConfigError(f"{name} is {value!r:.80}; allowed is True or False")
     return value
 
 
 def check_choice(name: str, value: Any, allowed: Collection[Any], why: str = "") -> None:
-    """Raise ConfigError for a value that is not among the allowed ones; why: what to add to it."""
+    """Raise ConfigError if a value is not among the allowed ones; `why` is appended to the
+    message.
+    """
     if not any(value is each or (type(value) is type(each) and value == each) for each in allowed):
-        shown = " and ".join(", ".join(map(repr, allowed)).rsplit(", ", 1))
-        raise ConfigError(f"{name} is {value!r:.80}; allowed are {shown}{why}")
+        listed = " and ".join(", ".join(map(repr, allowed)).rsplit(", ", 1))
+        raise ConfigError(f"{name} is {value!r:.80}; allowed are {listed}{why}")
 
 
 def check_unary(name: str, function: Callable[..., Any], what: str) -> None:
-    """Raise ConfigError for a function that one argument cannot be handed to; what: that is.
+    """Raise ConfigError if a function cannot be called with one argument; `what` describes it.
 
-    A function that does not tell what it takes, as some that are built in, is taken as it is.
+    Functions without a signature, such as some built-in ones, are accepted.
     """
     try:
-        told = signature(function, follow_wrapped=False)  # of what is called, not what that calls
+        sig = signature(function, follow_wrapped=False)  # of the wrapper, which is what is called
     except (TypeError, ValueError):
         return
     try:
-        told.bind(None)
+        sig.bind(None)
     except TypeError as error:
-        bare = [each.replace(annotation=Parameter.empty) for each in told.parameters.values()]
+        bare = [each.replace(annotation=Parameter.empty) for each in sig.parameters.values()]
         takes = f"{Signature(bare)!s:.80}" if bare else "no argument"
         raise ConfigError(f"{name} takes {takes}; it has to take one argument, {what}") from error
 
 
 def find_lone_surrogate(text: str) -> int | None:
-    """Return where a text has half of a surrogate pair, which no encoding has; None for nowhere."""
+    """Return the index of a lone surrogate, which no encoding can write; None if there is none."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -66,13 +68,14 @@ def find_lone_surrogate(text: str) -> int | None:
 
 
 def lone_surrogate_message(name: str, text: str, at: int) -> str:
-    """Return what is wrong with such a text."""
+    """Return the error message for a text with a lone surrogate at index `at`."""
     return f"{name} has half a character at {at} ({text[at]!r}, a lone surrogate); give whole ones"
 
 
 def as_index(value: Any) -> int | None:
-    """Return a value that is a whole number as an int; None for any other, and for bools of all
-    libraries: a tensor of one would say 1.
+    """Return an integer value as an int; None for other values.
+
+    Bools of all libraries give None, although a bool tensor converts to 1.
     """
     if isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool"):
         return None
@@ -96,24 +99,26 @@ def check_number(
     """
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     try:
-        found = float(value) if is_number else math.nan
+        result = float(value) if is_number else math.nan
     except OverflowError:
-        found = math.inf
-    is_low = found < low or (open_low and found == low)
-    if is_low or found > high or not math.isfinite(found):
+        result = math.inf
+    is_low = result < low or (open_low and result == low)
+    if is_low or result > high or not math.isfinite(result):
         allowed = "a finite number"
         if low > -math.inf:
             allowed += f" {'>' if open_low else '>='} {low:g}"
         if high < math.inf:
             allowed += f" and <= {high:g}"
-        whole = value if isinstance(value, int) else None
-        raise ConfigError(f"{name} is {_shown(whole, value)}; allowed is {allowed}")
-    return found
+        integer = value if isinstance(value, int) else None
+        raise ConfigError(f"{name} is {_shown(integer, value)}; allowed is {allowed}")
+    return result
 
 
-def _shown(whole: int | None, value: Any) -> str:
-    is_huge = whole is not None and whole.bit_length() > 256  # Python writes no huge ones
-    return f"a number of {whole.bit_length()} bits" if is_huge and whole else f"{value!r:.80}"
+def _shown(integer: int | None, value: Any) -> str:
+    # Python raises ValueError when it formats a huge integer.
+    if integer is not None and integer.bit_length() > 256:
+        return f"a number of {integer.bit_length()} bits"
+    return f"{value!r:.80}"
 
 
 def _is_within(number: int, low: int | None, high: int | None) -> bool:
@@ -127,7 +132,7 @@ def _range(low: int | None, high: int | None) -> str:
 
 
 def warn_of_prompt(message: str) -> None:
-    """Issue a PromptWarning whose location is the caller's line outside this package."""
+    """Issue a PromptWarning located at the caller's line outside this package."""
     frame, level = currentframe(), 1
     while frame is not None and _is_own(frame.f_globals.get("__name__", "")):
         frame, level = frame.f_back, level + 1

@@ -1,4 +1,4 @@
-"""How many slots and paths there are, who has them, and who loses them first."""
+"""Counts of KV slots and paths, the eviction queue, and KV copies on the host."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from .place import Node, Tail
 
 
 class SlotBudget:
-    """Counts over one token tree; the tree tells it of every change.
+    """Counts of slots and paths of one token tree, which reports every change.
 
-    Slots: every slot of the capacity is in exactly one of these::
+    Each slot of the capacity is in exactly one of these::
 
         free │ promised to pinned absent nodes │ reserved by tails │ evictable │ pinned │ spare
 
-    Spare is what leaves keep to grow in, and what the engine could not give back.
+    Spare slots are those that leaves keep for growth, and those that the engine failed to free.
 
-    Paths: leaves of what is resident or promised, tails included; sequence engines can tag
-    `max_paths`. A node is counted when it is resident or pinned; its `live` is the number of
-    counted children and tails.
+    Paths are leaves of resident and promised nodes, tails included. Engines with sequence ids
+    support `max_paths` of them. A node is counted if it is resident or pinned; its `n_live` is the
+    number of counted children and tails.
     """
 
     __slots__ = (
@@ -44,43 +44,43 @@ class SlotBudget:
         self.capacity = capacity
         self.growth = growth
         self.max_paths = max_paths
-        self.resident = 0
-        self.pinned = 0
-        self.promised = 0
-        self.tails = 0
-        self.paths = 0
-        self.growing = 0  # leaves that keep room to grow in
-        self.lost = 0  # slots that the engine could not free
+        self.resident = 0  # slots of resident nodes
+        self.pinned = 0  # of these, slots of pinned nodes
+        self.promised = 0  # slots of pinned absent nodes
+        self.tails = 0  # slots reserved by tails
+        self.paths = 0  # leaves of resident and promised nodes, and tails
+        self.growing = 0  # leaves with spare slots for growth
+        self.lost = 0  # slots that the engine failed to free
 
     @property
     def spare(self) -> int:
-        """Slots that hold nothing: each growing leaf may have nearly a `growth` of them."""
+        """Slots without KV: each growing leaf may have nearly `growth` of them."""
         return self.growing * (self.growth - 1) + self.lost
 
     @property
     def used(self) -> int:
-        """Slots that are held or promised."""
+        """Slots that are occupied or promised."""
         return self.resident + self.promised + self.tails + self.spare
 
     @property
     def free(self) -> int | None:
-        """Slots nobody has; negative while too much is promised; None without a limit."""
+        """Slots that are unused; negative while too many are promised; None without a limit."""
         return None if self.capacity is None else self.capacity - self.used
 
     @property
     def unevictable(self) -> int:
-        """Slots that no eviction can free: pinned, promised, and what tails reserved."""
+        """Slots that no eviction can free: pinned, promised, and reserved by tails."""
         return self.pinned + self.promised + self.tails
 
     @property
     def is_exceeded(self) -> bool:
-        """More is held and promised than there is."""
+        """True if more slots or paths are used and promised than exist."""
         if self.capacity is not None and self.used > self.capacity:
             return True
         return self.max_paths is not None and self.paths > self.max_paths
 
     def count_node(self, node: Node) -> None:
-        """A node became counted: one path more, unless it lengthens its parent's."""
+        """Count a node: one path more, unless it extends its parent's path."""
         above = node.parent
         assert above is not None
         if node.n_live == 0:
@@ -90,7 +90,7 @@ class SlotBudget:
             self.paths -= 1
 
     def uncount_node(self, node: Node) -> None:
-        """A node is no longer counted; nothing that is hangs on it."""
+        """Stop counting a node that has no counted children."""
         above = node.parent
         assert above is not None and node.n_live == 0
         self.paths -= 1
@@ -99,33 +99,35 @@ class SlotBudget:
             self.paths += 1
 
     def add_tail(self, node: Node) -> None:
-        """A tail grows from the end of `node`."""
+        """Count a tail at the end of `node`."""
         node.n_live += 1
         if not (node.counted and node.n_live == 1):
             self.paths += 1
 
     def remove_tail(self, node: Node) -> None:
-        """A tail of `node` is gone."""
+        """Stop counting a tail of `node`."""
         node.n_live -= 1
         if not (node.counted and node.n_live == 0):
             self.paths -= 1
 
     def reserve(self, tail: Tail, length: int) -> None:
-        """Let a tail grow to `length` slots, in the engine's measure; may leave the room over."""
+        """Reserve `length` slots for a tail, rounded up to `growth`; the budget may be exceeded
+        then.
+        """
         if length > tail.reserved:
             self.set_reserved(tail, -(-length // self.growth) * self.growth)
 
     def shrink_reservation(self, tail: Tail, length: int) -> None:
-        """Give back what a tail reserved beyond `length`: the last resort when it is alone."""
+        """Release what a tail reserved beyond `length`: the last resort for a lone job."""
         self.set_reserved(tail, min(tail.reserved, max(length, tail.fragment.length)))
 
     def set_reserved(self, tail: Tail, reserved: int) -> None:
-        """Say how many slots a tail may write."""
+        """Set how many slots a tail may write."""
         self.tails += reserved - tail.reserved
         tail.reserved = reserved
 
     def pin(self, node: Node) -> bool:
-        """Add a pin; return whether it was the first, so that the parent gets one too."""
+        """Add a pin; return True if it is the first, so that the parent needs one too."""
         node.pins += 1
         if node.pins > 1:
             return False
@@ -137,7 +139,7 @@ class SlotBudget:
         return True
 
     def unpin(self, node: Node) -> bool:
-        """Take a pin back; return whether it was the last."""
+        """Remove a pin; return True if it was the last."""
         node.pins -= 1
         if node.pins:
             return False
@@ -149,7 +151,9 @@ class SlotBudget:
         return True
 
     def absorb(self, leaf: Node, node: Node) -> None:
-        """A resident leaf takes in its only child, absent and counted, with its tokens."""
+        """Update counts after a resident leaf has absorbed its only child, which was absent and
+        counted.
+        """
         n = len(node.tokens)
         assert node.pins and leaf.pins
         self.promised -= n
@@ -159,7 +163,7 @@ class SlotBudget:
         leaf.n_live = node.n_live
 
     def attach(self, node: Node) -> None:
-        """A node just got its fragment."""
+        """Update counts after a node got its fragment."""
         self.resident += len(node.tokens)
         if node.pins:
             self.pinned += len(node.tokens)
@@ -168,7 +172,7 @@ class SlotBudget:
             self.count_node(node)
 
     def detach(self, node: Node) -> None:
-        """An unpinned node just lost its fragment."""
+        """Update counts after an unpinned node lost its fragment."""
         self.resident -= len(node.tokens)
         self.uncount_node(node)
 
@@ -177,16 +181,16 @@ Key = tuple[bool, int, int]
 
 
 def eviction_key(node: Node) -> Key:
-    """First nodes that no handle holds, then the least recently used, then the cheapest to redo."""
+    """Order of eviction: nodes without holds first, then least recently used, then shortest."""
     return (node.holds > 0, node.last_used, len(node.tokens))
 
 
 class EvictionQueue:
-    """Evictable leaves, worst first.
+    """Priority queue of evictable leaves.
 
-    Entries are not updated in place: `offer` again when a node's key changed; stale entries are
-    skipped. One that stands before where a node belongs will do for it, and is put right when it
-    comes to the front: a path that is used again and again is not put in each time.
+    Entries are not updated in place: call `offer` again when a node's key changes, and stale
+    entries are skipped. An entry with an earlier key is enough: `pop` corrects it. So a node that
+    is used often is not pushed each time.
     """
 
     def __init__(self) -> None:
@@ -194,14 +198,14 @@ class EvictionQueue:
         self._tick = count()
 
     def offer(self, node: Node) -> None:
-        """Say that a node may be evicted now. Cost: O(log entries)."""
+        """Add a node that is evictable now. Cost: O(log entries)."""
         key = eviction_key(node)
         if node.queued_key is None or key < node.queued_key:
             node.queued_key = key
             heapq.heappush(self._heap, (key, next(self._tick), node))
 
     def pop(self, evictable: Callable[[Node], bool]) -> Node | None:
-        """Return the first node that still is evictable under its present key, or None."""
+        """Return the first node that is evictable under its current key, or None."""
         while self._heap:
             key, _, node = heapq.heappop(self._heap)
             node.queued_key = None
@@ -215,7 +219,7 @@ class EvictionQueue:
         return len(self._heap)
 
     def rebuild(self, nodes: list[Node]) -> None:
-        """Forget stale entries: only these nodes are evictable."""
+        """Replace all entries by these nodes."""
         for _, _, node in self._heap:
             node.queued_key = None
         self._heap = []
@@ -227,10 +231,12 @@ _log = logging.getLogger(__name__)
 
 
 class HostTier:
-    """Exported KV of at most `capacity` slots, oldest out first; `slots` of them are in use."""
+    """KV copies on the host of at most `capacity` slots, oldest out first. `slots`: those in
+    use.
+    """
 
     def __init__(self, capacity: int, device: SlotBudget | None = None) -> None:
-        """shared: a room whose free slots may hold KV on the host, too."""
+        """device: a budget whose free slots may also be used on the host."""
         self.capacity = capacity
         self.slots = 0
         self._device = device
@@ -247,15 +253,17 @@ class HostTier:
         return self._free_beyond(self.limit)
 
     def offload(self, node: Node, fragments: Fragments) -> list[Node]:
-        """Copy a node's KV to the host if it can fit; return the nodes that had to go for it."""
+        """Copy a node's KV to the host if it fits; return the nodes whose copies were freed
+        for it.
+        """
         size = len(node.tokens)
-        limit = self.limit + (0 if self._device is None else size)  # its own slots become free
+        limit = self.limit + (0 if self._device is None else size)  # frees its own device slots
         if node.fragment is None or size > limit:
             return []
         evicted = self._free_beyond(limit - size)
         try:
             node.host = fragments.export(node.fragment)
-        except Exception as error:  # no room for a copy, say: the tokens are known all the same
+        except Exception as error:  # such as no memory for a copy; the tokens stay known
             _log.warning("the engine could not copy KV to the host; it is dropped: %r", error)
             return evicted
         self._nodes[node] = None
@@ -271,23 +279,23 @@ class HostTier:
         return evicted
 
     def free(self, node: Node) -> None:
-        """Forget a node's host copy, if there is one."""
+        """Free a node's host copy, if there is one."""
         if node.host is not None:
             self.slots -= len(node.tokens)
             node.host = None
             del self._nodes[node]
 
     def split(self, upper: Node, lower: Node, cut: int) -> None:
-        """A node was cut before its slot `cut`: each half has its part of the host copy."""
+        """Split the host copy of a node that was split at its slot `cut`."""
         assert lower.host is not None
         upper.host, lower.host = split_exported(lower.host, cut)
         self._nodes[upper] = None
 
 
 def split_exported(host: dict[str, Any], cut: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Cut exported KV: k.* and v.* have their slots on axis 1, others describe the whole.
+    """Split exported KV: k.* and v.* have their slots on axis 1, other entries describe all of it.
 
-    Both are copies: a view would keep the memory of the whole, whatever becomes of the other half.
+    Both parts are copies, as a view would keep the memory of the full array.
     """
     upper, lower = dict(host), dict(host)
     for name, array in host.items():

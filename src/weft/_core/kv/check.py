@@ -1,4 +1,4 @@
-"""The token tree's invariants, recomputed from nothing."""
+"""Checks of the token tree's invariants."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 
 def check_tree(tree: TokenTree) -> None:
-    """Compare every counter and link of a tree with a recount. Raises AssertionError. Cost:
-    O(tree).
+    """Compare all counters and links of a tree with a recount.
+
+    Raises: AssertionError. Cost: O(tree).
     """
     nodes = list(tree.nodes())
     tails: dict[Node, int] = {}
@@ -42,7 +43,7 @@ def check_tree(tree: TokenTree) -> None:
 
 
 def check_node(node: Node, n_tails: int, untrimmed: Mapping[Fragment, int]) -> None:
-    """Verify one node against its neighbours."""
+    """Check one node against its neighbours."""
     above = node.parent
     assert above is not None and node.tokens, "an empty node"
     assert node.joined is None, "a joined node is still linked"
@@ -59,7 +60,7 @@ def check_node(node: Node, n_tails: int, untrimmed: Mapping[Fragment, int]) -> N
 
 
 def check_budget(tree: TokenTree, nodes: list[Node]) -> None:
-    """Verify that free + promised + evictable + pinned == capacity, and the number of paths."""
+    """Check that free + promised + evictable + pinned == capacity, and the number of paths."""
     budget = tree.budget
     resident = [node for node in nodes if node.fragment is not None]
     assert budget.resident == sum(len(n.tokens) for n in resident), "resident slots"

@@ -1,4 +1,4 @@
-"""Pins by hand: whole paths that users keep, beside those that running work pins and unpins."""
+"""Pins by users: paths whose KV stays, in addition to the pins of running work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .place import Cursor, Place
 
 
 class PinHold(weakref.ref[Any]):
-    """One owner's pin on the path to `place`; its callback tells when the owner is gone."""
+    """One owner's pin on the path to `place`; its weakref callback queues the release."""
 
     __slots__ = ("place",)
     place: Place
@@ -25,10 +25,9 @@ class PinHold(weakref.ref[Any]):
 
 
 class Pins:
-    """The pins by hand of one tree, which pins and unpins the nodes; iterating gives them.
+    """The pins by users of one tree. Iterating yields them.
 
-    An owner that is collected lets go without any Python code, as `Holds` has it; `drain` tells.
-    released: those that wait for it.
+    A weakref callback without Python code queues the pin of a collected owner in `released`.
     """
 
     __slots__ = ("_active", "_release", "released")
@@ -46,18 +45,18 @@ class Pins:
         return id(hold) in self._active
 
     def add(self, owner: object, place: Place) -> PinHold:
-        """Note a pin of `owner`."""
+        """Add a pin of `owner`."""
         hold = PinHold(owner, self._release)
         hold.place = place
         self._active[id(hold)] = hold
         return hold
 
     def drop(self, hold: PinHold) -> bool:
-        """Forget a pin; return whether it was there."""
+        """Remove a pin; return True if it existed."""
         return self._active.pop(id(hold), None) is not None
 
     def drain(self) -> Iterator[PinHold]:
-        """Forget and yield the pins whose owners are gone."""
+        """Remove and yield the pins whose owners are collected."""
         while self.released:
             hold = self._active.pop(id(self.released.popleft()), None)
             if hold is not None:

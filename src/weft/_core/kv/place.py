@@ -1,4 +1,4 @@
-"""Places in the token tree: its nodes, cursors between two tokens, and what a face holds."""
+"""Nodes of the token tree, cursors between two tokens, and the places that callers hold."""
 
 from __future__ import annotations
 
@@ -12,17 +12,9 @@ from ...engines.base import Fragment
 
 
 class Node:
-    """Consecutive tokens of one path; only the tree writes it, only `kv` and `sched` hold it.
+    """Consecutive tokens of one path. Only the tree writes it; only `kv` and `sched` refer to it.
 
-    tokens: this node's own ids, never empty but in a root. start: depth of the first one.
-    children: by first token. fragment: KV on the device; host: exported KV; both None: absent.
-    pins: own pins + pinned children; while > 0 the KV is in use or promised.
-    holds: places on this node; while > 0 the tokens stay known.
-    ends: pins by hand whose paths end with it: its end stays one.
-    live: children that are resident or pinned, and tails that grow from here.
-    used: clock of the last use. offered: its key among those that may be evicted, if it is there.
-    rows: cached logits rows by depth.
-    joined: the node that this one was merged into. launched: part of a step in flight.
+    It is resident with a fragment, offloaded with a host copy, and absent with neither.
     """
 
     __slots__ = (
@@ -47,22 +39,22 @@ class Node:
     def __init__(
         self, tokens: list[int], start: int, parent: Node | None, namespace: str | None
     ) -> None:
-        self.tokens = tokens
-        self.start = start
+        self.tokens = tokens  # its own ids; empty only in a root
+        self.start = start  # depth of the first one
         self.parent = parent
-        self.namespace = namespace
-        self.children: dict[int, Node] = {}
-        self.fragment: Fragment | None = None
-        self.host: dict[str, Any] | None = None
-        self.pins = 0
-        self.holds = 0
-        self.user_pins = 0
-        self.n_live = 0
-        self.last_used = 0
-        self.queued_key: tuple[bool, int, int] | None = None
-        self.logits_rows: dict[int, Any] | None = None
-        self.joined: Node | None = None
-        self.in_flight = False
+        self.namespace = namespace  # the LoRA adapter; None for the model itself
+        self.children: dict[int, Node] = {}  # by first token
+        self.fragment: Fragment | None = None  # KV on the device
+        self.host: dict[str, Any] | None = None  # KV on the host
+        self.pins = 0  # own pins + pinned children; above 0, KV is in use or promised
+        self.holds = 0  # places on this node; above 0, its tokens stay known
+        self.user_pins = 0  # pins by users whose paths end here; above 0, it is not extended
+        self.n_live = 0  # children that are resident or pinned, and tails that start here
+        self.last_used = 0  # clock of the last use
+        self.queued_key: tuple[bool, int, int] | None = None  # its key in the eviction queue
+        self.logits_rows: dict[int, Any] | None = None  # cached logits by depth
+        self.joined: Node | None = None  # the node that it was merged into
+        self.in_flight = False  # a launched step writes it
 
     @property
     def end(self) -> int:
@@ -71,12 +63,12 @@ class Node:
 
     @property
     def resident(self) -> bool:
-        """KV of every token of this node is on the device; a root has none to miss."""
+        """True if the KV of all its tokens is on the device; a root has no tokens."""
         return self.fragment is not None or self.parent is None
 
     @property
     def counted(self) -> bool:
-        """Resident or promised: takes part in the count of paths."""
+        """True if it is resident or promised: it takes part in the count of paths."""
         return self.parent is not None and (self.fragment is not None or self.pins > 0)
 
     def __repr__(self) -> str:
@@ -84,13 +76,13 @@ class Node:
         return f"<Node {self.start}..{self.end} {state} pins={self.pins} holds={self.holds}>"
 
 
-MAX_BACKLOG = 1024  # holds that are gone and wait for a step, before somebody looks
+MAX_BACKLOG = 1024  # released holds that may wait for the next step before `drain_backlog` acts
 
 
 class Cursor(NamedTuple):
-    """The place after the first `depth` tokens of the path through `node`.
+    """The position after the first `depth` tokens of the path through `node`.
 
-    Resolved when used: a split may have put the depth into an ancestor, a join into a descendant.
+    It is resolved on use: a split may have moved the depth to an ancestor, a join to a descendant.
     """
 
     node: Node
@@ -98,13 +90,13 @@ class Cursor(NamedTuple):
 
 
 def resolve(cursor: Cursor) -> Cursor:
-    """Return the same place on the node that holds it now: start < depth <= end, or a root at 0.
+    """Return the same position on its present node: start < depth <= end, or a root at 0.
 
     Changes nothing but the length of forward links. Cost: O(nodes between), usually none.
     """
     node, depth = cursor
     if node.joined is None and (depth > node.start or node.parent is None):
-        return cursor  # mostly
+        return cursor  # the usual case
     return Cursor(node_at(node, depth), depth)
 
 
@@ -118,7 +110,7 @@ def node_at(node: Node, depth: int) -> Node:
 
 
 def resolve_joined(node: Node) -> Node:
-    """Return the node that stands for `node` after joins; shortens the forward links it follows."""
+    """Return the node that `node` was merged into; shortens the forward links on the way."""
     while (after := node.joined) is not None:
         if after.joined is not None:
             node.joined = after.joined
@@ -127,7 +119,7 @@ def resolve_joined(node: Node) -> Node:
 
 
 def climb(cursor: Cursor) -> Iterator[Node]:
-    """Yield the nodes from a cursor to the root, the root left out."""
+    """Yield the nodes from a cursor up to the root, without the root."""
     node = resolve(cursor).node
     while node.parent is not None:
         yield node
@@ -149,7 +141,7 @@ def path_ids(cursor: Cursor, first: int = 0) -> list[int]:
 def common_prefix(known: list[int], ids: list[int], offset: int) -> int:
     """Return how many of `known` equal `ids` from `offset` on; compares slices in C."""
     limit = min(len(known), len(ids) - offset)
-    # Of whole lists no copies are made: a prompt may be long, and is met in every call.
+    # Compare full lists without copying them: prompts are long and are matched in every call.
     some = known if limit == len(known) else known[:limit]
     if some == (ids if limit == len(ids) else ids[offset : offset + limit]):
         return limit
@@ -164,7 +156,7 @@ def common_prefix(known: list[int], ids: list[int], offset: int) -> int:
 
 
 def follow(cursor: Cursor, ids: Sequence[int]) -> Cursor:
-    """Return the place after the longest known prefix of `ids` that follow a cursor.
+    """Return the position after the longest known prefix of `ids` below a cursor.
 
     Changes nothing. Cost: O(len(ids)).
     """
@@ -188,18 +180,20 @@ def follow(cursor: Cursor, ids: Sequence[int]) -> Cursor:
 
 
 class Hold(weakref.ref["Place"]):
-    """One place's hold on a node; its callback tells when the place is gone."""
+    """One place's hold on a node; its weakref callback queues the release."""
 
     __slots__ = ("node",)
     node: Node
 
 
 class Holds:
-    """What places of one tree share: its lock, their holds, and those of places that are gone.
+    """State shared by all places of a tree: the lock, their holds, and released holds.
 
-    A hold is released by a weak reference's callback that is no Python code, so neither another
-    thread nor Ctrl-C can get between; the next step drains `released`, or whoever copies a place
-    when very many are there and no step runs. relieve: what does that; set by the driver.
+    A weakref callback without Python code releases a hold, so neither another thread nor Ctrl-C can
+    interrupt it. The next step drains `released`. If no step runs and many have piled up, copying a
+    place drains them.
+
+    on_backlog: drains released holds; set by the driver.
     """
 
     __slots__ = ("_release", "alive", "lock", "on_backlog", "released")
@@ -221,23 +215,24 @@ class Holds:
         return hold
 
     def drain_backlog(self) -> None:
-        """See that holds which are gone do not pile up; without the lock. Cost: O(1), mostly."""
+        """Call `on_backlog` if many holds wait for release; without the lock. Cost: usually
+        O(1).
+        """
         if len(self.released) > MAX_BACKLOG and self.on_backlog is not None:
             self.on_backlog()
 
     def drain(self) -> Iterator[Node]:
-        """Yield the nodes of places that are gone, a node a hold."""
+        """Yield the nodes of released holds, one per hold."""
         while self.released:
             hold = self.alive.pop(id(self.released.popleft()))
             yield resolve_joined(hold.node)
 
 
 class Place:
-    """A position in the token tree that a face holds: the tokens before it stay known.
+    """A position in the token tree; the tokens before it stay known while the place exists.
 
-    Known tokens only, no KV: what is missing is computed when used. A place that no step has used
-    yet is not in the tree (`_hold` is None): it is `_ids` after another place. Cheap to make, copy
-    and drop; dropping the last reference lets go.
+    It keeps tokens, not KV: missing KV is computed on use. A place that no step has used is not in
+    the tree: it is `own_ids` after another place. Cheap to create, copy and drop.
     """
 
     __slots__ = ("__weakref__", "_after", "_hold", "_ids", "depth", "holds", "namespace")
@@ -258,13 +253,13 @@ class Place:
 
     @classmethod
     def from_cursor(cls, holds: Holds, cursor: Cursor) -> Place:
-        """Hold a resolved cursor. Cost: O(1)."""
+        """Return a place at a resolved cursor. Cost: O(1)."""
         place = cls(holds, cursor.node.namespace)
         place.bind(cursor)
         return place
 
     def bind(self, cursor: Cursor) -> None:
-        """Take a resolved cursor as the position, once; the tree's part."""
+        """Set the position to a resolved cursor, once. Called by the tree."""
         with self.holds.lock:
             assert self._hold is None, "a place in the tree does not move"
             self._hold = self.holds.add(self, cursor.node)
@@ -272,11 +267,11 @@ class Place:
 
     @property
     def cursor(self) -> Cursor | None:
-        """Where it is in the tree, resolved, or None; valid under the lock."""
+        """Its position in the tree, resolved, or None; valid under the lock."""
         return None if self._hold is None else resolve(Cursor(self._hold.node, self.depth))
 
     def pending(self) -> list[Place]:
-        """Return the places that must enter the tree before and with this one, first one first."""
+        """Return the places that must be inserted before and with this one, in order."""
         out: list[Place] = []
         place: Place | None = self
         while place is not None and place._hold is None:
@@ -286,12 +281,12 @@ class Place:
 
     @property
     def after(self) -> Place | None:
-        """The place that `own_ids` follow, while this one is not in the tree."""
+        """The place before `own_ids`, while this one is not in the tree."""
         return self._after
 
     @property
     def own_ids(self) -> Sequence[int]:
-        """The ids after `after`; empty once it is in the tree."""
+        """The ids after `after`; empty once the place is in the tree."""
         return self._ids
 
     def ids(self) -> list[int]:
@@ -323,7 +318,7 @@ class Place:
             return Place.from_cursor(self.holds, resolve(Cursor(place._hold.node, depth)))
 
     def fork(self) -> Place:
-        """Return another hold on the same position. Cost: O(1)."""
+        """Return another place at the same position. Cost: O(1)."""
         self.holds.drain_backlog()
         with self.holds.lock:
             if self._hold is None:
@@ -332,7 +327,7 @@ class Place:
 
 
 class Tail:
-    """Slots that one run writes, after `cursor`. `reserved`: how many it may write so far."""
+    """Slots that one sequence writes after `cursor`. `reserved`: how many it may write so far."""
 
     __slots__ = ("cursor", "fragment", "reserved")
 

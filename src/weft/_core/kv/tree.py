@@ -1,15 +1,15 @@
 """The token tree: a radix tree over token ids whose nodes own KV fragments.
 
-Content, not identity: equal prefixes are one path. Tokens are the truth, KV is a cache of them: a
-node is resident (KV on the device), offloaded (on the host) or absent; a resident node's ancestors
+Equal prefixes are one path. KV can be evicted at any time; it is recomputed from the tokens. A node
+is resident (KV on the device), offloaded (on the host) or absent. The ancestors of a resident node
 are resident.
 
     root ── "You are a helpful…" ──┬── "13 - 9 = 4"  ── "10 - 4 = 6"
                                    └── "4 + 9 = 13"
 
-Only the scheduler calls what changes it, under its lock and never beside a forward: splits and
-joins move fragments. Nothing here touches arrays, and nothing recurses: a chain of 100,000 nodes is
-fine.
+Only the scheduler calls methods that change it, under its lock and never during a forward: splits
+and joins move fragments. Nothing here touches arrays, and nothing recurses: a chain of 100,000
+nodes works.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from .place import (
     resolve_joined,
 )
 
-JOIN_LENGTH = 8  # one-child nodes in a row before they become one (beam search makes thousands)
-JOIN_RATIO = 8  # a node this much longer than all below it stays apart, so joining costs O(n log n)
+JOIN_LENGTH = 8  # chains of one-child nodes are joined at this length (beam search has thousands)
+JOIN_RATIO = 8  # a node this many times longer than the chain below it is not joined: O(n log n)
 
 
 def grow_leaf(node: Node, ids: list[int]) -> Node:
-    """Put new tokens below `node`, or into it where it is an absent leaf that nothing uses."""
+    """Add new tokens below `node`, or to it if it is an absent leaf that is not in use."""
     if not (node.resident or node.children or node.pins or node.in_flight or node.host is not None):
         node.tokens = node.tokens + ids
         return node
@@ -51,7 +51,7 @@ def grow_leaf(node: Node, ids: list[int]) -> Node:
 
 
 def join_chain(lower: Node) -> list[Node]:
-    """Return the nodes that may become one with `lower`, itself first, then upwards."""
+    """Return the nodes that may be joined with `lower`, itself first, then upwards."""
     chain, length = [lower], len(lower.tokens)
     while (upper := chain[-1].parent) is not None and can_join(upper, chain[-1]):
         if len(upper.tokens) > JOIN_RATIO * length:
@@ -62,7 +62,9 @@ def join_chain(lower: Node) -> list[Node]:
 
 
 def can_join(upper: Node, lower: Node) -> bool:
-    """Whether `lower` may take in `upper`: an only child, in the same state, nothing else there."""
+    """Return True if `lower` is the only child of `upper`, in the same state, and nothing else uses
+    it.
+    """
     return (
         upper.parent is not None
         and len(upper.children) == 1
@@ -78,7 +80,7 @@ def can_join(upper: Node, lower: Node) -> bool:
 
 
 def move_logits_rows(source: Node, target: Node, last: int) -> None:
-    """Give cached logits rows at depths up to `last` from one node to another."""
+    """Move cached logits rows at depths up to `last` from one node to another."""
     if not source.logits_rows:
         return
     for depth in [d for d in source.logits_rows if d <= last]:
@@ -90,12 +92,12 @@ def move_logits_rows(source: Node, target: Node, last: int) -> None:
 
 
 def is_evictable(node: Node) -> bool:
-    """Resident, and nothing uses it or hangs on it."""
+    """Return True if a node is resident and has no pins and no live children."""
     return node.fragment is not None and not node.pins and not node.n_live
 
 
 def is_forgettable(node: Node) -> bool:
-    """Nothing needs this node's tokens."""
+    """Return True if no object needs this node's tokens."""
     return not (
         node.fragment is not None
         or node.host is not None
@@ -109,11 +111,14 @@ def is_forgettable(node: Node) -> bool:
 
 
 _log = logging.getLogger(__name__)
-GROWING_STEPS = 4  # a leaf that has not grown for so long gives back the room it kept for that
+GROWING_STEPS = 4  # a leaf that has not grown for this many steps releases its spare slots
 
 
 class TokenTree:
-    """See the module. `epoch` counts changes that put span tuples of `path` out of date."""
+    """The radix tree; see the module.
+
+    epoch: counts changes that invalidate the span tuples of `path`.
+    """
 
     def __init__(
         self,
@@ -124,9 +129,13 @@ class TokenTree:
         host_capacity: int = 0,
         host_uses_free_slots: bool = False,
     ) -> None:
-        """Make an empty tree; capacities in slots, `max_paths` in leaves, None for no limit.
+        """Create an empty tree.
 
-        shares_room: the host may hold KV in as many more slots as the device has free.
+        Args:
+            fragments: the engine's KV fragments; None if the engine hides its KV.
+            capacity, host_capacity: slots on the device and on the host. None means no limit.
+            max_paths: maximum leaves. None means no limit.
+            host_uses_free_slots: the host may also hold KV in as many slots as the device has free.
         """
         self.fragments = fragments
         growth = fragments.growth if fragments is not None else 1
@@ -135,11 +144,11 @@ class TokenTree:
         self.holds = Holds()
         self.pins = Pins()
         self.queue = EvictionQueue()
-        # Leaves that keep room to grow in, and the step of their last growth; oldest first.
+        # Leaves with spare slots, and the step of their last growth; oldest first.
         self.growing: OrderedDict[Node, int] = OrderedDict()
         self.n_steps = 0
-        self.unfreed: list[Fragment] = []  # the engine could not free them: tried again later
-        self.untrimmed: dict[Fragment, int] = {}  # nor cut these to their length
+        self.unfreed: list[Fragment] = []  # the engine failed to free them: retried later
+        self.untrimmed: dict[Fragment, int] = {}  # the engine failed to trim them: retried later
         self.epoch = 0
         self.clock = 0
         self.n_nodes = 0
@@ -149,22 +158,25 @@ class TokenTree:
         self._spans: dict[Cursor, tuple[Span, ...]] = {}
 
     def root(self, namespace: str | None = None) -> Cursor:
-        """Return the place before all tokens of a namespace (one a model adapter). Always valid."""
+        """Return the position before all tokens of a namespace (one per LoRA adapter). Always
+        valid.
+        """
         node = self.roots.get(namespace)
         if node is None:
             node = self.roots[namespace] = Node([], 0, None, namespace)
         return Cursor(node, 0)
 
     def match(self, ids: Sequence[int], namespace: str | None = None) -> Cursor:
-        """Return the place after the longest known prefix of `ids`. Changes nothing. Cost:
-        O(len(ids)).
+        """Return the position after the longest known prefix of `ids`. Changes nothing.
+
+        Cost: O(len(ids)).
         """
         return follow(self.root(namespace), ids)
 
     def find(self, place: Place) -> Cursor:
-        """Return the place after what is known of a place's tokens; as `match`, changes nothing.
+        """Return the position after the known prefix of a place's tokens. Changes nothing.
 
-        Cost: O(1) for a place that is in the tree, else O(tokens that are not).
+        Cost: O(1) for a place in the tree, otherwise O(tokens that are not).
         """
         if (cursor := place.cursor) is not None:
             return cursor
@@ -173,16 +185,15 @@ class TokenTree:
         cursor = self.root(place.namespace) if before is None else before.cursor
         assert cursor is not None
         for item in pending:
-            found = follow(cursor, item.own_ids)
-            is_whole, cursor = found.depth == item.depth, found
-            if not is_whole:
+            cursor = follow(cursor, item.own_ids)
+            if cursor.depth < item.depth:
                 break
         return cursor
 
     def extend(self, cursor: Cursor, ids: Sequence[int]) -> Cursor:
-        """Make `ids` known after `cursor`, absent where they are new; return the place after them.
+        """Insert `ids` after `cursor`, absent where they are new; return the position after them.
 
-        Changes the tree: may split a node. The result stays valid while it is held or pinned.
+        May split a node. The result stays valid while it is pinned or a place refers to it.
         """
         ids = ids if isinstance(ids, list) else list(ids)
         known = follow(cursor, ids)
@@ -198,7 +209,7 @@ class TokenTree:
         return Cursor(leaf, depth - n_known + n)
 
     def place(self, place: Place) -> Cursor:
-        """Put a place, and those it follows, into the tree; return its resolved cursor."""
+        """Insert a place, and the places before it, into the tree; return its resolved cursor."""
         cursor = place.cursor
         if cursor is not None:
             return cursor
@@ -211,16 +222,16 @@ class TokenTree:
         return cursor
 
     def hold(self, cursor: Cursor) -> Place:
-        """Hold a cursor for a face."""
+        """Return a place at a cursor."""
         return Place.from_cursor(self.holds, resolve(cursor))
 
     def cut(self, cursor: Cursor) -> Cursor:
-        """Return the same place as the end of a node; splits the node it is inside of."""
+        """Return the same position as the end of a node; splits the node around it."""
         node, depth = cursor = resolve(cursor)
         return Cursor(self.split(node, depth), depth) if depth < node.end else cursor
 
     def drain_released(self) -> None:
-        """Let go of what dropped places held; forget tokens that nothing needs any more."""
+        """Release the holds of dropped places, and forget tokens that are not needed any more."""
         if self.unfreed or self.untrimmed:
             self._retry()
         if self.pins.released:
@@ -234,7 +245,7 @@ class TokenTree:
     def path(self, cursor: Cursor) -> tuple[Span, ...]:
         """Return a resident path's fragments, root → tip; valid while pinned and `epoch` stays.
 
-        The same tuple object for the same place, so that engines can group rows by identity.
+        The same tuple object for the same position, so that engines can group rows by identity.
         """
         cursor = resolve(cursor)
         spans = self._spans.get(cursor)
@@ -252,11 +263,11 @@ class TokenTree:
         return path_ids(cursor, first)
 
     def up(self, cursor: Cursor) -> Iterator[Node]:
-        """Yield the nodes from a cursor to the root, the root left out."""
+        """Yield the nodes from a cursor up to the root, without the root."""
         return climb(cursor)
 
     def nodes(self) -> Iterator[Node]:
-        """Yield every node, parents before children, roots left out."""
+        """Yield all nodes, parents before children, without roots."""
         stack = [child for root in self.roots.values() for child in root.children.values()]
         while stack:
             node = stack.pop()
@@ -264,9 +275,9 @@ class TokenTree:
             stack.extend(node.children.values())
 
     def pin(self, cursor: Cursor) -> Cursor:
-        """Protect a path; its absent nodes count as promised. Cost: O(nodes not pinned yet).
+        """Pin a path; slots of its absent nodes are promised. Cost: O(nodes not pinned yet).
 
-        Returns the cursor to give to `unpin`.
+        Returns the cursor for `unpin`.
         """
         cursor = resolve(cursor)
         node = cursor.node
@@ -275,7 +286,7 @@ class TokenTree:
         return cursor
 
     def unpin(self, cursor: Cursor) -> None:
-        """Take one pin back, by the cursor that `pin` returned; the path may be evicted then."""
+        """Remove one pin, by the cursor that `pin` returned; the path may be evicted then."""
         self.clock += 1
         node = resolve_joined(cursor.node)
         while node.parent is not None:
@@ -288,14 +299,16 @@ class TokenTree:
             node = above
 
     def pin_for(self, place: Place, owner: object) -> PinHold | None:
-        """Pin the path to a place for `owner`, until it lets go or is gone; None: no room for that.
+        """Pin the path to a place until `unpin_for`, or until `owner` is collected.
 
-        What has no KV is promised, and evicts others; only between steps.
+        Slots of absent tokens are promised, which may evict other KV. Only between steps.
+
+        Returns None if the slots do not suffice.
         """
         self.drain_released()
         cursor, budget = self.cut(self.place(place)), self.budget
         self.pin(cursor)
-        reserve = budget.growth if self.tails else 0  # what runs wants its next slot, too
+        reserve = budget.growth if self.tails else 0  # running sequences need their next slots
         is_short = budget.capacity is not None and budget.unevictable + reserve > budget.capacity
         if is_short or not self.make_room():
             self.unpin(cursor)
@@ -304,17 +317,17 @@ class TokenTree:
         return self.pins.add(owner, Place.from_cursor(self.holds, cursor))
 
     def unpin_for(self, hold: PinHold) -> None:
-        """Take such a pin back; one that is gone already is let alone."""
+        """Remove such a pin; does nothing if it is gone already."""
         if self.pins.drop(hold):
             self._unpin_end(hold)
 
     def unpin_all(self) -> None:
-        """Take all pins by hand back: nothing will run here any more."""
+        """Remove all pins by users, when the LM closes."""
         for hold in self.pins:
             self.unpin_for(hold)
 
     def n_user_pinned(self) -> int:
-        """Return how many slots pins by hand hold or are promised. Cost: O(nodes of the paths)."""
+        """Return how many slots pins by users occupy or promise. Cost: O(nodes of the paths)."""
         nodes = {node for hold in self.pins for node in self.up(hold.cursor)}
         return sum(len(node.tokens) for node in nodes)
 
@@ -328,7 +341,7 @@ class TokenTree:
         self.unpin(cursor)
 
     def make_room(self) -> bool:
-        """Evict, leaves first, until nothing is over; return whether that was enough."""
+        """Evict leaves until the budget is not exceeded; return True if that was enough."""
         if self.budget.is_exceeded:
             self.finalize_leaves()
         while self.budget.is_exceeded:
@@ -341,13 +354,13 @@ class TokenTree:
         return True
 
     def drop(self, node: Node, *, offload: bool = False) -> None:
-        """Forget a resident, unpinned leaf's KV, or move it to the host if it fits there."""
+        """Drop the KV of a resident, unpinned leaf, or offload it if it fits on the host."""
         above = node.parent
         assert self.fragments is not None and node.fragment is not None and is_evictable(node)
         assert above is not None
         if offload:
-            for gone in self.host.offload(node, self.fragments):
-                self.forget(gone)
+            for evicted in self.host.offload(node, self.fragments):
+                self.forget(evicted)
         self._stop_growing(node)
         fragment, node.fragment = node.fragment, None
         self.free(fragment)
@@ -357,9 +370,9 @@ class TokenTree:
         self._offer(above)
 
     def clear(self, *, rows: bool = True, namespace: str | None = None) -> None:
-        """Drop KV that no work has pinned, of one namespace or all; `rows`: cached logits as well.
+        """Drop all KV that is not pinned by work, of one namespace or all; `rows`: logits as well.
 
-        Pins by hand stay, and their slots are promised; those of a namespace that goes are gone.
+        Pins by users keep their slots promised. Pins of a dropped namespace are removed.
         """
         user_pins = [hold for hold in self.pins if namespace in (None, hold.place.namespace)]
         for hold in user_pins:
@@ -380,10 +393,10 @@ class TokenTree:
                 self.pins.drop(hold)
 
     def fill(self, end: Cursor, start: int, fragment: Fragment) -> None:
-        """Give the path's nodes in [start, end.depth) the slots of `fragment`, which is used up.
+        """Give the path's nodes in [start, end.depth) the slots of `fragment`, which is consumed.
 
-        Parts that became resident meanwhile are duplicates and freed. The path above `start` is
-        resident.
+        Nodes that became resident meanwhile are duplicates; their slots are freed. The path above
+        `start` is resident.
 
             start                                     end.depth
             ├── fragment ─────────────────────────────┤
@@ -394,7 +407,7 @@ class TokenTree:
         if not end.node.resident:
             end = self.cut(end)
         chain = list(takewhile(lambda node: node.end > start, self.up(end)))
-        unattached = [fragment]  # what would be lost if the engine failed here
+        unattached = [fragment]  # freed if the engine fails here
         try:
             for left, part in zip(range(len(chain) - 1, -1, -1), reversed(chain), strict=True):
                 length = min(part.end, end.depth) - max(part.start, start)
@@ -411,9 +424,10 @@ class TokenTree:
             raise
 
     def growable_leaf(self, node: Node) -> Node | None:
-        """Return the leaf whose fragment may take in the slots of `node`, its only child, or None.
+        """Return the parent of `node` if its fragment may grow by the slots of `node`, its only
+        child.
 
-        Nothing else hangs on it, and no launched step writes it.
+        None if other nodes or tails are attached to it, or a launched step writes it.
         """
         above = node.parent
         if above is None or above.fragment is None or above.in_flight or above.user_pins:
@@ -422,7 +436,7 @@ class TokenTree:
         return above if alone and above.fragment.length == len(above.tokens) else None
 
     def absorb_chunk(self, leaf: Node, end: Cursor) -> None:
-        """Take the absent nodes below `leaf`, down to `end`, into it: its fragment has their slots.
+        """Merge the absent nodes from `leaf` down to `end` into it: its fragment has their slots.
 
         leaf ── child ── … ── end       leaf.fragment  ├── leaf ──┼── child ──┼── … ──┤
         """
@@ -437,7 +451,7 @@ class TokenTree:
         for node in reversed(chain):
             above = node.parent
             assert above is not None and above.fragment is not None
-            if node.fragment is not None:  # somebody else has brought it: these are duplicates
+            if node.fragment is not None:  # another chunk computed it: these are duplicates
                 self.trim(above.fragment, len(above.tokens))
                 return
             if len(above.children) == 1 and not above.user_pins:
@@ -451,7 +465,9 @@ class TokenTree:
         self.budget.growing = len(self.growing)
 
     def _divide(self, above: Node, node: Node) -> None:
-        """Give `node` the slots behind its parent's own: others came below that meanwhile."""
+        """Give `node` the slots behind its parent's own, if other children were added to the
+        parent.
+        """
         assert self.fragments is not None and above.fragment is not None
         try:
             upper = self.fragments.split(above.fragment, len(above.tokens))
@@ -469,7 +485,7 @@ class TokenTree:
             raise
 
     def _absorb(self, leaf: Node, node: Node) -> None:
-        """Make one node of a leaf and its absent only child, whose slots it has."""
+        """Merge a leaf with its absent only child, whose slots it has."""
         if node.host is not None:
             self.host.free(node)
         self.budget.absorb(leaf, node)
@@ -486,14 +502,14 @@ class TokenTree:
         self.n_nodes -= 1
 
     def finalize_leaves(self) -> None:
-        """Give back the room that leaves keep to grow in."""
+        """Release the spare slots of growing leaves."""
         while self.growing:
             self._finalize(next(iter(self.growing)))
 
     def finalize_idle_leaves(self, busy: Callable[[], Collection[Fragment]] = tuple) -> None:
-        """A step has ended: do so for the leaves that have not grown for some steps.
+        """Count a step, and release the spare slots of leaves that have not grown for some steps.
 
-        busy: asked for the fragments that a launched step may read or write; they wait.
+        busy: returns the fragments that a launched step may read or write; these are skipped.
         """
         self.n_steps += 1
         used: Collection[Fragment] | None = None
@@ -513,7 +529,7 @@ class TokenTree:
         assert self.fragments is not None and node.fragment is not None and not node.in_flight
         try:
             self.fragments.settle(node.fragment)
-        except Exception as error:  # its room stays taken; it is settled when it is cut or freed
+        except Exception as error:  # its spare slots stay in use until it is split or freed
             _log.warning("the engine could not settle a fragment: %r", error)
 
     def _stop_growing(self, node: Node) -> None:
@@ -521,7 +537,7 @@ class TokenTree:
         self.budget.growing = len(self.growing)
 
     def free(self, fragment: Fragment) -> None:
-        """Give a fragment back to the engine, later if it cannot now; never raises."""
+        """Free a fragment, later if the engine fails; never raises."""
         assert self.fragments is not None
         self.untrimmed.pop(fragment, None)
         try:
@@ -532,9 +548,9 @@ class TokenTree:
             self.budget.lost += fragment.length
 
     def trim(self, fragment: Fragment, length: int) -> None:
-        """Forget a fragment's slots from `length` on, later if the engine cannot; never raises.
+        """Drop a fragment's slots from `length` on, later if the engine fails; never raises.
 
-        Whoever goes on with the fragment must see that its length is right.
+        Callers that continue with the fragment must check its length.
         """
         assert self.fragments is not None
         if fragment.length == length:
@@ -546,7 +562,7 @@ class TokenTree:
             self.untrimmed[fragment] = length
 
     def _retry(self) -> None:
-        """Free and trim what the engine could not before."""
+        """Retry frees and trims that failed."""
         unfreed, self.unfreed = self.unfreed, []
         for fragment in unfreed:
             self.budget.lost -= fragment.length
@@ -556,7 +572,7 @@ class TokenTree:
             self.trim(fragment, length)
 
     def load_host(self, node: Node) -> None:
-        """Bring an offloaded node back to the device; it is pinned and its parent is resident."""
+        """Load an offloaded node to the device; it is pinned and its parent is resident."""
         assert self.fragments is not None and node.host is not None and node.parent is not None
         fragment = self.fragments.load(node.host, node.parent.fragment)
         try:
@@ -566,13 +582,13 @@ class TokenTree:
             raise
 
     def split(self, node: Node, depth: int) -> Node:
-        """Cut a node before `depth`; return the new upper half. Pins and cursors stay right."""
+        """Split a node before `depth`; return the new upper half. Pins and cursors stay valid."""
         cut = depth - node.start
         above = node.parent
         assert 0 < cut < len(node.tokens) and above is not None
         upper = Node(node.tokens[:cut], node.start, above, node.namespace)
         upper.last_used = node.last_used
-        upper.in_flight = node.in_flight and node.fragment is None  # a leaf grows at its end
+        upper.in_flight = node.in_flight and node.fragment is None  # a leaf grows in its lower half
         upper.pins = 1 if node.pins else 0
         upper.n_live = 1 if node.counted else 0
         if node.fragment is not None:
@@ -590,9 +606,10 @@ class TokenTree:
         return upper
 
     def join(self, cursor: Cursor, minimum: int = JOIN_LENGTH) -> int:
-        """Make one node of the one-child nodes that end at `cursor`'s; return how many nodes went.
+        """Join the chain of one-child nodes that ends at the cursor's node; return how many nodes
+        went.
 
-        Not while a launched step may read their fragments. The lowest node stays.
+        Not while a launched step may read their fragments. The lowest node remains.
         """
         chain = join_chain(resolve(cursor).node)
         if len(chain) < minimum:
@@ -602,7 +619,7 @@ class TokenTree:
             for upper in chain[1:]:
                 self._merge(upper, lower)
                 joined.append(upper)
-        except Exception as error:  # what is not joined stays as it is
+        except Exception as error:  # the remaining nodes stay separate
             _log.warning("the engine could not join fragments: %r", error)
         if len(joined) == 1:
             return 0
@@ -624,10 +641,11 @@ class TokenTree:
         return tail
 
     def end_tail(self, tail: Tail, tokens: Sequence[int]) -> Cursor:
-        """Put a tail's tokens and KV into the tree, which uses it up; return the place after them.
+        """Insert a tail's tokens and KV into the tree, which consumes the tail; return the end.
 
-        tokens: those whose slots the tail holds. What is resident already wins over the tail's
-        copy.
+        KV that is resident already is kept, and the tail's copy is freed.
+
+        tokens: those whose slots the tail has.
         """
         assert self.fragments is not None and len(tokens) == tail.fragment.length
         cursor = self._close_tail(tail)
@@ -644,12 +662,12 @@ class TokenTree:
         return resolve(end)
 
     def drop_tail(self, tail: Tail) -> None:
-        """Forget a tail and its slots."""
+        """Drop a tail and its slots."""
         self._close_tail(tail)
         self.free(tail.fragment)
 
     def check(self) -> None:
-        """Verify every invariant; AssertionError says which one broke. Cost: O(tree)."""
+        """Check all invariants; an AssertionError names the broken one. Cost: O(tree)."""
         check_tree(self)
 
     def _attach(self, node: Node, fragment: Fragment) -> None:
@@ -675,7 +693,7 @@ class TokenTree:
                 self.queue.rebuild([n for n in self.nodes() if is_evictable(n)])
 
     def forget(self, node: Node) -> None:
-        """Remove a leaf whose tokens nothing needs, then its parents alike."""
+        """Remove a leaf whose tokens are not needed, then its parents likewise."""
         while (above := node.parent) is not None and is_forgettable(node):
             if above.children.get(node.tokens[0]) is not node:
                 return
@@ -685,7 +703,9 @@ class TokenTree:
             node = above
 
     def _merge(self, upper: Node, lower: Node) -> None:
-        """Hang `lower` where its parent `upper` hangs, and forward; tokens are the caller's."""
+        """Merge the parent `upper` into `lower`, except its tokens, and forward references to
+        it.
+        """
         above = upper.parent
         assert above is not None
         if upper.fragment is not None and lower.fragment is not None and self.fragments is not None:

@@ -1,1 +1,1 @@
-"""From logits to token ids: parameters, filters, random streams, recorded figures."""
+"""From logits to token ids: parameters, filters, random streams and log-probabilities."""

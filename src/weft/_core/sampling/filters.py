@@ -1,9 +1,8 @@
-"""What happens to logits before a draw: edits of whole rows, then cuts of what is likeliest.
+"""Edits of logits before a draw, and filters (top-k, top-p, min-p, typical).
 
-Edits (bias, penalties) are pure functions on [B, V] logits. Filters look at the likeliest tokens
-only: `left` finds as many as they can need, in order, and says how much each weighs. Rows never
-look at each other, and no sum depends on B or on a companion's length, so a row gives the same bits
-alone and in a batch.
+Edits (bias, penalties) are pure functions of [B, V] logits. Filters look at the most likely tokens
+only: `filter_logits` ranks as many as they can need. Rows are independent, and no sum depends on B
+or on another row's length. So a row gives the same bits alone and in a batch.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ Flags = NDArray[np.bool_]
 
 # An infinite logit would make inf - inf later on; this is larger than any and still finite.
 _HUGE = np.float32(1e30)
-# How many of the likeliest tokens top-p looks at first; seldom are more needed.
+# Top-p examines this many of the most likely tokens first; more are rarely needed.
 _HEAD_SIZE = 512
-# Rows no longer than this are ranked whole sooner than an edge is found in them.
+# Shorter rows are sorted completely, which is faster than a search for a cutoff.
 _MAX_RANKED = 4096
-# Into so many ranges of value a flat row's weights are added up.
+# Number of value bins in which the weights of a flat row are summed.
 _N_BINS = 8192
 
 
 def bias(logits: Floats, rows: Ids, ids: Ids, values: Floats) -> Floats:
-    """Add `values` to the logits of `ids` in `rows`; no (row, id) pair may come twice."""
+    """Add `values` to the logits of `ids` in `rows`; no (row, id) pair may occur twice."""
     out = logits.copy()
     out[rows, ids] += np.minimum(values, _HUGE)
     return out
@@ -50,12 +49,16 @@ def penalties(
     presence: Floats,
     frequency: Floats,
 ) -> Floats:
-    """Push down tokens that came before.
+    """Apply repetition, presence and frequency penalties.
 
-    rows, ids, counts: one entry for each token a row has seen, with how often it was generated
-    (0: it is in the prompt only). repetition, presence, frequency: [B].
-    Repetition divides positive logits and multiplies negative ones, for all seen tokens; presence
-    and frequency are taken off generated ones.
+    Repetition divides positive logits and multiplies negative ones, for all tokens of the history.
+    Presence and frequency are subtracted for generated tokens.
+
+    Args:
+        logits: float32 [B, V]; not modified.
+        rows, ids, counts: one entry per token of a row's history. A count of 0 means that the token
+            is in the prompt only.
+        repetition, presence, frequency: [B].
     """
     out = logits.copy()
     values = out[rows, ids]
@@ -69,11 +72,15 @@ def penalties(
 
 
 class Filtered(NamedTuple):
-    """What filters leave of some rows.
+    """Tokens that the filters keep, sorted.
 
-    rows: int64 [B]. ids: int64 [B, C], likeliest first. heights: float64 [B, C], tempered logits
-    below the row's largest; -inf for what is dropped. log_total: float64 [B], logarithm of the sum
-    of their exponentials.
+    rows: int64 [B].
+
+    ids: int64 [B, C], most likely first.
+
+    heights: float64 [B, C], tempered logits minus the row's largest; -inf for dropped tokens.
+
+    log_total: float64 [B], log of the sum of their exponentials.
     """
 
     rows: Ids
@@ -83,10 +90,13 @@ class Filtered(NamedTuple):
 
 
 class Cutoff(NamedTuple):
-    """What filters leave of some rows where a logit's value says it, not its place in an order.
+    """Tokens that the filters keep, as a threshold on the logits.
 
-    rows: int64 [B]. least: float32 [B], the smallest logit that is kept. last: int64 [B], the
-    highest id that is kept of those equal to it.
+    rows: int64 [B].
+
+    min_logit: float32 [B], the smallest logit that is kept.
+
+    max_id: int64 [B], the highest id that is kept among logits equal to `min_logit`.
     """
 
     rows: Ids
@@ -97,10 +107,14 @@ class Cutoff(NamedTuple):
 def filter_logits(
     logits: Floats, peaks: Floats, arrays: SamplingArrays, rows: Ids, totals: Doubles
 ) -> Iterator[Filtered]:
-    """Yield what the filters of some rows leave, in one part or two.
+    """Yield the tokens that the filters of some rows keep, in one or two parts.
 
-    logits: float32 [R, V], edited; peaks: `metrics.group_peaks` of them. arrays: of all R rows.
-    rows: int64, ascending. totals: `mass` of all R rows, looked at where top-p cuts first.
+    Args:
+        logits: float32 [R, V], edited.
+        peaks: `metrics.group_peaks` of them.
+        arrays: the parameters of all R rows.
+        rows: int64, ascending.
+        totals: `mass` of all R rows, used if top-p is the first filter.
     """
     scan = _TopScan.scan(logits, peaks, arrays, rows, totals)
     if scan.complete.all():
@@ -116,7 +130,7 @@ def filter_or_cutoff(
 ) -> Iterator[Filtered | Cutoff]:
     """Like `filter_logits`, but yields a `Cutoff` for rows whose kept set is too large to sort.
 
-    That is what asks for min-p alone, and where the head of a row does not reach top-p's share.
+    These are rows with min-p only, and rows whose most likely tokens do not reach top-p's share.
     """
     active = arrays.active
     none = np.zeros(len(rows), dtype=bool)
@@ -146,9 +160,10 @@ def filter_or_cutoff(
 
 
 class _TopScan(NamedTuple):
-    """A first look at some rows: as many of the likeliest as it takes as a rule.
+    """A first scan of some rows, as far down as filters usually need.
 
-    reached: whether that was enough. The rest is as `left` has it, of these rows alone.
+    complete: rows whose scan was sufficient. The other fields are those of `filter_logits`, for
+    these rows only.
     """
 
     rows: Ids
@@ -181,12 +196,12 @@ class _TopScan(NamedTuple):
         return cls(rows, subset, heads, own, total, sure, floors, ranked, complete)
 
     def rerank(self, chosen: Ids) -> Filtered:
-        """Cut some of the rows, ranked as far down as it takes them."""
+        """Filter some of the rows after ranking as many tokens as they need."""
         ranked = rank(self.logits[chosen], self.peaks[chosen], self.floors[chosen])
         return _cut(self.rows[chosen], ranked, self.arrays.select(chosen), self.total[chosen])
 
     def cutoff(self, chosen: Ids) -> Cutoff:
-        """Find where top-p, and min-p after it, cut some of the rows."""
+        """Find the cutoffs of top-p, and of min-p after it, for some of the rows."""
         cutoff = Cutoff(
             self.rows[chosen],
             np.empty(len(chosen), dtype=np.float32),
@@ -207,16 +222,16 @@ class _TopScan(NamedTuple):
 def _find_cutoff(
     logits: Floats, floor: np.float32, temperature: float, wanted: float
 ) -> tuple[np.float32, int]:
-    """Return the logit and the id at which the likeliest tokens of a row reach what is wanted.
+    """Return the logit and the id at which a row's most likely tokens reach the wanted mass.
 
-    Nothing below the floor is needed. Weights are added up by value in many small ranges, and only
-    what lies in the range that reaches it is put in order.
+    Tokens below the floor are ignored. Weights are summed in bins of value, and only the bin that
+    reaches the mass is sorted.
     """
     ids = np.flatnonzero(logits >= floor)
     values = logits[ids]
     below = (values.astype(np.float64) - values.max()) / temperature
     weights = np.exp(below)
-    lowest = float(below.min()) or -1.0  # 0: all are level, and min-p's floor is above the rest
+    lowest = float(below.min()) or -1.0  # 0: all logits are equal
     bins = (below * (_N_BINS / lowest)).astype(np.int64)
     running = np.cumsum(np.bincount(bins, weights))
     at = min(int(np.searchsorted(running, wanted)), len(running) - 1)
@@ -229,11 +244,11 @@ def _find_cutoff(
 
 
 def _min_p_cutoff(tops: Floats, temperature: Doubles, min_p: Doubles) -> Floats:
-    """Return the least logit of each row that min-p keeps: float32 [B]; -inf where it is off."""
+    """Return the smallest logit that min-p keeps in each row: float32 [B]; -inf if it is off."""
     lowest = _logs(min_p)
     with np.errstate(over="ignore"):
         about = (tops + lowest * temperature).astype(np.float32)
-    # Rounding may have gone either way.
+    # `about` may be rounded up or down: test its neighbours too.
     candidates = np.stack(
         (np.nextafter(about, -np.inf), about, np.nextafter(about, np.inf)), axis=1
     )
@@ -244,7 +259,7 @@ def _min_p_cutoff(tops: Floats, temperature: Doubles, min_p: Doubles) -> Floats:
 
 
 def mass(logits: Floats, largest: Floats, temperature: Doubles) -> Doubles:
-    """Return every row's sum of exp((logit - largest) / temperature): float64 [B]."""
+    """Return each row's sum of exp((logit - largest) / temperature): float64 [B]."""
     below = logits - largest[:, None]
     with np.errstate(over="ignore"):
         below /= temperature.astype(np.float32)[:, None]
@@ -253,12 +268,12 @@ def mass(logits: Floats, largest: Floats, temperature: Doubles) -> Doubles:
 
 
 def _sure_floors(peaks: Floats, arrays: SamplingArrays, total: Doubles, n_vocab: int) -> Floats:
-    """Return for each row a logit that nothing below can be needed; -inf where none is known."""
+    """Return for each row a logit below which no token can be needed; -inf if none is known."""
     active = arrays.active
     if active.keys().isdisjoint(("min_p", "top_p")):
         return np.full(len(peaks), -np.inf, dtype=np.float32)
     floor = _logs(arrays.filters["min_p"])
-    for name, rows in active.items():  # who must know how much all weighs that is left to it
+    for name, rows in active.items():  # these filters need the mass of all remaining tokens
         if name not in _WITH_FLOOR:
             floor = np.where(rows, -np.inf, floor)
     if "top_k" in active and "top_p" in active:
@@ -267,7 +282,7 @@ def _sure_floors(peaks: Floats, arrays: SamplingArrays, total: Doubles, n_vocab:
         # All tokens that weigh less than this are together less than what top-p drops.
         share = _logs((1 - arrays.filters["top_p"]) * total / n_vocab)
         floor = np.where(arrays.top_p_first, np.maximum(floor, share), floor)
-    # Rounded down, so that what lies on the floor is there.
+    # Rounded down, so that tokens exactly at the floor are included.
     lowest = (
         peaks.max(axis=1).astype(np.float64) + floor * arrays.temperature_before * (1 + 1e-6) - 1e-6
     )
@@ -276,7 +291,7 @@ def _sure_floors(peaks: Floats, arrays: SamplingArrays, total: Doubles, n_vocab:
 
 
 def _likely_floors(peaks: Floats, arrays: SamplingArrays, total: Doubles) -> Floats:
-    """Return for each row a logit above which there are as many tokens as it takes, as a rule."""
+    """Return for each row a logit above which there are usually enough tokens."""
     active, first = arrays.active, arrays.top_p_first
     out = np.full(len(peaks), -np.inf, dtype=np.float32)
     if "top_k" in active:
@@ -292,10 +307,10 @@ def _likely_floors(peaks: Floats, arrays: SamplingArrays, total: Doubles) -> Flo
 
 
 def _head_floors(peaks: Floats, temperature: Doubles, wanted: Doubles) -> Floats:
-    """Return for each row a logit down to which its likeliest tokens weigh what is wanted.
+    """Return for each row a logit down to which its most likely tokens have the wanted mass.
 
-    The largest tokens of groups alone are added up; where a good many of them are not enough, it is
-    the last of these, and the tokens beside them may be.
+    Only the largest token of each group counts. If the head is not enough, return the last of it:
+    the other tokens of the groups may suffice.
     """
     n = max(1, min(_HEAD_SIZE, peaks.shape[1] // 2))
     best = -np.sort(np.partition(-peaks, n - 1, axis=1)[:, :n], axis=1)
@@ -306,7 +321,7 @@ def _head_floors(peaks: Floats, temperature: Doubles, wanted: Doubles) -> Floats
 
 
 def _cut(rows: Ids, ranked: RankedIds, arrays: SamplingArrays, total: Doubles) -> Filtered:
-    """Apply every filter that is asked for to what is ranked, then the late temperature."""
+    """Apply all active filters to ranked tokens, then the temperature after them."""
     below = _below(ranked, arrays.temperature_before)
     below[np.arange(below.shape[1]) >= ranked.n[:, None]] = -np.inf
     mass = np.where(arrays.top_p_first, total, 0.0)
@@ -321,11 +336,14 @@ def _cut(rows: Ids, ranked: RankedIds, arrays: SamplingArrays, total: Doubles) -
 
 
 class Candidates(NamedTuple):
-    """What filters before this one have left of some rows, which it looks at and does not change.
+    """Tokens that earlier filters have kept; a filter does not modify them.
 
-    ids: int64 [B, C], likeliest first, equals by id. below: float64 [B, C], how far the logits lie
-    below the row's largest; -inf for what is dropped. top_p_mass: float64 [B], for top-p alone: the
-    sum of the whole row's exponentials where no filter came before it; else 0.
+    ids: int64 [B, C], most likely first, equal logits by id.
+
+    below: float64 [B, C], logits minus the row's largest; -inf for dropped tokens.
+
+    top_p_mass: float64 [B], for top-p only: the mass of the full row if no filter came before it,
+    else 0.
     """
 
     ids: Ids
@@ -333,18 +351,18 @@ class Candidates(NamedTuple):
     top_p_mass: Doubles
 
 
-# Filters take what is left and their parameter, [B], and mark what to keep: bool [B, C]. What they
-# mark for rows that do not ask for them has no effect.
+# Filters take the candidates and their parameter, [B], and return what to keep: bool [B, C]. Rows
+# that do not use a filter ignore its result.
 
 
 def _top_k(candidates: Candidates, k: Ids) -> Flags:
-    """Mark the k likeliest."""
+    """Keep the k most likely tokens."""
     keep: Flags = np.arange(candidates.ids.shape[1]) < k[:, None]
     return keep
 
 
 def _typical(candidates: Candidates, share: Doubles) -> Flags:
-    """Mark the smallest set with surprisal nearest the entropy that reaches its share."""
+    """Keep the smallest set with surprisal nearest to the entropy that reaches the share."""
     weights = np.exp(candidates.below)
     total = _sums(weights)[:, None]
     surprisal = np.log(total) - np.where(np.isneginf(candidates.below), 0.0, candidates.below)
@@ -360,7 +378,7 @@ def _typical(candidates: Candidates, share: Doubles) -> Flags:
 
 
 def _top_p(candidates: Candidates, share: Doubles) -> Flags:
-    """Mark the likeliest until they reach their share."""
+    """Keep the most likely tokens until they reach the share."""
     running = _running(np.exp(candidates.below))
     total = np.where(candidates.top_p_mass > 0, candidates.top_p_mass, running[:, -1])
     keep = np.ones(running.shape, dtype=bool)
@@ -369,22 +387,22 @@ def _top_p(candidates: Candidates, share: Doubles) -> Flags:
 
 
 def _min_p(candidates: Candidates, share: Doubles) -> Flags:
-    """Mark what weighs no less than this share of the likeliest that is left."""
+    """Keep tokens with at least this share of the most likely token's probability."""
     largest = candidates.below.max(axis=1, keepdims=True)
     keep: Flags = candidates.below - largest >= _logs(share)[:, None]
     return keep
 
 
-# By the parameter's name; they cut in the order of its table.
+# By parameter name; filters run in the order of `params.PARAMETERS`.
 CUTS: Mapping[str, Callable[[Candidates, NDArray[Any]], Flags]] = {
     "top_k": _top_k,
     "typical_p": _typical,
     "top_p": _top_p,
     "min_p": _min_p,
 }
-# Those whose mark on a token depends on the likelier ones only: min-p's floor may cut what lies
-# below before they look. A filter that needs a sum or a mean over all that is left to it is not
-# among them: rows that ask for it are ranked as far down as tokens can reach.
+# Filters whose result for a token depends on more likely tokens only. Min-p's floor may remove less
+# likely tokens before them. A filter that needs a sum over all candidates is not among them: its
+# rows are ranked completely.
 _WITH_FLOOR = {"top_k", "top_p", "min_p"}
 
 
@@ -395,18 +413,20 @@ def _below(ranked: RankedIds, temperature: Doubles) -> Doubles:
 
 
 def _running(weights: Doubles) -> Doubles:
-    """Sum along the rows one by one: zeros behind the last change nothing, not even rounding."""
+    """Return cumulative sums along the rows, in order: trailing zeros do not change their
+    rounding.
+    """
     return np.cumsum(weights, axis=1)
 
 
 def _sums(weights: Doubles) -> Doubles:
-    """Return every row's `_running` sum: float64 [B]."""
+    """Return each row's `_running` sum: float64 [B]."""
     total: Doubles = _running(weights)[:, -1]
     return total
 
 
 def _logs(shares: Doubles) -> Doubles:
-    """Return logarithms; of 0 it is -inf."""
+    """Return logarithms; -inf for 0."""
     with np.errstate(divide="ignore"):
         logs: Doubles = np.log(shares)
     return logs

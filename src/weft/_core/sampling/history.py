@@ -24,8 +24,7 @@ class History:
         self._ids = np.zeros(64, dtype=np.int64)
         self._counts = np.zeros(64, dtype=np.int64)
         self._n = 0
-        # With a window only: the tokens in it and whether each was generated, and how often an id
-        # is among them.
+        # Only with a window: its tokens, whether each was generated, and the count of each id.
         self._recent: deque[tuple[int, bool]] = deque()
         self._n_in_window: Counter[int] = Counter()
 

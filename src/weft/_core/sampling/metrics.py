@@ -1,15 +1,15 @@
-"""What rows of logits say: log-probabilities, entropies, order.
+"""Statistics of logits: log-probabilities, entropies, ranks and sorted ids.
 
-All of raw logits, over the full vocabulary, in natural logarithms.
+All are of raw logits, over the full vocabulary, in natural logarithms.
 
 Ids fall into groups of `GROUP_SIZE`, so that one pass finds every group's largest value and few
-groups need a second look. Ids 0 … 4095 are a square, 64 x 64, and a group is a column; so are the
-next 4096, and so on. The grouping does not depend on the vocabulary, so that random numbers may
-follow it (see `rng`).
+groups need a second look. Ids 0 … 4095 are a square, 64 x 64, and a group is one of its columns.
+The next 4096 ids are the next square. The grouping does not depend on the vocabulary size, so
+random numbers can use it (see `rng`).
 
     id        0    1  …   63        group 0:  0  64  128 …
               64   65 …  127        group 1:  1  65  129 …
-              …                     a vocabulary that ends inside a square has shorter columns
+              …                     the last square may have shorter columns
 """
 
 from __future__ import annotations
@@ -26,15 +26,20 @@ from ...engines.base import Score, ScoreSpan
 from ...errors import ForwardError
 
 Floats = NDArray[np.float32]
-# Logits of scored positions are made this many numbers at a time, so that [T, V] never exists.
+# Scoring computes at most this many logits at a time, so that [T, V] is never materialized.
 SCORE_NUMBERS = 1 << 22
 
 
 class Moments(NamedTuple):
-    """What one pass over logits [B, V] gives.
+    """Statistics of logits [B, V] from one pass.
 
-    peak: [B], the largest logit. total: [B], the sum of exp(logit - peak). log_total: its
-    logarithm. entropies: [B], nats.
+    peak: [B], the largest logit.
+
+    total: [B], the sum of exp(logit - peak).
+
+    log_total: its logarithm.
+
+    entropies: [B], in nats.
     """
 
     peak: Floats
@@ -58,7 +63,7 @@ def log_softmax(logits: Floats) -> Floats:
 
 
 def broken_logits() -> ForwardError:
-    """Return what is raised for a row that is no distribution."""
+    """Return the error for a row of logits that is not a distribution."""
     return ForwardError(
         "the model gave logits with NaN or +inf, or nothing but -inf; allowed are finite ones "
         "and -inf. Load the model in float32, or check its files",
@@ -69,11 +74,14 @@ def broken_logits() -> ForwardError:
 def moments(
     logits: Floats, buffers: BufferPool | None = None, peak: Floats | None = None
 ) -> Moments:
-    """Return what a draw and its figures share, with one exp an entry.
+    """Return the moments of rows, with one exp per entry.
 
-    logits: float32 [B, V]; not modified. scratch: working memory, if given. peak: float32 [B], the
-    largest logits, where they are known.
-    Raises: ForwardError if a row has NaN, +inf, or no finite entry at all.
+    Args:
+        logits: float32 [B, V]; not modified.
+        buffers: working memory, optional.
+        peak: float32 [B], the largest logits, if they are known.
+
+    Raises: ForwardError if a row has NaN, +inf, or no finite entry.
     """
     # Every reduction runs along contiguous rows without a cast: its bits do not depend on B.
     pool = BufferPool() if buffers is None else buffers
@@ -172,7 +180,7 @@ def _ranks(logits: Floats, targets: NDArray[np.int64], chosen: Floats) -> NDArra
 
 
 def _sums_without_nan(products: Floats, total: Floats) -> Floats:
-    """Return the row sums of weight * shifted logit, where -inf logits made 0 * -inf = NaN."""
+    """Return the row sums of weight * shifted logit; entries with 0 * -inf = NaN count as 0."""
     if not np.isfinite(total).all():
         raise broken_logits()
     sums: Floats = np.nan_to_num(products, copy=False, nan=0.0).sum(axis=1)
@@ -198,11 +206,11 @@ def member_of(ids: Ids) -> Ids:
 
 
 def members(groups: Ids, n_vocab: int = _SQUARE) -> Ids:
-    """Return the ids of groups [n]: int64 [n, M], as many lines of a square as there are.
+    """Return the ids of groups [n]: int64 [n, M].
 
-    The last may lie outside the vocabulary, where `has_ragged_groups`.
+    The last member may be outside the vocabulary; see `has_ragged_groups`.
     """
-    if n_vocab < _SQUARE:  # a group is its column
+    if n_vocab < _SQUARE:  # a group is one column
         return _line_starts(n_vocab) + groups[:, None]
     return ((groups >> 6 << 12) + (groups & 63))[:, None] + _line_starts(n_vocab)
 
@@ -215,14 +223,14 @@ def _line_starts(n_vocab: int) -> Ids:
 
 
 def has_ragged_groups(n_vocab: int) -> bool:
-    """Whether some groups have fewer members than `members` gives."""
+    """Return True if some groups have fewer members than `members` gives."""
     if n_vocab <= GROUP_SIZE:  # of one member each
         return False
     return n_vocab % (GROUP_SIZE if n_vocab <= _SQUARE else _SQUARE) != 0
 
 
 def n_groups(n_vocab: int) -> int:
-    """Return how many groups a vocabulary has."""
+    """Return the number of groups of a vocabulary."""
     squares, rest = divmod(n_vocab, _SQUARE)
     return squares * GROUP_SIZE + min(rest, GROUP_SIZE)
 
@@ -234,7 +242,7 @@ def group_peaks(values: Floats) -> Floats:
     parts = []
     if n_full:
         squares = values[:, :n_full].reshape(n_rows, -1, GROUP_SIZE, GROUP_SIZE)
-        half = GROUP_SIZE // 2  # folded, as NumPy goes over the middle axis a line at a time
+        half = GROUP_SIZE // 2  # fold: NumPy reduces a middle axis one line at a time
         lines = np.maximum(squares[:, :, :half], squares[:, :, half:])
         while half > 1:
             half //= 2
@@ -258,9 +266,13 @@ def group_peaks(values: Floats) -> Floats:
 
 
 class RankedIds(NamedTuple):
-    """The largest entries of every row, largest first, equals by lower id.
+    """The largest entries of each row, largest first, equal values by lower id.
 
-    ids: int64 [B, C]. values: float32 [B, C], -inf behind a row's last. n: int64 [B], entries.
+    ids: int64 [B, C].
+
+    values: float32 [B, C], -inf after a row's last entry.
+
+    n: int64 [B], number of entries.
     """
 
     ids: Ids
@@ -269,7 +281,9 @@ class RankedIds(NamedTuple):
 
 
 def rank(values: Floats, peaks: Floats, floors: Floats) -> RankedIds:
-    """Return each row's finite values at or above its floor, in order; `peaks` of `group_peaks`."""
+    """Return each row's finite values at or above its floor, sorted. peaks: `group_peaks` of
+    values.
+    """
     rows, ids = _entries_above(values, peaks, floors)
     n_rows = len(values)
     n = np.bincount(rows, minlength=n_rows)
@@ -284,7 +298,9 @@ def rank(values: Floats, peaks: Floats, floors: Floats) -> RankedIds:
 
 
 def kth_floors(peaks: Floats, wanted: Ids) -> Floats:
-    """Return for each row a value that at least wanted[row] entries reach; -inf for too many."""
+    """Return for each row a value that at least wanted[row] entries reach; -inf if there are too
+    few groups.
+    """
     n_groups = peaks.shape[1]
     if (wanted == wanted[0]).all():
         if wanted[0] > n_groups:
@@ -299,15 +315,15 @@ def kth_floors(peaks: Floats, wanted: Ids) -> Floats:
 
 
 def largest(values: Floats, n: int) -> Ids:
-    """Return the ids of every row's n largest values, largest first: int64 [B, n].
+    """Return the ids of each row's n largest values, largest first: int64 [B, n].
 
-    What is -inf counts too, by lower id. Cost: a pass, and a sort of little more than n.
+    Entries of -inf count too, by lower id. Cost: a pass, and a sort of little more than n.
     """
     n = min(n, values.shape[1])
     peaks = group_peaks(values)
     ranked = rank(values, peaks, kth_floors(peaks, np.full(len(values), n)))
     ids = ranked.ids[:, :n]
-    for row in np.flatnonzero(ranked.n < n):  # not so many finite ones
+    for row in np.flatnonzero(ranked.n < n):  # fewer than n finite values
         rest = np.flatnonzero(np.isneginf(values[row]))
         ids = np.pad(ids, ((0, 0), (0, n - ids.shape[1]))) if ids.shape[1] < n else ids
         ids[row, ranked.n[row] :] = rest[: n - ranked.n[row]]
@@ -319,9 +335,9 @@ def _entries_above(values: Floats, peaks: Floats, floors: Floats) -> tuple[Ids, 
     min_value = np.maximum(floors, np.finfo(np.float32).min)
     n_vocab = values.shape[1]
     rows, groups = np.nonzero(peaks >= min_value[:, None])
-    if 2 * len(rows) > peaks.size:  # then a look at every value is cheaper
-        at, found_ids = np.nonzero(values >= min_value[:, None])
-        return at, found_ids
+    if 2 * len(rows) > peaks.size:  # a pass over all values is cheaper
+        at, ids_above = np.nonzero(values >= min_value[:, None])
+        return at, ids_above
     ids = members(groups, n_vocab)
     members_values = values[rows[:, None], np.minimum(ids, n_vocab - 1)]
     at, member = np.nonzero((members_values >= min_value[rows][:, None]) & (ids < n_vocab))
@@ -335,15 +351,15 @@ def _keys(values: Floats, ids: Ids) -> Ids:
     return (~ascending << 32) | ids
 
 
-# Larger arrays are not kept: there the arithmetic outweighs the page faults, and memory is dear.
+# Larger arrays are not pooled: their arithmetic costs more than the page faults.
 _MAX_POOLED_BYTES = 8 << 20
 
 
 class BufferPool:
-    """Buffers by name, reused from call to call.
+    """Named buffers that are reused between calls.
 
-    Fresh ones cost more in page faults than the arithmetic done in them. Contents are undefined
-    when taken. One thread at a time.
+    New arrays cost more in page faults than the arithmetic on them. Contents are undefined. One
+    thread at a time.
     """
 
     __slots__ = ("_buffers",)
@@ -352,7 +368,7 @@ class BufferPool:
         self._buffers: dict[str, NDArray[Any]] = {}
 
     def get(self, name: str, shape: tuple[int, int], dtype: DTypeLike) -> NDArray[Any]:
-        """Return an array of that shape, valid until the next `take` of the same name."""
+        """Return an array of that shape, valid until the next `get` of the same name."""
         kept = self._buffers.get(name)
         if kept is not None and kept.shape == shape and kept.dtype == dtype:
             return kept

@@ -1,6 +1,6 @@
-"""`SamplingParams`: how tokens are drawn, and the table that says all of each parameter.
+"""`SamplingParams`, and the table that describes each parameter.
 
-The command makes its flags from here, so nothing that takes long is imported above: no NumPy, no
+The command builds its flags from this table, so the module imports nothing slow: no NumPy, no
 constraints.
 """
 
@@ -31,12 +31,11 @@ T = TypeVar("T")
 Call = TypeVar("Call", bound=Callable[..., Any])
 _log = logging.getLogger(__name__)
 
-# 1: the first id, in id order, whose cumulative weight exceeds a uniform number; 2: Gumbel-max. A
-# seed gives other tokens under another rule, so what is saved says which it was drawn by.
+# 1: inverse transform sampling in id order; 2: Gumbel-max. A seed gives other tokens under another
+# rule, so saved parameters record their rule.
 DRAW_RULE = 2
 
-# Of one node in one call: each branch is Python objects, and a slip of the finger must not fill
-# the memory with them before a token is drawn.
+# Children of one node per call. A typo in `n` must not fill the memory with Python objects.
 MAX_N = 65_536
 
 # llama.cpp's defaults: chat answers of models whose files name no sampling. Unfiltered draws at
@@ -51,7 +50,7 @@ CHAT_SAMPLING: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A parameter as an option of the command: one value, of a type."""
+    """A parameter as a command-line option with one typed value."""
 
     type: type
     names: tuple[str, ...]
@@ -60,26 +59,19 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One row of the table: what there is to know of a parameter but its type and its default.
+    """One row of the table: everything about a parameter but its type and default."""
 
-    check: takes the name and what was given, returns what is kept. also: what other libraries call
-    it; nearly: likewise, with what is different. from_model: a model's generation_config.json may
-    set it where it says do_sample; for_greedy: also where it does not. is_filter: it drops tokens,
-    and none at its default; `filters.CUTS` has the function. flag: of the command; None for those
-    that no verb takes, or that verbs list by themselves.
-    """
-
-    check: Callable[[str, Any], Any]
-    aliases: tuple[str, ...] = ()
-    near_aliases: Mapping[str, str] = field(default_factory=dict)
-    from_model: bool = False
-    for_greedy: bool = False
-    is_filter: bool = False
-    flag: Flag | None = None
+    check: Callable[[str, Any], Any]  # takes name and value, returns the value to store
+    aliases: tuple[str, ...] = ()  # names in other libraries
+    near_aliases: Mapping[str, str] = field(default_factory=dict)  # similar names → the difference
+    from_model: bool = False  # generation_config.json may set it, with do_sample
+    for_greedy: bool = False  # generation_config.json may set it, also without do_sample
+    is_filter: bool = False  # drops tokens unless it has its default; see `filters.CUTS`
+    flag: Flag | None = None  # of the command; None if no verb has it, or verbs define it
 
 
 class BranchOptions(TypedDict, total=False):
-    """The keywords of SamplingParams but `n`, for calls that have `n` apart."""
+    """The keywords of SamplingParams without `n`, for calls that take `n` separately."""
 
     max_tokens: int
     temperature: float
@@ -100,47 +92,61 @@ class BranchOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class SamplingParams:
-    """How tokens are drawn, checked when made; equal values are equal and hashable.
+    """Sampling parameters, validated at creation. Equal values are equal and hashable.
 
-    n: continuations of a node, 65,536 at most. max_tokens: new tokens of each at most.
-    temperature: 0 is greedy. top_p, top_k (0: off), min_p, typical_p: filters, off by default.
-    repetition_penalty: on prompt and generated tokens; presence_penalty, frequency_penalty: on
-    generated ones only; penalty_last_n: looking back that many tokens, None for all. Generated is
-    what this very call draws: the nodes above are its prompt, also those that were drawn. A
-    Branch's three penalties count all that it accepted, and nothing that it prefilled.
-    logit_bias: added to raw logits, by token id: -inf forbids, inf leaves nothing else; kept as
-    sorted pairs.
-    stop: strings that end a continuation; kept as a tuple.
-    seed: repeats a call; None takes a fresh one. Other calls that run at the same time may change
-    a text in bfloat16, on MLX and on llama.cpp, where row counts change rounding (docs/models.md).
-    constraint: what the text may be; see `weft.constraints`. Kept as a `Constraint`.
-    temperature_first: temperature before the filters instead of after them.
+    n: continuations of a node, at most 65,536.
+
+    max_tokens: maximum new tokens of each.
+
+    temperature: 0 is greedy.
+
+    top_p, top_k (0: off), min_p, typical_p: filters, off by default.
+
+    repetition_penalty: on prompt and generated tokens. presence_penalty and frequency_penalty are
+    on generated ones only. Generated tokens are those of this call; the nodes above are its prompt.
+    The penalties of a Branch count all tokens that it accepted, and none that it prefilled.
+
+    penalty_last_n: the penalties look back this many tokens; None for all.
+
+    logit_bias: added to raw logits, by token id. -inf forbids a token, inf allows no other. Stored
+    as sorted pairs.
+
+    stop: strings that end a continuation; stored as a tuple.
+
+    seed: repeats a call; None uses a new one. Concurrent calls may change a text in bfloat16, on
+    MLX and on llama.cpp, where row counts change rounding (docs/models.md).
+
+    constraint: what the text may be; see `weft.constraints`. Stored as a `Constraint`.
+
+    temperature_first: apply the temperature before the filters instead of after them.
+
     unset: names of parameters that requests to a remote server omit, so that the server's
-    configuration decides; their values here are neutral. Kept in the order of `SERVER_SAMPLING`.
-    draw_rule: how a seed becomes tokens, not to be chosen: `DRAW_RULE`, or that of the version that
-    a saved value was drawn by.
+    configuration decides. Their values here are neutral. Stored in the order of `SERVER_SAMPLING`.
+
+    draw_rule: how a seed becomes tokens; not an argument. `DRAW_RULE`, or that of the version that
+    saved the value.
     """
 
-    n: int
-    max_tokens: int
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    typical_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    penalty_last_n: int | None
-    logit_bias: tuple[tuple[int, float], ...]
-    stop: tuple[str, ...]
-    seed: int | None
-    constraint: Any
-    temperature_first: bool
-    unset: tuple[str, ...]
-    draw_rule: int = field(init=False)
+    n: int  # continuations of a node
+    max_tokens: int  # maximum new tokens of each
+    temperature: float  # 0 is greedy
+    top_p: float  # 1: off
+    top_k: int  # 0: off
+    min_p: float  # 0: off
+    typical_p: float  # 1: off
+    repetition_penalty: float  # 1: off
+    presence_penalty: float  # 0: off
+    frequency_penalty: float  # 0: off
+    penalty_last_n: int | None  # window of the penalties; None: all tokens
+    logit_bias: tuple[tuple[int, float], ...]  # sorted pairs of token id and value
+    stop: tuple[str, ...]  # strings that end a continuation
+    seed: int | None  # None: a new one per call
+    constraint: Any  # a `Constraint` or None
+    temperature_first: bool  # temperature before the filters
+    unset: tuple[str, ...]  # names that requests to a server omit
+    draw_rule: int = field(init=False)  # how a seed becomes tokens
 
-    # Written out, so that arguments may be wider (a dict, one string) than what is kept.
+    # Written out, so that argument types may be wider than field types (a dict, one string).
     def __init__(
         self,
         *,
@@ -173,7 +179,7 @@ class SamplingParams:
     def resolve(
         cls, values: Mapping[str, Any], defaults: SamplingParams | None = None
     ) -> SamplingParams:
-        """Return `defaults` (None: neutral) with what was given.
+        """Return `defaults` (None: neutral) updated with the given values.
 
         Raises: ConfigError for an unknown keyword, naming the right one.
         """
@@ -187,11 +193,11 @@ class SamplingParams:
 
     @classmethod
     def from_generation_config(cls, config: Mapping[str, Any]) -> SamplingParams:
-        """Return what a model's generation_config.json asks for.
+        """Return the parameters of a model's generation_config.json.
 
-        Without do_sample it asks for greedy decoding, of which only its repetition_penalty is
-        taken. A value outside what is allowed here is left at its default, and rules that there are
-        none of here are left out; the log has a warning of each value, and one of the rules.
+        Without do_sample the file requests greedy decoding; only its repetition_penalty is used
+        then. An invalid value keeps its default. Unsupported rules are ignored. The log has a
+        warning for each.
         """
         accepted, samples = cls(), bool(config.get("do_sample"))
         unsupported = _unsupported_rules(config, samples=samples)
@@ -248,7 +254,7 @@ class SamplingParams:
             if isinstance(data_of_constraint, Mapping)
             else data_of_constraint
         )
-        rule = data.get("draw_rule", 1)  # the first did not say so
+        rule = data.get("draw_rule", 1)  # old files have no rule
         unset = data.get("unset") or ()
         values = {name: value for name, value in data.items() if name not in ("draw_rule", "unset")}
         params = cls.resolve({**values, "logit_bias": parsed, "constraint": constraint})
@@ -282,6 +288,7 @@ class ModelDefaults:
     """The default sampling parameters of one model.
 
     raw: for raw prompts: those of the model's files, else temperature 1 without filters.
+
     chat: for chat answers: those of the model's files, else `CHAT_SAMPLING`.
     """
 
@@ -312,9 +319,13 @@ def unknown_option_error(
     call: str = "",
     aliases: Mapping[str, str] | None = None,
 ) -> ConfigError:
-    """Return the error of a keyword that is none of those taken: it names the right one.
+    """Return the error for an unknown keyword; it names the right one.
 
-    taken: by a call of this name; None: NAMES. also: what other libraries call them.
+    Args:
+        name: the unknown keyword.
+        accepted: the keywords of the call. None: NAMES.
+        call: the name of the call.
+        aliases: names in other libraries → names here.
     """
     others = aliases or {}
     what = f"option {name!r} of {call}" if call else f"sampling option {name!r}"
@@ -378,7 +389,7 @@ def accepts_params_first(call: Call) -> Call:
 
 
 def _canonical_name(name: str, allowed: Collection[str]) -> str | None:
-    """Return what is written here for another library's name, if it is allowed."""
+    """Return Weft's name for another library's name, if it is allowed."""
     for own, parameter in PARAMETERS.items():
         if own not in allowed:
             continue
@@ -390,9 +401,10 @@ def _canonical_name(name: str, allowed: Collection[str]) -> str | None:
 
 
 def _unsupported_rules(config: Mapping[str, Any], *, samples: bool) -> list[str]:
-    """Return the rules of a generation_config.json that change what is drawn there, and not here.
+    """Return the rules of a generation_config.json that change its samples and are not supported
+    here.
 
-    samples: it says do_sample; without, Transformers uses no filters.
+    samples: the file has do_sample; without it, Transformers uses no filters.
     """
     rules = {**_RULES, **(_FILTERS if samples else {})}
     values = ((name, config.get(name), neutral) for name, neutral in rules.items())
@@ -453,9 +465,9 @@ def _stops(name: str, values: str | Sequence[str] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(stops))
 
 
-# `weft solve` has this one alone.
+# `weft solve` has only this flag.
 TEMPERATURE = Flag(float, ("--temperature", "--temp"), "0 is greedy.")
-# A row a parameter. Filters cut in the order of their rows; top-k is the first of them.
+# One row per parameter. Filters run in the order of their rows; top-k is the first of them.
 PARAMETERS: Mapping[str, Parameter] = {
     "n": Parameter(
         partial(check_int, low=1, high=MAX_N),
@@ -517,12 +529,12 @@ PARAMETERS: Mapping[str, Parameter] = {
     "constraint": Parameter(_or_none(_constraint), aliases=("grammar", "response_format")),
     "temperature_first": Parameter(check_bool),
 }
-# What other libraries have and there is no parameter for.
+# Parameters of other libraries that Weft does not have.
 _UNSUPPORTED = {
     "length_penalty": "rank finished branches by their mean log-probability",
     "logprobs": "log-probabilities are always recorded",
 }
-# What a generation_config.json may ask for that Weft has not, with the values that change nothing.
+# Rules of generation_config.json that Weft does not support, with their neutral values.
 _RULES: Mapping[str, Any] = {
     "no_repeat_ngram_size": 0,
     "encoder_no_repeat_ngram_size": 0,

@@ -1,15 +1,14 @@
-"""Random numbers that depend on seed, lineage, position and number only, and the draw by them.
+"""Random numbers by seed, lineage, position and token id, and the Gumbel-max draw.
 
-Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3") makes a key of a stream
-and a position, SplitMix64 the numbers of that key: both give any number without those before it, so
-nobody's numbers depend on who draws beside.
+Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3") derives a key from a
+stream and a position. SplitMix64 gives the numbers of that key. Both compute any number directly,
+so a draw does not depend on others in the batch.
 
-The draw is Gumbel-max: the token drawn is the one whose tempered logit and own noise together
-are largest.
+The draw is Gumbel-max: the token with the largest sum of tempered logit and own noise wins.
 
-Noise is a function of a stream, a position and a token id. So logits that differ by rounding, as
-the same row's do in batches of other shapes, give the same token but where two are level to that
-rounding; and a token that a filter drops changes nothing unless it would have won.
+Noise depends on stream, position and token id only. Logits that differ by rounding give the same
+token, unless two sums are that close. A token that a filter drops changes nothing unless it would
+have won.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _LOW = 0xFFFFFFFF
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-# Up to here plain ints beat fifty NumPy calls on tiny arrays.
+# For so few keys, Python ints are faster than fifty NumPy calls on tiny arrays.
 _MAX_SCALAR = 8
-# How many positions are made at once for streams that advance together: few calls of NumPy stand
-# for many then, where they are over so few numbers that the call is what costs.
+# Positions computed ahead for streams that advance together, while the arrays are so small that the
+# overhead of NumPy calls dominates.
 _AHEAD, _AHEAD_NUMBERS = 16, 1 << 15
 
 _M = np.array(_MULTIPLIERS, dtype=np.uint64)[:, None]
 _MASK = np.uint64(_LOW)
 _SHIFT = np.uint64(32)
-# The key grows by a constant each round; all rounds' sums at once, [rounds, 2, 1].
+# Each round adds a constant to the key; the sums of all rounds, [rounds, 2, 1].
 _ADDED = (
     np.arange(_ROUNDS, dtype=np.uint64)[:, None, None]
     * np.array(_KEY_STEPS, dtype=np.uint64)[None, :, None]
@@ -104,7 +103,7 @@ def stream_of(seed: int, lineage: tuple[int, ...] = ()) -> int:
 
 
 def fresh_seed() -> int:
-    """Return a new seed from the system, below 2**53 so that JSON keeps it exactly."""
+    """Return a random seed below 2**53, which JSON stores exactly."""
     return int.from_bytes(urandom(8), "little") >> 11
 
 
@@ -113,7 +112,7 @@ def _halves(values: U64) -> U64:
 
 
 def _key(stream: int, position: int) -> int:
-    """Return what `keys_of` gives for one pair, in plain ints."""
+    """Return the key of one pair, in Python ints; see `keys_of`."""
     key0, key1 = stream & _LOW, stream >> 32
     c0, c1, c2, c3 = position & _LOW, position >> 32, 0, 0
     m0, m1 = _MULTIPLIERS
@@ -129,19 +128,23 @@ Doubles = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
 
-# Of a key's numbers, groups have the first, by group; tokens have those from here, by id.
+# Groups use a key's first numbers, by group; tokens use those from here, by id.
 _TOKENS = np.uint64(1 << 32)
 _MEMBER = np.uint64(GROUP_SIZE - 1)
-# A row of which more groups than this are open after the first look has another short one.
+# A row with more open groups than this after the first scan gets a second short one.
 _MAX_OPEN_GROUPS = 24
-# No token's noise is less: two times, of at most -log(2**-24) each, the first shared by its group.
+# Lower bound of a token's noise: two times of at most -log(2**-24) each, the first of the group.
 _MIN_NOISE = -math.log(25 * math.log(2))
 
 
 class GroupNoise(NamedTuple):
-    """The largest noise of every group of tokens, and whose it is: float64 and int64 [B, groups].
+    """The largest noise of each group of tokens, and the member that has it: [B, groups].
 
-    The member may be one that the vocabulary does not have. keys: uint64 [B], see `rng.keys_of`.
+    keys: uint64 [B], see `rng.keys_of`.
+
+    largest: float64.
+
+    member: int64; may be a member that the vocabulary does not have.
     """
 
     keys: U64
@@ -152,18 +155,18 @@ class GroupNoise(NamedTuple):
 def group_noise(keys: U64, n: int) -> GroupNoise:
     """Return the noise of the first n groups for each key.
 
-    The tokens of a group arrive at exponential times. The earliest time of a group is drawn first,
-    then whose it is; every other member comes a fresh exponential later (what is exponential has no
-    memory). Noise, -log of the time, is standard Gumbel: a token's own is known without its
-    neighbours', and none exceeds its group's. Times have 23 bits, which float32 holds with the half
-    that keeps them off zero.
+    Tokens of a group arrive at exponential times. The earliest time of a group is drawn first, then
+    the member that has it. Each other member comes a fresh exponential later, as exponential times
+    have no memory. Noise, -log of the time, is standard Gumbel. So one token's noise can be
+    computed without the others, and none exceeds its group's. Times have 23 bits, which float32
+    represents exactly.
     """
     words = splitmix(keys[:, None], np.arange(n, dtype=np.uint64))
     return GroupNoise(keys, -np.log(_times(words) / GROUP_SIZE), (words & _MEMBER).astype(np.int64))
 
 
 class StreamNoise:
-    """`group_noise` of fixed streams, made some positions ahead while they advance together."""
+    """`group_noise` of fixed streams, computed some positions ahead while they advance together."""
 
     __slots__ = ("_ahead", "_first", "_n", "_streams")
 
@@ -174,7 +177,7 @@ class StreamNoise:
         self._ahead: list[GroupNoise] = []
 
     def at(self, positions: U64, n: int) -> GroupNoise:
-        """Return `group_noise` of n groups at uint64 [B] positions; not to be written to."""
+        """Return `group_noise` of n groups at uint64 [B] positions; read-only."""
         together = False
         if self._ahead and n == self._n:
             # Unsigned: a step back wraps to a huge number, which is not ahead either.
@@ -197,7 +200,7 @@ class StreamNoise:
 
 
 def token_noise(noise: GroupNoise, samplers: Ids, ids: Ids) -> Doubles:
-    """Return the noise of token ids[i] under key number lanes[i]: float64 [n]."""
+    """Return the noise of token ids[i] under key number samplers[i]: float64 [n]."""
     groups = group_of(ids)
     first = noise.largest[samplers, groups]
     later = _later(noise.keys[samplers], ids, first)
@@ -205,7 +208,7 @@ def token_noise(noise: GroupNoise, samplers: Ids, ids: Ids) -> Doubles:
 
 
 def member_noise(noise: GroupNoise, samplers: Ids, groups: Ids, ids: Ids) -> Doubles:
-    """Return the noise of the `ids` [n, M], the first members of groups[i], under key lanes[i]."""
+    """Return the noise of `ids` [n, M], the first members of groups[i], under key samplers[i]."""
     first = noise.largest[samplers, groups]
     out = _later(noise.keys[samplers][:, None], ids, first[:, None])
     member = noise.member[samplers, groups]
@@ -215,9 +218,9 @@ def member_noise(noise: GroupNoise, samplers: Ids, groups: Ids, ids: Ids) -> Dou
 
 
 def first_arrival(noise: GroupNoise, samplers: Ids) -> Ids:
-    """Return the token of each group that has its group's noise: int64 [n, groups].
+    """Return the token with the largest noise of each group: int64 [n, groups].
 
-    It may lie outside of the vocabulary.
+    It may be outside the vocabulary.
     """
     groups = np.arange(noise.member.shape[1])
     tokens: Ids = ((groups >> 6 << 12) + (groups & 63)) + noise.member[samplers] * GROUP_SIZE
@@ -239,18 +242,20 @@ def _times(words: U64) -> Doubles:
 
 
 class GumbelDraw(NamedTuple):
-    """Who draws from which row: sampler lanes[i] from row at[i] of what is at hand; int64 [n]."""
+    """A draw of several samplers: samplers[i] draws from row at[i]; int64 [n]."""
 
     at: Ids
     samplers: Ids
     groups: GroupNoise  # of all samplers
 
     def among(self, which: Ids) -> GumbelDraw:
-        """Return the contest of some of them."""
+        """Return the draw of some of the samplers."""
         return self._replace(at=self.at[which], samplers=self.samplers[which])
 
     def over(self, rows: Ids, n_rows: int) -> tuple[Ids, GumbelDraw]:
-        """Return those who draw from some of the rows, and their contest over these alone."""
+        """Return the samplers that draw from some of the rows, and their draw over these rows
+        only.
+        """
         number = np.full(n_rows, -1)
         number[rows] = np.arange(len(rows))
         at = number[self.at]
@@ -259,7 +264,7 @@ class GumbelDraw(NamedTuple):
 
 
 def argmax_filtered(filtered: Filtered, draw: GumbelDraw) -> Ids:
-    """Return for each that draws the place, in `filtered`, of the token that wins: int64 [n]."""
+    """Return for each sampler the column in `filtered` of the winning token: int64 [n]."""
     ids, heights = filtered.ids[draw.at], filtered.heights[draw.at]
     samplers, every = draw.samplers, np.arange(len(draw.at))
     bounds = heights + draw.groups.largest[samplers[:, None], group_of(ids)]
@@ -287,10 +292,14 @@ def argmax_all(
     *,
     cutoff: Cutoff | None = None,
 ) -> Ids:
-    """Return for each that draws the token id that wins among all of its row: int64 [n].
+    """Return for each sampler the winning token id of its full row: int64 [n].
 
-    logits: float32 [R, V]; peaks: `group_peaks` of them. temperature: float64 [R]. edge: of all R
-    rows: what lies beyond it cannot win.
+    Args:
+        logits: float32 [R, V].
+        peaks: `group_peaks` of them.
+        temperature: float64 [R].
+        draw: the samplers and their rows.
+        cutoff: of all R rows; tokens beyond it cannot win.
     """
     at, samplers, every = draw.at, draw.samplers, np.arange(len(draw.at))
     top = peaks.max(axis=1).astype(np.float64)
@@ -323,7 +332,7 @@ def argmax_all(
     some = np.count_nonzero(open_ones) > _MAX_OPEN_GROUPS
     many = np.flatnonzero(open_ones.sum(axis=1) > _MAX_OPEN_GROUPS) if some else every[:0]
     if len(many):
-        # The earliest of every group are few, and likely to have a good one among them.
+        # The first arrivals of all groups are few, and likely to contain a good token.
         ids = first_arrival(draw.groups, samplers[many])
         scores = heights_of(many, ids, ragged=True) + draw.groups.largest[samplers[many]]
         which, group = np.arange(len(many)), scores.argmax(axis=1)
@@ -341,7 +350,7 @@ def argmax_all(
 
 
 def _improve(won: Ids, best: Doubles, which: Ids, choices: Ids, scores: Doubles) -> None:
-    """Let who[i] have choices[i], and that score, where it beats its best and all its others."""
+    """Replace the best token of samplers which[i] by choices[i] if its score is higher."""
     better = np.flatnonzero(scores > best[which])
     # The last of several written to one place is what stays.
     better = better[np.argsort(scores[better], kind="stable")]

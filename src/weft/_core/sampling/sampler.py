@@ -1,4 +1,4 @@
-"""Samplers of runs, and the chain that draws for many of them, their parameters as arrays."""
+"""Samplers of runs, and `BatchSampler`, which draws for many of them at once."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ Ids = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 Doubles = NDArray[np.float64]
 
-NOTHING = -1  # instead of a token, where constraint and bias leave none
-BROKEN = -2  # instead of a token, where the logits are no numbers: NaN, +inf, or nothing but -inf
-# Logits that are drawn from together, so that what is made for them stays small.
+NOTHING = -1  # drawn if constraint and bias allow no token
+BROKEN = -2  # drawn if the logits have NaN or +inf, or are all -inf
+# Maximum logits per block, so that temporary arrays stay small.
 _BLOCK_LOGITS = 1 << 22
-# Logits that are gone over together: rows of large vocabularies come a few at a time.
+# Maximum logits per reduction, so that they stay in the CPU cache.
 _CACHE_LOGITS = 1 << 17
-# So many times what it costs in a pass does a number cost that is looked for alone.
+# Gathering one logit costs this many times as much as reading it in a pass over the row.
 _SCATTER_COST = 256
-# Parameters are Python floats, logits are float32: these bounds change no draw.
+# Parameters are clipped to these bounds, which no draw depends on: logits are float32.
 _TINY, _HUGE = 1e-30, 1e30
 _ROW_FIELDS = (
     "greedy",
@@ -69,14 +69,17 @@ class DrawnToken(NamedTuple):
 
 @dataclass(slots=True)
 class DrawResult:
-    """Tokens drawn, one a sampler, in their order.
+    """Drawn tokens, one per sampler, in the samplers' order.
 
-    ids: int64 [B]. logprobs, entropies: float32 [B], nats; from raw logits over the full
-    vocabulary, whatever the temperature, the filters and the penalties were.
-    kept: float32 [B] log-probabilities of what was drawn among what was left to draw from; None
-    where nobody asked, or whoever drew does not tell.
-    legal_logmass: float32 [B], nats; the log of the raw probability of all tokens that constraint
-    and bans allow, about 0 for a sampler without a constraint. None: no sampler has a constraint.
+    ids: int64 [B].
+
+    logprobs, entropies: float32 [B], in nats, of the raw logits over the full vocabulary.
+
+    kept: float32 [B], log-probability among the tokens that the filters keep. None if not
+    requested, or not reported.
+
+    legal_logmass: float32 [B], in nats: log of the raw probability of all tokens that constraint
+    and bans allow. About 0 for a sampler without a constraint; None if no sampler has one.
     """
 
     ids: Ids
@@ -86,7 +89,7 @@ class DrawResult:
     legal_logmass: Floats | None = None
 
     def drawn(self) -> list[DrawnToken]:
-        """Return the drawn token of each sampler."""
+        """Return one DrawnToken per sampler."""
         legal = self.legal_logmass
         values = zip(
             self.ids.tolist(),
@@ -95,16 +98,19 @@ class DrawResult:
             repeat(None) if legal is None else legal.tolist(),
             strict=False,
         )
-        make = partial(tuple.__new__, DrawnToken)  # three times as fast as DrawnToken(…)
-        return list(map(make, values))
+        create = partial(tuple.__new__, DrawnToken)  # three times as fast as DrawnToken(…)
+        return list(map(create, values))
 
 
 @dataclass(slots=True)
 class DrawBatch:
     """Sampling work for one step: member i of `sampler` draws from logits row rows[i].
 
-    rows: int64 [B]. positions: uint64 [B], the absolute position that the drawn token will have.
-    kept: whether `DrawResult.kept` is wanted.
+    rows: int64 [B].
+
+    positions: uint64 [B], absolute positions of the drawn tokens.
+
+    kept: compute `DrawResult.kept`.
     """
 
     rows: Ids
@@ -117,7 +123,7 @@ class DrawBatch:
     ) -> DrawResult:
         """Draw with the NumPy reference sampler, from float32 [R, V] or R rows of it.
 
-        passes: over the rows, the engine's own; None: NumPy's.
+        reductions: the engine's own; None uses NumPy's.
         """
         raw = logits if isinstance(logits, np.ndarray) else np.stack(logits)
         return self.sampler.draw(
@@ -125,7 +131,7 @@ class DrawBatch:
         )
 
 
-_NO_TOKENS: frozenset[int] = frozenset()  # one object for all samplers: forks are many
+_NO_TOKENS: frozenset[int] = frozenset()  # shared by all samplers
 
 
 def _banned(biases: Iterable[tuple[int, float]]) -> frozenset[int]:
@@ -133,12 +139,15 @@ def _banned(biases: Iterable[tuple[int, float]]) -> frozenset[int]:
 
 
 class Sampler:
-    """How one run draws: its parameters, its random stream, the tokens its penalties count, and
-    where it stands in its constraint.
+    """State of one run's sampling: parameters, random stream, penalty counts and constraint
+    matcher.
 
-    needs_host: the next draw depends on tokens that must have reached the host.
-    matcher: of the constraint, this sampler's own; None without one. resumed: that has accepted
-    tokens of an earlier run.
+    needs_host: the next draw depends on tokens that must be on the host.
+
+    matcher: the constraint's state, owned by this sampler; None without a constraint.
+
+    resumed: the matcher has accepted tokens of an earlier run.
+
     banned: token ids with a bias of -inf.
     """
 
@@ -172,12 +181,12 @@ class Sampler:
         return self._history
 
     def add_prompt(self, prompt_ids: Iterable[int]) -> None:
-        """Note the prompt's tokens: repetition_penalty counts them, the other two do not."""
+        """Add the prompt's tokens to the penalty history; only repetition_penalty counts them."""
         if self._history is not None:
             self._history.add_prompt(prompt_ids)
 
     def accept(self, token: int) -> None:
-        """Count one generated token, and go on by it in the constraint.
+        """Count one generated token, and advance the constraint by it.
 
         Raises: ConstraintError if the constraint forbids it; nothing is counted then.
         """
@@ -187,15 +196,15 @@ class Sampler:
             self._history.add_generated(token)
 
     def add_generated(self, tokens: Iterable[int]) -> None:
-        """Count generated tokens for the penalties alone."""
+        """Count generated tokens for the penalties only."""
         if self._history is not None:
             for token in tokens:
                 self._history.add_generated(token)
 
     def with_biases(self, biases: Mapping[int, float]) -> Sampler:
-        """Return a sampler for one draw that adds to these tokens' logits, too; -inf bans.
+        """Return a sampler for one draw with additional biases; -inf bans a token.
 
-        It shares counts and matcher with this one.
+        It shares history and matcher with this one.
         """
         both = dict(self.params.logit_bias)
         for token, bias in biases.items():
@@ -208,7 +217,7 @@ class Sampler:
         return twin
 
     def clone(self) -> Sampler:
-        """Return a sampler with the same stream and its own copy of counts and matcher."""
+        """Return a sampler with the same stream and copies of history and matcher."""
         matcher = None if self.matcher is None else self.matcher.clone()
         twin = Sampler(self.params, self.stream, matcher)
         twin._history = None if self._history is None else self._history.copy()
@@ -217,31 +226,23 @@ class Sampler:
 
 @dataclass(frozen=True, slots=True)
 class SamplingArrays:
-    """One entry a row, [B], made once for rows that draw together.
+    """Parameters of B rows as arrays [B], created once for rows that draw together."""
 
-    greedy: temperature is 0. early, late: what logits are divided by before and after the filters,
-    1 where that is not asked for. filters: the values of every filter, by its parameter's name.
-    bias_rows, bias_ids, bias: added to the logits of a row's token, an entry each.
-    asked: the filters that any row asks for, in the order they cut, and which rows. filtered: the
-    row drops tokens before it draws; plain: it draws from all of them. mass_first: top-p cuts
-    first, so it is a share of the whole row.
-    """
-
-    greedy: Flags
-    temperature_before: Doubles
-    temperature_after: Doubles
-    filters: Mapping[str, NDArray[Any]]
-    repetition: Floats
-    presence: Floats
-    frequency: Floats
-    bias_rows: Ids
-    bias_ids: Ids
-    bias: Floats
-    active: Mapping[str, Flags] = field(init=False)
-    filtered: Flags = field(init=False)
-    unfiltered: Flags = field(init=False)
-    top_p_first: Flags = field(init=False)
-    all_unfiltered: bool = field(init=False)
+    greedy: Flags  # temperature is 0
+    temperature_before: Doubles  # divides logits before the filters; 1 if not requested
+    temperature_after: Doubles  # divides logits after the filters; 1 if not requested
+    filters: Mapping[str, NDArray[Any]]  # the values of each filter, by parameter name
+    repetition: Floats  # repetition_penalty
+    presence: Floats  # presence_penalty
+    frequency: Floats  # frequency_penalty
+    bias_rows: Ids  # the row of each bias
+    bias_ids: Ids  # the token id of each bias
+    bias: Floats  # the value of each bias
+    active: Mapping[str, Flags] = field(init=False)  # filters in order, and the rows that use them
+    filtered: Flags = field(init=False)  # not greedy, with a filter
+    unfiltered: Flags = field(init=False)  # not greedy, without a filter
+    top_p_first: Flags = field(init=False)  # top-p is the first filter of the row
+    all_unfiltered: bool = field(init=False)  # all rows are unfiltered
 
     def __post_init__(self) -> None:
         rows_of = {name: values != _OFF[name] for name, values in self.filters.items()}
@@ -263,7 +264,7 @@ class SamplingArrays:
 
     @classmethod
     def from_params(cls, params: Sequence[SamplingParams]) -> SamplingArrays:
-        """Put the parameters of B rows into arrays."""
+        """Return the arrays of B parameter objects."""
         greedy = np.array([p.temperature == 0 for p in params], dtype=bool)
         first = np.array([p.temperature_first for p in params], dtype=bool)
         temperature = np.where(greedy, 1.0, _within([p.temperature for p in params], _TINY))
@@ -286,7 +287,7 @@ class SamplingArrays:
         )
 
     def select(self, rows: Ids) -> SamplingArrays:
-        """Return the entries of some rows, numbered anew."""
+        """Return the entries of some rows, renumbered from 0."""
         number = np.full(len(self.greedy), -1)
         number[rows] = np.arange(len(rows))
         kept = number[self.bias_rows] >= 0
@@ -301,24 +302,24 @@ class SamplingArrays:
 
 
 def _within(values: Sequence[float], low: float) -> Doubles:
-    # What is finite must not become inf or 0 in float32, or inf - inf and 0 / 0 would follow.
+    # A finite value must not become inf or 0 in float32: inf - inf and 0 / 0 are NaN.
     return np.clip(np.array(values, dtype=np.float64), low, _HUGE)
 
 
 class Reductions:
-    """The passes over whole rows of logits that a draw makes; all else of it looks at few tokens.
+    """Reductions over full rows of logits; the rest of a draw looks at few tokens.
 
-    Made by NumPy. An engine whose library has faster ones on the host brings a subclass.
+    NumPy computes them. An engine whose library is faster on the host provides a subclass.
 
-    Logits are float32 [B, V] and are not modified. A row gives the same bits whatever its
-    companions. One thread at a time.
+    Logits are float32 [B, V] and are not modified. A row gives the same bits in any batch. One
+    thread at a time.
     """
 
     def __init__(self) -> None:
         self._buffers = BufferPool()
 
     def group_peaks(self, logits: Floats) -> Floats:
-        """Return the largest value of every group, NaN where there is one: float32 [B, groups]."""
+        """Return the largest value of each group, NaN if the group has one: float32 [B, groups]."""
         return group_peaks(logits)
 
     def moments(self, logits: Floats, peak: Floats) -> Moments:
@@ -342,10 +343,10 @@ class Reductions:
 
 
 class BatchSampler:
-    """Draws for B samplers at once; make it once and keep it while the same samplers step together.
+    """Draws for B samplers at once. Create it once, and keep it while the same samplers step
+    together.
 
-    What a sampler draws from given logits does not depend on its companions or their order.
-    A chain belongs to one thread.
+    A sampler's draw does not depend on the others or their order. One thread uses it.
     """
 
     def __init__(self, samplers: Sequence[Sampler]) -> None:
@@ -358,24 +359,24 @@ class BatchSampler:
         self._stateful = any(sampler.needs_host for sampler in samplers)
         self._matchers = [sampler.matcher for sampler in samplers]
         constrained = any(matcher is not None for matcher in self._matchers)
-        self._masks = Masks([each.banned for each in samplers]) if constrained else None
+        self._masks = Masks([sampler.banned for sampler in samplers]) if constrained else None
         self._share_params = not self._stateful and _share_params(samplers)
 
     def prepare(self, n_vocab: int) -> None:
-        """Start on the masks of the next draw, beside whatever comes before it."""
+        """Start computing the masks of the next draw in the background."""
         if self._masks is not None:
             self._masks.begin(self._matchers, n_vocab)
 
     @property
     def active_filters(self) -> frozenset[str]:
-        """The filters that any sampler asks for, by their parameters' names."""
+        """The parameter names of filters that any sampler uses."""
         return frozenset(self._arrays.active)
 
     def allowed(self, n_vocab: int) -> NDArray[np.int32] | None:
-        """Return what constraints allow now, for a draw elsewhere; None where there are none.
+        """Return the mask of allowed tokens, for a draw on a device; None without constraints.
 
-        A bit a token, the lowest first: int32 [B, words], valid until the next `prepare`. Waits for
-        what `prepare` has started, which is host work alone.
+        One bit per token, lowest first: int32 [B, words], valid until the next `prepare`. Waits for
+        the work that `prepare` has started.
         """
         return None if self._masks is None else self._masks.finish(self._matchers, n_vocab)
 
@@ -388,12 +389,15 @@ class BatchSampler:
         kept: bool = False,
         reductions: Reductions | None = None,
     ) -> DrawResult:
-        """Draw one token a sampler.
+        """Draw one token per sampler: NOTHING if no token is allowed, BROKEN if the logits are not
+        finite.
 
-        logits: float32 [R, V], raw; not modified. rows: int64 [B], the logits row of each sampler.
-        positions: uint64 [B]. kept: give `DrawResult.kept`, which may cost an exp a logit. passes:
-        see `DrawBatch.on_host`.
-        A sampler that no token is left to gets NOTHING, one whose logits are no numbers BROKEN.
+        Args:
+            logits: float32 [R, V], raw; not modified.
+            rows: int64 [B], the logits row of each sampler.
+            positions: uint64 [B].
+            kept: compute `DrawResult.kept`, which may cost an exp per logit.
+            reductions: see `DrawBatch.on_host`.
         """
         out = _new_result(len(self.samplers), kept, constrained=self._masks is not None)
         if not self.samplers:
@@ -416,9 +420,9 @@ class BatchSampler:
         return out
 
     def _distinct_rows(self, rows: Ids) -> tuple[Ids, Ids]:
-        """Return the logits rows to look at, and which of them each sampler draws from.
+        """Return the distinct logits rows, and the index of each sampler's row among them.
 
-        Rows that many share are looked at once where all samplers follow the same rules.
+        Shared rows are merged only if all samplers have equal parameters.
         """
         if self._share_params and len(rows) > 1 and (rows[1:] == rows[:-1]).any():
             return np.unique(rows, return_inverse=True)
@@ -427,7 +431,7 @@ class BatchSampler:
     def _draw_block(
         self, raw: Floats, draw: GumbelDraw, out: DrawResult, reductions: Reductions
     ) -> None:
-        """Draw for those whose rows are in one block of logits: float32 [R, V]."""
+        """Draw for the samplers whose rows are in one block of logits: float32 [R, V]."""
         samplers, at = draw.samplers, draw.at
         peaks = self._peaks(raw, reductions)
         peak = peaks.max(axis=1)
@@ -467,7 +471,7 @@ class BatchSampler:
                 out.ids[samplers[np.isin(at, rows)]] = why
 
     def _peaks(self, logits: Floats, reductions: Reductions) -> Floats:
-        """Return the largest logits of groups; of whole rows where nobody asks for groups."""
+        """Return the largest logits of groups; for greedy samplers only, of full rows."""
         return logits.max(axis=1, keepdims=True) if self._greedy else reductions.group_peaks(logits)
 
     def _edited_peaks(
@@ -475,7 +479,7 @@ class BatchSampler:
     ) -> Floats:
         """Return the peaks of edited logits. `peaks`: of the raw ones.
 
-        Where a few tokens have a bias, and nothing else is edited, their groups alone are new.
+        If only few biases are the edits, only the groups of their tokens are recomputed.
         """
         n_vocab = edited.shape[1]
         is_all = self._masks is not None or self._stateful or self._greedy
@@ -498,23 +502,24 @@ class BatchSampler:
         return edited
 
     def _penalised(self, logits: Floats, arrays: SamplingArrays, samplers: Ids) -> Floats:
-        seen = [(row, self.samplers[i].history) for row, i in enumerate(samplers.tolist())]
-        counted = [(row, history) for row, history in seen if history is not None]
+        histories = [(row, self.samplers[i].history) for row, i in enumerate(samplers.tolist())]
+        counted = [(row, history) for row, history in histories if history is not None]
         if not counted:
             return logits
         rows = np.repeat([row for row, _ in counted], [len(history) for _, history in counted])
         ids = np.concatenate([history.ids for _, history in counted])
         counts = np.concatenate([history.counts for _, history in counted])
         check_ids(ids, logits.shape[1], "penalties")
-        given = (arrays.repetition, arrays.presence, arrays.frequency)
-        return filters.penalties(logits, rows, ids, counts, *given)
+        values = (arrays.repetition, arrays.presence, arrays.frequency)
+        return filters.penalties(logits, rows, ids, counts, *values)
 
 
 def probabilities(logits: Floats, params: SamplingParams) -> Doubles:
-    """Return what a draw picks from: each token's probability after temperature and filters.
+    """Return the probability of each token after temperature and filters: float64 [V].
 
-    logits: float32 [V], raw; not modified. Penalties and constraints, which have a past, do not
-    count. Returns float64 [V].
+    Penalties and constraints, which depend on a history, are ignored.
+
+    logits: float32 [V], raw; not modified.
     """
     raw, arrays = logits[None], SamplingArrays.from_params([params])
     if len(arrays.bias):
@@ -534,9 +539,11 @@ def probabilities(logits: Floats, params: SamplingParams) -> Doubles:
 
 
 class _Logits(NamedTuple):
-    """Rows to draw from, edited: float32 [R, V], and what is known of them.
+    """Edited rows to draw from, float32 [R, V], and known statistics of them.
 
-    peaks: `metrics.group_peaks`. found: their moments, where nothing was edited.
+    peaks: `metrics.group_peaks`.
+
+    stats: their moments, if nothing was edited.
     """
 
     values: Floats
@@ -545,7 +552,7 @@ class _Logits(NamedTuple):
     reductions: Reductions
 
     def mass(self, temperature: Doubles, wanted: Flags) -> Doubles:
-        """Return `filters.mass` of the wanted rows, float64 [R]; anything for the others."""
+        """Return `filters.mass` of the wanted rows, float64 [R]; other entries are undefined."""
         if not wanted.any():
             return np.ones(len(self.values))
         if self.stats is None:
@@ -558,7 +565,7 @@ class _Logits(NamedTuple):
 
 
 def _sample(logits: _Logits, arrays: SamplingArrays, draw: GumbelDraw, kept: Floats | None) -> Ids:
-    """Return the drawn ids, one for each that draws; write into `kept` where that is given."""
+    """Return the drawn ids, one per sampler of `draw`; write into `kept` if it is given."""
     filtered, unfiltered = arrays.filtered, arrays.unfiltered
     values, peaks = logits.values, logits.peaks
     if arrays.all_unfiltered and kept is None:
@@ -597,7 +604,7 @@ def _sample_within_cutoff(
     draw: GumbelDraw,
     kept: Floats | None,
 ) -> Ids:
-    """Return the ids that are drawn within an edge; write into `kept` where that is given."""
+    """Return the ids drawn among tokens above a cutoff; write into `kept` if it is given."""
     every = np.arange(len(logits.values))
     min_logit = np.full(len(every), -np.inf, dtype=np.float32)
     max_id = np.zeros(len(every), dtype=np.int64)
@@ -631,13 +638,15 @@ def _new_result(n: int, kept: bool, *, constrained: bool) -> DrawResult:
 
 
 def _logmass(legal: Floats, stats: Moments, reductions: Reductions) -> Floats:
-    """Return the log of the legal tokens' share of the probability of each raw row: float32 [R].
+    """Return the log of the legal tokens' share of each raw row's probability: float32 [R].
 
-    legal: float32 [R, V], -inf for what is not allowed. found: the moments of the raw rows.
+    legal: float32 [R, V], -inf for illegal tokens.
+
+    stats: the moments of the raw rows.
     """
     peak = legal.max(axis=1)
     finite = np.where(np.isneginf(peak), np.float32(0), peak)
-    with np.errstate(divide="ignore"):  # nothing is legal: log 0
+    with np.errstate(divide="ignore"):  # log 0 if no token is legal
         log_total = np.log(reductions.mass(legal, finite, np.ones(len(legal))))
     share = log_total + (finite - stats.peak) - stats.log_total
     logmass: Floats = np.minimum(share, 0).astype(np.float32)
@@ -645,14 +654,16 @@ def _logmass(legal: Floats, stats: Moments, reductions: Reductions) -> Floats:
 
 
 def _rows_of(logits: Floats, rows: Ids) -> Floats:
-    """Return some rows: a view where they are neighbours."""
+    """Return some rows: a view if they are adjacent."""
     if (rows[1:] - rows[:-1] == 1).all():
         return logits[int(rows[0]) : int(rows[-1]) + 1]
     return logits[rows]
 
 
 def _share_params(samplers: Sequence[Sampler]) -> bool:
-    """Whether all draw by the same rules; a different seed or stop makes it False, at no harm."""
+    """Return True if all samplers have equal parameters. A different seed counts as unequal, which
+    only costs time.
+    """
     first = samplers[0].params if samplers else None
     return all(sampler.params is first or sampler.params == first for sampler in samplers)
 
@@ -675,7 +686,7 @@ def draw_batch(sampler: BatchSampler, first_row: int, positions: Sequence[int]) 
 def draw_at(
     sampler: BatchSampler, rows: Sequence[int], positions: Sequence[int], *, kept: bool = True
 ) -> DrawBatch:
-    """Let member i of `sampler` draw from logits row rows[i], for positions[i]."""
+    """Let member i of `sampler` draw from logits row rows[i], for a token at positions[i]."""
     at = np.array(positions, dtype=np.uint64)
     return DrawBatch(np.array(rows, dtype=np.int64), sampler, at, kept=kept)
 
@@ -687,7 +698,9 @@ def draw_rows(
     *,
     kept: bool = False,
 ) -> DrawResult:
-    """Draw once a sampler, sampler i from logits[i]; equal row objects are looked at once."""
+    """Draw one token per sampler, sampler i from logits[i]; equal row objects are processed
+    once.
+    """
     numbers: dict[int, int] = {}
     rows = np.array([numbers.setdefault(id(row), len(numbers)) for row in logits], dtype=np.int64)
     distinct = {id(row): row for row in logits}
