@@ -201,9 +201,11 @@ def test_default_strategy_is_a_vote_unless_the_prompt_states_a_task() -> None:
     assert default_for(samples.sum) == default_for("Capital of Italy?") == DEFAULT == "best-of-n"
 
 
-@pytest.mark.parametrize("prompt", [samples.game24, samples.sum])
 @pytest.mark.parametrize("name", STRATEGIES)
-@pytest.mark.parametrize("options", [{"n": 2, "breadth": 2}, {"budget_tokens": 60}])
+@pytest.mark.parametrize(
+    ("prompt", "options"),
+    [(samples.game24, {"n": 2, "breadth": 2}), (samples.sum, {"budget_tokens": 60})],
+)
 def test_no_search_generates_more_than_its_estimate(
     lm: weft.LM, name: str, prompt: str, options: dict[str, int]
 ) -> None:

@@ -61,11 +61,10 @@ def tight_of(engine: Engine) -> Tight:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("where", ["forward", "wait", "draw", "keep"])
-@pytest.mark.parametrize("seed", range(2))
-def test_random_work_loses_nothing(kind: str, where: str, seed: int) -> None:
-    engine = KINDS[kind](where=where, chance=0.3, seed=seed)
+def test_random_work_loses_nothing(kind: str, where: str) -> None:
+    engine = KINDS[kind](where=where, chance=0.3, seed=1)
     rig = Rig(engine, capacity=None if kind == "hidden" else 60, n_ctx=50, n_batch=8)
-    work = Work(rig, seed)
+    work = Work(rig, 1)
     for turn in range(120):
         work.turn()
         if turn % 20 == 0:
