@@ -191,6 +191,6 @@ def test_random_operations_agree_with_the_twin(
     for _ in range(150):
         getattr(tree, str(tree.rng.choice(OPERATIONS)))()
         tree.check()
-    tree.finalize_leaves()
+    tree.settle_all()
     tree.check()
     tree.free_all()

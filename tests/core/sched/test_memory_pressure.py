@@ -164,7 +164,7 @@ def test_there_are_as_many_slots_as_the_engine_has(make: MakeRig, clock: Clock, 
     assert rig.scheduler.counters.preempted
     # Nobody else's path can have more, and it says so.
     (ticket,) = rig.drive_quietly(Extend(rig.place([]), [4] * 50))
-    with pytest.raises(KVFull, match=r"50 tokens cannot fit in the 40 slots that there is memory"):
+    with pytest.raises(KVFull, match=r"50 tokens cannot fit in the 40 slots that fit into memory"):
         ticket.result()
     tight_of(engine).most_slots = None
     clock.now += RELAX_S + 1

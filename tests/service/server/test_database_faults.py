@@ -52,7 +52,7 @@ def test_failed_edit_keeps_generated_nodes(tmp_path: Path) -> None:
             error = client.get(f"/api/v1/jobs/{job}").json()["error"]
             assert error["code"] == "store_unavailable"
             assert "not saved yet" in error["message"]
-            assert "kept by itself" in error["hint"]
+            assert "saved automatically" in error["hint"]
             assert client.get("/healthz").status_code == 200
         finally:
             other.close()
