@@ -113,11 +113,11 @@ def test_wrong_text_is_told_by_its_line(grammar: str, said: str) -> None:
 def test_what_the_library_refuses_is_told_by_the_users_line() -> None:
     made = GBNF('# twice\n\nroot ::= "x" | "(" root ")" other\n\nother ::= root "y"')
     n = len(made.grammar().splitlines())
-    assert made._told(f"at {n}(5): no such thing\n   3 | T1: x\n      ^\n") == (
+    assert made._error_message(f"at {n}(5): no such thing\n   3 | T1: x\n      ^\n") == (
         "line 5: no such thing"
     )
-    assert made._told("at 1(5): no such thing").startswith("line 3: no such")
-    assert made._told("too large") == "too large"
+    assert made._error_message("at 1(5): no such thing").startswith("line 3: no such")
+    assert made._error_message("too large") == "too large"
 
 
 # The language is exact ---------------------------------------------------------------------------

@@ -1,4 +1,6 @@
-"""`Constraint`, what text is allowed, and `Matcher`, where one generation stands in it."""
+"""`Constraint`, which defines the allowed text, and `Matcher`, the state of one generation in
+it.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,12 @@ if TYPE_CHECKING:
 
 
 class Constraint(ABC):
-    """What text a generation may produce: a value, hashable, that knows no tokenizer.
+    """Defines the text that a generation may produce: a hashable value, independent of tokenizers.
 
     Subclasses are frozen dataclasses, so equal constraints are equal.
 
     stop_ids: token ids that end a text in addition to the model's end tokens.
+
     min_tokens: stop strings that end within so many tokens do not count.
     """
 
@@ -32,9 +35,9 @@ class Constraint(ABC):
 
     @abstractmethod
     def compile(self, compiler: Compiler) -> Matcher:
-        """Return a matcher at the beginning. Raises: GrammarError, with line and reason.
+        """Return a matcher at the start. Raises: GrammarError, with line and reason.
 
-        Cost: may be large; `Compiler.matcher` keeps what was compiled and hands out clones.
+        Cost: may be large; `Compiler.matcher` caches compiled constraints and returns clones.
         """
 
     @abstractmethod
@@ -47,7 +50,7 @@ class Constraint(ABC):
         return True
 
     def parse(self, text: str) -> Any:
-        """Return the object that a finished text stands for; the text itself unless there is one.
+        """Return the object that a finished text represents; by default the text itself.
 
         Raises: Unfinished, which is a ValueError, if the text is not finished.
         """
@@ -55,9 +58,10 @@ class Constraint(ABC):
 
 
 class Matcher(ABC):
-    """Where one generation stands in a constraint. Belongs to one sampler; clone it to fork.
+    """State of one generation in a constraint. Belongs to one sampler; clone it to fork.
 
     Masks are bits, least significant first: token t is bit t % 32 of word t // 32; 1 is allowed.
+
     banned: tokens that the caller never draws. If a text is forced, the matcher allows a
     tokenization without them; elsewhere the mask may still have them.
     """
@@ -66,24 +70,24 @@ class Matcher(ABC):
 
     @abstractmethod
     def fill(self, bits: NDArray[np.int32], banned: Set[int] = frozenset()) -> None:
-        """Write the mask of tokens that may come next; all end tokens where the text may end.
+        """Write the mask of tokens that may follow; it has all end tokens if the text may end.
 
-        bits: int32 [n_words(V)], overwritten; what is in it from bit V on says nothing.
+        bits: int32 [n_words(V)], overwritten; bits from V on are undefined.
         """
 
     @abstractmethod
     def accept(self, token: int) -> None:
-        """Go on by a token. Raises: ConstraintError if it is not allowed; nothing changes then.
+        """Advance by a token. Raises: ConstraintError if it is not allowed; nothing changes then.
 
-        Where it is allowed and raises all the same, there is a `failure`.
+        If it raises although the token is allowed, `failure` is set.
         """
 
     @abstractmethod
     def is_allowed(self, token: int) -> bool:
-        """Say whether a token may come next; changes nothing."""
+        """Return True if a token may follow; changes nothing."""
 
     def takes(self, tokens: Sequence[int]) -> bool:
-        """Say whether these tokens may come next, one after the other; changes nothing."""
+        """Return True if these tokens may follow, in order; changes nothing."""
         twin = self.clone()
         for token in tokens:
             if not twin.is_allowed(token):
@@ -92,7 +96,7 @@ class Matcher(ABC):
         return True
 
     def forced(self, banned: Set[int] = frozenset()) -> list[int]:
-        """Return the tokens that must come next; changes nothing.
+        """Return the tokens that must follow; changes nothing.
 
         At each of these tokens the mask allows only that token.
         """
@@ -101,21 +105,23 @@ class Matcher(ABC):
     @property
     @abstractmethod
     def may_end(self) -> bool:
-        """The text may end here."""
+        """True if the text may end here."""
 
     @property
     @abstractmethod
     def must_end(self) -> bool:
-        """Nothing but an end token may come next."""
+        """True if only an end token may follow."""
 
     @property
     def failure(self) -> str | None:
-        """Why nothing can come next though the text is no dead end: a limit was reached, say."""
+        """The reason why nothing can follow although the text is not a dead end, such as a
+        limit.
+        """
         return None
 
     @abstractmethod
     def clone(self) -> Matcher:
-        """Return a matcher at the same place that goes on independently."""
+        """Return an independent matcher in the same state."""
 
 
 N_BYTES = 256
@@ -132,10 +138,13 @@ _KEPT = 64  # compiled constraints, least recently used out first
 
 
 class Compiler:
-    """What constraints need to know of a tokenizer, and those compiled lately.
+    """What constraints need of a tokenizer, and a cache of compiled constraints.
 
-    text: the tokenizer. n_vocab: tokens that the model has logits for; the tokenizer may have more
-    or fewer. stop_ids: the end tokens among them.
+    text: the tokenizer.
+
+    n_vocab: tokens that the model has logits for; the tokenizer may have more or fewer.
+
+    stop_ids: the end tokens among them.
     """
 
     def __init__(self, text: Tokenizer, n_vocab: int) -> None:
@@ -146,7 +155,7 @@ class Compiler:
         self._lock = threading.Lock()
 
     def matcher(self, constraint: Constraint) -> Matcher:
-        """Return a matcher at the beginning of a constraint. Raises: GrammarError."""
+        """Return a matcher at the start of a constraint. Raises: GrammarError."""
         with self._lock:
             kept = self._kept.get(constraint)
             if kept is not None:
@@ -166,12 +175,11 @@ class Compiler:
         return made.clone()
 
     def ids_of(self, spelled: bytes) -> list[int]:
-        """Return tokens whose bytes, joined, are exactly these.
+        """Return tokens whose joined bytes are exactly these.
 
-        As the tokenizer writes it at the start of a text, or where that puts a space in front, as
-        text that goes on. Where both are other text (unknown tokens, other case), and for bytes
-        that are no text, the fewest tokens. A byte that no token writes there has the id
-        n_vocab + byte, which the model has no logit for.
+        Tokenized as the start of a text, or as a continuation if the tokenizer adds a space at the
+        start. If neither gives these bytes, or the bytes are not UTF-8, return the fewest tokens. A
+        byte without a token has the id n_vocab + byte, which no model draws.
         """
         try:
             written = spelled.decode()
@@ -189,9 +197,9 @@ class Compiler:
 
     @cached_property
     def spellings(self) -> list[bytes]:
-        """What a grammar sees of each of the model's tokens: its bytes.
+        """The bytes of each of the model's tokens as grammars see them.
 
-        b"" for special and end tokens, which are no text, and for ids without a token.
+        b"" for special and end tokens, and for ids without a token.
         """
         mute = self.text.special_ids | self.text.stop_ids
         table = self.text.vocab_bytes[: self.n_vocab]
@@ -235,8 +243,8 @@ class _View:
     """A tokenizer in llguidance's interface: the model's tokens, then 256 ids for bytes.
 
     The library's masks are as wide as this vocabulary. The library needs an end token and a token
-    for every byte: it drops bytes without a token from forced text. Id n_vocab + byte stands for
-    a byte without a single-byte token; no model draws it.
+    for every byte: it drops bytes without a token from forced text. Id n_vocab + byte stands for a
+    byte without a single-byte token; no model draws it.
     """
 
     def __init__(self, compiler: Compiler) -> None:

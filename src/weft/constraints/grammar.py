@@ -1,4 +1,4 @@
-"""Grammars, matched by llguidance: JSON schemas, regular expressions, Lark, GBNF, choices."""
+"""Grammars matched by llguidance: JSON schemas, regular expressions, Lark, GBNF, choices."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class Grammar(Constraint):
 
     @abstractmethod
     def grammar(self) -> str:
-        """Return llguidance's own form. Raises: GrammarError."""
+        """Return the grammar in llguidance's form. Raises: GrammarError."""
 
     def checked(self, guidance: Any = None) -> str:
-        """Return llguidance's own form of what it can match. Raises: GrammarError.
+        """Return the grammar in llguidance's form, after validation. Raises: GrammarError.
 
-        guidance: a tokenizer in llguidance's form; what needs none is checked without.
+        guidance: a tokenizer in llguidance's form; None skips checks that need one.
         """
         from llguidance import LLMatcher
 
@@ -59,9 +59,9 @@ class Grammar(Constraint):
         except BaseException as error:  # the library's, for what it cannot read at all
             if not isinstance(error, ValueError) and not is_panic(error):
                 raise
-            raise GrammarError(f"{self._what()} is not valid: {told(str(error))}") from error
+            raise GrammarError(f"{self._what()} is not valid: {error_line(str(error))}") from error
         if is_error:
-            raise GrammarError(f"{self._what()} is not valid: {self._told(messages[0])}")
+            raise GrammarError(f"{self._what()} is not valid: {self._error_message(messages[0])}")
         return text
 
     def compile(self, compiler: Compiler) -> Matcher:
@@ -70,7 +70,9 @@ class Grammar(Constraint):
         text = self.checked(compiler.guidance)
         matcher = LLMatcher(compiler.guidance, text, log_level=0)
         if matcher.is_error():
-            raise GrammarError(f"{self._what()} is not valid: {self._told(matcher.get_error())}")
+            raise GrammarError(
+                f"{self._what()} is not valid: {self._error_message(matcher.get_error())}"
+            )
         begin = self.unique_names_after()
         if begin is None:
             return GrammarMatcher(matcher, compiler)
@@ -89,17 +91,17 @@ class Grammar(Constraint):
     def _what(self) -> str:
         return f"the {type(self).__name__}"
 
-    def _told(self, message: str) -> str:
-        """Return the library's message about this grammar."""
-        return told(message)
+    def _error_message(self, message: str) -> str:
+        """Return the library's error message with locations of this grammar."""
+        return error_line(message)
 
 
 @dataclass(frozen=True, slots=True)
 class Regex(Grammar):
-    """Text that a regular expression matches from beginning to end.
+    """Text that fully matches a regular expression.
 
-    pattern: text, read as Rust's regular expressions are; or a compiled pattern, which means what
-    it means in Python, flags included (GrammarError for what cannot be had: look-around, say).
+    pattern: text in Rust's syntax; or a compiled pattern with its meaning in Python, flags included
+    (GrammarError for unsupported parts, such as look-around).
     """
 
     pattern: str
@@ -114,9 +116,9 @@ class Regex(Grammar):
         made: str = LLMatcher.grammar_from_regex(self.pattern)
         return made
 
-    def _told(self, message: str) -> str:
-        """Leave out where the expression stands in what the library made of it."""
-        return f"line 1: {told(message).split('(in regex): ', 1)[-1]}"
+    def _error_message(self, message: str) -> str:
+        """Remove the location, which refers to the library's form of the expression."""
+        return f"line 1: {error_line(message).split('(in regex): ', 1)[-1]}"
 
     def to_dict(self) -> dict[str, Any]:
         return {"regex": self.pattern}
@@ -126,9 +128,10 @@ class Regex(Grammar):
 class Lark(Grammar):
     """Text of a grammar in llguidance's Lark.
 
-    unique_names: in the JSON of the text no object may have a name twice. Outside of its JSON the
+    unique_names: no object in the JSON of the text may have a name twice. Outside of its JSON the
     text must have no quotes, brackets or braces.
-    json_after: the JSON begins after this text; quotes and brackets before it are allowed.
+
+    json_after: the JSON starts after this text; quotes and brackets before it are allowed.
     """
 
     text: str
@@ -166,8 +169,8 @@ class GBNF(Grammar):
     def grammar(self) -> str:
         return as_lark(self.text)[0]
 
-    def _told(self, message: str) -> str:
-        """Name the line of the user's text, not of what was made of it."""
+    def _error_message(self, message: str) -> str:
+        """Name the line of the user's text, not of the generated Lark."""
         return located_message(message, [f"line {line}" for line in as_lark(self.text)[1]])
 
     def to_dict(self) -> dict[str, Any]:
@@ -176,7 +179,7 @@ class GBNF(Grammar):
 
 @dataclass(frozen=True, slots=True)
 class Choice(Grammar):
-    """One of some texts.
+    """One of several texts.
 
     values: the objects that `parse` returns for them; None means the texts themselves.
     """
@@ -210,7 +213,7 @@ class Choice(Grammar):
 
 @dataclass(frozen=True, slots=True)
 class Prefixed(Grammar):
-    """A given text, then the text of a grammar."""
+    """A fixed text, then the text of a grammar."""
 
     prefix: str
     constraint: Grammar
@@ -253,8 +256,8 @@ class GrammarMatcher(Matcher):
     def correct(self, bits: NDArray[np.int32], banned: Set[int]) -> None:
         """Correct a mask that the library has just filled.
 
-        After an error of the library the mask allows nothing. If the library forces a cut with a
-        banned token, the mask forces another cut of the same text.
+        After an error of the library the mask allows nothing. If the library forces a tokenization
+        with a banned token, the mask forces another one of the same text.
         """
         if self.inner.is_error():
             bits[:] = 0
@@ -293,10 +296,10 @@ class GrammarMatcher(Matcher):
         return list(takewhile(lambda token: token < n_vocab, self.inner.compute_ff_tokens()))
 
     def _without(self, tokens: Sequence[int], banned: Set[int]) -> list[int]:
-        """Return the tokens to force if the tokenizer's own cut has banned ones.
+        """Return the tokens to force if the tokenizer's own tokenization has banned ones.
 
-        These are the longest prefix of that cut from which another cut continues, or else the
-        first token of the shortest other cut. [] if there is no other cut.
+        These are the longest prefix of it from which another tokenization continues, or else the
+        first token of the shortest other one. [] if there is no other.
         """
         spelled = [self._compiler.spellings[token] for token in tokens]
         n_text = spelled.index(b"") if b"" in spelled else len(spelled)  # up to a special token
@@ -339,7 +342,7 @@ class GrammarMatcher(Matcher):
         reason = str(self.inner.get_error()).split("<state>")[0].split("<backtrace>")[0]
         if reason.startswith("NoExtensionBias"):  # no token goes on: a dead end, not a fault
             return None
-        return f"the grammar library gave up: {told(reason)}"
+        return f"the grammar library gave up: {error_line(reason)}"
 
     def clone(self) -> GrammarMatcher:
         return GrammarMatcher(self.inner.deep_copy(), self._compiler)
@@ -352,7 +355,7 @@ def check_depth(what: str, lark: str) -> None:
 
 
 def _is_deep_lark(text: str) -> bool:
-    """Whether rules lead too deep. It reads names alone, which may find more than there is."""
+    """Return True if rules are nested too deep. It reads only names, which may overestimate."""
     bodies: dict[str, list[str]] = {}
     words: list[str] = []
     for line in text.splitlines():
@@ -365,7 +368,7 @@ def _is_deep_lark(text: str) -> bool:
 
 
 def checked_text(what: str, text: object) -> str:
-    """Return a text, or refuse what is none."""
+    """Return a text; raise ConfigError for another type."""
     if not isinstance(text, str) or not text.strip():
         raise GrammarError(f"{what} is {text!r}; allowed is a text that is not empty")
     if not _is_text(text):
@@ -381,8 +384,8 @@ def _is_text(text: str) -> bool:
     return True
 
 
-def told(message: str) -> str:
-    """Return a library's message on one line, the line of the grammar first if it is named."""
+def error_line(message: str) -> str:
+    """Return a library's message on one line, starting with the grammar's line if it is named."""
     text = " ".join(_SHOWN.sub("", message).split())
     text = text.replace(_ONE_OF, f"a oneOf whose options may overlap is not supported; {INSTEAD}")
     found = _LINE.search(text)
@@ -395,14 +398,14 @@ def located_message(message: str, places: Sequence[str]) -> str:
     """Return a library's message, with the user's location in place of the grammar's line."""
     found = _LINE.search(message)
     if found is None:
-        return told(message)
+        return error_line(message)
     number = int(next(filter(None, found.groups())))
     place = places[min(number, len(places)) - 1]
     return f"{place}: {_PLACE.sub('', ' '.join(_SHOWN.sub('', message).split()))}"
 
 
 class Masks:
-    """The masks of B samplers, None for those without a matcher; reused while they step together.
+    """Masks of B samplers, None for those without a matcher; reused while they step together.
 
     banned: the tokens that each sampler never draws.
     """
@@ -413,7 +416,7 @@ class Masks:
         self._filling: Future[None] | None = None
 
     def begin(self, matchers: Sequence[Matcher | None], n_vocab: int) -> None:
-        """Start filling on another thread; matchers must stay as they are until `finish`."""
+        """Start filling on another thread; matchers must not change until `finish`."""
         try:
             self._filling = _worker().submit(self._fill, list(matchers), n_vocab)
         except RuntimeError:  # the program ends, and threads take no more work: `finish` does it
@@ -430,9 +433,9 @@ class Masks:
         return self._bits
 
     def over(self, logits: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return logits with -inf for what is not allowed: float32 [B, V], a copy.
+        """Return a copy of logits with -inf for tokens that are not allowed: float32 [B, V].
 
-        rows: int64 [B], whose masks; they are filled (see `finish`).
+        rows: int64 [B], the sampler of each row; its mask is filled (see `finish`).
         """
         assert self._bits is not None
         allowed = np.unpackbits(self._bits[rows].view(np.uint8), axis=1, bitorder="little")

@@ -84,7 +84,7 @@ class JsonSchema(Grammar):
     def unique_names_after(self) -> str | None:
         return "" if self._lark().has_open_names else None
 
-    def _told(self, message: str) -> str:
+    def _error_message(self, message: str) -> str:
         """Name the place in the schema, not the line of the Lark."""
         return located_message(message, [f"at {path}" for path in self._lark().paths])
 

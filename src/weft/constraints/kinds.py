@@ -1,4 +1,4 @@
-"""The kinds of constraints beside grammars, what users hand in, and constraints as JSON."""
+"""Token sets and lazy constraints, and conversion of user values and JSON to constraints."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Allow(Constraint):
-    """Only these token ids, in any order, and the end tokens."""
+    """Allow only these token ids, in any order, and the end tokens."""
 
     ids: frozenset[int]
 
@@ -52,7 +52,7 @@ class Allow(Constraint):
 
 
 class AllowMatcher(Matcher):
-    """A fixed mask; it has no state, so all share one."""
+    """A fixed mask without state, so all generations share one."""
 
     __slots__ = ("bits", "ids")
 
@@ -88,12 +88,12 @@ _KEPT = 256  # beginnings of triggers whose masks are kept
 
 @dataclass(frozen=True, slots=True)
 class Lazy(Constraint):
-    """Anything until a trigger; from where the trigger begins, the text must fit the constraint.
+    """Any text until a trigger; from the trigger's start on, the text must match the constraint.
 
-    triggers: a word (str), a pattern (`re.compile`; it is searched, with its flags), or a token id
-    (int). The trigger's own text is the grammar's beginning, as in tool calls: "<tool_call>" and
-    what follows. A token that completes a trigger and goes on with what the grammar forbids is not
-    drawn.
+    triggers: a word (str), a pattern (`re.compile`; searched, with its flags), or a token id (int).
+    The trigger's text is the start of the grammar's text, as in tool calls: "<tool_call>" and what
+    follows. A token that completes a trigger and continues with text that the grammar forbids is
+    not drawn.
     """
 
     constraint: Constraint
@@ -112,10 +112,11 @@ class Lazy(Constraint):
         object.__setattr__(self, "triggers", given)
 
     def compile(self, compiler: Compiler) -> Matcher:
-        """See `Constraint.compile`. Raises: GrammarError for a word that no text of it begins with.
+        """See `Constraint.compile`. Raises: GrammarError for a word that no text of the grammar
+        starts with.
 
-        Cost: a search in every token's text, once for each way that a trigger has begun; in each
-        step where a pattern looks at what stands around it (look-around, anchors).
+        Cost: one search in each token's text per distinct prefix of a trigger. Patterns with
+        look-around or anchors are searched in each step.
         """
         return LazyMatcher(Triggers(compiler, self), None)
 
@@ -137,10 +138,10 @@ def _is_trigger(value: object) -> bool:
 
 
 class Triggers:
-    """What switches a lazy constraint on, with one tokenizer; shared by all its matchers.
+    """Triggers of a lazy constraint for one tokenizer; shared by its matchers.
 
-    begun: in all methods the end of the text so far that may be a trigger's beginning, as bytes. A
-    token that is a trigger itself is none of their business.
+    begun: in all methods, the end of the text so far that may start a trigger, as bytes. Token
+    triggers are handled elsewhere.
     """
 
     def __init__(self, compiler: Compiler, lazy: Lazy) -> None:
@@ -156,7 +157,7 @@ class Triggers:
         self._check()
 
     def _check(self) -> None:
-        """Refuse triggers that the grammar cannot begin with, as far as that can be told now."""
+        """Reject triggers that no text of the grammar can start with, as far as is known."""
         for word in self._words:
             if not self.takes(word):
                 raise GrammarError(
@@ -174,7 +175,7 @@ class Triggers:
                 )
 
     def start(self, text: bytes) -> int | None:
-        """Return where the first trigger in a text begins."""
+        """Return the index where the first trigger in a text starts."""
         found = [at for word in self._words if (at := text.find(word)) >= 0]
         if self._patterns:
             letters = text.decode(errors="surrogateescape")
@@ -185,7 +186,7 @@ class Triggers:
         return min(found, default=None)
 
     def begun(self, text: bytes) -> bytes:
-        """Return the end of a text without a trigger in which one may have begun."""
+        """Return the end of a text without a trigger that may start one."""
         text = text[-_WINDOW:]
         longest = max((_overlap(text, word) for word in self._words), default=0)
         if self._patterns:
@@ -201,11 +202,11 @@ class Triggers:
         return text[len(text) - longest :]
 
     def takes(self, text: bytes) -> bool:
-        """Say whether the grammar can begin with a text."""
+        """Return True if a text of the grammar can start with this text."""
         return self.inner.takes(self.compiler.ids_of(text))
 
     def crosses(self, begun: bytes, token: int) -> bytes | None:
-        """Return the text from a trigger on that a token leads to, if the grammar forbids it."""
+        """Return the text from the trigger on that a token leads to, if the grammar forbids it."""
         if token in self.tokens or token in self.compiler.stop_ids:
             return None
         text = begun + self.compiler.text.token_bytes(token)
@@ -213,7 +214,7 @@ class Triggers:
         return None if at is None or self.takes(text[at:]) else text[at:]
 
     def fill(self, begun: bytes, bits: NDArray[np.int32]) -> None:
-        """Write the mask of tokens that may come after a text."""
+        """Write the mask of tokens that may follow a text."""
         import numpy as np
 
         kept = self._forbidden.get(begun)
@@ -231,7 +232,7 @@ class Triggers:
 
 
 class LazyMatcher(Matcher):
-    """Watches the text until a trigger; then `inner` decides. inner: None before."""
+    """Searches the text for a trigger, then delegates to `inner`, which is None before."""
 
     __slots__ = ("_begun", "_inner", "_triggers")
 
@@ -300,13 +301,13 @@ class LazyMatcher(Matcher):
 
 
 def _overlap(text: bytes, word: bytes) -> int:
-    """Return how much of a word the end of a text is, at most."""
+    """Return the length of the longest prefix of a word that the text ends with."""
     sizes = range(min(len(text), len(word) - 1), 0, -1)
     return next((size for size in sizes if text.endswith(word[:size])), 0)
 
 
 def _unfinished(text: bytes) -> int:
-    """Return how many bytes at the end of a text are the beginning of one letter."""
+    """Return how many bytes at the end of a text are an incomplete UTF-8 character."""
     for size, byte in enumerate(reversed(text[-3:]), start=1):
         if byte >= 0xC0:
             return size if size < 2 + (byte >= 0xE0) + (byte >= 0xF0) else 0
@@ -360,7 +361,7 @@ def hint_for(value: object) -> str:
 
 
 def from_dict(data: Mapping[str, Any]) -> Constraint:
-    """Return a constraint from what `to_dict` wrote. Raises: FormatError."""
+    """Return the constraint that `to_dict` wrote. Raises: FormatError."""
     kinds: dict[str, Any] = {
         "regex": Regex,
         "gbnf": GBNF,

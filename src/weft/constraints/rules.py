@@ -1,8 +1,7 @@
-"""Rules of a grammar, whatever they are written in, and which parts may be lexemes.
+"""Grammar rules of any syntax, and the choice of parts that are matched as lexemes.
 
-A text that one lexeme matches may be the beginning of what another matches, or of more of the same.
-The longest is the right one unless the next letter may also come after the lexeme: then the two are
-taken apart, at the end into single letters, which are all of one length.
+llguidance matches the longest text of a lexeme. That is wrong if the next character may also follow
+the lexeme. Such lexemes are split, if necessary into single characters, which all have one length.
 """
 
 from __future__ import annotations
@@ -15,35 +14,35 @@ from typing import TypeVar
 Range = tuple[int, int]
 T = TypeVar("T")
 
-# Levels that things stand in each other, rules that lead to rules included. llguidance goes down by
-# recursion, and at a few thousand its stack ends, and the process with it.
+# Maximum nesting, rules in rules included. llguidance recurses: at a few thousand levels
+# its stack overflows and the process crashes.
 MAX_DEPTH = 600
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CharClass:
-    """One letter of some ranges, both ends included, in order."""
+    """One character of some ranges, both ends included, in order."""
 
     ranges: tuple[Range, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Concat:
-    """Parts, one after the other."""
+    """Parts in sequence."""
 
     parts: tuple[Part, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Alternation:
-    """One of some parts."""
+    """One of several parts."""
 
     parts: tuple[Part, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Repeat:
-    """A part some times; most: None for any number."""
+    """A repeated part. max_count: None for any number."""
 
     part: Part
     min_count: int
@@ -52,7 +51,7 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RuleRef:
-    """What a rule says."""
+    """A reference to a rule."""
 
     name: str
     line: int
@@ -63,7 +62,7 @@ Part = CharClass | Concat | Alternation | Repeat | RuleRef
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
-    """A rule, and the line that its name stands on."""
+    """A rule, and the line of its name."""
 
     name: str
     body: Part
@@ -71,14 +70,14 @@ class Rule:
 
 
 def children(part: Part) -> tuple[Part, ...]:
-    """Return the parts directly inside a part; letters and references have none."""
+    """Return the parts directly inside a part; character classes and references have none."""
     if isinstance(part, Concat | Alternation):
         return part.parts
     return (part.part,) if isinstance(part, Repeat) else ()
 
 
 def is_too_deep(start: T, inner: Callable[[T], Iterable[T]]) -> bool:
-    """Whether going down from an object, each of which is visited once, goes below DEEPEST."""
+    """Return True if the nesting below an object exceeds MAX_DEPTH; each object is visited once."""
     visited = {id(start)}
     path = [iter(inner(start))]
     while path:
@@ -95,7 +94,7 @@ def is_too_deep(start: T, inner: Callable[[T], Iterable[T]]) -> bool:
 
 
 def parts_of(part: Part, kind: type[T]) -> Iterator[T]:
-    """Yield all parts of a kind in a part."""
+    """Yield all parts of a class inside a part, the part itself included."""
     stack = [part]
     while stack:
         each = stack.pop()
@@ -107,7 +106,7 @@ def parts_of(part: Part, kind: type[T]) -> Iterator[T]:
 def fixed_point(
     rules: Mapping[str, Rule], test: Callable[[Part, Container[str]], bool]
 ) -> set[str]:
-    """Return the rules that pass a test, where rules that pass help others to."""
+    """Return the rules that pass a test; the test sees the rules that have passed already."""
     users: dict[str, list[str]] = {name: [] for name in rules}
     for rule in rules.values():
         for ref in parts_of(rule.body, RuleRef):
@@ -123,7 +122,7 @@ def fixed_point(
 
 
 def can_end(part: Part, known: Container[str]) -> bool:
-    """Whether some text of a part ends, if those of known rules do."""
+    """Return True if some text of a part is finite, given that those of `known` rules are."""
     if isinstance(part, RuleRef):
         return part.name in known
     if isinstance(part, Alternation):
@@ -134,19 +133,21 @@ def can_end(part: Part, known: Container[str]) -> bool:
 
 
 def is_flat(part: Part, known: Container[str]) -> bool:
-    """Whether a part leads to no recursion, if known rules do not."""
+    """Return True if a part has no recursion, given that `known` rules have none."""
     return all(ref.name in known for ref in parts_of(part, RuleRef))
 
 
-_MAX_POSITIONS = 60_000  # letters in a lexeme that is looked at; a larger one is taken apart
-_MAX_RULE_DEPTH = 60  # rules in rules in it
-_MAX_COMPARED = 200_000  # places that are looked at to compare two lexemes
-_MAX_LEXEMES = 300  # lexemes that are compared; of more, all are taken apart
+_MAX_POSITIONS = 60_000  # maximum positions of a lexeme that is analysed; a larger one is split
+_MAX_RULE_DEPTH = 60  # maximum nesting of rules in it
+_MAX_COMPARED = 200_000  # maximum positions visited to compare two lexemes
+_MAX_LEXEMES = 300  # maximum lexemes that are compared; if there are more, all are split
 
 
 @dataclass(frozen=True, slots=True)
 class Lexeme:
-    """Parts in a row that are matched as one regular expression. of: what they are parts of."""
+    """Consecutive parts that are matched as one regular expression. of: the part that contains
+    them.
+    """
 
     parts: tuple[Part, ...]
     of: Part
@@ -154,7 +155,7 @@ class Lexeme:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Compound:
-    """A chain, an either or a repeat of which not all is one lexeme."""
+    """A Concat, Alternation or Repeat of which not all is one lexeme."""
 
     of: Part
     parts: tuple[Compound | Lexeme | RuleRef, ...]
@@ -164,15 +165,15 @@ Cut = Compound | Lexeme | RuleRef
 
 
 class Lexemes:
-    """The cut of a grammar into lexemes: `shape` of what rules say.
+    """The division of a grammar into lexemes; `shape` gives it for a part.
 
-    open_rules: the rules that are not matched as regular expressions, root first, if it is.
+    open_rules: the rules that are not matched as regular expressions, root first, if it is one.
     """
 
     def __init__(self, rules: Mapping[str, Rule]) -> None:
         self.rules = rules
         self._flat = fixed_point(rules, is_flat)
-        self._split_ids: set[int] = set()  # ids of parts that are no lexemes though they could be
+        self._split_ids: set[int] = set()  # ids of parts that were split into smaller lexemes
         self._masks = _masks(rules)
         self._automata: dict[Lexeme, _Automaton | None] = {}
         self.open_rules: list[str] = []
@@ -207,7 +208,7 @@ class Lexemes:
         return id(part) not in self._split_ids and is_flat(part, self._flat)
 
     def _split(self, lexeme: Lexeme) -> None:
-        """Make more lexemes of one. The rules that are referred to are then open."""
+        """Split a lexeme into smaller ones; rules that it refers to become open."""
         (part, *more) = lexeme.parts
         if more:
             self._split_ids.add(id(lexeme.of))
@@ -217,7 +218,7 @@ class Lexemes:
             self._split_ids.add(id(part))
 
     def _compute_shapes(self) -> None:
-        """Find all that is reached from the root, as it is cut now."""
+        """Compute the shapes of everything reachable from the root."""
         root = RuleRef("root", self.rules["root"].line)
         self.open_rules, self._shapes = [], {"": self.shape(root)}
         stack = [self._shapes[""]]
@@ -230,10 +231,10 @@ class Lexemes:
                 self._shapes[shape.name] = self.shape(self.rules[shape.name].body)
                 stack.append(self._shapes[shape.name])
 
-    # What may come after a lexeme ----------------------------------------------------------------
+    # Characters that may follow a lexeme ---------------------------------------------------------
 
     def _ambiguous(self) -> list[Lexeme]:
-        """Return the lexemes of which a longest one can be wrong; one letter never is."""
+        """Return the lexemes whose longest match can be wrong; single characters never are."""
         if not self.open_rules:
             return []
         after = self._after()
@@ -248,9 +249,9 @@ class Lexemes:
         return list(ambiguous)
 
     def _crosses(self, one: Lexeme, other: Lexeme, after: int) -> bool:
-        """Whether `other` may go on with a letter that may come after `one`, which it begins with.
+        """Return True if `other` may continue with a character that may follow its prefix `one`.
 
-        Both are walked side by side, from letter to letter: where each may be after the same text.
+        Both automata are walked in parallel over the same texts.
         """
         short, long = self._automaton(one), self._automaton(other)
         assert short is not None
@@ -276,7 +277,7 @@ class Lexemes:
         return False
 
     def _after(self) -> dict[Lexeme, int]:
-        """Return for every lexeme the letters that may come after it, as bits."""
+        """Return for each lexeme the characters that may follow it, as bits."""
         first = self._first()
         after: dict[str, int] = dict.fromkeys(self._shapes, 0)
         found: dict[Lexeme, int] = {}
@@ -304,7 +305,7 @@ class Lexemes:
         return found
 
     def _first(self) -> dict[str, tuple[int, bool]]:
-        """Return for every open rule the letters it may begin with, and whether it may be empty."""
+        """Return for each open rule its possible first characters, and whether it may be empty."""
         found = dict.fromkeys(self._shapes, (0, False))
         before = None
         while before != found:
@@ -350,13 +351,13 @@ Ends = tuple[bool, frozenset[int], frozenset[int]]
 
 
 class _TooLargeError(Exception):
-    """A lexeme that is not looked at."""
+    """The lexeme is too large to analyse."""
 
 
 class _Automaton:
-    """The letters of a lexeme, and which may come after which (Glushkov's construction).
+    """Positions of a lexeme's characters, and which may follow which (Glushkov's construction).
 
-    A part that comes some times is taken to come any number of times, which crosses no less.
+    A repeated part counts as repeated any number of times, which finds no fewer ambiguities.
     """
 
     def __init__(self, rules: Mapping[str, Rule], masks: Mapping[CharClass, int]) -> None:
@@ -369,23 +370,23 @@ class _Automaton:
         self.is_empty = False
 
     def take(self, part: Part) -> None:
-        """Read a part: where its texts begin and end, and whether one is empty."""
+        """Read a part: its first and last positions, and whether it may be empty."""
         self.is_empty, self.first, self.last = self._of(part, 0)
 
     def mask(self, positions: Iterable[int]) -> int:
-        """Return the letters of some places."""
+        """Return the characters of some positions."""
         made = 0
         for position in positions:
             made |= self.chars[position]
         return made
 
     def after(self, positions: Iterable[int]) -> frozenset[int]:
-        """Return the places that may come after some."""
+        """Return the positions that may follow some positions."""
         found = {id(each): each for position in positions for each in self.follow[position]}
         return frozenset().union(*found.values())
 
     def by_char(self, positions: Iterable[int]) -> dict[int, frozenset[int]]:
-        """Return for each letter the places among some that have it."""
+        """Return for each character the positions among these that match it."""
         found: dict[int, set[int]] = {}
         for position in positions:
             for char in _bits(self.chars[position]):
@@ -393,7 +394,7 @@ class _Automaton:
         return {char: frozenset(each) for char, each in found.items()}
 
     def _of(self, part: Part, depth: int) -> Ends:
-        """Return whether a part may be empty, and the places it may begin and end at."""
+        """Return whether a part may be empty, and its first and last positions."""
         if depth > _MAX_RULE_DEPTH or len(self.chars) > _MAX_POSITIONS:
             raise _TooLargeError
         if isinstance(part, CharClass):
@@ -442,7 +443,9 @@ def _can_split(lexeme: Lexeme) -> bool:
 
 
 def _masks(rules: Mapping[str, Rule]) -> dict[CharClass, int]:
-    """Return bits for the letters of each place: a bit stands for letters that no place parts."""
+    """Return the characters of each class as bits; characters that no class separates share a
+    bit.
+    """
     positions = [each for rule in rules.values() for each in parts_of(rule.body, CharClass)]
     borders = sorted({code for each in positions for a, b in each.ranges for code in (a, b + 1)})
     at = {code: bit for bit, code in enumerate(borders)}

@@ -36,7 +36,7 @@ class CallGrammar(Lark):
     def _what(self) -> str:
         return "the grammar of the tools"
 
-    def _told(self, message: str) -> str:
+    def _error_message(self, message: str) -> str:
         lines = self.text.splitlines()
         return located_message(message, [self.places.get(line, "the calls") for line in lines])
 

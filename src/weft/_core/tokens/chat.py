@@ -108,7 +108,7 @@ def read_chat_template(given: str | os.PathLike[str]) -> str:
 
 
 def needs_form(message: Mapping[str, Any]) -> bool:
-    """Whether a message holds what templates read in different ways."""
+    """Return True if a message has parts that templates read in different ways."""
     return (
         bool(message.get("tool_calls"))
         or message["role"] == "tool"
@@ -119,10 +119,11 @@ def needs_form(message: Mapping[str, Any]) -> bool:
 def check_roles(
     template: str, messages: Sequence[Mapping[str, Any]], rendered: str, **options: Any
 ) -> None:
-    """Refuse messages of roles that the template does not know, or leaves out.
+    """Reject messages with roles that the template does not know or leaves out.
 
-    A role is known if the template names it, or if it is a usual one and what it says is there.
-    options: what the template was given beside the messages.
+    A role is known if the template names it, or if it is a usual one and its text is rendered.
+
+    options: further variables of the template.
     """
     words = template_words(template)
     for index, message in enumerate(messages):
@@ -146,9 +147,9 @@ def template_reads(template: str, name: str) -> bool:
 
 
 def check_variables(template: str, given: Iterable[str]) -> None:
-    """Refuse variables that the template never reads: they would have no effect.
+    """Reject variables that the template never reads: they would have no effect.
 
-    Raises: ConfigError naming what it reads.
+    Raises: ConfigError naming the variables that it reads.
     """
     known = _variables(template) - {"messages", "add_generation_prompt", "raise_exception"}
     unknown = sorted(set(given) - known)

@@ -1,4 +1,6 @@
-"""What token ids stand for: text to ids by a library, each id's exact bytes, and `Token`: both."""
+"""Vocabularies: text to ids by a library, the exact bytes of each id, and `Token`, which has
+both.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,13 @@ Speller = Callable[[str], bytes]
 
 
 class Codec(ABC):
-    """One vocabulary. Nothing here changes it.
+    """One immutable vocabulary.
 
-    vocab_bytes: the bytes of every token, by id. special_ids: of special tokens.
-    first_space_is_dummy: encoding puts a space before a text, which decoding takes away.
+    vocab_bytes: the bytes of every token, by id.
+
+    special_ids: of special tokens.
+
+    first_space_is_dummy: encoding adds a space before a text, which decoding removes.
     """
 
     vocab_bytes: list[bytes]
@@ -36,7 +41,7 @@ class Codec(ABC):
 
     @property
     def max_token_bytes(self) -> int | None:
-        """The most bytes of a text, in UTF-8, that one token stands for; None if unsure."""
+        """The maximum UTF-8 bytes of a text that one token can represent; None if unknown."""
         return None
 
     @abstractmethod
@@ -47,15 +52,17 @@ class Codec(ABC):
     def encode(self, text: str, *, special: bool, decorated: bool) -> list[int]:
         """Return the ids of a text.
 
-        special: special tokens written in it become those tokens. decorated: with the tokens that
-        begin and end a text, as the model's files say. Raises: ConfigError for what is no text, or
-        cannot be written without special tokens.
+        Args:
+            special: special tokens spelled in the text become those tokens.
+            decorated: add the tokens that start and end a text, as the model's files define.
+
+        Raises: ConfigError for text that is invalid, or cannot be written without special tokens.
         """
 
     def encode_pieces(self, pieces: Iterable[tuple[str, bool]]) -> list[int]:
         """Return the ids of a rendered chat: (piece, whether it is a name that stays text).
 
-        What stands between two special tokens is read as one text, whatever was typed in it.
+        The text between two special tokens is encoded as one, whatever was typed in it.
         """
         ids: list[int] = []
         read = ""
@@ -70,24 +77,24 @@ class Codec(ABC):
 
     @cached_property
     def _names(self) -> re.Pattern[str]:
-        """What finds special tokens' names in a text."""
+        """The pattern of special tokens' names."""
         spelled = (self.vocab_bytes[each] for each in self.special_ids)
         return pattern_of(frozenset(each.decode("utf-8", "replace") for each in spelled))
 
     @abstractmethod
     def spelling(self, token_id: int) -> str:
-        """Return a token as the library writes it; "" where no token has that id."""
+        """Return a token as the library writes it; "" for unknown ids."""
 
     @abstractmethod
     def id_of(self, spelling: str) -> int | None:
-        """Return the id of a token as the library writes it; None where there is none."""
+        """Return the id of a token as the library writes it; None if there is none."""
 
 
 _LONG = 1 << 16  # characters; what is shorter takes some ten milliseconds
 
 
 class TokenizersCodec(Codec):
-    """A tokenizer of the tokenizers library, which becomes this object's own."""
+    """A tokenizer of the tokenizers library, owned by this object."""
 
     def __init__(
         self,
@@ -212,19 +219,21 @@ class TokenizersCodec(Codec):
 
 
 def copy_of(backend: Backend) -> Backend:
-    """Return a tokenizer of the library that shares nothing with the given one."""
+    """Return an independent copy of a library tokenizer."""
     from tokenizers import Tokenizer as Backend
 
     return Backend.from_str(backend.to_str())
 
 
 def is_librarys(error: BaseException) -> bool:
-    """Whether the tokenizers library gave up: by a plain Exception, or by a panic of its Rust."""
+    """Return True if the tokenizers library failed: with a plain Exception, or a panic of its Rust
+    code.
+    """
     return isinstance(error, Exception) or is_panic(error)
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether a library written in Rust met what it never expected."""
+    """Return True if a library written in Rust has panicked."""
     return type(error).__name__ == "PanicException"
 
 
@@ -259,7 +268,7 @@ def byte_vocab(backend: Backend) -> list[bytes]:
 
 
 def first_space_is_dummy(backend: Backend) -> bool:
-    """Whether decoding drops one space at the start of a text, because encoding put it there."""
+    """Return True if decoding drops one space at the start of a text that encoding added."""
     for step in _decoder_steps(backend):
         kind = step["type"]
         if kind == "Strip" and step["content"] == " " and step["start"] > 0:

@@ -1,4 +1,4 @@
-"""Messages as a template wants them: each call written once, nothing left out."""
+"""Conversion of messages to the form that a chat template reads."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from .tool_call_format import INDEX, Calls, ChatForm
 def normalize_messages(
     messages: Sequence[Mapping[str, Any]], form: ChatForm
 ) -> list[dict[str, Any]]:
-    """Return the messages with their calls as the template reads them.
+    """Return the messages with their calls in the form that the template reads.
 
-    Arguments may be a mapping or JSON text; ids that are missing are made up, and given to the
-    tools' answers in their order.
-    Raises: ConfigError for a call that is none, or that the template would leave out.
+    Arguments may be a mapping or JSON text. Missing ids are created, and assigned to the tool
+    results in order.
+
+    Raises: ConfigError for an invalid call, or one that the template would leave out.
     """
     out: list[dict[str, Any]] = []
     pending: list[tuple[str, str]] = []  # ids and names of calls without an answer
@@ -46,8 +47,8 @@ def describe_tools_in_text(
 ) -> list[dict[str, Any]]:
     """Return a chat for a template without tools; `messages` come from `normalize_messages`.
 
-    The system message, or else the first user message, describes the tools and the form of calls.
-    Results of tools are messages of the user.
+    The system message, or else the first user message, describes the tools and the format of calls.
+    Tool results become user messages.
     """
     out: list[dict[str, Any]] = []
     follows_result = False
@@ -103,7 +104,7 @@ def _text(message: Mapping[str, Any]) -> str:
 
 
 def _call(index: int, given: Any, form: ChatForm, number: int) -> tuple[dict[str, Any], str]:
-    """Return one call as the template reads it, and the id that it was given."""
+    """Return one call in the form that the template reads, and its original id."""
     inner = given.get("function", given) if isinstance(given, Mapping) else None
     name = inner.get("name") if isinstance(inner, Mapping) else None
     if not isinstance(inner, Mapping) or not isinstance(name, str) or not name:
@@ -163,7 +164,7 @@ def _with_calls(
 
 
 def _written(calls: Sequence[Mapping[str, Any]], how: Calls) -> str:
-    """Return calls as text, in a form that the template only tells."""
+    """Return calls as text, in a format that the template only describes."""
     parts = []
     for number, call in enumerate(calls):
         function = call["function"]
@@ -176,7 +177,7 @@ def _written(calls: Sequence[Mapping[str, Any]], how: Calls) -> str:
 def _answer(
     message: dict[str, Any], ids: Mapping[str, str], pending: list[tuple[str, str]]
 ) -> None:
-    """Give a tool's answer the id, and the name, of the call that it answers."""
+    """Set the id and the name of the answered call in a tool's message."""
     known = message.get("tool_call_id")
     if known:
         message["tool_call_id"] = ids.get(known, known)
@@ -192,7 +193,7 @@ def _answer(
 
 
 def _with_reasoning(message: dict[str, Any], form: ChatForm) -> dict[str, Any]:
-    """Give the reasoning by the name that the template reads."""
+    """Move the reasoning to the key that the template reads."""
     wanted = form.shape.reasoning
     found = next((message[name] for name in REASONING if message.get(name)), None)
     if not isinstance(found, str) or wanted is None or message.get(wanted):

@@ -1,4 +1,4 @@
-"""What a model said in a chat, taken apart: content, reasoning and tool calls."""
+"""Parser of assistant output: content, reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _GENERIC = ChatForm()
 
 @dataclass(frozen=True, slots=True)
 class ChatOutput:
-    """An assistant's turn: what it says, what it thought, what it wants called."""
+    """An assistant's turn: content, reasoning and tool calls."""
 
     content: str
     reasoning: str = ""
@@ -120,7 +120,7 @@ def _split_reasoning(
 
 
 def _unwrapped(content: str, form: ChatForm) -> str:
-    """Leave out what the template puts around the content."""
+    """Remove the tags that the template writes around the content."""
     if form.opening and form.opening in content:
         content = content.partition(form.opening)[2]
         if form.closing:
@@ -129,7 +129,7 @@ def _unwrapped(content: str, form: ChatForm) -> str:
 
 
 def _by_form(text: str, form: ChatForm, tools: Sequence[Any]) -> Found | None:
-    """Return the content and the calls that are written as the template does."""
+    """Return the content and the calls in the template's format."""
     how = form.calls
     assert how is not None
     if how.marker == "to=functions.":
@@ -168,12 +168,12 @@ def _less_begun(rest: str, how: Calls) -> str | None:
 
 
 def _is_closed(text: str, how: Calls) -> bool:
-    """Whether a call that cannot be read has its end, so that it was not cut."""
+    """Return True if an unreadable call has its end, so it is not just incomplete."""
     return how.end in text if how.end else "{" in text and not _is_open(text)
 
 
 def _is_open(text: str) -> bool:
-    """Whether JSON, or calls as Python writes them, go on behind the text's end."""
+    """Return True if JSON, or calls in Python syntax, are incomplete at the text's end."""
     return not text.strip() or _scanned(text)[0]
 
 
@@ -196,7 +196,7 @@ def _scanned(text: str) -> tuple[bool, int]:
 
 
 def _may_become(rest: str, how: Calls | None, tools: Sequence[Any]) -> bool:
-    """Whether a text begins as a call without a mark does: it is told once that is known."""
+    """Return True if a text may become a call without a marker."""
     if how is None or how.marker or not rest.strip():
         return False
     names = _names(tools) if how.slots[0] == "name" else []

@@ -1,8 +1,8 @@
-"""Chat templates are programs that come with a model: they are run with limits.
+"""Limits for chat templates, which are programs that come with a model.
 
-Jinja's sandbox keeps them from Python and the machine. What it lets through is work without end:
-loops in loops, texts that double, `"x" * 10**10`. Here every turn of a loop and every call counts,
-and no text or list that a template makes may grow beyond a size; what it was given is as it is.
+Jinja's sandbox keeps them from Python and the machine, but not from endless work: nested loops,
+texts that double, `"x" * 10**10`. Here each loop iteration and each call counts, and the size of
+every text and list that a template creates is limited.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ _FILLING |= {"wordwrap", "truncate", "tojson"}
 
 
 class Limits:
-    """What one rendering may still do. given: lists that are not the template's, by identity."""
+    """Remaining limits of one rendering. given: lists that the template did not create, by
+    identity.
+    """
 
     def __init__(self, names: dict[str, Any]) -> None:
         self.given = frozenset(map(id, _lists(names)))
@@ -45,13 +47,13 @@ class Limits:
         self.until = time.monotonic() + PATIENCE_S
 
     def turn(self) -> None:
-        """Count a turn of a loop, or a call."""
+        """Count a loop iteration or a call."""
         self.turns -= 1
         if self.turns < 0 or (self.turns % 1024 == 0 and time.monotonic() > self.until):
             raise TemplateRuntimeError("it does not come to an end")
 
     def make(self, size: int) -> None:
-        """Count what was made."""
+        """Count the size of a created value."""
         self.made += size
         if size > SIZE or self.made > MADE:
             raise _too_large()
@@ -61,12 +63,12 @@ _limits: ContextVar[Limits] = ContextVar("limits")
 
 
 def compiled(template: str) -> Template:
-    """Return a template to `render`. Raises: TemplateError, and what Jinja stumbles over."""
+    """Return a template for `render`. Raises: TemplateError, and errors of Jinja."""
     return environment().from_string(_Counting().visit(environment().parse(template)))
 
 
 def render(template: Template, names: dict[str, Any]) -> str:
-    """Return what a template writes. Raises: TemplateError where it asks for too much."""
+    """Return the output of a template. Raises: TemplateError if it exceeds a limit."""
     kept = _limits.set(Limits(names))
     try:
         return template.render(names)
@@ -75,19 +77,19 @@ def render(template: Template, names: dict[str, Any]) -> str:
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """Transformers' own names, Jinja's sandbox, and limits."""
+    """Jinja's sandbox with Transformers' names and with limits."""
 
     intercepted_binops = frozenset(["+", "*", "**", "%"])
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Say whether a template may use this; lists that it has made may grow, as some need."""
+        """Return True if a template may use this attribute; it may append to its own lists."""
         limits = _limits.get(None)
         if attr == "append" and isinstance(obj, list) and limits is not None:
             return id(obj) not in limits.given
         return super().is_safe_attribute(obj, attr, value)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Calculate; numbers and texts must stay small enough."""
+        """Compute a binary operation within the size limits."""
         whole = isinstance(left, int) and isinstance(right, int)
         if operator == "**" and whole and right * left.bit_length() > _BITS:
             raise _too_large()
@@ -100,7 +102,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return sized(super().call_binop(context, operator, left, right))
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call what a template calls."""
+        """Call a function of the template."""
         _limits.get().turn()
         # `format` of a text comes wrapped by Jinja.
         method = getattr(__obj, "__wrapped__", __obj)
@@ -113,12 +115,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     @staticmethod
     def concat(parts: Iterable[str]) -> str:
-        """Join what a block or macro has written."""
+        """Join the output of a block or macro."""
         return _joined("", parts)
 
     @staticmethod
     def counted(values: Iterable[Any]) -> Iterator[Any]:
-        """Yield what a loop runs over, and count."""
+        """Yield the values of a loop, and count its iterations."""
         turn = _limits.get().turn
         for value in values:
             turn()
@@ -126,18 +128,18 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 
 class Generation(Extension):
-    """{% generation %} marks the assistant's words for training; here it is transparent."""
+    """{% generation %} marks the assistant's text for training; it has no effect here."""
 
     tags = {"generation"}
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Return what stands inside."""
+        """Return the nodes inside the block."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 class _Counting(NodeTransformer):
-    """Lets loops count their turns, and `~` the size of what it makes."""
+    """Makes loops count their iterations, and `~` the size of its result."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
@@ -170,7 +172,7 @@ def environment() -> Sandbox:
 
 
 def sized(value: Any) -> Any:
-    """Return what a template has made, unless it is too large."""
+    """Return a value that a template created; raise TemplateError if it is too large."""
     if isinstance(value, int) and value.bit_length() > _BITS:
         raise _too_large()
     _limits.get().make(_size(value))
@@ -178,7 +180,7 @@ def sized(value: Any) -> Any:
 
 
 def _lists(value: Any) -> Iterator[list[Any]]:
-    """Yield the lists in what a template is given."""
+    """Yield the lists in the arguments of a template."""
     waiting = [value]
     while waiting:
         each = waiting.pop()
@@ -196,7 +198,7 @@ def _size(value: Any) -> int:
 
 
 def _limited(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a filter that is refused where it would make too much, and counts as a call."""
+    """Return a filter that checks the size of its result, and counts as a call."""
     # Filters may be given the context or the environment first.
     at = 1 if hasattr(inner, "jinja_pass_arg") else 0
 
@@ -218,7 +220,7 @@ def _limited(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_making(name: str, text: Any, given: Sequence[Any]) -> None:
-    """Refuse a method of a text, or a filter, that would make too much."""
+    """Reject a text method or filter whose result would be too large."""
     size = 0
     if name in _FILLING and any(isinstance(n, int) and abs(n) > WIDTH for n in given):
         size = SIZE + 1

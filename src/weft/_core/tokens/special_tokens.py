@@ -1,4 +1,4 @@
-"""What people type is letters: a tokenizer's twin that cannot spell special tokens, and cuts."""
+"""Text without special tokens: encode what users type so that no special token can occur in it."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 def without_special_tokens(
     backend: Backend, specials: Mapping[str, int]
 ) -> tuple[Backend, dict[str, str]]:
-    """Return a copy in which names of special tokens are letters, and what each is called there.
+    """Return a copy of a tokenizer in which special tokens have random names, and these names.
 
-    There the tokens have names that nobody can know, their ids stay. So neither a piece of the
-    model nor a merge is a special token, however the text is normalised. A name that the model
-    writes other text with stays: a byte's, and a letter's (such as a pad token "!").
+    Ids do not change. So text that spells a special token is encoded as ordinary text, however it
+    is normalized. Names that the model also writes ordinary text with stay: those of bytes, and
+    single characters (such as a pad token "!").
+
     Cost: three seconds for 256k tokens and twice as many merges.
     """
     from tokenizers import Tokenizer as Backend
 
     data = json.loads(backend.to_str())
     ordinary = _ordinary(data, specials)
-    # NOTE: letters of private use, which nothing normalises or joins with others.
+    # NOTE: private-use characters, which no normalizer changes and no merge joins with others.
     nonce = secrets.token_hex(8)
     hidden = {
         name: f"\ue000{nonce}.{token}\ue001"
@@ -55,16 +56,17 @@ def without_special_tokens(
 
 @lru_cache(maxsize=64)
 def pattern_of(names: frozenset[str]) -> re.Pattern[str]:
-    """Return what finds names, the longest first, as its one group; of none, nothing.
+    """Return a pattern that finds these names, longest first, as its only group; no names match
+    nothing.
 
-    Cost: of a search that of a scan, however many names there are.
+    Cost: a search is one scan, however many names there are.
     """
     spelled = sorted(names - {""})
     return re.compile(f"({_alternatives(spelled) if spelled else '(?!)'})")
 
 
 def _alternatives(names: Sequence[str]) -> str:
-    """Return the expression of different names, in which each letter is looked at once."""
+    """Return a pattern of distinct names that looks at each character once."""
     shared = commonprefix(names)
     rests: dict[str, list[str]] = {}
     for name in names:
@@ -78,9 +80,9 @@ def _alternatives(names: Sequence[str]) -> str:
 def segments(
     pieces: Iterable[tuple[str, bool]], names: re.Pattern[str]
 ) -> Iterator[tuple[str, bool]]:
-    """Yield special tokens, and what stands between two as one: (text, a name was typed in it).
+    """Yield special tokens, and the text between two of them as one: (text, contains a typed name).
 
-    pieces: (piece, whether it is a name that is text).
+    pieces: (piece, whether it is a name that the user typed).
     """
     text, is_plain = "", False
     for piece, is_typed in pieces:
@@ -97,10 +99,11 @@ def segments(
 def encode_literally(
     text: str, encode: Callable[[str], list[int]], specials: Mapping[str, int]
 ) -> list[int]:
-    """Return the ids of a text in which names of special tokens are cut behind their first letter.
+    """Encode a text in which special tokens' names are split after their first character.
 
-    encode: may make a special token of a name that it sees whole.
-    Raises: ConfigError where it makes one of less.
+    encode: may return a special token for a complete name.
+
+    Raises: ConfigError if it returns one for a part of a name.
     """
     starts = re.finditer(f"(?={pattern_of(frozenset(specials)).pattern})", text)
     cuts = [0, *(match.start() + 1 for match in starts), len(text)]
@@ -121,7 +124,7 @@ def encode_literally(
 
 
 def _ordinary(data: Mapping[str, Any], names: Iterable[str]) -> set[str]:
-    """Return the names that the model writes other text with."""
+    """Return the names that the model also writes ordinary text with."""
     model = data["model"]
     kept = {name for name in names if model.get("byte_fallback") and _BYTE_TOKEN.fullmatch(name)}
     letters = {name for name in names if len(name) == 1}
@@ -129,7 +132,7 @@ def _ordinary(data: Mapping[str, Any], names: Iterable[str]) -> set[str]:
 
 
 def _letters(data: Mapping[str, Any]) -> set[str]:
-    """Return the letters that are parts of a model's ordinary text."""
+    """Return the characters that are parts of a model's ordinary text."""
     from tokenizers.pre_tokenizers import ByteLevel
 
     model = data["model"]
@@ -144,7 +147,7 @@ def _letters(data: Mapping[str, Any]) -> set[str]:
 
 
 def _rename(model: dict[str, Any], hidden: Mapping[str, str]) -> None:
-    """Give pieces of a model other names; what would make them of others goes."""
+    """Rename pieces of a model, and remove merges that would create them."""
     vocab = model["vocab"]
     if isinstance(vocab, list):
         model["vocab"] = [[hidden.get(piece, piece), score] for piece, score in vocab]

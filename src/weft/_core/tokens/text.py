@@ -1,4 +1,4 @@
-"""Text out of a growing list of tokens: exact, and never half a character."""
+"""Incremental detokenization: exact text without partial characters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def token_texts(vocab_bytes: Sequence[bytes], spelling: Callable[[int], str]) ->
 
 
 def is_utf8(data: bytes) -> bool:
-    """Return True if the bytes are whole characters in UTF-8."""
+    """Return True if the bytes are complete UTF-8 characters."""
     try:
         data.decode("utf-8")
     except UnicodeDecodeError:
@@ -30,10 +30,11 @@ def is_utf8(data: bytes) -> bool:
 
 
 class TextStream:
-    """Turns tokens into text one by one; what it returned, joined, is one decode of all bytes.
+    """Converts tokens to text one by one; the joined results equal one decode of all bytes.
 
-    Invalid UTF-8 becomes U+FFFD, as `bytes.decode(errors="replace")` would have it.
-    strip_first_space: drop one space before the very first text (see `codec.first_space_is_dummy`).
+    Invalid UTF-8 becomes U+FFFD, as with `bytes.decode(errors="replace")`.
+
+    strip_first_space: drop one space before the first text (see `codec.first_space_is_dummy`).
     """
 
     __slots__ = ("_decoder", "_is_between", "_strip", "_vocab")
@@ -45,7 +46,7 @@ class TextStream:
         self._is_between = True  # two characters: nothing waits in the decoder
 
     def push(self, token_id: int) -> str:
-        """Return the text that became certain with this token; an unfinished character waits."""
+        """Return the text that is complete with this token; a partial character is buffered."""
         # Models may have more logits than the tokenizer has tokens; those ids are without text.
         piece = self._vocab[token_id] if token_id < len(self._vocab) else b""
         if self._strip and piece:
@@ -82,10 +83,10 @@ class TextStream:
 
     @property
     def has_partial_char(self) -> bool:
-        """Whether it has the beginning of a character, and not its end."""
+        """True if a partial character is buffered."""
         return not self._is_between
 
     def flush(self) -> str:
-        """Return what still waits (U+FFFD for an unfinished character); the stream starts over."""
+        """Return the buffered text (U+FFFD for a partial character) and reset the stream."""
         self._is_between = True
         return self._decoder.decode(b"", final=True)

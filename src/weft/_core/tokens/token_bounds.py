@@ -1,4 +1,4 @@
-"""How much text one token stands for at most: what cannot fit by its length need not be read."""
+"""Upper bound of the bytes per token: too long texts are rejected without tokenizing them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ _KEEPS = ("ByteLevel", "Digits", "Metaspace")  # pre-tokenizers that leave no te
 
 
 def max_token_bytes(backend: Backend) -> int | None:
-    """Return the most bytes of a text, in UTF-8, that one token stands for; None if unsure.
+    """Return the maximum UTF-8 bytes of a text that one token can represent; None if unknown.
 
-    Sure are BPEs that can write every byte, and leave nothing of a text out. Others make one token
-    of a long unknown word, or none of many spaces.
+    It is known for BPEs that can write every byte and drop no text. Other models make one token of
+    a long unknown word, or none of many spaces.
+
     Cost: O(tokens).
     """
     try:
@@ -42,7 +43,7 @@ def max_token_bytes(backend: Backend) -> int | None:
 
 
 def _steps(part: Any, inner: str) -> list[dict[str, Any]]:
-    """Return the parts of a normalizer or pre-tokenizer in order, as files spell them."""
+    """Return the parts of a normalizer or pre-tokenizer in order, as in its file."""
     if part is None:
         return []
     told = json.loads(part.__getstate__())
@@ -50,7 +51,9 @@ def _steps(part: Any, inner: str) -> list[dict[str, Any]]:
 
 
 def _shrinks(steps: Iterable[dict[str, Any]]) -> int | None:
-    """Return by what a normalizer divides the bytes of a text at most; None if unsure."""
+    """Return the maximum factor by which a normalizer shrinks the bytes of a text; None if
+    unknown.
+    """
     found = 1
     for step in steps:
         kind = step["type"]
@@ -66,12 +69,12 @@ def _shrinks(steps: Iterable[dict[str, Any]]) -> int | None:
 
 
 def _is_whole(cut: dict[str, Any]) -> bool:
-    """Whether a pre-tokenizer leaves nothing of a text out."""
+    """Return True if a pre-tokenizer drops nothing of a text."""
     return cut["type"] in _KEEPS or (cut["type"] == "Split" and cut["behavior"] != "Removed")
 
 
 def _writes_all(model: Any, names: dict[str, int], *, is_byte_level: bool) -> bool:
-    """Whether a model has tokens for every byte: none is unknown, or left out."""
+    """Return True if a model has tokens for every byte."""
     if type(model).__name__ != "BPE":
         return False
     if model.continuing_subword_prefix or model.end_of_word_suffix:
@@ -84,7 +87,7 @@ def _writes_all(model: Any, names: dict[str, int], *, is_byte_level: bool) -> bo
 
 
 def _of_added(backend: Backend, contents: Iterable[str]) -> list[int]:
-    """Return the bytes of added tokens, which are looked for in a text that is normalised, too."""
+    """Return the byte lengths of added tokens, as written and as normalized."""
     made = list(contents)
     if backend.normalizer is not None:
         made += [backend.normalizer.normalize_str(each) for each in made]

@@ -29,14 +29,16 @@ _ANCHORS = ("x", "\n", "a")
 
 
 class Tokenizer:
-    """One model's tokenizer. It never changes an object that was handed in; methods change nothing.
+    """One model's tokenizer. It never modifies an object passed in, and its methods change nothing.
 
-    Decoding goes by bytes: the text of a list of ids is their bytes joined and decoded, so whole
+    Decoding works on bytes: the text of a list of ids is their joined bytes, decoded. So complete
     and incremental decoding agree. Special tokens are rendered.
 
-    object: what was handed in, or this tokenizer itself.
+    object: the object passed in, or this tokenizer itself.
+
     stop_ids: every id that ends a text.
-    name: what errors call it, such as its file.
+
+    name: for error messages, such as its file.
     """
 
     _has_warned_of_bos = False
@@ -88,9 +90,10 @@ class Tokenizer:
 
     @classmethod
     def wrap(cls, given: Any, *, stop_ids: Iterable[int] = ()) -> Tokenizer:
-        """Take an already loaded Transformers tokenizer, or one of the tokenizers library.
+        """Wrap an already loaded Transformers tokenizer, or one of the tokenizers library.
 
-        The object is copied, never changed; later changes to it are not seen.
+        The object is copied; later changes to it have no effect.
+
         Raises: Unsupported for a tokenizer written in Python.
         """
         from tokenizers import Tokenizer as Backend
@@ -135,7 +138,7 @@ class Tokenizer:
         return other
 
     def is_like(self, other: Tokenizer) -> bool:
-        """Whether ids, special tokens and chats mean the same to both."""
+        """Return True if ids, special tokens and chat format are equal in both."""
         return self is other or (
             self.chat_template == other.chat_template
             and self._special_tokens == other._special_tokens
@@ -144,14 +147,14 @@ class Tokenizer:
         )
 
     def check_ids(self, ids: Iterable[int]) -> None:
-        """Raise ConfigError for an id that is none of its tokens'."""
+        """Raise ConfigError for an id outside the vocabulary."""
         wrong = next((token for token in ids if not 0 <= token < self.n_vocab), None)
         if wrong is not None:
             raise ConfigError(f"token id {wrong}; allowed are 0 to {self.n_vocab - 1}")
 
     @property
     def vocab_bytes(self) -> list[bytes]:
-        """The bytes of every token, by id; made once, not to be changed."""
+        """The bytes of every token, by id; cached and read-only."""
         return self._codec.vocab_bytes
 
     @property
@@ -160,10 +163,11 @@ class Tokenizer:
         return self._codec.special_ids
 
     def encode(self, text: str, *, special: bool = False, add_bos: bool | None = None) -> list[int]:
-        """Return the token ids of a whole text.
+        """Return the token ids of a full text.
 
-        special: special tokens written in the text become those tokens, instead of plain text.
-        add_bos: True puts the begin token first, False nothing; None leaves it to the tokenizer.
+        special: special tokens spelled in the text become those tokens, instead of plain text.
+
+        add_bos: True puts the BOS token first, False nothing; None leaves it to the tokenizer.
         """
         ids = self._encode(text, special=special, decorated=add_bos is None)
         if not add_bos:
@@ -210,7 +214,7 @@ class Tokenizer:
         return any(each[:1] == b" " and each[1:].isalpha() for each in self.vocab_bytes)
 
     def fewest(self, text: str) -> int:
-        """Return the fewest tokens that a text can have, by its length; 0 where nothing is sure."""
+        """Return a lower bound of a text's tokens, by its length; 0 if unknown."""
         longest = self._codec.max_token_bytes
         if longest is None:
             return 0

@@ -1,8 +1,8 @@
-"""How a chat template writes an assistant's turn: found by rendering made-up turns, not by names.
+"""The format in which a chat template writes an assistant's turn, detected by rendering test chats.
 
-A turn with a made-up call is rendered, and what stands around the made-up words is the form: what
-comes before the first call, between the parts of one, between two, and after the last. So a
-template that nobody has seen yet is read, too. Few things rendering cannot tell are named below.
+A turn with a test call is rendered, and the text around the test words is the format: before the
+first call, between its parts, between two calls, and after the last. So unknown templates work too.
+The few things that rendering cannot show are listed below.
 """
 
 from __future__ import annotations
@@ -49,10 +49,12 @@ GENERIC = "<tool_call>"  # the form for templates that neither write nor describ
 
 @dataclass(frozen=True, slots=True)
 class ArgumentFormat:
-    """Arguments that are written one by one: a key, `mid`, a value, then `sep` and the next.
+    """Format of arguments that are written one by one: a key, `mid`, a value, then `sep` and the
+    next.
 
-    The forms of texts and of other values may differ (quotes, a mark of the type).
-    empty: what stands for no arguments, from the part before them to the call's end.
+    The formats of strings and of other values may differ (quotes, a type mark).
+
+    empty: what is written for no arguments, from the part before them to the call's end.
     """
 
     text_mid: str
@@ -65,15 +67,17 @@ class ArgumentFormat:
 
     @property
     def is_typed(self) -> bool:
-        """Whether a text can be told from other values by how it is written."""
+        """True if the format distinguishes strings from other values."""
         return (self.text_mid, self.text_sep) != (self.json_mid, self.json_sep)
 
 
 @dataclass(frozen=True, slots=True)
 class JsonEnvelope:
-    """A JSON value that holds a call, or a list of calls; where in it the parts are.
+    """A JSON value with one call or a list of calls, and the location of the parts in it.
 
-    before: what stands before it. paths: keys that lead to a part; None in one is the key itself.
+    before: the text before it.
+
+    name, arguments, id: keys that lead to a part; None in one is the key itself.
     """
 
     before: str
@@ -85,10 +89,13 @@ class JsonEnvelope:
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """How calls are written: head, a call, (join, a call)…, tail.
+    """The format of calls: head, a call, (join, a call)…, tail.
 
-    slots: the parts of a call in their order. mids: what stands between them. close: after the
-    last.
+    slots: the parts of a call in order.
+
+    mids: the text between them.
+
+    close: the text after the last part.
     """
 
     head: str
@@ -102,7 +109,7 @@ class Calls:
 
     @property
     def marker(self) -> str:
-        """What begins calls wherever it stands; "" where they can only be a whole answer."""
+        """The text that starts calls anywhere; "" if only a complete answer can be a call."""
         before = self.head if self.envelope is None else self.envelope.before
         tag = _TAG.match(before)
         if tag is not None:
@@ -111,24 +118,31 @@ class Calls:
 
     @property
     def end(self) -> str:
-        """The tag that ends a call; "" where none does."""
+        """The tag that ends a call; "" if there is none."""
         closes = self.close if self.argument_format is None else self.argument_format.json_close
         return next(iter(reversed(_TAG.findall(closes))), "")
 
     @property
     def is_python(self) -> bool:
-        """Whether a call is written as in Python: `[name(key="text")]`."""
+        """True if a call is written as in Python: `[name(key="text")]`."""
         return self.argument_format is not None and self.mids == ("(",)
 
 
 @dataclass(frozen=True, slots=True)
 class MessageShape:
-    """What a template wants to be given, so that it writes calls, and their arguments once.
+    """The form of messages that a template needs to write calls, and their arguments, once.
 
-    arguments: as a mapping, as JSON text, or either. content: beside calls, where there is none.
-    ids: how a template writes a call's id that does so instead of its name. reasoning: the name
-    that it reads, "part" for a part of the content. keeps_both: text and calls of one message are
-    both written. as_content: calls go into the content: the template only tells how.
+    arguments: as a mapping, as JSON text, or either.
+
+    content: with calls, if there is no text.
+
+    ids: "functions" if the template writes a call's id instead of its name.
+
+    reasoning: the message key that it reads; "part" for a part of the content.
+
+    keeps_both: text and calls of one message are both written.
+
+    as_content: calls go into the content, as the template only describes them.
     """
 
     arguments: Literal["mapping", "text", "either"] = "either"
@@ -141,12 +155,17 @@ class MessageShape:
 
 @dataclass(frozen=True, slots=True)
 class ChatForm:
-    """An assistant's turn in a template. calls: None without a template.
+    """The format of an assistant's turn in a template. calls: None without a template.
 
-    think: what opens and closes reasoning. opening, closing: around the content, "" for nothing.
-    end: what ends the turn, where it is a token's name.
-    is_generic: the template has no calls; Weft describes tools in a message, see `history`.
-    has_system: of a generic form, the template writes system messages.
+    think: the tags around reasoning.
+
+    opening, closing: the tags around the content, "" for none.
+
+    end: the token name that ends the turn, if it is one.
+
+    is_generic: the template has no calls; Weft describes tools in a message, see `messages`.
+
+    has_system: in a generic form, the template writes system messages.
     """
 
     think: tuple[str, str] = ("<think>", "</think>")
@@ -161,13 +180,13 @@ class ChatForm:
 
 @lru_cache(maxsize=64)
 def chat_form(template: str, bos_token: str = "", eos_token: str = "") -> ChatForm:
-    """Return the form of a template. Cost: up to twenty short renderings, once a template."""
+    """Return the format of a template. Cost: up to twenty short renderings, once per template."""
     return _TemplateProbe(template, bos_token, eos_token).form()
 
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """One rendered turn: its text, and where the parts of its first call stand."""
+    """A rendered turn: its text, and the positions of the parts of its first call."""
 
     text: str
     spans: dict[Slot, tuple[int, int]]

@@ -1,4 +1,6 @@
-"""Chat turns as tokens: what closes an assistant's turn, and only what a new turn adds."""
+"""Chat turns as tokens: the separator after an assistant's turn, and the tokens that a turn
+adds.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,12 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 def turn_separator(text: Tokenizer, **options: Any) -> list[int]:
-    """Return the tokens that close an assistant's turn before the next one may begin.
+    """Return the tokens that close an assistant's turn before the next one may start.
 
-    The end token, and what blank text the template writes after it; the end token alone where the
-    template cannot be asked. Raises: ConfigError if the tokenizer names no end token either.
+    These are the end token and the blank text that the template writes after it, or the end token
+    alone if the template cannot be rendered.
+
+    Raises: ConfigError if the tokenizer has no end token either.
     """
     between = _between(text, options)
     ids = text.encode(between, special=True, add_bos=False) if between is not None else []
@@ -83,7 +87,7 @@ def turn_delta(
 
 
 def _between(text: Tokenizer, options: Mapping[str, Any]) -> str | None:
-    """Return what the template writes between an answer and the words of the next question."""
+    """Return what the template writes between an answer and the next question."""
     messages = [
         {"role": "user", "content": _ASKED},
         {"role": "assistant", "content": _FIRST},
