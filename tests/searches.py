@@ -46,8 +46,8 @@ def small(name: str, lm: weft.LM, prompt: Any, **options: Any) -> SearchResult:
 
 def call(name: str, prefix: str = "") -> Callable[..., Any]:
     """Return the function of a strategy; with "a" before it, its awaitable twin."""
-    found: Callable[..., Any] = getattr(search, prefix + STRATEGIES[name].call)
-    return found
+    result: Callable[..., Any] = getattr(search, prefix + STRATEGIES[name].call)
+    return result
 
 
 def given(name: str) -> dict[str, Any]:

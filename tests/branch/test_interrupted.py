@@ -47,10 +47,10 @@ def test_a_commit_of_many_branches_is_done_whole_or_not_at_all(everywhere: bool)
 
         branches = made()
         before = state(branches)
-        with interrupted(PLACES) as seen:
+        with interrupted(PLACES) as observed:
             commit(branches)
         after = state(branches)
-        for at in range(len(seen)) if everywhere else between_lines(seen, FINISHING):
+        for at in range(len(observed)) if everywhere else between_lines(observed, FINISHING):
             branches = made()
             assert state(branches) == before
             with pytest.raises(KeyboardInterrupt), interrupted(PLACES, at):

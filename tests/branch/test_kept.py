@@ -20,9 +20,9 @@ def lm():
 
 @pytest.fixture
 def branch(lm) -> Branch:
-    made = Branch.create(lm, seed=2, grammar={"type": "integer"})
-    made.prefill(lm.tokenize(samples.opening))
-    return made
+    new = Branch.create(lm, seed=2, grammar={"type": "integer"})
+    new.prefill(lm.tokenize(samples.opening))
+    return new
 
 
 def test_a_file_that_holds_no_branch_is_refused(lm, branch, tmp_path) -> None:
@@ -57,9 +57,9 @@ def test_an_adapter_that_is_not_there_is_told_with_the_file_that_wants_it(
 def test_the_grammar_of_a_saved_branch_goes_on(lm, branch) -> None:
     minus = lm.tokenize("-", add_bos=False)[0]
     branch.commit(minus)
-    again = Branch.load(lm, json.loads(json.dumps(branch.save())))
-    assert not again.is_legal(minus)
-    assert again.legal().tolist() == branch.legal().tolist()
+    second = Branch.load(lm, json.loads(json.dumps(branch.save())))
+    assert not second.is_legal(minus)
+    assert second.legal().tolist() == branch.legal().tolist()
 
 
 def test_a_store_is_awaited_and_tells_what_there_is(lm, branch) -> None:
@@ -72,8 +72,8 @@ def test_a_store_is_awaited_and_tells_what_there_is(lm, branch) -> None:
         await store.aprefill([(forks[0], [5, 6]), (forks[1], [])])
         for fork in forks:
             lm.scheduler.logits_cache.read(fork.require_row())
-        again = await store.aproduce(forks[1:])
-        assert [piece.token for piece in again] == [b.produce().token for b in forks[1:]]
+        second = await store.aproduce(forks[1:])
+        assert [piece.token for piece in second] == [b.produce().token for b in forks[1:]]
 
     asyncio.run(main())
     assert store.branches[-3:] == forks
@@ -84,23 +84,23 @@ def test_a_store_is_awaited_and_tells_what_there_is(lm, branch) -> None:
     assert store.available == 65_536 - len(store.branches)
     with pytest.raises(ConfigError, match="at is 'x'"):
         branch.fork(at="x")
-    with branch as held:
-        assert held.children == forks
+    with branch as used:
+        assert used.children == forks
     assert all(fork.disposed for fork in forks)
     with pytest.raises(StaleHandle):
         store.produce(forks)
 
 
 def test_a_set_of_tokens_bounds_a_branch(lm) -> None:
-    letters = {lm.tokenize(letter, add_bos=False)[0] for letter in "abc"}
-    made = Branch.create(lm, grammar=Allow(letters), seed=1)
-    made.prefill(lm.tokenize(samples.opening))
-    assert set(made.legal().nonzero()[0]) == letters | lm.text.stop_ids
+    chars = {lm.tokenize(letter, add_bos=False)[0] for letter in "abc"}
+    new = Branch.create(lm, grammar=Allow(chars), seed=1)
+    new.prefill(lm.tokenize(samples.opening))
+    assert set(new.legal().nonzero()[0]) == chars | lm.text.stop_ids
     for _ in range(5):
-        piece = made.produce()
+        piece = new.produce()
         if piece.is_stop:
             break
-        made.commit(piece.token)
-    assert set(made.text) <= set("abc")
+        new.commit(piece.token)
+    assert set(new.text) <= set("abc")
     with pytest.raises(weft.WeftError, match="not among the 4 allowed"):
-        made.commit(max(letters) + 1)
+        new.commit(max(chars) + 1)

@@ -53,14 +53,14 @@ def test_the_best_of_some_forks_is_promoted_and_the_others_end(lm) -> None:
     session.prefill_user(samples.sum)
     root = session.trunk
     forks = [root.fork() for _ in range(3)]
-    said = [answer(fork) for fork in forks]
+    message = [answer(fork) for fork in forks]
     below = forks[1].fork()
     session.promote(forks[1])
     assert session.trunk is forks[1]
     assert [b.disposed for b in (root, *forks, below)] == [True, True, False, True, False]
     assert session.trunk.parent is None
     assert below.parent is session.trunk
-    assert session.messages[-1] == {"role": "assistant", "content": said[1]}
+    assert session.messages[-1] == {"role": "assistant", "content": message[1]}
     session.prefill_user("More?")
     assert session.messages[-2]["content"] == "More?"
     other = Branch.create(lm)

@@ -62,8 +62,8 @@ def test_a_token_is_bytes_with_an_id() -> None:
     assert isinstance(one, bytes)
     assert (one.byte_string, one.token_id, len(one)) == (b"ab", 3, 2)
     assert repr(one) == "Token(token_id=3, byte_string=b'ab')"
-    for again in (pickle.loads(pickle.dumps(one)), copy.deepcopy(one)):
-        assert (again.token_id, again.byte_string) == (3, b"ab")
+    for second in (pickle.loads(pickle.dumps(one)), copy.deepcopy(one)):
+        assert (second.token_id, second.byte_string) == (3, b"ab")
     assert genlm.as_bytes(one) == genlm.as_bytes(b"ab") == b"ab"
     assert genlm.is_plain_bytes(b"ab")
     assert not genlm.is_plain_bytes(one)
@@ -76,8 +76,8 @@ def tokenizers_of_each_kind():
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, models, pre_tokenizers
 
-    letters = {letter: i for i, letter in enumerate(pre_tokenizers.ByteLevel.alphabet())}
-    level = Backend(models.BPE(letters, []))
+    chars = {letter: i for i, letter in enumerate(pre_tokenizers.ByteLevel.alphabet())}
+    level = Backend(models.BPE(chars, []))
     level.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     level.decoder = decoders.ByteLevel()
     # "a" is there twice: as a letter and as its byte.
@@ -143,17 +143,17 @@ def test_the_weight_of_a_prefix_is_that_of_its_words(kind, sign: int) -> None:
     tokens = [Token(number, word) for number, word in enumerate(WORDS)]
     trie = kind(tokens)
     weights = [sign * (i + 1.5) for i in range(len(WORDS))]
-    for found, best in ((trie.weight_sum(weights), sum), (trie.weight_max(weights), max)):
+    for result, best in ((trie.weight_sum(weights), sum), (trie.weight_max(weights), max)):
         expected = naive(WORDS, weights, best)
         for node, edges in enumerate(trie.children):
             if edges:  # no leaf
-                assert found[node] == pytest.approx(expected[bytes(trie.node2prefix[node])])
+                assert result[node] == pytest.approx(expected[bytes(trie.node2prefix[node])])
         for number, token in enumerate(tokens):
             leaf = trie.word2leaf[(token.byte_string, number)]
-            assert found[leaf] == pytest.approx(weights[number])
+            assert result[leaf] == pytest.approx(weights[number])
             assert trie.leaf2word[leaf] == (token.byte_string, number)
     assert trie.root == len(trie.children) - 1
-    assert found.dtype == (np.float32 if kind is ParallelTokenCharacterTrie else np.float64)
+    assert result.dtype == (np.float32 if kind is ParallelTokenCharacterTrie else np.float64)
     for node, edges in enumerate(trie.children):
         assert all(below < node for below in edges.values())  # children first, root last
     rows = np.array([weights, weights[::-1]])
@@ -182,9 +182,9 @@ def test_a_cancelled_weight_harms_no_other_and_loops_may_change(text) -> None:
     trie = AsyncTokenCharacterTrie.from_vocab(decode_vocab(text)[0], backend="sequential")
     n = text.n_vocab
     expected = trie.trie.weight_sum(np.ones(n))
-    asked: list[int] = []
+    requests: list[int] = []
     real = trie.trie.batch_weight_sum
-    trie.trie.batch_weight_sum = lambda ws: (asked.append(len(ws)), real(ws))[1]
+    trie.trie.batch_weight_sum = lambda ws: (requests.append(len(ws)), real(ws))[1]
 
     async def main():
         tasks = [asyncio.ensure_future(trie.weight_sum(np.ones(n))) for _ in range(6)]
@@ -200,7 +200,7 @@ def test_a_cancelled_weight_harms_no_other_and_loops_may_change(text) -> None:
         assert all(np.array_equal(each, expected) for each in sums)
         assert isinstance(bad, ValueError)
         assert best[trie.trie.root] == -1
-    assert max(asked) >= 5
+    assert max(requests) >= 5
     with pytest.raises(ValueError, match="Unknown backend"):
         AsyncTokenCharacterTrie.from_vocab([], backend="x")
     assert "digraph" in TokenCharacterTrie([Token(0, b"a")]).visualize([1, 2, 3])
@@ -251,8 +251,8 @@ def test_the_mock_gives_the_documented_numbers_however_long_the_context(text) ->
     np.testing.assert_allclose(rows[5,], expected, atol=1e-6)
     assert rows[()].shape == (text.n_vocab,)
     assert np.isfinite(np.asarray(mock.next_token_logprobs_sync([60_000] * 5000))).all()
-    again = asyncio.run(MockAsyncLM.from_name("tiny").next_token_logprobs([5]))
-    np.testing.assert_array_equal(np.asarray(again), rows[5,])
+    second = asyncio.run(MockAsyncLM.from_name("tiny").next_token_logprobs([5]))
+    np.testing.assert_array_equal(np.asarray(second), rows[5,])
     with pytest.raises(ValueError, match="lora_name"):
         mock.next_token_logprobs_sync([1], lora_name="law")
     assert isinstance(load_model_by_name("tiny", backend="mock"), MockAsyncLM)
@@ -350,8 +350,8 @@ def test_a_model_by_name_is_the_transformers_model(hf) -> None:
             plain = model.model(torch.tensor([ids])).logits[0, -1].float().log_softmax(-1)
         row = model.next_token_logprobs_uncached(ids)
         torch.testing.assert_close(row, plain, atol=0.1, rtol=0)
-        made = model.model.generate(torch.tensor([ids]), max_new_tokens=3, do_sample=False)
-        assert made.shape == (1, len(ids) + 3)
+        new = model.model.generate(torch.tensor([ids]), max_new_tokens=3, do_sample=False)
+        assert new.shape == (1, len(ids) + 3)
     assert model.model.config._attn_implementation == "eager"
     with pytest.raises(ModelLoadError, match="nosuch"):
         AsyncTransformer.from_name(folder, hf_opts={"nosuch": 1})
@@ -365,12 +365,12 @@ def test_bitsandbytes_opts_reach_the_loader(monkeypatch: pytest.MonkeyPatch) -> 
     if find_spec("bitsandbytes") is None:
         with pytest.raises(EngineUnavailable, match="pip install bitsandbytes"):
             AsyncTransformer.from_name("tiny", bitsandbytes_opts=options)
-    seen = {}
+    observed = {}
     monkeypatch.setattr(models, "find_spec", lambda name: name)
-    monkeypatch.setattr(models, "load", lambda source, **given: seen.update(given))
+    monkeypatch.setattr(models, "load", lambda source, **given: observed.update(given))
     with pytest.raises(AttributeError):  # there is no model
         AsyncTransformer.from_name(str(shallow()), bitsandbytes_opts=options)
-    config = seen["engine_options"]["quantization_config"]
+    config = observed["engine_options"]["quantization_config"]
     assert (config.load_in_8bit, config.llm_int8_threshold) == (True, 5.0)
 
 
@@ -383,7 +383,7 @@ def test_every_signature_of_the_vllm_class_is_known(hf, monkeypatch: pytest.Monk
         monkeypatch.setattr(models, "load", lambda *_, **__: lm)
         monkeypatch.setattr("weft.engines.engine_names", lambda: ("vllm",))
         factory = AsyncVirtualLM.from_name("tiny", engine_opts={"seed": 1}, batch_size=3)
-        made = [
+        new = [
             AsyncVirtualLM(lm),
             AsyncVirtualLM(async_llm_engine=lm, cache_size=0, cache_opts={}),
             AsyncVirtualLM(lm, 5, {"move_to_cpu": True}),
@@ -392,12 +392,12 @@ def test_every_signature_of_the_vllm_class_is_known(hf, monkeypatch: pytest.Monk
             factory,
         ]
         prompt = f"Hello {hf[1].eos_token} x"
-        for known in made:
+        for known in new:
             assert known.tokenizer is hf[1]
             assert known.tokenizer.encode(prompt) != lm.tokenizer.encode(prompt)
             assert known.async_llm_engine is known.llm_engine is known.model
-        assert [known.batch_size for known in made] == [20, 20, 20, 20, 7, 3]
-        assert made[4].timeout == 0.5
+        assert [known.batch_size for known in new] == [20, 20, 20, 20, 7, 3]
+        assert new[4].timeout == 0.5
         with pytest.raises(ConfigError, match="arguments by position"):
             AsyncVirtualLM(lm, 5, {}, 7)
 
@@ -473,8 +473,8 @@ def test_a_trie_takes_some_of_the_tokens_and_end_marks_and_counts_by_position() 
     assert sums[trie.children[trie.root][ord("a")]] == 7
     assert trie.ordering.tolist() == [n for n, edges in enumerate(trie.children) if edges]
     assert [each.tolist() for each in trie.jump] == [sorted(e.values()) for e in trie.children]
-    letters = TokenCharacterTrie(["äb", "ä"])
-    assert list(letters.children[letters.root]) == ["ä"]
+    chars = TokenCharacterTrie(["äb", "ä"])
+    assert list(chars.children[chars.root]) == ["ä"]
     with pytest.raises(ValueError, match="2 weights for 8 nodes"):
         trie.visualize([1, 2])
 
@@ -507,9 +507,9 @@ def test_strings_of_a_vocabulary_stay_apart() -> None:
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, models, pre_tokenizers
 
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {letter: number for number, letter in enumerate(letters)}
-    vocab["Ãĥ"] = len(letters)  # bytes c3 83, which are the text Ã, as byte c3 is written
+    chars = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {letter: number for number, letter in enumerate(chars)}
+    vocab["Ãĥ"] = len(chars)  # bytes c3 83, which are the text Ã, as byte c3 is written
     backend = Backend(models.BPE(vocab, [("Ã", "ĥ")]))
     backend.decoder = decoders.ByteLevel()
     tokens, strings = decode_vocab(backend)
@@ -683,10 +683,10 @@ def test_the_cache_is_walked_like_the_known_trie(hf) -> None:
 
 def program(code: str, *paths: Path) -> subprocess.CompletedProcess[str]:
     """Run code in a Python of its own, with further places to import from."""
-    found = os.pathsep.join(map(str, [*paths, *sys.path]))
+    result = os.pathsep.join(map(str, [*paths, *sys.path]))
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
-        env={**os.environ, "PYTHONPATH": found},
+        env={**os.environ, "PYTHONPATH": result},
         capture_output=True,
         encoding="utf-8",
         check=False,

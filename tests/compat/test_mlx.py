@@ -102,17 +102,17 @@ def test_prompts_go_to_caches_that_the_model_and_weft_continue(pair: tuple[Any, 
     assert mine[0] is cache[0]
     frags = n8loom.frag_cache(mine, 0, 4)
     assert frags[0].keys.shape[2] == 4
-    again, n = n8loom.prompt_to_cache(model, tokenizer, ids[-1:], c=cache)
-    assert (n, again[0].offset) == (1, len(ids))
-    rows, made, start, lengths, _ = n8loom.generate_batched(
-        model, tokenizer, [], 2, prompt_cache=again, max_tokens=5, temp=1.0, seed=3
+    second, n = n8loom.prompt_to_cache(model, tokenizer, ids[-1:], c=cache)
+    assert (n, second[0].offset) == (1, len(ids))
+    rows, new, start, lengths, _ = n8loom.generate_batched(
+        model, tokenizer, [], 2, prompt_cache=second, max_tokens=5, temp=1.0, seed=3
     )
     assert start == len(ids)
-    assert n8loom.frag_batch_gen(made, 0, lengths)[1][0].keys.shape[2] == lengths[1] == len(rows[1])
+    assert n8loom.frag_batch_gen(new, 0, lengths)[1][0].keys.shape[2] == lengths[1] == len(rows[1])
     want = plain(model, [*ids, 9])
-    assert np.abs(plain(model, [9], again) - want).max() <= tolerance(model)
+    assert np.abs(plain(model, [9], second) - want).max() <= tolerance(model)
     with pytest.raises(ConfigError, match="known ids"):  # the model has added a slot of its own
-        again.place(weft.load(model, tokenizer))
+        second.place(weft.load(model, tokenizer))
 
 
 def test_the_owners_model_goes_on_as_before(pair: tuple[Any, Any]) -> None:
@@ -188,8 +188,8 @@ def test_the_known_forms_of_mlx(pair: tuple[Any, Any]) -> None:
     assert (n_matched, n_kv) == (len(ids) - 1, len(ids) - 1)
     assert node.n_tokens == kv_node.n_tokens == n_kv
     cache = known.lm.kv.engine_cache(ids[:-1])
-    held = [(each.keys[0, :, : len(ids) - 1], each.values[0, :, : len(ids) - 1]) for each in cache]
-    want = mx.stack([mx.stack([layer[kind] for layer in held]) for kind in (0, 1)])
+    used = [(each.keys[0, :, : len(ids) - 1], each.values[0, :, : len(ids) - 1]) for each in cache]
+    want = mx.stack([mx.stack([layer[kind] for layer in used]) for kind in (0, 1)])
     assert past.shape == want.shape
     assert mx.allclose(past, want, atol=1e-6)
 
@@ -221,8 +221,8 @@ def test_what_is_added_to_the_cache_is_used(pair: tuple[Any, Any]) -> None:
             padded = mx.pad(
                 getattr(own, name)[:, :, : len(short)], [(0, 0), (0, 0), (padding, 0), (0, 0)]
             )
-            held = getattr(cache, name)[:, :, : len(long)]
-            setattr(cache, name, mx.concatenate([held, padded], axis=0))
+            used = getattr(cache, name)[:, :, : len(long)]
+            setattr(cache, name, mx.concatenate([used, padded], axis=0))
         cache.left_padding = mx.array([0, padding])
     known.clear_cache()
     made_up = np.full((2, known.lm.info.n_vocab), -5.0, dtype=np.float32)

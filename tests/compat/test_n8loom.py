@@ -83,14 +83,14 @@ def test_fragments_that_do_not_follow_each_other_are_refused(lm: weft.LM, ids: l
 def test_prompt_to_cache_goes_on_in_a_cache_and_leaves_an_offset_out(
     lm: weft.LM, ids: list[int]
 ) -> None:
-    whole, _ = n8loom.prompt_to_cache(lm, lm.tokenizer, ids)
+    full, _ = n8loom.prompt_to_cache(lm, lm.tokenizer, ids)
     cache, n_run = n8loom.prompt_to_cache(lm, lm.tokenizer, ids[:8])
     assert n_run == 8
     same, n_run = n8loom.prompt_to_cache(lm, lm.tokenizer, ids[8:], cache, 512, 2)
     assert same is cache
     assert n_run == len(ids) - 10
     assert cache.token_ids == ids[:-2]
-    assert np.abs(cache[3].keys - whole[3].keys[:, :, :-2]).max() < 1e-4
+    assert np.abs(cache[3].keys - full[3].keys[:, :, :-2]).max() < 1e-4
     with pytest.raises(ConfigError, match="offset"):
         n8loom.prompt_to_cache(lm, lm.tokenizer, ids, offset=len(ids) + 1)
 
@@ -106,10 +106,8 @@ def test_a_cache_and_a_prompt_mean_one_path(lm: weft.LM, ids: list[int], how: st
         "none": (ids, None),
     }[how]
     lm.clear_cache()
-    made, *_ = n8loom.generate_batched(
-        lm, lm.tokenizer, prompt, 1, prompt_cache=cache, max_tokens=8
-    )
-    assert made == want
+    new, *_ = n8loom.generate_batched(lm, lm.tokenizer, prompt, 1, prompt_cache=cache, max_tokens=8)
+    assert new == want
 
 
 def engines() -> list[Any]:
@@ -141,10 +139,10 @@ def test_the_cache_loop_of_n8loom_goes_on_after_a_node(held: weft.LM) -> None:
         cache = node.get_prefix_cache()
         assert cache.token_ids == node.get_prefix_tokens()
         assert cache[0].offset == len(cache.token_ids)
-        made, new, n_prompt, lengths, _ = n8loom.generate_batched(
+        result, new, n_prompt, lengths, _ = n8loom.generate_batched(
             lm, tokenizer, prompt, 2, prompt_cache=cache, max_tokens=6
         )
-        assert made == want
+        assert result == want
         assert n_prompt == len(node.get_prefix_tokens())
         frags = n8loom.frag_batch_gen(new, 0, lengths)
         assert frags[1][0].keys.shape[2] == lengths[1]
@@ -175,10 +173,10 @@ def test_a_text_child_by_hand_is_a_text_child(held: weft.LM) -> None:
     )
     want = child.make_children(n=1, temp=0.0, max_tokens=5)[0].tokens
     for each in (cache, fused):
-        made, *_ = n8loom.generate_batched(
+        new, *_ = n8loom.generate_batched(
             lm, tokenizer, child.tokens, 1, prompt_cache=each, max_tokens=5
         )
-        assert made == [want]
+        assert new == [want]
 
 
 def test_a_plain_list_that_was_filled_in_place_knows_its_tokens(held: weft.LM) -> None:
@@ -196,8 +194,8 @@ def test_a_plain_list_that_was_filled_in_place_knows_its_tokens(held: weft.LM) -
     assert mine[0].offset == len(ids) - 1
     assert n8loom.frag_cache(mine, 0, 4)[0].token_ids == tuple(ids[:4])
     want, *_ = n8loom.generate_batched(lm, tokenizer, ids, 1, max_tokens=5)
-    made, *_ = n8loom.generate_batched(lm, tokenizer, ids[-1:], 1, prompt_cache=mine, max_tokens=5)
-    assert made == want
+    new, *_ = n8loom.generate_batched(lm, tokenizer, ids[-1:], 1, prompt_cache=mine, max_tokens=5)
+    assert new == want
 
 
 def test_a_cache_of_unknown_tokens_is_refused(lm: weft.LM, ids: list[int]) -> None:
@@ -208,30 +206,30 @@ def test_a_cache_of_unknown_tokens_is_refused(lm: weft.LM, ids: list[int]) -> No
 
 
 def test_generate_batched_returns_the_known_five(lm: weft.LM, ids: list[int]) -> None:
-    made, cache, n_prompt, lengths, ended = n8loom.generate_batched(
+    new, cache, n_prompt, lengths, ended = n8loom.generate_batched(
         lm, lm.tokenizer, ids, 3, max_tokens=30, temp=0.8, min_p=0.05, stop_strings=["\n"], seed=3
     )
     assert n_prompt == len(ids)
-    assert lengths == [len(row) for row in made]
+    assert lengths == [len(row) for row in new]
     assert len(ended) == 3
     assert cache[0].keys.shape[:3] == (3, 2, max(lengths))
     prompt_cache, _ = n8loom.prompt_to_cache(lm, lm.tokenizer, ids)
-    whole = n8loom.frag_cache(prompt_cache, 0, len(ids))
+    full = n8loom.frag_cache(prompt_cache, 0, len(ids))
     for row, frags in enumerate(n8loom.frag_batch_gen(cache, 0, lengths)):
-        fused = n8loom.fuse_cache_frags([[a, b] for a, b in zip(whole, frags, strict=True)])
-        assert fused.token_ids == ids + made[row]
+        fused = n8loom.fuse_cache_frags([[a, b] for a, b in zip(full, frags, strict=True)])
+        assert fused.token_ids == ids + new[row]
         got = logits(lm, fused.place(lm))
-        assert np.abs(got - logits(lm, lm.place(ids + made[row]))).max() < 1e-4
+        assert np.abs(got - logits(lm, lm.place(ids + new[row]))).max() < 1e-4
 
 
 def test_the_stream_ends_in_what_the_batch_returns(lm: weft.LM, ids: list[int]) -> None:
     options = {"max_tokens": 10, "temp": 0.8, "seed": 3}
-    made, cache, *_ = n8loom.generate_batched(lm, lm.tokenizer, ids, 2, **options)
+    new, cache, *_ = n8loom.generate_batched(lm, lm.tokenizer, ids, 2, **options)
     *updates, final = n8loom.generate_batched_stream(lm, lm.tokenizer, ids, 2, **options)
     assert final["type"] == "final"
-    assert final["tokens"] == made
+    assert final["tokens"] == new
     assert np.abs(final["prompt_cache"][0].keys - cache[0].keys).max() < 1e-4
-    assert updates[-1]["tokens"] == made
+    assert updates[-1]["tokens"] == new
 
 
 def test_load_for_loom_gives_what_loom_takes() -> None:
@@ -330,9 +328,9 @@ def test_a_fused_cache_is_taken_by_the_engines_own_model() -> None:
     cache = n8loom.fuse_cache_frags(frags).for_model(model, tokenizer)
     ids = [*root.tokens, *child.tokens]
     with torch.no_grad():
-        whole = model(torch.tensor([[*ids, 7]])).logits[0, -1]
+        full = model(torch.tensor([[*ids, 7]])).logits[0, -1]
         ahead = model(torch.tensor([[7]]), **{cache_name(model): cache}).logits[0, -1]
-    assert float((whole - ahead).abs().max()) < 1e-4
+    assert float((full - ahead).abs().max()) < 1e-4
     lm = weft.load("tiny")
     fused = n8loom.fuse_cache_frags([[frag] for frag in n8loom.Loom(lm, "Hi").frag])
     with pytest.raises(Unsupported, match="no cache object"):
@@ -376,7 +374,7 @@ def test_an_opened_loom_reads_as_its_class_does(lm: weft.LM, tmp_path: Path) -> 
     root = n8loom.Loom(lm, "Hello")
     root.add_text_child("<|end|>")
     root.save(tmp_path / "x.loom.json")
-    again = n8loom.Loom.open(tmp_path / "x.loom.json", lm)
-    assert again.children[0].add_text_child("<|end|>").tokens == [lm.eog_token]
+    second = n8loom.Loom.open(tmp_path / "x.loom.json", lm)
+    assert second.children[0].add_text_child("<|end|>").tokens == [lm.eog_token]
     ours = weft.Loom.open(tmp_path / "x.loom.json", lm)
     assert len(ours.children[0].add("<|end|>").tokens) > 1

@@ -57,18 +57,18 @@ def test_a_leaf_grows_while_another_path_reads_a_part_of_it(make, kind, oracle) 
     lm = make(kind)
     model, ids = AsyncLM(lm), [token % 100 + 20 for token in range(7, 147)]
     trunk, leaf, other = ids[:80], ids[80:110], [*ids[120:140], 9, 8, 7, 6, 5]
-    beside = [[*trunk, 15, *leaf[1:9]], [*other[:20], 15, 16]]
+    sibling = [[*trunk, 15, *leaf[1:9]], [*other[:20], 15, 16]]
 
     async def steps() -> list[tuple[list[int], object]]:
-        known = [[*trunk, *leaf], other, *beside]
+        known = [[*trunk, *leaf], other, *sibling]
         await asyncio.gather(*map(model.next_token_logprobs, known))
-        grown, found = known[:2], []
+        grown, result = known[:2], []
         for step in range(4):
             grown = [[*grown[0], 17 + step], [*grown[1], 40 + step]]
             paths = [*grown, [*trunk, *leaf[: 12 + step]]]
             rows = await asyncio.gather(*map(model.next_token_logprobs, paths))
-            found += zip(paths, rows, strict=True)
-        return found
+            result += zip(paths, rows, strict=True)
+        return result
 
     for path, row in asyncio.run(steps()):
         same(row, log_softmax(oracle(path))[-1])
@@ -196,9 +196,9 @@ def test_reset_tells_those_who_wait(make) -> None:
         model.reset_async_queries()
         return await asyncio.gather(task, return_exceptions=True)
 
-    (told,) = asyncio.run(main())
-    assert isinstance(told, BatchAbandoned)
-    assert isinstance(told, RuntimeError)
+    (text,) = asyncio.run(main())
+    assert isinstance(text, BatchAbandoned)
+    assert isinstance(text, RuntimeError)
     assert asyncio.run(model.next_token_logprobs(ids)).shape == (lm.info.n_vocab,)
 
 
@@ -267,18 +267,18 @@ def test_callers_that_go_on_have_their_work_counted_once(make, kind, oracle) -> 
 def test_several_loops_and_threads_ask_one_model(make, oracle) -> None:
     lm = make("numpy")
     model, ids = AsyncLM(lm), prompt_ids(lm)
-    found: dict[int, object] = {}
+    result: dict[int, object] = {}
 
     def ask(number: int) -> None:
-        found[number] = asyncio.run(model.next_token_logprobs([*ids, 20 + number % 3]))
+        result[number] = asyncio.run(model.next_token_logprobs([*ids, 20 + number % 3]))
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(found) == list(range(6))
-    for number, row in found.items():
+    assert sorted(result) == list(range(6))
+    for number, row in result.items():
         same(row, log_softmax(oracle([*ids, 20 + number % 3]))[-1])
 
     async def inside():
@@ -626,11 +626,11 @@ def spoilt(lm, at, value) -> None:
 
     def spoiling(rows):
         output, index = forward(rows), 0
-        held = output._logits if lm.info.name == "numpy" else output._device_logits.numpy()
+        used = output._logits if lm.info.name == "numpy" else output._device_logits.numpy()
         for row in rows:
             for place in row.logits_at:
                 if row.tokens[place] == SPOILT:
-                    held[index, at] = value
+                    used[index, at] = value
                 index += 1
         return output
 
@@ -651,12 +651,12 @@ def test_a_row_that_is_no_distribution_is_refused_to_who_asked(
     model, fine, broken = AsyncLM(lm, strict=strict), [3, 4, 5], [3, 4, SPOILT]
 
     async def both() -> list[object]:
-        asked = [model.next_token_logprobs(ids) for ids in (fine, broken, [*fine, 9], broken)]
-        return await asyncio.gather(*asked, return_exceptions=True)
+        requests = [model.next_token_logprobs(ids) for ids in (fine, broken, [*fine, 9], broken)]
+        return await asyncio.gather(*requests, return_exceptions=True)
 
     for _ in range(2):
-        first, failed, other, again = asyncio.run(both())
-        assert type(failed) is type(again) is ForwardError
+        first, failed, other, second = asyncio.run(both())
+        assert type(failed) is type(second) is ForwardError
         assert "NaN or +inf" in str(failed)
         assert np.isfinite(np.asarray(first)).all()
         assert np.isfinite(np.asarray(other)).all()

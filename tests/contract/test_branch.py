@@ -469,9 +469,9 @@ def test_forks_draw_from_their_own_streams_unless_told(make) -> None:
     assert len(texts) > 2
     twins = [branch.fork(seed=5), branch.fork(seed=5)]
     assert twins[0].produce() == twins[1].produce()
-    again = root(lm, temperature=1.5)
+    second = root(lm, temperature=1.5)
     first = root(lm, temperature=1.5)
-    assert again.fork().produce() == first.fork().produce()
+    assert second.fork().produce() == first.fork().produce()
 
 
 def test_iteration_is_the_manual_loop_and_a_break_leaves_the_branch_whole(make) -> None:
@@ -515,13 +515,13 @@ def test_awaited_calls_share_steps_queue_on_one_branch_and_never_block(make) -> 
     async def main() -> int:
         calls = len(lm.engine.calls)
         await asyncio.gather(*map(decode, together))
-        made = len(lm.engine.calls) - calls
+        new = len(lm.engine.calls) - calls
         queued = parent.fork()
         await asyncio.gather(queued.aprefill([5, 6]), queued.aprefill([7]), queued.acommit(8))
         assert sorted(queued.tokens[-4:]) == [5, 6, 7, 8]
         pieces = [piece async for piece, _ in _first(queued, 3)]
         assert len(pieces) <= 3
-        return made
+        return new
 
     assert asyncio.run(main()) == 3
     for branch in alone:
@@ -531,11 +531,11 @@ def test_awaited_calls_share_steps_queue_on_one_branch_and_never_block(make) -> 
 
 
 async def _first(branch: Branch, n: int):
-    made = 0
+    new = 0
     async for piece in branch:
-        made += 1
-        yield piece, made
-        if made == n:
+        new += 1
+        yield piece, new
+        if new == n:
             return
 
 
@@ -677,9 +677,9 @@ def test_rewind_draws_the_same_tokens_and_with_a_seed_others(make) -> None:
 def test_65_536_branches_live_at_no_cost_of_kv(make) -> None:
     lm = make("numpy")
     parent = root(lm)
-    held = lm.stats().kv_tokens
+    used = lm.stats().kv_tokens
     branches = [parent.fork() for _ in range(65_536)]
-    assert lm.stats().kv_tokens == held
+    assert lm.stats().kv_tokens == used
     branches[-1].commit(9)
     assert branches[-1].tokens[-1] == 9
     assert branches[0].position == parent.position
@@ -705,13 +705,13 @@ def test_a_saved_branch_goes_on_as_the_first_would(make, tmp_path) -> None:
     for _ in range(5):
         branch.commit(branch.produce().token)
     branch.save(tmp_path / "branch.json")
-    again = Branch.load(lm, tmp_path / "branch.json")
-    assert (again.tokens, again.text) == (branch.tokens, branch.text)
-    assert again.perplexity == pytest.approx(branch.perplexity)
+    second = Branch.load(lm, tmp_path / "branch.json")
+    assert (second.tokens, second.text) == (branch.tokens, branch.text)
+    assert second.perplexity == pytest.approx(branch.perplexity)
     for _ in range(3):
-        assert again.produce().token == branch.produce().token
+        assert second.produce().token == branch.produce().token
         token = branch.produce().token
-        again.commit(token)
+        second.commit(token)
         branch.commit(token)
 
 
@@ -870,12 +870,12 @@ def test_a_dead_end_names_its_branches_and_the_others_have_drawn(make) -> None:
 
 def test_parameters_are_taken_as_a_mapping_too(make) -> None:
     lm = make("numpy", defaults=ModelDefaults.from_generation_config({}))
-    said = {"temperature": 0.3, "seed": 5}
-    one = Branch.create(lm, 0, said)
-    two = Branch.create(lm, 0, **said)
+    message = {"temperature": 0.3, "seed": 5}
+    one = Branch.create(lm, 0, message)
+    two = Branch.create(lm, 0, **message)
     assert one.params == two.params
     assert one.params.top_k == 40  # what is not said stays
-    assert Branch.create(lm, 0, said, temperature=0.5).params.temperature == 0.5
+    assert Branch.create(lm, 0, message, temperature=0.5).params.temperature == 0.5
     one.set_sampler_params({"top_k": 3})
     assert (one.params.top_k, one.params.temperature) == (3, 0.3)
     for wrong in ({"topK": 3}, {"n": 2}, "x", {"logit_bias": {10**6: 1}}):
@@ -918,10 +918,10 @@ def test_a_saved_branch_keeps_its_steering(make, tmp_path) -> None:
     first = branch.produce().token
     branch.steer({first: -math.inf, 42: 100.0})
     branch.save(tmp_path / "branch.json")
-    again = Branch.load(lm, tmp_path / "branch.json")
-    assert again.produce().token == branch.produce().token == 42
-    again.clear_steer()
-    assert again.produce().token == first
+    second = Branch.load(lm, tmp_path / "branch.json")
+    assert second.produce().token == branch.produce().token == 42
+    second.clear_steer()
+    assert second.produce().token == first
     older = {
         key: value for key, value in branch.save().items() if key not in ("steering", "adapter")
     }

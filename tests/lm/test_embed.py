@@ -71,10 +71,10 @@ def test_vectors_are_the_librarys_hidden_states(
     pools["last"] = lambda s: s[-1]
     for pooling, pool in pools.items():
         want = np.stack([pool(state) for state in states])
-        found = lm.embed(TEXTS, pooling=pooling, normalize=False)  # type: ignore[arg-type]
-        assert found.dtype == np.float32
-        assert found.shape == (len(TEXTS), lm.info.n_embd)
-        np.testing.assert_allclose(found, want, atol=1e-4)
+        result = lm.embed(TEXTS, pooling=pooling, normalize=False)  # type: ignore[arg-type]
+        assert result.dtype == np.float32
+        assert result.shape == (len(TEXTS), lm.info.n_embd)
+        np.testing.assert_allclose(result, want, atol=1e-4)
         want /= np.linalg.norm(want, axis=1, keepdims=True)
         np.testing.assert_allclose(lm.embed(TEXTS, pooling=pooling), want, atol=1e-4)  # type: ignore[arg-type]
     assert lm.stats().kv_tokens == 0

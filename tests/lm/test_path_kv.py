@@ -114,14 +114,14 @@ def test_the_size_is_told_while_a_step_runs(
     computing = threading.Thread(target=logits, args=(lm, IDS))
     computing.start()
     assert inside.wait()
-    told: list[int] = []
-    asking = threading.Thread(target=lambda: told.append(lm.kv.size(IDS)))
+    message: list[int] = []
+    asking = threading.Thread(target=lambda: message.append(lm.kv.size(IDS)))
     asking.start()
     asking.join()
     go.set()
     computing.join()
     asking.join()
-    assert told == [20], "what the step computes is not there yet"
+    assert message == [20], "what the step computes is not there yet"
     assert lm.kv.size(IDS) == 30
     lm.driver.close()
 
@@ -142,10 +142,10 @@ def test_a_copy_holds_the_path_and_computes_nothing(lm: LM) -> None:
     place = lm.place(IDS)
     lm.kv.export(place)
     before = lm.stats()
-    again = lm.kv.copy(place)
+    second = lm.kv.copy(place)
     del place
-    assert again.ids() == IDS
-    assert lm.kv.size(again) == len(IDS)
+    assert second.ids() == IDS
+    assert lm.kv.size(second) == len(IDS)
     assert (lm.stats().prefilled, lm.stats().kv_tokens) == (before.prefilled, before.kv_tokens)
 
 
@@ -266,9 +266,9 @@ def test_a_sequence_engine_with_all_tags_in_use_still_loads(
     data = lm.kv.to_bytes(IDS)
     lm.clear_cache()
     few = LM(SequenceFake(engine, 2), text)
-    held = [logits(few, [400 + i, 3, 4]) for i in range(2)]
+    used = [logits(few, [400 + i, 3, 4]) for i in range(2)]
     assert few.kv.size(few.kv.load(data)) == len(IDS)
-    assert len(held) == 2
+    assert len(used) == 2
     few.clear_cache()
 
 

@@ -20,9 +20,9 @@ from weft.viz.outline import facts
 @pytest.fixture
 def lm() -> Iterator[LM]:
     engine = NumpyEngine.load(shallow())
-    made = LM(OwnLoopFake(engine, figures=False), Tokenizer.from_folder(shallow()))
-    yield made
-    made.close()
+    new = LM(OwnLoopFake(engine, figures=False), Tokenizer.from_folder(shallow()))
+    yield new
+    new.close()
     engine.close()
 
 
@@ -44,10 +44,10 @@ def test_streams_tell_texts_without_figures(lm: LM) -> None:
     assert texts == [child.text for child in loom.children]
 
     async def other() -> list[str]:
-        again = Loom(lm, "Once", template=False)
-        async for _ in again.astream(n=2, max_tokens=4, seed=1):
+        second = Loom(lm, "Once", template=False)
+        async for _ in second.astream(n=2, max_tokens=4, seed=1):
             pass
-        return [child.text for child in again.children]
+        return [child.text for child in second.children]
 
     assert asyncio.run(other()) == texts
 
@@ -59,8 +59,8 @@ def test_pictures_and_files_leave_them_out(lm: LM, tmp_path: Path) -> None:
     assert loom.children[0]._repr_html_()
     loom.show()
     loom.save(tmp_path / "a.loom.json")
-    again = Loom.open(tmp_path / "a.loom.json", lm)
-    assert [child.tokens for child in again.children] == [c.tokens for c in loom.children]
-    assert again.children[0].logprobs == []
-    clipped = again.children[0].clip(2)
+    second = Loom.open(tmp_path / "a.loom.json", lm)
+    assert [child.tokens for child in second.children] == [c.tokens for c in loom.children]
+    assert second.children[0].logprobs == []
+    clipped = second.children[0].clip(2)
     assert (len(clipped.tokens), clipped.logprobs) == (2, [])

@@ -28,9 +28,9 @@ def ended(loom: Loom) -> Heddle:
 
 
 def test_children_are_recorded_whole(loom: Loom) -> None:
-    made = loom.grow(3, max_tokens=6, temperature=0.7, top_k=20, seed=5)
-    assert loom.children == made
-    for index, child in enumerate(made):
+    new = loom.grow(3, max_tokens=6, temperature=0.7, top_k=20, seed=5)
+    assert loom.children == new
+    for index, child in enumerate(new):
         assert child.parent is loom
         assert len(child.tokens) == len(child.logprobs) == len(child.entropies) == 6
         assert child.finish_reason == "length"
@@ -68,30 +68,30 @@ def test_a_seed_makes_a_call_reproducible_whatever_else_runs(lm: weft.LM, loom: 
 def test_without_a_seed_a_fresh_one_is_recorded_and_repeats_the_call(loom: Loom) -> None:
     first = loom.grow(2, max_tokens=8)
     assert first[0].params is not None
-    again = loom.grow(2, max_tokens=8, seed=first[0].params.seed)
-    assert texts(again) == texts(first)
+    second = loom.grow(2, max_tokens=8, seed=first[0].params.seed)
+    assert texts(second) == texts(first)
     other = loom.grow(2, max_tokens=8)[0].params
     assert other is not None
     assert other.seed != first[0].params.seed
 
 
 def test_temperature_0_gives_n_equal_children(loom: Loom) -> None:
-    made = loom.grow(3, max_tokens=8, temperature=0)
-    assert len(made) == len(set(map(id, made))) == 3
-    assert len(set(texts(made))) == 1
-    assert made[0].text == loom.grow(max_tokens=8, temperature=0, seed=77)[0].text
+    new = loom.grow(3, max_tokens=8, temperature=0)
+    assert len(new) == len(set(map(id, new))) == 3
+    assert len(set(texts(new))) == 1
+    assert new[0].text == loom.grow(max_tokens=8, temperature=0, seed=77)[0].text
 
 
 def test_many_nodes_grow_in_one_batch_with_their_own_lineage(lm: weft.LM, loom: Loom) -> None:
     one, two = loom.add("4"), loom.add("9")
     steps = lm.scheduler.counters.steps
-    made = loom.grow(2, at=[one, two], max_tokens=6, seed=4)
-    assert [child.parent for child in made] == [one, one, two, two]
-    assert [child.lineage for child in made] == [(0,), (1,), (2,), (3,)]
+    new = loom.grow(2, at=[one, two], max_tokens=6, seed=4)
+    assert [child.parent for child in new] == [one, one, two, two]
+    assert [child.lineage for child in new] == [(0,), (1,), (2,), (3,)]
     assert lm.scheduler.counters.steps - steps <= 9
     assert loom.grow(at=[]) == []
     twin = loom.add("9")
-    assert texts(loom.grow(2, at=iter([one, twin]), max_tokens=6, seed=4)[2:]) == texts(made[2:])
+    assert texts(loom.grow(2, at=iter([one, twin]), max_tokens=6, seed=4)[2:]) == texts(new[2:])
 
 
 def test_terminal_nodes_raise_alone_and_are_skipped_and_reported_in_a_batch(
@@ -108,9 +108,9 @@ def test_terminal_nodes_raise_alone_and_are_skipped_and_reported_in_a_batch(
     with pytest.raises(Terminal):
         loom.grow(at=node)
     with caplog.at_level(logging.WARNING, "weft"):
-        made = loom.grow(2, at=[node, live], max_tokens=3, seed=1)
-    assert made.skipped == [node]
-    assert [child.lineage for child in made] == [(2,), (3,)]
+        new = loom.grow(2, at=[node, live], max_tokens=3, seed=1)
+    assert new.skipped == [node]
+    assert [child.lineage for child in new] == [(2,), (3,)]
     assert "1 terminal" in caplog.text
     assert node.ramify(n=2) == node.make_children() == []
     assert node.count_children() == count
@@ -121,9 +121,9 @@ def test_terminal_nodes_raise_alone_and_are_skipped_and_reported_in_a_batch(
 @pytest.mark.parametrize("call", ["grow", "agrow", "stream", "astream"])
 def test_force_is_true_or_false(loom: Loom, call: str, given: Any) -> None:
     def called() -> None:
-        made = getattr(loom, call)(max_tokens=2, force=given)
+        new = getattr(loom, call)(max_tokens=2, force=given)
         if call == "agrow":
-            asyncio.run(made)
+            asyncio.run(new)
 
     with pytest.raises(ConfigError, match=f"^force is {given!r}; allowed is True or False$"):
         called()
@@ -165,26 +165,26 @@ def test_an_end_token_is_terminal_and_not_in_the_tokens(fluent: weft.LM) -> None
 def test_a_stop_string_ends_the_call_and_not_the_branch(fluent: weft.LM) -> None:
     """B13: seen at the token that completes it; its text stays; the node grows on."""
     loom = Loom(fluent, samples.game24)
-    whole = loom.grow(max_tokens=40, temperature=0)[0].text
+    full = loom.grow(max_tokens=40, temperature=0)[0].text
     stop = "= "
-    at = whole.index(stop) + len(stop)
+    at = full.index(stop) + len(stop)
     node = loom.grow(max_tokens=40, temperature=0, stop=[stop, "never"])[0]
     assert (node.finish_reason, node.stop_string, node.terminal) == ("stop", stop, False)
-    assert node.text[:at] == whole[:at]
+    assert node.text[:at] == full[:at]
     assert stop not in node.text[: -len(node.tokens and node.text[at - 1 :])]
     assert len(node.text) - at < 8
     on = node.grow(max_tokens=40, temperature=0)[0]
-    assert whole.startswith((node.text + on.text)[: len(whole)])
+    assert full.startswith((node.text + on.text)[: len(full)])
 
 
 def test_a_stop_string_split_over_tokens_is_found(loom: Loom) -> None:
-    whole = loom.grow(max_tokens=20, temperature=0)[0]
-    stop = whole.text[2:9]
+    full = loom.grow(max_tokens=20, temperature=0)[0]
+    stop = full.text[2:9]
     assert len(loom._binding.text_lm().tokenize(stop)) > 1
     node = loom.grow(max_tokens=20, temperature=0, stop=stop)[0]
     assert node.stop_string == stop
-    assert len(node.tokens) < len(whole.tokens)
-    assert node.tokens == whole.tokens[: len(node.tokens)]
+    assert len(node.tokens) < len(full.tokens)
+    assert node.tokens == full.tokens[: len(node.tokens)]
     without_last = loom._binding.text_lm().text.decode(node.tokens[:-1])
     assert stop not in without_last
 
@@ -296,10 +296,10 @@ def test_ctrl_c_keeps_partial_branches_as_interrupted(
         return forward(rows)
 
     monkeypatch.setattr(lm.engine, "forward", interrupting)
-    whole = None
+    complete = None
     with pytest.raises(KeyboardInterrupt):
-        whole = loom.grow(2, max_tokens=30, seed=1)
-    assert whole is None
+        complete = loom.grow(2, max_tokens=30, seed=1)
+    assert complete is None
     assert [child.finish_reason for child in loom.children] == ["interrupted"] * 2
     assert all(0 < len(child.tokens) < 30 for child in loom.children)
     calls.clear()
@@ -323,17 +323,17 @@ def test_eight_threads_growing_different_nodes_give_the_texts_of_growing_alone()
     with weft.load("tiny") as own, Loom(own, samples.game24) as loom:
         nodes = [loom.add(f"{i} + {i + 1} = ") for i in range(8)]
         alone = [texts(node.grow(2, max_tokens=8, seed=i)) for i, node in enumerate(nodes)]
-        found: dict[int, list[str]] = {}
+        result: dict[int, list[str]] = {}
 
         def grow(index: int) -> None:
-            found[index] = texts(nodes[index].grow(2, max_tokens=8, seed=index))
+            result[index] = texts(nodes[index].grow(2, max_tokens=8, seed=index))
 
         threads = [threading.Thread(target=grow, args=(i,)) for i in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert [found[i] for i in range(8)] == alone
+        assert [result[i] for i in range(8)] == alone
         assert all(len(node.children) == 4 for node in nodes)
 
 

@@ -80,9 +80,9 @@ def check(loom: Loom, file: Path) -> None:
         assert all(child.parent is node for child in node.children)
         assert node.text == loom.lm.text.decode(node.tokens, first=node is loom)  # type: ignore[union-attr]
     loom.save(file)
-    again = Loom.open(file, loom.lm)
-    assert again.dropped == ()
-    assert shape(again) == shape(loom)
+    second = Loom.open(file, loom.lm)
+    assert second.dropped == ()
+    assert shape(second) == shape(loom)
 
 
 @pytest.mark.parametrize(
@@ -93,29 +93,29 @@ def check(loom: Loom, file: Path) -> None:
 def test_an_event_is_applied_whole_or_not_at_all(
     name: str, everywhere: bool, lm: weft.LM, tmp_path: Path
 ) -> None:
-    act, told = GROWING[name], Told()
+    act, text = GROWING[name], Told()
     with Loom(lm, "Use 4 9 10 13 to make 24.") as loom:
-        act(loom, told)  # reads the prompt: what is counted below is what comes each time
-    told.clear()
+        act(loom, text)  # reads the prompt: what is counted below is what comes each time
+    text.clear()
     with Loom(lm, "Use 4 9 10 13 to make 24.") as loom:
-        with interrupted(PLACES) as seen:
-            act(loom, told)
-        whole = [child.tokens for child in loom.children]
-    for at in range(len(seen)) if everywhere else between_lines(seen, TELLING):
-        told.clear()
+        with interrupted(PLACES) as observed:
+            act(loom, text)
+        full = [child.tokens for child in loom.children]
+    for at in range(len(observed)) if everywhere else between_lines(observed, TELLING):
+        text.clear()
         with Loom(lm, "Use 4 9 10 13 to make 24.") as loom:
             with pytest.raises(KeyboardInterrupt), interrupted(PLACES, at):
-                act(loom, told)
+                act(loom, text)
             check(loom, tmp_path / "x.loom.json")
-            made = {child.lineage[0]: child for child in loom.children}
-            assert len(made) == len(loom.children)
-            for branch, child in made.items():
-                assert child.tokens == whole[branch][: len(child.tokens)]
+            new = {child.lineage[0]: child for child in loom.children}
+            assert len(new) == len(loom.children)
+            for branch, child in new.items():
+                assert child.tokens == full[branch][: len(child.tokens)]
                 assert child.finish_reason in ("interrupted", "cancelled", "length")
-            for branch, tokens in told.items():
-                assert made[branch].tokens[: len(tokens)] == tokens
+            for branch, tokens in text.items():
+                assert new[branch].tokens[: len(tokens)] == tokens
             if name == "grow":
-                assert len(made) in (0, 2)
+                assert len(new) in (0, 2)
             # Nothing goes on that nobody asks for.
             lm.drive([])
             loom.next(1)
@@ -138,11 +138,11 @@ def test_an_edit_is_done_whole_or_not_at_all(
 
     loom = made()
     before = shape(loom)
-    with interrupted(PLACES) as seen:
+    with interrupted(PLACES) as observed:
         EDITS[name](loom)
     after = shape(loom)
     assert before != after
-    for at in range(0, len(seen), 1 if everywhere else 7):
+    for at in range(0, len(observed), 1 if everywhere else 7):
         loom = made()
         with pytest.raises(KeyboardInterrupt), interrupted(PLACES, at):
             EDITS[name](loom)

@@ -12,12 +12,12 @@ from weft.errors import ConfigError, ContextOverflow, StaleHandle, Unsupported
 
 
 def test_known_defaults(loom: Loom) -> None:
-    made = loom.ramify()
-    assert len(made) == 4
-    params = made[0].params
+    new = loom.ramify()
+    assert len(new) == 4
+    params = new[0].params
     assert (params.temperature, params.max_tokens, params.min_p) == (0.8, 8, 0.05)
     assert params.temperature_first
-    assert all(len(child.tokens) <= 8 for child in made)
+    assert all(len(child.tokens) <= 8 for child in new)
 
 
 def test_ramify_tells_texts_from_generation(loom: Loom) -> None:
@@ -63,8 +63,8 @@ def test_removing_a_stranger_is_a_value_error(loom: Loom) -> None:
 
 
 def test_known_calls_take_our_names_and_refuse_unknown_ones(loom: Loom) -> None:
-    made = loom.make_children(2, 0.5, 4, 0.1, ["\n"], seed=3, top_k=5)
-    assert (made[0].params.seed, made[0].params.top_k, made[0].params.stop) == (3, 5, ("\n",))
+    new = loom.make_children(2, 0.5, 4, 0.1, ["\n"], seed=3, top_k=5)
+    assert (new[0].params.seed, new[0].params.top_k, new[0].params.stop) == (3, 5, ("\n",))
     for options in ({"max_new_tokens": 3}, {"tmep": 1.0}):
         for call in (loom.ramify, loom.make_children, loom.make_child_stream):
             with pytest.raises(ConfigError):
@@ -112,10 +112,10 @@ def test_setting_the_text_changes_what_follows(lm: weft.LM, loom: Loom) -> None:
     assert node.tokens == lm.text.continuation("10 + 13")
     assert below.next(3) != before
     assert below.next(3) == Loom(lm, below.get_prefix_tokens()).next(3)
-    made = node.grow(max_tokens=3, seed=1)[0]
-    made.text = "x"
-    assert made.logprobs == []
-    assert made.params is None
+    new = node.grow(max_tokens=3, seed=1)[0]
+    new.text = "x"
+    assert new.logprobs == []
+    assert new.params is None
     loom.text = lm.format_chat([{"role": "user", "content": "What is 1 + 1?"}])
     assert loom.tokens == Loom(lm, "What is 1 + 1?").tokens
     assert below.next(3) == Loom(lm, below.get_prefix_tokens()).next(3)
@@ -170,12 +170,12 @@ def test_split_changes_no_prediction(lm: weft.LM, loom: Loom) -> None:
 def test_apply_at_leaves_runs_the_calls_of_all_leaves_as_one_batch(lm: weft.LM, loom: Loom) -> None:
     leaves = [loom.add(f"{i} + ") for i in range(6)]
     steps = lm.scheduler.counters.steps
-    made = loom.apply_at_leaves(lambda leaf: leaf.ramify(n=2, max_tokens=8, seed=5))
+    new = loom.apply_at_leaves(lambda leaf: leaf.ramify(n=2, max_tokens=8, seed=5))
     assert lm.scheduler.counters.steps - steps <= 12
-    assert [type(children) for children in made] != [None] * 6
-    assert made == [leaf.children for leaf in leaves]
-    assert all(len(children) == 2 for children in made)
-    for leaf, children in zip(leaves, made, strict=True):
+    assert [type(children) for children in new] != [None] * 6
+    assert new == [leaf.children for leaf in leaves]
+    assert all(len(children) == 2 for children in new)
+    for leaf, children in zip(leaves, new, strict=True):
         alone = leaf.ramify(n=2, max_tokens=8, seed=5)
         assert [c.tokens for c in alone] == [c.tokens for c in children]
 
@@ -185,12 +185,12 @@ def test_children_looked_at_inside_the_function_are_there(loom: Loom) -> None:
         loom.add(f"{i} + ")
 
     def use(leaf: Heddle) -> tuple[int, int, Any]:
-        made = leaf.ramify(n=2, max_tokens=3, seed=1)
-        return len(leaf.children), len([child.text for child in made]), made[0].parent is leaf
+        new = leaf.ramify(n=2, max_tokens=3, seed=1)
+        return len(leaf.children), len([child.text for child in new]), new[0].parent is leaf
 
     assert loom.apply_at_leaves(use) == [(2, 2, True)] * 3
-    made = loom.at_all_leaves(lambda leaf: leaf.ramify(n=1, max_tokens=1)[0])
-    assert made == loom.leaves
+    new = loom.at_all_leaves(lambda leaf: leaf.ramify(n=1, max_tokens=1)[0])
+    assert new == loom.leaves
 
 
 def test_when_a_function_fails_the_calls_before_it_were_made(loom: Loom) -> None:
@@ -299,9 +299,9 @@ def test_the_models_own_library_goes_on_from_the_prefix_cache(loaded: tuple[Any,
     token = node.next(1)[0].id
     with torch.inference_mode():
         logits = model(torch.tensor([[token]]), **{cache_name(model): cache}).logits[0, -1]
-    found = torch.log_softmax(logits.double(), -1)
+    result = torch.log_softmax(logits.double(), -1)
     for entry in node.add([token]).next(20):
-        assert entry.logprob == pytest.approx(float(found[entry.id]), abs=1e-4)
+        assert entry.logprob == pytest.approx(float(result[entry.id]), abs=1e-4)
 
 
 def test_an_engine_without_a_library_has_no_cache_object(loom: Loom) -> None:

@@ -14,14 +14,14 @@ from weft.errors import ConfigError
 
 
 def test_next_is_a_distribution_in_order(lm: weft.LM, loom: Loom) -> None:
-    whole = loom.next(top=10_000)
-    assert len(whole) == lm.info.n_vocab
-    assert math.fsum(entry.p for entry in whole) == pytest.approx(1, abs=1e-5)
-    assert [entry.rank for entry in whole] == list(range(len(whole)))
-    assert all(a.logprob >= b.logprob for a, b in zip(whole, whole[1:], strict=False))
-    assert loom.next(3) == whole[:3]
-    assert whole[0].text == lm.token_to_text(whole[0].id)
-    assert whole[0].bytes == whole[0].text.encode()
+    full = loom.next(top=10_000)
+    assert len(full) == lm.info.n_vocab
+    assert math.fsum(entry.p for entry in full) == pytest.approx(1, abs=1e-5)
+    assert [entry.rank for entry in full] == list(range(len(full)))
+    assert all(a.logprob >= b.logprob for a, b in zip(full, full[1:], strict=False))
+    assert loom.next(3) == full[:3]
+    assert full[0].text == lm.token_to_text(full[0].id)
+    assert full[0].bytes == full[0].text.encode()
     assert loom.next(1)[0].id == loom.grow(max_tokens=1, temperature=0)[0].tokens[0]
 
 
@@ -33,9 +33,9 @@ def test_next_fits_on_a_screen(loom: Loom) -> None:
 
 
 def test_p_of_sums_equal_texts(loom: Loom) -> None:
-    found = loom.next(5)
-    assert found.p_of(found[0].text) >= found[0].p
-    assert found.p_of("no such text") == 0.0
+    result = loom.next(5)
+    assert result.p_of(result[0].text) >= result[0].p
+    assert result.p_of("no such text") == 0.0
 
 
 def test_measure_of_list_equals_single_measures_in_fewer_steps(lm: weft.LM) -> None:

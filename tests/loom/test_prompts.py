@@ -157,8 +157,8 @@ def test_a_healed_loom_moves_its_end_space_into_constrained_text(
     assert loom.tokens == lm.tokenize("Say:")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        made = loom.grow(3, constraint=constraint, max_tokens=60, seed=1)
-    for node in made:
+        new = loom.grow(3, constraint=constraint, max_tokens=60, seed=1)
+    for node in new:
         assert node.text.startswith("  ")
         assert node.params is not None
         assert node.params.constraint == constraint
@@ -225,7 +225,7 @@ def test_heal_is_refused_for_token_ids_chats_and_looms_of_texts(lm: LM) -> None:
 
 
 def test_a_prefixed_grammar_is_a_value_that_data_keeps() -> None:
-    made: Constraint = Prefixed(" ", HELLO)
-    assert from_dict(made.to_dict()) == made
+    new: Constraint = Prefixed(" ", HELLO)
+    assert from_dict(new.to_dict()) == new
     with pytest.raises(FormatError):
         from_dict({"prefixed": Allow({3}).to_dict(), "prefix": " "})

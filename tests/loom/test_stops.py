@@ -11,10 +11,10 @@ def naive_stop(stops: tuple[str, ...], pieces: list[bytes]) -> list[str | None]:
     """After each piece: the stop string that ends first within it, the longest of those."""
     answers: list[str | None] = []
     for n in range(1, len(pieces) + 1):
-        whole, seen = b"".join(pieces[:n]), len(b"".join(pieces[: n - 1]))
+        full, observed = b"".join(pieces[:n]), len(b"".join(pieces[: n - 1]))
         answers.append(None)
-        for end in range(seen + 1, len(whole) + 1):
-            ending = [stop for stop in stops if whole[:end].endswith(stop.encode())]
+        for end in range(observed + 1, len(full) + 1):
+            ending = [stop for stop in stops if full[:end].endswith(stop.encode())]
             if ending:
                 answers[-1] = max(ending, key=lambda stop: len(stop.encode()))
                 break

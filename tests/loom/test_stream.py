@@ -39,10 +39,10 @@ def test_streamed_children_have_exactly_the_tokens_that_were_streamed(loom: Loom
 
 def test_a_stream_makes_the_children_that_grow_makes(loom: Loom) -> None:
     grown = loom.grow(3, max_tokens=15, stop="\n", seed=4)
-    made = sorted(
+    new = sorted(
         list(_follow(loom, n=3, max_tokens=15, stop="\n", seed=4)), key=lambda c: c.lineage
     )
-    for one, two in zip(grown, made, strict=True):
+    for one, two in zip(grown, new, strict=True):
         assert (one.tokens, one.finish_reason, one.stop_string) == (
             two.tokens,
             two.finish_reason,
@@ -73,7 +73,7 @@ def test_nothing_runs_before_the_first_delta(lm: weft.LM, loom: Loom) -> None:
 
 @pytest.mark.parametrize("n_deltas", [1, 2, 3, 7])
 def test_an_abandoned_stream_keeps_what_it_delivered(loom: Loom, n_deltas: int) -> None:
-    whole = loom.grow(2, max_tokens=20, seed=6)
+    full = loom.grow(2, max_tokens=20, seed=6)
     streamed: dict[int, list[int]] = {}
     for count, delta in enumerate(loom.stream(2, max_tokens=20, seed=6), start=1):
         streamed.setdefault(delta.branch, []).extend(delta.token_ids)
@@ -84,7 +84,7 @@ def test_an_abandoned_stream_keeps_what_it_delivered(loom: Loom, n_deltas: int) 
     for child in kept:
         assert child.finish_reason == "cancelled"
         assert not child.terminal
-        assert child.tokens == whole[child.lineage[0]].tokens[: len(child.tokens)]
+        assert child.tokens == full[child.lineage[0]].tokens[: len(child.tokens)]
         rest = child.grow(max_tokens=20, seed=1)[0]
         assert rest.parent is child
     assert loom.next(3)
@@ -128,10 +128,10 @@ def test_async_forms_give_what_sync_forms_give(loom: Loom) -> None:
         return grown, streamed, await loom.anext(3), await loom.ameasure("4 + 9")
 
     want = [child.tokens for child in loom.grow(2, max_tokens=8, seed=3)]
-    grown, streamed, found, score = asyncio.run(ask())
+    grown, streamed, result, score = asyncio.run(ask())
     assert [child.tokens for child in grown] == want
     assert sorted(child.tokens for child in streamed) == sorted(want)
-    assert found == loom.next(3)
+    assert result == loom.next(3)
     assert score == loom.measure("4 + 9")
 
 
@@ -146,9 +146,9 @@ def test_gathered_calls_share_steps(lm: weft.LM, loom: Loom) -> None:
 
 def test_sync_calls_work_inside_a_running_loop(loom: Loom) -> None:
     async def notebook() -> int:
-        made = loom.grow(2, max_tokens=4, seed=1)
+        new = loom.grow(2, max_tokens=4, seed=1)
         list(loom.stream(max_tokens=3, seed=1))
-        return len(made[0].next(3))
+        return len(new[0].next(3))
 
     assert asyncio.run(notebook()) == 3
 
@@ -260,8 +260,8 @@ def test_the_known_stream_returns_its_children_and_honours_terminal(
     """B12."""
 
     def returned(node: Heddle) -> list[Heddle]:
-        made = yield from node.make_child_stream(n=2, max_tokens=3, seed=1)
-        out.append(made)
+        new = yield from node.make_child_stream(n=2, max_tokens=3, seed=1)
+        out.append(new)
 
     out: list[list[Heddle]] = []
     list(returned(loom))
@@ -304,15 +304,15 @@ def test_a_stream_that_is_left_after_the_last_token_has_the_runs_own_end(
 ) -> None:
     """The last token and the end of its run are two events: the second may not have been read."""
     params = SamplingParams(n=1, seed=4, **options)
-    (whole,) = loom.grow(1, seed=4, **options)
+    (full,) = loom.grow(1, seed=4, **options)
     growth = grow.plan([loom], params, force=False, streamed=True)
     with closing(growth.news()) as steps:
         for news in steps:
             for pending, events in news:
                 grow.delta(pending, [event for event in events if event.token is not None])
-            if len(growth.branches[0].child.tokens) == len(whole.tokens):
+            if len(growth.branches[0].child.tokens) == len(full.tokens):
                 break
     (node,) = growth.children
-    assert node.tokens == whole.tokens
+    assert node.tokens == full.tokens
     assert (node.finish_reason, node.stop_string) == ended
-    assert (whole.finish_reason, whole.stop_string) == ended
+    assert (full.finish_reason, full.stop_string) == ended

@@ -32,12 +32,12 @@ def test_texts_are_added_and_read(loom: Loom) -> None:
 
 def test_it_is_saved_and_goes_on_where_it_was(loom: Loom, tmp_path: Path) -> None:
     loom.save(tmp_path / "texts.loom.json")
-    again = Loom.open(tmp_path / "texts.loom.json")
-    assert [(n.text, n.score) for n in again.walk()] == [(n.text, n.score) for n in loom.walk()]
-    again.leaves[0].add("!")
-    again.save(tmp_path / "texts.loom.json")
+    second = Loom.open(tmp_path / "texts.loom.json")
+    assert [(n.text, n.score) for n in second.walk()] == [(n.text, n.score) for n in loom.walk()]
+    second.leaves[0].add("!")
+    second.save(tmp_path / "texts.loom.json")
     assert Loom.open(tmp_path / "texts.loom.json").leaves[0].crown() == "left, then up!"
-    with weft.load("tiny") as lm, pytest.raises(ModelMismatch, match="no model wrote"):
+    with weft.load("tiny") as lm, pytest.raises(ModelMismatch, match="texts without tokens"):
         Loom.open(tmp_path / "texts.loom.json", lm)
 
 

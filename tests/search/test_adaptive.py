@@ -38,9 +38,9 @@ def test_a_good_family_is_followed_and_a_bad_one_gets_new_members(
     ):
         step.add(line).score = score
     loom.add("4 + 9 = 13 (left: 10 13 13)\n").score = 0.02
-    found = Search(lm, loom, Settings.read(search.adaptive, {"seed": 1}, max_tokens=8), "adaptive")
-    judge = Judge(found, as_share=True)
-    frontier = Frontier(found, judge, 3)
+    result = Search(lm, loom, Settings.read(search.adaptive, {"seed": 1}, max_tokens=8), "adaptive")
+    judge = Judge(result, as_share=True)
+    frontier = Frontier(result, judge, 3)
     open_ids, rng = frontier.open(widens=True), Random(2)
     ends = [descend(loom, frontier, open_ids, rng) for _ in range(200)]
     deeper = sum(step in node.path for node in ends)
@@ -48,8 +48,8 @@ def test_a_good_family_is_followed_and_a_bad_one_gets_new_members(
     for node in list(loom.walk()):  # all of them have been completed
         ended = node.add("no")
         ended.terminal, ended.meta["answer"] = True, "likeliest"
-    proposer = Proposer(found, n_continue=1, n_suggest=1)
-    wanted = Thompson(judge, proposer, 3, 4, 10, 2).next_work(found)
+    proposer = Proposer(result, n_continue=1, n_suggest=1)
+    wanted = Thompson(judge, proposer, 3, 4, 10, 2).next_work(result)
     assert sum(want.n or 0 for want in wanted) == 20
 
 
@@ -66,11 +66,11 @@ def stand_in(lm: weft.LM, lines: dict[str, float]) -> tuple[Search, Loom]:
 def test_what_was_completed_from_above_is_not_completed_again(lm: weft.LM) -> None:
     """The likeliest tokens after the likeliest line are known; a drawn answer says nothing."""
     likely, other = "13 - 10 = 3 (left: 3 4 9)\n", "4 + 9 = 13 (left: 10 13 13)\n"
-    found, loom = stand_in(lm, {likely: 0.9, other: 0.8, "4 - 4 = 0 (left: 0)\n": 0.1})
-    judge = Judge(found, as_share=True)
+    result, loom = stand_in(lm, {likely: 0.9, other: 0.8, "4 - 4 = 0 (left: 0)\n": 0.1})
+    judge = Judge(result, as_share=True)
 
     def first(*, anywhere: bool = True) -> list[str]:
-        return [n.text for n in Frontier(found, judge, 3).promising(anywhere=anywhere)]
+        return [n.text for n in Frontier(result, judge, 3).promising(anywhere=anywhere)]
 
     assert first() == [loom.text, likely, other]
     assert first(anywhere=False) == []
@@ -83,11 +83,11 @@ def test_what_was_completed_from_above_is_not_completed_again(lm: weft.LM) -> No
 
 def test_lines_that_were_there_already_speak_against_drawing_more(lm: weft.LM) -> None:
     """200 descents each; the odds of failing by chance are below 1 in 10,000."""
-    found, loom = stand_in(lm, {"13 - 10 = 3 (left: 3 4 9)\n": 0.3})
+    result, loom = stand_in(lm, {"13 - 10 = 3 (left: 3 4 9)\n": 0.3})
     step = loom.children[0]
 
     def wider() -> int:
-        frontier, rng = Frontier(found, Judge(found, as_share=True), 3), Random(5)
+        frontier, rng = Frontier(result, Judge(result, as_share=True), 3), Random(5)
         open_ids = frontier.open(widens=True)
         return sum(descend(loom, frontier, open_ids, rng) is loom for _ in range(200))
 
@@ -107,8 +107,8 @@ def test_repeated_lines_are_counted_where_they_were_drawn(lm: weft.LM) -> None:
 
 
 def test_an_easy_puzzle_costs_one_answer(lm: weft.LM) -> None:
-    found, likeliest = search.adaptive(lm, samples.game24), search.greedy(lm, samples.game24)
-    assert (found.text, found.cost.tokens) == (likeliest.text, likeliest.cost.tokens)
+    result, likeliest = search.adaptive(lm, samples.game24), search.greedy(lm, samples.game24)
+    assert (result.text, result.cost.tokens) == (likeliest.text, likeliest.cost.tokens)
 
 
 def test_a_score_of_another_search_is_rejected(lm: weft.LM) -> None:

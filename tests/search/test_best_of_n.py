@@ -42,12 +42,12 @@ def test_majority_wins_and_all_branches_stay(lm: weft.LM) -> None:
 
 def test_votes_count_answers_and_ties_go_to_the_likelier(lm: weft.LM) -> None:
     with Loom(lm, samples.sum) as loom:
-        made = []
+        new = []
         for text, logprob in [("a", -1.0), ("b", -0.5), ("a", -2.0), ("b", -3.0), ("", -0.1)]:
             node = loom.add(text or "-")
             node.logprobs, node.finish_reason = [logprob], "stop"
-            made.append(node)
-        votes = count_votes(made, lambda text: text if text in "ab" else None)
+            new.append(node)
+        votes = count_votes(new, lambda text: text if text in "ab" else None)
     assert [(vote.answer, vote.count, vote.mean_logprob) for vote in votes] == [
         ("b", 2, -0.5),
         ("a", 2, -1.0),
@@ -56,9 +56,9 @@ def test_votes_count_answers_and_ties_go_to_the_likelier(lm: weft.LM) -> None:
 
 def test_cut_branches_do_not_vote_when_whole_ones_do(lm: weft.LM) -> None:
     with Loom(lm, samples.sum) as loom:
-        cut, whole = loom.add("The answer is 1"), loom.add("The answer is 95.")
-        cut.finish_reason, whole.finish_reason = "length", "stop"
-        assert [vote.answer for vote in count_votes([cut, whole], answer_number)] == ["95"]
+        cut, full = loom.add("The answer is 1"), loom.add("The answer is 95.")
+        cut.finish_reason, full.finish_reason = "length", "stop"
+        assert [vote.answer for vote in count_votes([cut, full], answer_number)] == ["95"]
         assert [vote.answer for vote in count_votes([cut], answer_number)] == ["1"]
 
 
@@ -72,9 +72,9 @@ def test_a_checker_picks_a_right_answer(lm: weft.LM) -> None:
 
 
 def test_same_seed_same_answers(lm: weft.LM) -> None:
-    found = [best_of_n(lm, samples.word_problem, n=3, seed=5, max_tokens=40) for _ in range(2)]
-    assert [node.text for node in found[0].loom.children] == [
-        node.text for node in found[1].loom.children
+    result = [best_of_n(lm, samples.word_problem, n=3, seed=5, max_tokens=40) for _ in range(2)]
+    assert [node.text for node in result[0].loom.children] == [
+        node.text for node in result[1].loom.children
     ]
 
 

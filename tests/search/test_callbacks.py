@@ -101,11 +101,11 @@ def test_async_functions_are_awaited_at_once_and_give_the_same(name: str, lm: we
 
 def test_the_parameters_name_says_what_is_handed_over(lm: weft.LM) -> None:
     loom = Loom(lm, samples.sum)
-    seen: dict[str, Any] = {}
+    observed: dict[str, Any] = {}
 
     def of(name: str, answer: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def function(thing: Any) -> Any:
-            seen[name] = thing
+            observed[name] = thing
             return answer(thing)
 
         scope: dict[str, Any] = {"function": function}
@@ -118,10 +118,10 @@ def test_the_parameters_name_says_what_is_handed_over(lm: weft.LM) -> None:
         search.best_of_n(
             lm, loom, n=1, max_tokens=8, value=of(name, lambda things: [1.0] * len(things))
         )
-    assert isinstance(seen["node"], Heddle)
-    assert isinstance(seen["text"], str)
-    assert [type(each) for each in seen["nodes"]] == [Heddle]
-    assert [type(each) for each in seen["texts"]] == [str]
+    assert isinstance(observed["node"], Heddle)
+    assert isinstance(observed["text"], str)
+    assert [type(each) for each in observed["nodes"]] == [Heddle]
+    assert [type(each) for each in observed["texts"]] == [str]
 
 
 class Length:
@@ -153,8 +153,8 @@ def test_a_function_that_does_not_take_one_argument_is_refused_before_anything_r
     name: str, lm: weft.LM
 ) -> None:
     before = lm.stats().steps
-    told = rf"^{name} takes \(node, extra\); it has to take one argument, "
-    with pytest.raises(ConfigError, match=told):
+    text = rf"^{name} takes \(node, extra\); it has to take one argument, "
+    with pytest.raises(ConfigError, match=text):
         search.smc(lm, samples.sum, n=2, max_tokens=4, **{name: lambda node, extra: 1.0})
     assert lm.stats().steps == before
 
@@ -315,8 +315,8 @@ def test_mistakes_are_named(options: dict[str, Any], message: str, lm: weft.LM) 
 def test_a_value_has_to_be_a_finite_number_in_every_search(
     name: str, given: float, lm: weft.LM
 ) -> None:
-    told = f"value returned {given!r:.9}.* for one node; it has to return one finite number a node"
-    with pytest.raises(ConfigError, match=told):
+    text = f"value returned {given!r:.9}.* for one node; it has to return one finite number a node"
+    with pytest.raises(ConfigError, match=text):
         searched(name, lm, value=lambda node: given)
 
 

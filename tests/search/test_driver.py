@@ -46,13 +46,13 @@ def told() -> dict[str, list[Level]]:
 @pytest.fixture(scope="module")
 def found(lm: weft.LM, told: dict[str, list[Level]]) -> Callable[[str], SearchResult]:
     """Each search of the sample puzzle, run once."""
-    made: dict[str, SearchResult] = {}
+    new: dict[str, SearchResult] = {}
 
     def get(name: str) -> SearchResult:
-        if name not in made:
+        if name not in new:
             told[name] = []
-            made[name] = small(name, lm, puzzle(name), progress=told[name].append)
-        return made[name]
+            new[name] = small(name, lm, puzzle(name), progress=told[name].append)
+        return new[name]
 
     return get
 
@@ -79,13 +79,13 @@ def test_what_a_search_stands_on_may_go_meanwhile(name: str, lm: weft.LM) -> Non
             if node.parent is not None:
                 node.remove()
 
-    result, said = None, ""
+    result, message = None, ""
     try:
         result = small(name, lm, puzzle(name), progress=remove)
     except TreeError as error:
-        said = str(error)
+        message = str(error)
     if result is None:
-        assert said == "a node of the search was removed while it ran"
+        assert message == "a node of the search was removed while it ran"
     else:
         assert result.best in set(result.loom.walk())
 
@@ -95,10 +95,10 @@ def test_broken_off_and_resumed_is_as_never_broken_off(
     name: str, lm: weft.LM, found: Any, tmp_path: Path
 ) -> None:
     """Also: the same seed gives the same tree, with every text and score."""
-    file, seen = tmp_path / "search.weft", list[int]()
+    file, observed = tmp_path / "search.weft", list[int]()
 
     def stop(level: Level) -> None:
-        seen.append(level.depth)
+        observed.append(level.depth)
         if level.depth == 2:
             raise Stop
 
@@ -114,8 +114,8 @@ def test_broken_off_and_resumed_is_as_never_broken_off(
     assert result.log_evidence == pytest.approx(found(name).log_evidence)
     # A search that is over is read, not run.
     before = lm.stats().decoded
-    again = small(name, lm, puzzle(name), resume=file)
-    assert (again.text, again.cost.tokens) == (result.text, result.cost.tokens)
+    second = small(name, lm, puzzle(name), resume=file)
+    assert (second.text, second.cost.tokens) == (result.text, result.cost.tokens)
     assert lm.stats().decoded == before
 
 
@@ -176,10 +176,10 @@ def test_token_budget_is_never_exceeded(name: str, lm: weft.LM, found: Any) -> N
 def test_kv_budget_bounds_the_tree(name: str, lm: weft.LM, found: Any) -> None:
     slot, loom = lm.info.kv_bytes_per_token, found(name).loom
     n_below = sum(len(node.tokens) for node in loom.get_all_children())
-    most = min(120, len(loom.tokens) + n_below // 2)
-    result = small(name, lm, puzzle(name), budget_kv_bytes=most * slot)
+    max_value = min(120, len(loom.tokens) + n_below // 2)
+    result = small(name, lm, puzzle(name), budget_kv_bytes=max_value * slot)
     assert result.cost.stopped == "kv"
-    assert sum(len(node.tokens) for node in result.loom.walk()) <= most
+    assert sum(len(node.tokens) for node in result.loom.walk()) <= max_value
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -229,9 +229,9 @@ weft.search.tot(weft.load("tiny"), {samples.game24!r}, seed=1, breadth=2, n_cont
 
     options: dict[str, Any] = {"breadth": 2, "n_continue": 3, "n_suggest": 0, "value": value}
     resumed = search.tot(lm, samples.game24, seed=1, resume=file, **options)
-    whole = search.tot(lm, samples.game24, seed=1, **options)
-    assert tree(resumed.loom) == tree(whole.loom)
-    assert resumed.cost.tokens == whole.cost.tokens
+    full = search.tot(lm, samples.game24, seed=1, **options)
+    assert tree(resumed.loom) == tree(full.loom)
+    assert resumed.cost.tokens == full.cost.tokens
 
 
 @pytest.mark.parametrize("name", ["smc", "beam", "best-of-n"])
@@ -409,7 +409,7 @@ def test_what_a_mistyped_keyword_may_be_is_what_the_search_takes(
 @pytest.mark.parametrize("wrong", ["1", 1j, [None], {}, True, float("nan")])
 def test_every_number_of_every_search_is_checked_at_the_call(wrong: Any, lm: weft.LM) -> None:
     """Told by the annotations: another strategy's numbers are checked here too."""
-    before, asked = lm.stats().decoded, 0
+    before, requests = lm.stats().decoded, 0
     for name in CALLS:
         function = getattr(search, name)
         annotations = SearchOptions.__annotations__ | {
@@ -421,8 +421,8 @@ def test_every_number_of_every_search_is_checked_at_the_call(wrong: Any, lm: wef
                 continue
             with pytest.raises(ConfigError, match=rf"^{keyword} (is|has) "):
                 function(lm, samples.sum, **{keyword: wrong})
-            asked += 1
-    assert asked > 60
+            requests += 1
+    assert requests > 60
     assert lm.stats().decoded == before
 
 

@@ -32,8 +32,8 @@ def test_read_takes_puzzles_only() -> None:
 
 def test_left_follows_the_lines() -> None:
     lines = ("13 - 9 = 4 (left: 4 4 10)", "10 - 4 = 6 (left: 4 6)", "4 * 6 = 24 (left: 24)")
-    found = [PUZZLE.left(lines[:n]) for n in range(4)]
-    assert found == [(4, 9, 10, 13), (4, 4, 10), (4, 6), (24,)]
+    result = [PUZZLE.left(lines[:n]) for n in range(4)]
+    assert result == [(4, 9, 10, 13), (4, 4, 10), (4, 6), (24,)]
     assert PUZZLE.suggestion(lines) is None
     assert PUZZLE.question(lines) == "Can 24 make 24?"
 

@@ -62,9 +62,9 @@ def test_constraint_that_depth_bounds_as_well_is_no_reason(lm: weft.LM, name: st
 def test_search_of_constrained_lines_goes_on_from_its_file(lm: weft.LM, tmp_path: Path) -> None:
     options = {"n": 3, "depth": 2, "seed": 1, "max_tokens": 30, "line_constraint": LINE}
     result = search.smc(lm, PROMPT, resume=tmp_path / "a.loom.json", **options)
-    again = search.smc(lm, PROMPT, resume=tmp_path / "a.loom.json", **options)
-    assert again.text == result.text
-    assert again.log_evidence == result.log_evidence
+    second = search.smc(lm, PROMPT, resume=tmp_path / "a.loom.json", **options)
+    assert second.text == result.text
+    assert second.log_evidence == result.log_evidence
 
 
 @pytest.mark.parametrize(
@@ -227,9 +227,9 @@ def test_search_whose_proposals_were_dropped_has_the_same_cost_from_its_file(
         "resume": tmp_path / "a.loom.json",
     }
     result = search.tot(lm, "Say:", **options)
-    again = search.tot(lm, "Say:", **options)
-    assert again.text == result.text
-    assert again.cost.stopped == result.cost.stopped == "constraint"
+    second = search.tot(lm, "Say:", **options)
+    assert second.text == result.text
+    assert second.cost.stopped == result.cost.stopped == "constraint"
 
 
 def test_best_of_n_drops_answers_of_a_function_that_are_incomplete(lm: weft.LM) -> None:
@@ -264,11 +264,11 @@ def test_each_line_allows_the_texts_that_its_expression_matches(
     full = re.compile(f"{choice}(({end}){choice})*({end})?")
     loom = Loom(lm, PROMPT)
     constraint = EachLine(Choice(["fox", "owl", "owls"]), ends)
-    made = loom.grow(n=24, max_tokens=40, constraint=constraint, temperature=3.0, seed=2)
-    texts = {node.text for node in made if node.terminal}
+    new = loom.grow(n=24, max_tokens=40, constraint=constraint, temperature=3.0, seed=2)
+    texts = {node.text for node in new if node.terminal}
     assert all(map(full.fullmatch, texts))
     assert any(text.count("o") > 1 for text in texts)
-    for node in made:
+    for node in new:
         matcher = lm.constraints.matcher(constraint)
         for token in node.tokens:
             assert matcher.is_allowed(token)

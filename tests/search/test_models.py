@@ -26,11 +26,11 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[weft.LM]:
     """A model with a tokenizer of its own, a token a byte, and random weights."""
     folder = tmp_path_factory.mktemp("other")
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(models.BPE(vocab={each: at for at, each in enumerate(alphabet)}, merges=[]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
+    new = Tokenizer(models.BPE(vocab={each: at for at, each in enumerate(alphabet)}, merges=[]))
+    new.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    new.decoder = decoders.ByteLevel()
     write_folder(folder, {"vocab_size": len(alphabet), "max_position_embeddings": 2048})
-    made.save(str(folder / "tokenizer.json"))
+    new.save(str(folder / "tokenizer.json"))
     with weft.load(folder, engine="numpy") as lm:
         yield lm
 
@@ -185,8 +185,8 @@ def test_sampled_and_added_text_of_one_path_count_alike(lm: weft.LM) -> None:
     loom = Loom(lm, samples.sum)
     (grown,) = loom.grow(max_tokens=4, temperature=0.0)
     end = grown.add(" and").grow(max_tokens=3, temperature=0.0)[0]
-    (found,) = score.mean_logprob([end])
-    assert found == pytest.approx(
+    (result,) = score.mean_logprob([end])
+    assert result == pytest.approx(
         naive(lm, samples.sum, [node.text for node in end.path[1:]]), abs=1e-5
     )
     assert not end.path[2].logprobs

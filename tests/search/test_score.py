@@ -15,10 +15,10 @@ from weft.search import answer_number, score
 @pytest.fixture
 def nodes(lm: weft.LM) -> list[Heddle]:
     loom = Loom(lm, samples.sum)
-    made = [loom.add(text) for text in ("The answer is 95.", "The answer is 95", "It is 96", "no")]
-    for node, logprob in zip(made, (-0.1, -0.5, -1.0, -2.0), strict=True):
+    new = [loom.add(text) for text in ("The answer is 95.", "The answer is 95", "It is 96", "no")]
+    for node, logprob in zip(new, (-0.1, -0.5, -1.0, -2.0), strict=True):
         node.logprobs = [logprob, logprob]
-    return made
+    return new
 
 
 def test_likelihoods_agree_with_each_other(nodes: list[Heddle]) -> None:
@@ -50,7 +50,7 @@ def test_judge_is_the_models_verdict(lm: weft.LM) -> None:
     direct = score.verdicts(lm, ["Can 4 4 10 make 24?", "Can 10 13 13 make 24?"], words).values
     assert [good, bad] == direct
     assert direct[0] > 0.9 > 0.1 > direct[1]
-    found = asyncio.run(score.averdicts(lm, ["Can 4 4 10 make 24?"], words))
-    assert found.values == pytest.approx(direct[:1])
+    matches = asyncio.run(score.averdicts(lm, ["Can 4 4 10 make 24?"], words))
+    assert matches.values == pytest.approx(direct[:1])
     awaited = asyncio.run(search.atot(lm, samples.game24, value=value, **options))
     assert [node.score for node in awaited.loom.children[:2]] == direct

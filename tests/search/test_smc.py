@@ -94,8 +94,8 @@ def test_where_nothing_is_possible_the_evidence_is_zero(lm: weft.LM) -> None:
 
 @pytest.mark.parametrize("given", [math.inf, math.nan])
 def test_a_potential_is_finite_or_the_log_of_0(given: float, lm: weft.LM) -> None:
-    told = f"potential returned {given} for one node; .* one finite number a node, or -inf$"
-    with pytest.raises(ConfigError, match=told):
+    text = f"potential returned {given} for one node; .* one finite number a node, or -inf$"
+    with pytest.raises(ConfigError, match=text):
         search.smc(lm, samples.sum, n=2, seed=1, max_tokens=4, potential=lambda node: given)
 
 
@@ -159,11 +159,11 @@ def test_constraint_weighs_particles_by_the_mass_that_it_leaves(lm: weft.LM) -> 
 
 def paths_of_two(lm: weft.LM, loom: Loom, allowed: Sequence[int]) -> dict[tuple[int, ...], float]:
     """Return p(path) * exp(potential) of all paths of two allowed tokens, by raw probabilities."""
-    found: dict[tuple[int, ...], float] = {}
+    result: dict[tuple[int, ...], float] = {}
     for path in product(allowed, repeat=2):
         logp = math.fsum(loom.measure(list(path)).logprobs)
-        found[path] = math.exp(logp + sum(0.9 * (each % 3) for each in path))
-    return found
+        result[path] = math.exp(logp + sum(0.9 * (each % 3) for each in path))
+    return result
 
 
 @pytest.mark.parametrize("ess", [0.0, 1.0])
@@ -240,8 +240,8 @@ def test_exact_draws_of_a_choice_take_a_potential_and_their_file(
     result = search.smc(lm, prompt, resume=tmp_path / "a.loom.json", **options)
     assert {each.text for each in result.particles} == {"Near the"}
     assert result.log_evidence == pytest.approx(-1.79, abs=0.01)
-    again = search.smc(lm, prompt, resume=tmp_path / "a.loom.json", **options)
-    assert again.log_evidence == result.log_evidence
+    second = search.smc(lm, prompt, resume=tmp_path / "a.loom.json", **options)
+    assert second.log_evidence == result.log_evidence
     halved = search.smc(lm, prompt, potential=lambda node: math.log(0.5), **options)
     assert halved.log_evidence == pytest.approx(-1.79 + math.log(0.5), abs=0.01)
 

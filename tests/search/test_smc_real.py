@@ -29,9 +29,9 @@ def test_choice_of_cities_gives_mostly_the_capital() -> None:
     """p(Rome | list) is 0.87. Drawn by token, one draw in 30 is Rome and half are London."""
     with weft.load(real_model(SMOLLM2_FOLDER), engine="numpy") as lm:
         for seed in range(3):
-            found = search.smc(lm, QUESTION, depth=1, seed=seed, constraint=Choice(CITIES))
-            assert shares(found)["Rome"] > 0.8
-            assert found.text == "Rome"
+            result = search.smc(lm, QUESTION, depth=1, seed=seed, constraint=Choice(CITIES))
+            assert shares(result)["Rome"] > 0.8
+            assert result.text == "Rome"
         by_token = search.smc(
             lm, QUESTION, n=128, depth=1, seed=0, constraint=Regex("|".join(CITIES))
         )

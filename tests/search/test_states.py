@@ -230,16 +230,16 @@ def test_where_nothing_can_be_proposed_the_search_ends(name: str) -> None:
 
 def test_adaptive_takes_what_is_left_before_it_asks_again() -> None:
     """A finite list of proposals is handed out piece by piece, and a node without any is closed."""
-    asked = Counter[str]()
+    requests = Counter[str]()
 
     def few(state: str) -> list[tuple[str, str]]:
-        asked[state] += 1
+        requests[state] += 1
         return propose(state) if len(state) < 2 else []
 
     result = crack("adaptive", propose=few, rounds=60, batch=2, widen=1, verifier=None, depth=None)
     assert len(result.states) == 1 + 6 + 36
     # Asked once more when all of it was used, in case there is something new.
-    assert max(asked.values()) <= 2
+    assert max(requests.values()) <= 2
 
 
 def test_two_proposers_each_say_what_they_wrote() -> None:
@@ -290,15 +290,15 @@ def test_best_of_n_calls_a_function_until_there_are_n() -> None:
 
 def test_lines_of_a_task_have_its_states(lm: weft.LM) -> None:
     """score= takes what the task says of lines that the model wrote."""
-    seen: list[Any] = []
+    observed: list[Any] = []
 
     def worth(states: list[Any]) -> list[float]:
-        seen.extend(states)
+        observed.extend(states)
         return [0.0 if state is None else 0.5 for state in states]
 
     search.tot(lm, samples.game24, depth=1, n_continue=2, n_suggest=2, score=worth, seed=1)
-    assert all(state is None or len(state) == 3 for state in seen)
-    assert any(state is not None for state in seen)
+    assert all(state is None or len(state) == 3 for state in observed)
+    assert any(state is not None for state in observed)
 
 
 def test_the_model_may_complete_a_path_of_states(lm: weft.LM) -> None:
@@ -384,8 +384,8 @@ def test_tuples_and_sets_come_back_as_they_were(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot keep the state"):
         search.tot(None, first, resume=file, **options)
     search.tot(None, ("fox",), resume=file, **options)
-    again = search.tot(None, ("fox",), resume=file, **options)
-    assert again.state == ("fox", *({1, 2}, b"x", None, 1.5) * 2)
+    second = search.tot(None, ("fox",), resume=file, **options)
+    assert second.state == ("fox", *({1, 2}, b"x", None, 1.5) * 2)
     with pytest.raises(ConfigError, match="another search"):
         search.tot(None, ("owl",), resume=file, **options)
 
@@ -429,6 +429,6 @@ def test_below_a_node_the_state_has_to_be_said(lm: weft.LM) -> None:
 
 def test_a_loom_of_texts_is_searched_further(tmp_path: Path) -> None:
     first = crack("tot", verifier=None, depth=2)
-    again = crack("tot", prompt=first.best, state=first.state, depth=2)
-    assert again.loom is first.loom
-    assert again.text == CODE
+    second = crack("tot", prompt=first.best, state=first.state, depth=2)
+    assert second.loom is first.loom
+    assert second.text == CODE

@@ -127,8 +127,8 @@ def test_the_table_is_read_without_loading_what_runs_models() -> None:
         "import sys, weft.search.strategies\n"
         "print(len({'numpy', 'weft.lm.lm', 'weft.loom'} & set(sys.modules)))"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout.split() == ["0"]
+    proc = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert proc.stdout.split() == ["0"]
 
 
 def test_no_file_stands_in_a_searchs_place() -> None:
@@ -139,8 +139,8 @@ def test_no_file_stands_in_a_searchs_place() -> None:
         "    importlib.import_module(f'weft.search.{file.name}')\n"
         "print([n for n in s.__all__ if n != 'score' and 'module' in type(getattr(s, n)).__name__])"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == "[]"
+    proc = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert proc.stdout.strip() == "[]"
 
 
 def test_unknown_names_are_an_attribute_error() -> None:
@@ -211,11 +211,11 @@ def test_no_search_generates_more_than_its_estimate(
 ) -> None:
     row = STRATEGIES[name]
     options = {key: value for key, value in options.items() if key not in row.unused()}
-    most = estimate(row, options, prompt)
-    if most.tokens is None:
+    max_value = estimate(row, options, prompt)
+    if max_value.tokens is None:
         assert name == "tot-dfs"
         return
     few = {"rounds": 2} if name in ("mcts", "adaptive") else {}
     result = row.run(lm, prompt, seed=1, **options, **few)
-    assert result.cost.tokens <= most.tokens
-    assert most.tokens <= options.get("budget_tokens", most.tokens)
+    assert result.cost.tokens <= max_value.tokens
+    assert max_value.tokens <= options.get("budget_tokens", max_value.tokens)

@@ -140,10 +140,10 @@ def test_token_budget_is_never_exceeded(lm: weft.LM, budget: int) -> None:
 def test_small_kv_budget_changes_nothing(lm: weft.LM, plain: Seen) -> None:
     """Parking, eviction and recompute in the middle of a search."""
     with weft.load("tiny", kv_budget=120 * lm.info.kv_bytes_per_token) as tight:
-        found = texts(small(tight).loom)
+        result = texts(small(tight).loom)
         assert tight.stats().parked
         assert tight.stats().evicted
-    assert found == texts(plain.result.loom)
+    assert result == texts(plain.result.loom)
 
 
 def test_token_budget_that_suffices_changes_nothing(lm: weft.LM, plain: Seen) -> None:
@@ -172,15 +172,15 @@ def test_seconds_that_suffice_change_the_order_of_children_at_most(
 
 
 def test_callable_value_ranks(lm: weft.LM) -> None:
-    asked: list[int] = []
+    requests: list[int] = []
 
     def longest_first(nodes: list[Heddle]) -> list[float]:
-        asked.append(len(nodes))
+        requests.append(len(nodes))
         return [float(len(node.text)) for node in nodes]
 
     levels: list[Level] = []
     small(lm, value=longest_first, progress=levels.append)
-    assert asked == [len(level.candidates) for level in levels]
+    assert requests == [len(level.candidates) for level in levels]
     best = max(len(node.text) for node in levels[0].candidates)
     assert len(levels[0].kept[0].text) == best
 
@@ -235,9 +235,9 @@ def test_other_prompts_are_searched_by_likelihood(lm: weft.LM) -> None:
 
 def test_verdict_is_the_softmax_of_the_two_words(lm: weft.LM) -> None:
     words = ("sure", "impossible")
-    found = verdicts(lm, [samples.verdict, "Can 10 13 13 make 24?"], words)
+    result = verdicts(lm, [samples.verdict, "Can 10 13 13 make 24?"], words)
     for question, value in zip(
-        [samples.verdict, "Can 10 13 13 make 24?"], found.values, strict=True
+        [samples.verdict, "Can 10 13 13 make 24?"], result.values, strict=True
     ):
         with Loom(lm, question) as loom:
             first = {word: loom.measure(lm.text.continuation(word)[:1]).total for word in words}

@@ -69,10 +69,10 @@ def driven(page: Path, script: str, *flags: str) -> Any:
     )
     opened = page.with_name("driven.html")
     opened.write_text(text.replace("</body>", f"<script>{run}</script></body>"), encoding="utf-8")
-    seen = chromium(opened, "--virtual-time-budget=20000", *flags, "--dump-dom")
-    found = re.search(r'<pre id="said">(.*?)</pre>', seen, re.DOTALL)
-    assert found is not None, seen[-2000:]
-    return json.loads(html.unescape(found[1]))
+    observed = chromium(opened, "--virtual-time-budget=20000", *flags, "--dump-dom")
+    result = re.search(r'<pre id="said">(.*?)</pre>', observed, re.DOTALL)
+    assert result is not None, observed[-2000:]
+    return json.loads(html.unescape(result[1]))
 
 
 # What tests in the page need: keys as a keyboard sends them, and what can be seen.
@@ -114,14 +114,14 @@ def corner(png: Path) -> tuple[int, ...]:
 
 
 def test_the_browser_reads_what_was_written_and_runs_nothing(page: Path) -> None:
-    seen = chromium(page, "--dump-dom")
-    assert "<title>hacked" not in seen
-    assert "<img" not in seen
+    observed = chromium(page, "--dump-dom")
+    assert "<title>hacked" not in observed
+    assert "<img" not in observed
     # Nothing was nested too deep: each list is still inside its fold.
-    seen = seen.partition("<script>")[0]
+    observed = observed.partition("<script>")[0]
     written = page.read_text(encoding="utf-8").partition("<script>")[0]
-    assert seen.count('<details class="fold"') == written.count('<details class="fold"') > 100
-    assert seen.count("</ul></details></li>") == seen.count('<details class="fold"')
+    assert observed.count('<details class="fold"') == written.count('<details class="fold"') > 100
+    assert observed.count("</ul></details></li>") == observed.count('<details class="fold"')
 
 
 def test_the_policy_lets_the_pages_own_script_run_and_no_other(page: Path) -> None:
@@ -133,7 +133,7 @@ def test_the_policy_lets_the_pages_own_script_run_and_no_other(page: Path) -> No
 
 
 def test_all_is_folded_unfolded_and_brought_back(bush: Path) -> None:
-    found = driven(
+    result = driven(
         bush,
         TOOLS
         + """
@@ -144,11 +144,11 @@ def test_all_is_folded_unfolded_and_brought_back(bush: Path) -> None:
         return { first: first.length, open, folded, again: String(first) === String(seen()) };
         """,
     )
-    assert found == {"first": 12, "open": 120, "folded": 3, "again": True}
+    assert result == {"first": 12, "open": 120, "folded": 3, "again": True}
 
 
 def test_the_tree_is_one_stop_and_arrow_keys_go_through_it(bush: Path) -> None:
-    found = driven(
+    result = driven(
         bush,
         TOOLS
         + """
@@ -167,7 +167,7 @@ def test_the_tree_is_one_stop_and_arrow_keys_go_through_it(bush: Path) -> None:
         return said;
         """,
     )
-    assert found == [
+    assert result == [
         1,
         "ArrowDown 1 false 1",
         "ArrowRight 1 true 1",
@@ -183,7 +183,7 @@ def test_the_tree_is_one_stop_and_arrow_keys_go_through_it(bush: Path) -> None:
 
 
 def test_search_finds_texts_and_numbers_and_shows_them(bush: Path) -> None:
-    found = driven(
+    result = driven(
         bush,
         TOOLS
         + """
@@ -204,7 +204,7 @@ def test_search_finds_texts_and_numbers_and_shows_them(bush: Path) -> None:
         return said;
         """,
     )
-    text, number, several, none, hashed, _, after_enter, n_bars, after_back, cleared, left = found
+    text, number, several, none, hashed, _, after_enter, n_bars, after_back, cleared, left = result
     assert text == ["1 of 1", "120", True]
     assert number == ["1 of 2", "30", True]
     n = int(several[0].split()[-1])
@@ -217,7 +217,7 @@ def test_search_finds_texts_and_numbers_and_shows_them(bush: Path) -> None:
 
 
 def test_an_address_with_a_number_opens_the_page_there(bush: Path) -> None:
-    found = driven(
+    result = driven(
         bush,
         TOOLS
         + """
@@ -228,11 +228,11 @@ def test_an_address_with_a_number_opens_the_page_there(bush: Path) -> None:
         """,
         "--window-size=800,400",
     )
-    assert found == [True, True, True]
+    assert result == [True, True, True]
 
 
 def test_a_click_in_the_picture_goes_there(bush: Path) -> None:
-    found = driven(
+    result = driven(
         bush,
         TOOLS
         + """
@@ -247,7 +247,7 @@ def test_a_click_in_the_picture_goes_there(bush: Path) -> None:
                 $("figcaption").textContent === about];
         """,
     )
-    assert found == [True, True, True, True]
+    assert result == [True, True, True, True]
 
 
 @pytest.mark.parametrize("scheme", [0, 1])
@@ -255,10 +255,10 @@ def test_a_click_in_the_picture_goes_there(bush: Path) -> None:
 @pytest.mark.parametrize("state", ["", "open", "fold"])
 def test_axe_finds_nothing(bush: Path, scheme: int, width: int, state: str) -> None:
     """Of the rules of WCAG and of best practice."""
-    found = importlib.util.find_spec("axe_playwright_python")
-    if found is None or found.origin is None:
+    result = importlib.util.find_spec("axe_playwright_python")
+    if result is None or result.origin is None:
         pytest.skip("axe is not installed (pip install --no-deps axe-playwright-python)")
-    axe = (Path(found.origin).parent / "axe.min.js").read_text(encoding="utf-8")
+    axe = (Path(result.origin).parent / "axe.min.js").read_text(encoding="utf-8")
     every = "document.querySelectorAll('details').forEach((each) => { each.open = true; });"
     violations = driven(
         bush,

@@ -12,11 +12,11 @@ from weft.viz.terminal import as_html, cut, escape_controls, one_line
 
 @given(st.text(alphabet=st.characters(codec=None)))
 def test_html_escaping_keeps_all_that_is_visible_and_no_control(text: str) -> None:
-    made = as_html(text)
-    assert not set('<>"') & set(made)
-    assert html.unescape(made) == escape_controls(text, keep="\n\t")
-    made.encode("utf-8")
-    assert all(c.isprintable() or c in "\n\t" or c.isspace() or c in "\u200c\u200d" for c in made)
+    new = as_html(text)
+    assert not set('<>"') & set(new)
+    assert html.unescape(new) == escape_controls(text, keep="\n\t")
+    new.encode("utf-8")
+    assert all(c.isprintable() or c in "\n\t" or c.isspace() or c in "\u200c\u200d" for c in new)
 
 
 def test_controls_bidi_marks_and_lone_surrogates_are_written_out() -> None:

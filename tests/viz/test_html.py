@@ -263,11 +263,11 @@ def folds(page: str) -> dict[str, bool]:
 
 def test_a_large_tree_is_folded_below_the_best_path_and_a_small_one_is_not(tmp_path: Path) -> None:
     loom = bush(tmp_path)
-    seen = folds(loom.to_html())
-    assert len(seen) == loom.count_children() - 1 > LARGE
+    observed = folds(loom.to_html())
+    assert len(observed) == loom.count_children() - 1 > LARGE
     best = max(loom.leaves, key=lambda leaf: leaf.score or 0)
     expected = {child.id for node in best.path[:-1] for child in node.children}
-    assert {node for node, is_seen in seen.items() if is_seen} == expected
+    assert {node for node, is_seen in observed.items() if is_seen} == expected
     small = bush(tmp_path, n=3, deep=3)
     assert small.count_children() < LARGE
     assert all(folds(small.to_html()).values())
@@ -330,10 +330,10 @@ def test_long_rows_of_siblings_are_folded_around_the_path(tmp_path: Path, on: in
     loom = open_written(tmp_path / "x.loom.json", [None, *[0] * 100])
     mark = loom.children[on]
     page = loom.to_html(mark=mark)
-    seen = folds(page)
-    assert list(seen) == [child.id for child in loom.children]
+    observed = folds(page)
+    assert list(observed) == [child.id for child in loom.children]
     first = {child.id for child in loom.children[:24]}
-    assert {node for node, is_seen in seen.items() if is_seen} == first | {mark.id}
+    assert {node for node, is_seen in observed.items() if is_seen} == first | {mark.id}
     counted = [int(n) for n in re.findall(r"(\d+) more branch", page)]
     assert sum(counted) == 100 - len(first | {mark.id})
     read(page)
@@ -342,9 +342,9 @@ def test_long_rows_of_siblings_are_folded_around_the_path(tmp_path: Path, on: in
 def test_long_runs_are_folded_in_the_middle(tmp_path: Path) -> None:
     loom = open_written(tmp_path / "x.loom.json", [None, *range(1000)])
     page = loom.to_html(mark=loom.leaves[0])
-    seen = folds(page)
-    assert len(seen) == 1000
-    assert [at for at, is_seen in enumerate(seen.values()) if is_seen] == [
+    observed = folds(page)
+    assert len(observed) == 1000
+    assert [at for at, is_seen in enumerate(observed.values()) if is_seen] == [
         *range(12),
         *range(988, 1000),
     ]
@@ -355,8 +355,8 @@ def test_long_runs_are_folded_in_the_middle(tmp_path: Path) -> None:
 def test_a_run_beside_the_path_is_folded_after_its_first_node(tmp_path: Path) -> None:
     loom = open_written(tmp_path / "x.loom.json", [None, 0, *range(1, 80), 0])
     page = loom.to_html(mark=loom.children[1])
-    seen = folds(page)
-    assert [node for node, is_seen in seen.items() if is_seen] == ["n1", "n81"]
+    observed = folds(page)
+    assert [node for node, is_seen in observed.items() if is_seen] == ["n1", "n81"]
     assert "79 nodes further" in page
 
 
@@ -391,9 +391,9 @@ def test_the_best_path_is_by_score_then_by_what_was_sampled(tmp_path: Path) -> N
 
 
 def numbers(page: str) -> dict[str, int]:
-    found = re.findall(r'id="n-(\w+)"><span class="no" id="(\d+)">(\d+)</span>', page)
-    assert all(anchor == shown for _, anchor, shown in found)
-    return {node: int(shown) for node, _, shown in found}
+    result = re.findall(r'id="n-(\w+)"><span class="no" id="(\d+)">(\d+)</span>', page)
+    assert all(anchor == shown for _, anchor, shown in result)
+    return {node: int(shown) for node, _, shown in result}
 
 
 def test_nodes_have_the_numbers_that_the_command_gives(grown: Loom, tmp_path: Path) -> None:

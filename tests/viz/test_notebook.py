@@ -83,7 +83,7 @@ def test_grow_shows_its_branches_in_one_display_at_most_ten_times_a_second(
 
     monkeypatch.setattr(lm.engine, "forward", slow)
     loom = Loom(lm, samples.story)
-    made = loom.grow(n=3, max_tokens=60, seed=1)
+    new = loom.grow(n=3, max_tokens=60, seed=1)
     assert kernel.made == 1
     assert len(kernel.drawn) >= 4
     times = [at for at, _, _ in kernel.drawn]
@@ -91,7 +91,7 @@ def test_grow_shows_its_branches_in_one_display_at_most_ten_times_a_second(
         after - before >= 0.1 - 1e-9 for before, after in zip(times, times[1:], strict=False)
     )
     _, html, text = kernel.drawn[-1]
-    for node in made:
+    for node in new:
         assert " ".join(node.text.split())[:60] in text
     assert "3 branches · 180 tokens" in text
     assert html.count("display:flex") == 3
@@ -154,11 +154,11 @@ def test_ipython_in_a_terminal_gets_a_line_a_branch(
     lm: weft.LM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kernel = Kernel(monkeypatch, has_kernel=False)
-    made = Loom(lm, samples.game24).grow(n=2, max_tokens=24, stop="\n", seed=1)
+    new = Loom(lm, samples.game24).grow(n=2, max_tokens=24, stop="\n", seed=1)
     assert kernel.made == 0
     out = capsys.readouterr().out
     assert sorted(out.splitlines()) == [
-        f"[{at}] {node.text.strip()}  {len(node.tokens)} tok · stop" for at, node in enumerate(made)
+        f"[{at}] {node.text.strip()}  {len(node.tokens)} tok · stop" for at, node in enumerate(new)
     ]
 
 
@@ -202,22 +202,22 @@ def test_large_trees_and_long_nodes_are_cut(tmp_path: Path) -> None:
 
 def test_results_show_themselves(lm: weft.LM) -> None:
     loom = Loom(lm, samples.game24)
-    made = loom.grow(n=25, max_tokens=4, seed=1, show=False)
-    made[3].terminal = True
-    again = loom.grow(at=made[:4], max_tokens=4, show=False)
-    found = weft.search.best_of_n(lm, samples.sum, n=2, max_tokens=8, seed=1)
+    new = loom.grow(n=25, max_tokens=4, seed=1, show=False)
+    new[3].terminal = True
+    second = loom.grow(at=new[:4], max_tokens=4, show=False)
+    matches = weft.search.best_of_n(lm, samples.sum, n=2, max_tokens=8, seed=1)
     listed = loom.next(30)
-    results = [made, again, found, listed, listed[0], loom.measure("<b>" * 30), lm.stats()]
+    results = [new, second, matches, listed, listed[0], loom.measure("<b>" * 30), lm.stats()]
     for result in results:
         text, html = repr(result), result._repr_html_()
         assert text.count("\n") <= 24
         assert "<script" not in html
         assert html.count("<") == html.count(">")
-    assert "… 5 more" in repr(made)
-    assert "1 terminal node left alone" in again._repr_html_()
+    assert "… 5 more" in repr(new)
+    assert "1 terminal node left alone" in second._repr_html_()
     assert "&lt;" in results[5]._repr_html_()
     assert "<b>" not in results[5]._repr_html_()
-    assert "<details><summary" in found._repr_html_()
+    assert "<details><summary" in matches._repr_html_()
     assert repr(lm.stats()).startswith("Stats(prefilled ")
 
 

@@ -47,12 +47,12 @@ def places(data: Any) -> Iterator[tuple[Any, Any]]:
 
 def changed(data: Any, random_: random.Random) -> Any:
     """A copy with one to three values replaced, removed, doubled or put elsewhere."""
-    made = copied(data)
+    new = copied(data)
     for _ in range(random_.randint(1, 3)):
-        found = list(places(made))
-        if not found:
-            return made
-        holder, key = random_.choice(found)
+        result = list(places(new))
+        if not result:
+            return new
+        holder, key = random_.choice(result)
         way = random_.randrange(4)
         if way == 0:
             holder[key] = copied(random_.choice(STRANGE))
@@ -61,33 +61,33 @@ def changed(data: Any, random_: random.Random) -> Any:
         elif way == 2 and isinstance(holder, list):
             holder.append(copied(holder[key]))
         else:
-            other, at = random_.choice(found)
+            other, at = random_.choice(result)
             taken = other.get(at) if isinstance(other, dict) else other[:at]
             holder[key] = copied(taken)
-    return made
+    return new
 
 
 def torn(data: bytes, random_: random.Random) -> bytes:
     """The bytes cut off, or with some of them changed."""
     if random_.random() < 0.3:
         return data[: random_.randrange(len(data))]
-    made = bytearray(data)
+    new = bytearray(data)
     for _ in range(random_.randint(1, 4)):
-        made[random_.randrange(len(made))] = random_.choice(b'{}[]",:\\0e-x\xff\x00 ')
-    return bytes(made)
+        new[random_.randrange(len(new))] = random_.choice(b'{}[]",:\\0e-x\xff\x00 ')
+    return bytes(new)
 
 
 def check(source: Any, format: str) -> bool:
     """Whether it was read; then all of it can be kept, exported and opened again."""
     try:
-        found = read(source, format=format)
+        result = read(source, format=format)
     except FormatError:
         return False
-    for each in found.looms:
+    for each in result.looms:
         assert each.at.path[0] is each.loom
         written = "".join(export(each.loom, "json")).encode(errors="backslashreplace")
-        (again,) = (one.loom for one in read(written).looms)
-        assert [node.text for node in again.walk()] == [node.text for node in each.loom.walk()]
+        (second,) = (one.loom for one in read(written).looms)
+        assert [node.text for node in second.walk()] == [node.text for node in each.loom.walk()]
         for name in ("markdown", "csv", "messages"):
             assert "".join(export(each.loom, name, scope="tree"))
     return True

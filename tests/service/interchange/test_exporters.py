@@ -72,10 +72,10 @@ def test_json_of_a_part_is_a_loom_that_goes_on_growing(
     write(node, file, scope=scope)
     part = Loom.open(file, grown.lm)
     assert part.count_children() == n_nodes
-    again = part.find(node.id)
-    assert (again.tokens, again.logprobs, again.meta) == (node.tokens, node.logprobs, node.meta)
-    assert again.params == node.params
-    assert again.grow(n=1, max_tokens=2)[0].tokens
+    second = part.find(node.id)
+    assert (second.tokens, second.logprobs, second.meta) == (node.tokens, node.logprobs, node.meta)
+    assert second.params == node.params
+    assert second.grow(n=1, max_tokens=2)[0].tokens
 
 
 def test_the_whole_tree_as_json_is_what_the_loom_saves(grown: Loom, tmp_path: Path) -> None:
@@ -99,10 +99,10 @@ def test_a_text_is_the_path_alone(grown: Loom) -> None:
 
 
 def test_a_row_of_nodes_says_what_is_known(grown: Loom) -> None:
-    found = rows(given(grown, "csv"))
+    result = rows(given(grown, "csv"))
     nodes = {node.id: node for node in grown.walk()}
-    assert [row["node"] for row in found] == ["0", "1", "2", "3", "4", "5"]
-    for row in found:
+    assert [row["node"] for row in result] == ["0", "1", "2", "3", "4", "5"]
+    for row in result:
         node = nodes[row["id"]]
         assert row["text"] == node.text
         assert int(row["height"]) == len(node.path) - 1
@@ -111,8 +111,8 @@ def test_a_row_of_nodes_says_what_is_known(grown: Loom) -> None:
             assert math.isclose(float(row["mean_p"]), node.mean_p)
         else:
             assert not row["mean_logprob"]
-    assert {row["bookmark"] for row in found} == {"", "good"}
-    assert found[1]["branch"] == "1"
+    assert {row["bookmark"] for row in result} == {"", "good"}
+    assert result[1]["branch"] == "1"
 
 
 def test_a_row_of_tokens_has_its_place_and_its_rank(grown: Loom) -> None:
@@ -151,11 +151,11 @@ def test_a_chat_is_exported_as_its_messages() -> None:
     loom = Loom(model(), "Hello", system="Be kind.")
     first, second = loom.grow(n=2, max_tokens=3, seed=1)
     first.score, second.score = 1, 0
-    asked = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hello"}]
+    requests = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hello"}]
     lines = [json.loads(line)["messages"] for line in given(loom, "messages").splitlines()]
-    assert lines == [[*asked, {"role": "assistant", "content": n.text}] for n in (first, second)]
+    assert lines == [[*requests, {"role": "assistant", "content": n.text}] for n in (first, second)]
     (pair,) = map(json.loads, given(loom, "pairs").splitlines())
-    assert pair["prompt"] == asked
+    assert pair["prompt"] == requests
     assert pair["chosen"] == [{"role": "assistant", "content": first.text}]
 
 

@@ -37,11 +37,11 @@ def tree_of(node: Heddle) -> Any:
 @pytest.mark.parametrize("with_model", [False, True], ids=["texts", "tokens"])
 def test_a_file_is_recognised_and_all_its_texts_are_there(name: str, with_model: bool) -> None:
     lm = model() if with_model else None
-    found = read(FILES[name], lm)
-    assert found.recognised_as == recognise(FILES[name]) == name
-    assert [tree_of(each.loom) for each in found.looms] == [TREE]
-    assert found.n_nodes == 4
-    loom = found.looms[0].loom
+    result = read(FILES[name], lm)
+    assert result.recognised_as == recognise(FILES[name]) == name
+    assert [tree_of(each.loom) for each in result.looms] == [TREE]
+    assert result.n_nodes == 4
+    loom = result.looms[0].loom
     assert not loom.chat_template_used
     assert loom.meta["imported"]["format"] == name
     if lm is not None:
@@ -54,21 +54,21 @@ def test_a_file_is_recognised_and_all_its_texts_are_there(name: str, with_model:
 def test_what_was_imported_is_kept_by_our_own_file(name: str, tmp_path: Path) -> None:
     loom = read(FILES[name]).looms[0].loom
     loom.save(tmp_path / "a.loom.json")
-    again = read(tmp_path / "a.loom.json")
-    assert again.recognised_as == "weft"
-    assert tree_of(again.looms[0].loom) == TREE
-    pairs = zip(loom.walk(), again.looms[0].loom.walk(), strict=True)
+    second = read(tmp_path / "a.loom.json")
+    assert second.recognised_as == "weft"
+    assert tree_of(second.looms[0].loom) == TREE
+    pairs = zip(loom.walk(), second.looms[0].loom.walk(), strict=True)
     assert all((a.id, a.meta, a.score) == (b.id, b.meta, b.score) for a, b in pairs)
 
 
 def test_nothing_that_a_file_says_is_lost_without_a_word() -> None:
     """Every leaf of the JSON is in a text, in the meta of a node, or in what is told."""
     for name, data in FILES.items():
-        found = read(data)
+        result = read(data)
         if name == "conversations":
             continue
-        kept = json.dumps([node.meta for each in found.looms for node in each.loom.walk()])
-        kept += json.dumps([node.text for each in found.looms for node in each.loom.walk()])
+        kept = json.dumps([node.meta for each in result.looms for node in each.loom.walk()])
+        kept += json.dumps([node.text for each in result.looms for node in each.loom.walk()])
         for word in (
             "lastVisited",
             "collapsed",
@@ -80,7 +80,7 @@ def test_nothing_that_a_file_says_is_lost_without_a_word() -> None:
             if word in json.dumps(data):
                 assert word in kept, (name, word)
         assert "sk-not-to-be-kept" not in kept
-        assert name != "loomsidian" or "settings" in " ".join(found.dropped)
+        assert name != "loomsidian" or "settings" in " ".join(result.dropped)
 
 
 def test_where_the_reader_stood_and_bookmarks_and_scores_come_along() -> None:
@@ -97,12 +97,12 @@ def test_where_the_reader_stood_and_bookmarks_and_scores_come_along() -> None:
 
 def test_the_prompt_of_an_n8loom_export_is_displayed_as_there() -> None:
     lm = model()
-    made = Loom(lm, "Tell me a story.\n\nA short one.")
-    made.add(" Once")
+    new = Loom(lm, "Tell me a story.\n\nA short one.")
+    new.add(" Once")
     exported = {
         "node_id": "0",
-        "text": made.text,
-        "display_text": made.display_text(),
+        "text": new.text,
+        "display_text": new.display_text(),
         "terminal": False,
         "children": [
             {"text": " Once", "display_text": " Once", "terminal": False, "children": []},
@@ -111,11 +111,11 @@ def test_the_prompt_of_an_n8loom_export_is_displayed_as_there() -> None:
     }
     for each in (lm, None):
         (only,) = read(exported, each).looms
-        assert only.loom.display_text() == made.display_text()
-        assert only.loom.user_prompt == made.user_prompt
-        assert only.loom.text == made.text
+        assert only.loom.display_text() == new.display_text()
+        assert only.loom.user_prompt == new.user_prompt
+        assert only.loom.text == new.text
         assert name_from_prompt(only.title or only.loom.user_prompt) == name_from_prompt(
-            made.user_prompt
+            new.user_prompt
         )
         one, other = only.loom.children
         assert "display_text" not in json.dumps([only.loom.meta, one.meta])
@@ -136,10 +136,10 @@ def test_any_display_text_of_an_n8loom_root_is_kept(shown: str, tmp_path: Path) 
         assert loom.display_text() == headline(loom) == shown
         if lm is not None:
             loom.save(tmp_path / "a.loom.json")
-            again = Loom.open(tmp_path / "a.loom.json", lm)
-            assert again.display_text() == shown
-            again.clip(3)
-            assert again.display_text() == again.text
+            second = Loom.open(tmp_path / "a.loom.json", lm)
+            assert second.display_text() == shown
+            second.clip(3)
+            assert second.display_text() == second.text
 
 
 @pytest.mark.parametrize(
@@ -159,11 +159,11 @@ def test_an_n8loom_export_is_not_named_after_control_tokens(text: str) -> None:
 
 def test_a_templated_prompt_is_never_templated_again() -> None:
     lm = model()
-    made = Loom(lm, "Tell me a story.")
-    data = {"text": made.text, "children": [{"text": "Once", "children": []}], "terminal": False}
+    new = Loom(lm, "Tell me a story.")
+    data = {"text": new.text, "children": [{"text": "Once", "children": []}], "terminal": False}
     (only,) = read(data, lm).looms
-    assert only.loom.tokens == made.tokens
-    assert only.loom.children[0].tokens == made.add("Once").tokens
+    assert only.loom.tokens == new.tokens
+    assert only.loom.children[0].tokens == new.add("Once").tokens
     # Elsewhere what looks like a special token is what somebody typed.
     (chat,) = read([{"role": "user", "content": "<|end|>"}], lm).looms
     assert not set(chat.loom.tokens) & lm.text.stop_ids
@@ -172,38 +172,38 @@ def test_a_templated_prompt_is_never_templated_again() -> None:
 def test_chat_lines_come_back_as_the_tree_that_they_were_exported_from() -> None:
     loom = read(CHAT).looms[0].loom
     lines = "".join(export(loom, "messages")).encode()
-    again = read(lines)
-    assert again.recognised_as == "chat"
-    assert tree_of(again.looms[0].loom) == TREE
-    assert "".join(export(again.looms[0].loom, "messages")).encode() == lines
+    second = read(lines)
+    assert second.recognised_as == "chat"
+    assert tree_of(second.looms[0].loom) == TREE
+    assert "".join(export(second.looms[0].loom, "messages")).encode() == lines
 
 
 def test_tool_calls_and_names_survive_a_round_trip() -> None:
     call = [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
-    said = [
+    message = [
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": None, "tool_calls": call},
         {"role": "tool", "content": "4", "tool_call_id": "c1"},
     ]
-    loom = read({"messages": said}).looms[0].loom
+    loom = read({"messages": message}).looms[0].loom
     (line,) = "".join(export(loom, "messages")).splitlines()
-    assert json.loads(line)["messages"] == said
+    assert json.loads(line)["messages"] == message
 
 
 def test_an_imported_chat_goes_on_by_the_template_when_it_is_asked_for() -> None:
     (only,) = read(CHAT).looms
-    said = interchange.messages_of(only.loom.children[0].children[0].path)
-    assert [each["role"] for each in said] == ["user", "assistant", "user"]
-    loom = Loom(model(), said)
+    message = interchange.messages_of(only.loom.children[0].children[0].path)
+    assert [each["role"] for each in message] == ["user", "assistant", "user"]
+    loom = Loom(model(), message)
     assert loom.chat_template_used
-    assert interchange.messages_of([loom]) == said
+    assert interchange.messages_of([loom]) == message
 
 
 def test_a_deep_chain_of_nodes_that_name_their_parents_is_read() -> None:
     nodes = {str(i): {"text": str(i), "parentId": str(i - 1) if i else None} for i in range(20_000)}
-    found = read({"state": {"n": {"nodes": nodes, "current": "19999"}}})
-    assert found.n_nodes == 20_000
-    assert found.looms[0].at.text == "19999"
+    result = read({"state": {"n": {"nodes": nodes, "current": "19999"}}})
+    assert result.n_nodes == 20_000
+    assert result.looms[0].at.text == "19999"
 
 
 def test_lists_of_nodes_and_of_pairs_are_read_as_well() -> None:
@@ -219,19 +219,19 @@ def test_several_roots_orphans_and_loops_are_told() -> None:
         "c": {"text": "C", "parentId": "d"},
         "d": {"text": "D", "parentId": "c"},
     }
-    found = read({"state": {"n": {"nodes": nodes}}})
-    assert tree_of(found.looms[0].loom) == ("", (("A", ()), ("B", ())))
-    told = " · ".join(found.dropped)
-    assert "1 nodes without a parent in the file" in told
-    assert "2 nodes that are their own ancestors" in told
+    result = read({"state": {"n": {"nodes": nodes}}})
+    assert tree_of(result.looms[0].loom) == ("", (("A", ()), ("B", ())))
+    text = " · ".join(result.dropped)
+    assert "1 nodes without a parent in the file" in text
+    assert "2 nodes that are their own ancestors" in text
 
 
 def test_half_a_character_is_replaced_and_told() -> None:
     data = b'{"text": "a\\ud83d", "children": [{"text": "\\ude00b", "children": []}]}'
     for lm in (None, model()):
-        found = read(data, lm)
-        assert tree_of(found.looms[0].loom) == ("a\ufffd", (("\ufffdb", ()),))
-        assert found.dropped == ("2 lone surrogates were replaced by U+FFFD",)
+        result = read(data, lm)
+        assert tree_of(result.looms[0].loom) == ("a\ufffd", (("\ufffdb", ()),))
+        assert result.dropped == ("2 lone surrogates were replaced by U+FFFD",)
 
 
 def test_our_own_file_needs_its_model(tmp_path: Path) -> None:
@@ -326,8 +326,8 @@ def test_another_package_adds_a_format_by_an_entry_point(monkeypatch: pytest.Mon
         return [point] if (group, name) == (point.group, point.name) else []
 
     monkeypatch.setattr(importers_module, "entry_points", points)
-    found = read({"mine": " upon"})
-    assert (found.recognised_as, found.n_nodes) == ("mine", 2)
-    assert found.looms[0].loom.children[0].text == " upon"
+    result = read({"mine": " upon"})
+    assert (result.recognised_as, result.n_nodes) == ("mine", 2)
+    assert result.looms[0].loom.children[0].text == " upon"
     with pytest.raises(FormatError, match="known are .*, mine"):
         read({"other": 1})
