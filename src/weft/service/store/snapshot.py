@@ -92,13 +92,15 @@ class Snapshot:
         self.loom = loom
         self.params = Params()
         self.saved: dict[str, SavedNode] = {}
-        self.gone: dict[str, SavedNode] = {}  # nodes removed while other nodes are being generated
+        self.removed: dict[
+            str, SavedNode
+        ] = {}  # nodes removed while other nodes are being generated
         self.numbers: dict[str, int] = {}
         self.ids: dict[int, str] = {}
 
     def reset(self) -> None:
         """Clear all rows: the database was replaced by an older copy."""
-        for table in (self.saved, self.gone, self.numbers, self.ids):
+        for table in (self.saved, self.removed, self.numbers, self.ids):
             table.clear()
 
     def set_number(self, node_id: str, number: int) -> None:
@@ -184,7 +186,7 @@ class Snapshot:
         """Forget a removed node. growing: other nodes are being generated, maybe below it."""
         saved = self.saved.pop(node_id, None)
         if saved is not None and growing:
-            self.gone[node_id] = saved
+            self.removed[node_id] = saved
 
     def revert(self, growing: Container[str]) -> None:
         """Reset the live tree to the rows. Generated nodes stay in it.
@@ -249,19 +251,19 @@ class Snapshot:
             if is_out:
                 next_node = path[place + 2] if place + 2 < len(path) else None
                 for sibling in list(child_list(child)):
-                    is_old = sibling.id in self.saved or sibling.id in self.gone
+                    is_old = sibling.id in self.saved or sibling.id in self.removed
                     if sibling is not next_node and is_old:
                         detach_node(sibling)
 
     def _last(self, node: Heddle) -> SavedNode:
-        saved = self.saved.get(node.id) or self.gone.get(node.id)
+        saved = self.saved.get(node.id) or self.removed.get(node.id)
         if saved is None:
             raise StoreError(f"the node {node.id} does not belong to the loom")
         return saved
 
     def _by_number(self, number: int | None) -> Heddle:
         node_id = self.ids.get(-1 if number is None else number, "")
-        saved = self.saved.get(node_id) or self.gone.get(node_id)
+        saved = self.saved.get(node_id) or self.removed.get(node_id)
         if saved is None:
             raise StoreError(f"the parent of a node, node {number}, is not in the loom")
         return saved.node
@@ -279,11 +281,11 @@ class Snapshot:
         own = {node.id for node in growing}
         new: dict[int | None, list[Any]] = {}
         old: list[Any] = []
-        gone: list[Any] = []
+        removed_rows: list[Any] = []
         for row in rows:
             self.set_number(row.id, row.number)
             if row.removed:
-                gone.append(row)
+                removed_rows.append(row)
             elif row.id in self.saved:
                 old.append(row)
             elif row.id not in own:  # else another process has interrupted it; our commit wins
@@ -299,8 +301,8 @@ class Snapshot:
         for row in old:
             if self._update(row) or row.id in moved:
                 merged.changed.append(self.saved[row.id].node)
-        if gone:
-            self._drop(gone, growing, merged.removed)
+        if removed_rows:
+            self._drop(removed_rows, growing, merged.removed)
         return merged
 
     def _attach(self, new: dict[int | None, list[Any]], added: list[Heddle]) -> None:
@@ -419,13 +421,13 @@ class Snapshot:
             self._lift(node)
         return node
 
-    def _drop(self, gone: list[Any], growing: Iterable[Heddle], removed: list[str]) -> None:
+    def _drop(self, rows: list[Any], growing: Iterable[Heddle], removed: list[str]) -> None:
         """Remove nodes from the tree, except ancestors of nodes added or changed here."""
         mine = [node for node in self.loom.walk() if node.id not in self.saved]
         above = [node.parent for node in growing if node.parent is not None]
         is_growing = bool(above)
         mine += above
-        ids = {row.id for row in gone}
+        ids = {row.id for row in rows}
         mine += [
             saved.node
             for saved in (self.saved[each] for each in ids if each in self.saved)
@@ -447,9 +449,9 @@ class Snapshot:
         removed.extend(node.id for node in leaving)
 
 
-def _has_meta(node: Heddle, kept: str) -> bool:
+def _has_meta(node: Heddle, column: str) -> bool:
     try:
-        return kept == (meta_json(node) if node.meta else "{}")
+        return column == (meta_json(node) if node.meta else "{}")
     except ConfigError:  # a meta that cannot be saved differs from the saved one
         return False
 
@@ -464,8 +466,8 @@ class MergedChanges(NamedTuple):
 
 def rank_siblings(old: list[float | None]) -> list[float]:
     """Return ascending places for siblings; existing places are kept if possible."""
-    kept = [place for place in old if place is not None]
-    if any(a >= b for a, b in pairwise(kept)):
+    existing = [place for place in old if place is not None]
+    if any(a >= b for a, b in pairwise(existing)):
         return [float(at) for at in range(len(old))]
     ranks: list[float] = []
     while (at := len(ranks)) < len(old):

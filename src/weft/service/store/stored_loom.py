@@ -382,7 +382,7 @@ class StoredLoom:
         for node_id in pending.ended:
             self._in_progress.pop(node_id, None)
         if not self._in_progress:
-            snapshot.gone.clear()
+            snapshot.removed.clear()
         self.rev, self._prompt = pending.rev, pending.prompt
 
     # InProgressNode
@@ -482,9 +482,9 @@ class StoredLoom:
 
         def work(connection: Connection) -> None:
             row = self._lock_row(connection)
-            gone = find_orphaned(connection, self._database, self._key, own)
-            if gone:
-                self._end(connection, row, _nodes.c.writer.in_(gone))
+            dead = find_orphaned(connection, self._database, self._key, own)
+            if dead:
+                self._end(connection, row, _nodes.c.writer.in_(dead))
 
         self._database.write(work)
 
