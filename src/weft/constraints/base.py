@@ -138,7 +138,7 @@ _KEPT = 64  # compiled constraints, least recently used out first
 
 
 class Compiler:
-    """What constraints need of a tokenizer, and a cache of compiled constraints.
+    """The tokenizer as constraints need it, and a cache of compiled constraints.
 
     text: the tokenizer.
 

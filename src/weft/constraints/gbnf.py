@@ -84,13 +84,13 @@ def wrong(line: int, message: str) -> GrammarError:
 
 
 class _GBNFReader:
-    """Reads GBNF letter by letter, as llama.cpp does; any sign may stand behind a backslash."""
+    """Parser of GBNF, as strict as llama.cpp's; any character may follow a backslash."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.at = 0
         self.depth = 0
-        self._breaks = [at for at, letter in enumerate(text) if letter == "\n"]
+        self._breaks = [at for at, char in enumerate(text) if char == "\n"]
 
     def rules(self) -> Iterator[Rule]:
         self.skip(lines=True)
@@ -169,7 +169,7 @@ class _GBNFReader:
         if self.take('"'):
             return self.literal()
         if self.take("["):
-            return self.letters()
+            return self.chars()
         if self.take("("):
             return self.group()
         if self.take("."):
@@ -198,20 +198,20 @@ class _GBNFReader:
         while not self.take('"'):
             if not self.next or self.next in "\r\n":
                 raise wrong(line, 'a text ends with ", and this one does not')
-            code = self.letter()
+            code = self.char()
             parts.append(CharClass(((code, code),)))
         return Concat(tuple(parts))
 
-    def letters(self) -> Part:
+    def chars(self) -> Part:
         line, is_not = self.line, self.take("^")
         found: list[Range] = []
         while not self.take("]"):
             if not self.next or self.next in "\r\n":
                 raise wrong(line, "letters end with ], and these do not")
-            low = high = self.letter()
+            low = high = self.char()
             if self.next == "-" and self.text[self.at + 1 : self.at + 2] != "]":
                 self.at += 1
-                high = self.letter()
+                high = self.char()
                 if high < low:
                     raise wrong(line, f"letters from {chr(low)!r} to {chr(high)!r} are none")
             found.append((low, high))
@@ -220,7 +220,7 @@ class _GBNFReader:
             raise wrong(line, "letters of which there are none match nothing")
         return CharClass(ranges)
 
-    def letter(self) -> int:
+    def char(self) -> int:
         sign = self.next
         if not sign:
             raise self.error("expected a letter")
@@ -251,31 +251,31 @@ class _GBNFReader:
             if part is not before and isinstance(part, Repeat) and part.part is not before:
                 raise wrong(line, "how often a part comes is said three times; put it in a group")
             if self.take("{"):
-                least, most = self.times()
+                min_count, max_count = self.times()
             else:
                 sign = self.next
                 self.at += 1
-                least, most = {"*": (0, None), "+": (1, None), "?": (0, 1)}[sign]
-            part = Concat(()) if most == 0 else Repeat(part, least, most)
+                min_count, max_count = {"*": (0, None), "+": (1, None), "?": (0, 1)}[sign]
+            part = Concat(()) if max_count == 0 else Repeat(part, min_count, max_count)
             self.skip(lines=self.depth > 0)
         return part
 
     def times(self) -> tuple[int, int | None]:
         line = self.line
         self.skip(lines=True)
-        least = self.number()
+        min_count = self.number()
         self.skip(lines=True)
-        most = least
+        max_count = min_count
         if self.take(","):
             self.skip(lines=True)
-            most = self.number()
+            max_count = self.number()
             self.skip(lines=True)
-        if not self.take("}") or (least is None and most is None):
+        if not self.take("}") or (min_count is None and max_count is None):
             raise wrong(line, "how often is written {3}, {2,} or {2,5}")
-        least = least or 0
-        if most is not None and most < least:
-            raise wrong(line, f"{{{least},{most}}} is never")
-        return least, most
+        min_count = min_count or 0
+        if max_count is not None and max_count < min_count:
+            raise wrong(line, f"{{{min_count},{max_count}}} is never")
+        return min_count, max_count
 
     def number(self) -> int | None:
         start = self.at
@@ -350,7 +350,7 @@ class _LarkWriter:
             self.terminals.setdefault(part.name, part.line)
             return f"T{self.numbers[part.name]}"
         made: list[str] = []
-        run = ""  # letters that stand together are one expression
+        run = ""  # adjacent characters become one expression
         for each in children(part):
             if isinstance(part, Concat) and isinstance(each, CharClass):
                 run += _spelled(each)
@@ -369,7 +369,7 @@ class _LarkWriter:
 
 
 def joined(ranges: Iterable[Range]) -> tuple[Range, ...]:
-    """Return the same letters in order, each once, surrogates left out."""
+    """Return the same characters in order, each once, without surrogates."""
     made: list[Range] = []
     for low, high in sorted(ranges):
         if made and low <= made[-1][1] + 1:
@@ -382,7 +382,7 @@ def joined(ranges: Iterable[Range]) -> tuple[Range, ...]:
 
 
 def without(ranges: Iterable[Range]) -> tuple[Range, ...]:
-    """Return all letters but these."""
+    """Return all characters but these."""
     left, start = [], 0
     for low, high in joined(ranges):
         left.append((start, low - 1))
@@ -393,8 +393,8 @@ def without(ranges: Iterable[Range]) -> tuple[Range, ...]:
 def _together(of: Part, made: Sequence[str]) -> str:
     """Return written parts as the part they make, safe to stand in any other."""
     if isinstance(of, Repeat):
-        most = "" if of.max_count is None else of.max_count
-        return f"({made[0]}){{{of.min_count},{most}}}"
+        max_count = "" if of.max_count is None else of.max_count
+        return f"({made[0]}){{{of.min_count},{max_count}}}"
     if len(made) == 1:
         return made[0]
     if isinstance(of, Alternation):
@@ -402,14 +402,14 @@ def _together(of: Part, made: Sequence[str]) -> str:
     return f"({' '.join(made)})" if made else '""'
 
 
-def _spelled(letters: CharClass) -> str:
-    """Return letters as a regular expression has them."""
-    (low, high), *more = letters.ranges
+def _spelled(chars: CharClass) -> str:
+    """Return a character class in regular expression syntax."""
+    (low, high), *more = chars.ranges
     if low == high and not more:
-        return _letter(low)
-    return f"[{''.join(f'{_letter(a)}-{_letter(b)}' for a, b in letters.ranges)}]"
+        return _char(low)
+    return f"[{''.join(f'{_char(a)}-{_char(b)}' for a, b in chars.ranges)}]"
 
 
-def _letter(code: int) -> str:
-    letter = chr(code)
-    return letter if letter.isascii() and letter.isalnum() else f"\\x{{{code:x}}}"
+def _char(code: int) -> str:
+    char = chr(code)
+    return char if char.isascii() and char.isalnum() else f"\\x{{{code:x}}}"

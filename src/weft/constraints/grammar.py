@@ -327,7 +327,7 @@ class GrammarMatcher(Matcher):
     def must_end(self) -> bool:
         if self.inner.is_stopped():
             return not self.inner.is_error()
-        # Without end tokens nobody can draw the end where it is all that is left.
+        # Without end tokens no draw can end the text where it is all that is left.
         return not self._compiler.stop_ids and self.may_end and not self._goes_on()
 
     def _goes_on(self) -> bool:

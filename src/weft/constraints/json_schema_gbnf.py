@@ -140,21 +140,21 @@ class _GbnfWriter(RuleWriter):
         tree: dict[str, Any] = {}
         for key in listed:
             node = tree
-            for letter in key:
-                node = node.setdefault(letter, {})
+            for char in key:
+                node = node.setdefault(char, {})
             node[""] = {}
         return f'"\\"" {self._outside(tree, name, 0)} "\\""'
 
     def _outside(self, tree: dict[str, Any], name: str, depth: int) -> str:
         """Return the continuations of texts that a prefix tree does not contain."""
-        first = [letter for letter in tree if letter and not _is_escaped(letter)]
-        known = "".join(f"\\U{ord(letter):08x}" for letter in first)
+        first = [char for char in tree if char and not _is_escaped(char)]
+        known = "".join(f"\\U{ord(char):08x}" for char in first)
         options = [f'[^{known}"\\\\\\x00-\\x1f] plain*']
-        for letter in first:
-            after = self._outside(tree[letter], name, depth + 1)
+        for char in first:
+            after = self._outside(tree[char], name, depth + 1)
             if depth % _MAX_GROUPS == _MAX_GROUPS - 1:
                 after = self.new_rule(f"{name}-key", after)
-            options.append(f"{literal_text(letter)} {after}")
+            options.append(f"{literal_text(char)} {after}")
         return f"({' | '.join(options)}){'' if '' in tree else '?'}"
 
 
@@ -167,6 +167,6 @@ def _from_regex(pattern: str) -> str:
     return re.sub(r" (?=[?*+{])", "", " ".join(parts))
 
 
-def _is_escaped(letter: str) -> bool:
+def _is_escaped(char: str) -> bool:
     """Return True if JSON writes a character with a backslash."""
-    return letter in '"\\' or letter < " "
+    return char in '"\\' or char < " "

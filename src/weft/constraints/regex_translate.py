@@ -1,7 +1,7 @@
-"""Compiled patterns of Python's `re`, written for llguidance, and how their matches may begin.
+"""Translation of Python's compiled `re` patterns to llguidance, and patterns of match prefixes.
 
-What a pattern means depends on its flags and on Python's own classes; it is read from Python's own
-parse, so that what comes out matches the pattern itself.
+The meaning of a pattern depends on its flags and on Python's character classes. The translation
+reads Python's own parse, so the result matches exactly the same texts.
 """
 
 from __future__ import annotations
@@ -66,9 +66,10 @@ def search_regex(pattern: str) -> str:
 
 
 def prefix_pattern(pattern: re.Pattern[str]) -> re.Pattern[str] | None:
-    """Return what is found at the end of a text if a match of `pattern` may have begun in it.
+    """Return a pattern that matches at the end of a text if a match of `pattern` may have started
+    there.
 
-    The first one found is the longest. None: any text may have begun one.
+    Its first match is the longest. None: any text may have started one.
     """
     try:
         begun = _Beginnings().all(_parsed(pattern), pattern.flags)
@@ -89,11 +90,11 @@ def _parsed(pattern: re.Pattern[str]) -> Parsed:
 
 
 class _Unwritable(Exception):
-    """What it says is in a pattern."""
+    """Part of a pattern that cannot be translated; the message names it."""
 
 
 class _Python:
-    """Writes a parse back as Python's `re` reads it, flags beside what they are for."""
+    """Writes a parse back in the syntax of Python's `re`, with local flags."""
 
     def all(self, parsed: Parsed, flags: int) -> str:
         return "".join(self.one(str(name), argument, flags) for name, argument in parsed)
@@ -105,24 +106,24 @@ class _Python:
             _, added, removed, inner = argument
             return f"(?:{self.all(inner, (flags | added) & ~removed)})"
         if name in ("MAX_REPEAT", "MIN_REPEAT"):
-            least, most, inner = argument
-            return self.repeated(least, most, inner, flags)
+            min_count, max_count, inner = argument
+            return self.repeated(min_count, max_count, inner, flags)
         if name == "AT":
             return self.anchor(str(argument), flags)
         if name == "ANY":
             return "(?s:.)" if flags & re.DOTALL else r"[^\n]"
         if name in ("LITERAL", "NOT_LITERAL", "IN"):
-            return self.letter(name, argument, flags)
+            return self.char(name, argument, flags)
         raise _Unwritable(_NAMES.get(name, name))
 
-    def repeated(self, least: int, most: int, inner: Parsed, flags: int) -> str:
-        end = "" if most >= re._parser.MAXREPEAT else most  # type: ignore[attr-defined]
-        return f"(?:{self.all(inner, flags)}){{{least},{end}}}"
+    def repeated(self, min_count: int, max_count: int, inner: Parsed, flags: int) -> str:
+        end = "" if max_count >= re._parser.MAXREPEAT else max_count  # type: ignore[attr-defined]
+        return f"(?:{self.all(inner, flags)}){{{min_count},{end}}}"
 
     def anchor(self, name: str, flags: int) -> str:
         raise _Unwritable(_NAMES.get(name, "^ or $"))
 
-    def letter(self, name: str, argument: Any, flags: int) -> str:
+    def char(self, name: str, argument: Any, flags: int) -> str:
         parts = argument if name == "IN" else [("LITERAL", argument)]
         is_not = name == "NOT_LITERAL" or str(parts[0][0]) == "NEGATE"
         inner = "".join(self.member(str(kind), value, flags) for kind, value in parts)
@@ -142,12 +143,12 @@ class _Python:
 
     def named(self, name: str, flags: int) -> str:
         kind = name.removeprefix("CATEGORY_").removeprefix("NOT_")
-        letter = {"DIGIT": "d", "SPACE": "s", "WORD": "w"}[kind]
-        return "\\" + (letter.upper() if "NOT_" in name else letter)
+        char = {"DIGIT": "d", "SPACE": "s", "WORD": "w"}[kind]
+        return "\\" + (char.upper() if "NOT_" in name else char)
 
 
 class _Rust(_Python):
-    """Writes a parse as Rust's regular expressions."""
+    """Writes a parse in the syntax of Rust's regular expressions."""
 
     def anchor(self, name: str, flags: int) -> str:
         if name in ("AT_BEGINNING", "AT_END") and flags & re.MULTILINE:
@@ -188,7 +189,7 @@ class _Anchorless(_Rust):
 
 
 class _Beginnings(_Python):
-    """Writes what any beginning of a match matches, from none of it to all of it."""
+    """Writes a pattern of all prefixes of a match, from the empty to the complete one."""
 
     def all(self, parsed: Parsed, flags: int) -> str:
         made = ""
@@ -198,16 +199,16 @@ class _Beginnings(_Python):
             made = f"(?:{whole}{made}|{begun})" if made else begun
         return made
 
-    def repeated(self, least: int, most: int, inner: Parsed, flags: int) -> str:
-        return f"{_Python().repeated(0, most, inner, flags)}(?:{self.all(inner, flags)})"
+    def repeated(self, min_count: int, max_count: int, inner: Parsed, flags: int) -> str:
+        return f"{_Python().repeated(0, max_count, inner, flags)}(?:{self.all(inner, flags)})"
 
-    def letter(self, name: str, argument: Any, flags: int) -> str:
-        return super().letter(name, argument, flags) + "?"
+    def char(self, name: str, argument: Any, flags: int) -> str:
+        return super().char(name, argument, flags) + "?"
 
 
 def spelled(code: int) -> str:
-    """Return a letter as every kind of regular expression takes it."""
-    letter = chr(code)
-    if letter.isascii() and letter.isalnum():
-        return letter
+    """Return a character in a form that all regular expression syntaxes accept."""
+    char = chr(code)
+    if char.isascii() and char.isalnum():
+        return char
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -1,4 +1,4 @@
-"""Tool calls as grammars: what a chat template writes, with the tools' names and schemas."""
+"""Tool calls as grammars: the chat template's format with the tools' names and schemas."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .schema_reader import TYPES
 _HARMONY = " <|constrain|>json<|message|>"
 _CHANNEL = "<|channel|>commentary "
 _NOTHING = '""'
-_SHORT = 4  # letters of a trigger, at least
+_SHORT = 4  # minimum characters of a trigger
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,7 +384,7 @@ def _body(schema: Mapping[str, Any]) -> str:
             f"the pattern {pattern!r} and a length of one text cannot both be had in calls whose"
             " arguments are written one by one; leave one out"
         )
-    # A schema's pattern is searched for, not matched as a whole.
+    # A schema's pattern is searched for, not matched fully.
     inner, free = str(pattern).replace("/", r"\/"), "(?s:.*)"
     is_begun, is_ended = inner.startswith("^"), inner.endswith("$") and not inner.endswith(r"\$")
     inner = inner.removeprefix("^")[: -1 if is_ended else None]

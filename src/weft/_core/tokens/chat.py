@@ -67,7 +67,7 @@ def render_chat(
     """Return the prompt text; special tokens are in it as text.
 
     options: further variables for the template (tools, documents, enable_thinking, …).
-    Raises: ConfigError with the template's own message when it refuses.
+    Raises: ConfigError with the template's own message when it raises an error.
     """
     from jinja2 import TemplateError
 

@@ -347,9 +347,9 @@ def _replacement(step: dict[str, Any]) -> Callable[[str], str]:
 
 
 def _byte_letters() -> dict[int, int]:
-    """Return letter → byte of byte-level BPE: printable Latin-1 is itself, the rest from 256 on.
+    """Return character → byte of byte-level BPE: printable Latin-1 is itself, the rest from 256 on.
 
-    Other Latin-1 letters map to a non-letter, so that no byte is made of them.
+    Other Latin-1 characters map to an invalid code, so that no byte results from them.
     """
     own = [*range(33, 127), *range(161, 173), *range(174, 256)]
     rest = [byte for byte in range(256) if byte not in set(own)]
@@ -366,15 +366,15 @@ def _spell_byte_level(token: str) -> bytes:
     try:
         return token.translate(_LETTERS).encode("latin-1")
     except UnicodeEncodeError:
-        # A letter outside the alphabet: the token is plain text.
+        # A character outside the alphabet: the token is plain text.
         return token.encode()
 
 
 class Token(bytes):
     """Bytes with a token id. Two ids may have equal bytes: tokens are equal when their ids are.
 
-    The hash is the id's, so a table of tokens keeps duplicates apart and plain bytes find none in
-    it; compared with plain bytes, the bytes count. `byte_string` is the bytes alone.
+    The hash is the id's, so a dict of tokens keeps duplicates apart, and plain bytes find no entry.
+    Compared with plain bytes, the bytes count. `byte_string` is the bytes alone.
     """
 
     token_id: int
@@ -425,7 +425,7 @@ class Token(bytes):
 
     @staticmethod
     def is_plain_bytes(value: object) -> bool:
-        """Whether a value is bytes and no token."""
+        """Return True if a value is bytes but not a Token."""
         return isinstance(value, bytes) and not isinstance(value, Token)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -436,5 +436,5 @@ class Token(bytes):
 
 
 def tokens_of(vocab: Sequence[bytes], kind: Callable[[int, bytes], Token] = Token) -> list[Token]:
-    """Return the tokens of a byte vocabulary, made by `kind`; index = id."""
+    """Return the tokens of a byte vocabulary, created by `kind`; index = id."""
     return [kind(token_id, spelled) for token_id, spelled in enumerate(vocab)]

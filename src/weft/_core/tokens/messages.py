@@ -57,7 +57,7 @@ def describe_tools_in_text(
         if is_result:
             content = f"<tool_response>\n{_text(message)}\n</tool_response>"
             message = {"role": "user", "content": content}
-        if follows_result and message["role"] == "user":  # many templates refuse two in a row
+        if follows_result and message["role"] == "user":  # many templates reject two in a row
             out[-1] = _joined(out[-1], message)
         else:
             out.append(dict(message))
@@ -118,7 +118,7 @@ def _call(index: int, given: Any, form: ChatForm, number: int) -> tuple[dict[str
     if form.shape.ids == "functions" and name not in known:
         written = f"functions.{name}:{number}"
     elif not known:
-        written = f"call{number:05d}"  # nine letters and figures: some templates take no others
+        written = f"call{number:05d}"  # nine alphanumeric characters, which some templates require
     rest = {key: value for key, value in inner.items() if key in ("name", "arguments")}
     function = {**rest, "name": name, "arguments": arguments}
     more = {key: value for key, value in given.items() if key not in inner}

@@ -63,18 +63,21 @@ def parse_chat_output(
     tools: Sequence[Any] = (),
     reads_calls: bool = True,
 ) -> ChatOutput:
-    """Take an assistant's text apart; text that follows no known form is content as it stands.
+    """Parse an assistant's text; text without a known format is content.
 
-    form: how the model's template writes turns, see `chat_form`. Beside it these are known:
-    `<think>…</think>`, also without its end; `<tool_call>{…}</tool_call>` (Hermes, Qwen); a JSON
-    call, bare or after `<|python_tag|>` (Llama 3); `[TOOL_CALLS][…]` (Mistral).
+    Besides the template's format, these are known: `<think>…</think>`, also without its end;
+    `<tool_call>{…}</tool_call>` (Hermes, Qwen). Also a JSON call, bare or after `<|python_tag|>`
+    (Llama 3), and `[TOOL_CALLS][…]` (Mistral).
 
-    thinking_open: the prompt ended inside the reasoning, so the text starts there.
-    is_partial: the text is still coming: a mark that has only begun, and a call without its end,
-    are left out of the content. In a text that is over a call without its end is left out beside
-    whole ones; where there is no whole one it is content as it stands.
-    tools: their schemas say which values are texts, where a form does not.
-    reads_calls: False leaves what looks like calls in the content, for chats without tools.
+    Args:
+        text: the output.
+        form: the format of the model's template, see `chat_form`.
+        thinking_open: the prompt ended inside the reasoning, so the text starts there.
+        is_partial: more text will follow. Partial markers and calls without an end are left out of
+            the content. Otherwise a call without an end is left out if there are complete ones; if
+            there are none, it is content.
+        tools: their schemas define which values are strings, if a format does not.
+        reads_calls: False leaves calls in the content, for chats without tools.
     """
     form = form or _GENERIC
     reasoning, rest = _split_reasoning(
@@ -652,7 +655,9 @@ def _listed(items: Sequence[Any]) -> list[ToolCall] | None:
 
 
 def _whole_items(text: str) -> list[Any]:
-    """Return the whole items of a JSON list that the text's end cuts; none of anything else."""
+    """Return the complete items of a JSON list that is cut at the text's end; none of anything
+    else.
+    """
     items: list[Any] = []
     at, decoder = 1, json.JSONDecoder()
     if text[:1] != "[" or not _is_open(text):

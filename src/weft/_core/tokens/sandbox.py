@@ -24,10 +24,10 @@ from jinja2.visitor import NodeTransformer
 
 TURNS = 10_000_000  # of loops, and calls
 SIZE = 1 << 26  # characters of one text; an entry of a list counts as sixteen
-MADE = 1 << 31  # characters of all that is made
+MADE = 1 << 31  # characters of all created values
 WIDTH = 1 << 16  # the number that a text is filled or cut to
 PATIENCE_S = 60.0
-_BITS = 1 << 12  # of a whole number
+_BITS = 1 << 12  # of an integer
 # A width or a precision of five digits, or one that comes from elsewhere.
 _WIDE = re.compile(r"%[-+ #0]*\d*\.?(\d{5}|\*)|\{[^{}]*(\d{5}|\{)")
 # Text methods and filters that make as much as a number says.

@@ -54,7 +54,7 @@ class TextStream:
             piece = piece.removeprefix(b" ")
         if self._is_between:
             try:
-                return piece.decode()  # mostly a token is whole characters
+                return piece.decode()  # usually a token is complete characters
             except UnicodeDecodeError:
                 pass
         text = self._decoder.decode(piece)

@@ -1,4 +1,4 @@
-"""Tokenizer: text to token ids and back, whoever made the tokenizer."""
+"""Tokenizer: text to token ids and back, for all tokenizer libraries."""
 
 from __future__ import annotations
 
@@ -396,12 +396,13 @@ def mark_specials(
 ]:
     """Hide special tokens' strings in a chat, so that they stay text in a template.
 
-    In all that messages hold (content and its parts, tool calls, reasoning) and in the template's
-    other variables (tools, documents), but not in those that are tokens, such as bos_token. joins:
-    the beginning of a name at the end of a text is hidden, too, as templates join texts.
+    It covers all strings of messages (content and its parts, tool calls, reasoning) and the
+    template's other variables, such as tools. Variables that are tokens, such as bos_token, stay.
 
-    Returns: the messages and the options, each such string replaced by a mark; and a function that
-    cuts the rendered text at the marks into (piece, whether it is the hidden string).
+    joins: also hide the start of a name at the end of a text, as templates join texts.
+
+    Returns the messages and the options with each such string replaced by a mark. The third value
+    is a function that splits the rendered text at the marks into (piece, whether it is hidden).
     """
     given = dict(options or {})
     said = {name: value for name, value in given.items() if not name.endswith("_token")}
@@ -487,7 +488,7 @@ class TokenizerFiles:
 
 
 def read_folder(path: Path) -> TokenizerFiles:
-    """Read tokenizer.json and, where there are such, the files beside it.
+    """Read tokenizer.json and the optional files next to it.
 
     Raises: ModelLoadError naming the file that is missing or broken.
     """

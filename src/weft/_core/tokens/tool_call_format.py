@@ -1,8 +1,8 @@
 """The format in which a chat template writes an assistant's turn, detected by rendering test chats.
 
-A turn with a test call is rendered, and the text around the test words is the format: before the
-first call, between its parts, between two calls, and after the last. So unknown templates work too.
-The few things that rendering cannot show are listed below.
+A turn with a test call is rendered. The text around the test words is the format: before the first
+call, between its parts, between calls, and after the last. So unknown templates work too. The few
+things that rendering cannot show are listed below.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NAMES, _IDS = ("weft_fn_a", "weft_fn_b"), ("weftid001", "weftid002")
 _KEYS = ("weft_key_a", "weft_key_b")
 _TEXTS, _NUMBERS = ("weftvala", "weftvalb"), (710117, 710118)
 _TAG = re.compile(r"<[^<>\s]{2,}>|<｜[^<>]+>|\[/?[A-Z_]{2,}\]")
-# Where a template writes no calls of its own but tells the model how to: as text, in these forms.
+# Templates that only describe calls to the model: calls are written as text, in these formats.
 _NAMED = (
     '{"name": {{ c.function.name | tojson }}, "arguments": {{ c.function.arguments | tojson }}}'
 )
@@ -253,7 +253,7 @@ class _TemplateProbe:
         return self._told(form)
 
     def render(self, *turns: Mapping[str, Any], add_generation_prompt: bool = False) -> str | None:
-        """Return the chat of a question and these turns; None if the template refuses."""
+        """Return the rendered chat of a question and these turns; None if the template fails."""
         tools = [
             {
                 "type": "function",
@@ -457,7 +457,7 @@ class _TemplateProbe:
         return ArgumentFormat(text_mid, json_mid, text_sep, json_sep, close, json_close, empty)
 
     def _told(self, form: ChatForm) -> ChatForm:
-        """Return the form that a template tells the model in words, else the generic one."""
+        """Return the format that a template describes in words, else the generic one."""
         named = [
             mark for mark in _DESCRIBED_FORMATS if mark in self.prompt or mark in self.template
         ]
@@ -552,7 +552,7 @@ def _places(text: str, key: int, values: Sequence[Any]) -> list[tuple[int, int, 
 
 
 def _is_encoded(text: str, key: int, values: Sequence[Any]) -> bool:
-    """Whether arguments are JSON within JSON, Python's own notation, or letter by letter."""
+    """Return True if arguments are nested JSON, Python notation, or escaped."""
     around = text[max(key - 3, 0) : key]
     return around.endswith(('\\"', "{'", '{"', "{\\"))
 
@@ -576,7 +576,7 @@ def _counted_back(head: str, join: str) -> tuple[str, str]:
 
 
 def _envelope(one: _Turn, head: str, after: str) -> JsonEnvelope | None:
-    """Return the JSON value that holds the whole call, if there is one."""
+    """Return the JSON value that contains the complete call, if there is one."""
     first = one.ordered()[0][1]
     start = first - len(head)
     for at in (match.start() + start for match in re.finditer(r"[{\[]", one.text[start:first])):
@@ -601,7 +601,7 @@ def _envelope(one: _Turn, head: str, after: str) -> JsonEnvelope | None:
 def _paths(
     value: Any, path: tuple[str | None, ...]
 ) -> Iterator[tuple[Any, tuple[str | None, ...]]]:
-    """Yield (what is found, the keys that lead to it) for the made-up parts of a call."""
+    """Yield (part, the keys that lead to it) for the test parts of a call."""
     if not isinstance(value, dict):
         if isinstance(value, str):
             yield value, path

@@ -19,8 +19,8 @@ Messages = Sequence[Mapping[str, Any]]
 def turn_separator(text: Tokenizer, **options: Any) -> list[int]:
     """Return the tokens that close an assistant's turn before the next one may start.
 
-    These are the end token and the blank text that the template writes after it, or the end token
-    alone if the template cannot be rendered.
+    These are the end token and the blank text that the template writes after it. If the template
+    cannot be rendered, it is the end token alone.
 
     Raises: ConfigError if the tokenizer has no end token either.
     """
@@ -47,13 +47,15 @@ def turn_delta(
     add_generation_prompt: bool = True,
     **options: Any,
 ) -> list[int]:
-    """Return what `new` messages add to the tokens of a chat whose last turn was generated.
+    """Return the tokens that `new` messages add to a chat whose last turn was generated.
 
-    history: the chat so far, its last message the assistant's (its end token not yet run); None
-    stands for any such chat, which is enough where turns look the same wherever they stand.
-    The tokens so far + the delta == the whole chat rendered, where so far is the rendered chat up
-    to the last assistant's words. A template's automatic system block is not repeated.
-    Raises: ConfigError when the template refuses the messages, or leaves out earlier answers.
+    The tokens so far plus the delta equal the fully rendered chat, where "so far" ends with the
+    assistant's last words. An automatic system block of the template is not repeated.
+
+    history: the chat so far; its last message is the assistant's, without its end token. None works
+    if turns look the same at every position.
+
+    Raises: ConfigError if the template rejects the messages, or leaves out earlier answers.
     """
     if history is None:
         history = [{"role": "user", "content": _ASKED}, {"role": "assistant", "content": _FIRST}]
