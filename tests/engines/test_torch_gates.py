@@ -53,7 +53,7 @@ def test_gated_modules_of_a_family_are_patched(
     for module in model.modules():
         form = module.__dict__.get("weft_form")
         if form is not None:
-            assert (form.activation, len(form.given)) == (activation, n_given)
+            assert (form.activation, len(form.inputs)) == (activation, n_given)
 
 
 class Gated(torch.nn.Module):
@@ -151,7 +151,7 @@ def test_gate_is_recognised_among_layers_of_one_shape(act: str, name: str, n_bet
     module = Gated(act, n_between)
     assert actual(module) == 1
     form = module.__dict__["weft_form"]
-    assert (form.given, form.down, form.activation) == (("gate", "up"), "down", name)
+    assert (form.inputs, form.down, form.activation) == (("gate", "up"), "down", name)
 
 
 @pytest.mark.parametrize("is_turned", [False, True])
