@@ -268,7 +268,7 @@ def test_outputs_are_released_after_the_last_layer() -> None:
     product = module.first.__dict__["weft_sibling"].product
     assert product._parts == {}
     del x
-    assert product._given() is None
+    assert product._input() is None
 
 
 def test_layers_with_hooks_or_of_two_places_are_not_moved() -> None:
