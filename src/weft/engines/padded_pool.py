@@ -293,6 +293,7 @@ class PaddedPool(ABC, Generic[F, B]):
             self._place(kv, slots, capacity)
 
     def _place(self, kv: F, slots: Any, capacity: int) -> None:
+        """Create a block with these arrays for the fragment."""
         self.on_slots_moved()
         block = SharedBlock(slots, capacity)
         block.users.append(kv)

@@ -82,8 +82,14 @@ _SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
 class GGUFTensor(NamedTuple):
-    """Position of a tensor: bytes begin … begin + n_bytes - 1 of `file`. `shape` is innermost
-    first.
+    """Position of a tensor: bytes begin … begin + n_bytes - 1 of `file`.
+
+    Args:
+        file: file that contains the tensor.
+        type: name of the GGML type.
+        shape: dimensions, innermost first.
+        begin: position of the first byte.
+        n_bytes: size in bytes.
     """
 
     file: Path
@@ -344,7 +350,7 @@ class _Reader:
         align = values.get("general.alignment", 32)
         if not _is_int(align, 8, 1 << 20) or align & (align - 1):
             raise _broken(self.file, f"general.alignment is {repr_short(align)}")
-        infos = [self._info() for _ in range(n_tensors)]
+        infos = [self._tensor_info() for _ in range(n_tensors)]
         start = -(-self.at // align) * align
         tensors: dict[str, GGUFTensor] = {}
         for name, shape, kind, offset in infos:
@@ -363,7 +369,8 @@ class _Reader:
             raise _truncated(self.file, self.size, begin + n_bytes)
         return GGUFTensor(self.file, label, shape, begin, n_bytes)
 
-    def _info(self) -> tuple[str, tuple[int, ...], int, int]:
+    def _tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
+        """Read the name, shape, type and data offset of one tensor."""
         name = self._string()
         n_dimensions = self._one("I")
         if not 1 <= n_dimensions <= _MAX_DIMENSIONS:
@@ -380,14 +387,15 @@ class _Reader:
             inner = self._one("I")
             if inner == _STRING:
                 return self._strings(self._count(8))
-            code = self._code(inner)
+            code = self._struct_code(inner)
             count = self._count(struct.calcsize(code))
             numbers = list(struct.unpack_from(f"<{count}{code}", self.data, self.at))
             self.at += count * struct.calcsize(code)
             return numbers
-        return self._one(self._code(kind))
+        return self._one(self._struct_code(kind))
 
-    def _code(self, kind: int) -> str:
+    def _struct_code(self, kind: int) -> str:
+        """Return the `struct` code of a GGUF value type."""
         if kind not in _NUMBERS:
             raise _broken(self.file, f"it has a value of the unknown type {kind}")
         return _NUMBERS[kind]

@@ -71,6 +71,7 @@ def _run_tree(
 def _run_nodes(
     engine: MlxEngine, store: Fragments, paths: list[list[int]], ends: list[int]
 ) -> NDArray[np.float32]:
+    """Run the check tree in fragments; return the logits of the chunks' ends and the tips."""
     trunk, *chunks = (store.new(None) for _ in range(1 + len(_CHUNKS)))
     tips = [store.new(None) for _ in range(_PATHS)]
     try:

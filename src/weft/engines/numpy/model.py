@@ -234,15 +234,16 @@ def read_weights(
         if progress is not None:
             progress("load", index + 1, config.n_layers, "")
     table = (config.n_vocab, config.n_hidden)
-    embed = _kept(checkpoint.read("model.embed_tokens.weight", table), is_packed=is_packed)
+    embed = _to_matrix(checkpoint.read("model.embed_tokens.weight", table), is_packed=is_packed)
     head = embed
     if not config.tied:
-        head = _kept(checkpoint.read("lm_head.weight", table), is_packed=is_packed)
+        head = _to_matrix(checkpoint.read("lm_head.weight", table), is_packed=is_packed)
     norm = checkpoint.read("model.norm.weight", (config.n_hidden,))
     return Weights(embed, tuple(layers), norm, head.T)
 
 
-def _kept(matrix: Floats, *, is_packed: bool) -> Matrix:
+def _to_matrix(matrix: Floats, *, is_packed: bool) -> Matrix:
+    """Return the matrix, rounded to bfloat16 if `is_packed`."""
     return pack(matrix) if is_packed else matrix
 
 
@@ -280,7 +281,7 @@ class _LayerReader:
             for name, n_out in outs.items()
         ]
         joined = np.ascontiguousarray(np.concatenate(weights).T)
-        weight = _kept(joined, is_packed=self._is_packed)
+        weight = _to_matrix(joined, is_packed=self._is_packed)
         if not self._has_bias(block, outs):
             return Linear(weight)
         biases = [
@@ -304,6 +305,7 @@ class _LayerReader:
         return is_declared or any(name in self._checkpoint for name in names)
 
     def _qk_norm(self) -> Floats | None:
+        """Return the norm weights of all query and key heads; None if the layer has none."""
         if f"{self._prefix}self_attn.q_norm.weight" not in self._checkpoint:
             return None
         config = self._config

@@ -158,6 +158,7 @@ class StepPlan:
     # ---- construction
 
     def _continues(self, row: Row, packed: PackedRow) -> bool:
+        """Return True if `row` is the next step of the row that was packed."""
         return (
             row.prefix is packed.prefix
             and row.kv_out is packed.kv_out

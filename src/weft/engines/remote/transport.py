@@ -87,10 +87,17 @@ class TransportError(Exception):
 
 
 def final_error(
-    base: str, fault: TransportError | ProtocolError, often: str = "", hint: str = ""
+    base: str, fault: TransportError | ProtocolError, tries: str = "", hint: str = ""
 ) -> WeftError:
-    """Return the error of a request that is not retried."""
-    message = f"{base}: {fault}{often}"
+    """Return the error of a request that is not retried any more.
+
+    Args:
+        base: address of the server.
+        fault: error of the last try.
+        tries: number of tries, as text for the message.
+        hint: what the caller can do.
+    """
+    message = f"{base}: {fault}{tries}"
     if fault.overflow is None:
         return ForwardError(message, hint=hint)
     n_tokens, n_ctx = fault.overflow
