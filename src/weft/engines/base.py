@@ -54,70 +54,72 @@ class EngineInfo:
             `caches_state` without `no_prefix_cache`, and for `max_num_batched_tokens` below 1.
     """
 
-    # The engine's name, as in `weft.load(engine=…)`.
     name: str
-    # Source of the model; `weft.load` sets the name that the caller requested.
+    """The engine's name, as in `weft.load(engine=…)`."""
     model: str
-    # Layers with KV of their own; for hidden engines, all layers.
+    """Source of the model; `weft.load` sets the name that the caller requested."""
     n_layers: int
-    # Vocabulary size: ids are 0 to n_vocab - 1. 0 if unknown, only for engines without steps.
+    """Layers with KV of their own; for hidden engines, all layers."""
     n_vocab: int
-    # Context length in tokens; longer paths are rejected. UNKNOWN_CONTEXT_LENGTH if not known.
+    """Vocabulary size: ids are 0 to n_vocab - 1. 0 if unknown, only for engines without steps."""
     context_length: int
-    # Bytes of one slot over all layers; 0 for hidden engines.
+    """Context length in tokens; longer paths are rejected. UNKNOWN_CONTEXT_LENGTH if not known."""
     kv_bytes_per_token: int
-    # Type of the KV, as `Fragments.export` names it ("float32", "bfloat16", "q8_0", …); for hidden
-    # engines, the type that the model computes in.
+    """Bytes of one slot over all layers; 0 for hidden engines."""
     dtype: str
-    # Name of the weights. Equal if and only if two engines compute the same function up to
-    # rounding, in any dtype and on any device. Saved trees and branches are matched by it;
-    # exported KV by it and by `dtype`.
+    """Type of the KV, as `Fragments.export` names it ("float32", "bfloat16", "q8_0", …); for hidden
+    engines, the type that the model computes in."""
     fingerprint: str
-    # Device that runs the model, as the engine's library names it.
+    """Name of the weights. Equal if and only if two engines compute the same function up to
+    rounding, in any dtype and on any device. Saved trees and branches are matched by it; exported
+    KV by it and by `dtype`."""
     device: str = "cpu"
-    # "addressable": any number of fragments. "sequence": fragments of at most `max_paths` resident
-    # leaves. "hidden": no fragments; `Row.tokens` holds full paths.
+    """Device that runs the model, as the engine's library names it."""
     kv: KVKind = "addressable"
-    # Maximum number of resident leaves with `kv="sequence"`; None if there is no limit.
+    """Kind of KV. "addressable": any number of fragments. "sequence": fragments of at most
+    `max_paths` resident leaves. "hidden": no fragments; `Row.tokens` holds full paths."""
     max_paths: int | None = None
-    # Slots allocated at load, if the engine cannot allocate more later; None: the budget decides.
+    """Maximum number of resident leaves with `kv="sequence"`; None if there is no limit."""
     kv_slots: int | None = None
-    # Maximum number of unpinned slots on the device; the scheduler offloads the others to the host.
-    # For engines whose forwards slow down with every slot in use. None: no limit.
+    """Slots allocated at load, if the engine cannot allocate more later; None: the budget decides.
+    """
     idle_slots: int | None = None
-    # Hidden engines only: nothing is cached between forwards. A row counts as its full path in a
-    # step's budget, instead of as its new tokens.
+    """Maximum number of unpinned slots on the device; the scheduler offloads the others to the
+    host. For engines whose forwards slow down with every slot in use. None: no limit."""
     no_prefix_cache: bool = False
-    # With `no_prefix_cache`: the engine caches model states. Runs and branches that continue count
-    # as their new tokens; `Engine.n_tokens_to_run` returns the cost of other paths.
+    """Hidden engines only: nothing is cached between forwards. A row counts as its full path in a
+    step's budget, instead of as its new tokens."""
     caches_state: bool = False
-    # `forward` returns before its result is computed and accepts `FutureTokens` of the last step.
-    # The scheduler then launches step k + 1, processes the outputs of step k, and samples step
-    # k + 1 last, so that samplers have received every earlier token.
+    """With `no_prefix_cache`: the engine caches model states. Runs and branches that continue count
+    as their new tokens; `Engine.n_tokens_to_run` returns the cost of other paths."""
     async_scheduling: bool = False
-    # Maximum number of tokens in a forward, if the next tokens of runs and commits do not count
-    # against the `n_batch` of an LM. Other tokens are still limited by `n_batch`. None: `n_batch`
-    # limits all tokens.
+    """`forward` returns before its result is computed and accepts `FutureTokens` of the last step.
+    The scheduler then launches step k + 1, processes the outputs of step k, and samples step k + 1
+    last, so that samplers have received every earlier token."""
     max_num_batched_tokens: int | None = None
-    # All calls must come from the thread of the first call.
+    """Maximum number of tokens in a forward, if the next tokens of runs and commits do not count
+    against the `n_batch` of an LM. Other tokens are still limited by `n_batch`. None: `n_batch`
+    limits all tokens."""
     same_thread_only: bool = False
-    # `Output.retain` leaves logits on the device, where `RetainedLogits.logprobs` is faster than on
-    # the host.
+    """All calls must come from the thread of the first call."""
     logits_on_device: bool = False
-    # Size of a hidden state; 0 if the engine returns none.
+    """`Output.retain` leaves logits on the device, where `RetainedLogits.logprobs` is faster than
+    on the host."""
     n_embd: int = 0
-    # Pooling that the model's files declare for text embeddings; None if they declare none.
+    """Size of a hidden state; 0 if the engine returns none."""
     pooling: Pooling | None = None
-    # Features of the engine with this model.
+    """Pooling that the model's files declare for text embeddings; None if they declare none."""
     capabilities: Capabilities = Capabilities()
-    # Native runs apply the temperature before the filters. The LM uses the same order by default.
+    """Features of the engine with this model."""
     temperature_first: bool = False
-    # Native runs use the library's random numbers. A seed is reproducible there, but returns other
-    # text than Weft's samplers.
+    """Native runs apply the temperature before the filters. The LM uses the same order by default.
+    """
     own_random: bool = False
-    # Further facts for users. Weft reads only "free_bytes": device memory that is free after
-    # loading. A KV budget of "auto" is a fraction of it.
+    """Native runs use the library's random numbers. A seed is reproducible there, but returns other
+    text than Weft's samplers."""
     extra: dict[str, Any] = field(default_factory=dict)
+    """Further facts for users. Weft reads only "free_bytes": device memory that is free after
+    loading. A KV budget of "auto" is a fraction of it."""
 
     def __post_init__(self) -> None:
         if self.kv not in get_args(KVKind):
@@ -208,28 +210,31 @@ class Score:
 
 
 class Row:
-    """One sequence's part of a step. The scheduler may reuse the object in its next step."""
+    """One sequence's part of a step. The scheduler may reuse the object in its next step.
+
+    Args:
+        prefix: spans from the root, `length` slots of each. Rows with the same prefix share the
+            tuple, so an engine may group rows by its identity.
+        tokens: ids to run, at least one. `FutureTokens` (one token) only with `async_scheduling`.
+            Hidden engines: the full path.
+        position: absolute position of tokens[0]; 0 for hidden engines.
+        kv_out: fragment that receives the new slots. Slots that it already has follow the prefix.
+            None: the new slots exist only during this call.
+        logits_at: row-local indices whose logits are requested, ascending.
+        scores: given tokens to score.
+        adapter: name of the LoRA adapter; None for the model itself.
+    """
 
     __slots__ = ("adapter", "kv_out", "logits_at", "position", "prefix", "scores", "tokens")
 
     def __init__(
         self,
-        # Spans from the root, `length` slots of each. Rows with the same prefix share the tuple, so
-        # an engine may group rows by its identity.
         prefix: tuple[Span, ...],
-        # Ids to run, at least one. FutureTokens (one token) only with `async_scheduling`. Hidden
-        # engines: the full path.
         tokens: Sequence[int] | FutureTokens,
-        # Absolute position of tokens[0]; 0 for hidden engines.
         position: int,
-        # Fragment that receives the new slots. Slots that it already has follow the prefix. None:
-        # the new slots exist only during this call.
         kv_out: Fragment | None = None,
-        # Row-local indices whose logits are requested, ascending.
         logits_at: tuple[int, ...] = (),
-        # Given tokens to score.
         scores: tuple[ScoreSpan, ...] = (),
-        # Name of the LoRA adapter; None for the model itself.
         adapter: str | None = None,
     ) -> None:
         self.prefix = prefix

@@ -11,48 +11,48 @@ _FREE = "free"
 class Capabilities:
     """Features of an engine with the model that it has loaded."""
 
-    # Runs rows that the host schedules and returns logits of the full vocabulary. Branch, AsyncLM,
-    # `next` and Weft's constraints need it. Without it, only native runs are possible.
     steps: bool = True
-    # The logits are those of the model. Otherwise they are log-probabilities, and a repetition
-    # penalty is rejected in steps, because it depends on the sign of a logit.
+    """Runs rows that the host schedules and returns logits of the full vocabulary. Branch, AsyncLM,
+    `next` and Weft's constraints need it. Without it, only native runs are possible."""
     raw_logits: bool = True
-    # Generates runs by itself (`Engine.native`).
+    """The logits are those of the model. Otherwise they are log-probabilities, and a repetition
+    penalty is rejected in steps, because it depends on the sign of a logit."""
     native_runs: bool = False
-    # Scores given tokens (`measure`); implied by steps. Without steps, `forward` accepts rows with
-    # scores and no logits, and may omit entropies and ranks. A loaded model has True or False; a
-    # text states the condition in the table.
+    """Generates runs by itself (`Engine.native`)."""
     scoring: bool | str = True
-    # Continues an answer that was cut. A text states the condition in the table.
+    """Scores given tokens (`measure`); implied by steps. Without steps, `forward` accepts rows with
+    scores and no logits, and may omit entropies and ranks. A loaded model has True or False; a text
+    states the condition in the table."""
     continues: bool | str = True
-    # Returns the entropy of every token, in steps and in native runs.
+    """Continues an answer that was cut. A text states the condition in the table."""
     entropy: bool = True
-    # Attends to a shared prefix once per step, not once per branch.
+    """Returns the entropy of every token, in steps and in native runs."""
     shared_attention: bool = False
-    # Cost of a fork at any position, as text.
+    """Attends to a shared prefix once per step, not once per branch."""
     fork: str = ""
-    # Enforcer of constraints, as text.
+    """Cost of a fork at any position, as text."""
     grammar: str = "Weft"
-    # Supports LoRA adapters (`Engine.add_adapter`).
+    """Enforcer of constraints, as text."""
     lora: bool = False
-    # Returns hidden states (`Engine.hidden_states`).
+    """Supports LoRA adapters (`Engine.add_adapter`)."""
     embed: bool = False
-    # Offloads KV to the host (`Fragments.export` and `load`).
+    """Returns hidden states (`Engine.hidden_states`)."""
     offload: bool = False
-    # Saves KV to files (`Fragments.export` and `load`).
+    """Offloads KV to the host (`Fragments.export` and `load`)."""
     save_kv: bool = False
-    # Quantised weights that it runs, as text; "" for none.
+    """Saves KV to files (`Fragments.export` and `load`)."""
     quantised: str = ""
-    # Devices that it runs on, as text.
+    """Quantised weights that it runs, as text; "" for none."""
     devices: str = "CPU"
-    # Model families that it runs, as text.
+    """Devices that it runs on, as text."""
     families: str = ""
-    # Support of several GPUs or nodes, as text; "" for none.
+    """Model families that it runs, as text."""
     several_gpus: str = ""
-    # Models to use it for, as text.
+    """Support of several GPUs or nodes, as text; "" for none."""
     takes: str = ""
-    # Packages that must be installed, by their import names.
+    """Models to use it for, as text."""
     packages: tuple[str, ...] = ()
+    """Packages that must be installed, by their import names."""
 
 
 # Weft's own engines, with the models that they support best.
