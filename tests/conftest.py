@@ -61,7 +61,7 @@ PACKAGES = {
 ENTROPY = random.Random()
 
 # Left to `make test-engines`: a test with one of these markers, or with one as a parameter.
-BESIDE = ("mlx", "llamacpp", "vllm", "remote")
+OPTIONAL = ("mlx", "llamacpp", "vllm", "remote")
 # And the laws on torch's whole paths and on a fake with a loop of its own: twice as dear as others.
 ROUNDABOUT = ("whole", "ownloop")
 
@@ -79,7 +79,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker("kernels")
     if any(isinstance(each, str) and each in ROUNDABOUT for each in params):
         item.add_marker("engines")
-    for name in BESIDE:
+    for name in OPTIONAL:
         if any(isinstance(each, str) and each == name for each in params):
             item.add_marker(name)
         if item.get_closest_marker(name):

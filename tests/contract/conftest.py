@@ -1,8 +1,8 @@
-"""Every engine and fake over one small model, and the oracle: one plain forward pass.
+"""All engines and fakes over one small model; the expected values come from one plain forward.
 
-`pytest tests/contract --engine module:Class` shows the laws on another engine, whose own plain
-forward is then the oracle. It is made by `Class.load(folder)` of a small Llama with the embedded
-model's tokenizer, or by `Class()` where it has no `load` of its own.
+`pytest tests/contract --engine module:Class` runs the tests on another engine, against its own
+plain forward. The engine is created by `Class.load(folder)` of a small Llama with the embedded
+model's tokenizer, or by `Class()` if it has no `load` of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from weft.lm.lm import LM
 
 ADDRESSED = ["numpy", "torch", "mlx", "llamacpp"]
 ENGINES = [*ADDRESSED, "vllm"]
-BESIDE = ["mlx", "llamacpp", "vllm"]  # shown by `make test-engines`
+OPTIONAL = ["mlx", "llamacpp", "vllm"]  # run by `make test-engines`
 KINDS = [*ENGINES, "paged", "whole", "sequence", "hidden", "ownloop", "late"]
 WITH_KV = [*ADDRESSED, "paged", "sequence", "late"]
 
@@ -36,12 +36,12 @@ FAKES = {
     "ownloop": OwnLoopFake,
     "late": LateFake,
 }
-# MLX takes ten times NumPy's time on a CPU, whole paths and an own loop twice that of "hidden":
-# these laws are shown on them by default, the others by `-m slow`.
+# MLX takes ten times NumPy's time on a CPU; full paths and an own loop take twice that of "hidden".
+# They run these tests by default, the others by `-m slow`.
 CORE = ("laws", "protocol", "capabilities", "heddles", "runs", "faults", "three_faces")
 IN_CORE = ("mlx", "whole", "ownloop")
-# Triton's interpreter takes seconds for what a card does in microseconds: these laws are shown on
-# paged KV by default, the others by `-m slow`.
+# Triton's interpreter takes seconds for microseconds of a GPU. Paged KV runs these tests by
+# default, the others by `-m slow`.
 PAGED_CORE = frozenset(
     {
         "test_2_extending_a_child_changes_no_siblings_logits",
@@ -49,11 +49,11 @@ PAGED_CORE = frozenset(
         "test_5_offloading_and_bringing_back_changes_nothing",
         "test_6_a_clipped_path_equals_a_fresh_prefix",
         "test_a_pool_that_cannot_grow_gives_the_same",
-        "test_spare_room_is_at_most_growth_and_settle_gives_it_back",
+        "test_unused_capacity_is_at_most_growth_and_settle_releases_it",
     }
 )
-# The laws that need no steps: a server generates whole runs, and refuses all others by name.
-OF_WHOLE_RUNS = frozenset(
+# Tests that need no steps: a server only supports native runs.
+OF_NATIVE_RUNS = frozenset(
     {
         "test_10_a_text_is_the_same_alone_and_in_a_batch_on_every_engine",
         "test_10_async_gives_the_same_as_sync",
@@ -65,7 +65,7 @@ OF_WHOLE_RUNS = frozenset(
         "test_equal_greedy_runs_are_one_run",
         "test_many_constraints_and_none_share_a_batch",
         "test_more_runs_than_a_step_has_tokens_all_end",
-        "test_what_an_engine_says_of_itself_fits_together",
+        "test_engine_info_is_consistent",
     }
 )
 N_SLOTS = 8192  # of engines that allocate their KV at once
@@ -82,7 +82,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     own = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
     for name, kinds in (("kind", KINDS), ("kv_kind", WITH_KV), ("new_engine", ENGINES)):
         if name in metafunc.fixturenames and not any(name in names for names in own):
-            if name == "kind" and metafunc.function.__name__ in OF_WHOLE_RUNS:
+            if name == "kind" and metafunc.function.__name__ in OF_NATIVE_RUNS:
                 kinds = [*kinds, pytest.param("remote", marks=pytest.mark.remote)]
             is_core = metafunc.module.__name__.endswith(CORE)
             is_paged_core = metafunc.function.__name__ in PAGED_CORE
@@ -199,14 +199,14 @@ LOADERS: dict[str, NewEngine] = {
 @pytest.fixture
 def new_engine(request: pytest.FixtureRequest) -> Iterator[NewEngine]:
     """Load an engine that nobody shares: it may be closed."""
-    made: list[Engine] = []
+    created: list[Engine] = []
 
     def load() -> Engine:
-        made.append(load_engine(request.param, request.config))
-        return made[-1]
+        created.append(load_engine(request.param, request.config))
+        return created[-1]
 
     yield load
-    for engine in made:
+    for engine in created:
         engine.close()
 
 
@@ -257,7 +257,7 @@ def oracle(request: pytest.FixtureRequest, loaded: NewNamed) -> Oracle:
 @pytest.fixture
 def make(loaded: NewNamed, text: Tokenizer) -> Iterator[Make]:
     """Make an LM over a shared engine, one at a time; afterwards nothing of it may be left."""
-    made: list[LM] = []
+    created: list[LM] = []
 
     def finish(lm: LM) -> None:
         lm.tree.check()
@@ -275,8 +275,8 @@ def make(loaded: NewNamed, text: Tokenizer) -> Iterator[Make]:
         offload_slots: int | None = None,
         **options: Any,
     ) -> LM:
-        if made:
-            finish(made.pop())
+        if created:
+            finish(created.pop())
         engine = loaded("numpy" if kind in FAKES else kind)
         fake = FAKES.get(kind)
         if fake is not None:
@@ -287,11 +287,11 @@ def make(loaded: NewNamed, text: Tokenizer) -> Iterator[Make]:
             if slots is not None:
                 options[name] = slots * engine.info.kv_bytes_per_token
         lm = LM(engine, text, **options)
-        made.append(lm)
+        created.append(lm)
         return lm
 
     yield make_lm
-    for lm in made:
+    for lm in created:
         finish(lm)
 
 

@@ -36,8 +36,8 @@ def ask(lm: LM, place: Place, *wants: Want, tokens: Sequence[int] = ()) -> list[
 
 def logits_at(lm: LM, ids: Sequence[int]) -> NDArray[np.float32]:
     """Logits after all of `ids`."""
-    found: NDArray[np.float32] = ask(lm, lm.place(ids), Logits(len(ids)))[0]
-    return found
+    result: NDArray[np.float32] = ask(lm, lm.place(ids), Logits(len(ids)))[0]
+    return result
 
 
 def sampler(seed: int, index: int = 0, **params: Any) -> Sampler:

@@ -121,7 +121,7 @@ def test_a_failed_commit_changes_nothing_and_may_be_made_again(make, kind, n_bef
 def test_a_failed_commit_leaves_the_grammar_where_it_was(make, kind) -> None:
     lm = make(kind, wrap=lambda engine: BrokenEngine(engine, set()))
     branch = root(lm, constraint=Regex("ab"))
-    a, b = (lm.tokenize(letter, add_bos=False)[0] for letter in "ab")
+    a, b = (lm.tokenize(char, add_bos=False)[0] for char in "ab")
     lm.engine.fail_on.add(len(lm.engine.calls))
     with pytest.raises(ForwardError):
         branch.commit(a)
@@ -900,15 +900,15 @@ def test_penalties_look_back_as_far_as_they_are_told(make, last_n) -> None:
     back = branch.fork()
     back.commit(77)
     back.rewind(1)
-    anew = root(lm)
+    fresh = root(lm)
     for token in tokens:
-        anew.commit(token)
-    anew.set_sampler_params(**options)
+        fresh.commit(token)
+    fresh.set_sampler_params(**options)
     loaded = Branch.load(lm, branch.save())
     at = back.fork(at=back.position)
     back.commit(5)
     middle = back.fork(at=back.position - 1)
-    for same_state in (branch, branch.fork(), anew, loaded, at, middle):
+    for same_state in (branch, branch.fork(), fresh, loaded, at, middle):
         assert same_state.produce().token == wanted
 
 

@@ -52,7 +52,7 @@ def work(lm) -> list[object]:
 
 @pytest.mark.programs
 @pytest.mark.parametrize("kind", WITH_KV)
-def test_any_budget_gives_the_same_or_says_that_it_is_full(kind: str, make: Make) -> None:
+def test_any_budget_gives_equal_results_or_kvfull(kind: str, make: Make) -> None:
     want = work(make(kind))
     n_full = []
     for slots in FEW_BUDGETS if kind == "paged" else BUDGETS:
@@ -108,10 +108,10 @@ def test_a_pool_that_cannot_grow_gives_the_same(
     from weft.engines.torch.paged.step import PagedBackend
 
     monkeypatch.setattr(pool, "SMALLEST_POOL", 8)
-    lm, most, empty, refused = make(kind, kv_slots=1000), 4 * pool.GROW_BY, PagedBackend._empty, []
+    lm, limit, empty, refused = make(kind, kv_slots=1000), 4 * pool.GROW_BY, PagedBackend._empty, []
 
     def within(memory: PagedBackend, shape: object, n: int) -> object:
-        if n > most + 1:
+        if n > limit + 1:
             refused.append(n)
             raise torch.OutOfMemoryError("CUDA out of memory")
         return empty(memory, shape, n)
@@ -128,13 +128,13 @@ def test_a_pool_that_cannot_grow_gives_the_same(
     monkeypatch.setattr(PagedBackend, "_empty", within)
     assert grown() == want
     assert refused
-    assert lm.tree.budget.capacity <= most
+    assert lm.tree.budget.capacity <= limit
     assert lm.stats().parked
 
 
 @pytest.mark.parametrize("kind", WITH_KV)
 @pytest.mark.parametrize("where", ["forward", "draw", "wait", "keep"])
-def test_kv_of_what_was_done_again_agrees_with_a_plain_forward(
+def test_kv_of_repeated_work_equals_a_plain_forward(
     kind: str, where: str, make: Make, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of each path is there, and what comes after it is as if it had been read at once."""

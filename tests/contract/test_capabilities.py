@@ -25,50 +25,50 @@ def test_every_field_is_a_row_of_the_table() -> None:
     assert {field for _, field in ROWS} == fields
 
 
-def test_an_engine_says_what_the_table_says(new_engine: NewEngine) -> None:
+def test_capabilities_equal_the_table(new_engine: NewEngine) -> None:
     engine = new_engine()
-    said = engine.info.capabilities
-    assert said == replace(OWN.get(engine.info.name, said))
+    text_out = engine.info.capabilities
+    assert text_out == replace(OWN.get(engine.info.name, text_out))
 
 
-def test_what_is_said_is_so(new_engine: NewEngine) -> None:
+def test_capabilities_are_true(new_engine: NewEngine) -> None:
     engine = new_engine()
-    said = engine.info.capabilities
-    assert said.native_runs == (engine.native is not None)
-    assert said.steps or engine.native is not None
+    text_out = engine.info.capabilities
+    assert text_out.native_runs == (engine.native is not None)
+    assert text_out.steps or engine.native is not None
     row = Row((), [1, 2, 3], 0, None, (2,))
-    if said.steps:
+    if text_out.steps:
         logits = engine.forward([row]).logits(0)
         assert logits.shape == (engine.info.n_vocab,)
         assert np.isfinite(logits).all()
     else:
         with pytest.raises(Unsupported):
             engine.forward([row])
-    if said.embed:
+    if text_out.embed:
         (states,) = engine.hidden_states([row])
         assert states.shape == (3, engine.info.n_embd)
     else:
         with pytest.raises(Unsupported):
             engine.hidden_states([row])
-    if not said.lora:
+    if not text_out.lora:
         with pytest.raises(Unsupported):
             engine.add_adapter("a", "folder")
 
 
-def test_kv_that_is_said_to_be_saved_comes_back(new_engine: NewEngine) -> None:
+def test_saved_kv_is_loaded(new_engine: NewEngine) -> None:
     engine = new_engine()
-    said = engine.info.capabilities
-    assert said.offload <= said.save_kv
+    text_out = engine.info.capabilities
+    assert text_out.offload <= text_out.save_kv
     if engine.fragments is None:
-        assert not said.save_kv
+        assert not text_out.save_kv
         return
     fragment = engine.fragments.new(None)
     engine.forward([Row((), [1, 2, 3], 0, fragment, (2,))])
-    if not said.save_kv:
+    if not text_out.save_kv:
         with pytest.raises(Unsupported):
             engine.fragments.export(fragment)
     else:
-        again = engine.fragments.load(engine.fragments.export(fragment), None)
-        assert again.length == 3
-        engine.fragments.free(again)
+        repeated = engine.fragments.load(engine.fragments.export(fragment), None)
+        assert repeated.length == 3
+        engine.fragments.free(repeated)
     engine.fragments.free(fragment)

@@ -117,8 +117,8 @@ def test_many_constraints_and_none_share_a_batch(make, kind) -> None:
         if pattern is not None:
             ended = [branch.text for branch in branches if branch.terminal]
             assert all(re.fullmatch(pattern, text) for text in ended)
-    again = loom.grow(n=2, max_tokens=12, seed=1, **WARM)
-    assert [node.text for node in again] == [node.text for node in alone]
+    repeated = loom.grow(n=2, max_tokens=12, seed=1, **WARM)
+    assert [node.text for node in repeated] == [node.text for node in alone]
 
 
 def test_a_text_that_was_cut_short_is_gone_on_with(make, kind) -> None:
@@ -141,10 +141,10 @@ def test_a_saved_loom_keeps_its_constraints(make, tmp_path) -> None:
     loom = Loom(make("numpy"), record)
     loom.grow(n=1, max_tokens=80, constraint=SCHEMA, seed=1, **WARM)
     loom.save(tmp_path / "a.loom.json")
-    again = Loom.open(tmp_path / "a.loom.json").children[0]
-    assert again.params.constraint == JsonSchema(SCHEMA)
-    assert again.parsed == loom.children[0].parsed
-    assert again.legal_logmass == loom.children[0].legal_logmass != []
+    repeated = Loom.open(tmp_path / "a.loom.json").children[0]
+    assert repeated.params.constraint == JsonSchema(SCHEMA)
+    assert repeated.parsed == loom.children[0].parsed
+    assert repeated.legal_logmass == loom.children[0].legal_logmass != []
 
 
 def test_a_dead_end_fails_its_own_branch_only(make, kind) -> None:
@@ -213,10 +213,10 @@ def test_a_lazy_grammar_in_a_run() -> None:
 def test_fifty_records_of_fifty_are_valid(make) -> None:
     loom = Loom(make("numpy"), record)
     for node in loom.grow(n=50, max_tokens=80, constraint=SCHEMA, seed=9, **WARM):
-        found = node.parsed
-        assert re.fullmatch("[A-Z][a-z]{1,9}", found["name"])
-        assert found["animal"] in ("owl", "fox", "otter")
-        assert 1 <= found["age"] <= 12
+        result = node.parsed
+        assert re.fullmatch("[A-Z][a-z]{1,9}", result["name"])
+        assert result["animal"] in ("owl", "fox", "otter")
+        assert 1 <= result["age"] <= 12
 
 
 # The library stops at 2,000 items in a row: after "a" and "b" this grammar has two a rule.
@@ -289,10 +289,10 @@ def test_a_branch_without_a_token_left_takes_none_of_its_call_with_it(make, kind
     assert f"{len(made.failed)} of 8 branches failed" in caplog.text
     # Streamed, it is the same.
     del calls["show"]
-    told = {}
+    reported = {}
     for delta in loom.stream(n=8, seed=5, **calls):
-        told[delta.branch] = delta.finish_reason or told.get(delta.branch)
-    assert sorted(told.values()) == ["error"] * len(made.failed) + ["stop"] * len(made)
+        reported[delta.branch] = delta.finish_reason or reported.get(delta.branch)
+    assert sorted(reported.values()) == ["error"] * len(made.failed) + ["stop"] * len(made)
     leaves = [loom.add(" x"), loom.add(" y")]
     loom.apply_at_leaves(lambda leaf: leaf.ramify(n=6, seed=5, **calls))
     assert all(0 < len(leaf.children) < 6 for leaf in leaves)

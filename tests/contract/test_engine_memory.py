@@ -51,8 +51,8 @@ def test_fragments_that_fail_fail_what_is_open_and_later_calls_work(
     assert failed or method in ("trim", "split")
     want = run_all(lm, [run_item(lm, place, 1, i, max_tokens=6) for i in range(3)])
     lm.clear_cache()
-    again = run_all(lm, [run_item(lm, place, 1, i, max_tokens=6) for i in range(3)])
-    assert [r.tokens for r in again] == [r.tokens for r in want]
+    repeated = run_all(lm, [run_item(lm, place, 1, i, max_tokens=6) for i in range(3)])
+    assert [r.tokens for r in repeated] == [r.tokens for r in want]
     assert lm.tree.budget.unevictable == 0
 
 
@@ -62,7 +62,7 @@ def allocated(lm: LM) -> float:
 
 
 @pytest.mark.parametrize("engine", ["numpy", "torch"])
-def test_allocated_kv_is_at_most_a_tenth_more_than_what_is_held(make: Make, engine: str) -> None:
+def test_allocated_kv_is_at_most_a_tenth_more_than_used_kv(make: Make, engine: str) -> None:
     lm = make(engine)
     ids = prompt_ids(lm)
     paths = [[*ids, 40 + i] for i in range(16)]

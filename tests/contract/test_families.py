@@ -1,4 +1,4 @@
-"""Every model family through the whole stack, against plain forwards of the model."""
+"""Every model family through all layers, against plain forwards of the model."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def test_export_import_drop_and_recompute_agree(family: tuple[LM, Plain]) -> Non
     logits_at(lm, [*PROMPT[:4], 99])
     arrays = lm.kv.export(lm.place(PROMPT))
     lm.clear_cache()
-    again = lm.kv.insert(PROMPT, arrays)
-    assert_close(ask(lm, again, Logits(14), tokens=[50, 51])[0], plain([*PROMPT, 50, 51])[-1])
+    repeated = lm.kv.insert(PROMPT, arrays)
+    assert_close(ask(lm, repeated, Logits(14), tokens=[50, 51])[0], plain([*PROMPT, 50, 51])[-1])
     lm.clear_cache()
     assert_close(logits_at(lm, PROMPT), plain(PROMPT)[-1])
 

@@ -108,7 +108,7 @@ def test_cancelled_extends_raise_and_leave_nothing_pinned(kind: str, make: Make)
     assert lm.tree.budget.unevictable == 0
 
 
-def test_ctrl_c_keeps_what_the_runs_made(make: Make) -> None:
+def test_ctrl_c_keeps_generated_tokens(make: Make) -> None:
     import signal
 
     lm = make("numpy")
@@ -159,7 +159,7 @@ def test_a_step_that_fails_while_it_is_launched_is_waited_for(make: Make) -> Non
     assert len(run_all(lm, [run_item(lm, place, 1, max_tokens=4)])[0].tokens) == 4
 
 
-def test_a_cancelled_run_lets_go_of_its_tokens_without_another_step(make: Make) -> None:
+def test_cancelled_run_releases_its_tokens_without_a_step(make: Make) -> None:
     lm = make("numpy")
     tickets = lm.submit([run_item(lm, lm.place(prompt_ids(lm)), 1)])
     for _ in range(3):
@@ -213,7 +213,7 @@ def test_an_engine_that_exits_does_not_take_the_driver_thread_along(make: Make) 
     assert logits_at(lm, prompt_ids(lm)).shape == (lm.info.n_vocab,)
 
 
-def test_when_the_driver_thread_ends_by_an_error_nobody_waits_for_ever(
+def test_error_of_the_driver_thread_wakes_all_callers(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def plan() -> None:

@@ -180,8 +180,8 @@ def test_9_next_token_logits_equal_a_plain_forward(
         pytest.skip("a hidden engine keeps its KV to itself")
     node = heddle(lm, tmp_path)
     place = node.place
-    found = ask(lm, place, Logits(place.depth))[0]
-    assert_close(found, oracle(node.get_prefix_tokens())[-1])
+    result = ask(lm, place, Logits(place.depth))[0]
+    assert_close(result, oracle(node.get_prefix_tokens())[-1])
 
 
 def test_recorded_logprobs_and_entropies_equal_a_plain_forward(

@@ -28,7 +28,7 @@ from weft.errors import ConfigError
 
 
 @pytest.mark.parametrize("n_batch", [512, 7, 1])
-def test_1_whole_chunked_and_single_token_prefill_agree(
+def test_1_full_chunked_and_single_token_prefill_agree(
     kind: str, make: Make, oracle: Oracle, n_batch: int
 ) -> None:
     lm = make(kind, n_batch=n_batch)
@@ -97,13 +97,13 @@ def test_5_export_free_load_changes_nothing(kv_kind: str, make: Make, oracle: Or
     assert arrays["k.0"].shape[1] == len(ids)
     lm.clear_cache()
     assert lm.stats().kv_tokens == 0
-    again = lm.kv.insert(ids, arrays)
+    repeated = lm.kv.insert(ids, arrays)
     assert lm.stats().kv_tokens == len(ids)
     extended = [*ids, 50, 51]
     before = lm.stats().prefilled
-    found = ask(lm, again, Logits(len(extended)), tokens=[50, 51])[0]
+    matches = ask(lm, repeated, Logits(len(extended)), tokens=[50, 51])[0]
     assert lm.stats().prefilled == before + 2
-    assert_close(found, oracle(extended)[-1])
+    assert_close(matches, oracle(extended)[-1])
 
 
 def test_5_drop_and_recompute_agree(kv_kind: str, make: Make) -> None:

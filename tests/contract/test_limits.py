@@ -1,4 +1,4 @@
-"""n_ctx, n_batch and n_seq_max are honoured by every engine, or refused."""
+"""n_ctx, n_batch and n_seq_max are honoured by every engine, or rejected."""
 
 from __future__ import annotations
 
@@ -48,31 +48,31 @@ def test_n_ctx_is_the_longest_path(kind: str, make: Make) -> None:
         make(kind, n_ctx=context_length + 1)
 
 
-def test_n_batch_is_the_most_tokens_of_a_forward(kv_kind: str, make: Make) -> None:
+def test_n_batch_limits_the_tokens_of_a_forward(kv_kind: str, make: Make) -> None:
     forwards = run(make(kv_kind, Counting, n_batch=8), 5, 10)
     assert max(map(sum, forwards)) <= 8
     assert sum(map(sum, forwards)) >= 50
 
 
-def test_n_batch_is_the_most_rows_of_a_hidden_engines_forward(make: Make) -> None:
+def test_n_batch_limits_the_rows_of_a_hidden_engine(make: Make) -> None:
     forwards = run(make("hidden", Counting, n_batch=2), 5, 10)
     assert max(map(len, forwards)) <= 2
     assert sum(map(len, forwards)) == 5
 
 
-def test_n_seq_max_is_the_most_resident_paths(kv_kind: str, make: Make) -> None:
+def test_n_seq_max_limits_resident_paths(kv_kind: str, make: Make) -> None:
     lm = make(kv_kind, Counting, n_seq_max=2)
     run(lm, 6, 10)
     assert lm.tree.budget.paths <= 2
 
 
-def test_a_hidden_engine_refuses_a_budget(make: Make) -> None:
+def test_hidden_engine_rejects_a_budget(make: Make) -> None:
     """Its KV is its own: the budget was taken and never looked at."""
     with pytest.raises(Unsupported, match="kv_budget has no effect"):
         make("hidden", kv_bytes=1 << 20)
 
 
-def test_a_hidden_engine_refuses_n_seq_max(make: Make) -> None:
+def test_hidden_engine_rejects_n_seq_max(make: Make) -> None:
     with pytest.raises(Unsupported, match="n_seq_max has no effect"):
         make("hidden", n_seq_max=4)
     with pytest.raises(ConfigError, match="n_seq_max is 0"):

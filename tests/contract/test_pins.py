@@ -32,7 +32,7 @@ def left(lm: LM) -> int:
     return lm.tree.budget.unevictable
 
 
-def test_a_pinned_path_outlasts_pressure_and_an_unpinned_one_goes(kv_kind: str, make: Make) -> None:
+def test_pinned_path_survives_pressure_and_unpinned_is_evicted(kv_kind: str, make: Make) -> None:
     lm = make(kv_kind, kv_slots=SLOTS)
     ids = prompt_ids(lm)[:20]
     before = logits_at(lm, ids)
@@ -71,7 +71,7 @@ def test_pinning_computes_what_is_missing_and_nothing_more_is_pinned(
     assert left(lm) == 0
 
 
-def test_a_path_that_is_pinned_twice_goes_with_the_second_pin(make: Make) -> None:
+def test_path_pinned_twice_is_evicted_after_the_second_unpin(make: Make) -> None:
     lm = make("numpy", kv_slots=SLOTS)
     ids = prompt_ids(lm)[:16]
     first, second, shorter = lm.kv.pin(ids), lm.kv.pin(ids), lm.kv.pin(ids[:5])
@@ -87,7 +87,7 @@ def test_a_path_that_is_pinned_twice_goes_with_the_second_pin(make: Make) -> Non
     assert left(lm) == 0
 
 
-def test_a_pin_that_is_collected_lets_go(make: Make) -> None:
+def test_collected_pin_is_released(make: Make) -> None:
     lm = make("numpy", kv_slots=SLOTS)
     ids = prompt_ids(lm)[:16]
     pin = lm.kv.pin(ids)
@@ -129,9 +129,7 @@ def test_a_pin_of_a_node_that_changes_keeps_its_tokens_and_leaks_nothing(
     assert left(lm) == 0
 
 
-def test_a_budget_that_is_full_of_pins_says_so_and_is_free_after_them(
-    kv_kind: str, make: Make
-) -> None:
+def test_budget_full_of_pins_raises_until_they_are_released(kv_kind: str, make: Make) -> None:
     lm = make(kv_kind, kv_slots=SLOTS)
     pins = [lm.kv.pin([30 + i, *range(40, 59)]) for i in range(3)]
     with pytest.raises(KVFull, match="60 slots that are pinned by hand") as raised:
@@ -212,9 +210,7 @@ def test_a_session_that_nothing_runs_in_gives_its_room_to_a_pin(
         pin.unpin()
 
 
-def test_a_pin_may_end_below_what_is_there_and_what_comes_below_it_is_not_pinned(
-    kv_kind: str, make: Make
-) -> None:
+def test_pin_below_the_tip_does_not_cover_later_tokens(kv_kind: str, make: Make) -> None:
     lm = make(kv_kind)
     ids = prompt_ids(lm)[:14]
     logits_at(lm, ids[:10])
@@ -225,7 +221,7 @@ def test_a_pin_may_end_below_what_is_there_and_what_comes_below_it_is_not_pinned
     assert left(lm) == 0
 
 
-def test_the_pins_of_an_adapter_go_with_it(make: Make) -> None:
+def test_removing_an_adapter_releases_its_pins(make: Make) -> None:
     lm = make("numpy", kv_slots=SLOTS)
     end = lm.tree.extend(lm.tree.root("gone#1"), [1, 2, 3])
     theirs = lm.kv.try_pin(Place.from_cursor(lm.tree.holds, end))

@@ -1,7 +1,7 @@
-"""The engine protocol below the tree: what `engines/base` promises of fragments and rows.
+"""The engine protocol without the tree: the contract of `engines/base` for fragments and rows.
 
-The tree, the scheduler and the faces ask an engine for a part of it only, so a fault here may show
-in no text for long. The oracle is the engine's own plain forward; other files compare that.
+The tree, the scheduler and the interfaces use only a part of it, so that a fault here may stay
+hidden. The expected values come from the engine's own plain forward; other files compare that.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ def check_slots(engine: Engine, *fragments: Fragment) -> None:
     """The fragments hold the beginning of IDS, as far as the next token can tell."""
     path = tuple(Span(fragment, fragment.length) for fragment in fragments)
     at = sum(span.length for span in path)
-    found = engine.forward([Row(path, IDS[at : at + 1], at, None, (0,))]).logits(0)
-    assert_close(found, plain(engine, IDS)[at])
+    result = engine.forward([Row(path, IDS[at : at + 1], at, None, (0,))]).logits(0)
+    assert_close(result, plain(engine, IDS)[at])
 
 
 def kv_names(engine: Engine) -> set[str]:
     return {f"{kind}.{layer}" for layer in range(engine.info.n_layers) for kind in "kv"}
 
 
-def test_what_an_engine_says_of_itself_fits_together(kind: str, make: Make) -> None:
+def test_engine_info_is_consistent(kind: str, make: Make) -> None:
     engine = make(kind).engine
     info = engine.info
     assert (engine.fragments is None) == (info.kv == "hidden") == (info.kv_bytes_per_token == 0)
@@ -94,13 +94,13 @@ def test_a_half_that_grows_leaves_the_other_as_it_was(engine: Engine) -> None:
     engine.forward([Row((), [91, 92], 3, upper)]).synchronize()
     for name, array in store.export(lower).items():
         np.testing.assert_array_equal(array, before[name])
-    found = engine.forward([Row((Span(upper, 5),), [93], 5, None, (0,))]).logits(0)
-    assert_close(found, plain(engine, [*IDS[:3], 91, 92, 93])[-1])
+    result = engine.forward([Row((Span(upper, 5),), [93], 5, None, (0,))]).logits(0)
+    assert_close(result, plain(engine, [*IDS[:3], 91, 92, 93])[-1])
     store.free(lower)
     store.free(upper)
 
 
-def test_exported_arrays_are_copies_of_the_slots_that_are_held(engine: Engine) -> None:
+def test_exported_arrays_are_copies_of_the_slots(engine: Engine) -> None:
     store, fragment = store_of(engine), grown(engine, 3, 3)
     data = store.export(fragment)
     kv = {name: array for name, array in data.items() if name in kv_names(engine)}
@@ -119,7 +119,7 @@ def test_exported_arrays_are_copies_of_the_slots_that_are_held(engine: Engine) -
     store.free(back)
 
 
-def test_kv_is_marked_with_the_dtype_that_the_engine_says(engine: Engine) -> None:
+def test_exported_kv_has_the_dtype_of_the_engine(engine: Engine) -> None:
     store, fragment = store_of(engine), grown(engine, 3)
     assert str(store.export(fragment).get("dtype", engine.info.dtype)) == engine.info.dtype
     store.free(fragment)
@@ -146,7 +146,7 @@ SPOILS = [without_last_layer, with_another_axis, with_twice_the_bytes, as_comple
 
 
 @pytest.mark.parametrize("spoil", SPOILS, ids=lambda spoil: spoil.__name__)
-def test_load_refuses_what_is_not_of_its_model(
+def test_load_of_another_models_kv_raises(
     engine: Engine, spoil: Callable[[Arrays], Arrays]
 ) -> None:
     store, fragment = store_of(engine), grown(engine, 5)
@@ -160,7 +160,7 @@ def test_load_refuses_what_is_not_of_its_model(
     store.free(fragment)
 
 
-def test_spare_room_is_at_most_growth_and_settle_gives_it_back(engine: Engine) -> None:
+def test_unused_capacity_is_at_most_growth_and_settle_releases_it(engine: Engine) -> None:
     store, slot = store_of(engine), engine.info.kv_bytes_per_token
     fragments = [store.new(None) for _ in range(4)]
     for at in range(5):
@@ -187,7 +187,7 @@ def test_scores_from_anywhere_in_a_row_are_those_of_its_logits(engine: Engine, s
     np.testing.assert_array_equal(score.top_ids, np.argsort(-logp, kind="stable")[:, :2])
 
 
-def test_logits_come_in_the_order_of_rows_and_wanted_tokens(engine: Engine) -> None:
+def test_logits_are_in_the_order_of_rows_and_indices(engine: Engine) -> None:
     rows = [Row((), IDS[:4], 0, None, (1, 3)), Row((), IDS[:2], 0), Row((), IDS, 0, None, (0, 7))]
     output = engine.forward(rows)
     for number, at in enumerate([1, 3, 0, 7]):
@@ -228,7 +228,7 @@ def test_a_forward_that_raises_has_changed_nothing(engine: Engine, what: str) ->
     store.free(bad)
 
 
-def test_what_cannot_be_cut_raises_and_stays(engine: Engine) -> None:
+def test_invalid_cuts_raise_and_change_nothing(engine: Engine) -> None:
     store, fragment = store_of(engine), grown(engine, 4)
     for at in (-1, 0, 4, 5):
         with pytest.raises(ValueError, match="cannot"):
@@ -241,7 +241,7 @@ def test_what_cannot_be_cut_raises_and_stays(engine: Engine) -> None:
     store.free(fragment)
 
 
-def test_a_closed_engine_runs_nothing_and_may_be_closed_again(new_engine: NewEngine) -> None:
+def test_closed_engine_raises_and_close_is_idempotent(new_engine: NewEngine) -> None:
     engine = new_engine()
     if engine.fragments is not None:
         engine.forward([Row((), IDS, 0, engine.fragments.new(None))]).synchronize()

@@ -233,7 +233,7 @@ def test_a_run_that_reaches_the_context_ends_there(kind: str, make: Make) -> Non
     assert (caught.value.n_tokens, caught.value.n_ctx) == (31, 30)
 
 
-def test_a_cancelled_run_keeps_what_it_made(kind: str, make: Make) -> None:
+def test_cancelled_run_keeps_its_tokens(kind: str, make: Make) -> None:
     lm = make(kind)
     place = lm.place(prompt_ids(lm))
     heard: list[int] = []
@@ -249,8 +249,8 @@ def test_a_cancelled_run_keeps_what_it_made(kind: str, make: Make) -> None:
     assert partial.finish_reason == "cancelled"
     n_made = len(partial.tokens)
     assert 0 < n_made < 400
-    whole = run_all(lm, [run_item(lm, place, 1, 1, **{**long, "max_tokens": n_made + 1})])[0]
-    assert whole.tokens[:n_made] == partial.tokens
+    full = run_all(lm, [run_item(lm, place, 1, 1, **{**long, "max_tokens": n_made + 1})])[0]
+    assert full.tokens[:n_made] == partial.tokens
     assert partial.end.ids() == place.ids() + partial.tokens
 
 
@@ -269,8 +269,10 @@ def test_penalties_see_the_prompt_and_the_generated_tokens(kind: str, make: Make
     got, want = greedy(path, repetition_penalty=5.0), list[int]()
     for _ in got:
         logits = logits_at(lm, [*path, *want]).copy()
-        seen = sorted({*path, *want})
-        logits[seen] = np.where(logits[seen] > 0, logits[seen] / 5, logits[seen] * 5)
+        observed = sorted({*path, *want})
+        logits[observed] = np.where(
+            logits[observed] > 0, logits[observed] / 5, logits[observed] * 5
+        )
         want.append(int(logits.argmax()))
     assert got == want != greedy(path)
 
@@ -283,7 +285,7 @@ def test_more_runs_than_a_step_has_tokens_all_end(kind: str, make: Make) -> None
     assert tokens_of(got) == want
 
 
-def test_the_tail_of_a_finished_run_is_found_by_the_next(kv_kind: str, make: Make) -> None:
+def test_next_run_reuses_the_tail_of_a_finished_run(kv_kind: str, make: Make) -> None:
     lm = make(kv_kind)
     place = lm.place(prompt_ids(lm))
     (result,) = run_all(lm, [run_item(lm, place, 1, max_tokens=10, stop_ids=frozenset())])

@@ -70,8 +70,8 @@ def test_one_thread_calls_the_engine_from_first_to_last(make: Make) -> None:
     arrays = lm.kv.export(place)
     lm.clear_cache()
     lm.kv.insert(ids, arrays)
-    again = run_all(lm, [run_item(lm, place, 1, i) for i in range(3)])
-    assert [r.tokens for r in again] == [r.tokens for r in want]
+    repeated = run_all(lm, [run_item(lm, place, 1, i) for i in range(3)])
+    assert [r.tokens for r in repeated] == [r.tokens for r in want]
     caught: list[object] = []
     other = threading.Thread(target=lambda: caught.append(logits_at(lm, ids)))
     other.start()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from contract.conftest import BESIDE, KINDS, Make
+from contract.conftest import KINDS, OPTIONAL, Make
 from contract.helpers import logits_at, prompt_ids, run_all, run_item
 from weft._core.sampling import rng
 from weft._core.sampling.metrics import n_groups
@@ -26,7 +26,7 @@ def texts(
     lm: LM, prompt: Sequence[int], seeds: Sequence[int], n_beside: int, n_tokens: int
 ) -> list[list[int]]:
     """Tokens of one run a seed, beside others of other prompts, lengths and rules."""
-    asked = [
+    requested = [
         run_item(lm, lm.place(prompt), seed, max_tokens=n_tokens, stop_ids=frozenset())
         for seed in seeds
     ]
@@ -41,9 +41,9 @@ def texts(
         )
         for i in range(n_beside)
     ]
-    mixed = [*beside[::2], *asked, *beside[1::2]]
+    mixed = [*beside[::2], *requested, *beside[1::2]]
     by_item = dict(zip(map(id, mixed), run_all(lm, mixed), strict=True))
-    return [by_item[id(item)].tokens for item in asked]
+    return [by_item[id(item)].tokens for item in requested]
 
 
 def alone(lm: LM, prompt: Sequence[int], seeds: Sequence[int], n_tokens: int) -> list[list[int]]:
@@ -80,7 +80,7 @@ def standings(lm: LM, ids: Sequence[int], seed: int) -> NDArray[np.float64]:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("beside", ["none", "paged", *BESIDE])
+@pytest.mark.parametrize("beside", ["none", "paged", *OPTIONAL])
 @pytest.mark.parametrize(
     ("seeds", "n_tokens"),
     [(range(1), FEW), pytest.param(range(1, 42), MANY, marks=pytest.mark.slow, id="many")],
@@ -93,7 +93,7 @@ def test_a_seed_gives_the_same_tokens_alone_in_company_and_on_every_engine(
     An engine that generates whole runs by itself draws by its own rule: it agrees with itself.
     """
     want = None
-    ours = [kind for kind in KINDS if kind not in (*BESIDE, "paged")]
+    ours = [kind for kind in KINDS if kind not in (*OPTIONAL, "paged")]
     for kind in ours if beside == "none" else ("numpy", beside):
         lm = make(kind)
         prompt = prompt_ids(lm, "Tell me a story about a fox.")

@@ -19,8 +19,8 @@ def loom_job(lm) -> list[str]:
         for node in loom.grow(n=4, max_tokens=8, seed=seed, temperature=1.2, show=False):
             texts.append(node.text)
         constraint = Regex("[0-9]{2,5}")
-        made = loom.grow(n=2, max_tokens=12, seed=seed, constraint=constraint, show=False)
-        texts += [node.text for node in made]
+        created = loom.grow(n=2, max_tokens=12, seed=seed, constraint=constraint, show=False)
+        texts += [node.text for node in created]
     return texts
 
 
@@ -57,12 +57,12 @@ def test_each_face_gets_what_it_gets_alone(make, kind: str, slots: int | None) -
     jobs = [loom_job, branch_job, async_job]
     alone = [job(make(kind)) for job in jobs]
     lm = make(kind, kv_slots=slots)
-    found: list = [None] * len(jobs)
+    result: list = [None] * len(jobs)
     failed: list[BaseException] = []
 
     def run(number: int) -> None:
         try:
-            found[number] = jobs[number](lm)
+            result[number] = jobs[number](lm)
         except BaseException as error:
             failed.append(error)
 
@@ -72,6 +72,6 @@ def test_each_face_gets_what_it_gets_alone(make, kind: str, slots: int | None) -
     for thread in threads:
         thread.join()
     assert not failed
-    assert found[0] == alone[0]
-    assert found[1] == alone[1]
-    np.testing.assert_allclose(found[2], alone[2], atol=TOLERANCE["float32"])
+    assert result[0] == alone[0]
+    assert result[1] == alone[1]
+    np.testing.assert_allclose(result[2], alone[2], atol=TOLERANCE["float32"])

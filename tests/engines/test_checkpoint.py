@@ -1,4 +1,4 @@
-"""Broken model folders are refused at once, with the file and the way out named."""
+"""Broken model folders raise at once, with the file and the remedy."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_broken_shards_are_refused(shards: Path, break_it: ConnectionLost, named
         open_checkpoint(shards)
 
 
-def test_shards_and_whole_hold_the_same(shards: Path, tmp_path: Path) -> None:
+def test_sharded_checkpoint_equals_single_file(shards: Path, tmp_path: Path) -> None:
     write_folder(tmp_path / "whole")
     one, other = open_checkpoint(shards), open_checkpoint(tmp_path / "whole")
     assert one.fingerprint() == other.fingerprint()
@@ -205,7 +205,7 @@ def test_a_missing_tokenizer_is_named(folder: Path) -> None:
 @pytest.mark.parametrize(
     "text", [tokenizer_json(0, 60), tokenizer_json(0, added=(60,)), tokenizer_json(0, added=(70,))]
 )
-def test_a_tokenizer_that_fits_passes_added_tokens_may_lie_beyond(folder: Path, text: str) -> None:
+def test_tokenizer_with_added_tokens_beyond_the_vocabulary_passes(folder: Path, text: str) -> None:
     (folder / "tokenizer.json").write_text(text)
     check_tokenizer(folder, 61)
 
@@ -231,6 +231,6 @@ def test_a_tokenizer_that_does_not_fit_is_refused(folder: Path, text: str, named
         check_tokenizer(folder, 61)
 
 
-def test_read_config_gives_the_whole_object(folder: Path) -> None:
+def test_read_config_returns_the_full_object(folder: Path) -> None:
     config: dict[str, Any] = read_config(folder)
     assert config == CONFIG

@@ -166,16 +166,16 @@ def test_unusual_numbers_reach_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     folder = unusual(tmp_path / "model")
     small = {"dtype": "float32", "max_num_seqs": 8, "kv_cache_memory_bytes": 64 << 20}
-    seen: list[dict[str, Any]] = []
+    observed: list[dict[str, Any]] = []
     check = engine.check_config
 
     def noted(stored: Any, taken: Any, **options: Any) -> None:
-        seen.append(numbers_of(taken))
+        observed.append(numbers_of(taken))
         check(stored, taken, **options)
 
     monkeypatch.setattr(engine, "check_config", noted)
     with weft.LM(VllmEngine.load(folder, **small), Tokenizer.from_folder(folder)) as lm:
-        assert (seen[0]["rope.rope_theta"], seen[0]["rms_norm_eps"]) == (777.0, 0.3)
+        assert (observed[0]["rope.rope_theta"], observed[0]["rms_norm_eps"]) == (777.0, 0.3)
         want = logits(NumpyEngine.load(folder))
         np.testing.assert_allclose(log_softmax(logits(lm.engine)), log_softmax(want), atol=2e-3)
         known = AsyncVirtualLM(lm, cache_size=0, cache_opts={})

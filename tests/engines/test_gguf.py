@@ -32,20 +32,20 @@ ROWS = [Row((), IDS, 0, None, (0, 63))]
 
 
 def test_file_and_folder_give_equal_logits() -> None:
-    found = NumpyEngine.load(shallow_gguf()).forward(ROWS)
+    result = NumpyEngine.load(shallow_gguf()).forward(ROWS)
     wanted = NumpyEngine.load(shallow()).forward(ROWS)
     for index in (0, 1):
-        np.testing.assert_array_equal(found.logits(index), wanted.logits(index))
+        np.testing.assert_array_equal(result.logits(index), wanted.logits(index))
 
 
 @pytest.mark.parametrize("kind", ["f16", "q8_0"])
 def test_dequantised_weights_are_near_those_of_the_folder(kind: str, tmp_path: Path) -> None:
     export_gguf(shallow(), tmp_path / "a.gguf", kind)
-    found, wanted = GGUFCheckpoint(read_gguf(tmp_path / "a.gguf")), open_checkpoint(shallow())
-    assert set(found.tensors) == set(wanted.tensors) - {"lm_head.weight"}
-    for name in found.tensors:
+    result, wanted = GGUFCheckpoint(read_gguf(tmp_path / "a.gguf")), open_checkpoint(shallow())
+    assert set(result.tensors) == set(wanted.tensors) - {"lm_head.weight"}
+    for name in result.tensors:
         exact = wanted.read(name)
-        np.testing.assert_allclose(found.read(name), exact, atol=np.abs(exact).max() / 127)
+        np.testing.assert_allclose(result.read(name), exact, atol=np.abs(exact).max() / 127)
 
 
 def test_load_takes_tokenizer_template_and_sampling_from_the_file(tmp_path: Path) -> None:
@@ -57,24 +57,26 @@ def test_load_takes_tokenizer_template_and_sampling_from_the_file(tmp_path: Path
         assert lm.info.name == "numpy"
         assert lm.text.chat_template == wanted.text.chat_template
         assert (lm.defaults.temperature, lm.defaults.top_k) == (0.5, 7)
-        found, same = (
+        result, same = (
             weft.Loom(each, samples.sum).grow(max_tokens=12, temperature=0)[0].tokens
             for each in (lm, wanted)
         )
-        assert found == same
+        assert result == same
 
 
 def test_file_and_folder_tokenize_300_texts_alike() -> None:
-    found, wanted = read_tokenizer(read_gguf(shallow_gguf())), Tokenizer.from_folder(TINY)
-    assert found.vocab_bytes == wanted.vocab_bytes
-    assert found.special_ids == wanted.special_ids
-    assert found.stop_ids == wanted.stop_ids
+    result, wanted = read_tokenizer(read_gguf(shallow_gguf())), Tokenizer.from_folder(TINY)
+    assert result.vocab_bytes == wanted.vocab_bytes
+    assert result.special_ids == wanted.special_ids
+    assert result.stop_ids == wanted.stop_ids
     for text in TEXTS:
         for special in (False, True):
-            assert found.encode(text, special=special) == wanted.encode(text, special=special), text
-        assert found.decode(found.encode(text, add_bos=False)) == text
+            assert result.encode(text, special=special) == wanted.encode(text, special=special), (
+                text
+            )
+        assert result.decode(result.encode(text, add_bos=False)) == text
     chat = [{"role": "user", "content": "1 + <|user|> 2"}]
-    assert found.encode_chat(chat) == wanted.encode_chat(chat)
+    assert result.encode_chat(chat) == wanted.encode_chat(chat)
 
 
 def test_unknown_pre_tokenizer_warns_and_keeps_the_text(
@@ -85,9 +87,9 @@ def test_unknown_pre_tokenizer_warns_and_keeps_the_text(
 
     header = read_gguf(rewritten(tmp_path / "a.gguf", shallow_gguf(), change))
     with caplog.at_level(logging.WARNING, "weft.engines"):
-        found = read_tokenizer(header)
+        result = read_tokenizer(header)
     assert "a.gguf has the unknown pre-tokenizer 'of-tomorrow'" in caplog.text
-    assert all(found.decode(found.encode(text, add_bos=False)) == text for text in TEXTS)
+    assert all(result.decode(result.encode(text, add_bos=False)) == text for text in TEXTS)
 
 
 @pytest.mark.parametrize(
@@ -132,9 +134,9 @@ def test_bfloat16_weights_compute_what_the_same_numbers_in_float32_compute(sourc
     exact, engine = NumpyEngine.load(path), NumpyEngine.load(path, dtype="bfloat16")
     assert engine.info.extra["weights"] == "bfloat16"
     assert engine.info.fingerprint != exact.info.fingerprint
-    found, wanted = engine.forward(ROWS), exact.forward(ROWS)  # the model is stored in bfloat16
+    result, wanted = engine.forward(ROWS), exact.forward(ROWS)  # the model is stored in bfloat16
     for index in (0, 1):
-        np.testing.assert_allclose(found.logits(index), wanted.logits(index), atol=1e-4)
+        np.testing.assert_allclose(result.logits(index), wanted.logits(index), atol=1e-4)
 
 
 def test_weights_are_kept_in_bfloat16_if_float32_does_not_fit(
@@ -221,7 +223,7 @@ def test_family_of_llamacpp_alone_names_llamacpp_alone(
         weft.load(file, engine="torch")
 
 
-def test_numpy_refuses_another_family_by_name(tmp_path: Path) -> None:
+def test_numpy_rejects_another_family_by_name(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match="is a falcon model; the numpy engine runs GGUF files of"):
         weft.load(of_family(tmp_path / "a.gguf", "falcon"), engine="numpy")
 

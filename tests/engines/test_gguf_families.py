@@ -125,10 +125,10 @@ def test_llama_families_equal_their_folder(family: str, tmp_path: Path) -> None:
         shutil.copy(file, tmp_path / "folder")
     export_gguf(tmp_path / "folder", tmp_path / "model.gguf")
     assert_same(load_gguf(tmp_path / "model.gguf", CPU, "auto").model, model)
-    found = NumpyEngine.load(tmp_path / "model.gguf").forward(ROWS)
+    result = NumpyEngine.load(tmp_path / "model.gguf").forward(ROWS)
     wanted = NumpyEngine.load(tmp_path / "folder").forward(ROWS)
     for index in (0, 1):
-        np.testing.assert_allclose(found.logits(index), wanted.logits(index), atol=1e-4)
+        np.testing.assert_allclose(result.logits(index), wanted.logits(index), atol=1e-4)
 
 
 def written(family: str, path: Path) -> tuple[Any, Path]:
@@ -184,9 +184,9 @@ def test_other_families_equal_llamacpp(family: str, tmp_path: Path) -> None:
 
     _, file = written(family, tmp_path)
     engine = LlamaCppEngine.load(file, dtype="float32", n_threads=1)
-    found, wanted = TorchEngine.load(file).forward(ROWS), engine.forward(ROWS)
+    result, wanted = TorchEngine.load(file).forward(ROWS), engine.forward(ROWS)
     for index in (0, 1):
-        np.testing.assert_allclose(found.logits(index), wanted.logits(index), atol=2e-3)
+        np.testing.assert_allclose(result.logits(index), wanted.logits(index), atol=2e-3)
     engine.close()
 
 
@@ -207,18 +207,18 @@ def test_file_and_folder_give_the_same_engine(family: str, dtype: str, tmp_path:
     if family == "gemma3":
         model, file = written(family, tmp_path)
         model.save_pretrained(folder := tmp_path / "folder")
-    found, wanted = (TorchEngine.load(path, dtype=dtype) for path in (file, folder))
-    assert type(found) is type(wanted)
+    result, wanted = (TorchEngine.load(path, dtype=dtype) for path in (file, folder))
+    assert type(result) is type(wanted)
     for name in ("dtype", "kv", "context_length", "kv_bytes_per_token", "capabilities"):
-        assert getattr(found.info, name) == getattr(wanted.info, name), name
+        assert getattr(result.info, name) == getattr(wanted.info, name), name
     kinds = [
         [(name, type(module)) for name, module in engine.model.named_modules()]
-        for engine in (found, wanted)
+        for engine in (result, wanted)
     ]
     assert kinds[0] == kinds[1]
     for index in (0, 1):
         np.testing.assert_array_equal(
-            found.forward(ROWS).logits(index), wanted.forward(ROWS).logits(index)
+            result.forward(ROWS).logits(index), wanted.forward(ROWS).logits(index)
         )
 
 

@@ -27,6 +27,6 @@ def test_300_texts_are_tokenized_as_llama_cpp_does(pre: str, tmp_path: Path) -> 
         values.pop("tokenizer.ggml.add_bos_token")
 
     header = read_gguf(rewritten(tmp_path / "a.gguf", shallow_gguf(), change))
-    found, wanted = read_tokenizer(header), vocabulary.read_tokenizer(header)
+    result, wanted = read_tokenizer(header), vocabulary.read_tokenizer(header)
     for text in TEXTS:
-        assert found.encode(text, special=True) == wanted.encode(text, special=True), text
+        assert result.encode(text, special=True) == wanted.encode(text, special=True), text

@@ -1,4 +1,4 @@
-"""Where models come from: the wheel, a folder, and a Hub that runs here on 127.0.0.1."""
+"""Model sources: the wheel, folders, and a Hub server on 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_file_instead_of_folder_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "tinny", "org/", "a b/c@"])
-def test_unknown_name_says_what_is_allowed(name: str) -> None:
+def test_unknown_name_error_lists_allowed_names(name: str) -> None:
     with pytest.raises((ConfigError, ModelLoadError)):
         resolve(name)
 
@@ -162,17 +162,17 @@ def test_near_names_are_those_of_folders_and_of_parts_too(
     for name in ("llama-small", "notes"):
         (tmp_path / name).mkdir()
     (tmp_path / "llama-small" / "config.json").write_text("{}")
-    for asked, near in {
+    for requested, near in {
         "qwen": "Qwen/Qwen3-0.6B",
         "llama": "./llama-small",
         "./lama-small": "./llama-small",
         f"{tmp_path}/llama-smal/": f"{tmp_path}/llama-small",
     }.items():
         with pytest.raises((ConfigError, ModelLoadError), match=f"near it: {re.escape(near)}"):
-            resolve(asked)
-    for asked in ("./note", "zzz", "\0"):
+            resolve(requested)
+    for requested in ("./note", "zzz", "\0"):
         with pytest.raises((ConfigError, ModelLoadError)) as caught:
-            resolve(asked)
+            resolve(requested)
         assert "near it" not in str(caught.value)
 
 
@@ -190,36 +190,36 @@ def test_download_takes_only_the_wanted_files(hub: Hub, cache: Path) -> None:
     assert folder.is_relative_to(cache)
 
 
-def test_remote_code_comes_only_when_asked(hub: Hub) -> None:
+def test_python_files_are_downloaded_only_with_remote_code(hub: Hub) -> None:
     assert _files(resolve("maker/model", remote_code=True)) == WANTED | {"modeling_own.py"}
 
 
-def test_size_and_destination_come_before_the_first_byte(hub: Hub, cache: Path) -> None:
-    told: list[tuple[str, int, int, str]] = []
+def test_size_and_destination_are_reported_before_the_first_byte(hub: Hub, cache: Path) -> None:
+    reported: list[tuple[str, int, int, str]] = []
     served: list[int] = []
     lock = threading.Lock()
 
     def progress(phase: str, done: int, total: int, note: str) -> None:
         with lock:
-            told.append((phase, done, total, note))
+            reported.append((phase, done, total, note))
             served.append(sum("/resolve/" in request for request in hub.requests))
 
     resolve("maker/model", progress=progress)
     total = sum(len(FILES[name]) for name in WANTED)
-    assert told[0] == ("download", 0, total, f"maker/model: 5.0 kB to {cache}")
+    assert reported[0] == ("download", 0, total, f"maker/model: 5.0 kB to {cache}")
     assert served[0] == 0
-    assert told[-1][:3] == ("download", total, total)
-    assert all(0 <= done <= total for _, done, _, _ in told)
-    told.clear()
+    assert reported[-1][:3] == ("download", total, total)
+    assert all(0 <= done <= total for _, done, _, _ in reported)
+    reported.clear()
     resolve("maker/model", progress=progress)
-    assert told == []
+    assert reported == []
 
 
 def test_cached_copy_needs_no_network(hub: Hub) -> None:
     folder = resolve("maker/model")
-    asked = len(hub.requests)
+    requested = len(hub.requests)
     assert resolve("maker/model", local_files_only=True) == folder
-    assert len(hub.requests) == asked
+    assert len(hub.requests) == requested
 
 
 def test_cached_copy_serves_when_the_hub_is_away(
@@ -281,7 +281,7 @@ def test_private_repository_opens_with_its_token(hub: Hub) -> None:
     assert _files(resolve("maker/secret", token="hf_t")) == WANTED
 
 
-def test_gated_repository_says_where_its_terms_are(hub: Hub) -> None:
+def test_gated_repository_error_links_its_terms(hub: Hub) -> None:
     hub.add(Repo("maker/gated", token="hf_t", gated=True)).push("main", FILES)
     with pytest.raises(ModelLoadError, match=f"accept its terms at {hub.url}/maker/gated"):
         resolve("maker/gated")
@@ -322,7 +322,7 @@ def test_sizes_read_well(n_bytes: int, text: str) -> None:
     assert hub_module._size(int(n_bytes)) == text
 
 
-def test_a_bare_id_is_taken_where_it_is_asked_for(hub: Hub) -> None:
+def test_bare_id_is_accepted_with_bare_ids(hub: Hub) -> None:
     hub.add(Repo("gpt2")).push("main", FILES)
     assert _files(resolve("gpt2", bare_ids=True)) == WANTED
     assert resolve("tiny", bare_ids=True) == TINY

@@ -71,7 +71,7 @@ def test_the_family_attends_as_is_known(request: pytest.FixtureRequest, bench: B
     assert bench.engine.info.extra["attention"] == CONFIGS[name][2]
 
 
-def test_whole_and_chunked_prefill_agree(bench: Bench) -> None:
+def test_full_and_chunked_prefill_agree(bench: Bench) -> None:
     """Beyond LONG_ROW tokens a row meets its path by MLX's own attention."""
     fragment = bench.store.new(None)
     output = bench.engine.forward([Row((), IDS[:90], 0, fragment, tuple(range(90)))])
@@ -153,7 +153,7 @@ def test_short_nodes_one_below_the_other_are_one_level() -> None:
     assert memory.is_contiguous([span.fragment for span in path])
 
 
-def test_stretches_that_share_spans_otherwise_are_met_as_well(
+def test_prefixes_that_share_some_spans_give_correct_logits(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of one token leave the path after its first node, rows of several after the second."""
@@ -182,22 +182,22 @@ def test_cut_joined_and_reloaded_fragments_give_the_same(bench: Bench) -> None:
     bench.check(path, IDS[:23])
     data = bench.store.export(lower)
     bench.store.free(lower)
-    again = bench.store.load(data, upper)
-    bench.check((Span(upper, 9), Span(again, 14)), IDS[:23])
-    bench.store.join(upper, again)
-    bench.check((Span(again, 23),), IDS[:23])
-    bench.store.trim(again, 15)
-    bench.check((Span(again, 15),), IDS[:15])
+    repeated = bench.store.load(data, upper)
+    bench.check((Span(upper, 9), Span(repeated, 14)), IDS[:23])
+    bench.store.join(upper, repeated)
+    bench.check((Span(repeated, 23),), IDS[:23])
+    bench.store.trim(repeated, 15)
+    bench.check((Span(repeated, 15),), IDS[:15])
 
 
 def test_scores_are_those_of_the_plain_forward(bench: Bench) -> None:
     span = ScoreSpan(2, tuple(IDS[3:12]), 2)
-    (found,) = bench.engine.forward([Row((), IDS[:12], 0, None, (), (span,))]).scores()[0]
+    (result,) = bench.engine.forward([Row((), IDS[:12], 0, None, (), (span,))]).scores()[0]
     want = metrics.log_softmax(plain_logits(bench.model, IDS[:12])[2:11])
-    np.testing.assert_allclose(found.logprobs, want[range(9), IDS[3:12]], atol=1e-4)
+    np.testing.assert_allclose(result.logprobs, want[range(9), IDS[3:12]], atol=1e-4)
 
 
-def test_the_models_own_cache_goes_on_where_the_path_ends(bench: Bench) -> None:
+def test_prefix_cache_continues_at_the_end_of_the_path(bench: Bench) -> None:
     path = bench.node(bench.node((), IDS[:20]), IDS[20:29])
     cache = bench.engine.prefix_cache(path)
     logits = bench.model(mx.array([IDS[29:31]]), cache=cache)

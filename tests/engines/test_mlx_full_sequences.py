@@ -1,4 +1,4 @@
-"""Models of mlx-lm without KV of single tokens run whole paths, and equal their own forward."""
+"""Models of mlx-lm without KV of single tokens run full paths, and equal their own forward."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def model() -> Any:
     return build("mamba", n_vocab=N_VOCAB)
 
 
-def test_it_says_once_that_nothing_is_kept(model: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_disabled_prefix_caching_is_logged_once(
+    model: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING):
         engine = MlxEngine.adopt(model)
     assert [

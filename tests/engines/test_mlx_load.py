@@ -1,4 +1,4 @@
-"""What the mlx engine loads, what it refuses, and that it is no burden to anybody else."""
+"""Loading with the mlx engine: supported models, errors, and no side effects for the caller."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def lm() -> Iterator[weft.LM]:
         yield lm
 
 
-def test_weights_that_we_load_lie_by_column_where_that_is_faster(lm: weft.LM) -> None:
+def test_loaded_float32_weights_are_column_major_on_cpu(lm: weft.LM) -> None:
     model, plain = lm.engine.model, mlx_lm.load(str(shallow()))[0]
     plain.set_dtype(mx.float32)
     laid = {name: array for name, array in tree_flatten(model.parameters()) if array.ndim == 2}
@@ -102,12 +102,12 @@ PROMPTS = [
 @pytest.mark.parametrize("n", [4, pytest.param(50, marks=pytest.mark.slow)])
 def test_greedy_texts_are_those_of_the_numpy_engine(n: int) -> None:
     assert len(PROMPTS) == 50
-    found = []
+    result = []
     for name in ("numpy", "mlx"):
         with weft.load("tiny", engine=name, dtype="float32") as lm:
             assert lm.info.name == name
-            found.append(greedy(lm, PROMPTS[:: 50 // n], 16))
-    assert found[0] == found[1]
+            result.append(greedy(lm, PROMPTS[:: 50 // n], 16))
+    assert result[0] == result[1]
 
 
 def test_quantised_weights_run_as_the_library_runs_them(quantised: Path) -> None:
@@ -117,9 +117,9 @@ def test_quantised_weights_run_as_the_library_runs_them(quantised: Path) -> None
         ids = node.get_prefix_tokens()
         want = plain_logits(model, ids)
         assert node.tokens == [int(row.argmax()) for row in want[-7:-1]]
-    with weft.load(str(quantised), engine="mlx") as again:
-        assert again.info.fingerprint == lm.info.fingerprint
-        assert again.info.model == "4bit"
+    with weft.load(str(quantised), engine="mlx") as repeated:
+        assert repeated.info.fingerprint == lm.info.fingerprint
+        assert repeated.info.model == "4bit"
 
 
 def test_the_engine_is_chosen_by_what_a_folder_holds(
@@ -174,8 +174,8 @@ def test_weights_that_are_still_to_be_computed_are_computed_by_their_owner() -> 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
 def test_broken_files_are_named(tmp_path: Path, name: str) -> None:
     folder = copy_of(shallow(), tmp_path)
-    whole = (folder / name).read_bytes()
-    (folder / name).write_bytes(whole[: len(whole) // 2])
+    full = (folder / name).read_bytes()
+    (folder / name).write_bytes(full[: len(full) // 2])
     with pytest.raises(ModelLoadError, match=name.partition(".")[0]):
         weft.load(str(folder), engine="mlx")
     (folder / name).unlink()
@@ -295,7 +295,7 @@ def test_a_process_may_end_in_any_state_and_its_limits_stay() -> None:
 
 
 @pytest.mark.slow
-def test_a_forked_process_is_told() -> None:
+def test_forked_process_raises_forward_error() -> None:
     done = program(
         f"""
         import os, weft
@@ -320,13 +320,13 @@ def test_a_forked_process_is_told() -> None:
 def test_threads_loops_and_the_owner_use_one_model_together() -> None:
     model, tokenizer = mlx_lm.load(str(shallow()))[:2]
     ids = tokenizer.encode("The owl saw the moon.")
-    found: list[Any] = []
+    result: list[Any] = []
     with weft.load(model, tokenizer) as lm:
         want = greedy(lm, ["Hi", "Tell me a story."], 8)
         known = plain_logits(model, ids)[-1]
 
         def texts() -> None:
-            found.append(greedy(lm, ["Hi", "Tell me a story."], 8) == want)
+            result.append(greedy(lm, ["Hi", "Tell me a story."], 8) == want)
 
         def loop() -> None:
             faced = weft.AsyncLM(lm)
@@ -335,20 +335,20 @@ def test_threads_loops_and_the_owner_use_one_model_together() -> None:
                 await asyncio.gather(*(faced.next_token_logprobs(ids[:n]) for n in (1, 3, 5)))
 
             asyncio.run(main())
-            found.append(True)
+            result.append(True)
 
         def plainly() -> None:
             for _ in range(5):
                 own = mx.array([ids])
                 logits = np.array(model(own)[0, -1].astype(mx.float32))
-                found.append(bool(np.abs(logits - known).max() < 1e-5))
+                result.append(bool(np.abs(logits - known).max() < 1e-5))
 
         threads = [threading.Thread(target=each) for each in (texts, texts, loop, loop, plainly)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    assert found == [True] * 9
+    assert result == [True] * 9
 
 
 def test_closing_while_it_runs_ends_what_runs() -> None:
@@ -393,8 +393,8 @@ def test_live_branches_hold_the_prompt_once() -> None:
         ids = [(i * 7) % 900 + 20 for i in range(300)]
         loom = weft.Loom(lm, ids)
         loom.grow(n=2, max_tokens=2)
-        held = mx.get_active_memory()
+        kept_alive = mx.get_active_memory()
         mx.reset_peak_memory()
         loom.grow(n=24, max_tokens=4, temperature=1.0, seed=1)
-        grown = mx.get_peak_memory() - held
+        grown = mx.get_peak_memory() - kept_alive
         assert grown < 24 * 300 * lm.info.kv_bytes_per_token / 2

@@ -81,7 +81,7 @@ def logprobs(model: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("quantise", [False, True], ids=["float32", "4bit"])
-def test_adapters_of_the_library_run_beside_each_other(tmp_path: Path, quantise: bool) -> None:
+def test_adapters_of_mlx_lm_run_in_separate_rows(tmp_path: Path, quantise: bool) -> None:
     model, tokenizer = loaded(quantise)
     plain = logprobs(model)
     known = AsyncMlxLM(model, tokenizer)
@@ -106,22 +106,22 @@ def test_an_adapter_of_pefts_is_the_same_as_on_torch(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("transformers", reason="transformers is not installed")
     folder = peft_format(tmp_path / "peft")
-    found = []
+    result = []
     for engine in ("torch", "mlx"):
         with weft.load(str(shallow()), engine=engine, dtype="float32") as lm:
             lm.add_adapter("a", folder)
             rows = weft.AsyncLM(lm).next_token_logprobs_sync(IDS, lora_name="a")
-            found.append((np.asarray(rows), lm.fingerprint("a")))
-    assert np.abs(found[0][0] - found[1][0]).max() < 1e-3
-    assert found[0][1] == found[1][1]
+            result.append((np.asarray(rows), lm.fingerprint("a")))
+    assert np.abs(result[0][0] - result[1][0]).max() < 1e-3
+    assert result[0][1] == result[1][1]
 
 
 def test_adapters_that_do_not_fit_are_refused_and_change_nothing(tmp_path: Path) -> None:
     engine = MlxEngine.load(shallow(), dtype="float32")
     (tmp_path / "empty").mkdir()
     short = own_format(tmp_path / "short", 1)
-    whole = (short / "adapters.safetensors").read_bytes()
-    (short / "adapters.safetensors").write_bytes(whole[:-100])
+    full = (short / "adapters.safetensors").read_bytes()
+    (short / "adapters.safetensors").write_bytes(full[:-100])
     for folder, kind, why in (
         (own_format(tmp_path / "dora", 1, fine_tune_type="dora"), Unsupported, "dora"),
         (own_format(tmp_path / "bare", 1, lora_parameters={}), ModelLoadError, "scale"),

@@ -1,4 +1,4 @@
-"""A forward that fails leaves everything as it was; what cannot be done is refused by name."""
+"""Failed forwards change nothing; unsupported features raise an error that names them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_bad_row_fails_the_call_and_changes_no_length(engine: NumpyEngine, kin
     assert engine.fragments.usage() == (0, 0)
 
 
-def test_a_step_that_raises_in_the_middle_can_be_run_again(
+def test_step_that_raises_in_the_middle_can_be_repeated(
     engine: NumpyEngine, plain: PlainLlama, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when the plan of the step before is in use."""
@@ -109,7 +109,7 @@ def test_the_last_position_can_be_used(engine: NumpyEngine) -> None:
         engine.forward([row])
 
 
-def test_a_closed_engine_says_so(engine: NumpyEngine) -> None:
+def test_closed_engine_raises_forward_error(engine: NumpyEngine) -> None:
     engine.close()
     engine.close()
     assert engine.fragments.usage() == (0, 0)

@@ -1,4 +1,4 @@
-"""What the NumPy engine's KV memory holds, and when it gives it back."""
+"""KV memory of the NumPy engine: allocation and release."""
 
 from __future__ import annotations
 
@@ -166,8 +166,8 @@ def test_an_export_keeps_the_memory_of_its_slots_and_no_more(engine: NumpyEngine
 
     data = engine.fragments.export(prefill(engine, 7))
     owners = [owner(array) for name, array in data.items() if name != "dtype"]
-    held = {id(array): array.nbytes for array in owners}
-    assert sum(held.values()) == 7 * engine.info.kv_bytes_per_token
+    kept_alive = {id(array): array.nbytes for array in owners}
+    assert sum(kept_alive.values()) == 7 * engine.info.kv_bytes_per_token
 
 
 def test_operations_outside_the_fragment_are_refused(engine: NumpyEngine) -> None:

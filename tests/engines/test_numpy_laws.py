@@ -72,7 +72,7 @@ def test_one_long_row_equals_the_plain_forward(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 64])
-def test_chunked_prefill_equals_whole(rig: Rig, size: int) -> None:
+def test_chunked_prefill_equals_full_prefill(rig: Rig, size: int) -> None:
     fragment = rig.engine.fragments.new(None)
     for lo in range(0, len(IDS), size):
         ids = IDS[lo : lo + size]
@@ -201,7 +201,7 @@ def test_a_path_of_many_short_nodes_decodes_as_its_tokens(
 
 
 @pytest.mark.parametrize("most", [0, 5, 12, 4096])
-def test_no_more_is_copied_than_is_said(most: int) -> None:
+def test_short_views_are_copied_up_to_the_limit(most: int) -> None:
     views = [
         np.zeros((1, 2, 1, n, 4), np.float32) for n in (4, 5, plan.MAX_SHORT + 1, 3, plan.MAX_SHORT)
     ]
@@ -244,9 +244,9 @@ def test_join_undoes_split_and_joins_strangers(rig: Rig) -> None:
     whole, _ = rig.whole((), IDS[:12])
     child, _ = rig.whole(full(whole), IDS[12:17])
     upper = store.split(whole, 4)
-    held = store.usage()
+    kept_alive = store.usage()
     store.join(upper, whole)
-    assert store.usage() == held
+    assert store.usage() == kept_alive
     assert whole.length == 12
     rig.check(full(whole, child), IDS[:17])
     store.join(whole, child)
@@ -275,18 +275,18 @@ def test_export_free_load_changes_nothing(rig: Rig) -> None:
     before = rig.peek(full(root, child), 3)
     data = store.export(child)
     store.free(child)
-    again = store.load(data, root)
-    assert again.length == 6
-    np.testing.assert_allclose(rig.peek(full(root, again), 3), before, atol=1e-6)
+    repeated = store.load(data, root)
+    assert repeated.length == 6
+    np.testing.assert_allclose(rig.peek(full(root, repeated), 3), before, atol=1e-6)
 
 
 def test_a_row_without_dest_leaves_nothing(rig: Rig) -> None:
     root, _ = rig.whole((), IDS[:8])
-    held = rig.engine.fragments.usage()
+    kept_alive = rig.engine.fragments.usage()
     output = rig.engine.forward([Row(full(root), IDS[8:15], 8, None, (2, 6))])
     assert_close(output.logits(0), rig.plain(IDS[:11])[-1])
     assert_close(output.logits(1), rig.plain(IDS[:15])[-1])
-    assert rig.engine.fragments.usage() == held
+    assert rig.engine.fragments.usage() == kept_alive
 
 
 def test_logits_rows_are_numbered_by_row_then_place(rig: Rig) -> None:

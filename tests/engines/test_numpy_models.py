@@ -136,14 +136,14 @@ def test_half_precision_files_are_computed_in_float32(dtype: str, tmp_path: Path
     np.testing.assert_allclose(all_logits(engine, IDS), oracle(model, IDS), atol=TOLERANCE, rtol=0)
 
 
-def test_a_sharded_checkpoint_equals_the_whole_one(tmp_path: Path) -> None:
+def test_sharded_weights_give_the_logits_of_a_single_file(tmp_path: Path) -> None:
     model = random_model("biases everywhere")
     model.save_pretrained(tmp_path / "whole")
     model.save_pretrained(tmp_path / "shards", max_shard_size="20KB")
     assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
-    whole, shards = (NumpyEngine.load(tmp_path / name) for name in ("whole", "shards"))
-    assert whole.info.fingerprint == shards.info.fingerprint
-    np.testing.assert_array_equal(all_logits(whole, IDS), all_logits(shards, IDS))
+    full, shards = (NumpyEngine.load(tmp_path / name) for name in ("whole", "shards"))
+    assert full.info.fingerprint == shards.info.fingerprint
+    np.testing.assert_array_equal(all_logits(full, IDS), all_logits(shards, IDS))
 
 
 @pytest.mark.parametrize("name", ["linear rope", "llama3 rope", "tied, one KV head"])
@@ -172,7 +172,7 @@ def test_a_window_shorter_than_the_context_is_refused_until_n_ctx_fits(tmp_path:
     )
 
 
-def test_info_says_what_the_embedded_model_is(tiny: Path) -> None:
+def test_info_describes_the_embedded_model(tiny: Path) -> None:
     calls: list[tuple[str, int, int, str]] = []
     info = NumpyEngine.load(tiny, progress=lambda *call: calls.append(call)).info
     assert (info.name, info.dtype, info.kv) == ("numpy", "float32", "addressable")

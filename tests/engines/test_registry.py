@@ -118,7 +118,7 @@ class Bare(HostOutput):
 
 @pytest.mark.parametrize("kind", [HostOutput, Bare])
 @pytest.mark.parametrize("indices", [[3], [0, 2], range(4)])
-def test_kept_rows_are_those_that_were_named_and_nobodys_else(
+def test_retained_logits_are_the_requested_ones(
     kind: type[HostOutput], indices: Sequence[int]
 ) -> None:
     logits = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -151,9 +151,9 @@ def test_host_output_hands_out_copies_and_draws_at_once() -> None:
     output = HostOutput(logits, [[], []])
     output.logits(1)[:] = 0
     assert output.logits(1).tolist() == [3, 4, 5]
-    seen: list[Any] = []
-    batch: Any = SimpleNamespace(on_host=lambda given: seen.append(given) or "drawn")
+    observed: list[Any] = []
+    batch: Any = SimpleNamespace(on_host=lambda given: observed.append(given) or "drawn")
     assert output.draw(batch).result() == "drawn"
-    assert seen[0] is logits
+    assert observed[0] is logits
     output.synchronize()
     assert output.scores() == [[], []]

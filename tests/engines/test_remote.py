@@ -76,7 +76,7 @@ def greedy(lm: LM, prompts: list[str], **options: Any) -> list[Any]:
     async def all_of_them() -> list[Any]:
         looms = [Loom(lm, prompt) for prompt in prompts]
         grown = await asyncio.gather(*(loom.agrow(temperature=0, **options) for loom in looms))
-        return [made[0] for made in grown]
+        return [created[0] for created in grown]
 
     return asyncio.run(all_of_them())
 
@@ -96,10 +96,10 @@ LACKS: dict[str, tuple[str, ...]] = {
 def test_greedy_text_is_the_engine_s_on_fifty_prompts(serve: Serve, plain: LM, lack: str) -> None:
     owner = ("--owner", "nobody") if lack == "all but text" else ()
     with weft.load(serve(*LACKS[lack], *owner).base, TINY) as lm:
-        found = greedy(lm, PROMPTS, max_tokens=16)
+        results = greedy(lm, PROMPTS, max_tokens=16)
     want = greedy(plain, PROMPTS, max_tokens=16)
     assert len(PROMPTS) == 50
-    for ours, theirs in zip(found, want, strict=True):
+    for ours, theirs in zip(results, want, strict=True):
         assert ours.text == theirs.text
         assert (ours.terminal, ours.finish_reason) == (theirs.terminal, theirs.finish_reason)
         assert ours.entropies == []
@@ -127,20 +127,20 @@ def test_a_text_depends_on_its_seed_alone(lm: LM) -> None:
     alone = [draw(lm, [item(lm, i)])[0].tokens for i in range(6)]
     assert alone == together
     assert len({tuple(tokens) for tokens in together}) > 1
-    beside = [item(lm, 3), *[item(lm, i, PROMPTS[1]) for i in range(6)]]
-    assert draw(lm, beside)[0].tokens == together[3]
+    sibling = [item(lm, 3), *[item(lm, i, PROMPTS[1]) for i in range(6)]]
+    assert draw(lm, sibling)[0].tokens == together[3]
 
 
-def test_siblings_share_a_request_where_that_is_asked_for(server: Started) -> None:
+def test_siblings_share_a_request_with_together(server: Started) -> None:
     with weft.load(server.base, TINY, engine_options={"together": True}) as lm:
         n_before = len(server.bodies())
         loom = Loom(lm, PROMPTS[0])
-        made = loom.grow(n=8, seed=1, max_tokens=8, temperature=1.5)
+        created = loom.grow(n=8, seed=1, max_tokens=8, temperature=1.5)
         (body,) = server.bodies()[n_before:]
         assert body["n"] == 8
-        assert len({node.text for node in made}) > 1
-        again = Loom(lm, PROMPTS[0]).grow(n=8, seed=1, max_tokens=8, temperature=1.5)
-        assert [node.tokens for node in again] == [node.tokens for node in made]
+        assert len({node.text for node in created}) > 1
+        repeated = Loom(lm, PROMPTS[0]).grow(n=8, seed=1, max_tokens=8, temperature=1.5)
+        assert [node.tokens for node in repeated] == [node.tokens for node in created]
 
 
 def test_siblings_have_a_request_each_where_seeds_count(server: Started, lm: LM) -> None:
@@ -160,13 +160,13 @@ def test_sharing_is_refused_where_a_server_gives_one_choice(serve: Serve) -> Non
 @pytest.mark.parametrize("lack", [(), ("--without", "keep_stop", "--owner", "nobody")])
 def test_a_stop_string_ends_a_branch_and_stays_in_it(serve: Serve, lack: tuple[str, ...]) -> None:
     with weft.load(serve(*lack).base, TINY) as lm:
-        made = Loom(lm, PROMPTS[0]).grow(n=3, seed=1, max_tokens=60, stop=[".", "zzz"])
-        for node in made:
+        created = Loom(lm, PROMPTS[0]).grow(n=3, seed=1, max_tokens=60, stop=[".", "zzz"])
+        for node in created:
             assert node.stop_string == "."
             assert node.text.endswith(".")
             assert node.finish_reason == "stop"
             assert not node.terminal
-        assert made[0].grow(n=1, max_tokens=4, temperature=0)[0].text
+        assert created[0].grow(n=1, max_tokens=4, temperature=0)[0].text
 
 
 def test_streamed_pieces_are_the_text(lm: LM, plain: LM) -> None:
@@ -180,24 +180,24 @@ def test_streamed_pieces_are_the_text(lm: LM, plain: LM) -> None:
 
 
 @pytest.mark.parametrize("lack", LACKS)
-def test_letters_that_are_many_tokens_and_bytes_that_come_apart(serve: Serve, lack: str) -> None:
+def test_characters_of_many_tokens_and_split_bytes(serve: Serve, lack: str) -> None:
     """The server is made to say letters beyond its vocabulary, in chunks of one byte."""
     owner = ("--owner", "nobody") if lack == "all but text" else ()
-    server, said = serve(*LACKS[lack], *owner), "naïve 🦊 日本語 e\u0301"
+    server, text_out = serve(*LACKS[lack], *owner), "naïve 🦊 日本語 e\u0301"
     options = {"dialect": "vllm"}
     with weft.load(server.base, TINY, engine_options=options) as lm:
         server.fault({"split": True})
         (node,) = Loom(lm, PROMPTS[0]).grow(
-            n=1, temperature=0, max_tokens=60, constraint=Choice([said])
+            n=1, temperature=0, max_tokens=60, constraint=Choice([text_out])
         )
-        assert node.text == said
+        assert node.text == text_out
 
 
 def test_two_hundred_runs_at_once(lm: LM, plain: LM) -> None:
     prompts = [f"{PROMPTS[at % 50]} {at}" for at in range(200)]
-    found = greedy(lm, prompts, max_tokens=6)
+    results = greedy(lm, prompts, max_tokens=6)
     want = greedy(plain, prompts, max_tokens=6)
-    assert [node.tokens for node in found] == [node.tokens for node in want]
+    assert [node.tokens for node in results] == [node.tokens for node in want]
 
 
 # What cannot be had ----------------------------------------------------------------------------
@@ -206,9 +206,9 @@ def test_two_hundred_runs_at_once(lm: LM, plain: LM) -> None:
 def test_given_text_is_scored_as_the_engine_scores_it(lm: LM, plain: LM) -> None:
     for text in (" and then", " Lena", "4 + 9 = 13 (left: 10 13 13)"):
         with Loom(lm, PROMPTS[1]) as ours, Loom(plain, PROMPTS[1]) as theirs:
-            found, want = ours.measure(text), theirs.measure(text)
-            assert found.tokens == want.tokens
-            assert found.logprobs == pytest.approx(want.logprobs, abs=1e-4)
+            results, want = ours.measure(text), theirs.measure(text)
+            assert results.tokens == want.tokens
+            assert results.logprobs == pytest.approx(want.logprobs, abs=1e-4)
 
 
 def test_measuring_is_refused_where_nothing_is_echoed(serve: Serve) -> None:
@@ -251,8 +251,10 @@ def test_what_the_server_would_not_do_exactly_is_refused(lm: LM, what: str) -> N
 
 def test_what_has_no_effect_is_not_refused(lm: LM, plain: LM) -> None:
     quiet = {"temperature": 0, "top_k": 7, "typical_p": 0.5, "penalty_last_n": 3}
-    found = Loom(lm, PROMPTS[0]).grow(n=1, max_tokens=8, **quiet)[0]
-    assert found.tokens == Loom(plain, PROMPTS[0]).grow(n=1, max_tokens=8, temperature=0)[0].tokens
+    results = Loom(lm, PROMPTS[0]).grow(n=1, max_tokens=8, **quiet)[0]
+    assert (
+        results.tokens == Loom(plain, PROMPTS[0]).grow(n=1, max_tokens=8, temperature=0)[0].tokens
+    )
 
 
 @pytest.mark.parametrize(
@@ -264,10 +266,10 @@ def test_what_has_no_effect_is_not_refused(lm: LM, plain: LM) -> None:
     ],
 )
 def test_penalties_and_biases_act_as_here(lm: LM, plain: LM, params: dict[str, Any]) -> None:
-    found = Loom(lm, PROMPTS[0]).grow(n=1, max_tokens=30, temperature=0, **params)[0]
+    results = Loom(lm, PROMPTS[0]).grow(n=1, max_tokens=30, temperature=0, **params)[0]
     want = Loom(plain, PROMPTS[0]).grow(n=1, max_tokens=30, temperature=0, **params)[0]
-    assert found.tokens == want.tokens
-    assert found.logprobs == pytest.approx(want.logprobs, abs=1e-4)
+    assert results.tokens == want.tokens
+    assert results.logprobs == pytest.approx(want.logprobs, abs=1e-4)
 
 
 def test_a_constraint_is_honoured_over_there_and_checked_here(lm: LM) -> None:
@@ -293,12 +295,12 @@ def stepping(server: Started) -> Iterator[LM]:
         yield lm
 
 
-def test_whole_rows_carry_every_face(stepping: LM, plain: LM) -> None:
+def test_full_rows_support_all_interfaces(stepping: LM, plain: LM) -> None:
     lm = stepping
     with Loom(lm, PROMPTS[0]) as ours, Loom(plain, PROMPTS[0]) as theirs:
         assert [each.id for each in ours.next(5)] == [each.id for each in theirs.next(5)]
-        found, want = ours.measure(" Once upon"), theirs.measure(" Once upon")
-        assert found.logprobs == pytest.approx(want.logprobs, abs=1e-4)
+        results, want = ours.measure(" Once upon"), theirs.measure(" Once upon")
+        assert results.logprobs == pytest.approx(want.logprobs, abs=1e-4)
     ids = lm.tokenize("Once upon")
     row = asyncio.run(weft.AsyncLM(lm).next_token_logprobs(ids))
     assert row == pytest.approx(asyncio.run(weft.AsyncLM(plain).next_token_logprobs(ids)), abs=1e-4)
@@ -328,15 +330,13 @@ def test_what_the_server_does_not_do_is_drawn_here(
     stepping: LM, plain: LM, params: dict[str, Any]
 ) -> None:
     params = {**stepping.defaults.keywords(), "n": 2, "seed": 1, "max_tokens": 5, **params}
-    made = Loom(stepping, PROMPTS[0]).grow(**params)
+    created = Loom(stepping, PROMPTS[0]).grow(**params)
     want = Loom(plain, PROMPTS[0]).grow(**params)
-    assert [node.tokens for node in made] == [node.tokens for node in want]
-    assert made[0].entropies == pytest.approx(want[0].entropies, abs=1e-3)
+    assert [node.tokens for node in created] == [node.tokens for node in want]
+    assert created[0].entropies == pytest.approx(want[0].entropies, abs=1e-3)
 
 
-def test_what_the_server_does_it_generates_in_whole_runs_all_the_same(
-    server: Started, stepping: LM
-) -> None:
+def test_native_runs_are_used_with_steps_too(server: Started, stepping: LM) -> None:
     n_before = len(server.seen()["bodies"])
     (node,) = Loom(stepping, PROMPTS[0]).grow(n=1, seed=1, max_tokens=12)
     assert len(server.seen()["bodies"]) == n_before + 1
@@ -356,7 +356,7 @@ def test_a_penalty_that_asks_for_signs_is_refused_in_steps(stepping: LM) -> None
     assert loom.grow(n=1, max_tokens=4, repetition_penalty=1.3)[0].tokens
 
 
-def test_rows_that_are_not_whole_are_refused(serve: Serve) -> None:
+def test_incomplete_rows_are_unsupported(serve: Serve) -> None:
     for options, tokenizer in ((("--without", "rows"), TINY), ((), None)):
         with pytest.raises(Unsupported, match="--max-logprobs -1"):
             weft.load(serve(*options).base, tokenizer, engine_options={"steps": True})
@@ -384,7 +384,7 @@ def test_a_model_that_is_not_there_is_named_with_those_that_are(server: Started)
         weft.load(server.base, TINY, model="big")
 
 
-def test_the_address_may_say_model_tokenizer_and_options(server: Started) -> None:
+def test_address_can_have_model_tokenizer_and_options(server: Started) -> None:
     with weft.load(f"{server.base}#tiny?tokenizer={TINY}&most=3") as lm:
         assert lm.info.extra["address"] == f"{server.base}#tiny?tokenizer={TINY}&most=3"
         assert lm.engine.native is not None
@@ -392,7 +392,7 @@ def test_the_address_may_say_model_tokenizer_and_options(server: Started) -> Non
         assert Loom(lm, PROMPTS[0]).grow(n=1, temperature=0, max_tokens=3)[0].tokens
 
 
-def test_a_tokenizer_of_another_model_is_found_out(server: Started) -> None:
+def test_tokenizer_of_another_model_raises(server: Started) -> None:
     from tokenizers import Tokenizer as Backend
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import Whitespace
@@ -412,10 +412,10 @@ def test_the_code_of_the_guide_runs(
     shutil.copytree(TINY, tmp_path / "folder")
     monkeypatch.chdir(tmp_path)
     code = code.replace("http://host:8000/v1", server.base).replace('"model"', '"tiny"')
-    made: dict[str, Any] = {}
-    exec(code, made)
-    assert len(made["loom"].children) == 8
-    made["lm"].close()
+    created: dict[str, Any] = {}
+    exec(code, created)
+    assert len(created["loom"].children) == 8
+    created["lm"].close()
 
 
 @pytest.mark.parametrize(

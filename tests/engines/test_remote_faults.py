@@ -1,4 +1,4 @@
-"""What goes wrong on the way to a server: nothing is told twice, made up, or leaked."""
+"""Faults between client and server: no token is repeated or invented, and no key leaks."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_fault_that_passes_changes_no_text(
 
 
 @pytest.mark.parametrize("faults", BUSY[3:7], ids=json.dumps)
-def test_a_broken_text_goes_on_where_there_are_no_ids(
+def test_broken_text_continues_without_ids(
     bare: Started, want: str, faults: list[dict[str, Any]]
 ) -> None:
     with weft.load(bare.base, TINY, engine_options=QUICK) as lm:
@@ -96,20 +96,20 @@ def test_a_broken_text_goes_on_where_there_are_no_ids(
         assert grown(lm) == want
 
 
-def test_siblings_of_a_broken_request_go_on_apart(server: Started) -> None:
+def test_siblings_of_a_broken_request_continue_separately(server: Started) -> None:
     with weft.load(server.base, TINY, engine_options={"together": True, **QUICK}) as lm:
         n_before = len(server.bodies())
         server.fault(broken("break", 9))
         loom = Loom(lm, PROMPT)
-        told: dict[int, str] = {}
+        reported: dict[int, str] = {}
         for delta in loom.stream(n=3, seed=1, max_tokens=10, stop="no such text"):
-            told[delta.branch] = told.get(delta.branch, "") + delta.text
-        assert [child.text for child in loom.children] == [told[at] for at in range(3)]
+            reported[delta.branch] = reported.get(delta.branch, "") + delta.text
+        assert [child.text for child in loom.children] == [reported[at] for at in range(3)]
         assert all(len(child.tokens) == 10 or child.terminal for child in loom.children)
-        asked = server.bodies()[n_before:]
-        assert asked[0]["n"] == 3
-        assert all("n" not in body for body in asked[1:])
-        n_told = sum(len(body["prompt"]) - len(asked[0]["prompt"]) for body in asked[1:])
+        requested = server.bodies()[n_before:]
+        assert requested[0]["n"] == 3
+        assert all("n" not in body for body in requested[1:])
+        n_told = sum(len(body["prompt"]) - len(requested[0]["prompt"]) for body in requested[1:])
         assert n_told == 9  # nothing of what was told is generated again
 
 
@@ -128,7 +128,7 @@ def test_a_server_that_wants_to_be_left_alone_for_an_hour_is_not_waited_for(
         grown(lm)
 
 
-def test_what_does_not_pass_is_told_with_the_number_of_tries(server: Started, lm: LM) -> None:
+def test_permanent_error_states_the_number_of_tries(server: Started, lm: LM) -> None:
     loom = Loom(lm, PROMPT)
     server.fault(*[{"kind": "status", "status": 500}] * 3)
     with pytest.raises(ForwardError, match=r"500: by order \(3 tries\)"):
@@ -154,7 +154,7 @@ def test_a_mistake_is_not_repeated(server: Started, lm: LM) -> None:
     assert len(server.bodies()) == n_before + 1
 
 
-def test_a_server_that_says_nothing_is_given_up(server: Started) -> None:
+def test_silent_server_raises_after_retries(server: Started) -> None:
     with weft.load(server.base, TINY) as lm:
         capabilities = lm.info.extra["manners"]
     retry_policy = {"first_s": 0.3, "retries": 1, "manners": capabilities}
@@ -164,9 +164,7 @@ def test_a_server_that_says_nothing_is_given_up(server: Started) -> None:
             grown(lm)
 
 
-def test_a_server_that_falls_silent_between_tokens_is_asked_again(
-    server: Started, want: str
-) -> None:
+def test_server_that_stalls_between_tokens_is_retried(server: Started, want: str) -> None:
     with weft.load(server.base, TINY, engine_options={"between_s": 0.3, **QUICK}) as lm:
         n_before = len(server.bodies())
         server.fault({"kind": "slow", "seconds": 0.8})
@@ -205,7 +203,7 @@ def test_the_key_is_sent_and_shown_nowhere(
 
 
 @pytest.mark.parametrize("name", ["WEFT_API_KEY", "OPENAI_API_KEY"])
-def test_the_key_comes_from_the_environment(
+def test_key_is_read_from_the_environment(
     locked: Started, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv(name, KEY)
@@ -242,9 +240,9 @@ def test_a_proxy_of_the_environment_never_sees_what_is_not_encrypted(
 # The server dies -------------------------------------------------------------------------------
 
 
-def test_killed_in_the_middle_and_started_again() -> None:
+def test_server_killed_in_mid_stream_and_restarted() -> None:
     server = Started(TINY)
-    again: Started | None = None
+    repeated: Started | None = None
     try:
         with weft.load(server.base, TINY, engine_options={"retries": 1}) as lm:
             loom = Loom(lm, PROMPT)
@@ -256,15 +254,15 @@ def test_killed_in_the_middle_and_started_again() -> None:
                 first[0].grow(n=2, seed=2, max_tokens=60)
             assert "start the server again" in failed.value.hint
             assert str(loom) == text
-            again = Started(TINY, port=server.port)
+            repeated = Started(TINY, port=server.port)
             assert first[0].grow(n=2, seed=2, max_tokens=8)
     finally:
         server.stop()
-        if again is not None:
-            again.stop()
+        if repeated is not None:
+            repeated.stop()
 
 
-def test_a_server_that_comes_back_in_time_is_not_noticed(want: str) -> None:
+def test_server_that_restarts_in_time_causes_no_error(want: str) -> None:
     server = Started(TINY)
     box: list[Started] = []
     try:
@@ -288,10 +286,10 @@ def test_a_server_that_comes_back_in_time_is_not_noticed(want: str) -> None:
             each.stop()
 
 
-def test_a_search_goes_on_after_the_server_was_killed(tmp_path: Path) -> None:
+def test_search_resumes_after_the_server_was_killed(tmp_path: Path) -> None:
     """By the command, which saves each round; the second try finds a server at the same place."""
     server = Started(TINY)
-    again: Started | None = None
+    repeated: Started | None = None
     file = tmp_path / "search.loom.json"
     environment = {**os.environ, "WEFT_HOME": str(tmp_path)}
     address = f"{server.base}#tiny?tokenizer={TINY}&retries=1"
@@ -313,7 +311,7 @@ def test_a_search_goes_on_after_the_server_was_killed(tmp_path: Path) -> None:
         kept = Loom.open(file)
         n_before = kept.count_children()
         assert n_before > 0
-        again = Started(TINY, port=server.port)
+        repeated = Started(TINY, port=server.port)
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         after = {node.id for node in Loom.open(file).walk()}
@@ -321,11 +319,11 @@ def test_a_search_goes_on_after_the_server_was_killed(tmp_path: Path) -> None:
         assert len(after) > n_before
     finally:
         server.stop()
-        if again is not None:
-            again.stop()
+        if repeated is not None:
+            repeated.stop()
 
 
-def test_nobody_there_is_said_at_once() -> None:
+def test_unreachable_server_raises_at_once() -> None:
     server = Started(TINY)
     server.stop()
     with pytest.raises(EngineUnavailable, match="does not answer"):
@@ -346,7 +344,7 @@ def test_what_is_no_model_server_is_no_crash(server: Started) -> None:
         {"presence_penalty": 0.9, "frequency_penalty": 0.9, "temperature": 0},
     ],
 )
-def test_what_counts_from_the_beginning_is_asked_for_from_there(
+def test_penalties_and_constraints_replay_from_the_start(
     server: Started, lm: LM, params: dict[str, Any]
 ) -> None:
     (want,) = Loom(lm, PROMPT).grow(n=1, max_tokens=20, **params)

@@ -164,14 +164,14 @@ def test_greedy_text_is_ours_on_fifty_prompts(lm: LM, plain: LM) -> None:
 
 def test_seeds_stops_and_streams(lm: LM) -> None:
     options: dict[str, Any] = {"n": 3, "seed": 1, "max_tokens": 40, "temperature": 1.2, "stop": "."}
-    made = Loom(lm, PROMPTS[0]).grow(**options)
-    assert all(node.stop_string == "." and node.text.endswith(".") for node in made)
-    assert len({node.text for node in made}) > 1
-    again = Loom(lm, PROMPTS[0])
-    told = ["", "", ""]
-    for delta in again.stream(**options):
-        told[delta.branch] += delta.text
-    assert [node.text for node in made] == told
+    created = Loom(lm, PROMPTS[0]).grow(**options)
+    assert all(node.stop_string == "." and node.text.endswith(".") for node in created)
+    assert len({node.text for node in created}) > 1
+    repeated = Loom(lm, PROMPTS[0])
+    reported = ["", "", ""]
+    for delta in repeated.stream(**options):
+        reported[delta.branch] += delta.text
+    assert [node.text for node in created] == reported
 
 
 def test_given_text_is_scored_or_refused(lm: LM, plain: LM) -> None:
@@ -181,8 +181,8 @@ def test_given_text_is_scored_or_refused(lm: LM, plain: LM) -> None:
                 ours.measure(" and then")
             return
         want = theirs.measure("4 + 9 = 13 (left: 10 13 13)")
-        found = ours.measure("4 + 9 = 13 (left: 10 13 13)")
-        assert found.logprobs == pytest.approx(want.logprobs, abs=1e-3)
+        result = ours.measure("4 + 9 = 13 (left: 10 13 13)")
+        assert result.logprobs == pytest.approx(want.logprobs, abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -228,20 +228,20 @@ def test_siblings_in_one_request(other: OtherServer) -> None:
         return
     with weft.load(other.base, TINY, engine_options={"together": True}) as lm:
         options: dict[str, Any] = {"n": 8, "seed": 1, "max_tokens": 12, "temperature": 1.3}
-        made = Loom(lm, PROMPTS[0]).grow(**options)
-        assert len({node.text for node in made}) > 2
-        again = Loom(lm, PROMPTS[0]).grow(**options)
-        assert [node.text for node in again] == [node.text for node in made]
+        created = Loom(lm, PROMPTS[0]).grow(**options)
+        assert len({node.text for node in created}) > 2
+        repeated = Loom(lm, PROMPTS[0]).grow(**options)
+        assert [node.text for node in repeated] == [node.text for node in created]
 
 
 def test_many_at_once(lm: LM) -> None:
     n = 200 if is_vllm(lm) else 12
-    made = Loom(lm, PROMPTS[0]).grow(n=n, seed=1, max_tokens=6, temperature=1.5)
-    assert len(made) == n
-    assert all(node.tokens for node in made)
+    created = Loom(lm, PROMPTS[0]).grow(n=n, seed=1, max_tokens=6, temperature=1.5)
+    assert len(created) == n
+    assert all(node.tokens for node in created)
 
 
-def test_single_steps_where_rows_are_whole(other: OtherServer, plain: LM) -> None:
+def test_single_steps_with_full_rows(other: OtherServer, plain: LM) -> None:
     options = {"steps": True}
     with weft.load(other.base, TINY, n_ctx=2048) as lm:
         gives_rows = is_vllm(lm)
@@ -251,34 +251,34 @@ def test_single_steps_where_rows_are_whole(other: OtherServer, plain: LM) -> Non
         return
     with weft.load(other.base, TINY, engine_options=options) as lm:
         with Loom(lm, PROMPTS[0]) as ours, Loom(plain, PROMPTS[0]) as theirs:
-            found, want = ours.next(2048), theirs.next(2048)
+            result, want = ours.next(2048), theirs.next(2048)
             want_of = {each.id: each.logprob for each in want}
-            assert all(abs(each.logprob - want_of[each.id]) < 1e-3 for each in found)
+            assert all(abs(each.logprob - want_of[each.id]) < 1e-3 for each in result)
             grammar = Lark('start: /[a-z]{3}/ " " /[0-9]{2}/')
-            made, same = (
+            created, same = (
                 loom.grow(n=2, seed=1, max_tokens=12, constraint=grammar) for loom in (ours, theirs)
             )
-            assert [node.tokens for node in made] == [node.tokens for node in same]
+            assert [node.tokens for node in created] == [node.tokens for node in same]
 
 
 def test_without_a_tokenizer_here(other: OtherServer) -> None:
     with weft.load(other.base, n_ctx=2048) as lm:
-        made = Loom(lm, "The fox said:").grow(n=2, seed=1, max_tokens=6, temperature=1.2)
-        assert len(made) == 2
+        created = Loom(lm, "The fox said:").grow(n=2, seed=1, max_tokens=6, temperature=1.2)
+        assert len(created) == 2
     options = {"api": "chat"}
     with weft.load(other.base, n_ctx=2048, engine_options=options) as lm:
         (node,) = Loom(lm, PROMPTS[0]).grow(n=1, temperature=0, max_tokens=12)
         assert node.text
 
 
-def test_what_was_said_without_a_tokenizer_is_answered(other: OtherServer, plain: LM) -> None:
+def test_chat_without_a_tokenizer_is_answered(other: OtherServer, plain: LM) -> None:
     (want,) = Loom(plain, PROMPTS[0]).grow(n=1, temperature=0, max_tokens=24)
     with weft.load(other.base) as lm:
         (node,) = Loom(lm, PROMPTS[0]).grow(n=1, temperature=0, max_tokens=24)
         assert node.text == want.text
 
 
-def test_too_long_is_told_at_once(other: OtherServer) -> None:
+def test_too_long_path_raises_at_once(other: OtherServer) -> None:
     with weft.load(other.base, n_ctx=1 << 16) as lm:
         for template in (True, False):
             with pytest.raises(ContextOverflow) as caught:
@@ -287,7 +287,7 @@ def test_too_long_is_told_at_once(other: OtherServer) -> None:
             assert "tries" not in str(caught.value)
 
 
-def test_killed_in_the_middle_and_started_again(other: OtherServer, lm: LM) -> None:
+def test_server_killed_in_mid_stream_and_restarted(other: OtherServer, lm: LM) -> None:
     loom = Loom(lm, PROMPTS[0])
     (first,) = loom.grow(n=1, temperature=0, max_tokens=8)
     endless = {token_id: -100.0 for token_id in lm.text.stop_ids}  # it is killed before the end

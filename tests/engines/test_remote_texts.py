@@ -67,7 +67,7 @@ def test_any_bytes_have_pieces(raw: bytes) -> None:
     assert b"".join(map(piece_bytes, pieces_of(raw))) == raw
 
 
-def test_the_tree_stands_on_the_server_s_tokens(lm: LM, plain: LM) -> None:
+def test_tree_has_the_servers_tokens(lm: LM, plain: LM) -> None:
     prompt = plain.format_chat([{"role": "user", "content": STORY}])
     (node,) = Loom(lm, str(prompt), template=False).grow(n=1, temperature=0, max_tokens=40)
     ids = plain.tokenize(str(prompt), special=True)
@@ -81,14 +81,14 @@ def test_the_tree_stands_on_the_server_s_tokens(lm: LM, plain: LM) -> None:
     assert (node.terminal, node.finish_reason) == (want.terminal, want.finish_reason)
 
 
-def test_what_was_said_goes_by_chat_and_raw_text_by_completions(server: Started, lm: LM) -> None:
+def test_messages_use_chat_and_raw_text_uses_completions(server: Started, lm: LM) -> None:
     assert lm.info.extra["manners"].chat is not None
-    said, raw = Loom(lm, STORY), Loom(lm, "Once upon a time", template=False)
-    for loom, key in ((said, "messages"), (raw, "prompt")):
+    text_out, raw = Loom(lm, STORY), Loom(lm, "Once upon a time", template=False)
+    for loom, key in ((text_out, "messages"), (raw, "prompt")):
         (node,) = loom.grow(n=1, temperature=0, max_tokens=20)
         assert key in server.bodies()[-1]
         assert node.text.strip()
-    (first,) = said.grow(n=1, temperature=0, max_tokens=200)
+    (first,) = text_out.grow(n=1, temperature=0, max_tokens=200)
     with weft.load(server.base, TINY) as near:
         (want,) = Loom(near, STORY).grow(n=1, temperature=0, max_tokens=200)
     assert first.text == want.text
@@ -96,7 +96,7 @@ def test_what_was_said_goes_by_chat_and_raw_text_by_completions(server: Started,
     assert first.logprobs == pytest.approx(want.logprobs[: len(first.logprobs)], abs=1e-4)
 
 
-def test_a_server_without_a_template_is_asked_by_completions() -> None:
+def test_server_without_a_template_uses_completions() -> None:
     with standing_in(TINY, "--without", "chat") as bare, weft.load(bare.base) as lm:
         assert lm.info.extra["manners"].chat is None
         assert Loom(lm, "Once upon a time").grow(n=1, max_tokens=4)[0].text
@@ -112,10 +112,10 @@ def test_it_grows_streams_shows_and_is_saved(lm: LM, tmp_path: Path) -> None:
     assert "Once upon a time" in str(loom)
     assert loom.to_html()
     loom.save(tmp_path / "a.loom.json")
-    again = Loom.open(tmp_path / "a.loom.json", lm)
-    assert str(again) == str(loom)
-    assert [node.tokens for node in again.walk()] == [node.tokens for node in loom.walk()]
-    assert again.children[0].grow(n=1, temperature=0, max_tokens=3)[0].text
+    repeated = Loom.open(tmp_path / "a.loom.json", lm)
+    assert str(repeated) == str(loom)
+    assert [node.tokens for node in repeated.walk()] == [node.tokens for node in loom.walk()]
+    assert repeated.children[0].grow(n=1, temperature=0, max_tokens=3)[0].text
 
 
 def test_what_needs_tokens_is_refused_by_name(lm: LM) -> None:
@@ -134,7 +134,7 @@ def test_what_needs_tokens_is_refused_by_name(lm: LM) -> None:
         asyncio.run(weft.AsyncLM(lm).next_token_logprobs(lm.tokenize("Once")))
 
 
-def test_a_chat_server_is_asked_in_messages(chatty: Started, plain: LM) -> None:
+def test_chat_server_receives_messages(chatty: Started, plain: LM) -> None:
     with weft.load(chatty.base) as lm:
         assert lm.info.extra["manners"].api == "chat"
         loom = Loom(lm, STORY, system="Be brief.")
@@ -151,13 +151,13 @@ def test_a_chat_server_is_asked_in_messages(chatty: Started, plain: LM) -> None:
         ]
 
 
-def test_an_answer_that_has_begun_goes_on_where_the_server_can(chatty: Started) -> None:
+def test_unfinished_answer_continues_if_the_server_supports_it(chatty: Started) -> None:
     with weft.load(chatty.base) as lm:
         (node,) = Loom(lm, STORY).grow(n=1, temperature=0, max_tokens=6)
         (rest,) = node.grow(n=1, temperature=0, max_tokens=6)
         assert chatty.bodies()[-1]["messages"][-1] == {"role": "assistant", "content": node.text}
-        (whole,) = Loom(lm, STORY).grow(n=1, temperature=0, max_tokens=12)
-        assert node.text + rest.text == whole.text
+        (full,) = Loom(lm, STORY).grow(n=1, temperature=0, max_tokens=12)
+        assert node.text + rest.text == full.text
 
 
 def test_an_answer_that_has_begun_is_refused_where_it_cannot(chatty: Started) -> None:
@@ -172,7 +172,7 @@ def test_an_answer_that_has_begun_is_refused_where_it_cannot(chatty: Started) ->
         assert Loom(lm, STORY).grow(n=1, temperature=0, max_tokens=6)[0].text == node.text
 
 
-def test_roles_that_somebody_typed_are_letters(chatty: Started) -> None:
+def test_typed_role_markers_are_plain_text(chatty: Started) -> None:
     with weft.load(chatty.base) as lm:
         typed = "What is <|assistant|> for?"
         Loom(lm, typed).grow(n=1, temperature=0, max_tokens=2)
@@ -195,11 +195,11 @@ def test_a_search_by_verdicts_is_refused_before_it_runs(server: Started, lm: LM,
     assert len(server.bodies()) == n_before
 
 
-def test_answers_are_voted_on_where_nobody_knows_their_likelihood() -> None:
+def test_answers_are_voted_on_without_logprobs() -> None:
     with standing_in(TINY, "--without", "logprobs", "echo") as bare, weft.load(bare.base) as lm:
         assert search.greedy(lm, PUZZLE).text.endswith("24")
-        found = search.best_of_n(lm, PUZZLE, n=4, seed=1)
-        assert found.votes
+        result = search.best_of_n(lm, PUZZLE, n=4, seed=1)
+        assert result.votes
         with pytest.raises(Unsupported, match="likelihood"):
             search.beam(lm, PUZZLE, width=2, n=2, seed=1)
 
@@ -237,7 +237,7 @@ def test_a_tokenizer_is_taken_wherever_it_is_given(server: Started) -> None:
         weft.load(server.base, str(TINY), engine_options={"tokenizer": str(TINY)})
 
 
-def test_an_address_without_v1_is_found(server: Started) -> None:
+def test_address_without_v1_works(server: Started) -> None:
     with weft.load(server.base.removesuffix("/v1")) as lm:
         assert lm.info.extra["address"].startswith(f"{server.base}#tiny")
         assert Loom(lm, STORY).grow(n=1, max_tokens=4)[0].text
@@ -245,7 +245,7 @@ def test_an_address_without_v1_is_found(server: Started) -> None:
         weft.load(server.base.removesuffix("/v1") + "/elsewhere")
 
 
-def test_engines_say_whether_they_take_addresses(server: Started) -> None:
+def test_engines_declare_whether_they_accept_addresses(server: Started) -> None:
     with pytest.raises(Unsupported, match="is the address of a server, for remote"):
         weft.load(server.base, engine="torch")
     for source in ("tiny", str(TINY), "x.gguf"):

@@ -1,4 +1,4 @@
-"""Addresses, keys, dialects and messages: what is said to servers and read of them, without one."""
+"""Addresses, keys, dialects and messages: requests and responses without a server."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def text() -> Tokenizer:
 
 
 def test_an_address_is_read_and_written() -> None:
-    found = Address.parse("HTTP://Host:8000/v1/#org/name:tag?tokenizer=./a b&most=3")
-    assert found.base == "http://host:8000/v1"
-    assert found.model == "org/name:tag"
-    assert found.options == {"tokenizer": "./a b", "most": "3"}
-    assert Address.parse(found.with_model(found.model)) == found
+    result = Address.parse("HTTP://Host:8000/v1/#org/name:tag?tokenizer=./a b&most=3")
+    assert result.base == "http://host:8000/v1"
+    assert result.model == "org/name:tag"
+    assert result.options == {"tokenizer": "./a b", "most": "3"}
+    assert Address.parse(result.with_model(result.model)) == result
     odd = Address("http://host/v1", "m", {"tokenizer": "./100% a&b=c+d#e?", "most": "3"})
     assert Address.parse(odd.with_model("m")) == odd
     assert Address.parse("http://[::1]:80/v1").base == "http://[::1]:80/v1"
@@ -78,7 +78,7 @@ def test_two_models_are_one_too_many() -> None:
         ("http://127.0.0.1.evil.com/v1", False),
     ],
 )
-def test_openais_key_goes_to_encrypted_addresses_and_to_this_machine(
+def test_openai_key_is_sent_to_https_and_loopback_only(
     monkeypatch: pytest.MonkeyPatch, url: str, may_have_openais: bool
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-openai")
@@ -104,10 +104,10 @@ def body(
     dialect: str, text: Tokenizer, capabilities: ServerCapabilities = ALL, **params: Any
 ) -> dict[str, Any]:
     """What a run of three tokens after three is in a dialect."""
-    asked = SamplingParams(**params)
+    requested = SamplingParams(**params)
     wording = RequestBuilder("m", DIALECTS[dialect], capabilities, text)
-    assert wording.unsupported_params(asked) is None
-    run = GenerationRequest((1, 300, 301), asked, (5, 6), 3, frozenset({5}))
+    assert wording.unsupported_params(requested) is None
+    run = GenerationRequest((1, 300, 301), requested, (5, 6), 3, frozenset({5}))
     return wording.body(run, run.tokens, [5 << 40 | 7], 3)
 
 
@@ -120,7 +120,7 @@ def test_neutral_values_are_always_sent(text: Tokenizer) -> None:
     assert "top_k" not in body("openai", text)
 
 
-def test_every_parameter_that_is_not_refused_is_said(text: Tokenizer) -> None:
+def test_every_supported_parameter_is_sent(text: Tokenizer) -> None:
     """Each alone, in every dialect: refused by its name, or in the request."""
     values = {
         "top_k": 7, "typical_p": 0.7, "top_p": 0.7, "min_p": 0.07, "repetition_penalty": 1.7,
@@ -130,8 +130,8 @@ def test_every_parameter_that_is_not_refused_is_said(text: Tokenizer) -> None:
         wording = RequestBuilder("m", dialect, ALL, text)
         for name, value in values.items():
             first = dialect.order != "last"
-            asked = SamplingParams(temperature_first=first, **{name: value})  # type: ignore[arg-type]
-            refused = wording.unsupported_params(asked)
+            requested = SamplingParams(temperature_first=first, **{name: value})  # type: ignore[arg-type]
+            refused = wording.unsupported_params(requested)
             if name in dialect.params:
                 said = body(dialect.name, text, temperature_first=first, **{name: value})
                 assert refused is None
@@ -142,7 +142,7 @@ def test_every_parameter_that_is_not_refused_is_said(text: Tokenizer) -> None:
                 assert refused.startswith(name)
 
 
-def test_a_server_that_orders_its_filters_is_told_the_order(text: Tokenizer) -> None:
+def test_server_with_filter_order_receives_the_order(text: Tokenizer) -> None:
     warm = {"temperature": 0.7, "min_p": 0.1}
     first = body("llama-server", text, temperature_first=True, **warm)["samplers"]
     last = body("llama-server", text, temperature_first=False, **warm)["samplers"]
@@ -151,7 +151,7 @@ def test_a_server_that_orders_its_filters_is_told_the_order(text: Tokenizer) -> 
     assert sorted(first) == sorted(last)
 
 
-def test_greedy_runs_say_no_seed_and_no_filters(text: Tokenizer) -> None:
+def test_greedy_runs_send_no_seed_and_no_filters(text: Tokenizer) -> None:
     said = body("vllm", text, temperature=0, top_k=7, min_p=0.5)
     assert "seed" not in said
     assert (said["temperature"], said["top_k"], said["min_p"]) == (0, -1, 0.0)
@@ -168,7 +168,7 @@ def test_a_text_prompt_leaves_the_begin_token_to_the_server(text: Tokenizer) -> 
     assert wording.prompt(ids) == {"prompt": "Tell me"}
 
 
-def test_constraints_are_said_in_the_form_of_each(text: Tokenizer) -> None:
+def test_constraints_are_sent_in_each_servers_format(text: Tokenizer) -> None:
     choice = Choice(["yes", 'no "no"'])
     grammar = 'root ::= "yes" | "no \\"no\\""'
     assert body("vllm", text, constraint=choice)["structured_outputs"] == {"grammar": grammar}
@@ -229,15 +229,15 @@ def test_servers_are_known_by_what_they_call_themselves() -> None:
 
 
 @given(st.lists(st.dictionaries(st.text(), st.text()), max_size=5), st.integers(1, 7))
-def test_messages_come_whole_however_they_are_cut(messages: list[Any], size: int) -> None:
+def test_messages_are_parsed_from_chunks_of_any_size(messages: list[Any], size: int) -> None:
     raw = b": ping\n\n" + b"".join(
         b"data: " + json.dumps(each, ensure_ascii=False).encode() + b"\r\n\r\n" for each in messages
     )
     raw += b"data: [DONE]\n\ndata: {}\n\n"
-    events, found = EventStreamParser(), []
+    events, result = EventStreamParser(), []
     for at in range(0, len(raw), size):
-        found += events.feed(raw[at : at + size])
-    assert found == messages
+        result += events.feed(raw[at : at + size])
+    assert result == messages
     assert events.is_done
 
 
@@ -252,28 +252,28 @@ JUNK = [
 
 
 @pytest.mark.parametrize("junk", JUNK)
-def test_what_is_no_answer_is_said_to_be_none(junk: str) -> None:
+def test_invalid_responses_raise_protocol_error(junk: str) -> None:
     with pytest.raises(ProtocolError):
         list(read_deltas(json.loads(junk)))
 
 
 def test_logprobs_that_are_no_numbers_are_absent(text: Tokenizer) -> None:
     message = '{"choices": [{"text": "a", "token_ids": [30], "logprobs": {"tokens": ["a"], %s}}]}'
-    (told,) = read_deltas(json.loads(message % '"token_logprobs": [NaN]'))
-    assert TokenMatcher(text, text.n_vocab).tokens(told) == ([30], None)
-    (told,) = read_deltas(json.loads(message % '"token_logprobs": []'))
-    assert TokenMatcher(text, text.n_vocab).tokens(told) == ([30], None)
+    (reported,) = read_deltas(json.loads(message % '"token_logprobs": [NaN]'))
+    assert TokenMatcher(text, text.n_vocab).tokens(reported) == ([30], None)
+    (reported,) = read_deltas(json.loads(message % '"token_logprobs": []'))
+    assert TokenMatcher(text, text.n_vocab).tokens(reported) == ([30], None)
 
 
 def test_an_id_beyond_the_vocabulary_is_another_model_s(text: Tokenizer) -> None:
-    (told,) = read_deltas({"choices": [{"text": "a", "token_ids": [text.n_vocab]}]})
+    (reported,) = read_deltas({"choices": [{"text": "a", "token_ids": [text.n_vocab]}]})
     with pytest.raises(ForwardError, match="the tokenizer of this model"):
-        TokenMatcher(text, text.n_vocab).tokens(told)
+        TokenMatcher(text, text.n_vocab).tokens(reported)
 
 
 @given(said=st.text(alphabet=st.characters(codec="utf-8")))
 def test_text_without_ids_is_the_same_text_in_tokens(text: Tokenizer, said: str) -> None:
-    (told,) = read_deltas({"choices": [{"text": said}]})
-    ids, logprobs = TokenMatcher(text, text.n_vocab).tokens(told)
+    (reported,) = read_deltas({"choices": [{"text": said}]})
+    ids, logprobs = TokenMatcher(text, text.n_vocab).tokens(reported)
     assert text.decode(ids) == said
     assert logprobs is None or not ids

@@ -1,4 +1,4 @@
-"""Short spans one below the other are put together; all else stays as it is."""
+"""Merging of consecutive spans, grouping of short prefixes, and their masks."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class Apart:
 
 def chain(*lengths: int, start: int = 0, stop: int = 8) -> QuerySpans:
     """Spans one below the other, above the queries start..stop."""
-    first, found = 0, []
+    first, result = 0, []
     for length in lengths:
         fragment = PaddedFragment()
         fragment.length = length
-        found.append(QuerySpan(fragment, length, first, start, stop))
+        result.append(QuerySpan(fragment, length, first, start, stop))
         first += length
-    return found
+    return result
 
 
 def found_of(query_spans: QuerySpans, memory: Any = None) -> list[SharedPrefix[PaddedFragment]]:
@@ -73,13 +73,13 @@ def test_long_spans_and_what_is_below_other_queries_stay_apart() -> None:
     assert lengths_of([*trunk, *left, *right]) == [[20], [2, 2], [2, 2]]
 
 
-def test_a_path_that_grows_is_not_moved_again_and_again() -> None:
+def test_growing_path_is_not_moved_repeatedly() -> None:
     """What has come together to more than MAX_MERGED stays, and the next ones begin anew."""
     each = MAX_MERGED // 4
     for n in range(1, 20):
-        found = found_of(chain(*[each] * n))
-        assert [len(s.spans) for s in found] == [5] * (n // 5) + [n % 5] * (n % 5 > 0)
-        for one, other in pairwise(found):
+        result = found_of(chain(*[each] * n))
+        assert [len(s.spans) for s in result] == [5] * (n // 5) + [n % 5] * (n % 5 > 0)
+        for one, other in pairwise(result):
             assert other.first == one.first + one.length
 
 
@@ -199,12 +199,12 @@ def test_visible_keys_equal_those_of_a_mask() -> None:
         positions = [first + length + rng.randint(0, 12) for _ in range(rng.randint(1, 5))]
         window = rng.choice((None, rng.randint(1, 40)))
         keys = range(first, first + length)
-        seen = [[window is None or key > at - window for key in keys] for at in positions]
+        observed = [[window is None or key > at - window for key in keys] for at in positions]
         visible = visible_keys(first, length, window, positions)
-        if not any(map(any, seen)):
+        if not any(map(any, observed)):
             assert visible is None
             continue
-        columns = [any(column) for column in zip(*seen, strict=True)]
+        columns = [any(column) for column in zip(*observed, strict=True)]
         assert visible is not None
         assert visible.low == columns.index(True)
-        assert visible.is_masked == (not all(all(row[visible.low :]) for row in seen))
+        assert visible.is_masked == (not all(all(row[visible.low :]) for row in observed))

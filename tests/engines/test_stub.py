@@ -52,7 +52,7 @@ def test_fragments_check_what_they_get() -> None:
     assert store.usage().slots == 4
 
 
-def test_what_load_refuses_is_not_saved(text: Tokenizer, tmp_path: Path) -> None:
+def test_unloadable_kv_is_not_saved(text: Tokenizer, tmp_path: Path) -> None:
     """The file was written, and found broken by who read it."""
     file = tmp_path / "path.kv"
     for info in ({"n_layers": 2}, {"kv_bytes_per_token": 8}):

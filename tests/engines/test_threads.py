@@ -56,7 +56,7 @@ def test_it_is_near_the_best_fixed_number_idle_and_busy(seed: int, most: int) ->
         assert mean < 1.25 * sum(alone) / len(alone)
 
 
-def test_it_follows_a_machine_that_becomes_busy_and_idle_again() -> None:
+def test_tuner_follows_a_machine_that_becomes_busy_and_idle() -> None:
     choice = ThreadTuner(2, TrialLoss(), lambda: 8)
     ran(choice, idle, 1.0)
     assert choice.counts[choice.index] == 2
@@ -113,11 +113,11 @@ def test_its_own_threads_that_still_spin_do_not_end_a_series_of_trials() -> None
 
 def seen_in(choice: ThreadTuner, machine: Machine, n: int) -> set[int]:
     """The numbers that n forwards took."""
-    seen = set()
+    observed = set()
     for _ in range(n):
-        seen.add(choice.threads)
+        observed.add(choice.threads)
         choice.add(machine(choice.threads), 1)
-    return seen
+    return observed
 
 
 def blas_threads() -> list[int]:
@@ -142,22 +142,22 @@ def test_a_forward_limits_the_blas_and_gives_its_setting_back() -> None:
 
 
 @pytest.mark.usefixtures("unset")
-def test_found_while_running_it_is_at_most_what_may_be_used(
+def test_tuned_count_is_at_most_the_usable_cores(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for cores in (1, 2, 3):
         monkeypatch.setattr(threads_module, "usable_cores", lambda cores=cores: cores)
-        threads, seen = BlasThreads("auto"), set[int]()
+        threads, observed = BlasThreads("auto"), set[int]()
         for n_tokens in [8] * 40 + [1] * 5:
             with threads.limited(n_tokens):
-                seen |= set(blas_threads())
-        assert max(seen) <= cores
+                observed |= set(blas_threads())
+        assert max(observed) <= cores
         with threads.limited(1):
             assert set(blas_threads()) == {1}
 
 
 @pytest.mark.usefixtures("unset")
-def test_what_the_environment_says_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_fix_the_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     before = blas_threads()
     threads = BlasThreads("auto")

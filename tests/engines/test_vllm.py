@@ -1,4 +1,4 @@
-"""The vLLM engine: native runs, rows by open requests, adapters, and what it refuses."""
+"""The vLLM engine: native runs, logits by open requests, adapters, and errors."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ PROMPTS = [
 @pytest.fixture(scope="module")
 def lm() -> Iterator[LM]:
     options = {**SMALL, "enable_lora": True, "max_lora_rank": 8}
-    with weft.load("tiny", engine="vllm", dtype="float32", engine_options=options) as made:
-        yield made
+    with weft.load("tiny", engine="vllm", dtype="float32", engine_options=options) as created:
+        yield created
 
 
 @pytest.fixture(scope="module")
 def reference() -> Iterator[LM]:
-    with weft.load("tiny") as made:
-        yield made
+    with weft.load("tiny") as created:
+        yield created
 
 
 def reader_of(lm: LM) -> LogitsReader:
@@ -88,8 +88,8 @@ def held_by_vllm(lm: LM) -> set[str]:
 def check_nothing_leaked(lm: LM) -> None:
     """The requests that vLLM holds are those that are kept, and every slot is free, once."""
     reader = reader_of(lm)
-    held = {name for name in held_by_vllm(lm) if name.startswith("weft-row-")}
-    assert len(held) == len(reader._idle) <= reader.max_idle
+    kept_alive = {name for name in held_by_vllm(lm) if name.startswith("weft-row-")}
+    assert len(kept_alive) == len(reader._idle) <= reader.max_idle
     assert reader._idle_tokens == sum(len(ids) for _, ids in reader._idle)
     assert reader.buffer is not None
     assert sorted(reader.buffer.free) == [*range(reader.buffer.n_slots)]
@@ -108,12 +108,12 @@ def test_greedy_texts_of_50_prompts_are_those_of_the_numpy_engine(lm: LM, refere
     assert texts(lm) == texts(reference)
 
 
-def test_figures_of_native_runs_are_the_raw_ones(lm: LM, reference: LM) -> None:
+def test_logprobs_of_native_runs_are_raw(lm: LM, reference: LM) -> None:
     loom = Loom(lm, PROMPT)
-    made = loom.grow(
+    created = loom.grow(
         n=3, max_tokens=12, seed=5, temperature=0.7, top_p=0.9, presence_penalty=0.5, show=False
     )
-    for node in made:
+    for node in created:
         ids = node.get_prefix_tokens()
         twin = Loom(reference, ids[: len(loom.tokens)], template=False)
         want = twin.measure(ids[len(loom.tokens) :]).logprobs
@@ -123,8 +123,8 @@ def test_figures_of_native_runs_are_the_raw_ones(lm: LM, reference: LM) -> None:
 
 def test_the_same_seed_gives_the_same_texts_and_siblings_differ(lm: LM) -> None:
     def texts(seed: int) -> list[str]:
-        made = Loom(lm, PROMPTS[40]).grow(n=6, max_tokens=16, seed=seed, show=False)
-        return [node.text for node in made]
+        created = Loom(lm, PROMPTS[40]).grow(n=6, max_tokens=16, seed=seed, show=False)
+        return [node.text for node in created]
 
     assert texts(1) == texts(1)
     assert len({*texts(1), *texts(2)}) > 6
@@ -188,7 +188,7 @@ def test_a_run_ends_at_its_end_token_and_does_not_hold_it(lm: LM) -> None:
     np.testing.assert_allclose(ended.logprobs(), free.logprobs()[:at], atol=1e-4)
 
 
-def test_a_cancelled_sibling_ends_and_the_others_go_on(lm: LM) -> None:
+def test_cancelled_sibling_ends_and_the_others_continue(lm: LM) -> None:
     run = Told(lm, lm.tokenize(PROMPT), streams=(1, 2, 3), max_tokens=400, params={})
     while not all(run.events):
         run.hear()
@@ -201,7 +201,7 @@ def test_a_cancelled_sibling_ends_and_the_others_go_on(lm: LM) -> None:
     assert not any(name.startswith("weft-run-") for name in held_by_vllm(lm))
 
 
-def test_a_run_that_is_cancelled_before_it_has_begun_is_told_of_its_end(lm: LM) -> None:
+def test_run_cancelled_before_its_start_reports_its_end(lm: LM) -> None:
     """The loop does something else meanwhile, and then meets both at once."""
     loop, go_on = lm.engine._running.loop.loop, threading.Event()
     loop.call_soon_threadsafe(go_on.wait)
@@ -236,8 +236,8 @@ def test_filters_that_leave_one_token_give_the_greedy_text(lm: LM, params: dict[
     for prompt in PROMPTS[20:25]:
         loom = Loom(lm, prompt)
         (want,) = loom.grow(max_tokens=16, temperature=0, show=False)
-        (made,) = loom.grow(max_tokens=16, seed=3, show=False, **params)
-        assert made.tokens == want.tokens
+        (created,) = loom.grow(max_tokens=16, seed=3, show=False, **params)
+        assert created.tokens == want.tokens
 
 
 @pytest.mark.parametrize("temperature", [0.5, 2.0])
@@ -270,8 +270,8 @@ def test_what_moves_logits_moves_them_as_on_the_numpy_engine(
 ) -> None:
     def tokens(of: LM, **params: Any) -> list[tuple[int, ...]]:
         looms = [Loom(of, prompt) for prompt in PROMPTS[20:24]]
-        made = [loom.grow(max_tokens=40, temperature=0, show=False, **params) for loom in looms]
-        return [tuple(node.tokens) for (node,) in made]
+        created = [loom.grow(max_tokens=40, temperature=0, show=False, **params) for loom in looms]
+        return [tuple(node.tokens) for (node,) in created]
 
     assert tokens(lm, **params) == tokens(reference, **params)
     assert tokens(lm, **params) != tokens(lm)
@@ -294,7 +294,7 @@ def test_biases_and_end_tokens_count_under_a_constraint_too(lm: LM, reference: L
 # Rows -------------------------------------------------------------------------------------------
 
 
-def test_a_branch_goes_on_in_one_open_request(lm: LM, reference: LM) -> None:
+def test_branch_continues_in_one_open_request(lm: LM, reference: LM) -> None:
     reader = reader_of(lm)
     opened, extended = reader.n_opened, reader.n_extended
     ours, theirs = (Branch.create(each, temperature=0.0) for each in (lm, reference))
@@ -395,7 +395,7 @@ def test_requests_that_are_kept_hold_no_more_tokens_than_they_may(lm: LM) -> Non
 
 
 @pytest.mark.parametrize(("n_blocks", "longest"), [(100, 512), (20, 512), (33, 512), (9, 64)])
-def test_two_paths_fit_beside_what_is_kept(n_blocks: int, longest: int) -> None:
+def test_two_paths_fit_next_to_idle_requests(n_blocks: int, longest: int) -> None:
     cache = SimpleNamespace(num_gpu_blocks=n_blocks, block_size=32)
     model = SimpleNamespace(max_model_len=longest)
     kept = idle_tokens(SimpleNamespace(cache_config=cache, model_config=model))
@@ -437,7 +437,7 @@ def told(row: np.ndarray) -> Any:
 
 
 @pytest.mark.parametrize("keeps_drawn", [False, True])
-def test_requests_stay_open_where_they_go_on_by_the_hosts_tokens(keeps_drawn: bool) -> None:
+def test_requests_stay_open_if_they_continue_by_the_hosts_tokens(keeps_drawn: bool) -> None:
     loop = EngineLoop()
     try:
         reader = RunningEngine(Requests(keeps_drawn=keeps_drawn), loop, None).reader(
@@ -457,9 +457,9 @@ def test_rows_by_logprobs_are_those_of_the_board(lm: LM) -> None:
         engine._running.engine, lm.info.n_vocab, buffer=None, max_idle=4, max_idle_tokens=999
     )
     paths = [(None, (30, 40, 50)), (None, (30, 40, 50, 60))]
-    found = engine._running.loop.call(slow.rows(paths, {None: None}))
+    result = engine._running.loop.call(slow.rows(paths, {None: None}))
     engine._running.loop.call(slow.close())
-    for (_, ids), row in zip(paths, found, strict=True):
+    for (_, ids), row in zip(paths, result, strict=True):
         want = log_softmax(rows_after(lm, list(ids)))
         np.testing.assert_allclose(log_softmax(row), want, atol=1e-4)
 
@@ -487,7 +487,7 @@ def test_many_contexts_at_once_are_more_than_there_are_slots(lm: LM, reference: 
     np.testing.assert_allclose(asyncio.run(ask(lm)), asyncio.run(ask(reference)), atol=1e-4)
 
 
-def test_a_row_that_cannot_be_run_is_refused_before_anything_is_asked(lm: LM) -> None:
+def test_invalid_row_raises_before_any_request(lm: LM) -> None:
     forward = lm.engine.forward
     with pytest.raises(ForwardError, match="0 to 2047; got 5 to 2048"):
         forward([Row((), [5, 2048], 0, None, (1,))])
@@ -535,12 +535,12 @@ STEPPED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("params", NATIVE, ids=str)
-def test_what_vllm_honours_exactly_goes_there(lm: LM, params: dict[str, Any]) -> None:
+def test_supported_parameters_use_native_runs(lm: LM, params: dict[str, Any]) -> None:
     assert lm.engine.native is not None
     assert lm.engine.native.unsupported_params(SamplingParams(**params)) is None
     steps = lm.stats().steps
-    made = Loom(lm, PROMPT).grow(n=2, max_tokens=12, seed=1, show=False, **params)
-    assert made
+    created = Loom(lm, PROMPT).grow(n=2, max_tokens=12, seed=1, show=False, **params)
+    assert created
     assert lm.stats().steps == steps
 
 
@@ -611,16 +611,16 @@ def adapter_folder(folder: Path, *, rank: int = 4, seed: int = 0) -> tuple[Path,
 
 def test_an_adapter_a_request_is_the_merged_model(lm: LM, tmp_path: Path) -> None:
     adapter, merged = adapter_folder(tmp_path)
-    with weft.load(merged, engine="numpy") as whole:
+    with weft.load(merged, engine="numpy") as full:
         lm.add_adapter("extra", adapter)
         text = Loom(lm, PROMPT).grow(max_tokens=12, temperature=0, show=False)[0].text
         node = Loom(lm, PROMPT, adapter="extra").grow(max_tokens=12, temperature=0, show=False)[0]
-        want = Loom(whole, PROMPT).grow(max_tokens=12, temperature=0, show=False)[0]
+        want = Loom(full, PROMPT).grow(max_tokens=12, temperature=0, show=False)[0]
         assert node.text == want.text
         np.testing.assert_allclose(node.logprobs, want.logprobs, atol=1e-3)
         ids = lm.tokenize(PROMPT)
         asked = AsyncLM(lm, as_torch=False).next_token_logprobs_sync(ids, lora_name="extra")
-        theirs = AsyncLM(whole, as_torch=False).next_token_logprobs_sync(ids)
+        theirs = AsyncLM(full, as_torch=False).next_token_logprobs_sync(ids)
         np.testing.assert_allclose(asked, theirs, atol=1e-3)
         assert Loom(lm, PROMPT).grow(max_tokens=12, temperature=0, show=False)[0].text == text
     lm.remove_adapter("extra")
@@ -628,14 +628,12 @@ def test_an_adapter_a_request_is_the_merged_model(lm: LM, tmp_path: Path) -> Non
         lm.add_adapter("none", tmp_path)
 
 
-def test_an_open_request_goes_on_under_its_own_adapter(
-    lm: LM, reference: LM, tmp_path: Path
-) -> None:
+def test_open_request_continues_with_its_own_adapter(lm: LM, reference: LM, tmp_path: Path) -> None:
     adapter, merged = adapter_folder(tmp_path, seed=1)
     ids, reader = [*range(50, 60)], reader_of(lm)
-    with weft.load(merged, engine="numpy") as whole:
+    with weft.load(merged, engine="numpy") as full:
         lm.engine.add_adapter("bent#1", adapter)
-        wanted = {None: rows_after(reference, ids), "bent#1": rows_after(whole, ids)}
+        wanted = {None: rows_after(reference, ids), "bent#1": rows_after(full, ids)}
         assert np.abs(wanted[None] - wanted["bent#1"]).max() > 0.1
         for above, asked in ((None, "bent#1"), ("bent#1", None)):
             lm.engine._running.loop.call(reader.close())
@@ -686,7 +684,7 @@ MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("given", "error", "told"), MISTAKES, ids=lambda value: str(value)[:40])
-def test_mistakes_are_told_before_a_process_is_started(
+def test_mistakes_raise_before_a_process_starts(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], error: Any, told: str
 ) -> None:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -699,15 +697,15 @@ def test_mistakes_are_told_before_a_process_is_started(
         weft.load("tiny", engine="vllm", **given)
 
 
-def test_broken_folders_are_told_with_the_file(tmp_path: Path) -> None:
+def test_broken_folder_error_names_the_file(tmp_path: Path) -> None:
     for each in TINY.iterdir():
         (tmp_path / each.name).write_bytes(each.read_bytes())
     weights = tmp_path / "model.safetensors"
-    whole = weights.read_bytes()
-    weights.write_bytes(whole[: len(whole) // 2])
+    full = weights.read_bytes()
+    weights.write_bytes(full[: len(full) // 2])
     with pytest.raises(ModelLoadError, match=r"model\.safetensors.*truncated"):
         weft.load(tmp_path, engine="vllm")
-    weights.write_bytes(whole)
+    weights.write_bytes(full)
     told = json.loads((TINY / "config.json").read_text())
     told |= {"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"}
     (tmp_path / "config.json").write_text(json.dumps(told))

@@ -1,4 +1,4 @@
-"""What Weft stands on in vLLM is there: each thing fails by name when a new version moves it."""
+"""Assumptions about vLLM's internals: each fails by name if a new version breaks it."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def test_calls_take_what_weft_gives(call: Any, names: list[str]) -> None:
 
 
 def test_values_have_the_fields_that_weft_sets() -> None:
-    asked = {field.name for field in dataclasses.fields(StreamingInput)}
-    assert {"prompt", "sampling_params"} <= asked
+    requested = {field.name for field in dataclasses.fields(StreamingInput)}
+    assert {"prompt", "sampling_params"} <= requested
     assert {"DELTA"} <= set(RequestOutputKind.__members__)
     args = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     assert {
@@ -72,23 +72,23 @@ def test_values_have_the_fields_that_weft_sets() -> None:
     } <= args  # fmt: skip
     assert StructuredOutputsParams(grammar='start: "a"').grammar
     assert LoRARequest("a", 1, "/folder").lora_int_id == 1
-    made = SamplingParams(
+    created = SamplingParams(
         max_tokens=1, temperature=0.7, top_p=0.9, top_k=3, min_p=0.1, repetition_penalty=1.1,
         presence_penalty=1.0, frequency_penalty=1.0, logit_bias={1: -float("inf")}, seed=2**63 - 1,
         stop_token_ids=[5], ignore_eos=True, logprobs=0, flat_logprobs=True, detokenize=False,
         output_kind=RequestOutputKind.DELTA, skip_clone=True, allowed_token_ids=[1],
     )  # fmt: skip
-    assert made.logit_bias == {1: -float("inf")}  # not clamped
-    assert made.temperature == 0.7
+    assert created.logit_bias == {1: -float("inf")}  # not clamped
+    assert created.temperature == 0.7
 
 
-def test_an_open_request_drops_what_it_drew_when_its_next_input_comes() -> None:
+def test_open_request_drops_its_sample_on_the_next_input() -> None:
     """By its source; `test_vllm.py` shows it by numbers."""
     source = inspect.getsource(Scheduler._update_request_as_session)
     assert "Discards the last sampled output token" in source
 
 
-def test_v1_rows_go_to_the_slots_that_requests_name() -> None:
+def test_v1_logits_are_written_to_the_requested_slots() -> None:
     tap, buffer = tapped()
     assert not tap.is_argmax_invariant()  # else nobody asks it where all are greedy
     plain = SamplingParams(max_tokens=4)
@@ -107,7 +107,7 @@ def test_v1_rows_go_to_the_slots_that_requests_name() -> None:
     assert buffer.read(2, 1).tolist() == [0, 1, 2, 3]
 
 
-def test_v2_rows_go_to_the_slots_that_requests_name() -> None:
+def test_v2_logits_are_written_to_the_requested_slots() -> None:
     tap, buffer = tapped()
     assert tap.add_request(7, row_params((1, buffer.ticket())))
     assert not tap.add_request(3, SamplingParams(max_tokens=4))
@@ -122,8 +122,8 @@ def test_v2_rows_go_to_the_slots_that_requests_name() -> None:
 
 
 def test_a_worker_that_does_not_see_the_board_writes_nothing() -> None:
-    told = {"path": "/nowhere/at/all", "n_slots": 3, "n_vocab": 4, "pid": 1}
-    tap = LogitsCapture(SimpleNamespace(additional_config={KEY: told}), None, False)
+    reported = {"path": "/nowhere/at/all", "n_slots": 3, "n_vocab": 4, "pid": 1}
+    tap = LogitsCapture(SimpleNamespace(additional_config={KEY: reported}), None, False)
     tap.add_request(0, row_params((0, 1)))
     assert tap.apply(torch.zeros(1, 4)).shape == (1, 4)
     LogitsCapture(SimpleNamespace(additional_config=None), None, False).apply(torch.zeros(1, 4))
@@ -166,7 +166,7 @@ def test_a_board_of_a_killed_process_is_taken_away_by_the_next_and_no_other() ->
 
 def tapped() -> tuple[LogitsCapture, SharedLogitsBuffer]:
     buffer = SharedLogitsBuffer(4, 3)
-    told = SimpleNamespace(additional_config={KEY: buffer.connection_info()})
-    tap = LogitsCapture(told, torch.device("cpu"), False)
+    reported = SimpleNamespace(additional_config={KEY: buffer.connection_info()})
+    tap = LogitsCapture(reported, torch.device("cpu"), False)
     buffer.unlink()
     return tap, buffer

@@ -1,4 +1,4 @@
-"""vLLM's processes: killed, left behind, collected; and engines that somebody else started."""
+"""vLLM's processes when killed, abandoned or collected; and adopted engines."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def is_at_work(process: psutil.Process) -> bool:
 
 
 def vllm_processes(pid: int | None = None) -> list[Any]:
-    found = []
+    result = []
     for each in psutil.Process(pid).children(recursive=True):
         try:
             if "VLLM::" in " ".join(each.cmdline()):
-                found.append(each)
+                result.append(each)
         except psutil.Error:
             pass
-    return found
+    return result
 
 
 def wait_for(what: Callable[[], bool]) -> None:
@@ -70,7 +70,7 @@ def load() -> Any:
     return weft.load("tiny", engine="vllm", dtype="float32", engine_options=SMALL)
 
 
-def test_an_engine_that_dies_in_mid_run_is_told_and_the_tree_stays() -> None:
+def test_engine_exit_in_mid_run_raises_and_keeps_the_tree() -> None:
     before = len(vllm_processes())
     lm = load()
     loom = Loom(lm, PROMPT)
@@ -160,7 +160,7 @@ def started(**options: Any) -> Any:
         return AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(TINY), **args, **options))
 
 
-def test_an_engine_of_somebody_else_is_used_and_stays_theirs() -> None:
+def test_adopted_engine_is_used_and_not_shut_down() -> None:
     """One engine, whose own limits are changed between the parts: to start one takes long."""
     reference = weft.load("tiny")
 
@@ -182,16 +182,16 @@ def test_an_engine_of_somebody_else_is_used_and_stays_theirs() -> None:
         with pytest.raises(ForwardError, match="await"):
             lm.engine.forward([_row(ids)])
         await asyncio.to_thread(loom.next)
-        held = engine.output_processor.request_states
-        assert held  # a request stays open for its next token
+        kept_alive = engine.output_processor.request_states
+        assert kept_alive  # a request stays open for its next token
         endless = {end: -float("inf") for end in reference.tokenizer.stop_ids}
         growing = asyncio.ensure_future(loom.agrow(n=2, max_tokens=1500, logit_bias=endless))
-        n_rows = len(held)
-        await asyncio.to_thread(wait_for, lambda: len(held) == n_rows + 2)
+        n_rows = len(kept_alive)
+        await asyncio.to_thread(wait_for, lambda: len(kept_alive) == n_rows + 2)
         await asyncio.to_thread(lm.close)
         await asyncio.wait([growing], timeout=60)
         assert growing.exception() is not None
-        await asyncio.to_thread(wait_for, lambda: not held)  # and the owner has none of it
+        await asyncio.to_thread(wait_for, lambda: not kept_alive)  # and the owner has none of it
         assert not engine.errored
 
         engine.model_config.max_logprobs = 20

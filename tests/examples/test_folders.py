@@ -16,8 +16,8 @@ from weft.constraints import Choice
 ROOT = Path(__file__).parents[2] / "examples"
 FOLDERS = sorted(folder.name for folder in ROOT.iterdir() if (folder / "main.py").is_file())
 # On an engine of `make test-engines`.
-BESIDE = {"mlx": pytest.mark.mlx}
-RUN = [pytest.param(f, marks=BESIDE.get(f, ())) for f in FOLDERS]
+OPTIONAL = {"mlx": pytest.mark.mlx}
+RUN = [pytest.param(f, marks=OPTIONAL.get(f, ())) for f in FOLDERS]
 NEEDS = {"mlx": "mlx_lm"}
 # What the last lines must say.
 SAYS = {
