@@ -92,8 +92,9 @@ class CapacityError(WeftError):
 class KVFull(CapacityError):
     """A path does not fit in the KV budget, even alone.
 
-    needed, capacity: numbers of slots.
-    never_fits: True if it would not fit in an empty budget either, so retrying is useless.
+    Attributes:
+        needed, capacity: numbers of slots.
+        never_fits: True if it would not fit in an empty budget either, so retrying is useless.
     """
 
     def __init__(
@@ -160,8 +161,9 @@ class Unfinished(ConstraintError, ValueError):
 class DeadEnd(ConstraintError):
     """No token is allowed.
 
-    token_ids: the path before it.
-    branches: the branches of the call without an allowed token; `branch` is the first, or None.
+    Attributes:
+        token_ids: the path before it.
+        branches: the branches of the call without an allowed token; `branch` is the first, or None.
     """
 
     def __init__(

@@ -39,8 +39,9 @@ Contexts = Sequence[Sequence[int]]
 class TopRows(NamedTuple):
     """The k likeliest tokens after each of N contexts, likeliest first; equal ones by lower id.
 
-    ids: int64 [N, k].
-    logprobs: float32 [N, k], over the full vocabulary, in nats.
+    Attributes:
+        ids: int64 [N, k].
+        logprobs: float32 [N, k], over the full vocabulary, in nats.
     """
 
     ids: Any
@@ -54,7 +55,8 @@ class AbstractAsyncLM(ABC):
     the others call them. The two need no `lora_name` parameter: it is passed only if a caller names
     one.
 
-    tokenizer: the object that the caller passed.
+    Attributes:
+        tokenizer: the object that the caller passed.
     """
 
     def __init__(self, tokenizer: Any) -> None:

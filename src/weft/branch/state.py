@@ -333,7 +333,16 @@ LN2 = math.log(2)
 
 @dataclass(frozen=True, slots=True)
 class Produced:
-    """A token that a branch drew and has not committed."""
+    """A token that a branch drew and has not committed.
+
+    Attributes:
+        token: its id.
+        text: what committing it adds; "" while a character is incomplete.
+        is_stop: True for an end token; do not commit it.
+        logprob: by the model, raw, over the full vocabulary, in nats; by custom logits if the
+            branch has no other.
+        kept_logprob: among the tokens that the filters kept, in nats.
+    """
 
     token: int
     text: str
@@ -347,7 +356,16 @@ class Produced:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """Statistics of a branch."""
+    """Statistics of a branch.
+
+    Attributes:
+        position: number of tokens of the path.
+        n_accepted: accepted tokens of the path.
+        perplexity: over accepted tokens, by the model; inf without any.
+        sampling_perplexity: over drawn tokens, by the filtered distributions; inf without any.
+        kv_tokens: tokens of the path whose KV is resident.
+        kv_bytes: the size of that KV.
+    """
 
     position: int
     n_accepted: int
@@ -473,7 +491,15 @@ def _draw_error(branch: State, token: int, dead: Sequence[State]) -> WeftError:
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """How full an LM is."""
+    """How full an LM is.
+
+    Attributes:
+        capacity: slots of the KV budget; None without one.
+        resident: slots with tokens.
+        pinned: slots that cannot be evicted now.
+        n_branches: live branches.
+        n_active: live branches whose KV is resident.
+    """
 
     capacity: int | None
     resident: int

@@ -114,10 +114,11 @@ class CachedRows(NamedTuple):
 class PromptCache(list[Any]):
     """One KVCache per layer; mlx-lm's own over a model of MLX.
 
-    rows: token ids of each row.
-    start: position of their first token.
-    is_path: the cache belongs to a node. A prompt equal to its last tokens is then the node's own
-    text, and is not appended.
+    Attributes:
+        rows: token ids of each row.
+        start: position of their first token.
+        is_path: the cache belongs to a node. A prompt equal to its last tokens is then the node's
+            own text, and is not appended.
     """
 
     def __init__(

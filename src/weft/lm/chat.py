@@ -19,9 +19,10 @@ class ChatPrompt(str):
     `lm.tokenize` returns `ids` for the full prompt, and a Loom accepts it as a prompt. Slices and
     concatenations are plain str.
 
-    ids: its tokens. Special tokens that users typed are plain text in them.
-    user_prompt: the last user message.
-    tools, tool_choice: as passed to `format_chat`.
+    Attributes:
+        ids: its tokens. Special tokens that users typed are plain text in them.
+        user_prompt: the last user message.
+        tools, tool_choice: as passed to `format_chat`.
     """
 
     ids: tuple[int, ...]

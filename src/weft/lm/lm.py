@@ -77,13 +77,14 @@ class LM(
     therefore computed once, and all live branches share each step. An LM can be used from any
     thread and as a context manager.
 
-    engine, info: the engine that runs the model, and its description.
-    text: Weft's own view of the tokenizer.
-    tokenizer, model: the objects that the caller passed, else `text` and `engine`.
-    n_ctx: maximum number of tokens of a path.
-    n_seq_max: number of branches that `BranchStore.available` counts down from.
-    defaults: sampling parameters of raw prompts.
-    chat_defaults: sampling parameters of chat answers and branches.
+    Attributes:
+        engine, info: the engine that runs the model, and its description.
+        text: Weft's own view of the tokenizer.
+        tokenizer, model: the objects that the caller passed, else `text` and `engine`.
+        n_ctx: maximum number of tokens of a path.
+        n_seq_max: number of branches that `BranchStore.available` counts down from.
+        defaults: sampling parameters of raw prompts.
+        chat_defaults: sampling parameters of chat answers and branches.
 
     The defaults come from the model's files, if these contain sampling parameters.
     """

@@ -69,7 +69,8 @@ class Pin:
     manager; garbage collection also unpins it. It pins tokens: edits of the node or branch do not
     move it.
 
-    place: the end of the path.
+    Attributes:
+        place: the end of the path.
     """
 
     def __init__(self, lm: LM, place: Place) -> None:

@@ -103,7 +103,19 @@ class TextScore:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Delta:
-    """The new tokens of one branch of a stream."""
+    """The new tokens of one branch of a stream.
+
+    Attributes:
+        branch: index of the branch in the call, over all grown nodes.
+        node: the branch's heddle. Its tokens grow with the deltas; it is attached to its parent
+            once `finish_reason` is set.
+        token_ids: the new tokens.
+        text: their text. An incomplete character arrives with the delta that completes it.
+        logprobs: of the new tokens, in nats; empty if the engine does not report them.
+        finish_reason: None while the branch grows; "error" if it failed and is not attached.
+        entropies: of the new tokens, in nats; empty if the engine does not report them.
+        texts: the text of each new token. `text` also has the rest of a last, incomplete character.
+    """
 
     branch: int
     node: Heddle

@@ -47,9 +47,10 @@ _FEW = 8  # branches that `plan` handles in well under a millisecond
 class Branches(Listed, list["Heddle"]):
     """The children that one call generated, in branch order: a list of heddles.
 
-    skipped: terminal nodes that the call did not grow.
-    failed: the errors of branches that are missing because their constraint allowed no token. If
-    all branches fail, the call raises instead.
+    Attributes:
+        skipped: terminal nodes that the call did not grow.
+        failed: the errors of branches that are missing because their constraint allowed no token.
+            If all branches fail, the call raises instead.
     """
 
     def __init__(

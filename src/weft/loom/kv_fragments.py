@@ -27,9 +27,10 @@ class KVFrag(tuple[Any, Any]):
     only at its own position and after its own prefix, because rotary positions are part of the
     keys.
 
-    token_ids: the tokens that the arrays belong to.
-    start: the position on the path where they begin.
-    marks: what the engine stores in addition to the arrays, by name.
+    Attributes:
+        token_ids: the tokens that the arrays belong to.
+        start: the position on the path where they begin.
+        marks: what the engine stores in addition to the arrays, by name.
     """
 
     token_ids: tuple[int, ...]

@@ -28,8 +28,9 @@ MESSAGES = "messages"  # key in a root's meta: the chat messages of its prompt, 
 class Loom(Heddle):
     """The root heddle; its tokens are the prompt. A context manager that closes the loom.
 
-    heddle_class: the class of the nodes below it.
-    dropped: what `open` left out of the file, one sentence each.
+    Attributes:
+        heddle_class: the class of the nodes below it.
+        dropped: what `open` left out of the file, one sentence each.
     """
 
     heddle_class: type[Heddle] = Heddle

@@ -49,13 +49,14 @@ _SCREEN = 10
 class Cost:
     """Tokens, time and candidates that a search has used.
 
-    tokens: generated tokens, including end tokens and all proposals.
-    seconds: wall-clock time.
-    candidates: proposed lines and answers.
-    valued: candidates that got a score.
-    prompt_tokens: tokens of value questions, which are read but not generated.
-    stopped: the budget that ended the search early, or "constraint" if `constraint` allowed no
-    further text.
+    Attributes:
+        tokens: generated tokens, including end tokens and all proposals.
+        seconds: wall-clock time.
+        candidates: proposed lines and answers.
+        valued: candidates that got a score.
+        prompt_tokens: tokens of value questions, which are read but not generated.
+        stopped: the budget that ended the search early, or "constraint" if `constraint` allowed no
+            further text.
     """
 
     tokens: int
@@ -80,10 +81,11 @@ class Cost:
 class Level:
     """A round of a search, as `progress` receives it.
 
-    depth: number of the round, from 1.
-    candidates: its new candidates.
-    kept: the candidates that it kept, best first.
-    cost: the cost so far.
+    Attributes:
+        depth: number of the round, from 1.
+        candidates: its new candidates.
+        kept: the candidates that it kept, best first.
+        cost: the cost so far.
     """
 
     depth: int
@@ -124,7 +126,22 @@ class Particle:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """The result of a search: the best node, its text, the full tree, and the cost."""
+    """The result of a search: the best node, its text, the full tree, and the cost.
+
+    Attributes:
+        best: the node where the best path ends.
+        text: its text after the prompt.
+        loom: the root of the tree, with every candidate.
+        cost: what the search has used.
+        solved: the verdict of the verifier or the task on `best`; None without a checker. False
+            means that no candidate passed.
+        votes: of best-of-n, most votes first.
+        particles: of smc, heaviest first. The weights sum to 1; all are 0 if every particle
+            violates a condition.
+        log_evidence: of smc, in nats: the log of the estimated mean of exp(potential) under the
+            model, times the probability that a `constraint` holds.
+        states: the state of each node, if the search went over states of the caller's.
+    """
 
     best: Heddle
     text: str
@@ -180,28 +197,30 @@ class SearchOptions(BranchOptions, total=False):
     `text` (the text after the prompt) and `state` are passed one at a time. `nodes`, `texts` and
     `states` are passed as lists, once per round, and the function returns a list.
 
-    propose: the source of candidates: "continue", "suggest", "both", or another LM. With "continue"
-    the model continues the answer line by line; with "suggest" it answers the task's prompt for a
-    step. A function maps nodes to lists of texts, or a state to (text, state) pairs. A dict of
-    these has names; `meta["by"]` of a node is the name.
-    value: nodes → finite scores, higher is better. None: the model's verdict if the task words a
-    question, else the likelihood.
-    verifier: text → True if it is a correct answer. None: the task's check. If nothing passes,
-    `solved` is False.
-    state: the first of the states that `propose` goes over. None: the prompt.
-    score: states → scores; the form of `value` for states.
-    complete: let the model continue the best path to its end. None: if the search goes over lines.
-    answer_tokens: maximum tokens of a completion, 256 unless given; 0 completes nothing.
-    line_constraint: the constraint of each line, without its line end. `constraint` applies to the
-    full text after the prompt. Best of n and greedy accept only `constraint`.
-    task: words the questions and checks the answer. None: recognize a Game of 24 prompt.
-    budget_tokens, budget_s, budget_kv_bytes: limits of tokens, seconds, and KV of the full tree.
-    `cost.stopped` names the one that ended the search.
-    seed: equal seeds give equal trees, unless `budget_s` cuts them. Concurrent calls may change
-    them in bfloat16, on MLX and on llama.cpp (docs/models.md).
-    progress: called after each round with a `Level`.
-    resume: a file to which the search is saved after each round. If the file exists, the search
-    continues from it, with the same result as without the interruption.
+    Attributes:
+        propose: the source of candidates: "continue", "suggest", "both", or another LM. With
+            "continue" the model continues the answer line by line; with "suggest" it answers the
+            task's prompt for a step. A function maps nodes to lists of texts, or a state to (text,
+            state) pairs. A dict of these has names; `meta["by"]` of a node is the name.
+        value: nodes → finite scores, higher is better. None: the model's verdict if the task words
+            a question, else the likelihood.
+        verifier: text → True if it is a correct answer. None: the task's check. If nothing passes,
+            `solved` is False.
+        state: the first of the states that `propose` goes over. None: the prompt.
+        score: states → scores; the form of `value` for states.
+        complete: let the model continue the best path to its end. None: if the search goes over
+            lines.
+        answer_tokens: maximum tokens of a completion, 256 unless given; 0 completes nothing.
+        line_constraint: the constraint of each line, without its line end. `constraint` applies to
+            the full text after the prompt. Best of n and greedy accept only `constraint`.
+        task: words the questions and checks the answer. None: recognize a Game of 24 prompt.
+        budget_tokens, budget_s, budget_kv_bytes: limits of tokens, seconds, and KV of the full
+            tree. `cost.stopped` names the one that ended the search.
+        seed: equal seeds give equal trees, unless `budget_s` cuts them. Concurrent calls may change
+            them in bfloat16, on MLX and on llama.cpp (docs/models.md).
+        progress: called after each round with a `Level`.
+        resume: a file to which the search is saved after each round. If the file exists, the search
+            continues from it, with the same result as without the interruption.
     """
 
     propose: Propose | None

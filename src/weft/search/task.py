@@ -17,10 +17,11 @@ class Task:
     `lines` are the steps after the prompt so far, without their line ends. A task words questions
     for the model and reads its lines; it solves nothing itself.
 
-    steps: number of lines before the answer; None if unknown.
-    verdicts: the model's words for a good and a bad state, the answers to `question`.
-    n_continue, n_suggest: lines to propose by continuing, and by `suggestion`: one number, or one
-    per level.
+    Attributes:
+        steps: number of lines before the answer; None if unknown.
+        verdicts: the model's words for a good and a bad state, the answers to `question`.
+        n_continue, n_suggest: lines to propose by continuing, and by `suggestion`: one number, or
+            one per level.
     """
 
     steps: int | None = None

@@ -46,9 +46,10 @@ Query = MlxQuery
 class AsyncMlxLM(GenlmModel):
     """A loaded MLX model with genlm-backend's interface.
 
-    mlx_lm_model: the model of mlx-lm.
-    prefill_step_size: has no effect.
-    kv_cachable: False if the model's state is not KV of single tokens.
+    Attributes:
+        mlx_lm_model: the model of mlx-lm.
+        prefill_step_size: has no effect.
+        kv_cachable: False if the model's state is not KV of single tokens.
     """
 
     def __init__(

@@ -24,12 +24,13 @@ class TokenCharacterTrie:
 
     Children have smaller numbers than parents.
 
-    decode: the vocabulary: Tokens, whose symbols are bytes, or other iterables of symbols.
-    children: by node: edge → node; a leaf's edge is (None, position).
-    word2leaf, leaf2word: entry ↔ leaf; the key of a `Token` is (bytes, id), that of others the
-    entry.
-    idx_to_leaf: int32 [V, 2]: (position, leaf).
-    ordering: the inner nodes, children first.
+    Attributes:
+        decode: the vocabulary: Tokens, whose symbols are bytes, or other iterables of symbols.
+        children: by node: edge → node; a leaf's edge is (None, position).
+        word2leaf, leaf2word: entry ↔ leaf; the key of a `Token` is (bytes, id), that of others the
+            entry.
+        idx_to_leaf: int32 [V, 2]: (position, leaf).
+        ordering: the inner nodes, children first.
 
     Weights are float64, one per node.
     """

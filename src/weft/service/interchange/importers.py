@@ -65,11 +65,12 @@ IMPORTERS: Mapping[str, Importer] = {
 class ImportReport(NamedTuple):
     """The result of an import.
 
-    looms: the imported looms; each has `title`, `loom`, and `at`, the node where the file's reader
-    was.
-    recognised_as: name of the format.
-    n_nodes: number of nodes of all looms.
-    dropped: what was left out or changed, a sentence each.
+    Attributes:
+        looms: the imported looms; each has `title`, `loom`, and `at`, the node where the file's
+            reader was.
+        recognised_as: name of the format.
+        n_nodes: number of nodes of all looms.
+        dropped: what was left out or changed, a sentence each.
     """
 
     looms: tuple[ImportedLoom, ...]
