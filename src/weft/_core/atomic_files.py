@@ -1,4 +1,4 @@
-"""Files: written so that a kill leaves the old or the new one; read with errors that name them."""
+"""Atomic writes, and reads whose errors name the file."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from ..errors import ConfigError, FormatError, StoreError, WeftError
 
 try:
     import fcntl
-except ImportError:  # Windows, where nobody removes a file that is open
+except ImportError:  # Windows, where an open file cannot be removed
     fcntl = None  # type: ignore[assignment]
 
 AnyPath = str | os.PathLike[str]
 
 _PART = re.compile(r"\.weft-[0-9a-f]{16}\.part")
-_SETTLED_S = 60.0  # age of a part that nobody writes to, where files cannot be locked
-_BUSY_S = 2.0  # how long a file may be open elsewhere, where that keeps it from being replaced
-# What the sync of a folder says where folders cannot be synced.
+_SETTLED_S = 60.0  # without file locks, an older temporary file counts as abandoned
+_BUSY_S = 2.0  # on Windows, retry this long while another process has the file open
+# Errors of fsync on file systems that cannot sync folders.
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF)
 _brief = reprlib.Repr()
 _brief.maxlevel, _brief.maxstring, _brief.maxother = 2, 60, 60
@@ -39,53 +39,54 @@ _brief.maxlevel, _brief.maxstring, _brief.maxother = 2, 60, 60
 
 
 def write(path: AnyPath, content: bytes | str | Iterable[str]) -> None:
-    """Write a file: whatever happens meanwhile, it is the old one or the new one, whole.
+    """Write a file atomically: after a crash it has the old or the new content.
 
-    When the call returns, the new one outlives a crash of the machine. A link stays a link, a
-    file keeps its mode; what is no file, such as a pipe, is written straight. Text is UTF-8, lone
-    surrogates as their escapes. What killed writes have left in the folder goes before.
-    Raises: StoreError when it cannot be written; nothing has changed then.
+    When the call returns, the new content survives a crash of the machine. A symbolic link stays a
+    link, and a file keeps its mode. Other targets, such as pipes, are written directly. Text is
+    UTF-8, lone surrogates as escapes. Removes stale temporary files in the folder first.
+
+    Raises: StoreError if it cannot be written; nothing has changed then.
     """
     name = os.fspath(path)
     try:
-        found = _status(name)
-        if found is not None and not stat.S_ISREG(found.st_mode):
+        status = _status(name)
+        if status is not None and not stat.S_ISREG(status.st_mode):
             with open(name, "wb") as straight:
                 straight.writelines(_encoded(content))
             return
-        target = _target(name, found)
+        target = _target(name, status)
         _sweep_once(target.parent)
-        _replace(target, content, found)
+        _replace(target, content, status)
     except OSError as error:
         raise StoreError(f"cannot write {display_path(path)}: {error_reason(error)}") from error
 
 
 def check_writable(path: AnyPath) -> None:
-    """Raise what `write` would raise now, before there is anything to write; nothing changes."""
+    """Raise the error that `write` would raise now; changes nothing."""
     name = os.fspath(path)
     try:
-        found = _status(name)
+        status = _status(name)
         if os.path.isdir(os.path.realpath(name)):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if found is None or stat.S_ISREG(found.st_mode):
-            part = open_temp(_target(name, found).parent)
+        if status is None or stat.S_ISREG(status.st_mode):
+            part = open_temp(_target(name, status).parent)
             part.close()
             os.unlink(part.name)
     except OSError as error:
         raise StoreError(f"cannot write {display_path(path)}: {error_reason(error)}") from error
 
 
-def _target(name: str | bytes, found: os.stat_result | None) -> Path:
-    """Return the file that is to be replaced: a link to it shall still be one."""
-    if found is not None and not os.access(name, os.W_OK):
+def _target(name: str | bytes, status: os.stat_result | None) -> Path:
+    """Return the file to replace: the target of a symbolic link."""
+    if status is not None and not os.access(name, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     return Path(os.fsdecode(os.path.realpath(name)))
 
 
 def remove_stale_temp_files(folder: Path) -> None:
-    """Remove what killed writes have left in a folder; what somebody still writes stays.
+    """Remove temporary files of killed processes in a folder; files in use stay.
 
-    Never raises: what cannot be removed now is removed another time.
+    Never raises: what cannot be removed now is removed later.
     """
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
@@ -102,8 +103,9 @@ def _sweep_once(folder: Path) -> None:
 def _replace(
     target: Path, content: bytes | str | Iterable[str], old: os.stat_result | None
 ) -> None:
-    # In the same folder, so that the last step is one rename; with a name of its own, so that a
-    # long one fits and nobody else's file looks like it.
+    # In the same folder, so that the last step is one rename. The temporary name is not derived
+    # from
+    # the target's, which may be too long, and cannot be mistaken for a user's file.
     file = open_temp(target.parent)
     try:
         with file:
@@ -114,7 +116,7 @@ def _replace(
             file.flush()
             os.fsync(file.fileno())
             if fcntl is not None:
-                # While it is locked: nobody may take it for a leftover before it has its name.
+                # Rename while it is locked, so that no process removes it as stale.
                 os.replace(file.name, target)
         if fcntl is None:
             _rename_patiently(file.name, target)
@@ -125,7 +127,7 @@ def _replace(
 
 
 def _rename_patiently(part: str, target: Path) -> None:
-    """Rename on a system where a file that somebody reads cannot be replaced."""
+    """Rename on Windows, where a file that is open elsewhere cannot be replaced."""
     until = time.monotonic() + _BUSY_S
     while True:
         try:
@@ -138,14 +140,14 @@ def _rename_patiently(part: str, target: Path) -> None:
 
 
 def open_temp(folder: Path) -> BinaryIO:
-    """Return a new file to write to, locked as long as it is open: so it is known to be in use.
+    """Return a new temporary file, locked while it is open to mark it as in use.
 
     `remove_stale_temp_files` removes files that a killed process left in the folder.
     """
     while True:
         file = (folder / f".weft-{secrets.token_hex(8)}.part").open("xb")
         if _try_lock(file.fileno()) is False or os.fstat(file.fileno()).st_nlink == 0:
-            # Somebody swept it between its making and its lock.
+            # Another process removed it between its creation and its lock.
             file.close()
             continue
         return file
@@ -162,7 +164,7 @@ def _remove_unless_written(path: str) -> None:
 
 
 def _try_lock(fd: int) -> bool | None:
-    """Lock an open file until it is closed; None where files cannot be locked."""
+    """Lock an open file until it is closed; None if files cannot be locked."""
     if fcntl is None:
         return None
     try:
@@ -175,13 +177,13 @@ def _try_lock(fd: int) -> bool | None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Let the new name outlive a crash too, where the system can."""
+    """Make a rename survive a crash of the machine, if the system supports it."""
     if os.name == "nt":
         return
     try:
         fd = os.open(folder, os.O_RDONLY)
     except OSError:
-        return  # one may write in a folder that one may not read
+        return  # a folder may be writable but not readable
     try:
         os.fsync(fd)
     except OSError as error:
@@ -203,40 +205,45 @@ def _status(name: str | bytes) -> os.stat_result | None:
         return os.stat(name)
     except FileNotFoundError:
         return None
-    except ValueError as error:  # a zero byte in it
+    except ValueError as error:  # the name has a zero byte
         raise OSError(errno.EINVAL, str(error)) from error
 
 
 # Reading --------------------------------------------------------------------------------------
 
 
-def read(path: AnyPath, error: type[WeftError] = StoreError, *, most: int | None = None) -> bytes:
-    """Return what is in a file, or comes out of a pipe; never waits for a pipe that nobody fills.
+def read(
+    path: AnyPath, error: type[WeftError] = StoreError, *, max_bytes: int | None = None
+) -> bytes:
+    """Return the content of a file or pipe; never blocks on a pipe without a writer.
 
-    most: how many bytes it may have; what is larger is not read.
-    Raises: `error`, naming the file, for all that cannot be read; FormatError for what is larger.
+    max_bytes: maximum size in bytes.
+
+    Raises: `error`, naming the file, if it cannot be read; FormatError if it is larger.
     """
     try:
         with open(path, "rb", opener=_open_now) as file:
-            found = os.fstat(file.fileno())
-            if stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode):
+            status = os.fstat(file.fileno())
+            if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
                 raise OSError(errno.EINVAL, "it is a device, not a file")
-            check_size(found.st_size, most)
-            if found.st_size > _memory_bytes():
+            check_size(status.st_size, max_bytes)
+            if status.st_size > _memory_bytes():
                 raise MemoryError
-            if not stat.S_ISREG(found.st_mode):
+            if not stat.S_ISREG(status.st_mode):
                 os.set_blocking(file.fileno(), True)
-            data = file.read() if most is None else file.read(most + 1)
-            check_size(len(data), most)
+            data = file.read() if max_bytes is None else file.read(max_bytes + 1)
+            check_size(len(data), max_bytes)
             return data
     except (OSError, ValueError, MemoryError) as problem:
         raise error(f"cannot read {display_path(path)}: {error_reason(problem)}") from problem
 
 
-def check_size(n_bytes: int, most: int | None) -> None:
-    """Refuse what has more bytes than it may have. Raises: FormatError, without a file's name."""
-    if most is not None and n_bytes > most:
-        raise FormatError(f"it is larger than the {most:,} bytes that are read".replace(",", " "))
+def check_size(n_bytes: int, max_bytes: int | None) -> None:
+    """Raise FormatError, without a file name, if a size exceeds the maximum."""
+    if max_bytes is not None and n_bytes > max_bytes:
+        raise FormatError(
+            f"it is larger than the {max_bytes:,} bytes that are read".replace(",", " ")
+        )
 
 
 def read_text(path: AnyPath, error: type[WeftError] = StoreError) -> str:
@@ -258,10 +265,14 @@ def read_json(
 ) -> Any:
     """Return the value in a JSON file.
 
-    what: what a broken file is said not to be, as in "x.json is `what`: …".
-    unread: the class for a file that cannot be read at all, where it is another.
-    nan: whether NaN and Infinity, which are no JSON, are numbers.
-    Raises: `error` (or `unread`), naming the file and the place in it.
+    Args:
+        path: the file.
+        error: the exception class for a broken file.
+        what: the reason in the message of a broken file, as in "x.json is `what`: …".
+        unread: the exception class for a file that cannot be read; None: `error`.
+        nan: accept NaN and Infinity, which are not JSON.
+
+    Raises: `error` (or `unread`), naming the file and the position.
     """
     data = read(path, unread or error)
     try:
@@ -271,7 +282,7 @@ def read_json(
 
 
 def parse_json(data: bytes | str, *, nan: bool = False) -> Any:
-    """Return the value of a JSON text. Raises: ValueError, whatever is wrong with it."""
+    """Return the value of a JSON text. Raises: ValueError for any defect."""
     text = data if isinstance(data, str) else str(data, "utf-8-sig")
     try:
         return json.loads(text, parse_constant=None if nan else _no_number)
@@ -281,7 +292,7 @@ def parse_json(data: bytes | str, *, nan: bool = False) -> Any:
 
 @contextmanager
 def with_filename(path: AnyPath) -> Iterator[None]:
-    """Let a FormatError or a ConfigError raised inside say which file it is about."""
+    """Add the file's name to a FormatError or ConfigError raised inside."""
     try:
         yield
     except (FormatError, ConfigError) as error:
@@ -294,7 +305,7 @@ def _no_number(name: str) -> None:
 
 
 def _memory_bytes() -> float:
-    """Return how much memory the machine has: a file with holes may be longer than that."""
+    """Return the machine's memory in bytes: a sparse file may be larger."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
@@ -305,14 +316,14 @@ def _open_now(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
-# Looking at what was read ---------------------------------------------------------------------
+# Validating what was read ---------------------------------------------------------------------
 
-# What using a value that is not as expected may raise.
+# Exceptions of code that uses an unexpected value.
 PARSE_ERRORS = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 
 
 def require_field(record: Mapping[str, Any], name: str, kind: type, where: str) -> Any:
-    """Return a field that must be there and of this kind. Raises: FormatError."""
+    """Return a required field of a certain type. Raises: FormatError."""
     if name not in record:
         raise FormatError(f"{where} has no {name!r}; the file is broken")
     value = record[name]
@@ -324,7 +335,9 @@ def require_field(record: Mapping[str, Any], name: str, kind: type, where: str) 
 
 
 def parse_number(value: object, where: str) -> float:
-    """Return a number; "inf", "-inf" and "nan" are the ones that JSON has no word for."""
+    """Return a number; also "inf", "-inf" and "nan", which JSON cannot represent. Raises:
+    FormatError.
+    """
     if isinstance(value, str) and value in ("inf", "-inf", "nan"):
         return float(value)
     if not isinstance(value, bool) and isinstance(value, int | float):
@@ -334,7 +347,7 @@ def parse_number(value: object, where: str) -> float:
 
 
 def parse_int(value: object, where: str, low: int, high: int | None = None) -> int:
-    """Return a whole number from `low` to below `high`, if there is one. Raises: FormatError."""
+    """Return an integer from `low` to below `high`, if given. Raises: FormatError."""
     if isinstance(value, int) and not isinstance(value, bool):
         if value >= low and (high is None or value < high):
             return value
@@ -345,23 +358,23 @@ def parse_int(value: object, where: str, low: int, high: int | None = None) -> i
 
 
 def json_number(value: float) -> float | str:
-    """Return a number as JSON can hold it; those it has no word for by name: inf, -inf, nan."""
+    """Return a number as JSON can represent it; inf, -inf and nan as strings."""
     return value if math.isfinite(value) else str(value)
 
 
 def repr_short(value: object) -> str:
-    """Return a value as a message shows it: short, however large or deep it is."""
+    """Return the repr of a value for messages, shortened."""
     return _brief.repr(value)
 
 
 def display_path(path: AnyPath) -> str:
-    """Return a path as a message shows it."""
+    """Return a path for messages."""
     name = os.fsdecode(path)
     return name if name.isprintable() and name else repr(name)
 
 
 def error_reason(error: BaseException) -> str:
-    """Return why a file could not be read or written."""
+    """Return the reason why a file could not be read or written."""
     if isinstance(error, MemoryError):
         return "it does not fit into memory"
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -159,7 +159,7 @@ def read(
 
 def _parsed(source: object, limits: ImportLimits) -> object:
     if isinstance(source, str | os.PathLike):
-        source = atomic_files.read(source, most=limits.n_bytes)
+        source = atomic_files.read(source, max_bytes=limits.n_bytes)
     if not isinstance(source, bytes | bytearray | memoryview):
         _check_serializable(source)
         return source
