@@ -45,14 +45,7 @@ _CACHE_LOGITS = 1 << 17
 _SCATTER_COST = 256
 # Parameters are clipped to these bounds, which no draw depends on: logits are float32.
 _TINY, _HUGE = 1e-30, 1e30
-_ROW_FIELDS = (
-    "greedy",
-    "temperature_before",
-    "temperature_after",
-    "repetition",
-    "presence",
-    "frequency",
-)
+_ROW_FIELDS = "greedy temperature_before temperature_after repetition presence frequency".split()
 # At its default a filter drops nothing.
 _NEUTRAL = SamplingParams()
 _OFF = {name: getattr(_NEUTRAL, name) for name, of in PARAMETERS.items() if of.is_filter}
@@ -72,7 +65,6 @@ class DrawResult:
     """Drawn tokens, one per sampler, in the samplers' order.
 
     ids: int64 [B].
-
     logprobs, entropies: float32 [B], in nats, of the raw logits over the full vocabulary.
 
     kept: float32 [B], log-probability among the tokens that the filters keep. None if not
@@ -107,9 +99,7 @@ class DrawBatch:
     """Sampling work for one step: member i of `sampler` draws from logits row rows[i].
 
     rows: int64 [B].
-
     positions: uint64 [B], absolute positions of the drawn tokens.
-
     kept: compute `DrawResult.kept`.
     """
 

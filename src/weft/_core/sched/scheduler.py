@@ -16,8 +16,9 @@ from functools import partial
 
 from ...engines.base import Engine, Fragment, Row
 from ...errors import Cancelled, ConfigError, StaleHandle, WeftError
+from ..kv.joining import JOIN_LENGTH, join_chain
 from ..kv.place import resolve
-from ..kv.tree import JOIN_LENGTH, TokenTree, join_chain
+from ..kv.tree import TokenTree
 from .admission import Admission
 from .batch import BatchPart, DecodePart, ScheduledStep, SequencePart, as_forward_error
 from .engine_runs import (
