@@ -164,7 +164,7 @@ def test_pinning_from_a_loop_is_the_same(make: Make) -> None:
 def test_paths_that_are_pinned_count_among_those_an_engine_can_have(make: Make) -> None:
     lm = make("sequence", n_seq_max=2)
     pins = [lm.kv.pin([30 + i, 40, 41]) for i in range(2)]
-    with pytest.raises(KVFull, match="2 resident paths beside 6 slots"):
+    with pytest.raises(KVFull, match="2 resident paths next to 6 slots"):
         logits_at(lm, [99, 20, 21])
     assert lm.kv.try_pin([99, 20]) is None
     pins.pop().unpin()
