@@ -19,7 +19,8 @@ class SlotBudget:
 
         free │ promised to pinned absent nodes │ reserved by tails │ evictable │ pinned │ spare
 
-    Spare slots are those that leaves keep for growth, and those that the engine failed to free.
+    Spare slots have no KV in use: growing leaves keep some for their next tokens, and the engine
+    failed to free others.
 
     Paths are leaves of resident and promised nodes, tails included. Engines with sequence ids
     support `max_paths` of them. A node is counted if it is resident or pinned; its `n_live` is the
@@ -40,7 +41,13 @@ class SlotBudget:
     )
 
     def __init__(self, capacity: int | None, max_paths: int | None, growth: int = 1) -> None:
-        """growth: slots that a tail reserves at a time."""
+        """Count nothing yet.
+
+        Args:
+            capacity: slots on the device; None means no limit.
+            max_paths: maximum number of paths; None means no limit.
+            growth: slots that a tail reserves at a time.
+        """
         self.capacity = capacity
         self.growth = growth
         self.max_paths = max_paths
@@ -59,12 +66,15 @@ class SlotBudget:
 
     @property
     def used(self) -> int:
-        """Slots that are occupied or promised."""
+        """Slots that are not free: resident, promised, reserved by tails, or spare."""
         return self.resident + self.promised + self.tails + self.spare
 
     @property
     def free(self) -> int | None:
-        """Slots that are unused; negative while too many are promised; None without a limit."""
+        """Slots of `capacity` that are not used. Negative while too many are promised.
+
+        None if `capacity` is None: there is no limit.
+        """
         return None if self.capacity is None else self.capacity - self.used
 
     @property
@@ -74,13 +84,16 @@ class SlotBudget:
 
     @property
     def is_exceeded(self) -> bool:
-        """True if more slots or paths are used and promised than exist."""
+        """True if more slots are used than `capacity`, or there are more paths than `max_paths`."""
         if self.capacity is not None and self.used > self.capacity:
             return True
         return self.max_paths is not None and self.paths > self.max_paths
 
     def count_node(self, node: Node) -> None:
-        """Count a node: one path more, unless it extends its parent's path."""
+        """Count a node that has become resident or promised.
+
+        The number of paths grows by one, unless the node extends the path of its parent.
+        """
         above = node.parent
         assert above is not None
         if node.n_live == 0:
@@ -111,23 +124,30 @@ class SlotBudget:
             self.paths -= 1
 
     def reserve(self, tail: Tail, length: int) -> None:
-        """Reserve `length` slots for a tail, rounded up to `growth`; the budget may be exceeded
-        then.
+        """Let a tail have at least `length` slots in total, rounded up to a multiple of `growth`.
+
+        The budget may be exceeded afterwards (`is_exceeded`).
         """
         if length > tail.reserved:
             self.set_reserved(tail, -(-length // self.growth) * self.growth)
 
     def shrink_reservation(self, tail: Tail, length: int) -> None:
-        """Release what a tail reserved beyond `length`: the last resort for a lone job."""
+        """Release the slots of a tail beyond `length`, except slots that have KV.
+
+        The scheduler does this if only one job is admitted and its next tokens do not fit.
+        """
         self.set_reserved(tail, min(tail.reserved, max(length, tail.fragment.length)))
 
     def set_reserved(self, tail: Tail, reserved: int) -> None:
-        """Set how many slots a tail may write."""
+        """Set how many slots a tail may write in total."""
         self.tails += reserved - tail.reserved
         tail.reserved = reserved
 
     def pin(self, node: Node) -> bool:
-        """Add a pin; return True if it is the first, so that the parent needs one too."""
+        """Add a pin to one node; if it is absent and had none, its slots are promised.
+
+        Returns True if this is the node's first pin: the caller then pins the parent too.
+        """
         node.pins += 1
         if node.pins > 1:
             return False
@@ -139,7 +159,10 @@ class SlotBudget:
         return True
 
     def unpin(self, node: Node) -> bool:
-        """Remove a pin; return True if it was the last."""
+        """Remove a pin of one node; return True if it was the last.
+
+        The caller then removes a pin of the parent too.
+        """
         node.pins -= 1
         if node.pins:
             return False
@@ -151,8 +174,10 @@ class SlotBudget:
         return True
 
     def absorb(self, leaf: Node, node: Node) -> None:
-        """Update counts after a resident leaf has absorbed its only child, which was absent and
-        counted.
+        """Count the slots of `node` as resident, and add its pins to `leaf`.
+
+        Call it when the fragment of a resident leaf has grown by the slots of its only child
+        `node`. The child is absent; both are pinned.
         """
         n = len(node.tokens)
         assert node.pins and leaf.pins
@@ -181,16 +206,19 @@ Key = tuple[bool, int, int]
 
 
 def eviction_key(node: Node) -> Key:
-    """Order of eviction: nodes without holds first, then least recently used, then shortest."""
+    """Return the sort key of eviction: the node with the smallest key is evicted first.
+
+    Nodes without holds come first, then the least recently used ones, then the shortest.
+    """
     return (node.holds > 0, node.last_used, len(node.tokens))
 
 
 class EvictionQueue:
     """Priority queue of evictable leaves.
 
-    Entries are not updated in place: call `offer` again when a node's key changes, and stale
-    entries are skipped. An entry with an earlier key is enough: `pop` corrects it. So a node that
-    is used often is not pushed each time.
+    Entries are not updated in place. Call `offer` when a node becomes evictable; `pop` skips
+    entries of nodes that are not evictable any more. `pop` also corrects an entry whose key is too
+    small. So a node that is used often need not be pushed again at each use.
     """
 
     def __init__(self) -> None:
@@ -205,7 +233,10 @@ class EvictionQueue:
             heapq.heappush(self._heap, (key, next(self._tick), node))
 
     def pop(self, evictable: Callable[[Node], bool]) -> Node | None:
-        """Return the first node that is evictable under its current key, or None."""
+        """Remove and return the evictable node with the smallest current key; None if none is left.
+
+        evictable: returns True if a node can be evicted now.
+        """
         while self._heap:
             key, _, node = heapq.heappop(self._heap)
             node.queued_key = None
@@ -231,12 +262,19 @@ _log = logging.getLogger(__name__)
 
 
 class HostTier:
-    """KV copies on the host of at most `capacity` slots, oldest out first. `slots`: those in
-    use.
+    """KV copies on the host, of at most `limit` slots. The oldest copies are freed first.
+
+    slots: slots that the copies use now.
     """
 
     def __init__(self, capacity: int, device: SlotBudget | None = None) -> None:
-        """device: a budget whose free slots may also be used on the host."""
+        """Create an empty tier.
+
+        Args:
+            capacity: slots on the host.
+            device: the device's budget. The host may use as many more slots as it has free. None
+                means that `capacity` is the limit.
+        """
         self.capacity = capacity
         self.slots = 0
         self._device = device
@@ -253,8 +291,10 @@ class HostTier:
         return self._free_beyond(self.limit)
 
     def offload(self, node: Node, fragments: Fragments) -> list[Node]:
-        """Copy a node's KV to the host if it fits; return the nodes whose copies were freed
-        for it.
+        """Copy a node's KV to the host if it fits.
+
+        Older copies are freed to make room; their nodes are returned. If the engine fails, there is
+        no copy, and the error is only logged. The node's KV on the device does not change.
         """
         size = len(node.tokens)
         limit = self.limit + (0 if self._device is None else size)  # frees its own device slots
@@ -286,16 +326,20 @@ class HostTier:
             del self._nodes[node]
 
     def split(self, upper: Node, lower: Node, cut: int) -> None:
-        """Split the host copy of a node that was split at its slot `cut`."""
+        """Divide the host copy of a node that was split into `upper` and `lower`.
+
+        The copy is at `lower`; its first `cut` slots move to `upper`.
+        """
         assert lower.host is not None
         upper.host, lower.host = split_exported(lower.host, cut)
         self._nodes[upper] = None
 
 
 def split_exported(host: dict[str, Any], cut: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split exported KV: k.* and v.* have their slots on axis 1, other entries describe all of it.
+    """Return two copies of exported KV: of the first `cut` slots, and of the others.
 
-    Both parts are copies, as a view would keep the memory of the full array.
+    Arrays named k.* and v.* have their slots on axis 1 and are cut. Other entries are in both
+    results. The parts are copies, because a view would keep the memory of the full array.
     """
     upper, lower = dict(host), dict(host)
     for name, array in host.items():

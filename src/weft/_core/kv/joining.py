@@ -9,7 +9,10 @@ JOIN_RATIO = 8  # a node this many times longer than the chain below it is not j
 
 
 def join_chain(lower: Node) -> list[Node]:
-    """Return the nodes that may be joined with `lower`, itself first, then upwards."""
+    """Return the chain of one-child nodes that may be joined: `lower` first, then upwards.
+
+    The chain ends below a node that is `JOIN_RATIO` times longer than the chain.
+    """
     chain, length = [lower], len(lower.tokens)
     while (upper := chain[-1].parent) is not None and can_join(upper, chain[-1]):
         if len(upper.tokens) > JOIN_RATIO * length:
@@ -20,8 +23,11 @@ def join_chain(lower: Node) -> list[Node]:
 
 
 def can_join(upper: Node, lower: Node) -> bool:
-    """Return True if `lower` is the only child of `upper`, in the same state, and nothing else uses
-    it.
+    """Return True if a parent and its child may become one node.
+
+    `lower` must be the only child. Both must be resident or both absent, and both pinned or both
+    unpinned. Neither may have a host copy or be in flight, and no tail or user's pin may end at
+    `upper`.
     """
     return (
         upper.parent is not None

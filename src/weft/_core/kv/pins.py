@@ -25,9 +25,10 @@ class PinHold(weakref.ref[Any]):
 
 
 class Pins:
-    """The pins by users of one tree. Iterating yields them.
+    """Registry of the pins by users of one tree. Iterating yields them.
 
-    A weakref callback without Python code queues the pin of a collected owner in `released`.
+    It records owners only: `TokenTree.pin` and `TokenTree.unpin` pin and unpin the nodes. If an
+    owner is garbage-collected, a weakref callback without Python code queues its pin in `released`.
     """
 
     __slots__ = ("_active", "_release", "released")
@@ -45,18 +46,24 @@ class Pins:
         return id(hold) in self._active
 
     def add(self, owner: object, place: Place) -> PinHold:
-        """Add a pin of `owner`."""
+        """Record that `owner` has pinned the path to `place`; the caller has pinned its nodes."""
         hold = PinHold(owner, self._release)
         hold.place = place
         self._active[id(hold)] = hold
         return hold
 
     def drop(self, hold: PinHold) -> bool:
-        """Remove a pin; return True if it existed."""
+        """Remove a pin from the registry; return True if it was there.
+
+        The KV stays pinned until the caller calls `TokenTree.unpin`.
+        """
         return self._active.pop(id(hold), None) is not None
 
     def drain(self) -> Iterator[PinHold]:
-        """Remove and yield the pins whose owners are collected."""
+        """Remove and yield the pins whose owners were garbage-collected.
+
+        The KV stays pinned until the caller calls `TokenTree.unpin`.
+        """
         while self.released:
             hold = self._active.pop(id(self.released.popleft()), None)
             if hold is not None:

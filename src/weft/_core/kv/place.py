@@ -12,9 +12,9 @@ from ...engines.base import Fragment
 
 
 class Node:
-    """Consecutive tokens of one path. Only the tree writes it; only `kv` and `sched` refer to it.
+    """A run of consecutive tokens of one path.
 
-    It is resident with a fragment, offloaded with a host copy, and absent with neither.
+    It is resident (has a fragment), offloaded (has a host copy only) or absent (has neither).
     """
 
     __slots__ = (
@@ -68,7 +68,7 @@ class Node:
 
     @property
     def counted(self) -> bool:
-        """True if it is resident or promised: it takes part in the count of paths."""
+        """True if it is resident or pinned: `SlotBudget.paths` counts such nodes. Never a root."""
         return self.parent is not None and (self.fragment is not None or self.pins > 0)
 
     def __repr__(self) -> str:
@@ -82,7 +82,8 @@ MAX_BACKLOG = 1024  # released holds that may wait for the next step before `dra
 class Cursor(NamedTuple):
     """The position after the first `depth` tokens of the path through `node`.
 
-    It is resolved on use: a split may have moved the depth to an ancestor, a join to a descendant.
+    Call `resolve` before use. After a split, the position may be in an ancestor of `node`. After a
+    join, it is in the node that `node` was merged into.
     """
 
     node: Node
@@ -90,9 +91,10 @@ class Cursor(NamedTuple):
 
 
 def resolve(cursor: Cursor) -> Cursor:
-    """Return the same position on its present node: start < depth <= end, or a root at 0.
+    """Return the same position with the node that has its last token now.
 
-    Changes nothing but the length of forward links. Cost: O(nodes between), usually none.
+    That is the node with start < depth <= end, or a root for depth 0. The tree does not change,
+    except that links of joined nodes become shorter. Cost: O(nodes between), usually none.
     """
     node, depth = cursor
     if node.joined is None and (depth > node.start or node.parent is None):
@@ -110,7 +112,10 @@ def node_at(node: Node, depth: int) -> Node:
 
 
 def resolve_joined(node: Node) -> Node:
-    """Return the node that `node` was merged into; shortens the forward links on the way."""
+    """Return the node that `node` was merged into, over any number of joins.
+
+    Shortens the `joined` links on the way. Returns `node` itself if it was not joined.
+    """
     while (after := node.joined) is not None:
         if after.joined is not None:
             node.joined = after.joined
@@ -156,9 +161,10 @@ def common_prefix(known: list[int], ids: list[int], offset: int) -> int:
 
 
 def follow(cursor: Cursor, ids: Sequence[int]) -> Cursor:
-    """Return the position after the longest known prefix of `ids` below a cursor.
+    """Return the position after the longest prefix of `ids` that the tree has below a cursor.
 
-    Changes nothing. Cost: O(len(ids)).
+    The result is the resolved cursor itself if the tree has none of them. Changes nothing. Cost:
+    O(len(ids)).
     """
     ids = ids if isinstance(ids, list) else list(ids)
     node, depth = cursor = resolve(cursor)
@@ -189,11 +195,12 @@ class Hold(weakref.ref["Place"]):
 class Holds:
     """State shared by all places of a tree: the lock, their holds, and released holds.
 
-    A weakref callback without Python code releases a hold, so neither another thread nor Ctrl-C can
-    interrupt it. The next step drains `released`. If no step runs and many have piled up, copying a
-    place drains them.
+    A hold keeps the tokens of a node known. When its place is garbage-collected, a weakref callback
+    queues it in `released`. The callback has no Python code, so neither another thread nor Ctrl-C
+    can interrupt it. The next step drains `released`. If no step runs and many holds wait, copying
+    a place calls `on_backlog`.
 
-    on_backlog: drains released holds; set by the driver.
+    on_backlog: drains released holds; set by the driver. None until then.
     """
 
     __slots__ = ("_release", "alive", "lock", "on_backlog", "released")
@@ -207,7 +214,7 @@ class Holds:
         self.on_backlog: Callable[[], None] | None = None
 
     def add(self, place: Place, node: Node) -> Hold:
-        """Hold a node for a place; the caller has the lock."""
+        """Hold a node until `place` is garbage-collected. The caller must hold the lock."""
         hold = Hold(place, self._release)
         hold.node = node
         node.holds += 1
@@ -215,14 +222,18 @@ class Holds:
         return hold
 
     def drain_backlog(self) -> None:
-        """Call `on_backlog` if many holds wait for release; without the lock. Cost: usually
-        O(1).
+        """Call `on_backlog` if more than `MAX_BACKLOG` released holds wait.
+
+        The caller must not hold the lock. Cost: usually O(1).
         """
         if len(self.released) > MAX_BACKLOG and self.on_backlog is not None:
             self.on_backlog()
 
     def drain(self) -> Iterator[Node]:
-        """Yield the nodes of released holds, one per hold."""
+        """Remove the released holds, and yield the node of each; a node may be yielded repeatedly.
+
+        The caller must hold the lock, and lower `Node.holds`.
+        """
         while self.released:
             hold = self.alive.pop(id(self.released.popleft()))
             yield resolve_joined(hold.node)
@@ -231,8 +242,9 @@ class Holds:
 class Place:
     """A position in the token tree; the tokens before it stay known while the place exists.
 
-    It keeps tokens, not KV: missing KV is computed on use. A place that no step has used is not in
-    the tree: it is `own_ids` after another place. Cheap to create, copy and drop.
+    It keeps tokens, not KV: missing KV is computed on use. A place that no step has used is pending
+    (not in the tree): it stores `own_ids` and the place before them. Cheap to create, copy and
+    drop.
     """
 
     __slots__ = ("__weakref__", "_after", "_hold", "_ids", "depth", "holds", "namespace")
@@ -253,13 +265,13 @@ class Place:
 
     @classmethod
     def from_cursor(cls, holds: Holds, cursor: Cursor) -> Place:
-        """Return a place at a resolved cursor. Cost: O(1)."""
+        """Return a place at a resolved cursor; it is in the tree. Cost: O(1)."""
         place = cls(holds, cursor.node.namespace)
         place.bind(cursor)
         return place
 
     def bind(self, cursor: Cursor) -> None:
-        """Set the position to a resolved cursor, once. Called by the tree."""
+        """Set the position of a pending place to a resolved cursor. Called once, by the tree."""
         with self.holds.lock:
             assert self._hold is None, "a place in the tree does not move"
             self._hold = self.holds.add(self, cursor.node)
@@ -267,11 +279,14 @@ class Place:
 
     @property
     def cursor(self) -> Cursor | None:
-        """Its position in the tree, resolved, or None; valid under the lock."""
+        """Its resolved position in the tree; None while pending. Use it only under the lock."""
         return None if self._hold is None else resolve(Cursor(self._hold.node, self.depth))
 
     def pending(self) -> list[Place]:
-        """Return the places that must be inserted before and with this one, in order."""
+        """Return the places to insert into the tree, in order: pending ones before it, then itself.
+
+        [] if this place is in the tree.
+        """
         out: list[Place] = []
         place: Place | None = self
         while place is not None and place._hold is None:
@@ -281,7 +296,7 @@ class Place:
 
     @property
     def after(self) -> Place | None:
-        """The place before `own_ids`, while this one is not in the tree."""
+        """The place before `own_ids`. None for the root, or if this place is in the tree."""
         return self._after
 
     @property
@@ -327,7 +342,10 @@ class Place:
 
 
 class Tail:
-    """Slots that one sequence writes after `cursor`. `reserved`: how many it may write so far."""
+    """A private fragment that one sequence writes after `cursor`; prefix matching ignores it.
+
+    reserved: slots that the budget counts for it; it may write so many in total.
+    """
 
     __slots__ = ("cursor", "fragment", "reserved")
 

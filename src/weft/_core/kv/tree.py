@@ -40,7 +40,10 @@ from .place import (
 
 
 def grow_leaf(node: Node, ids: list[int]) -> Node:
-    """Add new tokens below `node`, or to it if it is an absent leaf that is not in use."""
+    """Add the new tokens `ids` at the end of `node`; return the node that has them.
+
+    An absent leaf that nothing uses gets the tokens itself. Otherwise they become a new child.
+    """
     if not (node.resident or node.children or node.pins or node.in_flight or node.host is not None):
         node.tokens = node.tokens + ids
         return node
@@ -66,7 +69,7 @@ def is_evictable(node: Node) -> bool:
 
 
 def is_forgettable(node: Node) -> bool:
-    """Return True if no object needs this node's tokens."""
+    """Return True if the tree may delete this node, because nothing needs its tokens."""
     return not (
         node.fragment is not None
         or node.host is not None
@@ -84,9 +87,10 @@ GROWING_STEPS = 4  # a leaf that has not grown for this many steps releases its 
 
 
 class TokenTree:
-    """The radix tree; see the module.
+    """The radix tree over token ids; the module's docstring explains it.
 
-    epoch: counts changes that invalidate the span tuples of `path`.
+    epoch: increases when fragments are split or joined. Tuples that `path` returned before are
+    invalid then.
     """
 
     def __init__(
@@ -102,7 +106,8 @@ class TokenTree:
 
         Args:
             fragments: the engine's KV fragments; None if the engine hides its KV.
-            capacity, host_capacity: slots on the device and on the host. None means no limit.
+            capacity: slots on the device. None means no limit.
+            host_capacity: slots on the host; 0 keeps no copies there.
             max_paths: maximum leaves. None means no limit.
             host_uses_free_slots: the host may also hold KV in as many slots as the device has free.
         """
@@ -127,8 +132,10 @@ class TokenTree:
         self._spans: dict[Cursor, tuple[Span, ...]] = {}
 
     def root(self, namespace: str | None = None) -> Cursor:
-        """Return the position before all tokens of a namespace (one per LoRA adapter). Always
-        valid.
+        """Return the position before all tokens of a namespace; create its root if necessary.
+
+        namespace: the name of a LoRA adapter; None for the model itself. Each has a tree of its
+        own.
         """
         node = self.roots.get(namespace)
         if node is None:
@@ -143,9 +150,9 @@ class TokenTree:
         return follow(self.root(namespace), ids)
 
     def find(self, place: Place) -> Cursor:
-        """Return the position after the known prefix of a place's tokens. Changes nothing.
+        """Return the position after the longest prefix of a place's tokens that the tree has.
 
-        Cost: O(1) for a place in the tree, otherwise O(tokens that are not).
+        Changes nothing. Cost: O(1) for a place in the tree, otherwise O(tokens not in the tree).
         """
         if (cursor := place.cursor) is not None:
             return cursor
@@ -160,9 +167,10 @@ class TokenTree:
         return cursor
 
     def extend(self, cursor: Cursor, ids: Sequence[int]) -> Cursor:
-        """Insert `ids` after `cursor`, absent where they are new; return the position after them.
+        """Insert `ids` after `cursor`; return the position after them.
 
-        May split a node. The result stays valid while it is pinned or a place refers to it.
+        Tokens that the tree does not have yet become absent. May split a node. The result stays
+        valid while it is pinned or a place refers to it.
         """
         ids = ids if isinstance(ids, list) else list(ids)
         known = follow(cursor, ids)
@@ -178,7 +186,10 @@ class TokenTree:
         return Cursor(leaf, depth - n_known + n)
 
     def place(self, place: Place) -> Cursor:
-        """Insert a place, and the places before it, into the tree; return its resolved cursor."""
+        """Insert a place and the pending places before it into the tree; return its cursor.
+
+        A place that is in the tree already is not changed.
+        """
         cursor = place.cursor
         if cursor is not None:
             return cursor
@@ -195,12 +206,18 @@ class TokenTree:
         return Place.from_cursor(self.holds, resolve(cursor))
 
     def cut(self, cursor: Cursor) -> Cursor:
-        """Return the same position as the end of a node; splits the node around it."""
+        """Split the node around a position, so that it is the end of a node; return the position.
+
+        Changes nothing if the position is the end of a node already.
+        """
         node, depth = cursor = resolve(cursor)
         return Cursor(self.split(node, depth), depth) if depth < node.end else cursor
 
     def drain_released(self) -> None:
-        """Release the holds of dropped places, and forget tokens that are not needed any more."""
+        """Release holds and pins whose owners were garbage-collected; forget unneeded tokens.
+
+        Also retries frees and trims at which the engine failed.
+        """
         if self.unfreed or self.untrimmed:
             self._retry()
         if self.pins.released:
@@ -212,9 +229,10 @@ class TokenTree:
                 self.forget(node)
 
     def path(self, cursor: Cursor) -> tuple[Span, ...]:
-        """Return a resident path's fragments, root → tip; valid while pinned and `epoch` stays.
+        """Return the fragments of a resident path from the root to `cursor`, with used lengths.
 
-        The same tuple object for the same position, so that engines can group rows by identity.
+        The tuple is valid while the path is pinned and `epoch` does not change. Equal positions
+        give the same tuple object, so that engines can group rows by identity.
         """
         cursor = resolve(cursor)
         spans = self._spans.get(cursor)
@@ -244,9 +262,12 @@ class TokenTree:
             stack.extend(node.children.values())
 
     def pin(self, cursor: Cursor) -> Cursor:
-        """Pin a path; slots of its absent nodes are promised. Cost: O(nodes not pinned yet).
+        """Pin a path: its KV is not evicted, and slots for its absent nodes are promised.
 
-        Returns the cursor for `unpin`.
+        Nothing is evicted now, so the budget may be exceeded (see `make_room`). Cost: O(nodes not
+        pinned yet).
+
+        Returns: the resolved cursor, which `unpin` needs.
         """
         cursor = resolve(cursor)
         node = cursor.node
@@ -255,7 +276,12 @@ class TokenTree:
         return cursor
 
     def unpin(self, cursor: Cursor) -> None:
-        """Remove one pin, by the cursor that `pin` returned; the path may be evicted then."""
+        """Remove one pin of a path, and mark its nodes as recently used.
+
+        Nodes without further pins can be evicted; their tokens are forgotten if nothing needs them.
+
+        cursor: returned by `pin`.
+        """
         self.clock += 1
         node = resolve_joined(cursor.node)
         while node.parent is not None:
@@ -268,11 +294,11 @@ class TokenTree:
             node = above
 
     def pin_for(self, place: Place, owner: object) -> PinHold | None:
-        """Pin the path to a place until `unpin_for`, or until `owner` is collected.
+        """Pin the path to a place until `unpin_for`, or until `owner` is garbage-collected.
 
-        Slots of absent tokens are promised, which may evict other KV. Only between steps.
+        Slots of absent tokens are promised, which may evict other KV. Call it only between steps.
 
-        Returns None if the slots do not suffice.
+        Returns: the pin, for `unpin_for`. None if there are too few slots; nothing is pinned then.
         """
         self.drain_released()
         cursor, budget = self.cut(self.place(place)), self.budget
@@ -286,7 +312,7 @@ class TokenTree:
         return self.pins.add(owner, Place.from_cursor(self.holds, cursor))
 
     def unpin_for(self, hold: PinHold) -> None:
-        """Remove such a pin; does nothing if it is gone already."""
+        """Remove a pin that `pin_for` returned; does nothing if it was removed before."""
         if self.pins.drop(hold):
             self._unpin_end(hold)
 
@@ -310,7 +336,10 @@ class TokenTree:
         self.unpin(cursor)
 
     def make_room(self) -> bool:
-        """Evict leaves until the budget is not exceeded; return True if that was enough."""
+        """Evict or offload leaves until the budget is not exceeded.
+
+        Returns True if the budget is not exceeded now, False if nothing more can be evicted.
+        """
         if self.budget.is_exceeded:
             self.finalize_leaves()
         while self.budget.is_exceeded:
@@ -323,7 +352,12 @@ class TokenTree:
         return True
 
     def drop(self, node: Node, *, offload: bool = False) -> None:
-        """Drop the KV of a resident, unpinned leaf, or offload it if it fits on the host."""
+        """Free the device's KV of an evictable node (see `is_evictable`).
+
+        The node is also deleted if nothing needs its tokens.
+
+        offload: copy the KV to the host first, if it fits there.
+        """
         above = node.parent
         assert self.fragments is not None and node.fragment is not None and is_evictable(node)
         assert above is not None
@@ -339,9 +373,14 @@ class TokenTree:
         self._offer(above)
 
     def clear(self, *, rows: bool = True, namespace: str | None = None) -> None:
-        """Drop all KV that is not pinned by work, of one namespace or all; `rows`: logits as well.
+        """Drop all KV that no running work has pinned, on the device and on the host.
 
-        Pins by users keep their slots promised. Pins of a dropped namespace are removed.
+        KV that only users have pinned is dropped too.
+
+        Args:
+            rows: drop cached logits as well.
+            namespace: drop only this namespace, and remove its pins by users. None drops all
+                namespaces; pins by users remain, so that their slots are promised.
         """
         user_pins = [hold for hold in self.pins if namespace in (None, hold.place.namespace)]
         for hold in user_pins:
@@ -362,10 +401,11 @@ class TokenTree:
                 self.pins.drop(hold)
 
     def fill(self, end: Cursor, start: int, fragment: Fragment) -> None:
-        """Give the path's nodes in [start, end.depth) the slots of `fragment`, which is consumed.
+        """Divide `fragment` among the nodes of a path from depth `start` to `end`.
 
-        Nodes that became resident meanwhile are duplicates; their slots are freed. The path above
-        `start` is resident.
+        The path above `start` must be resident. If a node has become resident meanwhile, its slots
+        in `fragment` are duplicates and are freed. The caller must not use `fragment` afterwards,
+        even if an error is raised.
 
             start                                     end.depth
             ├── fragment ─────────────────────────────┤
@@ -393,10 +433,10 @@ class TokenTree:
             raise
 
     def growable_leaf(self, node: Node) -> Node | None:
-        """Return the parent of `node` if its fragment may grow by the slots of `node`, its only
-        child.
+        """Return the parent of `node` if its fragment may grow by the slots of `node`.
 
-        None if other nodes or tails are attached to it, or a launched step writes it.
+        None if the parent is not resident, has other children, tails or a user's pin, or if a
+        launched step writes it. `node` is absent.
         """
         above = node.parent
         if above is None or above.fragment is None or above.in_flight or above.user_pins:
@@ -405,7 +445,10 @@ class TokenTree:
         return above if alone and above.fragment.length == len(above.tokens) else None
 
     def absorb_chunk(self, leaf: Node, end: Cursor) -> None:
-        """Merge the absent nodes from `leaf` down to `end` into it: its fragment has their slots.
+        """Merge the absent nodes from `leaf` down to `end` into `leaf`.
+
+        Call it after a step has appended the slots of these nodes to the fragment of `leaf`. A node
+        stays separate if another chunk has computed it, or if its parent has got other children.
 
         leaf ── child ── … ── end       leaf.fragment  ├── leaf ──┼── child ──┼── … ──┤
         """
@@ -434,8 +477,9 @@ class TokenTree:
         self.budget.growing = len(self.growing)
 
     def _divide(self, above: Node, node: Node) -> None:
-        """Give `node` the slots behind its parent's own, if other children were added to the
-        parent.
+        """Split the fragment of `above`: slots beyond the tokens of `above` go to its child `node`.
+
+        This is needed if `above` has got other children, so that `node` cannot be merged into it.
         """
         assert self.fragments is not None and above.fragment is not None
         try:
@@ -454,7 +498,7 @@ class TokenTree:
             raise
 
     def _absorb(self, leaf: Node, node: Node) -> None:
-        """Merge a leaf with its absent only child, whose slots it has."""
+        """Merge the absent only child `node` into `leaf`, whose fragment has the child's slots."""
         if node.host is not None:
             self.host.free(node)
         self.budget.absorb(leaf, node)
@@ -476,7 +520,7 @@ class TokenTree:
             self._finalize(next(iter(self.growing)))
 
     def finalize_idle_leaves(self, busy: Callable[[], Collection[Fragment]] = tuple) -> None:
-        """Count a step, and release the spare slots of leaves that have not grown for some steps.
+        """Count a step; release spare slots of leaves that did not grow for `GROWING_STEPS` steps.
 
         busy: returns the fragments that a launched step may read or write; these are skipped.
         """
@@ -506,7 +550,7 @@ class TokenTree:
         self.budget.growing = len(self.growing)
 
     def free(self, fragment: Fragment) -> None:
-        """Free a fragment, later if the engine fails; never raises."""
+        """Free a fragment; never raises. If the engine fails, a later step tries again."""
         assert self.fragments is not None
         self.untrimmed.pop(fragment, None)
         try:
@@ -517,9 +561,10 @@ class TokenTree:
             self.budget.lost += fragment.length
 
     def trim(self, fragment: Fragment, length: int) -> None:
-        """Drop a fragment's slots from `length` on, later if the engine fails; never raises.
+        """Drop a fragment's slots from `length` on; never raises.
 
-        Callers that continue with the fragment must check its length.
+        If the engine fails, the fragment keeps its length and a later step tries again. So callers
+        that continue with the fragment must check its length.
         """
         assert self.fragments is not None
         if fragment.length == length:
@@ -541,7 +586,10 @@ class TokenTree:
             self.trim(fragment, length)
 
     def load_host(self, node: Node) -> None:
-        """Load an offloaded node to the device; it is pinned and its parent is resident."""
+        """Copy the KV of an offloaded node back to the device, and free its host copy.
+
+        The node must be pinned and its parent resident. Raises the engine's error.
+        """
         assert self.fragments is not None and node.host is not None and node.parent is not None
         fragment = self.fragments.load(node.host, node.parent.fragment)
         try:
@@ -551,7 +599,10 @@ class TokenTree:
             raise
 
     def split(self, node: Node, depth: int) -> Node:
-        """Split a node before `depth`; return the new upper half. Pins and cursors stay valid."""
+        """Split a node before `depth`; return the new upper node, the parent of `node`.
+
+        `node` becomes the lower half. Pins and cursors stay valid.
+        """
         cut = depth - node.start
         above = node.parent
         assert 0 < cut < len(node.tokens) and above is not None
@@ -575,10 +626,14 @@ class TokenTree:
         return upper
 
     def join(self, cursor: Cursor, minimum: int = JOIN_LENGTH) -> int:
-        """Join the chain of one-child nodes that ends at the cursor's node; return how many nodes
-        went.
+        """Join the chain of one-child nodes that ends at the cursor's node; the lowest remains.
 
-        Not while a launched step may read their fragments. The lowest node remains.
+        Do not call it while a launched step may read their fragments. If the engine fails, the
+        other nodes of the chain stay separate.
+
+        minimum: chains of fewer nodes are not joined.
+
+        Returns: how many nodes were merged into the lowest one.
         """
         chain = join_chain(resolve(cursor).node)
         if len(chain) < minimum:
@@ -600,7 +655,10 @@ class TokenTree:
         return len(joined) - 1
 
     def new_tail(self, cursor: Cursor) -> Tail:
-        """Start a private growing fragment at the end of a resident, pinned node (see `cut`)."""
+        """Return a new tail: a private fragment that one sequence appends to after `cursor`.
+
+        The cursor must be the end of a node (see `cut`) that is resident and pinned.
+        """
         cursor = resolve(cursor)
         assert self.fragments is not None and cursor.depth == cursor.node.end
         assert not cursor.node.in_flight, "a step in flight writes where a tail begins"
@@ -610,11 +668,12 @@ class TokenTree:
         return tail
 
     def end_tail(self, tail: Tail, tokens: Sequence[int]) -> Cursor:
-        """Insert a tail's tokens and KV into the tree, which consumes the tail; return the end.
+        """Move the KV of a tail into the tree; return the position after its tokens.
 
-        KV that is resident already is kept, and the tail's copy is freed.
+        If the tree has KV of some of these tokens already, the tail's duplicate is freed. The tail
+        must not be used afterwards, even if an error is raised.
 
-        tokens: those whose slots the tail has.
+        tokens: the tokens of the tail's slots, one per slot.
         """
         assert self.fragments is not None and len(tokens) == tail.fragment.length
         cursor = self._close_tail(tail)
@@ -662,7 +721,7 @@ class TokenTree:
                 self.queue.rebuild([n for n in self.nodes() if is_evictable(n)])
 
     def forget(self, node: Node) -> None:
-        """Remove a leaf whose tokens are not needed, then its parents likewise."""
+        """Delete a node if nothing needs its tokens (see `is_forgettable`), then its ancestors."""
         while (above := node.parent) is not None and is_forgettable(node):
             if above.children.get(node.tokens[0]) is not node:
                 return
@@ -672,8 +731,9 @@ class TokenTree:
             node = above
 
     def _merge(self, upper: Node, lower: Node) -> None:
-        """Merge the parent `upper` into `lower`, except its tokens, and forward references to
-        it.
+        """Merge the parent `upper` into its only child `lower`, and link `upper.joined` to it.
+
+        The caller updates the tokens of `lower`.
         """
         above = upper.parent
         assert above is not None
