@@ -22,7 +22,14 @@ _TRIES = 6  # consecutive attempts to resume a stream
 
 @dataclass(frozen=True, slots=True)
 class ApiCall(Generic[T]):
-    """One request. read: converts the response, JSON or bytes, to the caller's result."""
+    """One HTTP request that a client can send.
+
+    Args:
+        read: converts the response (parsed JSON, or bytes) to the caller's result.
+        params: query parameters; None values are left out.
+        rev: revision of the loom that the caller has read, sent as If-Match. None means no check.
+        is_json: the response is JSON; otherwise `read` receives bytes.
+    """
 
     method: str
     path: str
@@ -52,7 +59,7 @@ class ApiCall(Generic[T]):
 
 
 def given(**fields: Any) -> dict[str, Any]:
-    """Return the fields that are not None."""
+    """Return the keyword arguments whose values are not None."""
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -85,7 +92,10 @@ _KEY = "set WEFT_API_KEY to the server's key"
 def error_from_response(
     status: int, content: bytes, headers: Mapping[str, str], base: str
 ) -> WeftError:
-    """Return the error of a response, as the library would raise it in this process."""
+    """Return the exception for an error response: the class that the library itself would raise.
+
+    base: the server's URL, for the message about a program that is not a Weft server.
+    """
     try:
         data = json.loads(content)["error"]
         message, code = str(data["message"]), str(data.get("code") or "")
@@ -99,7 +109,10 @@ def error_from_response(
 
 
 def not_weft_error(base: str, what: str = "") -> errors.Unreachable:
-    """Return the error for a response of another program. what: the part of it to report."""
+    """Return the error for an address at which another program responds.
+
+    what: the part of its response to quote, such as "404, ".
+    """
     return errors.Unreachable(
         f"{base} answers {what}but is not a Weft server",
         hint="another program uses that address; set WEFT_HOST to the server's",
@@ -109,7 +122,10 @@ def not_weft_error(base: str, what: str = "") -> errors.Unreachable:
 def error_from_object(
     data: Mapping[str, Any], status: int = 0, headers: Mapping[str, str] | None = None
 ) -> WeftError:
-    """Return the error for an error object, as in responses and events."""
+    """Return the exception for an error object, which responses and events contain.
+
+    status, headers: those of the response; an event has none.
+    """
     message, code = str(data.get("message", "")), str(data.get("code") or "")
     hint, details = str(data.get("hint") or ""), data.get("details") or {}
     if status in (401, 403):
@@ -168,7 +184,10 @@ class EventStreamCursor:
         return {"accept": "text/event-stream", **last}
 
     def take(self, event: str, data: str, event_id: str) -> ServerEvent:
-        """Return an event's name and data. Raises: WeftError for an error event."""
+        """Convert a server-sent event to its name and its parsed data; store its id for resuming.
+
+        Raises: WeftError for an error event.
+        """
         self._last, self._n_failed = event_id or self._last, 0
         decoded = json.loads(data) if data else {}
         if event == "error":
@@ -177,9 +196,10 @@ class EventStreamCursor:
         return event, decoded
 
     def pause_s(self, error: Exception | None) -> float:
-        """Return the wait before the next attempt. Raises: Unreachable after too many failures.
+        """Return the seconds to wait before the next attempt.
 
-        error: why the stream broke; None if it ended early.
+        error: the error that broke the stream; None if the stream ended before its last event.
+        Raises: Unreachable after too many consecutive failures.
         """
         self._n_failed += 1
         if self._n_failed > _TRIES:

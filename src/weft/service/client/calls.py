@@ -1,7 +1,10 @@
-"""The requests of the native API, one function per route; both clients have them as methods.
+"""The requests of the native API, one function per route.
 
-A loom is named by its name or id, a node by its number or id. Other options are fields of the named
-request, validated before sending.
+A function builds an `ApiCall` and sends nothing. `Client` and `AsyncClient` have a method of the
+same name, which sends the call and returns the parsed response.
+
+A loom is named by its name or id, a node by its number or id. `**options` are further fields of
+the named request model; they are validated before sending.
 """
 
 from __future__ import annotations
@@ -33,34 +36,38 @@ _ROOT = "/api/v1"
 
 
 def server() -> ApiCall[_models.ServerObject]:
-    """Return the server's version, models, limits and formats."""
+    """Request the server's version, models, limits and formats."""
     return _get("/server", _models.ServerObject)
 
 
 def models() -> ApiCall[_models.ModelList]:
-    """Return the models that the server has registered."""
+    """Request the list of models that the server has registered, loaded or not."""
     return _get("/models", _models.ModelList)
 
 
 def model(id: str) -> ApiCall[_models.ModelObject]:
-    """Return one model."""
+    """Request the state of one model. id: its name in the list of `models`."""
     return _get(f"/models/{quote(id)}", _models.ModelObject)
 
 
 def load_model(source: str, **options: Any) -> ApiCall[_jobs.JobReply]:
-    """Start to load a model, as a job; wait=True returns at its end. options: of `LoadModel`."""
+    """Start to load a model, as a job.
+
+    source: path, Hub id or URL. options: fields of `LoadModel`; with wait=True the response arrives
+    when the model has been loaded.
+    """
     return _post(
         "/models", _build_request(_models.LoadModel, source=source, **options), _jobs.JobReply
     )
 
 
 def unload_model(id: str, *, force: bool = False) -> ApiCall[_models.ModelList]:
-    """Unload a model. force: even if jobs use it; they fail."""
+    """Unload a model. force: unload it even while jobs use it; these jobs fail."""
     return _delete(f"/models/{quote(id)}", _models.ModelList, force=force or None)
 
 
 def tokenize(text: str, **options: Any) -> ApiCall[_models.TokenizeReply]:
-    """Return the tokens of a text. options: of `TokenizeText`."""
+    """Request the tokens of a text. options: fields of `TokenizeText`."""
     return _post(
         "/tokenize",
         _build_request(_models.TokenizeText, text=text, **options),
@@ -69,7 +76,7 @@ def tokenize(text: str, **options: Any) -> ApiCall[_models.TokenizeReply]:
 
 
 def detokenize(token_ids: Sequence[int], **options: Any) -> ApiCall[_models.DetokenizeReply]:
-    """Return the text of tokens. options: of `DetokenizeIds`."""
+    """Request the text of token ids. options: fields of `DetokenizeIds`."""
     request = _build_request(_models.DetokenizeIds, token_ids=list(token_ids), **options)
     return _post("/detokenize", request, _models.DetokenizeReply)
 
@@ -77,21 +84,21 @@ def detokenize(token_ids: Sequence[int], **options: Any) -> ApiCall[_models.Deto
 def apply_template(
     messages: Sequence[dict[str, Any]], **options: Any
 ) -> ApiCall[_models.ApplyTemplateReply]:
-    """Return the prompt of a chat. options: of `ApplyTemplate`."""
+    """Request the prompt that the chat template makes of messages. options: of `ApplyTemplate`."""
     request = _build_request(_models.ApplyTemplate, messages=list(messages), **options)
     return _post("/apply_template", request, _models.ApplyTemplateReply)
 
 
 def kv(*, looms: bool = False) -> ApiCall[_models.KvList]:
-    """Return the size of each model's KV and the savings from sharing it.
+    """Request the size of each model's KV and the savings from sharing it.
 
-    looms: include the open looms.
+    looms: also list the KV of the looms that the server has open.
     """
     return _get("/kv", _models.KvList, looms=looms or None)
 
 
 def strategies() -> ApiCall[_jobs.StrategyList]:
-    """Return the search strategies."""
+    """Request the list of search strategies, for `begin_search`."""
     return _get("/strategies", _jobs.StrategyList)
 
 
@@ -101,52 +108,72 @@ def strategies() -> ApiCall[_jobs.StrategyList]:
 def looms(
     *, search: str | None = None, limit: int = 50, after: str | None = None
 ) -> ApiCall[_looms.LoomPage]:
-    """Return a page of looms, last changed first. after: `next` of the last page."""
+    """Request a page of looms, the last changed first.
+
+    Args:
+        search: only looms whose name or prompt contains this text.
+        limit: maximum number of looms.
+        after: `next` of the previous page; None means the first page.
+    """
     return _get("/looms", _looms.LoomPage, search=search, limit=limit, after=after)
 
 
 def create_loom(prompt: str | None = None, **options: Any) -> ApiCall[_looms.LoomObject]:
-    """Create a loom. options: of `CreateLoom`: model, messages, token_ids, system, name, …"""
+    """Create a loom.
+
+    options: fields of `CreateLoom`: model, messages, token_ids, system, name, …
+    """
     return _post(
         "/looms", _build_request(_looms.CreateLoom, prompt=prompt, **options), _looms.LoomObject
     )
 
 
 def loom(loom: str) -> ApiCall[_looms.LoomObject]:
-    """Return one loom."""
+    """Request the metadata of one loom."""
     return _get(_loom_path(loom), _looms.LoomObject)
 
 
 def edit_loom(loom: str, **changes: Any) -> ApiCall[_looms.LoomObject]:
-    """Rename a loom, or change its notes. changes: of `EditLoom`."""
+    """Rename a loom, or change its notes. changes: fields of `EditLoom`."""
     return _patch(_loom_path(loom), _build_request(_looms.EditLoom, **changes), _looms.LoomObject)
 
 
 def remove_loom(loom: str, *, purge: bool = False) -> ApiCall[_looms.LoomObject]:
-    """Remove a loom. `restore_looms` restores it, unless it is purged."""
+    """Remove a loom. `restore_looms` restores it, unless it is purged.
+
+    purge: delete it permanently.
+    """
     return _delete(_loom_path(loom), _looms.LoomObject, purge=purge or None)
 
 
 def restore_looms(
     *, nodes_of: str | None = None, only_nodes: bool = False
 ) -> ApiCall[_looms.RestoredLooms]:
-    """Restore what was removed last: looms, or nodes of the given loom."""
+    """Restore what was removed last.
+
+    Args:
+        nodes_of: a loom whose nodes may be restored, too. None restores only looms.
+        only_nodes: restore nodes of that loom, even if looms were removed later.
+    """
     params = {"nodes_of": nodes_of, "only_nodes": only_nodes or None}
     return _post("/looms/restore", None, _looms.RestoredLooms, **params)
 
 
 def undo(loom: str) -> ApiCall[_nodes.Changed]:
-    """Undo a loom's last operation."""
+    """Undo a loom's last operation.
+
+    The response lists the nodes that this adds, changes and removes.
+    """
     return _post(f"{_loom_path(loom)}/undo", None, _nodes.Changed)
 
 
 def redo(loom: str) -> ApiCall[_nodes.Changed]:
-    """Redo the operation that was undone last."""
+    """Redo the operation that was undone last; the response is like that of `undo`."""
     return _post(f"{_loom_path(loom)}/redo", None, _nodes.Changed)
 
 
 def history(loom: str, *, limit: int = 50) -> ApiCall[_looms.OperationList]:
-    """Return a loom's operations, latest first."""
+    """Request a loom's operations, the latest first."""
     return _get(f"{_loom_path(loom)}/history", _looms.OperationList, limit=limit)
 
 
@@ -159,22 +186,37 @@ def search_loom(
     filter: Iterable[str] = (),
     limit: int = 200,
 ) -> ApiCall[_looms.HitList]:
-    """Return the nodes of a loom whose text matches. filter: "bookmarked", "model", "leaf", …"""
+    """Search the texts of one loom's nodes.
+
+    Args:
+        text: the text to find. An empty text matches every node.
+        regex: `text` is a regular expression.
+        case: match upper and lower case exactly.
+        filter: only nodes of all these kinds: "bookmarked", "human", "model", "ended", "leaf".
+        limit: maximum number of results.
+    """
     params = {"regex": regex or None, "case": case or None, "filter": list(filter) or None}
     return _get(f"{_loom_path(loom)}/search", _looms.HitList, q=text, limit=limit, **params)
 
 
 def find(words: str, *, loom: str | None = None, limit: int = 50) -> ApiCall[_looms.HitList]:
-    """Return nodes with these words. loom: search only this one."""
+    """Search for nodes that contain all these words, in all looms.
+
+    words: also "phrases" in quotes and prefixes with a star. loom: search only this loom.
+    """
     return _get("/search", _looms.HitList, q=words, loom=loom, limit=limit)
 
 
 def export(
     loom: str, format: str = "json", *, scope: str | None = None, node: Node = 0, **options: Any
 ) -> ApiCall[bytes]:
-    """Return a loom, or a part of it, as a file. scope: "path", "subtree", "tree".
+    """Request a loom, or a part of it, as the bytes of a file.
 
-    options: options of the format.
+    Args:
+        format: name of an export format; `server` lists them.
+        scope: "path", "subtree" or "tree". None means the usual scope of the format.
+        node: the end of the path, or the top of the subtree.
+        options: options of the format.
     """
     params = {"format": format, "scope": scope, "node": node, **options}
     return ApiCall("GET", f"{_ROOT}{_loom_path(loom)}/export", bytes, params, is_json=False)
@@ -183,7 +225,14 @@ def export(
 def import_looms(
     data: bytes, *, format: str = "auto", model: str | None = None, name: str | None = None
 ) -> ApiCall[_looms.Imported]:
-    """Import a file of Weft or another program. model: for looms that are imported from texts."""
+    """Import a file of Weft or of another program.
+
+    Args:
+        data: the contents of the file.
+        format: name of an import format, or "auto".
+        model: the model that tokenizes the texts of files without tokens.
+        name: name of the new loom, for files with one loom.
+    """
     params = {"format": format, "model": model, "name": name}
     read = _looms.Imported.model_validate
     return ApiCall("POST", f"{_ROOT}/import", read, params, body=data)
@@ -193,12 +242,18 @@ def import_looms(
 
 
 def drawn_last(mark: str) -> ApiCall[_terminals.LastLoom]:
-    """Return the loom shown last in a terminal."""
+    """Request the loom and node last shown in this terminal, and the loom last shown in any.
+
+    mark: a string that identifies the terminal.
+    """
     return _get(f"/terminals/{_path_part(mark)}", _terminals.LastLoom)
 
 
 def note_drawn(mark: str, loom: str, node: int = 0) -> ApiCall[_terminals.LastLoom]:
-    """Record that a loom was shown in a terminal."""
+    """Record that a loom was shown in a terminal.
+
+    mark: a string that identifies the terminal. node: number of the node that was read.
+    """
     request = _build_request(_terminals.SetLastLoom, loom=loom, node=node)
     body, read = _body(request), _terminals.LastLoom.model_validate
     return ApiCall("PUT", f"{_ROOT}/terminals/{_path_part(mark)}", read, body=body)
@@ -218,9 +273,16 @@ def nodes(
     after: str | None = None,
     nodes: Iterable[int] | None = None,
 ) -> ApiCall[_nodes.NodePage]:
-    """Return a page of a loom's nodes, parents first. fields: "tokens", "meta", "params", "kv".
+    """Request a page of a loom's nodes, parents first.
 
-    nodes: at most 200 numbers; absent nodes are skipped.
+    Args:
+        under: only this node and its descendants.
+        depth: maximum level below `under`; None means all levels.
+        fields: optional fields to include: "tokens", "meta", "params", "kv".
+        since: only nodes that changed after this revision, and the numbers of removed nodes.
+        limit: maximum number of nodes.
+        after: `next` of the previous page; None means the first page.
+        nodes: at most 200 numbers: only these nodes. Absent nodes are skipped.
     """
     params = {"depth": depth, "fields": list(fields) or None, "since": since, "after": after}
     only = None if nodes is None else list(nodes)
@@ -231,31 +293,40 @@ def nodes(
 def tree(
     loom: str, *, under: Node = 0, depth: int | None = None, fields: Iterable[str] = ()
 ) -> ApiCall[_looms.LoomTree]:
-    """Return a small tree, nested."""
+    """Request a tree of at most 2,000 nodes as nested objects; arguments as for `nodes`."""
     params = {"depth": depth, "fields": list(fields) or None}
     return _get(f"{_loom_path(loom)}/tree", _looms.LoomTree, under=under, **params)
 
 
 def node(loom: str, node: Node, *, fields: Iterable[str] = ()) -> ApiCall[_nodes.NodeObject]:
-    """Return one node."""
+    """Request one node. fields: optional fields to include."""
     return _get(_node_path(loom, node), _nodes.NodeObject, fields=list(fields) or None)
 
 
 def path(
     loom: str, node: Node, how: str = "text", *, below_root: bool = False
 ) -> ApiCall[_nodes.PathReply]:
-    """Return the path to a node. how: "text", "tokens", "messages" or "nodes"."""
+    """Request the path from the root to a node.
+
+    how: the format: "text", "tokens", "messages" or "nodes". below_root: leave out the prompt.
+    """
     params = {"as": how, "below_root": below_root or None}
     return _get(f"{_node_path(loom, node)}/path", _nodes.PathReply, **params)
 
 
 def tokens(loom: str, node: Node, *, top: int | None = None) -> ApiCall[_nodes.TokenList]:
-    """Return a node's tokens with their statistics. top: alternatives per token; runs the model."""
+    """Request a node's tokens with their statistics.
+
+    top: number of alternatives for each token. A value above 0 runs the model; None means 0.
+    """
     return _get(f"{_node_path(loom, node)}/tokens", _nodes.TokenList, top=top)
 
 
 def add(loom: str, parent: Node = 0, **options: Any) -> ApiCall[_nodes.Changed]:
-    """Add a child with a given text. options: of `AddNode`: text, texts, token_ids, message, …"""
+    """Add a child with a given text.
+
+    options: fields of `AddNode`: text, texts, token_ids, message, …
+    """
     request = _build_request(_nodes.AddNode, parent=parent, **options)
     return _post(f"{_loom_path(loom)}/nodes", request, _nodes.Changed)
 
@@ -263,7 +334,13 @@ def add(loom: str, parent: Node = 0, **options: Any) -> ApiCall[_nodes.Changed]:
 def edit(
     loom: str, node: Node, *, rev: int | None = None, **changes: Any
 ) -> ApiCall[_nodes.Changed]:
-    """Change a node. changes: of `EditNode`. rev: the last one you have read; Conflict if newer."""
+    """Change a node.
+
+    Args:
+        rev: the loom's revision that you have read. The server responds with Conflict if the node
+            was changed after it. None means no check.
+        changes: fields of `EditNode`. A new text creates a sibling, unless `in_place` is true.
+    """
     return _patch(
         _node_path(loom, node), _build_request(_nodes.EditNode, **changes), _nodes.Changed, rev=rev
     )
@@ -277,9 +354,15 @@ def remove(
     also: Iterable[Node] = (),
     rev: int | None = None,
 ) -> ApiCall[_nodes.Changed]:
-    """Remove a node and its descendants. what: "children", "siblings" or "others" instead.
+    """Remove nodes and their descendants as one operation. `undo` restores them.
 
-    also: more nodes, in the same operation.
+    Args:
+        node: the node to which `what` refers.
+        what: None or "node": the node and its descendants; "children": its descendants;
+            "siblings": its siblings; "others": all but its path and its descendants.
+        also: more nodes, to which `what` applies in the same way.
+        rev: the loom's revision that you have read. The server responds with Conflict if `node` was
+            changed after it. None means no check.
     """
     return _delete(
         _node_path(loom, node), _nodes.Changed, rev=rev, what=what, also=list(also) or None
@@ -287,42 +370,51 @@ def remove(
 
 
 def fork(loom: str, node: Node, at_token: int, **options: Any) -> ApiCall[_nodes.Changed]:
-    """Add a sibling that shares a node's first tokens. options: of `ForkNode`."""
+    """Add a sibling that shares a node's first tokens.
+
+    at_token: number of shared tokens. options: fields of `ForkNode`: what follows them.
+    """
     request = _build_request(_nodes.ForkNode, at_token=at_token, **options)
     return _post(f"{_node_path(loom, node)}/fork", request, _nodes.Changed)
 
 
 def split(loom: str, node: Node, **options: Any) -> ApiCall[_nodes.Changed]:
-    """Split a node in two. options: of `SplitNode`."""
+    """Split a node in two; the lower one gets the children.
+
+    options: fields of `SplitNode`: the position at which to split.
+    """
     request = _build_request(_nodes.SplitNode, **options)
     return _post(f"{_node_path(loom, node)}/split", request, _nodes.Changed)
 
 
 def merge(loom: str, node: Node) -> ApiCall[_nodes.Changed]:
-    """Merge a node with its parent, whose only child it is."""
+    """Merge a node with its parent. The node must be the parent's only child."""
     return _post(f"{_node_path(loom, node)}/merge", None, _nodes.Changed)
 
 
 def clip(loom: str, node: Node, **options: Any) -> ApiCall[_nodes.Changed]:
-    """Keep a node's first tokens. options: of `ClipNode`."""
+    """Shorten a node to its first tokens. options: fields of `ClipNode`: how many to keep."""
     return _post(
         f"{_node_path(loom, node)}/clip", _build_request(_nodes.ClipNode, **options), _nodes.Changed
     )
 
 
 def move(loom: str, node: Node, parent: Node, **options: Any) -> ApiCall[_nodes.Changed]:
-    """Move a node below another one. options: of `MoveNode`."""
+    """Move a node and its descendants below another node. options: fields of `MoveNode`."""
     request = _build_request(_nodes.MoveNode, parent=parent, **options)
     return _post(f"{_node_path(loom, node)}/move", request, _nodes.Changed)
 
 
 def loom_kv(loom: str) -> ApiCall[_models.LoomKv]:
-    """Return how many nodes of a loom have KV, and its size."""
+    """Request how many nodes of a loom have KV, and the size of this KV."""
     return _get(f"{_loom_path(loom)}/kv", _models.LoomKv)
 
 
 def forget_kv(loom: str, *, keep: Node | None = None) -> ApiCall[_models.LoomKv]:
-    """Evict the KV of a loom, except for the path to `keep`, pinned nodes and growing ones."""
+    """Evict the KV of a loom, except that of pinned and of growing nodes.
+
+    keep: a node whose path also keeps its KV.
+    """
     return _post(
         f"{_loom_path(loom)}/kv", _build_request(_nodes.ForgetKv, keep=keep), _models.LoomKv
     )
@@ -331,8 +423,8 @@ def forget_kv(loom: str, *, keep: Node | None = None) -> ApiCall[_models.LoomKv]
 def handle_kv(loom: str, node: Node, op: str) -> ApiCall[_nodes.NodeObject]:
     """Run an operation on a node's KV.
 
-    "warm" computes the KV of the path; "pin" also protects it until "unpin". "offload" moves the KV
-    of the node's own tokens to the host; "evict" frees it.
+    op: "warm" computes the KV of the path. "pin" also protects it from eviction until "unpin".
+        "offload" moves the KV of the node's own tokens to host memory; "evict" frees this KV.
     """
     return _post(
         f"{_node_path(loom, node)}/kv", _build_request(_nodes.KvRequest, op=op), _nodes.NodeObject
@@ -343,7 +435,7 @@ def handle_kv(loom: str, node: Node, op: str) -> ApiCall[_nodes.NodeObject]:
 
 
 def next_tokens(loom: str, node: Node = 0, **options: Any) -> ApiCall[_nodes.NextReply]:
-    """Return the likeliest next tokens at a node. options: of `NextTokens`: top, candidates, …"""
+    """Request the likeliest next tokens at a node. options: of `NextTokens`: top, candidates, …"""
     return _post(
         f"{_node_path(loom, node)}/next",
         _build_request(_nodes.NextTokens, **options),
@@ -352,15 +444,16 @@ def next_tokens(loom: str, node: Node = 0, **options: Any) -> ApiCall[_nodes.Nex
 
 
 def measure(loom: str, node: Node, **options: Any) -> ApiCall[_nodes.MeasureReply]:
-    """Return the log-probabilities of a text at a node. options: of `MeasureText`."""
+    """Request the log-probabilities of a text after a node. options: fields of `MeasureText`."""
     request = _build_request(_nodes.MeasureText, **options)
     return _post(f"{_node_path(loom, node)}/score", request, _nodes.MeasureReply)
 
 
 def begin(loom: str, node: Node = 0, **options: Any) -> ApiCall[_jobs.JobReply]:
-    """Start to grow a node, as a job. options: of `GrowNode`: n, max_tokens, temperature, seed, …
+    """Start to generate branches of a node, as a job.
 
-    `deltas` follows the job; wait=True returns when all branches have ended.
+    options: fields of `GrowNode`: n, max_tokens, temperature, seed, … With wait=True the response
+    arrives when all branches have ended; else `Client.deltas` follows the job.
     """
     request = _build_request(_nodes.GrowNode, **options)
     return _post(f"{_node_path(loom, node)}/generate", request, _jobs.JobReply)
@@ -369,7 +462,10 @@ def begin(loom: str, node: Node = 0, **options: Any) -> ApiCall[_jobs.JobReply]:
 def begin_many(
     loom: str, nodes: Sequence[Node] | None = None, **options: Any
 ) -> ApiCall[_jobs.JobReply]:
-    """Like `begin`, for several nodes in one batch; None: all leaves that have not ended."""
+    """Start to generate branches of several nodes in one batch, as a job.
+
+    nodes: None means all leaves that have not ended. options: fields of `GrowNodes`; see `begin`.
+    """
     request = _build_request(
         _nodes.GrowNodes, nodes=None if nodes is None else list(nodes), **options
     )
@@ -384,7 +480,7 @@ def begin_search(loom: str, **options: Any) -> ApiCall[_jobs.JobReply]:
 
 
 def runs(loom: str, *, limit: int = 20) -> ApiCall[_jobs.JobList]:
-    """Return a loom's searches with their rounds, newest first."""
+    """Request a loom's searches with their rounds, the newest first."""
     return _get(f"{_loom_path(loom)}/runs", _jobs.JobList, limit=limit)
 
 
@@ -392,17 +488,20 @@ def runs(loom: str, *, limit: int = 20) -> ApiCall[_jobs.JobList]:
 
 
 def jobs() -> ApiCall[_jobs.JobList]:
-    """Return the running jobs and the last ended ones."""
+    """Request the list of running jobs and of those that have ended last."""
     return _get("/jobs", _jobs.JobList)
 
 
 def job(id: str) -> ApiCall[_jobs.JobObject]:
-    """Return one job."""
+    """Request the state of one job."""
     return _get(_job_path(id), _jobs.JobObject)
 
 
 def cancel(id: str, branches: Iterable[int] | None = None) -> ApiCall[_jobs.JobObject]:
-    """End a job, or some of its branches; generated tokens are kept."""
+    """End a job, or some of its branches. Tokens generated so far stay in the loom.
+
+    branches: indices of the branches to end; None means the entire job.
+    """
     indices = None if branches is None else list(branches)
     return _post(
         f"{_job_path(id)}/cancel",
@@ -412,12 +511,12 @@ def cancel(id: str, branches: Iterable[int] | None = None) -> ApiCall[_jobs.JobO
 
 
 def forget_job(id: str) -> ApiCall[_jobs.JobList]:
-    """Remove an ended job from the list; its nodes stay."""
+    """Remove an ended job from the server's list of jobs. Its nodes stay in the loom."""
     return _delete(_job_path(id), _jobs.JobList)
 
 
 def events_of(id: str) -> str:
-    """Return the path of a job's events."""
+    """Return the URL path of a job's event stream."""
     return f"{_ROOT}{_job_path(id)}/events"
 
 

@@ -133,9 +133,9 @@ class Client:
     def grow(
         self, loom: str, node: calls.Node = 0, **options: Any
     ) -> Generator[BranchDelta, None, None]:
-        """Grow branches of a node and yield their deltas; options as for `begin`.
+        """Generate branches of a node, and yield their deltas as they arrive.
 
-        Leaving the loop early cancels the job; generated tokens are kept.
+        options: as for `begin`. Leaving the loop early cancels the job; generated tokens are kept.
         """
         job = self.begin(loom, node, **options)
         try:
@@ -145,9 +145,10 @@ class Client:
                 self.cancel(job.job)
 
     def deltas(self, job: JobReply) -> Generator[BranchDelta, None, GrowthReader]:
-        """Yield the deltas of a growing job from its start; return the reader with the outcome.
+        """Yield the deltas of a growth job from its start.
 
-        Raises: NotFound that says where the text is, if the server was restarted meanwhile.
+        Returns, as the value of `yield from`, the reader with the job's `status` and `result`.
+        Raises: NotFound if the server was restarted meanwhile; the message says where the text is.
         """
         reader = GrowthReader(job)
         try:
@@ -158,17 +159,23 @@ class Client:
         return reader
 
     def wait(self, job: str) -> JobObject:
-        """Return a job at its end. Raises: the job's error."""
+        """Wait until a job has ended and return it. job: its id. Raises: the job's error."""
         for _ in self.events(job):
             pass
         return self.job(job)
 
     def events(self, job: str) -> Generator[ServerEvent, None, None]:
-        """Yield the name and data of a job's events, to its end."""
+        """Yield the name and the data of each event of a job, until the job has ended.
+
+        job: its id. Raises: the job's error.
+        """
         return self.follow(calls.events_of(job))
 
     def follow(self, path: str) -> Generator[ServerEvent, None, None]:
-        """Yield a stream's events; a broken stream is resumed."""
+        """Yield the name and the data of each event of a stream, to its end.
+
+        path: the URL path of the stream. After a broken connection the stream is resumed.
+        """
         if not self.connection.is_verified:
             self.server()
         cursor = EventStreamCursor(path, self.connection.base)
@@ -280,9 +287,9 @@ class AsyncClient:
     async def grow(
         self, loom: str, node: calls.Node = 0, **options: Any
     ) -> AsyncGenerator[BranchDelta, None]:
-        """Grow branches of a node and yield their deltas; options as for `begin`.
+        """Generate branches of a node, and yield their deltas as they arrive.
 
-        Leaving the loop early cancels the job; generated tokens are kept.
+        options: as for `begin`. Leaving the loop early cancels the job; generated tokens are kept.
         """
         job = await self.begin(loom, node, **options)
         try:
@@ -293,7 +300,7 @@ class AsyncClient:
                 await self.cancel(job.job)
 
     async def deltas(self, job: JobReply) -> AsyncGenerator[BranchDelta, None]:
-        """Yield the deltas of a growing job from its start. Raises: as `Client.deltas`."""
+        """Yield the deltas of a growth job from its start. Raises: as `Client.deltas`."""
         reader = GrowthReader(job)
         try:
             async for name, data in self.events(job.job):
@@ -303,17 +310,17 @@ class AsyncClient:
             raise reader.lost(error) from error
 
     async def wait(self, job: str) -> JobObject:
-        """Return a job at its end. Raises: the job's error."""
+        """Wait until a job has ended and return it. job: its id. Raises: the job's error."""
         async for _ in self.events(job):
             pass
         return await self.job(job)
 
     def events(self, job: str) -> AsyncGenerator[ServerEvent, None]:
-        """Yield the name and data of a job's events, to its end."""
+        """Yield the name and the data of each event of a job, until the job has ended."""
         return self.follow(calls.events_of(job))
 
     async def follow(self, path: str) -> AsyncGenerator[ServerEvent, None]:
-        """Yield a stream's events; a broken stream is resumed."""
+        """Yield the name and the data of each event of a stream; see `Client.follow`."""
         if not self.connection.is_verified:
             await self.server()
         cursor = EventStreamCursor(path, self.connection.base)

@@ -80,7 +80,10 @@ class Connection:
             raise Unreachable(f"the connection to {self.base} broke: {message}") from error
 
     def check(self, response: httpx2.Response) -> None:
-        """Raise the error of a response without success; its body must have been read."""
+        """Raise the exception for an error response, whose body must have been read.
+
+        Does nothing for a successful response.
+        """
         if response.is_success:
             return
         if response.status_code == 404 and response.url.path == SERVER_PATH:
@@ -90,7 +93,7 @@ class Connection:
         )
 
     def read(self, response: httpx2.Response, call: ApiCall[Answer]) -> Answer:
-        """Return the content of a response."""
+        """Return the response's body as `call.read` converts it."""
         self.check(response)
         try:
             content: Any = response.content

@@ -12,13 +12,14 @@ from ..api.jobs import JobReply, TokenUsage
 
 @dataclass(frozen=True, slots=True)
 class BranchDelta:
-    """The new part of a branch.
+    """The new part of a branch since the previous delta.
 
-    node: the number of its node.
+    branch: index of the branch in the job. node: the number of its node.
+    text: the new text.
     token_ids, logprobs, entropies: of the new tokens; statistics only if the engine has them.
     finish_reason: None while the branch is growing.
 
-    After a long interruption a delta may have text without tokens; the node has them.
+    After a long interruption a delta may have text without token ids. `Client.node` reads them.
     """
 
     branch: int
@@ -31,7 +32,10 @@ class BranchDelta:
 
 
 class GrowthReader:
-    """Converts the events of a growth to deltas. usage, result: set at the end."""
+    """Converts the events of a growth job to deltas.
+
+    `status`, `usage` and `result` are those of the job; the last event sets them.
+    """
 
     def __init__(self, job: JobReply) -> None:
         self.job = job
@@ -44,7 +48,11 @@ class GrowthReader:
         self.is_over = False
 
     def lost(self, error: NotFound) -> WeftError:
-        """Return the error for a job that the server no longer has; it says where the text is."""
+        """Return the error to raise when the server no longer has the job.
+
+        Its message names the loom and the nodes with the generated text.
+        error: the server's NotFound. One that is not about a job is returned unchanged.
+        """
         if error.what != "job":
             return error
         job, nodes = self.job, ", ".join(map(str, self._nodes.values()))
@@ -57,7 +65,10 @@ class GrowthReader:
         )
 
     def take(self, name: str, data: dict[str, Any]) -> list[BranchDelta]:
-        """Return the deltas of an event."""
+        """Process an event; return the deltas that it contains, possibly none.
+
+        name, data: the event's name and its parsed JSON.
+        """
         if name == "job":
             self._add_branches(data)
         elif name == "tok":
@@ -105,7 +116,10 @@ class GrowthReader:
         return [BranchDelta(branch, self._nodes.get(branch, -1), finish_reason=reason or "error")]
 
     def _caught_up(self, data: dict[str, Any]) -> list[BranchDelta]:
-        """Return deltas for missed events: the rest of each text, then the ends."""
+        """Return deltas for events that the client has missed.
+
+        data: of a "snapshot" event: the full texts of branches, and the branches that have ended.
+        """
         self._add_branches(data)
         deltas = []
         for entry in data.get("texts", ()):

@@ -18,20 +18,21 @@ _PLAIN = (
 
 
 def plain(scope: Scope) -> dict[str, Any]:
-    """Return the parts of a request's scope that can be pickled."""
+    """Return the entries of an ASGI scope that can be sent to another process (pickled)."""
     return {name: scope[name] for name in _PLAIN if name in scope}
 
 
 async def until_gone(receive: Receive) -> None:
-    """Return when the client of a request, whose body was read, disconnects."""
+    """Wait until the client disconnects. The body of its request must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def answer(app: App, scope: Scope, body: bytes) -> AsyncGenerator[list[Message]]:
-    """Yield the messages of an app's response; available ones come together.
+    """Run an ASGI app on one request, and yield its response in batches.
 
-    Closing the generator disconnects the client of the app, and cancels the app after `GONE_S`.
+    Each batch has the messages that were ready together. Closing the generator reports a
+    disconnected client to the app, and cancels the app after `GONE_S` seconds.
     Raises: the app's error, after the messages sent before.
     """
     sent: asyncio.Queue[Message | None] = asyncio.Queue()

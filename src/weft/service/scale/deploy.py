@@ -91,7 +91,11 @@ class Replica:
             model.ready()
 
     async def answer(self, scope: dict[str, Any], body: bytes) -> AsyncGenerator[bytes]:
-        """Yield the ASGI messages of a response, pickled, in batches."""
+        """Process a request and yield its response in batches.
+
+        scope: the request's ASGI scope, as `plain` returns it. body: the full request body.
+        Each piece is a pickled list of ASGI messages.
+        """
         batches = answer(self._app, scope, body)
         try:
             async for messages in batches:

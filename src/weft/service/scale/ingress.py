@@ -72,7 +72,7 @@ class Ingress:
                     ) from error
 
     async def _loom_key(self, key: RoutingKey) -> str:
-        """Return the key, with the loom's id instead of its name."""
+        """Return the text of a key; a loom's name is replaced by its id, which a rename keeps."""
         if key.is_name:
             try:
                 return (await asyncio.to_thread(self.library.row, key.key)).id

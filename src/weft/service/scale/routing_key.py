@@ -28,10 +28,11 @@ _STATELESS = ("prompt", "messages", "input")
 
 
 class RoutingKey(NamedTuple):
-    """A request's routing key; "" if any replica will do.
+    """The key that decides which replica gets a request. Equal keys select the same replica.
 
-    is_name: `key` may be a loom's name, to be replaced by its id.
-    heads: hashes of the prompt's heads, shortest first; the first is `key`.
+    key: a loom's id or name, or a hash of the beginning of the prompt; "" means any replica.
+    is_name: `key` may be a loom's name, which the ingress replaces by the loom's id.
+    heads: hashes of beginnings of the prompt, shortest first; the first one is `key`.
     """
 
     key: str = ""
@@ -40,11 +41,12 @@ class RoutingKey(NamedTuple):
 
 
 class PromptRouter:
-    """Chooses the head by which a prompt is routed.
+    """Chooses the beginning ("head") of a prompt whose hash selects the replica.
 
     Prompts with a common beginning, such as few-shot prompts, share its KV on one replica. If many
     requests with a head are in progress, further ones are routed by a longer head, to spread the
-    load. Prompts with the same longest head are always routed alike.
+    load. Prompts with the same longest head use the head that was chosen for the first of them. The
+    router remembers the choices for the last `_MAX_CHOICES` longest heads.
     """
 
     def __init__(self) -> None:
@@ -55,7 +57,10 @@ class PromptRouter:
 
     @contextmanager
     def routed(self, heads: Sequence[str]) -> Iterator[str]:
-        """Choose a head for a request that is in progress during the block."""
+        """Choose one of a prompt's heads, and count the request as running until the block ends.
+
+        heads: hashes, shortest first. Yields: the hash to route by.
+        """
         longest = heads[-1]
         free = (head for head in heads if self._n_running[head] < BUSY)
         head = self._chosen.pop(longest, None) or next(free, longest)
@@ -92,7 +97,10 @@ def _key_of_loom(given: str) -> RoutingKey:
 
 
 def repeated_key(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """Return a key from the Idempotency-Key, to route a repeated request to its first response."""
+    """Return a routing key from the Idempotency-Key header; "" without this header.
+
+    A repeated request thereby reaches the replica that has stored the first response.
+    """
     value = next((header for name, header in headers if name == b"idempotency-key"), b"")
     return hashlib.sha256(value).hexdigest()[:32] if value else ""
 
@@ -112,9 +120,10 @@ def _json_fields(body: bytes) -> dict[str, Any]:
 
 
 def _prompt_key(fields: dict[str, Any]) -> RoutingKey:
-    """Return the key of the loom to add to, else of the prompt's heads.
+    """Return the key of the loom that the field `loom` names, else of the prompt's beginning.
 
-    The head of a chat ends with its first user message, which all its turns share.
+    fields: of the request's body. The first head of a chat ends with its first user message, so
+    that all turns of a conversation have the same key.
     """
     options = fields.get("loom")
     if isinstance(options, dict) and isinstance(options.get("loom"), str):

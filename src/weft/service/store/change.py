@@ -9,7 +9,7 @@ from .snapshot import MergedChanges
 
 
 class Change(NamedTuple):
-    """The effect of an operation on the live tree."""
+    """The nodes of the live tree that an operation has added, changed and removed."""
 
     rev: int  # the loom's revision afterwards
     kind: str
@@ -22,7 +22,7 @@ class Change(NamedTuple):
         return bool(self.added or self.changed or self.removed)
 
     def after(self, previous: Change) -> Change:
-        """Return this change with those of `previous` added to `others`."""
+        """Return this change, with the nodes of an earlier change added to `others`."""
         parts = [each for each in (previous.others, previous, self.others) if each]
         if not parts:
             return self

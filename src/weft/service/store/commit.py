@@ -46,9 +46,12 @@ def build_commit(
     loom: Any,
     bookmarks: dict[str, str | None],
 ) -> PendingCommit:
-    """Write differences to the rows of a locked loom.
+    """Write the changes of a tree to the rows of a locked loom.
 
-    loom: its row. bookmarks: labels by node id, for nodes whose bookmark changes.
+    Args:
+        difference: the changes.
+        loom: the loom's locked row.
+        bookmarks: new labels by node id, for nodes whose bookmark changes; None removes it.
     """
     pending = PendingCommit(loom.rev + 1, loom.next_number, snapshot.loom.user_prompt)
     writer = _CommitWriter(connection, database, snapshot, difference, loom.key, pending)
@@ -80,7 +83,10 @@ class _CommitWriter:
         self._pending = pending
 
     def add(self, bookmarks: dict[str, str | None]) -> None:
-        """Insert rows of new nodes; restore rows that exist already."""
+        """Insert rows of new nodes. Rows that exist already are updated, and restored if removed.
+
+        bookmarks: labels by node id.
+        """
         pending, existing = self._pending, self._existing_rows()
         numbers: dict[str, int] = {}
         for node in self._difference.added:
@@ -261,7 +267,10 @@ def set_removed(
 
 
 def restore_ancestors(connection: Connection, loom: int, rev: int) -> list[int]:
-    """Restore removed nodes that have descendants in the loom; return their numbers."""
+    """Restore removed nodes that have descendants in the loom; return their numbers.
+
+    loom: key of the loom's row. rev: the revision that the restored rows get.
+    """
     above, below = nodes.alias(), nodes.alias()
     removed_parents = sa.select(above.c.number).where(
         above.c.loom == loom,
@@ -276,13 +285,19 @@ def restore_ancestors(connection: Connection, loom: int, rev: int) -> list[int]:
 
 
 def count_nodes(loom: int) -> sa.ScalarSelect[int]:
-    """Return SQL for the number of a loom's nodes, without those in progress."""
+    """Return an SQL subquery for a loom's number of nodes.
+
+    It excludes removed nodes and nodes in progress. loom: key of the loom's row.
+    """
     conditions = (nodes.c.loom == loom, ~nodes.c.removed, nodes.c.writer.is_(None))
     return sa.select(sa.func.count()).select_from(nodes).where(*conditions).scalar_subquery()
 
 
 def touch(connection: Connection, loom: int, **values: Any) -> None:
-    """Update a loom's row, which makes it the loom changed last."""
+    """Write `values` to a loom's row and set its time of change, so that lists show it first.
+
+    loom: key of the loom's row.
+    """
     turn = sa.select(sa.func.coalesce(sa.func.max(looms.c.turn), 0) + 1).scalar_subquery()
     connection.execute(
         sa.update(looms).where(looms.c.key == loom).values(turn=turn, changed=time.time(), **values)

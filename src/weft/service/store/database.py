@@ -90,11 +90,16 @@ class Database:
         self._write_lock = threading.Lock() if self.is_sqlite else nullcontext()
 
     def read(self, work: Callable[[Connection], T]) -> T:
-        """Run `work` in a read-only transaction."""
+        """Run `work` in a read-only transaction and return its result.
+
+        `work` may be called several times.
+        """
         return self._run(work, writes=False)
 
     def write(self, work: Callable[[Connection], T]) -> T:
-        """Run `work` in a transaction, durable when this returns.
+        """Run `work` in a transaction, which is durable when this returns; return its result.
+
+        `work` may be called several times, and must detect if an earlier attempt has succeeded.
 
         Raises: StoreError; then nothing has changed.
         """

@@ -75,7 +75,7 @@ NO_MODEL = ModelIdentity("no model", "", 1)
 
 
 class Record(NamedTuple):
-    """A validated node of a file. parent: index of the parent; -1 for the root."""
+    """A validated node of a file. `parent` is the index of the parent's record; -1 for the root."""
 
     id: str
     parent: int
@@ -94,7 +94,10 @@ class Record(NamedTuple):
 
 
 def read_header(data: object) -> ModelIdentity:
-    """Validate the header of a file; return the model of its tokens."""
+    """Check the format and the version of a file, and return the model that its tokens belong to.
+
+    data: the parsed JSON of the file. Raises: FormatError.
+    """
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise FormatError(f'this is no saved loom: "format" is not "{FORMAT}"')
     version = require_field(data, "version", int, "the file")
@@ -115,7 +118,7 @@ def read_header(data: object) -> ModelIdentity:
 
 
 def _n_vocab(model: dict[str, Any]) -> int:
-    """Return the vocabulary size; 0 (null in the file) without a fixed vocabulary."""
+    """Return the vocabulary size in a file's `model`; 0 if its engine has no fixed vocabulary."""
     if "n_vocab" in model and model["n_vocab"] is None:
         return 0
     n_vocab = parse_int(model.get("n_vocab"), "n_vocab of model", 1)
@@ -123,10 +126,14 @@ def _n_vocab(model: dict[str, Any]) -> int:
 
 
 def read_records(data: dict[str, Any], n_vocab: int) -> tuple[list[Record], list[str]]:
-    """Validate the nodes: parents first, tokens in the vocabulary, unique ids.
+    """Validate the nodes of a file: parents first, tokens in the vocabulary, unique ids.
 
-    Returns the nodes, and descriptions of data that was left out: logprobs and entropies whose
-    number differs from that of the tokens.
+    data: the parsed JSON of the file. n_vocab: vocabulary size; 0 if the engine has no fixed one.
+
+    Returns the nodes, and messages about ignored data: logprobs and entropies whose number differs
+    from that of the tokens.
+
+    Raises: FormatError for invalid nodes.
     """
     nodes = require_field(data, "nodes", list, "the file")
     if not nodes:
@@ -176,7 +183,10 @@ def _record(node: object, index: int, n_vocab: int, dropped: list[str]) -> Recor
 
 
 def _savable(meta: dict[str, Any], where: str) -> dict[str, Any]:
-    """Raise FormatError for a meta that could not be written: infinite numbers, deep nesting."""
+    """Return the meta of a node. Raises: FormatError for a meta that could not be written.
+
+    That is one with infinite numbers or deep nesting. where: the node, for the message.
+    """
     if meta:
         try:
             json.dumps(meta, allow_nan=False)
@@ -242,7 +252,10 @@ def chunks(loom: Loom) -> Iterator[str]:
 
 
 def identity_of(loom: Loom) -> ModelIdentity:
-    """Return the model of a loom's tokens."""
+    """Return the model that a loom's tokens belong to: its name, fingerprint and vocabulary size.
+
+    For a loom without an LM these are the values from its file or database row.
+    """
     if loom.lm is None:
         return loom.saved_by
     lm, name, info = loom.lm, loom.adapter, loom.lm.info
@@ -319,7 +332,16 @@ def load_json(
     loom_class: type[L],
     heddle_class: type[Heddle],
 ) -> L:
-    """Create the loom of a file's JSON. Raises: like `Loom.open`, without the file's name."""
+    """Create the loom that the parsed JSON of a file describes.
+
+    Args:
+        data: the parsed JSON.
+        lm: the model; None opens the loom for reading only.
+        force: accept tokens of another model with the same vocabulary size.
+        loom_class, heddle_class: classes of the root and of the other nodes.
+
+    Raises: like `Loom.open`, but messages do not contain the file's name.
+    """
     identity = read_header(data)
     assert isinstance(data, dict)
     records, dropped = read_records(data, identity.n_vocab)
@@ -362,7 +384,15 @@ def bare_loom(
     loom_class: type[L],
     heddle_class: type[Heddle],
 ) -> L:
-    """Create the root of a saved loom, without tokenizing its prompt."""
+    """Create the root of a saved loom, without tokenizing its prompt.
+
+    Args:
+        identity: the model of the loom's tokens.
+        created: the time of its creation, as in the file.
+        adapter: name of its adapter; None without one.
+        lm: the model; None opens the loom for reading only.
+        loom_class, heddle_class: classes of the root and of the other nodes.
+    """
     binding = ModelBinding(
         lm, lm, None if lm is None else lm.tokenizer, is_text=identity == NO_MODEL
     )

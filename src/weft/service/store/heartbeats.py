@@ -77,7 +77,7 @@ class ProcessHeartbeat:
         return process_id
 
     def new_act(self, connection: Connection) -> str:
-        """Return a name for a group of commits, which contains the id of this process."""
+        """Return a new name for a group of commits. It contains the id of this process."""
         self._has_acts = True
         return f"{self.register(connection)}-{secrets.token_hex(4)}"
 
@@ -121,7 +121,7 @@ def process_of(act: str) -> str:
 
 
 def find_dead(connection: Connection, process_ids: Collection[str], database: Database) -> set[str]:
-    """Return which of these processes are dead."""
+    """Return the subset of these process ids whose processes have exited or send no heartbeats."""
     dead = set(process_ids)
     rows = connection.execute(
         sa.select(writers, (database.now - writers.c.beat).label("age")).where(

@@ -46,7 +46,7 @@ _END = ("finish_reason", "stop_string", "terminal")
 
 @dataclass(slots=True)
 class InProgressNode:
-    """A node that is being generated, and how much of it is saved."""
+    """A node that is being generated, and the number of its tokens that are saved."""
 
     node: Heddle
     number: int
@@ -105,10 +105,14 @@ def add_in_progress(
     wanted: Iterable[Heddle],
     writer: str,
 ) -> tuple[dict[str, InProgressNode], int]:
-    """Create rows for nodes whose generation starts.
+    """Create rows for nodes whose generation starts. A node that has a row keeps its number.
 
-    loom: its locked row. The parents must have rows.
-    Returns the nodes by id, and the next unused number.
+    Args:
+        loom: the loom's locked row.
+        wanted: the nodes, in the order of their numbers. Their parents must have rows.
+        writer: id of the process that generates the nodes.
+
+    Returns: the nodes by id, and the next unused number.
     """
     wanted = list(wanted)
     numbers = _existing_numbers(connection, loom.key, [node.id for node in wanted])
@@ -167,7 +171,7 @@ def _parent(snapshot: Snapshot, node: Heddle) -> int | None:
 def _last_places(
     connection: Connection, loom: int, parents: Collection[int | None]
 ) -> dict[int | None, float]:
-    """Return the place of the last child, by the number of the parent."""
+    """Return the place of the last child of each parent, by the parent's number."""
     places: dict[int | None, float] = {}
     numbers = [number for number in parents if number is not None]
     for at in range(0, len(numbers), CHUNK):
@@ -192,7 +196,11 @@ def _empty(node: Heddle) -> Content:
 def append_chunks(
     connection: Connection, database: Database, loom: Any, growing: Iterable[InProgressNode]
 ) -> list[tuple[InProgressNode, Values]]:
-    """Save the new tokens of nodes as chunks; return the chunks."""
+    """Save the unsaved tokens of nodes as chunks.
+
+    loom: the loom's locked row. Returns the nodes that had new tokens, each with its chunk, to be
+    passed to `mark_saved` after the transaction.
+    """
     new = [(each, chunk) for each in growing if (chunk := each.next_chunk()) is not None]
     if new:
         statement = database.insert(pieces).on_conflict_do_nothing()
@@ -212,7 +220,10 @@ def newly_finished(growing: Iterable[InProgressNode]) -> list[InProgressNode]:
 def save_finish(
     connection: Connection, params: Params, loom: Any, finished: Collection[InProgressNode]
 ) -> None:
-    """Save how nodes finished, in case their commit never happens."""
+    """Write the finish reasons of nodes to their rows, in case their commit never happens.
+
+    params: the loom's cache of sampling parameters. loom: the loom's locked row.
+    """
     for node in finished:
         values = content_values(Content.from_node(node.node), "", params)
         connection.execute(
@@ -229,7 +240,15 @@ def finish_nodes(
     failed: Collection[InProgressNode],
     growing: Mapping[str, InProgressNode],
 ) -> None:
-    """Delete chunks of committed nodes, and remove the rows of failed nodes."""
+    """Delete the chunks of committed nodes, and mark the rows of failed nodes as removed.
+
+    Sets `pending.ended` to the ids of both.
+
+    Args:
+        loom: key of the loom's row.
+        failed: nodes that have finished without being added to the tree.
+        growing: all nodes in progress, by id.
+    """
     pending.ended = [node_id for node_id in pending.saved if node_id in growing]
     pending.ended += [node.node.id for node in failed]
     _delete_pieces(connection, loom, [growing[node_id].number for node_id in pending.ended])
@@ -242,7 +261,10 @@ def finish_nodes(
 
 
 def find_orphaned(connection: Connection, database: Database, loom: int, own: str) -> set[str]:
-    """Return the processes that exited while they generated nodes of a loom."""
+    """Return the ids of processes that have exited while they generated nodes of a loom.
+
+    loom: key of the loom's row. own: id of this process, which is left out.
+    """
     growing = sa.select(nodes.c.writer).where(nodes.c.loom == loom, nodes.c.writer.is_not(None))
     marks = set(connection.execute(growing.distinct()).scalars()) - {own}
     return find_dead(connection, marks, database) if marks else set()
@@ -264,9 +286,10 @@ def count_in_progress(connection: Connection) -> Counter[int]:
 def act_of_processes(
     connection: Connection, loom: int, where: sa.ColumnElement[bool]
 ) -> str | None:
-    """Return the group of a loom's last operation, if the process of these nodes named it.
+    """Return the group (`act`) of a loom's last operation, if the process of these nodes named it.
 
-    The nodes then belong to this group, too. None if there is no such group.
+    The nodes then belong to this group, too. None if another process named it, or without a group.
+    where: SQL condition that selects the rows of the nodes.
     """
     last = sa.select(operations.c.act).where(operations.c.loom == loom, operations.c.state == DONE)
     act = connection.execute(last.order_by(operations.c.key.desc()).limit(1)).scalar()
@@ -277,10 +300,17 @@ def act_of_processes(
 
 
 def interrupt_nodes(connection: Connection, loom: Any, where: sa.ColumnElement[bool]) -> Steps:
-    """Finish nodes whose process has stopped; return the steps for the log.
+    """Finish nodes in progress whose process has stopped.
 
-    loom: its locked row; the nodes get its next revision. Finished nodes stay as they are. The
-    others become "interrupted"; those without tokens are removed.
+    The saved chunks of a node are joined in its row. A node without a saved finish reason gets
+    "interrupted". A node without tokens and without a finish reason is removed. Removed ancestors
+    of the other nodes are restored.
+
+    Args:
+        loom: the loom's locked row. The nodes get the revision after it.
+        where: SQL condition that selects the rows of the nodes.
+
+    Returns: the numbers of the finished nodes and of restored ancestors, as `added`, for the log.
     """
     steps = Steps([], [], {})
     rows = connection.execute(sa.select(nodes).where(nodes.c.loom == loom.key, where)).all()
@@ -322,7 +352,10 @@ def _assemble(connection: Connection, row: Any) -> Values:
 
 
 def _restore_ancestors(connection: Connection, loom: Any, number: int | None, steps: Steps) -> None:
-    """Restore removed ancestors of a node."""
+    """Restore the removed ancestors of a node, and add their numbers to `steps.added`.
+
+    number: the number of the node's parent; None for the root.
+    """
     while number is not None:
         row = connection.execute(
             sa.select(nodes).where(nodes.c.loom == loom.key, nodes.c.number == number)

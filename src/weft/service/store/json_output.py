@@ -117,7 +117,7 @@ def path_object(node: Heddle, name: str, text: str, numbers: Numbers) -> Json:
 def next_object(
     node: Heddle, name: str, distribution: Distribution, numbers: Numbers, stats: Stats
 ) -> Json:
-    """Serialize the likeliest next tokens at a node."""
+    """Serialize the likeliest next tokens at a node. distribution: the model's, for this node."""
     return {
         "loom": name,
         "node": numbers[node.id],
@@ -175,5 +175,5 @@ def _score(node: Heddle) -> float | str | None:
 
 
 def vote_objects(votes: Iterable[tuple[object, int]]) -> list[Json]:
-    """Serialize answers with their counts."""
+    """Serialize the answers of a search with the number of votes for each."""
     return [{"answer": answer, "count": count} for answer, count in votes]

@@ -124,10 +124,15 @@ class LeaseHolder:
         self._term = 0
 
     def acquire(self, connection: Connection, owner: str, is_gone: Callable[[str], bool]) -> str:
-        """Acquire the lease; return the previous owner if its nodes may still be in progress.
+        """Acquire the lease for this process.
 
-        is_gone: returns True if the process of an owner has exited; its lease is not waited for.
-        Returns "" if the previous owner had released the lease.
+        Args:
+            owner: id of this process.
+            is_gone: called with the id of another owner; returns True if its process has exited, so
+                that its lease need not expire first.
+
+        Returns: the id of the previous owner, whose nodes in progress must be interrupted; "" if it
+            had released the lease, or if there was none.
         Raises: QueueFull while another owner has the lease.
         """
         row = connection.execute(
@@ -151,7 +156,11 @@ class LeaseHolder:
         return former
 
     def renew(self, connection: Connection, *, is_finished: bool) -> None:
-        """Renew the lease, or release it if `is_finished`. Raises: LeaseLost."""
+        """Renew the lease, or release it.
+
+        is_finished: release it, because no nodes of the loom are being generated any more.
+        Raises: LeaseLost if another owner has acquired it.
+        """
         expires = sa.literal(0.0) if is_finished else self._database.now + self._ttl_s
         mine = (
             (leases.c.loom, self._loom),

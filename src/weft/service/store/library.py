@@ -144,7 +144,7 @@ class Library:
         return self.database.read(lambda connection: _list(connection, search, limit, after))
 
     def row(self, name: str) -> LoomSummary:
-        """Return the summary of one loom, by its name or id. Raises: like `open`."""
+        """Return the summary of a loom, by its name or id. Raises: ConfigError if there is none."""
         (summary,) = self.database.read(
             lambda connection: _summaries(connection, [self._row(connection, name)])
         )
@@ -203,13 +203,14 @@ class Library:
     def restore_last(
         self, nodes_of: str | None = None, *, only_nodes: bool = False
     ) -> list[tuple[str, str]]:
-        """Restore what was removed last: looms, or nodes of one loom.
+        """Restore the looms that were removed last, or the nodes of one loom if removed later.
 
         Args:
             nodes_of: name of the loom whose removed nodes are considered; None means only looms.
             only_nodes: restore nodes of that loom, even if looms were removed later.
 
-        Returns pairs of previous and current name. Later operations stay.
+        Returns: (previous name, current name) of each loom that was restored or whose nodes were.
+            Operations after the removal are not undone.
         Raises: StoreError if nothing is removed.
         """
         removed = [] if only_nodes else self.removed()
@@ -308,7 +309,10 @@ class Library:
         return self._terminal_state(terminals.c.mark == terminal) if terminal else None
 
     def last_loom_anywhere(self) -> TerminalState | None:
-        """Return the loom last used in any terminal, else the one changed last; None for none."""
+        """Return the loom last used in any terminal; if there is none, the loom changed last.
+
+        None if the library has no looms.
+        """
         state = self._terminal_state()
         if state is None:
             rows = self.looms(limit=1)
@@ -316,7 +320,10 @@ class Library:
         return state
 
     def set_last_loom(self, terminal: str, loom: str, number: int = 0) -> None:
-        """Store the loom last used in a terminal, and the number of its current node."""
+        """Store the loom last used in a terminal.
+
+        terminal: a string that identifies it; "" stores nothing. number: the current node's number.
+        """
         if not terminal:
             return
         self.database.write(
@@ -421,7 +428,10 @@ def _unused_name(connection: Connection, stem: str) -> str:
 
 
 def _numbered(stem: str) -> Iterator[str]:
-    """Yield a name, then the name with .2, .3, … (with a dot, since names can end in numbers)."""
+    """Yield a name, then the same name with .2, .3, … appended.
+
+    The dot separates the counter, because names can end in digits.
+    """
     yield stem
     match = re.fullmatch(r"(.+)\.(\d{1,6})", stem)
     base, n = (match[1], int(match[2])) if match else (stem, 1)

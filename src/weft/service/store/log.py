@@ -32,7 +32,7 @@ class Operation(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """The effect of an operation, by node numbers."""
+    """The nodes that an operation has added, removed and changed, by number."""
 
     added: list[int]
     removed: list[int]
@@ -70,7 +70,7 @@ class Steps(NamedTuple):
 
 
 def runs(numbers: Iterable[int]) -> list[list[int]]:
-    """Compress numbers to runs [first, last]; nodes removed together have adjacent numbers."""
+    """Compress numbers to runs [first, last]. Nodes removed together often have adjacent ones."""
     ranges: list[list[int]] = []
     for number in sorted(numbers):
         if ranges and ranges[-1][1] == number - 1:

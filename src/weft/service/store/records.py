@@ -27,7 +27,7 @@ _COLUMNS = [
 
 
 class NodeRecord(NamedTuple):
-    """A node as in its row."""
+    """A node, as its database row describes it."""
 
     number: int
     id: str
@@ -115,7 +115,7 @@ def _below(loom: int, top: int, depth: int | None) -> sa.CTE:
 
 
 def _counts(connection: Connection, loom: int, numbers: list[int]) -> dict[int, int]:
-    """Return the number of children of these nodes."""
+    """Return the number of children of each of these nodes, by node number."""
     counts: dict[int, int] = {}
     for at in range(0, len(numbers), _CHUNK):
         rows = connection.execute(
@@ -132,7 +132,7 @@ def _counts(connection: Connection, loom: int, numbers: list[int]) -> dict[int, 
 
 
 def _pieces(connection: Connection, loom: int, numbers: list[int]) -> dict[int, list[Any]]:
-    """Return the chunks of nodes in progress, in order."""
+    """Return the saved chunks of nodes in progress by node number, in the order of their tokens."""
     chunks: dict[int, list[Any]] = {}
     for at in range(0, len(numbers), _CHUNK):
         query = sa.select(pieces.c.number, pieces.c.text, pieces.c.n_tokens, pieces.c.logprobs)

@@ -114,7 +114,7 @@ class Params:
         self._keys: dict[int, tuple[SamplingParams, str, str]] = {}
 
     def key(self, params: SamplingParams) -> tuple[str, str]:
-        """Return the key and the JSON of the row for these parameters."""
+        """Return the primary key and the JSON of the database row for these parameters."""
         saved = self._keys.get(id(params))
         if saved is None:
             data = json.dumps(params.to_dict())
@@ -128,7 +128,7 @@ class Params:
 
     @checks_columns
     def learn(self, key: str, data: str) -> None:
-        """Add a row to the cache."""
+        """Add a database row to the cache. data: its JSON."""
         if key not in self._by_key:
             self._by_key[key] = SamplingParams.from_dict(json.loads(data))
 
@@ -141,7 +141,7 @@ class Params:
         return self._by_key[key]
 
     def missing(self, keys: set[str | None]) -> list[str]:
-        """Return the keys that are not cached."""
+        """Return the keys that are not in the cache, so that their rows must be read."""
         return [key for key in keys if key is not None and key not in self._by_key]
 
 
@@ -224,7 +224,7 @@ def db_text(text: str) -> str:
 
 
 def raw_bytes(text: str) -> bytes | None:
-    """Return a text as UTF-8 if `db_text` changes it; else None."""
+    """Return a text as UTF-8 bytes if `db_text` would change it; None if it would not."""
     return None if is_db_text(text) else text.encode("utf-8", "surrogatepass")
 
 
@@ -239,7 +239,10 @@ def text_of(row: Any) -> str:
 
 
 def content_values(content: Content, text: str, params: Params, prompt: str = "") -> Values:
-    """Return the columns for a node's content. prompt: the loom's prompt, for its root."""
+    """Return the database columns for a node's content.
+
+    prompt: the loom's prompt, for the text of its root; "" for other nodes.
+    """
     return {
         "text": db_text(text),
         "exact": raw_bytes(text),
@@ -275,7 +278,10 @@ def content_of_row(row: Any, params: Params) -> Content:
 
 
 def set_content(node: Heddle, content: Content, text: str) -> None:
-    """Set the content of a node. text: used only by a loom without a tokenizer."""
+    """Set the tokens of a node and the values that belong to them.
+
+    text: the node's text, used only in a loom without a tokenizer, which cannot decode tokens.
+    """
     set_tokens(node, content.tokens)
     if node.lm is None:
         set_text(node, text)

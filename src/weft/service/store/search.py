@@ -63,7 +63,10 @@ def parse_query(query: str) -> list[SearchTerm]:
 def search_nodes(
     connection: Connection, query_text: str, *, is_sqlite: bool, loom: int | None, limit: int
 ) -> list[Hit]:
-    """Return the nodes that contain all words, the best first; see `Library.find`."""
+    """Return the nodes that contain all words of a query, the best matches first.
+
+    loom: key of the only loom to search; None means all looms. limit: maximum number of nodes.
+    """
     check_int("limit", limit, 1, 1000)
     terms = parse_query(query_text)
     query = _sqlite(terms) if is_sqlite else _postgresql(terms)
@@ -125,7 +128,10 @@ def _hit(row: Any, terms: list[SearchTerm]) -> Hit:
 
 
 def snippet_of(text: str, terms: list[SearchTerm]) -> tuple[str, list[tuple[int, int]]]:
-    """Return the text around the matches, and the (start, end) of matches in it."""
+    """Return the part of a text around its first match, and the matches in this part.
+
+    Each match is (start, end) in characters of the returned text.
+    """
     spans = _spans(split_words(text), terms)
     low = max(0, spans[0][0] - _CONTEXT) if spans else 0
     inside = [(start, end) for start, end in spans if end <= low + _MAX_SNIPPET]

@@ -61,10 +61,11 @@ def path_for(path: str | os.PathLike[str]) -> Path:
 
 
 def save(node: Heddle, path: str | os.PathLike[str], *, below: bool = True) -> int:
-    """Write the KV of a node's path, and of all nodes below it, to a file.
+    """Write the KV of a node's path to a file.
 
-    Missing KV is computed, at least for the last token of each leaf.
-    Returns the number of tokens.
+    below: also write the KV of all nodes below it. Missing KV is computed, at least for the last
+        token of each leaf.
+    Returns the number of tokens whose KV is in the file.
     Raises: Unsupported for engines that cannot export KV; StoreError if the file cannot be written.
     Cost: up to three copies of the KV in host memory.
     """
@@ -126,7 +127,10 @@ def load(loom: Loom, path: str | os.PathLike[str]) -> KVLoadResult:
 
 
 def try_load(loom: Loom, path: str | os.PathLike[str]) -> str:
-    """Like `load`, if there is a sidecar; log and return the notice."""
+    """Load the sidecar of a loom's file, if it exists.
+
+    Returns the notice of `load`, which is also logged; "" without a sidecar or a problem.
+    """
     sidecar = path_for(path)
     if not sidecar.exists():
         return ""
@@ -179,7 +183,10 @@ def _fill(
 
 
 def _nodes_with_keys(node: Heddle, below: bool) -> Iterator[tuple[Heddle, str, int]]:
-    """Yield nodes, parents first, with the key and the length of their paths."""
+    """Yield nodes, parents first, each with the key and the number of tokens of its path.
+
+    below: also yield the nodes below `node`.
+    """
     state, end = hashlib.blake2b(digest_size=16), 0
     path = node.path
     for above in path[:-1]:

@@ -51,7 +51,7 @@ class SavedNode:
 
 
 class TreePosition(NamedTuple):
-    """The position of a node in the live tree: its parent, and its place among siblings."""
+    """The position of a node in the live tree. Siblings are ordered by `place`."""
 
     parent: Heddle | None
     place: float
@@ -59,7 +59,15 @@ class TreePosition(NamedTuple):
 
 @dataclass(slots=True)
 class Difference:
-    """The differences between the live tree and the rows."""
+    """The uncommitted changes of the live tree, compared with the saved rows of its nodes.
+
+    Args:
+        added: nodes without a row, parents first.
+        changed: for ids of nodes that differ from their rows, the groups of columns that differ:
+            "content", "score", "meta", "place", "bookmark".
+        removed: ids of nodes that have a row, but are not in the tree.
+        positions: the tree positions of new and moved nodes, by id.
+    """
 
     added: list[Heddle] = field(default_factory=list)
     changed: dict[str, set[str]] = field(default_factory=dict)  # names of column groups by node id
@@ -70,7 +78,11 @@ class Difference:
         return bool(self.added or self.changed or self.removed)
 
     def leave(self, ids: Collection[str]) -> None:
-        """Exclude new nodes, except ancestors of other added or changed nodes."""
+        """Remove nodes from `added`, so that this commit does not write them.
+
+        An ancestor of another added or changed node stays, because that node's row needs it.
+        ids: ids of the nodes to remove.
+        """
         excluded = set(ids)
         others = [node.id for node in self.added if node.id not in excluded]
         for node_id in (*others, *self.changed):
@@ -85,7 +97,8 @@ class Difference:
 class Snapshot:
     """The last read or written rows of a loom, by node id.
 
-    Numbers are stored for removed nodes, too.
+    Numbers are stored for removed nodes, too. `removed` has the rows of nodes that were removed
+    while other nodes were being generated.
     """
 
     def __init__(self, loom: Loom) -> None:
@@ -111,7 +124,10 @@ class Snapshot:
     # Differences
 
     def difference(self) -> Difference:
-        """Return the changes of the live tree. Cost: O(nodes), without reading a row."""
+        """Return the changes of the live tree since its rows were read or written last.
+
+        A node with the id of another node gets a new id. Cost: O(nodes), without reading a row.
+        """
         difference = Difference()
         visited: set[str] = set()
         self._check_id(self.loom, visited)
@@ -138,7 +154,10 @@ class Snapshot:
         return difference
 
     def _check_id(self, node: Heddle, visited: set[str]) -> None:
-        """Give a new id to a node whose id another node has: both come from the same file."""
+        """Give the node a new id if another node has the same id, and record its id in `visited`.
+
+        Two nodes have one id if both were loaded from the same file.
+        """
         saved = self.saved.get(node.id)
         if saved is not None and saved.node is not node:
             if is_below(saved.node, self.loom):
@@ -183,7 +202,10 @@ class Snapshot:
                 positions[child.id] = TreePosition(parent, place)
 
     def remove(self, node_id: str, *, growing: bool) -> None:
-        """Forget a removed node. growing: other nodes are being generated, maybe below it."""
+        """Delete the stored row of a removed node.
+
+        growing: nodes are being generated, maybe below this one: keep the row in `removed`.
+        """
         saved = self.saved.pop(node_id, None)
         if saved is not None and growing:
             self.removed[node_id] = saved
@@ -225,15 +247,19 @@ class Snapshot:
             node.meta = meta_of(saved.meta)
 
     def adopt(self, grown: Iterable[Heddle]) -> None:
-        """Restore ancestors that were removed while these nodes were generated below them."""
+        """Put removed ancestors of generated nodes back into the tree.
+
+        grown: finished nodes. One that is not in its parent's list of children is ignored.
+        """
         for node in grown:
             parent = node.parent
             if parent is not None and any(each is node for each in child_list(parent)):
                 self._lift(parent)
 
     def _lift(self, node: Heddle) -> None:
-        """Put a removed node back into the tree, with its ancestors and its new descendants.
+        """Put a removed node and its removed ancestors back into the live tree.
 
+        Their descendants without a row stay attached; other descendants stay removed.
         Cost: O(depth).
         """
         path = [node]
@@ -274,8 +300,11 @@ class Snapshot:
         """Merge rows of other processes into the live tree. Uncommitted local changes win.
 
         Args:
-            rows: newer rows than the stored ones. Parents of new nodes are among them or stored.
-            growing: nodes of this tree that are in no list of children yet.
+            rows: rows that were written after the snapshot's rows, in any order. The parent of a
+                new node is among them, or in the snapshot.
+            growing: nodes of this process that are not in their parent's list of children yet.
+
+        Returns: the nodes of the tree that this has added, changed and removed.
         """
         merged = MergedChanges([], [], [])
         own = {node.id for node in growing}
@@ -306,7 +335,10 @@ class Snapshot:
         return merged
 
     def _attach(self, new: dict[int | None, list[Any]], added: list[Heddle]) -> None:
-        """Create the nodes of new rows. new: rows by the number of their parent."""
+        """Create the nodes of new rows in the tree, and append them to `added`.
+
+        new: rows by the number of their parent; None for the root's.
+        """
         numbers = {row.number for rows in new.values() for row in rows}
         stack = [parent for parent in new if parent not in numbers]
         strays = {node.id: node for node in self.loom.walk() if node.id not in self.saved}
@@ -404,7 +436,10 @@ class Snapshot:
         return True
 
     def _insert(self, parent: Heddle, node: Heddle, saved: SavedNode) -> None:
-        """Insert a node among its siblings, before those that have no row yet."""
+        """Insert a node into its parent's list of children by its place.
+
+        It comes before siblings that have no row yet.
+        """
         siblings = child_list(parent)
         at = len(siblings)
         while at:
@@ -415,14 +450,21 @@ class Snapshot:
         siblings.insert(at, node)
 
     def _standing(self, number: int, new: Container[int] = ()) -> Heddle:
-        """Return the node with this number; put it back if it was removed here."""
+        """Return the node with this number. A node that was removed from this tree is put back.
+
+        new: numbers of nodes that are being created, and so need not be in the tree yet.
+        """
         node = self._by_number(number)
         if number not in new and not is_below(node, self.loom):
             self._lift(node)
         return node
 
     def _drop(self, rows: list[Any], growing: Iterable[Heddle], removed: list[str]) -> None:
-        """Remove nodes from the tree, except ancestors of nodes added or changed here."""
+        """Remove the nodes of removed rows from the tree, and append their ids to `removed`.
+
+        An ancestor of a node that was added, changed or is growing here stays in the tree.
+        growing: as for `merge`.
+        """
         mine = [node for node in self.loom.walk() if node.id not in self.saved]
         above = [node.parent for node in growing if node.parent is not None]
         is_growing = bool(above)
@@ -457,7 +499,7 @@ def _has_meta(node: Heddle, column: str) -> bool:
 
 
 class MergedChanges(NamedTuple):
-    """Changes of other processes that were merged into the live tree. removed: node ids."""
+    """Changes of other processes that were merged into the live tree. `removed` has node ids."""
 
     added: list[Heddle]
     changed: list[Heddle]
@@ -465,7 +507,11 @@ class MergedChanges(NamedTuple):
 
 
 def rank_siblings(old: list[float | None]) -> list[float]:
-    """Return ascending places for siblings; existing places are kept if possible."""
+    """Return a number ("place") for each sibling, in ascending order.
+
+    old: the present place of each sibling; None for a new one. Present places are kept if they
+        ascend and floats exist between them; otherwise all siblings get 0, 1, 2, …
+    """
     existing = [place for place in old if place is not None]
     if any(a >= b for a, b in pairwise(existing)):
         return [float(at) for at in range(len(old))]

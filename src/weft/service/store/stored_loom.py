@@ -114,7 +114,10 @@ class StoredLoom:
         return MappingProxyType(self._snapshot.numbers)
 
     def node(self, name: str | int) -> Heddle:
-        """Return the node with this number or id. Raises: ConfigError if there is none."""
+        """Return the node with this number or id. Raises: ConfigError if there is none.
+
+        name: a number (also as text), or an id.
+        """
         text = str(name)
         if text.isdecimal() and len(text) <= 9:
             return self._by_number(int(text))
@@ -186,10 +189,13 @@ class StoredLoom:
             kind: the operation in one word, for display: "grow", "edit", "remove".
             actor: who did it, for display.
             act: name of a group of commits, such as the rounds of a search; see `new_act`.
-                Consecutive commits of a group are undone and redone together.
+                Consecutive commits of a group are undone and redone together. None: no group.
             model: the model that generated the new nodes; None means the loom's.
-            leave: nodes numbered by `append` that another commit will write.
+            leave: new nodes to leave uncommitted, because another commit will write them. `append`
+                has given them their numbers.
             unchanged: nodes that no other process may have changed since the last merge.
+
+        Returns: the nodes that the commit has added, changed and removed, and the merged changes.
 
         Raises:
             StoreError: nothing was written.
@@ -216,9 +222,18 @@ class StoredLoom:
         actor: str = "",
         unchanged: Iterable[Heddle] = (),
     ) -> Change:
-        """Set the bookmark of a node, or remove it (None), as a separate operation.
+        """Set a node's bookmark, or remove it (None), and commit.
 
-        unchanged: see `commit`. Raises: like `commit`.
+        Other uncommitted changes are written in the same operation. If the node is new, they are
+        committed before it.
+
+        Args:
+            label: the text of the bookmark.
+            actor: who did it, for display.
+            unchanged: nodes that no other process may have changed since the last merge.
+
+        Raises: ConfigError for a label that is not a text without zero bytes. Conflict if another
+            process removed the node. Other errors as for `commit`.
         """
         if label is not None and not (isinstance(label, str) and is_db_text(label)):
             raise ConfigError(f"a bookmark is {label!r:.80}; allowed is a text without zero bytes")
@@ -233,17 +248,23 @@ class StoredLoom:
         return {each.number: each.bookmark for each in saved if each.bookmark is not None}
 
     def has(self, node: Heddle) -> bool:
-        """Return True if a node is saved completely, that is, after its commit."""
+        """Return True if a commit has written this node. `append` alone is not enough."""
         return node.id in self._snapshot.saved
 
     def is_durable(self, node: Heddle) -> bool:
-        """Return True if a finished node would survive a crash of this process."""
+        """Return True if a finished node would survive a crash of this process.
+
+        That is, it is committed, or `append` has saved its last tokens and its finish reason.
+        """
         growing = self._in_progress.get(node.id)
         return self.has(node) or (growing is not None and growing.is_finish_saved)
 
     @_exclusive
     def is_changed(self) -> bool:
-        """Return True if the tree has changes other than generated nodes. Cost: O(nodes)."""
+        """Return True if the tree has uncommitted changes, apart from generated nodes.
+
+        Generated nodes in progress, which `append` saves, do not count. Cost: O(nodes).
+        """
         try:
             difference = self._snapshot.difference()
         except ConfigError:  # a meta that cannot be saved differs from the saved one
@@ -253,7 +274,9 @@ class StoredLoom:
 
     @_exclusive
     def revert(self) -> None:
-        """Discard uncommitted changes. Generated nodes stay for the next commit.
+        """Discard uncommitted changes of the tree.
+
+        Generated nodes that `append` has saved stay in the tree, for the next commit.
 
         Raises: TreeError for a loom without its model; open it again instead.
         """
@@ -357,7 +380,10 @@ class StoredLoom:
         return pending
 
     def _check_unchanged(self, connection: Connection, row: Any, ids: Collection[str]) -> None:
-        """Raise Conflict if another process has changed one of these nodes since the last merge."""
+        """Raise Conflict if another process has changed one of these nodes since the last merge.
+
+        row: the loom's locked row. ids: ids of the nodes.
+        """
         if not ids or row.rev == self.rev:
             return
         number = connection.execute(
@@ -420,12 +446,14 @@ class StoredLoom:
     def follow(
         self, deltas: Iterable[Delta], *, kind: str = "grow", actor: str = ""
     ) -> Generator[Delta, None, None]:
-        """Yield the deltas of a `stream` and save their tokens within a second.
+        """Yield the deltas of a `stream`, and save their tokens at most a second later.
 
             for delta in stored.follow(node.stream(n=4, max_tokens=200)):
                 print(stored.number(delta.node), delta.text)
 
         The nodes are committed at the end, also after an error. Do not change the tree meanwhile.
+
+        kind, actor: of the commit, as for `commit`.
         """
         return persist_stream(self, deltas, kind, actor)
 
@@ -456,7 +484,11 @@ class StoredLoom:
         return started, chunks, finished, row.rev + 1
 
     def _acquire_lease(self, connection: Connection, row: Any, writer: str) -> Any:
-        """Acquire or renew the lease, if the library uses leases; return the loom's row."""
+        """Acquire or renew the lease of the loom; do nothing if the library uses no leases.
+
+        row: the loom's locked row. writer: the id of this process.
+        Returns the row, read again if nodes of the previous owner were interrupted.
+        """
         if self._lease is None:
             return row
         if self._in_progress:
@@ -473,7 +505,7 @@ class StoredLoom:
         return row
 
     def _end_orphans(self) -> None:
-        """Interrupt the nodes of processes that have exited."""
+        """Give nodes in progress whose process has exited the finish reason "interrupted"."""
         own = self._writer.id
         if not self._database.read(
             lambda connection: find_orphaned(connection, self._database, self._key, own)
@@ -579,7 +611,7 @@ class StoredLoom:
 
         Args:
             leave: nodes to leave uncommitted; see `commit`.
-            running: groups that are not finished yet.
+            running: names of groups that may not be undone, because they are not finished.
 
         Raises: StoreError if there is nothing to undo. Conflict if a node that would be removed
             is being grown, or if the group is not finished.
@@ -588,7 +620,11 @@ class StoredLoom:
         return self._undo_or_redo("undo", DONE, _operations.c.key.desc(), running).after(before)
 
     def redo(self, *, leave: Iterable[Heddle] = ()) -> Change:
-        """Redo what `undo` undid last. Raises: StoreError if there is nothing to redo."""
+        """Redo the operation that `undo` has undone last, with the rest of its group.
+
+        leave: nodes to leave uncommitted; see `commit`.
+        Raises: StoreError if there is nothing to redo.
+        """
         before = self.commit("edit", leave=leave)
         return self._undo_or_redo("redo", UNDONE, _operations.c.key.asc()).after(before)
 
@@ -631,7 +667,10 @@ class StoredLoom:
         return [Operation(*row) for row in rows]
 
     def origin(self, node: Heddle) -> Operation | None:
-        """Return the operation that added a node; None while it grows. Cost: O(operations)."""
+        """Return the operation that added a node; None if the node is not committed yet.
+
+        Cost: O(operations).
+        """
         number = self._snapshot.numbers.get(node.id, -1)
         columns = [_operations.c[name] for name in Operation._fields]
         query = sa.select(*columns, _operations.c.data).where(
@@ -679,9 +718,10 @@ class StoredLoom:
 
 
 def insert_nodes(stored: StoredLoom, connection: Connection) -> PendingCommit:
-    """Write a new loom's nodes, in the transaction that creates its row; see `accept_commit`.
+    """Write the nodes of a new loom, in the transaction that creates the loom's row.
 
     A label in a node's meta, which an import writes there, becomes its bookmark.
+    Returns the written rows, for `accept_commit` after the transaction.
     """
     bookmarks: dict[str, str | None] = {
         node.id: label
@@ -694,5 +734,5 @@ def insert_nodes(stored: StoredLoom, connection: Connection) -> PendingCommit:
 
 
 def accept_commit(stored: StoredLoom, pending: PendingCommit) -> None:
-    """Update the loom with what `insert_nodes` wrote, after the transaction."""
+    """Mark the rows that `insert_nodes` wrote as saved, after their transaction has succeeded."""
     stored._accept(pending)

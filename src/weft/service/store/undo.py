@@ -30,7 +30,17 @@ def log_operation(
     act: str | None = None,
     model: str | None = None,
 ) -> None:
-    """Add an operation to a loom's log. is_first: the creation of the loom, without undo."""
+    """Add an operation to a loom's log.
+
+    Args:
+        loom: key of the loom's row.
+        kind, actor: the operation in one word, and who did it; both for display.
+        steps: what it added, removed and changed.
+        rev: the loom's revision after it.
+        is_first: the operation is the creation of the loom, which cannot be undone.
+        act: name of its group of commits; None without one.
+        model: the model that generated the new nodes; None if none were generated.
+    """
     connection.execute(
         sa.insert(operations).values(
             loom=loom,
@@ -61,7 +71,11 @@ def drop_undone(connection: Connection, loom: int) -> None:
 def next_in_log(
     connection: Connection, loom: int, state: str, order: Any
 ) -> tuple[list[int], str | None]:
-    """Return the keys of the next operation in `state` and of its group, and the group's name."""
+    """Return the keys of the next operation to undo or redo and of its group, and the group's name.
+
+    state: DONE to undo, UNDONE to redo. order: the SQL order that has the next operation first.
+    Without such an operation the list is empty. The name is None for an operation without a group.
+    """
     query = sa.select(operations.c.key, operations.c.act).where(
         operations.c.loom == loom, operations.c.state == state
     )
@@ -76,10 +90,15 @@ def next_in_log(
 
 
 def apply(connection: Connection, loom: Any, key: int, state: str) -> None:
-    """Undo or redo an operation, if it is still in this state.
+    """Undo an operation, or redo it, if it is still in this state.
 
-    loom: its locked row. Nodes that others have added below a removed node stay, with their
-    ancestors. Raises: Conflict if a node that would be removed is being grown.
+    Args:
+        loom: the loom's locked row.
+        key: key of the operation's row.
+        state: DONE undoes the operation, UNDONE redoes it.
+
+    Nodes that others have added below a node that this removes stay, with their ancestors.
+    Raises: Conflict if a node that would be removed is being grown.
     """
     operation = connection.execute(sa.select(operations).where(operations.c.key == key)).one()
     if operation.state != state:  # another process, or an earlier attempt, has done it
@@ -144,7 +163,10 @@ def last_removal(connection: Connection, loom: int) -> Operation | None:
 
 
 def still_removed(connection: Connection, loom: int, data: str) -> list[int]:
-    """Return the numbers of nodes that an operation removed and that are still removed."""
+    """Return the numbers of nodes that an operation has removed and that nothing has restored.
+
+    data: the steps of the operation, as JSON of the log.
+    """
     query = sa.select(nodes.c.number).where(nodes.c.loom == loom, nodes.c.removed)
     removed = set(connection.execute(query).scalars())
     return [number for number in Steps.from_json(data).removed if number in removed]
