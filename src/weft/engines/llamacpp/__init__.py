@@ -1,4 +1,4 @@
-"""GGUF models by llama.cpp, through llama-cpp-python's plain C calls."""
+"""Engine that runs GGUF models with llama.cpp, through the C API of llama-cpp-python."""
 
 from __future__ import annotations
 

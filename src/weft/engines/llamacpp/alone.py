@@ -1,4 +1,4 @@
-"""Find at load how large batches may be so that rows do not depend on each other."""
+"""Limit the batch size at load so that a row's logits do not depend on other rows."""
 
 from __future__ import annotations
 
@@ -14,14 +14,20 @@ from .leases import Leases
 _log = logging.getLogger("weft.engines.llamacpp")
 
 _PROMPT, _STEPS = 24, 2
-_SMALLER = (16, 8, 4, 2, 1)  # tokens a batch, if the first number does not hold
+_SMALLER = (16, 8, 4, 2, 1)  # batch sizes to try, if the context's own fails
 
 
 def limit_batches(context: Context, leases: Leases, n_vocab: int) -> None:
-    """Lower `context.n_batch` until a path has the same bits alone and beside other rows.
+    """Lower `context.n_batch` until a path's logits do not depend on other rows in the batch.
 
-    Cost: 26 calls of one token, and about six batches for each size. Raises: Unsupported if the
-    bits differ for every size.
+    Logits are compared bit by bit with those of the path alone, one token a batch.
+    Cost: 26 calls of one token, and about six batches for each size that is tried.
+
+    Args:
+        leases: the sequences of `context`; two are used and given back.
+
+    Raises:
+        Unsupported: the bits differ for every size.
     """
     ids = [(i * i * 7 + 13 * i + 5) % n_vocab for i in range(_PROMPT + _STEPS)]
     wanted = _run(context, leases, ids, 1, 0)
@@ -41,10 +47,12 @@ def limit_batches(context: Context, leases: Leases, n_vocab: int) -> None:
 def _run(
     context: Context, leases: Leases, ids: Sequence[int], n_prompt: int, n_others: int
 ) -> Floats:
-    """Return the logits of the steps after the prompt, [steps, V].
+    """Run a path and return the logits of the steps after its prompt: float32 [_STEPS, V].
 
-    The prompt runs in batches of `n_prompt` tokens, at least one. The first batch and the steps
-    also have up to `n_others` tokens of another path.
+    Args:
+        ids: the path's tokens: a prompt of `_PROMPT` tokens, then one token for each step.
+        n_prompt: tokens of the prompt in one batch; 0 counts as 1.
+        n_others: tokens of a second path in the first batch and in the batch of each step.
     """
     size = max(1, n_prompt)
     starts = [*range(0, _PROMPT, size), *range(_PROMPT, len(ids))]
@@ -56,7 +64,7 @@ def _run(
             mine = range(start, stop)
             has_others = start == 0 or start >= _PROMPT
             beside = range(position, position + (n_others if has_others else 0))
-            half = len(beside) // 2  # of them before the path's own tokens
+            half = len(beside) // 2  # number of other tokens placed before the own ones
             position = beside.stop
             order = [*beside[:half], *mine, *beside[half:]]
             owners = [other] * half + [own] * len(mine) + [other] * (len(beside) - half)

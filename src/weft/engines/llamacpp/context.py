@@ -1,4 +1,4 @@
-"""One context of llama.cpp: its KV cache, which grows, and a model call over a batch."""
+"""A context of llama.cpp: its growing KV cache, and model calls over batches of tokens."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .state import n_cells_of, sorted_state
 _log = logging.getLogger("weft.engines.llamacpp")
 
 Floats = NDArray[np.float32]
-NewHandle = Callable[[int, int], Handle]  # of a context with so many cells and sequences
-EXTRA_LEASES = 2  # one for cells that are given up, one for tokens that fill up a batch
-_HEAD_BYTES = 8  # of a state: what it is, and whose
+NewHandle = Callable[[int, int], Handle]  # (number of cells, number of sequences) -> a new context
+EXTRA_LEASES = 2  # one for removed cells, one for padding tokens
+_HEAD_BYTES = 8  # of a sequence's state: a magic number and the sequence id
 _FAULTS = {1: "it found no room in its cache", 2: "it was stopped", -1: "it refuses the batch"}
 
 
@@ -31,18 +31,19 @@ class Detachable(Protocol):
     """A step result that reads the library's memory until it is detached."""
 
     def detach(self) -> None:
-        """Copy the values that are still in the library's memory."""
+        """Copy the values that are still in the library's memory, which will be overwritten."""
 
 
 class Context(Cells):
-    """A context and the arrays of its batches. A closed one forgets in silence and runs nothing.
+    """A llama.cpp context that grows, with the arrays of its batches.
 
-    It starts with `n_cells` cells and `n_leases` leases. When more are needed, up to `max_cells`
-    and `max_leases`, the library's context is re-created, twice as large or more, and its KV moved.
+    A cell holds the KV of one token. A lease stands for a sequence of the context. When more
+    cells or leases are needed, a larger context replaces the current one and its KV is copied.
+    After `close`, `copy` and `remove` do nothing.
 
-    Each lease is `width` sequences of the library that always see the same: with a sliding window
-    it writes over cells that one sequence alone sees and that have left its window, although a
-    branch may still begin there; it never does so where two see them.
+    Each lease consists of `width` llama.cpp sequences with the same cells. Models with a sliding
+    window need two: llama.cpp reuses a cell outside the window if only one sequence has it. Such
+    a cell may still be needed, because a branch can start there.
     """
 
     def __init__(
@@ -62,9 +63,18 @@ class Context(Cells):
         min_batch: int = 1,
         has_tiles: bool = False,
     ) -> None:
-        """See the class.
+        """Create the first context.
 
         Args:
+            new_handle: creates a llama.cpp context with a number of cells and of sequences.
+            n_cells: cells at the start.
+            max_cells: maximum number of cells after growth.
+            n_leases: leases at the start.
+            max_leases: maximum number of leases after growth.
+            n_vocab: vocabulary size, the length of a logits row.
+            n_embd: length of a hidden state.
+            n_batch: maximum number of tokens in a call of `run`.
+            width: llama.cpp sequences per lease; see the class.
             max_threads: maximum of the thread count per call; 0 keeps the context's own count.
             in_order: keep each sequence's cells in the order of positions. Attention sums cells
                 in cache order, so another order rounds differently.
@@ -113,14 +123,19 @@ class Context(Cells):
         self._memory = C.llama_get_memory(handle.pointer)
         self.n_cells = int(C.llama_n_ctx(handle.pointer))
         self.n_leases = n_leases
-        self._top = 0  # cells are taken below it, if they are kept in order
+        self._top = 0  # with `in_order`: all used cells are below this index
         self._grave, self._filler = n_leases * self._width, (n_leases + 1) * self._width
 
     def reserve(self, n_cells: int, n_leases: int) -> None:
-        """Grow to at least this many cells and leases, up to the maximum.
+        """Grow to at least `n_cells` cells and `n_leases` leases, or to the maxima if lower.
 
-        Call it between model calls; logits in the library's memory are lost. Cost of growth: the
-        KV is copied twice. Raises: KVFull if there is not enough memory.
+        Growth at least doubles a count, up to its maximum. Nothing happens if both already fit,
+        or after `close`. Call this between model calls: growth frees the memory of the logits,
+        after the last result was detached. Cost of growth: the KV is copied twice.
+
+        Raises:
+            KVFull: there is not enough memory for a larger context.
+            ForwardError: llama.cpp rejects the copied KV.
         """
         n_cells = min(n_cells, self.max_cells)
         n_leases = min(n_leases, self.max_leases)
@@ -157,7 +172,10 @@ class Context(Cells):
         self._top = top
 
     def _make_room(self, n: int) -> None:
-        """Make the next `n` tokens take cells above all others; sort the cells if necessary."""
+        """With `in_order`: let the next `n` tokens use cells above all used cells.
+
+        The cells are first sorted by position if they are out of order or the end is reached.
+        """
         if self._in_order and (not self._is_sorted or self._top + n > self.n_cells):
             assert self._handle is not None
             state = self._whole_state()
@@ -166,11 +184,14 @@ class Context(Cells):
         self._top += n
 
     def lend_to(self, reader: Detachable) -> None:
-        """Register a result, to detach it before the library's memory changes; a weak reference."""
+        """Register the last step's result, which reads the library's memory.
+
+        `detach_reader` detaches it before that memory changes. Only a weak reference is kept.
+        """
         self._reader = weakref.ref(reader)
 
     def detach_reader(self) -> None:
-        """Detach the last step's result, because the next step overwrites its logits."""
+        """Detach the registered result, if any, because the next call overwrites its logits."""
         reader = None if self._reader is None else self._reader()
         self._reader = None
         if reader is not None:
@@ -192,11 +213,11 @@ class Context(Cells):
 
     @property
     def closed(self) -> bool:
-        """`close` was called."""
+        """True after `close`."""
         return self._handle is None
 
     def close(self) -> None:
-        """Free it; idempotent."""
+        """Free the llama.cpp context; idempotent."""
         handle, self._handle = self._handle, None
         if handle is not None:
             handle.close()
@@ -214,7 +235,7 @@ class Context(Cells):
     def remove(self, lease: int, start: int, end: int) -> None:
         if self._handle is None or start == end:
             return
-        if self._in_order:  # a free cell would be taken again, below those of older tokens
+        if self._in_order:  # else new tokens would reuse the cell, below older tokens
             C.llama_memory_seq_cp(self._memory, lease * self._width, self._grave, start, end)
         for twin in range(self._width):
             C.llama_memory_seq_rm(self._memory, lease * self._width + twin, start, end)
@@ -228,11 +249,25 @@ class Context(Cells):
         *,
         hidden: bool = False,
     ) -> Floats:
-        """Run tokens, at most `n_batch`; return the logits, or hidden states, of those wanted.
+        """Run one batch of 1 to `n_batch` tokens; return the outputs of the wanted tokens.
 
-        Each sequence goes on without a gap, and no position comes twice: the caller sees to it.
-        Returns: float32 [N, V] or [N, n_embd], the library's own memory until the next run.
-        Raises: ForwardError, KVFull; what it had stored may still be there.
+        The caller ensures that the positions of each sequence continue without gaps or repeats.
+
+        Args:
+            tokens: token ids.
+            positions: the position of each token in its path.
+            leases: the lease that each token is written to.
+            wanted: True for tokens whose output is returned.
+            hidden: return final hidden states instead of logits.
+
+        Returns:
+            One row for each wanted token: logits float32 [N, V], or hidden states [N, n_embd].
+            The array is the library's memory; the next run overwrites it.
+
+        Raises:
+            ForwardError: llama.cpp rejects or stops the batch.
+            KVFull: the cache has no free cells.
+            After an error, some of the tokens may remain in the cache.
         """
         n = len(tokens)
         assert self._handle is not None and 0 < n <= self.n_batch
@@ -247,7 +282,7 @@ class Context(Cells):
         is_filled = n < self._min_batch or 0 < count < self._min_batch
         if is_filled:
             self._tokens[n] = self._positions[n] = 0
-            self._wanted[n] = count > 0  # the last layer computes the wanted tokens only
+            self._wanted[n] = count > 0  # the last layer computes only wanted tokens
             self._sequences[n] = [self._filler + twin for twin in range(self._width)]
         self._batch.n_tokens = n + is_filled
         self._make_room(n + is_filled)
@@ -269,7 +304,10 @@ class Context(Cells):
                     C.llama_memory_seq_rm(self._memory, self._filler + twin, 0, END)
 
     def _seen(self, pointer: Any, count: int, width: int) -> Floats:
-        """Return what lies at a pointer of the library's, mostly where it lay the last time."""
+        """Return an array [count, width] over the library's memory at `pointer`.
+
+        The last array is reused if address and shape are equal, which is the usual case.
+        """
         key = (ctypes.addressof(pointer.contents), count, width)
         if self._view is None or self._view[0] != key:
             self._view = key, np.ctypeslib.as_array(pointer, shape=(count, width))
@@ -292,7 +330,10 @@ class Context(Cells):
         raise ForwardError(f"{why} ({last_words()})")
 
     def take_state(self, lease: int) -> bytes:
-        """Return what the library says of a sequence's cells, without its mark and the sequence."""
+        """Serialize the KV of a lease in llama.cpp's format, without the leading header.
+
+        The header is remembered for `put_state`. Raises: ForwardError after `close`.
+        """
         if self._handle is None:
             raise ForwardError("the engine is closed; load the model again")
         context, sequence = self._handle.pointer, lease * self._width
@@ -304,9 +345,16 @@ class Context(Cells):
         return data[_HEAD_BYTES:]
 
     def put_state(self, lease: int, data: bytes) -> bool:
-        """Give a sequence the cells that `take_state` said; whether it took them.
+        """Load KV that was serialized as by `take_state` into a lease.
 
-        Some state was taken before, whose head goes before this one.
+        Call `take_state` at least once before: its header is put in front of `data`.
+
+        Returns:
+            False if llama.cpp rejects the data, for example for lack of cells. The lease is then
+            empty.
+
+        Raises:
+            ForwardError: the context is closed.
         """
         if self._handle is None:
             raise ForwardError("the engine is closed; load the model again")

@@ -1,4 +1,4 @@
-"""LlamaCppEngine: a GGUF file, its KV in the sequences of one context."""
+"""LlamaCppEngine: runs a GGUF file; its KV is in the sequences of one llama.cpp context."""
 
 from __future__ import annotations
 
@@ -32,18 +32,29 @@ from .taken import check_taken
 from .vocabulary import read_tokenizer
 
 _log = logging.getLogger("weft.engines.llamacpp")
-_N_SEQUENCES = 256  # the library's own limit
-_MANY_ROWS = 16  # of one step
+_N_SEQUENCES = 256  # llama.cpp's limit per context
+_MANY_ROWS = 16  # in a step; from there on, `_advise` may recommend the torch engine
 _IDLE_SLOTS = 256  # on a CPU each used cell costs a row up to 1 µs; a copy to the host costs 100 µs
-_SPARE = 8  # leases for rows that write nothing, and for KV on its way out and in
+_SPARE = 8  # leases for rows without a `kv_out`, and for export and load
 _POOLING: dict[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}
 
 
 class LlamaCppEngine(Engine):
-    """One GGUF model. Rows run in one or several batches of llama.cpp; draws are made here."""
+    """Engine for one GGUF model. llama.cpp computes logits in batches; Weft samples from them."""
 
     def __init__(self, header: GGUF, model: Handle, settings: ContextSettings) -> None:
-        """Take over a loaded model. Raises: ModelLoadError, Unsupported; then it is still open."""
+        """Create the context for a loaded model and run a test token.
+
+        Args:
+            header: of the GGUF file.
+            model: the loaded model; `close` frees it.
+            settings: of the context.
+
+        Raises:
+            ModelLoadError: the context cannot be created, or the model computes no numbers.
+            Unsupported: `settings.reproducible`, and rows depend on other rows here.
+            After an error the caller must still close `model`.
+        """
         self._header = header
         self._model: Handle | None = model
         self._settings = settings
@@ -64,7 +75,7 @@ class LlamaCppEngine(Engine):
 
         self._context = context = Context(
             new_handle,
-            n_cells=settings.first_slots + N_BATCH,  # rows that write nothing need cells, too
+            n_cells=settings.first_slots + N_BATCH,  # rows without a `kv_out` also need cells
             max_cells=settings.n_slots + N_BATCH,
             n_leases=min(max_leases, settings.first_leases + _SPARE),
             max_leases=max_leases,
@@ -116,39 +127,44 @@ class LlamaCppEngine(Engine):
         check_tensors: bool = False,
         progress: Progress | None = None,
     ) -> LlamaCppEngine:
-        """Load a GGUF file; of a split model, the first one.
+        """Load a GGUF file and return its engine.
 
         Args:
-            device: "auto" (GPUs that the library has a back end for), "cpu", "gpu", or a back
-                end's name, "cuda", "cuda:1", "metal", "vulkan".
-            dtype: of the KV: "auto" (float16), "float16", "bfloat16", or "float32", which also
-                turns flash attention off; weights stay as the file has them.
-            n_ctx: a context shorter than the model's own.
-            kv_bytes: size of the KV, allocated at load. None: up to 32,768 tokens, 4 GiB at most;
-                on a CPU it starts with twice the context, 8,192 tokens at most, and grows.
-            n_seq_max: branches that are resident at once; None for as many as llama.cpp has room
-                for. Fewer make a step 0.1 ms shorter.
-            n_gpu_layers: layers on the GPU; None for all.
-            main_gpu, tensor_split: as llama.cpp has them, for several GPUs.
-            n_threads: of a model call; None for the cores that may be used, fewer while others use
-                them.
-            type_k, type_v: of keys and values, instead of `dtype`: "f32", "f16", "bf16", "q8_0", …
-            flash_attention: None lets llama.cpp choose, which mostly turns it on; the library's own
-                default is off, and rounds differently.
-            reproducible: a row's numbers do not depend on other rows of the batch, so that a seed
-                repeats a text while other calls run. Batches have at most 63 tokens, weights are
-                not repacked, the thread count is fixed. The load compares bits, and chooses
-                smaller batches if they differ.
+            file: a .gguf file. If the model is split over several files: the first.
+            device: "auto" (all GPUs that the installed llama.cpp supports, else the CPU), "cpu",
+                "gpu", or the name of a back end: "cuda", "cuda:1", "metal", "vulkan".
+            dtype: of the KV: "auto" (float16), "float16", "bfloat16" or "float32". "float32" also
+                turns flash attention off. Weights keep the types of the file.
+            n_ctx: maximum path length in tokens; None for the model's context length, which is
+                also the maximum.
+            kv_bytes: bytes of KV, allocated at load. None: room for up to 32,768 tokens, at most
+                4 GiB. On a CPU, the KV then starts with twice the context, at most 8,192 tokens,
+                and grows.
+            n_seq_max: maximum number of resident branches; None for llama.cpp's maximum. A low
+                number makes a step 0.1 ms shorter.
+            n_gpu_layers: number of layers on the GPU; None for all, 0 for the CPU.
+            main_gpu: index of the GPU for llama.cpp's `main_gpu`; None for its default.
+            tensor_split: share of the model for each GPU; None for llama.cpp's default.
+            n_threads: threads of a model call. None: all usable cores; on a CPU without
+                `reproducible`, fewer while other processes use the cores.
+            type_k: type of keys, instead of `dtype`: "f32", "f16", "bf16", "q8_0", …
+            type_v: type of values, likewise.
+            flash_attention: None lets llama.cpp choose, which usually turns it on. True and False
+                round differently.
+            reproducible: make a row's logits independent of other rows in the batch, so that a
+                seed repeats a text while other calls run. Batches have at most 63 tokens, weights
+                are not repacked, and the thread count is fixed. The load compares bits, and
+                chooses smaller batches if they differ.
             load_mode: "auto", "none", "mmap", "mlock", "mmap+mlock" or "dio".
             repack: change the layout of weights for the CPU; False if that crashes (AMX and q8_0).
                 None: True, unless `reproducible`.
-            check_tensors: look at all weights while loading.
-            progress: called with "load", bytes read, bytes in all and "".
+            check_tensors: let llama.cpp check the values of all weights while loading.
+            progress: called with "load", the bytes read, the total bytes, and "".
 
         Raises:
             ModelLoadError: the file is missing, broken, or llama.cpp cannot load it.
-            Unsupported: the model is not a text model, or its KV cannot be cut; or `reproducible`
-                is True and rows depend on other rows on this machine.
+            Unsupported: the model is not a text model, or its KV cannot be cut at a token. Or
+                `reproducible` is True and rows depend on other rows on this machine.
             ConfigError: an option is out of range, or there is no such device.
         """
         header = read_gguf(Path(file))
@@ -174,7 +190,7 @@ class LlamaCppEngine(Engine):
         try:
             made.refuse(header, model)
             check_taken(header, model.report)
-            left = tuple(chosen_devices(device)) if gpus else ()  # free once the weights are there
+            left = tuple(chosen_devices(device)) if gpus else ()  # free memory after the load
             slots = made.slots_of(header, kv_bytes, length, (of_keys, of_values), left)
             settings = ContextSettings(
                 n_ctx=length,
@@ -196,21 +212,33 @@ class LlamaCppEngine(Engine):
 
     @classmethod
     def backends(cls) -> str:
-        """Return the devices that the installed llama.cpp runs on, GPUs first."""
+        """Return names and descriptions of the devices that llama.cpp can use, GPUs first."""
         return ", ".join(f"{each.name} ({each.description})" for each in devices())
 
     def tokenizer(self) -> Tokenizer:
-        """Return the file's own tokenizer, as llama.cpp reads it. Raises: ModelLoadError."""
+        """Return the tokenizer in the GGUF file, run by llama.cpp.
+
+        Raises:
+            ModelLoadError: the file has no tokenizer, or llama.cpp cannot load it.
+        """
         if self._header.values.get("tokenizer.ggml.model") in (None, "none", "no_vocab"):
             raise ModelLoadError(f"{self._header.file} has no tokenizer; pass tokenizer=")
         return read_tokenizer(self._header)
 
     def sampling_defaults(self) -> SamplingParams | None:
-        """Return how the file says that its model is sampled; None where it does not."""
+        """Return the sampling parameters that the file recommends; None if it has none."""
         return sampling_of(self._header)
 
     def forward(self, rows: Sequence[Row]) -> ViewOutput:
-        """Run all rows; see `Engine.forward`. Raises: ForwardError, KVFull, Unsupported."""
+        """Run all rows; see `Engine.forward`.
+
+        The logits of the result may be views of llama.cpp's memory until the next call.
+
+        Raises:
+            ForwardError: a row is invalid, llama.cpp fails, or the engine is closed.
+            KVFull: the cache has no room for the rows.
+            Unsupported: a row has a LoRA adapter.
+        """
         batches = self._begin(rows)
         if len(rows) >= _MANY_ROWS and self._may_advise:
             self._advise()
@@ -234,7 +262,16 @@ class LlamaCppEngine(Engine):
             )
 
     def hidden_states(self, rows: Sequence[Row]) -> list[Floats]:
-        """Run rows and return their final hidden states, after the last norm."""
+        """Run rows and return the final hidden states, after the last norm, of all their tokens.
+
+        Returns:
+            One array per row: float32 [tokens of the row, n_embd].
+
+        Raises:
+            Unsupported: the model has layers after pooling, or a row has a LoRA adapter.
+            ForwardError: a row is invalid, llama.cpp fails, or the engine is closed.
+            KVFull: the cache has no room for the rows.
+        """
         if any(name.startswith(("dense_", "cls.")) for name in self._header.tensors):
             raise Unsupported(
                 f"{self.info.model} ends in layers of its own after pooling, which Weft does not"
@@ -260,7 +297,11 @@ class LlamaCppEngine(Engine):
         self.fragments.slots = 0
 
     def _begin(self, rows: Sequence[Row]) -> Batches:
-        """Check rows before the library sees them: it aborts, or is silently wrong, over some."""
+        """Check rows, detach the last result, and return the batches that run the rows.
+
+        llama.cpp itself would abort the process, or compute nonsense, for some invalid rows.
+        Raises: ForwardError, Unsupported.
+        """
         if self._model is None:
             raise ForwardError("the engine is closed; load the model again")
         check_rows(rows)
@@ -287,7 +328,10 @@ class LlamaCppEngine(Engine):
             )
 
     def _try(self) -> None:
-        """Run one token, so that a model that does not run is refused, and see how KV is kept."""
+        """Run one token to reject broken models, and read the layout of the KV from its state.
+
+        Raises: ModelLoadError if no logit is finite.
+        """
         lease = self.fragments.leases.take()
         logits = self._context.run([0], [0], [lease], np.ones(1, bool))
         if not np.isfinite(logits).any():

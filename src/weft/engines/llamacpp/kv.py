@@ -1,4 +1,4 @@
-"""Fragments over the sequences of llama.cpp: forks and cuts change tags, never cells."""
+"""KV fragments in llama.cpp sequences. A fork changes the sequences of cells, copies no KV."""
 
 from __future__ import annotations
 
@@ -20,21 +20,33 @@ _NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
 
 def kv_dtype(type_k: str, type_v: str) -> str:
-    """Return the name of what KV is kept in: one, or that of keys and that of values."""
+    """Return the name of the KV's type, such as "float16".
+
+    If the types of keys and values differ, both names are returned: "float16/q8_0".
+    """
     names = [_NAMES.get(each, each) for each in (type_k, type_v)]
     return "/".join(dict.fromkeys(names))
 
 
 class SequenceFragments(Fragments):
-    """The cells of one context.
+    """Fragments whose KV is in the cells of one llama.cpp context.
 
-    blocks: how its state is laid out; empty: in a way that is not known here, so that KV cannot be
-    exported. window: tokens that a sliding window sees, 0 for none. dtype: as `kv_dtype` has it.
+    slots: cells used by all fragments. blocks: layout of llama.cpp's serialized KV, set by
+    `learn`; empty if the layout is unknown, and KV cannot be exported then.
     """
 
     def __init__(
         self, context: Context, leases: Leases, *, n_kv_heads: int, window: int, dtype: str
     ) -> None:
+        """Create an empty set of fragments.
+
+        Args:
+            context: holds the cells.
+            leases: assigns the context's sequences to fragments.
+            n_kv_heads: number of KV heads, for exported arrays.
+            window: length of the sliding window in tokens; 0 for none.
+            dtype: the KV's type as `kv_dtype` returns it; exported KV carries it.
+        """
         self.context = context
         self.leases = leases
         self.slots = 0
@@ -45,7 +57,10 @@ class SequenceFragments(Fragments):
 
     @property
     def layers(self) -> list[tuple[StateLayer, StateLayer | None]]:
-        """The shapes of each layer's keys and values, of all caches."""
+        """Types and sizes of the keys and values of each layer, over all of llama.cpp's caches.
+
+        The values are None for a layer that stores none.
+        """
         return [
             (keys, block.values[i] if i < len(block.values) else None)
             for block in self.blocks
@@ -54,11 +69,14 @@ class SequenceFragments(Fragments):
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of one slot over all layers."""
+        """Bytes of one slot (one token) over all layers; 0 if the layout is unknown."""
         return sum(k.row_bytes + (v.row_bytes if v else 0) for k, v in self.layers)
 
     def learn(self, lease: int) -> None:
-        """Find out the layout, of a sequence with one cell; `blocks` stays empty if it is odd."""
+        """Set `blocks` from the serialized KV of a lease that has one cell.
+
+        `blocks` stays empty if the format is unknown.
+        """
         data = self.context.take_state(lease)
         for n_values in (None, 0):
             try:
@@ -90,7 +108,7 @@ class SequenceFragments(Fragments):
         self.slots -= before - length
 
     def settle(self, fragment: Fragment) -> None:
-        """Nothing: a fragment has no spare room."""
+        """Do nothing: a fragment has no spare room to release."""
 
     def free(self, fragment: Fragment) -> None:
         self.leases.drop(_own(fragment))
@@ -103,9 +121,14 @@ class SequenceFragments(Fragments):
     # Out and in -----------------------------------------------------------------------------------
 
     def export(self, fragment: Fragment) -> dict[str, NDArray[Any]]:
-        """See `Fragments.export`. Quantised KV is bytes, [1, length, bytes of a slot].
+        """Return a fragment's KV; see `Fragments.export`.
 
-        Raises: Unsupported for models whose cache llama.cpp writes in a way that is not known here.
+        Quantised KV is exported as bytes: uint8 [1, length, bytes of a slot].
+
+        Raises:
+            Unsupported: llama.cpp serializes this model's KV in an unknown format, or
+                incompletely.
+            KVFull: no lease is free.
         """
         own = _own(fragment)
         self._refuse_unknown()
@@ -162,7 +185,10 @@ class SequenceFragments(Fragments):
             )
 
     def _pieces(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """Cut a range so that a window sees each part whole: the library leaves out the rest."""
+        """Yield parts [start, end) of a range of positions, none longer than the sliding window.
+
+        llama.cpp serializes only the cells in the window of a sequence's last position.
+        """
         while start < end:
             last = end if not self._window else min(end, (start // self._window + 1) * self._window)
             yield start, last
@@ -196,7 +222,10 @@ class SequenceFragments(Fragments):
         return np.ascontiguousarray(split.transpose(1, 0, 2))
 
     def _form(self, shape: StateLayer) -> tuple[int, Any]:
-        """Return how many heads a row is, and of what numbers."""
+        """Return (heads, dtype) of a slot's exported keys or values.
+
+        Types that NumPy lacks, and sizes that the KV heads do not divide, export as one head.
+        """
         name = TYPES.get(shape.type, ("", 0, 0))[0]
         dtype = np.dtype(_NUMPY.get(name, np.uint8))
         n = shape.row_bytes // dtype.itemsize
@@ -204,7 +233,11 @@ class SequenceFragments(Fragments):
         return (self._n_kv_heads if divides else 1), dtype
 
     def _checked(self, data: dict[str, NDArray[Any]]) -> tuple[int, list[Bytes], list[Bytes]]:
-        """Return the length, and keys and values [length, row bytes] a layer."""
+        """Check exported KV against this model; return its length, keys and values.
+
+        Keys and values are one uint8 array [length, row bytes] per layer.
+        Raises: ModelMismatch.
+        """
         mark = str(data.get("dtype", ""))
         if mark != self._dtype:
             raise ModelMismatch(f"the exported KV is {mark or 'of no dtype'}, not {self._dtype}")
@@ -232,7 +265,14 @@ class SequenceFragments(Fragments):
         return lengths.pop(), found["k"], found["v"]
 
     def _packed(self, keys: list[Bytes], values: list[Bytes], here: slice, start: int) -> bytes:
-        """Return the state of some slots, the first of them at position `start`."""
+        """Serialize some slots in llama.cpp's format.
+
+        Args:
+            keys: of each layer, uint8 [slots, row bytes].
+            values: likewise.
+            here: the slots to serialize.
+            start: position of the first of them.
+        """
         of_keys, of_values, index = [], [], 0
         for block in self.blocks:
             last = index + len(block.keys)

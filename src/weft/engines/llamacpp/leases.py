@@ -1,15 +1,15 @@
-"""Which sequence covers which fragment. Pure bookkeeping over two calls of llama.cpp.
+"""Assign llama.cpp sequences to the fragments of a tree.
 
-llama.cpp tags each cell of its cache with the sequences that see it; a token run in a sequence
-sees that sequence's cells. A sequence is leased to each leaf and covers the whole path to it::
+llama.cpp stores with each cell of its cache the sequences that can attend to it. A token that
+runs in a sequence attends to the cells of that sequence. Each leaf of the tree leases a sequence,
+which contains the cells of the path from the root to the leaf::
 
-    prompt ──┬── a ── c      lease 0: prompt a c        a fork copies tags, never cells
+    prompt ──┬── a ── c      lease 0: prompt a c        a fork copies no cells
              └── b           lease 1: prompt b
 
-A fragment with others below it has no lease of its own: one of theirs covers it. The fragments
-that a lease came along without a fork are its `Strand`: of those below a fragment, exactly one is
-of its strand. Strands that become one are linked, as in union-find, so that no operation walks up
-a path.
+A fragment with children has no lease of its own: it uses the lease of one child. A `Strand` is a
+chain of fragments with one lease: a leaf and all ancestors that use its lease. Strands are merged
+as in union-find, so that no operation walks up a path.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ END = -1  # to the end of a sequence
 
 
 class Cells(Protocol):
-    """The cells of the cache, by sequence; positions start … end - 1."""
+    """The sequences of a cache. Ranges are the positions start … end - 1; end may be END."""
 
     n_leases: int
     max_leases: int
 
     def reserve(self, n_cells: int, n_leases: int) -> None:
-        """Grow to at least this many cells and leases, up to the maximum."""
+        """Grow to at least `n_cells` cells and `n_leases` leases, or to the maxima if lower."""
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
-        """Let `target` see what `source` sees there."""
+        """Add the cells of lease `source` in a range of positions to lease `target`."""
 
     def remove(self, lease: int, start: int, end: int) -> None:
-        """Let a sequence see nothing there; cells that nothing sees are free."""
+        """Remove the cells in a range from a lease. Cells in no lease are free."""
 
 
 class Strand:
-    """Fragments one below the other that one lease covers; the lowest is a leaf."""
+    """A chain of fragments, each the parent of the next, that use one lease; ends in a leaf."""
 
     __slots__ = ("_into", "lease")
 
@@ -48,7 +48,7 @@ class Strand:
         self._into: Strand | None = None
 
     def find(self) -> Strand:
-        """Return the strand that this one has become a part of. Cost: O(1), amortised."""
+        """Return the strand that this one was merged into, else itself. Cost: O(1), amortised."""
         last = self
         while last._into is not None:
             last = last._into
@@ -57,16 +57,20 @@ class Strand:
         return last
 
     def join(self, other: Strand) -> None:
-        """Become a part of another strand."""
+        """Merge this strand into `other`, whose lease then covers its fragments."""
         self._into = other
 
 
 class PathFragment(Fragment):
-    """Slots at positions start … start + length - 1. strand: None while it holds none.
+    """A fragment at the positions start … start + length - 1 of its path.
 
-    children: those that hold slots and begin at its end. asides: those that begin before its end,
-    since it has grown beyond; a split or a trim there makes children of them.
-    is_loose: the slots before its own are gone; `attach` gives it others.
+    parent: the fragment before it; None at the root.
+    start: position of its first slot.
+    strand: None while it has no slots; see `own`.
+    children: fragments with slots that start at its end.
+    asides: fragments with slots that start before its end, because it grew after they branched
+        off. A split or trim at their start makes them children.
+    is_loose: its ancestors' slots were dropped; `attach` must give it a new parent.
     """
 
     __slots__ = ("asides", "children", "is_loose", "parent", "start", "strand")
@@ -87,18 +91,18 @@ class PathFragment(Fragment):
 
     @property
     def own(self) -> Strand:
-        """Its strand; it holds slots."""
+        """Its strand, after merges. Only for fragments with slots."""
         assert self.strand is not None
         return self.strand.find()
 
     @property
     def lease(self) -> int:
-        """A sequence that covers the path to its end."""
+        """A lease with the cells of the path to its end. Only for fragments with slots."""
         return self.own.lease
 
 
 class Leases:
-    """Gives sequences to fragments. What raises has changed nothing."""
+    """Assigns sequences to fragments. A method that raises has changed no fragment."""
 
     def __init__(self, cells: Cells) -> None:
         self._cells = cells
@@ -107,23 +111,26 @@ class Leases:
 
     @property
     def n_leases(self) -> int:
-        """Maximum number of sequences."""
+        """Maximum number of llama.cpp sequences, growth included."""
         return self._cells.max_leases
 
     @property
     def n_free(self) -> int:
-        """Number of sequences without a lease, including those that growth would add."""
+        """Number of sequences that can still be leased, growth included."""
         return len(self._free) + self._cells.max_leases - self._n_known
 
     def reserve(self, n: int) -> None:
-        """Grow to `n` free sequences, or to the maximum. Raises: KVFull if memory is short."""
+        """Grow until `n` sequences are free, or to the maximum.
+
+        Raises: KVFull if there is not enough memory.
+        """
         if len(self._free) < n and self._n_known < self._cells.max_leases:
             self._cells.reserve(0, self._n_known - len(self._free) + n)
             self._free[:0] = range(self._cells.n_leases - 1, self._n_known - 1, -1)
             self._n_known = self._cells.n_leases
 
     def take(self) -> int:
-        """Return a sequence that sees nothing. Raises: KVFull when all are leased."""
+        """Lease an empty sequence and return its number. Raises: KVFull if all are leased."""
         self.reserve(1)
         if not self._free:
             raise KVFull(
@@ -134,12 +141,20 @@ class Leases:
         return self._free.pop()
 
     def give_back(self, lease: int) -> None:
-        """Let a sequence see nothing, and lease it out again."""
+        """End a lease: remove all cells from its sequence, which is free then."""
         self._cells.remove(lease, 0, END)
         self._free.append(lease)
 
     def borrow(self, below: PathFragment | None, end: int) -> int:
-        """Return a sequence of its own that sees a path up to position `end`."""
+        """Lease a sequence and add the cells of a path before position `end`; return its number.
+
+        Args:
+            below: the last fragment of the path; None for an empty path.
+            end: positions from here on are not added.
+
+        Raises:
+            KVFull: all sequences are leased.
+        """
         lease = self.take()
         if below is not None and end:
             self._cells.copy(below.lease, lease, 0, end)
@@ -148,9 +163,18 @@ class Leases:
     def hang(
         self, fragment: PathFragment, parent: PathFragment | None, start: int, *, growing: bool
     ) -> None:
-        """Give a fragment without slots a lease that sees the path up to `start`.
+        """Insert a fragment without slots into the tree, with a lease for the path before `start`.
 
-        That is the lease of its parent, where this is a leaf that does not grow, else another one.
+        It uses the lease of its parent if the parent is a leaf that ends at `start` and does not
+        grow. Otherwise it gets a lease of its own.
+
+        Args:
+            parent: the last fragment of the path; None at the root.
+            start: position of its first slot.
+            growing: the parent is also written to in this step, so the fragment becomes an aside.
+
+        Raises:
+            KVFull: all sequences are leased.
         """
         at_end = parent is not None and parent.end == start and not growing
         if parent is not None and at_end and not parent.children:
@@ -162,7 +186,11 @@ class Leases:
             (parent.children if at_end else parent.asides)[fragment] = None
 
     def make_leaf(self, fragment: PathFragment) -> None:
-        """Let a fragment grow: what continues it gets a lease of its own, and is aside."""
+        """Prepare a fragment to grow, if it has children: they become asides.
+
+        The fragment keeps its lease; the child that used it gets a lease of its own.
+        Raises: KVFull if all sequences are leased.
+        """
         if not fragment.children:
             return
         strand = fragment.own
@@ -175,7 +203,11 @@ class Leases:
         fragment.children = {}
 
     def cut(self, fragment: PathFragment, length: int) -> None:
-        """Let nothing see a leaf's slots from `length` on; none left: it has no lease, either."""
+        """Trim a leaf to `length` slots.
+
+        Without slots and asides it leaves the tree, and its lease is given back or goes to its
+        parent. Raises: ValueError if the fragment has children.
+        """
         if fragment.strand is None:
             return
         if fragment.children:
@@ -189,7 +221,10 @@ class Leases:
         self._adopt_asides(fragment)
 
     def _adopt_asides(self, leaf: PathFragment) -> None:
-        """Make children of what begins where a leaf ends now; one of them has its lease then."""
+        """After a trim: make asides that start at the new end of `leaf` its children.
+
+        The lease of `leaf` is given back then, because the first child's lease covers it.
+        """
         found = [each for each in leaf.asides if each.start == leaf.end]
         for each in found:
             del leaf.asides[each]
@@ -201,9 +236,10 @@ class Leases:
             self.give_back(lease)
 
     def drop(self, fragment: PathFragment) -> None:
-        """Forget a fragment's slots. Those below it are loose: they wait for others in its place.
+        """Remove a fragment and its slots from the tree.
 
-        The lease of a leaf goes back, or to its parent where that is a leaf then.
+        Its children and asides become loose (`is_loose`) until `attach`. The lease of a leaf is
+        given back. If its parent becomes a leaf, the parent keeps the lease instead.
         """
         if fragment.strand is None:
             return
@@ -224,7 +260,10 @@ class Leases:
         fragment.strand, fragment.children, fragment.asides = None, {}, {}
 
     def _retire(self, leaf: PathFragment, above: PathFragment | None) -> None:
-        """Give a leaf's lease back, or let its parent have it where that is a leaf then."""
+        """Give back the lease of a leaf that is removed from the tree.
+
+        The parent `above` keeps the lease instead if it uses it and has no other lease below.
+        """
         strand = leaf.own
         lease = strand.lease
         if above is not None and above.strand is not None and above.own is strand:
@@ -236,7 +275,11 @@ class Leases:
         self.give_back(lease)
 
     def split(self, fragment: PathFragment, at: int) -> PathFragment:
-        """Cut before slot `at`; return the upper part. Nothing in the cache changes."""
+        """Split a fragment before its slot `at`. The cache does not change.
+
+        Returns:
+            A new fragment with the first `at` slots; `fragment` keeps the rest and is its child.
+        """
         upper = PathFragment(fragment.parent)
         upper.start, upper.length, upper.is_loose = fragment.start, at, fragment.is_loose
         upper.strand = fragment.strand
@@ -252,7 +295,7 @@ class Leases:
         return upper
 
     def join(self, upper: PathFragment, lower: PathFragment) -> None:
-        """Make one fragment of two: `lower`. Nothing in the cache changes."""
+        """Merge `upper` into its child `lower`, and empty `upper`. The cache does not change."""
         _replace(upper, lower)
         lower.start, lower.parent, lower.is_loose = upper.start, upper.parent, upper.is_loose
         lower.length += upper.length
@@ -263,7 +306,11 @@ class Leases:
         upper.children, upper.asides = {}, {}
 
     def attach(self, fragment: PathFragment, parent: PathFragment | None) -> None:
-        """Let a fragment, and what is below it, see another path above it than until now."""
+        """Move a fragment, with all fragments below it, to another parent.
+
+        Their leases lose the cells before the fragment and get those of the path to `parent`.
+        parent: None: no cells before the fragment.
+        """
         if fragment.strand is None:
             fragment.parent = parent
             return
@@ -280,7 +327,7 @@ class Leases:
         if parent.end != fragment.start:
             parent.asides[fragment] = None
             return
-        if not parent.children:  # a leaf until now
+        if not parent.children:  # the parent was a leaf: it uses the lease of its first child
             strand = parent.own
             lease = strand.lease
             strand.join(fragment.own)
@@ -288,7 +335,10 @@ class Leases:
         parent.children[fragment] = None
 
     def _take_out(self, fragment: PathFragment) -> None:
-        """Take a fragment, with its lease, from its parent, which keeps another one."""
+        """Remove a fragment, with its lease, from its parent.
+
+        If the parent used that lease, it gets the lease of another child, else a new one.
+        """
         above, strand = fragment.parent, fragment.own
         if above is None:
             return
@@ -302,7 +352,7 @@ class Leases:
 
 
 def _covering(fragment: PathFragment) -> list[int]:
-    """Return the leases of all leaves at or below a fragment."""
+    """Return the leases that contain a fragment: those of all leaves at or below it."""
     found, waiting = [], [fragment]
     while waiting:
         one = waiting.pop()
@@ -314,7 +364,7 @@ def _covering(fragment: PathFragment) -> list[int]:
 
 
 def _move(fragment: PathFragment, strand: Strand, to: Strand) -> None:
-    """Move a fragment, and those below it that are of a strand, to another strand."""
+    """Move `fragment`, and the descendants that continue `strand`, to the strand `to`."""
     below: PathFragment | None = fragment
     while below is not None:
         following = (each for each in below.children if each.own is strand)
@@ -322,7 +372,7 @@ def _move(fragment: PathFragment, strand: Strand, to: Strand) -> None:
 
 
 def _replace(fragment: PathFragment, by: PathFragment) -> None:
-    """Let `by` stand where a fragment stands below its parent."""
+    """Replace `fragment` by `by` among the children or asides of its parent."""
     above = fragment.parent
     if above is None or fragment.strand is None:
         return

@@ -1,6 +1,6 @@
-"""What is asked of llama.cpp beyond its plain calls: devices, messages, handles that free.
+"""Access to the llama.cpp library: devices, log messages, and handles that free C objects.
 
-`C` is llama-cpp-python's layer of plain C calls; its classes above that are not used.
+`C` is the ctypes module of llama-cpp-python; its Python classes are not used.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from llama_cpp import llama_cpp as C
 
 from ...errors import ConfigError, EngineUnavailable, ModelLoadError
 
-# What is newest of what is used: an older library would take our words for something else.
+# The newest fields that Weft sets: an older library has other structs and would misread ours.
 if not all(hasattr(C.llama_model_params, name) for name in ("load_mode", "use_extra_bufts")):
     raise EngineUnavailable(
         "the installed llama-cpp-python is too old, 0.3.36 is needed; run:"
@@ -26,16 +26,16 @@ if not all(hasattr(C.llama_model_params, name) for name in ("load_mode", "use_ex
     )
 
 _log = logging.getLogger("weft.engines.llamacpp")
-# NOTE: levels of ggml.h; llama-cpp-python's own table of them is of an older version.
+# NOTE: levels of ggml.h; the constants of llama-cpp-python are from an older version.
 _WARNING, _ERROR = 3, 4
-_GPU_KINDS = (1, 2)  # of its own, or with the host's memory
+_GPU_KINDS = (1, 2)  # ggml's device types for a discrete and an integrated GPU
 _problems: deque[tuple[int, str]] = deque(maxlen=8)  # level and text of warnings and errors
-_unlogged = threading.local()  # `is_on` while this thread loads what was logged before
-_report: dict[str, str] = {}  # the numbers that llama.cpp prints of a model that it loads
+_unlogged = threading.local()  # `is_on`: do not log what this thread loads
+_report: dict[str, str] = {}  # "print_info" lines of the last model load, name: value
 
 
 class Device(NamedTuple):
-    """A device of llama.cpp's: `name` as it calls it, such as "CUDA0" or "CPU"."""
+    """A device that llama.cpp can use. name: llama.cpp's, such as "CUDA0" or "CPU"."""
 
     handle: int
     name: str
@@ -47,7 +47,7 @@ class Device(NamedTuple):
 
 @C.llama_log_callback
 def _hear(level: int, text: bytes, _: Any) -> None:
-    """Take a message of the library: it writes to stderr otherwise."""
+    """Handle a log message of llama.cpp, which would otherwise be written to stderr."""
     message = text.decode(errors="replace").strip()
     if not message:
         return
@@ -59,7 +59,7 @@ def _hear(level: int, text: bytes, _: Any) -> None:
         _problems.append((level, message))
     if getattr(_unlogged, "is_on", False):
         return
-    # Warnings are about contexts that Weft chose on purpose; errors are raised with their text.
+    # Warnings concern settings that Weft chooses on purpose; errors are raised with their text.
     _log.log(logging.INFO if level == _ERROR else logging.DEBUG, "%s", message)
 
 
@@ -68,7 +68,10 @@ C.llama_backend_init()
 
 
 def last_words() -> str:
-    """Return the first recent error of llama.cpp, else the first warning; clear both lists."""
+    """Return the first recent error of llama.cpp, else the first warning; clear the record.
+
+    Without either, a text that says so is returned.
+    """
     problems = sorted(_problems, key=lambda problem: -problem[0])
     _problems.clear()
     if not problems:
@@ -78,8 +81,8 @@ def last_words() -> str:
 
 
 def devices() -> list[Device]:
-    """Return the devices that the installed library has back ends for, GPUs first."""
-    # NOTE: ggml's calls, which llama-cpp-python has no names for; the one place that makes them.
+    """Return the devices that the installed llama.cpp has back ends for, GPUs first."""
+    # NOTE: llama-cpp-python does not wrap these calls of ggml.
     ggml = _ggml()
     found = []
     for index in range(ggml.ggml_backend_dev_count()):
@@ -114,9 +117,14 @@ def _ggml() -> Any:
 
 
 def chosen_devices(device: str) -> list[Device]:
-    """Return the GPUs that "auto", "cpu", "gpu", or a name ("cuda", "cuda:1", "metal") stands for.
+    """Return the GPUs for a `device` option; an empty list means the CPU.
 
-    Raises: ConfigError where the installed library has no such device.
+    Args:
+        device: "auto" (all GPUs, possibly none), "cpu", "gpu" (all GPUs, at least one), or the
+            name of a back end with an optional index: "cuda", "cuda:1", "metal".
+
+    Raises:
+        ConfigError: the installed library has no such device.
     """
     gpus = [each for each in devices() if each.is_gpu]
     if device == "auto":
@@ -141,30 +149,38 @@ def _spelled(kind: str) -> str:
 
 
 def features() -> str:
-    """Return what the installed library says of itself: its CPU's instructions, its back ends."""
+    """Return llama.cpp's system info in one line: CPU instruction sets and back ends."""
     said: str = C.llama_print_system_info().decode(errors="replace")
     return " ".join(said.replace("|", " ").split())
 
 
 class Handle:
-    """A pointer of the library's that is freed once: by `close`, or when nobody holds it."""
+    """A pointer to a C object, freed once: by `close`, or when the handle is collected.
+
+    report: of a model: its numbers as llama.cpp prints them, by llama.cpp's names.
+    """
 
     def __init__(self, pointer: Any, free: Any, *keeps: object) -> None:
-        """keeps: what must live as long, such as the model of a context."""
-        self.report: dict[str, str] = {}  # of a model: its numbers, by llama.cpp's names for them
+        """Take ownership of a pointer.
+
+        Args:
+            free: called with `pointer` to free it.
+            keeps: objects that must outlive the pointer, such as the model of a context.
+        """
+        self.report: dict[str, str] = {}  # set by `load_model`
         self._pointer = pointer
         self._keeps = keeps
-        # Those that it keeps are arguments, so that they outlive the call.
+        # `keeps` is an argument of the finalizer, so that its objects outlive the call of `free`.
         self._finalizer = weakref.finalize(self, _free, free, pointer, keeps)
         self._finalizer.atexit = False
 
     @property
     def pointer(self) -> Any:
-        """The pointer, for calls."""
+        """The pointer, to pass to C calls. Invalid after `close`."""
         return self._pointer
 
     def close(self) -> None:
-        """Free it; idempotent."""
+        """Free the C object; idempotent."""
         self._finalizer()
         self._keeps = ()
 
@@ -174,10 +190,18 @@ def _free(free: Any, pointer: Any, keeps: tuple[object, ...]) -> None:
 
 
 def load_model(file: Path, *, vocab_only: bool = False, **values: Any) -> Handle:
-    """Load a GGUF file that was checked. values: of `llama_model_params`.
+    """Load a GGUF file that `read_gguf` accepts.
 
-    vocab_only: load the tokenizer. It logs nothing: llama.cpp would print all metadata once more.
-    Raises: ModelLoadError with what the library says.
+    Args:
+        vocab_only: load only the tokenizer. Nothing is logged then, because llama.cpp would
+            print all metadata a second time.
+        values: fields of `llama_model_params`; other fields keep llama.cpp's defaults.
+
+    Returns:
+        The model; its `report` has the numbers that llama.cpp printed.
+
+    Raises:
+        ModelLoadError: with llama.cpp's message.
     """
     params = C.llama_model_default_params()
     params.vocab_only = vocab_only
@@ -197,9 +221,13 @@ def load_model(file: Path, *, vocab_only: bool = False, **values: Any) -> Handle
 
 
 def new_context(model: Handle, **values: Any) -> Handle:
-    """Make a context. values: of `llama_context_params`.
+    """Create a context of a model.
 
-    Raises: ModelLoadError where there is no memory for it, say.
+    Args:
+        values: fields of `llama_context_params`; other fields keep llama.cpp's defaults.
+
+    Raises:
+        ModelLoadError: with llama.cpp's message, for example that memory is short.
     """
     params = C.llama_context_default_params()
     for name, value in values.items():

@@ -1,4 +1,4 @@
-"""What a model is loaded with: options checked, and turned into llama.cpp's parameters."""
+"""Load options: validate them and convert them to llama.cpp's parameters."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ...errors import ConfigError, ModelLoadError, Unsupported
 from ..gguf import GGUF, TYPES
 from .library import Device, Handle, load_model
 
+# (stage: "load", bytes read, total bytes, "") -> None
 Progress = Callable[[str, int, int, str], None]
 
 N_BATCH = 512
@@ -26,46 +27,44 @@ FLOATS = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "f64": "float6
 _LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap+mlock", "dio")
 _SPLIT_LAYERS, _ONE_GPU = C.LLAMA_SPLIT_MODE_LAYER, C.LLAMA_SPLIT_MODE_NONE
 _KV_BYTES = 4 << 30
-_GPU_SHARE = 0.8  # of what is free there
-_MOST_SLOTS = 1 << 15  # where no budget asks for more
-_FIRST_SLOTS, _FIRST_LEASES = 8192, 32  # that a context which grows starts with, at most
+_GPU_SHARE = 0.8  # of the free GPU memory, for KV without a budget
+_MOST_SLOTS = 1 << 15  # maximum without a budget
+_FIRST_SLOTS, _FIRST_LEASES = 8192, 32  # maximum initial sizes of a growing context
 
 
 @dataclass(frozen=True, slots=True)
 class ContextSettings:
-    """Settings of a context.
+    """Settings of a llama.cpp context."""
 
-    n_ctx: longest path. n_slots: maximum tokens of KV. first_slots: tokens of KV allocated at
-    load; the context grows from there. n_paths: maximum resident branches. type_k, type_v: types
-    of keys and values. flash: None lets llama.cpp choose flash attention. n_threads: maximum of a
-    model call. may_use_fewer: choose the thread count per call. reproducible: a row's numbers do
-    not depend on other rows.
-    """
-
-    n_ctx: int
-    n_slots: int
-    first_slots: int
-    n_paths: int
-    type_k: str
-    type_v: str
-    flash: bool | None
-    n_threads: int
-    may_use_fewer: bool
-    reproducible: bool
-    gpus: tuple[Device, ...]
+    n_ctx: int  # maximum path length in tokens
+    n_slots: int  # maximum tokens of KV, after growth
+    first_slots: int  # tokens of KV allocated at load
+    n_paths: int  # maximum resident branches
+    type_k: str  # type of keys, one of KV_TYPES
+    type_v: str  # type of values
+    flash: bool | None  # use flash attention; None lets llama.cpp choose
+    n_threads: int  # maximum threads of a model call
+    may_use_fewer: bool  # choose the thread count per call, up to n_threads
+    reproducible: bool  # a row's logits do not depend on other rows in the batch
+    gpus: tuple[Device, ...]  # GPUs that hold the model and the KV; empty for the CPU
 
     @property
     def can_grow(self) -> bool:
-        """Return True if the context starts smaller than `n_slots`."""
+        """True if the context starts with fewer than `n_slots` slots."""
         return self.first_slots < self.n_slots
 
     @property
     def first_leases(self) -> int:
-        """Leases that a context starts with."""
+        """Number of leases that the context starts with."""
         return _FIRST_LEASES if self.can_grow else self.n_paths
 
     def context_values(self, n_cells: int, n_sequences: int) -> dict[str, Any]:
-        """Return the values of `llama_context_params` that are not the library's defaults."""
+        """Return the fields of `llama_context_params` that differ from llama.cpp's defaults.
+
+        Args:
+            n_cells: tokens of KV.
+            n_sequences: llama.cpp sequences.
+        """
         numbers = {name: number for number, (name, _, _) in TYPES.items()}
         flash = {
             None: C.LLAMA_FLASH_ATTN_TYPE_AUTO,
@@ -85,8 +84,8 @@ class ContextSettings:
             "pooling_type": C.LLAMA_POOLING_TYPE_NONE,
             "offload_kqv": bool(self.gpus),
             "op_offload": bool(self.gpus),
-            "kv_unified": True,  # or a fork copies KV
-            "swa_full": True,  # or a branch could not begin before a window
+            "kv_unified": True,  # else a fork would copy KV
+            "swa_full": True,  # else no branch could start before the window
             "no_perf": True,
         }
 
@@ -99,9 +98,20 @@ def kv_types(
     *,
     reproducible: bool = False,
 ) -> tuple[str, str, bool | None]:
-    """Return the types of keys and values, and whether flash attention is used.
+    """Validate the options for the KV's types and flash attention, and resolve defaults.
 
-    Raises: ConfigError.
+    Args:
+        dtype: "auto" (float16), "float16", "bfloat16" or "float32".
+        type_k: type of keys, one of KV_TYPES; None for `dtype`.
+        type_v: type of values, likewise.
+        flash: use flash attention; None lets llama.cpp choose.
+        reproducible: requires flash attention.
+
+    Returns:
+        The type of keys, the type of values, and `flash`: None still lets llama.cpp choose.
+
+    Raises:
+        ConfigError: a value is invalid, or two options contradict each other.
     """
     check_choice(
         "dtype", dtype, _DTYPES, ": it is that of the KV, and weights are as the file has them"
@@ -125,7 +135,10 @@ def kv_types(
 
 
 def context_length(header: GGUF, n_ctx: int | None) -> int:
-    """Return how long a path may be. Raises: ConfigError for more than the model has."""
+    """Return the maximum path length: `n_ctx`, or the model's context length if it is None.
+
+    Raises: ConfigError if `n_ctx` is below 1 or above the model's context length.
+    """
     of_model: int = header.of_model("context_length")
     if n_ctx is None:
         return of_model
@@ -133,7 +146,11 @@ def context_length(header: GGUF, n_ctx: int | None) -> int:
 
 
 def slot_bytes(header: GGUF, *types: str) -> int:
-    """Return the bytes of one slot by the header alone, of plain attention."""
+    """Estimate the KV bytes of one token over all layers from the header.
+
+    The estimate assumes ordinary attention in every layer.
+    types: of keys and of values, two of KV_TYPES.
+    """
     n_layers, n_embd = header.of_model("block_count"), header.of_model("embedding_length")
     heads = header.of_model("attention.head_count", 1)
     kv_heads = header.of_model("attention.head_count_kv", heads)
@@ -147,7 +164,7 @@ def slot_bytes(header: GGUF, *types: str) -> int:
 
 
 class SlotCounts(NamedTuple):
-    """Tokens of KV: `first` are allocated at load, `most` is the maximum after growth."""
+    """Numbers of KV slots: `first` are allocated at load, `most` is the maximum after growth."""
 
     first: int
     most: int
@@ -156,17 +173,21 @@ class SlotCounts(NamedTuple):
 def slots_of(
     header: GGUF, kv_bytes: int | None, n_ctx: int, types: tuple[str, str], gpus: Sequence[Device]
 ) -> SlotCounts:
-    """Return the number of slots to allocate: those of a budget, else enough for many branches.
+    """Return the number of KV slots for a budget, or a default without one.
 
     With a budget, or on a GPU, all slots are allocated at load. Otherwise a context starts with
-    twice its length, 8,192 slots at most. For longrope models llama.cpp chooses the rotary factors
-    by the size of its cache: their cache never grows, and is at most as long as a path may be.
+    twice its length, at most 8,192 slots, and grows. For longrope models llama.cpp chooses the
+    rotary factors by the size of its cache. Their cache therefore never grows, and its size stays
+    on the side of the trained length that `n_ctx` needs.
 
     Args:
-        gpus: each GPU with its free bytes.
+        kv_bytes: the budget; None for the default of up to 32,768 slots.
+        n_ctx: maximum path length in tokens.
+        types: of keys and of values.
+        gpus: the GPUs for the KV, with their free bytes; empty for the CPU.
 
     Raises:
-        ConfigError: there is no memory for the budget.
+        ConfigError: the budget exceeds the free memory.
     """
     size = slot_bytes(header, *types)
     free = sum(gpu.free_bytes for gpu in gpus) if gpus else available_bytes()
@@ -191,16 +212,19 @@ def slots_of(
 
 
 def min_batch(header: GGUF) -> int:
-    """Return the smallest batch whose rows round as in larger batches.
+    """Return the smallest number of tokens in a batch that rounds like larger batches: 1 or 2.
 
-    llama.cpp uses another matrix product of float weights for a single token than for several.
+    With float weights, llama.cpp uses a different matrix product for a single token.
     """
     has_floats = any(t.type in FLOATS and len(t.shape) > 1 for t in header.tensors.values())
     return 2 if has_floats else 1
 
 
 def check_memory(header: GGUF, types: tuple[str, str], n_cells: int) -> None:
-    """Check that KV of so many tokens fits into memory. Raises: ModelLoadError."""
+    """Check that KV of `n_cells` tokens fits into free host memory.
+
+    types: of keys and of values. Raises: ModelLoadError.
+    """
     needed, free = slot_bytes(header, *types) * n_cells, available_bytes()
     if free is not None and needed > free:
         raise ModelLoadError(
@@ -210,7 +234,7 @@ def check_memory(header: GGUF, types: tuple[str, str], n_cells: int) -> None:
 
 
 def available_bytes() -> int | None:
-    """Return the memory that may be taken now; None where the system does not tell."""
+    """Return the bytes of free host memory (RAM); None if the system does not report them."""
     try:
         text = Path("/proc/meminfo").read_text("ascii")
         line = next(each for each in text.splitlines() if each.startswith("MemAvailable:"))
@@ -231,9 +255,16 @@ def load_weights(
     check_tensors: bool,
     progress: Progress | None,
 ) -> Handle:
-    """Load a model that was checked onto some GPUs, or none. Raises: ModelLoadError, ConfigError.
+    """Load the model of a GGUF file onto GPUs or the CPU; see `LlamaCppEngine.load`.
 
-    progress: called with "load", bytes read, bytes in all and "".
+    Args:
+        gpus: the GPUs to use; empty for the CPU.
+        progress: called with "load", bytes read, total bytes, and "". If it raises, the load stops
+            and its error is raised.
+
+    Raises:
+        ModelLoadError: llama.cpp cannot load the file.
+        ConfigError: an option is invalid.
     """
     check_choice("load_mode", load_mode, _LOAD_MODES)
     check_choice("repack", repack, (True, False))
@@ -267,7 +298,7 @@ def load_weights(
         try:
             if progress is not None:
                 progress("load", int(share * total), total, "")
-        except BaseException as error:  # no exception passes through the library
+        except BaseException as error:  # exceptions cannot pass through C code
             stopped.append(error)
         return not stopped
 
@@ -281,7 +312,10 @@ def load_weights(
 
 
 def refuse(header: GGUF, model: Handle) -> None:
-    """Raise Unsupported for what is no language model with KV that can be cut."""
+    """Check that a model is a decoder-only language model whose KV can be cut at any token.
+
+    Raises: Unsupported.
+    """
     pointer, name = model.pointer, f"{header.file} ({header.architecture})"
     if C.llama_model_has_encoder(pointer):
         raise Unsupported(f"{name} is an encoder-decoder model; Weft runs decoder-only models")

@@ -1,13 +1,13 @@
-"""The bytes in which llama.cpp gives and takes a sequence's KV, taken apart and put together.
+"""Parse and write llama.cpp's serialization of a sequence's KV.
 
-One block for each of its caches (models with a sliding window have two)::
+It has one block for each cache of the context (models with a sliding window have two)::
 
     u32 1 │ u32 cells │ cell: i32 position, u32 1, i32 sequence … │ u32 is V transposed │ u32 layers
     │ layer: i32 type, u64 row bytes, rows …              (keys, then values where not transposed)
     │ layer: i32 type, u32 value bytes, u32 columns, columns …                  (values transposed)
 
-Cells come in the order of the cache. What does not look like this is no state that is known here:
-the size of what is read must come out to the byte.
+Cells are in the order of the cache. Data of any other form raises `StateError`; every byte must
+belong to a field.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Bytes = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class StateLayer:
-    """One layer's keys or values: the number of their type in GGML, and the bytes of a slot."""
+    """Keys or values of one layer. type: number of the GGML type; row_bytes: bytes of a slot."""
 
     type: int
     row_bytes: int
@@ -32,7 +32,11 @@ class StateLayer:
 
 @dataclass(frozen=True, slots=True)
 class BlockShape:
-    """One cache's layers. item_bytes: of one transposed value; 0 where they are not transposed."""
+    """The layers of one cache.
+
+    keys: one entry per layer. values: likewise; empty if the cache stores no values.
+    item_bytes: bytes of one number if the values are transposed; else 0.
+    """
 
     keys: tuple[StateLayer, ...]
     values: tuple[StateLayer, ...]
@@ -40,7 +44,7 @@ class BlockShape:
 
 
 class StateError(ValueError):
-    """These bytes are not laid out as is known here."""
+    """The bytes do not have the layout that the module describes."""
 
 
 class _Cursor:
@@ -65,14 +69,22 @@ class _Cursor:
         return found
 
 
+# shape, positions of the cells, and for each layer the rows of keys and of values
 Block = tuple[BlockShape, list[int], list[Bytes], list[Bytes]]
 
 
 def read_state(data: bytes, n_values: int | None = None) -> list[Block]:
-    """Take a state apart: for each cache its shape, positions, keys and values [cells, row].
+    """Parse the serialized KV of a sequence; return one block per cache.
 
-    n_values: layers that have values; None: all. Rows are in the order of positions.
-    Raises: StateError.
+    A block has the cache's shape, the positions in ascending order, and the keys and values in
+    that order: uint8 [cells, row bytes] per layer.
+
+    Args:
+        data: of `Context.take_state`.
+        n_values: number of layers with values; None for all layers.
+
+    Raises:
+        StateError: the layout is unknown.
     """
     cursor, blocks = _Cursor(data), []
     while cursor.at < len(data):
@@ -110,10 +122,18 @@ def _read_block(cursor: _Cursor, n_values: int | None) -> Block:
 
 
 def sorted_state(data: bytes) -> tuple[bytes, int]:
-    """Return the state of a whole context in the order of positions, and its number of cells.
+    """Sort the cells of a serialized context by position.
 
-    data: output of `llama_state_get_data`: the architecture's name, then a block for each cache.
-    A cell may belong to several sequences. Cost: copies the KV. Raises: StateError.
+    Cells may belong to several sequences. Cost: copies the KV.
+
+    Args:
+        data: output of `llama_state_get_data`: the architecture's name, then a block per cache.
+
+    Returns:
+        The sorted data, and the number of cells in the largest cache.
+
+    Raises:
+        StateError: the layout is unknown.
     """
     cursor = _Cursor(data)
     n_name = cursor.one("I")
@@ -153,7 +173,7 @@ def _sorted_block(cursor: _Cursor) -> tuple[list[bytes], int]:
 
 
 def n_cells_of(data: bytes) -> int:
-    """Return the number of cells of one sequence's state."""
+    """Return the number of cells in a sequence's serialized KV (in its first cache)."""
     found: int = struct.unpack_from("<II", data)[1]
     return found
 
@@ -161,7 +181,14 @@ def n_cells_of(data: bytes) -> int:
 def write_state(
     shapes: list[BlockShape], start: int, keys: list[list[Bytes]], values: list[list[Bytes]]
 ) -> bytes:
-    """Put a state together, its slots at positions from `start` on; arrays [cells, row] a layer."""
+    """Serialize the KV of a sequence for `Context.put_state`.
+
+    Args:
+        shapes: of each cache.
+        start: position of the first cell; the others follow without gaps.
+        keys: for each cache and layer, uint8 [cells, row bytes].
+        values: likewise; an empty list for a cache without values.
+    """
     parts = []
     for shape, some_keys, some_values in zip(shapes, keys, values, strict=True):
         n = len(some_keys[0])

@@ -1,4 +1,4 @@
-"""One forward: rows to batches of llama.cpp, and what comes back to what was asked."""
+"""One forward: split its rows into llama.cpp batches and collect logits and scores."""
 
 from __future__ import annotations
 
@@ -16,25 +16,29 @@ from .context import Context, Floats
 from .kv import SequenceFragments
 from .leases import END, Leases, PathFragment
 
-Owner = tuple[int, int]  # a row's number, and which of its tokens
-Collect = Callable[[Sequence[Owner], Floats], None]  # what came of wanted tokens
-_AT_ONCE = 1 << 24  # numbers of logits that are scored together
+Owner = tuple[int, int]  # (number of a row, index of a token in that row)
+Collect = Callable[[Sequence[Owner], Floats], None]  # tokens and their output rows [len(tokens), …]
+_AT_ONCE = 1 << 24  # maximum number of logits (float32) that are scored together
 _TILE_ROWS = 64  # tokens of a batch from which llama.cpp's CPU attention computes tiles
-_TILE_GAIN = 4  # computing a visible cell outside a tile / computing one in a tile, in time
+_TILE_GAIN = 4  # time for a visible cell outside a tile / time for a cell in a tile
 
 
 class ViewOutput(HostOutput):
-    """Logits that lie in the library's memory until the next run, which has them copied first."""
+    """Logits that may be a view of llama.cpp's memory; `detach` copies them before the next run.
+
+    Thread-safe: one thread may read logits while another detaches them.
+    """
 
     __slots__ = ("_copied", "_lock")
 
     def __init__(self, logits: Floats, scores: list[list[Score]], *, is_view: bool) -> None:
+        """Create a result. is_view: `logits` is llama.cpp's memory, not a copy."""
         super().__init__(logits, scores)
         self._copied = not is_view
         self._lock = threading.Lock()
 
     def detach(self) -> None:
-        """Copy what is still in the library's memory."""
+        """Copy the logits if they are still a view of llama.cpp's memory."""
         with self._lock:
             if not self._copied:
                 self._logits = self._logits.copy()
@@ -47,10 +51,10 @@ class ViewOutput(HostOutput):
 
 
 class Batches:
-    """The rows of one forward, placed in sequences; use it once.
+    """The rows of one forward, run in llama.cpp batches. Use an object once.
 
-    Rows with a `kv_out` run in their fragment's sequence. The others borrow one for the call; where
-    there are not enough, or the cache has no room for all, they run some after the others.
+    A row with a `kv_out` runs in the lease of that fragment. Any other row gets a lease for the
+    call. If leases or cells do not suffice for all of them, they run in several waves.
     """
 
     def __init__(self, rows: Sequence[Row], context: Context, fragments: SequenceFragments) -> None:
@@ -68,10 +72,19 @@ class Batches:
         most: int = 1 << 30,
         hidden: bool = False,
     ) -> None:
-        """Run all rows and grow their fragments; nothing has changed if it raises.
+        """Run all rows and extend their fragments (`kv_out`).
 
-        wanted: ascending, which tokens of each row `collect` is told of; at most `most` at once.
-        hidden: it is told of hidden states, else of logits.
+        Args:
+            wanted: for each row, the ascending indices of the tokens whose output is needed.
+            collect: called after each batch with the wanted tokens and their output rows. The rows
+                are llama.cpp's memory, valid until the next batch.
+            most: maximum number of wanted tokens in one batch.
+            hidden: outputs are hidden states instead of logits.
+
+        Raises:
+            KVFull: cells or leases do not suffice.
+            ForwardError: two rows write to one fragment, or llama.cpp fails.
+            After an error, the fragments are as before.
         """
         new = sum([row.n_tokens for row in self._rows if row.kv_out is not None])
         spare = sum([row.n_tokens for row in self._rows if row.kv_out is None])
@@ -95,7 +108,7 @@ class Batches:
         self._fragments.slots += new
 
     def _place(self) -> None:
-        """Give a lease to every fragment that is written."""
+        """Give each fragment that a row writes to (`kv_out`) a lease that no child uses."""
         growing = [(row, row.kv_out) for row in self._rows if isinstance(row.kv_out, PathFragment)]
         busy = {id(fragment) for _, fragment in growing}
         if len(busy) != len(growing):
@@ -124,7 +137,10 @@ class Batches:
                 self._leases.cut(kv_out, kv_out.length)
 
     def _waves(self, room: int) -> list[list[int]]:
-        """Return which rows run together."""
+        """Return the row numbers of each wave; a wave's rows all have a lease at the same time.
+
+        room: free cells for rows without a `kv_out`. Raises: KVFull for a row that never fits.
+        """
         waves: list[list[int]] = [[]]
         leases, cells = self._leases.n_free, room
         for number, row in enumerate(self._rows):
@@ -184,7 +200,7 @@ class Batches:
     ) -> None:
         rows = [self._rows[number] for number in wave]
         tokens = list(chain.from_iterable([_ids(row) for row in rows]))
-        if len(tokens) == len(rows):  # a token each, as of branches that grow
+        if len(tokens) == len(rows):  # one token each: the usual decoding step
             positions, each = [row.position for row in rows], leases
         else:
             positions = [p for r in rows for p in range(r.position, r.position + r.n_tokens)]
@@ -208,11 +224,11 @@ class Batches:
 
 
 def groups_of(rows: Sequence[Row], n_slots: int) -> list[list[int]]:
-    """Return which rows to run in one batch on a CPU, as numbers of rows.
+    """Group rows into batches for attention on a CPU; return the row indices of each group.
 
-    Batches of 64 tokens or more compute attention in tiles: the products of all rows with every
-    cell that one of them sees. Smaller batches skip cells that a row does not see. So rows of one
-    token run in small batches, unless most cells belong to most of their paths.
+    In batches of 64 tokens or more, llama.cpp computes attention in tiles: all rows with every
+    cell that any of them attends to. In smaller batches it skips cells that a row does not attend
+    to. Rows of one token therefore run in small batches, unless they share most cells.
 
     Args:
         n_slots: cells in use.
@@ -232,7 +248,13 @@ def groups_of(rows: Sequence[Row], n_slots: int) -> list[list[int]]:
 
 
 def _cuts(flags: NDArray[np.bool_], n_batch: int, most: int) -> Iterator[tuple[int, int]]:
-    """Cut tokens into batches of at most `n_batch`, of which at most `most` are wanted."""
+    """Yield batches of tokens as ranges (start, end).
+
+    Args:
+        flags: True for tokens whose output is wanted.
+        n_batch: maximum number of tokens in a batch.
+        most: maximum number of wanted tokens in a batch.
+    """
     if len(flags) <= min(n_batch, most):
         yield 0, len(flags)
         return
@@ -252,7 +274,7 @@ def _ids(row: Row) -> Sequence[int]:
 
 
 def _tip(row: Row) -> PathFragment | None:
-    """Return the last fragment of a row's path that has slots."""
+    """Return the last fragment of a row's prefix that has slots; None for an empty prefix."""
     for span in reversed(row.prefix):
         if span.length:
             assert isinstance(span.fragment, PathFragment)
@@ -261,15 +283,19 @@ def _tip(row: Row) -> PathFragment | None:
 
 
 class StepAnswers:
-    """Logits rows and scores, put together from batches."""
+    """Collects the logits and scores of one forward from its batches.
+
+    Pass `wanted`, `take` and `most` to `Batches.run`, then call `output`.
+    """
 
     def __init__(self, rows: Sequence[Row], n_vocab: int) -> None:
+        """Prepare for the rows of a forward. Raises: ForwardError for an invalid score target."""
         self._rows = rows
         self._n_vocab = n_vocab
         self._n_rows = sum([len(row.logits_at) for row in rows])
         self._logits: Floats | None = None
-        self._numbers: dict[Owner, int] = {}  # of logits rows
-        self._parts: dict[tuple[int, int], list[Score]] = {}  # of a row and its span
+        self._numbers: dict[Owner, int] = {}  # the logits row of each token
+        self._parts: dict[tuple[int, int], list[Score]] = {}  # by row and span number
         self._has_scores = any([row.scores for row in rows])
         self._is_view = False
         for row in rows:
@@ -278,11 +304,14 @@ class StepAnswers:
 
     @property
     def most(self) -> int:
-        """Numbers of a vocabulary that are looked at together, in rows."""
+        """Maximum number of wanted tokens in one batch.
+
+        It bounds the logits that are scored together. Practically unlimited without scores.
+        """
         return max(64, _AT_ONCE // self._n_vocab) if self._has_scores else 1 << 30
 
     def wanted(self) -> list[Sequence[int]]:
-        """Return which tokens of each row have answers, ascending."""
+        """Return, for each row, the ascending indices of tokens that need logits or scores."""
         if not self._has_scores:
             return [row.logits_at for row in self._rows]
         found: list[Sequence[int]] = []
@@ -292,7 +321,14 @@ class StepAnswers:
         return found
 
     def take(self, owners: Sequence[Owner], found: Floats) -> None:
-        """Take what a batch gives; its memory is the library's until the next one."""
+        """Store or score the logits of a batch.
+
+        Without scores, logits that cover all rows are kept as a view of llama.cpp's memory.
+
+        Args:
+            owners: the token of each logits row.
+            found: their logits [len(owners), V] in llama.cpp's memory, valid until the next batch.
+        """
         if not self._has_scores and len(owners) == self._n_rows:
             self._logits, self._is_view = found, True
             return
@@ -308,13 +344,13 @@ class StepAnswers:
             self._score(owners, found)
 
     def _score(self, owners: Sequence[Owner], found: Floats) -> None:
-        places: dict[int, dict[int, int]] = {}  # of a row, where its tokens are in the batch
+        places: dict[int, dict[int, int]] = {}  # by row number and token index: row of `found`
         for index, (number, at) in enumerate(owners):
             places.setdefault(number, {})[at] = index
         for number, indices in places.items():
             for which, span in enumerate(self._rows[number].scores):
                 inside = range(span.start, span.start + len(span.targets))
-                here = [at for at in inside if at in indices]  # one after the other
+                here = [at for at in inside if at in indices]  # consecutive
                 if here:
                     first, low = indices[here[0]], here[0] - span.start
                     targets = np.array(span.targets[low : low + len(here)], np.int64)
@@ -322,7 +358,7 @@ class StepAnswers:
                     self._parts.setdefault((number, which), []).append(part)
 
     def output(self) -> ViewOutput:
-        """Return what was asked."""
+        """Return the logits and scores of the forward, after all batches."""
         logits = self._logits
         if logits is None:
             logits = np.empty((0, self._n_vocab), np.float32)
@@ -334,7 +370,7 @@ class StepAnswers:
 
     def _joined(self, number: int, which: int, span: ScoreSpan) -> Score:
         parts = self._parts.get((number, which))
-        if parts is None:  # of no targets
+        if parts is None:  # the span has no targets
             nothing = np.empty((0, self._n_vocab), np.float32)
             return score(nothing, np.empty(0, np.int64), span.top)
         return join_scores(parts)

@@ -1,4 +1,4 @@
-"""Compare the numbers of a GGUF file with those that llama.cpp prints of the model."""
+"""Compare hyperparameters in a GGUF header with the values that llama.cpp uses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ _log = logging.getLogger("weft.engines.llamacpp")
 
 
 class _Compared(NamedTuple):
-    """A key of the file, llama.cpp's name for it, and the relative error of the printed value."""
+    """A hyperparameter to compare.
+
+    key: in the GGUF header. name: in llama.cpp's log. tolerance: allowed relative difference,
+    because llama.cpp prints rounded values.
+    """
 
     key: str
     name: str
@@ -33,13 +37,15 @@ _COMPARED = (
 
 
 def check_taken(header: GGUF, report: Mapping[str, str]) -> None:
-    """Check that llama.cpp computes with the numbers of a file's header.
+    """Check that llama.cpp uses the hyperparameters in a file's header.
 
     Args:
-        report: printed values by llama.cpp's names; values of absent names are not compared.
+        report: `Handle.report` of the model: printed values by llama.cpp's names. Names that are
+            absent are not compared.
 
     Raises:
-        Unsupported: a number differs, so every answer would be wrong.
+        Unsupported: a value differs, so every output would be wrong. A different sliding window
+            only logs a warning.
     """
     wrong = []
     for key, name, tolerance in _COMPARED:
@@ -60,7 +66,7 @@ def check_taken(header: GGUF, report: Mapping[str, str]) -> None:
 
 
 def _number(text: str | None) -> float | None:
-    """Return a printed number; None for lists and words."""
+    """Parse a printed number; None for None, lists and words."""
     try:
         return None if text is None else float(text)
     except ValueError:

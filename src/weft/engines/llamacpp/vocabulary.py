@@ -1,4 +1,4 @@
-"""The tokenizer that a GGUF file brings: llama.cpp's own, behind Weft's."""
+"""The tokenizer of a GGUF file: a Weft tokenizer that calls llama.cpp's."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .library import Handle, load_model
 
 _SPECIAL = C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_UNKNOWN
 _WITH_DUMMY_SPACE = (C.LLAMA_VOCAB_TYPE_SPM, C.LLAMA_VOCAB_TYPE_UGM)
-_PIECE_BYTES = 256  # longer pieces are read again
+_PIECE_BYTES = 256  # initial buffer; longer pieces are read a second time
 _NAMED = ("bos", "eos", "pad", "sep", "mask")
 
 
 def read_tokenizer(header: GGUF) -> Tokenizer:
-    """Return the tokenizer of a GGUF file that was checked; it holds no weights.
+    """Load the tokenizer of a GGUF file, without the weights.
 
-    Raises: ModelLoadError.
+    header: of a file that `read_gguf` accepts. Raises: ModelLoadError if llama.cpp cannot load it.
     """
     codec = VocabCodec(load_model(header.file, vocab_only=True), header)
     named = {f"{name}_token": codec.named(name) for name in _NAMED}
@@ -38,17 +38,17 @@ def read_tokenizer(header: GGUF) -> Tokenizer:
 
 
 class VocabCodec(Codec):
-    """A vocabulary of llama.cpp's; any thread may ask."""
+    """Codec over a llama.cpp vocabulary. Thread-safe."""
 
     def __init__(self, model: Handle, header: GGUF) -> None:
-        """model: loaded with its vocabulary; kept."""
+        """Keep `model`, whose vocabulary is loaded; `header` is of the same file."""
         self._model = model
         self._vocab = C.llama_model_get_vocab(model.pointer)
         self._n = int(C.llama_vocab_n_tokens(self._vocab))
         kind = C.llama_vocab_type(self._vocab)
         puts_space = header.values.get("tokenizer.ggml.add_space_prefix", True)
         self.first_space_is_dummy = bool(kind in _WITH_DUMMY_SPACE and puts_space)
-        # As the file has them: one call of the library for each takes 2 µs.
+        # From the header: one llama.cpp call per token would take 2 µs each.
         self._texts: list[str] = header.values["tokenizer.ggml.tokens"]
         self._unknown = header.values.get("tokenizer.ggml.unknown_token_id")
 
@@ -72,11 +72,14 @@ class VocabCodec(Codec):
 
     @property
     def end_ids(self) -> list[int]:
-        """The ids that end a text, as llama.cpp sees it: of a turn, of a text, of a message."""
+        """Ids of llama.cpp's end-of-generation tokens: end of turn, of text, of message."""
         return [i for i in range(self._n) if C.llama_vocab_is_eog(self._vocab, i)]
 
     def named(self, name: str) -> str:
-        """Return the spelling of the token with a role, such as "bos"; "" where there is none."""
+        """Return the spelling of a special token; "" if the vocabulary has none.
+
+        name: its role: "bos", "eos", "pad", "sep" or "mask".
+        """
         token_id: int = getattr(C, f"llama_vocab_{name}")(self._vocab)
         return self.spelling(token_id) if 0 <= token_id < self._n else ""
 
@@ -87,7 +90,7 @@ class VocabCodec(Codec):
         plain = self._tokenized(text, special=False, decorated=False) if decorated else ids
         if self._controls.keys().isdisjoint(plain):
             return ids
-        # Merges have made one.
+        # Plain text was merged into a control token: encode around the spellings of these.
         names = {name: token for token, name in self._controls.items()}
         ids = encode_literally(
             text, partial(self._tokenized, special=False, decorated=False), names
@@ -109,12 +112,12 @@ class VocabCodec(Codec):
 
     @cached_property
     def _ids(self) -> dict[str, int]:
-        texts = [text.partition("\0")[0] for text in self._texts]  # as C reads them
+        texts = [text.partition("\0")[0] for text in self._texts]  # C strings end at a zero byte
         return dict(zip(reversed(texts), range(self._n - 1, -1, -1), strict=True))
 
     @cached_property
     def _controls(self) -> dict[int, str]:
-        """Those that no text may spell, and their names; what stands for the unknown is no such."""
+        """Control tokens, which plain text must not encode to: id to spelling. Without <unk>."""
         control = C.LLAMA_TOKEN_ATTR_CONTROL
         found = (i for i in self.special_ids if C.llama_vocab_get_attr(self._vocab, i) & control)
         return {i: self.spelling(i) for i in found if i != self._unknown}
