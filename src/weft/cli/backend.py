@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 class ImportResult(NamedTuple):
     """The looms that were imported from a file."""
 
-    names: list[str]
-    recognised_as: str  # name of the format
-    n_nodes: int
-    dropped: list[str]  # descriptions of data that was left out
-    is_text: bool = False  # the looms have texts without tokens
+    names: list[str]  # names of the new looms
+    recognised_as: str  # name of the file's format
+    n_nodes: int  # nodes of all new looms, including their roots
+    dropped: list[str]  # descriptions of data of the file that Weft cannot represent
+    is_text: bool = False  # the looms have texts without tokens, and cannot be grown
 
 
 class ModelHandle(Protocol):
-    """A model that grows looms."""
+    """A loaded model that grows looms, in this process or on a server."""
 
-    source: str  # as -m takes it
+    source: str  # the model as -m takes it
     engine: str  # name of the engine that runs the model
     has_template: bool  # has a chat template
     has_next: bool  # can return probabilities of next tokens
@@ -56,7 +56,10 @@ class ModelHandle(Protocol):
         ...
 
     def template_hint(self, otherwise: str) -> str:
-        """Return a hint for a model without a chat template; `otherwise` is its last part."""
+        """Return the hint of an error about a missing chat template.
+
+        otherwise: the usual hint. A model of a remote server adds how it may get a template.
+        """
         ...
 
     def create_loom(
@@ -64,8 +67,13 @@ class ModelHandle(Protocol):
     ) -> LoomSession:
         """Create the loom of a prompt.
 
-        chat: True requires a chat template, None uses one if there is one, False uses none.
-        keep: save the loom.
+        Args:
+            text: the prompt, or the user's message if a chat template is applied.
+            chat: True applies the chat template and raises ConfigError if the model has none.
+                None applies it if there is one. False adds the text as it is.
+            system: the system message; None for none.
+            special: parse special tokens in a plain text.
+            keep: save the loom. False is for looms that exist only during the command.
         """
         ...
 
@@ -76,7 +84,17 @@ class ModelHandle(Protocol):
         options: dict[str, Any],
         progress: Callable[[Level], object],
     ) -> SearchResult:
-        """Search from the prompt of a new loom. A resumed search returns another loom."""
+        """Search from the prompt of a new loom.
+
+        Args:
+            session: the new loom, as `create_loom` returned it.
+            strategy: the search strategy.
+            options: the strategy's options that were given, by their Python names.
+            progress: called after each level of the search, to display it.
+
+        Returns:
+            The result. Its loom is not the session's if the search was resumed from a file.
+        """
         ...
 
 
@@ -89,7 +107,10 @@ class Backend(ABC):
 
     @abstractmethod
     def summaries(self, limit: int | None = None) -> Sequence[LoomSummary]:
-        """Return the saved looms, the one changed last first."""
+        """Return summaries of the saved looms, the one changed last first.
+
+        limit: maximum number of looms; None means all.
+        """
 
     @abstractmethod
     def summary(self, name: str) -> LoomSummary:
@@ -97,33 +118,55 @@ class Backend(ABC):
 
     @abstractmethod
     def last_loom(self) -> str | None:
-        """Return the loom last used in this terminal; None if there is none."""
+        """Return the name of the loom last used in this terminal; None if there is none."""
 
     @abstractmethod
     def try_last_loom_anywhere(self) -> str | None:
-        """Return the loom last used in any terminal, else the loom changed last."""
+        """Return the loom last used in any terminal, else the loom changed last.
+
+        Returns None if there is no loom.
+        """
 
     @abstractmethod
     def open(self, name: str) -> LoomSession:
-        """Open a loom to read it."""
+        """Open a loom without a model: it can be read and edited, but not grown."""
 
     @abstractmethod
     def open_with_model(
         self, name: str, model: str | None, engine: str, kv_budget: str
     ) -> AbstractContextManager[LoomSession]:
-        """Open a loom with its own model, or with the given one."""
+        """Open a loom together with a model that can grow it.
+
+        Args:
+            name: the loom.
+            model: the model to use; None means the model that grew the loom.
+            engine: name of the engine; "auto" lets the backend choose.
+            kv_budget: memory for KV, such as "4GiB"; "auto" leaves it to the engine.
+        """
 
     @abstractmethod
     def model(
         self, model: str | None, engine: str, kv_budget: str
     ) -> AbstractContextManager[ModelHandle]:
-        """Provide a model for new looms; None means the default model."""
+        """Provide a model for new looms. The arguments are those of `open_with_model`.
+
+        model: None means the backend's default model.
+        """
 
     @abstractmethod
     def import_file(
         self, file: Path, *, format: str, name: str | None, model: str | None, engine: str
     ) -> ImportResult:
-        """Import the looms of a file. model: tokenize its texts for this model."""
+        """Import the looms of a file.
+
+        Args:
+            file: the file to read.
+            format: name of the file's format; "auto" detects it.
+            name: name of the new loom; None takes the file's title.
+            model: tokenize the texts for this model, so that it can grow them. None stores texts
+                without tokens.
+            engine: the engine that loads the model; "auto" lets the backend choose.
+        """
 
     def page(self) -> str | None:
         """Return the URL of the web page; None without a server, "" if the server has no page."""
@@ -131,22 +174,30 @@ class Backend(ABC):
 
     @abstractmethod
     def find(self, words: str, loom: str | None, limit: int) -> list[Hit]:
-        """Return the nodes that contain these words."""
+        """Return nodes that contain these words, the best match first.
+
+        Args:
+            words: the full-text query.
+            loom: search only this loom; None searches all.
+            limit: maximum number of nodes.
+        """
 
     @abstractmethod
     def remove(self, names: Sequence[str]) -> None:
-        """Remove looms."""
+        """Remove looms. `restore` brings them back."""
 
     @abstractmethod
     def restore(self, loom: str | None) -> list[tuple[str, str]]:
-        """Restore what was removed last: looms, or nodes of the loom last used here.
+        """Restore the last removal: looms, or nodes of the loom last used in this terminal.
 
-        loom: restore nodes of this loom. Returns pairs of previous and current name.
+        loom: restore the nodes last removed from this loom instead. None means the last removal.
+        Returns (previous name, current name) of each loom that was restored or got nodes back. A
+        name changes if another loom has taken it.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Release connections; idempotent."""
+        """Close the database or the connections. Further calls do nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -162,7 +213,11 @@ class Backend(ABC):
     # Common to all backends
 
     def find_or_import(self, name: str) -> str:
-        """Return the name of a loom. A .loom.json file is imported first, with a note."""
+        """Return the name of a saved loom.
+
+        name: a loom, or a .loom.json file. A file is imported first, with a note on stderr.
+        Raises: ConfigError or NotFound if there is neither.
+        """
         try:
             return self.summary(name).name
         except (ConfigError, NotFound):
@@ -186,9 +241,11 @@ class Backend(ABC):
         return last
 
     def resolve_name(self, name: str | None) -> str:
-        """Return the loom for a verb: the named one, else the one last used in this terminal.
+        """Return the loom that a verb reads.
 
-        In a terminal without one, the loom last used anywhere is taken, with a note on stderr.
+        name: the loom that --loom names, or a file to import. None means the loom last used in
+        this terminal. If none was used here, the loom last used in any terminal is returned, with
+        a note on stderr.
         """
         if name is not None:
             return self.find_or_import(name)
@@ -200,10 +257,13 @@ class Backend(ABC):
         return last
 
     def resolve_name_to_change(self, name: str | None, command: str) -> str:
-        """Return the loom that a command changes: the named one, else the one last used here.
+        """Return the loom that a command changes.
 
-        Raises: ConfigError if no loom was used in this terminal. A loom of another terminal is
-        changed only if it is named.
+        Args:
+            name: the loom that --loom names. None means the loom last used in this terminal.
+            command: the verb, for the hint.
+
+        Raises: ConfigError if `name` is None and no loom was used in this terminal.
         """
         if name is not None or self.last_loom() is not None:
             return self.resolve_name(name)
@@ -217,8 +277,8 @@ class Backend(ABC):
 def select_backend() -> Backend:
     """Return the backend for this command.
 
-    This is the server that WEFT_HOST names, else a running server of this user with the same
-    looms, else the local backend.
+    It is the server that WEFT_HOST or WEFT_PORT names. Without these variables it is a running
+    server of this user with the same looms, else the local backend.
     """
     from .local_backend import LocalBackend
 
@@ -243,7 +303,10 @@ def _server_backend(server: RunningServer | None = None, here: Backend | None = 
 
 @contextmanager
 def open_session(name: str | None = None) -> Iterator[LoomSession]:
-    """Open a loom to read it: the named one, or the one last used in this terminal."""
+    """Select the backend and open a loom without a model.
+
+    name: the loom; None means the loom last used in this terminal.
+    """
     with select_backend() as backend:
         yield backend.open(backend.resolve_name(name))
 
@@ -252,9 +315,9 @@ def open_session(name: str | None = None) -> Iterator[LoomSession]:
 def load_for_new_loom(
     model: str | None, engine: str, kv_budget: str, *, resumes: bool = False
 ) -> Iterator[ModelHandle]:
-    """Provide a model for new looms; None means the default model.
+    """Select the backend and provide a model for new looms; see `Backend.model`.
 
-    resumes: a search resumes from a file, which needs the local backend.
+    resumes: True if a search resumes from a file. Then the local backend is used, if there is one.
     """
     with select_backend() as backend:
         with (backend.home if resumes else backend).model(model, engine, kv_budget) as model_handle:
@@ -265,7 +328,10 @@ def load_for_new_loom(
 def open_with_model(
     name: str | None, model: str | None, engine: str, kv_budget: str
 ) -> Iterator[LoomSession]:
-    """Open a loom with its own model, or with the one given; otherwise like `open_session`."""
+    """Select the backend and open a loom with a model; see `Backend.open_with_model`.
+
+    name: the loom; None means the loom last used in this terminal.
+    """
     with (
         select_backend() as backend,
         backend.open_with_model(backend.resolve_name(name), model, engine, kv_budget) as session,

@@ -23,7 +23,10 @@ def has_screen(
 ) -> bool:
     """Return True if a user sits at this machine: a terminal, a display, no SSH and no CI.
 
-    Without arguments, the environment and streams of this process are examined.
+    Args:
+        environment: environment variables; None takes those of this process.
+        is_terminal: stdin and stderr are a terminal; None examines those of this process.
+        platform: the platform, as `sys.platform` names it.
     """
     variables = os.environ if environment is None else environment
     if is_terminal is None:
@@ -36,9 +39,10 @@ def has_screen(
 
 
 def show(url: str, *, wait_s: float = 0.0) -> None:
-    """Open a page in the browser.
+    """Open a page in the browser, in another thread. Errors are ignored.
 
-    wait_s: maximum time to wait for the launcher, which may run until the browser exits.
+    wait_s: maximum seconds to wait for that thread. The program that it starts may run until the
+    browser exits.
     """
     thread = threading.Thread(target=_open, args=(url,), daemon=True)
     thread.start()

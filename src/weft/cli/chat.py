@@ -85,6 +85,9 @@ class Chat:
     Answers go to stdout. Everything else goes to `out`: stdout on a terminal, else stderr.
 
     Args:
+        model_handle: the model that answers.
+        sampling: the sampling parameters that were given.
+        system: the system message; None for none.
         session: the loom, with the last answer at `session.at`. None until the first message.
         as_json: write each answer as a JSON object.
     """
@@ -113,7 +116,7 @@ class Chat:
         self.session = session
         self.as_json = as_json
         self.has_answered = False
-        self.failure = 0  # the exit code of the first mistake
+        self.failure = 0  # the exit code of the first error; 0 without one
 
     def run(self) -> None:
         """Answer messages and run commands until the end of input; errors are printed.
@@ -157,7 +160,10 @@ class Chat:
         return ask(self.out, "" if self.as_json else prompt)
 
     def run_command(self, line: str) -> str | None:
-        """Run one line; return the next line if it was typed at a prompt of this one."""
+        """Run one line of input: a command such as /fork, or a message to the model.
+
+        Returns the next line to run, if the user typed it at the prompt of /fork; else None.
+        """
         word, _, rest = line.partition(" ")
         if not line:
             return None
@@ -212,7 +218,8 @@ class Chat:
     def fork(self, number: str) -> str | None:
         """Generate other answers to the last message, and continue from the chosen one.
 
-        Returns a line that was typed instead of a choice.
+        number: number of answers as typed; "" means 4.
+        Returns a line that was typed instead of a choice; None if there is none.
         """
         session, node = self.session, self._last_message()
         if session is None or node is None:
@@ -240,7 +247,11 @@ class Chat:
         return typed
 
     def _choose(self, session: LoomSession, node: Heddle) -> str | None:
-        """Ask for the answer to continue from; return a line that was typed instead."""
+        """Ask for the answer to continue from, and make it the current node.
+
+        node: the message whose answers can be chosen.
+        Returns a line that is not a number, to run it as the next one; None after a choice.
+        """
         numbers = session.numbers()
         allowed = sorted(numbers[each.id] for each in node.children)
         ways = ", ".join(map(str, allowed))
@@ -271,14 +282,17 @@ class Chat:
         self.out.line((f"back before: {user_text_of(node) or node.text}", "dim"))
 
     def _last_message(self) -> Heddle | None:
-        """Return the node with the user's last message."""
+        """Return the node with the user's last message.
+
+        Returns the root if it contains the only message, and None before the first message.
+        """
         if self.session is None:
             return None
         path = self.session.at.path
         return next((node for node in reversed(path) if user_text_of(node) is not None), path[0])
 
     def show_so_far(self) -> None:
-        """Write the path of a chat that is continued."""
+        """Write the messages and answers so far of a chat that is continued."""
         if self.session is not None:
             from .views import show_path
 

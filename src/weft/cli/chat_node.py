@@ -7,7 +7,7 @@ from ..service.interchange.user_text import user_text_of
 
 
 class ChatNode(Heddle):
-    """A node whose drawings show user messages as they were typed."""
+    """A node that displays a user message as it was typed, without the chat template's tokens."""
 
     def display_text(self) -> str:
         """Return the node's text, or "> " and the user message."""

@@ -63,7 +63,10 @@ def demo(as_json: options.Json = False, verbose: options.Verbose = 0) -> None:
 
 
 def word_problem(out: TerminalWriter, lm: LM) -> dict[str, Any]:
-    """Solve the word problem 8 times, check each solution twice, and vote."""
+    """Solve a word problem 8 times, check each solution twice, and vote on the answer.
+
+    Draws the steps, and returns the results for --json.
+    """
     from .. import samples
     from ..loom import Loom
     from ..service.store.json_output import vote_objects
@@ -104,7 +107,16 @@ def word_problem(out: TerminalWriter, lm: LM) -> dict[str, Any]:
 
 
 def grow(out: TerminalWriter, node: Heddle, n: int, at: list[Heddle]) -> list[Heddle]:
-    """Grow n branches at each node in one batch, shown in lanes on a terminal."""
+    """Grow n branches at each of several nodes in one batch, and return them.
+
+    A terminal shows the branches in lanes while they grow.
+
+    Args:
+        out: the output.
+        node: any node of the loom; its `stream` runs the batch.
+        n: number of branches of each node.
+        at: the nodes.
+    """
     watcher: DeltaDisplay = Lanes(out, n * len(at)) if out.is_live else NullDisplay()
     deltas = node.stream(n, at=at, max_tokens=MAX_TOKENS, temperature=TEMPERATURE, seed=SEED)
     if not show_stream(watcher, deltas):
@@ -113,13 +125,13 @@ def grow(out: TerminalWriter, node: Heddle, n: int, at: list[Heddle]) -> list[He
 
 
 def second_thoughts(text: str) -> tuple[str, str] | None:
-    """Return the first and the last answer of a text, if they differ."""
+    """Return the first and the last answer that a text states, if they differ; else None."""
     answers = re.findall(r"The answer is (\S+)\.", text)
     return (answers[0], answers[-1]) if answers and answers[0] != answers[-1] else None
 
 
 def vote(out: TerminalWriter, solutions: list[Heddle]) -> list[tuple[str, int]]:
-    """Count the answers, draw them as bars and return the counts."""
+    """Count the answers of solutions, draw bars, and return (answer, count), most votes first."""
     from ..search import answer_number
 
     counts = Counter(answer_number(node.text) or "none" for node in solutions)
@@ -131,7 +143,10 @@ def vote(out: TerminalWriter, solutions: list[Heddle]) -> list[tuple[str, int]]:
 
 
 def game_of_24(out: TerminalWriter, lm: LM) -> dict[str, Any]:
-    """Solve a puzzle by tree of thoughts, redrawing the tree after each level."""
+    """Solve a Game of 24 by tree of thoughts, and redraw the tree after each level.
+
+    Returns the results for --json.
+    """
     from .. import samples
     from ..loom import Loom
     from ..search import tot

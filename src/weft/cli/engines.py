@@ -20,7 +20,10 @@ _WITH_BACKENDS = ("llamacpp",)  # built for several back ends, and quick to impo
 
 
 def versions(name: str) -> dict[str, str] | None:
-    """Return the versions of an engine's packages; None if one is missing. Imports none."""
+    """Return the versions of the packages that an engine needs, by package name.
+
+    Returns None if a package is missing. Imports none of the packages.
+    """
     packages = OWN[name].packages
     if any(find_spec(package) is None for package in packages):
         return None
@@ -29,7 +32,10 @@ def versions(name: str) -> dict[str, str] | None:
 
 
 def backends(name: str) -> str:
-    """Return the back ends of an engine's library; "" for engines with only one."""
+    """Return the hardware back ends of an engine's library, such as CUDA, as text.
+
+    Returns "" for engines whose library has only one.
+    """
     if name not in _WITH_BACKENDS or versions(name) is None:
         return ""
     try:
@@ -39,7 +45,10 @@ def backends(name: str) -> str:
 
 
 def engines_object() -> dict[str, Any]:
-    """Return for --json each engine's packages (None if one is missing) and capabilities."""
+    """Return each engine's packages and capabilities, for `weft doctor --json`.
+
+    The packages are None if one of them is missing.
+    """
     return {
         name: {
             "packages": versions(name),
@@ -51,7 +60,10 @@ def engines_object() -> dict[str, Any]:
 
 
 def plugin_problems() -> dict[str, str | None]:
-    """Return the engines of other packages, each with its import error or None."""
+    """Return the engines that plugins add, by name, with their import error.
+
+    The error is None for an engine that can be imported.
+    """
     problems: dict[str, str | None] = {}
     for name in plugins():
         try:
@@ -89,7 +101,10 @@ def show(out: TerminalWriter) -> None:
 
 
 def table() -> list[str]:
-    """Return the table as lines, one column for each engine, without the long capabilities."""
+    """Return the table of capabilities as lines, with one column for each engine.
+
+    Capabilities with long values are left out.
+    """
     short = [row for row in ROWS if row[1] not in _LONG_CAPABILITIES]
     first = max(len(title) for title, _ in short)
     widths = [

@@ -115,7 +115,11 @@ def export(
 
 
 def _options(format: str, *, color: Tint | None, top: int, by: str | None) -> dict[str, Any]:
-    """Return the options of a format. Raises: ConfigError for options of another format."""
+    """Return the keywords for `LoomSession.export` that belong to a format.
+
+    The arguments are the values of --color, --top and --by.
+    Raises: ConfigError for an option that this format does not have, and for a wrong --by.
+    """
     if (top or color) and format != "html":
         raise ConfigError(f"--top and --color are for .html, not {format}")
     if by is not None and format != "pairs":
@@ -131,7 +135,10 @@ def _options(format: str, *, color: Tint | None, top: int, by: str | None) -> di
 
 
 def report_written(session: LoomSession, scope: Scope, path: Path, number: int) -> None:
-    """Report the written part on stdout."""
+    """Print what was exported to which file, then suggest commands.
+
+    number: the exported node's number.
+    """
     part = {
         Scope.PATH: f"the path to node {number}",
         Scope.SUBTREE: f"node {number}, the path to it and all below it",
@@ -142,7 +149,11 @@ def report_written(session: LoomSession, scope: Scope, path: Path, number: int) 
 
 
 def check_target(path: Path, *, force: bool) -> None:
-    """Raise an error for a path that cannot be written or that exists already."""
+    """Check that a file can be written.
+
+    Raises: ConfigError for a folder or a missing folder; StoreError if the file exists, unless
+    `force` is set.
+    """
     if path.is_dir():
         raise ConfigError(f"{path} is a folder; give a file in it")
     if not path.parent.is_dir():
@@ -152,7 +163,16 @@ def check_target(path: Path, *, force: bool) -> None:
 
 
 def open_for_format(format: str, loom: str | None, stack: ExitStack) -> LoomSession:
-    """Open the loom, with its model for formats that show single tokens."""
+    """Open the loom to export.
+
+    The formats "html" and "tokens" show single tokens, so the model is loaded for them. If that
+    fails, the loom is opened without a model, with a note on stderr.
+
+    Args:
+        format: name of the format.
+        loom: the loom; None means the loom last used in this terminal.
+        stack: closes the session and the model.
+    """
     if format in ("html", "tokens"):
         try:
             return stack.enter_context(open_with_model(loom, None, "auto", "auto"))

@@ -24,7 +24,10 @@ UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 
 
 def handle_errors(verb: Callable[Args, None]) -> Callable[Args, None]:
-    """Wrap a verb: turn errors into a message on stderr and an exit code."""
+    """Decorate a verb: turn its errors into a message on stderr and an exit code.
+
+    The verb's parameters `verbose` (log level) and `as_json` (errors as JSON) are respected.
+    """
 
     @functools.wraps(verb)
     def run(*args: Args.args, **kwargs: Args.kwargs) -> None:
@@ -48,7 +51,13 @@ def handle_errors(verb: Callable[Args, None]) -> Callable[Args, None]:
 
 
 def print_error(error: BaseException, verb: str, *, as_json: bool = False) -> int:
-    """Write an error and its hint to stderr, as JSON with `as_json`; return the exit code."""
+    """Write an error and its hint to stderr, and return the exit code for it.
+
+    Args:
+        error: the error.
+        verb: the verb that failed, such as "run"; some hints name it.
+        as_json: write one JSON object.
+    """
     outcome = map_error(error)
     message = str(error) or type(error).__name__
     if outcome.exit_code == MEMORY and isinstance(error, MemoryError):
@@ -60,7 +69,10 @@ def print_error(error: BaseException, verb: str, *, as_json: bool = False) -> in
 
 
 def print_usage_error(error: Any, *, as_json: bool = False) -> int:
-    """Write an error in the command line to stderr; return the exit code."""
+    """Write an error in the command line to stderr, and return the exit code for it.
+
+    error: a `UsageError` of Typer.
+    """
     path = error.ctx.command_path if getattr(error, "ctx", None) is not None else ""
     _, _, verb = path.partition(" ")  # without the program's name
     hint = f"weft {verb} --help lists the options" if verb else "weft --help lists the verbs"
@@ -71,7 +83,15 @@ def print_usage_error(error: Any, *, as_json: bool = False) -> int:
 
 
 def write(kind: str, message: str, hint: str, code: int, as_json: bool) -> None:
-    """Write a message and a hint to stderr, or one JSON object."""
+    """Write a failure to stderr: message and hint, or one JSON object. The process continues.
+
+    Args:
+        kind: name of the error's class, for JSON.
+        message: the error message.
+        hint: what the user can do; "" for none.
+        code: the exit code that the caller will use.
+        as_json: write one JSON object.
+    """
     if as_json:
         error = {"type": kind, "message": message, "hint": hint, "exit_code": code}
         write_object({"error": error}, sys.stderr)
@@ -86,7 +106,7 @@ def write(kind: str, message: str, hint: str, code: int, as_json: bool) -> None:
 
 
 def wants_json(arguments: Sequence[str]) -> bool:
-    """Return True if a command line that could not be parsed contains --json."""
+    """Return True if the arguments contain --json. For a command line that cannot be parsed."""
     return "--json" in itertools.takewhile(lambda argument: argument != "--", arguments)
 
 
@@ -129,7 +149,10 @@ def _log_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Log a PromptWarning without its file and line."""
+    """Log a PromptWarning without its file and line; show other warnings as usual.
+
+    The signature is that of `warnings.showwarning`, which this function replaces.
+    """
     if issubclass(category, PromptWarning):
         _log.warning("%s", message)
     else:
@@ -137,7 +160,12 @@ def _log_warning(
 
 
 def configure(verbose: int) -> None:
-    """Configure log output: warnings; -v adds infos, -vv everything. -v overrides WEFT_LOG."""
+    """Configure log output on stderr.
+
+    verbose: how often -v was given: 1 logs infos, 2 logs everything. 0 takes the level in
+    WEFT_LOG, which is "warning" by default.
+    Raises: ConfigError for a wrong WEFT_LOG.
+    """
     chosen = os.environ.get("WEFT_LOG", "").strip().lower() or "warning"
     if verbose:
         chosen = "info" if verbose == 1 else "debug"

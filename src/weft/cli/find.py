@@ -62,7 +62,7 @@ def find(
 
 
 def show_hit(out: TerminalWriter, hit: Hit) -> None:
-    """Write the loom, the node and its snippet with the matches highlighted."""
+    """Write one result: loom, node number, and a snippet with the matches highlighted."""
     parts: list[Part] = [(f"{hit.loom} ", "cyan"), (f"{hit.number}  ", "bold")]
     last = 0
     for start, end in hit.marks:
@@ -78,7 +78,10 @@ def _line(text: str) -> str:
 
 
 def hit_object(hit: Hit) -> dict[str, Any]:
-    """Return one hit for --json. marks: (start, end) of matches in the snippet, in characters."""
+    """Return one result as a JSON object, for `weft find --json`.
+
+    Its "marks" are (start, end) of the matches in the snippet, in characters.
+    """
     return {
         "loom": hit.loom,
         "node": hit.number,

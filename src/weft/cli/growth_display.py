@@ -31,10 +31,22 @@ def grow_and_show(
     *,
     force: bool = False,
 ) -> tuple[list[Heddle], bool]:
-    """Generate n branches at a node and display them; then select the likeliest one.
+    """Generate n branches at a node, and display them while they grow.
 
-    watcher: creates the display. None means lanes on a terminal and plain lines elsewhere.
-    Returns the branches in order, and False if Ctrl-C stopped them; then they are partial.
+    The branch with the highest mean logprob becomes the current node. Nothing is saved.
+
+    Args:
+        out: the output.
+        session: the loom with its model.
+        node: the node at which the branches grow.
+        n: number of branches.
+        sampling: the sampling parameters that were given.
+        watcher: creates the display. None means lanes on a terminal and plain lines elsewhere.
+        force: also grow a node that has ended.
+
+    Returns:
+        The branches in branch order, and True if they are complete. False means that Ctrl-C
+        stopped them.
     """
     from .session import likeliest
 
@@ -56,7 +68,15 @@ def show_growth(
     *,
     is_kept: bool,
 ) -> None:
-    """Show long texts, then the tree, then the statistics."""
+    """Write the result of a generation: long texts in full, the tree, and the statistics.
+
+    Args:
+        out: the output.
+        session: the loom with its model.
+        branches: the generated branches.
+        tint: color tokens by this value, and write all texts in full. None for no colors.
+        is_kept: the loom is saved; its name is written.
+    """
     numbers = session.numbers()
     if out.is_live or tint is not None:
         show_texts(out, session, [(numbers[node.id], node) for node in branches], tint)
@@ -70,7 +90,10 @@ def show_growth(
 def show_cost(
     out: TerminalWriter, session: LoomSession, branches: Sequence[Heddle], *, is_kept: bool
 ) -> None:
-    """Write statistics, the engine, the sampling parameters and the loom's name."""
+    """Write one line: statistics, the engine, the sampling parameters and the loom's name.
+
+    is_kept: the loom is saved; only then its name is written.
+    """
     facts = [str(session.model_handle.stats())]
     if branches and branches[0].params is not None:
         facts.append(f"{session.model_handle.engine}: {branches[0].params.summary()}")
@@ -80,7 +103,11 @@ def show_cost(
 
 
 def show_tree(out: TerminalWriter, session: LoomSession, branches: Sequence[Heddle] = ()) -> None:
-    """Draw the loom; of a large one only the path to the new branches."""
+    """Draw the loom as a tree.
+
+    branches: new siblings. If the loom has more than 40 nodes, only the path to their parent and
+    all nodes below it are drawn. Empty draws the full loom.
+    """
     focus: frozenset[str] = frozenset()
     if (
         branches
@@ -92,7 +119,7 @@ def show_tree(out: TerminalWriter, session: LoomSession, branches: Sequence[Hedd
 
 
 def below_root(session: LoomSession) -> dict[str, int]:
-    """Return the numbers to draw: all but the root's, which is always 0."""
+    """Return node numbers by node id for a drawing, without the root, which is always 0."""
     numbers = dict(session.numbers())
     numbers.pop(session.loom.id, None)
     return numbers
@@ -104,7 +131,16 @@ def show_texts(
     branches: Sequence[tuple[int, Heddle]],
     tint: Tint | None,
 ) -> None:
-    """Write the texts in full if one does not fit into its line of the tree; equal texts once."""
+    """Write the texts of branches in full, equal texts once.
+
+    Nothing is written if the drawing of the tree shows all texts in full and `tint` is None.
+
+    Args:
+        out: the output.
+        session: the loom.
+        branches: (number, node) of each branch.
+        tint: color tokens by this value; None for no colors.
+    """
     same: dict[str, list[tuple[int, Heddle]]] = {}
     for number, node in branches:
         same.setdefault(node.text.strip("\n"), []).append((number, node))

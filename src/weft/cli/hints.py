@@ -19,19 +19,25 @@ _MAX_PROMPT = 60  # characters; a longer prompt is not repeated in a suggestion
 
 
 def next_line(out: TerminalWriter, *commands: Sequence[str]) -> None:
-    """Write suggested commands to `out`."""
+    """Write suggested commands to `out`, one a line after "next:".
+
+    commands: each is a list of arguments, such as ["weft", "tree"].
+    """
     for number, command in enumerate(commands):
         typed = " ".join(map(quoted, command))
         out.line(("      " if number else "next: ", "bold"), (typed, "cyan"))
 
 
 def suggest(*commands: Sequence[str]) -> None:
-    """Write suggested commands to stderr."""
+    """Write suggested commands to stderr. Each is a list of arguments, such as ["weft", "ls"]."""
     next_line(TerminalWriter.for_stream(sys.stderr), *commands)
 
 
 def quoted(argument: str) -> str:
-    """Quote an argument for a shell, in double quotes where every shell accepts them."""
+    """Quote an argument for a shell, if necessary.
+
+    Double quotes are used where every shell accepts them, single quotes elsewhere.
+    """
     safe = shlex.quote(argument)
     return safe if safe == argument or set(argument) & set('"$`\\!%') else f'"{argument}"'
 
@@ -80,24 +86,27 @@ def after_unsaved(session: LoomSession) -> None:
 
 
 def for_model(model: str) -> list[list[str]]:
-    """Return a command that starts over with the model."""
+    """Return commands that start a new loom or chat with the model."""
     if model == TINY:
         return [["weft", "run", samples.story, "-n", "4"]]
     return [["weft", "chat", *model_flags(model)]]
 
 
 def can_repeat(prompt: str) -> bool:
-    """Return True if a prompt is short and printable enough for a suggested command."""
+    """Return True if a suggested command can contain this prompt: it is short and printable."""
     return len(prompt) <= _MAX_PROMPT and TerminalWriter.for_stream(sys.stderr).is_as_typed(prompt)
 
 
 def model_flags(model: str) -> list[str]:
-    """Return the flags that select this model."""
+    """Return the flags that select this model; [] for the embedded one, the default."""
     return [] if model == TINY else ["-m", model]
 
 
 def warn_if_poor(model: str, branches: Sequence[Heddle]) -> None:
-    """Warn if all branches are empty or equal, and suggest what to try."""
+    """Warn on stderr if all branches are empty or equal, and suggest other options.
+
+    model: the model as -m takes it.
+    """
     texts = {node.text for node in branches}
     if len(texts) > 1 or (len(branches) == 1 and texts != {""}):
         return

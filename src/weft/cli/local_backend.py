@@ -37,11 +37,11 @@ _LOGGED_CHARS = 300  # of the start and of the end of a prompt, for -v
 
 
 class LocalBackend(Backend):
-    """Looms of the database, and models of this process."""
+    """Looms in the user's database, and models that this process loads."""
 
     @cached_property
     def library(self) -> Library:
-        """The library, opened at the first use."""
+        """The library of saved looms, opened at the first use."""
         from ..service.store import Library
 
         return Library()
@@ -52,35 +52,49 @@ class LocalBackend(Backend):
             library.close()
 
     def where(self) -> str:
-        """Return the database file or URL."""
+        """Return the database file, or the URL of another database."""
         return self.library.database.name.removeprefix("sqlite:///")
 
     def summaries(self, limit: int | None = None) -> list[LoomSummary]:
-        """Return the saved looms, the one changed last first."""
+        """Return summaries of the saved looms, the one changed last first.
+
+        limit: maximum number of looms; None means all.
+        """
         return self.library.looms(limit=limit)
 
     def summary(self, name: str) -> LoomSummary:
-        """Return the summary of one loom."""
+        """Return the summary of one loom. Raises: ConfigError if there is none."""
         return self.library.row(name)
 
     def last_loom(self) -> str | None:
-        """Return the loom last used in this terminal."""
+        """Return the name of the loom last used in this terminal; None if there is none."""
         state = self.library.last_loom(terminal())
         return None if state is None else state.loom
 
     def try_last_loom_anywhere(self) -> str | None:
-        """Return the loom last used in any terminal, else the loom changed last."""
+        """Return the loom last used in any terminal, else the loom changed last.
+
+        Returns None if there is no loom.
+        """
         state = self.library.last_loom_anywhere()
         return None if state is None else state.loom
 
     def open(self, name: str) -> LocalLoomSession:
-        """Open a loom to read it."""
+        """Open a loom without a model: it can be read and edited, but not grown."""
         return self._session(self.library.open(name, heddle_class=ChatNode))
 
     def _session(
         self, stored: StoredLoom, model_handle: LocalModel | None = None
     ) -> LocalLoomSession:
-        """Return a session at the current node of this terminal."""
+        """Return the session of an opened loom.
+
+        The session's current node is the node last shown in this terminal, if it is in this loom,
+        else the root.
+
+        Args:
+            stored: the loom and its rows.
+            model_handle: the model that grows the loom. None opens it without a model.
+        """
         session = LocalLoomSession(self, stored.loom, stored, model_handle)
         state = self.library.last_loom(terminal())
         if state is not None and state.loom == stored.name:
@@ -94,7 +108,10 @@ class LocalBackend(Backend):
     def open_with_model(
         self, name: str, model: str | None, engine: str, kv_budget: str
     ) -> Iterator[LocalLoomSession]:
-        """Open a loom with its model, on the engine that grew it if that fits the model."""
+        """Load a model, and open a loom with it; see `Backend.open_with_model`.
+
+        engine: "auto" selects the engine that grew the loom if it can run the model.
+        """
         from ..loading import fits
 
         summary = self.summary(name)
@@ -127,7 +144,7 @@ class LocalBackend(Backend):
 
     @contextmanager
     def model(self, model: str | None, engine: str, kv_budget: str) -> Iterator[LocalModel]:
-        """Load a model for new looms; None means the embedded model."""
+        """Load a model for new looms; see `Backend.model`. None means the embedded model."""
         model = model or TINY
         with load_model(model, engine, kv_budget) as lm:
             yield LocalModel(self, lm, model, engine)
@@ -135,7 +152,7 @@ class LocalBackend(Backend):
     def import_file(
         self, file: Path, *, format: str, name: str | None, model: str | None, engine: str
     ) -> ImportResult:
-        """Import the looms of a file. model: tokenize its texts for this model."""
+        """Import the looms of a file; see `Backend.import_file`."""
         from ..service.interchange import read
 
         with ExitStack() as stack:
@@ -161,28 +178,35 @@ class LocalBackend(Backend):
         )
 
     def find(self, words: str, loom: str | None, limit: int) -> list[Hit]:
-        """Return the nodes that contain these words."""
+        """Return nodes that contain these words, the best match first.
+
+        loom: search only this loom; None searches all.
+        """
         return self.library.find(words, loom=loom, limit=limit)
 
     def remove(self, names: Sequence[str]) -> None:
-        """Remove looms."""
+        """Remove looms. `restore` brings them back."""
         self.library.remove(names)
 
     def restore(self, loom: str | None) -> list[tuple[str, str]]:
-        """Restore what was removed last: looms, or nodes of the loom last used here.
-
-        loom: restore nodes of this loom. Returns pairs of previous and current name.
-        """
+        """Restore what was removed last; see `Backend.restore`."""
         if loom is not None:
             return self.library.restore_last(self.find_or_import(loom), only_nodes=True)
         return self.library.restore_last(self.last_loom())
 
 
 class LocalModel:
-    """A model that is loaded in this process."""
+    """A model that is loaded in this process, as a `ModelHandle`."""
 
     def __init__(self, backend: LocalBackend, lm: LM, source: str, requested_engine: str) -> None:
-        """Wrap a loaded model. requested_engine: value of --engine, also "auto"."""
+        """Wrap a loaded model.
+
+        Args:
+            backend: the backend that saves the model's looms.
+            lm: the loaded model.
+            source: the model as -m takes it.
+            requested_engine: the value of --engine, which can be "auto".
+        """
         self.backend = backend
         self.lm = lm
         self.source = source
@@ -194,7 +218,7 @@ class LocalModel:
         self.resumes = True
 
     def stats(self) -> Stats:
-        """Return the statistics of the model."""
+        """Return statistics of this command: tokens computed and reused, KV, time."""
         return self.lm.stats()
 
     def is_stop_token(self, token_id: int) -> bool:
@@ -202,7 +226,11 @@ class LocalModel:
         return self.lm.is_stop_token(token_id)
 
     def template_hint(self, otherwise: str) -> str:
-        """Return a hint for a model without a chat template; a remote server may have one."""
+        """Return the hint of an error about a missing chat template.
+
+        For a model of a remote server it says how the model may get a template, then `otherwise`.
+        For other models it is `otherwise`.
+        """
         if self.lm.info.name != "remote":
             return otherwise
         address = self.lm.info.extra["address"].partition("#")[0]
@@ -214,7 +242,10 @@ class LocalModel:
     def create_loom(
         self, text: str, *, chat: bool | None, system: str | None, special: bool, keep: bool = True
     ) -> LocalLoomSession:
-        """Create the loom of a prompt; it is saved when its first branches start."""
+        """Create the loom of a prompt; see `ModelHandle.create_loom`.
+
+        With `keep`, the loom is saved when its first branches start.
+        """
         from ..loom import Loom
 
         if chat or (chat is None and self.has_template):
@@ -244,7 +275,10 @@ class LocalModel:
         options: dict[str, Any],
         progress: Callable[[Level], object],
     ) -> SearchResult:
-        """Search from the prompt of a new loom; its tree is saved after each round."""
+        """Search in this process; see `ModelHandle.search`.
+
+        The tree is saved after each level. If the search fails, the partial tree is kept.
+        """
         from ..search.core import run
 
         assert isinstance(session, LocalLoomSession)
@@ -265,7 +299,15 @@ class LocalModel:
 
 
 class LocalLoomSession(LoomSession):
-    """A loom in memory and its rows in the database. stored: None while it is not saved."""
+    """A loom in memory, and its rows in the database.
+
+    Args:
+        backend: the backend with the database.
+        loom: the loom.
+        stored: the loom's rows; None while the loom is not saved.
+        model_handle: the model that grows the loom. None opens it without a model.
+        is_persistent: save branches while they grow. False for a loom that is not saved.
+    """
 
     def __init__(
         self,
@@ -287,13 +329,13 @@ class LocalLoomSession(LoomSession):
 
     @property
     def model(self) -> str:
-        """The source to load to grow the loom."""
+        """The model that grows the loom, as -m takes it."""
         return str(self.loom.meta.get("model") or self.loom.saved_by.name)
 
     # Numbers
 
     def numbers(self) -> Mapping[str, int]:
-        """Return node numbers by node id."""
+        """Return node numbers by node id; temporary numbers while the loom is not saved."""
         if self.stored is not None:
             return self.stored.numbers()
         from ..loom.node import preorder_by_call
@@ -303,7 +345,7 @@ class LocalLoomSession(LoomSession):
         return self._temporary_numbers
 
     def node(self, name: str | None) -> Heddle:
-        """Return the node with this number or id."""
+        """Return the node with this number or id; None means the current node."""
         if name is None or self.stored is None:
             return super().node(name)
         return self.stored.node(name)
@@ -313,7 +355,10 @@ class LocalLoomSession(LoomSession):
     def grow(
         self, node: Heddle, n: int, sampling: dict[str, Any], *, force: bool
     ) -> GenerationStream:
-        """Start to generate n branches at a node; their tokens are saved while they arrive."""
+        """Start to generate n branches; see `LoomSession.grow`.
+
+        Tokens are saved to the database while they arrive.
+        """
         from .._core.sampling.params import SamplingParams
         from ..loom.grow import check_not_terminal, deltas, plan
 
@@ -346,7 +391,10 @@ class LocalLoomSession(LoomSession):
     def _persist_stream(
         self, stream: Generator[Delta, None, object], numbered: Iterable[Heddle] = ()
     ) -> Generator[Delta, None, None]:
-        """Save tokens while they arrive. numbered: branches that have their numbers already."""
+        """Yield the deltas of a stream, and save their tokens to the database meanwhile.
+
+        numbered: branches of the stream that have rows and numbers in the database already.
+        """
         from ..service.store.stream_writer import StreamWriter
 
         if self.stored is None or self._is_deferred:
@@ -365,16 +413,26 @@ class LocalLoomSession(LoomSession):
     # Searching
 
     def begin_search(self, *, resumes: bool) -> None:
-        """Start to group commits for one search. Save the prompt before the search is timed.
+        """Prepare the session for a search, whose commits are undone together.
 
-        resumes: the search continues in the loom of a file, known after its first round.
+        The prompt is saved now, so that the search's time does not include it.
+
+        resumes: True if the search continues a loom from a file. That loom is known only after
+        the first round, so nothing is saved before.
         """
         self._prompt_meta = deepcopy(self.loom.meta)
         if not resumes:
             self._try_store(())
 
     def run_work(self, work: Work, loop: BackgroundLoop) -> Any:
-        """Run one work item of the search; branches of this loom are saved while they grow."""
+        """Run one work item of the search and return its result.
+
+        Branches of this loom are saved while they grow.
+
+        Args:
+            work: the work item, such as a `Grow`.
+            loop: runs work items that are coroutines.
+        """
         from ..search.core import Grow
 
         # Questions to the model grow in other looms. So does the first round of a resumed search.
@@ -383,7 +441,7 @@ class LocalLoomSession(LoomSession):
         return self._grow_and_save(work)
 
     def _grow_and_save(self, work: Grow) -> list[Heddle]:
-        """Like `Grow.run`, but save tokens while they arrive."""
+        """Like `Grow.run`, but save tokens while they arrive. Return the grown branches."""
         from ..loom.grow import deltas, plan
 
         growth = plan(list(work.rows), work.params(self._lm), force=False, streamed=True)
@@ -398,7 +456,7 @@ class LocalLoomSession(LoomSession):
         return [node for _, node in sorted(nodes.items())]
 
     def save_round(self) -> None:
-        """Save the nodes of a search round."""
+        """Save the nodes that the search has added since the last save."""
         self._try_store(())
 
     def end_failed(self) -> None:
@@ -413,7 +471,7 @@ class LocalLoomSession(LoomSession):
     def add_user_text(
         self, node: Heddle, text: str, *, chat: bool | None = None, special: bool = False
     ) -> Heddle:
-        """Add a text of the user below a node, and return the new node."""
+        """Add a text of the user below a node; see `LoomSession.add_user_text`."""
         if not text:
             raise ConfigError("the text is empty")
         if not (self.loom.chat_template_used if chat is None else chat):
@@ -429,11 +487,11 @@ class LocalLoomSession(LoomSession):
         return message
 
     def next(self, node: Heddle, top: int = 10) -> Distribution:
-        """Return the likeliest next tokens at a node."""
+        """Return the `top` likeliest next tokens at a node."""
         return node.next(top=top)
 
     def pieces(self, node: Heddle) -> list[str]:
-        """Return the text of each token of a node."""
+        """Return the text of each token of a node; see `LoomSession.pieces`."""
         stream = self._text.stream()
         pieces = [stream.push(token) for token in node.tokens]
         if pieces:
@@ -443,7 +501,7 @@ class LocalLoomSession(LoomSession):
     def export(
         self, node: Heddle, path: Path, format: str, scope: str, *, kv: bool, **options: Any
     ) -> None:
-        """Write a part of the loom to a file."""
+        """Write a part of the loom to a file; see `LoomSession.export`."""
         from ..service.interchange import EXPORTERS, write
 
         if format == "markdown":
@@ -472,7 +530,7 @@ class LocalLoomSession(LoomSession):
     # Saving
 
     def save(self) -> None:
-        """Save changes; a new loom gets its name."""
+        """Save changes to the database. A loom that was not saved before gets its name."""
         if self.stored is None:
             self._store_grown()
         else:
@@ -481,14 +539,17 @@ class LocalLoomSession(LoomSession):
         self.remember()
 
     def remember(self) -> None:
-        """Store this loom and its current node as the last ones of this terminal."""
+        """Store this loom and its current node as the last ones of this terminal.
+
+        A loom that is not saved is not stored.
+        """
         if self.stored is not None:
             self.backend.library.set_last_loom(
                 terminal(), self.stored.id, self.stored.number(self.at)
             )
 
     def remove(self, nodes: Sequence[Heddle]) -> None:
-        """Remove nodes, with all nodes below them."""
+        """Remove nodes, with all nodes below them. `undo` brings them back."""
         assert self.stored is not None
         for node in nodes:
             node.remove()
@@ -519,7 +580,7 @@ class LocalLoomSession(LoomSession):
         return UndoResult(kind, change.added, change.changed, removed)
 
     def discard(self) -> None:
-        """Delete a loom that is empty, or that is not to be saved."""
+        """Delete the loom from the database, without a way to restore it; ignore errors."""
         if self.stored is not None:
             with suppress(StoreError):
                 self.backend.library.remove(self.stored.id)
@@ -535,7 +596,10 @@ class LocalLoomSession(LoomSession):
         self.name = self.stored.name
 
     def _store_grown(self) -> None:
-        """Save the prompt, then the branches as a separate operation, so that undo removes them."""
+        """Save a new loom: first its prompt, then its branches as a second operation.
+
+        Undo can then remove the branches and keep the prompt.
+        """
         from .._core.sched.driver import deferred_interrupt
 
         loom = self.loom
@@ -558,7 +622,11 @@ class LocalLoomSession(LoomSession):
                 raise
 
     def _try_store(self, branches: Sequence[Heddle]) -> None:
-        """Create rows for branches, which gives them numbers before their first token."""
+        """Save the loom, and create rows for branches that are about to grow.
+
+        A row gives a branch its number before its first token. A StoreError is not raised: `save`
+        tries once more at the end.
+        """
         if not self.is_persistent or self._is_deferred:
             return
         try:
@@ -577,7 +645,13 @@ class LocalLoomSession(LoomSession):
 
 
 def save_model_choice(loom: Loom, model: str, engine: str) -> None:
-    """Store in a loom's meta the model and the engine that grow it; folders as absolute paths."""
+    """Store in a loom's meta the model and the engine that grow it.
+
+    Args:
+        loom: the loom.
+        model: the model as -m takes it. A folder is stored as an absolute path.
+        engine: the value of --engine; "auto" removes a stored engine.
+    """
     from ..loading import is_url
 
     is_folder = model != TINY and Path(model).is_dir()
@@ -591,7 +665,7 @@ def save_model_choice(loom: Loom, model: str, engine: str) -> None:
 
 
 def _shorten(text: str) -> str:
-    """Return the start and the end of a long text."""
+    """Return a text for the log; of a long text only its start and its end."""
     return (
         text
         if len(text) <= 2 * _LOGGED_CHARS

@@ -47,7 +47,14 @@ def ls(as_json: options.Json = False, verbose: options.Verbose = 0) -> None:
 
 
 def show_row(out: TerminalWriter, row: LoomSummary, width: int, *, is_last: bool) -> None:
-    """Write the line of one loom."""
+    """Write the line of one loom in `weft ls`.
+
+    Args:
+        out: the output.
+        row: the loom.
+        width: columns of the longest name.
+        is_last: mark the loom with *, as the one last used in this terminal.
+    """
     mark = ("* " if is_last else "  ", "bold green")
     padded = row.name + " " * (width - cell_len(row.name))
     n_nodes = counted(row.n_nodes - 1, "node")
@@ -58,7 +65,7 @@ def show_row(out: TerminalWriter, row: LoomSummary, width: int, *, is_last: bool
 
 
 def loom_object(row: LoomSummary) -> dict[str, Any]:
-    """Return one loom for --json."""
+    """Return one loom as a JSON object, for `weft ls --json`."""
     return {
         "name": row.name,
         "id": row.id,
@@ -72,7 +79,10 @@ def loom_object(row: LoomSummary) -> dict[str, Any]:
 
 
 def age(changed_s: float) -> str:
-    """Return the time since `changed_s`, rounded, such as "3 h"."""
+    """Return the time since a change, rounded, such as "3 h".
+
+    changed_s: time of the change in seconds since the epoch.
+    """
     seconds = max(time.time() - changed_s, 0)
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= size:
@@ -114,7 +124,12 @@ def rm(
 
 
 def restore(backend: Backend, loom: str | None) -> list[str]:
-    """Restore what was removed last; return the looms' names. New names are reported on stderr."""
+    """Restore what was removed last, and return the names of the looms.
+
+    If a loom gets another name than before, a note on stderr says so.
+
+    loom: restore nodes of this loom; None restores the last removal.
+    """
     restored = backend.restore(loom)
     for previous, name in restored:
         if name != previous:
@@ -124,7 +139,16 @@ def restore(backend: Backend, loom: str | None) -> list[str]:
 
 
 def remove(backend: Backend, targets: list[str], loom: str | None) -> tuple[list[str], str]:
-    """Remove looms or nodes; return descriptions of them, and the verb that shows the rest."""
+    """Remove looms or nodes.
+
+    Args:
+        backend: the store of looms.
+        targets: names of looms, or numbers of nodes.
+        loom: the loom of the nodes; None means the loom last used in this terminal.
+
+    Returns:
+        Descriptions of what was removed, and the verb that shows what is left.
+    """
     nodes = [target for target in targets if target.isdecimal()]
     if nodes and len(nodes) < len(targets):
         raise ConfigError("looms and nodes cannot be removed in one call; use two calls")
@@ -136,14 +160,20 @@ def remove(backend: Backend, targets: list[str], loom: str | None) -> tuple[list
 
 
 def remove_looms(backend: Backend, names: list[str]) -> list[str]:
-    """Remove looms; return their names."""
+    """Remove looms, and return their names."""
     rows = [backend.summary(name) for name in names]
     backend.remove([row.name for row in rows])
     return [row.name for row in rows]
 
 
 def remove_nodes(backend: Backend, numbers: list[str], loom: str | None) -> list[str]:
-    """Remove nodes of a loom, or of the one last used here; return descriptions of them."""
+    """Remove nodes with all nodes below them, and return descriptions of them.
+
+    Args:
+        backend: the store of looms.
+        numbers: numbers of the nodes.
+        loom: the loom; None means the loom last used in this terminal.
+    """
     session = backend.open(backend.resolve_name_to_change(loom, f"rm {' '.join(numbers)}"))
     nodes = [session.node(number) for number in numbers]
     if session.loom in nodes:

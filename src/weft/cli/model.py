@@ -25,7 +25,15 @@ _log = logging.getLogger(__name__)
 
 
 def load_model(model: str, engine: str = "auto", kv_budget: str = "auto") -> LM:
-    """Load a model and report downloads and slow loads on stderr. Raises: like `weft.load`."""
+    """Load a model in this process; report downloads and slow loads on stderr.
+
+    Args:
+        model: the model as -m takes it.
+        engine: name of the engine; "auto" selects one that can run the model.
+        kv_budget: memory for KV, such as "4GiB"; "auto" leaves it to the engine.
+
+    Raises: like `weft.load`.
+    """
     from ..engines import engine_names
     from ..loading import load, parse_bytes
 
@@ -60,7 +68,7 @@ def load_model(model: str, engine: str = "auto", kv_budget: str = "auto") -> LM:
 def threads_of(model: str, engine: str) -> dict[str, int] | None:
     """Return the engine option for the number of threads; None leaves it to the engine.
 
-    The embedded model uses one thread unless the environment says otherwise. Its matrices are too
+    The embedded model uses one thread unless OPENBLAS_NUM_THREADS is set. Its matrices are too
     small to gain from more, and waiting for threads is slow when other programs use the cores.
     """
     is_small = model == TINY and engine in ("auto", "numpy")

@@ -25,19 +25,22 @@ _LABEL = 40
 
 
 class Tint(StrEnum):
-    """The value that colours show for each token: probability or entropy."""
+    """A value of --color: the statistic of each token that its color shows."""
 
     PROB = "prob"
     ENTROPY = "entropy"
 
     @property
     def scale(self) -> ColorScale:
-        """The color scale of this value."""
+        """The color scale of this statistic."""
         return PROBABILITY if self is Tint.PROB else ENTROPY
 
 
 def complete_models(incomplete: str) -> list[str]:
-    """Return matching models on this machine. The shell completes folders itself."""
+    """Complete a model's name in the shell: return the models that start with `incomplete`.
+
+    The shell completes folders itself.
+    """
     from .start_screen import cached_models, packaged_models
 
     names = ("tiny", *packaged_models(), *cached_models())
@@ -45,12 +48,15 @@ def complete_models(incomplete: str) -> list[str]:
 
 
 def complete_looms(incomplete: str) -> list[tuple[str, str]]:
-    """Return matching looms with their prompts."""
+    """Complete a loom's name in the shell: return (name, prompt) of matching looms."""
     return [pair for pair in _looms() if pair[0].startswith(incomplete)]
 
 
 def complete_nodes(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """Return matching node numbers of the loom, with the nodes' texts."""
+    """Complete a node's number in the shell: return (number, text) of matching nodes.
+
+    context: the command line so far; its --loom selects the loom.
+    """
     try:
         nodes = list(_nodes(context.params.get("loom")))
     except WeftError:
@@ -59,7 +65,7 @@ def complete_nodes(context: typer.Context, incomplete: str) -> list[tuple[str, s
 
 
 def complete_looms_and_nodes(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """Return matching looms, then matching nodes, for an argument that may be either."""
+    """Complete a loom's name or a node's number in the shell: return matching looms, then nodes."""
     return complete_looms(incomplete) + complete_nodes(context, incomplete)
 
 
@@ -271,7 +277,14 @@ Verbose = Annotated[
 def read_prompt(
     words: list[str] | None, verb: str, *, example: str = "", is_optional: bool = False
 ) -> str:
-    """Return the prompt: the argument followed by piped text. example: a command for the hint."""
+    """Return the prompt: the arguments, followed by the text that is piped to stdin.
+
+    Args:
+        words: the arguments; None for none.
+        verb: the verb, for error messages.
+        example: a complete command for the hint of an error.
+        is_optional: return "" if there is no prompt, instead of raising ConfigError.
+    """
     argument, piped = joined(words, verb), _piped()
     if argument is None and not piped:
         if is_optional:
@@ -288,7 +301,12 @@ def read_prompt(
 
 
 def joined(words: list[str] | None, *verb: str) -> str | None:
-    """Join words that were typed without quotes, and show how to quote them."""
+    """Join the words of a text argument, and return None for no words.
+
+    For several words, a note shows how to quote them.
+
+    verb: the command before the words, such as "grow" and a node, for the note.
+    """
     if not words:
         return None
     text = " ".join(words)
@@ -315,7 +333,10 @@ def is_text(flag: bool | None, **others: Any) -> bool:
 
 
 def check_text(text: str, what: str) -> None:
-    """Reject text with bytes that are invalid in the locale's encoding."""
+    """Raise ConfigError for a text with bytes that are invalid in the locale's encoding.
+
+    what: the name of the text, for the message.
+    """
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise ConfigError(
             f"{what} is not {sys.getfilesystemencoding()} text; convert it",
@@ -324,7 +345,7 @@ def check_text(text: str, what: str) -> None:
 
 
 def given(**options: Any) -> dict[str, Any]:
-    """Return the options that are not None; the library has defaults for the others."""
+    """Return the options that are not None. The library applies its defaults for the rest."""
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -355,7 +376,10 @@ def with_sampling(verb: Callable[..., None]) -> Callable[..., None]:
 
 
 def constraint(schema: Path | None) -> dict[str, Any]:
-    """Return the sampling option for a JSON schema file. Raises: ConfigError, GrammarError."""
+    """Return the sampling parameter `constraint` for a JSON schema file; {} for None.
+
+    Raises: ConfigError if the file cannot be read; GrammarError for a wrong schema.
+    """
     if schema is None:
         return {}
     from ..constraints import JsonSchema
@@ -386,7 +410,10 @@ def was_typed(context: typer.Context, name: str) -> bool:
 
 
 def stops(texts: list[str] | None) -> list[str] | None:
-    """Return stop strings; texts that consist of the escapes \\n and \\t are unescaped."""
+    """Return stop strings; None for none.
+
+    A text that consists only of the escapes \\n and \\t is replaced by these characters.
+    """
     if not texts:
         return None
     return [

@@ -72,7 +72,7 @@ def run(
     request = GrowRequest(
         n, sampling, color, keep=keep, as_json=as_json, as_text=as_text, stays=interactive
     )
-    # Where one stays, what comes in are the keys.
+    # With -i, stdin provides key commands, so piped text is no part of the prompt.
     if interactive:
         text = options.joined(prompt, "run") or ""
     else:
@@ -109,7 +109,15 @@ def continue_loom(
     *,
     special: bool = False,
 ) -> None:
-    """Add a text below the current node and grow there; an empty text adds nothing."""
+    """Add a text below the current node, then grow branches and report them (`weft run -c`).
+
+    Args:
+        session: the loom with its model.
+        text: the text to add; "" adds nothing.
+        chat: True adds the text as a chat turn, False as plain text, None like the loom's prompt.
+        request: what to generate, and how to show it.
+        special: parse special tokens in a plain text.
+    """
     node = session.at
     TerminalWriter.for_stream(sys.stderr).line(
         (f"continuing node {session.number(node)} of {session.name}", "dim")
@@ -201,12 +209,19 @@ class GrowRequest:
             raise ConfigError("-i and --json exclude each other; leave one out")
 
     def with_settings_of(self, node: Heddle) -> GrowRequest:
-        """Return the request with the node's sampling parameters where none was given."""
+        """Return a copy of the request.
+
+        Sampling parameters that were not given have the values with which the node was generated.
+        """
         return replace(self, sampling={**settings_of(node), **self.sampling})
 
 
 def settings_of(node: Heddle) -> dict[str, Any]:
-    """Return the sampling parameters of a node, else of its nearest ancestor or a child."""
+    """Return the sampling parameters with which a node was generated, for generating more.
+
+    A node that was not generated uses those of its nearest generated ancestor, else of a child.
+    The number of branches, the seed and the constraint are left out.
+    """
     near = [*reversed(node.path), *node.children]
     params = next((each.params for each in near if each.params is not None), None)
     if params is None:
@@ -217,7 +232,11 @@ def settings_of(node: Heddle) -> dict[str, Any]:
 
 
 def grow_and_report(session: LoomSession, node: Heddle, request: GrowRequest) -> None:
-    """Grow, save and show branches, then suggest commands. Exits with code 130 on Ctrl-C."""
+    """Grow branches, save them (if `keep`) and show them.
+
+    Then read key commands (-i) or suggest commands.
+    Raises: typer.Exit with code 130 if Ctrl-C stopped the branches and -i is not set.
+    """
     out = TerminalWriter.for_stream(sys.stdout)
     branches, done = grown(out, session, node, request)
     is_kept = request.keep and session.try_save()
@@ -248,8 +267,12 @@ def grown(
 ) -> tuple[list[Heddle], bool]:
     """Generate branches at a node and show their progress.
 
-    Returns the branches, and False if Ctrl-C stopped them. If the model call fails, finished
-    branches are saved. If the output cannot be written, all branches are saved as they are.
+    If the model call fails, finished branches are saved. If the output cannot be written, all
+    branches are saved with the tokens that they have.
+
+    Returns:
+        The branches, and True if they are complete. False means that Ctrl-C stopped them.
+
     Raises: Terminal, with the node's number, for a node that has ended.
     """
     shown = (
@@ -289,7 +312,14 @@ def grown(
 def write_growth(
     session: LoomSession, branches: list[Heddle], *, is_kept: bool, **more: Any
 ) -> None:
-    """Write the branches as one JSON object, after the fields in `more`."""
+    """Write the branches to stdout as one JSON object.
+
+    Args:
+        session: the loom with its model.
+        branches: the branches that were generated.
+        is_kept: the loom is saved. Only then the object contains its name and node numbers.
+        more: fields to write before the others.
+    """
     from ..service.store.json_output import growth_object
 
     name, numbers = (session.name, session.numbers()) if is_kept else (None, None)
@@ -313,7 +343,7 @@ r and n without a number use the node last read or grown; 0 is the prompt."""
 
 
 def converse(out: TerminalWriter, session: LoomSession, request: GrowRequest) -> None:
-    """Read key commands until q or the end of input; errors are printed."""
+    """Read and run key commands until `q` or the end of input. Errors are printed, not raised."""
     while True:
         out.line()
         last = session.highest()
@@ -330,7 +360,10 @@ def converse(out: TerminalWriter, session: LoomSession, request: GrowRequest) ->
 
 
 def run_command(out: TerminalWriter, session: LoomSession, request: GrowRequest, line: str) -> None:
-    """Run one key command."""
+    """Run one key command, such as `3`, `r 3`, `n` or `t`. Other lines print the help.
+
+    line: the line that the user typed.
+    """
     word, _, rest = line.strip().partition(" ")
     rest = rest.strip()
     if word.isdecimal():
@@ -366,7 +399,7 @@ def _grow(
 
 
 def ask(out: TerminalWriter, prompt: str) -> str | None:
-    """Read one line; None at the end of input or on Ctrl-C."""
+    """Write a prompt and read one line from stdin; return None at its end or on Ctrl-C."""
     with suppress(ImportError):
         import readline  # noqa: F401  (enables line editing and history)
     sys.stdout.flush()

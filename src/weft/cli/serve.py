@@ -221,14 +221,19 @@ def serve(
 
 
 def page_of(url: str) -> str:
-    """Return the URL for this machine's browser; 0.0.0.0 and :: become the loopback address."""
+    """Return a server's URL for this machine's browser.
+
+    The addresses 0.0.0.0 and ::, which a browser cannot open, become the loopback address.
+    """
     return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 
 def engine_options(arguments: list[str]) -> dict[str, Any]:
-    """Parse options for the engine; return them by their Python names.
+    """Parse command-line options for the engine, such as `--max-model-len 4096`.
 
-    Values are numbers, true, false, Python literals or texts. An option without a value is True.
+    Returns the values by Python name, such as {"max_model_len": 4096}. Values are numbers, true,
+    false, Python literals or texts. An option without a value is True.
+
     Raises: ConfigError for an argument that is not an option.
     """
     parsed: dict[str, Any] = {}
@@ -244,7 +249,7 @@ def engine_options(arguments: list[str]) -> dict[str, Any]:
 
 
 def read_value(text: str) -> Any:
-    """Parse the value of an option."""
+    """Return the value of an option: a number, list, dict, bool, None, or else the text."""
     words = {"true": True, "false": False, "null": None, "none": None}
     if text.lower() in words:
         return words[text.lower()]

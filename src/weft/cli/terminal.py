@@ -35,9 +35,10 @@ def _session() -> list[str]:
 
 
 def _leader() -> int:
-    """Return the session leader's process id in /proc; 0 if it cannot be determined.
+    """Return the process id of the POSIX session's leader; 0 if it cannot be determined.
 
-    A container can see its host's /proc, in which its processes have other ids.
+    If a container sees its host's /proc, the id is that of the host, so that /proc has an entry
+    for it.
     """
     process, leader = os.getpid(), os.getsid(0)
     proc_id = _read(Path("/proc/self/stat")).partition(" ")[0]
@@ -48,7 +49,10 @@ def _leader() -> int:
 
 
 def _first_inside(process: int) -> int:
-    """Return the first process inside this container, if the session leader is outside of it."""
+    """Return the oldest ancestor of a process that is inside this container; 0 if none.
+
+    Used if the session leader is outside of the container, where its id is 0.
+    """
     while status := _process_status(process):
         parent = int(status[_PARENT])
         if _process_status(parent)[_SESSION:][:1] != ["0"]:

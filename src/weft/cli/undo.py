@@ -64,7 +64,7 @@ def _report(
 
 
 def spans(numbers: Iterable[int]) -> str:
-    """Abbreviate ascending numbers, such as "1, 4-7"."""
+    """Return ascending numbers as text, with runs abbreviated, such as "1, 4-7"."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][-1] + 1:

@@ -51,7 +51,11 @@ def tree(
 
 
 def show_loom(session: LoomSession, top: int, *, as_json: bool) -> None:
-    """Draw a loom, or write it as a JSON object."""
+    """Draw a loom, or write it as a JSON object; then store it as last used in this terminal.
+
+    top: maximum number of children that are drawn of a node, best scores first; 0 draws all.
+    Raises: ConfigError for a negative `top`.
+    """
     top = check_int("--top", top, 0)
     if as_json:
         from ..service.store.json_output import tree_object
@@ -71,7 +75,10 @@ def show_loom(session: LoomSession, top: int, *, as_json: bool) -> None:
 
 
 def summary_of(session: LoomSession) -> str:
-    """Return the loom's name, counts and model in one line."""
+    """Return one line: the loom's name, its numbers of nodes, paths and tokens, and its model.
+
+    "unshared" counts the tokens that the paths would have without sharing prefixes.
+    """
     nodes = list(session.loom.walk())
     n_tokens = sum(len(node.tokens) for node in nodes)
     depth: dict[str, int] = {}
@@ -89,7 +96,7 @@ def summary_of(session: LoomSession) -> str:
 
 
 def suggest_for_tree(session: LoomSession) -> None:
-    """Suggest commands for a tree."""
+    """Suggest commands on stderr after a tree was drawn."""
     numbers = session.numbers()
     leaves = session.loom.leaves
     at = session.at if session.at is not session.loom else leaves[0]
@@ -117,7 +124,14 @@ def read(
 
 
 def read_node(session: LoomSession, node: str | None, color: Tint | None, *, as_json: bool) -> None:
-    """Write a path as text or JSON; its end becomes the current node."""
+    """Write the path to a node as text or JSON; the node becomes the current node.
+
+    Args:
+        session: the loom.
+        node: a node number or id; None means the current node.
+        color: color tokens by this value; None for no colors.
+        as_json: write one JSON object.
+    """
     at = session.at = session.node(node)
     if as_json:
         from ..service.store.json_output import path_object
@@ -141,7 +155,13 @@ def show_path(
     node: Heddle,
     tint: Tint | None = None,
 ) -> None:
-    """Write the prompt, the path down to the node, and how the node ended."""
+    """Write the prompt, the texts down to the node, and one line of facts.
+
+    The facts are the node's number, its tokens and why it ended. They go to stderr if `out` is
+    piped.
+
+    tint: color tokens by this value; None for no colors.
+    """
     prompt = session.loom.user_prompt or session.loom.text
     if session.loom.chat_template_used:
         if out.is_terminal:
@@ -172,7 +192,7 @@ def show_path(
 
 
 def ending(node: Heddle) -> str:
-    """Return the reason why a node ended, in words."""
+    """Return the reason why a node ended, in words; "" for a node that was not generated."""
     if node.terminal:
         return "ended"
     return {
@@ -243,7 +263,10 @@ def next_(
 
 
 def second_token(session: LoomSession, distribution: Distribution) -> list[str]:
-    """Return arguments that add the second likeliest token; empty if it cannot be typed."""
+    """Return arguments of `weft grow` that add the second likeliest token before growing.
+
+    Returns [] if the token is unlikely, ends the text, or cannot be typed.
+    """
     if len(distribution) < 2 or distribution[1].p < 0.01:
         return []
     second = distribution[1]
@@ -258,7 +281,10 @@ def second_token(session: LoomSession, distribution: Distribution) -> list[str]:
 def show_next(
     out: TerminalWriter, session: LoomSession, node: Heddle, distribution: Distribution
 ) -> None:
-    """Write a table of the next tokens with bars."""
+    """Write the likeliest next tokens at a node as a table with bars.
+
+    distribution: the tokens, as `LoomSession.next` returns them.
+    """
     number = session.number(node)
     head = f"after node {number}: " if number else "after the prompt: "
     out.line((head, "bold"), out.fit(_end_of(node), out.width - len(head) - 1))
