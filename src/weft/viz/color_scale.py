@@ -11,7 +11,7 @@ Tint = Literal["probability", "entropy", "none"]
 
 
 def check(tint: str) -> Tint:
-    """Return the name of a token coloring. Raises: ConfigError for another name."""
+    """Return `tint` if it names a token coloring. Raises: ConfigError for another name."""
     for name in get_args(Tint):
         if tint == name:
             return name  # type: ignore[no-any-return]
@@ -20,7 +20,10 @@ def check(tint: str) -> Tint:
 
 @dataclass(frozen=True, slots=True)
 class ColorScale:
-    """Six steps from expected (no color) to surprising (the strongest color)."""
+    """Colors for one statistic of tokens: six steps, 0 to 5.
+
+    Step 0 is for expected tokens and has no color. Step 5 is for the most surprising ones.
+    """
 
     key: str  # "p" or "h": the prefix of its CSS classes in page.css
     name: str
@@ -35,11 +38,11 @@ class ColorScale:
 
     @property
     def falls(self) -> bool:
-        """True if small values are the surprising ones."""
+        """True if small values are the surprising ones, as for probabilities."""
         return self.bounds[0] > self.bounds[-1]
 
     def level(self, value: float) -> int:
-        """Return the step of a value, 0 to 5; NaN has the last step."""
+        """Return the step of a value, from 0 (expected) to 5 (surprising). NaN has step 5."""
         for step, bound in enumerate(self.bounds):
             if value >= bound if self.falls else value < bound:
                 return step
@@ -57,7 +60,10 @@ class ColorScale:
         return ("", *(f"black on color({colour})" for colour in self.colours))
 
     def figure(self, value: float) -> str:
-        """Return the value in braces if it is beyond `limit`, else ""."""
+        """Return a surprising value in braces, such as "{0.12}", for output without colors.
+
+        Returns "" for a value that is not beyond `limit`.
+        """
         is_surprising = value < self.limit if self.falls else value >= self.limit
         return f"{{{value:.{self.digits}f}}}" if is_surprising else ""
 

@@ -39,11 +39,14 @@ def to_dot(
     edge: Label | None = None,
     limit: int | None = None,
 ) -> str:
-    """Return the tree from `root` down as a digraph, colored by mean probability.
+    """Return the tree from `root` down as a Graphviz digraph, colored by mean probability.
 
     Args:
-        node, edge: return the label of a box, and of the line to it.
+        root: the node from which to draw.
+        node: returns the label of a node's box; None: its text and statistics.
+        edge: returns the label of the line to a node; None: no labels.
         limit: maximum number of nodes, nearest to the root first; an extra box counts the rest.
+            None: no limit.
     """
     shown = breadth_first(root, limit)
     names = {id(each): f"n{number}" for number, each in enumerate(shown)}
@@ -75,7 +78,7 @@ def _dot_label(each: Heddle) -> str:
 
 
 def _quoted(text: str) -> str:
-    r"""Return the inside of a label: `\l` ends a line flush left; everything else is literal."""
+    r"""Return a text escaped for a quoted DOT label; `\l` ends each line, which aligns it left."""
     text = escape_controls(text.strip("\n"), keep="\n").replace("\t", "    ")
     safe = text.replace("\\", "\\\\").replace('"', '\\"')
     lines = safe.split("\n")
@@ -95,10 +98,12 @@ def to_mermaid(
     edge: Label | None = None,
     limit: int | None = LIMIT,
 ) -> str:
-    """Return the tree from `root` down as a flowchart within Mermaid's default limits.
+    """Return the tree from `root` down as a Mermaid flowchart.
 
     Args:
-        node, edge: return the label of a box, and of the line to it.
+        root: the node from which to draw.
+        node: returns the label of a node's box; None: its text and statistics.
+        edge: returns the label of the line to a node; None: no labels.
         limit: maximum number of nodes, nearest to the root first; None: as many as Mermaid accepts.
             An extra box counts the rest.
     """
@@ -138,8 +143,9 @@ def _mermaid_label(each: Heddle) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return the text with Mermaid's character codes, except for word characters and spaces.
+    """Return a text escaped for a Mermaid label.
 
-    Labels are Markdown with HTML, where "1. " is a list and "end" a keyword.
+    All characters but word characters and spaces become character codes. Otherwise Mermaid would
+    read Markdown and HTML in labels, where "1. " is a list and "end" a keyword.
     """
     return re.sub(r"[^\w ]|_", lambda match: f"#{ord(match[0])};", one_line(text))

@@ -54,12 +54,12 @@ _FAR = 12
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The content of a page.
+    """The content of an HTML page of a tree.
 
-    chains: the tree in drawing order.
-    nodes: what is shown for each node.
-    is_large: only folds on the highlighted path are open.
-    path: the label of that path; "" without one.
+    chains: the tree in drawing order, as `outline` yields it.
+    nodes: how each node is written.
+    is_large: open only the folds on the highlighted path.
+    path: the label of the highlighted path; "" if no path is highlighted.
     """
 
     chains: Sequence[Chain | ChainEnd]
@@ -78,7 +78,7 @@ def to_html(
     mark: Heddle | None = None,
     numbers: Mapping[str, int] | None = None,
 ) -> str:
-    """Return the tree from `root` down as a full page.
+    """Return the tree from `root` down as a full HTML page.
 
     Args:
         tint: "probability", "entropy" or "none": the token colors when the page opens.
@@ -214,7 +214,7 @@ def _footer(page: Page) -> str:
 
 @dataclass(slots=True)
 class _Level:
-    """The branches of one chain while they are written."""
+    """State while the branches below one chain are written: how many, and which is next."""
 
     n: int  # number of branches
     on: int  # index of the branch on the highlighted path; -1: none
@@ -224,7 +224,10 @@ class _Level:
     is_in_rest: bool = False  # a fold of siblings is open
 
     def before_next(self) -> str:
-        """Return the markup before the next branch: long rows of siblings are folded."""
+        """Return the HTML before the next branch, and advance to it.
+
+        In a long row of siblings it opens a fold, or closes one before the highlighted branch.
+        """
         at, on = self.at, self.on
         self.at += 1
         if not self.is_cut or at < _SIBLINGS:
@@ -239,7 +242,7 @@ class _Level:
         return f'<li class="rest"><details class="fold"><summary>{summary}</summary>\n<ul>\n'
 
     def end_of_rest(self) -> str:
-        """Return the markup that closes the fold of siblings, if one is open."""
+        """Return the HTML that closes the fold of siblings; "" if none is open."""
         is_open, self.is_in_rest = self.is_in_rest, False
         return "</ul></details></li>\n" if is_open else ""
 
@@ -267,7 +270,10 @@ def _level(each: Chain, page: Page, ends: str) -> _Level:
 
 
 def _item(each: Chain, page: Page) -> Generator[str, None, bool]:
-    """Yield a chain up to its first branch; return True if its fold is open then."""
+    """Yield the HTML of a chain's nodes; return True if the caller must close its fold.
+
+    The fold contains the branches below the chain, which are not written yet.
+    """
     # The heading shows the prompt.
     nodes = [node for node in each.nodes if not isinstance(node, Loom)]
     is_open = not page.is_large or not each.forks or nodes[0].id in page.nodes.marked
@@ -293,7 +299,7 @@ def _item(each: Chain, page: Page) -> Generator[str, None, bool]:
 
 
 def _run(nodes: Sequence[Heddle], page: Page) -> Iterator[str]:
-    """Yield nodes one below another; of a long row, only the first and last are unfolded."""
+    """Yield the HTML of a chain's nodes; in a long chain, all but the ends are folded."""
     half = _RUN // 2 if page.is_large and len(nodes) > _RUN + 1 else len(nodes)
     chains = [node_html(node, page.nodes) for node in nodes]
     yield from chains[:half]
@@ -315,7 +321,12 @@ _LINE = 90
 
 
 class BranchBar(NamedTuple):
-    """A branch in the overview: its row from the top, its position and width in units."""
+    """The rectangle of a chain in the overview.
+
+    item: the chain.
+    row: its row, counted from the top.
+    x, width: its left edge and its width, in units of the drawing.
+    """
 
     item: Chain
     row: int
@@ -326,7 +337,14 @@ class BranchBar(NamedTuple):
 def overview(
     chains: Sequence[Chain | ChainEnd], page: NodeDetails, path: Sequence[Heddle], heading: str
 ) -> str:
-    """Return the overview of the tree, and the nodes of a path as a list of links."""
+    """Return HTML with a small drawing of the full tree, and links to the nodes of a path.
+
+    Args:
+        chains: the tree in drawing order, as `outline` yields it.
+        page: how each node is written.
+        path: the nodes to link.
+        heading: the heading above the links.
+    """
     return f'<section class="over" aria-label="Overview">\n{_picture(chains, page)}' + (
         f"<h2>{as_html(heading)}</h2>\n<ol>\n{''.join(_steps(path, page))}</ol>\n</section>\n"
         if path
@@ -351,7 +369,7 @@ def _picture(chains: Sequence[Chain | ChainEnd], page: NodeDetails) -> str:
 
 
 def _bars(items: Sequence[Chain]) -> Iterator[BranchBar]:
-    """Yield a bar for each chain below the prompt; its width is its share of the leaves."""
+    """Yield a rectangle for each chain below the prompt; its width is its share of the leaves."""
     above = _above(items)
     leaves = [0 if item.n_branches else 1 for item in items]
     for at in range(len(items) - 1, 0, -1):
@@ -371,7 +389,7 @@ def _bars(items: Sequence[Chain]) -> Iterator[BranchBar]:
 
 
 def _above(items: Sequence[Chain]) -> list[int]:
-    """Return for each chain the index of the chain above it; 0 for the first."""
+    """Return for each chain the index of its parent chain in `items`; 0 for the first chain."""
     above, at_fork = [], {-1: 0}
     for at, item in enumerate(items):
         above.append(at_fork[item.forks - 1])
@@ -402,7 +420,10 @@ def _has_scores(bars: Sequence[BranchBar]) -> bool:
 
 
 def _by_score(bars: Sequence[BranchBar]) -> dict[int, str]:
-    """Return a CSS class for each bar, s0 (worst or no score) to s5; {} without scores."""
+    """Return a CSS class by index of the bar, from s0 (worst or no score) to s5 (best).
+
+    Returns {} if no node has a score.
+    """
     if not _has_scores(bars):
         return {}
     score_of = {at: _score(bar.item.nodes) for at, bar in enumerate(bars)}
@@ -425,7 +446,10 @@ def _score(nodes: Sequence[Heddle]) -> float | None:
 
 
 def _by_p(bars: Sequence[BranchBar]) -> dict[int, str]:
-    """Return a CSS class for each bar, by the mean probability of its first sampled node."""
+    """Return a CSS class by index of the bar: p0 to p5.
+
+    It is the color step of the mean probability of the bar's first sampled node; p0 without one.
+    """
     classes = {}
     for at, bar in enumerate(bars):
         sampled = [node for node in bar.item.nodes if node.logprobs]

@@ -25,19 +25,28 @@ BETWEEN = "---"  # the line between texts without numbers
 
 
 class DeltaDisplay(Protocol):
-    """Shows deltas as they arrive; a context manager."""
+    """A display of growing branches, which gets their deltas as they arrive.
+
+    It is a context manager: entering starts the display, leaving ends it.
+    """
 
     def __enter__(self) -> object: ...
 
     def __exit__(self, *_: object) -> None: ...
 
     def push(self, delta: Delta) -> None:
-        """Show a delta."""
+        """Show the new tokens of one branch."""
         ...
 
 
 class Lane:
-    """One branch: its text so far, in pieces with logprobs, and its finish reason."""
+    """The state of one branch in a display.
+
+    Attributes:
+        number: the branch's number, as displayed.
+        pieces: (text, logprob) in order; the logprob is None if the engine does not report it.
+        ended: the finish reason; None while the branch grows.
+    """
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -50,22 +59,25 @@ class Lane:
         return "".join(text for text, _ in self.pieces)
 
     def push(self, pieces: Sequence[tuple[str, float | None]], ended: str | None) -> None:
-        """Append new pieces of this branch."""
+        """Append new pieces, (text, logprob), and set the finish reason (None: still growing)."""
         self.pieces += pieces
         self.ended = ended
 
 
 def hidden_lanes(lanes: Sequence[Lane]) -> str:
-    """Return a line that counts the lanes that do not fit."""
+    """Return a line that counts branches for which there is no room in a display."""
     ended = sum(lane.ended is not None for lane in lanes)
     return f"… {counted(len(lanes), 'more branch', 'more branches')}, {ended} ended"
 
 
 class Lanes:
-    """All branches of a call, redrawn in place and erased at the end.
+    """A live display of all growing branches of a call, redrawn in place and erased at the end.
 
-    first: the number of the first branch.
-    waiting: returns the text to show until the first delta.
+    Args:
+        out: the terminal.
+        n: number of branches.
+        waiting: returns the text to show until the first delta; None: no text.
+        first: the number of the first branch.
     """
 
     def __init__(
@@ -97,7 +109,7 @@ class Lanes:
         self._live.stop()
 
     def push(self, delta: Delta) -> None:
-        """Show a delta."""
+        """Add the new tokens of one branch to its lane."""
         if self._began is None:
             self._began = time.monotonic()
         self.n_tokens += len(delta.token_ids)
@@ -144,9 +156,15 @@ def _rows(lane: Lane, out: TerminalWriter, height: int) -> list[Text]:
 
 
 class Printer:
-    """Plain lines: the branches one after the other, each as soon as the earlier ones have ended.
+    """A display in plain lines, for output that cannot be redrawn.
 
-    first: the number of the first branch; None: only the texts, separated by BETWEEN.
+    It writes the branches one after the other. The text of a branch waits until all branches with
+    lower numbers have ended.
+
+    Args:
+        out: the output.
+        n: number of branches.
+        first: the number of the first branch. None: no numbers, and texts are separated by BETWEEN.
     """
 
     def __init__(self, out: TerminalWriter, n: int, *, first: int | None = 1) -> None:
@@ -169,7 +187,7 @@ class Printer:
                 self._end()
 
     def push(self, delta: Delta) -> None:
-        """Write a delta of the current branch; keep those of later branches."""
+        """Write the new text of the current branch, or store the text of a later branch."""
         self.lanes[delta.branch].push([(delta.text, sum(delta.logprobs))], delta.finish_reason)
         if delta.branch == self._at:
             self._show(delta.text)
@@ -198,7 +216,7 @@ class Printer:
 
 
 class NullDisplay:
-    """Shows nothing."""
+    """A display that shows nothing."""
 
     def __enter__(self) -> NullDisplay:
         return self
@@ -210,7 +228,7 @@ class NullDisplay:
 
 
 class TextDisplay(NullDisplay):
-    """Writes one branch's text as it arrives; on a terminal, lines break between words."""
+    """A display of one branch as plain text; on a terminal, lines break between words."""
 
     def __init__(self, out: TerminalWriter) -> None:
         self.out = out
@@ -218,7 +236,7 @@ class TextDisplay(NullDisplay):
         self._column = 0
 
     def push(self, delta: Delta) -> None:
-        """Write a delta. On a terminal, hold back the last word until it is complete."""
+        """Write the new text. On a terminal, hold back the last word until it is complete."""
         if not self.out.is_live:
             self.out.write(delta.text)
             return
@@ -240,9 +258,10 @@ class TextDisplay(NullDisplay):
 
 
 def show_stream(display: DeltaDisplay, deltas: Generator[Delta, None, object]) -> bool:
-    """Show a stream to its end; return False if Ctrl-C ended it.
+    """Run a stream to its end and pass its deltas to a display.
 
-    Its tokens are then in the tree.
+    Returns True at the end of the stream, and False if Ctrl-C stopped it. Then the tokens so far
+    are in the tree.
     """
     try:
         # Ctrl-C may arrive while a delta is drawn; closing the stream keeps its branches.

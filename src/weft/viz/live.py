@@ -35,7 +35,7 @@ _TEXT = "flex:1;min-width:0;white-space:pre-wrap;overflow-wrap:anywhere"
 
 
 def growth_display(n: int) -> GrowthDisplay | None:
-    """Return a display for `n` branches; None if nothing is to be shown."""
+    """Return a display for `n` growing branches; None outside IPython's main thread."""
     shell = _shell()
     if shell is None or not n or threading.current_thread() is not threading.main_thread():
         return None
@@ -49,7 +49,12 @@ def _shell() -> Any:
 
 
 class LiveLanes:
-    """All branches of a call in one display, updated in place; static HTML at the end."""
+    """All growing branches of a call in one notebook output, redrawn in place.
+
+    The last drawing stays.
+
+    n: number of branches.
+    """
 
     def __init__(self, n: int) -> None:
         self.lanes = [Lane(number) for number in range(n)]
@@ -64,14 +69,20 @@ class LiveLanes:
     def push(
         self, branch: int, pieces: list[tuple[str, float | None]], ended: FinishReason | None
     ) -> None:
-        """Append new tokens of a branch; redraw, at a limited rate."""
+        """Append new tokens of a branch, and redraw at most ten times a second.
+
+        Args:
+            branch: index of the branch in the call.
+            pieces: (text, logprob) of each token; the logprob is None if it is not reported.
+            ended: the finish reason; None while the branch grows.
+        """
         lane = self.lanes[branch]
         lane.push(pieces, ended)
         if time.monotonic() - self._drawn_at >= REDRAW_S:
             self._try(self._draw)
 
     def close(self) -> None:
-        """Draw the final state."""
+        """Draw the final state, which stays in the notebook."""
         self.is_over = True
         # The rate limit applies to the last drawing too.
         time.sleep(max(0.0, self._drawn_at + REDRAW_S - time.monotonic()))
@@ -123,7 +134,10 @@ class LiveLanes:
 
 
 class LiveLines:
-    """Branches as plain lines, each written when the branch has ended."""
+    """A display for IPython in a terminal: each branch is one line, written when it has ended.
+
+    n: number of branches.
+    """
 
     def __init__(self, n: int) -> None:
         self.lanes = [Lane(number) for number in range(n)]
@@ -134,14 +148,17 @@ class LiveLines:
     def push(
         self, branch: int, pieces: list[tuple[str, float | None]], ended: FinishReason | None
     ) -> None:
-        """Append new tokens of a branch; write it if it has ended."""
+        """Append new tokens of a branch, and write its line if it has ended.
+
+        The arguments are those of `LiveLanes.push`.
+        """
         lane = self.lanes[branch]
         lane.push(pieces, ended)
         if ended is not None:
             self._write(lane)
 
     def close(self) -> None:
-        """Write the branches that were stopped."""
+        """Write the lines of branches that were stopped before their end."""
         for lane in self.lanes:
             if lane.ended is None and lane.pieces:
                 self._write(lane)
@@ -176,7 +193,7 @@ def _state(lane: Lane) -> str:
 
 
 def _tail(lane: Lane) -> Iterable[tuple[str, float | None]]:
-    """Return the last pieces that fit in a lane."""
+    """Return the last pieces of a branch that fit in its lane, as (text, logprob)."""
     room = _TAIL
     for at in range(len(lane.pieces) - 1, -1, -1):
         room -= len(lane.pieces[at][0])

@@ -37,18 +37,30 @@ _FOLD = f"{SOFT};cursor:pointer"
 
 
 def tree(root: Heddle, *, limit: int = LIMIT, mark: Heddle | None = None) -> str:
-    """Return the tree from `root` down as unfolded HTML lists; the rest is counted."""
+    """Return the tree from `root` down as nested HTML lists.
+
+    Args:
+        root: the node from which to draw.
+        limit: maximum number of nodes; the rest is counted.
+        mark: the path to this node is highlighted; None: no path.
+    """
     marked = frozenset() if mark is None else frozenset(map(id, mark.path))
     return "".join(_tree(root, limit, marked))
 
 
 def plain(root: Heddle, *, limit: int = LIMIT) -> str:
-    """Return the drawing as text, for front ends without HTML."""
+    """Return the drawing of the tree as text, for front ends without HTML.
+
+    limit: maximum number of lines; the rest is counted.
+    """
     return "\n".join(draw(root, limit=limit))
 
 
 def text_of(node: Heddle) -> str:
-    """Return a node's text as HTML with colored tokens; the rest of a long text is counted."""
+    """Return a node's text as HTML with colored tokens.
+
+    A long text is cut, and the omitted characters are counted.
+    """
     parts = pieces(node)
     if not parts:
         return f'<span style="{SOFT}">{NOTHING}</span>'
@@ -101,7 +113,12 @@ def _tokens(parts: list[Piece]) -> Iterator[str]:
 
 
 def token(piece: Piece, text: str) -> str:
-    """Return a token's text as HTML, colored by its probability, with its statistics as tooltip."""
+    """Return a token as HTML, colored by its probability, with its statistics as tooltip.
+
+    Args:
+        piece: the token.
+        text: the text to show for it.
+    """
     if piece.p is None:
         return as_html(text)
     style = PROBABILITY.inline(piece.p)
@@ -201,7 +218,13 @@ def search_card(result: SearchResult) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], more: str = "") -> str:
-    """Return a table of cells that are already HTML."""
+    """Return an HTML table.
+
+    Args:
+        head: titles of the columns.
+        rows: cells that are HTML already.
+        more: HTML after the table.
+    """
     cells = "".join(f'<th style="{_CELL};{SOFT}">{name}</th>' for name in head)
     body = "".join(
         "<tr>" + "".join(f'<td style="{_CELL};{_WRAP}">{cell}</td>' for cell in row) + "</tr>"

@@ -19,13 +19,13 @@ MAX_FORKS = 150
 
 
 class Chain(NamedTuple):
-    """A node and those that follow it one by one, down to the next fork or leaf.
+    """A run of nodes, each the only child of the one before, down to the next fork or leaf.
 
-    nodes: at least one.
-    forks: number of forks above it.
-    n_branches: branches shown below its last node.
-    n_below: nodes below its last node.
-    n_hidden: how many of those are not shown.
+    nodes: the nodes, at least one.
+    forks: number of forks above the chain.
+    n_branches: number of children of the last node that are shown.
+    n_below: number of all nodes below the last node.
+    n_hidden: number of nodes in branches of the last node that are left out.
     """
 
     nodes: list[Heddle]
@@ -36,7 +36,11 @@ class Chain(NamedTuple):
 
 
 class ChainEnd(NamedTuple):
-    """The end of all branches below a chain. is_root: it ends the first chain."""
+    """A marker in `outline`: the chain that was opened last, and all below it, end here.
+
+    has_branches: the chain has branches that were yielded.
+    is_root: the chain is the first one, so this is the end of the tree.
+    """
 
     has_branches: bool
     is_root: bool
@@ -48,13 +52,22 @@ def oldest_first(node: Heddle) -> Sequence[Heddle]:
 
 
 def by_number(node: Heddle, numbers: Mapping[str, int]) -> list[Heddle]:
-    """Return a node's children by number; those without a number come last."""
+    """Return a node's children in the order of their numbers.
+
+    numbers: node numbers by id. Children without a number are the last.
+    """
     last = len(numbers)
     return sorted(node.children, key=lambda child: numbers.get(child.id, last))
 
 
 def breadth_first(root: Heddle, limit: int | None, below: Below = oldest_first) -> list[Heddle]:
-    """Return the first `limit` nodes level by level, so parents come before children."""
+    """Return nodes level by level from `root` down, so that parents precede their children.
+
+    Args:
+        root: the first node.
+        limit: maximum number of nodes; None: no limit.
+        below: returns a node's children in drawing order.
+    """
     if limit is not None:
         limit = check_int("limit", limit, 1)
     nodes: list[Heddle] = []
@@ -67,7 +80,10 @@ def breadth_first(root: Heddle, limit: int | None, below: Below = oldest_first) 
 
 
 def sizes(root: Heddle) -> dict[int, int]:
-    """Return the number of nodes from each node down, by `id()`. Cost: O(nodes)."""
+    """Return the size of each node's subtree, including the node, by `id(node)`.
+
+    Cost: O(nodes).
+    """
     counts: dict[int, int] = {}
     for node in reversed(breadth_first(root, None)):
         counts[id(node)] = 1 + sum(counts[id(child)] for child in node.children)
@@ -105,9 +121,14 @@ def best_path(root: Heddle) -> list[Heddle]:
 def outline(
     root: Heddle, limit: int | None = None, below: Below = oldest_first
 ) -> Iterator[Chain | ChainEnd]:
-    """Yield the tree as chains, each followed by those below it and a ChainEnd. Cost: O(nodes).
+    """Yield the tree in drawing order: each chain, then all chains below it, then its ChainEnd.
 
-    below: returns a node's children in drawing order.
+    Args:
+        root: the first node.
+        limit: maximum number of nodes, nearest to the root first; None: no limit.
+        below: returns a node's children in drawing order.
+
+    Cost: O(nodes).
     """
     shown = {id(node) for node in breadth_first(root, limit, below)}
     counts = sizes(root)
@@ -162,5 +183,8 @@ def facts(node: Heddle) -> list[str]:
 
 
 def counted(n: int, one: str, many: str = "") -> str:
-    """Return a count and its noun, such as "2 nodes"."""
+    """Return a count with its noun, such as "1 node" or "2 nodes".
+
+    many: the plural; "" means `one` with an s.
+    """
     return f"{n:,} {one if n == 1 else many or one + 's'}".replace(",", " ")

@@ -27,10 +27,12 @@ Part = str | tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class TerminalWriter:
-    """An output stream. It escapes text for terminals; `write` to a file is exact.
+    """A writer for an output stream, which escapes control characters for terminals.
 
-    is_live: a terminal that can redraw.
-    is_ascii: it cannot encode box-drawing characters.
+    console: Rich's console for the stream.
+    is_live: the stream is a terminal that can redraw lines.
+    is_ascii: the stream's encoding lacks box-drawing characters.
+    is_terminal: the stream is a terminal, not a file or pipe.
     """
 
     console: Console
@@ -40,7 +42,10 @@ class TerminalWriter:
 
     @classmethod
     def for_stream(cls, file: TextIO) -> TerminalWriter:
-        """Inspect a stream; respects NO_COLOR and TERM=dumb."""
+        """Return a writer for a stream, which detects a terminal, its width and its encoding.
+
+        NO_COLOR and TERM=dumb are respected.
+        """
         is_terminal = file.isatty()
         width = shutil.get_terminal_size((WIDTH, 24)).columns if is_terminal else WIDTH
         console = Console(
@@ -61,7 +66,10 @@ class TerminalWriter:
         return self.console.color_system is not None and not self.console.no_color
 
     def text(self, *parts: Part) -> Text:
-        """Return a line of texts and (text, style) pairs, in characters that the stream has."""
+        """Return a line that consists of parts, without characters that the stream cannot encode.
+
+        parts: text, or (text, style) with a style of Rich, such as "dim".
+        """
         line = Text(no_wrap=True)
         for part in parts:
             content, style = (part, "") if isinstance(part, str) else part
@@ -69,16 +77,19 @@ class TerminalWriter:
         return line
 
     def line(self, *parts: Part) -> None:
-        """Write one line."""
+        """Write one line. parts: text, or (text, style)."""
         self.console.print(self.text(*parts))
 
     def write(self, text: str) -> None:
-        """Write a text, or a part of one, and flush; escaped for terminals, else exact."""
+        """Write a text as it is, without adding a line end, and flush.
+
+        Control characters are escaped on a terminal. A file or pipe gets the exact text.
+        """
         self.console.file.write(self.escape(text) if self.is_terminal else text)
         self.console.file.flush()
 
     def facts(self, facts: str, style: str = "dim") -> None:
-        """Write facts separated by dots; a narrow terminal breaks the line at a dot."""
+        """Write a text whose facts are separated by " · ". Long lines break at these dots."""
         line = ""
         for fact in facts.split(" · "):
             if line and cell_len(f"{line} · {fact}") > self.width:
@@ -88,7 +99,10 @@ class TerminalWriter:
         self.line((line, style))
 
     def block(self, head: str, text: str | Text) -> None:
-        """Write a text of several lines next to a heading, wrapped to the width."""
+        """Write a text wrapped to the width, with a heading to the left of its first line.
+
+        The other lines are indented by the heading's width.
+        """
         indent = cell_len(head) + 2 if head else 0
         full = Text(self.escape(text)) if isinstance(text, str) else text
         rows = full.wrap(self.console, max(self.width - indent, 8))
@@ -98,12 +112,15 @@ class TerminalWriter:
             self.console.print(line.append_text(row))
 
     def lines(self, lines: Iterable[Text]) -> None:
-        """Write lines of `text`."""
+        """Write several lines, as `text` returns them."""
         for line in lines:
             self.console.print(line)
 
     def escape(self, text: str) -> str:
-        """Return text with control characters escaped, in characters that the stream has."""
+        """Return text with control characters escaped.
+
+        Characters that the stream cannot encode are replaced.
+        """
         text = escape_controls(text, keep="\n")
         if not self.is_ascii:
             return text
@@ -112,11 +129,14 @@ class TerminalWriter:
         return text.translate(_ASCII).encode(encoding, "backslashreplace").decode(encoding)
 
     def is_as_typed(self, text: str) -> bool:
-        """Return True if a text appears unchanged on one line, so that it can be copied."""
+        """Return True if the stream shows a text unchanged on one line, so it can be copied."""
         return bool(text.strip()) and text.isprintable() and can_write(self.console.encoding, text)
 
     def fit(self, text: str, room: int) -> str:
-        """Return text on one line, cut to `room` columns; the last of several lines is kept."""
+        """Return a text on one line, cut to `room` columns.
+
+        Line ends become marks. Of a text with several lines, a short last line is kept.
+        """
         # Escape before measuring, because escapes are wider.
         text = self.escape(text.strip("\n"))
         mark, cut = ("/", "...") if self.is_ascii else ("⏎", "…")
@@ -138,7 +158,7 @@ def can_write(encoding: str | None, text: str) -> bool:
 
 
 def escape_unencodable(*files: TextIO) -> None:
-    """Let streams escape characters that their encoding lacks, instead of raising."""
+    """Reconfigure streams: they escape characters that their encoding lacks, and do not raise."""
     for file in files:
         if isinstance(file, io.TextIOWrapper):
             file.reconfigure(errors="backslashreplace")
@@ -183,7 +203,7 @@ def as_html(text: str) -> str:
 
 
 def cut(text: str, length: int) -> str:
-    """Return the first characters of the text; "…" marks a cut."""
+    """Return at most `length` characters of the text; "…" marks a cut."""
     return text if len(text) <= length else text[: max(length - 1, 0)].rstrip() + "…"
 
 

@@ -28,16 +28,16 @@ MIN_LABEL = 24
 
 
 class Style(NamedTuple):
-    """The characters of a drawing: four columns per level, and marks for cut text."""
+    """The characters of a drawing. The first four are four columns wide, one level of the tree."""
 
-    tee: str
-    corner: str
-    pipe: str
+    tee: str  # before a node that has later siblings
+    corner: str  # before the last child
+    pipe: str  # a line that continues to a later sibling
     blank: str
-    cut: str
-    dot: str
-    deep: str
-    times: str
+    cut: str  # mark of a cut text
+    dot: str  # between statistics
+    deep: str  # replaces connecting lines that do not fit
+    times: str  # before the number of equal leaves
 
 
 UNICODE = Style("├── ", "└── ", "│   ", "    ", "…", "·", "⋯", "×")
@@ -52,9 +52,18 @@ def lines(
     width: int = WIDTH,
     style: Style = UNICODE,
 ) -> Iterator[tuple[Text, int]]:
-    """Yield the lines of the tree from `root` down, with the number of nodes of each line.
+    """Yield (line, number of nodes on it) for the tree from `root` down.
 
-    Leaves that look equal share a line. Cost: O(nodes), at any depth.
+    Leaves of one parent with equal labels share a line.
+
+    Args:
+        root: the node from which to draw.
+        node: returns the label of a node; None: its text and statistics.
+        edge: returns the label of the line to a node, written before the node; None: no labels.
+        width: maximum number of columns.
+        style: the characters of the drawing.
+
+    Cost: O(nodes), at any depth.
     """
 
     def below(equal: list[Heddle]) -> list[list[Heddle]]:
@@ -67,9 +76,15 @@ def lines(
 def tree_lines(
     top: T, below: Callable[[T], Sequence[T]], width: int, style: Style
 ) -> Iterator[tuple[T, str]]:
-    """Yield each item that has a line, from the top down, with the connecting lines before it.
+    """Yield (item, connecting lines before it) for each line of a tree, from the top down.
 
-    below: returns the items below an item. Cost: O(lines), at any depth.
+    Args:
+        top: the root of the tree.
+        below: returns the children of an item.
+        width: columns of the drawing. Connecting lines that do not fit are shortened.
+        style: the characters of the drawing.
+
+    Cost: O(lines), at any depth.
     """
     stack = [(top, "", "", 0)]
     inside = {"": "", style.tee: style.pipe, style.corner: style.blank}
@@ -87,7 +102,10 @@ def tree_lines(
 def folded(
     children: Sequence[Heddle], node: Label | None, edge: Label | None
 ) -> list[list[Heddle]]:
-    """Return children in order, grouped: leaves with equal labels form one group."""
+    """Return children as groups, in order. Leaves with equal labels form one group.
+
+    node, edge: return the labels, as for `lines`.
+    """
     groups: dict[object, list[Heddle]] = {}
     for child in children:
         words = (child.text, node and node(child), edge and edge(child))
@@ -104,7 +122,11 @@ def draw(
     style: Style = UNICODE,
     limit: int | None = None,
 ) -> Iterator[str]:
-    """Yield the drawing line by line, without colors; after `limit` lines the rest is counted."""
+    """Yield the drawing line by line, without colors.
+
+    limit: maximum number of lines; the rest is counted. None: no limit. The other arguments are
+    those of `lines`.
+    """
     drawing = lines(root, node=node, edge=edge, width=width, style=style)
     rest = root.count_children() if limit is not None else 0
     for line, n in itertools.islice(drawing, limit):
@@ -126,7 +148,10 @@ def show(
     file: TextIO | None = None,
     limit: int | None = None,
 ) -> None:
-    """Write the drawing to `file` (standard output), colored and as wide as the terminal."""
+    """Write the drawing to a stream, on a terminal with colors and in its width.
+
+    file: the stream; None: standard output. The other arguments are those of `draw`.
+    """
     file = sys.stdout if file is None else file
     out = TerminalWriter.for_stream(file)
     width, style = out.width, ASCII if out.is_ascii else UNICODE
@@ -144,7 +169,10 @@ def show(
 
 
 def _shown(rails: str, depth: int, width: int, style: Style) -> str:
-    """Return the rails, or how deep we are and the last of them when they would fill the width."""
+    """Return the connecting lines before a node.
+
+    If they would fill the width, return the depth as a number and only the last of them.
+    """
     columns = 4 * max(depth - 1, 0)
     room = width // 2
     if columns <= room:
@@ -192,7 +220,7 @@ def _cells(text: str) -> int:
 
 
 def colour_of(p: float) -> str:
-    """Return the color of a node with this mean probability."""
+    """Return the terminal color of a node with this mean probability."""
     return "green" if p >= 0.8 else "yellow" if p >= 0.5 else "red"
 
 
@@ -208,7 +236,12 @@ _GOOD, _BAD = 0.5, 0.05
 
 
 class PictureLine(NamedTuple):
-    """One line below a node: one node for several equal siblings, or a count of omitted ones."""
+    """One line of a `Picture`.
+
+    nodes: the node of this line, or several siblings with equal texts. Empty: the line counts
+        siblings that are not drawn.
+    n_left_out: number of siblings that are not drawn.
+    """
 
     nodes: tuple[Heddle, ...]
     n_left_out: int = 0
@@ -216,12 +249,14 @@ class PictureLine(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Selects and draws the nodes of a tree on a terminal.
+    """A drawing of a tree for a terminal, which can leave out nodes.
 
+    out: the terminal.
     numbers: node numbers by id, written before the nodes.
-    path: ids of nodes that are always drawn, in bold.
+    path: ids of nodes that are drawn in bold, and that `top` does not leave out.
     top: maximum number of children of a node, best scores first; 0: all, in their order.
-    focus: ids of nodes; only the path to them and what is below them is drawn.
+    focus: ids of all nodes of a path, without the root. Other branches along this path are
+        omitted; its end is drawn with all nodes below it. Empty: draw all.
     """
 
     out: TerminalWriter
@@ -295,9 +330,15 @@ def _style(node: Heddle) -> str:
 def color_tokens(
     out: TerminalWriter, pieces: Sequence[str], node: Heddle, scale: ColorScale
 ) -> Text:
-    """Return a node's text with colored tokens; without colors, with values in braces.
+    """Return a node's text with colored tokens.
 
-    pieces: the text of each token. A character of several tokens belongs to the last of them.
+    If `out` has no colors, surprising tokens are followed by their values in braces.
+
+    Args:
+        out: the terminal.
+        pieces: the text of each token. A character of several tokens belongs to the last of them.
+        node: the node, with the statistics of its tokens.
+        scale: the statistic to show, and its colors.
     """
     text = Text()
     colours = out.has_colours
@@ -314,7 +355,7 @@ def color_tokens(
 
 
 def legend(out: TerminalWriter, scale: ColorScale) -> Text:
-    """Return the legend of the colors."""
+    """Return a line that explains the colors of a scale, or its values in braces."""
     if not out.has_colours:
         return out.text((f"in braces: {scale.in_braces}", "dim"))
     parts: list[Part] = [(f"{scale.name}  ", "dim")]
@@ -327,7 +368,7 @@ _BAR, _VOTES_BAR = 30, 24
 
 
 def show_distribution(out: TerminalWriter, entries: Distribution) -> None:
-    """Write the likeliest tokens with bars, and the probability of all others."""
+    """Write the likeliest tokens with bars, and the probability of all other tokens."""
     texts = [shown_token(out, each.text) for each in entries]
     width = min(max((cell_len(text) for text in texts), default=0), out.width - _BAR - 14)
     for entry, text in zip(entries, texts, strict=True):
@@ -361,7 +402,15 @@ def show_votes(
     width: int = 0,
     of: str = "",
 ) -> None:
-    """Write answers with bars for their counts out of `total`; `of` follows each count."""
+    """Write a line with a bar for each answer.
+
+    Args:
+        out: the output.
+        votes: (answer, count), most votes first.
+        total: the count of a full bar.
+        width: minimum columns of the answers.
+        of: text after each count, such as " of 8".
+    """
     width = max([width, *(len(str(answer)) for answer, _ in votes)])
     for place, (answer, count) in enumerate(votes):
         bar = "█" * max(1, round(_VOTES_BAR * count / total))

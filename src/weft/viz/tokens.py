@@ -41,7 +41,11 @@ _BATCH = 64
 
 
 class TokenRank(NamedTuple):
-    """The model's rank of a token, from 0, and the likeliest tokens in its place."""
+    """The rank of a token in the model's distribution, and the alternatives to it.
+
+    rank: 0 for the likeliest token.
+    top: the likeliest tokens at this position.
+    """
 
     rank: int
     top: tuple[TokenProb, ...]
@@ -49,10 +53,15 @@ class TokenRank(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A text and its statistics; it has several tokens if they share a character.
+    """The smallest part of a node's text that can be displayed, with its statistics.
 
-    logprob: the sum over its tokens; None if they were not sampled.
-    entropy: the largest of its tokens; None if unknown.
+    It is one token, or several tokens that share a character.
+
+    text: the text.
+    token_ids: the tokens.
+    logprob: the sum over the tokens; None if they were not sampled.
+    entropy: the maximum over the tokens; None if unknown.
+    ranks: rank and alternatives of the token; None if they were not computed.
     is_mean: the piece is a full node whose tokens cannot be separated; statistics are means.
     """
 
@@ -70,7 +79,10 @@ class Piece:
 
 
 def pieces(node: Heddle, ranks: Sequence[TokenRank] = ()) -> list[Piece]:
-    """Return the pieces of a node's displayed text; joined, their texts are that text."""
+    """Return the pieces of a node's displayed text. Their joined texts equal that text.
+
+    ranks: the rank of each token, as `rank_tokens` returns them; empty if they were not computed.
+    """
     shown = node.text if isinstance(node, Loom) else node.display_text()
     if node.lm is None or shown != node.text:
         return [_single_piece(node, shown)] if shown else []
@@ -114,10 +126,13 @@ def _single_piece(node: Heddle, shown: str) -> Piece:
 
 
 def rank_tokens(nodes: Sequence[Heddle], top: int) -> dict[str, list[TokenRank]]:
-    """Compute the `top` likeliest tokens at each sampled token, by node id.
+    """Compute the rank and the `top` likeliest alternatives of each sampled token.
 
-    Adds nothing to the tree. Raises: ConfigError if the loom has no model. Cost: one forward over
-    each node's tokens.
+    Returns them by node id. The tree is not changed.
+
+    Raises: ConfigError if the loom has no model.
+
+    Cost: one forward over each node's tokens.
     """
     top = check_int("top", top, 0)
     sampled = [node for node in nodes if node.logprobs and node.parent is not None]
@@ -169,7 +184,7 @@ def quoted(text: str) -> str:
 
 
 def token_stats(piece: Piece) -> list[str]:
-    """Return p, logprob and entropy as texts; "" if unknown."""
+    """Return [p, logprob, entropy] of a piece as texts; "" for an unknown value."""
     return [
         "" if piece.p is None else percent(piece.p),
         "" if piece.logprob is None else _signed(piece.logprob),
@@ -182,12 +197,12 @@ def _signed(value: float) -> str:
 
 
 def alternative(each: TokenProb) -> str:
-    """Return a likely token and its probability as text."""
+    """Return an alternative token and its probability as text."""
     return f"{quoted(each.text)} {percent(each.p)}"
 
 
 def tip_of(piece: Piece) -> str:
-    """Return the tooltip of a piece."""
+    """Return the tooltip of a piece: its statistics and alternatives."""
     p, logprob, entropy = token_stats(piece)
     if piece.is_mean:
         return f"the full node, {len(piece.token_ids)} tokens\nmean logprob {logprob}"
@@ -218,11 +233,11 @@ _CERTAIN = percent(1.0)
 
 @dataclass(frozen=True, slots=True)
 class NodeDetails:
-    """Options and data for the HTML of nodes.
+    """Options and data for `node_html`.
 
     numbers: node numbers by id.
-    node: returns the label of a node; None: its text.
-    ranks: ranks of each token, by node id.
+    node: returns the label of a node; None: its text with colored tokens.
+    ranks: rank and alternatives of each token, by node id.
     marked: ids of the nodes on the highlighted path.
     is_terse: no tables, and tooltips for colored tokens only.
     """
@@ -235,7 +250,7 @@ class NodeDetails:
 
 
 def node_html(node: Heddle, details: NodeDetails) -> str:
-    """Return one node's HTML element."""
+    """Return the HTML of one node: its number, and its text or label."""
     on = " on" if node.id in details.marked else ""
     number = details.numbers.get(node.id)
     mark = "" if number is None else f'<span class="no" id="{number}">{number}</span>'
