@@ -37,11 +37,13 @@ class Admission:
         )
 
     def admit(self, *, may_evict: bool) -> int:
-        """Admit jobs from the head of the queue while slots are free; return how many were
-        processed.
+        """Admit waiting jobs, oldest first, until one must wait for slots.
 
-        may_evict: no step is in flight. If False, a job that needs eviction waits for the step in
-        flight.
+        Args:
+            may_evict: True if no step is in flight, so that KV can be evicted. If False, the first
+                job that needs eviction waits until that step has finished.
+
+        Returns: how many jobs were processed: admitted, failed, or waiting for the step in flight.
         """
         n = 0
         while (job := self.queues.head()) is not None:
@@ -92,7 +94,7 @@ class Admission:
         return "admitted"
 
     def _is_short(self, reserve: int) -> bool:
-        """Return True if no eviction could free enough slots, with `reserve` slots to spare."""
+        """Return True if even evicting all other KV leaves less than `reserve` slots free."""
         capacity = self.tree.budget.capacity
         return capacity is not None and self.tree.budget.unevictable + reserve > capacity
 
@@ -105,9 +107,11 @@ class Admission:
             claim.unpin_path(self.tree)
 
     def offload_idle(self, n_slots: int | None) -> None:
-        """Copy unpinned KV beyond `n_slots` to the host, least recently used first.
+        """Move unpinned KV to the host, least recently used first, until `n_slots` are unpinned.
 
-        The device has free slots for these copies, so none is lost. Only between steps.
+        Call it only between steps. Copies beyond the host's limit are freed first.
+
+        n_slots: unpinned slots that may stay on the device. None moves nothing.
         """
         if n_slots is None:
             return
@@ -123,12 +127,16 @@ class Admission:
     # Slots for the next step ------------------------------------------------------------------
 
     def reserve_slots(self, reserve: Callable[[], None], *, in_flight: bool) -> bool:
-        """Make room for the slots that `reserve` asks for.
+        """Reserve the slots of the next step, and make room for them.
 
-        Evicts, then preempts the youngest job, and at last fails the only one. Calls `reserve`
-        after each of these, as jobs may have gone.
+        It first evicts KV, then preempts the youngest jobs. If a single job is left and does not
+        fit, it fails. Jobs can end on the way, so `reserve` is called repeatedly.
 
-        Returns False if the step in flight must finish first.
+        Args:
+            reserve: reserves the slots of all jobs that are still admitted; may exceed the budget.
+            in_flight: a step is in flight, so nothing may be evicted now.
+
+        Returns: False if the step in flight must finish first, else True.
         """
         if self.tree.fragments is None:
             return True
@@ -149,9 +157,11 @@ class Admission:
                 return True
 
     def _preempt_youngest(self) -> bool:
-        """Preempt the youngest admitted job; the only one gets one slot more, or fails.
+        """Preempt the youngest admitted job, if there are several.
 
-        Returns True if a job was removed.
+        A single job keeps running if one more slot per tail can be freed; otherwise it fails.
+
+        Returns: True if a job was preempted or has failed.
         """
         job = max(self.queues.admitted, key=lambda job: job.age)
         if len(self.queues.admitted) > 1:
@@ -168,7 +178,7 @@ class Admission:
         return True
 
     def kv_full(self, job: Job) -> KVFull:
-        """Return the error for a job whose paths do not fit even alone."""
+        """Return the error for a job whose paths do not fit although no other job is admitted."""
         budget = self.tree.budget
         capacity = budget.capacity or 0
         needed = job.longest_path()
@@ -198,15 +208,21 @@ class Admission:
 
 
 class MemoryPressure:
-    """Limits step size and KV slots while the engine runs out of memory.
+    """Lowers step size and KV slots after out-of-memory errors of the engine.
 
-    Other programs may use memory of the same device. The limits are removed after some seconds.
+    Other programs may use memory of the same device. So `relax` removes the limits after some
+    seconds.
 
     max_step_tokens: maximum tokens of a step; None means no limit.
     """
 
     def __init__(self, budget: SlotBudget, *, splits_rows: bool) -> None:
-        """splits_rows: a row may be run in several chunks whose KV is kept."""
+        """Start without limits.
+
+        Args:
+            budget: its `capacity` is lowered, and restored later.
+            splits_rows: a long row can be run as several chunks, because KV is kept between steps.
+        """
         self.max_step_tokens: int | None = None
         self._splits_rows = splits_rows
         self._budget = budget
@@ -229,9 +245,10 @@ class MemoryPressure:
         Args:
             error: what the step raised.
             n_rows, n_tokens: the size of the step.
-            min_slots: approximate slots that the oldest job needs.
+            min_slots: approximate slots that the oldest job needs; the budget stays above them.
 
-        Returns: False if memory was not short, or nothing can be lowered.
+        Returns: False if the error is not about memory, or nothing can be lowered further. The
+            caller then fails the step instead of retrying it.
         """
         if isinstance(error, KVFull) and self._lower_slots(error, min_slots):
             pass
@@ -259,15 +276,23 @@ class MemoryPressure:
         return True
 
     def _halve_step(self, n_rows: int, n_tokens: int) -> bool:
-        """Halve the tokens of a step; return False if it cannot be smaller."""
+        """Limit steps to half of the failed step's tokens; return False if it cannot be smaller.
+
+        n_rows, n_tokens: the size of the failed step.
+        """
         if self.max_step_tokens == 1 or (n_rows <= 1 and (n_tokens <= 1 or not self._splits_rows)):
             return False
         self.max_step_tokens = max(min(n_tokens, self.max_step_tokens or n_tokens) // 2, 1)
         return True
 
     def _halve_slots(self, min_slots: int) -> bool:
-        """Lower the budget to half of the used slots; most engines then free the memory of the
-        rest.
+        """Lower the budget to half of the used slots, but not below what the oldest job needs.
+
+        Most engines free the memory of the other slots when their KV is evicted.
+
+        min_slots: slots that the oldest job needs.
+
+        Returns: False, and nothing is lowered, if that is not less than now.
         """
         budget = self._budget
         used = budget.resident + budget.tails
@@ -278,9 +303,13 @@ class MemoryPressure:
         return True
 
     def grow(self, needed: int) -> bool:
-        """Raise a budget that Weft lowered by a guess to the slots that a lone job needs.
+        """Raise the budget to `needed` slots, but not above the configured budget.
 
-        Returns True if the budget has grown.
+        Only if Weft had lowered it by a guess, not to a capacity that the engine reported.
+
+        needed: slots that a single admitted job needs.
+
+        Returns: True if the budget was raised.
         """
         budget = self._budget
         limit = needed if self._configured is None else min(needed, self._configured)
@@ -292,8 +321,15 @@ class MemoryPressure:
     def _lower_slots(self, error: KVFull, min_slots: int) -> bool:
         """Lower the budget to the capacity that the engine reports.
 
-        If that is not less, lower it by the missing slots: something that the budget does not count
-        uses memory.
+        If the budget is that low already, something that it does not count uses memory. It is then
+        lowered by the slots that the engine reports as missing.
+
+        Args:
+            error: the engine's error, with its capacity and the slots that it needed.
+            min_slots: slots that the oldest job needs.
+
+        Returns: False, and nothing is lowered, if the budget has no limit or would fall below
+            `min_slots`.
         """
         budget = self._budget
         # A capacity below the oldest job's need is temporary: KV can be freed.
@@ -308,12 +344,15 @@ class MemoryPressure:
         return True
 
     def relax(self) -> None:
-        """Remove the limits once they are old enough."""
+        """Remove the limits if the last memory error was long enough ago; else do nothing.
+
+        If memory soon runs out again, the next limits last twice as long.
+        """
         if self._since is not None and time.monotonic() - self._since > self._relax_s:
             self.reset()
             self._relaxed = time.monotonic()
             self._relax_s = min(2 * self._relax_s, _MAX_RELAX_S)
 
     def reset(self) -> None:
-        """Remove the limits."""
+        """Remove the limits now: restore the configured budget."""
         self.max_step_tokens, self._budget.capacity, self._since = None, self._configured, None

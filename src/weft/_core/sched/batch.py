@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 class BatchPart(ABC):
     """Rows of one model call that belong together, and the processing of their outputs.
 
-    namespace: the LoRA adapter of its rows.
+    namespace: the LoRA adapter of its rows; None for the model itself.
 
-    in_tree: its logits rows are attached to the token tree.
+    in_tree: True if the logits rows that it stores are attached to the token tree.
     """
 
     in_tree = False
@@ -57,17 +57,20 @@ class BatchPart(ABC):
         """Return the jobs that fail if the step fails."""
 
     def n_stored(self) -> int:
-        """Return how many of its logits rows, counted from the first, go into the logits cache."""
+        """Return how many of its logits rows go into the logits cache: the first ones."""
         return 0
 
     def draw(self) -> None:
-        """Start drawing from the output, after all earlier steps have finished; does not wait."""
+        """Start drawing tokens from the output; does not wait for the result.
+
+        Call it after all earlier steps have finished, so that samplers know their tokens.
+        """
 
     def wait(self) -> None:
         """Wait for the draws; raises their error."""
 
     def attempt(self, action: Callable[[], None]) -> None:
-        """Call `action`; an error fails this part alone."""
+        """Call `action`, unless the part has failed; an error is stored in `error`, not raised."""
         if self.error is None:
             try:
                 action()
@@ -76,11 +79,11 @@ class BatchPart(ABC):
 
     @abstractmethod
     def process_outputs(self, queues: JobQueues) -> None:
-        """Give the outputs to the jobs. Under the lock, after the step has finished."""
+        """Give the outputs to the jobs, which may end. Called under the lock after the step."""
 
     @abstractmethod
     def discard(self, queues: JobQueues) -> None:
-        """Revert what the part has written or marked, after its step failed and nothing runs."""
+        """Revert the part's KV and marks, because its step failed. No step may be running."""
 
 
 class SequencePart(BatchPart):
@@ -88,11 +91,11 @@ class SequencePart(BatchPart):
 
     @abstractmethod
     def n_tokens(self) -> int:
-        """Return how many tokens its rows run."""
+        """Return how many tokens of the step's budget its rows use: one per computed token."""
 
 
 class DecodePart(SequencePart):
-    """The next row of several runs, and a draw from each."""
+    """The next row of each of several decoding runs, and a draw from its logits."""
 
     def __init__(self, runs: Sequence[RunJob], rows: list[Row], queues: JobQueues) -> None:
         super().__init__(rows[0].adapter)
@@ -120,8 +123,9 @@ class DecodePart(SequencePart):
                 self._add_long_row(run, row, queues)
 
     def _add_long_row(self, run: RunJob, row: Row, queues: JobQueues) -> None:
-        """Count a row with forced tokens, or with a full path for engines without prefix
-        caching.
+        """Count a row of more than one token, and take the run's forced tokens for it.
+
+        Such a row has forced tokens, or the full path if the engine has no prefix caching.
         """
         self._n_tokens += row.n_tokens if queues.counts_full_rows else 1 + len(run.forced)
         if run.forced or run.deferred:
@@ -155,8 +159,9 @@ class DecodePart(SequencePart):
             )
 
     def _draw_overlapped(self, output: Output) -> None:
-        """Draw for the runs that continue; the previous step, which may have ended some, has
-        finished.
+        """Start draws for the runs that still need one.
+
+        The previous step has finished since the launch, so some of the runs may have ended.
         """
         runs = enumerate(self.runs)
         drawing = [
@@ -208,7 +213,7 @@ class DecodePart(SequencePart):
                 queues.handle_error(run, error)
 
     def _expand_drawn(self) -> list[DrawnToken]:
-        """Return one entry per run; the entries of runs that did not draw are placeholders."""
+        """Return one token per run, in order; a placeholder if the run did not draw."""
         assert self._drawing is not None
         drawn = [DrawnToken(0, 0.0, 0.0)] * len(self.runs)
         if self._result is not None:
@@ -229,9 +234,9 @@ class DecodePart(SequencePart):
 
 
 class FirstTokenPart(BatchPart):
-    """First draws of several runs, from rows of this step or from cached rows.
+    """First draws of several runs, from logits rows of this step or from cached rows.
 
-    An error fails no run: runs without a result draw by themselves later.
+    It adds no rows to the step. An error fails no run: runs without a token draw again later.
     """
 
     def __init__(
@@ -241,8 +246,14 @@ class FirstTokenPart(BatchPart):
         queues: JobQueues,
         places: Sequence[tuple[PrefillChunk, int]] = (),
     ) -> None:
-        """places: for each run, the chunk that computes its row, and the token of the chunk. Empty:
-        draw from cached rows.
+        """Start preparing the draws.
+
+        Args:
+            namespace: the LoRA adapter of the rows; None for the model, or for cached rows.
+            runs: the runs that draw their first token.
+            queues: the scheduler's jobs.
+            places: for each run, the chunk that computes its logits row, and the index of the
+                row's token in the chunk. Empty if all runs draw from cached rows.
         """
         super().__init__(namespace)
         self._runs = runs
@@ -298,7 +309,10 @@ class ForwardBatch:
         self.n_logits = 0
 
     def launch(self, engine: Engine, *, draws: bool) -> None:
-        """Call the model; if `draws`, start the draws too."""
+        """Call the model with the rows of all parts.
+
+        draws: start the draws too. If False, the caller calls `draw` later.
+        """
         rows: list[Row] = []
         for part in self.parts:
             part.first_row, part.first_logit = len(rows), self.n_logits
@@ -313,19 +327,25 @@ class ForwardBatch:
                 part.attempt(part.draw)
 
     def draw(self) -> None:
-        """Start the draws from the model's output."""
+        """Start the draws of all parts from the model's output."""
         for part in self.parts:
             part.attempt(part.draw)
 
     def wait(self) -> None:
-        """Wait for the model and the draws; raises the model's error."""
+        """Wait for the model and the draws.
+
+        Raises the model's error. An error of a draw is stored in its part.
+        """
         if self.output is not None:
             self.output.synchronize()
         for part in self.parts:
             part.attempt(part.wait)
 
     def store_logits(self, cache: LogitsCache) -> None:
-        """Add the logits rows that may be requested later to the cache."""
+        """Add the logits rows that parts want to keep to the cache, and set `stored` of the parts.
+
+        May evict older rows.
+        """
         n_stored = sum([part.n_stored() for part in self.parts])
         if not n_stored:
             return
@@ -353,7 +373,10 @@ class ForwardBatch:
 
 
 class ScheduledStep:
-    """The batches of one step. `error` is the exception that failed it."""
+    """The parts of one step, in one batch per LoRA adapter.
+
+    error: the exception that failed the step; None if there is none.
+    """
 
     def __init__(self, parts: Sequence[BatchPart]) -> None:
         by_name: dict[str | None, list[BatchPart]] = {}
@@ -369,9 +392,9 @@ class ScheduledStep:
         return len(rows), sum([row.n_tokens for row in rows])
 
     def memory_error(self) -> Exception | None:
-        """Return the out-of-memory error of a part, if there is one.
+        """Return the out-of-memory error of a part; None if no part has one.
 
-        Then no output of the step is processed, and all of it can be retried.
+        If there is one, the scheduler processes no output of the step and can retry all of it.
         """
         for part in self.parts:
             error = part.error
@@ -380,7 +403,7 @@ class ScheduledStep:
         return None
 
     def synchronize(self) -> None:
-        """Wait until the device is done with a failed step, or with one launched after it."""
+        """Wait until the device has finished the step's model calls; ignores their errors."""
         for batch in self.batches:
             if batch.output is not None:
                 with suppress(Exception):
@@ -388,7 +411,7 @@ class ScheduledStep:
 
 
 def as_forward_error(error: BaseException) -> WeftError:
-    """Return the error for the tickets of a failed step."""
+    """Return a WeftError itself, and any other exception wrapped in a ForwardError."""
     if isinstance(error, WeftError):
         return error
     wrapped = ForwardError(f"the model call failed: {type(error).__name__}: {error}")

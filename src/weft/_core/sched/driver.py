@@ -33,7 +33,7 @@ MAX_EXIT_WAIT_S = 30.0  # an exiting program waits at most this long for a model
 class Channel:
     """Queue of events that sinks add during steps, for one reader.
 
-    waiter: of the task that waits for the next event, if it runs in an event loop.
+    waiter: wakes the reader, if it is a task that awaits the next event; else None.
     """
 
     __slots__ = ("_events", "waiter")
@@ -46,12 +46,12 @@ class Channel:
         return bool(self._events)
 
     def put(self, event: Any) -> None:
-        """Add an event; any thread."""
+        """Add an event and wake the reader. Any thread may call it."""
         self._events.append(event)
         self.notify()
 
     def notify(self, _ticket: Ticket | None = None) -> None:
-        """Wake the waiting task, if there is one; any thread."""
+        """Wake the task that awaits the next event, if there is one. Any thread may call it."""
         waiter, self.waiter = self.waiter, None
         if waiter is not None:
             waiter.wake()
@@ -99,7 +99,7 @@ class Driver:
     # Sync -------------------------------------------------------------------------------------
 
     def submit(self, items: Sequence[Item], *, atomic: bool = False) -> list[Ticket]:
-        """Queue items; see `Scheduler.submit`."""
+        """Queue items; see `Scheduler.submit`. Raises: StaleHandle if the LM is closed."""
         self._check_not_forked()
         if self.closed:
             raise StaleHandle("this LM is closed; load it again")
@@ -111,8 +111,9 @@ class Driver:
         return tickets
 
     def drive(self, tickets: Sequence[Ticket]) -> None:
-        """Block until all tickets are done. Ctrl-C cancels them, lets them end, and is then
-        raised.
+        """Block until all tickets are done; step on this thread if it may.
+
+        On Ctrl-C, cancel the tickets, wait until they are done, and raise KeyboardInterrupt.
         """
         try:
             self._step_until(lambda: _all_done(tickets))
@@ -137,7 +138,10 @@ class Driver:
                 self._step_until(lambda: bool(channel) or _all_done(tickets))
 
     def _step_until(self, is_done: Callable[[], bool]) -> None:
-        """Step, or wait for the driver thread, until `is_done()`."""
+        """Block until `is_done()` returns True.
+
+        Steps on this thread if it may, else waits for the driver thread.
+        """
         self._check_not_forked()
         self._check_not_nested()
         if not self._may_step_inline():
@@ -176,8 +180,9 @@ class Driver:
         return value
 
     def try_drain(self) -> None:
-        """Release unreferenced places and sequences, unless a step is running, which does it
-        anyway.
+        """Release the holds of unreferenced places and close unreferenced sequences.
+
+        Does nothing while a step is running, because every step does the same.
         """
         if self._forked_mid_step:
             return
@@ -192,7 +197,10 @@ class Driver:
                 self._stepping.release()
 
     def _on_thread(self, work: Callable[[], Result]) -> Result:
-        """Let the driver thread call `work`; wait for it and return its value."""
+        """Let the driver thread call `work`; wait for it and return its value or raise its error.
+
+        Raises: StaleHandle if the driver thread has ended.
+        """
         if threading.current_thread() is self._thread:
             return work()
         self.start()
@@ -208,7 +216,7 @@ class Driver:
             wait([future], IDLE_S)
 
     def _run_tasks(self) -> bool:
-        """Run tasks of other threads; return True if there were any."""
+        """Run the functions queued by `_on_thread`; return True if there were any."""
         any_run = bool(self._tasks)
         while self._tasks:
             future, work = self._tasks.popleft()
@@ -220,7 +228,10 @@ class Driver:
 
     @contextmanager
     def _stepping_turn(self) -> Iterator[None]:
-        """Acquire the right to step."""
+        """Acquire the lock that lets one thread at a time step, for a `with` block.
+
+        While the program exits, threads that may not step any more block here forever.
+        """
         self._check_not_nested()
         with self._stepping:
             if self._may_step_at_exit() or threading.current_thread() is self._thread:
@@ -312,10 +323,10 @@ class Driver:
         return self.closed or self._stops_at_exit
 
     def stop_at_exit(self) -> None:
-        """End the driver thread between two steps: a thread killed inside a library aborts the
-        process.
+        """End the driver thread between two steps, because the program exits.
 
-        Later work is stepped inline. An engine that needs its own thread keeps it.
+        Otherwise Python would kill the thread inside a library, which aborts the process. Later
+        work is stepped on the calling thread. An engine that needs its own thread keeps it.
         """
         thread = self._thread
         if (
@@ -332,15 +343,18 @@ class Driver:
             self._stops_at_exit = False
 
     def wait_for_inline_step(self) -> None:
-        """Wait for another thread's inline step, as its thread would be killed inside a library."""
+        """Wait until another calling thread has finished its step, because the program exits.
+
+        Otherwise Python would kill that thread inside a library, which aborts the process.
+        """
         is_mine = self._stepper == threading.get_ident() or self._created_pid != os.getpid()
         if not is_mine and self._stepping.acquire(timeout=MAX_EXIT_WAIT_S):
             self._stepping.release()
 
     def before_fork(self) -> None:
-        """Acquire all locks before a fork, so that no other thread is inside a step or holds one.
+        """Acquire the driver's locks before a fork, so that no other thread is inside a step.
 
-        The child process has only the forking thread.
+        The child process has only the forking thread: a lock of another thread would stay locked.
         """
         if self._forked_mid_step:
             return
@@ -355,7 +369,7 @@ class Driver:
             self._fork_locks.pop().release()
 
     def after_fork_in_child(self) -> None:
-        """Release the locks after a fork, in the child process."""
+        """Release the locks in the child process; mark the LM unusable if a step was running."""
         is_mine = self._stepper == threading.get_ident()
         self._forked_mid_step = self._forked_mid_step or (
             not is_mine and self._stepping not in self._fork_locks
@@ -374,7 +388,10 @@ class Driver:
             self._changed.notify_all()
 
     def run_once(self) -> bool:
-        """Run tasks, and a step if there is work. Return True if there was anything to do."""
+        """Run queued tasks, then one step if the scheduler has work.
+
+        Called by the driver thread. Returns True if there was anything to do.
+        """
         ran_tasks = self._run_tasks()
         with self._stepping_turn():
             if self.scheduler.is_idle:
@@ -398,14 +415,17 @@ class Driver:
             bridge.flush(loop)
 
     def abort(self, error: BaseException) -> None:
-        """Close the LM after an error outside steps, so that no caller waits forever."""
+        """Close the LM after an error outside steps: fail all tickets with it and wake callers."""
         _log.error("a step failed outside the model call; this LM is closed", exc_info=error)
         self.closed = True
         self.scheduler.abandon(error)
         self._notify_all()
 
     def close(self, last: Callable[[], None] | None = None) -> None:
-        """Stop stepping, fail unfinished work, then call `last`; idempotent."""
+        """Stop stepping, fail unfinished work and drop all KV. Later calls do nothing.
+
+        last: called at the end, on the thread that steps. None calls nothing.
+        """
         if self.closed:
             return
         if self._forked_mid_step:  # the state is unusable, and no thread has to be joined
@@ -429,16 +449,19 @@ class Driver:
     # Async ------------------------------------------------------------------------------------
 
     def start_call(self) -> Awaitable[None] | None:
-        """Return an awaitable that a call from an event loop awaits before it starts; None to start
-        now.
+        """Return None if a call from an event loop may start now, else an awaitable to await first.
 
-        It delays some of many calls of one loop iteration. Their submissions still enter one step.
+        It limits how many calls start in one iteration of the loop. The submissions of delayed
+        calls still enter the same step.
         """
         loop = asyncio.get_running_loop()
         return self._bridge(loop).start_call(loop)
 
     async def asubmit(self, items: Sequence[Item], *, atomic: bool = False) -> list[Ticket]:
-        """Queue items from an event loop; all submissions of one iteration enter one step."""
+        """Queue items from an event loop; return one ticket per item (see `Scheduler.submit`).
+
+        All submissions of one loop iteration enter the same step.
+        """
         self._check_not_forked()
         if self.closed:
             raise StaleHandle("this LM is closed; load it again")
@@ -449,7 +472,7 @@ class Driver:
         return tickets
 
     def _enter(self, jobs: list[Job]) -> None:
-        """Enqueue jobs of an event loop."""
+        """Enqueue the jobs that an event loop has collected, and wake the driver thread."""
         self.scheduler.enqueue(jobs)
         if self.closed:  # closed meanwhile: no step will follow
             self.scheduler.abandon(StaleHandle("this LM was closed while this was submitted"))
@@ -539,7 +562,10 @@ _exit_thread: int | None = None  # the thread that runs exit handlers, once the 
 
 @atexit.register
 def _stop_drivers() -> None:
-    """Stop all drivers at exit; no thread may be inside a model call. Ctrl-C waits for that too."""
+    """Stop all drivers at exit, and wait until no thread is inside a model call.
+
+    Ctrl-C takes effect after that.
+    """
     global _exit_thread
     with deferred_interrupt():
         for driver in list(_DRIVERS):
@@ -602,8 +628,9 @@ def run_thread(driver_ref: weakref.ref[Driver], changed: threading.Condition) ->
 
 
 class _DeferredInterrupt:
-    """Defers Ctrl-C for one block. A class, as a generator-based manager costs more on this hot
-    path.
+    """Context manager and decorator that defers Ctrl-C; see `deferred_interrupt`.
+
+    It is a class, because a generator-based context manager is slower on this hot path.
     """
 
     __slots__ = ("_pending", "_previous")
@@ -627,7 +654,7 @@ class _DeferredInterrupt:
                 self._check()
 
     def __call__(self, function: Callable[Params, Result]) -> Callable[Params, Result]:
-        """Defer Ctrl-C during every call of a function."""
+        """Return a function that calls `function` and defers Ctrl-C during the call."""
 
         @wraps(function)
         def deferred(*args: Params.args, **kwargs: Params.kwargs) -> Result:

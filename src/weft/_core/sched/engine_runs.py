@@ -28,11 +28,11 @@ _log = logging.getLogger(__name__)
 
 
 class EngineRunJob(RunJob):
-    """A run that the engine generates by itself.
+    """A run that the engine generates with its own loop, without steps of the scheduler.
 
-    sibling_key: equal for runs that can be submitted together, while it waits.
+    sibling_key: equal for waiting runs that can be submitted to the engine as one request.
 
-    in_flight: the submitted run that it is part of; None while it waits.
+    in_flight: the submitted request that it is part of; None while it waits.
     """
 
     can_preempt = False
@@ -45,7 +45,7 @@ class EngineRunJob(RunJob):
         self._reported: tuple[bool, bool] | None = None  # whether it has logprobs, and entropies
 
     def prepare(self) -> None:
-        """Claim the path, without any KV."""
+        """Create the claim of the prompt's path; it needs no KV, which the engine computes."""
         claim = PathClaim(self, self.sequence.base)
         claim.needs_kv = False
         self.claims = [claim]
@@ -66,7 +66,10 @@ class EngineRunJob(RunJob):
         return GenerationRequest(ids, params, (sampler.stream,), n_left, self.stops, name)
 
     def process_event(self, event: GenerationEvent, queues: JobQueues) -> None:
-        """Process an event of the engine; events after the last one are ignored."""
+        """Accept the tokens of an engine's event, and end the run if it is the last event.
+
+        Does nothing after the run has ended.
+        """
         known = (event.logprobs is not None, event.entropies is not None)
         n = len(event.tokens)
         logprobs = [None] * n if event.logprobs is None else event.logprobs
@@ -100,7 +103,12 @@ class EngineRunJob(RunJob):
         self.end_all(event.end or "error", queues)
 
     def _clear_unreported(self, known: tuple[bool, bool]) -> tuple[bool, bool]:
-        """Clear values that the engine does not report for every token; return what is left."""
+        """Clear logprobs or entropies of the run if the engine does not report them for each token.
+
+        known: whether the current event has logprobs, and whether it has entropies.
+
+        Returns: whether the run still has logprobs, and whether it still has entropies.
+        """
         assert self._reported is not None
         both = (known[0] and self._reported[0], known[1] and self._reported[1])
         for member in self.members:
@@ -119,7 +127,11 @@ class EngineRunJob(RunJob):
         super().stop(queues)
 
     def merge_key(self) -> MergeKey:
-        """Return a key that is equal for runs that are siblings of one prompt."""
+        """Return a key that is equal for runs that one request can generate as siblings.
+
+        These have the same prompt, sampling parameters and stop ids; sampled ones also the same
+        limit.
+        """
         cursor = self.claims[0].cursor
         params = replace(self.sampler.params, n=1, seed=None, max_tokens=1)
         length = None if self.sampler.greedy else self.limit  # of greedy ones the longest goes
@@ -127,7 +139,10 @@ class EngineRunJob(RunJob):
 
 
 class InFlightRun:
-    """A submitted request: its jobs, and the indices of siblings that have not ended."""
+    """A request that the engine generates: its jobs, None for cancelled ones, and its handle.
+
+    `open` has the indices of the jobs whose last event has not arrived.
+    """
 
     def __init__(self, jobs: Sequence[EngineRunJob]) -> None:
         self.jobs: list[EngineRunJob | None] = list(jobs)
@@ -136,11 +151,11 @@ class InFlightRun:
 
 
 class EngineRunQueue:
-    """Waiting and submitted runs of an engine with its own loop.
+    """Waiting and submitted runs of an engine that generates with its own loop.
 
-    Under the scheduler's lock, except `_on_event` and `wake`.
+    Callers hold the scheduler's lock, except for `wake`, `wait` and the engine's events.
 
-    n_in_flight: siblings in the engine that have not ended.
+    n_in_flight: runs that the engine has not ended, cancelled ones included.
     """
 
     def __init__(self, generator: EngineGenerator) -> None:
@@ -154,7 +169,7 @@ class EngineRunQueue:
 
     @property
     def is_idle(self) -> bool:
-        """True if no job waits for an event."""
+        """True if no run waits for submission or for events."""
         return not self._waiting and not self._n_awaited
 
     def add(self, job: EngineRunJob) -> None:
@@ -186,17 +201,20 @@ class EngineRunQueue:
                 _log.warning("a run could not be cancelled: %r", error)
 
     def wake(self) -> None:
-        """End a `wait`; any thread."""
+        """End a `wait` of the scheduler. Any thread may call it."""
         self._changed.set()
 
     def wait(self, seconds: float) -> None:
-        """Wait for an event, at most `seconds`. Without the lock."""
+        """Block until an event or `wake`, at most `seconds`. The caller must not hold the lock."""
         self._changed.wait(seconds)
 
     # Submitting
 
     def submit_waiting(self, queues: JobQueues) -> int:
-        """Submit runs while the engine has free places, oldest first; return how many requests."""
+        """Submit waiting runs, oldest first, while the engine has free places.
+
+        Returns: the number of requests.
+        """
         n_sent = 0
         while self._waiting and self.n_in_flight < self._generator.max_in_flight:
             self._submit(self._siblings(queues), queues)
@@ -204,7 +222,11 @@ class EngineRunQueue:
         return n_sent
 
     def _siblings(self, queues: JobQueues) -> list[EngineRunJob]:
-        """Remove the oldest waiting job from the queue, with as many siblings as fit."""
+        """Remove and return the oldest waiting job and its siblings, as many as have free places.
+
+        Greedy siblings give the same tokens, so the oldest absorbs them. A job with a constraint is
+        returned alone.
+        """
         sibling_key = next(iter(self._waiting.values()))
         first = next(iter(sibling_key))
         if first.sampler.greedy:  # all siblings give the same tokens
@@ -248,7 +270,7 @@ class EngineRunQueue:
         self._changed.set()
 
     def process_events(self, queues: JobQueues) -> int:
-        """Give queued events to their jobs; return their number."""
+        """Give the queued events to their jobs; return the number of events."""
         self._changed.clear()
         n_heard = 0
         while self._events:
@@ -264,7 +286,7 @@ class EngineRunQueue:
 
 
 def _prime(job: EngineRunJob, queues: JobQueues) -> None:
-    """Add the prompt to the counts of penalties."""
+    """Add the prompt's tokens to the sampler's penalty history, if it has one."""
     if job.sampler.needs_host:
         job.sampler.add_prompt(job.sequence.base.ids())
 
@@ -286,7 +308,7 @@ def check_steps_needed(items: Iterable[Item], engine: Engine) -> None:
 
 
 def no_steps_error(engine: Engine) -> Unsupported:
-    """Return the error for work that needs single steps, which the engine does not have."""
+    """Return the error for work that needs steps, for an engine that generates full runs only."""
     info = engine.info
     measuring = "" if info.capabilities.scoring else ", no measuring"
     return Unsupported(
@@ -297,16 +319,17 @@ def no_steps_error(engine: Engine) -> Unsupported:
 
 
 def check_steps(params: SamplingParams, engine: Engine) -> None:
-    """Raise Unsupported if the engine has no steps, or its rows do not suffice for the
-    parameters.
-    """
+    """Raise Unsupported if the engine has no steps, or if `check_params` does."""
     if not engine.info.capabilities.steps:
         raise no_steps_error(engine)
     check_params(params, engine)
 
 
 def check_raw_logits(items: Iterable[Item], engine: Engine) -> None:
-    """Raise Unsupported for runs that need raw logits, which the engine does not have."""
+    """Raise Unsupported for runs that need raw logits, if the engine has none.
+
+    Runs that the engine can generate by itself are accepted.
+    """
     for item in items:
         if isinstance(item, Run) and why_not_generated(item.sampler, engine.native) is not None:
             check_params(item.sampler.params, engine)
@@ -323,7 +346,7 @@ def check_params(params: SamplingParams, engine: Engine) -> None:
 
 
 def _is_scoring(item: Extend) -> bool:
-    """Return True if the item only requests scores of given tokens."""
+    """Return True if the item requests nothing but scores without `top` ids."""
     return bool(item.wants) and all(
         isinstance(want, Scores) and not want.top for want in item.wants
     )

@@ -34,7 +34,10 @@ MergeKey = tuple[object, ...] | None  # equal for runs that can be merged; None:
 
 
 class Job(ABC):
-    """Base class of jobs."""
+    """A unit of work that the scheduler admits, preempts and fails as one.
+
+    The scheduler calls the methods under its lock.
+    """
 
     needs_closed_tails = True  # its path may be cached in the tails of idle sequences
     can_preempt = True  # it can continue from known tokens, see `preempt`
@@ -70,33 +73,39 @@ class Job(ABC):
         return ()
 
     def prepare(self) -> None:
-        """Set `claims` before each admission."""
+        """Set `claims` to the paths that must be pinned. Called before each admission."""
 
     def note_reused(self, claim: PathClaim, reused: int) -> None:
-        """Note how many tokens of a path had KV at its first admission."""
+        """Store in the tickets how many tokens of the claim's path had KV at its first admission.
+
+        reused: that number.
+        """
 
     def start(self, queues: JobQueues) -> None:
-        """Start after admission: check the claims; incomplete ones wait for chunks."""
+        """Start or continue after an admission; by default check whether claims are complete."""
         for claim in self.claims:
             queues.recheck(claim)
 
     @abstractmethod
     def ready(self, claim: PathClaim, queues: JobQueues) -> None:
-        """Continue after a claim is complete."""
+        """Continue the job, because `claim` has its KV, logits and scores."""
 
     def preempt(self, queues: JobQueues) -> None:
-        """Stop and release everything that can be recomputed; nothing of the job is in flight."""
+        """Release all KV of the job; it continues after its next admission.
+
+        Nothing of the job may be in flight.
+        """
 
     def stop(self, queues: JobQueues) -> None:
-        """Release everything: the job ends."""
+        """Release all KV of the job, because it ends."""
 
     def finish_failed_step(self, queues: JobQueues) -> None:
-        """End the job if only its part in flight, which was reverted, kept it from ending."""
+        """End the job if it had to end, but waited for a part of the step that has now failed."""
         if self.error is not None:
             queues.fail(self, self.error)
 
     def cancel(self, ticket: Ticket, queues: JobQueues) -> None:
-        """End the job early for one ticket."""
+        """End the work for one ticket now. By default, the complete job fails with `Cancelled`."""
         queues.fail(self, Cancelled("the work was cancelled before it was done"))
 
 
@@ -115,7 +124,10 @@ class ExtendJob(Job):
         return {ticket.item.place.namespace for ticket in self._tickets}
 
     def prepare(self) -> None:
-        """Claim the path of each item, once: results stay valid when the job is preempted."""
+        """Create one PathClaim per item, with its logits requests; pins nothing.
+
+        Later calls change nothing, so results read before a preemption are kept.
+        """
         if self.claims:
             return
         at_node_end = len(self._tickets) > 1  # paths that must fit together are counted exactly
@@ -163,7 +175,10 @@ def _answer(want: Any, request: LogitsRequest, queues: JobQueues) -> Any:
 
 
 class RunMember:
-    """One ticket of a run. Equal greedy runs from one place are one run with several members."""
+    """One ticket of a run, with its tokens so far.
+
+    Equal greedy runs from one place are merged into one run with several members.
+    """
 
     __slots__ = ("item", "state", "ticket")
 
@@ -187,10 +202,10 @@ class RunMember:
 
 
 class RunJob(Job):
-    """A run: waits for its first draw, then decodes on its sequence, and may be preempted.
+    """A run: it computes its prompt, draws the first token, then decodes one row per step.
 
-    The sequence's last token was drawn and is not run yet. The next row runs it, together with
-    tokens that the constraint forces after it.
+    The last token of `sequence` was drawn, but the model has not run it yet. The next row runs it,
+    together with tokens that the constraint forces after it.
     """
 
     def __init__(self, age: int, tickets: Sequence[Ticket]) -> None:
@@ -258,7 +273,7 @@ class RunJob(Job):
         return pinned.at
 
     def prime(self, queues: JobQueues) -> None:
-        """Add the prompt to the counts of penalties, once."""
+        """Add the prompt's tokens to the sampler's penalty history. Later calls do nothing."""
         claim = self.claims[0]
         if self.sampler.needs_host and not self.is_primed:
             assert claim.cursor is not None
@@ -266,7 +281,7 @@ class RunJob(Job):
             self.sampler.add_prompt(queues.tree.ids(claim.cursor))
 
     def start_decoding(self, drawn: DrawnToken, queues: JobQueues) -> None:
-        """Continue after the first draw."""
+        """Accept the first token `drawn`, and decode as soon as the prompt's KV is complete."""
         claim, self.first_drawn = self.claims[0], None
         claim.requests, claim.needs_kv = [], True
         self.accept(drawn, queues)
@@ -291,10 +306,15 @@ class RunJob(Job):
         return not (self.done or self.is_ending or self.error is not None)
 
     def look_ahead(self, draws: Draws, entry: int, queues: JobQueues) -> None:
-        """Continue with entry `entry` of draws in flight, or wait until they have finished.
+        """Let the next row run a token that is being drawn, before its id is known.
 
-        It waits for long forced runs, which one row computes faster, and if a bias could forbid a
-        forced token.
+        The run skips steps until the draw has finished in two cases. Many tokens are forced, which
+        one row computes faster; or a bias could forbid a forced token.
+
+        Args:
+            draws: the draws of the step in flight.
+            entry: the index of this run's token in them.
+            queues: the scheduler's jobs.
         """
         self.future = FutureTokens(draws, entry)
         sampler = self.sampler
@@ -304,9 +324,12 @@ class RunJob(Job):
             self.waits_for_draw = is_long or bool(sampler.params.logit_bias)
 
     def force(self, budget: int, queues: JobQueues) -> None:
-        """Add tokens that the constraint forces, at most `budget`, to the next row without a draw.
+        """Add tokens that the constraint forces to the next row; they need no draw.
 
-        The sampler accepts them now; the run accepts them after the row has run.
+        The sampler accepts them now; the run accepts them after the row has run. Nothing is added
+        while a draw is in flight.
+
+        budget: maximum number of tokens to add.
         """
         matcher = self.sampler.matcher
         if self.future is not None:  # what is forced depends on the draw in flight
@@ -327,7 +350,7 @@ class RunJob(Job):
             self.forced.append(token)
 
     def row(self, queues: JobQueues) -> Row:
-        """Return the row of its next token."""
+        """Return the row for the next step: the last drawn token and the forced ones after it."""
         sequence, tokens = self.sequence, self.sequence.tokens
         if self.future is not None:
             return sequence.row(queues.tree, self.future, len(tokens))
@@ -342,7 +365,14 @@ class RunJob(Job):
     def accept_forced(
         self, part: DecodePart, number: int, forced: Sequence[int], queues: JobQueues
     ) -> None:
-        """Accept forced tokens whose row has run, until one of them ends the run."""
+        """Accept forced tokens after their row has run, until one of them ends the run.
+
+        Args:
+            part: the part with the row; its output has the logprobs of the tokens.
+            number: the index of the row in the part.
+            forced: the tokens.
+            queues: the scheduler's jobs.
+        """
         assert part.output is not None
         score = part.output.scores()[part.first_row + number][0]
         assert score.entropies is not None  # left out only by engines without steps
@@ -354,7 +384,10 @@ class RunJob(Job):
             self._take(DrawnToken(token, logprob, entropy, legal_logmass=logprob), queues)
 
     def accept(self, drawn: DrawnToken, queues: JobQueues) -> None:
-        """Accept a drawn token, and end the members that it finishes."""
+        """Accept a drawn token, and end the members that it finishes.
+
+        The run fails if no token could be drawn, unless the constraint requires an end token.
+        """
         token, _, _, legal = drawn
         sampler, matcher = self.sampler, self.sampler.matcher
         if token >= 0:
@@ -373,7 +406,7 @@ class RunJob(Job):
         self._end_if_must(queues)
 
     def _end_if_must(self, queues: JobQueues) -> None:
-        """End the run if only an end token may follow: it need not be drawn."""
+        """End the run without a draw if the constraint allows only an end token."""
         if (matcher := self.sampler.matcher) is not None and not self.done and matcher.must_end:
             own = self.stops - self.sampler.params.constraint.stop_ids
             for member in self.members:
@@ -439,13 +472,16 @@ class RunJob(Job):
     # End of a run
 
     def end_all(self, reason: FinishReason, queues: JobQueues) -> None:
-        """End all members now, with their tokens so far."""
+        """End all members with their tokens so far. Members that have a reason keep it."""
         for member in self.members:
             member.state.finish_reason = member.state.finish_reason or reason
         self.resolve_finished(queues)
 
     def resolve_finished(self, queues: JobQueues) -> None:
-        """Resolve the finished members; end the run if none is left."""
+        """Resolve the tickets of finished members; end the run if no other members are left.
+
+        If a part is in flight, the run ends after that.
+        """
         going = [member for member in self.members if member.state.finish_reason is None]
         if going:
             for member in self.members:
@@ -461,7 +497,7 @@ class RunJob(Job):
             self.finish(queues)
 
     def finish(self, queues: JobQueues) -> None:
-        """Put the tokens into the tree and resolve the members."""
+        """Move the sequence into the tree, resolve the tickets of all members, and end the job."""
         self.sequence.close(queues.tree)
         end = self.sequence.end()
         queues.insert(end)
@@ -479,8 +515,9 @@ class RunJob(Job):
         self.resolve_finished(queues)
 
     def preempt(self, queues: JobQueues) -> None:
-        """Close the sequence; its last token, which a reverted step may have run, is still to
-        run.
+        """Move the KV of the sequence into the tree, except that of the last token.
+
+        The last token is run again later: a step that failed may have written its KV.
         """
         queues.running.pop(self, None)
         self.sequence.trim(queues.tree, max(len(self.sequence.tokens) - 1, 0))
@@ -497,7 +534,7 @@ class RunJob(Job):
             self.finish(queues)
 
     def absorb(self, other: RunJob, queues: JobQueues) -> None:
-        """Add the members of an equal run to this one; the other run ends."""
+        """Take over the members of an equal run, and end that run without resolving them."""
         self.members += other.members
         for member in other.members:
             member.ticket.job = self
@@ -505,8 +542,9 @@ class RunJob(Job):
         queues.end(other)
 
     def merge_key(self) -> MergeKey:
-        """Return a key that is equal for greedy runs that give the same tokens; None for other
-        runs.
+        """Return a key that is equal for runs that draw the same tokens, so they can be merged.
+
+        None if the run is not greedy, has a constraint, or is not admitted.
         """
         cursor = self.claims[0].cursor
         if not self.sampler.greedy or self.sampler.matcher is not None or cursor is None:
@@ -522,7 +560,7 @@ class Committed(NamedTuple):
     """The result of a commit for one sequence: its logits row, and the token drawn from it.
 
     drawn: token, raw log-probability, and log-probability among the tokens that the filters keep.
-    None if no draw was requested, or no token could be drawn.
+    It is None if no draw was requested, or no token could be drawn.
     """
 
     row: LogitsRow
@@ -530,7 +568,12 @@ class Committed(NamedTuple):
 
 
 class CommitJob(Job):
-    """A commit; the tokens from index `next` on are still to be run."""
+    """A commit of one token to each of several sequences, in one or more steps.
+
+    next: the index of the first sequence whose token has not run.
+
+    n_waiting: claims of closed sequences that are not complete.
+    """
 
     needs_closed_tails = False
 
@@ -559,7 +602,7 @@ class CommitJob(Job):
         return self.item.sequences
 
     def prepare(self) -> None:
-        """Claim the paths of closed sequences; open ones have theirs pinned."""
+        """Create one claim per closed sequence; the paths of open ones are pinned already."""
         closed = [sequence for sequence in self.item.sequences if not sequence.is_open]
         self.claims = [PathClaim(self, sequence.base) for sequence in closed]
         for claim, sequence in zip(self.claims, closed, strict=True):
@@ -576,8 +619,11 @@ class CommitJob(Job):
         self.n_waiting -= 1
 
     def share(self, budget: int, queues: JobQueues) -> int:
-        """Return the index before which a step stops: `budget` tokens on, within one LoRA
-        adapter.
+        """Return the index after the last sequence that the next step can run.
+
+        The step runs sequences from `next` on that have one LoRA adapter.
+
+        budget: maximum tokens of the step for this commit.
         """
         if queues.runs_full_paths:
             costs = accumulate(sequence.depth + 1 for sequence in self.item.sequences[self.next :])
@@ -590,7 +636,10 @@ class CommitJob(Job):
         return self.next + sum(1 for _ in same)
 
     def finish(self, queues: JobQueues) -> None:
-        """Append the tokens to the sequences, after all have run."""
+        """Append the tokens to the sequences, resolve the ticket and end the job.
+
+        Called after all tokens have run.
+        """
         for sequence, token in zip(self.item.sequences, self.item.tokens, strict=True):
             sequence.tokens.append(token)
             sequence.job = None
@@ -601,7 +650,7 @@ class CommitJob(Job):
         queues.end(self)
 
     def preempt(self, queues: JobQueues) -> None:
-        """Revert what has run; the commit starts over after its next admission."""
+        """Drop the KV of the committed tokens; the commit starts over after its next admission."""
         self.stop(queues)
         for sequence in self.item.sequences:
             queues.sequences.close(sequence)
@@ -693,7 +742,10 @@ class CommitPart(SequencePart):
 
 
 def new_job(age: int, tickets: Sequence[Ticket]) -> Job:
-    """Return the job of tickets that are resolved together."""
+    """Return the job of one or more tickets that are resolved together.
+
+    age: orders jobs; older jobs have smaller numbers.
+    """
     return _KINDS[type(tickets[0].item)](age, tickets)
 
 

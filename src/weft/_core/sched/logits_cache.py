@@ -44,15 +44,19 @@ class LogitsRow:
 
 
 class PinnedLogits(NamedTuple):
-    """A row whose logits stay readable even after its eviction from the cache."""
+    """A row of the cache, and a reference `at` to its logits.
+
+    The logits can be read while this object exists, even after the cache has evicted the row.
+    """
 
     row: LogitsRow
     at: RetainedRow
 
 
 class _StepLogits:
-    """Logits of one step that the engine retains, for rows that were not read; None after
-    eviction.
+    """Logits of one step that the engine retains, shared by the rows that were not read yet.
+
+    kept: the engine's logits; None after their eviction.
     """
 
     __slots__ = ("__weakref__", "_entry", "kept")
@@ -63,7 +67,10 @@ class _StepLogits:
 
 
 class _LRUEntry(weakref.ref[Any]):
-    """The LRU entry of a row or of a step; its weakref callback queues it for removal."""
+    """The LRU entry of a row or of a step's logits, with its size.
+
+    When the row is garbage-collected, a weakref callback queues the entry for removal.
+    """
 
     __slots__ = ("n_bytes",)
     n_bytes: int
@@ -84,7 +91,14 @@ class LogitsCache:
         on_last_evicted: Callable[[Node], None],
         lock: threading.RLock,
     ) -> None:
-        """on_last_evicted: called with nodes that lost their last row. lock: the scheduler's."""
+        """Create an empty cache.
+
+        Args:
+            budget_bytes: maximum bytes of all logits.
+            n_vocab: logits per row.
+            on_last_evicted: called with each node whose last attached row was evicted.
+            lock: the scheduler's lock.
+        """
         self.budget_bytes = budget_bytes
         self.used_bytes = 0
         self.n_clears = 0  # callers drop values derived from rows when this changes
@@ -98,10 +112,12 @@ class LogitsCache:
     def add(
         self, kept: RetainedLogits, indices: Sequence[int], n_total: int, *, in_tree: bool
     ) -> list[LogitsRow]:
-        """Add rows of a step's retained logits. Call `evict_excess` after the last call for a step.
+        """Add rows of a step's retained logits; return one LogitsRow per index.
+
+        Evicts nothing: call `evict_excess` after the last call for a step.
 
         Args:
-            kept: the retained logits.
+            kept: the logits that the engine retains.
             indices: the rows of `kept` to add.
             n_total: how many rows of `kept` are added in all calls together.
             in_tree: each row will be attached to the tree and is evicted alone. Otherwise the rows
@@ -118,9 +134,12 @@ class LogitsCache:
         return rows
 
     def set(self, row: LogitsRow, logits: Any, *, keep: bool = False) -> None:
-        """Set the logits of a row: float32 [V], which the caller must not modify afterwards.
+        """Set the logits of a row; may evict other rows.
 
-        keep: the row is read right after this, so do not evict it now.
+        Args:
+            row: the row.
+            logits: float32 [V]; the caller must not modify it afterwards.
+            keep: do not evict this row now, even if it alone exceeds the budget.
         """
         with self._lock:
             row._array, row._step_logits, row._shared = _read_only(logits), None, None
@@ -147,7 +166,7 @@ class LogitsCache:
             return row._array
 
     def _fetch(self, row: LogitsRow, kept: RetainedLogits) -> Any:
-        """Copy a row from the engine."""
+        """Return the logits of a row, copied from the engine. Evicts the row if that fails."""
         try:
             return _read_only(kept.logits(row._index))
         except Exception as error:
@@ -158,7 +177,10 @@ class LogitsCache:
             raise ForwardError(f"the engine did not return a row it retains: {reason}") from error
 
     def pin(self, row: LogitsRow) -> PinnedLogits | None:
-        """Return the row without copying it; None if it was evicted."""
+        """Return a reference that keeps the row's logits readable; None if they were evicted.
+
+        Logits that the engine retains stay on its device: nothing is copied.
+        """
         with self._lock:
             step_logits = row._step_logits
             if step_logits is None or step_logits.kept is None:
@@ -179,7 +201,10 @@ class LogitsCache:
         return _read_only(pinned.at.logits()) if array is None else array
 
     def attach(self, cursor: Cursor, row: LogitsRow) -> None:
-        """Attach a row to the tree, instead of the row attached there."""
+        """Attach a row to the tree at a position; replaces the row that is attached there.
+
+        Does nothing at the root.
+        """
         node, depth = cursor
         node = node_at(node, depth)
         if node.parent is None:
@@ -193,12 +218,12 @@ class LogitsCache:
         node.logits_rows[depth] = row
 
     def get(self, cursor: Cursor) -> Any | None:
-        """Return the logits at a place, as `read` does."""
+        """Return the logits of the row attached at a position, as `read` does; None if none is."""
         row = self.find(cursor)
         return None if row is None else self.read(row)
 
     def find(self, cursor: Cursor) -> LogitsRow | None:
-        """Return the row attached at a place."""
+        """Return the row attached at a position; None if there is none."""
         node, depth = cursor
         node = node_at(node, depth)
         return node.logits_rows.get(depth) if node.logits_rows else None
@@ -210,10 +235,9 @@ class LogitsCache:
             self._evict_entry(entry)
 
     def evict_excess(self, protected: LogitsRow | None = None) -> None:
-        """Remove rows without references, then evict the least recently used ones down to the
-        budget.
+        """Remove unreferenced rows, then evict the least recently used ones down to the budget.
 
-        protected: the most recently used row, which stays.
+        protected: a row that is not evicted: the most recently used one. None protects no row.
         """
         while self._collected:
             self._remove(self._collected.popleft())
@@ -233,7 +257,7 @@ class LogitsCache:
         self._remove(entry)
 
     def _touch(self, counted: LogitsRow | _StepLogits, n_bytes: int) -> None:
-        """Mark a row, or a step's logits, as most recently used."""
+        """Mark a row or a step's logits as most recently used, and set the size that it counts."""
         entry, order = counted._entry, self._order
         if entry is not None and id(entry) in order:
             self.used_bytes -= entry.n_bytes
@@ -249,7 +273,10 @@ class LogitsCache:
             self.used_bytes -= entry.n_bytes
 
     def evict(self, row: LogitsRow) -> None:
-        """Drop the logits of a row, also if it is referenced. Under the lock."""
+        """Drop the logits of a row even if it is referenced, and detach it from the tree.
+
+        The caller must hold the lock.
+        """
         self._remove(row._entry)
         row._array = row._step_logits = row._entry = row._shared = None
         node, row.node = row.node, None

@@ -18,7 +18,7 @@ class EventLoopBridge:
     """
 
     def __init__(self, enter: Callable[[list[Any]], None]) -> None:
-        """enter: called with all jobs that the loop submits, after an iteration that adds none."""
+        """enter: called with the submitted jobs, once an iteration of the loop has added none."""
         self._enter = enter
         self._jobs: list[Any] = []
         self._delayed: deque[asyncio.Future[None]] = deque()
@@ -29,7 +29,10 @@ class EventLoopBridge:
     # From the loop to the driver
 
     def start_call(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None] | None:
-        """Return a future that a call must await before it starts; None to start now."""
+        """Count a call that starts now; return None if it may, else a future to await first.
+
+        At most MAX_PER_PASS calls start in one iteration of the loop; later ones are delayed.
+        """
         if self._n_started < MAX_PER_PASS and not self._delayed:
             self._n_started += 1
             if self._n_started == 1:
@@ -45,7 +48,7 @@ class EventLoopBridge:
             loop.call_soon(self._start_delayed, loop)
 
     def submit(self, loop: asyncio.AbstractEventLoop, jobs: list[Any]) -> None:
-        """Submit jobs together with those of all other calls of this iteration."""
+        """Collect jobs; all jobs of this iteration's calls are submitted together, later."""
         if not self._jobs:
             loop.call_soon(self._submit_jobs, loop, len(jobs))
         self._jobs += jobs
@@ -60,11 +63,11 @@ class EventLoopBridge:
     # From the driver to the loop
 
     def schedule_wake(self, future: asyncio.Future[None]) -> None:
-        """Queue a future of the loop to be set by the next `flush`; any thread."""
+        """Queue a future of the loop, whose result is set after the next `flush`. Any thread."""
         self._to_wake.append(future)
 
     def flush(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Wake the loop if futures are queued; any thread."""
+        """Let the loop set the results of the queued futures soon, if there are any. Any thread."""
         if self._to_wake and not self._is_scheduled:
             self._is_scheduled = True
             try:
@@ -79,7 +82,10 @@ class EventLoopBridge:
 
 
 def _set_results(futures: deque[asyncio.Future[None]]) -> int:
-    """Set the first futures that are not done, at most MAX_PER_PASS; return their number."""
+    """Remove futures from the front and set their results, at most MAX_PER_PASS.
+
+    Futures that are done already do not count. Returns how many results were set.
+    """
     n = 0
     while futures and n < MAX_PER_PASS:
         future = futures.popleft()
@@ -90,7 +96,10 @@ def _set_results(futures: deque[asyncio.Future[None]]) -> int:
 
 
 class Waiter:
-    """A future that is set once its tickets are done, or by `wake`."""
+    """A future of an event loop that gets its result once all tickets are done, or by `wake`.
+
+    Without tickets, only `wake` sets it.
+    """
 
     __slots__ = ("_bridge", "_pending", "future")
     _pending: set[Any] | tuple[()]
@@ -105,12 +114,12 @@ class Waiter:
             ticket.on_done(self)
 
     def __call__(self, ticket: Any) -> None:
-        """Note that a ticket is done."""
+        """Note that `ticket` is done; after the last ticket, wake the future."""
         if self._pending:
             self._pending.discard(ticket)
         if not self._pending:
             self.wake()
 
     def wake(self) -> None:
-        """Set the future in the event loop; any thread."""
+        """Queue the future, so that the loop sets its result. Any thread may call it."""
         self._bridge.schedule_wake(self.future)

@@ -27,11 +27,11 @@ class LogitsRequest:
 
     Index i predicts token i + 1.
 
-    top: None for one row of logits, otherwise how many most likely ids a score lists.
+    top: None requests one row of logits. A number requests scores that list as many likeliest ids.
 
-    remaining: index ranges without a chunk.
+    remaining: ranges (first, last) of indices that no chunk computes yet.
 
-    results: (first index, PinnedLogits or Score).
+    results: pairs (first index, PinnedLogits or Score), in the order of computation.
     """
 
     __slots__ = ("claim", "first", "last", "remaining", "results", "top")
@@ -64,30 +64,34 @@ class LogitsRequest:
 
     @property
     def complete(self) -> bool:
-        """True if all results are there."""
+        """True if `results` covers all indices."""
         if self.top is None:
             return bool(self.results)
         return sum([len(part.logprobs) for _, part in self.results]) == self.last - self.first
 
     def answers(self) -> list[Any]:
-        """Return the results in order."""
+        """Return the results (PinnedLogits or Score) in the order of their indices."""
         return [part for _, part in sorted(self.results, key=itemgetter(0))]
 
 
 class PathClaim:
     """A path that a job needs pinned: `tokens` after `place`.
 
-    at_node_end: the path must end at the end of a node, for tails and for exact slot counts.
+    at_node_end: split the node around the path's end, as tails and exact slot counts need it.
 
     needs_kv: the claim is complete only when the path is resident.
 
-    index: of the item in its job.
+    index: index of the claim's item in its job.
 
-    cursor, pin: the path's end in the tree, while the job is admitted.
+    requests: requests for logits and scores of the path.
 
-    outstanding: chunks, planned or in flight, that work for it.
+    cursor: the path's end in the tree; None while its job is not admitted.
 
-    was_admitted: the path has been admitted before.
+    pin: the cursor to unpin; None while the job is not admitted.
+
+    outstanding: how many chunks, planned or in flight, compute something for it.
+
+    was_admitted: True if the path was admitted before, so it is not counted as reused once more.
     """
 
     __slots__ = (
@@ -125,10 +129,10 @@ class PathClaim:
         return self.place.depth + len(self.tokens)
 
     def pin_path(self, tree: TokenTree) -> tuple[int, int]:
-        """Insert the path into the tree and pin it; return the slots cached, and the slots to
-        compute.
+        """Insert the path into the tree and pin it.
 
-        Slots on the host count as cached: they are copied, not computed.
+        Returns: how many of its slots are cached, and how many must be computed. Slots on the host
+            count as cached: they are copied, not computed.
         """
         budget = tree.budget
         promised = budget.promised
@@ -145,13 +149,13 @@ class PathClaim:
         return end.depth - missing, missing
 
     def unpin_path(self, tree: TokenTree) -> None:
-        """Unpin the path."""
+        """Unpin the path; does nothing if it is not pinned."""
         if self.pin is not None:
             tree.unpin(self.pin)
         self.pin = self.cursor = None
 
     def path(self) -> Cursor:
-        """Return the end of the path in the tree as it is now. For claims of admitted jobs."""
+        """Return the resolved end of the path in the tree. The claim's job must be admitted."""
         assert self.cursor is not None
         self.cursor = cursor = resolve(self.cursor)
         return cursor
@@ -196,11 +200,11 @@ class PrefillChunk(BatchPart):
 
     @property
     def end(self) -> int:
-        """Token index after the last one."""
+        """Index in the path after the chunk's last token."""
         return self.start + len(self.tokens)
 
     def add_waiter(self, claim: PathClaim) -> None:
-        """Check a claim again after this chunk has finished."""
+        """Let a claim wait for this chunk: it is checked again after the chunk has finished."""
         if claim not in self.claims:
             self.claims[claim] = None
             claim.outstanding += 1
@@ -289,8 +293,13 @@ class PrefillPlanner:
         *,
         n_to_run: Callable[..., int] | None = None,
     ) -> None:
-        """n_to_run: `Engine.n_tokens_to_run`, the cost of a full path in a step. None: each path
-        costs one token.
+        """Create a planner.
+
+        Args:
+            tree: the token tree.
+            logits_cache: answers requests whose logits are cached.
+            n_to_run: `Engine.n_tokens_to_run`: returns the cost of a full path in a step, for
+                engines that hide their KV. None means that each path costs one token.
         """
         self.tree = tree
         self.logits_cache = logits_cache
@@ -307,12 +316,15 @@ class PrefillPlanner:
     def plan(
         self, claims: Iterable[tuple[PathClaim, int]], budget: int, queues: JobQueues
     ) -> list[PrefillChunk]:
-        """Return chunks of a step for claims, in this order, at most `budget` tokens of them.
+        """Return the chunks that the next step runs for claims.
 
-        Splits nodes into chunks. A claim whose full path a planned chunk computes joins it even
-        beyond the budget, as it costs nothing.
+        May split nodes. A claim joins a planned chunk that computes the end of its path even if the
+        budget is used up, because that costs nothing.
 
-        claims: each with its own token budget.
+        Args:
+            claims: pairs of a claim and the maximum tokens for it; earlier claims go first.
+            budget: maximum tokens of all chunks.
+            queues: the scheduler's jobs.
         """
         self._rereads = {}
         before = len(self.active)
@@ -333,7 +345,10 @@ class PrefillPlanner:
         return list(self.active)[before:]
 
     def _is_planned(self, claim: PathClaim) -> bool:
-        """Return True if a chunk of the planned step computes the end of a claim's path."""
+        """Return True if a chunk planned in this step, not yet launched, computes the path's end.
+
+        The claim can join such a chunk at no cost.
+        """
         return (
             self.tree.fragments is not None and self._current_chunk(claim.path().node) is not None
         )
@@ -362,8 +377,9 @@ class PrefillPlanner:
         return counts
 
     def is_complete(self, claim: PathClaim) -> bool:
-        """Return True if a claim has everything it needs, after answering requests from the
-        cache.
+        """Return True if a claim has its KV, logits and scores.
+
+        Answers its requests from the logits cache first.
         """
         if claim.requests:
             self._use_cached_logits(claim)
@@ -381,14 +397,13 @@ class PrefillPlanner:
         return not self.waits_for_writer(claim, node)
 
     def is_being_written(self, cursor: Cursor) -> bool:
-        """Return True if a chunk in flight writes the fragment at a place."""
+        """Return True if a planned or launched chunk appends to the fragment at a position."""
         return resolve(cursor).node in self._leaf_writers
 
     def waits_for_writer(self, claim: PathClaim, node: Node) -> bool:
-        """Return True if a launched chunk writes a node's fragment, so nothing may be attached
-        below.
+        """Return True if a chunk appends to a node's fragment, so nothing may be attached below.
 
-        The claim is checked again after that chunk has finished.
+        The claim then waits for that chunk, and is checked again after it has finished.
         """
         part = self._leaf_writers.get(node)
         if part is None:
@@ -411,7 +426,10 @@ class PrefillPlanner:
                     request.results.append((request.first, pinned))
 
     def _plan_claim(self, claim: PathClaim, budget: int) -> int:
-        """Plan chunks for one claim; return their cost in tokens."""
+        """Plan chunks for one claim; return their cost in tokens.
+
+        budget: maximum cost.
+        """
         self._use_cached_logits(claim)
         if self.tree.fragments is None:
             return self._plan_full_path(claim)
@@ -426,7 +444,10 @@ class PrefillPlanner:
         return cost
 
     def _absent_nodes(self, claim: PathClaim) -> list[Node]:
-        """Return the absent nodes of a path, topmost first, after loading offloaded ones."""
+        """Load offloaded nodes of a path, as far as possible; return its absent nodes from the top.
+
+        A node in the list can be offloaded, if a node above it is absent.
+        """
         while True:
             absent, node = list[Node](), claim.path().node
             while node.fragment is None and node.parent is not None:
@@ -437,8 +458,9 @@ class PrefillPlanner:
             self._load_host(absent[-1])
 
     def _load_host(self, node: Node) -> None:
-        """Load an offloaded node. If memory is short, drop its copy: smaller steps can recompute
-        it.
+        """Load an offloaded node to the device.
+
+        If memory is short, free its host copy: chunks in smaller steps can recompute the node.
         """
         try:
             self.tree.load_host(node)
@@ -448,7 +470,16 @@ class PrefillPlanner:
             self.tree.host.free(node)
 
     def _plan_absent(self, claim: PathClaim, absent: list[Node], budget: int) -> int:
-        """Let a chunk compute absent nodes, as far as they continue its path."""
+        """Let one chunk compute absent nodes of a claim's path; return the added cost in tokens.
+
+        If a chunk of the planned step computes the first of these nodes already, it is extended.
+        The last node is split if it exceeds the budget.
+
+        Args:
+            claim: the claim.
+            absent: its absent nodes, topmost first.
+            budget: maximum cost.
+        """
         first = absent[0]
         part, above = self._writers.get(first), first.parent
         if part is None and above is not None and self.waits_for_writer(claim, above):
@@ -474,7 +505,7 @@ class PrefillPlanner:
         return cost
 
     def _current_chunk(self, node: Node) -> PrefillChunk | None:
-        """Return the chunk of the planned step that computes a node."""
+        """Return the planned chunk, not yet launched, that computes a node; None without one."""
         part = self._writers.get(node)
         return part if part is not None and not part.launched else None
 
@@ -498,7 +529,7 @@ class PrefillPlanner:
         return part
 
     def _extend_chunk(self, part: PrefillChunk, node: Node) -> PrefillChunk:
-        """Extend a chunk by the next node."""
+        """Extend a chunk by `node`, which continues its path; return the chunk."""
         pin = self.tree.pin(Cursor(node, node.end))
         self.tree.unpin(part.pin)
         part.pin, part.tokens = pin, [*part.tokens, *node.tokens]
@@ -512,7 +543,15 @@ class PrefillPlanner:
         part.nodes.append(node)
 
     def _plan_reread(self, claim: PathClaim, known: int, budget: int) -> int:
-        """Re-read resident tokens whose logits or scores are requested, at most `budget`."""
+        """Plan chunks that run resident tokens again, because their logits or scores are requested.
+
+        Args:
+            claim: the claim.
+            known: depth down to which the path is resident.
+            budget: maximum cost.
+
+        Returns: the cost in tokens.
+        """
         assert claim.cursor is not None
         cost = 0
         for request in claim.requests:
@@ -563,7 +602,10 @@ class PrefillPlanner:
         return cost
 
     def _assign(self, claim: PathClaim, part: PrefillChunk, end: int) -> None:
-        """Let a chunk answer a claim's requests up to index `end`, where their paths are equal."""
+        """Let a chunk answer a claim's requests.
+
+        end: the index in the path before which the chunk and the claim have the same tokens.
+        """
         part.add_waiter(claim)
         for request in claim.requests:
             if request.remaining:
@@ -586,9 +628,9 @@ class PrefillPlanner:
     # Results ----------------------------------------------------------------------------------
 
     def attach(self, part: PrefillChunk) -> bool:
-        """Give the KV of a finished chunk to the nodes that hold its tokens now.
+        """Give the KV of a finished chunk to the nodes that have its tokens now.
 
-        Returns True if nodes have new fragments, whose chains may be joined.
+        Returns: True if nodes got fragments of their own, so that node chains may be joined.
         """
         self._clear_marks(part)
         fragment, part.fragment = part.fragment, None  # consumed, even if this fails
@@ -616,7 +658,7 @@ class PrefillPlanner:
             self.tree.free(fragment)
 
     def finish(self, part: PrefillChunk, queues: JobQueues) -> None:
-        """Remove a chunk; its claims are checked again."""
+        """Remove a chunk, unpin its path, and check the claims that wait for it again."""
         del self.active[part]
         for claim in part.claims:
             claim.outstanding -= 1

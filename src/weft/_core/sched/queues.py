@@ -42,8 +42,9 @@ class BatchSamplerCache:
 
 
 class JobQueues:
-    """All jobs of a scheduler by state, and the components that move them on. Under the scheduler's
-    lock.
+    """All jobs of a scheduler by state, and the components that change these states.
+
+    Call the methods under the scheduler's lock.
     """
 
     def __init__(
@@ -92,7 +93,10 @@ class JobQueues:
         return sorted([*queued, *self.admitted], key=lambda job: job.age)
 
     def min_slots(self) -> int:
-        """Return how many slots the oldest admitted job needs, pins by hand included."""
+        """Return how many slots the oldest admitted job and the pins by users need together.
+
+        0 if no job is admitted.
+        """
         if not self.admitted:
             return 0
         job = min(self.admitted, key=lambda job: job.age)
@@ -107,17 +111,20 @@ class JobQueues:
     # Job states -------------------------------------------------------------------------------
 
     def add(self, job: Job) -> None:
-        """Queue a job; a preempted job returns to its place by age."""
+        """Queue a job for admission, by age: a preempted job comes before all younger ones."""
         heapq.heappush(self.waiting, (job.age, job))
 
     def head(self) -> Job | None:
-        """Return the oldest job that waits for admission."""
+        """Return the oldest job that waits for admission; None if none does."""
         while self.waiting and self.waiting[0][1].done:
             heapq.heappop(self.waiting)
         return self.waiting[0][1] if self.waiting else None
 
     def admit(self, job: Job) -> None:
-        """Start the job at the head of the queue, whose paths are pinned."""
+        """Move the job at the head of the queue to the admitted ones and start it.
+
+        Its paths must be pinned.
+        """
         heapq.heappop(self.waiting)
         job.admitted = True
         self.admitted[job] = None
@@ -157,7 +164,7 @@ class JobQueues:
         self.end(job)
 
     def end(self, job: Job) -> None:
-        """Remove a job whose tickets are resolved from all states."""
+        """Remove a job from all states and unpin its paths. Its tickets must be resolved."""
         job.done = True
         self.n_transitions += 1
         self._release(job)
@@ -182,7 +189,10 @@ class JobQueues:
     def guard(
         self, job: Job, action: Callable[Given, Value], *given: Given.args, **more: Given.kwargs
     ) -> Value | None:
-        """Call `action` for a job; an exception fails this job and no other."""
+        """Return `action(*given, **more)`; if it raises, fail `job` only and return None.
+
+        Also returns None, without a call, if the job is done.
+        """
         if job.done:
             return None
         try:
@@ -192,13 +202,16 @@ class JobQueues:
             return None
 
     def handle_error(self, job: Job, error: Exception) -> None:
-        """Fail a job because of an exception."""
+        """Fail a job because of an exception; log exceptions that are no WeftError."""
         if not isinstance(error, WeftError):
             _log.warning("work failed outside the model call: %r", error)
         self.fail(job, as_forward_error(error))
 
     def insert(self, place: Place) -> None:
-        """Insert a place into the tree; if the engine cannot split a node, it stays pending."""
+        """Insert a place into the tree. If the engine cannot split a node, the place stays pending.
+
+        That error is only logged.
+        """
         try:
             self.tree.place(place)
         except Exception as error:
@@ -207,12 +220,15 @@ class JobQueues:
     # Claims -----------------------------------------------------------------------------------
 
     def recheck(self, claim: PathClaim) -> None:
-        """Mark a claim as changed: it may be complete now."""
+        """Let `advance` check a claim, which may be complete now. Unpinned claims are ignored."""
         if claim.pin is not None:
             self.to_check[claim] = None
 
     def advance(self) -> None:
-        """Continue jobs whose claims are complete; queue the other claims for chunks."""
+        """Check the changed claims: continue jobs of complete ones, queue the others for chunks.
+
+        Also draws first tokens whose logits are available.
+        """
         while self.to_check or self.first_draws:
             fresh, self.to_check = self.to_check, {}
             for claim in fresh:
@@ -234,11 +250,10 @@ class JobQueues:
             self.unscheduled[claim] = None
 
     def prefill_order(self, budget: int) -> list[tuple[PathClaim, int]]:
-        """Return the claims to plan chunks for, each with its token budget.
+        """Return the claims to plan chunks for, in this order, each with its token budget.
 
-        The oldest come first. If the budget is too small for all, half of it goes to the shortest
-        ones,
-        Claims of one path count once.
+        The oldest claims come first. If the budget is too small for all, half of it goes to the
+        claims with the fewest tokens first. Claims of one path count once.
 
         budget: prefill tokens of the step.
         """
@@ -265,8 +280,9 @@ class JobQueues:
     # First draws ------------------------------------------------------------------------------
 
     def merge_greedy(self, run: RunJob) -> bool:
-        """Merge a run into an equal greedy run that has not started; return True if it was
-        merged.
+        """Merge a greedy run into an equal one that has drawn no token yet.
+
+        Returns: True if `run` was merged and has ended. False if there is no such run.
         """
         key = run.merge_key()
         if key is None:
@@ -279,7 +295,11 @@ class JobQueues:
         return True
 
     def _draw_first_tokens(self, runs: list[RunJob]) -> None:
-        """Draw the first tokens of runs from their prompts' logits."""
+        """Draw the first tokens of runs, and let the runs decode.
+
+        Runs whose token is drawn already only start to decode. If the engine overlaps steps, the
+        next step draws instead. An error fails only the run that caused it.
+        """
         if not runs:
             return
         self._greedy = {key: run for key, run in self._greedy.items() if run not in set(runs)}
@@ -320,7 +340,10 @@ class JobQueues:
             return batch.on_host([row.logits() for row in rows])  # copies one row at a time
 
     def first_token_parts(self, parts: Sequence[PrefillChunk]) -> list[BatchPart]:
-        """Return parts that draw first tokens of runs from rows that these chunks compute."""
+        """Return parts that draw first tokens of runs in the same step as their prompts' last rows.
+
+        parts: the step's chunks; those that compute the last row of a run's prompt are used.
+        """
         by_name: dict[str | None, list[tuple[RunJob, tuple[PrefillChunk, int]]]] = {}
         for part in parts:
             for request, first, _ in part.answers_for:
@@ -336,7 +359,10 @@ class JobQueues:
         ]
 
     def deferred_first_token_parts(self) -> list[BatchPart]:
-        """Return the part that draws first tokens of runs from cached rows, if there are any."""
+        """Return one part that draws the deferred first tokens from cached rows; [] if none are.
+
+        If that draw fails, each run draws alone later.
+        """
         runs = [run for run in self.deferred_first_draws if run.admitted]
         self.deferred_first_draws = []
         for run in runs:

@@ -84,9 +84,11 @@ class Scheduler:
         self._ages = itertools.count(1)
 
     def submit(self, items: Sequence[Item], *, atomic: bool = False) -> list[Ticket]:
-        """Queue items; later steps resolve their tickets. Cost: O(items), no model call.
+        """Queue items; return one ticket per item, which later steps resolve.
 
-        atomic: all items (extends only) succeed, or all fail and nothing changes.
+        Cost: O(items), no model call.
+
+        atomic: all items succeed, or all fail and nothing changes. All must be extends.
         """
         tickets, jobs = self.prepare(items, atomic=atomic)
         self.enqueue(jobs)
@@ -95,7 +97,12 @@ class Scheduler:
     def prepare(
         self, items: Sequence[Item], *, atomic: bool = False
     ) -> tuple[list[Ticket], list[Job]]:
-        """Return tickets, and the jobs that resolve them once they are enqueued. Takes no lock."""
+        """Validate items; return one ticket per item, and the jobs to pass to `enqueue`.
+
+        Nothing is queued yet. Takes no lock.
+
+        atomic: as for `submit`.
+        """
         if atomic and not all(isinstance(item, Extend) for item in items):
             raise ConfigError("an atomic call takes extends only; submit runs on their own")
         if self.dropped_namespaces:
@@ -110,7 +117,10 @@ class Scheduler:
         return tickets, [self._job_of(group) for group in groups if group]
 
     def _job_of(self, group: list[Ticket]) -> Job:
-        """Return the job of tickets that are resolved together."""
+        """Return a new job for tickets that are resolved together: one ticket, or an atomic call.
+
+        If the engine can generate a run by itself, that is an EngineRunJob.
+        """
         item, age = group[0].item, next(self._ages)
         if self.engine_runs is not None and isinstance(item, Run):
             if why_not_generated(item.sampler, self.engine.native) is None:
@@ -137,8 +147,9 @@ class Scheduler:
     def step(self) -> None:
         """Run one step: admit, schedule, launch, wait, process outputs.
 
-        With an overlapping engine, the next call processes the outputs of this step after it has
-        launched its own. Its draws start last, so that samplers have accepted every earlier token.
+        An engine with `async_scheduling` overlaps steps. The next call of `step` then processes the
+        outputs of this step, after it has launched its own step. The draws of that step start last,
+        so that samplers have accepted every earlier token.
 
         A failed model call fails its own tickets. Any other error of the engine, such as running
         out of memory, fails only the work that caused it. Later calls work.
@@ -170,9 +181,9 @@ class Scheduler:
             self._wait_for_engine_runs()
 
     def _admit_work(self) -> tuple[int, int]:
-        """Drain the inbox and admit jobs.
+        """Drain the inbox, admit jobs, and process the events of engine runs.
 
-        Returns the number of events, and the count of transitions before them.
+        Returns: how many entries, jobs and events were processed, and `n_transitions` before that.
         """
         self.check_weights()
         self.admission.pressure.relax()
@@ -188,7 +199,10 @@ class Scheduler:
         return n_events, n_transitions
 
     def _wait_for_engine_runs(self) -> None:
-        """Sleep until the engine reports events of its runs; fail jobs that nothing can advance."""
+        """Wait for events of the engine's own runs; without such runs, fail all jobs as stuck.
+
+        Called if a step had nothing to do although there are jobs.
+        """
         if self.engine_runs is None or self.engine_runs.is_idle:
             self._fail_stuck_jobs()
         else:
@@ -197,7 +211,10 @@ class Scheduler:
     # Inbox ------------------------------------------------------------------------------------
 
     def drain_inbox(self) -> int:
-        """Process released places, cancellations and new jobs; return their number."""
+        """Process released places and sequences, cancellations, and new jobs.
+
+        Returns: the number of cancellations and submissions.
+        """
         if self.sequences.released:
             self.sequences.close_released()
         self.tree.drain_released()
@@ -222,8 +239,9 @@ class Scheduler:
                     self.queues.fail(job, StaleHandle(message))
 
     def close_idle_sequences(self) -> None:
-        """Drain the inbox and close idle sequences, so that only running work uses
-        unevictable KV.
+        """Drain the inbox and close idle sequences.
+
+        After that, only running work and pins by users make KV unevictable.
         """
         self.drain_inbox()
         self.sequences.close_idle()
@@ -241,9 +259,9 @@ class Scheduler:
             self.engine.refresh_weights()
 
     def _waits_for_old_weights(self) -> bool:
-        """Return True while new jobs must wait for jobs that run with the old weights.
+        """Return True if new jobs must wait, because running jobs started with older weights.
 
-        Otherwise a steady stream of jobs would mix KV of both versions for an unlimited time.
+        Without the wait, a steady stream of jobs would mix KV of both versions without end.
         """
         queues = self.queues
         return bool(queues.admitted) and queues.head() is not None and self.weights_changed()
@@ -321,11 +339,13 @@ class Scheduler:
         return min(self.n_batch, budget), min(self.n_step, budget)
 
     def _ready_runs(self, budget: int) -> list[RunJob]:
-        """Return the runs that can decode now, at most `budget` tokens of them.
+        """Return the runs that decode in the next step, and open their sequences.
 
-        The oldest runs come first, so that tails stay short-lived. An engine without prefix caching
-        has no
-        tails: there all runs take turns, and a path longer than `budget` runs alone.
+        If there are too many, the oldest decode first, so that tails are short-lived. Engines that
+        get the full path in every row have no tails: all runs take turns, and a path longer than
+        `budget` runs alone.
+
+        budget: maximum tokens, forced tokens included.
         """
         queues = self.queues
         ready = [run for run in queues.running if run.can_step(self.n_ctx)]
@@ -351,19 +371,27 @@ class Scheduler:
         return [run for run in ready if not run.done] if begun else ready
 
     def _n_budget_tokens(self, runs: list[RunJob]) -> int:
-        """Return how many tokens of the budget one decoding step of these runs uses."""
+        """Return how many tokens of the budget one step of these runs uses, without forced ones."""
         if self.queues.runs_full_paths:
             return sum([run.sequence.depth for run in runs])
         return len(runs)
 
     def _can_open(self, run: RunJob) -> bool:
-        """Return True if no part in flight writes the node where the run's sequence starts."""
+        """Return True if the run's sequence can be opened: no step in flight writes its last node.
+
+        The run has one claim, which ends where its sequence starts.
+        """
         (claim,) = run.claims
         assert claim.cursor is not None
         return not self.queues.prefill.is_being_written(claim.cursor)
 
     def _shares(self, budget: int) -> list[CommitShare]:
-        """Return the sequences of commits that the step can run, at most `budget` tokens."""
+        """Return the part of each commit that the next step runs, and open its sequences.
+
+        budget: maximum tokens.
+
+        Returns: (job, first, last): the job's sequences from index `first` to `last` - 1.
+        """
         shares = []
         for job in list(self.queues.commits):
             if job.n_waiting or job.outstanding or budget <= 0:
@@ -385,9 +413,13 @@ class Scheduler:
         return shares
 
     def _reserve(self, runs: list[RunJob], shares: list[CommitShare], n_before: int) -> None:
-        """Reserve the slots of a step for the jobs that are still admitted.
+        """Reserve the slots of a step; first remove jobs that are not admitted any more.
 
-        n_before: `JobQueues.n_transitions` when all of them were.
+        Args:
+            runs: runs that decode; jobs are removed from this list in place.
+            shares: parts of commits; likewise.
+            n_before: `JobQueues.n_transitions` when the lists were created. If it is still equal,
+                all jobs are admitted.
         """
         if self.queues.n_transitions != n_before:
             runs[:] = [run for run in runs if run in self.queues.running]
@@ -399,7 +431,7 @@ class Scheduler:
                 sequence.reserve(self.tree, 1)
 
     def _decode_parts(self, runs: list[RunJob]) -> list[SequencePart]:
-        """Return one part per LoRA adapter for runs that are still admitted."""
+        """Return one DecodePart per LoRA adapter. A run whose row cannot be created fails."""
         by_name: dict[str | None, tuple[list[RunJob], list[Row]]] = {}
         for run in runs:
             try:
@@ -424,7 +456,9 @@ class Scheduler:
     def _launch(self, step: ScheduledStep | None) -> tuple[list[ScheduledStep], float]:
         """Call the model for a step; if the engine overlaps steps, put the step in flight.
 
-        Returns the steps to wait for now, and the seconds that the calls took.
+        step: None calls nothing, but the step in flight still has to finish.
+
+        Returns: the steps to wait for now, and the seconds that the calls took.
         """
         previous, self.in_flight, seconds = self.in_flight, None, 0.0
         to_finish = [previous] if previous is not None else []
@@ -452,7 +486,10 @@ class Scheduler:
         return time.perf_counter() - started
 
     def _wait(self, step: ScheduledStep) -> float:
-        """Wait for the engine to finish a step; return the seconds spent waiting."""
+        """Wait for the engine to finish a step; store its error in the step.
+
+        Returns: the seconds spent waiting.
+        """
         started = time.perf_counter()
         if step.error is None:
             try:
@@ -509,9 +546,12 @@ class Scheduler:
             self.queues.fail(job, as_forward_error(part_error))
 
     def _fail_step(self, step: ScheduledStep, raised: BaseException) -> None:
-        """Undo a step, and the step launched from its draws, and fail their tickets.
+        """Undo a failed step, and the step in flight that runs its drawn tokens.
 
-        If memory is short, preempt all jobs instead and retry with smaller steps or fewer slots.
+        Their jobs fail. If memory was short, all jobs are preempted instead, and retried with
+        smaller steps or fewer slots.
+
+        raised: the error of the step.
         """
         after, self.in_flight = self.in_flight, None
         steps = [step] if after is None else [step, after]
@@ -568,15 +608,16 @@ class Scheduler:
     # Errors -----------------------------------------------------------------------------------
 
     def _fail_stuck_jobs(self) -> None:
-        """Fail all jobs when a step could do nothing for them, instead of retrying without end."""
+        """Fail all jobs, because a step could do nothing for any of them: a bug in Weft."""
         error = WeftError("the scheduler cannot go on with this work; please report this as a bug")
         with self.lock:
             for job in self.queues.jobs():
                 self.queues.fail(job, error)
 
     def _recover(self, error: BaseException) -> None:
-        """Fail all jobs after an unexpected error, and revert what steps have marked or
-        reserved.
+        """Fail all jobs after an error outside the model call, and discard all chunks.
+
+        The scheduler can be used afterwards.
         """
         _log.exception("a step failed outside the model call", exc_info=error)
         in_flight, self.in_flight = self.in_flight, None
@@ -597,8 +638,9 @@ class Scheduler:
                     self.queues.end(job)
 
     def abandon(self, error: BaseException) -> None:
-        """Resolve all tickets with an error and touch nothing else: the state may be
-        inconsistent.
+        """Resolve all tickets with an error; the scheduler cannot be used afterwards.
+
+        Nothing else is changed, because the state may be inconsistent.
         """
         failed: BaseException = error
         if not isinstance(error, StaleHandle):
@@ -627,8 +669,12 @@ class Scheduler:
     def drop_namespace(self, namespace: str, message: str) -> None:
         """Fail all work in a namespace with StaleHandle, reject later work, and drop its KV.
 
-        Called between steps, under the lock. No later step has a row of it. Cost: O(open jobs +
-        tree).
+        Call it between steps, under the lock. No later step has a row of the namespace. Cost:
+        O(open jobs + tree).
+
+        Args:
+            namespace: the name of a LoRA adapter.
+            message: the message of the errors.
         """
         self.drain_inbox()
         self.dropped_namespaces[namespace] = message

@@ -20,20 +20,20 @@ LAST_LOGITS = (0,)  # `Row.logits_at` of a row with one token
 
 
 class TokenSequence:
-    """Tokens after a place: `base`, then `tokens`.
+    """A path that grows token by token: the place `base`, then `tokens`.
 
-    An open sequence has its path pinned. The KV of its tokens, as far as they were run, is in a
-    private tail that prefix matching does not see. A closed sequence has its KV in the tree, and
-    `base` is the place after it. KV that the engine cannot keep is recomputed when the sequence
-    continues.
+    An open sequence has the path to `base` pinned. The KV of its tokens is in a private tail, as
+    far as they were run; prefix matching does not see tails. A closed sequence has its KV in the
+    tree, where other work can use it, and `base` is the place after it. KV that the engine cannot
+    keep is recomputed when the sequence continues.
 
         root ── base ──┤├── tokens that were run (tail) ──┤├── tokens to run ──┤
 
-    job: the job that runs it now.
+    job: the job that runs it now; None if it is idle.
 
-    lease: the owner's lease, if a branch owns it.
+    lease: the lease of the branch that owns it; None without an owner.
 
-    was_admitted: a job had its path admitted before.
+    was_admitted: True if a job with this sequence was admitted before.
     """
 
     __slots__ = (
@@ -82,10 +82,11 @@ class TokenSequence:
         return 0 if self.tail is None else min(self.tail.fragment.length, len(self.tokens))
 
     def cached_depth(self, path: Container[Node], ids: list[int]) -> int:
-        """Return the depth of `path` down to which the tail has its KV; 0 if it has none of it.
+        """Return the depth of another path down to which this tail has its KV; 0 if none.
 
-        path: the nodes of the known part of the path, its root included. ids: all token ids of the
-        path.
+        Args:
+            path: the nodes of the other path that are in the tree, its root included.
+            ids: all token ids of that path.
         """
         if self.tail is None:
             return 0
@@ -96,8 +97,9 @@ class TokenSequence:
         return depth + same if same else 0
 
     def open(self, tree: TokenTree) -> None:
-        """Pin the path, which is resident, and create a tail; does nothing if the sequence is
-        open.
+        """Pin the path to `base` and create a tail; does nothing if the sequence is open.
+
+        The path must be resident. An engine that hides its KV gets no tail.
         """
         if self._pin is not None:
             return
@@ -114,7 +116,7 @@ class TokenSequence:
         self._pin = pin
 
     def reserve(self, tree: TokenTree, n: int) -> None:
-        """Reserve n more slots; the budget may be exceeded afterwards."""
+        """Reserve slots for the next `n` tokens; the budget may be exceeded afterwards."""
         tail = self.tail
         if tail is not None and tail.fragment.length + n > tail.reserved:
             tree.budget.reserve(tail, tail.fragment.length + n)
@@ -128,8 +130,14 @@ class TokenSequence:
     ) -> Row:
         """Return the engine's row that runs `tokens` after the first `n_before` own tokens.
 
-        It is the same object in every step while the path does not change. scored: spans counted
-        from the row's first token; a row without spans has one token.
+        The same Row object is updated and returned in every step while the path does not change.
+
+        Args:
+            tree: the token tree.
+            tokens: tokens to run; a draw in flight stands for one token that is not known yet.
+            n_before: how many tokens of the sequence were run before.
+            scored: spans to score, counted from the row's first token. Required for a row of more
+                than one token.
         """
         tail = self.tail
         if tail is None:
@@ -156,9 +164,10 @@ class TokenSequence:
         return Row((), ids, 0, None, (len(ids) - 1,), scored, self.base.namespace)
 
     def trim(self, tree: TokenTree, n: int) -> None:
-        """Drop the tail's slots from n on.
+        """Drop the tail's slots from index `n` on; `tokens` does not change.
 
-        If the engine cannot, drop the tail; the first n tokens stay known.
+        If the engine cannot, drop the complete tail: the first `n` tokens move into `base`, without
+        KV.
         """
         tail = self.tail
         if tail is None or tail.fragment.length <= n:
@@ -189,14 +198,14 @@ class TokenSequence:
         tree.unpin(pin)
 
     def _advance_base(self, tree: TokenTree, n: int) -> list[int]:
-        """Move `base` behind the first n own tokens; return these tokens."""
+        """Move the first `n` own tokens from `tokens` into `base`; return them."""
         run, self.tokens = self.tokens[:n], self.tokens[n:]
         if run:
             self.base = Place(tree.holds, self.base.namespace, self.base, run)
         return run
 
     def drop(self, tree: TokenTree) -> None:
-        """Drop the tail and unpin the path; the tokens stay."""
+        """Drop the tail with its KV and unpin the path; `tokens` does not change."""
         tail, pin = self.tail, self._pin
         self.tail = self._pin = self._row = None
         if tail is not None:
@@ -206,7 +215,10 @@ class TokenSequence:
 
 
 class Lease(weakref.ref[Any]):
-    """Weak reference to the owner of a sequence; its callback queues the sequence for closing."""
+    """Weak reference to the owner of a sequence.
+
+    When the owner is garbage-collected, a callback queues the sequence for closing.
+    """
 
     __slots__ = ("sequence",)
     sequence: TokenSequence
@@ -215,10 +227,12 @@ class Lease(weakref.ref[Any]):
 class SequenceRegistry:
     """Sequences of branches, which last longer than one job.
 
-    An idle sequence may be closed at any time. All methods but `create` and `release` are called
-    under the scheduler's lock.
+    A sequence without a job is idle; the scheduler may close it at any time. Call all methods but
+    `create` and `release` under the scheduler's lock.
 
-    opened: open sequences. released: leases of sequences that were released or lost their owners.
+    opened: the open sequences.
+
+    released: leases that were released or whose owners were garbage-collected.
     """
 
     def __init__(self, tree: TokenTree, join: Callable[[Place], None]) -> None:
@@ -230,7 +244,7 @@ class SequenceRegistry:
         self.released: deque[Any] = deque()
 
     def create(self, owner: Any, place: Place) -> TokenSequence:
-        """Return a new sequence at a place that lasts as long as `owner`."""
+        """Return a new, closed sequence at a place; it is closed for good once `owner` is freed."""
         sequence = TokenSequence(place)
         lease = sequence.lease = Lease(owner, self.released.append)
         lease.sequence = sequence
@@ -238,17 +252,20 @@ class SequenceRegistry:
         return sequence
 
     def release(self, sequence: TokenSequence) -> Place:
-        """End a lease; return the place at the sequence's end. Its KV can be used at once."""
+        """End the owner's lease; return the place at the sequence's end.
+
+        The next step closes the sequence, which makes its KV available at that place.
+        """
         with self.tree.holds.lock:
             self.released.append(sequence.lease)
             return sequence.end()
 
     def is_leased(self, sequence: TokenSequence) -> bool:
-        """Return True if the sequence has an owner."""
+        """Return True if the sequence has an owner whose lease has not ended."""
         return id(sequence.lease) in self._leases
 
     def open(self, sequence: TokenSequence) -> None:
-        """Open a sequence and register it."""
+        """Open a sequence (see `TokenSequence.open`) and register it as open."""
         sequence.open(self.tree)
         self.opened[sequence] = None
 
@@ -260,7 +277,7 @@ class SequenceRegistry:
             self._join(sequence.base)
 
     def close_released(self) -> None:
-        """Close sequences that were released or lost their owners."""
+        """Close sequences whose leases have ended; those in a job are closed later."""
         busy = []
         while self.released:
             lease = self.released.popleft()

@@ -19,14 +19,15 @@ FinishReason = Literal["stop", "length", "context", "cancelled", "interrupted", 
 
 
 class Logits(NamedTuple):
-    """Request the raw logits after the path's first `depth` tokens.
+    """Request for the raw logits after the path's first `depth` tokens.
 
     The result is a read-only float32 array [V], shared with other callers.
 
-    cached: return the cache's LogitsRow instead, which does not copy from the device.
+    cached: the result is a LogitsRow instead: nothing is copied from the device, but the cache may
+    evict the logits before they are read.
 
-    pinned: return a RetainedRow instead. The row stays where it is while the caller refers to
-    it.
+    pinned: the result is a RetainedRow instead: the logits stay where they are, usually on the
+    device, while the caller refers to it.
     """
 
     depth: int
@@ -35,10 +36,10 @@ class Logits(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """Request scores of the path's own tokens first … last - 1 (absolute depths, first >= 1).
+    """Request for scores of the path's own tokens from depth `first` to `last` - 1.
 
-    The result is one `engines.base.Score` over last - first targets, with the `top` most likely
-    ids.
+    Depths count from the root; `first` is at least 1. The result is one `engines.base.Score` over
+    last - first tokens. It lists the `top` most likely ids at each of them.
     """
 
     first: int
@@ -190,14 +191,19 @@ class Ticket:
         self._callbacks: list[Callable[[Ticket], None]] = []
 
     def cancel(self, reason: FinishReason = "cancelled") -> None:
-        """Request an early end, at the next step. A run keeps its tokens, an extend raises."""
+        """Request that the next step ends the item early.
+
+        A run then has a result with its tokens so far; an extend or a commit raises `Cancelled`.
+
+        reason: the `finish_reason` of a run.
+        """
         if not (self.done or self.cancelled):
             self.cancel_reason = reason
             self.cancelled = True
             self._inbox.append(self)
 
     def result(self) -> Any:
-        """Return the result or raise the error; only when `done`."""
+        """Return the item's result or raise its error. Call it only when `done` is True."""
         if self.error is not None:
             raise self.error
         if not self.done:
@@ -205,14 +211,17 @@ class Ticket:
         return self.value
 
     def on_done(self, callback: Callable[[Ticket], None]) -> None:
-        """Call `callback` once the ticket is done; immediately if it is."""
+        """Call `callback` once the ticket is done; immediately if it is done already."""
         self._callbacks.append(callback)
         if self.done and callback in self._callbacks:  # another thread resolved it meanwhile
             self._callbacks.remove(callback)
             callback(self)
 
     def resolve(self, value: Any = None, error: BaseException | None = None) -> None:
-        """Set the result or the error once. Called by the scheduler."""
+        """Set the result or the error, and call the callbacks; later calls do nothing.
+
+        Called by the scheduler.
+        """
         if self.done:
             return
         self.value, self.error, self.done = value, error, True
