@@ -158,11 +158,12 @@ class Span(NamedTuple):
 
 
 class FutureTokens(NamedTuple):
-    """One token that a launched step samples and that the host has not received yet.
+    """One token that a launched step is sampling; the host does not know its id yet.
 
-    All `FutureTokens` of one forward refer to the same `draws`, in any order. Other rows of that
-    forward may have known tokens. If nothing could be sampled (an id below 0), the run ends and the
-    engine may run any token in its place.
+    The next step can be launched with it before the id reaches the host. All `FutureTokens` of one
+    forward refer to the same `draws`, in any order. Other rows of the forward may have known
+    tokens. An id below 0 means that nothing could be sampled: the run ends, and the engine may run
+    any token in its place.
 
     Args:
         draws: the object that `Output.draw` of this engine returned.
@@ -387,13 +388,13 @@ class Output(ABC):
 
     @abstractmethod
     def draw(self, batch: DrawBatch) -> Draws:
-        """Start sampling tokens from this step's logits, numbered as in `batch.rows`. Does not
-        wait.
+        """Start sampling, without waiting: token i of the result is drawn from logits
+        `batch.rows[i]`.
 
         The scheduler calls it after the forward, once per group of samplers. The host has received
         every token that the batch's samplers drew before. Their counts and constraints are
-        therefore up to date, also for rows that ran `FutureTokens`. They change only after these
-        tokens have reached the host.
+        therefore up to date, also for rows that ran `FutureTokens`. The samplers change only after
+        the tokens of this call have reached the host.
         """
 
 

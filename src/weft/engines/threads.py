@@ -147,7 +147,11 @@ class ThreadTuner:
                 self._trial = self.index - 1
 
     def _next_trial(self) -> int | None:
-        """Return the index of the next count up or down, in turn; None if neither is worth it."""
+        """Return the index in `counts` of the next trial, or None.
+
+        Trials alternate between the next higher and the next lower count; a count that is not
+        worth a trial is skipped. If neither is, the next trial is postponed.
+        """
         self._direction = -self._direction
         for index in (self.index + self._direction, self.index - self._direction):
             if 0 <= index < len(self.counts) and self._is_worth_trial(index):
@@ -295,7 +299,11 @@ class BlasThreads:
 
     @contextmanager
     def limited(self, n_tokens: int) -> Iterator[None]:
-        """Limit the BLAS inside a block that runs `n_tokens` tokens. Cost: about 10 µs."""
+        """Limit the BLAS inside a block that runs a forward of `n_tokens` tokens.
+
+        The block is also timed, to tune the thread count, unless the count is fixed.
+        Cost: about 10 µs.
+        """
         if not self._max_threads:
             with nullcontext() if self.fixed is None else self._limit.to(self.fixed):
                 yield

@@ -248,7 +248,16 @@ def _check_vocabulary(header: GGUF, n_embd: int) -> int:
 
 
 def _check_bytes(header: GGUF, kind: object, tokens: list[str]) -> None:
-    """Check that every byte has a token and that tokens for bytes are valid."""
+    """Check the tokens for single bytes.
+
+    Args:
+        kind: type of the tokenizer. "gpt2" must have no byte tokens. "llama" must have a token for
+            every byte: <0xNN>, or the character itself.
+        tokens: spellings. Byte tokens must be spelled <0xNN> in every kind of tokenizer.
+
+    Raises:
+        ModelLoadError: a check fails.
+    """
     types = header.values.get("tokenizer.ggml.token_type") or [1] * len(tokens)
     of_bytes = [token for token, kind_of in zip(tokens, types, strict=True) if kind_of == _BYTE]
     if kind == "gpt2" and of_bytes:

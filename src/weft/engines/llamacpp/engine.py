@@ -131,8 +131,8 @@ class LlamaCppEngine(Engine):
 
         Args:
             file: a .gguf file. If the model is split over several files: the first.
-            device: "auto" (all GPUs that the installed llama.cpp supports, else the CPU), "cpu",
-                "gpu", or the name of a back end: "cuda", "cuda:1", "metal", "vulkan".
+            device: "auto", "cpu", "gpu", or the name of a back end: "cuda", "cuda:1", "metal",
+                "vulkan". "auto" uses all GPUs that the installed llama.cpp supports, else the CPU.
             dtype: of the KV: "auto" (float16), "float16", "bfloat16" or "float32". "float32" also
                 turns flash attention off. Weights keep the types of the file.
             n_ctx: maximum path length in tokens; None for the model's context length, which is

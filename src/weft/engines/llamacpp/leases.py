@@ -171,7 +171,8 @@ class Leases:
         Args:
             parent: the last fragment of the path; None at the root.
             start: position of its first slot.
-            growing: the parent is also written to in this step, so the fragment becomes an aside.
+            growing: the parent is also written to in this step, so the fragment joins its
+                `asides`.
 
         Raises:
             KVFull: all sequences are leased.

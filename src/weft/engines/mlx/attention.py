@@ -35,7 +35,10 @@ class AttentionSpec(NamedTuple):
 
 
 class PartialAttention(NamedTuple):
-    """Result of a product: out [n, K, g, Dv], lse float32 [n, K, g]."""
+    """Attention over some of the keys; `merge` combines results over different keys.
+
+    out: [n, K, g, Dv]. lse: log-sum-exp of the scores, float32 [n, K, g].
+    """
 
     out: mx.array
     lse: mx.array

@@ -61,7 +61,10 @@ class SlotShape(tuple[KVShape, ...]):
         return [mx.zeros((*rows, each.n_heads, room, each.size), dtype=each.dtype) for each in self]
 
     def copy_parts(self, parts: Iterable[mx.array], room: int) -> Arrays:
-        """Return new arrays [K, room, D] that start with a copy of `parts` [K, n, D]."""
+        """Return new arrays [K, room, D], each starting with a copy of its part; else zeros.
+
+        parts: arrays [K, n, D] in the order k.0, v.0, k.1, …
+        """
         arrays = self.zeros(room)
         for array, part in zip(arrays, parts, strict=True):
             array[:, : part.shape[1]] = part
@@ -83,7 +86,11 @@ class RowTailBuffer(TailBuffer):
     slots: Arrays
 
     def set_rows(self, arrays: Arrays, members: list[PaddedFragment | None]) -> None:
-        """Replace the arrays and the fragments of their rows."""
+        """Replace the arrays, and assign their rows to fragments.
+
+        Each member's `home` and `start` are set to this buffer and its row.
+        members: fragment of each row; None for a hole.
+        """
         self.slots, self.members = arrays, members
         self.n_rows, self.room = int(arrays[0].shape[0]), int(arrays[0].shape[2])
         self.n_members = 0

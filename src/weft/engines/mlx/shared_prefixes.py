@@ -227,7 +227,13 @@ class PrefixLevel:
     def attend(
         self, layer: int, queries: mx.array, spec: AttentionSpec, masks: list[KeyMask | None]
     ) -> PartialAttention | None:
-        """Return the results of all grouped queries on this level; None if no key is visible."""
+        """Attend to this level's prefixes; return one result per packed query, in packed order.
+
+        The result of a query without a prefix here is zeros with the lse HIDDEN. Returns None if
+        no key is visible.
+
+        masks: one per group, from `masks`.
+        """
         if all(mask is None for mask in masks):
             return None
         outs, lses = [], []

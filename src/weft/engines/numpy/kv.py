@@ -289,8 +289,9 @@ class NumpyFragments(Fragments):
     # ---- for the engine
 
     def views(self, fragment: NumpyFragment, length: int) -> list[NDArray[np.float32]]:
-        """Return one or two views of the first `length` slots: [L, 2, K, S, D]; valid for this
-        `version`.
+        """Return views of the first `length` slots, of the body and the tail: [L, 2, K, S, D] each.
+
+        The views are valid until `version` changes.
         """
         n_body = min(length, fragment.body)
         views = [self._body(fragment)[:, :, :, :n_body]] if n_body or not length else []
@@ -322,7 +323,10 @@ class NumpyFragments(Fragments):
         return block.data[:, :, :, fragment.start : fragment.start + needed]
 
     def count_written(self, fragment: NumpyFragment, n_tokens: int, *, to_body: bool) -> None:
-        """Count slots that were written into reserved capacity."""
+        """Extend a fragment by `n_tokens` slots that were written into reserved capacity.
+
+        to_body: they are in the body, else in the tail buffer.
+        """
         fragment.length += n_tokens
         self._n_slots += n_tokens
         if to_body:
@@ -417,8 +421,10 @@ class NumpyFragments(Fragments):
         return not self.buffer.is_large or width * len(self.buffer.rows) <= 2 * n_slots
 
     def _widen(self, fragments: list[NumpyFragment]) -> None:
-        """Reserve one slot in every row. If only a few rows outgrow a wide buffer, move those to
-        bodies.
+        """Give the tails of `fragments` room for one more slot in the tail buffer.
+
+        If only a few of them fill a wide buffer, their tails move to their bodies (blocks of their
+        own) instead.
         """
         width = self.buffer.width
         full = [fragment for fragment in fragments if fragment.tail >= width]

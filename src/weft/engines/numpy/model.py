@@ -39,7 +39,10 @@ class Model:
         return x
 
     def logits(self, hidden: Floats) -> Floats:
-        """Return the logits of rows of `hidden`: float32 [n, V]."""
+        """Apply the final norm and the LM head: float32 [n, V].
+
+        hidden: rows of the result of `hidden`, [n, E].
+        """
         return product(self.final_norm(hidden), self._weights.head)
 
     def final_norm(self, hidden: Floats) -> Floats:

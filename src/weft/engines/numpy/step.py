@@ -56,7 +56,12 @@ class PackedRow(NamedTuple):
 
 
 class QueryBlock(NamedTuple):
-    """Queries lo … hi-1 and their keys. If `n_tails` is not 0, own[0] covers the tail buffer."""
+    """The packed queries lo … hi-1 and the parts of KV that they attend to.
+
+    n_tails: queries of decode rows in the block; if not 0, own[0] covers their tails in the buffer.
+    own: tails and new tokens, each query in exactly one part.
+    shared: spans of prefixes, each for some of the queries.
+    """
 
     lo: int
     hi: int
@@ -104,7 +109,7 @@ class StepPlan:
         self._blocks = [self._block(lo, hi) for lo, hi in self._cuts()]
 
     def fits(self, rows: Sequence[Row]) -> bool:
-        """Return True if `rows` are the next step of the rows of this plan."""
+        """Return True if this plan can run `rows`: each continues its row of the last step."""
         return (
             len(rows) == len(self._packed) == self._tails.n
             and self._version == self._fragments.version
@@ -113,7 +118,10 @@ class StepPlan:
         )
 
     def start(self, rows: Sequence[Row]) -> NDArray[np.int64]:
-        """Prepare a step. Return the packed token ids: int64 [N]."""
+        """Refresh the views of the tail buffer; return the packed token ids: int64 [N].
+
+        rows: those of the constructor, or rows that `fits` accepted.
+        """
         if self._tails.n:
             self._tails.start()
         for block in self._blocks:
@@ -133,8 +141,9 @@ class StepPlan:
             prefill.write(layer, kv[packed.lo : packed.hi])
 
     def attend(self, layer: int, queries: Floats, out: Floats) -> None:
-        """Compute attention of all queries in one layer, after `write`; both arrays are [K, N, G,
-        D].
+        """Write the attention output of all queries in one layer to `out`, after `write`.
+
+        queries, out: [K, N, G, D].
         """
         for lo, hi, _, own, shared in self._blocks:
             attend(queries[:, lo:hi], own, shared, layer, out[:, lo:hi])
@@ -144,7 +153,7 @@ class StepPlan:
         return self._lo[index]
 
     def commit(self) -> None:
-        """Count the written slots and prepare the next step of the same rows."""
+        """Extend the fragments by the written slots; advance the plan to the next step."""
         n_tails = self._tails.n
         for packed in self._packed[:n_tails]:
             self._fragments.count_written(cast(NumpyFragment, packed.kv_out), 1, to_body=False)
@@ -158,7 +167,11 @@ class StepPlan:
     # ---- construction
 
     def _continues(self, row: Row, packed: PackedRow) -> bool:
-        """Return True if `row` is the next step of the row that was packed."""
+        """Return True if `row` continues a packed row, so that its packing can be reused.
+
+        It must have the same prefix, `kv_out` and `logits_at`, one token at the next position, and
+        no scores.
+        """
         return (
             row.prefix is packed.prefix
             and row.kv_out is packed.kv_out
@@ -195,7 +208,10 @@ class StepPlan:
         return QueryBlock(lo, hi, n_tails, own, list(self._shared(lo, hi)))
 
     def _shared(self, lo: int, hi: int) -> Iterable[KVPart]:
-        """Yield the distinct spans on the queries' prefixes, one part per set of queries."""
+        """Yield the spans on the prefixes of queries lo … hi-1, one part per set of queries.
+
+        Short spans of one set are copied into one array.
+        """
         paths: dict[int, tuple[tuple[Span, ...], list[_Range]]] = {}
         spans: dict[Span, list[_Range]] = {}
         for packed in self._packed:
@@ -224,9 +240,10 @@ class StepPlan:
 
 
 def _short(views: list[Floats], max_slots: int) -> tuple[list[Floats], list[Floats]]:
-    """Split views into short ones, to copy into one of at most `max_slots` slots, and the others.
+    """Split views into (views to copy into one array, other views).
 
-    Each view that is not copied costs a product per layer and head, however short.
+    Each view that is not copied costs a product per layer and head, however short it is. Views of
+    up to MAX_SHORT slots are copied, `max_slots` in all; a single short view is not.
     """
     short, others = list[Floats](), list[Floats]()
     for view in views:
@@ -265,7 +282,7 @@ def _buffer_row(row: Row) -> float:
 
 
 def _merged(ranges: list[_Range]) -> tuple[_Range, ...]:
-    """Return the same indices in as few ranges as possible, in order."""
+    """Sort ranges and merge adjacent ones."""
     merged: list[_Range] = []
     for lo, hi in sorted(ranges):
         if merged and merged[-1][1] == lo:
@@ -350,8 +367,9 @@ class PrefillRow:
         self._slots = list(room[:, :, :, self._n_before :])
 
     def part(self, lo: int, hi: int, start: int) -> SpanPart:
-        """Return the row's own keys for its new tokens lo … hi-1, which are the queries from
-        `start` on.
+        """Return the row's own keys for its new tokens lo … hi-1.
+
+        start: index in the block of the query of token lo.
         """
         visible = self._room[:, :, :, : self._n_before + hi]
         return SpanPart([visible], slice(start, start + hi - lo), triangle(hi - lo))
@@ -376,16 +394,25 @@ _MAX_VECTORS = (
 
 
 class KVPart(Protocol):
-    """Keys and values of every layer, for the queries `where` of a block."""
+    """Keys and values of every layer.
+
+    where: the n queries of a block that attend to them.
+    """
 
     where: Where
 
     def scores(self, queries: Floats, layer: int) -> Floats:
-        """Return new scores [K, n, G, S]; -inf where a key is masked."""
+        """Return the scores of one layer as a new array [K, n, G, S]; -inf where a key is masked.
+
+        queries: [K, N, G, D] of the full block; the part selects its n queries by `where`.
+        """
         ...
 
     def weighted_values(self, weights: Floats, layer: int) -> Floats:
-        """Return the weighted sum of values: [K, n, G, D]."""
+        """Return the values of one layer, summed with `weights`: [K, n, G, D].
+
+        weights: [K, n, G, S], exponentials of the shifted scores, not normalised.
+        """
         ...
 
 

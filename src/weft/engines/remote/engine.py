@@ -207,11 +207,17 @@ class RemoteEngine(Engine):
         return ModelDefaults(SamplingParams(), chat)
 
     def forward(self, rows: Sequence[Row]) -> HostOutput:
-        """Run rows if the server returns logprobs of the full vocabulary (`steps`); else score by
-        echo.
+        """Return logits and scores of rows; see `Engine.forward`.
 
-        Cost: one request per position, `most` at once. The server prefills tokens that it has not
-        cached.
+        With `steps`, the server returns logprobs of the full vocabulary, which are used as logits.
+        Without it, only scores are possible: the server returns the logprobs of a prompt's tokens.
+
+        Cost: with `steps`, one request per position; else one per score span. At most `most` run at
+        once. The server prefills tokens that it has not cached.
+
+        Raises:
+            Unsupported: logits without `steps`, scores on a server without echo, or an adapter.
+            ForwardError: a row is invalid, the server failed, or the engine is closed.
         """
         if self._transport.is_closed:
             raise ForwardError("this engine is closed; load it again")

@@ -155,7 +155,10 @@ class StreamingRequest:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start the first request, on the transport's thread."""
+        """Start the task that sends the requests. Call it on the transport's thread.
+
+        Does nothing if the run has been released.
+        """
         remote_run = self.remote_run()
         if remote_run is None:
             return

@@ -30,7 +30,10 @@ _TEMPLATE = (
 
 
 def piece_id(piece: bytes) -> int:
-    """Return the id of a piece of at most 64 bytes, also of an empty one."""
+    """Return a piece's id: its bytes as a big-endian number with a leading byte 1.
+
+    `piece_bytes` is the inverse. piece: at most 64 bytes (not checked); may be empty.
+    """
     return int.from_bytes(b"\x01" + piece, "big")
 
 

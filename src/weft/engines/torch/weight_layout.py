@@ -237,7 +237,10 @@ def merge_sibling_weights(model: PreTrainedModel) -> None:
 
 
 def _by_name(model: PreTrainedModel) -> list[list[nn.Linear]]:
-    """Return the layers with one input of a model that the fused decoder runs, in its order."""
+    """Return groups of layers that share an input (Q, K, V; gate, up), by their names.
+
+    For models that the fused decoder runs; the members are in the order that it expects.
+    """
     groups: list[list[nn.Linear]] = []
     for module in model.modules():
         children: dict[str, Any] = dict(module.named_children())

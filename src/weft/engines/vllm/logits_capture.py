@@ -80,7 +80,10 @@ class LogitsCapture(FirstInterface, SecondInterface):
 
 
 def target_of(params: Any) -> tuple[int, int] | None:
-    """Return the slot and the ticket in a request's parameters."""
+    """Return (slot, ticket) of the buffer from a request's parameters.
+
+    None if the request does not ask for its logits.
+    """
     target = (getattr(params, "extra_args", None) or {}).get(KEY)
     return None if target is None else (int(target[0]), int(target[1]))
 

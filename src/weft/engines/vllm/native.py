@@ -159,7 +159,10 @@ _UNSUPPORTED: dict[str, Callable[[SamplingParams], bool]] = {
 
 
 def _is_unmatched(biases: Iterable[tuple[int, float]], constraint: object) -> bool:
-    """Return True for biases that vLLM handles differently: nothing to sample from, or +inf."""
+    """Return True for biases that vLLM may handle differently from Weft.
+
+    These are +inf, and -inf with a constraint: together they may exclude every token.
+    """
     values = [bias for _, bias in biases]
     return math.inf in values or (constraint is not None and -math.inf in values)
 

@@ -97,7 +97,7 @@ class LogitsReader:
         return results  # type: ignore[return-value]
 
     async def close(self) -> None:
-        """End all open requests."""
+        """End all idle open requests. Call it when no call of `rows` is running."""
         while self._idle:
             await self._pop().close()
 
@@ -154,7 +154,11 @@ class LogitsReader:
         return output
 
     async def _keep(self, path: Path, session: OpenRequest) -> None:
-        """Keep a request open; end the least recently used ones if there are too many."""
+        """Make a request idle, to be continued by a path that extends `path` by one token.
+
+        An idle request of the same path is ended. So are the least recently used ones if `max_idle`
+        or `max_idle_tokens` is exceeded.
+        """
         before = self._idle.pop(path, None)
         self._idle[path] = session
         self._idle_tokens += 0 if before is not None else len(path[1])

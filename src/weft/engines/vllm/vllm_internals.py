@@ -22,7 +22,10 @@ def loop_of(engine: Any) -> asyncio.AbstractEventLoop | None:
 
 
 def cancel_output_handler(engine: Any) -> None:
-    """Cancel the task that watches the engine's processes, so that their exit is not an error."""
+    """Cancel the AsyncLLM's task that receives outputs and watches the engine's processes.
+
+    Otherwise it would report the exit of the processes, when they are stopped, as an error.
+    """
     if engine.output_handler is not None:
         engine.output_handler.cancel()
 

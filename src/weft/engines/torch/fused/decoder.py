@@ -26,10 +26,11 @@ _DTYPES_ON_CARD = (*_DTYPES, torch.float16)
 
 
 class FusedDecoder:
-    """A model from its embedding to its logits; replaces `Head`.
+    """Runs a model of the Llama family with few operations; replaces `Head`.
 
-    A step of few rows is bound by calls on a CPU, and by the kernels between products on a GPU.
-    This class makes a third of them. It reads the model's own weights, so writes to them count.
+    A step of few rows is bound by the number of calls on a CPU, and of small kernels on a GPU. This
+    class needs a third of the calls and kernels that the model's modules need. It reads the model's
+    own weights, so changes of them take effect.
     """
 
     @classmethod

@@ -70,7 +70,10 @@ def _mixed(
 
 
 def _form_of(module: Any, dtype: torch.dtype) -> _ExpertsForm | None:
-    """Return what a module computes, if that is two products an expert and a weighted sum."""
+    """Return the operations of a module of experts, verified by running it.
+
+    None unless it computes two products per expert and the weighted sum. dtype: of its inputs.
+    """
     if not is_open(module) or dtype not in DTYPES or "forward" in module.__dict__:
         return None
     if module.__dict__.get("has_post_expert_norm") or module._parameters["down_proj"].is_meta:

@@ -61,7 +61,10 @@ def _gated(part: nn.Module, step: AttentionStep, form: _GateForm, x: Tensor) -> 
 
 
 def _form_of(module: nn.Module, dtype: torch.dtype) -> _GateForm | None:
-    """Return the layers of a gated feed-forward module; None for any other module."""
+    """Return the layers of a gated feed-forward module; None for any other module.
+
+    Roles of layers are verified by running the module. dtype: of its inputs.
+    """
     layers = [name for name, each in module._modules.items() if isinstance(each, nn.Linear)]
     others = [(name, each) for name, each in module._modules.items() if name not in layers]
     if len(layers) not in (2, 3) or len(others) != 1 or "forward" in module.__dict__:

@@ -46,7 +46,10 @@ def _normed(norm: nn.Module, step: AttentionStep, form: _NormForm, x: Tensor) ->
 
 
 def _form_of(module: nn.Module, dtype: torch.dtype) -> _NormForm | None:
-    """Return what a module computes, if that is such a norm and nothing else."""
+    """Return the formula of an RMS norm, verified by running it; None for any other module.
+
+    dtype: of its inputs.
+    """
     weight = module._parameters.get("weight")
     if set(module._parameters) - {"weight"} or module._modules or module._buffers:
         return None

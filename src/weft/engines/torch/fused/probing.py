@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_SIZES = (0.1, 1.0, 10.0)  # of rows
+_SIZES = (0.1, 1.0, 10.0)  # standard deviations of the rows
 # And one more, as large as the dtype allows, because some gates are clamped far out.
 _LARGE = {torch.float32: 1e3, torch.bfloat16: 1e3, torch.float16: 30.0}
 # Allowed error relative to the spread: a module may round twice more.
@@ -23,7 +23,10 @@ def rows_of_sizes(width: int, device: torch.device, dtype: torch.dtype) -> Tenso
 
 
 def is_near(result: Any, want: Tensor, dtype: torch.dtype) -> bool:
-    """Return True if a module's result for such rows is the expected one, up to rounding."""
+    """Return True if `result` equals `want` up to the rounding of `dtype`.
+
+    It must be a tensor with the shape of `want` and this dtype. For results of `rows_of_sizes`.
+    """
     if not isinstance(result, Tensor) or (result.shape, result.dtype) != (want.shape, dtype):
         return False
     error = (result.float() - want.float()).square().mean(-1).sqrt()

@@ -104,7 +104,10 @@ def _class_by_step(
 
 
 def _caller(function: Any) -> FunctionType | None:
-    """Return the function that calls the rotary function, also inside decorators; or None."""
+    """Return the function, below any decorators, whose code calls `apply_rotary_pos_emb`.
+
+    None if the code does not name it, or a decorator is not a closure over the function.
+    """
     if not isinstance(function, FunctionType):
         return None
     inner = getattr(function, "__wrapped__", None)
@@ -157,7 +160,10 @@ class _StepRotary:
 
 
 def _form_of(plain: Callable[..., Any], dtype: torch.dtype) -> _RotaryForm | None:
-    """Return what a rotary function computes, by its results; None if no form matches."""
+    """Return the formula of a rotary function, verified by running it; None if none matches.
+
+    dtype: of the heads.
+    """
     dtypes = [(dtype, of_cos) for of_cos in {dtype, torch.float32}]
     for form in _FORMS:
         known = frozenset(pair for pair in dtypes if _matches(plain, form, *pair))

@@ -80,7 +80,11 @@ def _chosen(
 
 
 def _form_of(module: Any, dtype: torch.dtype) -> _RouterForm | None:
-    """Return what a module computes, if it selects experts for rows and weights them."""
+    """Return the operations of a router; None for any other module.
+
+    They are identified by running the module on random weights and rows.
+    dtype: of its inputs.
+    """
     top_k = getattr(module, "top_k", None)
     if not isinstance(top_k, int) or dtype not in DTYPES or "forward" in module.__dict__:
         return None
@@ -129,7 +133,12 @@ def _check_dtypes(
 
 
 def _results(module: Any, x: Tensor, given: tuple[Tensor, ...]) -> Any:
-    """Return logits, weights and expert numbers; some modules accept rows of one sequence only."""
+    """Run a router; return its (logits, weights, expert numbers).
+
+    Args:
+        x: rows [n, E]. A router that rejects them is run on [1, n, E].
+        given: further inputs of the router, such as a selection bias.
+    """
     try:
         return type(module).forward(module, x, *given)
     except ValueError:
@@ -212,8 +221,15 @@ def _routers(module: Any, top_k: int) -> Iterator[RouterSpec]:
 
 
 def _scale(router: RouterSpec, logits: Tensor, bias: Tensor | None, result: Any) -> float | None:
-    """Return the constant ratio of a module's weights to a specification's; None if it is not
-    constant.
+    """Return the constant factor between a module's expert weights and those of a specification.
+
+    None if the factor is not constant, or the module selects other experts.
+
+    Args:
+        router: the specification.
+        logits: the module's logits [n, X].
+        bias: bias of the selection; None if there is none.
+        result: of `_results`.
     """
     _, shares, numbers = result
     at = numbers.argsort(-1)

@@ -309,7 +309,7 @@ def _is_plain(q: Tensor, v: Tensor, spec: AttentionSpec) -> bool:
 class PaddedPlan(Packing[PaddedKVFragment, TorchTailBuffer]):
     """How one set of rows is packed, and which prefixes they attend to.
 
-    group_prefixes: loads the prefixes; not called if a row steps alone.
+    load_prefixes: called once, when `spans` is first read; never if a row steps alone.
     """
 
     load_prefixes: Callable[[], list[PrefixGroup | PrefixBatch]] = list

@@ -158,8 +158,13 @@ class TreeAttentionMetadata:
     # Updates
 
     def _old_row_numbers(self, fragments: Sequence[Fragment | None], paths: list[Path]) -> Ints:
-        """Return each row's number before this update; -1 for rows that are new or read other
-        slots.
+        """Return each row's number before this update: int64 [rows].
+
+        -1 for a row that is new, whose path has changed, or whose list has moved in the table.
+
+        Args:
+            fragments: fragment that each row writes to.
+            paths: path of each row.
         """
         moved = self._pool.table.moved
         self._prefixes.forget_moved(moved)
@@ -277,7 +282,11 @@ class TreeAttentionMetadata:
         above.segments[:, SIZE] = end - first
 
     def _merge_into_rows(self, chunk: int) -> None:
-        """Attend to a node above a single row together with the row's own list, as one part."""
+        """Let a row of one token attend to its leaf node and its own list as one part.
+
+        This needs a node that no other query uses; the node and the list are one chunk each.
+        chunk: slots of a chunk.
+        """
         is_short = chunks_of(self._segments[:, N], chunk) == 1
         leaf_nodes = np.where(is_short, self._leaf_nodes, 0)
         rows = self._prefixes.merge_into_rows(leaf_nodes, chunk)

@@ -270,7 +270,11 @@ def gated_activation(
     SHIFT: tl.constexpr,
     LIMIT: tl.constexpr,
 ):
-    """Return the gated activation of float32 numbers; see `GatedActivation`. LIMIT: None: none."""
+    """Return activation(gate) * (up + SHIFT) of float32 numbers; see `GatedActivation`.
+
+    LIMIT: `gate` and `up` are clamped to it first; None: no clamp.
+    SLOPE: the activation is activation(gate * SLOPE) / SLOPE.
+    """
     if LIMIT is not None:
         gate = tl.minimum(gate, LIMIT, propagate_nan=tl.PropagateNan.ALL)
         up = tl.maximum(up, -LIMIT, propagate_nan=tl.PropagateNan.ALL)
@@ -311,8 +315,9 @@ def act_and_mul_kernel(
 def rotary_angles(
     positions: Tensor, frequencies: Tensor, scaling: float, dtype: torch.dtype
 ) -> Tensor:
-    """Return cosines and sines of positions, int64 [T], times frequencies, [D / 2]: [T, D], half
-    each.
+    """Return the scaled cosines, then the sines, of positions times frequencies: [T, D].
+
+    positions: int64 [T]. frequencies: [D / 2]. dtype: of the result.
     """
     n_tokens, half = len(positions), len(frequencies)
     out = torch.empty(n_tokens, 2 * half, dtype=dtype, device=positions.device)

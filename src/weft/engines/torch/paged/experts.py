@@ -152,11 +152,15 @@ def fused_moe_kernel(
     BK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Compute a block of outputs of a tile's expert.
+    """Multiply the rows of a tile by its expert's weights; write BN outputs of each row.
 
-    IS_FIRST: rows are hidden states of tokens, and results are in the sorted order; otherwise the
-    reverse. ACTIVATION, SLOPE, SHIFT, LIMIT, ARE_NEIGHBOURS: see `GatedActivation`; with a gate
-    there are 2 N_OUT products. "": no gate. out_stride, in_stride: strides of a weight's two axes.
+    x_ptr: input rows. weight_ptr, bias_ptr: of all experts. order_ptr: pairs sorted by expert.
+    tile_ptr: expert, first and end index in the order, of each tile.
+    out_stride, in_stride: strides of a weight's output and input axis.
+    IS_FIRST: input rows are tokens, and output rows are in the sorted order of the pairs. Else
+    input rows are in the sorted order, and output rows are pairs.
+    ACTIVATION: "" for no gate. With a gate, a weight has 2 N_OUT outputs; for the other parameters
+    see `GatedActivation`.
     """
     N_PRODUCT: tl.constexpr = 2 * N_OUT if ARE_NEIGHBOURS else N_OUT  # columns of one product
     WIDTH: tl.constexpr = 2 * BN if ARE_NEIGHBOURS else BN

@@ -52,10 +52,16 @@ def copy_inputs_kernel(
 
 
 def advance_slots(positions: Tensor, n_on: int, bases: Tensor, table: Tensor) -> Tensor:
-    """Add n_on to the positions of packed tokens, in place; return their slots.
+    """Advance the positions of packed tokens in place, and return the slots of the new positions.
 
-    positions, bases, and the result: int32 [T]. A token's slot is at the sum of its base and its
-    position in the table, int32.
+    Args:
+        positions: int32 [T], changed in place.
+        n_on: added to each position.
+        bases: int32 [T]; the slot of a token is table[base + position].
+        table: int32.
+
+    Returns:
+        int32 [T].
     """
     slots = torch.empty_like(positions)
     n_tokens = len(positions)

@@ -478,9 +478,10 @@ def _side_streams(device: torch.device, n: int) -> list[torch.cuda.Stream]:
 
 
 def merge_block_sizes(n_tokens: int, n_parts: int) -> tuple[int, int]:
-    """Return the rows that a program merges, and the parts of each that it reads at once.
+    """Return (tokens per program, parts of each that it reads at once) for the merge kernel.
 
-    More of either was slower: over 18 parts of 10 leaves by a third, over 4 of 512 by half.
+    n_parts: of all tokens. Larger numbers were slower: by a third with 18 parts of 10 leaves, by
+    half with 4 of 512.
     """
     if is_interpreted():
         return _INTERPRETED_ROWS, 4
@@ -497,12 +498,16 @@ def tile_config(
     *,
     n_programs: int = 0,
 ) -> dict[str, Any]:
-    """Return the compile-time arguments of a tile class.
+    """Return the compile-time arguments of `tree_attention_kernel` for tiles of one class.
 
     Args:
-        n_rows: of a tile.
-        n_bytes: of a number.
-        n_programs: approximate number of programs.
+        n_heads: number of query heads.
+        n_kv: number of KV heads.
+        key_dim: size of a key.
+        value_dim: size of a value.
+        n_rows: query rows of a tile, one of TILES.
+        n_bytes: bytes of a number of the KV.
+        n_programs: approximate number of programs of the launch.
     """
     key_pad, value_pad = padded(key_dim), padded(value_dim)
     widest = max(key_pad, value_pad)

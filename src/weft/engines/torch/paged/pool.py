@@ -80,7 +80,7 @@ class SlotTable:
         self._written: list[int] = []
 
     def has(self, kv: PagedFragment) -> bool:
-        """Return True if the list has a valid region."""
+        """Return True if the fragment's slot list has a valid region of the table."""
         return kv.table_age == self.age
 
     def place(self, kv: PagedFragment, room: int) -> None:
@@ -279,7 +279,10 @@ class SlotPool(KVBackend):
         return self._capacity
 
     def reserve(self, kv: PagedFragment, n: int) -> None:
-        """Reserve slots for `n` more tokens, in multiples of GROW_BY. The list's length stays."""
+        """Extend `kv.slots` to hold `n` more tokens, rounded up to a multiple of GROW_BY.
+
+        `kv.length` does not change.
+        """
         n_slots, needed = len(kv.slots), kv.length + n
         if needed <= n_slots:
             return

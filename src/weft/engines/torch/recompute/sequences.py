@@ -65,9 +65,15 @@ class SequenceRunner:
     def _cached(
         self, rows: Rows, needed: Sequence[int], adapter: str | None
     ) -> dict[tuple[StateBatch, int], dict[Ids, CachedState]]:
-        """Return the paths that continue cached states, if that is cheaper than full runs.
+        """Return the paths to continue from a cached state, where that is cheaper than a full run.
 
-        Grouped by the batch of the state and the number of new tokens.
+        Args:
+            rows: row numbers by path.
+            needed: by path number, the first position whose state is needed; see `run`.
+            adapter: name of the LoRA adapter, or None.
+
+        Returns:
+            The cached state of each path, grouped by (batch of the state, number of new tokens).
         """
         groups: dict[tuple[StateBatch, int], dict[Ids, CachedState]] = {}
         if self.states is None:

@@ -101,12 +101,13 @@ def _top(tops_ptr, n_tiles, TILES: tl.constexpr):
 
 @triton.jit
 def _weight(y, top, scale):
-    """Return the weights of logits: int64, 2**40 for the largest."""
+    """Return the weights of logits y: int64 multiples of exp((y - top) * scale), 2**40 for top."""
     return (tl.exp((y - top) * scale) * _UNIT).to(tl.int64)
 
 
 @triton.jit
 def _scale(early_ptr):
+    """Return 1 / temperature before the filters of the row: float32."""
     return (1.0 / tl.load(early_ptr + tl.program_id(0))).to(tl.float32)
 
 
