@@ -57,15 +57,15 @@ __all__ = [
 
 
 class Heddle(_Heddle):
-    """A node like `weft.Heddle`, which parses special tokens in text."""
+    """A node like `weft.Heddle`, but special tokens in its texts are parsed, as N8Loom does."""
 
     reads_special = True
 
     def get_prefix_cache(self) -> PromptCache:
-        """Return the path's KV as a cache with its token ids, one layer object per layer.
+        """Return a copy of the path's KV as a list with one cache object per layer.
 
-        For an MLX model the layers are mlx-lm's own, which the model accepts. On other engines
-        `for_model` returns the cache of the engine's library.
+        For an MLX model these are mlx-lm's own objects, which the loaded model accepts. On other
+        engines call `for_model` of the result to get the cache object of the engine's library.
 
         Raises: Unsupported on engines that do not export their KV; ConfigError for an empty path.
 
@@ -79,13 +79,13 @@ class Heddle(_Heddle):
 
 
 class Loom(_Loom, Heddle):
-    """The root like `weft.Loom`, which parses special tokens in a text without a template."""
+    """A root like `weft.Loom`, but special tokens in a prompt without a template are parsed."""
 
     heddle_class = Heddle
 
 
 class KVCache:
-    """Keys and values of one layer. `offset` is the number of its tokens."""
+    """Keys and values of one layer: arrays [rows, n_kv_heads, T, head_dim]."""
 
     def __init__(self, keys: NDArray[Any], values: NDArray[Any]) -> None:
         self.keys = keys
@@ -93,30 +93,37 @@ class KVCache:
 
     @property
     def offset(self) -> int:
-        """The number of tokens."""
+        """The number of tokens, T."""
         return int(self.keys.shape[2])
 
     @property
     def state(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """(keys, values)."""
+        """The arrays (keys, values)."""
         return self.keys, self.values
 
 
 class CachedRows(NamedTuple):
-    """The token ids of a cache; see `PromptCache`. Each layer has it as an attribute too."""
+    """The tokens that a `PromptCache` contains.
 
-    rows: list[list[int]]
-    start: int
-    marks: Mapping[str, Any]
-    is_path: bool
+    Each layer of the cache has it as the attribute `weft_rows`, so that a list of layers is
+    recognized without the cache.
+    """
+
+    rows: list[list[int]]  # token ids of each row
+    start: int  # position of the rows' first token on the path
+    marks: Mapping[str, Any]  # what the engine stores in addition to keys and values, by name
+    is_path: bool  # the cache belongs to a node; see `PromptCache`
 
 
 class PromptCache(list[Any]):
-    """One KVCache per layer; mlx-lm's own over a model of MLX.
+    """The KV of token sequences: a list with one `KVCache` per layer.
+
+    For an MLX model the layers are mlx-lm's own cache objects.
 
     Attributes:
-        rows: token ids of each row.
-        start: position of their first token.
+        rows: token ids of each row of the arrays.
+        start: position of the rows' first token on the path.
+        marks: what the engine stores in addition to keys and values, by name.
         is_path: the cache belongs to a node. A prompt equal to its last tokens is then the node's
             own text, and is not appended.
     """
@@ -134,18 +141,24 @@ class PromptCache(list[Any]):
         self.describe(CachedRows([list(row) for row in rows], start, marks or {}, is_path))
 
     def describe(self, cached: CachedRows) -> None:
-        """Store the token ids of the layers, here and on the layers."""
+        """Record which tokens the cache contains, on the cache and on each layer.
+
+        A single layer is then recognized too.
+        """
         self.rows, self.start, self.marks, self.is_path = cached
         for layer in self:
             layer.weft_rows = cached
 
     @property
     def token_ids(self) -> list[int]:
-        """The ids of a cache with one row."""
+        """The token ids of the first row; [] without rows. For caches with one row."""
         return self.rows[0] if self.rows else []
 
     def place(self, lm: LM) -> Place:
-        """Insert the cache into an LM's token tree and return the place after it."""
+        """Insert the KV into an LM's token tree, and return the place after its tokens.
+
+        Raises: ConfigError for a cache that is not one row from the start of a path.
+        """
         _check_full_prefix(self)
         arrays = map(_used_slots, self)
         layers = [(_on_host(keys)[0], _on_host(values)[0]) for keys, values in arrays]
@@ -154,16 +167,17 @@ class PromptCache(list[Any]):
         return kv_fragments.load(lm, self.token_ids, layers, self.marks)
 
     def for_model(self, model: Any, tokenizer: Any = None) -> Any:
-        """Return it as a cache object of the engine's own library, for its model.
+        """Return the KV as the cache object that the engine's library uses.
 
-        The torch engine returns a `DynamicCache`, for `past_key_values=` (`cache=` since
-        Transformers 5.24).
+        Pass it to the loaded model itself. The torch engine returns a `DynamicCache`, for
+        `past_key_values=` (`cache=` since Transformers 5.24).
 
         Args:
-            model, tokenizer: as for `Loom`.
+            model: an LM, or a loaded model.
+            tokenizer: the tokenizer of a loaded model; None for an LM.
 
-        Raises: Unsupported if the library has no such object; ConfigError for a cache that is no
-        full prefix.
+        Raises: Unsupported if the library has no such object; ConfigError for a cache that is not
+        one row from the start of a path.
         """
         lm = LM.of(model, tokenizer)
         return lm.kv.engine_cache(self.place(lm))
@@ -179,7 +193,7 @@ def load_for_loom(
     """Load a model: return the LM and its tokenizer, for `Loom(model, tokenizer, prompt)`.
 
     Args:
-        path_or_hf_repo: as for `weft.load`.
+        path_or_hf_repo: a folder or Hub id, as for `weft.load`.
         tokenizer_config: keywords of Transformers' `AutoTokenizer.from_pretrained`, which then
             loads the tokenizer.
         model_config: must be empty.
@@ -236,12 +250,15 @@ def prompt_to_cache(
     prefill_step_size: int = 512,
     offset: int = 0,
 ) -> tuple[PromptCache, int]:
-    """Run a prompt and return (its cache, number of tokens that ran).
+    """Compute the KV of a prompt; return (its cache, number of ids that were added to it).
 
     Args:
-        c: a cache that the prompt continues; it is filled in place.
+        model: an LM, or a loaded model.
+        tokenizer: the tokenizer of a loaded model; None for an LM.
+        prompt_ids: token ids of the prompt, or of the text after the tokens of `c`.
+        c: a cache that the prompt continues; it is filled in place. None: an empty one.
         prefill_step_size: has no effect.
-        offset: number of last ids that do not run.
+        offset: number of ids at the prompt's end that are left out.
     """
     if offset < 0 or offset > len(prompt_ids):
         raise ConfigError(f"offset is {offset}; allowed is 0 to {len(prompt_ids)}")
@@ -259,7 +276,12 @@ def prompt_to_cache(
 
 
 def _filled(old: Sequence[Any], new: list[Any]) -> list[Any]:
-    """Return a cache's layers after a prompt: the caller's own objects if their types match."""
+    """Return the layers of a cache after a prompt has run.
+
+    Args:
+        old: the caller's layers. They get the new KV and are returned, if their types match.
+        new: the layers with the new KV, which are returned otherwise.
+    """
     if [type(layer) for layer in old] != [type(layer) for layer in new]:
         return new
     for layer, full in zip(old, new, strict=True):
@@ -270,13 +292,16 @@ def _filled(old: Sequence[Any], new: list[Any]) -> list[Any]:
 
 
 def frag_cache(cache: Sequence[Any], start_idx: int = 0, end_idx: int = -1) -> list[KVFrag]:
-    """Return the slots from start_idx to end_idx. NOTE: the default leaves out the last slot."""
+    """Return one fragment per layer with the tokens of a cache from start_idx to before end_idx.
+
+    NOTE: the default end_idx, -1, leaves out the last token, as in N8Loom.
+    """
     start, stop, _ = slice(start_idx, end_idx).indices(cache[0].offset if cache else 0)
     return _cut(_as_prompt_cache(cache), 0, start, stop)
 
 
 def clip_frag(frags: Sequence[KVFrag], token_limit: int) -> list[KVFrag]:
-    """Return the first `token_limit` slots of each layer's fragment."""
+    """Return fragments, one per layer, cut to their first `token_limit` tokens."""
     return [
         KVFrag(
             _copied(frag.keys[:, :, :token_limit]),
@@ -292,9 +317,13 @@ def clip_frag(frags: Sequence[KVFrag], token_limit: int) -> list[KVFrag]:
 def frag_batch_gen(
     cache: Sequence[Any], total_prompt_len: int, generated_lengths: Sequence[int]
 ) -> list[list[KVFrag]]:
-    """Return `[branch][layer]`: each branch's `generated_lengths` slots after the prompt.
+    """Cut the cache of a batch into fragments for each branch: `[branch][layer]`.
 
-    The cache of `generate_batched` has new tokens only: pass 0.
+    Args:
+        cache: the cache, with one row per branch.
+        total_prompt_len: number of tokens at the start of each row to leave out. Pass 0 for the
+            cache of `generate_batched`, which has new tokens only.
+        generated_lengths: number of new tokens of each branch.
     """
     return [
         _cut(_as_prompt_cache(cache), row, total_prompt_len, total_prompt_len + length)
@@ -303,7 +332,11 @@ def frag_batch_gen(
 
 
 def fuse_cache_frags(frags: Sequence[Sequence[KVFrag]], offset: int = 0) -> PromptCache:
-    """Join fragments (`[layer][fragment]`, in path order) into a cache. `offset` has no effect.
+    """Join fragments of one path into a cache.
+
+    Args:
+        frags: `[layer][fragment]`, in path order.
+        offset: has no effect.
 
     Raises: ConfigError if a fragment does not begin where the previous one ends.
     """
@@ -344,10 +377,14 @@ def generate_batched(
     """Generate `batch_size` continuations of a prompt in one batch.
 
     Args:
-        prompt: token ids of the full path, or of the text after the cache's tokens. Ids at the end
-            of the cache do not run again, except the last one. With a node's cache, the prompt may
+        model: an LM, or a loaded model.
+        tokenizer: the tokenizer of a loaded model; None for an LM.
+        prompt: token ids of the full path, or of the text after the cache's tokens. Tokens in the
+            cache are not computed twice, except the last one. With a node's cache, the prompt may
             be the node's own tokens; nothing is appended then.
-        prompt_cache: a cache that the prompt continues.
+        batch_size: number of continuations.
+        prompt_cache: a cache that the prompt continues; None: the prompt is the full path.
+        max_tokens, temp, min_p, repetition_penalty, stop_strings: sampling parameters.
         verbose, min_tokens_to_keep, repetition_context_size, prefill_step_size: have no effect.
         top_p: 0 is off, like 1.
         kwargs: further SamplingParams, such as `seed`.
@@ -389,7 +426,11 @@ def generate_batched_stream(
     prefill_step_size: int = 512,
     **kwargs: Any,
 ) -> Generator[StreamItem, None, None]:
-    """Generate as `generate_batched` does, yielding N8Loom's items; the last has the new KV."""
+    """Generate as `generate_batched` does, but yield N8Loom's stream items.
+
+    Items of type "update" have the tokens so far. The last item, "final", also has the KV of the
+    new tokens in "prompt_cache". The arguments are those of `generate_batched`.
+    """
     options = {"top_p": top_p or 1.0, "repetition_penalty": repetition_penalty, **kwargs}
     lm, growth = _growth(
         model, tokenizer, prompt, prompt_cache, streamed=True,
@@ -447,7 +488,13 @@ def _generated(lm: LM, children: Sequence[_Heddle], start: int) -> PromptCache:
 
 
 def _layers(lm: LM, exported: Sequence[ExportedKV], start: int) -> list[Any]:
-    """Return one cache per layer over all rows, from slot `start`, padded to the longest."""
+    """Return one cache object per layer that contains several paths as rows.
+
+    Args:
+        lm: the model of the paths.
+        exported: the KV of each path.
+        start: leave out the tokens before this position. Shorter rows are padded with zeros.
+    """
     to_array = lm.engine.library_array
     return [
         _layer(
@@ -515,12 +562,12 @@ def _layer(keys: Any, values: Any) -> Any:
 
 
 def _used_slots(layer: Any) -> tuple[Any, Any]:
-    """Return a layer's keys and values without the spare room of mlx-lm's caches."""
+    """Return a layer's keys and values without the unused slots that mlx-lm's caches allocate."""
     return layer.keys[:, :, : layer.offset], layer.values[:, :, : layer.offset]
 
 
 def _as_prompt_cache(cache: Sequence[Any]) -> PromptCache:
-    """Return a list of layers as a `PromptCache`, with the token ids stored on its layers."""
+    """Return a list of layers as a `PromptCache`; their `weft_rows` give the token ids."""
     if isinstance(cache, PromptCache):
         return cache
     cached = getattr(cache[0], "weft_rows", None) if cache else None

@@ -15,7 +15,12 @@ class OutputCache:
     """An LRU cache of at most `maxsize` outputs. A miss is a KeyError."""
 
     def __init__(self, maxsize: int, move_to_cpu: bool = False) -> None:
-        """move_to_cpu: store tensors on the host, and move them back when they are read."""
+        """Create an empty cache.
+
+        Args:
+            maxsize: maximum number of outputs; the least recently used one is removed first.
+            move_to_cpu: store tensors on the host, and move them back when they are read.
+        """
         self.maxsize = maxsize
         self.move_to_cpu = move_to_cpu
         self.cache: OrderedDict[Any, tuple[Any, Any]] = OrderedDict()
@@ -45,7 +50,10 @@ class OutputCache:
 
 
 class TokenTrie:
-    """A trie of contexts with their log-probabilities. Adding never removes entries."""
+    """A node of a trie of contexts, with the log-probabilities after its context.
+
+    Nothing is evicted: the trie only grows, until `clear_kv_cache` or its deletion.
+    """
 
     def __init__(self, logprobs: Any = None) -> None:
         self.children: dict[int, TokenTrie] = {}
@@ -57,11 +65,14 @@ class TokenTrie:
         return token_id in self.children
 
     def get_token(self, token_id: int) -> TokenTrie:
-        """Return the node after a token. Raises: KeyError."""
+        """Return the node after a token. Raises: KeyError if there is none."""
         return self.children[token_id]
 
     def add_token(self, token_id: int, logprobs: Any = None) -> TokenTrie:
-        """Return the node after a token, created if it is new; set `logprobs` if given."""
+        """Return the node after a token, which is created if it is new.
+
+        logprobs: log-probabilities to store on the node; None keeps those that it has.
+        """
         child = self.children.setdefault(token_id, TokenTrie())
         if logprobs is not None:
             child.logprobs = logprobs
@@ -70,9 +81,14 @@ class TokenTrie:
     def extend_cache(
         self, next_token_index: int, token_ids: Sequence[int], logits: Any, base: int
     ) -> TokenTrie:
-        """Add a context's tokens from an index on, with their log-softmax; return the last node.
+        """Add the rest of a context below this node, and return the last node.
 
-        logits: [T, V]; row i belongs to position base + i.
+        Args:
+            next_token_index: index of the context's first token that is not in the trie.
+            token_ids: the full context.
+            logits: raw logits [T, V]. Row i belongs to position base + i. Each new node stores the
+                log-softmax of its row.
+            base: position of the first row.
         """
         node = self
         for at in range(next_token_index, len(token_ids)):
@@ -80,7 +96,7 @@ class TokenTrie:
         return node
 
     def clear_kv_cache(self) -> None:
-        """Remove all KV from the trie."""
+        """Remove the KV of this node and of all nodes below it."""
         for node in self._nodes():
             node.past_key_values = None
 
@@ -96,7 +112,15 @@ class TokenTrie:
 
 
 class CachedContext:
-    """A context in an LM's token tree, with the interface of `TokenTrie`. Read-only and current."""
+    """A context in an LM's token tree, with the interface of `TokenTrie`.
+
+    It is read-only. Each attribute is looked up in the tree when it is read.
+
+    Args:
+        lm: the LM.
+        ids: token ids of the context; [] for the root.
+        lora_name: the LoRA adapter of the context; None: the base model.
+    """
 
     def __init__(self, lm: LM, ids: Sequence[int], lora_name: str | None = None) -> None:
         self._lm = lm
@@ -104,12 +128,12 @@ class CachedContext:
         self._lora_name = lora_name
 
     def has_token(self, token_id: int) -> bool:
-        """Return True if an existing context continues with this token."""
+        """Return True if the tree contains this context followed by this token."""
         at, n_matched, _, _ = self._walk([*self._ids, token_id])
         return n_matched > len(self._ids)
 
     def get_token(self, token_id: int) -> CachedContext:
-        """Return the context after a token. Raises: KeyError."""
+        """Return the context followed by a token. Raises: KeyError if the tree has none."""
         if not self.has_token(token_id):
             raise KeyError(token_id)
         return CachedContext(self._lm, [*self._ids, token_id], self._lora_name)
@@ -121,22 +145,22 @@ class CachedContext:
 
     @property
     def has_kv(self) -> bool:
-        """True if its last token has KV."""
+        """True if the context's last token has KV."""
         return self._node.has_kv
 
     @property
     def past_key_values(self) -> CachedContext | None:
-        """This context if it has KV, which the engine keeps; else None."""
+        """This object if the context has KV, else None. The KV itself stays in the engine."""
         return self if self.has_kv else None
 
     @property
     def logits(self) -> Any:
-        """A copy of the cached logits: float32 [V]; None if there are none."""
+        """A copy of the cached raw logits: float32 [V]; None if they are not cached."""
         return self._node.logits
 
     @property
     def logprobs(self) -> Any:
-        """The cached log-probabilities: float32 [V]; None if there are none."""
+        """The log-probabilities of the cached logits: float32 [V]; None if not cached."""
         row = self.logits
         return None if row is None else _log_softmax(row)
 

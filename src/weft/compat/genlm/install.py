@@ -29,9 +29,9 @@ CLIENTS = ("genlm.control", "genlm.bytes")
 
 
 def install(*, replace: bool = False) -> None:
-    """Make `import genlm.backend` return Weft's modules from now on; idempotent.
+    """Make `import genlm.backend` return Weft's modules in this process; further calls do nothing.
 
-    For genlm-control, genlm-bytes and other programs, without any change to them.
+    genlm-control, genlm-bytes and other programs then run on Weft without a change to them.
 
     Args:
         replace: hide an installed genlm-backend in this process.
@@ -60,7 +60,7 @@ def install(*, replace: bool = False) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Finds the modules of `MODULES`, before the path is searched."""
+    """An import finder for the modules of `MODULES`; it comes before the search of sys.path."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -69,7 +69,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Alias(Loader):
-    """Loads Weft's module under the requested name."""
+    """An import loader that puts Weft's module into sys.modules under the requested name."""
 
     def exec_module(self, module: ModuleType) -> None:
         # An import returns the entry of sys.modules after loading.

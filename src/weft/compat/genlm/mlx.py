@@ -27,9 +27,10 @@ __all__ = ["AsyncMlxLM", "Query"]
 
 @dataclass(slots=True)
 class MlxQuery:
-    """A queued context and the future for its log-probabilities.
+    """A queued context, and the future that gets its log-probabilities.
 
-    past, node, next_token_index: results of `AsyncMlxLM.walk_cache`; no effect.
+    past, node, next_token_index: accepted, because genlm-backend's callers pass results of
+    `walk_cache`; without effect.
     """
 
     prompt: Sequence[int]
@@ -62,7 +63,15 @@ class AsyncMlxLM(GenlmModel):
         cache_size: int = 400,
         cache_opts: Mapping[str, Any] | None = None,
     ) -> None:
-        """cache_size: maximum number of cached rows; 0: the LM's own byte budget."""
+        """Wrap a loaded model.
+
+        Args:
+            mlx_lm_model: the model of mlx-lm, or an LM.
+            tokenizer: its tokenizer; None for an LM.
+            batch_size: maximum number of contexts in flight.
+            timeout, prefill_step_size, cache_opts: have no effect.
+            cache_size: maximum number of cached rows; 0: the LM's own byte budget.
+        """
         lm, rows = LM.of(mlx_lm_model, tokenizer), cache_size or None
         super().__init__(lm, tokenizer, batch_size=batch_size, timeout=timeout, cache_size=rows)
         self.mlx_lm_model = self.model
@@ -83,7 +92,7 @@ class AsyncMlxLM(GenlmModel):
 
     @cached_property
     def generation_stream(self) -> Any:
-        """A stream of MLX for programs that use one; Weft computes on its own thread."""
+        """A stream of MLX, for programs that read this attribute. Weft does not compute on it."""
         import mlx.core as mx
 
         return mx.new_stream(mx.default_device())
@@ -95,9 +104,15 @@ class AsyncMlxLM(GenlmModel):
         past: Any = None,
         lora_name: str | None = None,
     ) -> None:
-        """Queue a query: a `Query`, or token ids and the future for their log-probabilities.
+        """Queue a query; see `GenlmModel.add_query` for when it runs.
 
-        Resolves as on the other classes. Raises: ConfigError without a future.
+        Args:
+            query: an `MlxQuery`, or token ids.
+            future: for token ids, the future that gets their log-probabilities.
+            past: has no effect.
+            lora_name: the LoRA adapter; None: the base model.
+
+        Raises: ConfigError for token ids without a future.
         """
         if hasattr(query, "prompt"):
             future = query.future if future is None else future
@@ -139,8 +154,11 @@ class AsyncMlxLM(GenlmModel):
         """Store log-probabilities and KV of contexts in the LM's token tree.
 
         Args:
-            prompt_cache: mlx-lm's caches, one a layer, with one row a query, padded on the left.
-            logprobs: log-probabilities of the next token after each query, [N, V].
+            queries: N objects with a context's token ids as `prompt`, and optionally the name of
+                its LoRA adapter as `lora_name`, such as `MlxQuery`.
+            prompt_cache: mlx-lm's cache objects, one per layer. Row i has the KV of query i, padded
+                on the left. None: store no KV.
+            logprobs: log-probabilities after each query, [N, V]. None: store none.
         """
         for number, query in enumerate(queries):
             ids = int_list("prompt", query.prompt)
@@ -155,7 +173,7 @@ class AsyncMlxLM(GenlmModel):
                 self._keep(place, np.asarray(logprobs[number], dtype=np.float32))
 
     def _keep(self, place: Place, logprobs: np.ndarray) -> None:
-        """Store a logits row at a tree position, as if a step had computed it."""
+        """Store log-probabilities [V] as the cached row of a place in the token tree."""
         tree, rows = self.lm.tree, self.lm.scheduler.logits_cache
 
         def keep() -> None:
@@ -166,7 +184,7 @@ class AsyncMlxLM(GenlmModel):
         self.lm.driver.exclusive(keep)
 
     def clear_cache(self) -> None:
-        """Evict all unused rows and KV, and free MLX's device cache."""
+        """Evict all rows and KV that no running work uses, and free MLX's device cache."""
         super().clear_cache()
         import mlx.core as mx
 
@@ -174,7 +192,13 @@ class AsyncMlxLM(GenlmModel):
 
 
 def _row(cache: Any, number: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return a row's keys and values [n_kv_heads, length, head_dim] without its padding."""
+    """Return keys and values of one row, [n_kv_heads, length, head_dim], without its padding.
+
+    Args:
+        cache: mlx-lm's cache object of one layer.
+        number: index of the row.
+        length: number of its tokens.
+    """
     import mlx.core as mx
 
     padding = getattr(cache, "left_padding", None)

@@ -25,7 +25,10 @@ HAS_TORCH = find_spec("torch") is not None
 
 
 class MockAsyncLM(AbstractAsyncLM):
-    """Log-softmax of random numbers; the seed is the sum of (i + 1) * token, modulo 2**32."""
+    """A mock model with random log-probabilities, which depend only on the context.
+
+    Their seed is the sum of (i + 1) * token over the context, modulo 2**32.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         super().__init__(tokenizer)
@@ -35,7 +38,7 @@ class MockAsyncLM(AbstractAsyncLM):
     def from_name(cls, model_name: str, **kwargs: Any) -> MockAsyncLM:
         """Return a mock with the tokenizer of a model: "tiny", a folder, or a Hub id.
 
-        It is the Transformers tokenizer if that package is installed.
+        The tokenizer is the one of Transformers if that package is installed.
         """
         if kwargs:
             raise ConfigError(f"MockAsyncLM takes no {', '.join(kwargs)}")
@@ -55,13 +58,13 @@ class MockAsyncLM(AbstractAsyncLM):
     def next_token_logprobs_sync(
         self, token_ids: Sequence[int], lora_name: str | None = None
     ) -> Any:
-        """The blocking form; accepts an empty context."""
+        """The blocking form of `next_token_logprobs`; the context may be empty."""
         if lora_name is not None:
             raise ConfigError(f"the mock has no LoRA adapters; lora_name is {lora_name!r}")
         return self._get_logprobs(token_ids)
 
     def _get_logprobs(self, token_ids: Sequence[int]) -> Any:
-        """Draw a row; subclasses may override it."""
+        """Return the random log-probabilities of a context: float32 [V]. May be overridden."""
         seed = sum((at + 1) * int(token) for at, token in enumerate(token_ids)) % 2**32
         logits = np.random.RandomState(seed).rand(len(self.byte_vocab)).astype(np.float32)
         if HAS_TORCH:
@@ -77,7 +80,12 @@ _DTYPES = {"float": "float32", "half": "float16"}
 
 @dataclass(slots=True)
 class Query:
-    """A waiting context and the future of its result. `past` has no effect."""
+    """A queued context, and the future that gets its log-probabilities.
+
+    prompt: token ids of the context.
+    past: accepted, because genlm-backend's callers pass it; without effect.
+    lora_name: the LoRA adapter; None: the base model.
+    """
 
     prompt: Sequence[int]
     future: asyncio.Future[Any]
@@ -86,11 +94,12 @@ class Query:
 
 
 class GenlmModel(AsyncLM):
-    """The shared part of genlm-backend's classes: explicit queries and their attributes.
+    """Base class of the models with genlm-backend's interface, such as its query methods.
 
-    queries: those that wait for a result.
-    timeout: no effect; a batch closes when no more callers arrive.
-    timer: always None.
+    Attributes:
+        queries: queries that wait for a result.
+        timeout: without effect; a batch starts when no more callers arrive.
+        timer: always None.
     """
 
     def __init__(
@@ -102,7 +111,15 @@ class GenlmModel(AsyncLM):
         timeout: float,
         cache_size: int | None = None,
     ) -> None:
-        """tokenizer: the object that programs read; None: the LM's."""
+        """Wrap an LM.
+
+        Args:
+            lm: the LM.
+            tokenizer: the object for the attribute `tokenizer`; None: the LM's.
+            batch_size: maximum number of contexts in flight; None: no limit.
+            timeout: value of the attribute; without effect.
+            cache_size: maximum number of cached rows; None: the LM's own byte budget.
+        """
         if not isinstance(timeout, int | float) or timeout < 0:
             raise ConfigError(f"timeout is {timeout!r}; allowed are seconds from 0 on")
         super().__init__(lm, batch_size=batch_size, as_torch=HAS_TORCH)
@@ -117,13 +134,13 @@ class GenlmModel(AsyncLM):
 
     @property
     def model(self) -> Any:
-        """The model object of the engine's library: the one that was passed, or loaded."""
+        """The model object of the engine's library, such as a Transformers model."""
         lm = self.lm
         return getattr(lm.engine, "model", lm.model) if lm.model is lm.engine else lm.model
 
     @property
     def device(self) -> Any:
-        """The model's device: a torch.device if torch is installed."""
+        """The model's device: a torch.device if torch is installed, else a str."""
         if not HAS_TORCH:
             return self.lm.info.device
         import torch
@@ -133,9 +150,9 @@ class GenlmModel(AsyncLM):
     def next_token_logprobs_uncached(
         self, token_ids: Sequence[int], lora_name: str | None = None
     ) -> Any:
-        """Return the log-probabilities from one forward of the full context.
+        """Return the log-probabilities after a context: float32 [V], without any cache.
 
-        Blocking, as in genlm.
+        It runs one forward of the full context, and blocks, as in genlm.
         """
         return self._to_output(self._exact.plain(self._place(token_ids, lora_name)))
 
@@ -150,7 +167,14 @@ class GenlmModel(AsyncLM):
     ) -> None:
         """Queue a query.
 
-        It runs when `batch_size` queries wait, else in the next pass of its loop, with the others.
+        All queued queries run in one batch: when `batch_size` of them wait, else in the next pass
+        of the event loop.
+
+        Args:
+            query: token ids of the context.
+            future: gets the log-probabilities, or the error.
+            past: has no effect.
+            lora_name: the LoRA adapter; None: the base model.
         """
         self.queries.append(Query(query, future, past, lora_name))
         if self.batch_size is not None and len(self.queries) >= self.batch_size:
@@ -220,8 +244,10 @@ class GenlmModel(AsyncLM):
     ) -> tuple[CachedContext, int, CachedContext | None, int]:
         """Return how much of a context is cached: (node, n_matched, past, base).
 
-        node: the deepest existing place on the path, at depth `n_matched`.
-        past: the deepest place before its end with KV, at depth `base`; None at the root.
+        node: the longest prefix of the context that is in the token tree; `n_matched` is its
+            number of tokens.
+        past: the longest proper prefix of the context that has KV; `base` is its number of tokens.
+            None if no prefix has KV.
         """
         ids = int_list("token_ids", token_ids)
         _, n_matched, past, base = super().walk_cache(ids, lora_name)
@@ -236,7 +262,14 @@ class AsyncTransformer(GenlmModel):
     def __init__(
         self, hf_model: Any, hf_tokenizer: Any, batch_size: int = 20, timeout: float = 0.02
     ) -> None:
-        """batch_size: maximum number of contexts in flight. timeout: no effect."""
+        """Wrap a loaded model.
+
+        Args:
+            hf_model: the Transformers model, or an LM.
+            hf_tokenizer: its tokenizer.
+            batch_size: maximum number of contexts in flight.
+            timeout: has no effect.
+        """
         lm = LM.of(hf_model, hf_tokenizer)
         super().__init__(lm, hf_tokenizer, batch_size=batch_size, timeout=timeout)
 
@@ -290,8 +323,10 @@ class AsyncVirtualLM(GenlmModel):
             more: by position (cache_size, cache_opts), or (logprobs_capture, cache_size,
                 cache_opts, batch_size, timeout).
             logprobs_capture: accepted, not used.
-            cache_size: rows kept at most; 0: the LM's own budget in bytes.
-            cache_opts: accepted; rows are kept on the host.
+            cache_size: maximum number of cached rows; 0: the LM's own byte budget.
+            cache_opts: accepted, not used; rows are stored on the host.
+            batch_size: maximum number of contexts in flight.
+            timeout: has no effect.
         """
         options = {
             "cache_size": cache_size,
@@ -313,7 +348,12 @@ class AsyncVirtualLM(GenlmModel):
     def from_name(
         cls, model_name: str, engine_opts: Mapping[str, Any] | None = None, **kwargs: Any
     ) -> AsyncVirtualLM:
-        """Load a model with vLLM; `tokenizer` is vLLM's own.
+        """Load a model with vLLM. The attribute `tokenizer` is vLLM's own.
+
+        Args:
+            model_name: a Hub id or folder.
+            engine_opts: options of vLLM's engine.
+            kwargs: keywords of the constructor.
 
         Raises: EngineUnavailable if vLLM is not installed.
         """
@@ -321,7 +361,7 @@ class AsyncVirtualLM(GenlmModel):
 
     @property
     def underlying_model(self) -> Any:
-        """The model that the engine runs."""
+        """The model object inside vLLM's engine."""
         return self.lm.model
 
     async def release_all(self) -> None:
@@ -364,7 +404,12 @@ _LOADED_BY_WEFT = {*_RENAMED, *_HUB, "trust_remote_code", "quantization_config"}
 
 
 def loaded(model_id: str, options: Mapping[str, Any]) -> tuple[LM, Any]:
-    """Return a model's LM and its Transformers tokenizer, both from the same files."""
+    """Load a model; return its LM and its Transformers tokenizer, from the same files.
+
+    Args:
+        model_id: "tiny", a folder, or a Hub id.
+        options: keywords of `weft.load`, and which revision or cache of the Hub to use.
+    """
     folder = _folder(model_id, options)
     given = {name: value for name, value in options.items() if name not in _HUB}
     lm = load(EMBEDDED if model_id == EMBEDDED else folder, **{"engine": "torch", **given})
@@ -373,7 +418,13 @@ def loaded(model_id: str, options: Mapping[str, Any]) -> tuple[LM, Any]:
 
 
 def _from_pretrained(model_id: str, hf_opts: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Load a Transformers model with any `from_pretrained` options; return it and its tokenizer."""
+    """Load a Transformers model; return it and its Transformers tokenizer.
+
+    Used for options that `weft.load` does not have.
+
+    hf_opts: keywords of Transformers' `from_pretrained`.
+    Raises: ModelLoadError if Transformers rejects them; EngineUnavailable without Transformers.
+    """
     if find_spec("transformers") is None:
         raise EngineUnavailable('AsyncTransformer needs Transformers: pip install "weft-lm[torch]"')
     from transformers import AutoModelForCausalLM
@@ -411,7 +462,10 @@ def _tokenizer(model_id: str, folder: Any, options: Mapping[str, Any]) -> Any:
 
 
 def load_options(hf_opts: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate the options of `from_pretrained` in `_LOADED_BY_WEFT` to those of `weft.load`."""
+    """Translate keywords of Transformers' `from_pretrained` to keywords of `weft.load`.
+
+    hf_opts: keywords in `_LOADED_BY_WEFT`. Those that select files on the Hub stay unchanged.
+    """
     options: dict[str, Any] = {}
     for name, value in hf_opts.items():
         if name in _RENAMED:
@@ -425,7 +479,10 @@ def load_options(hf_opts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _bitsandbytes(options: Mapping[str, Any]) -> Any:
-    """Return a `BitsAndBytesConfig` of Transformers."""
+    """Return a Transformers `BitsAndBytesConfig` for quantized weights.
+
+    Raises: EngineUnavailable without bitsandbytes.
+    """
     if find_spec("bitsandbytes") is None:
         raise EngineUnavailable(
             "bitsandbytes_opts needs the package bitsandbytes, which is not installed; run:"
@@ -438,14 +495,22 @@ def _bitsandbytes(options: Mapping[str, Any]) -> Any:
 
 
 def cap_rows(lm: LM, n_rows: int) -> None:
-    """Limit the LM's cache to this number of logits rows."""
+    """Lower the LM's byte budget of cached logits rows to that of `n_rows` rows."""
     n_bytes = check_int("cache_size", n_rows, 0) * 4 * lm.info.n_vocab
     rows = lm.scheduler.logits_cache
     rows.budget_bytes = min(rows.budget_bytes, n_bytes)
 
 
 def with_engine(engine: str, name: str, options: Mapping[str, Any] | None) -> LM:
-    """Load a model on an engine. Raises: EngineUnavailable if this version lacks the engine."""
+    """Load a model on an engine, and return its LM.
+
+    Args:
+        engine: name of the engine, such as "vllm".
+        name: a Hub id or folder.
+        options: options of the engine; None: none.
+
+    Raises: EngineUnavailable if this version of Weft lacks the engine.
+    """
     from ...engines import engine_names
 
     if engine not in engine_names():

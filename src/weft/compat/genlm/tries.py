@@ -20,19 +20,21 @@ Ints = NDArray[np.int64]
 
 
 class TokenCharacterTrie:
-    """A trie with an edge per symbol and a leaf per entry.
+    """A trie over the bytes or characters of a vocabulary.
 
-    Children have smaller numbers than parents.
+    From weights of tokens it computes the weight of every prefix. Each edge is labelled with one
+    byte or character, and each vocabulary entry has its own leaf. Nodes are numbered so that
+    children have smaller numbers than their parents.
 
     Attributes:
-        decode: the vocabulary: Tokens, whose symbols are bytes, or other iterables of symbols.
-        children: by node: edge → node; a leaf's edge is (None, position).
-        word2leaf, leaf2word: entry ↔ leaf; the key of a `Token` is (bytes, id), that of others the
-            entry.
-        idx_to_leaf: int32 [V, 2]: (position, leaf).
-        ordering: the inner nodes, children first.
-
-    Weights are float64, one per node.
+        decode: the vocabulary: Tokens, whose labels are their bytes, or other iterables of labels.
+        children: for each node, a dict from label to child. The label of a leaf's edge is
+            (None, position of the entry in `decode`).
+        word2leaf: from an entry's key to its leaf. The key of a `Token` is (bytes, id); other
+            entries are their own key.
+        leaf2word: the inverse of `word2leaf`.
+        idx_to_leaf: int32 [V, 2]: (position of the entry, leaf).
+        ordering: the inner nodes, children before parents.
     """
 
     def __init__(self, decode: Sequence[Any]) -> None:
@@ -57,7 +59,14 @@ class TokenCharacterTrie:
         self._number(nodes, leaves)
 
     def _number(self, nodes: list[dict[Hashable, int]], leaves: dict[Hashable, int]) -> None:
-        """Number nodes children first, so that one pass in order computes all sums."""
+        """Set the attributes, with nodes numbered so that children precede their parents.
+
+        One pass in that order then computes all sums.
+
+        Args:
+            nodes: for each node, a dict from label to child, in the order of creation.
+            leaves: from an entry's key to its leaf.
+        """
         order: list[int] = []
         stack = [0]
         while stack:
@@ -82,9 +91,9 @@ class TokenCharacterTrie:
         self._levels = list(self._by_depth())
 
     def _by_depth(self) -> list[tuple[Ints, Ints, Ints]]:
-        """Return the reductions of each depth, deepest first.
+        """Return index arrays for adding up weights level by level, the deepest level first.
 
-        Each is (nodes sorted by parent, start of each parent's nodes, parents).
+        Each level is (nodes sorted by parent, index of each parent's first node, parents).
         """
         depth = np.zeros(len(self.children), dtype=np.int64)
         for at in range(len(depth) - 2, -1, -1):  # parents have larger numbers
@@ -99,12 +108,12 @@ class TokenCharacterTrie:
 
     @cached_property
     def jump(self) -> list[NDArray[np.int32]]:
-        """The children of each node, sorted."""
+        """For each node, the sorted numbers of its children."""
         return [np.array(sorted(edges.values()), dtype=np.int32) for edges in self.children]
 
     @cached_property
     def node2prefix(self) -> dict[int, list[Any]]:
-        """The symbols before each node."""
+        """For each node, the labels on the path from the root; a leaf's own label is left out."""
         prefixes: dict[int, list[Any]] = {self.root: []}
         for at in range(self.root, -1, -1):
             for edge, below in self.children[at].items():
@@ -112,11 +121,17 @@ class TokenCharacterTrie:
         return prefixes
 
     def weight_sum(self, ws: Any) -> Any:
-        """Return the sum of the weights of each node's tokens: float64 [nodes]."""
+        """Return for each node the sum of the weights of all entries below it: float64 [nodes].
+
+        ws: weights of the entries, [V].
+        """
         return self.batch_weight_sum([ws])[0]
 
     def weight_max(self, ws: Any) -> Any:
-        """Return the largest weight of each node's tokens: float64 [nodes]."""
+        """Return for each node the maximum weight of all entries below it: float64 [nodes].
+
+        ws: weights of the entries, [V].
+        """
         return self.batch_weight_max([ws])[0]
 
     def batch_weight_sum(self, ws: Any) -> Any:
@@ -136,7 +151,7 @@ class TokenCharacterTrie:
         return out
 
     def _preprocess_ws(self, ws: Any) -> Any:
-        """Return weights as an array on the host."""
+        """Return weights, such as a torch tensor, as a NumPy array on the host."""
         return np.asarray(on_host(ws))
 
     def _checked(self, row: Any) -> Any:
@@ -145,7 +160,10 @@ class TokenCharacterTrie:
         return row
 
     def visualize(self, ws: Any = None) -> str:
-        """Return the trie as Graphviz DOT. ws: weights to write on the nodes."""
+        """Return the trie as Graphviz DOT.
+
+        ws: one weight per node to write on it, as `weight_sum` returns them; None: no weights.
+        """
         if ws is not None and len(ws) != len(self.children):
             raise ConfigError(f"{len(ws)} weights for {len(self.children)} nodes; give one each")
         lines = ["digraph trie {"]
@@ -161,9 +179,9 @@ class TokenCharacterTrie:
 
 
 class ParallelTokenCharacterTrie(TokenCharacterTrie):
-    """The trie in float32, computed by torch on `device` if torch is installed.
+    """A trie that computes in float32, with torch if it is installed.
 
-    device: "cpu", "cuda", or None for cuda if available.
+    device: "cpu" or "cuda"; None: "cuda" if it is available.
     """
 
     def __init__(self, decode: Sequence[Any], device: str | None = None) -> None:
@@ -175,19 +193,28 @@ class ParallelTokenCharacterTrie(TokenCharacterTrie):
         self.device = device or ("cuda" if _has_cuda() else "cpu")
 
     def batch_weight_sum(self, ws: Any) -> Any:
-        """Return float32 sums, on the device where torch is installed."""
+        """Return `weight_sum` of each row as NumPy arrays: [B, V] → float32 [B, nodes].
+
+        With torch, they are computed on the trie's device.
+        """
         if not HAS_TORCH:
             return super().batch_weight_sum(ws).astype(np.float32)
         return self._on_device(self._preprocess_ws(ws), 0.0)
 
     def batch_weight_max(self, ws: Any) -> Any:
-        """Return float32 maxima, on the device where torch is installed."""
+        """Return `weight_max` of each row as NumPy arrays: [B, V] → float32 [B, nodes].
+
+        With torch, they are computed on the trie's device.
+        """
         if not HAS_TORCH:
             return super().batch_weight_max(ws).astype(np.float32)
         return self._on_device(self._preprocess_ws(ws), -np.inf)
 
     def _on_device(self, rows: Any, empty: float) -> Any:
-        """Reduce weights [B, V] upwards: by sum if `empty` is 0, by maximum if it is -inf."""
+        """Return the weights of all nodes, [B, nodes], from weights of the entries, [B, V].
+
+        empty: the weight of a node without entries. 0 computes sums, -inf computes maxima.
+        """
         import torch
 
         shape = (len(self.children), len(rows))
@@ -204,7 +231,7 @@ class ParallelTokenCharacterTrie(TokenCharacterTrie):
 
     @cached_property
     def _places(self) -> tuple[Any, list[tuple[Any, Any]]]:
-        """The leaves by position, and the nodes and parents of each depth, on the device."""
+        """Index tensors on the device: the leaves, and (nodes, parents) of each level."""
         import torch
 
         def put(numbers: Any) -> Any:
@@ -214,7 +241,7 @@ class ParallelTokenCharacterTrie(TokenCharacterTrie):
         return put(self.idx_to_leaf[:, 1]), levels
 
     def _preprocess_ws(self, ws: Any) -> Any:
-        """Return rows of weights on the device, as float32."""
+        """Return rows of weights as one float32 tensor on the device; without torch, an array."""
         if not HAS_TORCH:
             return np.stack([np.asarray(row, np.float32) for row in ws])
         import torch
@@ -224,7 +251,10 @@ class ParallelTokenCharacterTrie(TokenCharacterTrie):
 
 
 class AsyncTokenCharacterTrie:
-    """A trie whose callers in one pass of a loop share one call. It needs no task."""
+    """A trie for asyncio: requests in the same pass of an event loop run as one batch.
+
+    It needs no background task.
+    """
 
     def __init__(self, trie: TokenCharacterTrie) -> None:
         self.trie = trie
@@ -235,22 +265,34 @@ class AsyncTokenCharacterTrie:
     def from_vocab(
         cls, vocab: Sequence[Any], backend: str = "parallel", **kwargs: Any
     ) -> AsyncTokenCharacterTrie:
-        """Return a trie over a vocabulary. backend: "parallel" or "sequential"."""
+        """Return a trie over a vocabulary.
+
+        Args:
+            vocab: the entries, as for `TokenCharacterTrie`.
+            backend: "parallel" for `ParallelTokenCharacterTrie`, "sequential" for
+                `TokenCharacterTrie`.
+            kwargs: keywords of that class.
+        """
         kinds = {"parallel": ParallelTokenCharacterTrie, "sequential": TokenCharacterTrie}
         if backend not in kinds:
             raise ConfigError(f"Unknown backend: {backend!r}; allowed are {', '.join(kinds)}")
         return cls(kinds[backend](vocab, **kwargs))
 
     async def weight_sum(self, ws: Any) -> Any:
-        """Return the sums of `TokenCharacterTrie.weight_sum`; shared by callers of one loop."""
+        """Return what `TokenCharacterTrie.weight_sum` returns, computed in a shared batch."""
         return await (await self._queue_request(ws, "sum"))
 
     async def weight_max(self, ws: Any) -> Any:
-        """Return the maxima of `TokenCharacterTrie.weight_max`; shared by callers of one loop."""
+        """Return what `TokenCharacterTrie.weight_max` returns, computed in a shared batch."""
         return await (await self._queue_request(ws, "max"))
 
     async def _queue_request(self, request: Any, op: str) -> asyncio.Future[Any]:
-        """Queue weights; return the future of the result. op: "sum" or "max"."""
+        """Queue a request, and return the future of its result.
+
+        Args:
+            request: weights of the entries, [V].
+            op: "sum" or "max".
+        """
         if op not in ("sum", "max"):
             raise ConfigError(f"Unknown operation: {op!r}; allowed are 'sum' and 'max'")
         loop = asyncio.get_running_loop()
@@ -283,13 +325,13 @@ class AsyncTokenCharacterTrie:
             future.set_result(row)
 
     def start(self) -> None:
-        """Do nothing."""
+        """Do nothing. The method exists because genlm's programs call it."""
 
     async def cleanup(self) -> None:
-        """Do nothing."""
+        """Do nothing. The method exists because genlm's programs call it."""
 
     def shutdown(self) -> None:
-        """Do nothing."""
+        """Do nothing. The method exists because genlm's programs call it."""
 
 
 def on_host(row: Any) -> Any:
@@ -306,7 +348,10 @@ def _child(nodes: list[dict[Hashable, int]], at: int, edge: Hashable) -> int:
 
 
 def _key_and_edges(entry: Any) -> tuple[Hashable, Any]:
-    """Return an entry's key and its symbols."""
+    """Return a vocabulary entry's key in `word2leaf`, and the bytes or characters of its path.
+
+    These label the path to the entry's leaf in the trie.
+    """
     if isinstance(entry, Token):
         return (entry.byte_string, entry.token_id), entry.byte_string
     return entry, entry

@@ -39,9 +39,12 @@ class ByteDecoderError(ConfigError):
 def decode_vocab(
     tokenizer: Any, byte2str_fallback: str = "tokenizer"
 ) -> tuple[list[Token], list[str]]:
-    """Return the bytes and the text of every token, by id; tokens of equal bytes stay distinct.
+    """Return the bytes and the text of every token, two lists indexed by token id.
+
+    Tokens of equal bytes stay distinct.
 
     Args:
+        tokenizer: a Transformers tokenizer, or one of the tokenizers library.
         byte2str_fallback: the text of bytes that are no UTF-8: "tokenizer" (its own spelling,
             unique among tokens), "latin1", or "replace" (U+FFFD).
 
@@ -76,7 +79,10 @@ def get_byte_vocab(tokenizer: Any) -> list[bytes]:
 
 
 def check_byte_decoder(tokenizer: Any, byte_decoder: Mapping[str, int]) -> None:
-    """Raise ByteDecoderError unless a table from characters to bytes reproduces the tokens."""
+    """Check that a table from characters to bytes reproduces a tokenizer's tokens.
+
+    Raises: ByteDecoderError if it does not.
+    """
     special = tokenizer.get_added_vocab()
     characters = {each for word in tokenizer.get_vocab() if word not in special for each in word}
     if missing := characters - byte_decoder.keys():
@@ -91,7 +97,7 @@ def check_byte_decoder(tokenizer: Any, byte_decoder: Mapping[str, int]) -> None:
 
 
 def _decoder_kinds(tokenizer: Any) -> set[str]:
-    """Return the names of the decoder's parts; empty if none is declared."""
+    """Return the type names of the tokenizer's decoders; empty if it declares no decoder."""
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
     if not hasattr(backend, "to_str"):
         return set()
