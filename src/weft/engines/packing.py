@@ -77,7 +77,11 @@ class Packing(Generic[F, B]):
         return self.decode_groups[-1].stop if self.decode_groups else 0
 
     def fits(self, rows: Sequence[Row], *, large_batch: bool) -> bool:
-        """Return True if this packing is right for these rows, too."""
+        """Return True if this packing can be used for the next step with these rows.
+
+        They must have the same prefixes and `kv_out`, one token each, and room in their buffers.
+        large_batch: see `width_class`.
+        """
         if self.prefill_groups or len(rows) != len(self.rows):
             return False
         for row, (prefix, kv_out) in zip(rows, self.rows, strict=True):
@@ -94,8 +98,12 @@ class Packing(Generic[F, B]):
     def query_spans(self, rows: Sequence[Row], kind: type[F], n_packed: int) -> list[QuerySpan[F]]:
         """Return each span of KV with the slice of queries that attend to it.
 
-        Covers rows within the first `n_packed` tokens. A tail outside a tail buffer is one more
-        span.
+        A tail outside a tail buffer is one more span.
+
+        Args:
+            rows: rows of the step.
+            kind: the engine's fragment class.
+            n_packed: rows beyond this number of packed tokens are left out.
         """
         spans: list[QuerySpan[F]] = []
         latest: dict[tuple[int, int], int] = {}

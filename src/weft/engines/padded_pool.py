@@ -229,14 +229,15 @@ class PaddedPool(ABC, Generic[F, B]):
         return n_long > 3  # a few get an attention call each; for more, one copy is cheaper
 
     def is_large_batch(self, n_more: int = 0) -> bool:
-        """Return True if the buffered tails and `n_more` others are too many for spare capacity
-        each.
+        """Return True if GROW_BY spare slots for each buffered tail would take too much memory.
+
+        n_more: tails to add to the buffered ones.
         """
         n = n_more + sum(buffer.n_members for buffer in self._buffers.values())
         return n * GROW_BY * self.slot_bytes > LARGE_BATCH_BYTES
 
     def count_written(self, kv: F, n: int) -> None:
-        """Count `n` slots that a finished forward wrote."""
+        """Extend a fragment by `n` slots that a finished forward wrote."""
         kv.length += n
         self._slots += n
 
@@ -286,14 +287,17 @@ class PaddedPool(ABC, Generic[F, B]):
                 self._compact(home)
 
     def _move(self, kv: F, capacity: int) -> None:
-        """Move the fragment into a block of its own."""
+        """Move the fragment into a block of its own with `capacity` slots; 0: it has no slots."""
         slots = self.copy_slots(kv, capacity) if capacity else None
         self._remove(kv)
         if capacity:
             self._place(kv, slots, capacity)
 
     def _place(self, kv: F, slots: Any, capacity: int) -> None:
-        """Create a block with these arrays for the fragment."""
+        """Put the fragment at the start of a new block.
+
+        slots: the engine's arrays, of `capacity` slots.
+        """
         self.on_slots_moved()
         block = SharedBlock(slots, capacity)
         block.users.append(kv)
@@ -372,16 +376,28 @@ def own(fragment: Fragment, kind: type[F]) -> F:
 
 
 def width_class(length: int, *, large_batch: bool = False) -> int:
-    """Return the width of the buffer for a tail: at most twice its length, or SMALLEST.
+    """Return the width of the buffer for a tail: its length, rounded up to a power of two.
 
-    Short tails share one class, so that small batches are rarely copied. In a large batch that
-    would waste too much memory.
+    Tails of up to SMALLEST slots share one class, so that small batches are rarely copied.
+
+    Args:
+        length: slots of the tail, including the next one.
+        large_batch: see `PaddedPool.is_large_batch`; short tails get narrower buffers then.
     """
     return max(1 if large_batch else SMALLEST, 1 << (length - 1).bit_length())
 
 
 def room_for(width: int, n_rows: int, length: int, slot_bytes: int) -> int:
-    """Return the slots per row of a buffer whose longest tail has `length` tokens."""
+    """Return the number of slots to allocate per row of a tail buffer.
+
+    It is the length of the longest tail, rounded up to leave room for growth.
+
+    Args:
+        width: maximum, the width class of the buffer.
+        n_rows: rows of the buffer; many rows get less room for growth.
+        length: slots of the longest tail.
+        slot_bytes: bytes of one slot over all layers.
+    """
     step = GROW_BY
     if n_rows * GROW_BY * slot_bytes > LARGE_BATCH_BYTES:
         step = max(1, min(GROW_BY, length // 4))

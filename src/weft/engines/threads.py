@@ -104,6 +104,9 @@ class ThreadTuner:
         """Candidates are `max_threads` and the powers of two below it.
 
         Args:
+            max_threads: the largest candidate.
+            account: time lost in trials, shared by all tuners of an engine.
+            idle: returns the number of idle cores.
             first: start with the largest candidate that is not above it.
             is_crowded: returns True if other processes use the cores, so fewer threads may help.
         """
@@ -206,9 +209,10 @@ class AutoThreads:
 
     @contextmanager
     def measured(self, n: int, max_threads: int, kind: str = "") -> Iterator[int]:
-        """Yield the thread count for a block that computes `n` tokens, and measure the block.
+        """Yield the thread count for a block that computes `n` tokens, and time the block.
 
-        A block that raises is not counted. Cost: 5 µs.
+        The caller sets the count. A block that raises is not counted. Cost: 5 µs.
+        kind: kind of work; kinds are tuned separately.
         """
         choice = self._last = self.choice(n, max_threads, kind)
         threads = choice.threads
@@ -219,7 +223,7 @@ class AutoThreads:
         choice.add(wall_s, n)
 
     def choice(self, n: int, max_threads: int, kind: str = "") -> ThreadTuner:
-        """Return the choice for a kind of block and its size, rounded up to a power of two."""
+        """Return the tuner for blocks of a kind and size; sizes between powers of two share one."""
         key = kind, n.bit_length(), max_threads
         choice = self._choices.get(key)
         if choice is None:
@@ -233,7 +237,11 @@ class AutoThreads:
         return choice
 
     def _first(self, max_threads: int) -> int:
-        """Return the initial count of a new choice: that of the last one, or the idle cores."""
+        """Return the initial thread count of a new tuner.
+
+        It is the count of the last tuner, half of it on a busy machine; the number of idle cores
+        for the first tuner.
+        """
         if self._last is None:
             return min(max_threads, self._idle())
         threads = self._last.counts[self._last.index]
@@ -253,7 +261,7 @@ class Limit:
 
     @contextmanager
     def to(self, n: int) -> Iterator[None]:
-        """Limit them to `n` threads. Cost: some µs."""
+        """Limit the libraries to `n` threads inside a block. Cost: some µs."""
         before = [(library, library.get_num_threads()) for library in self.libraries]
         changed = [(library, own) for library, own in before if own != n]
         process = os.getpid()

@@ -125,7 +125,10 @@ class _Vocabulary:
         return sorted(self._ends | named)
 
     def role_id(self, key: str) -> int | None:
-        """Return the token id of a role; None if the file has none."""
+        """Return the token id of a role; None if the file has none.
+
+        key: end of its metadata key, such as "eos_token_id".
+        """
         value = self.values.get(key)
         is_id = isinstance(value, int) and 0 <= value < len(self.tokens) and value != _NO_TOKEN
         return value if is_id else None

@@ -203,7 +203,10 @@ class MlxMemory(PaddedPool[MlxFragment, RowTailBuffer]):
         return buffer, first
 
     def cache(self, spans: Sequence[Span], make: Callable[[], list[Any]]) -> list[Any]:
-        """Return caches of the model's own type with a copy of a path's KV."""
+        """Return caches of the model's own type with a copy of a path's KV, one per layer.
+
+        spans: the path from the root. make: creates empty caches.
+        """
         caches = make()
         parts = [
             self.views(own(span.fragment, MlxFragment), span.length)

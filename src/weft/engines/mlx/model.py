@@ -213,7 +213,16 @@ def _fields(args: Any) -> dict[str, Any]:
 
 
 def context_of(config: Mapping[str, Any], n_ctx: int | None, limit: int | None = None) -> int:
-    """Return the context length: `n_ctx` if given, else the model's own, up to `limit`."""
+    """Return the context length: `n_ctx`, or the model's own if `n_ctx` is None.
+
+    Args:
+        config: content of config.json.
+        n_ctx: requested length; at most the model's own.
+        limit: lowers the model's own length; None: no limit. See `Windows.limit`.
+
+    Raises:
+        ConfigError: `n_ctx` is out of range.
+    """
     values = (config.get(name) for name in checkpoint.CONTEXT_NAMES)
     own = next((value for value in values if isinstance(value, int) and value > 0), _NO_LIMIT)
     own = own if limit is None else min(own, limit)

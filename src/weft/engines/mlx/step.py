@@ -349,9 +349,15 @@ class FullSequenceStep(PackedStep):
 
 
 def _padding(prefill: PrefillGroup, longest: int) -> tuple[mx.array | None, mx.array | None]:
-    """Return the packed index of every padded token, and the padded index of every packed one.
+    """Return indices that pad the rows of a group to one length, and that remove the padding.
 
-    None: no padding is needed.
+    Args:
+        prefill: the group.
+        longest: length of its longest row.
+
+    Returns:
+        The packed index of every padded token, and the padded index of every packed token. Both
+        are None if all rows have one length.
     """
     if min(prefill.sizes) == longest:
         return None, None

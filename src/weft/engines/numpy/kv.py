@@ -58,7 +58,7 @@ class TailBuffer:
 
     @property
     def is_large(self) -> bool:
-        """True if there are too many rows for spare capacity in each."""
+        """True if GROWTH spare slots in each row would take too much memory."""
         return self._step(len(self.rows), 1) < GROWTH
 
     @property
@@ -340,7 +340,7 @@ class NumpyFragments(Fragments):
         return fragment.block.data[:, :, :, fragment.start : fragment.start + fragment.body]
 
     def _detach(self, fragment: NumpyFragment) -> None:
-        """Remove the fragment from its block without changing the number of slots."""
+        """Remove the fragment from its block; `body` and `length` do not change."""
         block, fragment.block = fragment.block, None
         if block is not None:
             block.users.remove(fragment)
@@ -368,7 +368,10 @@ class NumpyFragments(Fragments):
     def _rewrite(
         self, fragment: NumpyFragment, parts: Iterable[NDArray[np.float32]], *, room: int = 0
     ) -> None:
-        """Copy `parts` into a new block of the fragment with capacity for `room` slots."""
+        """Replace the fragment's slots by copies of `parts`, in order, in a new block.
+
+        room: minimum capacity of the block in slots, including those of `parts`.
+        """
         pieces = list(parts)
         n_slots = sum(piece.shape[3] for piece in pieces)
         shape = (*self._shape[:3], max(room, n_slots), self._shape[4])

@@ -195,7 +195,10 @@ async def _list(transport: Transport) -> Any:
 
 
 async def _with_retries(transport: Transport, ask: Any) -> Any:
-    """Retry while the server reports that it is busy or loading."""
+    """Return the result of `ask()`; call it again while the server is busy or loading.
+
+    ask: a coroutine function without arguments. Raises: TransportError of the last try.
+    """
     for tries in range(transport.retry_policy.retries + 1):
         try:
             return await ask()
@@ -266,7 +269,10 @@ class _Prober:
             return completions  # no chat protocol, or the model has no template
 
     async def _completions(self) -> ServerCapabilities | None:
-        """Request one token with all features, then with fewer."""
+        """Probe the completions protocol: request one token with all features, then with fewer.
+
+        Returns None if the server does not support the protocol.
+        """
         last_error: TransportError | None = None
         for wants in _TRIALS:
             if "ids" in wants and not self.ids:
@@ -287,7 +293,11 @@ class _Prober:
         raise _unavailable(self.transport, last_error)
 
     async def _first(self, wants: set[str]) -> ChoiceDelta | None:
-        """Return the one choice of a response; None if the response does not match the request."""
+        """Request one token; return the choice of the response.
+
+        None if the server returns several choices: it read each id as a prompt.
+        wants: features to request, of "ids", "echo" and "logprobs".
+        """
         body: dict[str, Any] = {
             "model": self.server.model,
             "prompt": self.ids if "ids" in wants else _TEXT,

@@ -28,7 +28,11 @@ _SEAT = "weft_seat"
 
 
 class ForwardContext:
-    """The running forward: `step` attends; without a step, `probe` records a plain sequence."""
+    """The running forward of an engine's model.
+
+    step: computes the attention; None outside of a step.
+    probe: records a plain forward, if there is no step; None: no probe runs.
+    """
 
     __slots__ = ("probe", "step")
 
@@ -146,7 +150,7 @@ def attention_implementation(model: PreTrainedModel) -> Any:
 
 
 def number_layers(probe: Probe) -> None:
-    """Write the layer number of the KV that each attention module reads."""
+    """Set `ModuleContext.layer` of each attention module: the number of the KV that it reads."""
     for layer, module in zip(probe.layers, probe.modules, strict=True):
         module.__dict__[_SEAT].layer = layer
 

@@ -122,7 +122,11 @@ def _n_ids(model: PreTrainedModel) -> int:
 
 
 def _plain_logits(model: PreTrainedModel, paths: Tensor, every: int = 1) -> Tensor:
-    """Return logits of paths [B, T], of every `every`th token: float32 [B, n, V] on the host."""
+    """Run paths [B, T]; return the logits of some tokens: float32 [B, n, V] on the host.
+
+    every: 1 for all tokens; n for the tokens 0, n, 2n, … of each path.
+    Raises: ModelLoadError if the model fails or its logits are not finite.
+    """
     try:
         logits = model(input_ids=paths.to(model.device), use_cache=False).logits
         own = logits[:, ::every].float().cpu()
@@ -173,7 +177,13 @@ def _compare(got: Tensor, want: Tensor, model: PreTrainedModel) -> None:
 
 
 def difference(got: Tensor, want: Tensor, model: PreTrainedModel) -> tuple[float, float]:
-    """Return the error of logits [n, V] relative to their spread, and the allowed error."""
+    """Return the error of logits, relative to their spread, and the largest allowed error.
+
+    Args:
+        got: the engine's logits, [n, V].
+        want: the expected logits, [n, V].
+        model: its dtype and quantisation determine the allowed error.
+    """
     spread = (want - want.mean(-1, keepdim=True)).square().mean().sqrt()
     errors = (got - want).square().mean(-1).sqrt() / spread.clamp_min(1e-6)
     # In half precision, one bit may change a router's expert, so single positions may differ. A
@@ -185,7 +195,10 @@ def difference(got: Tensor, want: Tensor, model: PreTrainedModel) -> tuple[float
 
 
 def _run_tree(engine: TorchEngine, own: PlainOutputs, n_steps: int) -> tuple[Tensor, Tensor]:
-    """Run a trunk, two chunks below it, then `n_steps` tokens at three tips; return both logits."""
+    """Run a trunk, two chunks below it, then `n_steps` tokens at three tips.
+
+    Returns the engine's logits and the expected ones, [n, V] each.
+    """
     paths: list[list[int]] = own.paths.tolist()
     store = engine.fragments
     trunk, *chunks = (store.new(None) for _ in range(1 + len(_CHUNKS)))
@@ -217,7 +230,14 @@ def _run_tree(engine: TorchEngine, own: PlainOutputs, n_steps: int) -> tuple[Ten
 
 
 def _run_far(engine: TorchEngine, path: list[int], own: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Run the long path in one step, then tokens of it again; yield logits and own."""
+    """Run the long path in one step, then some of its tokens again in other batches.
+
+    Yields the engine's logits and the expected ones, [n, V] each.
+
+    Args:
+        path: token ids.
+        own: expected logits of every 16th token.
+    """
     fragment = engine.fragments.new(None)
     places = range(0, len(path), _EVERY)
     lonely = places[1:][-_LONELY:]

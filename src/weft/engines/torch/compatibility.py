@@ -42,7 +42,10 @@ class PrefixCachingUnsupported(Unsupported):
 
 
 def check_architecture(config: PretrainedConfig) -> None:
-    """Raise Unsupported if the config alone shows it, before any weight is read."""
+    """Check that a config describes a decoder-only language model, before weights are read.
+
+    Raises: Unsupported.
+    """
     name = config.model_type
     _check_is_decoder(config, name)
     architectures = config.architectures or []
@@ -100,7 +103,10 @@ def _check_is_decoder(config: PretrainedConfig, name: str) -> None:
 
 
 def prefix_caching_obstacle(config: PretrainedConfig) -> str:
-    """Return why KV cannot be cached by tokens, as far as the config shows; "" if it may be."""
+    """Return the reason in a config why the model's KV cannot be cached by tokens.
+
+    Returns "" if the config shows none; the load check may still find one.
+    """
     text = config.get_text_config()
     if _uses_alibi(config) or _uses_alibi(text):
         return "it biases attention by ALiBi, which the attention hook does not receive"
@@ -125,7 +131,10 @@ def prefix_caching_obstacle(config: PretrainedConfig) -> str:
 
 
 def check_model(model: PreTrainedModel) -> None:
-    """Raise Unsupported if the loaded object shows it."""
+    """Check that a loaded model is a decoder-only language model with a head.
+
+    Raises: Unsupported.
+    """
     name = type(model).__name__
     _check_is_decoder(model.config, name)
     if model.get_output_embeddings() is None or not model.can_generate():
@@ -135,9 +144,10 @@ def check_model(model: PreTrainedModel) -> None:
 
 
 def check_loaded_model(model: PreTrainedModel) -> None:
-    """Raise Unsupported for a model object that an engine cannot share with its user.
+    """Check that an engine can share a model object with the user who loaded it.
 
-    Its parts are on several devices or not in memory, or it cannot be copied.
+    Raises: Unsupported if its parts are on several devices or not in memory, or if a copy would
+    compute something else.
     """
     if getattr(model, "is_loaded_in_4bit", False) and model.device.type == "cpu":
         raise _unsupported(
@@ -174,7 +184,10 @@ def check_loaded_model(model: PreTrainedModel) -> None:
 
 
 def check_probe(model: PreTrainedModel, probe: Probe, n_ctx: int) -> None:
-    """Raise PrefixCachingUnsupported if one forward through the attention hook shows it."""
+    """Check from a recorded forward that the attention hook receives all that attention depends on.
+
+    n_ctx: context length. Raises: PrefixCachingUnsupported.
+    """
     text = model.config.get_text_config()
     n_layers = int(getattr(text, "num_hidden_layers", 0))
     n_layers -= len(getattr(text, "cross_attention_layers", None) or ())  # skipped without images

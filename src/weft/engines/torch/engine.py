@@ -468,9 +468,18 @@ class TorchEngine(TransformersEngine):
         fused: FusedDecoder | None,
         own: PlainOutputs,
     ) -> None:
-        """Create the KV backend and check the model with it.
+        """Create the KV backend and check the model with it; retry with smaller tiles if needed.
 
-        Raises: PrefixCachingUnsupported, ConfigError.
+        Args:
+            make: creates the backend for a layout.
+            layout: shapes of the KV.
+            graphs: see `load`.
+            fused: fused decoder of the model; None if it has none. Not used if its check fails.
+            own: logits of the unchanged model.
+
+        Raises:
+            PrefixCachingUnsupported: the check fails.
+            ConfigError: the backend does not support the layout.
         """
         memory = make(layout)
         while True:

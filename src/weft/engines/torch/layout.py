@@ -80,7 +80,10 @@ class Layout:
         return fresh
 
     def gather(self, keys: list[Tensor], values: list[Tensor], start: int, stop: int) -> Slots:
-        """Stack tokens start..stop of per-layer [K, T, D] tensors into new slots."""
+        """Copy the tokens start … stop - 1 of all layers into new slots.
+
+        keys, values: one tensor [K, T, D] per layer.
+        """
 
         def stacked(tensors: list[Tensor], layers: tuple[int, ...]) -> Tensor:
             return torch.stack([tensors[i][:, start:stop] for i in layers]).transpose(1, 2)
@@ -91,7 +94,10 @@ class Layout:
         )
 
     def per_layer(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Return views of one tensor a group, in layer order, without the layer axis."""
+        """Return one view per layer, in layer order, without the layer axis.
+
+        tensors: one per group, layer axis first.
+        """
         views: list[Tensor] = [tensors[0]] * self.n_layers
         for (_, layers), tensor in zip(self.groups, tensors, strict=True):
             for layer, view in zip(layers, tensor.unbind(0), strict=True):
@@ -116,7 +122,10 @@ class Slots(NamedTuple):
     def copy_from(
         self, other: Slots, into: tuple[slice | int, ...], of: tuple[slice | int | Tensor, ...]
     ) -> None:
-        """Copy `other[:, *of]` to `self[:, *into]`, all layers."""
+        """Copy slots of `other` into this object: `self[:, *into] = other[:, *of]`, for all layers.
+
+        into, of: indices of the slot axes.
+        """
         for target, source in zip(
             (*self.keys, *self.values), (*other.keys, *other.values), strict=True
         ):

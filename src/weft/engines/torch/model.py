@@ -274,7 +274,10 @@ class Head(nn.Module):
         return self.run(token_ids, position_ids=positions, use_cache=False)[0][0]
 
     def run(self, token_ids: Tensor, **given: Any) -> tuple[Tensor, Any]:
-        """Run the base model over token ids [B, T]; return states [B, T, E] and its output."""
+        """Run the base model over token ids [B, T]; return states [B, T, E] and its output object.
+
+        given: further arguments of the base model, such as `position_ids`.
+        """
         output = self.base(input_ids=token_ids, return_dict=True, **given)
         self._fixed.kind = type(output)
         hidden: Tensor = output.last_hidden_state
@@ -298,7 +301,10 @@ class IdentityHead:
         self.base = model
 
     def run(self, token_ids: Tensor, **given: Any) -> tuple[Tensor, Any]:
-        """Run the model over token ids [B, T]; return logits [B, T, V] and its output."""
+        """Run the model over token ids [B, T]; return logits [B, T, V] and its output object.
+
+        given: further arguments of the model.
+        """
         output = self.base(input_ids=token_ids, return_dict=True, **given)
         return output.logits, output
 

@@ -284,7 +284,10 @@ def _can_be_moved(layer: nn.Linear, uses: Counter[int]) -> bool:
 
 
 def _biases_together(layers: Sequence[nn.Linear]) -> list[Tensor]:
-    """Store the biases of layers in one piece if all have one; return them then."""
+    """Make the biases of layers adjacent in memory, and return them.
+
+    If a layer has none, nothing changes and the list is empty.
+    """
     biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]
     if len(biases) < len(layers):
         return []
@@ -300,7 +303,10 @@ def _put_together(tensors: Sequence[Tensor]) -> None:
 
 
 def _leave_the_file(model: PreTrainedModel, copied: set[int], files: MappedFiles) -> None:
-    """Copy all other tensors, because one tensor in a mapped file keeps all its pages in memory."""
+    """Copy the tensors that are still in mapped files, because one keeps all its pages in memory.
+
+    copied: ids of tensors that were copied before.
+    """
     for tensor in [*model.parameters(), *model.buffers()]:
         if id(tensor) not in copied:
             mapped = tensor.data
@@ -334,7 +340,7 @@ class UnmergedSave:
 
 
 def _alone(weight: Tensor) -> Tensor:
-    """Return the weight by row, in memory of its own."""
+    """Return the weight, stored by row, in memory that it shares with no other weight."""
     if weight.untyped_storage().nbytes() == weight.nbytes:
         return weight.contiguous()
     return weight.clone(memory_format=torch.contiguous_format)

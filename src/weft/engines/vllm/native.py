@@ -207,7 +207,12 @@ def vllm_params(request: GenerationRequest, stream: int) -> VllmParams:
 
 
 def event_of(number: int, given: Any) -> GenerationEvent:
-    """Convert one of vLLM's outputs to an event of a sibling."""
+    """Convert one of vLLM's outputs to an event.
+
+    Args:
+        number: index of the sibling.
+        given: the new tokens of a request, a CompletionOutput of vLLM.
+    """
     tokens = list(given.token_ids)
     logprobs = None
     if given.logprobs is not None:

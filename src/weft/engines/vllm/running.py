@@ -100,7 +100,11 @@ class RunningEngine:
         return reader
 
     def _try(self, reader: LogitsReader, rows: str) -> None:
-        """Read logits; without the buffer if the workers cannot access it."""
+        """Read logits as a test, and switch off features of the reader that do not work.
+
+        These are the shared buffer, unless `rows` is "board", and open requests.
+        Raises: ForwardError if logits cannot be read.
+        """
         try:
             self._ask(reader, _PROBE)
         except ForwardError:

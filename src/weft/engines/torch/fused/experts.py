@@ -26,7 +26,7 @@ class _ExpertsForm(NamedTuple):
     dtype: torch.dtype  # input dtype of the check
 
     def experts(self, module: Any) -> MoEWeights | None:
-        """Return its current weights; None if they or the activation were replaced."""
+        """Return the module's current weights; None if they or the activation were replaced."""
         parameters = module._parameters
         up, down = parameters.get(self.up), parameters.get("down_proj")
         if not (is_stack(up) and is_stack(down)):
@@ -87,7 +87,7 @@ def _form_of(module: Any, dtype: torch.dtype) -> _ExpertsForm | None:
 
 
 def _matches(module: Any, form: _ExpertsForm) -> bool:
-    """Return True if a module computes this for some rows."""
+    """Return True if a module and `form` have the same results for some rows."""
     experts = form.experts(module)
     if experts is None:
         return False

@@ -92,7 +92,10 @@ def _forms(
 
 
 def _matches(module: nn.Module, form: _GateForm, first: Any) -> bool:
-    """Return True if a module computes this for some rows."""
+    """Return True if a module and `form` have the same results for some rows.
+
+    first: any of its linear layers.
+    """
     modules: dict[str, Any] = module._modules
     n_in, weight = modules[form.inputs[0]].in_features, first.weight
     x = rows_of_sizes(n_in, weight.device, form.dtype)[None]

@@ -27,7 +27,10 @@ _PLACE = "weft_sibling"
 
 
 class MergedLinear:
-    """Linear layers with one input."""
+    """Linear layers with a common input, computed as one product if possible.
+
+    That is possible if their weights are adjacent in memory; otherwise they run one by one.
+    """
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         self._layers = layers
@@ -42,7 +45,10 @@ class MergedLinear:
             self._merged = None
 
     def _of_all(self, name: str) -> Tensor | None:
-        """Return the weights or biases of all layers as one tensor, if they are adjacent."""
+        """Return the weights or biases of all layers as one tensor; None if they are not adjacent.
+
+        name: "weight" or "bias".
+        """
         tensors = [t for p in self._parameters_of if (t := p.get(name)) is not None]
         return as_merged(tensors) if len(tensors) == len(self._parameters_of) else None
 

@@ -35,8 +35,9 @@ class _Form(NamedTuple):
     every: int = 1
 
     def pairs(self, size: int, width: int) -> RotaryLayout | None:
-        """Return the rotary layout for heads of a size and cosines of a width; None if they do not
-        fit.
+        """Return the layout for heads of `size` dimensions and cosines of `width` numbers.
+
+        None if they do not fit.
         """
         n = 2 * width if self.cosines == "half" else width
         is_known = n == size or (self.cosines == "part" and n < size and n % 2 == 0)
@@ -175,7 +176,10 @@ def _form_of(plain: Callable[..., Any], dtype: torch.dtype) -> _RotaryForm | Non
 def _matches(
     plain: Callable[..., Any], form: _Form, dtype: torch.dtype, of_cos: torch.dtype
 ) -> bool:
-    """Return True if a function computes this for heads in either memory layout."""
+    """Return True if a rotary function and `form` agree, for heads in either memory layout.
+
+    dtype: of the heads. of_cos: of cosines and sines.
+    """
     seeded = torch.Generator().manual_seed(0)
     widths = {"full": [_SIZE], "half": [_SIZE // 2], "part": [_SIZE, _SIZE // 2]}[form.cosines]
     for width, axis in product(widths, (1, 2)):

@@ -52,7 +52,10 @@ class _RouterForm(NamedTuple):
         return F.linear(x.float(), weight.float(), None if bias is None else bias.float())
 
     def bias_tensor(self, module: Any, given: tuple[Tensor, ...]) -> Tensor | None:
-        """Return the bias that is added to scores, [X]."""
+        """Return the bias that is added to scores, [X]; None if there is none.
+
+        given: further inputs of the module; the bias may be the first of them.
+        """
         if not self.bias:
             return given[0] if given else None
         buffer = module._buffers.get(self.bias)

@@ -65,9 +65,11 @@ class TorchTailBuffer(TailBuffer):
             self._reseat(staying, length, len(staying))
 
     def take(self, tails: Sequence[PaddedFragment], length: int) -> int:
-        """Make `tails` the last rows, in this order, with room for `length`; return the first row.
+        """Assign adjacent rows, in order, to `tails`; return the row of the first.
 
-        The caller copies the slots of tails from elsewhere; members keep their slots.
+        Other members keep their slots, but may change rows. The caller copies the slots of tails
+        that were not members.
+        length: slots that each row must have room for.
         """
         named = {id(t) for t in tails}
         staying = [m for m in self.members if m is not None and id(m) not in named]
@@ -81,7 +83,7 @@ class TorchTailBuffer(TailBuffer):
         return len(staying)
 
     def remove_missing(self, tails: Sequence[PaddedFragment]) -> None:
-        """Make holes of the rows of tails that were taken but never arrived."""
+        """Free the rows that `take` assigned to tails whose slots were then not copied here."""
         gone = {id(t) for t in tails if t.home is not self}
         self.members = [None if id(m) in gone else m for m in self.members]
         self.n_members -= len(gone)
@@ -106,7 +108,10 @@ class TorchTailBuffer(TailBuffer):
                 member.start = row
 
     def _rebuild(self, n_rows: int, room: int, sources: list[int]) -> None:
-        """Allocate a new tensor; row i gets the old row `sources[i]` (-1: none)."""
+        """Replace the tensor by a new one of `n_rows` rows with `room` slots.
+
+        sources: for each new row, the old row to copy; -1 for zeros.
+        """
         old, kept = self.slots, [i for i, s in enumerate(sources) if s >= 0]
         # A batched product also reads hidden slots beyond a row's end, which must be finite.
         fresh = self.layout.zeros(n_rows, room)
@@ -299,7 +304,10 @@ class PaddedKVPool(PaddedPool[PaddedKVFragment, TorchTailBuffer], KVBackend):
     def append(
         self, kv: PaddedKVFragment, keys: list[Tensor], values: list[Tensor], start: int, stop: int
     ) -> None:
-        """Write tokens start..stop of per-layer [K, T, D] tensors after `kv`; its length stays."""
+        """Append the tokens start … stop - 1 to the block of `kv`; `kv.length` does not change.
+
+        keys, values: one tensor [K, T, D] per layer.
+        """
         fresh = self.layout.gather(keys, values, start, stop)
         n = stop - start
         if not kv.length:
@@ -324,8 +332,10 @@ class PaddedKVPool(PaddedPool[PaddedKVFragment, TorchTailBuffer], KVBackend):
     def _arrive(
         self, buffer: TorchTailBuffer, tails: Iterable[PaddedKVFragment], rows: dict[int, int]
     ) -> None:
-        """Copy tails into their rows of a buffer: those from one buffer together, others one by
-        one.
+        """Copy tails into a buffer, and remove them from their previous blocks or buffers.
+
+        Tails from one buffer are copied together, others one by one.
+        rows: row of each tail in `buffer`, by the id of the fragment.
         """
         by_buffer: dict[int, list[PaddedKVFragment]] = {}
         for kv in tails:

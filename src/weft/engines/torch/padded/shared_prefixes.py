@@ -39,13 +39,20 @@ class PrefixGroup:
         spans, self.length, self.first, self.start, self.stop = prefix
         if store.is_contiguous([fragment for fragment, _ in spans]):
             self.keys, self.values = store.views(spans[0][0], self.length)
-        else:  # another prefix of this step needs them elsewhere
+        else:  # another prefix of this step needs the fragments in other blocks
             self.keys, self.values = store.padded([spans])
 
     def through(
         self, window: int | None, group: int, positions: Positions, like: Tensor
     ) -> PrefixGroupView | None:
-        """Return the keys inside the queries' sliding window; None if there are none."""
+        """Return the keys inside the queries' sliding window; None if there are none.
+
+        Args:
+            window: size of the sliding window; None for full attention.
+            group: query heads per KV head.
+            positions: positions of the step's tokens.
+            like: the queries; the mask gets their dtype and device.
+        """
         queries = positions.on_host[self.start : self.stop]
         visible = visible_keys(self.first, self.length, window, queries)
         if visible is None:
@@ -62,7 +69,7 @@ class PrefixGroup:
 
 
 class PrefixGroupView(NamedTuple):
-    """Keys of a prefix from `low` on, masked or not."""
+    """Visible keys of a prefix: those from index `low` on. mask: None if all queries see them."""
 
     part: PrefixGroup
     low: int
@@ -71,7 +78,16 @@ class PrefixGroupView(NamedTuple):
     def attend(
         self, layer: int, folded: Tensor, group: int, out: Tensor, lse: Tensor, spec: AttentionSpec
     ) -> None:
-        """Attend the queries [K, T*g, D] to these keys; merge into [T*g, K, Dv] and [T*g, K]."""
+        """Attend to these keys, and merge the results into `out` and `lse`.
+
+        Args:
+            layer: number of the layer.
+            folded: queries of all packed tokens, [K, T*g, D].
+            group: g, query heads per KV head.
+            out: results so far, [T*g, K, Dv]; changed in place.
+            lse: their log-sum-exp, [T*g, K]; changed in place.
+            spec: parameters of the attention.
+        """
         start, stop = self.part.start * group, self.part.stop * group
         keys, values = self.part.keys[layer], self.part.values[layer]
         if self.low:
@@ -119,7 +135,14 @@ class PrefixBatch:
     def through(
         self, window: int | None, group: int, positions: Positions, like: Tensor
     ) -> PrefixBatchView | None:
-        """Return the keys that padding and a window leave visible; None if there are none."""
+        """Return the keys that padding and a window leave visible; None if there are none.
+
+        Args:
+            window: size of the sliding window; None for full attention.
+            group: query heads per KV head.
+            positions: positions of the step's tokens.
+            like: the queries; the mask gets their dtype and device.
+        """
         if window is not None and self._is_beyond(window, positions.on_host):
             return None
         lengths = [m.length for m in self.members]
@@ -145,7 +168,7 @@ class PrefixBatch:
 
 
 class PrefixBatchView(NamedTuple):
-    """Keys of a batch of prefixes, masked or not."""
+    """Keys of a batch of prefixes. mask: None if all queries see all keys of their prefix."""
 
     batch: PrefixBatch
     mask: Mask | None
@@ -153,7 +176,16 @@ class PrefixBatchView(NamedTuple):
     def attend(
         self, layer: int, folded: Tensor, group: int, out: Tensor, lse: Tensor, spec: AttentionSpec
     ) -> None:
-        """Attend the queries [K, T*g, D] to these keys; merge into [T*g, K, Dv] and [T*g, K]."""
+        """Attend to these keys, and merge the results into `out` and `lse`.
+
+        Args:
+            layer: number of the layer.
+            folded: queries of all packed tokens, [K, T*g, D].
+            group: g, query heads per KV head.
+            out: results so far, [T*g, K, Dv]; changed in place.
+            lse: their log-sum-exp, [T*g, K]; changed in place.
+            spec: parameters of the attention.
+        """
         batch = self.batch
         size = (len(batch.members), batch.n_queries)
         queries = folded.unflatten(1, (-1, group))[:, batch.padded].unflatten(1, size)

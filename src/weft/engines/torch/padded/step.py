@@ -44,9 +44,11 @@ class PaddedBackend(PaddedKVPool):
 
 
 class PaddedStep(AttentionStep):
-    """Attends and collects KV in one forward; decode rows write their slots during attention.
+    """One forward: attention of all rows, layer by layer.
 
-    Results inside are [T*g, K, Dv], for T packed tokens and g query heads of each of K KV heads.
+    Decode rows write their KV during attention; that of prefill rows is kept until `commit`.
+    Intermediate results are [T*g, K, Dv], for T packed tokens and g query heads of each of K KV
+    heads. "Folded" queries are [K, T*g, D].
     """
 
     def __init__(self, rows: Sequence[Row], store: PaddedKVPool) -> None:

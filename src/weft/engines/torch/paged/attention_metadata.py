@@ -88,7 +88,15 @@ class TreeAttentionMetadata:
         pool: SlotPool,
         largest: int,
     ) -> None:
-        """sizes: tokens a row. largest: rows of the largest tiles."""
+        """Create the metadata of a step.
+
+        Args:
+            rows: rows of the step.
+            sizes: number of tokens of each row.
+            lists: slot list of each row: its tail and its new tokens.
+            pool: pool of the slots.
+            largest: query rows of the largest tiles.
+        """
         pool.table.compact()  # regions are assigned below
         self._pool, self._age = pool, pool.table.age
         self.lists, self._paths = list(lists), [row.prefix for row in rows]
@@ -294,7 +302,10 @@ class TreeAttentionMetadata:
         self._segments[rows, AT_ABOVE], self._segments[rows, N_ABOVE] = above[:, AT], above[:, N]
 
     def _unmerge(self, below: Ints, segments: Ints, leaf_nodes: Ints) -> None:
-        """Attend separately to merged nodes that new rows share. below: their leaf nodes."""
+        """Undo merges (`_merge_into_rows`) of nodes that new rows share, in `segments`.
+
+        below: leaf nodes of the new rows. leaf_nodes: of all rows.
+        """
         parted = self._prefixes.unmerge(below)
         if not len(parted):
             return
@@ -307,7 +318,10 @@ class TreeAttentionMetadata:
     def _split_chunks(
         self, segments: Ints, room: Ints, leaf_nodes: Ints, lists: Sequence[PagedFragment]
     ) -> None:
-        """Split the rows' own lists into chunks."""
+        """Split the rows' own lists into chunks; sets columns of `segments` in place.
+
+        room: entries of each list's region of the table.
+        """
         chunk, above = self._prefixes.chunk, self._prefixes.segments.take(leaf_nodes, 0)
         segments[:, CHUNKS] = chunks = chunks_of(segments[:, N], chunk)
         segments[:, BEFORE] = above[:, BEFORE] + above[:, CHUNKS]
@@ -349,7 +363,10 @@ class TreeAttentionMetadata:
             at += len(items)
 
     def _advance(self, host_positions: Ints) -> None:
-        """Find the slots of the packed tokens; if all positions increase by one, without a copy."""
+        """Set new positions, and look up the slots of the packed tokens.
+
+        If all positions increase by one, nothing is copied to the device.
+        """
         n_on = 1
         if not (host_positions == self._host_positions + 1).all():
             copy_to_device(self.positions, host_positions.take(self._order).astype(np.int32))
@@ -375,7 +392,10 @@ class TreeAttentionMetadata:
         )
 
     def _items(self, group: int) -> tuple[Ints, list[int]]:
-        """Return items for heads in groups of this size, and the count of each tile class."""
+        """Return the items, and their number in each tile class.
+
+        group: query heads per KV head.
+        """
         segments, packed = self._prefixes.segments, self._packed
         # Rows of one tile and one chunk are almost items already.
         is_short = (packed[:, CHUNKS] == 1) & (packed[:, SIZE] <= NARROW // group)
@@ -400,8 +420,9 @@ class TreeAttentionMetadata:
         return items, [*larger, last + len(packed)]
 
     def _chunk_of(self, *segments: Ints) -> int:
-        """Return the slots of a chunk such that there are enough programs for the device, and no
-        more.
+        """Return the slots of a chunk, such that the device gets about enough programs.
+
+        segments: all segments of the step, in any number of arrays.
         """
         if self._pool.chunk is not None:
             return self._pool.chunk

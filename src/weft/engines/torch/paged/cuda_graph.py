@@ -49,10 +49,10 @@ class Body(Protocol):
 class BufferSizes(NamedTuple):
     """Sizes of a graph's buffers for heads in groups of one size."""
 
-    narrow: int
-    wide: int
-    broad: int
-    parts: int
+    narrow: int  # items of narrow tiles
+    wide: int  # items of wide tiles
+    broad: int  # items of broad tiles
+    parts: int  # partial results of all tokens
     is_single: bool  # every token has one part, which needs no merge
 
     @classmethod
@@ -61,7 +61,7 @@ class BufferSizes(NamedTuple):
         return cls(*n_each, work.n_parts, work.is_single)
 
     def enlarged(self) -> BufferSizes:
-        """Return sizes with room for more."""
+        """Return the sizes of buffers for a graph: rounded up, so that other steps fit too."""
         narrow, wide, broad, parts = (_up(n, 16) if n else 0 for n in self[:4])
         return BufferSizes(narrow, wide, broad, parts, self.is_single)
 
@@ -70,7 +70,7 @@ class BufferSizes(NamedTuple):
         return is_alike and all(mine >= needed for mine, needed in zip(self, other, strict=True))
 
     def is_near(self, other: BufferSizes) -> bool:
-        """Return True if few enough programs would do nothing."""
+        """Return True if buffers of this size waste few programs on a step that needs `other`."""
         return all(mine <= 2 * needed + 64 for mine, needed in zip(self, other, strict=True))
 
 
@@ -291,7 +291,11 @@ class CudaGraphRunner:
         return buffers, captured
 
     def _has_failed(self, what: str, done: str, error: Exception) -> None:
-        """Drop all graphs; give up capturing after a few failures in a row.
+        """Handle a failed capture or replay: drop all graphs.
+
+        After a few failures in a row, steps are not captured any more.
+
+        what, done: subject and verb of the log message, such as "a step" and "captured".
 
         A failure may be temporary: memory was short, or another thread waited for the device, which
         ends a capture.

@@ -348,7 +348,7 @@ class SlotPool(KVBackend):
         return self._free[self._n_free : self._n_free + n][::-1].copy()
 
     def _return(self, kv: PagedFragment, length: int) -> None:
-        """Return the slots from `length` on to the pool."""
+        """Remove the slots of a list from entry `length` on, and return them to the pool."""
         n = len(kv.slots) - length
         if n > 0:
             self._free[self._n_free : self._n_free + n] = kv.slots[length:][::-1]
@@ -384,14 +384,17 @@ class SlotPool(KVBackend):
         )
 
     def _left(self) -> int | None:
-        """Return how many more slots a GPU has memory for; None on a host."""
+        """Return the number of slots that free GPU memory has room for; None on a CPU."""
         device = self.layout.device
         if device.type == "cpu":
             return None
         return free_bytes(device) // self.layout.slot_bytes
 
     def _spare(self, left: int | None) -> int:
-        """Return the number of slots to grow by."""
+        """Return the preferred number of slots to grow by.
+
+        left: slots that free GPU memory has room for; None on a CPU.
+        """
         n = self._capacity
         minimum = max(n // SPARE, SMALLEST_POOL - n)
         if left is None:
@@ -414,7 +417,7 @@ class SlotPool(KVBackend):
             raise
         free = np.empty(new, np.int32)
         free[: new - old] = np.arange(new - 1, old - 1, -1)
-        # Those that were free already go first.
+        # Slots that were already free are used first.
         free[new - old : new - old + self._n_free] = self._free[: self._n_free]
         self._free, self._n_free, self._capacity = free, self._n_free + new - old, new
 

@@ -29,12 +29,13 @@ Path = tuple[Span, ...]
 
 
 class PrefixIndex:
-    """Nodes of paths, by number. Node 0 is the root, without slots.
+    """Tree of the paths of a step's rows. Nodes have numbers; node 0 is the root, without slots.
 
     Attributes:
-        segments: one a node.
-        ranks: depth-first order.
-        bounds: [2, n], the ranks of the nodes below each node.
+        segments: [n, ITEM_FIELDS], the slots and query tokens of each node; see `tiling`.
+        ranks: [n], position of each node in depth-first order.
+        bounds: [2, n], first rank at or below each node, and one more than the last.
+        chunk: slots of a chunk; 0 before `cut`.
     """
 
     def __init__(self, pool: SlotPool) -> None:
@@ -92,9 +93,10 @@ class PrefixIndex:
         return result
 
     def merge_into_rows(self, leaf_nodes: Ints, chunk: int) -> Ints:
-        """Merge nodes of one chunk above a single row of one token.
+        """Mark leaf nodes of one chunk and one query token as merged into their row's own list.
 
-        leaf_nodes: the rows' leaf nodes. Returns the rows whose leaf nodes are merged.
+        leaf_nodes: leaf node of each row. chunk: slots of a chunk.
+        Returns the numbers of the rows whose leaf nodes are merged.
         """
         segments = self.segments.take(leaf_nodes, 0)
         is_lone = (

@@ -99,7 +99,14 @@ def sample_tile_kernel(
     HAS_EDGE: tl.constexpr,
     HAS_KEPT: tl.constexpr,
 ):
-    """Compute a tile's moments, and the token of it that its sampler would draw."""
+    """Reduce one tile of a sampler's row: moments of the logits, and the leading token.
+
+    Inputs are the tensors of `SampleArgs`. Outputs per sampler and tile: moment_ptr (maximum and
+    sums of the raw logits, and of those left) and best_ptr (the leading token).
+
+    HAS_LEFT: edited logits are given. HAS_MASK, HAS_EDGE: allowed tokens, cutoffs are given.
+    HAS_KEPT: also sum the probability of the tokens left.
+    """
     sampler, tile = (tl.program_id(0) // N_TILES).to(tl.int64), tl.program_id(0) % N_TILES
     member, group = tl.arange(0, _SIDE)[:, None], tl.arange(0, _SIDE)[None, :]
     ids = tile * _SQUARE + member * _SIDE + group

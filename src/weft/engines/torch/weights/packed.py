@@ -35,7 +35,13 @@ class PackedLinear(nn.Linear):
     """
 
     def __init__(self, layer: nn.Linear | Conv1D, *, keep: bool, few: int = 0) -> None:
-        """few: rows below which the original weight is faster, if it is kept."""
+        """Pack the weight of a layer.
+
+        Args:
+            layer: the layer to replace.
+            keep: keep the original weight, too.
+            few: products of fewer rows use the original weight, which is faster then; needs `keep`.
+        """
         nn.Module.__init__(self)
         weight = layer.weight
         self.out_features, self.in_features = self._transposed(weight).shape
