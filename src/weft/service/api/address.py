@@ -13,7 +13,7 @@ HOST, PORT = "127.0.0.1", 8000
 
 
 class ServerAddress(NamedTuple):
-    """A host and a port. scheme: https behind a proxy with TLS."""
+    """A server's host and port. scheme: "http", or "https" for a server behind a proxy with TLS."""
 
     host: str = HOST
     port: int = PORT
@@ -27,8 +27,9 @@ class ServerAddress(NamedTuple):
 
 
 def address(environment: Mapping[str, str] | None = None) -> ServerAddress:
-    """Return the address in WEFT_HOST ("host", "host:port" or a URL) and WEFT_PORT.
+    """Return the server's address, from WEFT_HOST ("host", "host:port" or a URL) and WEFT_PORT.
 
+    environment: the variables; None means those of this process.
     Raises: ConfigError for an invalid address.
     """
     variables = os.environ if environment is None else environment

@@ -23,7 +23,11 @@ _MAX_BYTES = 1 << 20
 
 
 class RunningServer(NamedTuple):
-    """The contents of a runtime file. token: the server accepts it in place of its API key."""
+    """The address of a running server, as `weft serve` writes it to WEFT_HOME/server-PORT.json.
+
+    token: the server accepts it in place of its API key.
+    database: identifies the looms' database, so that commands only use a server of the same looms.
+    """
 
     url: str
     token: str
@@ -32,8 +36,9 @@ class RunningServer(NamedTuple):
 
 @contextmanager
 def runtime_file(url: str, port: int, token: str, database: str | None = None) -> Iterator[None]:
-    """Publish a server while the body runs. A file that cannot be written is left out.
+    """Write the file of a server, and delete it at the end of the block.
 
+    Errors while writing are ignored; commands then do not find the server.
     database: the URL of the looms' database. None means WEFT_DB, else weft.db in WEFT_HOME.
     """
     server = RunningServer(url, token, _database_id(database))
@@ -51,7 +56,8 @@ def runtime_file(url: str, port: int, token: str, database: str | None = None) -
 def find_server(port: int) -> RunningServer | None:
     """Return the server of this user and these looms at a port; None if there is none.
 
-    Cost: nothing is sent unless a runtime file exists; then one request of at most a second.
+    Cost: without a runtime file nothing is sent. Otherwise one request of at most a second checks
+    that the server is running.
     """
     server = _read(_file(port))
     if server is None or server.database != _database_id(None):

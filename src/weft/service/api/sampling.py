@@ -12,7 +12,10 @@ TokenKey = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
 
 
 def _check_bias(value: object) -> object:
-    """Reject other types with one message instead of one per union member."""
+    """Check one bias value: a number, "inf" or "-inf".
+
+    For other values this gives one error message; pydantic would give one for each union member.
+    """
     if isinstance(value, bool | str) and value not in ("inf", "-inf"):
         raise ValueError(f'it is {value!r:.40}; allowed is a number, "inf" or "-inf"')
     return value

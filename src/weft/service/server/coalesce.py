@@ -11,9 +11,10 @@ Item = TypeVar("Item")
 
 
 class Coalescer(Generic[Item]):
-    """Collects the items of concurrent callers and processes them in one batch.
+    """Collects the items of concurrent callers, and processes them in one batch.
 
-    `work` processes a batch of items, while the coalescer holds `lock`.
+    lock: acquired while a batch is processed.
+    work: called with the batch, a list of items.
     """
 
     def __init__(self, lock: asyncio.Lock, work: Callable[[list[Item]], Awaitable[None]]) -> None:
@@ -22,7 +23,7 @@ class Coalescer(Generic[Item]):
         self._waiting: list[_Pending[Item]] = []
 
     async def do(self, item: Item) -> None:
-        """Process an item, together with those of other waiting callers.
+        """Process an item in a batch with those of other waiting callers; return afterwards.
 
         The caller must not hold the lock. Raises: the error that `work` raised for the batch.
         """

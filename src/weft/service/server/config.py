@@ -123,7 +123,7 @@ class ServerConfig:
         return not self.is_public if self.docs is None else self.docs
 
     def on(self, port: int) -> ServerConfig:
-        """Return the same settings with the port that was bound."""
+        """Return a copy of the configuration with this port."""
         return replace(self, port=port)
 
 

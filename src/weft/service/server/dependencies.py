@@ -100,7 +100,7 @@ async def check_query_names(request: Request) -> None:
 
 
 def _queries(dependant: Dependant) -> list[str]:
-    """Return the names of the query parameters of a route and of its dependencies."""
+    """Return the names of the query parameters that a route and its dependencies declare."""
     own = [field.alias for field in dependant.query_params]
     inherited = [name for dependency in dependant.dependencies for name in _queries(dependency)]
     return list(dict.fromkeys([*own, *inherited]))

@@ -21,8 +21,10 @@ from ..store.file import identity_of
 def fork(node: Heddle, at: int, instead: int | str | None) -> Heddle:
     """Add a sibling with a node's first `at` tokens, followed by a different token or text.
 
-    The records of the shared tokens are copied if the sibling has no other tokens.
+    instead: id of the token, or the text. None adds nothing after the shared tokens; their
+        logprobs are then copied, too.
 
+    Returns: the sibling.
     Raises: ConfigError for the root, or if `at` is out of range.
     """
     parent = node.parent
@@ -63,10 +65,12 @@ def add_message(parent: Heddle, message: str) -> Heddle:
 
 
 def edit_message(node: Heddle, message: str, *, in_place: bool) -> Heddle:
-    """Add a sibling with a different user message, or replace the message in place.
+    """Change a user message.
 
-    For the root the message is the prompt, which can only be replaced. Raises: ConfigError for
-    nodes that are no message, and for prompts of several messages.
+    in_place: replace the text of the node; otherwise a sibling with the new message is added.
+
+    The message of the root is the prompt, which can only be replaced.
+    Raises: ConfigError for nodes that are no message, and for prompts of several messages.
     """
     if isinstance(node, Loom):
         if not in_place:
@@ -93,8 +97,9 @@ def _replace_prompt(loom: Loom, message: str) -> None:
 
 
 def token_before_char(node: Heddle, at_char: int) -> int:
-    """Return the number of tokens that end at or before a character of a node's text.
+    """Return the number of a node's tokens whose text ends at or before a character.
 
+    at_char: index of the character in the node's text.
     Raises: ConfigError if no token boundary is possible there.
     """
     if not node.tokens:
@@ -111,9 +116,10 @@ def token_before_char(node: Heddle, at_char: int) -> int:
 
 
 def move(node: Heddle, parent: Heddle, index: int | None) -> None:
-    """Move a node and its descendants below another node, to an index among its children.
+    """Move a node and its descendants below another node.
 
-    Raises: TreeError if the target is below the node, or for the root.
+    index: index among the new siblings; None puts the node last.
+    Raises: TreeError if `parent` is the node or below it, or for the root.
     """
     parent.add_child(node)
     if index is not None:
@@ -125,8 +131,8 @@ def move(node: Heddle, parent: Heddle, index: int | None) -> None:
 def copy_below(parent: Heddle, top: Heddle, *, exact: bool = True) -> Heddle:
     """Copy a node and its descendants below another node; return the copy. Cost: O(nodes).
 
-    exact: copy tokens and logprobs, for looms of the same model, which need not be loaded;
-    otherwise copy only texts.
+    exact: copy tokens and logprobs. Both looms must have the same model, which need not be loaded.
+        Otherwise only texts are copied, and tokenized by the model of `parent`.
     """
     copies: dict[int, Heddle] = {}
     first: Heddle | None = None

@@ -28,7 +28,10 @@ def _is_ollama(path: str) -> bool:
 
 
 def error_body(path: str, status: int, error: Json) -> Json:
-    """Return the body of an error response. error: OpenAI's error object, with Weft's fields."""
+    """Return the body of an error response, in the format of the API that serves the path.
+
+    error: OpenAI's error object, with Weft's fields.
+    """
     if is_anthropic(path):
         kind = "invalid_request_error" if status < 500 else "api_error"
         data = {**error, "type": _ANTHROPIC_TYPES.get(status, kind)}

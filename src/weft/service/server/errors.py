@@ -68,11 +68,14 @@ _INTERNAL = "internal error; the server's log has details under the request id"
 def error_response(
     error: BaseException, request_id: str, path: str, names: Collection[str] = ()
 ) -> JSONResponse:
-    """Return the response for an error. Unexpected errors are logged, and reported without details.
+    """Return the response for an error.
+
+    Unexpected errors are logged, and reported to the client without details.
 
     Args:
         path: the request's path, which decides the format.
-        names: parameters of the request; one that the message starts with becomes `param`.
+        names: parameters of the request. If the error's message starts with one of them, it becomes
+            the error's `param`.
     """
     status, body, headers = serialize_error(error, request_id)
     if body["param"] is None and isinstance(error, errors.ConfigError):
@@ -124,7 +127,10 @@ def serialize_error(error: BaseException, request_id: str = "") -> tuple[int, Js
 
 
 def _param_in_message(message: str, names: Collection[str]) -> str | None:
-    """Return the parameter that a message such as "n is 0; …" begins with, else None."""
+    """Return the parameter that the message begins with, as in "n is 0; …"; None without one.
+
+    names: the parameters of the request.
+    """
     name, _, rest = message.partition(" ")
     return name if rest.startswith(("is ", "has ")) and name in names else None
 
@@ -140,7 +146,7 @@ def _error_details(error: BaseException) -> Json:
 
 
 def _from_validation_error(error: RequestValidationError) -> RequestError:
-    """Return the error for the first wrong field."""
+    """Return the error for the first field that FastAPI has rejected."""
     causes = _causes(error.errors())
     first, param = causes[0], _field_name(causes[0])
     code = "invalid_parameter"
@@ -169,10 +175,10 @@ def _from_validation_error(error: RequestValidationError) -> RequestError:
 
 
 def _causes(faults: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """Return the errors of the union members that match the value's type.
+    """Select the validation errors that explain why a value is wrong.
 
-    Pydantic reports errors for every member of a union; those of other members only say that the
-    type differs.
+    Pydantic reports errors for every member of a union. Errors of members for another type only say
+    that the type differs, so they are left out.
     """
     place = _field_name(faults[0])
     nested = [each for each in faults if _field_name(each).startswith(f"{place}.")] if place else []
@@ -217,7 +223,10 @@ def _from_http_exception(error: HTTPException) -> RequestError:
 
 
 def _body_error(cause: BaseException | None) -> str:
-    """Return why a body could not be parsed, which FastAPI does not report; "" for other causes."""
+    """Return the reason why a body could not be parsed; "" for other errors.
+
+    cause: the exception behind FastAPI's error, which does not contain the reason.
+    """
     if isinstance(cause, UnicodeDecodeError):
         reason = f"byte {cause.start} is not part of a character"
         return f"the body is not {cause.encoding.upper()}: {reason}; send JSON in UTF-8"
@@ -230,7 +239,10 @@ _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
 
 def _methods(request: Request) -> list[str]:
-    """Return all methods that a path supports; Starlette reports only those of one route."""
+    """Return all HTTP methods that the request's path supports, for the Allow header.
+
+    Starlette reports only those of one route.
+    """
     routes = request.app.router.routes
     scopes = ((method, {**request.scope, "method": method}) for method in _METHODS)
     return [
@@ -241,7 +253,7 @@ def _methods(request: Request) -> list[str]:
 
 
 def handle_errors(app: FastAPI) -> None:
-    """Register handlers that return every error in this format."""
+    """Register exception handlers with the app, so that all errors have this module's format."""
 
     async def handle(request: Request, error: Exception) -> JSONResponse:
         if isinstance(error, HTTPException) and error.status_code == 405:

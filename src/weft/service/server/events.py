@@ -23,7 +23,10 @@ _TOKEN = 256  # estimated bytes of a token of a "tok" event in memory
 
 
 class SentEvent(NamedTuple):
-    """One event. id: rises by one within its log; None if a stream cannot resume from it."""
+    """One event of a log.
+
+    id: higher than that of the event before it; None if a stream cannot resume from this event.
+    """
 
     name: str
     data: Json
@@ -86,7 +89,10 @@ class EventLog:
         return len(self._kept) > self._max_events or self._n_bytes > self._max_bytes
 
     def skip(self) -> None:
-        """Count an event that no reader needed: a resuming reader gets a snapshot."""
+        """Count an event without storing it, because no reader is connected.
+
+        A reader that resumes from an earlier event gets a snapshot.
+        """
         self._last += 1
         self._kept.clear()
         self._n_bytes = 0
@@ -103,10 +109,13 @@ class EventLog:
                 reader.set_result(None)
 
     async def frames(self, after: int | None = 0) -> AsyncGenerator[bytes]:
-        """Yield the events after an id as SSE frames, available ones joined.
+        """Yield the events after an id, encoded as server-sent events.
 
-        A slow reader delays only itself; it gets a snapshot if the log has dropped events. The
-        generator ends with the log. after: None starts with a snapshot.
+        after: id of the last event that the reader has; 0 means all. None starts with a snapshot.
+
+        Events that are available together are joined. A slow reader delays only itself. If the log
+        has dropped events that a reader needs, the reader gets a snapshot. The generator ends with
+        the log.
         """
         loop = asyncio.get_running_loop()
         self.n_readers += 1
@@ -160,9 +169,9 @@ class EventStream(StreamingResponse):
     """A streaming response that sends `ping` if nothing else was sent for `ping_s` seconds.
 
     Args:
-        ping: None sends no pings.
-        on_end: called once at the end, also if the client disconnects before the first byte. The
-            iterator is closed by then.
+        ping: the bytes to send; None sends no pings.
+        on_end: called once, after the iterator was closed. It is also called if the client
+            disconnects before the first byte.
     """
 
     def __init__(
@@ -192,7 +201,7 @@ class EventStream(StreamingResponse):
                 self._on_end()
 
     async def stream_response(self, send: Any) -> None:
-        """Send the pieces, with pings between them."""
+        """Send the pieces of the iterator, with pings between them."""
         head = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(head)
         pings = None if self._ping is None else Pings(send, self._ping, self._ping_s)
@@ -226,7 +235,7 @@ class Pings:
         self._ping: asyncio.Task[None] | None = None
 
     def put_off(self) -> None:
-        """Record that something was sent."""
+        """Restart the waiting time before the next ping, because something was sent."""
         self._last = self._loop.time()
 
     def end(self) -> None:
@@ -267,9 +276,9 @@ json_of = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=
 
 
 async def until_gone(request: Request, work: Awaitable[Value]) -> Value:
-    """Await work for a client; cancel it and raise Cancelled if the client disconnects.
+    """Await work for a client and return its result. The request's body must have been read.
 
-    The request's body must have been read.
+    If the client disconnects, the work is cancelled and Cancelled is raised.
     """
     task = asyncio.ensure_future(work)
     disconnected = asyncio.ensure_future(_wait_for_disconnect(request))

@@ -24,9 +24,13 @@ Json = dict[str, Any]
 
 
 class Attribution(NamedTuple):
-    """Author of an operation in the loom's log.
+    """Author and kind of an operation, for the loom's log.
 
-    kind: the kind of operation. act: the id of the undo group; `None` for an operation of its own.
+    Args:
+        kind: the operation in one word: "grow" or "run" (a search).
+        actor: who did it.
+        act: name of the group of operations that are undone together; None without one.
+        model: the model that generated the nodes; None means the loom's.
     """
 
     kind: str
@@ -36,7 +40,7 @@ class Attribution(NamedTuple):
 
     @property
     def alone(self) -> Attribution:
-        """The same without the undo group: equal for all operations that may be merged."""
+        """This attribution without `act`. Tasks with equal values can share one operation."""
         return self._replace(act=None)
 
 
@@ -72,12 +76,12 @@ class GrowthTask:
 
     @property
     def nodes(self) -> list[Heddle]:
-        """The nodes that are growing, or have ended but are not in the tree yet."""
+        """The nodes of branches that have not ended, or have ended and are not in the tree yet."""
         return [pending.child for pending in self.growth.branches if not pending.over]
 
     @property
     def uncommitted(self) -> list[Heddle]:
-        """The nodes that are growing, and ended ones in the tree before their commit."""
+        """The growing nodes, and the ended ones in the tree."""
         return [each.child for each in self.growth.branches if not each.over or each.attached]
 
     @property
@@ -87,11 +91,14 @@ class GrowthTask:
 
     @property
     def parents(self) -> list[Heddle]:
-        """The nodes below which branches are growing."""
+        """The nodes below which branches are growing, one for each branch."""
         return [pending.parent for pending in self.growth.branches if not pending.over]
 
     def insert_growing(self, node: Heddle, children: list[Heddle]) -> None:
-        """Insert the growing children of a node into its list of children, in their final order."""
+        """Insert the growing children of `node` into `children`, which is changed in place.
+
+        children: the children of the node in the tree. The result has their final order.
+        """
         later: Heddle | None = None  # the next sibling of the same call
         for pending in reversed(self.growth.branches):
             if pending.parent is not node:
@@ -104,11 +111,11 @@ class GrowthTask:
                 later = pending.child
 
     def count_below(self, node: Heddle) -> int:
-        """Return the number of growing nodes below a node."""
+        """Return the number of growing descendants of a node."""
         return sum(is_below(parent, node) for parent in self.parents)
 
     def to_dicts(self) -> list[Json]:
-        """Return the branches, as the fields of BranchObjects."""
+        """Return the branches as dicts, with the fields of `api.jobs.BranchObject`."""
         number = self.live.number
         return [
             {
@@ -123,7 +130,7 @@ class GrowthTask:
         ]
 
     def texts(self) -> list[Json]:
-        """Return the branches with their full text so far, for readers that missed events."""
+        """Return each branch's text so far, for readers of events that have missed some."""
         return [
             {**data, "text": pending.complete_text}
             for data, pending in zip(self.to_dicts(), self.growth.branches, strict=True)
@@ -132,9 +139,11 @@ class GrowthTask:
     # Growing
 
     async def run(self, is_over: Callable[[], bool] | None = None) -> None:
-        """Grow to the end; publish tokens at most every `TICK_S`. Raises: the first error.
+        """Generate until all branches have ended, and publish new tokens every `TICK_S` at most.
 
-        is_over: polled to end early. Generated tokens stay in the tree even after a cancellation.
+        is_over: polled; True ends the generation early. None: never.
+        Tokens generated so far stay in the tree, even after a cancellation.
+        Raises: the first error of a branch.
         """
         began = time.perf_counter()
         try:
@@ -214,7 +223,10 @@ class GrowthTask:
     def cancel(
         self, branches: Iterable[int] | None = None, reason: FinishReason = "cancelled"
     ) -> None:
-        """End branches, by their index in the job; None means all. Generated tokens are kept."""
+        """End branches; the tokens generated so far stay in the loom.
+
+        branches: their indices in the job; None means all. reason: their finish reason.
+        """
         self.growth.reason = reason
         wanted = None if branches is None else {index - self.first for index in branches}
         for pending in self.growth.branches:
@@ -228,11 +240,14 @@ class GrowthTask:
             asyncio.get_running_loop().call_later(TICK_S, self._cancel_branch, pending, reason)
 
     def drop_below(self, top: Heddle) -> None:
-        """Cancel growth below a node that is about to be removed, and discard its tokens."""
+        """Cancel the growing descendants of a node that is about to be removed.
+
+        Their tokens are discarded. `top` itself is not cancelled.
+        """
         self.drop([each.child for each in self.growth.branches if is_below(each.parent, top)])
 
     def drop(self, nodes: Sequence[Heddle]) -> None:
-        """Cancel growing nodes and discard their tokens."""
+        """Cancel these nodes if they are growing, and discard their tokens."""
         for pending in self.growth.branches:
             if not pending.over and any(pending.child is node for node in nodes):
                 pending.over = True

@@ -49,8 +49,8 @@ class RecordedResponse:
 class IdempotencyStore:
     """Recorded responses by key, oldest first; bounded in time, number and bytes.
 
-    Failed and rejected requests changed nothing: they are not stored, and their keys are free
-    again.
+    Responses with an error status are not stored. Such requests changed nothing, and their keys can
+    be used again.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -101,7 +101,10 @@ class IdempotencyStore:
         return first, False
 
     def end(self, key: bytes, first: RecordedResponse, messages: list[Message]) -> None:
-        """Store the response of a request if its status is 2xx; free the key otherwise."""
+        """Store a finished response if its status is 2xx; otherwise free the key.
+
+        first: the record that `begin` returned. messages: the response's ASGI messages.
+        """
         if not 200 <= messages[0].get("status", 500) < 300:
             self.drop(key, first)
             return
@@ -115,12 +118,12 @@ class IdempotencyStore:
         self._forget()
 
     def drop(self, key: bytes, first: RecordedResponse) -> None:
-        """Free the key of a request that has no response."""
+        """Free the key of a request that ended without a response."""
         if self._kept.get(key) is first:
             del self._kept[key]
 
     def _forget(self) -> None:
-        """Remove expired and excess responses, oldest first; running requests stay."""
+        """Remove expired responses, and the oldest ones above the limits. Running requests stay."""
         until = self._clock() - KEPT_S
         for key, first in list(self._kept.items()):
             is_over = len(self._kept) > MAX_RESPONSES or self._n_bytes > MAX_BYTES
@@ -189,9 +192,11 @@ class IdempotencyMiddleware:
 
 
 def key_of(scope: Scope) -> bytes | None:
-    """Return the idempotency key of a request, distinct for each API key; None without the header.
+    """Return the idempotency key of a request; None without the header.
 
-    Raises: RequestError for a malformed key, and for routes that take none.
+    The result also contains the API key, so that clients with different API keys do not share keys.
+
+    Raises: RequestError for a malformed key, and for routes that do not support the header.
     """
     values = [value for name, value in scope["headers"] if name == b"idempotency-key"]
     if not values:

@@ -25,10 +25,13 @@ JobEnd = Callable[[BaseException | None], object]
 
 
 class ServerJob:
-    """A job: a growth, a search or a load of a model.
+    """A job in the background: a growth, a search or the load of a model.
 
-    `events` is its event log. `growth_tasks` are its growths so far. `notify` is called with each
-    event and the job's id.
+    kind: "grow", "run" (a search) or "load".
+    loom, model: id and name of what the job uses; None without one.
+    events: its event log.
+    growth_tasks: its growths so far.
+    notify: called with each event and the job's id.
     """
 
     def __init__(
@@ -65,17 +68,20 @@ class ServerJob:
 
     @property
     def first_branch(self) -> int:
-        """The index of the next growth task's first branch."""
+        """The job's index of the first branch in its next growth task."""
         return sum(len(each.growth.branches) for each in self.growth_tasks)
 
     def add_growth(self, task: GrowthTask) -> None:
-        """Add a growth task and publish its nodes."""
+        """Append a growth task to `growth_tasks`, and publish its branches and their nodes."""
         self.growth_tasks.append(task)
         job = {"job": self.id, "loom": self.loom, "model": self.model}
         self.events.put("job", {**job, "branches": task.to_dicts()})
 
     def start(self, work: Coroutine[Any, Any, None], end: JobEnd) -> None:
-        """Start the work. `end` is called when the job is over, with the error if it failed."""
+        """Start the work as a task of the event loop.
+
+        end: called once when the work is over, with its error; None if it has succeeded.
+        """
         self._task = asyncio.create_task(self._run(work, end))
 
     async def _run(self, work: Coroutine[Any, Any, None], end: JobEnd) -> None:
@@ -120,7 +126,10 @@ class ServerJob:
     def cancel(
         self, branches: Iterable[int] | None = None, reason: FinishReason = "cancelled"
     ) -> None:
-        """End the job, or some of its branches; generated tokens are kept."""
+        """End the job, or some of its branches; the tokens generated so far stay in the loom.
+
+        branches: indices of the branches; None means the entire job. reason: their finish reason.
+        """
         if self._task is None or self._task.done():
             return
         self._reason = reason
@@ -143,7 +152,10 @@ class ServerJob:
         return None if self.error is None else serialize_error(self.error)[1]
 
     def snapshot(self) -> Json:
-        """Return the job with the full text of its growing branches."""
+        """Return the job with the full text of its growing branches.
+
+        It replaces events that a reader has missed.
+        """
         data = self.to_object(full=True).model_dump(mode="json")
         data["texts"] = [text for growth in self.growth_tasks for text in growth.texts()]
         return data
@@ -183,7 +195,7 @@ class JobRegistry:
         return iter(list(self._jobs.values()))
 
     def add(self, job: ServerJob) -> ServerJob:
-        """Register a job; the oldest ended jobs beyond the limit are removed."""
+        """Register a job and return it. The oldest ended jobs above the limit are removed."""
         self._jobs[job.id] = job
         ended = [each for each in self if each.ended is not None]
         for old in ended[: max(len(ended) - self._max_ended, 0)]:

@@ -23,7 +23,7 @@ _LINGER_S = 2.0
 
 
 class MaxBodySizeMiddleware:
-    """Rejects too large bodies, by Content-Length or when the limit is exceeded."""
+    """Rejects bodies that are too large, by Content-Length or once more bytes have arrived."""
 
     def __init__(self, app: App, limits: ServerLimits) -> None:
         self.app = app
@@ -74,7 +74,10 @@ def _too_large_error(limit: int) -> HTTPException:
 
 
 def check_limit(name: str, value: int, maximum: int, code: str = "invalid_parameter") -> None:
-    """Check a number against a limit of the server. Raises: RequestError."""
+    """Raise RequestError if a number exceeds a limit of the server.
+
+    name: the parameter, for the message. code: error code of the response.
+    """
     if value > maximum:
         raise RequestError(
             400, code, f"{name} is {value}; this server allows at most {maximum}", param=name

@@ -32,7 +32,7 @@ _WATCH_S = 1.0  # seconds between two checks for changes by other processes
 
 
 class LoomManager:
-    """All looms: the ones open in this process, and the library of stored ones."""
+    """The looms that are open in this process, and the library of all stored looms."""
 
     def __init__(self, library: Library, models: ModelRegistry, ticker: Ticker) -> None:
         self.library = library
@@ -48,9 +48,9 @@ class LoomManager:
         return len(self._live)
 
     async def row(self, given: str) -> LoomSummary:
-        """Return a loom's row by name or id; it may be up to `FRESH_S` seconds old.
+        """Return the summary of a loom, by name or id, from a cache.
 
-        Raises: NotFound.
+        It is at most `FRESH_S` seconds old. Raises: NotFound.
         """
         at, cached = self._rows.get(given, (0.0, None))
         if cached is not None and time.monotonic() - at < FRESH_S:
@@ -58,7 +58,7 @@ class LoomManager:
         return await self._read_row(given)
 
     async def row_now(self, given: str) -> LoomSummary:
-        """Like `row`, but includes every write of this process."""
+        """Return the summary of a loom, including every write of this process. Raises: NotFound."""
         row = await self.row(given)
         live = self._live.get(row.id)
         if live is None or row.rev >= live.kept.rev:
@@ -93,8 +93,9 @@ class LoomManager:
         """Open a loom, merge changes of other processes, and hold its lock during the block.
 
         Args:
-            model: use another model than the loom's own.
-            grows: the loom's model must be loaded.
+            given: its name or id.
+            model: name of the model to use; None means the loom's own.
+            grows: nodes will be generated, so the loom's model must be loaded.
 
         Raises: NotFound; ModelMismatch; RequestError while its model is loading.
         """
@@ -161,7 +162,10 @@ class LoomManager:
         return None
 
     def put(self, kept: StoredLoom, lm: LM | None) -> OpenLoom:
-        """Register a new loom as open."""
+        """Register a loom that was just created as open.
+
+        kept: the stored loom. lm: its model; None opens it for reading only.
+        """
         live = self._live[kept.id] = OpenLoom(kept, lm, self.ticker)
         return live
 
@@ -169,11 +173,11 @@ class LoomManager:
         return list(self._live.values())
 
     def get_open(self, loom_id: str) -> OpenLoom | None:
-        """Return a loom if it is open here, else None."""
+        """Return the open loom with this id; None if it is not open in this process."""
         return self._live.get(loom_id)
 
     def removed(self, loom_id: str) -> None:
-        """End the growth and the readers of a removed loom, and close it."""
+        """Close a loom that was removed: cancel its growth and end its event streams."""
         self.forget_rows()
         live = self._live.pop(loom_id, None)
         if live is None:
@@ -204,7 +208,7 @@ class LoomManager:
                     live.kept.loom.close()
 
     async def _sync_for_readers(self, live: OpenLoom) -> None:
-        """Publish changes of other processes to a loom's readers."""
+        """Merge changes of other processes into a loom, and publish them to its event streams."""
         try:
             async with live.lock:
                 await live.sync(now=True)
@@ -236,7 +240,10 @@ class LoomManager:
 
 
 def _needs_other(live: OpenLoom, lm: LM | None, grows: bool) -> bool:
-    """Return True if a loom must be reopened because its model was loaded, unloaded or replaced."""
+    """Return True if a loom must be reopened, because its model was loaded, unloaded or replaced.
+
+    lm: the model that the caller needs; None without one. grows: nodes will be generated.
+    """
     if live.lm is lm or (lm is None and not grows):
         return live.lm is not None and live.lm.closed and lm is not None
     return True

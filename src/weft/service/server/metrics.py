@@ -51,7 +51,7 @@ class ServerMetrics:
         self.seconds.labels(route).observe(seconds)
 
     def observe_first(self, model: str | None, seconds: float | None) -> None:
-        """Record the time to the first token, unless it is unknown."""
+        """Record the time to the first token. seconds: None records nothing."""
         if model is not None and seconds is not None:
             self.first_token.labels(model).observe(seconds)
 

@@ -40,7 +40,10 @@ Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """Arguments of `load`. None and "auto" mean the server's own configuration."""
+    """A model to load. None and "auto" mean the setting of the server's own configuration.
+
+    source: path, Hub id or URL. Other fields are named as in `weft.load`.
+    """
 
     source: str
     name: str | None = None
@@ -54,7 +57,7 @@ class ModelRequest:
 
 @dataclass(eq=False)
 class ServedModel:
-    """A model in the registry, in any state."""
+    """A model in the registry, whether it is loading, ready, evicted or failed."""
 
     name: str
     request: ModelRequest
@@ -84,7 +87,10 @@ class ServedModel:
 
     @contextmanager
     def in_use(self) -> Iterator[LM]:
-        """Protect the model from eviction while the block runs; yields its LM."""
+        """Protect the model from eviction while the block runs.
+
+        Yields: its LM. Raises: as `ready`.
+        """
         lm = self.ready()
         self.n_users += 1
         try:
@@ -94,9 +100,12 @@ class ServedModel:
             self.used = time.monotonic()
 
     def ready(self) -> LM:
-        """Return the LM.
+        """Return the LM if the model is loaded.
 
-        Raises: RequestError while it loads; NotFound or the load error if it failed.
+        Raises:
+            RequestError: the model is being loaded.
+            NotFound: a request has tried to load it, and that has failed.
+            WeftError: the load error of a model that was given at server start.
         """
         if self.lm is not None:
             return self.lm
@@ -237,9 +246,12 @@ class ModelRegistry:
         _warn_of_budget(model.name, lm)
 
     def _handle_failure(self, model: ServedModel, error: BaseException) -> None:
-        """Restore the previous model of the name, or record the error.
+        """Update the registry after loading a model has failed or was cancelled.
 
-        Raises: WeftError for any error.
+        An evicted model that was being reloaded is evicted again. A model that replaces another one
+        of its name gives the name back. Any other model is marked as failed.
+
+        Raises: WeftError, if `error` is an exception and not a cancellation.
         """
         if model.reloading is not None:
             model.state, model.reloading = "evicted", None
@@ -260,7 +272,10 @@ class ModelRegistry:
         return 0 if files is None else weights_bytes(files)
 
     def _budget_bytes(self, request: ModelRequest) -> int:
-        """Return the KV budget on device and host; 0 for "auto", which adapts to free memory."""
+        """Return the requested KV budget, on device and host, in bytes.
+
+        0 for "auto", which adapts to free memory.
+        """
         budget = self.config.kv_budget if request.kv_budget is None else request.kv_budget
         offload = self.config.offload if request.offload is None else request.offload
         n_host = 0 if offload is None else parse_bytes(offload, "offload", auto=False) or 0
@@ -302,10 +317,11 @@ class ModelRegistry:
             self.default = next(iter(self._models), None)
 
     async def _load_and_evict(self, new: ServedModel, progress: Progress) -> LM:
-        """Load a model and evict others to make room.
+        """Load a model, evict others to make room, and return its LM.
 
-        Eviction comes after the load if memory suffices, so that a failed load evicts nothing.
+        If all fit into memory, eviction comes after the load, so that a failed load evicts nothing.
 
+        progress: called with the progress of loading.
         Raises: RequestError if there is no room; as `weft.load`.
         """
         new.n_bytes = await asyncio.to_thread(self._weights_bytes, new.request, progress)
@@ -324,9 +340,10 @@ class ModelRegistry:
         return lm
 
     def _to_evict(self, new: ServedModel, n_bytes: int) -> list[ServedModel]:
-        """Return the idle models to evict so that `n_bytes` fit.
+        """Return the idle models to evict, so that one of `n_bytes` fits the configured limits.
 
-        Raises: RequestError if that is not enough.
+        The least recently used models come first.
+        Raises: RequestError if evicting all idle models is not enough.
         """
         loaded = [model for model in self if model.lm is not None]
         idle = sorted((m for m in loaded if m.is_evictable), key=lambda m: m.used)
@@ -346,7 +363,10 @@ class ModelRegistry:
             await asyncio.to_thread(lm.close)
 
     def _fits_now(self, n_bytes: int) -> bool:
-        """Return True if a model of `n_bytes` is known to fit before any eviction."""
+        """Return True if a model of `n_bytes` is known to fit into memory without evicting any.
+
+        False if that is unknown.
+        """
         loaded = [model for model in self if model.lm is not None]
         budget, left = self.config.memory_budget, bytes_left()
         if budget is not None and sum(model.n_bytes for model in loaded) + n_bytes > budget:
@@ -356,7 +376,10 @@ class ModelRegistry:
     def _has_room(
         self, loaded: list[ServedModel], evicted: list[ServedModel], n_bytes: int
     ) -> bool:
-        """Return True if one more model of `n_bytes` is within the configured limits."""
+        """Return True if one more model of `n_bytes` is within the configured limits.
+
+        loaded: the loaded models. evicted: those of them that will have been evicted.
+        """
         left = [model for model in loaded if model not in evicted]
         budget = self.config.memory_budget
         is_in_budget = budget is None or sum(model.n_bytes for model in left) + n_bytes <= budget
@@ -379,9 +402,10 @@ class ModelRegistry:
         )
 
     def check_source(self, source: str) -> None:
-        """Check that a request may load a source. Raises: RequestError.
+        """Check that the configuration lets a request load this path, Hub id or URL.
 
-        The answer for a path does not depend on whether the file exists.
+        Whether a file exists makes no difference, so that requests cannot probe for files.
+        Raises: RequestError.
         """
         if source in self.config.models or source in (EMBEDDED, SMOLLM2):
             return
@@ -431,10 +455,14 @@ def is_below(path: str | os.PathLike[str], roots: tuple[Path, ...]) -> bool:
 
 
 def checked_files(source: str, engine: str, device: str, progress: Progress) -> Path | None:
-    """Return a model's file or folder after reading its header; None for another server's.
+    """Read a model's header; return its file or folder, or None for a URL of another server.
 
-    Reads no weights, but downloads a Hub model. Raises: as `weft.load`, for a model that is
-    missing, broken or not for the engine.
+    Args:
+        source: path, Hub id or URL. A Hub model is downloaded; weights are not read.
+        engine, device: as in `weft.load`.
+        progress: called with the progress of a download.
+
+    Raises: as `weft.load`, for a model that is missing, broken or not for the engine.
     """
     if is_url(source):
         return None
@@ -451,9 +479,9 @@ def checked_files(source: str, engine: str, device: str, progress: Progress) -> 
 
 
 def _fits_machine(evicted: list[ServedModel], n_bytes: int) -> bool:
-    """Return False if a model is known to need more memory than evicting others frees.
+    """Return False if a model is known not to fit into memory even after evicting these models.
 
-    Only models on the CPU free memory of a known amount.
+    n_bytes: size of the new model. True if that is unknown, as with models on a GPU.
     """
     left = bytes_left()
     if left is None or not all(map(_is_on_cpu, evicted)):
@@ -466,7 +494,7 @@ def _is_on_cpu(model: ServedModel) -> bool:
 
 
 def weights_bytes(path: Path) -> int:
-    """Return the size of a model's file, or of the weights in its folder."""
+    """Return the bytes of a model's file, or of all weight files in its folder."""
     files = [path] if path.is_file() else path.rglob("*")
     kinds = (".safetensors", ".gguf", ".bin", ".npz")
     return sum(file.stat().st_size for file in files if file.suffix in kinds)

@@ -285,7 +285,10 @@ async def _open_loom(service: Service, loom_id: str) -> AsyncIterator[OpenLoom]:
 async def _open_node(
     service: Service, node_id: str, *, grows: bool = False
 ) -> AsyncIterator[tuple[OpenLoom, Heddle]]:
-    """Open the loom of a node and hold its lock. Raises: NotFound."""
+    """Open the loom of a node and hold its lock during the block. Raises: NotFound.
+
+    node_id: `LOOM-NUMBER`. grows: nodes will be generated, so the model must be loaded.
+    """
     match = _NODE.fullmatch(node_id)
     if match is None:
         raise NotFound("Node not found", what="node")
@@ -408,7 +411,7 @@ async def _add_texts(body: RamifyRequest, service: Service) -> Json:
 
 
 async def _existing_ids(service: Service, loom: str, children: Sequence[Heddle]) -> list[str]:
-    """Return the ids of the children that are in the tree."""
+    """Return the ids (`LOOM-NUMBER`) of those children that are in the tree."""
     async with service.looms.open_locked(loom) as live:
         return _node_ids(
             live, [child for child in children if live.number(child) > 0 and _is_in_tree(child)]
@@ -426,7 +429,13 @@ async def _stream_lines(
     children: Sequence[Heddle],
     n_prompt: int,
 ) -> AsyncIterator[bytes]:
-    """Yield an update when new tokens exist, at most 20 per second, and finally the result."""
+    """Yield JSON lines about children that are being generated, at most 20 per second.
+
+    A line is sent when new tokens exist; the last one has the result.
+
+    job: the job that generates; None if the children are given texts. loom: id of the loom.
+    n_prompt: number of tokens of the parent's path.
+    """
     n_sent = 0
     while job is not None and not job.done.is_set():
         with suppress(TimeoutError):
@@ -507,7 +516,9 @@ async def read_static() -> Response:
 
 
 def _imported(lm: LM, data: Json) -> Loom:
-    """Return a loom from nested nodes: by their tokens if valid, else by their texts.
+    """Return a loom of nested nodes in N8Loom's format.
+
+    Tokens are used if they are valid for the model; otherwise the texts are tokenized.
 
     Raises: ConfigError for an invalid tree.
     """

@@ -319,7 +319,7 @@ def _chunk(body: OllamaRequest, delta: ChatDelta) -> Json:
 
 
 class OllamaCall:
-    """A planned call."""
+    """A planned call in Ollama's format: a chat, or a completion without a template."""
 
     def __init__(self, body: OllamaRequest, call: ChatCall | Completion) -> None:
         self._body, self._call = body, call
@@ -330,17 +330,17 @@ class OllamaCall:
         return self._call.runs
 
     def release(self) -> None:
-        """Cancel the choice if it is still running."""
+        """Cancel the choice if it is saved in a loom, and commit it; see `Runs.release`."""
         self._call.release()
 
     async def answer(self) -> Json:
-        """Run the call and return the answer."""
+        """Run the call and return the complete answer, with its token counts and times."""
         async for _ in self.runs.news():
             pass
         return {**self._chunk(self._new_delta()), **self._final_fields()}
 
     async def chunks(self) -> AsyncGenerator[Json, None]:
-        """Run the call and yield what is new, and finally the counts."""
+        """Run the call and yield the new parts of the answer; the last chunk has the counts."""
         async with aclosing(self.runs.news()) as news:
             async for _ in news:
                 if delta := self._new_delta():

@@ -54,19 +54,25 @@ _IN_PLACE = ("edit", "grow")  # kinds of changes that keep nodes at their positi
 
 
 class ExpectedRevision(NamedTuple):
-    """A node and the last revision of it that the author of an edit has read; None if unknown."""
+    """A node to edit, and the loom's revision in which the author of the edit has read it.
+
+    `rev` is None if the request does not name a revision; nothing is checked then.
+    """
 
     node: Heddle
     rev: int | None
 
 
 class OpenLoom:
-    """An open loom. Every access to its tree holds `lock`.
+    """A loom that is open in this process. Every access to its tree holds `lock`.
 
-    `growing`: growth tasks in progress.
-    `jobs`: the jobs they belong to.
-    `events`: changes of the loom. `feed`: these and the events of its jobs, each with its `job`.
-    `pins`: nodes whose KV is pinned.
+    kept: the stored loom. lm: its model; None if the loom is open for reading only.
+    growing: the growth tasks in progress.
+    jobs: the jobs that these tasks belong to.
+    events: log of the loom's changes.
+    feed: log of these changes and of the events of its jobs, each with its `job`.
+    pins: nodes whose KV is pinned.
+    first_rev: the loom's revision when it was opened here.
     """
 
     def __init__(self, kept: StoredLoom, lm: LM | None, ticker: Ticker) -> None:
@@ -104,7 +110,10 @@ class OpenLoom:
         return {**self._snapshot(), "jobs": [job.snapshot() for job in self.jobs]}
 
     def notify(self, name: str, data: dict[str, Any], job: str | None = None) -> None:
-        """Add an event to the feed. job: the id of the job that it belongs to."""
+        """Add an event to `feed`, if it has readers.
+
+        name, data: of the event. job: id of the job that the event belongs to; None without one.
+        """
         if self.feed.n_readers:
             self.feed.put(name, data if job is None else {"job": job, **data})
         else:
@@ -113,7 +122,10 @@ class OpenLoom:
     # Reading and changing
 
     async def call(self, work: Callable[[], Value]) -> Value:
-        """Run blocking work in a thread, to its end; the caller holds the lock."""
+        """Run blocking work in a thread and return its result. The caller holds the lock.
+
+        A cancellation of the caller takes effect after the work has ended.
+        """
         future = asyncio.get_running_loop().run_in_executor(None, work)
         while True:
             try:
@@ -128,7 +140,10 @@ class OpenLoom:
                     raise
 
     async def run_and_publish(self, work: Callable[[], Change]) -> Change:
-        """Like `call`; publishes the change, even if the caller is cancelled meanwhile."""
+        """Run blocking work like `call`, and publish the change that it returns.
+
+        The change is published even if the caller is cancelled meanwhile.
+        """
         done: list[Change] = []
 
         def work_and_follow_pins() -> Change:
@@ -182,6 +197,12 @@ class OpenLoom:
     ) -> Change:
         """Edit the tree and commit it as one operation; the caller holds the lock.
 
+        Args:
+            kind: the operation in one word, for the log.
+            edit: changes the tree; runs in a thread.
+            actor: the author, for the log.
+            expected: node that must not have been changed since a revision; None means no check.
+
         Raises:
             Exception: the error of `edit`; the tree is unchanged then.
             StoreError: the commit failed.
@@ -201,7 +222,7 @@ class OpenLoom:
             raise
 
     async def _revert_edit(self, error: Exception) -> None:
-        """Revert a failed edit, so that the next commit does not store it."""
+        """Revert the edit that failed with `error`, so that the next commit does not store it."""
         if isinstance(error, LeaseLost):
             self.is_stale = True
         elif await self.call(self.kept.is_changed):
@@ -211,13 +232,20 @@ class OpenLoom:
                 await self.call(self.kept.revert)
 
     def ended(self, but: Sequence[GrowthTask] = ()) -> list[Heddle]:
-        """Return the ended nodes that wait for their own job's commit. but: tasks to leave out."""
+        """Return the ended nodes of growth tasks that their own job will commit.
+
+        but: tasks whose nodes are left out.
+        """
         return [node for each in self.growing if each not in but for node in each.ended]
 
     async def commit(self, author: Attribution, of: Sequence[GrowthTask] = ()) -> None:
-        """Commit the nodes of growth tasks as one operation; the caller holds the lock.
+        """Commit the ended nodes of growth tasks as one operation; the caller holds the lock.
 
-        Ended nodes of other tasks are left for their own commits. Raises: StoreError.
+        Args:
+            author: author and kind of the operation, for the log.
+            of: the tasks. Ended nodes of other tasks are left for their own commits.
+
+        Raises: StoreError.
         """
         leave, (kind, actor, act, model) = self.ended(of), author
 
@@ -241,8 +269,9 @@ class OpenLoom:
         self._uncommitted = None
 
     async def commit_growth(self, task: GrowthTask) -> None:
-        """Commit an ended growth task, coalesced with other tasks of the same author.
+        """Commit the nodes of an ended growth task.
 
+        Concurrent calls for tasks of the same author become one commit.
         The caller must not hold the lock. Raises: StoreError.
         """
         await self._committing.do(task)
@@ -257,8 +286,9 @@ class OpenLoom:
                 await self.commit(own[0].author if len(own) == 1 else author, own)
 
     async def commit_finished(self) -> None:
-        """Commit each job's ended nodes as an operation of its own, before an edit is committed.
+        """Commit the ended nodes of each growth task as a separate operation.
 
+        This comes before an edit, whose commit would otherwise contain these nodes.
         The caller holds the lock. Raises: StoreError.
         """
         if self._uncommitted is not None:
@@ -274,7 +304,7 @@ class OpenLoom:
             task.cancel(reason="interrupted")
 
     def publish(self, change: Change) -> None:
-        """Record which nodes a change touched, and publish the change."""
+        """Record the revision at which each node changed, and send events about the change."""
         others = change.others
         if others is not None:
             self._publish_changes(change.rev, "sync", *others)
@@ -319,9 +349,10 @@ class OpenLoom:
         )
 
     def since(self, rev: int) -> tuple[set[str], list[int]] | None:
-        """Return the ids of nodes changed after a revision, and the numbers of removed ones.
+        """Return what changed after a revision: (ids of changed nodes, numbers of removed nodes).
 
-        None if the revision is older than this open loom.
+        A node whose list of children changed counts as changed.
+        None if the loom was opened here after this revision, or if `rev` is in the future.
         """
         if not self.first_rev <= rev <= self.kept.rev:
             return None
@@ -330,7 +361,10 @@ class OpenLoom:
         return changed, [number for number, at in self._removed_at.items() if at > rev]
 
     def check_rev(self, node: Heddle, rev: int | None) -> None:
-        """Raise Conflict if a node changed after the revision that its author has read."""
+        """Raise Conflict if a node was changed after revision `rev`. None means no check.
+
+        rev: the loom's revision in which the author of an edit has read the node.
+        """
         if rev is not None and (current := self._changed_at.get(node.id, self.first_rev)) > rev:
             raise Conflict(
                 f"node {self.kept.number(node)} was changed in revision {current}, after revision"
@@ -340,7 +374,11 @@ class OpenLoom:
             )
 
     def unchanged(self, expected: ExpectedRevision | None) -> list[Heddle]:
-        """Return the nodes that others must not change before the commit. Raises: Conflict."""
+        """Return the nodes that no other server may change before the commit.
+
+        The list is for `StoredLoom.commit`; it is empty without an expected revision.
+        Raises: Conflict if the node was changed after that revision already.
+        """
         if expected is None or expected.rev is None:
             return []
         self.check_rev(*expected)
@@ -349,7 +387,10 @@ class OpenLoom:
     # Nodes
 
     def node(self, given: str | int) -> Heddle:
-        """Return a node by number or id, including growing ones. Raises: NotFound."""
+        """Return a node by number or id. Raises: NotFound.
+
+        Growing nodes, and ended ones before their commit, are included.
+        """
         name, numbers = str(given), self.kept.numbers()
         for task in self.growing:
             for child in task.uncommitted:
@@ -371,16 +412,16 @@ class OpenLoom:
             return -1
 
     def is_growing(self, node: Heddle) -> bool:
-        """True if tokens are being added to this node itself."""
+        """Return True if this node itself is being generated. Growing children do not count."""
         return any(node in task.nodes for task in self.growing)
 
     def check_not_growing(self, node: Heddle) -> None:
-        """Raise Conflict if the node itself is growing, as its end is still unknown."""
+        """Raise Conflict if this node itself is being generated. Growing children do not count."""
         if self.is_growing(node):
             self.check_nothing_grows(node)
 
     def check_nothing_grows(self, node: Heddle) -> None:
-        """Raise Conflict if the node is growing, or children are growing from it."""
+        """Raise Conflict if this node is being generated, or if children of it are."""
         for task in self.growing:
             if node in task.nodes or any(node is each for each in task.parents):
                 raise Conflict(
@@ -390,7 +431,10 @@ class OpenLoom:
                 )
 
     def drop_growing(self, top: Heddle) -> None:
-        """Cancel growth below a node that is about to be removed, and discard its tokens."""
+        """Cancel the growth of all descendants of a node, and discard their tokens.
+
+        Use it before `top` is removed. `top` itself is not cancelled; see `cancel_node`.
+        """
         for task in self.growing:
             task.drop_below(top)
 
@@ -400,7 +444,7 @@ class OpenLoom:
             task.drop([node])
 
     def children_of(self, node: Heddle) -> list[Heddle]:
-        """Return a node's children, including growing ones."""
+        """Return a node's children, including growing ones, in their final order."""
         children = list(node.children)
         for task in self.growing:
             task.insert_growing(node, children)
@@ -409,7 +453,7 @@ class OpenLoom:
     # Growing
 
     def register_growth(self, task: GrowthTask) -> None:
-        """Register a growth task, and start writing its tokens to the database."""
+        """Add a task to `growing`, and start the loop that writes new tokens to the database."""
         self.growing.append(task)
         self._start_flushing()
 
@@ -418,10 +462,10 @@ class OpenLoom:
             self._flusher = asyncio.create_task(self._flush_loop())
 
     async def number_new(self, task: GrowthTask) -> None:
-        """Assign numbers to the nodes of a growth task; concurrent calls share one write.
+        """Save the new nodes of a growth task, which gives them their numbers.
 
-        The caller must not hold the lock. Raises: StoreError; Conflict if a parent was removed
-        meanwhile, and then nothing grows.
+        Concurrent calls share one write. The caller must not hold the lock.
+        Raises: StoreError; Conflict if a parent was removed meanwhile. Then nothing grows.
         """
         try:
             await self._numbering.do(task)
@@ -443,7 +487,7 @@ class OpenLoom:
         await self.call(partial(self.kept.append, nodes))
 
     def unregister_growth(self, task: GrowthTask) -> None:
-        """Unregister a growth task after its commit."""
+        """Remove a task from `growing`, after its commit."""
         self.growing.remove(task)
         task.is_over = True
         self.used = time.monotonic()
@@ -471,8 +515,9 @@ class OpenLoom:
                 self._uncommitted = None
 
     async def make_durable(self, nodes: Sequence[Heddle]) -> None:
-        """Like `append_tokens`, with concurrent calls in one write, and without holding the
-        lock.
+        """Write new tokens to the database like `append_tokens`; concurrent calls share one write.
+
+        The caller must not hold the lock.
         """
         if nodes:
             await self._appending.do(nodes)
@@ -481,9 +526,9 @@ class OpenLoom:
         await self.append_tokens([node for batch in batches for node in batch])
 
     async def append_tokens(self, nodes: Sequence[Heddle]) -> None:
-        """Write new tokens of growing or just ended nodes; the caller holds the lock.
+        """Write the new tokens of growing or just ended nodes to the database.
 
-        A failed write is retried with the next tokens and with the commit.
+        The caller holds the lock. A failed write is logged; a later write or the commit retries it.
         """
         if not nodes:
             return
@@ -496,7 +541,10 @@ class OpenLoom:
             _log.warning("tokens are not saved yet: %s", error)
 
     def release(self) -> None:
-        """Disconnect the readers, who then reconnect; close the tree if nothing grows."""
+        """End the event streams, drop the pins, and close the tree unless nodes are growing.
+
+        It is called when this object is replaced or out of date. Readers reconnect to the next one.
+        """
         self.pins.clear()
         self.events.end()
         self.feed.end()
@@ -504,7 +552,7 @@ class OpenLoom:
             self.kept.loom.close()
 
     async def close(self) -> None:
-        """End the readers, retry a pending commit, and close the tree."""
+        """End the event streams, retry a commit that failed, and close the tree."""
         self.events.end()
         self.feed.end()
         if self._flusher is not None:

@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 
 
 class NodePins:
-    """Pins by node id; they last as long as this process has the model loaded.
+    """Pinned KV by node id, for the nodes of one open loom.
 
-    When a node's path changes, the pin moves to the new path and its new tokens are reserved. Both
-    halves of a split node are pinned, as is a node merged with a pinned one. A pin ends with its
-    node, or if there is no room. Methods block like `Pin`: call them in threads.
+    When a node's path changes, the pin moves to the new path, and room for its new tokens is
+    reserved. Both halves of a split node are pinned, and so is the result of a merge with a pinned
+    node. A pin ends when its node is removed, or if there is no room for it. Methods block like
+    `Pin`: call them in threads.
     """
 
     def __init__(self) -> None:
@@ -54,12 +55,18 @@ class NodePins:
         self._pins.clear()
 
     def inherit(self, previous: NodePins, kept: StoredLoom) -> None:
-        """Take over the pins of a loom that was reopened, whose nodes have the same ids."""
+        """Take over the pins of a loom that was reopened; its nodes have the same ids as before.
+
+        previous: the pins before. kept: the reopened loom.
+        """
         self._pins, previous._pins = previous._pins, {}
         self.follow(kept)
 
     def follow(self, kept: StoredLoom, change: Change | None = None) -> None:
-        """Move pins to the current paths of their nodes. Cost: O(pins) if nothing moved."""
+        """Move pins to the current paths of their nodes. Cost: O(pins) if nothing moved.
+
+        change: the change of the tree, if known.
+        """
         released: list[Pin] = []
         for node_id, (pin, place) in list(self._pins.items()):
             node = _find_node(kept, node_id) if pin.is_pinned else None

@@ -37,8 +37,10 @@ def token_candidate(lm: LM, token: int, logprobs: Any, rank: int, sampled: Any =
     """Return the fields of a TokenCandidate for one token.
 
     Args:
-        logprobs: the model's log-probabilities, [V].
-        sampled: probabilities after temperature and filters, [V]; `None` if not requested.
+        token: its id.
+        logprobs: the model's log-probabilities of all tokens, [V].
+        rank: the token's rank by probability.
+        sampled: probabilities after temperature and filters, [V]; None if not requested.
     """
     logprob = float(logprobs[token])
     candidate: Json = {
@@ -55,7 +57,10 @@ def token_candidate(lm: LM, token: int, logprobs: Any, rank: int, sampled: Any =
 
 
 async def predict_next(service: Service, live: OpenLoom, node: Heddle, request: NextTokens) -> Json:
-    """Return likeliest next tokens and requested candidates, as the fields of a NextReply."""
+    """Return the likeliest next tokens and the requested candidates, as fields of a NextReply.
+
+    live: the loom, whose lock the caller holds.
+    """
     assert live.lm is not None
     live.check_not_growing(node)
     with service.work("next", service.models.name_of(live.lm)) as lm:
@@ -95,7 +100,10 @@ async def predict_next(service: Service, live: OpenLoom, node: Heddle, request: 
 
 
 async def greedy_continuations(lm: LM, place: Place, ids: list[int], n: int) -> list[str]:
-    """Return the text that greedy decoding adds after each of these tokens, at most `n` tokens."""
+    """Return, for each token of `ids`, the text that greedy decoding adds after it.
+
+    place: the path before the tokens. n: maximum number of tokens in each text.
+    """
     paths = [[token] for token in ids]
     unfinished = [path for path in paths if path[0] not in lm.text.stop_ids]
     while unfinished and len(unfinished[0]) <= n:
@@ -136,7 +144,10 @@ def candidate_token_id(lm: LM, given: int | str) -> int:
 
 
 def sampling_probabilities(lm: LM, logits: Any, given: Json) -> Any:
-    """Return each token's probability after temperature and filters: float64 [V]."""
+    """Return each token's probability after temperature and filters: float64 [V].
+
+    logits: [V]. given: sampling parameters of the request, by name.
+    """
     params = SamplingParams.resolve({**given}, SamplingParams())
     return probabilities(logits, params)
 
@@ -184,9 +195,9 @@ async def read_node_tokens(
     """Return tokens of a node, as the fields of a TokenList.
 
     Args:
-        top: the number of alternatives per token; above 0 runs the model.
-        span: the range of tokens; None means to the end.
-        sampled: add the probabilities after the node's own sampling parameters.
+        top: number of alternatives for each token; above 0 the model runs.
+        span: index of the first token, and the index after the last one (None: to the end).
+        sampled: add the probabilities under the node's own sampling parameters.
     """
     ids = node.tokens
     indices = range(len(ids))[span[0] : span[1]]
@@ -219,7 +230,10 @@ async def read_node_tokens(
 async def _score_tokens(
     service: Service, live: OpenLoom, node: Heddle, top: int, indices: range, sampled: bool
 ) -> dict[int, Json]:
-    """Return the model's scores for tokens of a node, by index; a path's first token has none."""
+    """Run the model; return its scores for tokens of a node, by index of the token.
+
+    The first token of a path has no score. indices: of the tokens to score.
+    """
     assert live.lm is not None
     live.check_not_growing(node)
     ids, params = node.tokens, node.params if sampled else None

@@ -30,10 +30,10 @@ _KEEP_ALIVE_S = 65  # longer than clients keep it, so that none sends into a clo
 
 
 def serve(config: ServerConfig, announce: Callable[[str, list[str]], None]) -> None:
-    """Serve until SIGTERM or SIGINT; the first lets jobs finish, the second exits at once.
+    """Serve until SIGTERM or SIGINT. The first signal lets jobs finish, the second exits at once.
 
-    announce: called with the address and the names of the loaded models when all models given at
-    start have loaded or failed.
+    announce: called with the server's address and the names of the loaded models, once all models
+        given at start have been loaded or have failed.
 
     Raises: ConfigError if the address cannot be bound; as `Service.open`; the load error if every
     model given at start fails.
@@ -67,7 +67,7 @@ def serve(config: ServerConfig, announce: Callable[[str, list[str]], None]) -> N
 
 
 class Stoppable(uvicorn.Server):
-    """A uvicorn server that drains its service before it exits.
+    """A uvicorn server that lets the jobs of its service finish before it exits.
 
     error: the load error if all models failed; None if it was stopped by a signal.
     """
@@ -90,7 +90,7 @@ class Stoppable(uvicorn.Server):
         await super().startup(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Start to drain; on the second signal run the default handler."""
+        """Let running jobs finish, then exit. A second signal exits at once."""
         if self.is_stopping or self.loop is None:
             signal.signal(sig, signal.SIG_DFL)
             signal.raise_signal(sig)

@@ -142,7 +142,10 @@ class APIKeyAuth:
         self._token_hash = None if token is None else _hash(token.encode())
 
     def check(self, headers: list[tuple[bytes, bytes]]) -> bool:
-        """Return True if a request carries the token, False if it carries the key or none is set.
+        """Check a request's credentials.
+
+        Returns True if the request has the token of the server's runtime file. Returns False if it
+        has the API key, or if no key is set.
 
         Raises: RequestError for a request with neither, if a key is set.
         """
@@ -175,10 +178,11 @@ def _hash(key: bytes) -> bytes:
 
 
 def key_of(headers: list[tuple[bytes, bytes]]) -> bytes | None:
-    """Return the key that a request brings: as a bearer, as the password of Basic, or x-api-key.
+    """Return the key that a request sends; None without one.
 
-    Browsers ask for the second by themselves, so that a page and its event streams work.
-    Anthropic's clients send the third.
+    It is a Bearer token, the password of Basic authentication, or `x-api-key`. Browsers ask the
+    user for a Basic password, so that the page and its event streams work. Anthropic's clients
+    send `x-api-key`.
     """
     given = [value for name, value in headers if name == b"authorization"]
     if not given:
@@ -198,7 +202,10 @@ def key_of(headers: list[tuple[bytes, bytes]]) -> bytes | None:
 
 
 def single_header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:
-    """Return a header's value; several different values give one that no check accepts."""
+    """Return the value of a header; None if it is missing.
+
+    Several different values are returned as one text that no check accepts.
+    """
     values = {value for key, value in headers if key == name}
     if len(values) > 1:
         return "\x00"
@@ -214,9 +221,9 @@ def request_id_from_headers(headers: Iterable[tuple[bytes, bytes]]) -> str:
 
 
 def allowed_hosts(config: ServerConfig) -> frozenset[str] | None:
-    """Return the names that a Host header may have; None for any.
+    """Return the names that a Host header may have; None for any name.
 
-    A page with a name that was rebound to this machine (DNS rebinding) has no key. A server with a
+    A page whose name was rebound to this machine (DNS rebinding) has no API key. A server with a
     key and unknown public names can therefore accept any Host.
     """
     if config.is_public and not config.hosts:

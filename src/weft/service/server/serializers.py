@@ -60,9 +60,9 @@ def serialize_node(
     """Return the fields of a NodeObject.
 
     Args:
-        n_below: the number of descendants if known; counting costs O(descendants).
-        marks: the loom's bookmarks if already read.
-        fields: the optional fields to include.
+        n_below: number of descendants. None counts them, which costs O(descendants).
+        marks: the loom's bookmarks by node number. None reads them.
+        fields: names of the optional fields to include.
     """
     if marks is None:
         marks = live.kept.bookmarks()
@@ -107,7 +107,10 @@ def serialize_nodes(
     sizes: dict[str, int] | None = None,
     fields: Collection[str] = (),
 ) -> list[Json]:
-    """Return the fields of NodeObjects. sizes: the number of descendants by node id."""
+    """Return the fields of a NodeObject for each node.
+
+    sizes: numbers of descendants by node id; None counts them. fields: optional fields to include.
+    """
     known_sizes, marks = sizes or {}, live.kept.bookmarks()
     return [
         serialize_node(live, node, n_below=known_sizes.get(node.id), marks=marks, fields=fields)
@@ -142,7 +145,10 @@ def subtree_sizes(live: OpenLoom) -> dict[str, int]:
 
 
 def serialize_kv(live: OpenLoom, node: Heddle) -> Json | None:
-    """Return the KV state of a node's path, as the fields of a NodeKv; None if unknown."""
+    """Return where the KV of a node's path is, as fields of a NodeKv.
+
+    None if the loom is open without a model or the engine does not report it.
+    """
     sizes = kv_sizes(node)
     if sizes is None or node.lm is None:
         return None
@@ -156,10 +162,10 @@ def serialize_kv(live: OpenLoom, node: Heddle) -> Json | None:
 
 
 def kv_state(sizes: KvSizes, depth: int) -> str:
-    """Return where the KV of a path is: hot, host, partly or cold.
+    """Return where the KV of a path of `depth` tokens is: "hot", "host", "partly" or "cold".
 
-    The KV of the last sampled token is computed with the next one, so a path without it counts as
-    hot.
+    The KV of the last sampled token is computed with the token after it. A path is therefore also
+    hot without the KV of its last token.
     """
     if not any(sizes):
         return "cold"
@@ -169,7 +175,10 @@ def kv_state(sizes: KvSizes, depth: int) -> str:
 
 
 def kv_sizes(node: Heddle) -> KvSizes | None:
-    """Return the number of tokens of a node's path with KV, per tier; None if unknown."""
+    """Return the number of tokens of a node's path whose KV is on the device and on the host.
+
+    None if it is unknown.
+    """
     lm = node.lm
     if lm is None or lm.closed or lm.info.kv == "hidden":
         return None
@@ -178,7 +187,7 @@ def kv_sizes(node: Heddle) -> KvSizes | None:
 
 
 def to_loom_entry(row: LoomSummary, live: OpenLoom | None) -> LoomObject:
-    """Return a loom as an entry of a list."""
+    """Return a loom's summary for lists. live: the open loom; None if it is not open here."""
     return LoomObject(
         id=row.id,
         name=row.name,
@@ -194,7 +203,7 @@ def to_loom_entry(row: LoomSummary, live: OpenLoom | None) -> LoomObject:
 
 
 def to_loom_object(row: LoomSummary, live: OpenLoom) -> LoomObject:
-    """Return an open loom with the fields that lists leave out."""
+    """Return all fields of an open loom, also those that `to_loom_entry` leaves out."""
     loom = to_loom_entry(row, live)
     loom.prompt = live.kept.loom.user_prompt
     loom.chat_template_used = live.kept.loom.chat_template_used

@@ -90,7 +90,10 @@ class Service:
             self.when_hopeless(error)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Run a task in the background: its errors are logged, and it ends with the server."""
+        """Run a coroutine as a background task, which is cancelled when the server stops.
+
+        Its errors are logged.
+        """
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._task_ended)
@@ -116,16 +119,18 @@ class Service:
     def work(
         self, kind: str, model: str | None = None, end: Callable[[], object] | None = None
     ) -> Iterator[LM]:
-        """Count the block as a job on a model; yields its LM.
+        """Register the block as a job that uses a model. Yields: the model's LM.
 
-        Every longer use of a model runs in such a block: the number is limited, `stop` waits for
-        it, and the model stays loaded.
+        Long uses of a model must run in such a block. The number of jobs is limited, `stop` waits
+        for them, and the model is not evicted meanwhile.
 
         Args:
-            kind: label for the metrics.
-            end: ends the job early when the server stops; by default the task is cancelled.
+            kind: label of the job in the metrics.
+            model: name of the model; None means the default one.
+            end: called to end the job early when the server stops. None cancels the task instead.
 
-        Raises: QueueFull; NotFound or RequestError for the model; ServerStopping.
+        Raises: QueueFull if too many jobs run; NotFound or RequestError if the model is not ready;
+            ServerStopping if the server stops.
         """
         self.check_accepting()
         max_jobs = self.config.limits.jobs
@@ -153,7 +158,7 @@ class Service:
 
     @property
     def n_works(self) -> int:
-        """The number of running jobs."""
+        """The number of blocks of `work` that are running."""
         return len(self._works)
 
     def check_accepting(self) -> None:
@@ -188,7 +193,10 @@ class Service:
 
 
 def exit_callback(stack: ExitStack) -> Callable[[BaseException | None], None]:
-    """Return a function that closes the stack with an error, which its contexts receive."""
+    """Return a function that closes the stack.
+
+    The function passes its argument (an error, or None) to the context managers of the stack.
+    """
 
     def end(error: BaseException | None) -> None:
         stack.__exit__(None if error is None else type(error), error, None)

@@ -19,8 +19,8 @@ class ServerStopping(RequestError):
 class CancelScope:
     """A cancel scope: calling it cancels the body of `scope()`, which raises `ServerStopping`.
 
-    Like `asyncio.timeout`, it does not swallow a cancellation that came from elsewhere, such as for
-    a client that has disconnected.
+    Like `asyncio.timeout`, it passes on a cancellation from elsewhere, such as for a client that
+    has disconnected.
     """
 
     def __init__(self) -> None:

@@ -36,6 +36,7 @@ def resolve_params(
 ) -> SamplingParams:
     """Return a request's sampling parameters, after checking the server's limits.
 
+    n: number of branches per node. defaults: values of fields that the request leaves out.
     Raises: RequestError, ConfigError, GrammarError.
     """
     given = fields.sampling()
@@ -51,9 +52,15 @@ def resolve_params(
 async def start_growth(
     service: Service, loom: str, request: GrowFields, pick: Pick, actor: str
 ) -> tuple[ServerJob, list[int]]:
-    """Start to grow nodes of a loom; return the job and the numbers of skipped nodes.
+    """Start to generate branches of nodes of a loom, as a job.
 
-    pick: selects the nodes. Raises: the errors of `Heddle.grow`; nothing has started then.
+    Args:
+        loom: its name or id.
+        pick: called with the open loom; returns the nodes.
+        actor: who started the job, for the loom's log.
+
+    Returns: the job, and the numbers of nodes that were skipped because they have ended.
+    Raises: the errors of `Heddle.grow`; nothing has started then.
     """
     service.check_accepting()
     with ExitStack() as stack:
@@ -89,7 +96,7 @@ async def start_growth(
 
 
 def check_context_room(lm: LM, nodes: Sequence[Heddle]) -> None:
-    """Raise ContextOverflow if no node has room for another token."""
+    """Raise ContextOverflow if none of the nodes has room in the context for another token."""
     depths = [node.place.depth for node in nodes]
     if depths and min(depths) >= lm.n_ctx:
         raise ContextOverflow(
@@ -101,7 +108,7 @@ def check_context_room(lm: LM, nodes: Sequence[Heddle]) -> None:
 
 
 def interrupt(job: ServerJob) -> None:
-    """End a job because the server stops."""
+    """Cancel a job when the server stops; its branches get the finish reason "interrupted"."""
     job.cancel(reason="interrupted")
 
 
@@ -117,7 +124,13 @@ async def plan_growth(
 ) -> GrowthTask:
     """Plan branches and register them as growing. The caller holds the lock.
 
-    first: the number of the first branch in the call, which its random numbers depend on.
+    Args:
+        job: the job that the branches belong to; its event log gets their events.
+        nodes: the parents of the branches.
+        params: sampling parameters; `params.n` branches per node.
+        actor: who started the job, for the loom's log.
+        force: also grow from nodes that have ended; otherwise these are skipped.
+        first: number of the first branch, from which its random numbers are derived.
 
     Raises: Terminal if all nodes have ended.
     """
@@ -152,7 +165,7 @@ async def _grow_to_end(service: Service, live: OpenLoom, job: ServerJob, task: G
 
 
 def usage_of(job: ServerJob) -> TokenUsage:
-    """Return a job's token counts. A prompt shared by branches counts once."""
+    """Return a job's token counts. A prompt that several branches share counts once."""
     prompts: dict[str, int] = {}
     cached: dict[str, int] = {}
     for task in job.growth_tasks:
@@ -212,7 +225,7 @@ _DELIVERY = {"stream", "wait", "on_disconnect"}  # how the result is returned
 
 
 class SearchTask:
-    """A search in an open loom; publishes its branches and its rounds as events."""
+    """A search in an open loom. Its branches and rounds are published as events of its job."""
 
     def __init__(self, service: Service, live: OpenLoom, job: ServerJob, request: StartRun) -> None:
         self.service = service
@@ -226,8 +239,9 @@ class SearchTask:
         self._grown: list[GrowthTask] = []  # not committed yet
 
     async def begin(self, lm: LM, node: Heddle, actor: str) -> None:
-        """Check the request and take the first step. The caller holds the lock.
+        """Check the request and take the search's first step. The caller holds the lock.
 
+        node: the node to search below. actor: who started the search, for the loom's log.
         Raises: ConfigError, RequestError.
         """
         request = self.request
@@ -252,7 +266,7 @@ class SearchTask:
             return end.value
 
     async def run(self, lm: LM, actor: str) -> None:
-        """Search to the end; generated nodes are committed even after an error."""
+        """Run the search to its end. Generated nodes are committed even after an error."""
         work = self._work
         try:
             with closing(self._steps):
@@ -303,12 +317,15 @@ class SearchTask:
         self._grown = []
 
     async def _run_other(self, work: Any) -> Any:
-        """Run work other than growing nodes of this loom: proposals and questions."""
+        """Run a step of the search that does not grow nodes of this loom, and return its result.
+
+        work: proposals of steps or questions to the model.
+        """
         self._has_other_work = True
         return await work.arun()
 
     async def _grow_round(self, lm: LM, work: Grow, actor: str) -> list[Heddle]:
-        """Grow the nodes of a round, as `Heddle.grow` would, and publish their tokens."""
+        """Generate the nodes of one round, publish their tokens, and return them."""
         live, rows = self.live, list(work.rows)
         self._check_not_removed(rows)
         if any(
@@ -328,7 +345,7 @@ class SearchTask:
         return [pending.child for pending in task.growth.branches if pending.attached]
 
     def _check_not_removed(self, nodes: Sequence[Heddle]) -> None:
-        """Raise Conflict if nodes were removed, as nothing below them could be saved."""
+        """Raise Conflict if one of these nodes was removed; its descendants could not be saved."""
         if not all(isinstance(node.path[0], Loom) for node in nodes):
             raise Conflict(
                 "a node that the search needs was removed from the loom meanwhile",
@@ -338,7 +355,7 @@ class SearchTask:
             )
 
     def _usage(self) -> TokenUsage:
-        """Return the token counts, including proposals, questions and their answers."""
+        """Return the search's token counts, including proposals, questions and their answers."""
         usage = usage_of(self.job)
         if self._cost is not None:
             usage.prompt_tokens += self._cost.prompt_tokens

@@ -31,7 +31,10 @@ class Ticker:
         return max(TICK_S, self._cost_s / _SHARE)
 
     async def wait(self, over: asyncio.Future[None]) -> None:
-        """Wait for the next tick, at least half a tick from now, or until `over` is set."""
+        """Wait for the next tick that is at least half an interval away.
+
+        Returns early once `over` is done.
+        """
         if over.done():
             return
         loop = asyncio.get_running_loop()

@@ -14,9 +14,9 @@ Json = dict[str, Any]
 
 
 class BlockWriter:
-    """Writes a turn as content blocks: thinking, text, calls.
+    """Writes an assistant's turn as content blocks: thinking, text, calls.
 
-    content: the blocks; the last one may still grow.
+    content: the blocks so far; the last one may still grow.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class BlockWriter:
         self._open: str | None = None  # the type of the unfinished block
 
     def write(self, delta: ChatDelta) -> list[Json]:
-        """Add the new part of a turn; return the events."""
+        """Add the new part of a turn to the blocks; return the events that report it."""
         events: list[Json] = []
         if delta.reasoning:
             events += self._write_text("thinking", delta.reasoning)

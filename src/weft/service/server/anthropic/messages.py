@@ -325,7 +325,7 @@ class MessagesCall:
         self._writer = BlockWriter()
 
     def release(self) -> None:
-        """Cancel the choice if it is still running."""
+        """Cancel the choice if it is saved in a loom, and commit it; see `Runs.release`."""
         self._call.release()
 
     @property
@@ -353,7 +353,7 @@ class MessagesCall:
         yield {"type": "message_stop"}
 
     def _new_events(self) -> list[Json]:
-        """Return the events for what is new."""
+        """Return events for the part of the turn that has become final since the last call."""
         (reply,), (turn,) = self.runs.replies, self._call.turns
         events = self._writer.write(turn.new())
         return [*events, *self._writer.close()] if reply.is_over else events
@@ -372,7 +372,10 @@ class MessagesCall:
         return {"stop_reason": reason, "stop_sequence": stop_string}
 
     def _message(self, **stop: Any) -> Json:
-        """Return the message. stop: the reason of its end; empty at its start."""
+        """Return the message object.
+
+        stop: fields about its end, such as the stop reason; none at the start of a stream.
+        """
         message: Json = {
             "id": self._id,
             "type": "message",

@@ -177,7 +177,7 @@ async def chat(body: ChatRequest, request: Request, service: ServiceDep) -> Resp
 
 
 class ChatCall:
-    """A planned chat completion."""
+    """A planned call of /v1/chat/completions, with the methods of `PlannedCall`."""
 
     body: ChatRequest
     lm: LM
@@ -203,8 +203,9 @@ class ChatCall:
         *,
         fits_context: bool = False,
     ) -> ChatCall:
-        """Check the request and plan the call; nothing has run yet.
+        """Check the request, render its prompt, and plan the choices. Nothing is generated yet.
 
+        name: the model's name, for the answer.
         fits_context: reduce max_tokens to what the context has room for.
         """
         # Tokenizing a long chat takes a while; in a thread it does not delay other calls.
@@ -266,7 +267,7 @@ class ChatCall:
         return call
 
     def plan(self, kept: SavedCompletion | None) -> None:
-        """Plan the choices."""
+        """Plan the choices, which have not started yet. kept: where to save them; None does not."""
         self.start = self.root if kept is None else kept.node
         self.runs = Runs(
             self.lm,
@@ -285,7 +286,7 @@ class ChatCall:
         ]
 
     def release(self) -> None:
-        """Cancel the choices that are still running."""
+        """Cancel the choices if they are saved in a loom, and commit them; see `Runs.release`."""
         self.runs.release()
 
     # Complete answers
@@ -326,7 +327,10 @@ class ChatCall:
     async def score(
         self, parts: Sequence[tuple[ChoiceRun, int, Sequence[int]]]
     ) -> list[list[ScoredToken]]:
-        """Return the logprobs of some tokens of choices; empty lists if not requested."""
+        """Return the scores of tokens of choices; an empty list for each part if not requested.
+
+        parts: as for `logprobs.of_replies`.
+        """
         if self.logprobs is None:
             return [[] for _ in parts]
         return await logprobs.of_replies(self.lm, parts, self.logprobs)
@@ -349,7 +353,7 @@ class ChatCall:
     # Streams
 
     async def chunks(self) -> AsyncGenerator[Json, None]:
-        """Run the call and yield chunks of single choices."""
+        """Run the call and yield the chunks of the stream. A chunk has a part of one choice."""
         usage = {"usage": None} if self.body.includes_usage else {}
         first = await self._prompt_fields()
         for reply in self.runs.replies:
@@ -364,7 +368,10 @@ class ChatCall:
             yield {**self.head, "choices": [], "usage": CallUsage(self.runs.replies).chat()}
 
     async def _new_choices(self, changed: Sequence[ChoiceRun]) -> list[Json]:
-        """Return the new parts of choices, with their logprobs."""
+        """Return stream choices with the parts of turns that became final since the last call.
+
+        changed: the generated choices that have new tokens or have ended.
+        """
         parts = [(reply, *reply.new_tokens()) for reply in changed]
         scores = await self.score(parts)
         choices = []
@@ -395,7 +402,7 @@ def _chunk_choice(reply: ChoiceRun, delta: Json, logprobs_object: Json | None = 
 
 
 def _delta(delta: ChatDelta, n_before: int) -> Json:
-    """Return the new part of a turn as a delta. n_before: the number of calls already sent."""
+    """Convert the new part of a turn to OpenAI's `delta`. n_before: number of calls sent before."""
     fields: Json = {}
     if delta.content:
         fields["content"] = delta.content

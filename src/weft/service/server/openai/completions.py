@@ -114,13 +114,16 @@ async def complete(
 
 
 class Completion:
-    """A planned completion."""
+    """A planned call of /v1/completions, with the methods of `PlannedCall`."""
 
     @classmethod
     async def begin(
         cls, body: CompletionRequest, lm: LM, name: str, service: Service
     ) -> Completion:
-        """Check the request and plan the call; nothing has run yet."""
+        """Check the request, tokenize its prompts, and plan the choices. Nothing is generated yet.
+
+        name: the model's name, for the answer. Raises: RequestError.
+        """
         adds_begin = body.add_special_tokens is not False
         read = partial(read_prompts, lm, body.prompt, adds_begin=adds_begin)
         # Tokenizing a long prompt takes a while; in a thread it does not delay other calls.
@@ -156,7 +159,10 @@ class Completion:
         service: Service,
         constraint: Constraint | None,
     ) -> None:
-        """Check the request; `plan` plans the choices."""
+        """Check the request; `plan` plans the choices.
+
+        constraint: the compiled constraint of the choices; None without one.
+        """
         self.body = body
         self.lm = lm
         self.ticker = service.ticker
@@ -192,7 +198,7 @@ class Completion:
     runs: Runs
 
     def plan(self, kept: SavedCompletion | None) -> Runs:
-        """Plan the choices."""
+        """Plan the choices, which have not started yet. kept: where to save them; None does not."""
         return Runs(
             self.lm,
             [prompt.node for prompt in self.prompts],
@@ -206,12 +212,12 @@ class Completion:
         )
 
     def release(self) -> None:
-        """Cancel the choices that are still running."""
+        """Cancel the choices if they are saved in a loom, and commit them; see `Runs.release`."""
         self.runs.release()
 
     @property
     def reads_prompt(self) -> bool:
-        """True if the request wants logprobs of the prompt."""
+        """True if the model must score the tokens of the prompt, for their logprobs."""
         return self.body.prompt_logprobs is not None or bool(
             self.body.echo and self.body.logprobs is not None
         )
@@ -240,7 +246,7 @@ class Completion:
         )
 
     def _returned(self) -> list[ChoiceRun]:
-        """Return the choices to send: for each prompt the n most likely ones."""
+        """Return the choices of the answer: for each prompt, the n likeliest ones of `best_of`."""
         body, replies = self.body, self.runs.replies
         if body.n_run == body.n_choices:
             return replies
@@ -258,7 +264,15 @@ class Completion:
         scored: Sequence[ScoredToken],
         prompt_scores: Sequence[list[ScoredToken]],
     ) -> Json:
-        """Return a choice; without a reply it is only the echoed prompt, or empty."""
+        """Return a choice as the answer has it.
+
+        Args:
+            index: its index in the answer.
+            prompt: the index of its prompt.
+            reply: the generated choice; None for one that is only the echoed prompt, or empty.
+            scored: scores of its tokens; empty if logprobs are not requested.
+            prompt_scores: scores of each prompt's tokens.
+        """
         echo = self.prompts[prompt].text if self.body.echo else ""
         head = self._echoed_scores(prompt, prompt_scores)
         choice: Json = {
@@ -286,7 +300,7 @@ class Completion:
         return prompt_scores[prompt] if self.body.echo and self.logprobs is not None else ()
 
     def _new_tokens(self, reply: ChoiceRun) -> tuple[ChoiceRun, int, list[int]]:
-        """Return (reply, index of the first new token, new tokens), as `of_replies` takes them.
+        """Return (choice, index of its first new token, new tokens), as `of_replies` takes them.
 
         With `echo` the end token is one of them: evaluation harnesses request one extra token and
         drop the last.
@@ -305,7 +319,7 @@ class Completion:
         return await logprobs.of_replies(self.lm, parts, self.logprobs)
 
     async def _score_prompts(self) -> list[list[ScoredToken]]:
-        """Return the logprobs of each prompt, if requested."""
+        """Return the scores of each prompt's tokens; [] if no logprobs of prompts are requested."""
         if not self.reads_prompt:
             return []
         top = max(self.body.logprobs or 0, self.body.prompt_logprobs or 0)
@@ -321,7 +335,7 @@ class Completion:
     # Streams
 
     async def chunks(self) -> AsyncGenerator[Json, None]:
-        """Run the call and yield chunks of single choices."""
+        """Run the call and yield the chunks of the stream. A chunk has a part of one choice."""
         usage = {"usage": None} if self.body.includes_usage else {}
         first = {} if self.body.loom is None else {"loom": self.runs.to_dict()}
         async with aclosing(self._stream_choices()) as pieces:
@@ -345,7 +359,10 @@ class Completion:
                     yield piece
 
     async def _new_choices(self, changed: Sequence[ChoiceRun]) -> list[Json]:
-        """Return the new parts of choices, with their logprobs."""
+        """Return stream choices with the text and tokens that became final since the last call.
+
+        changed: the generated choices that have new tokens or have ended.
+        """
         parts = [self._new_tokens(reply) for reply in changed]
         scores = await self._score(parts)
         choices = []
@@ -363,8 +380,10 @@ class Completion:
         return choices
 
     def _offsets(self, reply: ChoiceRun, first: int, n: int) -> list[int]:
-        """Return where `n` tokens begin in prompt and choice; end tokens begin at the text's
-        end.
+        """Return the index of the character at which each of `n` tokens begins.
+
+        It counts the characters of the prompt and the choice. An end token has no text; its offset
+        is the end of the text. first: index of the first token in the choice.
         """
         shift = len(self.prompts[reply.prompt].text)
         ends = [0, *reply.ends]
@@ -372,7 +391,10 @@ class Completion:
 
 
 def _by_token(choice: Json) -> list[Json]:
-    """Split a streamed choice with logprobs into one per token, as clients read only the first."""
+    """Split a streamed choice with logprobs of several tokens into one choice for each token.
+
+    Some clients read only the first token of a chunk.
+    """
     lists = choice["logprobs"]
     if lists is None or len(lists["tokens"]) < 2:
         return [choice]

@@ -41,7 +41,10 @@ def _regex_constraint(pattern: str, _: Whitespace) -> Constraint:
 
 
 def _grammar_constraint(text: str, _: Whitespace) -> Constraint:
-    """Return Lark for a text that defines `start`, as vLLM allows; otherwise GBNF."""
+    """Return the constraint for a grammar.
+
+    As in vLLM, a text that defines a rule `start` is Lark; any other text is GBNF.
+    """
     return Lark(text) if _LARK_START.search(text) else GBNF(text)
 
 
@@ -174,9 +177,9 @@ class StructuredOutputs(OpenAIModel):
 
 
 class TextConstraint(NamedTuple):
-    """A constraint, and the field of the request that states it.
+    """A constraint of the answer's text, and the request field that contains it.
 
-    code: the error code if the constraint is not valid.
+    code: the error code of the response if the constraint is not valid.
     """
 
     param: str
@@ -184,7 +187,10 @@ class TextConstraint(NamedTuple):
     code: str = "invalid_json_schema"
 
     async def compile(self, lm: LM, prompt: ChatPrompt | None = None) -> Constraint:
-        """Compile the constraint on another thread and return it. Raises: RequestError."""
+        """Compile the constraint in a thread and return it. Raises: RequestError.
+
+        prompt: of a chat; None for a completion.
+        """
         if prompt is not None and prompt.thinking_open:
             raise unsupported(
                 self.param,
@@ -258,7 +264,11 @@ def _reject_whitespace_pattern(param: str, pattern: str | None) -> None:
 def _field_constraint(
     param: str, kind: str, value: Any, whitespace: Whitespace
 ) -> Iterator[TextConstraint]:
-    """Yield the constraint of a field, unless the field has a neutral value or is an option."""
+    """Yield the constraint of one request field.
+
+    Nothing is yielded for a neutral value, and for fields that are options of a constraint.
+    param: the field's path in the request. kind: the kind of constraint that it contains.
+    """
     create = _KINDS.get(kind)
     if create is not None and value not in _NEUTRAL:
         code = "invalid_json_schema" if kind == "json" else "invalid_grammar"

@@ -15,9 +15,10 @@ Events = list[tuple[str, Json]]
 
 
 class OutputWriter:
-    """Writes a turn as output items: reasoning, message, function calls.
+    """Writes an assistant's turn as output items: reasoning, message, function calls.
 
-    output: the items; the last one may still grow. new_id: creates the id of an item of a kind.
+    output: the items so far; the last one may still grow.
+    new_id: creates the id of an item, from its prefix.
     """
 
     def __init__(self, new_id: Callable[[str], str]) -> None:
@@ -26,7 +27,10 @@ class OutputWriter:
         self._open: Json | None = None
 
     def write(self, delta: ChatDelta, logprobs: Sequence[Json]) -> Events:
-        """Add the new part of a turn, with the logprobs of its tokens; return the events."""
+        """Add the new part of a turn to the items; return the events that report it.
+
+        logprobs: of the new tokens; empty if not requested.
+        """
         events: Events = []
         if delta.reasoning:
             events += self._write_text("reasoning", delta.reasoning, ())
@@ -37,7 +41,10 @@ class OutputWriter:
         return events
 
     def close(self, status: str) -> Events:
-        """Close the turn and return the last events. An empty turn has an empty message."""
+        """End the last item and return the last events. A turn without items gets an empty message.
+
+        status: of the last item: "completed" or "incomplete".
+        """
         events: Events = []
         if not self.output:
             events += self._start_item("message")

@@ -15,7 +15,10 @@ Value = TypeVar("Value")
 def invalid(
     param: str, message: str, *, code: str = "invalid_parameter", hint: str = ""
 ) -> RequestError:
-    """Return the error for an invalid value of a field."""
+    """Return the error for an invalid value of a field.
+
+    param: the field's path in the request. message: starts with the field's name.
+    """
     return RequestError(400, code, message, param=param, hint=hint)
 
 
@@ -27,9 +30,9 @@ def unsupported(param: str, why: str, hint: str = "") -> RequestError:
 def check_field(
     param: str, make: Callable[[], Value], code_of_grammar: str = "invalid_json_schema"
 ) -> Value:
-    """Run a check of one field's value; its error then names the field.
+    """Call `make` and return its result; an error that it raises then names the field.
 
-    code_of_grammar: the error code of a GrammarError.
+    param: the field's path in the request. code_of_grammar: error code of a GrammarError.
     """
     try:
         return make()

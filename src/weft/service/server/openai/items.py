@@ -94,7 +94,7 @@ def _part_text(number: int, part: ItemPart) -> str:
 
 
 def as_items(given: str | Sequence[InputItem]) -> list[InputItem]:
-    """Return an input as items; a text becomes a user message."""
+    """Return a request's input as a list of items. A text becomes a user message."""
     if isinstance(given, str):
         return [InputItem.model_validate({"role": "user", "content": given})]
     return list(given)
@@ -103,10 +103,12 @@ def as_items(given: str | Sequence[InputItem]) -> list[InputItem]:
 def as_messages(
     instructions: str | None, given: Sequence[InputItem], *, n_before: int = 0
 ) -> list[Json]:
-    """Return items as chat messages. Consecutive calls and the text before them become one turn.
+    """Convert items to chat messages. Consecutive calls and the text before them become one turn.
 
-    n_before: the number of items from earlier responses; errors number the request's own items from
-    0.
+    Args:
+        instructions: text of the system message; None without one.
+        n_before: number of items of earlier responses. Error messages count the request's own
+            items from 0.
     """
     messages: list[Json] = []
     if instructions:

@@ -16,13 +16,14 @@ from .field_errors import invalid, unsupported
 
 @dataclass(frozen=True, slots=True)
 class KnownField:
-    """A field that Weft does not implement under this name.
+    """A request field of another server that Weft does not implement under this name.
 
     owner: the server whose documentation defines the field.
     neutral: values that change nothing; null, "", [] and {} are neutral as well.
-    alias: Weft's name for the field. `None` means Weft does not have it.
-    switch: a field that must be on for this one to have an effect; Weft rejects the switch instead.
-    is_operational: True if the field cannot change the text: every value is accepted.
+    alias: Weft's name for the field. None means that Weft has no such field.
+    switch: another field, without which this one has no effect. Every value is accepted, because
+        Weft rejects the switch.
+    is_operational: True if the field cannot change the text, so that every value is accepted.
     """
 
     owner: str
@@ -285,9 +286,11 @@ _SAMPLER_ABBREVIATIONS = {
 def apply_rule(body: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:
     """Return a request in Weft's own fields, without nulls and known fields at neutral values.
 
-    own: the fields that the route implements. Unknown names stay, for the model to reject.
+    own: names of the fields that the route implements. Unknown names stay; the route's model
+        rejects them.
 
-    Raises: RequestError for a known field with another value, and for aliases that differ.
+    Raises: RequestError for a known field with a value that is not neutral, and if two names of
+    one parameter have different values.
     """
     kept: dict[str, Any] = {}
     names: dict[str, str] = {}  # as the request spells them
@@ -307,7 +310,10 @@ def apply_rule(body: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:
 
 
 def _translated(body: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:
-    """Translate fields of other servers that Weft implements by another parameter."""
+    """Replace fields of other servers by the fields with which Weft implements them.
+
+    own: names of the fields that the route implements.
+    """
     fields = dict(body)
     if "logit_bias" not in own:
         return fields
@@ -333,7 +339,10 @@ def _translated(body: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]
 
 
 def _bias_of_pairs(pairs: list[Any]) -> dict[str, Any]:
-    """Read llama-server's list of [token id, bias]; false bans the token."""
+    """Return the `logit_bias` {id: bias} for llama-server's list of [token id, bias].
+
+    The bias false bans the token.
+    """
     try:
         biases = {str(token): -100 if bias is False else bias for token, bias in pairs}
     except (TypeError, ValueError):
@@ -344,7 +353,10 @@ def _bias_of_pairs(pairs: list[Any]) -> dict[str, Any]:
 
 
 def _bias_of_bans(bans: Any) -> dict[str, Any]:
-    """Read text-generation-webui's custom_token_bans: token ids, with commas between them."""
+    """Return the `logit_bias` {id: -100} for text-generation-webui's `custom_token_bans`.
+
+    bans: a text like "5,27", or a list of ids.
+    """
     names = bans.split(",") if isinstance(bans, str) else bans
     if not isinstance(names, list):
         raise invalid("custom_token_bans", "custom_token_bans: allowed is a text like '5,27'")

@@ -24,10 +24,11 @@ class ScoredToken(NamedTuple):
     """A token with its logprob and the likeliest tokens at its position.
 
     Args:
-        logprob: `None` for the first token of a text.
-        rank: 1 for the likeliest token; `None` if unknown.
-        top: (token id, logprob), likeliest first.
-        requested: the same for tokens named in the request.
+        token: its id.
+        logprob: None for the first token of a text.
+        rank: 1 for the likeliest token; None if unknown.
+        top: (token id, logprob) of the likeliest tokens, likeliest first.
+        requested: (token id, logprob) of the tokens in `LogprobsRequest.tokens`.
     """
 
     token: int
@@ -42,7 +43,10 @@ ScoreRequest = tuple["Place", Sequence[int], int, Sequence[int]]
 
 
 class LogprobsRequest(NamedTuple):
-    """Requested logprobs. top: number of alternatives. tokens: ids to score at every position."""
+    """The logprobs that a request needs in addition to those of the generated tokens.
+
+    top: number of the likeliest tokens at each position. tokens: ids to score at each position.
+    """
 
     top: int
     tokens: tuple[int, ...] = ()
@@ -51,7 +55,10 @@ class LogprobsRequest(NamedTuple):
 async def of_prompts(
     lm: LM, places: Sequence[Place], request: LogprobsRequest
 ) -> list[list[ScoredToken]]:
-    """Return the scores of the tokens up to each place; a first token has no logprob."""
+    """Return the scores of all tokens of each prompt. The first token has no logprob.
+
+    places: the ends of the prompts.
+    """
     paths = [place.ids() for place in places]
     requests: list[ScoreRequest] = [
         (place, [], 1, ids[1:]) for place, ids in zip(places, paths, strict=True)
@@ -63,10 +70,13 @@ async def of_prompts(
 async def of_replies(
     lm: LM, parts: Sequence[tuple[ChoiceRun, int, Sequence[int]]], request: LogprobsRequest
 ) -> list[list[ScoredToken]]:
-    """Return the scores of some tokens of choices, computed in one batch.
+    """Return the scores of tokens of several choices, a list for each part.
+
+    The model runs, in one batch, only if alternatives or the logprobs of tokens are missing.
 
     Args:
-        parts: (choice, index of the first token, tokens). The tokens may end with the end token.
+        parts: (choice, index of the first token in the choice, tokens to score). The tokens may
+            include the end token, which the choice itself does not have.
     """
     if not request.top and not request.tokens and all(_has_logprobs(*part) for part in parts):
         return [
@@ -90,7 +100,10 @@ def _has_logprobs(reply: ChoiceRun, first: int, tokens: Sequence[int]) -> bool:
 async def _score(
     lm: LM, requests: Sequence[ScoreRequest], request: LogprobsRequest
 ) -> list[list[ScoredToken]]:
-    """Score the requested tokens in one batch."""
+    """Run the model once for all requests; return the scores of their tokens, a list for each.
+
+    requests: (place, tokens after it, depth of the first token to score, tokens to score).
+    """
     items = []
     all_targets = []
     for place, path, first, targets in requests:
@@ -134,7 +147,7 @@ def _to_scored_tokens(
 
 
 def token_name(lm: LM, token: int) -> str:
-    """Return a token's text; for incomplete characters its bytes, as OpenAI writes them."""
+    """Return a token's text. For incomplete characters it is the bytes, as OpenAI writes them."""
     spelled = lm.text.token_bytes(token)
     try:
         return spelled.decode()
@@ -148,7 +161,10 @@ def finite(logprob: float) -> float:
 
 
 def chat_logprobs(lm: LM, scored: Sequence[ScoredToken]) -> list[dict[str, Any]]:
-    """Return scores as a chat's `logprobs.content`. The chosen token is one of the top ones."""
+    """Convert scores to the `logprobs.content` of a chat.
+
+    `top_logprobs` always contains the chosen token, if alternatives were requested.
+    """
     return [
         {
             **_logprob_entry(lm, each.token, each.logprob or 0.0),
@@ -179,9 +195,9 @@ def _with_chosen(scored: ScoredToken) -> list[tuple[int, float]]:
 def completion_logprobs(
     lm: LM, scored: Sequence[ScoredToken], offsets: Sequence[int]
 ) -> dict[str, Any]:
-    """Return scores as a completion's `logprobs`: lists with an entry per token.
+    """Convert scores to the `logprobs` of a completion: lists with an entry per token.
 
-    offsets: where each token's text begins, in characters.
+    offsets: index of the character at which each token's text begins.
     """
     lists: dict[str, Any] = {
         "tokens": [token_name(lm, each.token) for each in scored],
@@ -196,7 +212,10 @@ def completion_logprobs(
 
 
 def prompt_logprobs_entries(lm: LM, scored: Sequence[ScoredToken]) -> list[dict[str, Any] | None]:
-    """Return scores as `prompt_logprobs`: by token id, with ranks; None for the first token."""
+    """Convert scores to `prompt_logprobs`: for each token a dict by token id, with ranks.
+
+    The entry of a prompt's first token is None.
+    """
     return [None if each.logprob is None else _by_id(lm, each) for each in scored]
 
 
@@ -227,7 +246,10 @@ def _by_name(lm: LM, scored: ScoredToken) -> dict[str, float] | None:
 
 
 def check_logprobs_supported(lm: LM, top: int, *, needs_prompt: bool) -> None:
-    """Raise Unsupported if the engine cannot compute the requested logprobs."""
+    """Raise Unsupported if the engine cannot compute the requested logprobs.
+
+    top: requested number of alternatives. needs_prompt: logprobs of the prompt are requested.
+    """
     capabilities = lm.info.capabilities
     if (top or needs_prompt) and not (
         capabilities.steps or (capabilities.scoring is True and not top)

@@ -122,7 +122,7 @@ def _part_text(number: int, place: int, part: TextPart) -> str:
 
 
 class TemplateFields(NamedTuple):
-    """Fields of a request that become variables of the chat template."""
+    """Request fields that become variables of the chat template."""
 
     kwargs: Mapping[str, Any]
     enable_thinking: bool | None = None
@@ -130,9 +130,10 @@ class TemplateFields(NamedTuple):
     verbosity: str | None = None
 
     def variables(self, template: str) -> dict[str, Any]:
-        """Return the variables of a template. Raises: RequestError for one that it does not read.
+        """Return the variables to pass to a template.
 
-        Neutral values of unread variables are left out.
+        A neutral value of a variable that the template does not read is left out.
+        Raises: RequestError for another value of a variable that the template does not read.
         """
         variables = dict(self.kwargs)
         for name in _THINKING:
@@ -178,7 +179,14 @@ def chat_prompt(
     add_generation_prompt: bool = True,
     continues: bool = False,
 ) -> ChatPrompt:
-    """Return the prompt of a chat. continues: leave the last message open.
+    """Render the prompt of a chat with the model's chat template.
+
+    Args:
+        messages: as templates take them.
+        tools: the offered tools, as templates take them.
+        fields: request fields that become variables of the template.
+        add_generation_prompt: end with the beginning of an assistant's turn.
+        continues: leave the last message open, so that the model continues it.
 
     Raises: RequestError if the model has no template or the template rejects the messages;
     ContextOverflow.
@@ -209,9 +217,10 @@ def reads_variable(lm: LM, name: str) -> bool:
 
 
 def latest_turns(messages: Sequence[Json], fits: Callable[[list[Json]], bool]) -> list[Json]:
-    """Drop as few of the oldest turns as possible, so that the rest fits.
+    """Drop as few of the oldest turns as possible, so that the other messages fit.
 
-    A turn begins with a user message. System messages and the last turn stay.
+    A turn begins with a user message. System messages and the last turn are never dropped.
+    fits: returns True if these messages fit.
     """
     starts = [i for i, message in enumerate(messages) if message["role"] == "user"] or [0]
     starts[0] = 0
@@ -230,7 +239,7 @@ def _open_ended(
     tools: Sequence[Json] | None,
     template_kwargs: Mapping[str, Any] | None,
 ) -> ChatPrompt:
-    """Render the chat and cut it where the last message's content ends."""
+    """Render the chat without the end of its last message, so that the model continues it."""
     last = messages[-1]
     if last["role"] != "assistant" or not last.get("content"):
         raise invalid(

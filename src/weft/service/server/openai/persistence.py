@@ -30,7 +30,10 @@ ACTOR = "openai"
 
 
 class SavedCompletion:
-    """The nodes in which a call's choices are saved. node: their parent."""
+    """The place in a loom where a call's choices are saved.
+
+    live: the open loom. node: the end of the prompt, to which the choices are added.
+    """
 
     def __init__(self, service: Service, live: OpenLoom, node: Heddle) -> None:
         self.live = live
@@ -39,7 +42,10 @@ class SavedCompletion:
         self._task: GrowthTask | None = None
 
     async def begin(self, growth: Growth) -> None:
-        """Assign numbers to the choices before they grow. The caller holds the loom's lock."""
+        """Give the nodes of the choices their numbers, before they grow.
+
+        growth: the choices' branches. The caller holds the loom's lock.
+        """
         task = GrowthTask(self.live, growth, EventLog(dict), Attribution("grow", ACTOR))
         self.live.register_growth(task)
         self._task = task
@@ -51,13 +57,19 @@ class SavedCompletion:
             raise
 
     async def end(self) -> None:
-        """Commit the generated nodes as one operation, even if the caller is cancelled."""
+        """Cancel choices that are still running, and commit the generated nodes as one operation.
+
+        The commit ends even if the caller is cancelled.
+        """
         commit = self.release()
         if commit is not None:
             await asyncio.shield(commit)
 
     def release(self) -> asyncio.Task[None] | None:
-        """Start the commit; None if it has started already, or there is nothing to commit."""
+        """Cancel choices that are still running, and start to commit the generated nodes.
+
+        Returns: the task of the commit; None if it was started before.
+        """
         task, self._task = self._task, None
         return None if task is None else self._service.spawn(self._commit(task))
 
@@ -91,13 +103,16 @@ async def open_target_node(
     user_text: str = "",
     is_exact: bool = False,
 ) -> AsyncIterator[SavedCompletion]:
-    """Find or create the node that a prompt ends in; holds the loom's lock during the block.
+    """Find or create the node at the end of a prompt. Hold its loom's lock during the block.
 
     Args:
-        ids: the prompt's tokens; `None` means the path of the parent, or the loom's root.
+        options: the request's options: the loom and the parent, if given.
+        model: name of the model.
+        ids: the prompt's tokens. None means the path of the parent, or the loom's root.
         create_loom: creates a loom from the prompt.
         user_text: the user's last message in the prompt.
-        is_exact: the prompt was given as tokens; otherwise other tokens with the same text match.
+        is_exact: the prompt was given as tokens, which must be equal to those of nodes. Otherwise
+            different tokens with the same text match, too.
 
     Raises: RequestError if the prompt does not begin as the loom does; NotFound; ModelMismatch.
     """
@@ -154,12 +169,12 @@ def _start_node(live: OpenLoom, parent: str | None) -> Heddle:
 
 
 class _Prompt:
-    """A prompt's tokens, for matching them with the paths of nodes.
+    """A prompt's tokens, to be matched with the paths of nodes.
 
-    text: tokens match if they have the same bytes; with None they must be equal.
+    text: tokenizer. Different tokens match if they have the same bytes. None: tokens must be equal.
 
-    A position is the number of prompt tokens before it, and the bytes that they have beyond the
-    node's.
+    A position in the prompt is (number of prompt tokens read, bytes that they have beyond the end
+    of the node).
     """
 
     def __init__(self, ids: Sequence[int], text: Tokenizer | None) -> None:
@@ -168,9 +183,10 @@ class _Prompt:
         self._special = frozenset[int]() if text is None else text.special_ids
 
     def deepest(self, start: Heddle, n: int) -> tuple[Heddle, int]:
-        """Return the deepest node that the prompt matches, and the number of matched tokens.
+        """Return the deepest node whose path the prompt begins with.
 
-        n: the number of prompt tokens that the path of `start` has.
+        start: a node whose path has the first `n` tokens of the prompt.
+        Returns: the node, and the number of prompt tokens that its path has.
         """
         deepest, n_matched = start, n
         stack = [(start, (n, b""))]
@@ -185,7 +201,10 @@ class _Prompt:
         return deepest, n_matched
 
     def after(self, tokens: list[int]) -> int | None:
-        """Return the number of prompt tokens that match these tokens; None if it differs."""
+        """Return the number of prompt tokens that these tokens match; None if the prompt differs.
+
+        tokens: of a path from the root.
+        """
         position = self._advance(tokens, 0, b"")
         return None if position is None or position[1] else position[0]
 
@@ -215,7 +234,10 @@ class _Prompt:
 
 
 def should_save(options: LoomOptions | None, n_prompts: int) -> bool:
-    """Return True if the call's choices are saved. Raises: RequestError for several prompts."""
+    """Return True if the request wants the choices saved in a loom.
+
+    Raises: RequestError for several prompts, or for contradicting options.
+    """
     if options is None or not (
         options.save or options.loom is not None or options.parent is not None
     ):

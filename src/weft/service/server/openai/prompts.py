@@ -36,7 +36,7 @@ class TextPrompt:
         return self._lm.text.decode(self.ids, first=True) if self._given is None else self._given
 
     def loom(self) -> Loom:
-        """Return a loom of the prompt; its user prompt has no begin token."""
+        """Create a loom with this prompt. Its user prompt has no begin token."""
         loom = Loom(self._lm, self.ids)
         has_begin = self.ids[0] == self._lm.text.bos_token_id and len(self.ids) > 1
         decode = self._lm.text.decode
@@ -45,7 +45,7 @@ class TextPrompt:
         return loom
 
     def offsets(self) -> list[int]:
-        """Return where the text of each token begins, in characters of `text`."""
+        """Return the index of the character in `text` at which each token begins."""
         stream = self._lm.text.stream(first=True)
         bos = self._lm.text.bos_token_id
         offsets, at, end = [], 0, len(self.text)
@@ -62,9 +62,10 @@ class TextPrompt:
 
 
 def read_prompts(lm: LM, given: Given, *, adds_begin: bool = True) -> list[TextPrompt]:
-    """Return the prompts of a request. Special tokens in a text are recognized.
+    """Return the prompts of a request. Special tokens in texts are recognized.
 
-    adds_begin: add the begin token before a text, if the tokenizer does.
+    given: a text, token ids, or a list of these.
+    adds_begin: add the begin token before a text, if the tokenizer adds one.
 
     Raises: RequestError for an empty text without a begin token; ContextOverflow.
     """
@@ -82,7 +83,7 @@ def read_prompts(lm: LM, given: Given, *, adds_begin: bool = True) -> list[TextP
 
 
 def is_short(given: Given) -> bool:
-    """Return True if tokenizing takes less time than switching to a thread."""
+    """Return True if the prompts are so short that tokenizing them does not need a thread."""
     return given is None or (isinstance(given, str) and len(given) <= _SHORT)
 
 

@@ -392,7 +392,10 @@ def to_response(reply: ResponseModel) -> Response:
 
 
 def ok(reply: type[ResponseModel], *events: type[ResponseModel]) -> dict[int | str, Json]:
-    """Return the 200 of a route for FastAPI. events: the kinds that its streams consist of."""
+    """Return the description of a route's 200 response, for FastAPI's `responses`.
+
+    events: models of the events, if the route can also stream.
+    """
     described: Json = {"model": reply, "description": reply.__doc__}
     if events:
         data = {

@@ -296,7 +296,7 @@ def _check_ids(lm: LM, name: str, ids: Iterable[int]) -> None:
 
 
 def _spellings(lm: LM, word: str) -> frozenset[tuple[int, ...]]:
-    """Return the token sequences of a word: at the start of a text, inside it, after a space."""
+    """Return the token sequences of a word at the start of a text, inside it and after a space."""
     word, text = word.lstrip(), lm.text
     spelled = (text.encode(word, add_bos=False), text.continuation(word))
     return frozenset(map(tuple, (*spelled, text.continuation(f" {word}"))))

@@ -341,7 +341,10 @@ class ResponseCall:
     async def begin(
         cls, body: ResponseRequest, lm: LM, name: str, service: Service
     ) -> ResponseCall:
-        """Check the request and plan the call; nothing has run yet. Raises: RequestError."""
+        """Check the request and plan the call. Nothing is generated yet. Raises: RequestError.
+
+        name: the model's name, for the answer.
+        """
         context = await ResponseContext.read(service, body.previous_response_id, body.input, name)
         chat = body.chat(context)
         chat.check(service)
@@ -383,7 +386,7 @@ class ResponseCall:
             store(self._key, self._node, self._context, self._response_fields(status))
 
     def release(self) -> None:
-        """Cancel the choice if it is still running."""
+        """Cancel the choice if it is saved in a loom, and commit it; see `Runs.release`."""
         self.call.release()
 
     @property
@@ -427,14 +430,17 @@ class ResponseCall:
             yield event("response.failed", {"response": failed})
 
     async def _events(self) -> AsyncGenerator[tuple[str, Json], None]:
-        """Run the call and yield the events of its items; the response is stored at the end."""
+        """Run the call and yield (type, data) of the events of its items.
+
+        The response is stored at the end.
+        """
         async with aclosing(self.call.runs.news()) as news:
             async for _ in news:
                 for event in await self._new_events():
                     yield event
 
     async def _new_events(self) -> list[tuple[str, Json]]:
-        """Return the events for what is new."""
+        """Return events for the part of the turn that has become final since the last call."""
         (reply,), (turn,) = self.call.runs.replies, self.call.turns
         first, tokens = reply.new_tokens()
         (scored,) = await self.call.score([(reply, first, tokens)])

@@ -27,16 +27,16 @@ EndReason = Literal["stop", "length"]
 
 
 class ChoiceRun:
-    """One choice: its tokens, and the text that is final.
+    """One choice of a call: its generated tokens, and the text that is already final.
 
-    Incomplete characters, and text that may become a stop string, are withheld. The stop string and
-    what follows it are not part of the text. Tokens are all that were generated.
+    Incomplete characters, and text that may become a stop string, are withheld from the text. The
+    stop string and the text after it are not part of it. `tokens` has all generated tokens.
 
     Args:
-    prompt: index of the prompt.
+    prompt: index of the choice's prompt in the call.
     index: index of the choice in the call.
-    mute: tokens that are not part of the text.
-    keeps_stop: the text includes the stop that ended it.
+    mute: ids of tokens that are left out of the text.
+    keeps_stop: the text includes the stop string or stop token that ended it.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class ChoiceRun:
 
     @property
     def n_prompt(self) -> int:
-        """Number of tokens before the choice."""
+        """Number of tokens of the path before the choice."""
         return self._branch.origin.depth
 
     @property
@@ -87,7 +87,7 @@ class ChoiceRun:
 
     @property
     def ended_by(self) -> int | None:
-        """The end token that ended the choice; not one of `tokens`."""
+        """The end token that ended the choice, which is not one of `tokens`; None without one."""
         ticket = self._branch.ticket
         if ticket is None or ticket.value is None:
             return None
@@ -102,7 +102,7 @@ class ChoiceRun:
         return "stop" if self.is_cut or self.node.finish_reason == "stop" else "length"
 
     def grow(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
-        """Append new tokens."""
+        """Append new tokens, and their text. The text is cut at a stop string."""
         for token in tokens:
             token_bytes = self._token_bytes(token)
             if token not in self._mute:
@@ -127,7 +127,7 @@ class ChoiceRun:
             self.text, self.is_cut = self.text[:end], True
 
     def end(self) -> None:
-        """Mark the choice as ended and flush its text."""
+        """Mark the choice as ended, and add the text that was withheld."""
         self.is_over = True
         if self.is_cut:
             return
@@ -140,7 +140,7 @@ class ChoiceRun:
 
     @property
     def certain(self) -> int:
-        """Length of the text that cannot change; it ends at the end of a token's text."""
+        """Number of characters of the text that are final. They end where a token's text ends."""
         if self.is_over or self.is_cut:
             return len(self.text)
         stops = () if self._keeps_stop else self._stops
@@ -149,25 +149,31 @@ class ChoiceRun:
         return self.ends[n - 1] if n else 0
 
     def piece(self) -> str:
-        """Return the text that has become final since the last call."""
+        """Return the text that has become final since the last call, and mark it as sent."""
         certain = self.certain
         text, self.n_sent_chars = self.text[self.n_sent_chars : certain], certain
         return text
 
     def token_texts(self, first: int, n: int) -> list[str]:
-        """Return the text that each of `n` tokens adds; "" while a character is incomplete."""
+        """Return the text that each of `n` tokens adds, starting with the token at index `first`.
+
+        It is "" for a token that does not complete a character.
+        """
         bounds = [0, *self.ends]
         return [self.text[bounds[i] : bounds[i + 1]] for i in range(first, first + n)]
 
     def new_tokens(self) -> tuple[int, list[int]]:
-        """Return the tokens of newly final text, after the number of tokens returned before."""
+        """Return the tokens whose text has become final since the last call, and mark them as sent.
+
+        Returns: (number of tokens sent before, new tokens).
+        """
         first, self.n_sent = self.n_sent, self.n_covered(self.certain)
         return first, self.tokens[first : self.n_sent]
 
     def n_covered(self, length: int) -> int:
-        """Return how many tokens the first `length` characters of the text have.
+        """Return the number of tokens whose text is within the first `length` characters.
 
-        Tokens that have not added a character yet belong to the text that follows.
+        Tokens that do not complete a character belong to the text that follows.
         """
         if self.is_cut and length >= len(self.text):
             return bisect_left([0, *self.ends[:-1]], length)
@@ -179,7 +185,10 @@ class ChoiceRun:
 
 
 def _partial_stop_length(text: str, stop: str) -> int:
-    """Return how many characters at the end of a text may begin a stop string."""
+    """Return the length of the longest end of `text` that is a beginning of `stop`.
+
+    0 without one. The complete stop string does not count.
+    """
     sizes = range(min(len(stop) - 1, len(text)), 0, -1)
     return next((n for n in sizes if text.endswith(stop[:n])), 0)
 
@@ -191,9 +200,13 @@ class Runs:
     rounding (docs/models.md).
 
     Args:
+    nodes: the ends of the prompts.
+    n: number of choices for each prompt; with 0 nothing is generated.
+    ticker: decides when `news` yields.
+    is_streamed: tokens are read while the choices run.
     skips_special: leave special tokens out of the texts.
     keeps_stop: texts include the stop string or stop token that ended them.
-    kept: where the choices are saved.
+    kept: where the choices are saved; None does not save them.
     """
 
     def __init__(
@@ -230,7 +243,7 @@ class Runs:
                 self.replies.append(reply)
 
     async def finish(self) -> None:
-        """Run to the end; a cancelled task cancels the runs.
+        """Generate all choices to their end. Cancelling the caller cancels them.
 
         Raises: the first error of a choice.
         """
@@ -247,9 +260,10 @@ class Runs:
             reply.end()
 
     async def news(self) -> AsyncGenerator[list[ChoiceRun], None]:
-        """Yield choices with news, at most 20 times per second; closing it cancels the runs.
+        """Yield the choices that have new tokens or have ended, at most 20 times per second.
 
-        Raises: the first error of any choice, when the others have ended.
+        Closing the generator cancels the choices.
+        Raises: the first error of any choice, after the others have ended.
         """
         lock = nullcontext() if self.kept is None else self.kept.live.lock
         try:
@@ -283,18 +297,24 @@ class Runs:
         return reply
 
     def to_dict(self) -> Json:
-        """Return the `loom` field of an answer: sampling parameters and saved nodes."""
+        """Return the answer's `loom` field: the sampling parameters, and the nodes if saved."""
         data: Json = {"sampling": self.params.to_dict()}
         if self.kept is not None:
             data.update(self.kept.to_dict([reply.node for reply in self.replies]))
         return data
 
     def release(self) -> None:
-        """Cancel the choices that are still running; saved tokens stay."""
+        """If the choices are saved in a loom, cancel those that still run and start their commit.
+
+        Choices that are not saved are cancelled by closing `news`; nothing is done for them here.
+        """
         if self.kept is not None:
             self.kept.release()
 
     async def keep(self) -> None:
-        """Register the choices in their loom before they run. The caller holds the loom's lock."""
+        """Give the choices their node numbers before they run, if they are saved in a loom.
+
+        The caller holds the loom's lock.
+        """
         if self.kept is not None:
             await self.kept.begin(self._growth)

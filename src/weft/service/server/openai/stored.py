@@ -43,7 +43,7 @@ class ResponseKey(NamedTuple):
 
     @classmethod
     def parse(cls, given: str) -> ResponseKey:
-        """Parse the id of a response or an item. Raises: NotFound."""
+        """Parse the id of a response, or of an item of it. Raises: NotFound for an invalid id."""
         match = _ID.fullmatch(given)
         if match is None:
             raise _missing_error(given)
@@ -55,12 +55,12 @@ class ResponseKey(NamedTuple):
         return f"resp_{self.loom}{self.number:08x}"
 
     def item_id(self, kind: str) -> str:
-        """Return a new id of an item of this response."""
+        """Return a new id for an item of this response. kind: prefix of the id, such as "msg"."""
         return f"{kind}_{self.loom}{self.number:08x}{secrets.token_hex(4)}"
 
 
 def new_item_id(kind: str) -> str:
-    """Return a new id of an item of a response that is not stored."""
+    """Return a new id for an item of a response that is not stored. kind: prefix of the id."""
     return f"{kind}_{secrets.token_hex(16)}"
 
 
@@ -81,7 +81,7 @@ class StoredResponse(NamedTuple):
         return response
 
     def items(self) -> list[Json]:
-        """Return all input items of the response, the oldest first."""
+        """Return all input items of the response, including those of earlier ones, oldest first."""
         record = self.record
         items: list[Json] = record["input"]
         while record["previous"] is not None:
@@ -91,7 +91,7 @@ class StoredResponse(NamedTuple):
 
     @property
     def is_used(self) -> bool:
-        """True if other nodes or responses continue this one."""
+        """True if the node has children, or if another response continues this one."""
         nodes = preorder(self.live.kept.loom)
         followed = (node.meta.get(_RECORD, {}).get("previous") for node in nodes)
         return bool(self.live.children_of(self.node)) or self.key.number in followed
@@ -99,9 +99,9 @@ class StoredResponse(NamedTuple):
 
 @asynccontextmanager
 async def stored(service: Service, given: str) -> AsyncIterator[StoredResponse]:
-    """Find a response by its id or an item's; holds the loom's lock during the block.
+    """Find a response by its id or the id of one of its items. Raises: NotFound.
 
-    Raises: NotFound.
+    The block runs under the lock of the response's loom.
     """
     key = ResponseKey.parse(given)
     try:
@@ -156,12 +156,12 @@ async def delete(service: Service, given: str) -> str:
 
 
 class ResponseContext(NamedTuple):
-    """The responses and items that a new response continues.
+    """The earlier responses that a new response continues, and its input items.
 
     Args:
         items: the items of earlier responses, then those of the request.
-        n_before: the number of earlier items.
-        previous: the previous response, if any.
+        n_before: number of items of earlier responses.
+        previous: the previous response; None without one.
         locations: looms that can store the response, best first.
     """
 
@@ -174,8 +174,9 @@ class ResponseContext(NamedTuple):
     async def read(
         cls, service: Service, previous: str | None, given: str | Sequence[InputItem], model: str
     ) -> ResponseContext:
-        """Read the previous response and the items that the request refers to.
+        """Read the previous response, and the items that the request refers to by id.
 
+        previous: id of the previous response; None without one. given: the request's input.
         Raises: RequestError for unknown ids.
         """
         items = await _with_references(service, as_items(given))
@@ -208,7 +209,7 @@ class ResponseContext(NamedTuple):
 
 
 async def _with_references(service: Service, items: list[InputItem]) -> list[InputItem]:
-    """Replace references by the items that they name. Raises: RequestError."""
+    """Replace items that refer to others by the items that they name. Raises: RequestError."""
     resolved = []
     for number, item in enumerate(items):
         if item.type == "item_reference":
@@ -225,7 +226,7 @@ async def _with_references(service: Service, items: list[InputItem]) -> list[Inp
 
 
 def store(key: ResponseKey, node: Heddle, context: ResponseContext, response: Json) -> None:
-    """Write a response's record to its node. The next commit of the loom saves it."""
+    """Write a response's record to the meta of its node. The loom's next commit saves it."""
     earlier, own = context.items[: context.n_before], context.items[context.n_before :]
     is_here = context.previous is not None and context.previous.loom == key.loom
     node.meta = {

@@ -33,18 +33,21 @@ Json = dict[str, Any]
 
 
 class PlannedCall(Protocol):
-    """A planned call; exactly one of `answer` and `chunks` is used, once."""
+    """A call that was checked and planned, but has not run yet.
+
+    Either `answer` or `chunks` is used, and only once.
+    """
 
     def answer(self) -> Awaitable[ResponseModel | Json]:
         """Run the call and return the answer."""
         ...
 
     def chunks(self) -> AsyncGenerator[Json, None]:
-        """Run the call and yield the answer in chunks; closing the generator cancels the runs."""
+        """Run the call and yield the stream's chunks. Closing the generator cancels the call."""
         ...
 
     def release(self) -> None:
-        """Cancel what is still running at the end of the call."""
+        """Cancel choices that are still running. It is called once, at the end of the call."""
         ...
 
     @property
@@ -61,7 +64,10 @@ def sse_line(chunk: Json) -> bytes:
 
 
 class StreamFormat(NamedTuple):
-    """How chunks are encoded. ping: sent when idle. end: sent after unnamed chunks."""
+    """The encoding of chunks as bytes.
+
+    ping: sent when nothing else was sent for a while. end: sent after a stream of unnamed chunks.
+    """
 
     media_type: str
     line: Callable[[Json], bytes]
@@ -82,11 +88,16 @@ async def run_call(
     plan: Callable[[LM, str], Awaitable[PlannedCall]],
     format: StreamFormat = SSE,
 ) -> Response | Json:
-    """Plan a call on a model and run it; a client that disconnects cancels it.
+    """Plan a call on a model, run it, and return its answer or its stream.
+
+    A client that disconnects cancels it.
 
     Args:
-        kind: label for the metrics.
-        plan: takes the LM and the model's name.
+        kind: label of the call in the metrics.
+        model: name of the model; None means the default one.
+        is_streamed: return a stream of chunks instead of the complete answer.
+        plan: called with the LM and the model's name; returns the planned call.
+        format: encoding of the stream.
 
     Raises: QueueFull; the errors of `plan`; the call's own errors if it is not streamed;
     ServerStopping.
@@ -114,7 +125,10 @@ async def run_call(
 
 
 class StreamedCall:
-    """The stream of a call. error: what ended it early, or before its start."""
+    """The stream of a call.
+
+    error: the error that ended the stream early, or prevented its start; None without one.
+    """
 
     def __init__(
         self,
@@ -131,7 +145,7 @@ class StreamedCall:
         self._format = format
 
     async def lines(self) -> AsyncGenerator[bytes]:
-        """Yield the encoded stream; an error becomes a last chunk that SDKs understand."""
+        """Yield the encoded chunks. An error becomes a last chunk in the form that SDKs expect."""
         is_named = False
         try:
             with self._cancel_scope.scope():  # entered by the sending task, not the route's

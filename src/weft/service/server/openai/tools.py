@@ -68,7 +68,10 @@ ToolChoice = Literal["auto", "none", "required"] | NamedTool
 
 
 def resolve_tool_choice(choice: ToolChoice | None, tools: Sequence[Json] | None) -> str | None:
-    """Return Weft's `tool_choice`; None without tools. Raises: RequestError."""
+    """Return the `tool_choice` in Weft's own form: a mode, or the name of a function.
+
+    None without tools. Raises: RequestError.
+    """
     if not tools:
         if choice not in (None, "none", "auto"):
             raise invalid("tool_choice", "tool_choice: there are no tools to call")
@@ -149,7 +152,7 @@ def _warn_not_enforced(name: str, why: str) -> None:
 
 
 def call_object(call: ToolCall) -> Json:
-    """Return a call as in an answer; a call without an id gets a new one."""
+    """Convert a tool call to the object of an answer. A call without an id gets a new one."""
     return {
         "id": call.id or f"call_{secrets.token_hex(12)}",
         "type": "function",

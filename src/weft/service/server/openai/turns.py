@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ChatDelta(NamedTuple):
-    """A turn, or its new part."""
+    """An assistant's turn, or the new part of one, split into content, reasoning and calls."""
 
     content: str
     reasoning: str
@@ -25,8 +25,9 @@ class ChatDelta(NamedTuple):
 
 
 class TurnStep(NamedTuple):
-    """New tokens of a turn and the text they add; one token per step if logprobs are requested.
+    """New tokens of a turn, and the text that they add.
 
+    scored: their logprobs, in steps of one token; empty if they are not requested.
     is_content: False for tokens of reasoning, of calls and of the markers around them.
     """
 
@@ -37,7 +38,7 @@ class TurnStep(NamedTuple):
 
 
 class _Waiting(NamedTuple):
-    """A token that is not sent yet, and its share of the choice's text."""
+    """A token that is not sent yet, with the text that it adds to the choice."""
 
     text: str
     token: int
@@ -45,10 +46,13 @@ class _Waiting(NamedTuple):
 
 
 class ChatTurn:
-    """One choice of a chat, parsed. Calls are parsed only if the request has tools.
+    """One choice of a chat, split into reasoning, content and tool calls.
 
     Args:
-    has_format: a turn without calls matches a constraint, and may look like a call.
+    prompt: the chat's prompt, whose template decides the format of calls and reasoning.
+    reply: the choice.
+    reads_calls: parse tool calls; only if the request has tools.
+    has_format: a turn without calls matches a constraint, and its text may look like a call.
     """
 
     def __init__(
@@ -68,16 +72,19 @@ class ChatTurn:
 
     @property
     def n_calls(self) -> int:
-        """The number of calls that `new` has returned."""
+        """The number of tool calls that `new` and `steps` have returned so far."""
         return len(self._sent.calls)
 
     def finish_reason(self, n_calls: int) -> str | None:
-        """Return why a turn with `n_calls` calls ended; "length" if it was cut."""
+        """Return OpenAI's finish reason for a turn with `n_calls` tool calls.
+
+        It is "tool_calls" for a turn that ended with calls, and None while the choice is running.
+        """
         reason = self._reply.finish_reason
         return "tool_calls" if n_calls and reason == "stop" else reason
 
     def all(self) -> ChatDelta:
-        """Return the turn so far."""
+        """Return the entire turn so far."""
         return self._parsed(self._reply.certain, is_partial=not self._reply.is_over)
 
     def _parsed(self, length: int, *, is_partial: bool) -> ChatDelta:
@@ -98,11 +105,14 @@ class ChatTurn:
         return {tool["function"]["name"] for tool in self._prompt.tools}
 
     def new(self) -> ChatDelta:
-        """Return what is new since the last call."""
+        """Return the part of the turn that has become final since the last call."""
         return self._advance(self._reply.certain, is_partial=not self._reply.is_over)
 
     def _advance(self, length: int, *, is_partial: bool) -> ChatDelta:
-        """Return what the choice's text adds up to `length`."""
+        """Parse the first `length` characters of the text; return what they add to the turn.
+
+        is_partial: the choice is still running, so that more text may follow.
+        """
         reply = self._reply
         start, reply.n_sent_chars = reply.n_sent_chars, length
         if self._is_plain:
@@ -124,13 +134,14 @@ class ChatTurn:
     def steps(
         self, first: int, tokens: Sequence[int], scored: Sequence[ScoredToken]
     ) -> Iterator[TurnStep]:
-        """Yield what new tokens add: token by token if they have logprobs, else at once.
+        """Yield what new tokens add: token by token if they have logprobs, else all at once.
 
-        A token whose text may still become a marker waits for a later call.
+        A token whose text may still become part of a marker is returned by a later call.
 
         Args:
-            first: index of the first token in the choice.
-            scored: one per token; empty if logprobs are not requested.
+            first: index of the first of these tokens in the choice.
+            tokens: the new tokens.
+            scored: their logprobs; empty if these are not requested.
         """
         if not scored and not self._waiting:
             yield TurnStep(self.new(), tokens)
@@ -146,7 +157,10 @@ class ChatTurn:
             yield from self._released(self.new(), is_end=True)
 
     def _released(self, delta: ChatDelta, *, is_end: bool = False) -> Iterator[TurnStep]:
-        """Yield the tokens whose text is now known to be content, reasoning or neither."""
+        """Yield steps for waiting tokens whose part of the turn is now known.
+
+        delta: the new part of the turn. is_end: the choice has ended, so that no token may wait.
+        """
         texts = [waiting.text for waiting in self._waiting]
         shares = _shares(texts, delta.content or delta.reasoning)
         if delta.content and delta.reasoning and shares:
@@ -169,9 +183,9 @@ class ChatTurn:
 
 
 def _shares(texts: Sequence[str], delivered: str) -> list[str | None]:
-    """Return the part of `delivered` that each text has; None for a text outside of it.
+    """Return, for each text, the part of it that is in `delivered`; None if it has none.
 
-    The last text gets all of it if `delivered` is not a part of the joined texts.
+    If `delivered` is not within the joined texts, the last text gets all of it.
     """
     if not delivered or not texts:
         return [None] * len(texts)

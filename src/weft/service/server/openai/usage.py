@@ -12,12 +12,13 @@ if TYPE_CHECKING:
 class CallUsage:
     """Token counts of a call.
 
-    prompt_tokens: of all prompts, each counted once.
-    cached_tokens: prompt tokens whose KV was cached.
+    prompt_tokens: tokens of all prompts. A prompt with several choices counts once.
+    completion_tokens: generated tokens of all choices.
+    cached_tokens: prompt tokens whose KV was cached before the call.
 
     Args:
-    replies: all choices that ran, whether returned or not.
-    n_prompt: prompt tokens if nothing was generated.
+    replies: all choices that were generated, also those that the answer leaves out.
+    n_prompt: number of prompt tokens, if nothing was generated. None: counted from `replies`.
     """
 
     def __init__(self, replies: Iterable[ChoiceRun], *, n_prompt: int | None = None) -> None:
@@ -32,7 +33,7 @@ class CallUsage:
             self.prompt_tokens = n_prompt
 
     def chat(self) -> dict[str, Any]:
-        """Return the usage of completions and chat completions."""
+        """Return the `usage` object of completions and chat completions."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
@@ -41,7 +42,7 @@ class CallUsage:
         }
 
     def responses(self) -> dict[str, Any]:
-        """Return the usage of responses."""
+        """Return the `usage` object of /v1/responses."""
         return {
             "input_tokens": self.prompt_tokens,
             "input_tokens_details": {
@@ -55,6 +56,9 @@ class CallUsage:
 
 
 def _cached(replies: Sequence[ChoiceRun]) -> int:
-    """Return the cached tokens of a prompt, as its first choice finds them."""
+    """Return the number of a prompt's tokens whose KV was cached before the call.
+
+    replies: the prompt's choices. A later choice may also reuse KV that the first one computed.
+    """
     reused = [reply.reused for reply in replies]
     return min(min(reused), replies[0].n_prompt)

@@ -43,7 +43,10 @@ async def changed(
     expected: ExpectedRevision | None = None,
     status: int = 200,
 ) -> Response:
-    """Edit a tree as one operation; return the change."""
+    """Edit a tree as one operation, and return the response that describes the change.
+
+    Arguments as for `OpenLoom.change`. status: HTTP status of the response.
+    """
     change = await live.change(kind, edit, actor, expected)
     return model_response(changed_reply(live, change), rev=live.kept.rev, status=status)
 
@@ -183,7 +186,7 @@ async def remove_node(
 
 
 def _nodes_to_remove(node: Heddle, what: What) -> list[Heddle]:
-    """Return the top nodes of the subtrees to remove."""
+    """Return the nodes whose subtrees are to be removed; none of them is below another."""
     if what == "children":
         return list(node.children)
     if node.parent is None:
@@ -294,7 +297,7 @@ async def clip_node(
 
 
 def _n_kept(node: Heddle, body: ClipNode) -> int:
-    """Return how many tokens a clip keeps. Raises: ConfigError for more than the node has."""
+    """Return the number of tokens that a clip keeps. Raises: ConfigError if the node has fewer."""
     n_tokens = len(node.tokens)
     keep = body.keep if body.keep is not None else n_tokens - (body.drop or 0)
     if not 0 <= keep <= n_tokens:
@@ -304,9 +307,10 @@ def _n_kept(node: Heddle, body: ClipNode) -> int:
 
 
 async def _expected(live: OpenLoom, given: str, if_match: int | None) -> ExpectedRevision:
-    """Return a node, after checking that no server has changed it since `if_match`.
+    """Return a node with the revision that its editor has read.
 
-    Raises: NotFound; Conflict.
+    given: number or id of the node. if_match: that revision; None means no check.
+    Raises: NotFound; Conflict if the node was changed after that revision.
     """
     tree_node = live.node(given)
     if if_match is not None:

@@ -113,7 +113,11 @@ async def _job_response(
     accept: str | None,
     skipped: list[int],
 ) -> Response:
-    """Return the started job, the ended job, or its event stream."""
+    """Return the response for a started job.
+
+    It is the job, or with `wait` the ended job, or with `stream` the job's event stream.
+    accept: the request's Accept header. skipped: numbers of nodes that are not grown.
+    """
     if body.stream or (not body.wait and (accept or "").startswith("text/event-stream")):
         cancels = body.on_disconnect == "cancel"
         on_end = job.cancel if cancels else None

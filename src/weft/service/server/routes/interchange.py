@@ -124,7 +124,11 @@ async def import_looms(
 def _read(
     data: bytes, lm: LM, *, format: str, limits: ImportLimits, force: bool
 ) -> tuple[ImportReport, LM | None]:
-    """Read a file. Looms of another model are imported for reading only."""
+    """Read a file of another program or of Weft.
+
+    Returns: the imported looms, and their model. It is None for looms of another model, which can
+    only be read.
+    """
     try:
         return read(data, lm, format=format, limits=limits, force=force), lm
     except ModelMismatch as error:

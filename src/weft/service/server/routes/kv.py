@@ -61,7 +61,10 @@ async def read_loom_kv(loom: LoomName, service: ServiceDep) -> Response:
 
 
 def loom_kv(service: Service, live: OpenLoom) -> LoomKv:
-    """Count the nodes whose KV is in memory. The caller holds the lock. Cost: O(nodes)."""
+    """Return the number of nodes whose KV is in memory, and its size.
+
+    The caller holds the loom's lock. Cost: O(nodes).
+    """
     lm = None if live.lm is None or live.lm.closed else live.lm
     result = LoomKv(
         loom=live.kept.id,
@@ -151,7 +154,10 @@ async def handle_kv(
 
 
 async def _pin(live: OpenLoom, lm: LM, node: Heddle) -> None:
-    """Pin a node; others may edit it while its path is computed. Raises: KVFull; Conflict."""
+    """Pin a node. The loom's lock is released while the KV of its path is computed.
+
+    Raises: KVFull; Conflict if the node was removed meanwhile.
+    """
     if node.id in live.pins:
         return
     async with live.released_lock():

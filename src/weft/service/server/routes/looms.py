@@ -215,7 +215,7 @@ async def _undo_or_redo(service: Service, loom: str, kind: Literal["undo", "redo
 
 
 def changed_reply(live: OpenLoom, change: Change) -> Changed:
-    """Return a change as a Changed object."""
+    """Convert a change of the tree to a Changed object."""
     numbers = live.kept.numbers()
     return Changed.model_validate(
         {
@@ -318,7 +318,10 @@ async def search_loom(
 
 
 def pattern_of(text: str, *, is_pattern: bool, case: bool) -> regex.Pattern[str]:
-    """Compile the pattern of a search. Raises: RequestError for an invalid one."""
+    """Compile the pattern of a search. Raises: RequestError for an invalid regular expression.
+
+    is_pattern: `text` is a regular expression. case: match upper and lower case exactly.
+    """
     try:
         return regex.compile(text if is_pattern else regex.escape(text), 0 if case else regex.I)
     except (regex.error, RecursionError, OverflowError) as error:
@@ -330,7 +333,13 @@ def pattern_of(text: str, *, is_pattern: bool, case: bool) -> regex.Pattern[str]
 def find_in_loom(
     live: OpenLoom, pattern: regex.Pattern[str], kinds: Sequence[str], max_hits: int
 ) -> list[HitObject]:
-    """Return the nodes whose text matches, in the order of the tree. Cost: O(text).
+    """Return the nodes whose text contains a match of the pattern, in the order of the tree.
+
+    An empty pattern matches every node. Cost: O(text).
+
+    Args:
+        kinds: only nodes that are of all these kinds, such as "leaf".
+        max_hits: maximum number of nodes.
 
     Raises: RequestError for a pattern with catastrophic backtracking.
     """

@@ -47,8 +47,8 @@ def within(
     """Return a node and its descendants, parents first.
 
     Args:
-        depth: levels below `top`; `None` means all.
-        max_nodes: maximum number of nodes.
+        depth: maximum level below `top`; None means all levels.
+        max_nodes: maximum number of nodes; None means all.
     """
     nodes: list[Heddle] = []
     stack = [(top, 0)]
@@ -251,7 +251,11 @@ def _path_fields(live: OpenLoom, node: Heddle, format: str, below_root: bool) ->
 
 
 def messages_of(path: list[Heddle]) -> list[dict[str, str]]:
-    """Return a path as chat messages, as far as its nodes record whose turn they are."""
+    """Return a path as chat messages, beginning with the user's prompt.
+
+    Nodes that `add` has created from a user message become user messages. The text of consecutive
+    other nodes becomes one assistant message.
+    """
     root = path[0]
     prompt = getattr(root, "user_prompt", "") or root.text
     messages = [{"role": "user", "content": prompt}]
