@@ -422,7 +422,7 @@ def _readable(wanted: HubModel, error: Exception) -> ModelLoadError:
 
 
 def _nearest(name: str) -> str:
-    """Return '; near it: …' with similar names of local models, or ''."""
+    """Return a clause that suggests similar names of local models ("; near it: …"); "" if none."""
     local = [EMBEDDED, SMOLLM2, *cached_models(), *_sibling_folders(name)]
     by_lower = {full.lower(): full for full in local}
     short = {full.rpartition("/")[2]: full for full in by_lower}

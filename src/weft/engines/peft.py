@@ -54,7 +54,13 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def scale_of(config: Mapping[str, Any], path: str, rank: int) -> float:
-    """Return the factor of a layer's low-rank output."""
+    """Return the factor of a layer's low-rank output.
+
+    Args:
+        config: of `read_config`.
+        path: path of the layer's module, which patterns of the config may match.
+        rank: rank of the layer's matrices.
+    """
     alpha = config.get("lora_alpha", rank)
     try:
         for pattern, own in (config.get("alpha_pattern") or {}).items():

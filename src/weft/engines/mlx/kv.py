@@ -73,7 +73,7 @@ class SlotShape(tuple[KVShape, ...]):
 
 
 class MlxFragment(PaddedFragment):
-    """A fragment of this engine."""
+    """A fragment of the mlx engine; see `PaddedFragment`."""
 
     __slots__ = ()
     engine = "mlx"

@@ -323,7 +323,10 @@ class TailRows:
         return self._width <= self._buffer.width
 
     def start(self) -> None:
-        """Take views of the buffer up to the new slot of the longest tail."""
+        """Prepare a step: take views of the buffer up to the new slot of the longest tail.
+
+        Call it before `part` and `write`, because the buffer may have moved.
+        """
         lengths, width = self._lengths, self._width
         visible = np.arange(width) <= lengths[:, None]
         if bool(visible.all()):
@@ -337,7 +340,7 @@ class TailRows:
         self._scatter = (slice(None), rows_at, slice(None), lengths)
 
     def part(self, lo: int, hi: int) -> TailPart:
-        """Return the tails' keys for tails lo … hi-1, including the new slot."""
+        """Return the keys and values of tails lo … hi-1, including the new slots, as a part."""
         mask = None if self._mask is None else self._mask[lo:hi]
         rows = slice(self._first + lo, self._first + hi)
         tails = self._buffer.data[:, :, rows, :, : self._width]
@@ -524,7 +527,7 @@ def attend(
 
 
 def _scores_of(queries: Floats, keys: Floats) -> Floats:
-    """Return [K, m, S] from queries [K, m, D] and keys [K, S, D]."""
+    """Return the scores [K, m, S] of queries [K, m, D] and keys [K, S, D]."""
     if queries.shape[1] <= _MAX_VECTORS:
         scores: Floats = np.matvec(keys[:, None], queries)
         return scores
@@ -532,7 +535,7 @@ def _scores_of(queries: Floats, keys: Floats) -> Floats:
 
 
 def _weighted_sum(weights: Floats, values: Floats) -> Floats:
-    """Return [K, m, D] from weights [K, m, S] and values [K, S, D]."""
+    """Return the sums [K, m, D] of values [K, S, D] with weights [K, m, S]."""
     if weights.shape[1] <= _MAX_VECTORS:
         result: Floats = np.vecmat(weights, values[:, None])
         return result

@@ -23,7 +23,10 @@ _BATCHES = ((37, 0), (1, 0), (8, 3), (37, 6), (5, 20))  # prompt tokens a step, 
 
 
 def make_batch_invariant(model: nn.Module) -> None:
-    """Make all linear modules multiply blocks of 16 rows; zeros pad the last block."""
+    """Make all linear modules compute products of exactly 16 rows each; zeros pad the last one.
+
+    The order of summation in a library depends on the number of rows.
+    """
     for module in model.modules():
         if isinstance(module, nn.Linear):
             module.forward = partial(_in_blocks, module.forward)
@@ -59,7 +62,13 @@ def check_batch_invariance(engine: TorchEngine) -> None:
 
 
 def _run(engine: TorchEngine, ids: list[int], size: int, n_others: int) -> NDArray[np.float32]:
-    """Return the logits of the last tokens, [steps, V]; the prompt is a node of its own."""
+    """Run a prompt, then single tokens in a fragment below it; return their logits: [_STEPS, V].
+
+    Args:
+        ids: tokens of the prompt, then of the steps.
+        size: tokens of the prompt in one step.
+        n_others: other rows in each step.
+    """
     memory = engine.fragments
     prompt = memory.new(None)
     others = [memory.new(None) for _ in range(n_others)]

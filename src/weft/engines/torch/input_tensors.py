@@ -71,8 +71,10 @@ class InputIds:
         self._places = CachedTensor(device)
 
     def checked(self, rows: Sequence[Row], info: EngineInfo) -> list[Sequence[int] | FutureTokens]:
-        """Return the rows' tokens. Future tokens stay on the device if they are there.
+        """Return the tokens of each row, after checking ids and lengths.
 
+        `FutureTokens` whose ids are on the device are returned unchanged. For others the host
+        waits.
         Raises: ContextOverflow, ConfigError, as `row_tokens`.
         """
         checked: list[Sequence[int] | FutureTokens] = [row.tokens for row in rows]
@@ -101,7 +103,10 @@ class InputIds:
     def packed(
         self, tokens: Sequence[Sequence[int] | FutureTokens], order: Sequence[int]
     ) -> Tensor:
-        """Return the ids of the rows, concatenated in this order: int64 [T]."""
+        """Return the ids of all rows, concatenated: int64 [T].
+
+        tokens: of each row, from `checked`. order: row numbers in packed order.
+        """
         in_order = [tokens[number] for number in order]
         if FutureTokens not in set(map(type, in_order)):
             return to_device(np.array(_flat(in_order), np.int64), self._device)

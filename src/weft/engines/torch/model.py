@@ -250,7 +250,7 @@ def disable_padding_check(model: PreTrainedModel) -> None:
 
 
 def _no_warning(*args: Any, **kwargs: Any) -> None:
-    """Nothing of ours is padded."""
+    """Replaces Transformers' padding check: Weft pads no ids."""
 
 
 class Head(nn.Module):

@@ -86,12 +86,12 @@ def with_smaller_tiles(memory: KVBackend, error: BaseException) -> KVBackend | N
 
 
 def prefers_kernels(makers: Sequence[BackendFactory]) -> bool:
-    """Return True if the first backend runs Triton kernels."""
+    """Return True if the preferred backend runs Triton kernels. makers: of `kv_backends`."""
     return makers[0] is not PaddedBackend
 
 
 def has_kernels(makers: Sequence[BackendFactory], device: torch.device) -> bool:
-    """Return True if Triton kernels will be compiled for this GPU."""
+    """Return True if the engine will compile Triton kernels: on a GPU with the paged backend."""
     return device.type == "cuda" and prefers_kernels(makers)
 
 

@@ -184,7 +184,7 @@ def _is_bare(layer: nn.Module) -> bool:
 
 
 def _can_pack(layers: Sequence[nn.Module]) -> bool:
-    """Return True if packed products are correct for every weight shape of the layers."""
+    """Return True if packed products are correct here for every weight shape of the layers."""
     weights = [layer.weight.t() if type(layer) is Conv1D else layer.weight for layer in layers]
     shapes = {(weight.shape, weight.dtype): weight for weight in weights}
     return bool(shapes) and all(map(can_pack, shapes.values()))
@@ -252,7 +252,9 @@ def _by_name(model: PreTrainedModel) -> list[list[nn.Linear]]:
 
 
 def _by_input(model: PreTrainedModel) -> list[list[nn.Linear]]:
-    """Return the layers with one input of any other model, if their weights have one dtype.
+    """Return groups of layers that share an input, for models that the fused decoder does not run.
+
+    They are identified by a traced forward. The weights of a group have one dtype.
 
     Small layers are left out if their outputs would not start at 16 bytes.
     """

@@ -179,7 +179,7 @@ class _Place(NamedTuple):
 
 
 def _adjacent_layers(model: nn.Module) -> Iterator[list[nn.Linear]]:
-    """Yield groups of layers, in order, whose weights fill one piece of memory."""
+    """Yield groups of layers whose weights are adjacent in memory, in the order of addresses."""
     by_storage: dict[int, list[nn.Linear]] = defaultdict(list)
     for module in model.modules():
         weight = module._parameters.get("weight")

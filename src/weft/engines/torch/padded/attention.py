@@ -49,7 +49,10 @@ def attend(
 def plain(
     q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, mask: Mask | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Do the same in elementary operations: any device, soft-capped scores, any head sizes."""
+    """Compute `attend` in elementary operations.
+
+    They support any device, soft-capped scores and any head sizes.
+    """
     scores = torch.matmul(q, k.transpose(-1, -2)).float().mul_(spec.scale)
     if spec.softcap is not None:
         scores = scores.div_(spec.softcap).tanh_().mul_(spec.softcap)
@@ -96,7 +99,10 @@ def attend_causal(
 
 
 class CausalBand(NamedTuple):
-    """Queries start..stop of a causal square, and the keys first..stop that any of them sees."""
+    """A block of queries in causal attention, and the keys that any of them attends to.
+
+    Queries are start … stop - 1, keys first … stop - 1. bias: [queries, keys], 0 or -inf.
+    """
 
     start: int
     stop: int
@@ -105,7 +111,12 @@ class CausalBand(NamedTuple):
 
 
 def causal_bands(n: int, window: int | None, like: Tensor) -> list[CausalBand]:
-    """Split a causal square of n tokens into bands of queries, with masks [queries, keys]."""
+    """Split causal attention of n tokens to each other into blocks of queries.
+
+    Args:
+        window: size of the sliding window; None for full attention.
+        like: the biases get its dtype and device.
+    """
     bands = []
     for start in range(0, n, QUERY_BLOCK):
         stop = min(n, start + QUERY_BLOCK)
@@ -138,7 +149,7 @@ def apply_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> None:
 
 
 def is_fused(q: Tensor, v: Tensor, spec: AttentionSpec) -> bool:
-    """Return True if `attend` has one fused operation for these."""
+    """Return True if `attend` can use PyTorch's fused operation for these queries and values."""
     return q.device.type == "cpu" and spec.softcap is None and q.shape[-1] == v.shape[-1]
 
 

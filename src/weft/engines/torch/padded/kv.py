@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class PaddedKVFragment(PaddedFragment):
-    """A fragment of this pool."""
+    """A fragment of the padded pool; see `PaddedFragment`."""
 
     __slots__ = ()
     engine = "torch"

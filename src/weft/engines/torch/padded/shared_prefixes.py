@@ -28,8 +28,9 @@ class Positions(NamedTuple):
 
 
 class PrefixGroup:
-    """One shared prefix and its queries.
+    """One shared prefix and the packed queries start … stop - 1 that attend to it.
 
+    first: position of its first slot. length: number of slots.
     keys, values: by layer, [1, K, S, D]: views, or copies if the spans are not contiguous.
     """
 

@@ -108,7 +108,10 @@ class PrefixIndex:
         return np.flatnonzero(is_lone)
 
     def unmerge(self, leaf_nodes: Ints) -> Ints:
-        """Give merged nodes that new rows share their segments back; return their numbers."""
+        """Undo `merge_into_rows` for nodes that new rows share; return the numbers of these nodes.
+
+        leaf_nodes: leaf nodes of the new rows.
+        """
         lone, numbers, result = (
             set(self._merged_nodes.tolist()),
             set(leaf_nodes.tolist()),
@@ -123,7 +126,7 @@ class PrefixIndex:
         return np.array(sorted(result), np.int64)
 
     def cut(self, chunk: int) -> None:
-        """Split nodes into chunks; merged nodes have none."""
+        """Split the segments of all nodes into chunks of `chunk` slots; merged nodes have none."""
         self.chunk = chunk
         segments = self.segments
         segments[:, CHUNKS] = np.where(segments[:, N] > 0, chunks_of(segments[:, N], chunk), 0)
@@ -187,7 +190,7 @@ class PrefixIndex:
         return len(self._parents) - 1
 
     def _join(self, number: int) -> None:
-        """Prepend the slots of merged ancestors to a node's slots."""
+        """Give a node a list of its own that starts with the slots of its merged ancestors."""
         at, spans = number, [self._spans[number]]
         while self._parents[at] in self._merged_ends:
             at = self._parents[at]

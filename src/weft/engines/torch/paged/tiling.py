@@ -31,9 +31,9 @@ def chunks_of(n: Ints, chunk: int) -> Ints:
 
 
 def tiles_of(n_rows: Ints, largest: int) -> Ints:
-    """Return the number of tiles of each class for segments, [len(TILES), n].
+    """Return the number of tiles of each class that segments are split into: [len(TILES), n].
 
-    largest: rows of the largest class, one of TILES.
+    n_rows: query rows of each segment. largest: rows of the largest class, one of TILES.
     """
     none = 0 * n_rows
     if largest == NARROW:
@@ -45,9 +45,13 @@ def tiles_of(n_rows: Ints, largest: int) -> Ints:
 
 
 class TiledWork(NamedTuple):
-    """Items of segments, class by class; valid, except for their query tokens, while `n_tiles` is.
+    """Items of segments, ordered by tile class.
+
+    They stay valid while `n_tiles` is the same, except for their query tokens (START, N_ROWS).
 
     Attributes:
+        n_tiles: of `tiles_of`.
+        items: [n, ITEM_FIELDS].
         of: segment number of each item.
         n_each: number of items of each class of TILES.
     """
@@ -59,7 +63,10 @@ class TiledWork(NamedTuple):
 
 
 def tile_work(segments: Ints, n_tiles: Ints, chunk: int) -> TiledWork:
-    """Combine every chunk of a segment with every tile of it."""
+    """Return the items: every chunk of a segment combined with every tile of it.
+
+    segments: [n, ITEM_FIELDS]. n_tiles: of `tiles_of`. chunk: slots of a chunk.
+    """
     rows = np.array(TILES)[:, None]
     m0 = ((n_tiles * rows).cumsum(0) - n_tiles * rows).ravel()  # where a class begins
     size, whose = rows.repeat(n_tiles.shape[1], 1).ravel(), np.indices(n_tiles.shape)[1].ravel()

@@ -123,7 +123,7 @@ class SequenceRunner:
     def _run_full(
         self, paths: Sequence[FullSequence], adapter: str | None, on_states: OnStates
     ) -> None:
-        """Run full paths in one batch, padded on the right; decoders do not see it."""
+        """Run full paths in one batch, padded on the right, where causal attention ignores it."""
         longest = max(len(path.ids) for path in paths)
         padded = [[*path.ids, *path.ids[-1:] * (longest - len(path.ids))] for path in paths]
         is_even = self.states is not None and all(len(path.ids) == longest for path in paths)

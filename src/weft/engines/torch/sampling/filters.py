@@ -97,7 +97,11 @@ class Ranking(NamedTuple):
 def ranking(logits: Tensor, tensors: SamplingTensors, rows: Tensor | None, depth: int) -> Ranking:
     """Return the `depth` likeliest tokens of rows after the filters.
 
-    logits: float32 [B, V], edited, of these rows only; rows: their numbers.
+    Args:
+        logits: float32 [B, V], edited, of these rows only.
+        tensors: parameters of all samplers.
+        rows: numbers of the samplers of these rows; None for all.
+        depth: number of tokens to rank per row.
     """
     keys = (_ordered(logits) << 32) | (_ID - torch.arange(logits.shape[1], device=logits.device))
     best = keys.topk(depth, dim=1).values  # of equals the lower id is the larger key
@@ -122,7 +126,11 @@ def ranking(logits: Tensor, tensors: SamplingTensors, rows: Tensor | None, depth
 
 
 def _typical(ids: Tensor, below: Tensor, share: Tensor) -> Tensor:
-    """Mask the smallest set with surprisal nearest the entropy that reaches its share."""
+    """Return the filter of typical_p: True for kept tokens.
+
+    It keeps the smallest set of tokens, by distance of their surprisal from the entropy, whose
+    probabilities reach `share`.
+    """
     weights, gone = below.exp(), below.isneginf()
     total = weights.sum(1, keepdim=True)
     surprisal = total.log() - below.masked_fill(gone, 0.0)
@@ -137,7 +145,7 @@ def _typical(ids: Tensor, below: Tensor, share: Tensor) -> Tensor:
 
 
 def _ordered(logits: Tensor) -> Tensor:
-    """Return integers that increase with the logits: int64, within 32 bits."""
+    """Map logits to integers of the same order: int64, within 32 bits."""
     bits = (logits + 0.0).view(torch.int32)  # -0 becomes 0
     return torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
 

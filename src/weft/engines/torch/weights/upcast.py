@@ -89,5 +89,5 @@ def _by_column(wide: Tensor, weight: Tensor) -> Tensor:
 
 
 def _lines(width: int) -> int:
-    """Return the number of lines of a weight in a block."""
+    """Return the number of rows (or columns) of a weight in a block; `width`: their length."""
     return max(_MIN_LINES, _BLOCK_BYTES // (4 * width) // _ALIGN * _ALIGN)
