@@ -34,7 +34,13 @@ _N_BINS = 8192
 
 
 def bias(logits: Floats, rows: Ids, ids: Ids, values: Floats) -> Floats:
-    """Add `values` to the logits of `ids` in `rows`; no (row, id) pair may occur twice."""
+    """Return a copy of logits with biases added.
+
+    Args:
+        logits: float32 [B, V]; not modified.
+        rows, ids, values: one entry per bias: the row, the token id, and the number to add. No
+            (row, id) pair may occur twice.
+    """
     out = logits.copy()
     out[rows, ids] += np.minimum(values, _HUGE)
     return out
@@ -78,9 +84,11 @@ class Filtered(NamedTuple):
 
     ids: int64 [B, C], most likely first.
 
-    heights: float64 [B, C], tempered logits minus the row's largest; -inf for dropped tokens.
+    heights: float64 [B, C], logits divided by the temperature, minus the row's largest. -inf for
+    dropped tokens.
 
-    log_total: float64 [B], log of the sum of their exponentials.
+    log_total: float64 [B], log of the sum of exp(heights). So a token's log-probability is its
+    height minus this.
     """
 
     rows: Ids
@@ -107,14 +115,16 @@ class Cutoff(NamedTuple):
 def filter_logits(
     logits: Floats, peaks: Floats, arrays: SamplingArrays, rows: Ids, totals: Doubles
 ) -> Iterator[Filtered]:
-    """Yield the tokens that the filters of some rows keep, in one or two parts.
+    """Yield the tokens that the filters of some rows keep.
+
+    There are one or two results, each for a part of the rows.
 
     Args:
-        logits: float32 [R, V], edited.
-        peaks: `metrics.group_peaks` of them.
+        logits: float32 [R, V], after bias and penalties.
+        peaks: `metrics.group_peaks` of the logits.
         arrays: the parameters of all R rows.
-        rows: int64, ascending.
-        totals: `mass` of all R rows, used if top-p is the first filter.
+        rows: int64, the rows to filter, ascending.
+        totals: `mass` of all R rows. Only rows whose first filter is top-p use it.
     """
     scan = _TopScan.scan(logits, peaks, arrays, rows, totals)
     if scan.complete.all():
@@ -130,7 +140,8 @@ def filter_or_cutoff(
 ) -> Iterator[Filtered | Cutoff]:
     """Like `filter_logits`, but yields a `Cutoff` for rows whose kept set is too large to sort.
 
-    These are rows with min-p only, and rows whose most likely tokens do not reach top-p's share.
+    These are rows with min-p only, and rows whose most likely tokens do not reach the share of
+    top-p. The arguments are those of `filter_logits`.
     """
     active = arrays.active
     none = np.zeros(len(rows), dtype=bool)
@@ -160,10 +171,15 @@ def filter_or_cutoff(
 
 
 class _TopScan(NamedTuple):
-    """A first scan of some rows, as far down as filters usually need.
+    """The most likely tokens of some rows, ranked as far down as filters usually need.
 
-    complete: rows whose scan was sufficient. The other fields are those of `filter_logits`, for
-    these rows only.
+    rows, logits, peaks, arrays, total: as for `filter_logits`, for these rows only.
+
+    sure, floors: [B], `_sure_floors`, and the logit down to which a second scan must rank.
+
+    ranked: the tokens ranked by this scan.
+
+    complete: bool [B], True if the scan of a row was sufficient.
     """
 
     rows: Ids
@@ -196,12 +212,18 @@ class _TopScan(NamedTuple):
         return cls(rows, subset, heads, own, total, sure, floors, ranked, complete)
 
     def rerank(self, chosen: Ids) -> Filtered:
-        """Filter some of the rows after ranking as many tokens as they need."""
+        """Rank as many tokens as some of the rows need, and filter them.
+
+        chosen: indices of these rows in the scan.
+        """
         ranked = rank(self.logits[chosen], self.peaks[chosen], self.floors[chosen])
         return _cut(self.rows[chosen], ranked, self.arrays.select(chosen), self.total[chosen])
 
     def cutoff(self, chosen: Ids) -> Cutoff:
-        """Find the cutoffs of top-p, and of min-p after it, for some of the rows."""
+        """Return the cutoffs of top-p, and of min-p after it, for some of the rows.
+
+        chosen: indices of these rows in the scan.
+        """
         cutoff = Cutoff(
             self.rows[chosen],
             np.empty(len(chosen), dtype=np.float32),
@@ -222,10 +244,15 @@ class _TopScan(NamedTuple):
 def _find_cutoff(
     logits: Floats, floor: np.float32, temperature: float, wanted: float
 ) -> tuple[np.float32, int]:
-    """Return the logit and the id at which a row's most likely tokens reach the wanted mass.
+    """Return the logit and the id of the token at which a row's most likely tokens reach a mass.
 
-    Tokens below the floor are ignored. Weights are summed in bins of value, and only the bin that
-    reaches the mass is sorted.
+    Weights are summed in bins of value, and only the bin that reaches the mass is sorted.
+
+    Args:
+        logits: float32 [V].
+        floor: tokens with smaller logits are ignored.
+        temperature: divides the logits.
+        wanted: the mass, in units of the most likely token's weight.
     """
     ids = np.flatnonzero(logits >= floor)
     values = logits[ids]
@@ -244,7 +271,10 @@ def _find_cutoff(
 
 
 def _min_p_cutoff(tops: Floats, temperature: Doubles, min_p: Doubles) -> Floats:
-    """Return the smallest logit that min-p keeps in each row: float32 [B]; -inf if it is off."""
+    """Return the smallest logit that min-p keeps in each row: float32 [B]; -inf if it is off.
+
+    tops: float32 [B], the largest logits.
+    """
     lowest = _logs(min_p)
     with np.errstate(over="ignore"):
         about = (tops + lowest * temperature).astype(np.float32)
@@ -268,7 +298,12 @@ def mass(logits: Floats, largest: Floats, temperature: Doubles) -> Doubles:
 
 
 def _sure_floors(peaks: Floats, arrays: SamplingArrays, total: Doubles, n_vocab: int) -> Floats:
-    """Return for each row a logit below which no token can be needed; -inf if none is known."""
+    """Return for each row a logit below which no filter needs any token: float32 [B].
+
+    -inf if no such logit is known.
+
+    total: float64 [B], `mass` of each row.
+    """
     active = arrays.active
     if active.keys().isdisjoint(("min_p", "top_p")):
         return np.full(len(peaks), -np.inf, dtype=np.float32)
@@ -291,7 +326,12 @@ def _sure_floors(peaks: Floats, arrays: SamplingArrays, total: Doubles, n_vocab:
 
 
 def _likely_floors(peaks: Floats, arrays: SamplingArrays, total: Doubles) -> Floats:
-    """Return for each row a logit above which there are usually enough tokens."""
+    """Return for each row a logit: tokens at or above it usually suffice for top-k and top-p.
+
+    -inf without these filters.
+
+    total: float64 [B], `mass` of each row.
+    """
     active, first = arrays.active, arrays.top_p_first
     out = np.full(len(peaks), -np.inf, dtype=np.float32)
     if "top_k" in active:
@@ -307,10 +347,12 @@ def _likely_floors(peaks: Floats, arrays: SamplingArrays, total: Doubles) -> Flo
 
 
 def _head_floors(peaks: Floats, temperature: Doubles, wanted: Doubles) -> Floats:
-    """Return for each row a logit down to which its most likely tokens have the wanted mass.
+    """Return for each row the logit at which its most likely tokens reach a mass: float32 [B].
 
-    Only the largest token of each group counts. If the head is not enough, return the last of it:
-    the other tokens of the groups may suffice.
+    It looks at the largest tokens of the groups only, at most `_HEAD_SIZE` of them. If these do not
+    reach the mass, it returns the smallest of them, because other tokens of the groups may suffice.
+
+    wanted: float64 [B], the mass, in units of the most likely token's weight.
     """
     n = max(1, min(_HEAD_SIZE, peaks.shape[1] // 2))
     best = -np.sort(np.partition(-peaks, n - 1, axis=1)[:, :n], axis=1)
@@ -321,7 +363,10 @@ def _head_floors(peaks: Floats, temperature: Doubles, wanted: Doubles) -> Floats
 
 
 def _cut(rows: Ids, ranked: RankedIds, arrays: SamplingArrays, total: Doubles) -> Filtered:
-    """Apply all active filters to ranked tokens, then the temperature after them."""
+    """Apply all active filters to ranked tokens, and divide by the temperature if it comes last.
+
+    total: float64 [B], `mass` of each row, for top-p as the first filter.
+    """
     below = _below(ranked, arrays.temperature_before)
     below[np.arange(below.shape[1]) >= ranked.n[:, None]] = -np.inf
     mass = np.where(arrays.top_p_first, total, 0.0)
@@ -413,20 +458,21 @@ def _below(ranked: RankedIds, temperature: Doubles) -> Doubles:
 
 
 def _running(weights: Doubles) -> Doubles:
-    """Return cumulative sums along the rows, in order: trailing zeros do not change their
-    rounding.
+    """Return cumulative sums along each row.
+
+    Terms are added strictly in order, so that trailing zeros do not change the rounding.
     """
     return np.cumsum(weights, axis=1)
 
 
 def _sums(weights: Doubles) -> Doubles:
-    """Return each row's `_running` sum: float64 [B]."""
+    """Return the sum of each row, rounded as the last entry of `_running`: float64 [B]."""
     total: Doubles = _running(weights)[:, -1]
     return total
 
 
 def _logs(shares: Doubles) -> Doubles:
-    """Return logarithms; -inf for 0."""
+    """Return logarithms; -inf for 0, without a warning."""
     with np.errstate(divide="ignore"):
         logs: Doubles = np.log(shares)
     return logs

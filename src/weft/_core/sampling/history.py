@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 
 class History:
-    """Distinct token ids and how often each was generated, among the last `last_n` tokens or all.
+    """Distinct token ids of a history, and how often each was generated.
 
-    Prompt tokens have count 0. Adding a token costs O(1). The arrays are views, valid until the
-    next change.
+    Only the last `last_n` tokens count, or all if it is None. Tokens that are in the prompt only
+    have count 0. Adding a token costs O(1). The arrays are views, valid until the next change.
     """
 
     __slots__ = ("_counts", "_ids", "_index", "_n", "_n_in_window", "_recent", "last_n")
@@ -80,7 +80,7 @@ class History:
                 self._remove(oldest)
 
     def _remove(self, token_id: int) -> None:
-        """Remove an id; the last id moves into its slot."""
+        """Remove an id from the arrays; the last id moves to its index."""
         del self._n_in_window[token_id]
         at, last = self._index.pop(token_id), self._n - 1
         if at != last:

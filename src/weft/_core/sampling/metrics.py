@@ -100,14 +100,23 @@ def moments(
 
 
 def moments_from_sums(peak: Floats, total: Floats, mean: Floats) -> Moments:
-    """Return the moments of rows. mean: [B], the sum of (logit - peak) * exp(logit - peak)."""
+    """Return the moments of rows from sums that an engine has computed.
+
+    Args:
+        peak: [B], the largest logits.
+        total: [B], the sum of exp(logit - peak).
+        mean: [B], the sum of (logit - peak) * exp(logit - peak).
+    """
     log_total = np.log(total)
     entropies = np.maximum(log_total - mean / total, np.float32(0))
     return Moments(peak, total, log_total, entropies)
 
 
 def surprisal(logits: Floats, token: int) -> float:
-    """Return -log p of a token in nats, by raw logits over all tokens; inf where banned."""
+    """Return -log p of a token in nats; inf if its logit is -inf.
+
+    logits: raw, float32 [V].
+    """
     wide = logits.astype(np.float64)
     peak = wide.max()
     total = float(np.log(np.exp(wide - peak).sum()) + peak)
@@ -116,7 +125,7 @@ def surprisal(logits: Floats, token: int) -> float:
 
 
 def entropy(logits: Floats) -> float:
-    """Return the entropy in nats of raw logits over the full vocabulary."""
+    """Return the entropy in nats of one distribution. logits: raw, float32 [V]."""
     wide = logits.astype(np.float64)
     shifted = wide - wide.max()
     weights = np.exp(shifted)
@@ -126,9 +135,15 @@ def entropy(logits: Floats) -> float:
 
 
 def score_span(span: ScoreSpan, n_vocab: int, logits_of: Callable[[int, int], Floats]) -> Score:
-    """Score a row's span part by part. logits_of: raw logits of the row's tokens first … last - 1.
+    """Return the scores of a row's span, computed part by part to limit memory.
 
-    Raises: ForwardError for a target outside of the vocabulary.
+    Args:
+        span: the targets, and the row's token that predicts the first of them.
+        n_vocab: the vocabulary size.
+        logits_of: called with (first, last); returns the raw logits of the row's tokens from
+            `first` to `last` - 1, float32 [last - first, V].
+
+    Raises: ForwardError for a target outside the vocabulary.
     """
     targets = np.array(span.targets, dtype=np.int64)
     if targets.size and not 0 <= int(targets.min()) <= int(targets.max()) < n_vocab:
@@ -146,7 +161,7 @@ def score_span(span: ScoreSpan, n_vocab: int, logits_of: Callable[[int, int], Fl
 
 
 def join_scores(parts: Sequence[Score]) -> Score:
-    """Put the scores of consecutive positions together."""
+    """Concatenate the scores of consecutive positions into one."""
     if len(parts) == 1:
         return parts[0]
     names = ("logprobs", "entropies", "ranks", "top_ids", "top_logprobs")
@@ -158,7 +173,13 @@ def join_scores(parts: Sequence[Score]) -> Score:
 
 
 def score(logits: Floats, targets: NDArray[np.int64], top: int = 0) -> Score:
-    """Score one target a row. logits: float32 [n, V], raw; not modified."""
+    """Return the log-probability, entropy and other statistics of one target per row.
+
+    Args:
+        logits: float32 [n, V], raw; not modified.
+        targets: int64 [n], token ids.
+        top: how many of the most likely ids to list per row.
+    """
     stats = moments(logits)
     chosen = logits[np.arange(len(targets)), targets][:, None]
     base = (stats.peak + stats.log_total)[:, None]
@@ -180,7 +201,14 @@ def _ranks(logits: Floats, targets: NDArray[np.int64], chosen: Floats) -> NDArra
 
 
 def _sums_without_nan(products: Floats, total: Floats) -> Floats:
-    """Return the row sums of weight * shifted logit; entries with 0 * -inf = NaN count as 0."""
+    """Return the sum of each row of `products`, where NaN counts as 0: float32 [B].
+
+    Args:
+        products: float32 [B, V], exp(x) * x of x = logit - peak; NaN where x is -inf. Modified.
+        total: float32 [B], the sums of exp(x).
+
+    Raises: ForwardError if a total is not finite.
+    """
     if not np.isfinite(total).all():
         raise broken_logits()
     sums: Floats = np.nan_to_num(products, copy=False, nan=0.0).sum(axis=1)
@@ -223,7 +251,10 @@ def _line_starts(n_vocab: int) -> Ids:
 
 
 def has_ragged_groups(n_vocab: int) -> bool:
-    """Return True if some groups have fewer members than `members` gives."""
+    """Return True if some groups are shorter than others in a vocabulary of this size.
+
+    `members` then returns ids outside the vocabulary for the shorter groups.
+    """
     if n_vocab <= GROUP_SIZE:  # of one member each
         return False
     return n_vocab % (GROUP_SIZE if n_vocab <= _SQUARE else _SQUARE) != 0
@@ -281,8 +312,12 @@ class RankedIds(NamedTuple):
 
 
 def rank(values: Floats, peaks: Floats, floors: Floats) -> RankedIds:
-    """Return each row's finite values at or above its floor, sorted. peaks: `group_peaks` of
-    values.
+    """Return each row's finite values at or above its floor, sorted.
+
+    Args:
+        values: float32 [B, V].
+        peaks: `group_peaks` of the values.
+        floors: float32 [B]; -inf ranks all values of a row.
     """
     rows, ids = _entries_above(values, peaks, floors)
     n_rows = len(values)
@@ -298,8 +333,13 @@ def rank(values: Floats, peaks: Floats, floors: Floats) -> RankedIds:
 
 
 def kth_floors(peaks: Floats, wanted: Ids) -> Floats:
-    """Return for each row a value that at least wanted[row] entries reach; -inf if there are too
-    few groups.
+    """Return for each row a value that at least wanted[row] entries reach: float32 [B].
+
+    -inf if a row has fewer groups than that.
+
+    Args:
+        peaks: `group_peaks` of the rows.
+        wanted: int64 [B], numbers of entries.
     """
     n_groups = peaks.shape[1]
     if (wanted == wanted[0]).all():
@@ -345,7 +385,7 @@ def _entries_above(values: Floats, peaks: Floats, floors: Floats) -> tuple[Ids, 
 
 
 def _keys(values: Floats, ids: Ids) -> Ids:
-    """Return integers that ascend as values fall, equals by id."""
+    """Return integers whose ascending order is: largest value first, equal values by lower id."""
     bits = (values + np.float32(0)).view(np.int32).astype(np.int64)  # -0 becomes 0
     ascending = np.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     return (~ascending << 32) | ids
@@ -368,7 +408,7 @@ class BufferPool:
         self._buffers: dict[str, NDArray[Any]] = {}
 
     def get(self, name: str, shape: tuple[int, int], dtype: DTypeLike) -> NDArray[Any]:
-        """Return an array of that shape, valid until the next `get` of the same name."""
+        """Return an uninitialized array, valid until the next `get` with the same name."""
         kept = self._buffers.get(name)
         if kept is not None and kept.shape == shape and kept.dtype == dtype:
             return kept

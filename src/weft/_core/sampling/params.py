@@ -50,7 +50,7 @@ CHAT_SAMPLING: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A parameter as a command-line option with one typed value."""
+    """The command-line option of a parameter that has one typed value."""
 
     type: type
     names: tuple[str, ...]
@@ -59,7 +59,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One row of the table: everything about a parameter but its type and default."""
+    """One row of the table of parameters: all facts about one except its type and default."""
 
     check: Callable[[str, Any], Any]  # takes name and value, returns the value to store
     aliases: tuple[str, ...] = ()  # names in other libraries
@@ -179,9 +179,13 @@ class SamplingParams:
     def resolve(
         cls, values: Mapping[str, Any], defaults: SamplingParams | None = None
     ) -> SamplingParams:
-        """Return `defaults` (None: neutral) updated with the given values.
+        """Return parameters with the given values, and the defaults for all others.
 
-        Raises: ConfigError for an unknown keyword, naming the right one.
+        Args:
+            values: keywords of SamplingParams.
+            defaults: None means neutral parameters: temperature 1, no filters.
+
+        Raises: ConfigError for an unknown keyword; it names the right one.
         """
         for name in values:
             if name not in NAMES:
@@ -195,9 +199,9 @@ class SamplingParams:
     def from_generation_config(cls, config: Mapping[str, Any]) -> SamplingParams:
         """Return the parameters of a model's generation_config.json.
 
-        Without do_sample the file requests greedy decoding; only its repetition_penalty is used
-        then. An invalid value keeps its default. Unsupported rules are ignored. The log has a
-        warning for each.
+        Without `do_sample`, only repetition_penalty is read. The file's greedy decoding is not
+        adopted: the temperature stays 1. An invalid value keeps its default. Unsupported rules are
+        ignored. Both are logged as warnings.
         """
         accepted, samples = cls(), bool(config.get("do_sample"))
         unsupported = _unsupported_rules(config, samples=samples)
@@ -218,7 +222,7 @@ class SamplingParams:
         return accepted
 
     def keywords(self) -> dict[str, Any]:
-        """Return all values but `unset` as keywords."""
+        """Return the parameters as keywords for the constructor, except the field `unset`."""
         return {name: getattr(self, name) for name in NAMES}
 
     def to_dict(self) -> dict[str, Any]:
@@ -238,7 +242,7 @@ class SamplingParams:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> SamplingParams:
-        """Read what `to_dict` wrote; names that are absent take their default."""
+        """Return the parameters that `to_dict` wrote; missing names have their defaults."""
         biases = data.get("logit_bias") or {}
         try:
             parsed = {int(token_id): float(value) for token_id, value in biases.items()}
@@ -297,9 +301,11 @@ class ModelDefaults:
 
     @classmethod
     def from_generation_config(cls, config: Mapping[str, Any]) -> ModelDefaults:
-        """Return the defaults of a model with this generation_config.json; {} if it has none.
+        """Return the defaults of a model with this generation_config.json.
 
-        With `do_sample: true` the file's parameters replace all of `CHAT_SAMPLING`.
+        With `do_sample: true` the file's parameters also apply to chat, instead of `CHAT_SAMPLING`.
+
+        config: the content of the file; {} if the model has none.
         """
         raw = SamplingParams.from_generation_config(config)
         chat = raw if config.get("do_sample") else SamplingParams.resolve(CHAT_SAMPLING, raw)
@@ -307,7 +313,10 @@ class ModelDefaults:
 
     @classmethod
     def from_sampling(cls, own: SamplingParams | ModelDefaults | None) -> ModelDefaults:
-        """Return the defaults of a model. sampling: parameters that its files set, or None."""
+        """Return the defaults of a model.
+
+        own: parameters from the model's files, for raw prompts and chat. None: there are none.
+        """
         if own is None:
             return cls.from_generation_config({})
         return own if isinstance(own, ModelDefaults) else cls(own, own)
@@ -323,8 +332,8 @@ def unknown_option_error(
 
     Args:
         name: the unknown keyword.
-        accepted: the keywords of the call. None: NAMES.
-        call: the name of the call.
+        accepted: the keywords of the call. None means the sampling parameters, `NAMES`.
+        call: the name of the called function, for the message. "" means a sampling option.
         aliases: names in other libraries → names here.
     """
     others = aliases or {}
@@ -345,7 +354,12 @@ def unknown_option_error(
 def rejects_unknown_options(
     name: str, aliases: Mapping[str, str] | None = None
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Return a decorator that raises `unknown_option_error` for unknown keywords of a call."""
+    """Return a decorator of functions that raises `unknown_option_error` for unknown keywords.
+
+    Args:
+        name: the name of the function, for the message.
+        aliases: names in other libraries → names here.
+    """
 
     def decorate(call: Callable[P, T]) -> Callable[P, T]:
         keywords = signature(call).parameters.values()
@@ -389,7 +403,7 @@ def accepts_params_first(call: Call) -> Call:
 
 
 def _canonical_name(name: str, allowed: Collection[str]) -> str | None:
-    """Return Weft's name for another library's name, if it is allowed."""
+    """Return Weft's name for another library's name; None if there is none in `allowed`."""
     for own, parameter in PARAMETERS.items():
         if own not in allowed:
             continue
@@ -401,10 +415,10 @@ def _canonical_name(name: str, allowed: Collection[str]) -> str | None:
 
 
 def _unsupported_rules(config: Mapping[str, Any], *, samples: bool) -> list[str]:
-    """Return the rules of a generation_config.json that change its samples and are not supported
-    here.
+    """Return the rules of a generation_config.json that would change results and that Weft lacks.
 
-    samples: the file has do_sample; without it, Transformers uses no filters.
+    samples: `do_sample` of the file. Without it, Transformers uses no filters, so their rules are
+    left out.
     """
     rules = {**_RULES, **(_FILTERS if samples else {})}
     values = ((name, config.get(name), neutral) for name, neutral in rules.items())

@@ -52,7 +52,10 @@ _ADDED = (
 def philox(key: U64, counter: U64, high: U64 | None = None) -> NDArray[np.uint32]:
     """Return the four words of Philox4x32-10 for every key and counter: uint32 [B, 4].
 
-    high: the counter's upper 64 bits, [B]; zero when left out.
+    Args:
+        key: uint64 [B].
+        counter: uint64 [B], the lower 64 bits of the 128-bit counter.
+        high: uint64 [B], its upper 64 bits. None means zero.
     """
     upper = np.zeros_like(counter) if high is None else high
     keys = (_halves(key) + _ADDED) & _MASK
@@ -93,9 +96,10 @@ def splitmix(key: U64, counter: U64) -> U64:
 
 
 def stream_of(seed: int, lineage: tuple[int, ...] = ()) -> int:
-    """Return the 64-bit stream of a seed and a lineage.
+    """Return the 64-bit random stream of a seed and a lineage.
 
-    lineage: child index in the call, then (position, ordinal there) of every fork; all >= 0.
+    lineage: numbers that distinguish continuations of one seed, all >= 0. They are the child's
+    index in its call, then for every fork its position and its number among the forks there.
     """
     packed = struct.pack(f"<{1 + len(lineage)}Q", seed, *lineage)
     digest = hashlib.blake2b(packed, digest_size=8, person=b"weft stream").digest()
@@ -112,7 +116,7 @@ def _halves(values: U64) -> U64:
 
 
 def _key(stream: int, position: int) -> int:
-    """Return the key of one pair, in Python ints; see `keys_of`."""
+    """Return the key of one stream and position as a Python int; see `keys_of`."""
     key0, key1 = stream & _LOW, stream >> 32
     c0, c1, c2, c3 = position & _LOW, position >> 32, 0, 0
     m0, m1 = _MULTIPLIERS
@@ -177,7 +181,10 @@ class StreamNoise:
         self._ahead: list[GroupNoise] = []
 
     def at(self, positions: U64, n: int) -> GroupNoise:
-        """Return `group_noise` of n groups at uint64 [B] positions; read-only."""
+        """Return `group_noise` of the first `n` groups at one position per stream; read-only.
+
+        positions: uint64 [B].
+        """
         together = False
         if self._ahead and n == self._n:
             # Unsigned: a step back wraps to a huge number, which is not ahead either.
@@ -208,7 +215,14 @@ def token_noise(noise: GroupNoise, samplers: Ids, ids: Ids) -> Doubles:
 
 
 def member_noise(noise: GroupNoise, samplers: Ids, groups: Ids, ids: Ids) -> Doubles:
-    """Return the noise of `ids` [n, M], the first members of groups[i], under key samplers[i]."""
+    """Return the noise of all tokens of some groups: float64 [n, M].
+
+    Args:
+        noise: the groups' noise, by sampler.
+        samplers: int64 [n], the sampler (key) of each row of the result.
+        groups: int64 [n], its group.
+        ids: int64 [n, M], the first M tokens of that group.
+    """
     first = noise.largest[samplers, groups]
     out = _later(noise.keys[samplers][:, None], ids, first[:, None])
     member = noise.member[samplers, groups]
@@ -218,9 +232,11 @@ def member_noise(noise: GroupNoise, samplers: Ids, groups: Ids, ids: Ids) -> Dou
 
 
 def first_arrival(noise: GroupNoise, samplers: Ids) -> Ids:
-    """Return the token with the largest noise of each group: int64 [n, groups].
+    """Return the id of the token with the largest noise of each group: int64 [n, groups].
 
-    It may be outside the vocabulary.
+    The id may be outside the vocabulary.
+
+    samplers: int64 [n], the rows of `noise` to use.
     """
     groups = np.arange(noise.member.shape[1])
     tokens: Ids = ((groups >> 6 << 12) + (groups & 63)) + noise.member[samplers] * GROUP_SIZE
@@ -228,7 +244,13 @@ def first_arrival(noise: GroupNoise, samplers: Ids) -> Ids:
 
 
 def _later(keys: U64, ids: Ids, first: Doubles) -> Doubles:
-    """Return the noise of tokens that come a fresh exponential after the first of their group."""
+    """Return the noise of tokens that are not the first of their group (see `group_noise`).
+
+    Args:
+        keys: uint64, the key of each token.
+        ids: int64, the tokens.
+        first: float64, the noise of the first token of each one's group.
+    """
     times = _times(splitmix(keys, ids.astype(np.uint64) + _TOKENS))
     noise: Doubles = -np.log(np.exp(-first) + times)
     return noise
@@ -249,12 +271,17 @@ class GumbelDraw(NamedTuple):
     groups: GroupNoise  # of all samplers
 
     def among(self, which: Ids) -> GumbelDraw:
-        """Return the draw of some of the samplers."""
+        """Return the draw of some of the samplers. which: indices of entries of this draw."""
         return self._replace(at=self.at[which], samplers=self.samplers[which])
 
     def over(self, rows: Ids, n_rows: int) -> tuple[Ids, GumbelDraw]:
-        """Return the samplers that draw from some of the rows, and their draw over these rows
-        only.
+        """Return the part of the draw that uses some of the rows, with the rows renumbered from 0.
+
+        Args:
+            rows: int64, these rows.
+            n_rows: the number of all rows.
+
+        Returns: the indices of the entries that draw from these rows, and their draw.
         """
         number = np.full(n_rows, -1)
         number[rows] = np.arange(len(rows))
@@ -299,7 +326,7 @@ def argmax_all(
         peaks: `group_peaks` of them.
         temperature: float64 [R].
         draw: the samplers and their rows.
-        cutoff: of all R rows; tokens beyond it cannot win.
+        cutoff: the cutoff of each of the R rows; tokens that it drops cannot win. None drops none.
     """
     at, samplers, every = draw.at, draw.samplers, np.arange(len(draw.at))
     top = peaks.max(axis=1).astype(np.float64)
@@ -350,7 +377,14 @@ def argmax_all(
 
 
 def _improve(won: Ids, best: Doubles, which: Ids, choices: Ids, scores: Doubles) -> None:
-    """Replace the best token of samplers which[i] by choices[i] if its score is higher."""
+    """Replace the best tokens of samplers by tokens with higher scores, in place.
+
+    Args:
+        won: int64, the best token so far of each sampler.
+        best: float64, its score.
+        which: the samplers with a new token.
+        choices, scores: that token and its score.
+    """
     better = np.flatnonzero(scores > best[which])
     # The last of several written to one place is what stays.
     better = better[np.argsort(scores[better], kind="stable")]

@@ -52,7 +52,10 @@ _OFF = {name: getattr(_NEUTRAL, name) for name, of in PARAMETERS.items() if of.i
 
 
 class DrawnToken(NamedTuple):
-    """One drawn token; see `DrawResult`. None: the engine does not report the value."""
+    """One drawn token and its statistics; see `DrawResult`.
+
+    A statistic is None if the engine does not report it.
+    """
 
     token: int
     logprob: float | None
@@ -132,7 +135,8 @@ class Sampler:
     """State of one run's sampling: parameters, random stream, penalty counts and constraint
     matcher.
 
-    needs_host: the next draw depends on tokens that must be on the host.
+    needs_host: the next draw depends on earlier tokens (penalties, constraint), which the host must
+    know.
 
     matcher: the constraint's state, owned by this sampler; None without a constraint.
 
@@ -313,7 +317,12 @@ class Reductions:
         return group_peaks(logits)
 
     def moments(self, logits: Floats, peak: Floats) -> Moments:
-        """Return `metrics.moments`. peak: float32 [B], the largest logits, finite."""
+        """Return `metrics.moments` of the rows.
+
+        peak: float32 [B], the largest logit of each row, finite.
+
+        Raises: ForwardError if a row has NaN or +inf.
+        """
         step = max(1, _CACHE_LOGITS // logits.shape[1])
         if len(logits) <= step:
             return moments(logits, self._buffers, peak)
@@ -322,7 +331,10 @@ class Reductions:
         return Moments(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
     def mass(self, logits: Floats, largest: Floats, temperature: Doubles) -> Doubles:
-        """Return `filters.mass`: float64 [B]."""
+        """Return `filters.mass` of the rows: float64 [B].
+
+        largest: float32 [B], the largest logit of each row.
+        """
         step = max(1, _CACHE_LOGITS // logits.shape[1])
         if len(logits) <= step:
             return filters.mass(logits, largest, temperature)
@@ -379,13 +391,14 @@ class BatchSampler:
         kept: bool = False,
         reductions: Reductions | None = None,
     ) -> DrawResult:
-        """Draw one token per sampler: NOTHING if no token is allowed, BROKEN if the logits are not
-        finite.
+        """Draw one token per sampler.
+
+        An id is NOTHING if no token is allowed, and BROKEN if the logits are not finite.
 
         Args:
             logits: float32 [R, V], raw; not modified.
             rows: int64 [B], the logits row of each sampler.
-            positions: uint64 [B].
+            positions: uint64 [B], the positions of the drawn tokens in their paths.
             kept: compute `DrawResult.kept`, which may cost an exp per logit.
             reductions: see `DrawBatch.on_host`.
         """
@@ -421,7 +434,10 @@ class BatchSampler:
     def _draw_block(
         self, raw: Floats, draw: GumbelDraw, out: DrawResult, reductions: Reductions
     ) -> None:
-        """Draw for the samplers whose rows are in one block of logits: float32 [R, V]."""
+        """Draw for the samplers whose rows are in one block of logits; write the results into `out`.
+
+        raw: float32 [R, V].
+        """
         samplers, at = draw.samplers, draw.at
         peaks = self._peaks(raw, reductions)
         peak = peaks.max(axis=1)
@@ -461,15 +477,17 @@ class BatchSampler:
                 out.ids[samplers[np.isin(at, rows)]] = why
 
     def _peaks(self, logits: Floats, reductions: Reductions) -> Floats:
-        """Return the largest logits of groups; for greedy samplers only, of full rows."""
+        """Return `group_peaks`; if all samplers are greedy, each row's largest logit: [R, 1]."""
         return logits.max(axis=1, keepdims=True) if self._greedy else reductions.group_peaks(logits)
 
     def _edited_peaks(
         self, edited: Floats, peaks: Floats, arrays: SamplingArrays, reductions: Reductions
     ) -> Floats:
-        """Return the peaks of edited logits. `peaks`: of the raw ones.
+        """Return the peaks of edited logits.
 
-        If only few biases are the edits, only the groups of their tokens are recomputed.
+        If the only edits are a few biases, only the groups of their tokens are recomputed.
+
+        peaks: the peaks of the raw logits.
         """
         n_vocab = edited.shape[1]
         is_all = self._masks is not None or self._stateful or self._greedy
@@ -529,11 +547,15 @@ def probabilities(logits: Floats, params: SamplingParams) -> Doubles:
 
 
 class _Logits(NamedTuple):
-    """Edited rows to draw from, float32 [R, V], and known statistics of them.
+    """Rows of logits to draw from, and statistics of them that are computed already.
 
-    peaks: `metrics.group_peaks`.
+    values: float32 [R, V], after bias, penalties and constraints.
 
-    stats: their moments, if nothing was edited.
+    peaks: `metrics.group_peaks` of `values`.
+
+    stats: the moments of `values`. None if the logits were edited, which makes the moments invalid.
+
+    reductions: computes further statistics.
     """
 
     values: Floats
@@ -542,7 +564,12 @@ class _Logits(NamedTuple):
     reductions: Reductions
 
     def mass(self, temperature: Doubles, wanted: Flags) -> Doubles:
-        """Return `filters.mass` of the wanted rows, float64 [R]; other entries are undefined."""
+        """Return `filters.mass` of some rows: float64 [R]; entries of other rows are undefined.
+
+        Args:
+            temperature: float64 [R].
+            wanted: bool [R], True for rows that are needed.
+        """
         if not wanted.any():
             return np.ones(len(self.values))
         if self.stats is None:
@@ -555,7 +582,10 @@ class _Logits(NamedTuple):
 
 
 def _sample(logits: _Logits, arrays: SamplingArrays, draw: GumbelDraw, kept: Floats | None) -> Ids:
-    """Return the drawn ids, one per sampler of `draw`; write into `kept` if it is given."""
+    """Return the drawn ids, one per sampler of `draw`: int64 [n].
+
+    kept: if given, the log-probabilities among the kept tokens are written into it.
+    """
     filtered, unfiltered = arrays.filtered, arrays.unfiltered
     values, peaks = logits.values, logits.peaks
     if arrays.all_unfiltered and kept is None:
@@ -594,7 +624,10 @@ def _sample_within_cutoff(
     draw: GumbelDraw,
     kept: Floats | None,
 ) -> Ids:
-    """Return the ids drawn among tokens above a cutoff; write into `kept` if it is given."""
+    """Return the ids drawn among the tokens that a cutoff keeps: int64 [n].
+
+    kept: if given, the log-probabilities among the kept tokens are written into it.
+    """
     every = np.arange(len(logits.values))
     min_logit = np.full(len(every), -np.inf, dtype=np.float32)
     max_id = np.zeros(len(every), dtype=np.int64)
@@ -667,7 +700,10 @@ def check_ids(ids: Ids, n_vocab: int, where: str) -> None:
 
 
 def draw_batch(sampler: BatchSampler, first_row: int, positions: Sequence[int]) -> DrawBatch:
-    """Let member i of `sampler` draw from logits row first_row + i, for a token at positions[i]."""
+    """Return the work in which member i of `sampler` draws from logits row first_row + i.
+
+    positions: the position of each drawn token in its path.
+    """
     n = len(positions)
     rows = np.arange(first_row, first_row + n, dtype=np.int64)
     return DrawBatch(rows, sampler, np.array(positions, dtype=np.uint64))
@@ -676,7 +712,12 @@ def draw_batch(sampler: BatchSampler, first_row: int, positions: Sequence[int]) 
 def draw_at(
     sampler: BatchSampler, rows: Sequence[int], positions: Sequence[int], *, kept: bool = True
 ) -> DrawBatch:
-    """Let member i of `sampler` draw from logits row rows[i], for a token at positions[i]."""
+    """Return the work in which member i of `sampler` draws from logits row rows[i].
+
+    Args:
+        positions: the position of each drawn token in its path.
+        kept: compute `DrawResult.kept`.
+    """
     at = np.array(positions, dtype=np.uint64)
     return DrawBatch(np.array(rows, dtype=np.int64), sampler, at, kept=kept)
 
