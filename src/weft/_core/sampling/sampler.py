@@ -434,7 +434,7 @@ class BatchSampler:
     def _draw_block(
         self, raw: Floats, draw: GumbelDraw, out: DrawResult, reductions: Reductions
     ) -> None:
-        """Draw for the samplers whose rows are in one block of logits; write the results into `out`.
+        """Draw for the samplers whose rows are in one block of logits, and write into `out`.
 
         raw: float32 [R, V].
         """

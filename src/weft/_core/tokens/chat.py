@@ -24,9 +24,11 @@ _ROLE = re.compile(r"[\w-]+")  # a special token's name is none
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call that the model asks for.
+    """One function call in a model's answer.
 
-    arguments: the JSON text of an object. id: as the model gave it, else "".
+    arguments: the JSON text of an object.
+
+    id: the id that the model wrote; "" if it wrote none.
     """
 
     name: str
@@ -34,7 +36,7 @@ class ToolCall:
     id: str = ""
 
     def message(self) -> dict[str, Any]:
-        """Return the call as messages have it."""
+        """Return the call as an entry of a message's `tool_calls`."""
         function = {"name": self.name, "arguments": self.arguments}
         known = {"id": self.id} if self.id else {}
         return {**known, "type": "function", "function": function}
@@ -108,7 +110,10 @@ def read_chat_template(given: str | os.PathLike[str]) -> str:
 
 
 def needs_form(message: Mapping[str, Any]) -> bool:
-    """Return True if a message has parts that templates read in different ways."""
+    """Return True if a message has tool calls, a tool's result or reasoning.
+
+    Templates read these in different forms (see `ChatForm`).
+    """
     return (
         bool(message.get("tool_calls"))
         or message["role"] == "tool"
@@ -119,11 +124,16 @@ def needs_form(message: Mapping[str, Any]) -> bool:
 def check_roles(
     template: str, messages: Sequence[Mapping[str, Any]], rendered: str, **options: Any
 ) -> None:
-    """Reject messages with roles that the template does not know or leaves out.
+    """Raise ConfigError for a message whose role the template does not know or leaves out.
 
-    A role is known if the template names it, or if it is a usual one and its text is rendered.
+    A role is known if the template contains its name. The usual roles (`ROLES`) are also known if
+    the message's text is in the prompt. "user" and "assistant" are always accepted.
 
-    options: further variables of the template.
+    Args:
+        template: the chat template.
+        messages: the chat.
+        rendered: the prompt that the template wrote for it.
+        options: further variables of the template.
     """
     words = template_words(template)
     for index, message in enumerate(messages):
@@ -142,14 +152,16 @@ def check_roles(
 
 
 def template_reads(template: str, name: str) -> bool:
-    """Return True if a template reads a variable."""
+    """Return True if a template reads the variable `name`."""
     return name in _variables(template)
 
 
 def check_variables(template: str, given: Iterable[str]) -> None:
-    """Reject variables that the template never reads: they would have no effect.
+    """Raise ConfigError for variables that the template never reads: they would have no effect.
 
-    Raises: ConfigError naming the variables that it reads.
+    The message lists the variables that it reads.
+
+    given: the names of the variables.
     """
     known = _variables(template) - {"messages", "add_generation_prompt", "raise_exception"}
     unknown = sorted(set(given) - known)
@@ -194,7 +206,7 @@ def _check_message(index: int, message: object) -> dict[str, Any]:
 
 @lru_cache(maxsize=64)
 def template_words(template: str) -> frozenset[str]:
-    """Return the texts that stand in a template's expressions: roles, among them."""
+    """Return the string constants in a template's expressions, such as names of roles."""
     from jinja2 import TemplateError, nodes
 
     from .sandbox import environment
@@ -209,7 +221,7 @@ def template_words(template: str) -> frozenset[str]:
 
 
 def _rendered_roles(template: str, options: Mapping[str, Any]) -> list[str]:
-    """Return the roles whose messages a template writes somewhere in a made-up chat."""
+    """Return the roles whose messages a template writes, as test chats show."""
     roles = dict.fromkeys((*ROLES, *sorted(_compared_roles(template))))
     return [
         role
@@ -285,7 +297,7 @@ def _compiled(template: str) -> Template:
 
 
 def _line(error: BaseException) -> str:
-    """Return where in the template an error came from."""
+    """Return " in its line N" for an error that a template's line caused; "" if unknown."""
     line = getattr(error, "lineno", None)
     trace = error.__traceback__
     while trace is not None:

@@ -26,11 +26,11 @@ Speller = Callable[[str], bytes]
 
 
 class Codec(ABC):
-    """One immutable vocabulary.
+    """One immutable vocabulary: it encodes texts, and knows the bytes of each token.
 
     vocab_bytes: the bytes of every token, by id.
 
-    special_ids: of special tokens.
+    special_ids: the ids of special tokens.
 
     first_space_is_dummy: encoding adds a space before a text, which decoding removes.
     """
@@ -60,9 +60,12 @@ class Codec(ABC):
         """
 
     def encode_pieces(self, pieces: Iterable[tuple[str, bool]]) -> list[int]:
-        """Return the ids of a rendered chat: (piece, whether it is a name that stays text).
+        """Return the ids of a rendered chat.
 
-        The text between two special tokens is encoded as one, whatever was typed in it.
+        Text between two special tokens is encoded at once, over the borders of pieces.
+
+        pieces: pairs of a text and a flag. True: it is the name of a special token that a user
+            typed; it is encoded as plain text. False: special tokens in it are special.
         """
         ids: list[int] = []
         read = ""
@@ -77,17 +80,17 @@ class Codec(ABC):
 
     @cached_property
     def _names(self) -> re.Pattern[str]:
-        """The pattern of special tokens' names."""
+        """A regular expression that finds the names of special tokens in a text."""
         spelled = (self.vocab_bytes[each] for each in self.special_ids)
         return pattern_of(frozenset(each.decode("utf-8", "replace") for each in spelled))
 
     @abstractmethod
     def spelling(self, token_id: int) -> str:
-        """Return a token as the library writes it; "" for unknown ids."""
+        """Return the library's own spelling of a token, such as "Ġhello"; "" for unknown ids."""
 
     @abstractmethod
     def id_of(self, spelling: str) -> int | None:
-        """Return the id of a token as the library writes it; None if there is none."""
+        """Return the id of the token with this spelling; None if there is none."""
 
 
 _LONG = 1 << 16  # characters; what is shorter takes some ten milliseconds
@@ -104,9 +107,13 @@ class TokenizersCodec(Codec):
         specials: Iterable[str] = (),
         stop_ids: Iterable[int] = (),
     ) -> None:
-        """name: what errors call it. specials: further special tokens that the model's files name.
+        """Take over a tokenizer of the library; it is modified.
 
-        stop_ids: what ends a text; which of them are added tokens are special.
+        Args:
+            backend: the tokenizer.
+            name: the tokenizer's name in error messages.
+            specials: texts of further special tokens that the model's files list.
+            stop_ids: end tokens. Those among them that are added tokens become special.
         """
         backend.no_truncation()
         backend.no_padding()
@@ -162,15 +169,16 @@ class TokenizersCodec(Codec):
         return self._ids(twin, "".join(parts), decorated=False)
 
     def _read(self, ids: Sequence[int]) -> list[int]:
-        """Return the special tokens that a text was read as, but for what stands for the unknown.
+        """Return the special tokens among the ids of a text, without the unknown token.
 
-        Where they are no others than were meant, a copy that cannot spell them gives the same.
+        If these are exactly the intended ones, no typed text became a special token. The slower
+        copy without special tokens (`_twin`) is then not needed.
         """
         marks = self._marks
         return [] if marks.isdisjoint(ids) else [each for each in ids if each in marks]
 
     def _put(self, decorated: bool) -> list[int]:
-        """Return the special tokens that begin and end a text."""
+        """Return the special tokens that `decorated` adds around a text; [] if it is False."""
         return self._decorations if decorated else []
 
     @cached_property
@@ -207,7 +215,10 @@ class TokenizersCodec(Codec):
 
     @cached_property
     def _twin(self) -> tuple[Backend, dict[str, str]]:
-        """A tokenizer for which special tokens' names are letters; what each is called there."""
+        """A copy of the tokenizer in which special tokens have other, random names.
+
+        The value is that copy, and a mapping from each usual name to its name in the copy.
+        """
         added = self._backend.get_added_tokens_decoder()
         names = {added[each].content: each for each in self.special_ids}
         try:
@@ -226,8 +237,9 @@ def copy_of(backend: Backend) -> Backend:
 
 
 def is_librarys(error: BaseException) -> bool:
-    """Return True if the tokenizers library failed: with a plain Exception, or a panic of its Rust
-    code.
+    """Return True if an error can come from the tokenizers library.
+
+    That is an Exception, or a panic of its Rust code, which is only a BaseException.
     """
     return isinstance(error, Exception) or is_panic(error)
 
@@ -238,13 +250,14 @@ def is_panic(error: BaseException) -> bool:
 
 
 def byte_vocab(backend: Backend) -> list[bytes]:
-    """Return the bytes of every token; index = token id, b"" where no token has that id.
+    """Return the bytes of every token, by id; b"" for ids without a token.
 
-    Added and special tokens are their text. The bytes of a text's tokens, joined, are the text in
-    UTF-8, up to the dummy space that some put before the first word (`first_space_is_dummy`).
+    Added and special tokens have the bytes of their text. The joined bytes of a text's tokens are
+    the text in UTF-8. Some tokenizers add a space before the first word (`first_space_is_dummy`).
     Cost: a fraction of a second for 128k tokens; call it once.
-    Raises: Unsupported for decoders whose tokens have no bytes of their own, ModelLoadError for
-    what no tokenizer says.
+
+    Raises: Unsupported for a decoder whose tokens have no bytes of their own; ModelLoadError for a
+        broken tokenizer.
     """
     try:
         spell = _speller(_decoder_steps(backend))
@@ -281,7 +294,7 @@ def first_space_is_dummy(backend: Backend) -> bool:
 
 
 def _decoder_steps(backend: Backend) -> list[dict[str, Any]]:
-    """Return the decoder's parts in order, as the tokenizer file spells them."""
+    """Return the steps of the tokenizer's decoder in order, as JSON objects of its file."""
     if backend.decoder is not None:
         return _flat(json.loads(backend.decoder.__getstate__()), "decoders")
     if backend.pre_tokenizer is not None:
@@ -297,7 +310,7 @@ def _flat(part: dict[str, Any], inner: str) -> list[dict[str, Any]]:
 
 
 def _speller(steps: list[dict[str, Any]]) -> Speller:
-    """Return the function from a token's own spelling to its bytes."""
+    """Return a function from a token's spelling to its bytes. steps: see `_decoder_steps`."""
     if any(step["type"] == "ByteLevel" for step in steps):
         return _spell_byte_level
     edits = [edit for edit in map(_edit, steps) if edit is not None]
@@ -314,7 +327,10 @@ def _speller(steps: list[dict[str, Any]]) -> Speller:
 
 
 def _edit(step: dict[str, Any]) -> Callable[[str], str] | None:
-    """Return what one decoder part does to a token's text; None if nothing a single token shows."""
+    """Return the function that a decoder step applies to a token's text.
+
+    None if the step does not change single tokens.
+    """
     kind = step["type"]
     if kind == "Replace":
         return _replacement(step)
@@ -347,9 +363,10 @@ def _replacement(step: dict[str, Any]) -> Callable[[str], str]:
 
 
 def _byte_letters() -> dict[int, int]:
-    """Return character → byte of byte-level BPE: printable Latin-1 is itself, the rest from 256 on.
+    """Return the mapping of byte-level BPE from character codes to bytes.
 
-    Other Latin-1 characters map to an invalid code, so that no byte results from them.
+    Printable Latin-1 characters stand for themselves; codes from 256 on stand for the other bytes.
+    Other Latin-1 characters map to an invalid code, so that they give no byte.
     """
     own = [*range(33, 127), *range(161, 173), *range(174, 256)]
     rest = [byte for byte in range(256) if byte not in set(own)]
@@ -371,10 +388,11 @@ def _spell_byte_level(token: str) -> bytes:
 
 
 class Token(bytes):
-    """Bytes with a token id. Two ids may have equal bytes: tokens are equal when their ids are.
+    """The bytes of a token, with its id.
 
-    The hash is the id's, so a dict of tokens keeps duplicates apart, and plain bytes find no entry.
-    Compared with plain bytes, the bytes count. `byte_string` is the bytes alone.
+    Several ids may have equal bytes: two tokens are equal only if their ids are. The hash is that
+    of the id. So a dict with tokens as keys distinguishes them, and plain bytes find no entry.
+    A comparison with plain bytes compares the bytes.
     """
 
     token_id: int
@@ -390,7 +408,7 @@ class Token(bytes):
 
     @property
     def byte_string(self) -> bytes:
-        """The bytes alone."""
+        """The token's bytes as plain `bytes`, without the id."""
         return bytes(self)
 
     def __bytes__(self) -> bytes:
@@ -436,5 +454,8 @@ class Token(bytes):
 
 
 def tokens_of(vocab: Sequence[bytes], kind: Callable[[int, bytes], Token] = Token) -> list[Token]:
-    """Return the tokens of a byte vocabulary, created by `kind`; index = id."""
+    """Return one token per entry of a byte vocabulary, by id.
+
+    kind: creates a token from its id and bytes.
+    """
     return [kind(token_id, spelled) for token_id, spelled in enumerate(vocab)]

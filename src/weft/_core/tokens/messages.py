@@ -14,10 +14,12 @@ from .tool_call_format import INDEX, Calls, ChatForm
 def normalize_messages(
     messages: Sequence[Mapping[str, Any]], form: ChatForm
 ) -> list[dict[str, Any]]:
-    """Return the messages with their calls in the form that the template reads.
+    """Return copies of the messages with calls and reasoning in the form that a template reads.
 
     Arguments may be a mapping or JSON text. Missing ids are created, and assigned to the tool
     results in order.
+
+    form: the template's form, see `chat_form`.
 
     Raises: ConfigError for an invalid call, or one that the template would leave out.
     """
@@ -45,10 +47,15 @@ def normalize_messages(
 def describe_tools_in_text(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], form: ChatForm
 ) -> list[dict[str, Any]]:
-    """Return a chat for a template without tools; `messages` come from `normalize_messages`.
+    """Return a chat for a template that cannot write tools.
 
-    The system message, or else the first user message, describes the tools and the format of calls.
-    Tool results become user messages.
+    The first message describes the tools and the format of calls. That is a system message if the
+    template writes one, else a user message. Tool results become user messages.
+
+    Args:
+        messages: the chat, from `normalize_messages`.
+        tools: the tools' JSON descriptions; [] describes none.
+        form: the template's form.
     """
     out: list[dict[str, Any]] = []
     follows_result = False
@@ -104,7 +111,14 @@ def _text(message: Mapping[str, Any]) -> str:
 
 
 def _call(index: int, given: Any, form: ChatForm, number: int) -> tuple[dict[str, Any], str]:
-    """Return one call in the form that the template reads, and its original id."""
+    """Return one call in the form that the template reads, and its original id ("" for none).
+
+    Args:
+        index: the index of the message, for errors.
+        given: an entry of the message's `tool_calls`.
+        form: the template's form.
+        number: how many calls the chat has before this one; a new id contains it.
+    """
     inner = given.get("function", given) if isinstance(given, Mapping) else None
     name = inner.get("name") if isinstance(inner, Mapping) else None
     if not isinstance(inner, Mapping) or not isinstance(name, str) or not name:
@@ -164,7 +178,7 @@ def _with_calls(
 
 
 def _written(calls: Sequence[Mapping[str, Any]], how: Calls) -> str:
-    """Return calls as text, in a format that the template only describes."""
+    """Return calls as text in the format `how`, for a template that does not write calls itself."""
     parts = []
     for number, call in enumerate(calls):
         function = call["function"]
@@ -177,7 +191,14 @@ def _written(calls: Sequence[Mapping[str, Any]], how: Calls) -> str:
 def _answer(
     message: dict[str, Any], ids: Mapping[str, str], pending: list[tuple[str, str]]
 ) -> None:
-    """Set the id and the name of the answered call in a tool's message."""
+    """Set the id and the name of the call that a tool's message answers, in the message.
+
+    Args:
+        message: the tool's message; modified.
+        ids: original id → id in the prompt.
+        pending: (id, name) of calls without an answer; the answered one is removed. A message
+            without an id answers the first of them.
+    """
     known = message.get("tool_call_id")
     if known:
         message["tool_call_id"] = ids.get(known, known)
@@ -193,7 +214,10 @@ def _answer(
 
 
 def _with_reasoning(message: dict[str, Any], form: ChatForm) -> dict[str, Any]:
-    """Move the reasoning to the key that the template reads."""
+    """Return the message with its reasoning also where the template reads it.
+
+    Returns the message itself if it has no reasoning, or the template reads none.
+    """
     wanted = form.shape.reasoning
     found = next((message[name] for name in REASONING if message.get(name)), None)
     if not isinstance(found, str) or wanted is None or message.get(wanted):

@@ -123,7 +123,7 @@ def _split_reasoning(
 
 
 def _unwrapped(content: str, form: ChatForm) -> str:
-    """Remove the tags that the template writes around the content."""
+    """Return the content without the tags that the template writes around it."""
     if form.opening and form.opening in content:
         content = content.partition(form.opening)[2]
         if form.closing:
@@ -132,7 +132,10 @@ def _unwrapped(content: str, form: ChatForm) -> str:
 
 
 def _by_form(text: str, form: ChatForm, tools: Sequence[Any]) -> Found | None:
-    """Return the content and the calls in the template's format."""
+    """Return the content and the calls of a text in the template's format.
+
+    None if the text has no calls in this format.
+    """
     how = form.calls
     assert how is not None
     if how.marker == "to=functions.":
@@ -161,7 +164,12 @@ def _by_form(text: str, form: ChatForm, tools: Sequence[Any]) -> Found | None:
 
 
 def _less_begun(rest: str, how: Calls) -> str | None:
-    """Return what follows calls, without a tail or a call that is cut; None if one is broken."""
+    """Return the content after the calls, without the tail of calls or an incomplete next call.
+
+    None if the next call is complete but cannot be read.
+
+    rest: the text after the last call that was read.
+    """
     answer, join = rest.strip(), (how.join or "").strip()
     if how.tail.strip().startswith(answer):
         return ""
@@ -171,7 +179,7 @@ def _less_begun(rest: str, how: Calls) -> str | None:
 
 
 def _is_closed(text: str, how: Calls) -> bool:
-    """Return True if an unreadable call has its end, so it is not just incomplete."""
+    """Return True if a call that cannot be read has its end, so that more text does not help."""
     return how.end in text if how.end else "{" in text and not _is_open(text)
 
 
@@ -181,7 +189,10 @@ def _is_open(text: str) -> bool:
 
 
 def _scanned(text: str) -> tuple[bool, int]:
-    """Return whether a bracket or a quote is open at the end, and where a list's last call ends."""
+    """Return whether a bracket or a quote is open at the end of a text, and an index.
+
+    The index is the end of the last complete call in a list of calls; 0 if there is none.
+    """
     opened, quote, end = "", "", 0
     for match in _NESTING.finditer(text):
         mark = match[0]
@@ -199,7 +210,7 @@ def _scanned(text: str) -> tuple[bool, int]:
 
 
 def _may_become(rest: str, how: Calls | None, tools: Sequence[Any]) -> bool:
-    """Return True if a text may become a call without a marker."""
+    """Return True if a text may be the start of calls in a format without a marker."""
     if how is None or how.marker or not rest.strip():
         return False
     names = _names(tools) if how.slots[0] == "name" else []
@@ -212,16 +223,17 @@ def _may_become(rest: str, how: Calls | None, tools: Sequence[Any]) -> bool:
 
 
 def _names(tools: Sequence[Any]) -> list[str]:
-    """Return the names of the functions, as far as they have one."""
+    """Return the names of the tools' functions; tools without a name are left out."""
     functions = [tool.get("function", tool) for tool in tools if isinstance(tool, Mapping)]
     named = [each.get("name") for each in functions if isinstance(each, Mapping)]
     return [name for name in named if isinstance(name, str)]
 
 
 class _CallsReader:
-    """Reads one run of calls from `at` on; blank text may differ from the template's.
+    """Reads consecutive calls from index `at` of a text, in the format `how`.
 
-    What the text's end cuts is left out, or left behind where the run ends.
+    Whitespace may differ from the template's. An incomplete call at the end of the text is not
+    read.
     """
 
     def __init__(self, text: str, at: int, how: Calls, tools: Sequence[Any]) -> None:
@@ -231,7 +243,7 @@ class _CallsReader:
         self.tools = tools
 
     def read(self) -> tuple[list[ToolCall], int] | None:
-        """Return the calls and where they end; None if they are not as the template writes them."""
+        """Return the calls and the index after them; None if the text is not in this format."""
         calls = self._enveloped() if self.how.envelope is not None else self._plain()
         return None if calls is None else (calls, self.at)
 
@@ -248,7 +260,10 @@ class _CallsReader:
         return value
 
     def _values(self) -> list[Any]:
-        """Read JSON values that stand in a row, with a comma or a semicolon between or nothing."""
+        """Read consecutive JSON values. Objects may be separated by a comma, a semicolon or blanks.
+
+        Returns [] if the text has no complete value here.
+        """
         values: list[Any] = []
         try:
             values.append(self._value())
@@ -287,7 +302,10 @@ class _CallsReader:
         return calls or None
 
     def _batch(self, envelope: JsonEnvelope) -> list[ToolCall] | None:
-        """Read the calls of one envelope: none if it has no end, None if others are in it."""
+        """Read the calls of one envelope.
+
+        [] if the envelope has no end; None if it has a value that is no call.
+        """
         calls: list[ToolCall] = []
         values = self._values()
         lists = [value if isinstance(value, list) else [value] for value in values]
@@ -330,7 +348,7 @@ class _CallsReader:
         return bool(self.how.join or self.how.marker) and self.at < len(self.text)
 
     def _one(self) -> ToolCall | None:
-        """Read one call, up to what closes it."""
+        """Read one call and the text that closes it; None if there is none."""
         found: dict[str, Any] = {}
         is_closed = False
         each = self.how.argument_format
@@ -380,7 +398,12 @@ class _CallsReader:
                 return made
 
     def _argument(self, types: Mapping[str, Any]) -> tuple[str, Any, bool] | None:
-        """Read a key, a value and what follows; the nearest end of a value is its end."""
+        """Read one argument of a call; the value ends at the nearest separator or close.
+
+        types: the JSON type of each argument.
+
+        Returns: key, value, and True if it is the call's last argument. None if there is none.
+        """
         each = self.how.argument_format
         assert each is not None
         ways = [(True, each.text_mid, each.text_sep, each.text_close)]
@@ -413,14 +436,17 @@ class _CallsReader:
 
 @lru_cache(maxsize=256)
 def _loosely(literal: str) -> re.Pattern[str]:
-    """Return a pattern of a literal with any blank text, or none, where it has some."""
+    """Return a pattern of a literal in which each run of whitespace may be any, or none."""
     parts = [_escaped(part) for part in literal.split()]
     around = r"\s*" if literal[:1].isspace() or not literal else ""
     return re.compile(around + r"\s*".join(parts) + (r"\s*" if literal[-1:].isspace() else ""))
 
 
 def _exactly(literal: str) -> str:
-    """Return a pattern of a literal; blanks within it, not before, may differ."""
+    """Return a pattern of a literal in which whitespace may differ, except at its start.
+
+    At the start, the pattern matches one line end or nothing.
+    """
     head = literal[: len(literal) - len(literal.lstrip())]
     return (r"\n?" if head else "") + _loosely(literal.lstrip()).pattern
 
@@ -430,7 +456,12 @@ def _escaped(part: str) -> str:
 
 
 def _typed(value: str, kind: Any) -> Any:
-    """Return what a value that is written as text stands for."""
+    """Return the value that an argument's text represents.
+
+    The text itself if `kind` is "string" or if it is neither JSON nor Python.
+
+    kind: the JSON type in the function's schema; None if unknown.
+    """
     if kind == "string":
         return value
     try:
@@ -445,7 +476,10 @@ def _typed(value: str, kind: Any) -> Any:
 
 
 def _types(tools: Sequence[Any], name: str) -> dict[str, Any]:
-    """Return the type of each of a function's arguments, as far as its schema says."""
+    """Return the JSON type of each argument of the function `name`, as far as its schema has one.
+
+    {} for an unknown function.
+    """
     for tool in tools:
         function = tool.get("function", tool) if isinstance(tool, Mapping) else {}
         if isinstance(function, Mapping) and function.get("name") == name:
@@ -461,7 +495,10 @@ def _types(tools: Sequence[Any], name: str) -> dict[str, Any]:
 
 
 def _at(item: Any, path: Sequence[str | None]) -> Any:
-    """Return what keys lead to; None in a path is the one key that there is."""
+    """Return the value at a path of keys in nested mappings; None if there is none.
+
+    A last key of None means the call is `{name: arguments}`; that is returned as `_OnlyKey`.
+    """
     for number, key in enumerate(path):
         if not isinstance(item, dict):
             return None
@@ -478,7 +515,7 @@ def _at(item: Any, path: Sequence[str | None]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _OnlyKey:
-    """A call as `{name: arguments}`."""
+    """A call that is written as the JSON object `{name: arguments}`."""
 
     name: str
     arguments: dict[str, Any]
@@ -506,7 +543,7 @@ def _made(name: Any, arguments: Any, known: Any) -> ToolCall | None:
 
 
 def _harmony(text: str, form: ChatForm) -> Found | None:
-    """Read messages of channels, as gpt-oss writes them."""
+    """Return the content and the calls of a text in the Harmony format of gpt-oss, or None."""
     calls: list[ToolCall] = []
     at, content = 0, ""
     for match in _HARMONY.finditer(text):
@@ -530,7 +567,10 @@ def _harmony(text: str, form: ChatForm) -> Found | None:
 
 
 def _python(text: str, how: Calls, tools: Sequence[Any]) -> Found | None:
-    """Read a list of calls as Python writes it."""
+    """Return the content and the calls of a text with calls in Python syntax, or None.
+
+    Such calls are a list: `[name(key="text")]`. An incomplete last call is left out.
+    """
     before, mark, body = text.partition(how.marker) if how.marker else ("", "", text)
     body = body.strip()
     if how.marker:
@@ -566,7 +606,7 @@ def _python(text: str, how: Calls, tools: Sequence[Any]) -> Found | None:
 
 
 def _expression(text: str) -> ast.expr:
-    """Return Python's reading of a text. Raises: ValueError."""
+    """Return the syntax tree of a Python expression. Raises: ValueError."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of escapes that Python does not know
         try:
@@ -576,7 +616,7 @@ def _expression(text: str) -> ast.expr:
 
 
 def _literal(node: ast.expr) -> Any:
-    """Return a literal of Python or of JSON."""
+    """Return the value of a literal of Python or JSON. Raises: ValueError for other expressions."""
     if isinstance(node, ast.Name):
         return _CONSTANTS.get(node.id, node.id)
     if isinstance(node, ast.List):
@@ -619,7 +659,10 @@ def _llama(text: str) -> Found | None:
 
 
 def _values(text: str) -> list[Any]:
-    """Read JSON objects separated by semicolons; none if anything else is there."""
+    """Return JSON objects that are separated by semicolons; [] if the text has anything else.
+
+    An incomplete last object is left out.
+    """
     out: list[Any] = []
     decoder, at = json.JSONDecoder(), 0
     text = text.strip()
@@ -639,7 +682,7 @@ def _values(text: str) -> list[Any]:
 
 
 def _calls(payload: str) -> list[ToolCall] | None:
-    """Return the calls of one JSON value: an object or a list of them."""
+    """Return the calls in a JSON text, which is one call or a list of them; None if it is not."""
     try:
         value = json.loads(payload)
     except (ValueError, RecursionError):
@@ -648,15 +691,16 @@ def _calls(payload: str) -> list[ToolCall] | None:
 
 
 def _listed(items: Sequence[Any]) -> list[ToolCall] | None:
-    """Return the calls that items are; None if one is none."""
+    """Return one call per JSON value; None if a value is no call, or there is none."""
     found = [_call(item) for item in items]
     calls = [call for call in found if call is not None]
     return calls if calls and len(calls) == len(found) else None
 
 
 def _whole_items(text: str) -> list[Any]:
-    """Return the complete items of a JSON list that is cut at the text's end; none of anything
-    else.
+    """Return the complete items of a JSON list whose end is missing.
+
+    [] for a complete list or any other text.
     """
     items: list[Any] = []
     at, decoder = 1, json.JSONDecoder()
@@ -673,7 +717,10 @@ def _whole_items(text: str) -> list[Any]:
 
 
 def _call(value: object) -> ToolCall | None:
-    """Return a call of the most common kinds."""
+    """Return the call in a JSON value, if it has one of the most common forms; else None.
+
+    These are `{"name": …, "arguments": …}`, with "parameters" instead, or inside "function".
+    """
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
         value = {"id": value.get("id"), **value["function"]}
     if not isinstance(value, dict):
@@ -683,7 +730,10 @@ def _call(value: object) -> ToolCall | None:
 
 
 def _without_begun(text: str, marks: Sequence[str]) -> str:
-    """Leave out a call that has no end yet, or a mark's beginning at the end of the text."""
+    """Return a text up to the first mark, or up to the start of a mark at its end.
+
+    marks: texts with which calls start.
+    """
     for mark in marks:
         if mark in text:
             return text.partition(mark)[0].rstrip()
@@ -694,6 +744,6 @@ def _without_begun(text: str, marks: Sequence[str]) -> str:
 
 
 def _overlap(text: str, mark: str) -> int:
-    """Return how many characters of `mark`'s beginning `text` ends with."""
+    """Return the length of the longest start of `mark` with which `text` ends."""
     sizes = range(min(len(mark) - 1, len(text)), 0, -1)
     return next((n for n in sizes if text.endswith(mark[:n])), 0)

@@ -36,8 +36,9 @@ _FILLING |= {"wordwrap", "truncate", "tojson"}
 
 
 class Limits:
-    """Remaining limits of one rendering. given: lists that the template did not create, by
-    identity.
+    """Remaining budget of one rendering: loop iterations, calls, and sizes of values.
+
+    given: lists that are arguments of the template, by id; the template may not modify them.
     """
 
     def __init__(self, names: dict[str, Any]) -> None:
@@ -47,13 +48,16 @@ class Limits:
         self.until = time.monotonic() + PATIENCE_S
 
     def turn(self) -> None:
-        """Count a loop iteration or a call."""
+        """Count a loop iteration or a call. Raises: TemplateError if there were too many."""
         self.turns -= 1
         if self.turns < 0 or (self.turns % 1024 == 0 and time.monotonic() > self.until):
             raise TemplateRuntimeError("it does not come to an end")
 
     def make(self, size: int) -> None:
-        """Count the size of a created value."""
+        """Count the size of a value that the template created. Raises: TemplateError if too large.
+
+        size: characters or items.
+        """
         self.made += size
         if size > SIZE or self.made > MADE:
             raise _too_large()
@@ -63,12 +67,15 @@ _limits: ContextVar[Limits] = ContextVar("limits")
 
 
 def compiled(template: str) -> Template:
-    """Return a template for `render`. Raises: TemplateError, and errors of Jinja."""
+    """Return a compiled template for `render`. Raises: TemplateError, and errors of Jinja."""
     return environment().from_string(_Counting().visit(environment().parse(template)))
 
 
 def render(template: Template, names: dict[str, Any]) -> str:
-    """Return the output of a template. Raises: TemplateError if it exceeds a limit."""
+    """Return the output of a template. Raises: TemplateError if it exceeds a limit.
+
+    names: the variables of the template.
+    """
     kept = _limits.set(Limits(names))
     try:
         return template.render(names)
@@ -77,12 +84,15 @@ def render(template: Template, names: dict[str, Any]) -> str:
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox with Transformers' names and with limits."""
+    """Jinja's sandbox with limits, and with the filters and functions that Transformers adds."""
 
     intercepted_binops = frozenset(["+", "*", "**", "%"])
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Return True if a template may use this attribute; it may append to its own lists."""
+        """Return True if a template may use this attribute.
+
+        Besides what Jinja's sandbox allows, a template may append to lists that it has created.
+        """
         limits = _limits.get(None)
         if attr == "append" and isinstance(obj, list) and limits is not None:
             return id(obj) not in limits.given
@@ -133,13 +143,13 @@ class Generation(Extension):
     tags = {"generation"}
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Return the nodes inside the block."""
+        """Return the nodes inside the block: the tags themselves are ignored."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 class _Counting(NodeTransformer):
-    """Makes loops count their iterations, and `~` the size of its result."""
+    """Rewrites a template: loops count iterations, and `~` checks the size of its result."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
@@ -159,7 +169,7 @@ def _called(name: str, at: nodes.Node, argument: Any) -> nodes.Expr:
 
 @functools.cache
 def environment() -> Sandbox:
-    """Return the environment that chat templates are written for."""
+    """Return the Jinja environment for chat templates, with the names that Transformers offers."""
     made = Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
     )
@@ -172,7 +182,7 @@ def environment() -> Sandbox:
 
 
 def sized(value: Any) -> Any:
-    """Return a value that a template created; raise TemplateError if it is too large."""
+    """Return `value`, which a template created. Raises: TemplateError if it is too large."""
     if isinstance(value, int) and value.bit_length() > _BITS:
         raise _too_large()
     _limits.get().make(_size(value))
@@ -180,7 +190,7 @@ def sized(value: Any) -> Any:
 
 
 def _lists(value: Any) -> Iterator[list[Any]]:
-    """Yield the lists in the arguments of a template."""
+    """Yield all lists in an argument of a template, nested ones included."""
     waiting = [value]
     while waiting:
         each = waiting.pop()
@@ -198,7 +208,10 @@ def _size(value: Any) -> int:
 
 
 def _limited(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a filter that checks the size of its result, and counts as a call."""
+    """Return a filter like `inner` that counts as a call and checks the size of its result.
+
+    name: the filter's name.
+    """
     # Filters may be given the context or the environment first.
     at = 1 if hasattr(inner, "jinja_pass_arg") else 0
 
@@ -220,7 +233,13 @@ def _limited(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_making(name: str, text: Any, given: Sequence[Any]) -> None:
-    """Reject a text method or filter whose result would be too large."""
+    """Raise TemplateError if a method or filter of a text would have a too large result.
+
+    Args:
+        name: the method or filter.
+        text: the text.
+        given: its arguments.
+    """
     size = 0
     if name in _FILLING and any(isinstance(n, int) and abs(n) > WIDTH for n in given):
         size = SIZE + 1

@@ -19,18 +19,18 @@ _BLANKS = " \t\n\v\f\r"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceTable:
-    """A SentencePiece vocabulary; every list has one entry a token.
+    """A SentencePiece vocabulary. `spellings` and `scores` have one entry per token id.
 
     Attributes:
         spellings: pieces as the file writes them, a space as "▁", a byte as "<0x0A>".
         scores: the higher, the earlier a piece is merged.
         byte_ids: byte → token id, for the 256 bytes.
-        control_ids: tokens that a text contains only if special tokens are read in it.
-        text_ids: tokens that are split off from any text before merging.
-        unknown_id: the token for unknown text; a control token whose spelling a text may have.
-        stripping_ids: tokens that absorb the blanks after them.
-        begin_ids, end_ids: put before and after a decorated text.
-        puts_space: a space is put before a text, and after special tokens.
+        control_ids: special tokens; a text that spells one gives it only with `special=True`.
+        text_ids: added tokens, at which any text is split before pieces are merged.
+        unknown_id: the token for unknown text. Its spelling in a text is plain text.
+        stripping_ids: tokens that remove the whitespace after them.
+        begin_ids, end_ids: tokens before and after a decorated text.
+        puts_space: encoding adds a space before a text, and after special tokens.
     """
 
     spellings: Sequence[str]
@@ -119,7 +119,10 @@ class SentencePieceCodec(Codec):
         return ids
 
     def _parts(self, text: str, *, special: bool) -> Iterator[tuple[str, int | None]]:
-        """Split off special tokens spelled in the text: yield (text, None) and ("", token id)."""
+        """Split a text at special and added tokens: yield (text, None) and ("", token id).
+
+        special: also split at control tokens.
+        """
         cut = self._spelled_all if special else self._spelled_text
         blanks = ""
         for at, part in enumerate(cut.split(text)):
@@ -142,7 +145,7 @@ class SentencePieceCodec(Codec):
         return pattern_of(frozenset(self._pieces.spellings[i] for i in ids))
 
     def _words(self, text: str) -> list[str]:
-        """Split a text where no piece can cross: before a space that follows a non-space."""
+        """Split a text before each space that follows a non-space: no piece crosses that border."""
         return _WORD.findall(text) if self._has_words else [text]
 
     @cached_property
@@ -155,7 +158,11 @@ class SentencePieceCodec(Codec):
         )
 
     def _merge(self, text: str) -> tuple[int, ...]:
-        """Merge the best-scored pair, leftmost of equals, until no adjacent pair is a piece."""
+        """Return the token ids of a text.
+
+        Starting with single characters, the adjacent pair with the best score is merged, the
+        leftmost of equals first, until no pair is a piece.
+        """
         parts = list(text)
         n = len(parts)
         before, after = list(range(-1, n - 1)), [*range(1, n), -1]

@@ -24,11 +24,15 @@ def without_special_tokens(
 ) -> tuple[Backend, dict[str, str]]:
     """Return a copy of a tokenizer in which special tokens have random names, and these names.
 
-    Ids do not change. So text that spells a special token is encoded as ordinary text, however it
-    is normalized. Names that the model also writes ordinary text with stay: those of bytes, and
-    single characters (such as a pad token "!").
+    Ids do not change. So the copy encodes the usual name of a special token as ordinary text,
+    however the text is normalized. Some names stay, because the model also writes ordinary text
+    with these tokens: bytes, and single characters (such as a pad token "!").
 
     Cost: three seconds for 256k tokens and twice as many merges.
+
+    specials: name → id.
+
+    Returns: the copy, and a mapping from usual to random names.
     """
     from tokenizers import Tokenizer as Backend
 
@@ -56,17 +60,16 @@ def without_special_tokens(
 
 @lru_cache(maxsize=64)
 def pattern_of(names: frozenset[str]) -> re.Pattern[str]:
-    """Return a pattern that finds these names, longest first, as its only group; no names match
-    nothing.
+    """Return a pattern that finds the longest of these names at a place, as its only group.
 
-    Cost: a search is one scan, however many names there are.
+    Without names it matches nothing. Cost: a search is one scan, for any number of names.
     """
     spelled = sorted(names - {""})
     return re.compile(f"({_alternatives(spelled) if spelled else '(?!)'})")
 
 
 def _alternatives(names: Sequence[str]) -> str:
-    """Return a pattern of distinct names that looks at each character once."""
+    """Return a pattern of distinct names, as a prefix tree that reads each character once."""
     shared = commonprefix(names)
     rests: dict[str, list[str]] = {}
     for name in names:
@@ -80,9 +83,13 @@ def _alternatives(names: Sequence[str]) -> str:
 def segments(
     pieces: Iterable[tuple[str, bool]], names: re.Pattern[str]
 ) -> Iterator[tuple[str, bool]]:
-    """Yield special tokens, and the text between two of them as one: (text, contains a typed name).
+    """Split a rendered chat into special tokens and the text between them.
 
-    pieces: (piece, whether it is a name that the user typed).
+    Args:
+        pieces: pairs of a text and a flag: it is the name of a special token that a user typed.
+        names: finds special tokens (see `pattern_of`).
+
+    Yields: pairs of a text and a flag: it contains a typed name. Special tokens have False.
     """
     text, is_plain = "", False
     for piece, is_typed in pieces:
@@ -99,11 +106,16 @@ def segments(
 def encode_literally(
     text: str, encode: Callable[[str], list[int]], specials: Mapping[str, int]
 ) -> list[int]:
-    """Encode a text in which special tokens' names are split after their first character.
+    """Return the ids of a text without special tokens, even where it spells their names.
 
-    encode: may return a special token for a complete name.
+    Each such name is split after its first character, and the parts are encoded separately.
 
-    Raises: ConfigError if it returns one for a part of a name.
+    Args:
+        text: the text.
+        encode: returns the ids of a text; it may return a special token for a complete name.
+        specials: name → id.
+
+    Raises: ConfigError if `encode` returns a special token for a part of a name.
     """
     starts = re.finditer(f"(?={pattern_of(frozenset(specials)).pattern})", text)
     cuts = [0, *(match.start() + 1 for match in starts), len(text)]
@@ -124,7 +136,10 @@ def encode_literally(
 
 
 def _ordinary(data: Mapping[str, Any], names: Iterable[str]) -> set[str]:
-    """Return the names that the model also writes ordinary text with."""
+    """Return those of the names with which the model also writes ordinary text.
+
+    data: the tokenizer's JSON.
+    """
     model = data["model"]
     kept = {name for name in names if model.get("byte_fallback") and _BYTE_TOKEN.fullmatch(name)}
     letters = {name for name in names if len(name) == 1}
@@ -132,7 +147,10 @@ def _ordinary(data: Mapping[str, Any], names: Iterable[str]) -> set[str]:
 
 
 def _letters(data: Mapping[str, Any]) -> set[str]:
-    """Return the characters that are parts of a model's ordinary text."""
+    """Return the pieces of a model's ordinary text; the caller uses only single characters.
+
+    data: the tokenizer's JSON.
+    """
     from tokenizers.pre_tokenizers import ByteLevel
 
     model = data["model"]
@@ -147,7 +165,12 @@ def _letters(data: Mapping[str, Any]) -> set[str]:
 
 
 def _rename(model: dict[str, Any], hidden: Mapping[str, str]) -> None:
-    """Rename pieces of a model, and remove merges that would create them."""
+    """Rename pieces of a model in place, and remove merges that would create them.
+
+    Args:
+        model: the model part of the tokenizer's JSON.
+        hidden: old name → new name.
+    """
     vocab = model["vocab"]
     if isinstance(vocab, list):
         model["vocab"] = [[hidden.get(piece, piece), score] for piece, score in vocab]

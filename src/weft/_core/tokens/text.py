@@ -7,9 +7,12 @@ from collections.abc import Callable, Sequence
 
 
 def token_texts(vocab_bytes: Sequence[bytes], spelling: Callable[[int], str]) -> list[str]:
-    """Return the text of every token; for bytes that are not UTF-8, the tokenizer's spelling.
+    """Return a distinct, readable text for every token, by id.
 
-    A spelling that is the text of another token becomes "<0xHH>" for each byte.
+    If a token's bytes are not UTF-8, that is the tokenizer's spelling. If the spelling is the text
+    of another token, it is "<0xHH>" for each byte.
+
+    spelling: returns the tokenizer's spelling of an id.
     """
     texts = [each.decode("utf-8", "replace") for each in vocab_bytes]
     broken = [at for at, each in enumerate(vocab_bytes) if not is_utf8(each)]

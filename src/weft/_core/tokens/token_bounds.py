@@ -43,7 +43,12 @@ def max_token_bytes(backend: Backend) -> int | None:
 
 
 def _steps(part: Any, inner: str) -> list[dict[str, Any]]:
-    """Return the parts of a normalizer or pre-tokenizer in order, as in its file."""
+    """Return the steps of a normalizer or pre-tokenizer in order, as JSON objects of its file.
+
+    Args:
+        part: the library's object; None means no steps.
+        inner: the key under which a sequence has its steps.
+    """
     if part is None:
         return []
     told = json.loads(part.__getstate__())
@@ -51,8 +56,9 @@ def _steps(part: Any, inner: str) -> list[dict[str, Any]]:
 
 
 def _shrinks(steps: Iterable[dict[str, Any]]) -> int | None:
-    """Return the maximum factor by which a normalizer shrinks the bytes of a text; None if
-    unknown.
+    """Return the maximum factor by which a normalizer shrinks the bytes of a text.
+
+    None if it is unknown. steps: see `_steps`.
     """
     found = 1
     for step in steps:
@@ -69,12 +75,18 @@ def _shrinks(steps: Iterable[dict[str, Any]]) -> int | None:
 
 
 def _is_whole(cut: dict[str, Any]) -> bool:
-    """Return True if a pre-tokenizer drops nothing of a text."""
+    """Return True if a step of a pre-tokenizer drops nothing of a text. cut: the step's JSON."""
     return cut["type"] in _KEEPS or (cut["type"] == "Split" and cut["behavior"] != "Removed")
 
 
 def _writes_all(model: Any, names: dict[str, int], *, is_byte_level: bool) -> bool:
-    """Return True if a model has tokens for every byte."""
+    """Return True if a model can write every text: it has tokens for every byte.
+
+    Args:
+        model: the library's model object.
+        names: spelling → id.
+        is_byte_level: tokens are spelled in the characters of byte-level BPE.
+    """
     if type(model).__name__ != "BPE":
         return False
     if model.continuing_subword_prefix or model.end_of_word_suffix:
@@ -87,7 +99,7 @@ def _writes_all(model: Any, names: dict[str, int], *, is_byte_level: bool) -> bo
 
 
 def _of_added(backend: Backend, contents: Iterable[str]) -> list[int]:
-    """Return the byte lengths of added tokens, as written and as normalized."""
+    """Return the lengths in bytes of added tokens, both of the text and of its normalized form."""
     made = list(contents)
     if backend.normalizer is not None:
         made += [backend.normalizer.normalize_str(each) for each in made]

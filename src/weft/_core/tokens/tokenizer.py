@@ -53,7 +53,16 @@ class Tokenizer:
         given: Any = None,
         name: str = "the tokenizer",
     ) -> None:
-        """Take over `backend`: it becomes this object's own."""
+        """Create a tokenizer that owns `backend`: the caller must not use it afterwards.
+
+        Args:
+            backend: a tokenizer of the tokenizers library, or a Codec.
+            special_tokens: name → text, such as "eos_token" → "</s>".
+            chat_template: the Jinja template of chats. None means there is none.
+            stop_ids: end tokens in addition to the one that `special_tokens` names.
+            given: the object that the user passed, for `object`.
+            name: the tokenizer's name in error messages.
+        """
         self._special_tokens = dict(special_tokens or {})
         stop_ids = tuple(stop_ids)
         self._codec = (
@@ -75,7 +84,9 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, path: str | Path, *, stop_ids: Iterable[int] = ()) -> Tokenizer:
-        """Read a Transformers-format folder. `stop_ids` adds to the end tokens that its files name.
+        """Read the tokenizer of a folder in the format of Transformers.
+
+        stop_ids: end tokens in addition to those that the folder's files name.
 
         Raises: ModelLoadError naming the file that is missing or broken.
         """
@@ -92,7 +103,9 @@ class Tokenizer:
     def wrap(cls, given: Any, *, stop_ids: Iterable[int] = ()) -> Tokenizer:
         """Wrap an already loaded Transformers tokenizer, or one of the tokenizers library.
 
-        The object is copied; later changes to it have no effect.
+        The object is copied; later changes to it have no effect. A Tokenizer is returned itself.
+
+        stop_ids: end tokens in addition to the tokenizer's own.
 
         Raises: Unsupported for a tokenizer written in Python.
         """
@@ -182,9 +195,9 @@ class Tokenizer:
         return self.bos_token_id is not None and self.encode("a")[:1] == [self.bos_token_id]
 
     def warn_without_bos(self, ids: Sequence[int]) -> None:
-        """Warn once of a prompt of token ids without the BOS token that `tokenize` adds.
+        """Log a warning, once, if a prompt of token ids lacks the BOS token that `tokenize` adds.
 
-        Prompts that begin with another special token, such as chat templates', give no warning.
+        A prompt that begins with another special token, as chats do, gives no warning.
         """
         if self._has_warned_of_bos or not ids or not self.adds_bos:
             return
@@ -196,12 +209,12 @@ class Tokenizer:
             )
 
     def is_spaces(self, token_id: int) -> bool:
-        """Return True if a token is one or more spaces."""
+        """Return True if a token's text is nothing but spaces, at least one."""
         spelled = self.token_bytes(token_id)
         return bool(spelled) and not spelled.strip(b" ")
 
     def warn_of_end_space(self, ids: Sequence[int]) -> None:
-        """Warn if a prompt before a constraint ends in a space."""
+        """Log a warning if a prompt ends in a space; call it before constrained generation."""
         if ids and self.is_spaces(ids[-1]) and self._has_spaced_words:
             warn_of_prompt(
                 "the text before the constraint ends in a space, but this model's word tokens begin"
@@ -214,14 +227,19 @@ class Tokenizer:
         return any(each[:1] == b" " and each[1:].isalpha() for each in self.vocab_bytes)
 
     def fewest(self, text: str) -> int:
-        """Return a lower bound of a text's tokens, by its length; 0 if unknown."""
+        """Return a lower bound of the number of a text's tokens, by its length; 0 if unknown."""
         longest = self._codec.max_token_bytes
         if longest is None:
             return 0
         return -(-len(text.encode("utf-8", "surrogatepass")) // longest)
 
     def continuation(self, text: str, *, special: bool = False) -> list[int]:
-        """Return the token ids of text that goes on after other text: no begin token or space."""
+        """Return the token ids of a text that continues other text.
+
+        Neither a BOS token nor a space is added before it.
+
+        special: special tokens spelled in the text become those tokens, instead of plain text.
+        """
         for anchor in _ANCHORS:
             before = self._anchor_ids(anchor, special=special)
             whole = self._encode(anchor + text, special=special)
@@ -241,7 +259,7 @@ class Tokenizer:
         return joined.decode(errors="replace")
 
     def stream(self, *, first: bool = False) -> TextStream:
-        """Return an incremental `decode`."""
+        """Return a TextStream that decodes tokens one by one. first: as for `decode`."""
         strip = first and self._codec.first_space_is_dummy
         return TextStream(self.vocab_bytes, strip_first_space=strip)
 
@@ -251,11 +269,11 @@ class Tokenizer:
         return table[token_id] if token_id < len(table) else b""
 
     def spelling(self, token_id: int) -> str:
-        """Return a token as the tokenizer itself writes it; "" where no token has that id."""
+        """Return the tokenizer's own spelling of a token, such as "Ġhello"; "" for unknown ids."""
         return self._codec.spelling(token_id)
 
     def token_text(self, token_id: int) -> str:
-        """Return a token's text, U+FFFD where it is part of a character."""
+        """Return a token's text; bytes that are a part of a character become U+FFFD."""
         return self.token_bytes(token_id).decode(errors="replace")
 
     def apply_chat_template(
@@ -268,8 +286,13 @@ class Tokenizer:
     ) -> str:
         """Return the prompt text of chat messages; encode it with `special=True, add_bos=False`.
 
-        template: instead of the model's own.
-        options: further variables for the template. Raises: ConfigError if there is no template.
+        Args:
+            messages: the chat.
+            add_generation_prompt: end with the start of an assistant's turn.
+            template: a template to use; None means the model's own.
+            options: further variables for the template.
+
+        Raises: ConfigError if there is no template.
         """
         template = self.chat_template if template is None else template
         if template is None:
@@ -288,7 +311,10 @@ class Tokenizer:
         return rendered
 
     def chat_form(self, template: str | None = None) -> ChatForm:
-        """Return how the model's template, or another one, writes an assistant's turn."""
+        """Return the format in which a template writes an assistant's turn.
+
+        template: None means the model's own.
+        """
         template = self.chat_template if template is None else template
         if template is None:
             return ChatForm()
@@ -298,7 +324,11 @@ class Tokenizer:
     def check_chat_options(self, options: Iterable[str], template: str | None = None) -> None:
         """Raise ConfigError for a template variable that would have no effect.
 
-        Tools always have one: without a template that reads them they are described in a message.
+        "tools" is always accepted: if the template does not read it, a message describes the tools.
+
+        Args:
+            options: the names of the variables.
+            template: None means the model's own.
         """
         used = self.chat_template if template is None else template
         if used is not None:
@@ -307,7 +337,7 @@ class Tokenizer:
 
     @property
     def tool_form(self) -> Literal["template", "generic"] | None:
-        """The form of tool calls: the chat template's own or Weft's generic one.
+        """The form of tool calls: "template" for the chat template's own, "generic" for Weft's.
 
         None without a chat template.
         """
@@ -322,9 +352,12 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         **options: Any,
     ) -> list[int]:
-        """Return the token ids of chat messages by the template.
+        """Return the token ids of chat messages in the format of the template.
 
-        The template's special tokens are special; the same strings inside a message are its text.
+        Special tokens that the template writes are special. The same strings in a message are
+        plain text.
+
+        options: as for `apply_chat_template`.
         """
         pieces = self.render_pieces(
             messages, add_generation_prompt=add_generation_prompt, **options
@@ -334,9 +367,11 @@ class Tokenizer:
     def render_pieces(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool, **options: Any
     ) -> list[tuple[str, bool]]:
-        """Return the rendered chat in pieces: (piece, it is a special token's name as plain text).
+        """Return the rendered chat in pieces, for `chat_ids`.
 
-        For `chat_ids`; joined they are what `apply_chat_template` gives.
+        Each piece is a pair of a text and a flag. True: the text is the name of a special token in
+        a message, which stays plain text. The joined texts are the result of
+        `apply_chat_template`.
         """
         names = [self.token_text(token) for token in self.special_ids]
         template = options.pop("template", None)
@@ -399,10 +434,16 @@ def mark_specials(
     It covers all strings of messages (content and its parts, tool calls, reasoning) and the
     template's other variables, such as tools. Variables that are tokens, such as bos_token, stay.
 
-    joins: also hide the start of a name at the end of a text, as templates join texts.
+    Args:
+        messages: the chat.
+        names: the texts of special tokens.
+        options: the template's other variables; None means none.
+        joins: also hide the start of a name at the end of a text. A template may append other text
+            that completes the name.
 
-    Returns the messages and the options with each such string replaced by a mark. The third value
-    is a function that splits the rendered text at the marks into (piece, whether it is hidden).
+    Returns: the messages and the options, in which each such string is replaced by a mark. The
+        third value is a function that splits the rendered text at the marks. It yields pairs of a
+        text and a flag: it is a hidden string.
     """
     given = dict(options or {})
     said = {name: value for name, value in given.items() if not name.endswith("_token")}
@@ -448,9 +489,11 @@ def mark_specials(
 
 
 def _begun_at(text: str, names: Sequence[str]) -> int | None:
-    """Return where the beginning of a name starts that a text ends with, but for blanks.
+    """Return the index of an incomplete name at the end of a text; None if there is none.
 
-    Not of names that begin as words do: many texts would end so. names: the longest first.
+    Whitespace after it is ignored. So are names that start like words, because many texts end so.
+
+    names: texts of special tokens, the longest first.
     """
     end = text.rstrip()
     firsts = {name[0] for name in names if not name[0].isalnum()}
@@ -461,7 +504,7 @@ def _begun_at(text: str, names: Sequence[str]) -> int | None:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield the texts in messages and options that people may have written."""
+    """Yield all texts in messages and options that users may have written."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -509,7 +552,7 @@ def read_folder(path: Path) -> TokenizerFiles:
 
 
 def special_texts(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the special tokens that a configuration names, as text."""
+    """Return the texts of the special tokens in a tokenizer's configuration, by name."""
     texts = {}
     for name, value in config.items():
         if not name.endswith("_token"):
@@ -521,7 +564,10 @@ def special_texts(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def default_template(given: object) -> str | None:
-    """Return the template of a setting that is one template, or several with names."""
+    """Return the default chat template of a setting; None if there is none.
+
+    given: one template, or a list of templates with names.
+    """
     if isinstance(given, str):
         return given
     if isinstance(given, Mapping):
@@ -535,7 +581,12 @@ def default_template(given: object) -> str | None:
 
 
 def id_list(given: object) -> list[int]:
-    """Return the ids of a setting that is one id, several, or none. Raises: ModelLoadError."""
+    """Return the token ids of a setting as a list.
+
+    given: one id, a list of ids, or None.
+
+    Raises: ModelLoadError for other values.
+    """
     if given is None:
         return []
     ids: list[Any] = list(given) if isinstance(given, list | tuple) else [given]

@@ -49,12 +49,18 @@ GENERIC = "<tool_call>"  # the form for templates that neither write nor describ
 
 @dataclass(frozen=True, slots=True)
 class ArgumentFormat:
-    """Format of arguments that are written one by one: a key, `mid`, a value, then `sep` and the
-    next.
+    """Format of arguments that are written one by one, instead of as a JSON object.
 
-    The formats of strings and of other values may differ (quotes, a type mark).
+    The format of strings (text_…) may differ from that of other values (json_…), in quotes or type
+    marks.
 
-    empty: what is written for no arguments, from the part before them to the call's end.
+    text_mid, json_mid: the text between a key and its value.
+
+    text_sep, json_sep: the text between a value and the next key.
+
+    text_close, json_close: the text from the last value to the end of the call.
+
+    empty: the text of a call without arguments, after the part before them. None if unknown.
     """
 
     text_mid: str
@@ -73,11 +79,12 @@ class ArgumentFormat:
 
 @dataclass(frozen=True, slots=True)
 class JsonEnvelope:
-    """A JSON value with one call or a list of calls, and the location of the parts in it.
+    """Format of calls inside one JSON value, which is one call or a list of calls.
 
-    before: the text before it.
+    before, after: the text before and after the JSON value.
 
-    name, arguments, id: keys that lead to a part; None in one is the key itself.
+    name, arguments, id: the path of keys to a part of the call. A last key of None stands for the
+    only key, in the format `{name: arguments}`. `id` is None if calls have no id.
     """
 
     before: str
@@ -89,13 +96,13 @@ class JsonEnvelope:
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """The format of calls: head, a call, (join, a call)…, tail.
+    """The format of the calls in one turn: head, a call, (join, a call)…, tail.
 
-    slots: the parts of a call in order.
+    slots: the parts of a call (name, arguments, id) in order.
 
-    mids: the text between them.
+    mids: the text between the parts.
 
-    close: the text after the last part.
+    close: the text after the last part of a call.
     """
 
     head: str
@@ -109,7 +116,10 @@ class Calls:
 
     @property
     def marker(self) -> str:
-        """The text that starts calls anywhere; "" if only a complete answer can be a call."""
+        """The text that starts calls, wherever it occurs in an answer.
+
+        "" if calls have no such text, so that only a complete answer can be a call.
+        """
         before = self.head if self.envelope is None else self.envelope.before
         tag = _TAG.match(before)
         if tag is not None:
@@ -130,19 +140,21 @@ class Calls:
 
 @dataclass(frozen=True, slots=True)
 class MessageShape:
-    """The form of messages that a template needs to write calls, and their arguments, once.
+    """The form of messages with which the template writes each call exactly once.
 
-    arguments: as a mapping, as JSON text, or either.
+    arguments: the arguments of a call must be a mapping, JSON text, or either.
 
-    content: with calls, if there is no text.
+    content: what a message with calls and no text has as content.
 
-    ids: "functions" if the template writes a call's id instead of its name.
+    ids: "functions": ids must be `functions.NAME:N`, because the template writes the id instead of
+    the name.
 
-    reasoning: the message key that it reads; "part" for a part of the content.
+    reasoning: the message key from which the template reads reasoning. "part" means a part of the
+    content; None means that the template reads none.
 
-    keeps_both: text and calls of one message are both written.
+    keeps_both: the template writes both the text and the calls of a message that has both.
 
-    as_content: calls go into the content, as the template only describes them.
+    as_content: calls must be text in the content, because the template only describes their format.
     """
 
     arguments: Literal["mapping", "text", "either"] = "either"
@@ -155,17 +167,22 @@ class MessageShape:
 
 @dataclass(frozen=True, slots=True)
 class ChatForm:
-    """The format of an assistant's turn in a template. calls: None without a template.
+    """The format of an assistant's turn in a chat template.
 
     think: the tags around reasoning.
 
-    opening, closing: the tags around the content, "" for none.
+    opening, closing: the tags around the content; "" for none.
 
-    end: the token name that ends the turn, if it is one.
+    end: the tag that ends the turn; "" if the turn does not end with a tag.
 
-    is_generic: the template has no calls; Weft describes tools in a message, see `messages`.
+    calls: the format of tool calls; None without a template.
 
-    has_system: in a generic form, the template writes system messages.
+    shape: what messages must look like for the template.
+
+    is_generic: the template has no format of calls, so Weft uses its own and describes the tools in
+    a message (see `messages.describe_tools_in_text`).
+
+    has_system: the template writes system messages. Only set if `is_generic`.
     """
 
     think: tuple[str, str] = ("<think>", "</think>")
@@ -180,13 +197,23 @@ class ChatForm:
 
 @lru_cache(maxsize=64)
 def chat_form(template: str, bos_token: str = "", eos_token: str = "") -> ChatForm:
-    """Return the format of a template. Cost: up to twenty short renderings, once per template."""
+    """Return the format of an assistant's turn in a template, by rendering test chats.
+
+    Cost: up to twenty short renderings, once per template.
+
+    bos_token, eos_token: variables of the template.
+    """
     return _TemplateProbe(template, bos_token, eos_token).form()
 
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """A rendered turn: its text, and the positions of the parts of its first call."""
+    """A rendered test chat, and the positions of the parts of one call in it.
+
+    spans: part → (start, end).
+
+    is_json: the arguments are a JSON object.
+    """
 
     text: str
     spans: dict[Slot, tuple[int, int]]
@@ -199,7 +226,7 @@ class _Turn:
 
 
 class _TemplateProbe:
-    """Renders made-up chats with one template."""
+    """Renders test chats with one template, to find its format."""
 
     def __init__(self, template: str, bos_token: str, eos_token: str) -> None:
         self.template = template
@@ -284,7 +311,10 @@ class _TemplateProbe:
             return None
 
     def _reasoning(self) -> tuple[str | None, tuple[str, str]]:
-        """Return the name that reasoning is read by, and what stands around it."""
+        """Return the message key from which the template reads reasoning, and the tags around it.
+
+        The key is None if the template writes no reasoning; the tags are the usual ones then.
+        """
         part = [{"type": "thinking", "thinking": _REASONING}, {"type": "text", "text": _ANSWER}]
         calls = [self._call(0, _TEXTS, False, False)]
         for name in ("reasoning_content", "reasoning", "thinking", "part"):
@@ -328,7 +358,14 @@ class _TemplateProbe:
         )
 
     def _found(self, text: str, values: Sequence[Any], number: int, start: int) -> _Turn | None:
-        """Return where the parts of a call stand, from `start` on; None if they are not there."""
+        """Return the positions of the parts of a test call in a rendered chat; None if not found.
+
+        Args:
+            text: the rendered chat.
+            values: the values of the call's arguments.
+            number: the call's number: 0 or 1.
+            start: the index from which to search.
+        """
         name = text.find(_NAMES[number], start)
         key = text.find(_KEYS[0], start if number == 0 else name)
         if name < 0 or key < 0:
@@ -387,7 +424,14 @@ class _TemplateProbe:
         return replace(calls, envelope=_envelope(one, head, self.after)) if each is None else calls
 
     def _head(self, one: _Turn, functions: bool, is_text: bool, think: tuple[str, str]) -> str:
-        """Return what stands before the first part of a call, less what begins any turn."""
+        """Return the text before the first part of a call, without the start of every turn.
+
+        Args:
+            one: the rendered chat with the call.
+            functions: its ids are `functions.NAME:N`.
+            is_text: its arguments are JSON text.
+            think: the tags around reasoning.
+        """
         first = one.ordered()[0][1]
         text = one.text
         if self.prompt and text.startswith(self.prompt):
@@ -411,7 +455,10 @@ class _TemplateProbe:
     def _second(
         self, one: _Turn, content: str | None, functions: bool, is_text: bool
     ) -> tuple[str | None, _Turn | None]:
-        """Return what stands between two calls, and the second one."""
+        """Return the text between two calls of a turn, and the rendered chat with the second call.
+
+        Both are None if the template does not write two calls.
+        """
         given = [self._call(number, _TEXTS, functions, is_text) for number in (0, 1)]
         text = self.render(_turn(content, given))
         if text is None:
@@ -428,7 +475,10 @@ class _TemplateProbe:
     def _each(
         self, one: _Turn, content: str | None, functions: bool, is_text: bool, close: str
     ) -> ArgumentFormat | None:
-        """Return how arguments are written one by one."""
+        """Return the format of arguments that are written one by one; None if it is not found.
+
+        close: the text from the last argument, a string, to the end of the call.
+        """
         found = []
         for values in (_TEXTS, _NUMBERS):
             turn = self._one(content, functions, is_text, values)
@@ -457,7 +507,10 @@ class _TemplateProbe:
         return ArgumentFormat(text_mid, json_mid, text_sep, json_sep, close, json_close, empty)
 
     def _told(self, form: ChatForm) -> ChatForm:
-        """Return the format that a template describes in words, else the generic one."""
+        """Return the format of calls that a template describes in its prompt, else Weft's own.
+
+        form: the format of the turn without calls.
+        """
         named = [
             mark for mark in _DESCRIBED_FORMATS if mark in self.prompt or mark in self.template
         ]
@@ -479,7 +532,11 @@ class _TemplateProbe:
 
 
 def _as_template(before: str, call: str, between: str, after: str) -> str:
-    """Return a template that writes calls in a named form."""
+    """Return a chat template that writes calls in a given format.
+
+    before, between, after: the text before, between and after the calls. call: the template of one
+    call `c`.
+    """
     # Blocks eat the line break after them; what is written out does not.
     before, between, after = (f"{{{{ {json.dumps(each)} }}}}" for each in (before, between, after))
     return (
@@ -496,14 +553,14 @@ def _turn(content: Any, calls: Sequence[Mapping[str, Any]] | None = None) -> dic
 
 
 def _common(one: str, other: str) -> str:
-    """Return the beginning that two texts share."""
+    """Return the longest common prefix of two texts."""
     size = min(len(one), len(other))
     at = next((i for i in range(size) if one[i] != other[i]), size)
     return one[:at]
 
 
 def _snapped(text: str) -> str:
-    """Leave out a tag that only begins at the end of a text."""
+    """Return a text without an incomplete tag at its end."""
     for opens, closes in ("<>", "[]"):
         at = text.rfind(opens)
         if at > text.rfind(closes) and re.fullmatch(r"[<\[][^<>\[\]\s]*", text[at:]):
@@ -512,7 +569,7 @@ def _snapped(text: str) -> str:
 
 
 def _ended(text: str, after: str) -> str:
-    """Leave out the end of the turn, which content has, too."""
+    """Return a text without the end of the turn. after: the text after a turn's plain content."""
     if after and text.endswith(after):
         return text[: len(text) - len(after)]
     shared = _common(text[::-1], after[::-1])[::-1]
@@ -521,13 +578,23 @@ def _ended(text: str, after: str) -> str:
 
 
 def _without_thought(text: str, think: tuple[str, str]) -> str:
-    """Leave out an empty reasoning block that a template writes before the rest."""
+    """Return the text after the end of a reasoning block, if there is one.
+
+    Some templates write an empty block in every turn.
+    """
     at = text.find(think[1])
     return text[at + len(think[1]) :] if at >= 0 else text
 
 
 def _json_span(text: str, start: int, key: int, want: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return where a JSON object that is `want` stands around its first key."""
+    """Return start and end of a JSON object in a text; None if it is not there.
+
+    Args:
+        text: the text.
+        start: the index from which to search.
+        key: the index of the object's first key.
+        want: the object.
+    """
     at = text.rfind("{", start, key)
     if at < 0:
         return None
@@ -539,7 +606,15 @@ def _json_span(text: str, start: int, key: int, want: Mapping[str, Any]) -> tupl
 
 
 def _places(text: str, key: int, values: Sequence[Any]) -> list[tuple[int, int, int]] | None:
-    """Return (where the key begins, where the value ends, where it begins) for each argument."""
+    """Return (start of the key, end of the value, start of the value) for each test argument.
+
+    None if one is not in the text.
+
+    Args:
+        text: the rendered chat.
+        key: the index of the first key.
+        values: the values of the arguments.
+    """
     found, at = [], key
     for name, value in zip(_KEYS, values, strict=False):
         at = text.find(name, at)
@@ -552,13 +627,19 @@ def _places(text: str, key: int, values: Sequence[Any]) -> list[tuple[int, int, 
 
 
 def _is_encoded(text: str, key: int, values: Sequence[Any]) -> bool:
-    """Return True if arguments are nested JSON, Python notation, or escaped."""
+    """Return True if arguments are written as escaped JSON or as a Python dict.
+
+    key: the index of the first key in the text.
+    """
     around = text[max(key - 3, 0) : key]
     return around.endswith(('\\"', "{'", '{"', "{\\"))
 
 
 def _counted(one: str, other: str) -> str:
-    """Put INDEX where the literals of the first and the second call differ by their number."""
+    """Return the text `one` of the first call, with INDEX in place of the call's number 0.
+
+    Only if the same text of the second call, `other`, differs from it by a 1 at that place.
+    """
     shared = _common(one, other)
     at = len(shared)
     if one != other and one[at : at + 1] == "0" and other == f"{shared}1{one[at + 1 :]}":
@@ -567,7 +648,10 @@ def _counted(one: str, other: str) -> str:
 
 
 def _counted_back(head: str, join: str) -> tuple[str, str]:
-    """Do the same for what stands before the first call and before the second."""
+    """Return the texts before the first and the second call, with INDEX in place of 0 and 1.
+
+    Only if they differ by these numbers; otherwise both are returned as they are.
+    """
     shared = _common(head[::-1], join[::-1])[::-1]
     a, b = head[: len(head) - len(shared)], join[: len(join) - len(shared)]
     if a.endswith("0") and b.endswith("1"):
@@ -576,7 +660,13 @@ def _counted_back(head: str, join: str) -> tuple[str, str]:
 
 
 def _envelope(one: _Turn, head: str, after: str) -> JsonEnvelope | None:
-    """Return the JSON value that contains the complete call, if there is one."""
+    """Return the format of the JSON value that contains the complete call; None if there is none.
+
+    Args:
+        one: the rendered chat with the call.
+        head: the text before the call's first part.
+        after: the text after a turn's plain content.
+    """
     first = one.ordered()[0][1]
     start = first - len(head)
     for at in (match.start() + start for match in re.finditer(r"[{\[]", one.text[start:first])):
@@ -601,7 +691,10 @@ def _envelope(one: _Turn, head: str, after: str) -> JsonEnvelope | None:
 def _paths(
     value: Any, path: tuple[str | None, ...]
 ) -> Iterator[tuple[Any, tuple[str | None, ...]]]:
-    """Yield (part, the keys that lead to it) for the test parts of a call."""
+    """Yield pairs of a part of a test call and the path of keys to it.
+
+    A part is a string, or `dict` for the arguments. path: the keys that lead to `value`.
+    """
     if not isinstance(value, dict):
         if isinstance(value, str):
             yield value, path

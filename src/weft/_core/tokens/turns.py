@@ -19,8 +19,10 @@ Messages = Sequence[Mapping[str, Any]]
 def turn_separator(text: Tokenizer, **options: Any) -> list[int]:
     """Return the tokens that close an assistant's turn before the next one may start.
 
-    These are the end token and the blank text that the template writes after it. If the template
+    These are the end token and the whitespace that the template writes after it. If the template
     cannot be rendered, it is the end token alone.
+
+    options: variables of the template.
 
     Raises: ConfigError if the tokenizer has no end token either.
     """
@@ -89,7 +91,10 @@ def turn_delta(
 
 
 def _between(text: Tokenizer, options: Mapping[str, Any]) -> str | None:
-    """Return what the template writes between an answer and the next question."""
+    """Return the text that the template writes between an answer and the next question.
+
+    None if the template cannot be rendered.
+    """
     messages = [
         {"role": "user", "content": _ASKED},
         {"role": "assistant", "content": _FIRST},
