@@ -18,10 +18,10 @@ HEAL = "heal"
 
 
 def constrained_nodes(node: HeddleState | None, constraint: Any) -> list[HeddleState]:
-    """Return the nodes of one constrained text, from its first node down to `node`.
+    """Return the consecutive nodes with this constraint, from the first one down to `node`.
 
-    All of them have an equal constraint. If a call ended before the text was complete, growing the
-    node with an equal constraint continues the text.
+    They form one constrained text. If a call ended before the text was complete, growing the node
+    with an equal constraint continues the text. Returns [] if `node` has another constraint.
     """
     nodes: list[HeddleState] = []
     while node is not None and node.params is not None and node.params.constraint == constraint:
@@ -31,7 +31,10 @@ def constrained_nodes(node: HeddleState | None, constraint: Any) -> list[HeddleS
 
 
 def constrained_tokens(node: HeddleState, constraint: Any) -> list[int]:
-    """Return the tokens of the constrained text that a branch of `node` continues."""
+    """Return the tokens of the constrained text that a new branch of `node` continues.
+
+    Returns [] if the branch starts a new text.
+    """
     if not constraint.is_resumed:
         return []
     return [token for each in constrained_nodes(node, constraint) for token in each.tokens]
@@ -47,7 +50,11 @@ def parsed_text(node: HeddleState) -> Any:
 
 
 def healed_constraint(node: HeddleState, constraint: Constraint) -> Constraint:
-    """Return the constraint for a node's branches, preceded by the spaces moved from the prompt."""
+    """Return the constraint for branches of a node.
+
+    In a loom with `heal=True`, spaces were moved from the prompt's end to the generated text. The
+    result then allows these spaces first.
+    """
     prefix = _prefix(node, constraint)
     return after(prefix, constraint) if prefix else constraint
 
@@ -68,7 +75,7 @@ def warn_of_prompt_before(node: HeddleState, constraint: Constraint) -> None:
 
 
 def strip_end_spaces(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[list[int], str]:
-    """Return a prompt's tokens without the spaces at its end, and those spaces."""
+    """Remove the spaces at a prompt's end; return (remaining token ids, the removed spaces)."""
     n = len(ids)
     while n > 1 and tokenizer.is_spaces(ids[n - 1]):
         n -= 1

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class GeneratedNode(Heddle):
-    """A node whose `str` is its text instead of a drawing of its tree."""
+    """A node whose `str` is its text; that of other nodes is a drawing of their tree."""
 
     def __str__(self) -> str:
         return self.text

@@ -96,7 +96,11 @@ class Event(NamedTuple):
 
 
 class StopStrings:
-    """Finds stop strings in a growing text, also across token boundaries.
+    """A search for stop strings in a growing text, also across token boundaries.
+
+    Args:
+        stops: the stop strings.
+        constraint: stop strings are ignored until its `min_tokens` are reached; None: no minimum.
 
     Cost: for each stop string one search in the new bytes and a tail shorter than the longest one.
     """
@@ -110,7 +114,7 @@ class StopStrings:
         self._tail = b""
 
     def push(self, piece: bytes) -> str | None:
-        """Return the stop string that these bytes complete, or None.
+        """Add the bytes of one token; return the stop string that they complete, or None.
 
         If they complete several, return the one that ends first; if several end there, the longest.
         """
@@ -131,9 +135,15 @@ class StopStrings:
 
 
 class StopWatcher:
-    """A run's sink: it detects stop strings and sends each token to a channel.
+    """A callback for each token of a run: it detects stop strings and sends events to a channel.
 
-    It holds no reference to a node, because the scheduler may keep it longer than the tree exists.
+    It has no reference to a node, because the scheduler may keep it longer than the tree exists.
+
+    Args:
+        branch: index of the branch in the call.
+        lm: the LM.
+        params: the sampling parameters, with the stop strings.
+        channel: gets an `Event` per token; None: only stop strings are detected.
     """
 
     def __init__(
@@ -158,13 +168,16 @@ class StopWatcher:
         return "stop" if self.stopped is not None else None
 
     def on_end(self, ticket: Ticket) -> None:
-        """Send the end of the branch, after all of its tokens."""
+        """Send the event that the branch has ended; called after all of its tokens."""
         if self._channel is not None:
             self._channel.put(Event(self.branch, None))
 
 
 class SiblingOrder:
-    """Inserts the children of one call and one parent in branch order, whichever ends first."""
+    """Attaches the branches of one call to one parent, in the order of their numbers.
+
+    The order in which the branches end does not matter.
+    """
 
     def __init__(self, parent: Heddle) -> None:
         self._parent = parent
@@ -173,7 +186,7 @@ class SiblingOrder:
         self._first = 0  # index of the first attached branch among the parent's children
 
     def insert(self, number: int, child: Heddle) -> None:
-        """Insert a branch's child before those with larger numbers.
+        """Attach a branch's child before the call's children with larger numbers.
 
         Cost: O(1), unless the caller edits the children meanwhile.
         """
@@ -187,7 +200,10 @@ class SiblingOrder:
         self._attached.insert(at, child)
 
     def _where(self, children: list[Heddle], at: int) -> int:
-        """Return the index in `children` for the child with this rank."""
+        """Return the index in `children` at which to insert a child.
+
+        at: the number of attached children of this call that precede it.
+        """
         while at < len(self._attached):
             where, child = self._first + at, self._attached[at]
             if where < len(children) and children[where] is child:
@@ -201,7 +217,16 @@ class SiblingOrder:
 
 
 class PendingBranch:
-    """A branch that is growing: its future child node, and the tokens delivered so far."""
+    """A branch that is growing: its future child node, and the tokens delivered so far.
+
+    Args:
+        index: index of the branch in the call.
+        child: the node that gets the tokens; it is attached at the end.
+        parent: the node that grows.
+        origin: the parent's place in the token tree when the call started.
+        watch: detects stop strings and sends events; None if the call needs neither.
+        siblings: attaches the call's branches of this parent.
+    """
 
     def __init__(
         self,
@@ -226,9 +251,9 @@ class PendingBranch:
         self.attached = False
 
     def finish(self) -> None:
-        """Copy the run's result into the child and attach the child.
+        """Copy the finished run's result into the child, and attach the child to its parent.
 
-        Does nothing the second time.
+        A second call does nothing.
         """
         assert self.ticket is not None
         if self.over:
@@ -244,7 +269,10 @@ class PendingBranch:
     def new_texts(
         self, events: list[Event]
     ) -> tuple[list[tuple[str, float | None]], FinishReason | None]:
-        """Return the new tokens' texts and logprobs, and the finish reason of an ended branch."""
+        """Return what a display needs of new events: ([(text, logprob)], finish reason).
+
+        There is one pair for each new token. The finish reason is None while the branch grows.
+        """
         assert self.text is not None
         assert self.ticket is not None
         new = [(self.text.push(e.token), e.logprob) for e in events if e.token is not None]
@@ -262,10 +290,12 @@ class PendingBranch:
         return self.child.text.removesuffix("\ufffd") if waits else self.child.text
 
     def keep(self, reason: FinishReason) -> None:
-        """End the branch early with the delivered tokens; discard a branch without tokens.
+        """End the branch early: attach its child with the tokens delivered so far.
 
-        If the tokens end with a stop string, or number `max_tokens`, the finish reason is that of a
-        complete run.
+        A branch without tokens is discarded.
+
+        reason: the finish reason. It is replaced by "stop" if the tokens end with a stop string,
+            and by "length" if there are `max_tokens` of them.
         """
         child, params = self.child, self.child.params
         assert params is not None
@@ -292,9 +322,13 @@ BranchEvents = tuple[PendingBranch, list[Event]]
 
 
 class Growth:
-    """All branches of one call.
+    """All branches of one call of `grow` or `stream`.
 
-    Fill it with `add`; then call `run`, `news` or an async twin, once.
+    Plan them with `add`. Then call one of `run`, `arun`, `news` and `anews`, once.
+
+    Args:
+        lm: the LM of all nodes.
+        streamed: prepare for `news`, `anews` or a display, which need each token.
     """
 
     def __init__(self, lm: LM, *, streamed: bool = False) -> None:
@@ -309,9 +343,14 @@ class Growth:
         self.reason: FinishReason = "cancelled"  # of branches that have not ended when it closes
 
     def add(self, node: Heddle, params: SamplingParams, *, first: int = 0) -> list[PendingBranch]:
-        """Plan `params.n` branches of a node, numbered from `first` within the call.
+        """Plan `params.n` branches of a node, and return them. Runs nothing.
 
-        Runs nothing.
+        Args:
+            node: the node that grows.
+            params: the sampling parameters, with a seed.
+            first: number of the first branch; the numbers select the random streams.
+
+        Raises: ConfigError for a node of another LM, or one with an empty path.
         """
         if lm_of(node) is not self.lm:
             raise ConfigError(
@@ -368,9 +407,11 @@ class Growth:
     # All at once
 
     def run(self, display: GrowthDisplay | None = None) -> Branches:
-        """Run all branches to their end and attach the children. On an error, attach none.
+        """Run all branches to their end, attach the children and return them.
 
-        display: shows the branches as they grow; needs `streamed=True`. See also `Branches.failed`.
+        On an error no child is attached; see also `Branches.failed`.
+
+        display: shows the branches while they grow, which needs `streamed=True`. None: no display.
         """
         try:
             self._submit()
@@ -397,7 +438,10 @@ class Growth:
             display.close()
 
     async def arun(self) -> Branches:
-        """Await `run`. A cancelled task keeps the tokens so far, with finish_reason "cancelled"."""
+        """The async form of `run`, without a display.
+
+        If the task is cancelled, branches keep their tokens, with finish_reason "cancelled".
+        """
         await self._asubmit()
         try:
             await self.lm.adrive(self._tickets)
@@ -443,9 +487,10 @@ class Growth:
     # Step by step
 
     def news(self) -> Generator[list[BranchEvents], None, None]:
-        """Yield the events of each step, for `delta`.
+        """Run the branches and yield the events of each step, grouped by branch.
 
-        Closing the generator keeps what `delta` applied.
+        The caller passes the events of each branch to `delta`, which applies them to the child. If
+        the generator is closed early, branches are attached with the tokens that `delta` applied.
         """
         assert self._channel is not None
         try:
@@ -473,11 +518,10 @@ class Growth:
         self._raise_errors()
 
     def when_done(self) -> asyncio.Future[None]:
-        """Return a future of the running loop that is set when all runs have ended.
+        """Return a future of the running loop that is set when all branches have ended.
 
-        Call it after `anews` has started.
-
-        A caller that collects events of several steps stops waiting when it is set.
+        Call it after `anews` has started. A caller that collects events of several steps uses it to
+        stop waiting for more.
         """
         if self._done is None:
             self._done = self.lm.when_done(self._tickets)
@@ -485,7 +529,10 @@ class Growth:
 
     @deferred_interrupt()
     def abandon(self, reason: FinishReason) -> None:
-        """Cancel the branches that have not ended; keep the tokens that `delta` applied."""
+        """Cancel the branches that have not ended, and attach them with the tokens applied so far.
+
+        reason: their finish reason.
+        """
         # Do not wait here: the garbage collector may close a generator on any thread. The
         # scheduler drops cancelled runs in its next step.
         self._cancel(reason)
@@ -504,7 +551,10 @@ class Growth:
         return [(self.branches[index], events) for index, events in by_branch.items()]
 
     def _raise_errors(self) -> None:
-        """Raise the first error, unless constraints failed some branches but not all."""
+        """Raise the first error of a branch.
+
+        If constraints failed some branches but not all, store these errors for `Branches.failed`.
+        """
         errors = [ticket.error for ticket in self._tickets if ticket.error and not ticket.cancelled]
         failed = [error for error in errors if isinstance(error, ConstraintError)]
         for error in errors:
@@ -516,7 +566,10 @@ class Growth:
 
 
 def deltas(growth: Growth | None) -> Generator[Delta, None, Branches]:
-    """Yield the deltas of a growth one by one; return the children."""
+    """Run a growth and yield its deltas one by one; return the children.
+
+    growth: the planned branches; None: there are none.
+    """
     if growth is None:
         return Branches()
     with closing(growth.news()) as steps:
@@ -531,7 +584,7 @@ def deltas(growth: Growth | None) -> Generator[Delta, None, Branches]:
 
 
 async def adeltas(growth: Growth | None) -> AsyncGenerator[Delta, None]:
-    """Yield the deltas of a growth in a running event loop."""
+    """The async form of `deltas`, for a running event loop."""
     if growth is None:
         return
     async with aclosing(growth.anews()) as steps:
@@ -574,9 +627,14 @@ def _end(pending: PendingBranch) -> None:
 def plan(
     nodes: list[Heddle], params: SamplingParams, *, force: bool, streamed: bool, first: int = 0
 ) -> Growth:
-    """Plan one call over `nodes`. Terminal nodes are skipped and reported, unless forced.
+    """Plan the branches of one call, and return them as a `Growth`. Runs nothing.
 
-    first: the number of the call's first branch.
+    Args:
+        nodes: the nodes that grow, at least one.
+        params: the sampling parameters; `n` branches for each node.
+        force: grow terminal nodes too. Otherwise they are in `skipped`, and the log warns.
+        streamed: as for `Growth`.
+        first: number of the first branch; the numbers select the random streams.
     """
     params = seeded(params)
     growth = Growth(lm_of(nodes[0]), streamed=streamed)
@@ -627,14 +685,17 @@ class DeferredGrowth:
         self._numbers: Counter[tuple[tuple[int, ...], int | None]] = Counter()
 
     def defer(self, node: Heddle, params: SamplingParams) -> LazyChildren:
-        """Add a growing call; return the list that its children will be in."""
+        """Add a growing call; return the list that will contain its children."""
         children = LazyChildren(self)
         self._calls.append((node, params, self.number(node, params), children))
         set_pending_growth(node, self)
         return children
 
     def number(self, node: Heddle, params: SamplingParams) -> int:
-        """Return the number of a call's first branch, among calls on equal paths with one seed."""
+        """Return the number of the first branch for a new call on a node.
+
+        Calls on equal paths with the same seed get consecutive numbers, so their branches differ.
+        """
         key = (tuple(node.get_prefix_tokens()), params.seed)
         first = self._numbers[key]
         self._numbers[key] += params.n
@@ -666,14 +727,17 @@ class LazyChildren(UserList["Heddle"]):
 
     @property
     def data(self) -> list[Heddle]:  # type: ignore[override]
-        """The children."""
+        """The children; runs the deferred call if it has not run."""
         if self.deferred is not None:
             self.deferred.flush()
         return self.nodes
 
 
 def call_on_each(nodes: list[Heddle], func: Callable[[Heddle], Any]) -> list[Any]:
-    """Call `func` on each node. Growing calls that it makes on that node run as one batch."""
+    """Call `func` on each node, and return the results.
+
+    Growing calls of `func` on its node are deferred; those of all nodes run as one batch.
+    """
     deferred = DeferredGrowth()
     results = []
     try:
@@ -701,7 +765,13 @@ class GrowthDisplay(Protocol):
     def push(
         self, branch: int, pieces: list[tuple[str, float | None]], ended: FinishReason | None
     ) -> None:
-        """Add the new tokens of a branch: their texts and logprobs. ended: None while it grows."""
+        """Add the new tokens of a branch.
+
+        Args:
+            branch: index of the branch in the call.
+            pieces: (text, logprob) of each token; the logprob is None if it is not reported.
+            ended: the finish reason; None while the branch grows.
+        """
         ...
 
     def close(self) -> None:

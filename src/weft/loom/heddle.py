@@ -44,7 +44,10 @@ if TYPE_CHECKING:
 
 
 class RenderMixin(HeddleState):
-    """Renders a node's tree as text, HTML, Graphviz and Mermaid. Nothing here changes the tree."""
+    """Methods of `Heddle` that draw a node's tree as text, HTML, Graphviz and Mermaid.
+
+    They do not change the tree.
+    """
 
     def show(
         self,
@@ -58,9 +61,9 @@ class RenderMixin(HeddleState):
 
         Args:
             node: returns the label of a node; None: its text and statistics.
-            edge: returns the label of the line to a node, written before the node.
+            edge: returns the label of the line to a node, written before the node; None: no labels.
             file: a text stream; None: standard output.
-            limit: maximum number of lines; the rest is counted.
+            limit: maximum number of lines; the rest is counted. None: no limit.
         """
         from ..viz.text import show
 
@@ -111,9 +114,10 @@ class RenderMixin(HeddleState):
             tint: "probability", "entropy" or "none": the token colors when the page opens.
             top: alternatives to show for each sampled token, 0 or more. From 1 on, the model runs
                 one forward over each node's tokens.
-            limit: maximum number of nodes, nearest to this node first; the rest is counted.
+            limit: maximum number of nodes, nearest to this node first; the rest is counted. None:
+                no limit.
             node: returns the label of a node; None: its text.
-            mark: the path to this node is highlighted.
+            mark: the path to this node is highlighted. None: the path to the best leaf.
 
         Returns: the page, or None if `path` is given.
 
@@ -137,8 +141,10 @@ class RenderMixin(HeddleState):
         """Return the tree from this node down as a Graphviz digraph, colored by mean probability.
 
         Args:
-            node, edge: return the label of a box, and of the line to it.
-            limit: maximum number of nodes, nearest to this node first; the rest is counted.
+            node: returns the label of a node's box; None: its text and statistics.
+            edge: returns the label of the line to a node; None: no labels.
+            limit: maximum number of nodes, nearest to this node first; the rest is counted. None:
+                no limit.
         """
         from ..viz.graph import to_dot
 
@@ -154,9 +160,10 @@ class RenderMixin(HeddleState):
         """Return the tree from this node down as a Mermaid flowchart, for Markdown pages.
 
         Args:
-            node, edge: return the label of a box, and of the line to it.
-            limit: maximum number of nodes, nearest to this node first, within Mermaid's own limits.
-                The rest is counted.
+            node: returns the label of a node's box; None: its text and statistics.
+            edge: returns the label of the line to a node; None: no labels.
+            limit: maximum number of nodes, nearest to this node first; the rest is counted. None:
+                as many as Mermaid accepts.
         """
         from ..viz.graph import to_mermaid
 
@@ -186,7 +193,7 @@ class RenderMixin(HeddleState):
 
 @remedied(OF_NODE)
 class Heddle(Listed, RenderMixin):
-    """A node of a loom: some tokens that continue its parent's.
+    """A node of a loom: tokens that continue the tokens of its parent.
 
     Equal siblings are separate nodes that share their KV. Subclasses are allowed: children have
     their parent's class and are created by its constructor.
@@ -196,7 +203,7 @@ class Heddle(Listed, RenderMixin):
 
     @property
     def default_sampling(self) -> SamplingParams:
-        """The sampling parameters that growing calls on this node start from."""
+        """The sampling parameters that `grow` and `stream` use where the caller sets none."""
         lm = self._binding.live_lm()
         return lm.chat_defaults if self._binding.is_chat else lm.defaults
 
@@ -283,9 +290,9 @@ class Heddle(Listed, RenderMixin):
     ) -> Generator[Delta, None, Branches]:
         """Generate as `grow` does, yielding new tokens as they are drawn.
 
-        Mistakes raise at the call; the model runs from the first `next`. Each child is attached
-        when it ends. Leaving the loop early keeps the delivered tokens as nodes with finish_reason
-        "cancelled". An error of one branch is raised at the end.
+        Wrong arguments raise at the call; the model runs from the first `next`. Each child is
+        attached when it ends. If the generator is closed early, branches keep the tokens that it
+        has yielded, with finish_reason "cancelled". An error of one branch is raised at the end.
 
         show: accepted as in `grow`, without effect.
 
@@ -305,7 +312,10 @@ class Heddle(Listed, RenderMixin):
         show: bool = True,
         **sampling: Unpack[BranchOptions],
     ) -> AsyncGenerator[Delta, None]:
-        """The async form of `stream`, for a running event loop."""
+        """The async form of `stream`, for a running event loop. It has no return value.
+
+        The children are attached to their nodes, as with `stream`.
+        """
         check_bool("show", show)
         return adeltas(self._plan(n, params, at, force, sampling, streamed=True))
 
@@ -432,13 +442,19 @@ class Heddle(Listed, RenderMixin):
 
     @property
     def frag(self) -> list[KVFrag]:
-        """The KV of the node's own tokens, one fragment per layer. Cost: exports the path."""
+        """A copy of the KV of the node's own tokens, one fragment per layer.
+
+        Cost: a copy of the full path's KV.
+        """
         return fragments(self)
 
     def get_prefix_cache(self) -> Any:
-        """Return the path's KV as a cache object of the engine's library, for its own model.
+        """Return a copy of the path's KV as the cache object that the engine's library uses.
 
-        Raises: Unsupported on engines whose library has no such object.
+        Pass it to the loaded model itself; for Transformers it is a DynamicCache.
+
+        Raises: Unsupported on engines whose library has no such object; ConfigError for an empty
+        path.
         """
         return self._binding.live_lm().kv.engine_cache(at_end(self))
 
@@ -481,14 +497,17 @@ class Heddle(Listed, RenderMixin):
         stop_strings: str | Sequence[str] = (),
         **kwargs: Any,
     ) -> Generator[n8loom_names.StreamItem, None, Branches]:
-        """N8Loom's form of `stream`: yields its items, with new tokens in "deltas"."""
+        """N8Loom's form of `stream`: yields N8Loom's dicts, with an additional key "deltas".
+
+        "deltas" has the new tokens of each branch. The generator returns the children.
+        """
         own = {"n": n, "max_tokens": max_tokens, "min_p": min_p, **kwargs}
         params = n8loom_names.params(temp=temp, stop_strings=stop_strings, **own)
         first = self._first_number(params)
         return n8loom_names.items(plan([self], params, force=False, streamed=True, first=first))
 
     def ramify(self, arg: str | list[str] | None = None, **kwargs: Any) -> Any:
-        """N8Loom's call for both: add text children, or generate.
+        """N8Loom's call that adds text children or generates children.
 
         A text adds one child and returns it; a list of texts adds children and returns them. None
         generates with the keywords of `make_children`; `stream=True` returns `make_child_stream`.
@@ -508,14 +527,16 @@ class Heddle(Listed, RenderMixin):
         return self.make_child_stream(**kwargs) if streamed else self.make_children(**kwargs)
 
     def at_all_leaves(self, func: Callable[[Heddle], Any]) -> list[Any]:
-        """Call `func` on every leaf and return the results, as `apply_at_leaves` does."""
+        """Call `func` on every leaf below and return the results; see `apply_at_leaves`."""
         return call_on_each(leaves_below(self), func)
 
     def apply_at_leaves(self, *funcs: Callable[[Heddle], Any]) -> list[Any]:
-        """Call each function on every leaf that exists then; return the results of the last one.
+        """Call functions one after the other, each on every leaf that exists at that time.
 
-        `ramify` and `make_children` calls of a function on its own leaf run as one batch for all
-        leaves.
+        If a function calls `ramify` or `make_children` on its leaf, the calls of all leaves run as
+        one batch.
+
+        Returns: the results of the last function, in the order of the leaves.
         """
         results: list[Any] = []
         for func in funcs:
@@ -523,7 +544,10 @@ class Heddle(Listed, RenderMixin):
         return results
 
     def _first_number(self, params: SamplingParams) -> int:
-        """Return the number of a call's first branch: above 0 for equal leaves in a batch."""
+        """Return the number of this call's first branch, which selects its random numbers.
+
+        It is above 0 if a leaf with an equal path and seed is in the same batch.
+        """
         return 0 if self._defers_to is None else self._defers_to.number(self, params)
 
 
@@ -533,7 +557,16 @@ def params_of(
     sampling: Mapping[str, Any],
     defaults: SamplingParams,
 ) -> SamplingParams:
-    """Return the sampling parameters of a growing call. Raises: ConfigError."""
+    """Return the sampling parameters of a call of `grow` or `stream`.
+
+    Args:
+        n: number of branches, or all parameters; None: that of `params`.
+        params: replaces `defaults`; None: `defaults`.
+        sampling: keywords that change single values.
+        defaults: the parameters that the call does not set.
+
+    Raises: ConfigError for wrong values.
+    """
     if isinstance(n, SamplingParams):
         if params is not None:
             raise ConfigError("params is given twice; give grow(params) or grow(4, params)")
@@ -561,14 +594,14 @@ def at_end(node: HeddleState) -> Place:
 
 
 def next_item(node: HeddleState, top: int) -> Extend:
-    """Return the work item of `next`."""
+    """Return the work item of `Heddle.next`: the raw logits after the node."""
     check_int("top", top, 1)
     place = at_end(node)
     return Extend(place, (), (Logits(place.depth),))
 
 
 def distribution(lm: LM, logits: NDArray[np.float32], top: int) -> Distribution:
-    """Return the `top` likeliest ids; equal ones in the order of their ids."""
+    """Return the `top` likeliest tokens of raw logits [V]; equally likely ones by lower id."""
     logprobs = log_softmax(logits)
     order = largest(logprobs[None], top)[0].tolist()
     values = logprobs[order].astype(np.float64)
@@ -582,7 +615,13 @@ def distribution(lm: LM, logits: NDArray[np.float32], top: int) -> Distribution:
 
 
 def ids_of(node: HeddleState, text: str | Sequence[int], special: bool | None) -> Sequence[int]:
-    """Return the token ids of a text after the node; token ids unchanged."""
+    """Return the token ids of a text as a continuation of the node.
+
+    Args:
+        node: the node.
+        text: a text; token ids are returned unchanged.
+        special: as for `Heddle.add`.
+    """
     if isinstance(text, str):
         return encode_after(node, text, special)
     if isinstance(text, bytes | bytearray | Mapping) or not isinstance(text, Iterable):
@@ -595,7 +634,7 @@ def ids_of(node: HeddleState, text: str | Sequence[int], special: bool | None) -
 def measure_items(
     node: HeddleState, text: str | Sequence[int] | Texts, special: bool | None
 ) -> list[Extend]:
-    """Return the work items of `measure`, one per text."""
+    """Return the work items of `Heddle.measure`, one per text; arguments as there."""
     texts = cast("Texts", text if _is_batch(text) else [text])
     return [measure_item(node, each, special) for each in texts]
 
@@ -611,7 +650,11 @@ def _scores_of(tickets: Sequence[Ticket]) -> list[Score]:
 def measure_item(
     node: HeddleState, text: str | Sequence[int], special: bool | None = None
 ) -> Extend:
-    """Return the work item of `measure` for one text."""
+    """Return the work item of `Heddle.measure` for one text, or its token ids.
+
+    special: as for `Heddle.add`.
+    Raises: ConfigError if the text has no tokens.
+    """
     ids = list(ids_of(node, text, special))
     if not ids:
         raise ConfigError("there is nothing to measure: the text has no tokens")
@@ -621,6 +664,12 @@ def measure_item(
 
 
 def text_score(lm: LM, item: Extend, score: Score) -> TextScore:
-    """Return the TextScore of a `measure_item` and its answer."""
+    """Return the TextScore of a finished work item.
+
+    Args:
+        lm: the LM.
+        item: the work item, from `measure_item`.
+        score: its result.
+    """
     texts = tuple(lm.text.token_text(token) for token in item.tokens)
     return TextScore(tuple(item.tokens), texts, tuple(score.logprobs.tolist()))

@@ -45,19 +45,26 @@ class KVFrag(tuple[Any, Any]):
         start: int = 0,
         marks: Mapping[str, Any] | None = None,
     ) -> KVFrag:
-        """Pair keys with values."""
+        """Create a fragment from the arrays of one layer.
+
+        Args:
+            keys, values: arrays [1, n_kv_heads, T, head_dim].
+            token_ids: the T tokens.
+            start: position of the first token on its path.
+            marks: what the engine stores in addition to the arrays, by name. None: nothing.
+        """
         frag = super().__new__(cls, (keys, values))
         frag.token_ids, frag.start, frag.marks = tuple(token_ids), start, marks or {}
         return frag
 
     @property
     def keys(self) -> Any:
-        """[1, n_kv_heads, T, head_dim]."""
+        """The array [1, n_kv_heads, T, head_dim]."""
         return self[0]
 
     @property
     def values(self) -> Any:
-        """[1, n_kv_heads, T, head_dim]."""
+        """The array [1, n_kv_heads, T, head_dim]."""
         return self[1]
 
     def __repr__(self) -> str:
@@ -65,14 +72,21 @@ class KVFrag(tuple[Any, Any]):
 
 
 class ExportedKV(NamedTuple):
-    """The KV of a full path: for each layer (keys, values), arrays [n_kv_heads, T, head_dim]."""
+    """The KV of a full path.
+
+    layers: for each layer (keys, values), arrays [n_kv_heads, T, head_dim].
+    marks: what the engine stores in addition to the arrays, by name.
+    """
 
     layers: list[tuple[NDArray[Any], NDArray[Any]]]
     marks: dict[str, Any]
 
 
 def export(lm: LM, place: Place) -> ExportedKV:
-    """Return the KV of the path to `place`; bfloat16 as float32, because NumPy has no bfloat16."""
+    """Return a copy of the KV of the path to `place`; missing KV is computed.
+
+    bfloat16 is returned as float32, because NumPy has no bfloat16.
+    """
     arrays = lm.kv.export(place)
     names: list[tuple[str, str]] = []
     while f"k.{len(names)}" in arrays:
@@ -94,7 +108,13 @@ def load(
     layers: Sequence[tuple[NDArray[Any], NDArray[Any]]],
     marks: Mapping[str, Any],
 ) -> Place:
-    """Insert a full path's KV, as `export` returns it, into the token tree; return its end."""
+    """Insert the KV of a full path into the token tree; return the place after its tokens.
+
+    Args:
+        lm: the LM.
+        ids: token ids of the path.
+        layers, marks: as `export` returns them.
+    """
     arrays = dict(marks)
     for i, (keys, values) in enumerate(layers):
         arrays[f"k.{i}"] = _narrowed(keys, marks, f"k.{i}")
@@ -103,7 +123,10 @@ def load(
 
 
 def fragments(node: HeddleState) -> list[KVFrag]:
-    """Return the node's own KV, one fragment per layer. Cost: exports the full path."""
+    """Return a copy of the KV of the node's own tokens, one fragment per layer.
+
+    Cost: a copy of the full path's KV.
+    """
     lm, place, tokens = lm_of(node), node.place, node.tokens
     if not place.depth:
         return []

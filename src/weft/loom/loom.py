@@ -26,11 +26,13 @@ MESSAGES = "messages"  # key in a root's meta: the chat messages of its prompt, 
 
 
 class Loom(Heddle):
-    """The root heddle; its tokens are the prompt. A context manager that closes the loom.
+    """The root of a tree of heddles; its tokens are the prompt.
+
+    As a context manager it closes the loom at the end.
 
     Attributes:
-        heddle_class: the class of the nodes below it.
-        dropped: what `open` left out of the file, one sentence each.
+        heddle_class: the class of the nodes below the root.
+        dropped: descriptions of data that `open` left out of the file, one sentence each.
     """
 
     heddle_class: type[Heddle] = Heddle
@@ -171,7 +173,13 @@ class Loom(Heddle):
     def restored(
         cls, binding: ModelBinding, prompt: Prompt, heddle_class: type[Heddle] | None
     ) -> Self:
-        """Create a loom from a file's content, without rendering its prompt again."""
+        """Create a loom from a file's content, without rendering its prompt again.
+
+        Args:
+            binding: the model, or the absence of one.
+            prompt: the prompt as it was saved.
+            heddle_class: the class of the nodes below; None: that of the loom's class.
+        """
         loom = cls.__new__(cls)
         loom._begin(binding, prompt, heddle_class)
         return loom
@@ -182,7 +190,7 @@ class Loom(Heddle):
 
     @property
     def adapter(self) -> str | None:
-        """The name of the LoRA adapter that its nodes run with; None: the base model."""
+        """The name of the LoRA adapter that the loom's nodes run with; None: the base model."""
         return self._binding.adapter
 
     @property
@@ -277,9 +285,9 @@ _EMPTY = "the prompt is empty: there are no tokens to continue. Give it some tex
 
 
 class Prompt(NamedTuple):
-    """A prompt as token ids, with the texts it came from."""
+    """A prompt as token ids, with the texts that it was rendered from."""
 
-    ids: list[int]
+    ids: list[int]  # [] in a loom of texts
     user_prompt: str  # the user's text, without a template
     chat_template_used: bool
     messages: Sequence[dict[str, Any]] = ()  # the rendered messages, if all are text
@@ -295,14 +303,21 @@ def read_prompt(
     system: str | None = None,
     check: Callable[[str], None] | None = None,
 ) -> Prompt:
-    """Return the prompt as token ids. Raises what the chat template raises.
-
-    A str uses the chat template if there is one and `template` is true. Chat messages need a
-    template. Token ids, and prompts of `format_chat`, are taken unchanged.
+    """Return a prompt as token ids, rendered by the chat template if necessary.
 
     Args:
+        tokenizer: the model's tokenizer.
+        prompt: a str, which uses the chat template if there is one and `template` is True. Or chat
+            messages, which need a template. Or token ids or a prompt of `format_chat`, which are
+            taken unchanged.
+        template: False takes a str as it is.
         special: parse special tokens in a str without a template; None: as `reads_special`.
-        check: called with the text before it is tokenized; raises if it is too long.
+        reads_special: the default of `special`.
+        system: a system message before the prompt; None: none.
+        check: called with the text before it is tokenized, to raise if it is too long. None: no
+            check.
+
+    Raises: ConfigError for a wrong prompt, and what the chat template raises.
     """
     if isinstance(prompt, ChatPrompt):
         if system is not None:

@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 
 def is_lm(model: object) -> bool:
-    """Return True for an LM."""
+    """Return True for an LM. Imports the LM's module only when it is called."""
     from ..lm.lm import LM
 
     return isinstance(model, LM)
 
 
 class ModelBinding:
-    """The LM behind a loom, shared by all of its nodes."""
+    """The model of a loom, and whether the loom is closed. All nodes share one binding."""
 
     __slots__ = ("adapter", "closed", "is_chat", "is_text", "lm", "model", "tokenizer")
 
@@ -35,7 +35,12 @@ class ModelBinding:
 
     @classmethod
     def from_model(cls, model: Any, tokenizer: Any = None) -> ModelBinding:
-        """Return a binding to an LM, or to the one LM of an already loaded model."""
+        """Return a binding to a model. An existing binding is returned unchanged.
+
+        Args:
+            model: an LM, or a loaded model object, which always gets the same LM.
+            tokenizer: the tokenizer of a model object; None for an LM.
+        """
         if isinstance(model, ModelBinding):
             return model
         from ..lm.lm import LM
@@ -44,7 +49,7 @@ class ModelBinding:
         return cls(lm, model, lm.tokenizer if tokenizer is None else tokenizer)
 
     def text_lm(self) -> LM:
-        """Return the LM for its tokenizer; works after close.
+        """Return the LM, to use its tokenizer. A closed loom is accepted.
 
         Raises: ConfigError without a model.
         """
@@ -63,7 +68,10 @@ class ModelBinding:
         return self.lm
 
     def live_lm(self) -> LM:
-        """Return the LM to run it. Raises: StaleHandle if the loom is closed."""
+        """Return the LM, to run it.
+
+        Raises: ConfigError without a model; StaleHandle if the loom is closed.
+        """
         lm = self.text_lm()
         if self.closed:
             raise StaleHandle("this loom is closed: it can be read and saved, not grown")

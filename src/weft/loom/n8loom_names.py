@@ -17,9 +17,15 @@ _NEUTRAL = SamplingParams()
 def params(
     *, temp: float = 0.8, stop_strings: str | Sequence[str] = (), **own: Any
 ) -> SamplingParams:
-    """Return N8Loom's parameters as SamplingParams, with neutral defaults and temperature first.
+    """Convert N8Loom's sampling parameters to SamplingParams.
 
-    own: parameters by Weft's names; `temperature` and `stop` replace `temp` and `stop_strings`.
+    Filters are off unless a keyword sets them, and the temperature is applied before them.
+
+    Args:
+        temp: the temperature.
+        stop_strings: the stop strings.
+        own: parameters by Weft's names; `temperature` and `stop` override `temp` and
+            `stop_strings`.
     """
     known = {"temperature": temp, "stop": stop_strings or None, "temperature_first": True}
     return SamplingParams.resolve({**known, **own}, _NEUTRAL)
@@ -30,7 +36,10 @@ StreamItem = dict[str, Any]
 
 
 def items(growth: Growth) -> Generator[StreamItem, None, Branches]:
-    """Yield N8Loom's stream items: an "update" for each step, then "final"; return the children."""
+    """Run a growth and yield N8Loom's stream items; return the children.
+
+    An item is a dict of type "update" for each step. The last one has the type "final".
+    """
     tokens: list[list[int]] = [[] for _ in growth.branches]
     texts = [""] * len(tokens)
     ended = [False] * len(tokens)
@@ -83,7 +92,10 @@ def _as_dict(new: Delta) -> dict[str, Any]:
 
 
 def ramify_texts(arg: object) -> list[str] | None:
-    """Return the texts that `ramify` adds; None if it generates."""
+    """Return the texts that a call of `ramify` adds; None if the call generates.
+
+    arg: the argument of `ramify`. Raises: ConfigError unless it is None or a list of texts.
+    """
     if arg is None:
         return None
     if isinstance(arg, list) and all(isinstance(each, str) for each in arg):

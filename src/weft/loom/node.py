@@ -34,9 +34,9 @@ class HeddleState(
     NotPicklable,
     instead="save the loom and open it elsewhere: loom.save(path), Loom.open(path, lm)",
 ):
-    """Reading and editing of a node.
+    """Base class of `Heddle` with a node's data, and methods to read and edit it.
 
-    `Heddle` adds what runs the model; only `Heddle` is instantiated.
+    `Heddle` adds the methods that run the model; only `Heddle` is instantiated.
 
     The tokens define a node. Its text is decoded from them. Its place in the token tree, where its
     KV is, is computed when needed and cleared when anything before the node changes.
@@ -68,7 +68,7 @@ class HeddleState(
             model: an LM, or a loaded model with its `tokenizer`.
             text: a text that continues the parent's, or token ids. Special tokens are parsed if the
                 class's `reads_special` is True.
-            children: nodes to attach.
+            children: nodes to attach below this one; None: none.
             parent: the node above; None for a root.
             frags, trim_toks: accepted for N8Loom's callers; ignored.
         """
@@ -118,7 +118,10 @@ class HeddleState(
 
     @property
     def children(self) -> list[Heddle]:
-        """The children, oldest first: the node's own list. Change it through methods only."""
+        """The children, oldest first.
+
+        This is the node's own list, not a copy. Change it through the node's methods only.
+        """
         if self._pending_growth is not None:
             self._pending_growth.flush()
         return self._children
@@ -179,9 +182,9 @@ class HeddleState(
 
     @property
     def score(self) -> float | None:
-        """A number of the caller's or of a search; None if not scored.
+        """A number that the caller or a search assigns, higher is better; None without one.
 
-        Accepts anything float() does.
+        Assign any value that float() accepts.
         """
         return self._score
 
@@ -190,7 +193,7 @@ class HeddleState(
         self._score = None if score is None else _number("score", score)
 
     def _child(self, token_ids: Sequence[int]) -> Heddle:
-        """Return a child that is in no list yet."""
+        """Create a child with these tokens; the caller adds it to the list of children."""
         child_class: Any = getattr(self, "heddle_class", type(self))  # set on roots only
         child: Heddle = child_class(self._binding, None, list(token_ids), None, None, self)
         return child
@@ -231,7 +234,7 @@ class HeddleState(
         return nodes if depth > 0 else nodes[1:]
 
     def get_all_leaves(self) -> list[Heddle]:
-        """N8Loom's name of `leaves`."""
+        """Return `leaves`; N8Loom's name for it."""
         return leaves_below(self)
 
     def count_children(self) -> int:
@@ -259,7 +262,10 @@ class HeddleState(
 
     @property
     def place(self) -> Place:
-        """The node's end in the token tree, an argument of `lm.kv`'s methods."""
+        """The place in the LM's token tree after the node's last token.
+
+        Pass it to the methods of `lm.kv`.
+        """
         # Computed from the nearest ancestor that has one.
         lm = self._binding.live_lm()
         if self._place is None:
@@ -276,13 +282,16 @@ class HeddleState(
     # The path before it
 
     def get_prefix_tokens(self, exclude: int = 0) -> list[int]:
-        """Return the token ids of the path to this node, without its first `exclude` nodes."""
+        """Return the token ids from the root to this node.
+
+        exclude: number of nodes at the start of the path to leave out.
+        """
         return [token for node in self._from(exclude) for token in node._tokens]
 
     def get_prefix_text(self, exclude: int = 0) -> str:
-        """Return the text from the root to this node, without that of the first `exclude` nodes.
+        """Return the text from the root to this node, including characters split over nodes.
 
-        A character that is split over nodes is complete in it.
+        exclude: number of nodes at the start of the path to leave out.
         """
         nodes = self._from(exclude)
         if self._binding.lm is None:
@@ -291,15 +300,18 @@ class HeddleState(
         return self._binding.lm.text.decode(ids, first=bool(nodes) and nodes[0]._is_root)
 
     def get_display_text(self, exclude: int = 0) -> str:
-        """Return the `display_text()` of all nodes from the root to this one, joined."""
+        """Return the joined `display_text()` of all nodes from the root to this one.
+
+        exclude: number of nodes at the start of the path to leave out.
+        """
         return "".join(node.display_text() for node in self._from(exclude))
 
     def _from(self, exclude: int) -> list[Heddle]:
-        """Return the path from the root to this node without its first nodes."""
+        """Return the path from the root to this node, without its first `exclude` nodes."""
         return path_to(self)[check_int("exclude", exclude, 0) :]
 
     def crown(self) -> str:
-        """Return the text from below the root to this node."""
+        """Return the text of the path without the root, that is, without the prompt."""
         return self.get_prefix_text(1)
 
     def display_text(self) -> str:
@@ -399,7 +411,10 @@ class HeddleState(
 
 
 def lm_of(node: HeddleState) -> LM:
-    """Return the LM that runs a node. Raises: ConfigError without one, StaleHandle if closed."""
+    """Return the LM that runs a node.
+
+    Raises: ConfigError for a loom without a model; StaleHandle for a closed loom.
+    """
     return node._binding.live_lm()
 
 
@@ -412,12 +427,12 @@ def rebind(node: HeddleState) -> ModelBinding:
 
 
 def encode_after(node: HeddleState, text: str, special: bool | None) -> list[int]:
-    """Return a text's token ids as a continuation of the node."""
+    """Return a text's token ids as a continuation of the node. special: as for `Heddle.add`."""
     return node._encode(text, special)
 
 
 def new_child(parent: HeddleState, token_ids: Sequence[int] = ()) -> Heddle:
-    """Return a child that is in no list yet."""
+    """Create a child with these tokens; the caller adds it to the list of children."""
     return parent._child(token_ids)
 
 
@@ -427,7 +442,10 @@ def child_list(parent: HeddleState) -> list[Heddle]:
 
 
 def add_text(parent: HeddleState, text: str, special: bool | None = None) -> Heddle:
-    """Append a child with this text; in a loom without a model it has no tokens."""
+    """Append a child with this text, and return it; see `Heddle.add`.
+
+    In a loom of texts the child has no tokens.
+    """
     if parent._binding.is_text:
         child = new_child(parent)
         set_text(child, text)
@@ -438,7 +456,10 @@ def add_text(parent: HeddleState, text: str, special: bool | None = None) -> Hed
 
 
 def add_tokens(parent: HeddleState, token_ids: Sequence[int]) -> Heddle:
-    """Append a child with these tokens. Raises: ContextOverflow; nothing has changed then."""
+    """Append a child with these tokens, and return it.
+
+    Raises: ContextOverflow, before anything changes.
+    """
     child = new_child(parent, token_ids)
     child._place = lm_of(parent).place(child._tokens, after=parent.place)
     parent.children.append(child)
@@ -446,7 +467,7 @@ def add_tokens(parent: HeddleState, token_ids: Sequence[int]) -> Heddle:
 
 
 def set_text(node: HeddleState, text: str) -> None:
-    """Set a node's text in a loom without a tokenizer."""
+    """Set a node's text without changing its tokens. For looms whose model is not loaded."""
     node._text = text
 
 
@@ -463,7 +484,10 @@ def set_tokens(node: HeddleState, token_ids: list[int]) -> None:
 
 
 def growing_lists(node: HeddleState) -> tuple[list[int], list[float], list[float], list[float]]:
-    """Return the node's own tokens, logprobs, entropies and legal_logmass, for appending."""
+    """Return the node's own lists: tokens, logprobs, entropies and legal_logmass.
+
+    The caller appends to them while the node grows. The node's cached text is cleared.
+    """
     node._text = None
     return node._tokens, node.logprobs, node.entropies, node.legal_logmass
 
@@ -484,12 +508,12 @@ def is_place_of(node: HeddleState, place: Place) -> bool:
 
 
 def set_deferral(node: HeddleState, deferred: DeferredGrowth | None) -> None:
-    """Defer growing calls on this node into `deferred`; None: run them at once."""
+    """Make later growing calls on this node wait in `deferred`; None: run them at once."""
     node._defers_to = deferred
 
 
 def set_pending_growth(node: HeddleState, deferred: DeferredGrowth | None) -> None:
-    """Set the deferred growth that will create the node's children."""
+    """Set the deferred growth that runs when the node's children are read; None: none."""
     node._pending_growth = deferred
 
 
@@ -503,7 +527,7 @@ def _number(name: str, value: float) -> float:
 
 
 def checked_ids(given: Sequence[int]) -> list[int]:
-    """Return the ids as a new list of ints. Raises: ConfigError for anything but integers."""
+    """Return token ids as a new list of ints. Raises: ConfigError for other values."""
     try:
         return [index(token) for token in given]
     except TypeError as error:
@@ -523,7 +547,10 @@ def imported_display(node: HeddleState) -> str | None:
 
 
 def clear_end(node: HeddleState) -> None:
-    """Clear what describes the end of a node whose tokens changed."""
+    """Clear a node's finish reason, stop string, terminal flag, score and display text.
+
+    Called when the node's tokens change.
+    """
     node.meta.pop(DISPLAY, None)
     node.finish_reason = None
     node.stop_string = None
@@ -534,7 +561,7 @@ def clear_end(node: HeddleState) -> None:
 
 @deferred_interrupt()
 def replace_tokens(node: HeddleState, given: Sequence[int]) -> None:
-    """Set other tokens on a node. On an error nothing has changed."""
+    """Replace a node's tokens by `given`, and clear its statistics. On an error nothing changes."""
     lm, new = node._binding.live_lm(), checked_ids(given)
     # Raises for invalid ids and for a path that is too long, before anything changes.
     lm.place(new, after=None if node.parent is None else node.parent.place)
@@ -548,7 +575,10 @@ def replace_tokens(node: HeddleState, given: Sequence[int]) -> None:
 
 @deferred_interrupt()
 def clip_tokens(node: HeddleState, limit: int) -> None:
-    """Keep the first `limit` tokens; a negative limit counts from the end."""
+    """Keep a node's first `limit` tokens; see `HeddleState.clip`.
+
+    A negative limit removes that many tokens at the end.
+    """
     limit = check_int("the token limit", limit)
     length = len(node._tokens)
     keep = max(0, length + limit) if limit < 0 else limit
@@ -694,7 +724,10 @@ def is_below(node: HeddleState, top: HeddleState) -> bool:
 
 
 def preorder_by_call(node: HeddleState) -> Iterator[Heddle]:
-    """Yield as `preorder`, children `in_call_order`: the order in which nodes are numbered."""
+    """Yield the node and all below it, parents first, children as `in_call_order` sorts them.
+
+    Nodes get their numbers in this order.
+    """
     stack = [cast("Heddle", node)]
     while stack:
         top = stack.pop()
@@ -703,7 +736,11 @@ def preorder_by_call(node: HeddleState) -> Iterator[Heddle]:
 
 
 def in_call_order(children: Iterable[Heddle]) -> list[Heddle]:
-    """Return children call by call, and by branch number within a call, whichever ended first."""
+    """Return children sorted by the call that generated them, then by branch number.
+
+    The calls have the order of their first child in `children`. The order does not depend on which
+    branch ended first.
+    """
     kept = list(children)
     first: dict[object, int] = {}
     for place, child in enumerate(kept):
