@@ -149,7 +149,10 @@ class _Vocabulary:
         return [begin] if has_begin else [], [end] if has_end else []  # type: ignore[list-item]
 
     def _corrected(self, types: list[int]) -> list[int]:
-        """Return the token types with llama.cpp's corrections of control tokens, by spelling."""
+        """Correct the types of control tokens by their spelling, as llama.cpp does; return `types`.
+
+        Also removes tokens that do not end a text from `_ends`.
+        """
         ids = self._ids
         for text in _ENDS | _FILL_IN_MIDDLE:
             if text in ids:

@@ -47,7 +47,7 @@ class LlamaCppEngine(Engine):
 
         Args:
             header: of the GGUF file.
-            model: the loaded model; `close` frees it.
+            model: the loaded model. The engine owns it: `LlamaCppEngine.close` frees it.
             settings: of the context.
 
         Raises:

@@ -48,7 +48,10 @@ def mlx_lm_keys(config: Mapping[str, Any], *, n_ctx: int | None = None) -> dict[
 
 
 def _entries(config: Mapping[str, Any], n_ctx: int | None) -> dict[str, Any]:
-    """Return the older keys that one level of a config lacks."""
+    """Return the entries that mlx-lm needs at one level of a config (top level or text_config).
+
+    These are older keys that the level lacks, and replacements; see `_replaced`.
+    """
     family = str(config.get("model_type"))
     entries = _rope_entries(config, n_ctx) | _layer_entries(config) | _FIXED.get(family, {})
     entries |= {older: config[key] for older, key in _RENAMED.items() if key in config}
@@ -57,7 +60,10 @@ def _entries(config: Mapping[str, Any], n_ctx: int | None) -> dict[str, Any]:
 
 
 def _replaced(config: Mapping[str, Any], family: str, n_ctx: int | None) -> dict[str, Any]:
-    """Return replacements of the entries whose values mlx-lm does not understand."""
+    """Return replacements of the entries whose values mlx-lm does not understand.
+
+    family: the config's model_type.
+    """
     entries: dict[str, Any] = {}
     if config.get("rope_parameters"):
         entries["rope_scaling"] = _rope_entries(config, n_ctx).get("rope_scaling")
@@ -140,7 +146,10 @@ def _layer_entries(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def windows_of(config: Mapping[str, Any]) -> list[int | None]:
-    """Return the sliding window of each layer; None for a layer with full attention."""
+    """Return the sliding window of each layer; None for a layer with full attention.
+
+    The list is empty if the config has no sliding window.
+    """
     text = config.get("text_config")
     level = {**config, **(text if isinstance(text, Mapping) else {})}
     window, n_layers = level.get("sliding_window"), level.get("num_hidden_layers")

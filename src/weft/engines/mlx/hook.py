@@ -105,7 +105,17 @@ class TreeCache:
     def attend(
         self, queries: mx.array, scale: float, mask: Any = None, sinks: mx.array | None = None
     ) -> mx.array:
-        """Attend instead of mlx-lm's function."""
+        """Compute the attention of this layer in the running step; replaces mlx-lm's function.
+
+        Args:
+            queries: [T, H, 1, D].
+            scale: factor of the scores.
+            mask: a WindowMask, None, or an array of scores to add from a layer with latent keys.
+            sinks: attention sinks [H]; None if the layer has none.
+
+        Raises:
+            LatentKeys: the layer turned out to have latent keys; repeat the forward.
+        """
         self.n_calls += 1
         windows = [self.window, mask.size if isinstance(mask, WindowMask) else None]
         window = min((each for each in windows if each is not None), default=None)

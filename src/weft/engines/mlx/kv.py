@@ -272,7 +272,10 @@ class MlxMemory(PaddedPool[MlxFragment, RowTailBuffer]):
 
 
 class MlxFragments(Fragments):
-    """The KV memory for other threads: calls that touch arrays run on the MLX thread."""
+    """`MlxMemory` for use by any thread: calls that access arrays run on the MLX thread.
+
+    on_worker: runs a function on that thread and returns its result.
+    """
 
     growth = GROW_BY
 

@@ -125,7 +125,10 @@ class PrefixGroup:
         return attend_span(q, keys, values, spec.is_latent, mask.bias)
 
     def mask(self, window: int | None, positions: Sequence[int]) -> KeyMask | None:
-        """Return the keys inside a sliding window of the queries; None if there are none."""
+        """Return the keys inside the sliding windows of the queries; None if there are none.
+
+        window: None for full attention. positions: of the packed queries.
+        """
         queries = [positions[at] for at in self.where]
         visible = visible_keys(self.first, self.length, window, queries)
         if visible is None:
@@ -183,7 +186,10 @@ class PrefixBatch:
         )
 
     def mask(self, window: int | None, positions: Sequence[int]) -> KeyMask | None:
-        """Return the mask of padding and of a sliding window."""
+        """Return the mask that hides padding and keys outside a sliding window.
+
+        window: None for full attention. positions: of the packed queries.
+        """
         if window is None:
             return KeyMask(0, self.bias)
         firsts = mx.array([m.first for m in self.members])[:, None, None]

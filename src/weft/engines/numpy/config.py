@@ -230,7 +230,10 @@ def _linear(plain: NDArray[np.float32], given: Mapping[str, Any]) -> NDArray[np.
 
 
 def _llama3(plain: NDArray[np.float32], given: Mapping[str, Any]) -> NDArray[np.float32]:
-    """Divide low frequencies by `factor`, keep high ones, and interpolate between them."""
+    """Divide low frequencies by `factor`, keep high ones, and interpolate between them.
+
+    plain: unscaled frequencies. given: parameters of the rope type.
+    """
     low, high = float(given["low_freq_factor"]), float(given["high_freq_factor"])
     if high <= low:
         raise ValueError(f"high_freq_factor is {high}, low_freq_factor {low}")

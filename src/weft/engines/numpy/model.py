@@ -278,7 +278,14 @@ class _LayerReader:
     def _linear(
         self, block: str, outs: dict[str, int], n_in: int, *, scale_queries: bool = False
     ) -> Linear:
-        """Return one linear layer for several projections of the same input."""
+        """Return one linear layer that computes several projections of the same input.
+
+        Args:
+            block: module of the projections: "self_attn" or "mlp".
+            outs: output size of each projection, by name.
+            n_in: size of the input.
+            scale_queries: multiply the query projection by the scale of the attention scores.
+        """
         weights = [
             self._projection(f"{block}.{name}.weight", scale_queries, n_out, n_in)
             for name, n_out in outs.items()

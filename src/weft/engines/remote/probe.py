@@ -359,7 +359,10 @@ class _Prober:
     async def _second(
         self, capabilities: ServerCapabilities, first: ChoiceDelta
     ) -> ServerCapabilities:
-        """Request two choices at a high temperature to detect `n` and raw logprobs."""
+        """Request two choices at a high temperature to detect `n` and raw logprobs.
+
+        first: the token drawn at temperature 0, to compare its logprob.
+        """
         body = {
             "model": self.server.model,
             "prompt": self.ids if capabilities.takes_ids else _TEXT,

@@ -129,7 +129,10 @@ def _choice(choice: dict[str, Any]) -> ChoiceDelta:
 def _content(
     content: list[dict[str, Any]],
 ) -> tuple[list[bytes], list[float | None], list[int] | None]:
-    """Return names, logprobs and ids from the format of the chat protocol."""
+    """Return (names, logprobs, ids) of tokens from a chat response.
+
+    The ids are None unless all tokens have one. content: `logprobs.content` of a choice.
+    """
     names = [
         bytes(each["bytes"]) if each.get("bytes") is not None else str(each["token"]).encode()
         for each in content

@@ -165,7 +165,7 @@ class TransformersEngine(Engine):
         self._lora.remove(name)
 
     def _release(self) -> None:
-        """Release the model's memory."""
+        """Release the model, so that its memory can be freed."""
         self._guard.close()
         del self.model, self._lora
 

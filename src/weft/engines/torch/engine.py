@@ -577,7 +577,15 @@ def open_model(
     graphs: bool | None = None,
     reproducible: bool = False,
 ) -> TorchEngine | RecomputeEngine:
-    """Return the engine of a model that the caller gives up: with fragments if possible."""
+    """Create the engine of a model, which the caller must not use afterwards.
+
+    It is a `TorchEngine`, or a `RecomputeEngine` if the KV cannot be cached by tokens. Arguments
+    are those of `TorchEngine.load`.
+
+    Raises:
+        Unsupported: no engine can run the model, or `reproducible` is True for a `RecomputeEngine`.
+        ConfigError: an option has no effect on the engine.
+    """
     check_model(model)
     why = prefix_caching_obstacle(model.config)
     if not why:

@@ -44,7 +44,7 @@ class IncrementingTensor:
         self._tensor = torch.empty(0, dtype=torch.int64, device=device)
 
     def at(self, numbers: list[int]) -> Tensor:
-        """Return the tensor of these numbers; read-only."""
+        """Return the tensor of these numbers; read-only, valid until the next call."""
         if numbers == self._numbers:
             return self._tensor
         if numbers == self._next:

@@ -137,7 +137,15 @@ def weight_for(
 
 
 def is_own_weight(key: str, tensor: Tensor, modules: Mapping[str, nn.Module]) -> bool:
-    """Return True for the model's own weight, which PEFT saves with an adapted output layer."""
+    """Return True if a tensor in an adapter's file equals a weight of the model.
+
+    PEFT saves the base weight, too, for an adapted output layer.
+
+    Args:
+        key: name of the tensor in the file.
+        tensor: its values.
+        modules: the model's modules by path.
+    """
     match = _BASE.match(key)
     weight = getattr(modules.get(match["module"]), "weight", None) if match is not None else None
     if not isinstance(weight, Tensor) or weight.shape != tensor.shape:

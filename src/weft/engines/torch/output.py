@@ -44,7 +44,7 @@ class DeviceLogits(RetainedLogits):
         self.n_bytes = tensor.nbytes
 
     def place(self, number: int) -> int:
-        """Return the row number in the tensor of an entry."""
+        """Return the row of `tensor` that entry `number` refers to."""
         return number if self._indices is None else self._indices[number]
 
     def logits(self, number: int) -> NDArray[np.float32]:

@@ -36,9 +36,9 @@ _TIMED_NUMBERS = 1 << 25  # of the largest layer whose product is timed
 
 
 def optimize_layout(model: PreTrainedModel, packed_weights: bool | None) -> None:
-    """Store the linear weights of a model that the engine loaded so that products of few rows are
-    fast.
+    """Change the memory layout of a model's linear weights, to speed up products of few rows.
 
+    Only for a model that the engine loaded itself.
     packed_weights: see `TorchEngine.load`. Raises: ConfigError if it is True and has no effect.
     """
     if packed_weights:

@@ -132,7 +132,7 @@ def as_load_error(error: Exception, folder: object) -> ModelLoadError | ConfigEr
 
 
 def _error_line(lines: list[str]) -> str:
-    """Return the line of a long message that has the error."""
+    """Return the line of a multi-line message that describes the error."""
     for line in lines:
         if line.startswith("Value error, "):
             return line.removeprefix("Value error, ").partition(" [type=")[0]

@@ -74,11 +74,13 @@ class RunningEngine:
             raise
 
     def reader(self, sessions: int | str, rows: str) -> LogitsReader:
-        """Return a reader of logits, after it has read some.
+        """Create a reader of logits, and test it if this thread may wait for the loop.
+
+        sessions, rows: see `VllmEngine.load`.
 
         Raises:
             ForwardError: logits cannot be read.
-            ConfigError: `sessions` is out of range.
+            ConfigError: `sessions` is out of range, or `rows` is "board" without shared memory.
         """
         config = self.engine.vllm_config
         n_vocab = config.model_config.get_vocab_size()

@@ -70,7 +70,7 @@ def activation_of(module: Any) -> Activation | None:
 
 
 def gated(gate: GatedActivation, both: Tensor) -> Tensor:
-    """Return the gated activation of rows [..., 2 I]: [..., I]."""
+    """Apply a gated activation to rows `both` of gates and ups, [..., 2 I]: [..., I]."""
     gates, ups = (
         both.unflatten(-1, (-1, 2)).unbind(-1) if gate.are_neighbours else both.chunk(2, -1)
     )
@@ -100,7 +100,10 @@ def gate_of(function: Callable[[Tensor], Tensor]) -> GatedActivation | None:
 def _gates_like(
     function: Callable[[Tensor], Tensor], *, are_neighbours: bool
 ) -> list[GatedActivation]:
-    """Return the candidates that agree with a function on one small gate and three ups."""
+    """Return candidates for a function's gated activation, from its results for three rows.
+
+    are_neighbours: gates and ups alternate in a row; else gates are the first half.
+    """
     ups = torch.tensor([0.0, _SMALL, _LARGE]).double()
     rows = _interleave(torch.full_like(ups, _SMALL), ups, are_neighbours=are_neighbours)
     at_0, at_small, at_large = function(rows).double().flatten().tolist()
@@ -119,7 +122,7 @@ def _gates_like(
 
 
 def _interleave(gates: Tensor, ups: Tensor, *, are_neighbours: bool) -> Tensor:
-    """Return one row with gates and ups."""
+    """Return one row of gates and ups, alternating if `are_neighbours`: [1, 2 n]."""
     return torch.stack((gates, ups), -1 if are_neighbours else 0).reshape(1, -1)
 
 

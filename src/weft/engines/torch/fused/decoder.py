@@ -107,7 +107,10 @@ class _Layer:
         self._is_silu = type(mlp.act_fn) in (nn.SiLU, SiLUActivation)
 
     def run(self, x: Tensor, cos: Tensor, sin: Tensor, step: AttentionStep) -> Tensor:
-        """x: [T, E]; cos: [T, 1, D]; sin: the same, its first half negated. Returns [T, E]."""
+        """Run the layer on hidden states x [T, E]; return those after it, [T, E].
+
+        cos: [T, 1, D]. sin: [T, 1, D], its first half negated.
+        """
         n_tokens, n_q, n_k = len(x), self._n_q, self._n_k
         heads = self._qkv.forward(_normed(x, self._before)).view(n_tokens, -1, self._head_dim)
         rotating = heads[:, : n_q + n_k]
@@ -152,7 +155,7 @@ def _normed_by(step: AttentionStep, x: Tensor, norm: Any) -> Tensor:
 
 
 def _added(x: Tensor, more: Tensor, layer: nn.Linear) -> Tensor:
-    """Return x plus a linear layer's output for `more`."""
+    """Return x + layer(more) as a new tensor."""
     if isinstance(layer, PackedLinear) and not layer.is_few(more):
         return layer.product(more).add_(x)
     x = torch.addmm(x, more, layer.weight.t())
@@ -160,7 +163,7 @@ def _added(x: Tensor, more: Tensor, layer: nn.Linear) -> Tensor:
 
 
 def _added_to(x: Tensor, more: Tensor, layer: nn.Linear) -> Tensor:
-    """Add a linear layer's output for `more` to x, in place."""
+    """Add layer(more) to x in place, and return x."""
     if isinstance(layer, PackedLinear):
         return x.add_(layer.product(more))
     x.addmm_(more, layer.weight.t())

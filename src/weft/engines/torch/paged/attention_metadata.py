@@ -124,9 +124,14 @@ class TreeAttentionMetadata:
         self._max_parts = 2 * self._n_parts / max(1, len(rows)) + 1
 
     def update(self, rows: Sequence[Row], fragments: Sequence[Fragment | None]) -> bool:
-        """Update the metadata for rows of one token each, of which most are known.
+        """Update the metadata for the next step, if most of its rows were in the last one.
 
-        Returns False if new metadata is needed; this object is invalid then.
+        Args:
+            rows: rows of one token each.
+            fragments: fragment that each row writes to.
+
+        Returns:
+            False if new metadata is needed. This object is invalid then.
         """
         table, n = self._pool.table, len(rows)
         if table.is_fragmented or table.age != self._age:

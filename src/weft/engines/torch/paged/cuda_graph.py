@@ -254,7 +254,10 @@ class CudaGraphRunner:
         return self._captured(key, body, ids, step)
 
     def _fitting(self, needed: Key) -> tuple[GraphBuffers, CapturedStep] | None:
-        """Return the smallest graph that this step fits without too much padding."""
+        """Return the smallest graph that can run a step without too much padding; None if none can.
+
+        needed: properties of the step.
+        """
         best: Key | None = None
         for key in self._graphs:
             if key.body != needed.body or not needed.n_tokens <= key.n_tokens:

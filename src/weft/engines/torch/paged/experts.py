@@ -257,10 +257,11 @@ def supports_fused_experts(x: Tensor, chosen: Tensor, shares: Tensor, experts: M
 
 
 def _is_for_library(x: Tensor, n_pairs: int, n_experts: int) -> bool:
-    """Return True if Transformers' grouped matrix product is faster.
+    """Return True if the grouped matrix product of Transformers' module is faster.
 
-    That holds for many rows an expert in bfloat16, on GPUs whose product does not ask the host for
-    the row counts.
+    That holds for bfloat16 and many rows per expert, on GPUs where the product does not copy the
+    row counts to the host.
+    n_pairs: number of pairs of a token and an expert.
     """
     if n_pairs < _MAX_PAIRS * n_experts or x.dtype != torch.bfloat16 or not x.is_cuda:
         return False
@@ -304,7 +305,11 @@ def fused_experts(x: Tensor, chosen: Tensor, shares: Tensor, experts: MoEWeights
 
 
 class _GroupedPairs(NamedTuple):
-    """The pairs of one call, sorted by expert."""
+    """The pairs (a token and one of its experts) of one call, sorted by expert.
+
+    order: pair numbers, sorted. tiles: expert, first and end index in the order, of each tile.
+    top_k: experts per token. tile: block sizes of the products.
+    """
 
     order: Tensor
     tiles: Tensor
@@ -320,7 +325,15 @@ class _GroupedPairs(NamedTuple):
         *,
         is_first: bool = True,
     ) -> Tensor:
-        """Multiply rows by weights [E, out, in]: [n pairs, out], or half as many if gated."""
+        """Multiply the row of each pair by its expert's weight; return [pairs, out].
+
+        Args:
+            x: rows of tokens if `is_first`, else rows of pairs, sorted by expert.
+            weight: of all experts, [X, out, in].
+            bias: [X, out], or None.
+            gate: applied to the products, which halves `out`; None for no gate.
+            is_first: results are sorted by expert; else in the order of the pairs.
+        """
         n_out = weight.shape[1] // (1 if gate is None else 2)
         # Pairs without an expert are never written, and only `between` reads them.
         out = x.new_empty(len(self.order), n_out)

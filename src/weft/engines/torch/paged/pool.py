@@ -119,7 +119,7 @@ class SlotTable:
             self._written.clear()
 
     def on_device(self) -> Tensor:
-        """Return the table with all writes."""
+        """Upload all writes since the last call, and return the table on the device."""
         if len(self._on_device) != len(self._host):
             self._on_device = to_device(self._host, self._device)
         elif 2 < len(self._written) <= 2 * _FEW:  # scattered writes, as leaves take new slots

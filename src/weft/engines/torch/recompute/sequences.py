@@ -19,6 +19,7 @@ CALL_TOKENS = {"cpu": 512, "cuda": 8192}
 # Tokens that a call costs at least: it reads all weights, however few they are.
 CALL_COST = {"cpu": 8, "cuda": 512}
 
+# (number of a path, its states [n, E], position of the first of them) -> None
 OnStates = Callable[[int, Tensor, int], None]
 
 
@@ -44,6 +45,8 @@ class SequenceRunner:
         """Run paths. Equal paths run once, together with paths that are their prefixes.
 
         Args:
+            tokens: token ids of each path.
+            adapter: name of the LoRA adapter, or None.
             needed: by path, the first position whose state is needed.
             on_states: receives each path's number, its states [n, E], and the position of the first
                 of them, which is at most the needed one.

@@ -182,7 +182,11 @@ def reduce_row_kernel(
     HAS_LEFT: tl.constexpr,
     HAS_KEPT: tl.constexpr,
 ):
-    """Combine a sampler's tiles into one token, its log-probability and the row's entropy."""
+    """Combine a sampler's tiles into one token, its log-probability and the row's entropy.
+
+    Inputs are the outputs of `sample_tile_kernel` and the tensors of `SampleArgs`. out_ptr: see
+    `draw_tokens`.
+    """
     sampler = tl.program_id(0).to(tl.int64)
     tile = tl.arange(0, PAD)
     inside = tile < N_TILES

@@ -60,7 +60,7 @@ class Cutoffs(NamedTuple):
 
 @triton.jit
 def _tile(logits_ptr, rows_ptr, allowed_ptr, stride, n_words, n_vocab, ids, HAS_MASK: tl.constexpr):
-    """Load logits of a row: float32, -inf for forbidden tokens.
+    """Load the logits of `ids` of this program's row: float32, -inf for forbidden tokens.
 
     NaN and infinite logits also become -inf; the sampling kernel reports such rows as broken.
     """
@@ -76,14 +76,14 @@ def _tile(logits_ptr, rows_ptr, allowed_ptr, stride, n_words, n_vocab, ids, HAS_
 
 @triton.jit
 def _falling(y, WIDTH: tl.constexpr):
-    """Return the WIDTH significant bits of each logit, smaller for a larger one: uint32."""
+    """Return the leading WIDTH bits of logits y, transformed to decrease as y increases: uint32."""
     bits = tl.where(y == 0, 0.0, y).to(tl.uint32, bitcast=True) >> (32 - WIDTH)  # -0 becomes 0
     return tl.where(y < 0, bits, bits ^ ((1 << (WIDTH - 1)) - 1))
 
 
 @triton.jit
 def _value(falling, WIDTH: tl.constexpr):
-    """Return the logits with these bits: float32."""
+    """Return the logits with the bits `falling`; the inverse of `_falling`: float32."""
     bits = falling.to(tl.uint32)
     bits = tl.where(bits >= (1 << (WIDTH - 1)), bits, bits ^ ((1 << (WIDTH - 1)) - 1))
     return (bits << (32 - WIDTH)).to(tl.float32, bitcast=True)
@@ -91,7 +91,10 @@ def _value(falling, WIDTH: tl.constexpr):
 
 @triton.jit
 def _top(tops_ptr, n_tiles, TILES: tl.constexpr):
-    """Return the largest logit of the row, 0 if all are -inf."""
+    """Return the largest logit of the row, 0 if all are -inf.
+
+    tops_ptr: largest logit of each tile, [B, n_tiles].
+    """
     tiles = tl.arange(0, TILES)
     b = tl.program_id(0).to(tl.int64)
     tops = tl.load(tops_ptr + b * n_tiles + tiles, mask=tiles < n_tiles, other=_NONE)
@@ -113,7 +116,7 @@ def _scale(early_ptr):
 
 @triton.jit
 def _wanted_count(top_k_ptr, n_vocab):
-    """Return the row's top-k; 0: off."""
+    """Return the row's top-k; 0 if it is off or keeps all tokens."""
     k = tl.load(top_k_ptr + tl.program_id(0))
     return tl.where(k < n_vocab, k, 0)
 
@@ -123,9 +126,13 @@ def _wanted_count(top_k_ptr, n_vocab):
 
 @triton.jit
 def _reached(sums, before, wanted, otherwise, N: tl.constexpr):
-    """Return the digit at which the sum reaches `wanted`, the sum before it, and its own.
+    """Return the digit at which the running sum reaches `wanted`.
 
-    otherwise: the digit to return if all sums together do not reach it.
+    Returns (digit, running sum before it, sum of this digit).
+
+    sums: sum of each of the N digits, likeliest tokens first.
+    before: running sum before the first digit.
+    otherwise: digit to return if all sums together do not reach `wanted`.
     """
     digits = tl.arange(0, N)
     running = (before + tl.cumsum(sums, 0)).to(wanted.dtype)
@@ -137,11 +144,14 @@ def _reached(sums, before, wanted, otherwise, N: tl.constexpr):
 
 @triton.jit
 def _kth(record, k, LAST: tl.constexpr, IS_FIRST: tl.constexpr):
-    """Return the leading bits of the k-th token, the number of likelier ones, and of those with
-    these bits.
+    """Find the k-th likeliest token in the counts of a pass.
 
-    LAST: number of digits in the record. Of the first digit, only tokens likelier than a sufficient
-    digit were counted. If they are too few, the result is that digit.
+    Returns (leading bits of the token, number of likelier tokens, number with these bits).
+
+    record: counts of a pass by digit, and what earlier passes determined.
+    LAST: number of digits in the record.
+    IS_FIRST: the record is of the first digit. Then only tokens likelier than a sufficient digit
+    were counted. If they are too few, the result is that digit.
     """
     sums = tl.load(record + tl.arange(0, LAST))
     prefix, before = tl.load(record + _PREFIX), tl.load(record + _BEFORE)
@@ -153,7 +163,10 @@ def _kth(record, k, LAST: tl.constexpr, IS_FIRST: tl.constexpr):
 
 @triton.jit
 def _wanted_mass(first, share, top, scale, WIDTH: tl.constexpr):
-    """Return the mass that top-p must reach: its share of what top-k kept."""
+    """Return the mass that top-p must reach: `share` of the mass that top-k kept.
+
+    first: record of top-p's first pass, with the result of top-k.
+    """
     n, edge = tl.load(first + _N), tl.load(first + _EDGE)
     level = tl.where(n > 0, _weight(tl.where(n > 0, _value(edge, WIDTH), _NONE), top, scale), 0)
     return share * (tl.load(first + _TOTAL) + n * level).to(tl.float64)
@@ -162,6 +175,8 @@ def _wanted_mass(first, share, top, scale, WIDTH: tl.constexpr):
 @triton.jit
 def _heaviest(record, first, wanted, N: tl.constexpr, IS_FIRST: tl.constexpr):
     """Return the leading bits of the token that reaches the wanted mass, and the mass before it.
+
+    record: weights of the last pass by digit. first: record of top-p's first pass.
 
     If tokens likelier than top-k's cutoff do not reach it, the result exceeds all bits. If only
     rounding prevents it, the result is the last token with a weight.
@@ -196,7 +211,10 @@ def find_tops_kernel(
     HAS_MASK: tl.constexpr,
     HAS_K: tl.constexpr,
 ):
-    """Store the largest logit of each tile; count those of groups by their first digit."""
+    """Store the largest logit of each tile. For top-k, count the largest logits of groups by digit.
+
+    The counts bound the first digit of the k-th token; see the module.
+    """
     b, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     groups = tile * TILE + tl.arange(0, TILE // _GROUP) * _GROUP
     ids = groups[:, None] + tl.arange(0, _GROUP)[None, :]
@@ -226,7 +244,10 @@ def count_first_kernel(
     TILE: tl.constexpr,
     HAS_MASK: tl.constexpr,
 ):
-    """Count tokens by their first digit, of those likelier than a sufficient digit."""
+    """Count tokens by their first digit, up to the digit that bounds the k-th token.
+
+    The counts of `find_tops_kernel` give that digit. Tokens with it are not counted.
+    """
     k = _wanted_count(top_k_ptr, n_vocab)
     if k == 0:
         return
@@ -245,7 +266,11 @@ def count_first_kernel(
 
 @triton.jit
 def _count(record, falling, prefix, wanted, LEFT: tl.constexpr, N: tl.constexpr):
-    """Count the wanted tokens whose bits begin with the prefix, by the next digit."""
+    """Count tokens whose bits begin with `prefix`, by the next digit, in a record.
+
+    falling: bits of the tokens. wanted: True for tokens to count. LEFT: bits after that digit.
+    N: number of its values.
+    """
     inside = wanted & (((falling >> LEFT) // N) == prefix.to(tl.uint32))
     digit = (falling >> LEFT) & (N - 1)
     if N <= _BLOCK_HISTOGRAM:
@@ -294,9 +319,9 @@ def count_next_kernel(
 
 @triton.jit
 def _edge_of_count(record, k, WIDTH: tl.constexpr, N: tl.constexpr):
-    """Return the bits of the k-th token, how many equal tokens are kept, and how many there are.
+    """Return (bits of the k-th token, number of equal tokens to keep, number of equal tokens).
 
-    1 << WIDTH, 0 and 0 if all are kept.
+    (1 << WIDTH, 0, 0) if top-k keeps all tokens. record: counts of the last pass.
     """
     edge, before, of = _kth(record, k, N, False)
     is_cut = (k > 0) & (edge < (1 << WIDTH))
@@ -408,7 +433,7 @@ def weigh_next_kernel(
 
 @triton.jit
 def _edge_of_mass(record, first, wanted, top, scale, WIDTH: tl.constexpr, N: tl.constexpr):
-    """Return the bits of top-p's cutoff, how many equal tokens are kept, and how many there are."""
+    """Return (bits of top-p's cutoff, number of equal tokens to keep, number of equal tokens)."""
     counts = tl.load(record + tl.arange(0, N))
     prefix, before = tl.load(record + _PREFIX), tl.load(record + _BEFORE)
     is_at_k = prefix >= (1 << WIDTH) // N
@@ -633,7 +658,7 @@ class _Search:
         }
 
     def run(self, threshold: Tensor, last: Tensor) -> None:
-        """Write the cutoffs."""
+        """Launch all passes; they write the cutoffs to `threshold` and `last`, as in `Cutoffs`."""
         self._launch(find_tops_kernel)
         number, first = 1, 0
         if "top_k" in self._present:
@@ -656,7 +681,7 @@ class _Search:
         self._launch(write_cutoffs_kernel, PASS=number, threshold_ptr=threshold, last_ptr=last)
 
     def _sizes(self, digit: int) -> dict[str, int]:
-        """Return what a pass for a digit, 1 or more, is compiled with."""
+        """Return the compile-time arguments of the pass for digit number `digit`, 1 or more."""
         return {
             "LEFT": sum(self._digits[digit + 1 :]),
             "LAST": 1 << self._digits[digit - 1],
