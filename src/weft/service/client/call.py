@@ -69,7 +69,10 @@ RETRY_S = 1.0  # seconds before retrying a request whose first attempt is still 
 
 
 def in_progress(status: int, body: bytes) -> bool:
-    """Return True if a response says that the first attempt of a request is still running."""
+    """Return True if the response says that the first attempt of this request is still running.
+
+    status, body: of the response to a retry with the same idempotency key.
+    """
     return status == 409 and b'"idempotency_in_progress"' in body
 
 

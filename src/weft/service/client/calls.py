@@ -293,7 +293,10 @@ def nodes(
 def tree(
     loom: str, *, under: Node = 0, depth: int | None = None, fields: Iterable[str] = ()
 ) -> ApiCall[_looms.LoomTree]:
-    """Request a tree of at most 2,000 nodes as nested objects; arguments as for `nodes`."""
+    """Request a tree of at most 2,000 nodes as nested objects.
+
+    under: the top node. depth, fields: as for `nodes`.
+    """
     params = {"depth": depth, "fields": list(fields) or None}
     return _get(f"{_loom_path(loom)}/tree", _looms.LoomTree, under=under, **params)
 
@@ -372,7 +375,8 @@ def remove(
 def fork(loom: str, node: Node, at_token: int, **options: Any) -> ApiCall[_nodes.Changed]:
     """Add a sibling that shares a node's first tokens.
 
-    at_token: number of shared tokens. options: fields of `ForkNode`: what follows them.
+    at_token: number of shared tokens.
+    options: fields of `ForkNode`: the token or the text that follows them.
     """
     request = _build_request(_nodes.ForkNode, at_token=at_token, **options)
     return _post(f"{_node_path(loom, node)}/fork", request, _nodes.Changed)
@@ -400,7 +404,10 @@ def clip(loom: str, node: Node, **options: Any) -> ApiCall[_nodes.Changed]:
 
 
 def move(loom: str, node: Node, parent: Node, **options: Any) -> ApiCall[_nodes.Changed]:
-    """Move a node and its descendants below another node. options: fields of `MoveNode`."""
+    """Move a node and its descendants below another node.
+
+    options: fields of `MoveNode`, such as the index among the new siblings.
+    """
     request = _build_request(_nodes.MoveNode, parent=parent, **options)
     return _post(f"{_node_path(loom, node)}/move", request, _nodes.Changed)
 

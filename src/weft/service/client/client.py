@@ -23,7 +23,10 @@ T = TypeVar("T")
 
 
 def sync_method(build: Callable[P, ApiCall[T]]) -> Callable[Concatenate[Client, P], T]:
-    """Return the method of `Client` that sends the call of `build`."""
+    """Return a method of `Client` that builds a call with `build` and sends it.
+
+    The method returns the result of `Client.call`.
+    """
 
     def method(self: Client, /, *args: P.args, **options: P.kwargs) -> T:
         return self.call(build(*args, **options))
@@ -34,7 +37,10 @@ def sync_method(build: Callable[P, ApiCall[T]]) -> Callable[Concatenate[Client, 
 def async_method(
     build: Callable[P, ApiCall[T]],
 ) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
-    """Return the method of `AsyncClient` that sends the call of `build`."""
+    """Return a coroutine method of `AsyncClient` that builds a call with `build` and sends it.
+
+    The method returns the result of `AsyncClient.call`.
+    """
 
     async def method(self: AsyncClient, /, *args: P.args, **options: P.kwargs) -> T:
         return await self.call(build(*args, **options))
@@ -46,7 +52,7 @@ class Client:
     """Access to a server's looms, models and jobs. A context manager; thread-safe."""
 
     def __init__(self, base_url: str | None = None, api_key: str | None = None) -> None:
-        """Configure the address; nothing is sent yet.
+        """Store the address and the key; nothing is sent yet.
 
         Args:
             base_url: "http://host:port"; `None` means WEFT_HOST and WEFT_PORT, else this machine.
@@ -206,10 +212,10 @@ class Client:
 
 
 class AsyncClient:
-    """`Client` for asyncio. An async context manager."""
+    """Like `Client`, for asyncio: its methods are coroutines. An async context manager."""
 
     def __init__(self, base_url: str | None = None, api_key: str | None = None) -> None:
-        """Configure the address, as for `Client`."""
+        """Store the address and the key, as `Client` does; nothing is sent yet."""
         self.connection = Connection(base_url, api_key)
         self._http = httpx2.AsyncClient(**self.connection.options())
 
@@ -300,7 +306,10 @@ class AsyncClient:
                 await self.cancel(job.job)
 
     async def deltas(self, job: JobReply) -> AsyncGenerator[BranchDelta, None]:
-        """Yield the deltas of a growth job from its start. Raises: as `Client.deltas`."""
+        """Yield the deltas of a growth job from its start. `wait` then returns the ended job.
+
+        Raises: as `Client.deltas`.
+        """
         reader = GrowthReader(job)
         try:
             async for name, data in self.events(job.job):

@@ -76,11 +76,14 @@ def config_of(args: Mapping[str, Any]) -> ServerConfig:
 
 
 class Replica:
-    """A server in a Ray process, without a socket: requests arrive as calls."""
+    """A Weft server in a Ray process, without a socket. The ingress calls `answer` per request."""
 
     # Ray awaits it.
     async def __init__(self, args: Mapping[str, Any]) -> None:  # type: ignore[misc]
-        """Start the server and wait for its models. Raises: the error if none can be loaded."""
+        """Start the server and wait until its models are loaded or have failed.
+
+        args: settings of `ServerConfig`. Raises: the load error of a model that has failed.
+        """
         self._app = create_app(config_of(args))
         self._open = AsyncExitStack()
         await self._open.enter_async_context(self._app.router.lifespan_context(self._app))
@@ -109,7 +112,7 @@ class Replica:
 
 
 class IngressReplica:
-    """The deployment that receives requests."""
+    """The Ray deployment that receives HTTP requests and forwards them to replicas."""
 
     def __init__(self, args: Mapping[str, Any], replicas: DeploymentHandle) -> None:
         self._config = config_of(args)

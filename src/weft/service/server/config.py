@@ -22,7 +22,7 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """Limits on one request and on all requests together."""
+    """Maxima that the server enforces for one request, and for all requests together."""
 
     n: int = 128  # branches of one node
     branches: int = 1024  # branches of a call over several nodes
@@ -41,7 +41,7 @@ class ServerLimits:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """All settings of a server; validated on construction."""
+    """All settings of a server. Invalid values raise ConfigError on construction."""
 
     # Sources to load at start; requests without a model use the first.
     models: tuple[str, ...] = ("tiny",)

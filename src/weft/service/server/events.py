@@ -72,7 +72,7 @@ class EventLog:
         return self._last
 
     def put(self, name: str, data: Json) -> None:
-        """Append an event and wake the readers."""
+        """Append an event, remove old ones above the limits, and wake the readers."""
         self._last += 1
         size = _TOKEN * len(data["t"]) if name == "tok" else weight(data)
         self._kept.append((SentEvent(name, data, self._last), size))

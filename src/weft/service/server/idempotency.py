@@ -62,10 +62,13 @@ class IdempotencyStore:
         return len(self._kept)
 
     def begin(self, key: bytes, fingerprint: bytes) -> tuple[RecordedResponse, bool]:
-        """Look up a key; record it as running if it is new.
+        """Look up an idempotency key; record it as running if it is new.
+
+        fingerprint: hash of the request, to detect another request with the same key.
 
         Returns:
-            The record, and True if the caller must now run the request.
+            The record, and True if the caller must now run the request. False: the record has the
+            response.
 
         Raises: RequestError if the key came with another request, or if its first request still
         runs.
@@ -237,7 +240,7 @@ def add_idempotency_header(schema: dict[str, Any]) -> None:
 
 
 def _fingerprint(scope: Scope, body: bytes) -> bytes:
-    """Return a hash that is equal for equal requests."""
+    """Return a hash of a request's method, path and body, to recognize repetitions."""
     parts = (scope["method"].encode(), scope["path"].encode(), scope["query_string"], body)
     return hashlib.sha256(b"".join(b"%d:%b" % (len(part), part) for part in parts)).digest()
 

@@ -45,7 +45,10 @@ class ServerMetrics:
         self.registry.register(ModelCollector(models))
 
     def observe(self, method: str, route: str, status: int, seconds: float) -> None:
-        """Count a finished request."""
+        """Count a finished request. route: the route's template, such as "/looms/{loom}".
+
+        seconds: its duration.
+        """
         label = method if method in _METHODS else "other"
         self.requests.labels(label, route, str(status)).inc()
         self.seconds.labels(route).observe(seconds)
@@ -80,7 +83,7 @@ _GAUGES = {
 
 
 class ModelCollector(Collector):
-    """Reads the models' counters when the metrics are requested."""
+    """Collector for Prometheus: reads the models' counters when the metrics are requested."""
 
     def __init__(self, models: ModelRegistry) -> None:
         self.models = models

@@ -196,8 +196,9 @@ class ModelRegistry:
         return model
 
     def register(self, request: ModelRequest, *, by_request: bool = True) -> ServedModel:
-        """Register a model that `load` then loads.
+        """Add a model to the registry in the state "loading"; `load` must follow.
 
+        by_request: a request has sent it, so that its source must be allowed.
         Raises: RequestError for a source that is not allowed, Conflict for a name in use.
         """
         if by_request:
@@ -218,7 +219,10 @@ class ModelRegistry:
         return model
 
     async def load(self, model: ServedModel, progress: Progress | None = None) -> None:
-        """Load a registered model. Raises: as `weft.load`."""
+        """Load a registered model. progress: called with the progress; None reports none.
+
+        Raises: as `weft.load`.
+        """
 
         def report(phase: str, done: int, total: int, note: str) -> None:
             model.progress = (phase, done, total)
@@ -265,7 +269,11 @@ class ModelRegistry:
             raise _as_weft_error(error) from error.__cause__
 
     def _weights_bytes(self, request: ModelRequest, progress: Progress) -> int:
-        """Read a model's header and return the size of its weights. Raises: as `weft.load`."""
+        """Read the header of a model to be loaded, and return the bytes of its weights.
+
+        0 for a URL of another server. progress: called with the progress of a download.
+        Raises: as `weft.load`.
+        """
         files = checked_files(
             request.source, request.engine or self.config.engine, request.device, progress
         )
@@ -298,7 +306,10 @@ class ModelRegistry:
         )
 
     async def unload(self, name: str, *, force: bool = False) -> None:
-        """Close a model and remove it. Raises: NotFound; Conflict while it is in use."""
+        """Close a model and remove it from the registry.
+
+        force: also while jobs use it; these fail. Raises: NotFound; Conflict while it is in use.
+        """
         model = self.get(name)
         if model.n_users and not force:
             raise Conflict(
@@ -507,7 +518,10 @@ def kv_bytes(lm: LM) -> int:
 
 
 def _warn_of_budget(name: str, lm: LM) -> None:
-    """Warn if the KV budget is smaller than the context, so that long paths will be rejected."""
+    """Log a warning if the KV budget is smaller than the context.
+
+    Paths that exceed the budget will be rejected. name: of the model.
+    """
     slots = lm.tree.budget.capacity
     if slots is not None and slots < lm.n_ctx:
         n_bytes = lm.n_ctx * lm.info.kv_bytes_per_token

@@ -54,7 +54,7 @@ _MAX_DEPTH = 10_000  # levels of an imported tree
 
 
 class DetailRoute(APIRoute):
-    """A route whose errors have FastAPI's own format."""
+    """A route that returns errors as `{"detail": …}`, FastAPI's own format."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the handler of the route."""
@@ -310,7 +310,10 @@ def _node_ids(live: OpenLoom, nodes: Sequence[Heddle]) -> list[str]:
 
 
 async def _nested(live: OpenLoom, top: Heddle, *, with_tokens: bool = False) -> Response:
-    """Return nested nodes as a response. Built without a JSON library, which limits the depth."""
+    """Return a node and its descendants as a response of nested objects.
+
+    with_tokens: include their token ids. No JSON library is used, as these limit the depth.
+    """
     text = await live.call(lambda: "".join(_nested_json(live, top, with_tokens=with_tokens)))
     return Response(text, media_type="application/json")
 

@@ -163,7 +163,10 @@ class OllamaRequest(OpenAIModel):
         return fields
 
     async def chat(self, messages: list[Json], tools: Any, lm: LM, service: Service) -> ChatCall:
-        """Plan a chat. Raises: RequestError."""
+        """Plan the call as a chat completion. Raises: RequestError.
+
+        messages, tools: as chat completions take them.
+        """
         kwargs = None
         if self.think is True or (self.think is False and reads_variable(lm, "enable_thinking")):
             kwargs = {"enable_thinking": self.think}
@@ -196,7 +199,7 @@ class OllamaMessage(OpenAIModel):
     tool_name: str | None = None
 
     def plain(self) -> Json:
-        """Return it as chat completions take it."""
+        """Return the message as a dict with the fields of a chat completion's message."""
         message: Json = {"role": self.role, "content": self.content, "name": self.tool_name}
         message["reasoning_content"] = self.thinking
         if self.tool_calls:
@@ -230,7 +233,7 @@ class OllamaGenerate(OllamaRequest):
     images: list[Any] | None = Field(None, max_length=0)
 
     async def plan_raw(self, lm: LM, service: Service) -> Completion:
-        """Plan a completion without a chat template. Raises: RequestError."""
+        """Plan the call as a completion without a chat template. Raises: RequestError."""
         for name in ("system", "think"):
             if getattr(self, name):
                 raise unsupported(name, "not with raw: true")
@@ -243,7 +246,10 @@ class OllamaGenerate(OllamaRequest):
         return await Completion.begin(request, lm, service.models.name_of(lm), service)
 
     async def plan(self, lm: LM, service: Service) -> ChatCall | Completion:
-        """Plan the call. Raises: RequestError."""
+        """Plan the call: a completion if `raw` is set, else a chat of one user message.
+
+        Raises: RequestError.
+        """
         if self.raw:
             return await self.plan_raw(lm, service)
         messages: list[Json] = [{"role": "user", "content": self.prompt}]

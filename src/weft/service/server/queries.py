@@ -122,7 +122,10 @@ async def greedy_continuations(lm: LM, place: Place, ids: list[int], n: int) -> 
 
 
 def candidate_token_id(lm: LM, given: int | str) -> int:
-    """Return a candidate's token id. Raises: RequestError for a text that is not one token."""
+    """Return the token id of a candidate that a request names.
+
+    given: an id, or a text that must be one token. Raises: RequestError for other texts.
+    """
     if isinstance(given, int):
         if not 0 <= given < lm.info.n_vocab:
             raise RequestError(
@@ -155,7 +158,11 @@ def sampling_probabilities(lm: LM, logits: Any, given: Json) -> Any:
 async def measure_text(
     service: Service, live: OpenLoom, node: Heddle, request: MeasureText
 ) -> Json:
-    """Return the log-probability of a text after a node, as the fields of a MeasureReply."""
+    """Return the log-probability of a text, as fields of a MeasureReply.
+
+    The text of the request is scored as a continuation of `node`. If the request has none, the
+    node's own text is scored. live: the loom, whose lock the caller holds.
+    """
     assert live.lm is not None
     live.check_not_growing(node)
     start, text = node, request.token_ids if request.text is None else request.text

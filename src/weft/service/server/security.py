@@ -135,7 +135,7 @@ class SecurityMiddleware:
 
 
 class APIKeyAuth:
-    """Checks the API key in constant time; keeps only its hash."""
+    """Checks the API key of requests in constant time. Only a hash of the key is stored."""
 
     def __init__(self, key: str | None, token: str | None = None) -> None:
         self._hash = None if key is None else _hash(key.encode())

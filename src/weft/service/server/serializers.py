@@ -31,12 +31,18 @@ Json = dict[str, Any]
 
 
 def model_response(reply: BaseModel, *, rev: int | None = None, status: int = 200) -> Response:
-    """Return a response from a pydantic model. rev: the loom's revision, sent as the ETag."""
+    """Return a JSON response from a pydantic model.
+
+    rev: the loom's revision, sent as the ETag; None without one.
+    """
     return json_response(reply.model_dump(mode="json"), rev=rev, status=status)
 
 
 def json_response(content: Json, *, rev: int | None = None, status: int = 200) -> Response:
-    """Return a JSON response. Lone surrogates in texts are escaped, which JSON allows."""
+    """Return a JSON response. Lone surrogates in texts are escaped, which JSON allows.
+
+    rev: the loom's revision, sent as the ETag; None without one.
+    """
     body = json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
     headers = {} if rev is None else {"ETag": f'"{rev}"'}
     return Response(body, status, headers, "application/json")
@@ -203,7 +209,10 @@ def to_loom_entry(row: LoomSummary, live: OpenLoom | None) -> LoomObject:
 
 
 def to_loom_object(row: LoomSummary, live: OpenLoom) -> LoomObject:
-    """Return all fields of an open loom, also those that `to_loom_entry` leaves out."""
+    """Return all fields of an open loom, including those that `to_loom_entry` omits.
+
+    row: the loom's summary.
+    """
     loom = to_loom_entry(row, live)
     loom.prompt = live.kept.loom.user_prompt
     loom.chat_template_used = live.kept.loom.chat_template_used

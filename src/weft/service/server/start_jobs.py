@@ -186,8 +186,9 @@ def usage_of(job: ServerJob) -> TokenUsage:
 
 
 async def start_run(service: Service, loom: str, request: StartRun, actor: str) -> ServerJob:
-    """Start a search below a node.
+    """Start a search below a node, as a job, and return the job.
 
+    loom: its name or id. actor: who started the search, for the loom's log.
     Raises: ConfigError for an unknown strategy or an invalid number.
     """
     service.check_accepting()
@@ -266,7 +267,10 @@ class SearchTask:
             return end.value
 
     async def run(self, lm: LM, actor: str) -> None:
-        """Run the search to its end. Generated nodes are committed even after an error."""
+        """Run the search to its end. Generated nodes are committed even after an error.
+
+        lm: the loom's model. actor: who started the search, for the loom's log.
+        """
         work = self._work
         try:
             with closing(self._steps):
@@ -325,7 +329,10 @@ class SearchTask:
         return await work.arun()
 
     async def _grow_round(self, lm: LM, work: Grow, actor: str) -> list[Heddle]:
-        """Generate the nodes of one round, publish their tokens, and return them."""
+        """Generate the nodes of one round, publish their tokens, and return the nodes.
+
+        work: the round's parents and sampling parameters.
+        """
         live, rows = self.live, list(work.rows)
         self._check_not_removed(rows)
         if any(

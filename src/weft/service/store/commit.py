@@ -24,7 +24,10 @@ GROUP_COLUMNS = [name for group in GROUPS.values() for name in group if name != 
 
 @dataclass(slots=True)
 class PendingCommit:
-    """The rows that a transaction has written. The snapshot adopts them after the commit."""
+    """The rows that a transaction has written.
+
+    The snapshot and the loom take over these values after the transaction has succeeded.
+    """
 
     rev: int  # the loom's new revision
     next_number: int
@@ -64,7 +67,7 @@ def build_commit(
 
 
 class _CommitWriter:
-    """Writes the rows of one operation."""
+    """Writes the rows of one commit, and collects the steps for its log entry in `pending`."""
 
     def __init__(
         self,
@@ -252,7 +255,10 @@ def _prefix_names(values: Values) -> Values:
 def set_removed(
     connection: Connection, loom: int, numbers: Collection[int], rev: int, *, removed: bool
 ) -> None:
-    """Mark nodes as removed, or restore them."""
+    """Mark nodes as removed, or with removed=False as not removed.
+
+    loom: key of the loom's row. numbers: of the nodes. rev: the revision that their rows get.
+    """
     rows = [{"low": first, "high": last} for first, last in runs(numbers)]
     if rows:
         connection.execute(

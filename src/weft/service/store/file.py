@@ -55,7 +55,7 @@ _NODE_FIELDS = {
 
 
 class ModelIdentity(NamedTuple):
-    """The model to which a loom's tokens belong."""
+    """The model and adapter to which a loom's tokens belong."""
 
     name: str
     fingerprint: str
@@ -311,7 +311,10 @@ def load(
     heddle_class: type[Heddle],
     kv: bool = True,
 ) -> L:
-    """Read a saved loom; see `Loom.open`."""
+    """Read a loom from a file; see `Loom.open`.
+
+    lm: the model; None opens the loom for reading only. kv: also load the KV of a sidecar file.
+    """
     data = atomic_files.read_json(
         path, FormatError, "no saved loom, or is broken", unread=StoreError
     )

@@ -54,7 +54,10 @@ class ProcessHeartbeat:
             return self._id
 
     def register(self, connection: Connection) -> str:
-        """Register this process or renew its heartbeat; return its id for rows of nodes."""
+        """Register this process in the database, or renew its heartbeat.
+
+        Returns its id, which rows of nodes in progress contain.
+        """
         process_id = self.id
         renewal = (
             sa.update(writers).where(writers.c.id == process_id).values(beat=self._database.now)
@@ -111,7 +114,7 @@ class ProcessHeartbeat:
 
 
 def _has_nodes() -> sa.ColumnElement[bool]:
-    """Return SQL that is true if a process has nodes in progress."""
+    """Return an SQL condition that is true for a process with nodes in progress."""
     return sa.exists().where(nodes.c.writer == writers.c.id)
 
 

@@ -155,7 +155,10 @@ def add_in_progress(
 
 
 def _existing_numbers(connection: Connection, loom: int, ids: list[str]) -> dict[str, int]:
-    """Return the numbers of nodes that have rows, by id."""
+    """Return the numbers of nodes that have rows already, by node id.
+
+    loom: key of the loom's row. ids: node ids.
+    """
     numbers: dict[str, int] = {}
     for at in range(0, len(ids), CHUNK):
         in_chunk = nodes.c.id.in_(ids[at : at + CHUNK])

@@ -74,7 +74,10 @@ def growth_object(
     engine: str,
     stats: Stats,
 ) -> Json:
-    """Serialize the branches of one call. name, numbers: None if the loom is not saved."""
+    """Serialize the branches that one call has generated.
+
+    name, numbers: the loom's name and its node numbers; None if the loom is not saved.
+    """
     params = branches[0].params if branches else None
     return {
         "loom": name,
@@ -102,7 +105,10 @@ def tree_object(loom: Loom, name: str, model: str, at: Heddle, numbers: Numbers)
 
 
 def path_object(node: Heddle, name: str, text: str, numbers: Numbers) -> Json:
-    """Serialize the path to a node. text: the full text below the prompt."""
+    """Serialize the path from the root to a node.
+
+    name: of the loom. text: the text of the path without the prompt.
+    """
     return {
         "loom": name,
         "node": numbers[node.id],
@@ -147,7 +153,11 @@ def search_object(
     engine: str,
     stats: Stats,
 ) -> Json:
-    """Serialize the result of a search. name: the loom; None if it is not saved."""
+    """Serialize the result of a search.
+
+    strategy: its name. answer: the text of the best answer.
+    name: of the loom; None if it is not saved.
+    """
     return {
         "loom": name,
         "strategy": strategy,

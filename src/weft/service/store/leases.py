@@ -18,7 +18,7 @@ from .tables import leases
 
 
 class LoomLease(NamedTuple):
-    """The lease of a loom."""
+    """The right of one process ("owner") to grow a loom, until it expires."""
 
     loom: str  # id
     owner: str
@@ -27,7 +27,7 @@ class LoomLease(NamedTuple):
 
 
 class LoomLeases:
-    """All leases of a database. Thread-safe."""
+    """The leases of all looms in a database. Thread-safe."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -35,7 +35,12 @@ class LoomLeases:
     def acquire(self, loom: str, owner: str, ttl_s: float) -> LoomLease | None:
         """Acquire or renew a lease; return None while another owner has it.
 
-        loom: its id. Raises: ConfigError for an invalid `ttl_s`.
+        Args:
+            loom: id of the loom.
+            owner: id of the process that acquires it.
+            ttl_s: seconds until it expires.
+
+        Raises: ConfigError for an invalid `ttl_s`.
         """
         _check_lease_arguments(loom, owner, ttl_s)
 
@@ -61,7 +66,7 @@ class LoomLeases:
         return self._database.write(work)
 
     def renew(self, loom: str, owner: str, ttl_s: float) -> LoomLease | None:
-        """Renew a lease; return None if it has expired or has another owner."""
+        """Renew a lease for `ttl_s` seconds; return None if it has expired or has another owner."""
         _check_lease_arguments(loom, owner, ttl_s)
 
         def work(connection: Connection) -> LoomLease | None:

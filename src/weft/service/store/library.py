@@ -40,7 +40,7 @@ _MAX_TERMINALS = 256  # terminals
 
 
 class TerminalState(NamedTuple):
-    """The loom last used in a terminal, and its current node."""
+    """The name of the loom last used in a terminal, and the number of its current node."""
 
     loom: str  # name
     number: int  # of the node
@@ -71,7 +71,7 @@ class Library:
     ) -> StoredLoom:
         """Save a new loom, durable when this returns. The stored loom uses the same tree.
 
-        name: None derives an unused name from the title, else from the prompt.
+        name: None derives an unused name from `title`, or from the prompt if that is None, too.
         Raises: ConfigError for an invalid name, or one that is taken.
         """
         if name is not None:
@@ -118,9 +118,13 @@ class Library:
         force: bool = False,
         heddle_class: type[Heddle] = Heddle,
     ) -> StoredLoom:
-        """Open a loom by its name or id. Without an LM it can only be read.
+        """Open a loom by its name or id.
 
-        force: accept tokens of another model with the same vocabulary size.
+        Args:
+            lm: the model that grows it. None: the loom can only be read.
+            force: accept tokens of another model with the same vocabulary size.
+            heddle_class: class of the nodes.
+
         Raises: ConfigError for an unknown name; ModelMismatch.
         """
         row = self.database.read(lambda connection: self._row(connection, name))
@@ -165,7 +169,10 @@ class Library:
         return self.database.write(work)
 
     def remove(self, names: str | Iterable[str]) -> list[LoomSummary]:
-        """Remove all of these looms or none; `restore` restores the looms of the last call."""
+        """Remove all of these looms, or none if one name is unknown; return them.
+
+        names: one name or id, or several. `restore` restores these looms.
+        """
         targets = [names] if isinstance(names, str) else list(names)
 
         def work(connection: Connection) -> list[LoomSummary]:
@@ -179,8 +186,9 @@ class Library:
         return self.database.write(work)
 
     def restore(self) -> list[LoomSummary]:
-        """Restore the looms of the last `remove`. A loom whose name is taken gets a new one.
+        """Restore the looms that the last call of `remove` removed, and return them.
 
+        A loom whose name was taken meanwhile gets a new one.
         Raises: StoreError if no loom is removed.
         """
 
@@ -423,12 +431,12 @@ def _find_by_name(connection: Connection, name: str) -> Any:
 
 
 def _unused_name(connection: Connection, stem: str) -> str:
-    """Return an unused name: the stem, else with .2, .3, …"""
+    """Return a loom name that is not used yet: `stem`, or `stem` with .2, .3, …"""
     return next(name for name in _numbered(stem) if _find_by_name(connection, name) is None)
 
 
 def _numbered(stem: str) -> Iterator[str]:
-    """Yield a name, then the same name with .2, .3, … appended.
+    """Yield a name, then the same name with .2, .3, … appended. After "a.4" follows "a.5".
 
     The dot separates the counter, because names can end in digits.
     """

@@ -15,7 +15,7 @@ Columns = dict[str, Any]
 
 
 class Operation(NamedTuple):
-    """One operation on a loom."""
+    """One operation on a loom, as `StoredLoom.history` returns it."""
 
     key: int
     kind: str  # in one word: "grow", "edit", "remove"

@@ -68,7 +68,11 @@ class LoomMetadata(NamedTuple):
         }
 
     def loom(self, lm: LM | None, heddle_class: type[Heddle], *, force: bool) -> Loom:
-        """Create the root of the loom, without its tokens. Raises: ModelMismatch."""
+        """Create the root of the loom, without its tokens, which are read later.
+
+        lm: the model; None opens the loom for reading only.
+        force: accept another model with the same vocabulary size. Raises: ModelMismatch.
+        """
         if lm is not None:
             check_model(lm, self.identity, self.adapter, force=force)
         prompt = Prompt([], self.user_prompt, self.chat_template_used)

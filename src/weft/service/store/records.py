@@ -52,7 +52,7 @@ class NodeRecord(NamedTuple):
 
 
 class PageOptions(TypedDict, total=False):
-    """Options that select the nodes of a page; see `StoredLoom.nodes`."""
+    """Keyword arguments that select the nodes of a page; see `StoredLoom.nodes`."""
 
     under: str | int | None
     depth: int | None
@@ -103,7 +103,11 @@ def _number(connection: Connection, loom: int, name: str | int) -> int:
 
 
 def _below(loom: int, top: int, depth: int | None) -> sa.CTE:
-    """Return SQL for the numbers of a node and its descendants, down to a depth."""
+    """Return an SQL subquery for the numbers of a node and its descendants.
+
+    loom: key of the loom's row. top: number of the node.
+    depth: maximum level below it; None means all levels.
+    """
     at = sa.select(sa.literal(top).label("number"), sa.literal(0).label("level"))
     below = at.cte("below", recursive=True)
     more = sa.select(nodes.c.number, below.c.level + 1).where(

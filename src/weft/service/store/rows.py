@@ -29,7 +29,10 @@ R = TypeVar("R")
 
 
 def checks_columns(read: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function that parses columns: raise StoreError for invalid contents."""
+    """Decorate a function that parses database columns.
+
+    Errors that invalid contents cause are raised as StoreError.
+    """
 
     @wraps(read)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -133,7 +136,10 @@ class Params:
             self._by_key[key] = SamplingParams.from_dict(json.loads(data))
 
     def get(self, key: str | None) -> SamplingParams | None:
-        """Return the parameters of a row; None without a key. Raises: StoreError if unknown."""
+        """Return the sampling parameters with this key; None without a key.
+
+        Raises: StoreError if the row was not read yet (`learn`).
+        """
         if key is None:
             return None
         if key not in self._by_key:
@@ -162,9 +168,9 @@ def select_nodes(connection: Connection, params: Params, *where: Any) -> Sequenc
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:
-    """Pack token ids into 4 bytes each, or into 8 if one does not fit.
+    """Pack token ids for a database column: 4 bytes each, or 8 each if one does not fit into 4.
 
-    Larger ids, which stand for texts of a server without token ids, are stored as JSON.
+    Lists with larger ids, which stand for texts of a server without token ids, become JSON.
     """
     low, high = (min(ids), max(ids)) if ids else (0, 0)
     for n_bytes in (4, 8):
@@ -293,18 +299,24 @@ def set_content(node: Heddle, content: Content, text: str) -> None:
 
 
 def score_value(score: float | None) -> str | None:
-    """Return a score for its column: a text, which is exact and can be inf or nan."""
+    """Convert a score to the text for its database column; None stays None.
+
+    A text is exact, and can be "inf" or "nan".
+    """
     return None if score is None else repr(float(score))
 
 
 @checks_columns
 def score_of(value: str | None) -> float | None:
-    """Parse the score of a column."""
+    """Convert the text of a database column to a score; None stays None."""
     return None if value is None else float(value)
 
 
 def meta_json(node: Heddle) -> str:
-    """Return a node's meta as JSON. Raises: ConfigError for values that JSON would change."""
+    """Return a node's meta as JSON for its database column.
+
+    Raises: ConfigError for values that would be different after reading the JSON.
+    """
     meta = node.meta
     if not meta:
         return "{}"
@@ -322,6 +334,6 @@ def meta_json(node: Heddle) -> str:
 
 @checks_columns
 def meta_of(value: str) -> dict[str, Any]:
-    """Parse the meta of a column into a new dict."""
+    """Parse the JSON of the database column "meta" into a new dict."""
     meta: dict[str, Any] = {} if value == "{}" else json.loads(value)
     return meta

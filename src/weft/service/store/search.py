@@ -32,7 +32,7 @@ class Hit(NamedTuple):
 
 
 class SearchTerm(NamedTuple):
-    """A word or phrase of a search."""
+    """A word or a phrase (consecutive words) of a search."""
 
     words: tuple[str, ...]  # consecutive words
     is_prefix: bool  # the last word need only start with its term

@@ -47,7 +47,7 @@ class KVLoadResult(NamedTuple):
 
 
 class SavedSlots(NamedTuple):
-    """The slots of a node's KV in a file."""
+    """The range of KV slots in a file that belongs to one node."""
 
     start: int
     length: int

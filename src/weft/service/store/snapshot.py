@@ -38,7 +38,7 @@ from .rows import (
 
 @dataclass(slots=True)
 class SavedNode:
-    """The values of a node's row when it was last read or written."""
+    """A node of the live tree, with the values of its row when it was last read or written."""
 
     node: Heddle
     number: int
@@ -418,7 +418,10 @@ class Snapshot:
         return moved
 
     def _move(self, saved: SavedNode, row: Any, moved: set[str]) -> bool:
-        """Move a node, unless it was moved here; return False if that would create a cycle."""
+        """Move a node to the parent and place in its row, unless this process has moved it.
+
+        Returns False if that would create a cycle. The id of a moved node is added to `moved`.
+        """
         node = saved.node
         here = None if node.parent is None else self.numbers.get(node.parent.id)
         if here == saved.parent and row.parent is not None:

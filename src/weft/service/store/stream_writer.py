@@ -23,7 +23,10 @@ class StreamWriter:
     """Saves new tokens in a thread, so that generation does not wait for the disk."""
 
     def __init__(self, stored: StoredLoom, numbered: Iterable[Heddle] = ()) -> None:
-        """Start no thread yet. numbered: nodes that have their numbers already."""
+        """Configure the writer; the thread starts with the first node.
+
+        numbered: nodes that have their numbers already, so that `add` need not save them at once.
+        """
         self._stored = stored
         self._waiting: dict[str, Heddle] = {}
         self._lock = threading.Lock()
@@ -32,7 +35,10 @@ class StreamWriter:
         self._numbered = {node.id for node in numbered}
 
     def add(self, node: Heddle) -> None:
-        """Register a node with new tokens. Its first tokens are saved at once, for its number."""
+        """Register a node with new tokens, which the thread saves within a second.
+
+        The first tokens of a node are saved before this returns, so that the node has its number.
+        """
         if node.id not in self._numbered:
             self._numbered.add(node.id)
             self._save([node])
@@ -64,7 +70,10 @@ class StreamWriter:
 def persist_stream(
     stored: StoredLoom, deltas: Iterable[Delta], kind: str, actor: str
 ) -> Generator[Delta, None, None]:
-    """Yield the deltas of a stream, save their tokens, and commit the nodes at the end."""
+    """Yield the deltas of a stream, save their tokens, and commit the nodes at the end.
+
+    kind, actor: of the commit; see `StoredLoom.commit`.
+    """
     writer = StreamWriter(stored)
     try:
         if isinstance(deltas, Generator):

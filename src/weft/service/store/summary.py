@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class LoomSummary(NamedTuple):
-    """A loom as lists show it."""
+    """A loom's name, model and size, as lists show them. Reading it does not open the tree."""
 
     id: str
     name: str

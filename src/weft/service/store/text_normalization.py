@@ -34,15 +34,15 @@ class Word(NamedTuple):
 
 
 def search_text(text: str) -> str:
-    """Return the normalized words of a text, joined by spaces."""
+    """Return the normalized words of a text, joined by spaces, for the full-text index."""
     return " ".join(word.text for word in split_words(text[:MAX_CHARS]))
 
 
 def strip_template(text: str, prompt: str) -> str:
-    """Return the user prompt in a root's text, without the chat template around it.
+    """Return the part of a root's text that is the user prompt, without the chat template.
 
-    prompt: the full prompt, or its first `MAX_PROMPT_CHARS` characters from the loom's row. A text
-    that does not contain it (the prompt was changed since) is returned unchanged.
+    prompt: the full user prompt, or its first `MAX_PROMPT_CHARS` characters. If the text does not
+    contain it, because the prompt was changed since, the text is returned unchanged.
     """
     start = text.find(prompt) if prompt else -1
     if start < 0:

@@ -80,7 +80,7 @@ class ClientTool(OpenAIModel):
     allowed_callers: list[Literal["direct"]] | None = None
 
     def chat_tool(self) -> Json:
-        """Return it as chat completions take it."""
+        """Return the tool as an entry of a chat completion's `tools`."""
         examples = {"examples": self.input_examples} if self.input_examples else {}
         function: Json = {"name": self.name, "parameters": {**self.input_schema, **examples}}
         if self.description is not None:
@@ -96,7 +96,7 @@ class ClientToolChoice(OpenAIModel):
     disable_parallel_tool_use: bool | None = Field(None, description="true: one call per turn.")
 
     def chat_choice(self) -> Any:
-        """Return it as chat completions take it. Raises: RequestError."""
+        """Return the choice as a chat completion's `tool_choice`. Raises: RequestError."""
         if self.type == "tool":
             if self.name is None:
                 raise invalid("tool_choice.name", "tool_choice.name is missing")

@@ -23,7 +23,10 @@ def invalid(
 
 
 def unsupported(param: str, why: str, hint: str = "") -> RequestError:
-    """Return the error for a field that would change the answer and is not supported."""
+    """Return the error for a field that would change the answer and is not supported.
+
+    param: the field's path in the request. why: the rest of the message.
+    """
     return invalid(param, f"{param}: {why}", code="unsupported_parameter", hint=hint)
 
 

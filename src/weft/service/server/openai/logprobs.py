@@ -57,7 +57,7 @@ async def of_prompts(
 ) -> list[list[ScoredToken]]:
     """Return the scores of all tokens of each prompt. The first token has no logprob.
 
-    places: the ends of the prompts.
+    places: the ends of the prompts. request: which alternatives to return.
     """
     paths = [place.ids() for place in places]
     requests: list[ScoreRequest] = [

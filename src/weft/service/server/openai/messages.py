@@ -212,7 +212,7 @@ def chat_prompt(
 
 
 def reads_variable(lm: LM, name: str) -> bool:
-    """Return True if the model's chat template reads a variable."""
+    """Return True if the model's chat template reads the variable `name`."""
     return template_reads(lm.text.chat_template or "", name)
 
 
@@ -239,7 +239,10 @@ def _open_ended(
     tools: Sequence[Json] | None,
     template_kwargs: Mapping[str, Any] | None,
 ) -> ChatPrompt:
-    """Render the chat without the end of its last message, so that the model continues it."""
+    """Render the chat without the end of its last message, so that the model continues it.
+
+    template_kwargs: variables of the template.
+    """
     last = messages[-1]
     if last["role"] != "assistant" or not last.get("content"):
         raise invalid(

@@ -17,7 +17,11 @@ Given = str | list[str] | list[int] | list[list[int]] | None
 
 
 class TextPrompt:
-    """A prompt: its token ids, its text, and the node that choices grow from."""
+    """A prompt of a completion.
+
+    ids: its token ids. text: None if the prompt was given as token ids.
+    node: the end of its path, from which choices grow.
+    """
 
     def __init__(self, lm: LM, ids: list[int], text: str | None) -> None:
         self._lm = lm

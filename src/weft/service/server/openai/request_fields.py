@@ -197,7 +197,12 @@ class GeneratingRequest(RequestFields, OpenAISampling):
     ) -> SamplingParams:
         """Return the sampling parameters of one choice.
 
-        Raises: RequestError, by the field's name.
+        Args:
+            defaults: values of fields that the request leaves out.
+            max_tokens: maximum number of new tokens.
+            constraint: the compiled constraint of the text; None without one.
+
+        Raises: RequestError, which names the invalid field.
         """
         self._check_min_tokens(max_tokens, constraint)
         given: dict[str, Any] = {

@@ -128,8 +128,9 @@ def _missing_error(given: str) -> NotFound:
 
 
 async def delete(service: Service, given: str) -> str:
-    """Delete a response and return its id. A node that others continue stays in its loom.
+    """Delete a response and return its id.
 
+    given: its id. If other nodes or responses continue it, its node stays in the loom.
     Raises: NotFound; Conflict while the response is being generated.
     """
     async with stored(service, given) as response:
@@ -226,7 +227,10 @@ async def _with_references(service: Service, items: list[InputItem]) -> list[Inp
 
 
 def store(key: ResponseKey, node: Heddle, context: ResponseContext, response: Json) -> None:
-    """Write a response's record to the meta of its node. The loom's next commit saves it."""
+    """Write a response's record to the meta of its node. The loom's next commit saves it.
+
+    context: the responses and items that it continues. response: the response object.
+    """
     earlier, own = context.items[: context.n_before], context.items[context.n_before :]
     is_here = context.previous is not None and context.previous.loom == key.loom
     node.meta = {

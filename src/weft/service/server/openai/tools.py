@@ -46,7 +46,7 @@ class OfferedTool(OpenAIModel):
     function: FunctionTool
 
     def plain(self) -> Json:
-        """Return it as templates take it."""
+        """Return the tool as a dict, as chat templates take it."""
         function = self.function.model_dump(exclude_none=True, exclude={"strict"})
         return {"type": "function", "function": {"parameters": {}, **function}}
 
@@ -147,7 +147,7 @@ async def answer_constraint(
 
 @lru_cache(maxsize=256)
 def _warn_not_enforced(name: str, why: str) -> None:
-    """Log once that the schema of a tool is not enforced."""
+    """Log a warning, once per tool, that its schema is not enforced. why: the reason."""
     _log.warning("the schema of the tool %r is not enforced, only names and types: %s", name, why)
 
 

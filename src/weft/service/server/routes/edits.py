@@ -320,7 +320,7 @@ async def _expected(live: OpenLoom, given: str, if_match: int | None) -> Expecte
 
 
 async def _expected_idle(live: OpenLoom, given: str, if_match: int | None) -> ExpectedRevision:
-    """Like `_expected`, for a node that is not growing. Raises: NotFound; Conflict."""
+    """Like `_expected`; also raises Conflict if the node is being generated."""
     expected = await _expected(live, given, if_match)
     live.check_nothing_grows(expected.node)
     return expected

@@ -45,7 +45,10 @@ async def read_kv(
 
 
 def kv_of(name: str, lm: LM) -> KvObject:
-    """Return the KV statistics of a model. `saved_s` assumes the average speed of its steps."""
+    """Return the KV statistics of a model, with its name.
+
+    `saved_s` estimates the time saved by sharing KV, from the average speed of its steps.
+    """
     stats = lm.stats()
     ran = stats.prefilled + stats.decoded + stats.recomputed
     saved = stats.reused * stats.seconds / ran if ran and stats.seconds else None
