@@ -41,7 +41,7 @@ class ApiCall(Generic[T]):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return the request's options for an HTTP client."""
+        """The keyword arguments for the HTTP client: headers, query parameters and body."""
         options: dict[str, Any] = {"headers": {}}
         if self.method == "POST":  # a retry must not execute it twice
             options["headers"]["idempotency-key"] = uuid4().hex
@@ -182,7 +182,7 @@ class EventStreamCursor:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers of the next request."""
+        """The headers of the next request; after an interruption they name the last event."""
         last = {"last-event-id": self._last} if self._last else {}
         return {"accept": "text/event-stream", **last}
 

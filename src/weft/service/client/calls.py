@@ -173,7 +173,7 @@ def redo(loom: str) -> ApiCall[_nodes.Changed]:
 
 
 def history(loom: str, *, limit: int = 50) -> ApiCall[_looms.OperationList]:
-    """Request a loom's operations, the latest first."""
+    """Request a loom's operations, the latest first. limit: maximum number of operations."""
     return _get(f"{_loom_path(loom)}/history", _looms.OperationList, limit=limit)
 
 
@@ -487,7 +487,7 @@ def begin_search(loom: str, **options: Any) -> ApiCall[_jobs.JobReply]:
 
 
 def runs(loom: str, *, limit: int = 20) -> ApiCall[_jobs.JobList]:
-    """Request a loom's searches with their rounds, the newest first."""
+    """Request a loom's searches with their rounds, the newest first. limit: maximum number."""
     return _get(f"{_loom_path(loom)}/runs", _jobs.JobList, limit=limit)
 
 

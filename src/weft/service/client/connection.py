@@ -37,7 +37,7 @@ class Connection:
         self.is_verified = False  # a Weft server has answered
 
     def options(self) -> dict[str, Any]:
-        """Return the options of the HTTP client."""
+        """Return the keyword arguments for creating the HTTP client: address, headers, timeout."""
         headers = {"user-agent": "weft"}
         if self._key:
             if not (self._key.isascii() and self._key.isprintable()):
@@ -60,12 +60,15 @@ class Connection:
         return self.is_verified or call.path == SERVER_PATH
 
     def request_options(self, call: ApiCall[Any]) -> dict[str, Any]:
-        """Return a request's options for the HTTP client."""
+        """Return the keyword arguments for sending a call with the HTTP client."""
         return {**call.options, "timeout": _AT_ONCE} if call.path == SERVER_PATH else call.options
 
     @contextmanager
     def translate_errors(self) -> Iterator[None]:
-        """Raise Unreachable for errors of the HTTP client in the block."""
+        """Convert errors that the HTTP client raises in the block.
+
+        An invalid address becomes ConfigError, any other error Unreachable.
+        """
         try:
             yield
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:

@@ -95,7 +95,7 @@ class SecurityMiddleware:
             )
 
     def check(self, scope: Scope, headers: list[tuple[bytes, bytes]]) -> None:
-        """Check the headers of a request. Raises: RequestError."""
+        """Check a request's Host, Origin and API key. Raises: RequestError."""
         host = single_header(headers, b"host")
         self._check_host(host)
         self._check_origin(headers, host)

@@ -28,7 +28,10 @@ _LAST_S = 3.0  # seconds that cancelled jobs get to end
 
 
 class Service:
-    """One server's state; created with the app, started and stopped by its lifespan."""
+    """The state of one server: its models, looms, jobs and metrics.
+
+    `create_app` creates it; the app's lifespan calls `start` and `stop`.
+    """
 
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
@@ -167,7 +170,10 @@ class Service:
             raise ServerStopping()
 
     async def drain(self) -> None:
-        """Take no new work, let running jobs finish for `grace_s`, then cancel them. Idempotent."""
+        """Reject new work, let running jobs finish for `grace_s` seconds, then end them.
+
+        Idempotent.
+        """
         self.is_draining = True
         until = time.monotonic() + self.config.grace_s
         while self._works and time.monotonic() < until:
@@ -181,7 +187,7 @@ class Service:
             self._looms.end_feeds()
 
     async def stop(self) -> None:
-        """End all work and close the models."""
+        """Drain the server, cancel all background tasks, and close looms and models."""
         await self.drain()
         tasks = list(self._tasks)
         for task in tasks:

@@ -119,7 +119,10 @@ class _CommitWriter:
         self._restore_rows(restored)
 
     def _restore_rows(self, rows: list[tuple[str, int, Values]]) -> None:
-        """Restore rows, and log their previous values for undo."""
+        """Update rows of new nodes that exist already, and log their previous values for undo.
+
+        rows: (node id, node number, new values of columns).
+        """
         after = {node_id: values for node_id, _, values in rows}
         for row in self._rows(nodes.c.id, list(after)):
             if row.writer is None:
@@ -127,7 +130,10 @@ class _CommitWriter:
         self._update({"at": number, **_prefix_names(values)} for _, number, values in rows)
 
     def _log_change(self, row: Any, values: Values, names: Iterable[str]) -> None:
-        """Log the changed columns of a row with their previous values."""
+        """Add the columns of a row that change, with their previous values, to the log entry.
+
+        values: the new values. names: the columns to compare.
+        """
         before = row._mapping
         changed = [name for name in names if values[name] != before[name]]
         if changed:
@@ -138,7 +144,10 @@ class _CommitWriter:
             )
 
     def change(self, bookmarks: dict[str, str | None]) -> None:
-        """Update rows of existing nodes, and log their previous values."""
+        """Update the rows of changed nodes, and log their previous values.
+
+        bookmarks: new labels by node id; None removes a bookmark.
+        """
         pending, changed = self._pending, self._difference.changed
         after: dict[int, Values] = {}
         for node_id, groups in changed.items():

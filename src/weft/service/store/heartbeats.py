@@ -85,12 +85,12 @@ class ProcessHeartbeat:
         return f"{self.register(connection)}-{secrets.token_hex(4)}"
 
     def _delete_stale(self, connection: Connection) -> None:
-        """Delete old rows of processes without nodes in progress."""
+        """Delete the old rows of processes that have no nodes in progress."""
         old = writers.c.beat < self._database.now - _STALE_S
         connection.execute(sa.delete(writers).where(old, ~_has_nodes()))
 
     def send_heartbeat(self) -> None:
-        """Send a heartbeat."""
+        """Write the current time to this process' row, as a sign that it is alive."""
         process_id = self._id
         self._database.write(
             lambda connection: connection.execute(

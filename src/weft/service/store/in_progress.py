@@ -68,7 +68,7 @@ class InProgressNode:
         return any(each is self.node for each in child_list(parent))
 
     def next_chunk(self) -> Values | None:
-        """Return the unsaved tokens as a row; None if there are none."""
+        """Return the tokens that are not saved yet, as a database row; None if there are none."""
         first, node = self.n_tokens, self.node
         # Another thread may be appending, logprobs and entropies after their tokens.
         lengths = [len(values) for values in (node.logprobs, node.entropies) if values]
@@ -90,7 +90,7 @@ class InProgressNode:
         }
 
     def mark_saved(self, chunk: Values) -> None:
-        """Record that a chunk is saved."""
+        """Count the tokens of a chunk as saved, after its transaction has succeeded."""
         for token in unpack_ids(chunk["tokens"], chunk["n_tokens"]):
             if self.text is not None:
                 self.text.push(token)

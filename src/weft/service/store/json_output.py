@@ -176,7 +176,7 @@ def search_object(
 
 
 def scored_path(node: Heddle) -> list[Json]:
-    """Serialize the path below the root, with scores."""
+    """Serialize the nodes of a path below the root, with their scores."""
     return [{"text": each.text, "score": _score(each)} for each in node.path[1:]]
 
 

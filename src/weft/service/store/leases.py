@@ -89,12 +89,12 @@ class LoomLeases:
         return self._database.write(work)
 
     def holder(self, loom: str) -> LoomLease | None:
-        """Return the valid lease of a loom; None if there is none."""
+        """Return the lease of a loom that has not expired; None if there is none. loom: its id."""
         lease = self._database.read(lambda connection: self._lease(connection, loom))
         return lease if lease is not None and lease.left_s > 0 else None
 
     def owned_by(self, owner: str) -> list[LoomLease]:
-        """Return the valid leases of an owner."""
+        """Return the leases of an owner that have not expired."""
         left = (leases.c.expires - self._database.now).label("left_s")
         query = sa.select(leases.c.loom, leases.c.owner, leases.c.term, left).where(
             leases.c.owner == owner, leases.c.expires > self._database.now

@@ -27,7 +27,7 @@ _COLUMNS = [
 
 
 class NodeRecord(NamedTuple):
-    """A node, as its database row describes it."""
+    """A node's values from its database row, without its tokens. The tree need not be open."""
 
     number: int
     id: str

@@ -73,7 +73,7 @@ class Content(NamedTuple):
         )
 
     def differs(self, node: Heddle) -> bool:
-        """Return True if the content of a node is different."""
+        """Return True if a node's present content differs from this one."""
         return (
             self.tokens != node.tokens
             or self.finish_reason != node.finish_reason
@@ -236,7 +236,7 @@ def raw_bytes(text: str) -> bytes | None:
 
 @checks_columns
 def text_of(row: Any) -> str:
-    """Return the original text of a row."""
+    """Return the original text of a node, which `db_text` may have changed in its row."""
     text: str = row.text if row.exact is None else row.exact.decode("utf-8", "surrogatepass")
     return text
 
@@ -269,7 +269,7 @@ def content_values(content: Content, text: str, params: Params, prompt: str = ""
 
 @checks_columns
 def content_of_row(row: Any, params: Params) -> Content:
-    """Return the content of a row."""
+    """Parse the content of a node from its row. params: the loom's cache of sampling parameters."""
     return Content(
         unpack_ids(row.tokens, row.n_tokens),
         unpack_floats(row.logprobs),

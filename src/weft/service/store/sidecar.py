@@ -93,7 +93,7 @@ def save(node: Heddle, path: str | os.PathLike[str], *, below: bool = True) -> i
 
 
 def _compute(lm: LM, nodes: list[Heddle]) -> None:
-    """Compute missing KV, in batches of nodes."""
+    """Compute the missing KV of nodes, a batch of nodes at a time."""
     for first in range(0, len(nodes), _BATCH_SIZE):
         places = [node.place for node in nodes[first : first + _BATCH_SIZE]]
         tickets = lm.submit([Extend(place) for place in places if place.depth])

@@ -112,12 +112,12 @@ class Snapshot:
         self.ids: dict[int, str] = {}
 
     def reset(self) -> None:
-        """Clear all rows: the database was replaced by an older copy."""
+        """Forget all rows, because an older copy of the database has replaced it."""
         for table in (self.saved, self.removed, self.numbers, self.ids):
             table.clear()
 
     def set_number(self, node_id: str, number: int) -> None:
-        """Store a node's number."""
+        """Record the number of a node."""
         self.numbers[node_id] = number
         self.ids[number] = node_id
 

@@ -243,7 +243,7 @@ class StoredLoom:
         return self._commit("bookmark", actor, {node.id: label}, unchanged=unchanged)
 
     def bookmarks(self) -> dict[int, str]:
-        """Return bookmark labels by node number."""
+        """Return the text of each bookmark, by the number of its node."""
         saved = self._snapshot.saved.values()
         return {each.number: each.bookmark for each in saved if each.bookmark is not None}
 
@@ -555,7 +555,10 @@ class StoredLoom:
 
     @_exclusive
     def sync(self) -> Change:
-        """Merge changes of other processes; uncommitted changes stay."""
+        """Merge changes of other processes into the tree, and return them.
+
+        Uncommitted changes of the tree stay.
+        """
         others = MergedChanges([], [], [])
         self._end_orphans()
         self._database.read(lambda connection: self._sync(connection, others))
@@ -659,7 +662,7 @@ class StoredLoom:
         return self._database.read(lambda connection: last_removal(connection, self._key))
 
     def history(self, limit: int = 50) -> list[Operation]:
-        """Return the loom's operations, newest first."""
+        """Return the loom's last operations, newest first. limit: maximum number of operations."""
         columns = [_operations.c[name] for name in Operation._fields]
         query = sa.select(*columns).where(_operations.c.loom == self._key)
         query = query.order_by(_operations.c.key.desc()).limit(limit)

@@ -333,13 +333,13 @@ class MessagesCall:
         return self._call.runs
 
     async def answer(self) -> MessageReply:
-        """Run the call and return the message."""
+        """Run the call and return the complete message."""
         await self.runs.finish()
         self._new_events()
         return MessageReply.model_validate(self._message(**self._stop_fields()))
 
     async def chunks(self) -> AsyncGenerator[Json, None]:
-        """Run the call and yield its events."""
+        """Run the call and yield the events of the stream, as dicts."""
         is_first = True
         async with aclosing(self.runs.news()) as news:
             async for _ in news:

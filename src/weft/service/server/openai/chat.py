@@ -123,7 +123,10 @@ class ChatRequest(ConstraintFields, GeneratingRequest):
         return self._n_dropped
 
     def prompt(self, lm: LM) -> ChatPrompt:
-        """Return the prompt. Raises: RequestError."""
+        """Render the messages with the model's chat template and return the prompt.
+
+        Raises: RequestError.
+        """
         messages = [message.plain(number) for number, message in enumerate(self.messages)]
         if not self._drops_turns:
             return self._prompt_of(lm, messages)
@@ -292,7 +295,7 @@ class ChatCall:
     # Complete answers
 
     async def answer(self) -> ChatCompletion:
-        """Run the call and return the answer."""
+        """Run the call and return the complete answer."""
         await self.runs.finish()
         parts = [(reply, *reply.new_tokens()) for reply in self.runs.replies]
         scored = await self.score(parts)

@@ -65,7 +65,7 @@ class CompletionRequest(ConstraintFields, GeneratingRequest):
 
     @property
     def n_run(self) -> int:
-        """Number of choices to generate for a prompt."""
+        """Number of choices to generate for a prompt: `best_of` if it is set, else `n`."""
         return self.n_choices if self.best_of is None else self.best_of
 
     @property
@@ -225,7 +225,7 @@ class Completion:
     # Complete answers
 
     async def answer(self) -> TextCompletion:
-        """Run the call and return the answer."""
+        """Run the call and return the complete answer."""
         await self.runs.finish()
         prompt_scores = await self._score_prompts()
         replies = self._returned()

@@ -135,5 +135,5 @@ class OutputWriter:
 
 
 def _copied(part: Json) -> Json:
-    """Return a copy of a part in its current state."""
+    """Return a copy of a content part, as later text changes the part in place."""
     return {name: list(value) if isinstance(value, list) else value for name, value in part.items()}

@@ -122,7 +122,10 @@ def _part_text(number: int, place: int, part: TextPart) -> str:
 
 
 class TemplateFields(NamedTuple):
-    """Request fields that become variables of the chat template."""
+    """Request fields that become variables of the chat template.
+
+    kwargs: the request's `chat_template_kwargs`. Other fields are None if the request has none.
+    """
 
     kwargs: Mapping[str, Any]
     enable_thinking: bool | None = None

@@ -394,7 +394,7 @@ class ResponseCall:
         return self.call.runs
 
     async def answer(self) -> ResponseObject:
-        """Run the call and return the response."""
+        """Run the call and return the complete response."""
         if self._key is None:
             await self.call.runs.finish()
             await self._new_events()
@@ -405,7 +405,7 @@ class ResponseCall:
         return ResponseObject.model_validate(self._response_fields(self._status()))
 
     async def chunks(self) -> AsyncGenerator[Json, None]:
-        """Run the call and yield its events."""
+        """Run the call and yield the events of the stream, as dicts."""
         number = 0
 
         def event(kind: str, data: Json) -> Json:
