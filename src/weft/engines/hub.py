@@ -395,7 +395,7 @@ def _from_cache(wanted: HubModel, options: dict[str, Any], reason: Exception | N
 
 
 def _readable(wanted: HubModel, error: Exception) -> ModelLoadError:
-    """Convert an error of the Hub's client to one that names a remedy."""
+    """Convert an error of the Hub's client to one that names a remedy. wanted: the model."""
     from huggingface_hub import constants, errors
 
     nearest, hub, cache = _nearest(wanted.id), constants.ENDPOINT, constants.HF_HUB_CACHE

@@ -140,7 +140,7 @@ class PaddedPool(ABC, Generic[F, B]):
 
     @abstractmethod
     def concatenate(self, parts: Sequence[F]) -> Any:
-        """Return new arrays with the slots of fragments in order; none of them is empty."""
+        """Return new arrays with the slots of the fragments `parts`, in order; none is empty."""
 
     @abstractmethod
     def on_slots_moved(self) -> None:

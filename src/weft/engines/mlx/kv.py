@@ -220,7 +220,9 @@ class MlxMemory(PaddedPool[MlxFragment, RowTailBuffer]):
         return caches
 
     def append(self, kv: MlxFragment, parts: Sequence[mx.array]) -> None:
-        """Write slots [K, n, D] after the fragment's; `count_written` counts them.
+        """Write n slots after those of the fragment; `count_written` later extends its length.
+
+        parts: arrays [K, n, D] in the order k.0, v.0, k.1, …
 
         The arrays are not evaluated here. The caller evaluates them together with the step's other
         arrays.

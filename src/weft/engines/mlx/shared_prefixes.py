@@ -56,7 +56,10 @@ class StepPlan(Packing[MlxFragment, RowTailBuffer]):
 
 
 def plan_step(rows: Sequence[Row], memory: MlxMemory) -> StepPlan:
-    """Return a plan for the rows, the previous one if it fits. Moves tails to their buffers."""
+    """Return a plan for the rows: the previous one if it fits, else a new one.
+
+    A new plan moves tails to their buffers in `memory`.
+    """
     cached = memory.plan
     if cached is not None and cached.fits(rows, large_batch=memory.is_large_batch()):
         return cached
@@ -227,7 +230,10 @@ class PrefixLevel:
             self.index = mx.array([places.get(at, len(where)) for at in range(n_queries)])
 
     def masks(self, window: int | None, positions: Sequence[int]) -> list[KeyMask | None]:
-        """Return the mask of each group for a window; None for a group without visible keys."""
+        """Return the mask of each group for a window; None for a group without visible keys.
+
+        positions: of the packed queries.
+        """
         return [group.mask(window, positions) for group in self.groups]
 
     def attend(

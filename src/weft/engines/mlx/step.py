@@ -189,7 +189,10 @@ class TreeStep(PackedStep):
         q: mx.array,
         spec: AttentionSpec,
     ) -> PartialAttention:
-        """Attend from each decode row to its tail and its new slot: one product per buffer."""
+        """Attend from each row of a decode group to its tail and new slot, in one product.
+
+        number: index of the group.
+        """
         rows = slice(decode.first, decode.first + decode.stop - decode.start)
         low, bias = self._tail_mask(number, spec.window)
         high = max(self._lengths[number]) + 1
@@ -201,7 +204,14 @@ class TreeStep(PackedStep):
         )
 
     def _tail_mask(self, number: int, window: int | None) -> tuple[int, mx.array | None]:
-        """Return the first visible slot of any row, and a bias [n, 1, 1, S] if rows differ."""
+        """Return the first slot that any row of a decode group attends to, and a bias [n, 1, 1, S].
+
+        The bias is None if all rows attend to the same slots from there on.
+
+        Args:
+            number: index of the group.
+            window: size of the sliding window; None for full attention.
+        """
         mask = self._tail_masks.get((number, window))
         if mask is None:
             lengths = self._lengths[number]

@@ -419,7 +419,10 @@ class NumpyFragments(Fragments):
             self._detach(fragment)
 
     def _may_widen(self, width: int, n_more: int) -> bool:
-        """Return True if a buffer of this width would be at least half full, or is small anyway."""
+        """Return True if a buffer of this width would be at least half full, or is small.
+
+        n_more: slots to be added to those in use.
+        """
         n_slots = sum(row.tail for row in self.buffer.rows) + n_more
         return not self.buffer.is_large or width * len(self.buffer.rows) <= 2 * n_slots
 

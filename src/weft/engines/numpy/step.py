@@ -133,7 +133,7 @@ class StepPlan:
         return np.array(ids, np.int64)
 
     def write(self, layer: int, kv: Floats) -> None:
-        """Store the new tokens' keys and values of one layer: [N, 2, K, D]."""
+        """Store the keys and values of all new tokens in one layer. kv: [N, 2, K, D]."""
         n_tails = self._tails.n
         if n_tails:
             self._tails.write(layer, kv[:n_tails])
@@ -347,7 +347,7 @@ class TailRows:
         return TailPart(tails, slice(0, hi - lo), mask)
 
     def write(self, layer: int, kv: Floats) -> None:
-        """Store keys and values of the new tokens: [n, 2, K, D]."""
+        """Store keys and values of the new tokens in one layer. kv: [n, 2, K, D]."""
         if self._mask is None:
             self._slots[layer][...] = kv.transpose(1, 2, 0, 3)
         else:
@@ -378,7 +378,7 @@ class PrefillRow:
         return SpanPart([visible], slice(start, start + hi - lo), triangle(hi - lo))
 
     def write(self, layer: int, kv: Floats) -> None:
-        """Store keys and values of the new tokens: [n, 2, K, D]."""
+        """Store keys and values of the new tokens in one layer. kv: [n, 2, K, D]."""
         self._slots[layer][...] = kv.transpose(1, 2, 0, 3)
 
 

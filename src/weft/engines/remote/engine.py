@@ -333,7 +333,10 @@ _READ: dict[str, Callable[[str], Any]] = {
 
 
 def _with_texts(given: dict[str, Any], texts: dict[str, str]) -> dict[str, Any]:
-    """Return the options, updated by those of the address."""
+    """Return the options of `load`, updated by those in an address.
+
+    given: options by name. texts: options of the address, as text.
+    """
     options = dict(given)
     for name, text in texts.items():
         if name == "tokenizer":

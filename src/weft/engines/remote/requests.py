@@ -74,7 +74,7 @@ class RemoteRun:
         self._on_event(event)
 
     def cancel(self, number: int) -> None:
-        """End a sibling. A request is cancelled with its last sibling."""
+        """End sibling `number`. A request is cancelled when its last sibling has ended."""
         choice = self.choices[number]
         self.report(choice, GenerationEvent(number, end="cancelled"))
         if choice.request is not None:

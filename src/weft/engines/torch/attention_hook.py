@@ -120,7 +120,10 @@ _probing: ContextVar[Probe | None] = ContextVar("weft_probing", default=None)
 
 @contextmanager
 def probing(call: ForwardContext) -> Iterator[Probe]:
-    """Make forwards in a block attend plainly, and record them."""
+    """Make forwards in a block attend without a step, and record them in the yielded `Probe`.
+
+    call: the model's `ForwardContext`.
+    """
     probe = call.probe = Probe()
     token = _probing.set(probe)
     try:

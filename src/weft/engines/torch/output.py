@@ -48,7 +48,10 @@ class DeviceLogits(RetainedLogits):
         return number if self._indices is None else self._indices[number]
 
     def logits(self, number: int) -> NDArray[np.float32]:
-        """Wait, and return logits on the host: float32 [V]; may share the tensor's memory."""
+        """Wait, and return the logits of entry `number` on the host: float32 [V].
+
+        They may share the tensor's memory.
+        """
         return _to_host(self.tensor[self.place(number)])
 
     def logprobs(self, number: int, *, on_host: bool) -> Any:

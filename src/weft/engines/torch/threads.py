@@ -62,6 +62,8 @@ class CpuThreads:
     def limited(self, n: int, kind: str = "") -> Iterator[None]:
         """Limit threads inside a block that runs `n` tokens, or other units; 0 limits nothing.
 
+        kind: kind of work; thread counts of kinds are tuned separately.
+
         float32 products may differ in their last bits between thread counts. Cost: 10 µs.
         """
         own = 1 if self._limit is None else torch.get_num_threads()

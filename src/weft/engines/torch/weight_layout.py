@@ -140,7 +140,7 @@ def _timing_rank(layer: PackedLinear) -> int:
 
 
 def _is_copied(layer: nn.Module, keep: bool) -> bool:
-    """Return True if packing copies a layer's weight.
+    """Return True if packing copies a layer's weight. keep: keep the original weights, too.
 
     Upcast weights are used in place, except GPT-2's transposed ones if they need not stay.
     """

@@ -155,7 +155,7 @@ class _MergedProduct:
         return hook_dicts(self._layers)
 
     def output(self, number: int, x: Tensor) -> Tensor:
-        """Return one layer's output for x, [..., out]."""
+        """Return the output of layer `number` for x, [..., out]."""
         if any(self._hooks) and not keep_inputs(self._hooks):
             return apply_linear(x, self._layers[number])
         if self._input() is not x:

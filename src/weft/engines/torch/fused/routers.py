@@ -124,7 +124,10 @@ def _find_form(module: Any, top_k: int, dtype: torch.dtype) -> _RouterForm | Non
 def _check_dtypes(
     module: Any, form: _RouterForm, x: Tensor, given: tuple[Tensor, ...]
 ) -> _RouterForm | None:
-    """Return the form with the dtypes of the module's results; None if they do not match."""
+    """Return the form with the dtypes of the module's results; None if the results differ.
+
+    x: rows in the module's own dtype. given: further inputs of the module.
+    """
     like = _like(module)
     logits, shares, numbers = _results(like, x, given)
     in_float = bool((logits != logits.to(x.dtype)).any())

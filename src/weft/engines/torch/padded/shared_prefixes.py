@@ -161,7 +161,10 @@ class PrefixBatch:
         return PrefixBatchView(self, Mask(mask_bias(hidden, like), hidden.all(-1)))
 
     def _is_beyond(self, window: int, positions: list[int]) -> bool:
-        """Return True if no query sees any key of its prefix."""
+        """Return True if every prefix is outside the windows of its queries.
+
+        positions: of the packed tokens.
+        """
         return all(
             m.first + m.length - 1 <= min(positions[m.start : m.stop]) - window
             for m in self.members

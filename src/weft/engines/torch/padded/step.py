@@ -142,7 +142,10 @@ class PaddedStep(AttentionStep):
     def _own(
         self, layer: int, q: Tensor, folded: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec
     ) -> tuple[Tensor, Tensor]:
-        """Return the results of all groups, [T*g, K, Dv] and [T*g, K], to merge prefixes into."""
+        """Attend from all rows to their own tails and new tokens.
+
+        Returns the output [T*g, K, Dv] and log-sum-exp [T*g, K], to merge prefixes into.
+        """
         plan = self.plan
         results = [
             self._decode(number, decode, layer, folded, k, v, spec)
@@ -165,8 +168,10 @@ class PaddedStep(AttentionStep):
         v: Tensor,
         spec: AttentionSpec,
     ) -> tuple[Tensor, Tensor]:
-        """Write one new slot a row, then attend each row to its tail, in one product for the
-        buffer.
+        """Write the new slot of each row of a decode group, then attend each row to its tail.
+
+        This is one product for the buffer. number: index of the group.
+        Returns output and log-sum-exp as `_own` does.
         """
         n_rows = decode.stop - decode.start
         own = slice(decode.first, decode.first + n_rows)
@@ -191,8 +196,14 @@ class PaddedStep(AttentionStep):
     def _write_index(
         self, number: int, first: int, lengths: list[int]
     ) -> tuple[slice, int] | tuple[Tensor, Tensor]:
-        """Return the index of a decode group's new slots: one column if rows have one length, else
-        indices.
+        """Return the index (rows, slots) of a decode group's new slots in its buffer.
+
+        It is one column if all tails have one length; else tensors of rows and slots.
+
+        Args:
+            number: index of the group.
+            first: buffer row of its first tail.
+            lengths: length of each tail.
         """
         if min(lengths) == max(lengths):
             return slice(first, first + len(lengths)), lengths[0]
@@ -209,8 +220,14 @@ class PaddedStep(AttentionStep):
     def _decode_mask(
         self, number: int, window: int | None, like: Tensor
     ) -> tuple[int, Tensor | None]:
-        """Return the first slot that any row sees, and a bias [n, 1, 1, S] if rows see different
-        slots.
+        """Return the first slot that any row of a decode group attends to, and a bias [n, 1, 1, S].
+
+        The bias is None if all rows attend to the same slots from there on.
+
+        Args:
+            number: index of the group.
+            window: size of the sliding window; None for full attention.
+            like: the bias gets its dtype and device.
         """
         mask = self._decode_masks.get((number, window))
         if mask is None:
@@ -271,8 +288,10 @@ class PaddedStep(AttentionStep):
         return self._bands[key]
 
     def _gather(self, prefill: PrefillGroup, longest: int) -> tuple[Tensor, Tensor]:
-        """Return the packed index of every padded token, and the padded index of every packed
-        token.
+        """Return indices that pad the rows of a group to one length, and that remove the padding.
+
+        These are the packed index of every padded token, and the padded index of every packed one.
+        longest: length of the group's longest row.
         """
         index = self._gathers.get(prefill.start)
         if index is None:
@@ -293,7 +312,13 @@ class PaddedStep(AttentionStep):
     def _visible(
         self, window: int | None, group: int, like: Tensor
     ) -> list[PrefixGroupView | PrefixBatchView]:
-        """Return the prefixes that a window leaves visible, computed once a step."""
+        """Return the prefixes that a window leaves visible, with their masks; computed once a step.
+
+        Args:
+            window: size of the sliding window; None for full attention.
+            group: query heads per KV head.
+            like: the queries; masks get their dtype and device.
+        """
         key = (window, group)
         if key not in self._views:
             at = Positions(self._places, self.positions)
@@ -303,7 +328,7 @@ class PaddedStep(AttentionStep):
 
 
 def _is_plain(q: Tensor, v: Tensor, spec: AttentionSpec) -> bool:
-    """Return True if a layer attends to every key with the fused operation."""
+    """Return True if a layer has no window and no sinks, and the fused operation supports it."""
     return spec.window is None and spec.sinks is None and is_fused(q, v, spec)
 
 
@@ -336,7 +361,10 @@ class PaddedPlan(Packing[PaddedKVFragment, TorchTailBuffer]):
 
 
 def plan_step(rows: Sequence[Row], store: PaddedKVPool) -> PaddedPlan:
-    """Return a plan for the rows, the cached one if it fits; tails move to their buffers."""
+    """Return a plan for the rows: the cached one if it fits, else a new one.
+
+    A new plan moves tails to their buffers in `store`, and is cached there.
+    """
     cached = store.plan
     if cached is not None and cached.fits(rows, large_batch=store.is_large_batch()):
         return cached

@@ -157,7 +157,7 @@ class TreeAttentionMetadata:
         self._prefixes.drop()
 
     def work(self, group: int) -> Work:
-        """Return the work for heads in groups of this size."""
+        """Return the work items for `group` query heads per KV head."""
         work = self._works.get(group)
         if work is None:
             self._groups.append(group)  # uploaded with the other items from the next update on
@@ -448,7 +448,10 @@ def _positions(rows: Sequence[Row]) -> Ints:
 def _new_segments(
     lists: Sequence[PagedFragment], sizes: Sequence[int], host_positions: Ints, pool: SlotPool
 ) -> tuple[Ints, Ints]:
-    """Return segments of rows' own lists, not split yet, and the room of each."""
+    """Return segments of rows' own lists, not split yet, and the table entries of each region.
+
+    sizes: number of tokens of each row.
+    """
     at, room, lengths = pool.places(lists)
     segments = np.zeros((len(lists), ITEM_FIELDS), np.int32)
     segments[:, AT], segments[:, FIRST], segments[:, SIZE] = at, host_positions - lengths, sizes

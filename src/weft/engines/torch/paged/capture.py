@@ -59,7 +59,7 @@ class _EagerStep(CapturedStep):
 
 
 def replay_without_graph(run: Runnable) -> CapturedStep:
-    """Record a call without a GPU."""
+    """Record a call without a GPU: a replay calls `run` again. For tests."""
     return _EagerStep(run)
 
 

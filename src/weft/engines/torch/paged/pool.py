@@ -294,7 +294,7 @@ class SlotPool(KVBackend):
                 self.table.drop(kv)
 
     def place(self, kv: PagedFragment) -> int:
-        """Return the start of a list's region in the table."""
+        """Return the start of a list's region in the table; assign a region if it has none."""
         if not self.table.has(kv):
             self.table.place(kv, len(kv.slots))
         return kv.at
@@ -313,12 +313,12 @@ class SlotPool(KVBackend):
         return np.array(regions, np.int64)
 
     def grew(self, kv: PagedFragment, n: int) -> None:
-        """Count `n` slots that now contain tokens."""
+        """Extend a list by `n` reserved slots that now contain tokens."""
         kv.length += n
         self._slots += n
 
     def grow_all_by_one(self, lists: Sequence[PagedFragment]) -> None:
-        """Count one more slot with a token in each list."""
+        """Extend each list by one reserved slot that now contains a token."""
         for kv in lists:
             kv.length += 1
         self._slots += len(lists)

@@ -175,7 +175,10 @@ class PrefixIndex:
         return number
 
     def _end_node(self, number: int) -> int:
-        """Return the node with the slots of a merged node, for rows that end there."""
+        """Return the node that holds the slots of merged node `number`, for rows that end there.
+
+        It is created if it does not exist.
+        """
         if not self._merged_ends[number]:
             self._merged_ends[number] = node = self._new(number, None, ())
             self._records.append([0] * ITEM_FIELDS)

@@ -164,7 +164,7 @@ class PagedStep(AttentionStep):
         return self._plan.slots
 
     def work(self, group: int) -> Work:
-        """Return the work for heads in groups of this size."""
+        """Return the work items for `group` query heads per KV head."""
         self._memory.groups.add(group)
         return self._plan.work(group)
 

@@ -237,7 +237,14 @@ class RecomputeEngine(TransformersEngine):
         on_states: OnStates,
         answer: Callable[[], Answer],
     ) -> Answer:
-        """Run rows. `on_states` receives the states [T, E], `answer` makes the result."""
+        """Run the paths of rows and return the result of `answer`.
+
+        Args:
+            rows: rows to run.
+            needed: for each row, the first position whose state is needed.
+            on_states: see `SequenceRunner.run`.
+            answer: called after the run; makes the result.
+        """
         self._check_model()
         check_rows(rows)
         if any(row.prefix or row.kv_out is not None for row in rows):

@@ -130,6 +130,8 @@ def _typical(ids: Tensor, below: Tensor, share: Tensor) -> Tensor:
 
     It keeps the smallest set of tokens, by distance of their surprisal from the entropy, whose
     probabilities reach `share`.
+
+    ids, below: token ids and tempered logits minus the largest, -inf for dropped tokens.
     """
     weights, gone = below.exp(), below.isneginf()
     total = weights.sum(1, keepdim=True)

@@ -153,10 +153,9 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def time_filling(layer: PackedLinear) -> None:
-    """Time products of one row and of two, unchanged and padded to four; later products use the
-    faster.
+    """Choose whether products of one or two rows are padded to four, by timing them on a layer.
 
-    Runs once a process and dtype.
+    Runs once per process and dtype; later products use the faster form.
     """
     weight = layer._packed
     if not weight.is_mkldnn:
