@@ -25,7 +25,10 @@ ATTENTION = "scaled_dot_product_attention"
 
 
 class WindowMask:
-    """Mask for models that request a sliding window; they pass it on to the attention function."""
+    """Stands for a sliding window of `size` tokens where models expect a mask.
+
+    Models pass it on to the attention function, which reads the size.
+    """
 
     __slots__ = ("size",)
 
@@ -136,7 +139,7 @@ class LatentKeys(Exception):
 
 
 class Recorder:
-    """A cache of the model's own type that also records its new slots."""
+    """Wraps a cache of the model's own type, and also records the new slots of each call."""
 
     def __init__(self, cache: Any) -> None:
         self._cache = cache

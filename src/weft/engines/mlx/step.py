@@ -88,7 +88,10 @@ class PackedStep(ABC):
 
 
 class TreeStep(PackedStep):
-    """Runs all tokens as a batch of single tokens [T, 1]; attends to each span once."""
+    """A step of a model with tree caches: all tokens are a batch of single tokens, [T, 1].
+
+    Each span of KV is attended to once per layer, by all queries below it.
+    """
 
     def __init__(self, rows: Sequence[Row], memory: MlxMemory, call: ForwardContext) -> None:
         super().__init__(rows, memory)

@@ -220,7 +220,13 @@ def _unavailable(transport: Transport, fault: TransportError) -> EngineUnavailab
 
 
 class _Prober:
-    """Requests that detect features. A feature that the server rejects is not used."""
+    """Detects a server's features by small requests. A feature that it rejects is not used.
+
+    Args:
+        transport: connection to the server.
+        server: the model and its dialect.
+        text: the model's tokenizer; None to probe without token ids.
+    """
 
     def __init__(self, transport: Transport, server: ServerInfo, text: Tokenizer | None) -> None:
         self.transport = transport

@@ -396,7 +396,7 @@ class TorchEngine(TransformersEngine):
 
     @torch.inference_mode()
     def _start(self, fingerprint: str, kv: KVChoice, graphs: bool | None) -> None:
-        """Determine the KV layout by a plain forward; choose a backend that passes the load check."""
+        """Determine the KV layout by a plain forward; choose a backend that passes its check."""
         model, context_length = self.model, self._max_positions
         makers = [CanonicalBackend] if self._reproducible else kv_backends(kv, self._device)
         with self._threads.limited(1, "plain"):

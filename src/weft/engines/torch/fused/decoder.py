@@ -89,7 +89,10 @@ class FusedDecoder:
 
 
 class _Layer:
-    """One layer: attention by the step, then the gated feed-forward."""
+    """One decoder layer: attention by the running step, then the gated feed-forward.
+
+    layer: the model's module. number: number of the layer. spec: parameters of its attention.
+    """
 
     def __init__(self, layer: Any, number: int, spec: AttentionSpec) -> None:
         attention, mlp = layer.self_attn, layer.mlp

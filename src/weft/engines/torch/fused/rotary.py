@@ -138,7 +138,13 @@ def _with_replacement(function: Any, replacement: Callable[..., Any]) -> Functio
 
 
 class _StepRotary:
-    """Replaces a rotary function, and uses the running step's kernel if it supports the inputs."""
+    """Replaces a rotary function: uses the running step's kernel if it supports the inputs.
+
+    Args:
+        call: the model's `ForwardContext`.
+        plain: the original function, for all other inputs.
+        form: formula of that function.
+    """
 
     def __init__(self, call: ForwardContext, plain: Callable[..., Any], form: _RotaryForm) -> None:
         self._call, self._plain, self._form = call, plain, form

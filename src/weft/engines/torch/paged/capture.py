@@ -45,7 +45,7 @@ Recorder = Callable[[Runnable], CapturedStep]
 
 
 class _EagerStep(CapturedStep):
-    """Repeats the captured call over the same tensors."""
+    """A `CapturedStep` without a CUDA graph: a replay calls `run` again over the same tensors."""
 
     def __init__(self, run: Runnable) -> None:
         self._run = run
@@ -59,7 +59,7 @@ class _EagerStep(CapturedStep):
 
 
 def replay_without_graph(run: Runnable) -> CapturedStep:
-    """Record a call without a GPU: a replay calls `run` again. For tests."""
+    """Record a call without a GPU: each replay calls `run` again."""
     return _EagerStep(run)
 
 

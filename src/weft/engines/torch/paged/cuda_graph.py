@@ -83,7 +83,12 @@ class Key(NamedTuple):
 
 
 class GraphBuffers(PagedStep):
-    """The tensors that a graph reads, and the step over them."""
+    """The tensors that a graph reads, and a step over them that is captured.
+
+    Args:
+        key: sizes of the tensors.
+        memory: backend with the pool that the graph reads and writes.
+    """
 
     def __init__(self, key: Key, memory: PagedBackend) -> None:
         n, device = key.n_tokens, memory.layout.device

@@ -131,7 +131,11 @@ class PagedBackend(SlotPool):
 
 
 class PagedStep(AttentionStep):
-    """Stores each layer's new slots, then attends with one kernel a tile class, and a merge."""
+    """One forward over the paged pool.
+
+    In each layer it stores the new slots, then attends with one kernel per tile class, then merges
+    the parts of each token.
+    """
 
     has_fused_ops = True
 

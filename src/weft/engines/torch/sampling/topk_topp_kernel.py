@@ -608,7 +608,7 @@ def find_cutoffs(
 
 
 class _Search:
-    """The launches of one call and the tensors that they share."""
+    """The launches of one call of `find_cutoffs`, and the tensors that they share."""
 
     def __init__(
         self,
