@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class Loaded(NamedTuple):
-    """One loaded adapter: its namespace in the token tree, and a fingerprint of its weights."""
+    """One loaded LoRA adapter."""
 
-    space: str
-    fingerprint: str
+    space: str  # its namespace, which selects its root in the token tree
+    fingerprint: str  # of its weights
 
 
 class Adapters:
-    """The LoRA adapters of one LM, by name; iterating gives their names.
+    """The loaded LoRA adapters of one LM. Iteration yields their names.
 
     Each adapter has its own root in the token tree. A namespace consists of a name and a load
     count, so KV of an earlier adapter with the same name is never reused.
@@ -38,17 +38,26 @@ class Adapters:
         return name in self._loaded
 
     def space(self, name: str | None) -> str | None:
-        """Return the namespace of an adapter (None: the base model). Raises: ConfigError."""
+        """Return the namespace of the adapter with this name; None for the base model.
+
+        name: the adapter; None: the base model.
+        Raises: ConfigError for an unknown name.
+        """
         return None if name is None else self._get(name).space
 
     def fingerprint(self, name: str | None) -> str:
-        """Return a fingerprint of an adapter's weights; empty for the base model."""
+        """Return a fingerprint of an adapter's weights; "" for the base model, whose name is None.
+
+        Raises: ConfigError for an unknown name.
+        """
         return "" if name is None else self._get(name).fingerprint
 
     def add(self, lm: LM, name: str, folder: str | PathLike[str]) -> None:
         """Load an adapter; an adapter of the same name is removed first.
 
         Args:
+            lm: the LM of these adapters.
+            name: the name by which looms and calls select the adapter.
             folder: a path, or an id on the Hub: `org/name` or `org/name@revision`.
 
         Raises:
@@ -77,7 +86,7 @@ class Adapters:
         lm.driver.exclusive(load)
 
     def remove(self, lm: LM, name: str) -> None:
-        """Remove an adapter and its KV. Other work continues.
+        """Unload an adapter and free its KV. Work without the adapter continues.
 
         Queued work and branches of the adapter raise StaleHandle.
 

@@ -20,7 +20,7 @@ class ChatPrompt(str):
     concatenations are plain str.
 
     Attributes:
-        ids: its tokens. Special tokens that users typed are plain text in them.
+        ids: the token ids. Special tokens that users typed are encoded as plain text.
         user_prompt: the last user message.
         tools, tool_choice: as passed to `format_chat`.
     """
@@ -43,7 +43,16 @@ class ChatPrompt(str):
         tools: Sequence[Any] | None,
         tool_choice: Any,
     ) -> Self:
-        """Create it from the pieces of `Tokenizer.render_pieces`."""
+        """Create a prompt from the rendered pieces of a chat.
+
+        Args:
+            text: the tokenizer.
+            pieces: (text, flag) from `Tokenizer.render_pieces`. The flag is True for the name of a
+                special token in a message, which is encoded as plain text.
+            user_prompt: the last user message.
+            template: the Jinja template that rendered the pieces; None: the model's.
+            tools, tool_choice: as passed to `format_chat`.
+        """
         prompt = cls("".join(piece for piece, _ in pieces))
         prompt.ids = tuple(text.chat_ids(pieces))
         prompt.user_prompt = user_prompt
@@ -55,12 +64,12 @@ class ChatPrompt(str):
 
     @cached_property
     def form(self) -> ChatForm:
-        """The format in which the template writes an assistant's turn."""
+        """The format of an assistant's turn in this template, with reasoning and tool calls."""
         return self._text.chat_form(self._template)
 
     @property
     def thinking_open(self) -> bool:
-        """True if the prompt ends inside the reasoning."""
+        """True if the prompt opens a section of reasoning, which the answer continues."""
         return self.rstrip().endswith(self.form.think[0])
 
     @cached_property
@@ -81,7 +90,13 @@ class ChatPrompt(str):
         )
 
     def parse(self, text: str, *, is_partial: bool = False, reads_calls: bool = True) -> ChatOutput:
-        """Split an answer into text, reasoning and calls; see `parse_chat_output`."""
+        """Split an answer into text, reasoning and tool calls; see `parse_chat_output`.
+
+        Args:
+            text: the answer to this prompt.
+            is_partial: the answer is still growing.
+            reads_calls: False leaves tool calls in the text.
+        """
         return parse_chat_output(
             text,
             thinking_open=self.thinking_open,

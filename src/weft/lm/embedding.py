@@ -78,7 +78,14 @@ def _token_ids(lm: LM, index: int, text: str | Sequence[int]) -> list[int]:
 
 
 def _packed(lengths: Sequence[int], n_batch: int) -> Iterator[list[int]]:
-    """Yield groups of text indices: as many as fit in a forward; a longer text alone."""
+    """Yield groups of indices of texts, one group per forward.
+
+    A text longer than a forward is a group of its own.
+
+    Args:
+        lengths: number of tokens of each text.
+        n_batch: maximum number of tokens of a forward.
+    """
     group: list[int] = []
     total = 0
     for index, length in enumerate(lengths):
@@ -92,7 +99,10 @@ def _packed(lengths: Sequence[int], n_batch: int) -> Iterator[list[int]]:
 
 
 def _states(lm: LM, ids: list[list[int]]) -> list[NDArray[np.float32]]:
-    """Return the final hidden states of full texts. Call it between steps."""
+    """Return the final hidden states of full texts, [T, n_embd] each.
+
+    It uses the engine directly, so it must not run during a step.
+    """
     _check_open(lm)  # it may have been closed since `embed` started
     engine, n_batch = lm.engine, lm.scheduler.n_batch
     if len(ids) == 1 and len(ids[0]) > n_batch:
@@ -101,7 +111,10 @@ def _states(lm: LM, ids: list[list[int]]) -> list[NDArray[np.float32]]:
 
 
 def _in_parts(engine: Engine, ids: list[int], n_batch: int) -> NDArray[np.float32]:
-    """Run one text in several forwards, with KV that is freed afterwards."""
+    """Return the final hidden states of one text that is longer than a forward: [T, n_embd].
+
+    It runs in several forwards; their KV is freed afterwards.
+    """
     fragments = engine.fragments
     if fragments is None:
         return engine.hidden_states([Row((), ids, 0)])[0]

@@ -106,8 +106,12 @@ class LM(
         """Assemble an LM from its parts; see `weft.load`.
 
         Args:
+            engine: the engine that runs the model.
             tokenizer: Weft's own `Tokenizer`, or an object that `weft.load` accepts.
+            model: the object for the attribute `model`; None: the engine.
+            n_ctx: maximum number of tokens of a path; None: the model's own.
             n_batch: maximum number of tokens of a step; None: 512.
+            n_seq_max: maximum number of paths with resident KV; None: the engine's limit.
             kv_bytes: KV budget; None: no limit.
             offload_bytes: host memory for KV beyond the budget; None: none.
             row_bytes: budget of cached logits rows; None: 64 MiB.
@@ -145,14 +149,19 @@ class LM(
 
     @classmethod
     def of(cls, model: Any, tokenizer: Any = None) -> LM:
-        """Return the one LM of an already loaded model object; an LM is returned unchanged."""
+        """Return the LM of a loaded model object, which is created at the first call.
+
+        Later calls with the same object return the same LM. An LM is returned unchanged.
+
+        tokenizer: the tokenizer of a model object; None for an LM.
+        """
         from ..loading import load
 
         return model if isinstance(model, LM) else load(model, tokenizer)
 
     @cached_property
     def constraints(self) -> Compiler:
-        """Compiler of constraints, with a cache of compiled ones."""
+        """The compiler of constraints for this vocabulary, with a cache of compiled ones."""
         return Compiler(self.text, self.info.n_vocab)
 
     @property
@@ -168,11 +177,13 @@ class LM(
     def place(
         self, ids: Sequence[int], after: Place | None = None, *, namespace: str | None = None
     ) -> Place:
-        """Return the place after `ids`, which follow `after` (None: the root). Runs nothing.
+        """Return the place in the token tree after a sequence of tokens. Runs nothing.
 
         Args:
             ids: token ids of the model's vocabulary.
-            namespace: the name of the LoRA adapter whose tree to use; only at the root.
+            after: the place that the ids follow; None: the root of a tree.
+            namespace: the name of the LoRA adapter whose tree to use; None: the base model's tree.
+                Ignored with `after`, which belongs to a tree already.
 
         Raises: ConfigError for ids outside the vocabulary or an unknown adapter; ContextOverflow
         beyond `n_ctx`.
@@ -184,11 +195,17 @@ class LM(
         return Place(self.tree.holds, name, after, list(ids))
 
     def root(self, namespace: str | None = None) -> Place:
-        """Return the root of an adapter's tree, or of the base model's."""
+        """Return the root of a token tree.
+
+        namespace: the name of the LoRA adapter whose tree to use; None: the base model's tree.
+        """
         return Place(self.tree.holds, self.adapters.space(namespace))
 
     def check_path(self, ids: Sequence[int], n_before: int = 0) -> None:
-        """Raise what `place` raises for `ids` after `n_before` other tokens. Creates nothing."""
+        """Check token ids that follow `n_before` other tokens, without creating a place.
+
+        Raises: what `place` raises for such ids.
+        """
         if self.closed:
             raise StaleHandle("this LM is closed; load it again")
         self._check_ids(ids)
@@ -230,11 +247,13 @@ class LM(
             )
 
     def sampler(self, params: SamplingParams, stream: int, *, in_steps: bool = False) -> Sampler:
-        """Return a new sampler.
+        """Return a new sampler, which draws tokens from logits.
 
         Args:
+            params: the sampling parameters.
             stream: the random stream, see `stream_of`.
-            in_steps: True if it draws from single rows of logits, as branches do.
+            in_steps: True for a caller that draws token by token from rows of logits, as a
+                `Branch` does. Parameters that the engine supports only in full runs then raise.
 
         Raises: ConfigError for biases of unknown tokens; GrammarError for an invalid constraint;
         Unsupported for parameters that the engine's steps or rows cannot apply.
@@ -253,7 +272,10 @@ class LM(
                 self._check_ids([token for token, _ in item.sampler.params.logit_bias])
 
     def submit(self, items: Sequence[Item], *, atomic: bool = False) -> list[Ticket]:
-        """Queue work; it runs when a caller drives it. See `Scheduler.submit`."""
+        """Queue work items, and return a ticket for each. They run when a caller drives them.
+
+        atomic: as for `Scheduler.submit`.
+        """
         self._check_biases(items)
         return self.driver.submit(items, atomic=atomic)
 
@@ -262,20 +284,27 @@ class LM(
         self.driver.drive(tickets)
 
     def pump(self, channel: Channel, tickets: Sequence[Ticket]) -> Iterator[list[Any]]:
-        """Yield the items of a channel, a list per step, until all tickets are done."""
+        """Run steps until all tickets are done, and yield what arrives in a channel.
+
+        Each list has the items that arrived in one step.
+        """
         return self.driver.pump(channel, tickets)
 
     def turn_of_loop(self) -> Awaitable[None] | None:
-        """Return an awaitable that paces a loop with very many calls per pass; None otherwise."""
+        """Return an awaitable that a call from an event loop must await first, or None.
+
+        It is not None if very many calls start in one pass of the loop; awaiting it lets other
+        tasks run.
+        """
         return self.driver.start_call()
 
     async def asubmit(self, items: Sequence[Item], *, atomic: bool = False) -> list[Ticket]:
-        """Queue work from an event loop; submissions of one pass of the loop share a step."""
+        """The async form of `submit`. Work from one pass of the event loop shares a step."""
         self._check_biases(items)
         return await self.driver.asubmit(items, atomic=atomic)
 
     def adrive(self, tickets: Sequence[Ticket]) -> Awaitable[None]:
-        """Wait for tickets without blocking the loop."""
+        """Return an awaitable that runs until all tickets are done, without blocking the loop."""
         return self.driver.adrive(tickets)
 
     def when_done(self, tickets: Sequence[Ticket]) -> asyncio.Future[None]:
@@ -283,7 +312,7 @@ class LM(
         return self.driver.when_done(tickets)
 
     def apump(self, channel: Channel, tickets: Sequence[Ticket]) -> AsyncIterator[list[Any]]:
-        """The async form of `pump`."""
+        """The async form of `pump`, for a running event loop."""
         return self.driver.apump(channel, tickets)
 
     @accepts_params_first
@@ -447,7 +476,10 @@ class LM(
         """Return only the tokens that new messages add after an answer; see `turns.turn_delta`.
 
         Args:
-            history: the chat before them, for templates that read more than the last turn.
+            messages: the new messages, after an assistant's answer.
+            history: the messages before them, for templates that read more than the last turn.
+                None: none.
+            add_generation_prompt, tools, template, template_kwargs: as for `format_chat`.
         """
         options = self._chat_options(tools, template, template_kwargs)
         return turn_delta(
@@ -475,7 +507,10 @@ class LM(
     def json_schema_to_grammar(
         self, schema: Mapping[str, Any] | str, *, open_objects: bool = False
     ) -> str:
-        """Return a JSON schema as GBNF text; see `constraints.json_schema_to_grammar`."""
+        """Return a GBNF grammar of the texts that a JSON schema allows.
+
+        See `constraints.json_schema_to_grammar` for the arguments.
+        """
         return json_schema_to_grammar(schema, open_objects=open_objects)
 
     def parse_chat_output(
@@ -529,7 +564,9 @@ class LM(
         self.adapters.add(self, name, folder)
 
     def fingerprint(self, adapter: str | None = None) -> str:
-        """Return a fingerprint of the model's weights, and of an adapter's, to mark files with.
+        """Return a fingerprint of the model's weights, which files with KV contain.
+
+        adapter: include the weights of this LoRA adapter; None: only the base model's.
 
         It changes when the weights change. Raises: ConfigError for an unknown adapter.
         """
@@ -541,7 +578,7 @@ class LM(
         self.adapters.remove(self, name)
 
     def stats(self) -> Stats:
-        """Return token counts, KV sizes and seconds per phase since the model was loaded."""
+        """Return statistics since the model was loaded: tokens, KV sizes, seconds per phase."""
         self.driver.try_drain()
         return gather_stats(self.scheduler)
 
@@ -556,7 +593,7 @@ class LM(
             self.driver.exclusive(self.scheduler.clear)
 
     def see_weights(self) -> None:
-        """Clear KV and logits that were computed with weights that have changed since.
+        """Check if the weights were changed in place; if so, clear KV and logits of the old ones.
 
         Every call that runs the model does this first. Callers with caches of their own call it
         too. It waits for running work that started with the old weights.
@@ -573,9 +610,9 @@ class LM(
             await asyncio.to_thread(self.see_weights)
 
     def close(self) -> None:
-        """Cancel running work and free the KV and the model; idempotent.
+        """Cancel running work, and free the KV and the model. Further calls do nothing.
 
-        Its handles become stale.
+        Looms, branches and pins of this LM raise StaleHandle from then on.
         """
         if self._open:
             self._open = False
@@ -616,6 +653,8 @@ def lm_of_model(model: Any, make: Callable[[], LM]) -> tuple[LM, bool]:
     """Return the LM of a loaded model object, and True if this call created it.
 
     The LM keeps the object alive, so the object's id is a valid key while the entry exists.
+
+    make: creates the LM if the object has none, or a closed one.
     """
     with _lms_lock:
         lm = _lms_by_model.get(id(model))
@@ -626,7 +665,10 @@ def lm_of_model(model: Any, make: Callable[[], LM]) -> tuple[LM, bool]:
 
 
 def check_n_ctx(n_ctx: int | None, info: EngineInfo) -> int:
-    """Return the context length to use. Raises: ConfigError above the model's own."""
+    """Return the context length to use: `n_ctx`, or the model's own if it is None.
+
+    Raises: ConfigError if `n_ctx` is above the model's own.
+    """
     if n_ctx is None:
         return info.context_length
     n_ctx = check_int("n_ctx", n_ctx, 1)
@@ -639,7 +681,10 @@ def check_n_ctx(n_ctx: int | None, info: EngineInfo) -> int:
 
 
 def check_kv_kind(engine: Engine) -> None:
-    """Raise ConfigError if an engine's fragments contradict its description."""
+    """Check that an engine implements the kind of KV that its description states.
+
+    Raises: ConfigError if it does not.
+    """
     info = engine.info
     if (engine.fragments is None) != (info.kv == "hidden"):
         state = "None" if engine.fragments is None else "set"
@@ -655,7 +700,10 @@ def check_kv_kind(engine: Engine) -> None:
 
 
 def capacity_of(kv_bytes: int | None, info: EngineInfo) -> int | None:
-    """Return the number of slots of a byte budget; None for no limit."""
+    """Return the number of tokens whose KV fits in a budget on the device; None: no limit.
+
+    kv_bytes: the budget; None: only the engine's own limit.
+    """
     if kv_bytes is None:
         return info.kv_slots
     if info.kv == "hidden":
@@ -680,7 +728,10 @@ def raise_offload_unsupported(engine: str) -> NoReturn:
 
 
 def host_capacity_of(offload_bytes: int | None, info: EngineInfo) -> int:
-    """Return the number of slots of host memory for offloaded KV."""
+    """Return the number of tokens whose KV fits in host memory.
+
+    offload_bytes: the budget; None means 0 tokens.
+    """
     if offload_bytes is None:
         return 0
     if info.kv == "hidden":
@@ -695,7 +746,10 @@ def host_capacity_of(offload_bytes: int | None, info: EngineInfo) -> int:
 
 
 def max_paths_of(n_seq_max: int | None, info: EngineInfo) -> int | None:
-    """Return the smaller limit of resident paths; None without a limit."""
+    """Return the maximum number of paths with resident KV: the caller's or the engine's limit.
+
+    Returns None if neither sets one.
+    """
     if n_seq_max is not None:
         n_seq_max = check_int("n_seq_max", n_seq_max, 1)
         if info.kv == "hidden":

@@ -35,20 +35,23 @@ T = TypeVar("T")
 
 @runtime_checkable
 class HasPlace(Protocol):
-    """A handle with a position in the token tree."""
+    """An object with a place in the token tree, such as a `Heddle`."""
 
     @property
     def place(self) -> Place:
-        """The place after its last token."""
+        """The place after the object's last token."""
         ...
 
 
 @runtime_checkable
 class HasTip(Protocol):
-    """A handle whose `place` is expensive to read; `tip` gives a read-only view of it."""
+    """An object with a place that is expensive to read, such as a `Branch`.
+
+    `tip` returns the place without that cost, and without changing anything.
+    """
 
     def tip(self) -> Place:
-        """Return the place after its last token; changes nothing."""
+        """Return the place after the object's last token, for reading only."""
         ...
 
 
@@ -56,7 +59,7 @@ Path = Sequence[int] | Place | HasPlace
 
 
 class KvSizes(NamedTuple):
-    """The tokens of a path with KV on the device, and those with KV on the host only."""
+    """Numbers of a path's tokens: with KV on the device, and with KV on the host only."""
 
     device: int
     host: int
@@ -86,7 +89,10 @@ class Pin:
         return hold is not None and not self._lm.closed and hold in self._lm.tree.pins
 
     def try_take(self) -> bool:
-        """Pin the path if there is room; called between steps, under the lock. Internal."""
+        """Pin the path, and return True if there was room. Internal.
+
+        The caller has the driver's lock, so that no step runs.
+        """
         tree, name = self._lm.tree, self.place.namespace
         if self._lm.closed:
             raise StaleHandle("this LM is closed; load it again")
@@ -99,7 +105,7 @@ class Pin:
         return self._hold is not None
 
     def unpin(self) -> None:
-        """Allow eviction of the path's KV again; idempotent.
+        """Allow eviction of the path's KV. Further calls do nothing.
 
         The KV stays until its room is needed.
         """
@@ -219,7 +225,7 @@ class PathKV:
         return self._lm.driver.exclusive(lambda: self._offload(place, start))
 
     def copy(self, path: Path) -> Place:
-        """Return another reference to the same path; copies nothing. Cost: O(1)."""
+        """Return a new `Place` for the same path; no KV is copied. Cost: O(1)."""
         return self._place(path).fork()
 
     def trim(self, path: Path, length: int) -> Place:
@@ -313,26 +319,31 @@ class PathKV:
     def insert(
         self, ids: Sequence[int], arrays: Mapping[str, Any], *, adapter: str | None = None
     ) -> Place:
-        """Insert KV from `export` of the same model as that of `ids`; return the place after them.
+        """Insert the KV of token ids into the token tree; return the place after the ids.
+
+        The KV must come from `export` of the same model.
 
         If running work occupies the room, the call queues like a prompt, and the KV is computed.
 
         Args:
+            ids: token ids of the full path.
             arrays: as `export` returns them, for all of `ids`.
-            adapter: the name of the LoRA adapter that computed it.
+            adapter: the name of the LoRA adapter that computed the KV; None: the base model.
 
         Raises: KVFull if it does not fit, even alone; ConfigError if the lengths differ.
         """
         return self._insert_or_compute(self._lm.place(ids, namespace=adapter), arrays)
 
     def try_fill(self, path: Path, arrays: Mapping[str, Any], *, start: int) -> bool:
-        """Insert KV of a path's slots from `start` on; return False if that is impossible now.
+        """Insert the KV of a path's tokens from `start` on, and return True if it was inserted.
 
-        Computes and evicts nothing. It fails if KV before `start` is missing, or if there is no
-        room.
+        Computes and evicts nothing. Returns False if KV before `start` is missing, or if there is
+        no room.
 
         Args:
-            arrays: as `export` returns them.
+            path: the path.
+            arrays: as `export` returns them, for the tokens from `start` on.
+            start: number of tokens before the KV.
 
         Raises: ConfigError if the lengths differ.
         """
@@ -341,7 +352,10 @@ class PathKV:
         return self._lm.driver.exclusive(lambda: self._try_fill(place, arrays, start))
 
     def engine_cache(self, path: Path) -> Any:
-        """Return a path's KV as a cache object of the engine's library, for its own model.
+        """Return a copy of the path's KV as the cache object that the engine's library uses.
+
+        Pass it to the loaded model itself; for Transformers it is a DynamicCache. Missing KV is
+        computed.
 
         Raises: Unsupported if the library has no such object.
         """
@@ -377,7 +391,7 @@ class PathKV:
         return KvSizes(device, host)
 
     def _after(self, place: Place, start: int) -> list[Node]:
-        """Return the nodes of a path after its first `start` tokens, the last one first."""
+        """Return the tree nodes of the path's tokens after the first `start`, last node first."""
         tree = self._lm.tree
         self._lm.scheduler.sequences.close_idle()  # theirs goes into the tree
         tree.cut(tree.place(place.at(start)))
@@ -424,7 +438,10 @@ class PathKV:
         return place
 
     def _with_resident(self, place: Place, use: Callable[[Cursor], T]) -> T:
-        """Call `use` between steps, while the path's KV is on the device."""
+        """Return `use(cursor)`, called between steps while the path's KV is on the device.
+
+        Missing KV is computed before.
+        """
         self._check_addressable()
         while True:
             self._compute(place)
@@ -468,7 +485,7 @@ class PathKV:
             tree.unpin(cursor)
 
     def _insert(self, place: Place, arrays: Mapping[str, Any]) -> bool:
-        """Insert missing KV; return False while running work occupies the room."""
+        """Insert the KV that the path lacks; return False if running work occupies the room."""
         self._check_addressable()
         tree = self._lm.tree
         fragments, room = tree.fragments, tree.budget
@@ -500,7 +517,10 @@ class PathKV:
 
 
 def join_exported(parts: Sequence[tuple[Mapping[str, Any], int]]) -> dict[str, Any]:
-    """Concatenate exported fragments of one path: the first `length` slots of each."""
+    """Concatenate consecutive parts of one path's exported KV.
+
+    parts: (arrays, length) in path order; the first `length` tokens of the arrays are used.
+    """
     import numpy as np
 
     if not parts:
@@ -515,7 +535,7 @@ def join_exported(parts: Sequence[tuple[Mapping[str, Any], int]]) -> dict[str, A
 
 
 def _slots(arrays: Mapping[str, Any], start: int, end: int) -> dict[str, Any]:
-    """Return slots [start, end) of exported KV."""
+    """Return the exported KV of the tokens from `start` to before `end`."""
     return {
         name: array[:, start:end] if name.startswith(("k.", "v.")) else array
         for name, array in arrays.items()
@@ -523,7 +543,10 @@ def _slots(arrays: Mapping[str, Any], start: int, end: int) -> dict[str, Any]:
 
 
 def slice_exported(arrays: Mapping[str, Any], start: int, end: int) -> dict[str, Any]:
-    """Return slots [start, end) of a path's exported KV. Raises: ConfigError for another length."""
+    """Return the part from `start` to before `end` of a full path's exported KV.
+
+    Raises: ConfigError unless the path has `end` tokens.
+    """
     for name, array in arrays.items():
         if name.startswith(("k.", "v.")):
             if array.shape[1] != end:
@@ -534,7 +557,7 @@ def slice_exported(arrays: Mapping[str, Any], start: int, end: int) -> dict[str,
 
 
 def check_compatible(lm: LM, saved: SavedPath) -> None:
-    """Raise ModelMismatch for KV of another model, adapter or dtype."""
+    """Raise ModelMismatch if another model, adapter or dtype computed the KV of a file."""
     info, base = lm.info, saved.fingerprint
     if saved.namespace is not None:
         base = base.rpartition("+")[0]
@@ -560,13 +583,13 @@ VERSION = 1
 
 
 class SavedPath(NamedTuple):
-    """The content of a KV file. arrays: as `PathKV.export` returns them."""
+    """The content of a KV file: one path and its KV."""
 
-    fingerprint: str
-    model: str
-    token_ids: list[int]
-    namespace: str | None
-    arrays: Mapping[str, Any]
+    fingerprint: str  # of the weights of the model and of the adapter
+    model: str  # name of the model, for messages
+    token_ids: list[int]  # tokens of the path
+    namespace: str | None  # name of the LoRA adapter; None: the base model
+    arrays: Mapping[str, Any]  # as `PathKV.export` returns them
 
     @property
     def dtype(self) -> str:
@@ -574,7 +597,12 @@ class SavedPath(NamedTuple):
         return str(self.arrays.get("dtype", ""))
 
     def fits(self, n_layers: int, slot_bytes: int) -> bool:
-        """Return True if the arrays are the KV of these tokens in a model of this shape."""
+        """Return True if the arrays have the shapes of these tokens' KV in a model.
+
+        Args:
+            n_layers: number of the model's layers.
+            slot_bytes: bytes of the KV of one token in all layers.
+        """
         kv = {name: a for name, a in self.arrays.items() if name.startswith(("k.", "v."))}
         wanted = {f"{kind}.{layer}" for kind in "kv" for layer in range(n_layers)}
         n = len(self.token_ids)
@@ -583,9 +611,12 @@ class SavedPath(NamedTuple):
 
 
 def pack(saved: SavedPath, format: str = FORMAT, **more: str) -> bytes:
-    """Return KV as a safetensors file: the arrays, and metadata that identifies them.
+    """Return the bytes of a safetensors file with a path's KV, and metadata that identifies it.
 
-    format, more: the format name and further metadata of files that hold more than one path.
+    Args:
+        saved: the path and its KV.
+        format: name of the file's format. Files with several paths use another one.
+        more: further metadata.
     """
     from safetensors.numpy import save
 
@@ -606,14 +637,18 @@ def pack(saved: SavedPath, format: str = FORMAT, **more: str) -> bytes:
 
 
 def unpack(data: bytes) -> SavedPath:
-    """Read the file of a path. Raises: FormatError if it is no such file, newer, or broken."""
+    """Read the bytes of a file of one path, as `pack` returns them.
+
+    Raises: FormatError if they are no such file, or the file is broken or of a newer version.
+    """
     return unpack_all(data, FORMAT)[0]
 
 
 def unpack_all(data: bytes, format: str) -> tuple[SavedPath, dict[str, str]]:
-    """Read a file of `pack` with this format name; return its metadata too.
+    """Read the bytes of a file that `pack` returned; return its content and its metadata.
 
-    Raises: FormatError if it is no such file, newer, or broken.
+    format: the format name that the file must have.
+    Raises: FormatError if the data is no such file, or the file is broken or of a newer version.
     """
     import numpy as np
     from safetensors import SafetensorError
@@ -640,7 +675,12 @@ def unpack_all(data: bytes, format: str) -> tuple[SavedPath, dict[str, str]]:
 
 
 def _metadata(data: bytes, format: str) -> dict[str, str]:
-    """Return the metadata of a KV file, which safetensors can read from disk only."""
+    """Return the metadata of a KV file from its bytes.
+
+    safetensors can read metadata only from files on disk, so this function parses the header.
+
+    Raises: FormatError if the bytes are no file of this format.
+    """
     try:
         (length,) = struct.unpack_from("<Q", data)
         metadata = parse_json(data[8 : 8 + length])["__metadata__"]

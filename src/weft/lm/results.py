@@ -15,17 +15,14 @@ _SCREEN = 20  # rows that a representation lists before it counts the rest
 
 @dataclass(frozen=True, slots=True)
 class TokenProb:
-    """One token of a next-token distribution; rank 0 is the likeliest.
-
-    logprob: natural logarithm of `p`.
-    """
+    """One token of a next-token distribution."""
 
     id: int
     text: str
     bytes: bytes
-    logprob: float
-    p: float
-    rank: int
+    logprob: float  # natural logarithm of `p`
+    p: float  # probability before any filter
+    rank: int  # 0 for the likeliest token
 
     def __repr__(self) -> str:
         return f"TokenProb({self.rank}: {self.text!r} p={self.p:.4f} id={self.id})"
@@ -57,7 +54,12 @@ class Distribution(tuple[TokenProb, ...]):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TextScore:
-    """The log-probability of given tokens under the model: one logprob per token, raw, in nats."""
+    """The log-probability of a text under the model, as `Heddle.measure` returns it.
+
+    tokens: token ids of the text.
+    texts: the text of each token.
+    logprobs: the logprob of each token, in nats, before any filter.
+    """
 
     tokens: tuple[int, ...]
     texts: tuple[str, ...]
@@ -106,7 +108,7 @@ class Delta:
     """The new tokens of one branch of a stream.
 
     Attributes:
-        branch: index of the branch in the call, over all grown nodes.
+        branch: index of the branch in the call, counted over all grown nodes.
         node: the branch's heddle. Its tokens grow with the deltas; it is attached to its parent
             once `finish_reason` is set.
         token_ids: the new tokens.
@@ -114,7 +116,8 @@ class Delta:
         logprobs: of the new tokens, in nats; empty if the engine does not report them.
         finish_reason: None while the branch grows; "error" if it failed and is not attached.
         entropies: of the new tokens, in nats; empty if the engine does not report them.
-        texts: the text of each new token. `text` also has the rest of a last, incomplete character.
+        texts: the text of each new token. Joined they equal `text`, except that the last delta's
+            `text` also has what an incomplete character at the branch's end decodes to.
     """
 
     branch: int

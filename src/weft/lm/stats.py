@@ -44,7 +44,7 @@ class Stats:
 
     @property
     def tokens_per_s(self) -> float:
-        """Decoded tokens per second of stepping, prefill included; 0 before the first token."""
+        """Generated tokens per second spent in steps, prefill included; 0 without tokens."""
         return self.decoded / self.seconds if self.seconds else 0.0
 
     def __str__(self) -> str:
@@ -116,9 +116,10 @@ def gather_stats(scheduler: Scheduler) -> Stats:
 
 
 def unshared_tokens(tree: TokenTree) -> int:
-    """Return how many slots the resident paths would take if every branch had its own copy.
+    """Return the number of tokens with KV if every branch had its own copy of its path.
 
-    A resident leaf counts once for each place at its end or on tokens after it without KV.
+    `TokenTree` shares the KV of common prefixes, so the real number is smaller. A leaf with KV
+    counts once for each branch that ends there, or on tokens below it without KV.
     """
     branches: dict[Node, int] = {}
     for node in tree.nodes():

@@ -117,7 +117,8 @@ class RenderMixin(HeddleState):
             limit: maximum number of nodes, nearest to this node first; the rest is counted. None:
                 no limit.
             node: returns the label of a node; None: its text.
-            mark: the path to this node is highlighted. None: the path to the best leaf.
+            mark: the path to this node is highlighted. None: the path to the best leaf if there
+                are more than 60 nodes, else no path.
 
         Returns: the page, or None if `path` is given.
 

@@ -59,7 +59,7 @@ class Page:
     chains: the tree in drawing order, as `outline` yields it.
     nodes: how each node is written.
     is_large: open only the folds on the highlighted path.
-    path: the label of the highlighted path; "" if no path is highlighted.
+    path: the label of the highlighted path of a large page; "" for other pages.
     """
 
     chains: Sequence[Chain | ChainEnd]
