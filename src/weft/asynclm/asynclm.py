@@ -37,7 +37,9 @@ Contexts = Sequence[Sequence[int]]
 
 
 class TopRows(NamedTuple):
-    """The k likeliest tokens after each of N contexts, likeliest first; equal ones by lower id.
+    """The k likeliest tokens after each of N contexts, likeliest first.
+
+    Equally likely tokens are in the order of their ids.
 
     Attributes:
         ids: int64 [N, k].
@@ -49,21 +51,22 @@ class TopRows(NamedTuple):
 
 
 class AbstractAsyncLM(ABC):
-    """Next-token log-probabilities for any context, awaited.
+    """Base class of models that return next-token log-probabilities for any context.
 
-    `AsyncLM` implements it over an `LM`. A subclass defines the two `next_token_logprobs` methods;
-    the others call them. The two need no `lora_name` parameter: it is passed only if a caller names
-    one.
+    `AsyncLM` implements it over an `LM`. A subclass defines `next_token_logprobs` and
+    `next_token_logprobs_sync`; the other methods call these two. The two need no parameter
+    `lora_name`: it is passed only if a caller names an adapter.
+
+    A context is a sequence of token ids, at least one. [V] is the size of the vocabulary.
 
     Attributes:
         tokenizer: the object that the caller passed.
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        """Create it.
+        """Store the tokenizer.
 
-        Args:
-            tokenizer: Weft's own, a Transformers tokenizer, or one of the tokenizers library.
+        tokenizer: Weft's own, a Transformers tokenizer, or one of the tokenizers library.
         """
         self.tokenizer = tokenizer
         self._tokens: list[Any] = []
@@ -72,7 +75,12 @@ class AbstractAsyncLM(ABC):
     async def next_token_logprobs(
         self, token_ids: Sequence[int], lora_name: str | None = None
     ) -> Any:
-        """Return the log-probabilities of every token after `token_ids`: float32 [V], nats."""
+        """Return the log-probabilities of every token after a context: float32 [V], nats.
+
+        Args:
+            token_ids: the context.
+            lora_name: the name of a LoRA adapter; None: the base model.
+        """
 
     @abstractmethod
     def next_token_logprobs_sync(
@@ -109,7 +117,7 @@ class AbstractAsyncLM(ABC):
     async def batch_top_logprobs(
         self, token_ids_list: Contexts, k: int, lora_name: str | None = None
     ) -> TopRows:
-        """Return the `k` likeliest tokens after each context, instead of full rows."""
+        """Return only the `k` likeliest tokens after each context, instead of full rows."""
         k = check_int("k", k, 1)
 
         async def one(ids: Sequence[int]) -> TopRows:
@@ -147,9 +155,10 @@ class AbstractAsyncLM(ABC):
             seed: equal seeds give equal tokens, those of `Loom.grow(n=1, seed=seed)`. None: a fresh
                 seed. Concurrent calls may change them in bfloat16, on MLX and on llama.cpp
                 (docs/models.md).
-            lora_name: the name of a LoRA adapter.
+            lora_name: the name of a LoRA adapter; None: the base model.
 
-        Raises: ContextOverflow for a prompt that is longer than the context; ConfigError.
+        Raises: ContextOverflow for a prompt that is longer than the context; ConfigError for wrong
+        arguments.
         """
         prompts = [int_list("prompt_token_ids", prompt_token_ids)]
         n, ends = check_int("max_tokens", max_tokens, 0), checked_ends(eos_token_ids)
@@ -165,9 +174,10 @@ class AbstractAsyncLM(ABC):
         seed: int | None = None,
         lora_name: str | None = None,
     ) -> list[list[int]]:
-        """Return a sample for each prompt. Under one seed, equal prompts get different samples.
+        """Return the tokens that are drawn after each prompt; see `sample`.
 
-        Arguments as for `sample`.
+        Equal prompts get different samples, also with a seed. The other arguments are those of
+        `sample`.
         """
         prompts = [int_list("a prompt", prompt) for prompt in prompt_token_ids_list]
         n, ends = check_int("max_tokens", max_tokens, 0), checked_ends(eos_token_ids)
@@ -205,23 +215,29 @@ class AbstractAsyncLM(ABC):
         return list(await asyncio.gather(*map(one, prompts, samplers)))
 
     def clear_cache(self) -> None:
-        """Clear cached results; there are none here."""
+        """Clear cached results. This class has none; subclasses may override it."""
         return None
 
     def add_new_lora(self, lora_path: str, lora_name: str = "lora_1") -> None:
-        """Load a LoRA adapter under a name. Raises: NotImplementedError without adapters."""
+        """Load a LoRA adapter under a name.
+
+        Raises: NotImplementedError here; subclasses with adapters override it.
+        """
         raise NotImplementedError(f"{type(self).__name__} takes no LoRA adapters")
 
     def remove_lora(self, lora_name: str) -> None:
-        """Remove an adapter. Raises: NotImplementedError without adapters."""
+        """Remove a LoRA adapter.
+
+        Raises: NotImplementedError here; subclasses with adapters override it.
+        """
         raise NotImplementedError(f"{type(self).__name__} takes no LoRA adapters")
 
     def set_lora(self, lora_path: str, lora_name: str = "lora_1") -> None:
-        """Raise RuntimeError: there is no active adapter; name it in each call."""
+        """Raise RuntimeError. Weft has no active adapter; pass `lora_name` to each call."""
         raise RuntimeError("there is no active adapter; give lora_name= to each call")
 
     def clear_lora(self) -> None:
-        """Raise RuntimeError: there is no active adapter; name it in each call."""
+        """Raise RuntimeError. Weft has no active adapter; pass `lora_name` to each call."""
         raise RuntimeError("there is no active adapter; leave lora_name out of the call")
 
     @property
@@ -238,7 +254,10 @@ class AbstractAsyncLM(ABC):
 
     @cached_property
     def str_vocab(self) -> list[str]:
-        """The text of every token, by id; the tokenizer's spelling for a part of a character."""
+        """The text of every token, by id.
+
+        For a token that is only a part of a character, it is the tokenizer's own spelling.
+        """
         return token_texts(self._vocab_bytes(), Tokenizer.wrap(self.tokenizer).spelling)
 
     def _vocab_bytes(self) -> list[bytes]:
@@ -273,15 +292,16 @@ class AsyncLM(AbstractAsyncLM):
         """Wrap an LM.
 
         Args:
+            lm: the LM.
             batch_size: maximum number of contexts in flight; None: no limit.
             strict: make cached rows bitwise equal to `next_token_logprobs_uncached`, at its cost
                 for every new context.
-            strict_bytes: size of the cache of these rows.
+            strict_bytes: maximum bytes of the cache of these rows.
             as_torch: return torch tensors. None: if the engine is torch, or the program has loaded
                 genlm's packages.
             on_device: put tensors on the model's device.
 
-        Raises: ConfigError.
+        Raises: ConfigError for wrong arguments.
         """
         if not isinstance(lm, LM):
             raise ConfigError(f"AsyncLM is of an LM, not {type(lm).__name__}; see weft.load")
@@ -333,8 +353,8 @@ class AsyncLM(AbstractAsyncLM):
     ) -> Any:
         """Return the log-probabilities after each context: float32 [N, V], nats.
 
-        Contexts that are prefixes of others cost nothing: one forward gives the rows of all
-        prefixes.
+        A context that is a prefix of another one costs nothing: the forward of the longer context
+        returns the rows of its prefixes too.
         """
         if self.strict:
             places = [self._place(ids, lora_name) for ids in token_ids_list]
@@ -409,9 +429,12 @@ class AsyncLM(AbstractAsyncLM):
         return [self._read_of(ids, lora_name, depths) for ids, depths in paths]
 
     def _read_of(self, ids: list[int], lora_name: str | None, depths: Sequence[int] = ()) -> Extend:
-        """Return a work item for the logits after a context, or after its prefixes of these depths.
+        """Return a work item that reads the logits after a context or its prefixes.
 
-        It references the root only, so the path is pinned just while the scheduler works on it.
+        The item references only the tree's root, so the path's KV can be evicted before and after
+        the scheduler works on it.
+
+        depths: numbers of tokens of the prefixes to read; empty: only the full context.
         """
         lm = self.lm
         lm.check_path(ids)
@@ -421,7 +444,7 @@ class AsyncLM(AbstractAsyncLM):
         return Extend(root, ids, tuple(wants))
 
     def _rows_of(self, ticket: Ticket) -> list[Floats]:
-        """Return the log-probabilities of a read's answers."""
+        """Return the log-probabilities that a finished work item of `_read_of` has read."""
         try:
             return [self._logprobs(answer) for answer in ticket.result()]
         except Cancelled as error:
@@ -439,7 +462,7 @@ class AsyncLM(AbstractAsyncLM):
         return answer.rows.logprobs(answer.number, on_host=self._device is None)
 
     async def _aread(self, reads: list[Extend]) -> list[list[Floats]]:
-        """Return the rows of each read, with at most `batch_size` of them in flight."""
+        """Run work items and return the rows of each, with at most `batch_size` in flight."""
         semaphore = self._semaphore()
         if semaphore is not None:
             return await self._aread_some(semaphore, reads)
@@ -514,18 +537,18 @@ class AsyncLM(AbstractAsyncLM):
     # The cache --------------------------------------------------------------------------------
 
     def cache_kv(self, prompt_tokens: Sequence[int], lora_name: str | None = None) -> None:
-        """Compute a context's KV now. Optional: every query caches its KV."""
+        """Compute the KV of a context now. Never necessary, because every query caches its KV."""
         tickets = self.lm.submit([Extend(self._place(prompt_tokens, lora_name))])
         self.lm.drive(tickets)
         tickets[0].result()
 
     def clear_cache(self) -> None:
-        """Clear all rows, and all KV of the LM that is not in use."""
+        """Clear all cached rows, and all KV of the LM that no running work uses."""
         self._exact.clear()
         self.lm.clear_cache()
 
     def clear_kv_cache(self) -> None:
-        """Clear the LM's KV; cached rows stay."""
+        """Clear the LM's KV that no running work uses; cached rows stay."""
         self.lm.driver.exclusive(lambda: self.lm.tree.clear(rows=False))
 
     def walk_cache(
@@ -533,11 +556,10 @@ class AsyncLM(AbstractAsyncLM):
     ) -> tuple[CacheNode, int, CacheNode | None, int]:
         """Return how much of a context is cached: (node, n_matched, past, base).
 
-        node: a view of the deepest existing place on the path, at depth `n_matched`.
-        past: a view of the deepest place before the end that has KV, at depth `base`; None at the
-        root.
-
-        Views are read-only snapshots.
+        node: a snapshot of the longest prefix that is in the token tree; `n_matched` is its number
+            of tokens.
+        past: a snapshot of the longest proper prefix that has KV; `base` is its number of tokens.
+            None if no prefix has KV.
         """
 
         return walk(self.lm, self._place(token_ids, lora_name))
@@ -548,14 +570,21 @@ class AsyncLM(AbstractAsyncLM):
             ticket.cancel()
 
     def add_new_lora(self, lora_path: str, lora_name: str = "lora_1") -> None:
-        """Load a LoRA adapter in PEFT's format, a folder or a Hub id, for `lora_name=`.
+        """Load a LoRA adapter in PEFT's format; calls select it by `lora_name=`.
 
-        Raises: Unsupported, ModelLoadError, ConfigError.
+        Args:
+            lora_path: a folder or a Hub id.
+            lora_name: the name. An adapter of the same name is removed first.
+
+        Raises: Unsupported, ModelLoadError, ConfigError; see `LM.add_adapter`.
         """
         self.lm.add_adapter(lora_name, lora_path)
 
     def remove_lora(self, lora_name: str) -> None:
-        """Remove an adapter and all cached results of it."""
+        """Remove a LoRA adapter and all results that are cached for it.
+
+        Raises: ConfigError for an unknown name.
+        """
         self.lm.remove_adapter(lora_name)
 
     # Parts ------------------------------------------------------------------------------------
@@ -587,7 +616,10 @@ class AsyncLM(AbstractAsyncLM):
         return number
 
     def _to_output(self, values: Any) -> Any:
-        """Return an array as the requested type; a tensor on the device is returned unchanged."""
+        """Return an array as the type that `as_torch` and `on_device` request.
+
+        A tensor on the device is returned unchanged.
+        """
         if not isinstance(values, np.ndarray):
             return values
         as_torch = self._as_torch
@@ -611,7 +643,10 @@ class AsyncLM(AbstractAsyncLM):
 
 
 class Paths:
-    """Contexts grouped by the longest ones, of which the others are prefixes."""
+    """Groups of contexts: each group has one longest context, the others are its prefixes.
+
+    One forward of the longest context gives the rows of its group.
+    """
 
     def __init__(self, contexts: Sequence[list[int]]) -> None:
         longest: list[list[int]] = []  # the numbers of contexts on one path, the longest first
@@ -632,36 +667,45 @@ class Paths:
             self._paths.append((contexts[numbers[0]], depths))
 
     def __iter__(self) -> Iterator[tuple[list[int], list[int]]]:
-        """Yield (context, depths) for each longest context."""
+        """Yield (longest context, numbers of tokens of the contexts) for each group."""
         return iter(self._paths)
 
     def in_order(self, answers: Sequence[Sequence[Floats]]) -> list[Floats]:
-        """Return the row of each context from those of the paths."""
+        """Return the row of each context, in the order in which the contexts were given.
+
+        answers: for each group, in iteration order, the rows after its contexts.
+        """
         return [answers[path][depth] for path, depth in self._answers]
 
 
 def all_depths(token_ids: Sequence[int]) -> tuple[list[int], Sequence[int]]:
-    """Return a context and the depths of all its prefixes."""
+    """Return a context and the numbers of tokens of all its prefixes, 1 to its length."""
     ids = checked_ids(token_ids)
     return ids, range(1, len(ids) + 1)
 
 
 def genlm_token_class() -> Any:
-    """Return the token class of genlm's packages if this program has loaded them, else None.
+    """Return the token class of genlm's packages if this program has imported them, else None.
 
-    Their code requires that very class, and torch tensors.
+    Code of these packages accepts only instances of that class, and torch tensors.
     """
     module = sys.modules.get("genlm.backend.tokenization")
     return None if module is None else module.Token
 
 
 def lora_kwargs(lora_name: str | None) -> dict[str, str]:
-    """Return {"lora_name": …} if an adapter is given: subclasses may lack the parameter."""
+    """Return {"lora_name": lora_name}; {} for None, because subclasses may lack the parameter."""
     return {} if lora_name is None else {"lora_name": lora_name}
 
 
 def sampler_of(temperature: float, seed: int | None, number: int) -> Sampler:
-    """Return the sampler of sample `number` of a call."""
+    """Return the sampler of one sample.
+
+    Args:
+        temperature: the temperature; 0 takes the likeliest token.
+        seed: the seed; None: a fresh one.
+        number: index of the sample in its call, which selects the random stream.
+    """
     params = SamplingParams(temperature=temperature, seed=fresh_seed() if seed is None else seed)
     assert params.seed is not None
     return Sampler(params, stream_of(params.seed, (number,)))
@@ -676,7 +720,7 @@ def checked_ids(token_ids: Any) -> list[int]:
 
 
 def checked_ends(eos_token_ids: Any) -> frozenset[int]:
-    """Return end tokens as a set; they may be empty. Raises: ConfigError."""
+    """Return end tokens as a set, which may be empty. Raises: ConfigError for other values."""
     if isinstance(eos_token_ids, set | frozenset):
         eos_token_ids = list(eos_token_ids)
     return frozenset(int_list("eos_token_ids", eos_token_ids))
@@ -686,7 +730,11 @@ NOT_LISTS = (str, bytes, bytearray, set, frozenset, dict)  # of ids, though they
 
 
 def int_list(name: str, given: Any) -> list[int]:
-    """Return a list, tuple, array or tensor of ids as ints. Raises: ConfigError."""
+    """Return a list, tuple, array or tensor of token ids as a list of ints.
+
+    name: the argument's name, for the message.
+    Raises: ConfigError for other values.
+    """
     values = given.tolist() if hasattr(given, "tolist") else given
     try:
         if type(values) is not list and isinstance(values, NOT_LISTS):
@@ -703,7 +751,7 @@ def prefixes_of(token_ids: Sequence[int]) -> list[list[int]]:
 
 
 def stack_rows(rows: Sequence[Any]) -> Any:
-    """Return rows as one array or tensor, [N, V]."""
+    """Stack N rows, [V] each, to one array or tensor [N, V]."""
     if rows and type(rows[0]).__module__.startswith("torch"):
         import torch
 
@@ -712,14 +760,17 @@ def stack_rows(rows: Sequence[Any]) -> Any:
 
 
 def on_host(row: Any) -> NDArray[np.float32]:
-    """Return a row as an array on the host."""
+    """Return a row, which can be a tensor on a device, as a NumPy array on the host."""
     if type(row).__module__.startswith("torch"):
         row = row.detach().cpu().numpy()
     return np.asarray(row, dtype=np.float32)
 
 
 def top_of(row: Any, k: int) -> TopRows:
-    """Return the `k` likeliest tokens of one row (all, if it has fewer): [k], [k]."""
+    """Return the `k` likeliest tokens of one row [V], or all tokens if there are fewer.
+
+    Both arrays of the result are [k], without the dimension of contexts.
+    """
     values = on_host(row)
     some = np.flatnonzero(values >= np.partition(values, -k)[-k]) if k < len(values) else None
     ids = np.arange(len(values)) if some is None else some
@@ -728,7 +779,10 @@ def top_of(row: Any, k: int) -> TopRows:
 
 
 def concat_top(rows: Sequence[TopRows], k: int) -> TopRows:
-    """Return the top tokens of single rows as one: [N, k], [N, k]."""
+    """Stack the top tokens of N contexts, each [k], to [N, k].
+
+    k: the width of the result if there are no rows.
+    """
     if not rows:
         return TopRows(np.zeros((0, k), np.int64), np.zeros((0, k), np.float32))
     return TopRows(np.stack([row.ids for row in rows]), np.stack([row.logprobs for row in rows]))

@@ -69,7 +69,14 @@ def load_model_by_name(
 
 
 def _best(name: str, engines: tuple[str, ...], options: dict[str, Any]) -> str:
-    """Choose a backend; drop vLLM's `engine_opts` if torch is chosen instead of it."""
+    """Choose the backend of a model for which the caller named none.
+
+    Args:
+        name: the model.
+        engines: names of the available engines.
+        options: the caller's options. vLLM's `engine_opts` are removed if another backend is
+            chosen.
+    """
     if name == "tiny":
         return "numpy"
     if not _has_cuda():

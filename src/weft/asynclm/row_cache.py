@@ -23,10 +23,13 @@ Value = TypeVar("Value")
 
 
 class ExactRows:
-    """Rows from single forwards, in a cache of at most `n_bytes`; usable from any thread.
+    """Log-probabilities from forwards of a single context, with a cache of them.
 
     Each forward runs alone between two steps of the LM, because batching would change the last
-    bits. One worker thread of this object waits for them on behalf of event loops.
+    bits. One worker thread of this object waits for them on behalf of event loops. The methods can
+    be called from any thread.
+
+    n_bytes: maximum size of the cache.
     """
 
     def __init__(self, lm: LM, n_bytes: int) -> None:
@@ -37,7 +40,7 @@ class ExactRows:
         self._thread: ThreadPoolExecutor | None = None
 
     def plain(self, place: Place) -> Floats:
-        """Return a row from a forward of its own."""
+        """Return the log-probabilities after a place, from one forward without the cache: [V]."""
         ids = place.ids()
 
         def forward() -> Floats:
@@ -47,7 +50,10 @@ class ExactRows:
         return log_softmax(self._lm.driver.exclusive(forward))
 
     def rows(self, places: Sequence[Place]) -> list[Floats]:
-        """Return copies of the rows of places; each new row costs a forward."""
+        """Return copies of the log-probabilities after places, [V] each.
+
+        A row that is not cached costs a forward.
+        """
         return [self._row(place).copy() for place in places]
 
     async def aplain(self, place: Place) -> Floats:
@@ -59,7 +65,7 @@ class ExactRows:
         return await self._on_thread(lambda: self.rows(places))
 
     def clear(self) -> None:
-        """Clear all rows."""
+        """Clear the cache."""
         with self._lock:
             self._rows.clear()
 
@@ -88,11 +94,11 @@ class ExactRows:
 
 @dataclass(frozen=True, slots=True)
 class CacheNode:
-    """A snapshot of a place in the tree.
+    """A snapshot of a place in the token tree.
 
-    n_tokens: depth of its path.
-    has_kv: True if it has KV.
-    logits: float32 [V], raw, a copy; None if no row is cached there.
+    n_tokens: number of tokens of its path.
+    has_kv: True if the path's last token has KV.
+    logits: a copy of the raw logits after the path, float32 [V]; None if they are not cached.
     """
 
     n_tokens: int
@@ -101,7 +107,7 @@ class CacheNode:
 
 
 def walk(lm: LM, place: Place) -> tuple[CacheNode, int, CacheNode | None, int]:
-    """Return what `AsyncLM.walk_cache` returns, for a place, under the lock."""
+    """Return what `AsyncLM.walk_cache` returns for the context of a place."""
     ids = place.ids()
 
     def look() -> tuple[CacheNode, int, CacheNode | None, int]:
@@ -115,14 +121,17 @@ def walk(lm: LM, place: Place) -> tuple[CacheNode, int, CacheNode | None, int]:
 
 
 def view(lm: LM, cursor: Cursor) -> CacheNode:
-    """Return a snapshot of a place: its depth, its KV, a copy of its row."""
+    """Return a snapshot of a place. The caller has the driver's lock."""
     at = resolve(cursor)
     row = lm.scheduler.logits_cache.get(at)
     return CacheNode(at.depth, at.node.fragment is not None, None if row is None else row.copy())
 
 
 def resident_depth(cursor: Cursor, below: int) -> int:
-    """Return how many tokens of the path, at most `below`, have KV without a gap."""
+    """Return how many tokens at the start of a path have KV without a gap.
+
+    below: maximum of the result.
+    """
     depth = min(resolve(cursor).depth, below)
     for node in climb(cursor):
         if node.fragment is None:
