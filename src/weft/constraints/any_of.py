@@ -49,7 +49,7 @@ class AnyOf(Constraint):
 
 
 class AnyOfMatcher(Matcher):
-    """The matchers of the options that the text so far fits."""
+    """The matchers of those options that the text so far fits; it allows what any of them does."""
 
     __slots__ = ("_options",)
 

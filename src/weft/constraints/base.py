@@ -27,7 +27,7 @@ class Constraint(ABC):
 
     stop_ids: token ids that end a text in addition to the model's end tokens.
 
-    min_tokens: stop strings that end within so many tokens do not count.
+    min_tokens: stop strings are ignored if they end within the first `min_tokens` tokens.
     """
 
     stop_ids: frozenset[int] = frozenset()
@@ -35,9 +35,13 @@ class Constraint(ABC):
 
     @abstractmethod
     def compile(self, compiler: Compiler) -> Matcher:
-        """Return a matcher at the start. Raises: GrammarError, with line and reason.
+        """Return a matcher at the start of a text.
 
         Cost: may be large; `Compiler.matcher` caches compiled constraints and returns clones.
+
+        compiler: the tokenizer for which to compile.
+
+        Raises: GrammarError, with line and reason.
         """
 
     @abstractmethod
@@ -46,7 +50,11 @@ class Constraint(ABC):
 
     @property
     def is_resumed(self) -> bool:
-        """Return True if growing a node with an equal constraint continues the node's text."""
+        """True if a node's text is a part of the constrained text of its children.
+
+        So the constraint continues, if a node that was grown with an equal one is grown. False: it
+        starts again at each node.
+        """
         return True
 
     def parse(self, text: str) -> Any:
@@ -62,8 +70,7 @@ class Matcher(ABC):
 
     Masks are bits, least significant first: token t is bit t % 32 of word t // 32; 1 is allowed.
 
-    banned: tokens that the caller never draws. If a text is forced, the matcher allows a
-    tokenization without them; elsewhere the mask may still have them.
+    `banned` in its methods: tokens that the caller never draws, because of a bias of -inf.
     """
 
     __slots__ = ()
@@ -72,7 +79,10 @@ class Matcher(ABC):
     def fill(self, bits: NDArray[np.int32], banned: Set[int] = frozenset()) -> None:
         """Write the mask of tokens that may follow; it has all end tokens if the text may end.
 
-        bits: int32 [n_words(V)], overwritten; bits from V on are undefined.
+        Args:
+            bits: int32 [n_words(V)], overwritten; bits from V on are undefined.
+            banned: tokens that the caller never draws. The mask may still have them. But if the
+                grammar forces a text, the mask allows a tokenization of it without them.
         """
 
     @abstractmethod
@@ -96,9 +106,12 @@ class Matcher(ABC):
         return True
 
     def forced(self, banned: Set[int] = frozenset()) -> list[int]:
-        """Return the tokens that must follow; changes nothing.
+        """Return the tokens known to be the only continuation; changes nothing.
 
-        At each of these tokens the mask allows only that token.
+        There may be fewer than all of them. [] if none is known. At each of these tokens the mask
+        allows only that token.
+
+        banned: as for `fill`; the result has none of them.
         """
         return []
 
@@ -114,8 +127,9 @@ class Matcher(ABC):
 
     @property
     def failure(self) -> str | None:
-        """The reason why nothing can follow although the text is not a dead end, such as a
-        limit.
+        """The reason why the matcher cannot continue an allowed text, such as a library's limit.
+
+        None if it can, or if the constraint itself allows no token.
         """
         return None
 
@@ -130,7 +144,10 @@ _END = 0xFF
 
 
 def n_words(n_vocab: int) -> int:
-    """Return the int32 words of a mask: a bit per token, and one per byte (`Compiler.ids_of`)."""
+    """Return the number of int32 words of a mask.
+
+    A mask has one bit per token, and one for each of 256 bytes (see `Compiler.ids_of`).
+    """
     return (n_vocab + N_BYTES + 31) // 32
 
 
@@ -138,13 +155,13 @@ _KEPT = 64  # compiled constraints, least recently used out first
 
 
 class Compiler:
-    """The tokenizer as constraints need it, and a cache of compiled constraints.
+    """Compiles constraints for one model and tokenizer, and caches the results.
 
     text: the tokenizer.
 
-    n_vocab: tokens that the model has logits for; the tokenizer may have more or fewer.
+    n_vocab: number of tokens for which the model has logits; the tokenizer may have more or fewer.
 
-    stop_ids: the end tokens among them.
+    stop_ids: the end tokens below `n_vocab`.
     """
 
     def __init__(self, text: Tokenizer, n_vocab: int) -> None:
@@ -155,7 +172,10 @@ class Compiler:
         self._lock = threading.Lock()
 
     def matcher(self, constraint: Constraint) -> Matcher:
-        """Return a matcher at the start of a constraint. Raises: GrammarError."""
+        """Return a new matcher at the start of a constraint; compiles it at first use.
+
+        Raises: GrammarError.
+        """
         with self._lock:
             kept = self._kept.get(constraint)
             if kept is not None:
@@ -175,11 +195,12 @@ class Compiler:
         return made.clone()
 
     def ids_of(self, spelled: bytes) -> list[int]:
-        """Return tokens whose joined bytes are exactly these.
+        """Return tokens whose joined bytes are exactly `spelled`.
 
-        Tokenized as the start of a text, or as a continuation if the tokenizer adds a space at the
-        start. If neither gives these bytes, or the bytes are not UTF-8, return the fewest tokens. A
-        byte without a token has the id n_vocab + byte, which no model draws.
+        They are the tokenizer's own: of a text's start, or of a continuation if the tokenizer adds
+        a space at the start. If neither has these bytes, or they are not UTF-8, return the fewest
+        tokens that have them. A byte without a token has the id n_vocab + byte, which no model
+        draws.
         """
         try:
             written = spelled.decode()
@@ -208,7 +229,7 @@ class Compiler:
 
     @cached_property
     def quote_tokens(self) -> dict[bytes, list[int]]:
-        """Tokens with a double quote, by their bytes before the first one."""
+        """Ids of tokens that contain a double quote, by the bytes before their first one."""
         tokens: dict[bytes, list[int]] = {}
         for token, spelled in enumerate(self.spellings):
             begin, quote, _ = spelled.partition(b'"')
@@ -218,7 +239,7 @@ class Compiler:
 
     @cached_property
     def two_quote_tokens(self) -> list[int]:
-        """Tokens with two double quotes or more."""
+        """Ids of tokens that contain two double quotes or more."""
         tokens = (token for group in self.quote_tokens.values() for token in group)
         return [token for token in tokens if self.spellings[token].count(b'"') > 1]
 

@@ -11,10 +11,13 @@ TokenOf = Callable[[bytes], int | None]
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """The shortest cut (tokenization) of a text, from every position that has one.
+    """The shortest cuts (tokenizations) of the rest of a text from each of its positions.
 
-    tokens: the first token of the cut at each position. ends: the position after that token.
-    costs: the summed cost of the cut's tokens; inf if there is no cut, 0 from the goal on.
+    tokens: by position, the first token of the cut that starts there.
+
+    ends: by position, the position after that token.
+
+    costs: by position, the sum over the cut's tokens. inf if there is no cut, 0 from the goal on.
     """
 
     tokens: Sequence[int]
@@ -22,7 +25,7 @@ class Cuts:
     costs: Sequence[float]
 
     def has_cut(self, position: int) -> bool:
-        """Return True if a cut leads from a position to the goal."""
+        """Return True if there is a cut from a position to the goal or beyond."""
         return self.costs[position] < math.inf
 
     def from_start(self) -> list[int]:
@@ -52,7 +55,7 @@ class Vocabulary:
         self._longest = max(map(len, self._ids), default=1)
 
     def token(self, spelled: bytes, banned: Set[int] = frozenset()) -> int | None:
-        """Return the first token with exactly these bytes that is not banned."""
+        """Return the lowest id of a token with exactly these bytes that is not banned, or None."""
         token = self._ids.get(spelled)
         if token in banned:
             others = self._duplicates.get(spelled, ())
@@ -60,16 +63,21 @@ class Vocabulary:
         return token
 
     def cuts(self, text: bytes, goal: int, banned: Set[int]) -> Cuts:
-        """Return the cuts that end at `goal` or later in the text, without banned tokens.
+        """Return the shortest cuts of a text without banned tokens.
 
         Cost: O(length of the text * length of the longest token) lookups.
+
+        Args:
+            text: the text in UTF-8.
+            goal: a position in the text; a cut may end there or later.
+            banned: tokens that a cut must not have.
         """
         return self._search(text, goal, lambda spelled: self.token(spelled, banned), None)
 
     def cut(self, text: bytes, missing: int) -> list[int]:
-        """Return the shortest cut with the fewest bytes that no token writes.
+        """Return a cut of the full text: as few bytes without a token as possible, then as short.
 
-        missing: a byte that no token writes has the id `missing` + byte.
+        missing: a byte for which the cut has no token has the id `missing` + byte.
         """
         return self._search(text, len(text), self.token, missing).from_start()
 

@@ -42,9 +42,10 @@ _HEX = {"x": 2, "u": 4, "U": 8}
 
 
 def read(text: str) -> dict[str, Rule]:
-    """Return the rules of a GBNF text by name, `root` among them, all of use for some text.
+    """Return the rules of a GBNF text by name, `root` among them.
 
-    Raises: GrammarError naming the line.
+    Raises: GrammarError naming the line, also for a rule that matches no finite text, and for
+        rules that are nested too deep.
     """
     rules = read_rules(text)
     endless = set(rules) - fixed_point(rules, can_end)
@@ -62,7 +63,10 @@ def read(text: str) -> dict[str, Rule]:
 
 
 def read_rules(text: str) -> dict[str, Rule]:
-    """Return the rules of a GBNF text by name, each once, all that are referred to."""
+    """Return the rules of a GBNF text by name.
+
+    Raises: GrammarError for a rule that is defined twice, or is missing.
+    """
     rules: dict[str, Rule] = {}
     for rule in _GBNFReader(text).rules():
         before = rules.get(rule.name)
@@ -79,7 +83,7 @@ def read_rules(text: str) -> dict[str, Rule]:
 
 
 def wrong(line: int, message: str) -> GrammarError:
-    """Return the error of a GBNF text."""
+    """Return the error for a line of a GBNF text. line: counted from 1."""
     return GrammarError(f"the GBNF is not valid: line {line}: {message}")
 
 
@@ -245,7 +249,10 @@ class _GBNFReader:
         return code
 
     def repeated(self, part: Part) -> Part:
-        """Take what says how often the part before it comes."""
+        """Read the repetition signs (`*`, `+`, `?`, `{…}`) after a part; return the repeated part.
+
+        Without a sign, that is `part` itself.
+        """
         line, before = self.line, part
         while self.next and self.next in "*+?{":
             if part is not before and isinstance(part, Repeat) and part.part is not before:
@@ -287,7 +294,7 @@ class _GBNFReader:
 
 
 def as_lark(text: str) -> tuple[str, list[int]]:
-    """Return a GBNF text in llguidance's Lark, and for each line of that the line it stands for.
+    """Return a GBNF text as llguidance's Lark, and the GBNF's line number for each line of Lark.
 
     Raises: GrammarError naming the line.
     """
@@ -297,7 +304,11 @@ def as_lark(text: str) -> tuple[str, list[int]]:
 
 
 class _LarkWriter:
-    """Writes rules as Lark: a rule that is a regular expression as a terminal, all by number."""
+    """Writes GBNF rules as Lark.
+
+    Names are numbers: r3 is a rule, T3 the terminal of a rule that is one regular expression. L4
+    and g4 are parts with a name of their own.
+    """
 
     def __init__(self, rules: Mapping[str, Rule], lexemes: Lexemes) -> None:
         self.rules = rules
@@ -327,7 +338,13 @@ class _LarkWriter:
         self.lines.append((f"{name}: {self.rule(shape, line, 0)}", line))
 
     def rule(self, shape: Cut, line: int, depth: int) -> str:
-        """Return a part of a rule that has lexemes in it."""
+        """Return a part of a rule as Lark.
+
+        Args:
+            shape: the part with its lexemes marked.
+            line: the GBNF's line.
+            depth: how deep the part is nested in its line of Lark.
+        """
         if isinstance(shape, Lexeme):
             return self.lexeme(shape, line)
         if isinstance(shape, RuleRef):
@@ -336,14 +353,14 @@ class _LarkWriter:
         return self.named("g", _together(shape.of, made), line, depth)
 
     def lexeme(self, lexeme: Lexeme, line: int) -> str:
-        """Return what stands for a lexeme in a rule: one terminal."""
+        """Return the terminal of a lexeme, for use in a rule; define it if necessary."""
         made = self.terminal(Concat(lexeme.parts), line, 1)
         if len(lexeme.parts) == 1 and isinstance(lexeme.parts[0], CharClass | RuleRef):
             return made
         return self.named("L", made, line, _NEST - 1)
 
     def terminal(self, part: Part, line: int, depth: int) -> str:
-        """Return a part as what a terminal is made of."""
+        """Return a part as the body of a terminal. line, depth: as for `rule`."""
         if isinstance(part, CharClass):
             return f"/{_spelled(part)}/"
         if isinstance(part, RuleRef):
@@ -360,7 +377,12 @@ class _LarkWriter:
         return self.named("L", _together(part, made + [f"/{run}/"] * bool(run)), line, depth)
 
     def named(self, kind: str, made: str, line: int, depth: int) -> str:
-        """Return a part, at each some levels the name of a rule for it: the library's limit."""
+        """Return the Lark of a part; below `_NEST` levels, define a rule and return its name.
+
+        llguidance limits how deep parts may be nested in a line.
+
+        kind: the prefix of the new name.
+        """
         if depth < _NEST - 1 or " " not in made:
             return made
         self.n_made += 1
@@ -369,7 +391,7 @@ class _LarkWriter:
 
 
 def joined(ranges: Iterable[Range]) -> tuple[Range, ...]:
-    """Return the same characters in order, each once, without surrogates."""
+    """Return ranges of the same characters, sorted and without overlaps and surrogates."""
     made: list[Range] = []
     for low, high in sorted(ranges):
         if made and low <= made[-1][1] + 1:
@@ -382,7 +404,7 @@ def joined(ranges: Iterable[Range]) -> tuple[Range, ...]:
 
 
 def without(ranges: Iterable[Range]) -> tuple[Range, ...]:
-    """Return all characters but these."""
+    """Return sorted ranges of all characters that are not in `ranges`."""
     left, start = [], 0
     for low, high in joined(ranges):
         left.append((start, low - 1))
@@ -391,7 +413,10 @@ def without(ranges: Iterable[Range]) -> tuple[Range, ...]:
 
 
 def _together(of: Part, made: Sequence[str]) -> str:
-    """Return written parts as the part they make, safe to stand in any other."""
+    """Return a part's Lark from that of its inner parts, with brackets if it has several.
+
+    of: the part; it decides whether it is a sequence, a choice or a repetition.
+    """
     if isinstance(of, Repeat):
         max_count = "" if of.max_count is None else of.max_count
         return f"({made[0]}){{{of.min_count},{max_count}}}"

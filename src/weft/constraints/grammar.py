@@ -100,8 +100,9 @@ class Grammar(Constraint):
 class Regex(Grammar):
     """Text that fully matches a regular expression.
 
-    pattern: text in Rust's syntax; or a compiled pattern with its meaning in Python, flags included
-    (GrammarError for unsupported parts, such as look-around).
+    pattern: a text in Rust's syntax, or a compiled pattern of Python's `re`. A compiled pattern has
+    its meaning in Python, flags included; unsupported parts, such as look-around, raise
+    GrammarError.
     """
 
     pattern: str
@@ -254,10 +255,12 @@ class GrammarMatcher(Matcher):
         self.correct(bits, banned)
 
     def correct(self, bits: NDArray[np.int32], banned: Set[int]) -> None:
-        """Correct a mask that the library has just filled.
+        """Correct, in place, a mask that the library has just filled.
 
         After an error of the library the mask allows nothing. If the library forces a tokenization
-        with a banned token, the mask forces another one of the same text.
+        with a banned token, the mask forces another tokenization of the same text.
+
+        banned: tokens that the caller never draws.
         """
         if self.inner.is_error():
             bits[:] = 0
@@ -296,10 +299,10 @@ class GrammarMatcher(Matcher):
         return list(takewhile(lambda token: token < n_vocab, self.inner.compute_ff_tokens()))
 
     def _without(self, tokens: Sequence[int], banned: Set[int]) -> list[int]:
-        """Return the tokens to force if the tokenizer's own tokenization has banned ones.
+        """Return the tokens to force instead of `tokens`, which have banned ones.
 
-        These are the longest prefix of it from which another tokenization continues, or else the
-        first token of the shortest other one. [] if there is no other.
+        They are the longest start of `tokens` that another tokenization of the text continues.
+        Otherwise it is the first token of the shortest other tokenization; [] if there is none.
         """
         spelled = [self._compiler.spellings[token] for token in tokens]
         n_text = spelled.index(b"") if b"" in spelled else len(spelled)  # up to a special token
@@ -349,13 +352,19 @@ class GrammarMatcher(Matcher):
 
 
 def check_depth(what: str, lark: str) -> None:
-    """Raise GrammarError if the rules of a Lark grammar are nested too deep."""
+    """Raise GrammarError if the rules of a Lark grammar are nested too deep.
+
+    what: the grammar's name in the message.
+    """
     if _is_deep_lark(lark):
         raise GrammarError(f"the {what} has rules that lead more than {MAX_DEPTH} levels deep")
 
 
 def _is_deep_lark(text: str) -> bool:
-    """Return True if rules are nested too deep. It reads only names, which may overestimate."""
+    """Return True if a Lark grammar's rules are nested too deep.
+
+    It follows all names in a rule, also in its strings, so it may overestimate.
+    """
     bodies: dict[str, list[str]] = {}
     words: list[str] = []
     for line in text.splitlines():
@@ -368,7 +377,7 @@ def _is_deep_lark(text: str) -> bool:
 
 
 def checked_text(what: str, text: object) -> str:
-    """Return a text; raise ConfigError for another type."""
+    """Return `text`; raise GrammarError if it is empty, or no text. what: its name in errors."""
     if not isinstance(text, str) or not text.strip():
         raise GrammarError(f"{what} is {text!r}; allowed is a text that is not empty")
     if not _is_text(text):
@@ -395,7 +404,10 @@ def error_line(message: str) -> str:
 
 
 def located_message(message: str, places: Sequence[str]) -> str:
-    """Return a library's message, with the user's location in place of the grammar's line."""
+    """Return a library's message with a place of the user's input instead of a line number.
+
+    places: the place for each line of the generated grammar.
+    """
     found = _LINE.search(message)
     if found is None:
         return error_line(message)
@@ -416,7 +428,10 @@ class Masks:
         self._filling: Future[None] | None = None
 
     def begin(self, matchers: Sequence[Matcher | None], n_vocab: int) -> None:
-        """Start filling on another thread; matchers must not change until `finish`."""
+        """Start filling the masks on another thread; matchers must not change until `finish`.
+
+        matchers: one per sampler; None for a sampler without a constraint.
+        """
         try:
             self._filling = _worker().submit(self._fill, list(matchers), n_vocab)
         except RuntimeError:  # the program ends, and threads take no more work: `finish` does it

@@ -85,7 +85,7 @@ class JsonSchema(Grammar):
         return "" if self._lark().has_open_names else None
 
     def _error_message(self, message: str) -> str:
-        """Name the place in the schema, not the line of the Lark."""
+        """Return the library's message with the place in the schema instead of the Lark's line."""
         return located_message(message, [f"at {path}" for path in self._lark().paths])
 
     def parse(self, text: str) -> Any:
@@ -129,7 +129,7 @@ def from_type(value: Any) -> Grammar | None:
 
 
 def _texts_of(value: Any) -> dict[str, Any] | None:
-    """Return the texts of a Literal or Enum of strings, and the value of each."""
+    """Return text → value for a Literal or Enum of strings; None for any other type."""
     if get_origin(value) is Literal:
         options = {one: one for one in value.__args__}
     elif isinstance(value, type) and issubclass(value, Enum):

@@ -66,7 +66,10 @@ def json_schema_to_grammar(schema: Mapping[str, Any] | str, *, open_objects: boo
 
 
 def exact_gbnf(schema: Schema, whitespace: Whitespace, *, open_objects: bool) -> str:
-    """Return the GBNF of JSON that `JsonSchema` allows too. Raises: GrammarError."""
+    """Return GBNF text of the JSON that `JsonSchema` with the same arguments allows.
+
+    The GBNF may also allow objects with equal names. Raises: GrammarError.
+    """
     layout = JsonLayout.from_whitespace(whitespace)
     return _as_gbnf(schema, layout, {**_RULES, **_EXACT_RULES}, open_objects=open_objects)
 
@@ -126,7 +129,10 @@ class _GbnfWriter(RuleWriter):
     def unlisted_name(
         self, listed: Sequence[str], limits: Variant | None, patterns: Mapping[str, bool], name: str
     ) -> str | None:
-        """Return a name that is not listed; without escapes, which could spell a listed one."""
+        """See `RuleWriter.unlisted_name`.
+
+        Names have no escapes, because an escape could spell a listed name.
+        """
         if limits is not None:
             self._check_keywords(limits, "string")
             if listed:
@@ -146,7 +152,13 @@ class _GbnfWriter(RuleWriter):
         return f'"\\"" {self._outside(tree, name, 0)} "\\""'
 
     def _outside(self, tree: dict[str, Any], name: str, depth: int) -> str:
-        """Return the continuations of texts that a prefix tree does not contain."""
+        """Return the rule text of all texts that are not in a prefix tree.
+
+        Args:
+            tree: character → subtree; the key "" marks the end of a text.
+            name: the prefix of names for new rules.
+            depth: the number of characters above `tree`.
+        """
         first = [char for char in tree if char and not _is_escaped(char)]
         known = "".join(f"\\U{ord(char):08x}" for char in first)
         options = [f'[^{known}"\\\\\\x00-\\x1f] plain*']
@@ -159,7 +171,7 @@ class _GbnfWriter(RuleWriter):
 
 
 def _from_regex(pattern: str) -> str:
-    """Return a pattern of `number_ranges` as GBNF."""
+    """Return a regular expression of `number_ranges` as GBNF."""
     parts: list[str] = []
     for token in _REGEX.findall(pattern):
         text = token.removeprefix("\\")

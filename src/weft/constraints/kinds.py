@@ -140,8 +140,8 @@ def _is_trigger(value: object) -> bool:
 class Triggers:
     """Triggers of a lazy constraint for one tokenizer; shared by its matchers.
 
-    begun: in all methods, the end of the text so far that may start a trigger, as bytes. Token
-    triggers are handled elsewhere.
+    `begun` in its methods: the end of the text so far, as bytes, if it may be the start of a
+    trigger; else b"". The methods ignore triggers that are token ids: `LazyMatcher` handles these.
     """
 
     def __init__(self, compiler: Compiler, lazy: Lazy) -> None:
@@ -157,7 +157,10 @@ class Triggers:
         self._check()
 
     def _check(self) -> None:
-        """Reject triggers that no text of the grammar can start with, as far as is known."""
+        """Raise GrammarError for a word or token trigger with which no text of the grammar starts.
+
+        Patterns cannot be checked.
+        """
         for word in self._words:
             if not self.takes(word):
                 raise GrammarError(
@@ -175,7 +178,7 @@ class Triggers:
                 )
 
     def start(self, text: bytes) -> int | None:
-        """Return the index where the first trigger in a text starts."""
+        """Return the index at which the first trigger in a text starts; None without a trigger."""
         found = [at for word in self._words if (at := text.find(word)) >= 0]
         if self._patterns:
             letters = text.decode(errors="surrogateescape")
@@ -186,7 +189,10 @@ class Triggers:
         return min(found, default=None)
 
     def begun(self, text: bytes) -> bytes:
-        """Return the end of a text without a trigger that may start one."""
+        """Return the longest end of a text that may be the start of a trigger; b"" if none is.
+
+        text: a text without a complete trigger.
+        """
         text = text[-_WINDOW:]
         longest = max((_overlap(text, word) for word in self._words), default=0)
         if self._patterns:
@@ -206,7 +212,10 @@ class Triggers:
         return self.inner.takes(self.compiler.ids_of(text))
 
     def crosses(self, begun: bytes, token: int) -> bytes | None:
-        """Return the text from the trigger on that a token leads to, if the grammar forbids it."""
+        """Return the text from the trigger on, if `token` completes a forbidden one; else None.
+
+        It is forbidden if no text of the grammar starts with it.
+        """
         if token in self.tokens or token in self.compiler.stop_ids:
             return None
         text = begun + self.compiler.text.token_bytes(token)
@@ -214,7 +223,10 @@ class Triggers:
         return None if at is None or self.takes(text[at:]) else text[at:]
 
     def fill(self, begun: bytes, bits: NDArray[np.int32]) -> None:
-        """Write the mask of tokens that may follow a text."""
+        """Write the mask of tokens that may follow a text without a trigger, into `bits`.
+
+        All tokens may, except those that complete a trigger and continue with forbidden text.
+        """
         import numpy as np
 
         kept = self._forbidden.get(begun)
@@ -232,7 +244,10 @@ class Triggers:
 
 
 class LazyMatcher(Matcher):
-    """Searches the text for a trigger, then delegates to `inner`, which is None before."""
+    """Searches the text for a trigger; from the trigger on, the grammar's matcher decides.
+
+    inner: the grammar's matcher; None before a trigger.
+    """
 
     __slots__ = ("_begun", "_inner", "_triggers")
 

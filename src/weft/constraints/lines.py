@@ -22,9 +22,14 @@ if TYPE_CHECKING:
 class EachLine(Constraint):
     """Lines that each fit a constraint, separated by a line end; the last may lack it.
 
-    constraint: of one line, without its end. ends: what separates lines. Where a line is complete,
-    the model chooses between a line end, an end token, and more of the line if it may go on.
-    first: of the first line, if that has another constraint.
+    After a complete line, the model chooses between a line end and an end token. It may also
+    continue the line, if the line's constraint allows it.
+
+    constraint: the constraint of each line, without its line end.
+
+    ends: the texts that may separate lines.
+
+    first: the constraint of the first line; None means the same as for the others.
     """
 
     constraint: Constraint
@@ -52,13 +57,18 @@ class EachLine(Constraint):
 
 
 def can_begin_after(constraint: Constraint) -> bool:
-    """Return True if a constraint can follow a fixed text: a grammar, or `EachLine` of one."""
+    """Return True if `after` accepts a constraint: a grammar, or `EachLine` of a grammar."""
     inner = constraint.constraint if isinstance(constraint, EachLine) else constraint
     return isinstance(inner, Grammar)
 
 
 def after(prefix: str, constraint: Constraint) -> Constraint:
-    """Return a constraint of a fixed text followed by another one; see `can_begin_after`."""
+    """Return a constraint whose texts are `prefix` and then a text that `constraint` allows.
+
+    With `EachLine`, only the first line gets the prefix.
+
+    constraint: one that `can_begin_after` accepts.
+    """
     if isinstance(constraint, EachLine):
         first = constraint.first or constraint.constraint
         return EachLine(constraint.constraint, constraint.ends, after(prefix, first))
@@ -67,14 +77,25 @@ def after(prefix: str, constraint: Constraint) -> Constraint:
 
 
 class EachLineMatcher(Matcher):
-    """The matcher of the current line, and the part of a line end that follows it."""
+    """State of an `EachLine`.
+
+    It has the current line's matcher, and the bytes of a line end that is begun but not complete. A
+    line end may span several tokens.
+    """
 
     __slots__ = ("_begun", "_compiler", "_ends", "_fresh", "_has_lines", "_line")
 
     def __init__(
         self, compiler: Compiler, ends: Sequence[str], fresh: Matcher, line: Matcher
     ) -> None:
-        """fresh: a matcher at the start of a line. line: the matcher of the current line, owned."""
+        """Start in the first line.
+
+        Args:
+            compiler: the tokenizer as constraints need it.
+            ends: the texts that may separate lines.
+            fresh: a matcher at the start of a line; it is cloned for each further line.
+            line: the matcher of the first line; this object changes it.
+        """
         self._compiler = compiler
         self._ends = [end.encode() for end in ends]
         self._fresh = fresh
@@ -116,7 +137,7 @@ class EachLineMatcher(Matcher):
         return is_end or self._line.is_allowed(token)
 
     def _ending(self) -> set[int]:
-        """Return the tokens that begin a line end here, or continue one."""
+        """Return the tokens that begin a line end at this point, or continue the one begun."""
         if not (self._begun or self._line.may_end):
             return set()
         begun, token_of = self._begun, self._compiler.vocabulary.token

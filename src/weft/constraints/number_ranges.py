@@ -14,7 +14,10 @@ Bound = tuple[int | float, bool]  # a number, and whether it is itself excluded
 
 
 def integer_pattern(low: Bound | None, high: Bound | None) -> str | None:
-    """Return a pattern of the integers between two bounds; None if there are none."""
+    """Return a pattern of the integers between two bounds; None if there are none.
+
+    low, high: pairs of a number and a flag: the number itself is excluded. None means no limit.
+    """
     first = None if low is None else math.floor(low[0]) + 1 if low[1] else math.ceil(low[0])
     last = None if high is None else math.ceil(high[0]) - 1 if high[1] else math.floor(high[0])
     if first is None and last is None:
@@ -23,9 +26,11 @@ def integer_pattern(low: Bound | None, high: Bound | None) -> str | None:
 
 
 def number_pattern(low: Bound | None, high: Bound | None) -> str | None:
-    """Return a pattern of the numbers between two whole bounds; None if there are none.
+    """Return a pattern of the numbers between two integer bounds; None if there are none.
 
     The numbers have no exponent.
+
+    low, high: None means no limit.
     """
     options: list[str] = []
     if high is None or high[0] > 0 or (high[0] == 0 and not high[1]):
@@ -45,7 +50,7 @@ def _alternatives(options: Iterator[str] | list[str]) -> str | None:
 
 
 def _magnitudes(low: Bound, high: Bound | None) -> list[str]:
-    """Return patterns of the numbers from a bound of 0 or more to another.
+    """Return patterns of the numbers between two bounds, of which the lower is 0 or more.
 
           low         low + 1                   high
     ───────┼─────────────┼────────────────────────┼──────
@@ -67,7 +72,7 @@ def _magnitudes(low: Bound, high: Bound | None) -> list[str]:
 
 
 def _integers(first: int | None, last: int | None) -> Iterator[str]:
-    """Yield patterns of the integers between two; None means no limit."""
+    """Yield patterns of the integers from `first` to `last`; None means no limit."""
     if first is not None and last is not None and first > last:
         return
     if first is None or first < 0:
@@ -80,7 +85,10 @@ def _integers(first: int | None, last: int | None) -> Iterator[str]:
 
 
 def _naturals(first: int, last: int | None) -> Iterator[str]:
-    """Yield patterns of the natural numbers between two, by their number of digits."""
+    """Yield patterns of the natural numbers from `first` to `last`, by their number of digits.
+
+    last: None means no limit.
+    """
     if last is None:
         size = len(str(first))
         yield from _naturals(first, 10**size - 1)
@@ -93,7 +101,7 @@ def _naturals(first: int, last: int | None) -> Iterator[str]:
 
 
 def _digits(first: str, last: str) -> Iterator[str]:
-    """Yield patterns of the numbers between two of equally many digits."""
+    """Yield patterns of the numbers from `first` to `last`, which have equally many digits."""
     size = len(first) - 1
     if first == last:
         yield first

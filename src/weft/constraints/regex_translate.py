@@ -34,9 +34,10 @@ _ASCII = {"DIGIT": "0-9", "SPACE": r" \t\n\r\f\v", "WORD": "0-9A-Za-z_"}
 
 
 def as_regex(pattern: re.Pattern[str]) -> str:
-    """Return the texts that a pattern matches from end to end, as a regular expression of Rust's.
+    """Return a regular expression in Rust's syntax for the texts that a pattern fully matches.
 
-    Its flags are in it. Raises: GrammarError naming what in it cannot be written.
+    The flags of the pattern become a part of it. Raises: GrammarError naming the part that cannot
+    be translated.
     """
     if not isinstance(pattern.pattern, str):
         raise GrammarError(f"the pattern {pattern.pattern!r} is of bytes; allowed is one of text")
@@ -66,10 +67,10 @@ def search_regex(pattern: str) -> str:
 
 
 def prefix_pattern(pattern: re.Pattern[str]) -> re.Pattern[str] | None:
-    """Return a pattern that matches at the end of a text if a match of `pattern` may have started
-    there.
+    """Return a pattern that finds an incomplete match of `pattern` at the end of a text.
 
-    Its first match is the longest. None: any text may have started one.
+    `search` with it returns the longest end of the text that may be the start of a match. The
+    result is None if any text may be one, which cannot be decided for look-around and anchors.
     """
     try:
         begun = _Beginnings().all(_parsed(pattern), pattern.flags)
@@ -79,9 +80,10 @@ def prefix_pattern(pattern: re.Pattern[str]) -> re.Pattern[str] | None:
 
 
 def _parsed(pattern: re.Pattern[str]) -> Parsed:
-    """Return Python's own parse: (operation, argument) in order.
+    """Return Python's own parse of a pattern: (operation, argument) pairs in order.
 
-    NOTE: the one place that uses it. `re._parser` is not documented; a test names all it gives.
+    NOTE: `re._parser` is not documented, and only this function uses it. A test lists all
+    operations that it can return.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they were given when it was compiled
@@ -169,7 +171,7 @@ class _Rust(_Python):
 
 
 class _SearchPattern(_Rust):
-    """Write one option of a parsed pattern so that it matches all texts that contain it."""
+    """Writes one option of a parsed pattern so that it matches all texts that contain it."""
 
     def all(self, parsed: Parsed, flags: int) -> str:
         parts = list(parsed)
@@ -182,7 +184,7 @@ class _SearchPattern(_Rust):
 
 
 class _Anchorless(_Rust):
-    """Reject anchors in the middle of a pattern."""
+    """Writes a parse, and rejects anchors in the middle of the pattern."""
 
     def anchor(self, name: str, flags: int) -> str:
         raise _Unwritable("^ or $ in its middle")

@@ -21,7 +21,7 @@ MAX_DEPTH = 600
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CharClass:
-    """One character of some ranges, both ends included, in order."""
+    """One character of any of some ranges. ranges: (first, last) codes, sorted; both included."""
 
     ranges: tuple[Range, ...]
 
@@ -106,7 +106,11 @@ def parts_of(part: Part, kind: type[T]) -> Iterator[T]:
 def fixed_point(
     rules: Mapping[str, Rule], test: Callable[[Part, Container[str]], bool]
 ) -> set[str]:
-    """Return the rules that pass a test; the test sees the rules that have passed already."""
+    """Return the names of rules that pass a test, where the test depends on other rules.
+
+    test: called with a rule's body and the names of rules that have passed. It is called again
+    when a rule to which the body refers has passed.
+    """
     users: dict[str, list[str]] = {name: [] for name in rules}
     for rule in rules.values():
         for ref in parts_of(rule.body, RuleRef):
@@ -122,7 +126,7 @@ def fixed_point(
 
 
 def can_end(part: Part, known: Container[str]) -> bool:
-    """Return True if some text of a part is finite, given that those of `known` rules are."""
+    """Return True if a part matches some finite text. known: rules that are known to."""
     if isinstance(part, RuleRef):
         return part.name in known
     if isinstance(part, Alternation):
@@ -133,7 +137,7 @@ def can_end(part: Part, known: Container[str]) -> bool:
 
 
 def is_flat(part: Part, known: Container[str]) -> bool:
-    """Return True if a part has no recursion, given that `known` rules have none."""
+    """Return True if a part has no recursion. known: rules that are known to have none."""
     return all(ref.name in known for ref in parts_of(part, RuleRef))
 
 
@@ -145,8 +149,9 @@ _MAX_LEXEMES = 300  # maximum lexemes that are compared; if there are more, all 
 
 @dataclass(frozen=True, slots=True)
 class Lexeme:
-    """Consecutive parts that are matched as one regular expression. of: the part that contains
-    them.
+    """Consecutive parts that are matched as one regular expression.
+
+    of: the part that contains them.
     """
 
     parts: tuple[Part, ...]
@@ -155,7 +160,10 @@ class Lexeme:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Compound:
-    """A Concat, Alternation or Repeat of which not all is one lexeme."""
+    """A Concat, Alternation or Repeat that is not one lexeme. of: that part.
+
+    parts: its inner parts, with their lexemes marked.
+    """
 
     of: Part
     parts: tuple[Compound | Lexeme | RuleRef, ...]
@@ -165,9 +173,9 @@ Cut = Compound | Lexeme | RuleRef
 
 
 class Lexemes:
-    """The division of a grammar into lexemes; `shape` gives it for a part.
+    """The division of a grammar into lexemes; `shape` returns it for a part.
 
-    open_rules: the rules that are not matched as regular expressions, root first, if it is one.
+    open_rules: names of the rules that are not matched as regular expressions.
     """
 
     def __init__(self, rules: Mapping[str, Rule]) -> None:
@@ -187,7 +195,7 @@ class Lexemes:
                 self._split(lexeme)
 
     def shape(self, part: Part) -> Cut:
-        """Return a part with its lexemes marked."""
+        """Return a part with its lexemes marked; a part that is one lexeme becomes a Lexeme."""
         if self._is_lexeme(part):
             return Lexeme((part,), part)
         if isinstance(part, RuleRef):
@@ -249,9 +257,12 @@ class Lexemes:
         return list(ambiguous)
 
     def _crosses(self, one: Lexeme, other: Lexeme, after: int) -> bool:
-        """Return True if `other` may continue with a character that may follow its prefix `one`.
+        """Return True if the longest match of `other` can be wrong after a text of `one`.
 
-        Both automata are walked in parallel over the same texts.
+        That is so if a text of `one` is a proper prefix of a text of `other`, and the next
+        character may also follow `one`. Both automata read the same texts in parallel.
+
+        after: the characters that may follow `one`, as bits.
         """
         short, long = self._automaton(one), self._automaton(other)
         assert short is not None
@@ -370,11 +381,11 @@ class _Automaton:
         self.is_empty = False
 
     def take(self, part: Part) -> None:
-        """Read a part: its first and last positions, and whether it may be empty."""
+        """Build the automaton of a part. Raises: _TooLargeError."""
         self.is_empty, self.first, self.last = self._of(part, 0)
 
     def mask(self, positions: Iterable[int]) -> int:
-        """Return the characters of some positions."""
+        """Return the characters that match at any of some positions, as bits."""
         made = 0
         for position in positions:
             made |= self.chars[position]
@@ -394,7 +405,12 @@ class _Automaton:
         return {char: frozenset(each) for char, each in found.items()}
 
     def _of(self, part: Part, depth: int) -> Ends:
-        """Return whether a part may be empty, and its first and last positions."""
+        """Add the positions of a part.
+
+        depth: the nesting of rules above it.
+
+        Returns: whether the part may be empty, its first positions, and its last positions.
+        """
         if depth > _MAX_RULE_DEPTH or len(self.chars) > _MAX_POSITIONS:
             raise _TooLargeError
         if isinstance(part, CharClass):
@@ -443,8 +459,9 @@ def _can_split(lexeme: Lexeme) -> bool:
 
 
 def _masks(rules: Mapping[str, Rule]) -> dict[CharClass, int]:
-    """Return the characters of each class as bits; characters that no class separates share a
-    bit.
+    """Return the characters of each class as bits.
+
+    Characters share a bit if every class has all of them or none.
     """
     positions = [each for rule in rules.values() for each in parts_of(rule.body, CharClass)]
     borders = sorted({code for each in positions for a, b in each.ranges for code in (a, b + 1)})

@@ -31,10 +31,17 @@ _BLANK = r"/ |\r?\n( {0,32}|\t{0,32})/"
 
 @dataclass(frozen=True, slots=True)
 class _Definition:
-    """The definition of a name: the body of a rule, or a lexeme.
+    """The definition of a rule or a terminal of the Lark.
 
-    path: the JSON pointer of its schema. is_terminal: a lexeme; Lark writes its name in capitals.
-    has_bits: the rule has a 64-bit parameter, initially 0. `_SELF` in its body is its own name.
+    body: its right side. `_SELF` in it stands for its own name.
+
+    path: the JSON pointer of its schema.
+
+    is_lexeme: the body is a lexeme, which refers to no other rule.
+
+    is_terminal: Lark writes its name in capitals.
+
+    has_bits: the rule has a 64-bit parameter, initially 0.
     """
 
     body: str
@@ -60,8 +67,11 @@ _KNOWN = {
 class SchemaLark:
     """A schema as Lark.
 
-    lines: one rule or terminal each. paths: the JSON pointer of each line's schema. has_open_names:
-    some object may have unlisted properties.
+    lines: one rule or terminal per line.
+
+    paths: the JSON pointer of each line's schema.
+
+    has_open_names: some object may have unlisted properties.
     """
 
     lines: tuple[str, ...]
@@ -82,10 +92,15 @@ def schema_as_lark(
     whitespace: Whitespace = "compact",
     open_objects: bool = False,
 ) -> SchemaLark:
-    """Return a schema as Lark. Raises: GrammarError naming the place of what is not supported.
+    """Return a schema as Lark.
 
-    root: the parsed schema; each `$ref` is resolved in it. part: a schema in it; None means root.
-    name: name of the first rule and prefix of the others.
+    Args:
+        root: the parsed schema; each `$ref` is resolved in it.
+        part: the schema in `root` to write; None means `root` itself.
+        name: the name of the first rule, and the prefix of other names.
+        whitespace, open_objects: as for `JsonSchema`.
+
+    Raises: GrammarError naming the place of a keyword that is not supported.
     """
     if is_deep_schema(root):
         raise GrammarError(f"the JSON schema leads more than {MAX_DEPTH} levels deep")
@@ -111,7 +126,12 @@ class _SchemaLarkWriter(RuleWriter):
         self._lexemes, self._lexeme_names = {}, {}
 
     def lark(self, name: str, root: str) -> SchemaLark:
-        """Return the text. name: of the first rule, which is the rule `root`."""
+        """Return all rules that are needed.
+
+        Args:
+            name: the name of the first rule in the result.
+            root: the writer's name of that rule.
+        """
         definitions = {**_KNOWN, **self._lexemes}
         for rule, body in {**self.layout.any_value(), **self.rules}.items():
             path = self.paths.get(rule, "#")
@@ -140,7 +160,13 @@ class _SchemaLarkWriter(RuleWriter):
     def _lexeme(
         self, body: str, schema: Any, *, is_terminal: bool = True, has_bits: bool = False
     ) -> str:
-        """Return the name of a lexeme; equal bodies share one."""
+        """Define a lexeme, unless one has an equal body; return its name.
+
+        Args:
+            body: its Lark.
+            schema: the schema to name in errors.
+            is_terminal, has_bits: as in `_Definition`.
+        """
         name = self._lexeme_names.setdefault(body, f"lexeme-{len(self._lexemes)}")
         if name not in self._lexemes:
             path = self.reader.path(schema)
@@ -167,7 +193,13 @@ class _SchemaLarkWriter(RuleWriter):
         return self._json("string", limits, variant.with_any(*words)[0])
 
     def _json(self, kind: str, limits: Mapping[str, Any], schema: Any) -> str:
-        """Return a scalar as an inline `%json` schema of the library."""
+        """Return the rule text of a scalar as an inline `%json` schema of the library.
+
+        Args:
+            kind: the JSON type.
+            limits: the keywords and their values.
+            schema: the schema to name in errors.
+        """
         if not limits:
             return kind
         return self._lexeme(
@@ -193,10 +225,12 @@ class _SchemaLarkWriter(RuleWriter):
         return self._json(kind, limits, schema)
 
     def _exact_number(self, low: Bound | None, high: Bound | None, schema: Any) -> str | None:
-        """Return the numbers between two bounds if at least one is too large for floats.
+        """Return the rule text of the numbers between two bounds, of which one exceeds 2**53.
 
-        A bound with a fraction is small enough: the library writes the numbers up to the next
-        integer.
+        The library computes with floats, so such a bound is written as a regular expression. A
+        bound with a fraction is small enough: the library writes numbers up to the next integer.
+
+        None if there are no such numbers.
         """
         options: list[str | None] = []
         if low is not None and not is_whole(low[0]):
@@ -220,7 +254,7 @@ class _SchemaLarkWriter(RuleWriter):
         return self._lexeme(_lark_body(body), None)
 
     def unique_scalars(self, values: Sequence[Any], low: int, high: int, schema: Any) -> str | None:
-        """Return distinct constants as one rule; its bits mark the constants already used."""
+        """See `RuleWriter.unique_scalars`. One rule whose bits mark the constants already used."""
         if not _FEW < len(values) <= _BITS or any(isinstance(v, dict | list) for v in values):
             return None
         comma, bits = self.layout.comma.replace("blank", f"({_BLANK})?"), f"[0:{len(values)}]"
@@ -236,7 +270,10 @@ class _SchemaLarkWriter(RuleWriter):
     def unlisted_name(
         self, listed: Sequence[str], limits: Variant | None, patterns: Mapping[str, bool], name: str
     ) -> str | None:
-        """Return a name that is not listed; without escapes, which could spell a listed one."""
+        """See `RuleWriter.unlisted_name`.
+
+        Names have no escapes, because an escape could spell a listed name.
+        """
         low, high = (0, None) if limits is None else limits.counts("minLength", "maxLength")
         if high is not None and high < low:
             return None
@@ -264,7 +301,7 @@ def _parts(limits: Variant | None) -> Sequence[Mapping[str, Any]]:
 
 
 def _is_rounded(bound: Bound | None) -> bool:
-    """Return True if the library may round a bound or overflow."""
+    """Return True if a bound exceeds 2**53, so that the library may round it or overflow."""
     return bound is not None and abs(bound[0]) > _EXACT
 
 

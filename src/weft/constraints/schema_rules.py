@@ -39,10 +39,13 @@ _NAME = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|([a-zA-Z][\w-]*)')
 
 @dataclass(frozen=True, slots=True)
 class JsonLayout:
-    """Where whitespace is written, as parts of rules.
+    """The whitespace of the JSON, as parts of rules.
 
-    comma, colon: separators. begin: after an opening bracket. end: before a closing bracket, if
-    there are members.
+    comma, colon: these separators with the whitespace around them.
+
+    begin: whitespace after an opening bracket.
+
+    end: whitespace before a closing bracket, if the brackets are not empty.
     """
 
     comma: str
@@ -52,7 +55,7 @@ class JsonLayout:
 
     @classmethod
     def from_whitespace(cls, whitespace: Whitespace) -> JsonLayout:
-        """Return the layout of a kind of whitespace. Raises: ConfigError."""
+        """Return the layout of "compact" or "flexible" whitespace. Raises: ConfigError."""
         if whitespace == "compact":
             return cls('", "', '": "')
         if whitespace == "flexible":
@@ -60,7 +63,13 @@ class JsonLayout:
         raise ConfigError(f"whitespace is {whitespace!r}; allowed are 'compact' and 'flexible'")
 
     def enclosed(self, brackets: str, inner: str, *, may_be_empty: bool) -> str:
-        """Return the rule text of members or items between brackets."""
+        """Return the rule text of an object or array.
+
+        Args:
+            brackets: "{}" or "[]".
+            inner: the rule text of the members or items; "" for none.
+            may_be_empty: also allow empty brackets.
+        """
         opening, closing = (f'"{bracket}"' for bracket in brackets)
         if not inner:
             return _joined(opening, self.begin, closing)
@@ -68,7 +77,7 @@ class JsonLayout:
         return _joined(opening, self.begin, f"({filled})?" if may_be_empty else filled, closing)
 
     def any_value(self) -> dict[str, str]:
-        """Return the rules of any JSON."""
+        """Return the rules of JSON without a schema, by name: value, object and array."""
         member = f"string {self.colon} value"
         members, items = f"{member} ({self.comma} {member})*", f"value ({self.comma} value)*"
         return {
@@ -85,7 +94,11 @@ def _joined(*parts: str) -> str:
 class RuleWriter(ABC):
     """Writes the rules of a schema.
 
-    rules: bodies by name, without the rules of any JSON. Places of equal schemas share a rule.
+    `name` in its methods: the rule of the place that is written; names of new rules start with it.
+    `variant`: the combination of options that limits the place.
+
+    rules: bodies by name, without those of `JsonLayout.any_value`. Places of equal schemas share a
+    rule.
     paths: the JSON pointer of each rule's schema.
     has_open_names: some object may have properties that no schema lists.
     """
@@ -113,16 +126,22 @@ class RuleWriter(ABC):
 
     @abstractmethod
     def number(self, variant: Variant, kind: str, name: str) -> str | None:
-        """Return the rule text of numbers that keywords limit; None if no number fits."""
+        """Return the rule text of numbers that keywords limit; None if no number fits.
+
+        kind: "number" or "integer".
+        """
 
     @abstractmethod
     def unlisted_name(
         self, listed: Sequence[str], limits: Variant | None, patterns: Mapping[str, bool], name: str
     ) -> str | None:
-        """Return the rule text of unlisted property names; None if no name fits.
+        """Return the rule text of unlisted property names, quotes included; None if no name fits.
 
-        listed: the names of listed properties. limits: keywords that limit a name as a string.
-        patterns: pattern → True if the name must match it, False if it must not.
+        Args:
+            listed: the names of listed properties, which are excluded.
+            limits: keywords that limit a name as a string; None without limits.
+            patterns: pattern → True if the name must match it, False if it must not.
+            name: the name of the object's rule; names of new rules start with it.
         """
 
     @abstractmethod
@@ -130,11 +149,22 @@ class RuleWriter(ABC):
         """Return the rule text of one of some constants: strings, numbers, booleans or null."""
 
     def unique_scalars(self, values: Sequence[Any], low: int, high: int, schema: Any) -> str | None:
-        """Return `low` to `high` distinct constants with commas; None to use general rules."""
+        """Return the rule text of `low` to `high` distinct constants, separated by commas.
+
+        None if the format has no special form for this; the caller then writes general rules.
+
+        Args:
+            values: the constants.
+            low, high: the minimum and maximum number of items.
+            schema: the schema to name in errors.
+        """
         return None
 
     def write(self, schemas: Sequence[Schema]) -> str:
-        """Write the rules of a place, and return the name of its rule. Raises: GrammarError."""
+        """Write the rules of JSON that fits all given schemas; return the name of the first rule.
+
+        Raises: GrammarError, also if no JSON fits.
+        """
         n_never = -1
         root: str | None = None
         while n_never < len(self._never):  # rules that lead to such a place are written without
@@ -155,7 +185,7 @@ class RuleWriter(ABC):
         self.has_open_names = self._is_recursive = False
 
     def _endless(self, root: str) -> set[str]:
-        """Return the rules that match no finite text."""
+        """Return the names of rules that match no finite text. root: the name of the first rule."""
         bodies = {**({} if "root" in self.rules else {"root": root}), **self.rules}
         names = {name for body in bodies.values() for name in names_in(body)}
         stubs = dict.fromkeys(sorted(names - set(bodies)), '"x"')
@@ -164,7 +194,13 @@ class RuleWriter(ABC):
         return set(rules) - fixed_point(rules, can_end)
 
     def place(self, schemas: Sequence[Schema], name: str) -> str | None:
-        """Return the rule of JSON that fits all given schemas; None if no JSON does."""
+        """Return the rule name of JSON that fits all given schemas; None if no JSON does.
+
+        Writes the rule, unless a place with equal schemas has one. The name of an existing rule,
+        such as "value", is returned for schemas that need no rule of their own.
+
+        name: the proposed name.
+        """
         known = {self._key(schema): schema for schema in schemas if not is_trivial(schema)}
         if not known:
             self.has_open_names = True
@@ -192,7 +228,7 @@ class RuleWriter(ABC):
         return f"{self.reader.resource(schema)} {json.dumps(schema, sort_keys=True)}"
 
     def new_rule(self, name: str, body: str) -> str:
-        """Add a rule, and return its name: the proposed one, made unique."""
+        """Add a rule; return its name: `name`, with a number if that is taken."""
         reserved = (*TYPES, "value", "space", "blank", "char", "plain", "hex")
         names = chain([name], (f"{name}-{number}" for number in count(2)))
         name = next(one for one in names if one not in self.rules and one not in reserved)
@@ -248,7 +284,13 @@ class RuleWriter(ABC):
                     raise self.refused(part, word)
 
     def refused(self, part: Any, word: str, reason: str = "") -> GrammarError:
-        """Return the error about a keyword that cannot be written."""
+        """Return the error for a keyword that this format cannot express.
+
+        Args:
+            part: the schema with the keyword.
+            word: the keyword.
+            reason: added to the message; "" adds nothing.
+        """
         message = f"{word} {self.refusal}{reason and f': {reason}'}"
         return self.reader.error(part, message)
 
@@ -341,7 +383,13 @@ class RuleWriter(ABC):
         return self.new_rule(f"{name}-others", " | ".join(options))
 
     def _listed(self, members: list[tuple[bool, str]], other: str | None, name: str) -> str:
-        """Return an object of members in order, with commas between those that are present."""
+        """Return the rule text of an object with members in order.
+
+        Args:
+            members: pairs of a flag, True for required members, and the member's rule text.
+            other: the rule text of unlisted members, which come last; None allows none.
+            name: the name of the object's rule.
+        """
         comma = self.layout.comma
         rest = f"({comma} {other})*" if other is not None else ""
         options = [f"{other} {rest}"] if other is not None else []
@@ -363,7 +411,14 @@ class RuleWriter(ABC):
         counts: tuple[int, int | None],
         name: str,
     ) -> str | None:
-        """Return an object of members in order, with a limited number of them present."""
+        """Return the rule text of an object with members in order and a limited number of them.
+
+        None if that is impossible.
+
+        Args:
+            members, other, name: as for `_listed`.
+            counts: the minimum and maximum number of members; None means no maximum.
+        """
         low, high = counts
         top = max(low, 1) if high is None else high
         if (len(members) + 1) * (top + 1) > _MAX_STATES:
@@ -425,13 +480,18 @@ class RuleWriter(ABC):
         return None if rest is None else self._items(rest)
 
     def _items(self, inner: str) -> str:
-        """Return an array of written items."""
+        """Return the rule text of an array. inner: that of its items, with commas."""
         if inner.startswith("(") and inner.endswith(")?"):
             return self.layout.enclosed("[]", inner[1:-2], may_be_empty=True)
         return self.layout.enclosed("[]", inner, may_be_empty=False)
 
     def _unique_array(self, variant: Variant, low: int, high: int | None, name: str) -> str | None:
-        """Return an array of distinct constants; each set of used constants has a rule."""
+        """Return the rule text of an array of distinct constants; None if it is impossible.
+
+        Each set of used constants has a rule of its own.
+
+        low, high: the minimum and maximum number of items; None means no maximum.
+        """
         part = variant.with_any("uniqueItems")[0]
         values = self._finite(variant, part)
         high = len(values) if high is None else min(high, len(values))
@@ -464,7 +524,12 @@ class RuleWriter(ABC):
         return self.layout.enclosed("[]", rest(0), may_be_empty=not low)
 
     def _finite(self, variant: Variant, part: Mapping[str, Any]) -> list[Any]:
-        """Return the values that an array's items may have."""
+        """Return the values that the items of an array with `uniqueItems` may have.
+
+        Raises GrammarError if there are not finitely many.
+
+        part: the schema with `uniqueItems`.
+        """
         reason = "items must be of an enum, a const, booleans or null"
         if variant.prefix_items():
             raise self.refused(part, "uniqueItems", reason)
@@ -486,8 +551,13 @@ class RuleWriter(ABC):
 class _Names:
     """The limits of `propertyNames`.
 
-    schemas: schemas that every name must fit. enumerated: the unlisted names, if `propertyNames`
-    enumerates them. limits: string limits of unlisted names. is_open: allow further unlisted names.
+    schemas: schemas that every name must fit.
+
+    enumerated: the allowed unlisted names, if `propertyNames` enumerates them.
+
+    limits: keywords that limit unlisted names as strings; None without limits.
+
+    is_open: names that are neither listed nor enumerated may be allowed.
     """
 
     schemas: Sequence[Schema] = ()
@@ -497,7 +567,7 @@ class _Names:
 
 
 def _is_limit(word: str, part: Mapping[str, Any]) -> bool:
-    """Return True if a keyword's value limits anything."""
+    """Return True if the value of the keyword `word` in a schema limits anything."""
     value = part[word]
     if word == "contains":
         return part.get("minContains") != 0 or "maxContains" in part
@@ -514,7 +584,14 @@ def _is_limit(word: str, part: Mapping[str, Any]) -> bool:
 def _repeated(
     part: str | None, comma: str, low: int, high: int | None, *, is_first: bool
 ) -> str | None:
-    """Return a part that comes `low` to `high` times with commas; None if it cannot."""
+    """Return the rule text of a part that occurs `low` to `high` times; None if it cannot.
+
+    Args:
+        part: its rule text; None if nothing fits it.
+        comma: the rule text of the separator.
+        low, high: numbers; None means no maximum.
+        is_first: nothing comes before the first part, so it has no comma.
+    """
     if high is not None and high < low:
         return None
     if part is None or high == 0:
@@ -535,17 +612,17 @@ def _times(part: str, low: int, high: int | None) -> str:
 
 
 def names_in(body: str) -> Iterator[str]:
-    """Yield the names of rules in a body."""
+    """Yield the names of rules to which a rule's body refers."""
     return (match[1] for match in _NAME.finditer(body) if match[1])
 
 
 def renamed(body: str, names: Mapping[str, str]) -> str:
-    """Return a body with renamed rules."""
+    """Return a rule's body with other names. names: old → new, for all names in it."""
     return _NAME.sub(lambda match: names[match[1]] if match[1] else match[0], body)
 
 
 def literal(value: Any) -> str:
-    """Return the text of one JSON value as a literal of a grammar."""
+    """Return the JSON text of a value as a quoted literal of a grammar. Raises: GrammarError."""
     try:
         return literal_text(json.dumps(value, ensure_ascii=False, allow_nan=False))
     except (TypeError, ValueError) as error:
@@ -553,7 +630,7 @@ def literal(value: Any) -> str:
 
 
 def literal_text(text: str) -> str:
-    """Return a text as a literal of a grammar."""
+    """Return a text as a quoted literal of a grammar. Raises: GrammarError."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

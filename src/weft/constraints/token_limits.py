@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 class TokenLimits(Constraint):
     """Allowed tokens, forbidden token sequences, a minimum length and more end tokens.
 
-    allowed: the only token ids that may come, end tokens included; `None` means all.
+    allowed: the only token ids that are allowed, end tokens included; None means all.
     bad_words: token sequences that the text must not contain.
-    min_tokens: end tokens and `stop_ids` may come after this many tokens.
+    min_tokens: end tokens and `stop_ids` are forbidden before this many tokens.
     stop_ids: token ids that end a continuation in addition to the model's end tokens.
-    inner: another constraint that holds as well.
+    inner: another constraint that the text must fit too; None means there is none.
     """
 
     allowed: frozenset[int] | None = None
@@ -67,7 +67,7 @@ class TokenLimits(Constraint):
 
     @classmethod
     def from_dict(cls, limits: Mapping[str, Any], inner: Constraint | None) -> TokenLimits:
-        """Read what `to_dict` wrote."""
+        """Return the constraint from the "token_limits" that `to_dict` wrote, and the inner one."""
         allowed = limits.get("allowed")
         return cls(
             None if allowed is None else frozenset(allowed),
@@ -79,12 +79,18 @@ class TokenLimits(Constraint):
 
 
 class TokenLimitsMatcher(Matcher):
-    """The limits of a generation, its number of tokens, and the last of them."""
+    """State of `TokenLimits`: the number of tokens so far, and the last tokens."""
 
     __slots__ = ("_end_ids", "_inner", "_last", "_limits", "_longest", "_n")
 
     def __init__(self, limits: TokenLimits, end_ids: frozenset[int], inner: Matcher | None) -> None:
-        """end_ids: all tokens that end a continuation. inner: owned."""
+        """Start a text.
+
+        Args:
+            limits: the constraint.
+            end_ids: all tokens that end a continuation.
+            inner: the matcher of the inner constraint, which this object changes; None without one.
+        """
         self._limits = limits
         self._end_ids = end_ids
         self._inner = inner

@@ -28,7 +28,7 @@ _SHORT = 4  # minimum characters of a trigger
 class CallGrammar(Lark):
     """The grammar of calls. Its errors name the tool, and the place in the tool's schema.
 
-    places: the tool and the place of each line, by the line's text.
+    places: line of the grammar → the tool and the place in its schema, for messages.
     """
 
     places: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
@@ -50,13 +50,21 @@ def call_constraint(
     parallel: bool | None = None,
     thinking_open: bool = False,
 ) -> Constraint | None:
-    """Return the constraint that makes calls valid, as the template writes them.
+    """Return the constraint that makes tool calls valid, in the template's format.
 
-    choice: "auto": free text until a call begins, then a valid one; "required": at once, after the
-    reasoning; a name (or `{"type": "function", "function": {"name": …}}`): one call, of this
-    function; "none": None. parallel: several calls, where the template writes several; None means
-    one call if the template has no form of its own: models without training repeat calls.
-    Raises: ConfigError for a choice or tools that are none, or a form without calls.
+    Args:
+        text: the tokenizer.
+        form: the template's format.
+        tools: the tools' JSON descriptions.
+        choice: "auto" allows free text, and only valid calls in it. "required" requires a call at
+            once, or after the reasoning. The name of a function, or
+            `{"type": "function", "function": {"name": …}}`, requires one call of it. "none" returns
+            None.
+        parallel: allow several calls, if the template can write several. None means True, except
+            for Weft's generic format: models that were not trained on it repeat calls.
+        thinking_open: the prompt ends inside the reasoning.
+
+    Raises: ConfigError for an invalid choice, invalid tools, or a model without a chat template.
     """
     functions = _functions(tools)
     wanted = _wanted(choice, functions)
@@ -143,7 +151,11 @@ def _wanted(choice: Any, functions: Mapping[str, Any]) -> str:
 
 
 class _CallsWriter:
-    """Writes the grammar of one template's calls."""
+    """Writes the grammar of tool calls in one template's format.
+
+    `number` in its methods: the index of a function; `at`: the index of one of its arguments, in
+    the schema's order.
+    """
 
     def __init__(
         self, text: Tokenizer, how: Calls, functions: Mapping[str, Any], *, parallel: bool
@@ -161,7 +173,10 @@ class _CallsWriter:
         self._cut = re.compile(f"({'|'.join(map(re.escape, (*found, INDEX)))})")
 
     def triggers(self) -> tuple[list[str | int], str]:
-        """Return what switches the grammar on, and what of the head stands before it."""
+        """Return the triggers of a `Lazy` constraint of calls, and a start of the format's head.
+
+        The text is the part of the head before the trigger, which the grammar must not repeat.
+        """
         head = self.how.head
         skipped = ""
         for part in self._cut.split(head):
@@ -179,10 +194,12 @@ class _CallsWriter:
         return [f"{plain}{name}{after[:1]}" for name in self.functions], ""
 
     def lark(self, *, skipped: str = "", before: str = "", json_after: str = "") -> Lark:
-        """Return the constraint.
+        """Return the constraint of calls.
 
-        skipped: the beginning of the head that the text already has. before: the rule of the text
-        before the call. json_after: the end of that text.
+        Args:
+            skipped: the start of the format's head that the text has already.
+            before: the rule text of the text before the calls; "" for none.
+            json_after: the end of that text; only JSON after it is checked for equal names.
         """
         text = self.grammar(skipped=skipped, before=before)
         # Arguments without JSON may have any brackets and quotes.
@@ -192,7 +209,7 @@ class _CallsWriter:
         return CallGrammar(text, unique_names=True, json_after=json_after, places=self.places)
 
     def grammar(self, *, skipped: str = "", before: str = "") -> str:
-        """Return the Lark. skipped: of the head, what has come already."""
+        """Return the grammar as Lark text. skipped, before: as for `lark`."""
         how = self.how
         calls = [self._call(number, name) for number, name in enumerate(self.functions)]
         self.rules.append(f"call: {' | '.join(calls)}")
@@ -211,7 +228,10 @@ class _CallsWriter:
     _is_whole = False
 
     def until(self, mark: str) -> str:
-        """Return a rule for any text up to a mark, and blanks."""
+        """Add the rule of any text up to and including `mark`; return its rule text.
+
+        Some whitespace may follow the mark.
+        """
         self._is_whole = True
         if mark in self.specials:
             self.rules.append("thought: /(?s:.*)/")
@@ -223,7 +243,10 @@ class _CallsWriter:
         return f"{found} BLANK?"
 
     def literal(self, text: str | None) -> str:
-        """Return a literal: special tokens as such, the number of a call as a number."""
+        """Return the rule text of a literal text of the format; "" for None.
+
+        Special tokens in it are written as tokens, and INDEX as any number.
+        """
         parts = []
         for part in self._cut.split(text or ""):
             if part == INDEX:
@@ -235,7 +258,7 @@ class _CallsWriter:
         return " ".join(parts)
 
     def _until_end(self, text: str) -> str:
-        """Leave out an end token and what follows: the model's own end stands there."""
+        """Return a text up to its first end token, because the model ends its answer there."""
         kept = ""
         for part in self._cut.split(text):
             if self.specials.get(part) in self.text.stop_ids:
@@ -244,7 +267,7 @@ class _CallsWriter:
         return kept
 
     def _call(self, number: int, name: str) -> str:
-        """Add the rules of one function; return what stands for its call."""
+        """Add the rules of one function; return the rule text of its call. name: the function's."""
         how, fmt = self.how, self.how.argument_format
         parts, is_closed = [], False
         for at, slot in enumerate(how.slots):
@@ -267,7 +290,13 @@ class _CallsWriter:
         return " ".join(filter(None, (*parts, close)))
 
     def _json(self, rule: str, name: str, schema: Any) -> str:
-        """Add the rules of JSON in a function's arguments, and return the name of the first."""
+        """Add the rules of JSON that fits a schema of a function's arguments.
+
+        Args:
+            rule: the name of the first rule, which is returned.
+            name: the function's name.
+            schema: the schema, a part of that of the function's arguments.
+        """
         part = schema if isinstance(schema, Mapping | bool) else True
         try:
             lark = schema_as_lark(self.functions[name], part=part, name=rule, whitespace="flexible")
@@ -280,7 +309,15 @@ class _CallsWriter:
         return rule
 
     def _each(self, number: int, name: str, fmt: ArgumentFormat, mid: str) -> str:
-        """Add rules for arguments one by one, in the schema's order; some may be left out."""
+        """Add the rules of arguments that are written one by one; return the name of the first.
+
+        They come in the schema's order; optional ones may be left out.
+
+        Args:
+            name: the function's name.
+            fmt: the format of arguments.
+            mid: the text before the first of them.
+        """
         root = self.functions[name]
         known = root.get("properties") or {}
         required = {key for key in root.get("required") or () if key in known}
@@ -310,7 +347,10 @@ class _CallsWriter:
 
     @staticmethod
     def _ways(keys: Sequence[str], required: set[str], at: int) -> Iterator[int | None]:
-        """Yield which argument may follow; None: the end."""
+        """Yield the indices of arguments that may follow argument `at`; None for the end.
+
+        at: -1 for the start.
+        """
         for follow in range(at + 1, len(keys)):
             yield follow
             if keys[follow] in required:
@@ -350,7 +390,10 @@ class _CallsWriter:
             self.rules.append(f"text_{number}_{at}[lazy]: /{body}{_regex(end)}/")
 
     def _ends(self, number: int, at: int, schema: Any, fmt: ArgumentFormat) -> tuple[str, str]:
-        """Return what goes on to the next argument, and what closes the call."""
+        """Return the rule texts of the separator after an argument, and of the close of the call.
+
+        schema: the argument's schema.
+        """
         if self.how.is_python:
             sep, close = fmt.json_sep.removeprefix('"'), fmt.json_close.removeprefix('"')
         elif not _is_text(schema):
@@ -362,7 +405,7 @@ class _CallsWriter:
 
 
 def _shared_end(fmt: ArgumentFormat) -> str:
-    """Return what ends a text, whatever follows."""
+    """Return the text that ends a string argument, both before another one and at the end."""
     size = min(len(fmt.text_sep), len(fmt.text_close))
     at = next((i for i in range(size) if fmt.text_sep[i] != fmt.text_close[i]), size)
     shared = fmt.text_sep[:at]
@@ -374,7 +417,7 @@ def _is_text(schema: Any) -> bool:
 
 
 def _body(schema: Mapping[str, Any]) -> str:
-    """Return a pattern of the texts that a schema allows."""
+    """Return a regular expression of the strings that an argument's schema allows."""
     least, most = schema.get("minLength", 0), schema.get("maxLength", "")
     pattern = schema.get("pattern")
     if pattern is None:
@@ -392,12 +435,12 @@ def _body(schema: Mapping[str, Any]) -> str:
 
 
 def _regex(text: str) -> str:
-    """Return a pattern of a text, as Lark and Rust write them."""
+    """Return a regular expression of a fixed text, in the syntax of Lark and Rust."""
     return re.sub(r"[.^$*+?()\[\]{}|\\/\-]", r"\\\g<0>", text).replace("\n", r"\n")
 
 
 class TaggedJson(NamedTuple):
-    """JSON between two texts: `begin`, JSON that fits `schema`, `end`."""
+    """A tagged structure: the text `begin`, JSON that fits `schema`, the text `end`."""
 
     begin: str
     schema: Any
@@ -405,10 +448,15 @@ class TaggedJson(NamedTuple):
 
 
 def tagged_constraint(tags: Sequence[TaggedJson], triggers: Sequence[str]) -> Lark:
-    """Return free text in which a tag follows wherever a trigger, the start of tags, occurs.
+    """Return a constraint of free text in which each trigger must continue as one of the tags.
 
-    vLLM and SGLang call this a structural tag. Raises: ConfigError for a tag without a trigger,
-    GrammarError for a schema.
+    vLLM and SGLang call this a structural tag.
+
+    Args:
+        tags: the structures.
+        triggers: texts with which tags begin; the `begin` of each tag starts with one of them.
+
+    Raises: ConfigError for a tag without a trigger, GrammarError for an invalid schema.
     """
     if not tags or not all(triggers):
         raise ConfigError("a structural tag needs structures, and triggers that are not empty")

@@ -22,10 +22,10 @@ _ENDS = b"}]"
 
 
 class OpenNames:
-    """The objects that are open at the end of a JSON text, and their names. Immutable.
+    """State of a JSON text: its open objects and their property names. Immutable.
 
-    stack: the names of each open object, outermost first; None for an array.
-    is_name: the open string, or else the next one, is a name.
+    stack: the names of each open object so far, outermost first; None for an open array.
+    is_name: the open string, or the next one, is a property name.
     string: the bytes of the open string; None outside strings.
     is_escaped: the open string ends with a backslash that begins an escape.
     """
@@ -84,7 +84,7 @@ class OpenNames:
 
     @property
     def has_escapes(self) -> bool:
-        """Return True if JSON may write a name of the innermost object with escapes."""
+        """True if a name of the innermost object has characters that JSON can or must escape."""
         names = (self.stack[-1] if self.stack else None) or ()
         return any(
             character in '"\\\x7f' or character < " " for name in names for character in name
@@ -92,14 +92,14 @@ class OpenNames:
 
     @property
     def may_repeat(self) -> bool:
-        """Return True if an open object has names."""
+        """True if some open object has a name already, which could occur again."""
         return any(self.stack)
 
 
 class UniqueNamesMatcher(GrammarMatcher):
     """An llguidance matcher of JSON in which no object has a name twice.
 
-    begin: what comes before the JSON; names are compared after it. "" if the text begins with JSON.
+    begin: the text before the JSON; names are compared after it. "" if the text begins with JSON.
     """
 
     __slots__ = ("_begin", "_names", "_waiting")
@@ -121,7 +121,7 @@ class UniqueNamesMatcher(GrammarMatcher):
                 words[word] &= ~bit
 
     def _candidates(self) -> list[int]:
-        """Return a superset of the tokens that would repeat a name."""
+        """Return tokens that may complete a repeated name; tokens not in the list cannot."""
         compiler, names = self._compiler, self._names
         candidates = compiler.two_quote_tokens
         if not names.is_name or names.string is None:
