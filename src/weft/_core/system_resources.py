@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 _SYSTEM = Path("/")
-# libgomp spins for milliseconds by default, so one preempted thread keeps all others busy. 1,000
-# rounds (about 20 µs) still cover the usual differences between threads on an idle machine.
-_WAIT_VARIABLES = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "1000"}
+# libgomp spins for milliseconds by default, so one preempted thread keeps all others busy. With
+# 1,000 rounds (about 10 µs) threads sleep at most barriers; a kernel may then wake all of them on
+# one core, where two threads are as slow as one. 10,000 rounds cover the usual differences.
+_WAIT_VARIABLES = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "10000"}
 
 
 def usable_cores() -> int:
