@@ -146,7 +146,7 @@ def test_openmp_threads_sleep_at_barriers_unless_the_user_says_otherwise(
     for name in names:
         monkeypatch.delenv(name, raising=False)
     with system_resources.passive_waiting():
-        assert [os.environ.get(name) for name in names] == ["PASSIVE", "1000"]
+        assert [os.environ.get(name) for name in names] == ["PASSIVE", "10000"]
     assert not any(name in os.environ for name in names)
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
     with system_resources.passive_waiting():

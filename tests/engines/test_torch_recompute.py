@@ -313,7 +313,7 @@ def test_failed_continuation_leaves_the_cache_valid(
 def test_what_a_hidden_engine_cannot_hold_is_refused() -> None:
     model = build("bloom")
     engine = TorchEngine.adopt(model, n_ctx=20)
-    with pytest.raises(ForwardError, match="whole paths"):
+    with pytest.raises(ForwardError, match="full paths"):
         engine.forward([Row((), IDS[:3], 0, Fragment())])
     with pytest.raises(ForwardError, match="position 3"):
         engine.forward([Row((), IDS[:3], 3)])
