@@ -1,4 +1,8 @@
-"""Importers of chats: lists of messages, and conversations with branches."""
+"""Importers of chats: lists of messages, and conversations with branches.
+
+They return each tree of a file as a `Sketch`: a tree of texts, from which `import_tree` builds a
+loom.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +19,19 @@ _EMPTY = "messages without text were left out"
 
 
 def is_conversation(data: object) -> bool:
-    """Return True for a conversation with a `mapping` of messages, or a list of them."""
+    """Return True for a conversation with a `mapping` of messages (ChatGPT's export).
+
+    A list of such conversations is accepted too; only its first one is checked.
+    """
     first = data[0] if isinstance(data, list) and data else data
     return isinstance(first, dict) and isinstance(first.get("mapping"), dict)
 
 
 def conversations(data: Any) -> list[Sketch]:
-    """Read conversations with branches, as chat services export them."""
+    """Read conversations with branches, as ChatGPT exports them; one tree for each.
+
+    data: JSON that `is_conversation` accepts. Raises: FormatError if it is broken.
+    """
     given = data if isinstance(data, list) else [data]
     return [_conversation(each, f"conversation {index}") for index, each in enumerate(given)]
 
@@ -66,7 +76,12 @@ def _mapping_knot(node: Json, node_id: str, notes: Counter[str]) -> Knot:
 
 
 def _without_empty(entries: list[Entry], notes: Counter[str]) -> list[Entry]:
-    """Return the messages with content; those below an empty one move up to its parent."""
+    """Return the messages with a text or tool calls.
+
+    A message below an empty one becomes a child of the nearest ancestor with content.
+
+    notes: the number of messages that are left out is added here.
+    """
     by_id = {entry.id: entry for entry in entries}
     kept = {entry.id for entry in entries if entry.knot.text or "tool_calls" in entry.knot.imported}
     notes[_EMPTY] += sum(entry.knot.role is not None and entry.id not in kept for entry in entries)
@@ -85,7 +100,15 @@ def _without_empty(entries: list[Entry], notes: Counter[str]) -> list[Entry]:
 
 
 def content_text(content: object, where: str, notes: Counter[str]) -> str:
-    """Return a message's text: a text, or the texts among its parts. Raises: FormatError."""
+    """Return the text of a message.
+
+    Args:
+        content: the message's content: a text, or parts, of which the texts are joined. None: "".
+        where: name of the message, for errors.
+        notes: the number of parts without text is added here.
+
+    Raises: FormatError for other content.
+    """
     if content is None:
         return ""
     if isinstance(content, str):
@@ -109,7 +132,11 @@ def content_text(content: object, where: str, notes: Counter[str]) -> str:
 
 
 def is_chat(data: object) -> bool:
-    """Return True for a list of chat messages, an object with one, or a list of such objects."""
+    """Return True for chats.
+
+    These are a list of messages with roles, an object with such a list as `messages`, or a list of
+    such objects.
+    """
     if isinstance(data, dict):
         return _are_messages(data.get("messages"))
     if not isinstance(data, list) or not data:
@@ -128,7 +155,10 @@ def _are_messages(value: object) -> bool:
 
 
 def chats(data: Any) -> list[Sketch]:
-    """Read chat messages. Chats with the same first message become paths of one tree."""
+    """Read chats. Chats with the same first message become paths of one tree.
+
+    data: JSON that `is_chat` accepts. Raises: FormatError if it is broken.
+    """
     given = data if isinstance(data, list) and not _are_messages(data) else [data]
     sketches: dict[str, Sketch] = {}
     index_of: dict[tuple[str, int, str], int] = {}  # by tree, parent and content

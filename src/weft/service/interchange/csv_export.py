@@ -25,7 +25,10 @@ _BATCH = 256  # nodes whose ranks are in memory at one time
 
 
 def node_rows(part: Selection, *, bookmark: Label = bookmark_of) -> Iterator[str]:
-    """Yield a header and a row per node; unknown values are empty."""
+    """Yield CSV lines: a header, then a row per node. Unknown values are empty.
+
+    bookmark: returns a node's bookmark, or None.
+    """
     return _csv(NODE_COLUMNS, _node_rows(part, bookmark))
 
 
@@ -39,7 +42,7 @@ def _node_rows(part: Selection, bookmark: Label) -> Iterator[list[Any]]:
 
 
 def _nodes(part: Selection) -> Iterator[Heddle]:
-    """Yield the nodes of the path or subtree, or all."""
+    """Yield the nodes of the path or of the subtree; for a tree, all nodes."""
     return part.top.walk()
 
 
@@ -67,12 +70,12 @@ def _node_row(part: Selection, node: Heddle, height: int, bookmark: Label) -> li
 
 
 def token_rows(part: Selection, *, ranks: bool = False) -> Iterator[str]:
-    """Yield a header and a row per token.
+    """Yield CSV lines: a header, then a row per token.
 
-    position: index on the path, from the prompt's first token.
+    The column "position" is the token's index on its path, from the prompt's first token.
 
-    ranks: let the model compute the rank of each sampled token (0: the likeliest), by one forward
-    over each node's tokens.
+    ranks: also write the rank of each sampled token (0: the likeliest). The model computes it by
+    one forward over each node's tokens.
 
     Raises: ConfigError for `ranks` without a model, and for a loom of texts.
     """

@@ -23,18 +23,19 @@ class Exporter(NamedTuple):
 
     name: str
     suffix: str  # of files, with the dot
-    media_type: str
+    media_type: str  # for HTTP
     about: str  # a description of a few words
-    default: Scope
-    write: Callable[..., Iterator[str]]  # yields the text of a selection
+    default: Scope  # the part to export if the caller names none
+    write: Callable[..., Iterator[str]]  # yields the file's text, in pieces, for a `Selection`
     options: frozenset[str] = frozenset()  # keywords of `write`
     refused: Mapping[Scope, str] = {}  # unsupported scopes, with the reason
 
 
 def loom_lines(part: Selection, *, bookmark: Label | None = None) -> Iterator[str]:
-    """Yield a `.loom.json`, without the local path of the model's folder.
+    """Yield the text of a `.loom.json` file, without the local path of the model's folder.
 
-    bookmark: returns a node's label, which is written to its meta; None: keep the labels in meta.
+    bookmark: returns a node's bookmark, which is written to its meta. None: the bookmarks that the
+    meta has stay.
     """
     from ..store.file import chunks
     from .preference_pairs import BOOKMARK
@@ -54,7 +55,10 @@ def loom_lines(part: Selection, *, bookmark: Label | None = None) -> Iterator[st
 def page(
     part: Selection, *, tint: str = "probability", top: int = 0, mark: Heddle | None = None
 ) -> Iterator[str]:
-    """Yield an HTML page; see `Heddle.to_html`. mark: a node of the original loom."""
+    """Yield an HTML page; see `Heddle.to_html`.
+
+    mark: a node of the original loom, not of the copy; the path to it is highlighted.
+    """
     from ...viz import to_html
 
     marked = None
@@ -64,21 +68,24 @@ def page(
 
 
 def digraph(part: Selection, *, limit: int | None = None) -> Iterator[str]:
-    """Yield a Graphviz digraph; see `Heddle.to_dot`."""
+    """Yield a Graphviz digraph of the selection; see `Heddle.to_dot`."""
     from ...viz import to_dot
 
     yield to_dot(part.top, limit=limit)
 
 
 def flowchart(part: Selection, *, limit: int | None = 150) -> Iterator[str]:
-    """Yield a Mermaid flowchart; see `Heddle.to_mermaid`."""
+    """Yield a Mermaid flowchart of the selection; see `Heddle.to_mermaid`."""
     from ...viz import to_mermaid
 
     yield to_mermaid(part.top, limit=limit)
 
 
 def _by(module: str, name: str) -> Callable[..., Iterator[str]]:
-    """Return the function of that name; its module is imported when it is called."""
+    """Return a wrapper of a function, which imports the function's module when it is called.
+
+    module, name: names of the module and of the function.
+    """
 
     def write(part: Selection, **options: Any) -> Iterator[str]:
         lines: Iterator[str] = getattr(import_module(f".{module}", __package__), name)(
@@ -177,7 +184,11 @@ EXPORTERS: Mapping[str, Exporter] = {
 
 
 def exporter_of(format: str | None, path: str | os.PathLike[str] | None = None) -> Exporter:
-    """Return the format with this name, or the one of a file's suffix.
+    """Return an export format.
+
+    Args:
+        format: name of the format; None: the format of the file's suffix.
+        path: the file; not needed with `format`.
 
     Raises: ConfigError for an unknown name or suffix.
     """
@@ -195,9 +206,13 @@ def exporter_of(format: str | None, path: str | os.PathLike[str] | None = None) 
 
 
 def scope_of(exporter: Exporter, node: Heddle, scope: str | None = None) -> Scope:
-    """Return the scope with this name; None: the format's default.
+    """Return the part of a loom to export.
 
-    The path to a prompt has no branches, so a prompt with branches defaults to the tree.
+    Args:
+        exporter: the format.
+        node: the node to export.
+        scope: name of the scope. None: the format's default, or the tree if the node is a prompt
+            with branches, because the path to it has no branches.
 
     Raises: ConfigError for an unknown name.
     """

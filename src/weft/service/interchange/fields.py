@@ -1,4 +1,7 @@
-"""Validated reading of values in files of other programs."""
+"""Validated reading of values in files of other programs.
+
+In all functions, `where` names the place in the file for error messages.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ Json = dict[str, Any]
 
 
 def text_of(record: Mapping[str, Any], name: str, where: str) -> str:
-    """Return a text; "" if it is null or missing. Raises: FormatError."""
+    """Return the text in a field of a record; "" if it is null or missing.
+
+    Raises: FormatError for another type.
+    """
     value = record.get(name)
     if value is None:
         return ""
@@ -23,7 +29,7 @@ def text_of(record: Mapping[str, Any], name: str, where: str) -> str:
 
 
 def id_of(value: object, where: str) -> str:
-    """Return an id as text; some files use numbers. Raises: FormatError."""
+    """Return an id as text; some files use integers. Raises: FormatError for another type."""
     if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
         return str(value)
     raise FormatError(
@@ -32,19 +38,25 @@ def id_of(value: object, where: str) -> str:
 
 
 def parent_of(value: object, where: str) -> str | None:
-    """Return a parent's id; None for a root."""
+    """Return the id of a node's parent as text; None for a root, where it is null or empty.
+
+    Raises: FormatError for another type.
+    """
     return None if value is None or value == "" else id_of(value, f"the parent of {where}")
 
 
 def record_of(value: object, where: str) -> Json:
-    """Return an object. Raises: FormatError."""
+    """Return a value that must be a JSON object. Raises: FormatError for another type."""
     if not isinstance(value, dict):
         raise FormatError(f"{where} is {repr_short(value)}; an object belongs there")
     return value
 
 
 def list_of(record: Mapping[str, Any], name: str, where: str) -> list[Any]:
-    """Return a list; [] if it is null or missing. Raises: FormatError."""
+    """Return the list in a field of a record; [] if it is null or missing.
+
+    Raises: FormatError for another type.
+    """
     value = record.get(name)
     if value is None:
         return []
@@ -54,7 +66,7 @@ def list_of(record: Mapping[str, Any], name: str, where: str) -> list[Any]:
 
 
 def rating_of(value: object) -> float | None:
-    """Return a score; None if it is no finite number."""
+    """Return a rating as a score; None if the value is not a finite number."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     try:
         rating = float(value) if is_number else math.nan  # type: ignore[arg-type]
@@ -64,7 +76,7 @@ def rating_of(value: object) -> float | None:
 
 
 def without(record: Mapping[str, Any], names: Iterable[str]) -> Json:
-    """Return the non-empty values of a record except the named ones."""
+    """Return a copy of a record without the named fields, nulls, empty lists and objects."""
     read = frozenset(names)
     return {
         name: value

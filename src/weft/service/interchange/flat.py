@@ -1,4 +1,8 @@
-"""Importers of trees whose nodes name their parents."""
+"""Importers of trees whose nodes name their parents.
+
+They return each tree of a file as a `Sketch`: a tree of texts, from which `import_tree` builds a
+loom.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,10 @@ _MARK = "bookmark"
 
 
 def is_loomsidian(data: object) -> bool:
-    """Return True for the plugin's `data.json`: a state per note, each with nodes."""
+    """Return True for the `data.json` of Loomsidian, a plugin of Obsidian.
+
+    It has a `state` with an entry for each note, which has `nodes`.
+    """
     state = data.get("state") if isinstance(data, dict) else None
     if not isinstance(state, dict) or not state:
         return False
@@ -30,7 +37,12 @@ def is_loomsidian(data: object) -> bool:
 
 
 def loomsidian(data: Any) -> list[Sketch]:
-    """Read the trees of all notes. The plugin's settings, with its API keys, are ignored."""
+    """Read Loomsidian's `data.json`: one tree for each note.
+
+    The plugin's settings, which include API keys, are left out.
+
+    data: JSON that `is_loomsidian` accepts. Raises: FormatError if it is broken.
+    """
     sketches = []
     for note, state in data["state"].items():
         where = f"the note {repr_short(note)}"
@@ -57,7 +69,14 @@ def _loomsidian_entries(nodes: object, where: str) -> Iterator[Entry]:
 
 
 def _pairs(nodes: object, where: str) -> Iterator[tuple[str, Json]]:
-    """Yield ids and nodes of an object by id, of a list of nodes, or of a list of pairs."""
+    """Yield (id, node) for the nodes of a note.
+
+    Args:
+        nodes: an object {id: node}, a list of nodes with ids, or a list of [id, node].
+        where: name of the note, for errors.
+
+    Raises: FormatError for anything else.
+    """
     if isinstance(nodes, dict):
         yield from (
             (key, record_of(node, f"node {repr_short(key)}")) for key, node in nodes.items()
@@ -77,14 +96,20 @@ def _pairs(nodes: object, where: str) -> Iterator[tuple[str, Json]]:
 
 
 def is_basemode(data: object) -> bool:
-    """Return True for basemode-loom's export: a list of nodes with parent_id and root_id."""
+    """Return True for the export of the program basemode-loom.
+
+    It has a list of `nodes` with `parent_id` and `root_id`.
+    """
     nodes = data.get("nodes") if isinstance(data, dict) else None
     first = nodes[0] if isinstance(nodes, list) and nodes else None
     return isinstance(first, dict) and "parent_id" in first and "root_id" in first
 
 
 def basemode(data: Any) -> list[Sketch]:
-    """Read basemode-loom's export."""
+    """Read the export of basemode-loom: one tree.
+
+    data: JSON that `is_basemode` accepts. Raises: FormatError if it is broken.
+    """
     entries = []
     for index, given in enumerate(data["nodes"]):
         node = record_of(given, f"node {index}")

@@ -26,20 +26,20 @@ L = TypeVar("L", bound=Loom)
 
 @dataclass(frozen=True, slots=True)
 class ImportLimits:
-    """Limits of an import: size of the file, nodes of all its trees, and nodes on a path."""
+    """Maximum size of an import. A larger file raises FormatError."""
 
-    n_bytes: int = 512 << 20
-    n_nodes: int = 1_000_000
+    n_bytes: int = 512 << 20  # size of the file
+    n_nodes: int = 1_000_000  # nodes of all trees of the file
     height: int = 100_000  # nodes on a path
 
 
 @dataclass(slots=True)
 class Knot:
-    """A node of a `Sketch`: a text that continues its parent's."""
+    """A node of a `Sketch`: a text that continues the text of its parent."""
 
     text: str
-    parent: int = -1  # index of a node before it; -1 for the root
-    terminal: bool = False  # it ended with an end token
+    parent: int = -1  # index in `Sketch.knots` of the parent, which precedes it; -1 for the root
+    terminal: bool = False  # the text ended with an end token
     score: float | None = None
     role: str | None = None  # of a chat message
     display_text: str | None = None  # shown instead of the text
@@ -49,11 +49,14 @@ class Knot:
 
 @dataclass(slots=True)
 class Sketch:
-    """A tree of texts, which an importer returns: parents first, the root at index 0."""
+    """A tree of texts that an importer has read from a file; `build_loom` makes a loom of it.
+
+    The nodes are in `knots`: the root at index 0, and parents before their children.
+    """
 
     title: str = ""
     knots: list[Knot] = field(default_factory=list)
-    at: int = 0  # index of the node where the file's reader was
+    at: int = 0  # index of the node that was selected in the program
     special: bool = False  # parse special tokens in the texts; a template or a model wrote them
     imported: dict[str, Any] = field(default_factory=dict)  # other values of the file
     notes: Counter[str] = field(default_factory=Counter)  # omissions and changes, with counts
@@ -65,7 +68,7 @@ class Sketch:
         return len(self.knots) - 1
 
     def lift(self) -> None:
-        """Make the only child of an empty root the root, because its text is the prompt."""
+        """Remove an empty root that has one child, so that this child's text is the prompt."""
         if self.knots[0].text or sum(knot.parent == 0 for knot in self.knots) != 1:
             return
         empty = self.knots.pop(0)
@@ -80,8 +83,8 @@ class Entry(NamedTuple):
     """A node of a file whose nodes name their parents by id."""
 
     id: str
-    parent: str | None
-    knot: Knot
+    parent: str | None  # id of the parent; None for a root
+    knot: Knot  # the node's text and other values; its `parent` is not set yet
 
 
 _ORPHAN = "nodes without a parent in the file are at the top"
@@ -90,13 +93,14 @@ _ROOTS = "trees in one are below an empty prompt"
 
 
 def linked(entries: Iterable[Entry], *, at: str | None = None, title: str = "") -> Sketch:
-    """Return a sketch of nodes that name their parents, in any order; siblings keep their order.
+    """Return the tree of nodes that name their parents. Siblings keep their order.
 
     If there are several roots, an empty root is added above them.
 
     Args:
-        at: id of the node where the file's reader was.
-        title: title of the tree.
+        entries: the nodes, in any order.
+        at: id of the node that was selected in the program; None: none.
+        title: title of the tree; "" for none.
 
     Raises: FormatError for a duplicate id.
     """
@@ -135,8 +139,9 @@ def linked(entries: Iterable[Entry], *, at: str | None = None, title: str = "") 
 class ImportedLoom(NamedTuple):
     """An imported loom.
 
-    title: its title in the file; "" for none.
-    at: the node where the file's reader was.
+    title: the loom's title in the file; "" for none.
+    loom: the loom.
+    at: the node that was selected in the program; the root if none was.
     """
 
     title: str
@@ -145,7 +150,7 @@ class ImportedLoom(NamedTuple):
 
 
 def check_limits(sketches: Sequence[Sketch], limits: ImportLimits) -> None:
-    """Raise FormatError for trees beyond the limits."""
+    """Raise FormatError if the trees have too many nodes, in total or on one path."""
     n_nodes = sum(len(sketch.knots) for sketch in sketches)
     if n_nodes > limits.n_nodes:
         raise FormatError(f"it has {n_nodes} nodes; an import takes {limits.n_nodes} at most")
@@ -166,9 +171,17 @@ def build_loom(
     loom_class: type[L],
     heddle_class: type[Heddle],
 ) -> ImportedLoom:
-    """Return a sketch as a loom: of tokens with an LM, else of texts. May add notes to the sketch.
+    """Build a loom from a tree of texts.
 
-    The prompt is never templated; the texts below it are tokenized as continuations.
+    The prompt never uses a chat template; the texts below it are tokenized as continuations. Notes
+    about changed data are added to the sketch.
+
+    Args:
+        sketch: the tree.
+        lm: the model that tokenizes the texts; None: a loom of texts without tokens.
+        recognised_as: name of the file's format, stored in the loom's meta.
+        loom_class: class of the root.
+        heddle_class: class of the nodes below.
     """
     root = sketch.knots[0]
     binding = ModelBinding(lm, lm, None if lm is None else lm.tokenizer, is_text=lm is None)

@@ -1,4 +1,8 @@
-"""Import formats, their recognition, and the call `read`."""
+"""Import formats, their recognition, and the call `read`.
+
+An importer returns each tree of a file as a `Sketch`: a tree of texts, from which `import_tree`
+builds a loom.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +32,12 @@ _LIMITS = ImportLimits()
 
 
 class Importer(NamedTuple):
-    """An import format.
-
-    matches: returns True if a file's JSON has this format.
-    sketches: returns the trees in it.
-    """
+    """An import format."""
 
     name: str
-    about: str
-    matches: Callable[[object], bool]
-    sketches: Callable[[Any], list[Sketch]]
+    about: str  # a description of a few words
+    matches: Callable[[object], bool]  # returns True if a file's JSON has this format
+    sketches: Callable[[Any], list[Sketch]]  # returns the trees in a file's JSON
 
 
 # By name; a file has the first format that matches it.
@@ -66,11 +66,11 @@ class ImportReport(NamedTuple):
     """The result of an import.
 
     Attributes:
-        looms: the imported looms; each has `title`, `loom`, and `at`, the node where the file's
-            reader was.
-        recognised_as: name of the format.
-        n_nodes: number of nodes of all looms.
-        dropped: what was left out or changed, a sentence each.
+        looms: the imported looms; each has `title`, `loom`, and `at`, the node that was selected in
+            the program.
+        recognised_as: name of the file's format.
+        n_nodes: number of nodes of all looms, including their roots.
+        dropped: descriptions of data that was left out or changed, one sentence each.
     """
 
     looms: tuple[ImportedLoom, ...]
@@ -85,7 +85,10 @@ def formats() -> list[str]:
 
 
 def recognise(data: object) -> str:
-    """Return the format of a file's JSON. Raises: FormatError if it matches no format."""
+    """Return the name of the format of a file's parsed JSON.
+
+    Raises: FormatError if it matches no format.
+    """
     if isinstance(data, dict) and data.get("format") == native.FORMAT:
         return NATIVE
     for importer in IMPORTERS.values():
@@ -170,7 +173,10 @@ def _parsed(source: object, limits: ImportLimits) -> object:
 
 
 def _json(data: bytes) -> object:
-    """Return a file's JSON; a list for JSON lines."""
+    """Parse a file's bytes as JSON, or as JSON lines, which give a list.
+
+    Raises: FormatError if they are neither.
+    """
     try:
         return atomic_files.parse_json(data)
     except ValueError as problem:
@@ -185,9 +191,10 @@ def _json(data: bytes) -> object:
 
 
 def _is_lines(data: bytes) -> bool:
-    """Return True if a file that is no JSON has JSON lines: its first line is an object or a list.
+    """Return True if a file has several lines, and the first is a JSON object or list on its own.
 
-    False for one JSON text over many lines that is cut off, so that its own error is reported.
+    Called for a file that is not JSON. For a cut-off JSON text over several lines it returns
+    False, so that the error of that text is reported.
     """
     lines = [line for line in data.splitlines() if line.strip()]
     try:
@@ -246,7 +253,10 @@ def _read_native(
 
 
 def _parse_trees(name: str, data: object) -> list[Sketch]:
-    """Return the trees in a file. Any error of an importer becomes a FormatError."""
+    """Return the trees in a file's JSON. Any error of the importer becomes a FormatError.
+
+    name: name of the format.
+    """
     try:
         importer = IMPORTERS.get(name)
         sketches = _call_importer(name, data) if importer is None else importer.sketches(data)
@@ -272,7 +282,12 @@ def _other_importers() -> list[str]:
 
 
 def _call_importer(name: str, data: object) -> list[Sketch] | None:
-    """Return the trees of another package's importer; None if the file is not of its format."""
+    """Return the trees that another package's importer reads from a file's JSON.
+
+    Returns None if the file does not have its format.
+
+    name: name of the importer, which is that of its format.
+    """
     (point,) = entry_points(group=ENTRY_POINT_GROUP, name=name)
     sketches: list[Sketch] | None = point.load()(data)
     return sketches

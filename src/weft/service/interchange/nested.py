@@ -1,4 +1,8 @@
-"""Importers of nested trees: N8Loom's export, and files of the Python loom."""
+"""Importers of nested trees: N8Loom's export, and files of socketteer/loom.
+
+socketteer/loom is the Python program named Loom. The importers return each tree of a file as a
+`Sketch`: a tree of texts, from which `import_tree` builds a loom.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +26,17 @@ _CONTROL = re.compile(
 
 
 def is_n8loom(data: object) -> bool:
-    """Return True for N8Loom's export."""
+    """Return True for N8Loom's export: nested nodes with one of N8Loom's own fields."""
     return is_nested(data) and any(name in data for name in _N8LOOM)  # type: ignore[operator]
 
 
 def n8loom(data: Any) -> list[Sketch]:
-    """Read nested text, children and terminal. The texts are already templated."""
+    """Read N8Loom's export: one tree.
+
+    Its texts contain the chat template's special tokens, which an import with an LM parses.
+
+    data: JSON that `is_n8loom` accepts. Raises: FormatError if it is broken.
+    """
     sketch = _walked(data)
     sketch.special = True
     root = sketch.knots[0]
@@ -40,12 +49,15 @@ def n8loom(data: Any) -> list[Sketch]:
 
 
 def is_python_loom(data: object) -> bool:
-    """Return True for a file of the Python loom: a nested root, with chapters and memories."""
+    """Return True for a file of socketteer/loom: an object whose `root` is a nested node."""
     return isinstance(data, dict) and is_nested(data.get("root"))
 
 
 def python_loom(data: Any) -> list[Sketch]:
-    """Read a file of the Python loom."""
+    """Read a file of socketteer/loom: one tree.
+
+    data: JSON that `is_python_loom` accepts. Raises: FormatError if it is broken.
+    """
     sketch = _walked(data["root"])
     selected = data.get("selected_node_id")
     if isinstance(selected, str):
@@ -56,12 +68,18 @@ def python_loom(data: Any) -> list[Sketch]:
 
 
 def is_nested(data: object) -> bool:
-    """Return True for a node with text and children and nothing else that identifies a format."""
+    """Return True for a node with text and children.
+
+    Other formats have these too, so this one is checked last.
+    """
     return isinstance(data, dict) and isinstance(data.get("text"), str) and "children" in data
 
 
 def nested(data: Any) -> list[Sketch]:
-    """Read nested text and children, as in older files of the Python loom."""
+    """Read nested nodes, as in older files of socketteer/loom: one tree.
+
+    data: JSON that `is_nested` accepts. Raises: FormatError if it is broken.
+    """
     return [_walked(data)]
 
 

@@ -17,17 +17,19 @@ BOOKMARK = "bookmark"  # key in a node's meta: its label
 
 
 def bookmark_of(node: Heddle) -> str | None:
-    """Return a node's bookmark; None without one."""
+    """Return the label of a node's bookmark, which its meta contains; None without one."""
     label = node.meta.get(BOOKMARK)
     return None if not label else label if isinstance(label, str) else BOOKMARK
 
 
 def ranking(by: str | Rank, bookmark: Label) -> Rank:
-    """Return a function that ranks siblings.
+    """Return a function that returns a node's rank among its siblings; higher is better.
 
-    by: "score", "bookmark" (bookmarked ones first), or a function of a node.
+    Args:
+        by: "score", "bookmark" (nodes with a bookmark first), or a function of a node.
+        bookmark: returns a node's bookmark, or None.
 
-    Raises: ConfigError.
+    Raises: ConfigError for another value of `by`.
     """
     if callable(by):
         return by
@@ -41,10 +43,15 @@ def ranking(by: str | Rank, bookmark: Label) -> Rank:
 def pair_lines(
     part: Selection, *, by: str | Rank = "score", bookmark: Label = bookmark_of
 ) -> Iterator[str]:
-    """Yield a JSON object per pair: {"prompt", "chosen", "rejected"}, the format of trainers.
+    """Yield JSON lines with preference pairs: {"prompt", "chosen", "rejected"}, as for DPO.
 
     Of each node's children, the best is chosen. Each other text with a lower rank is rejected once.
-    A loom of chat turns gives messages, others give texts.
+    The values are lists of messages for a loom of chat turns, else texts.
+
+    Args:
+        part: the part of the loom.
+        by: how siblings are ranked; see `ranking`.
+        bookmark: returns a node's bookmark, or None.
 
     Raises: ConfigError if no siblings differ.
     """

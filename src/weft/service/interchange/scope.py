@@ -21,7 +21,7 @@ class Scope(StrEnum):
 
     @classmethod
     def from_name(cls, name: str) -> Scope:
-        """Return the scope of this name. Raises: ConfigError."""
+        """Return the scope of this name. Raises: ConfigError for another name."""
         try:
             return cls(name)
         except ValueError:

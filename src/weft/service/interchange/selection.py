@@ -16,7 +16,9 @@ from .scope import Scope
 class Selection:
     """A copy of the part of a loom to export; the original may grow meanwhile.
 
+    loom: the root of the copy.
     node: the end of the path, or the top of the subtree, in the copy; the root for a tree.
+    scope: the part that was copied.
     numbers: node numbers by id.
     """
 
@@ -32,11 +34,17 @@ class Selection:
 
 
 def select(node: Heddle, scope: Scope, numbers: Mapping[str, int] | None = None) -> Selection:
-    """Copy the part of a node's loom in the scope, with its ids. Changes nothing.
+    """Copy a part of a node's loom. The copied nodes keep their ids.
 
-    numbers: the order of children; None: the order of their calls.
+    Args:
+        node: the end of the path, or the top of the subtree; any node for a tree.
+        scope: the part.
+        numbers: node numbers by id, which give the order of children. None: the nodes are numbered
+            in the order in which they were generated.
 
-    Raises: ConfigError for a node that is in no loom. Cost: O(nodes in the loom).
+    Raises: ConfigError for a node that is in no loom.
+
+    Cost: O(nodes in the loom).
     """
     path = node.path
     loom = path[0]

@@ -16,7 +16,7 @@ _INDENT = 10  # maximum number of indented levels of a list, to limit its width
 
 
 def text_lines(part: Selection) -> Iterator[str]:
-    """Yield the path's text, or a drawing of the tree."""
+    """Yield the text of a path; for other scopes, the lines of a drawing of the tree."""
     if part.scope is Scope.PATH:
         yield path_text(part).rstrip("\n") + "\n"
         return
@@ -24,7 +24,11 @@ def text_lines(part: Selection) -> Iterator[str]:
 
 
 def path_text(part: Selection) -> str:
-    """Return prompt and path as one text; a chat's prompt is a separate paragraph."""
+    """Return the prompt and the texts of the path as one text.
+
+    If the prompt used a chat template, it is a separate paragraph. If the nodes have chat roles,
+    the text is a list of messages with their roles.
+    """
     loom, path = part.loom, part.node.path
     if any(ROLE in node.meta for node in path):
         return "\n\n".join(f"{m['role']}: {m['content'] or ''}" for m in messages_of(path))
@@ -34,7 +38,12 @@ def path_text(part: Selection) -> str:
 
 
 def markdown_lines(part: Selection, *, name: str = "") -> Iterator[str]:
-    """Yield front matter with model and seeds, then the path, or the tree as a nested list."""
+    """Yield a Markdown file: YAML front matter, then the path or the tree.
+
+    The front matter has the model and the seeds. A tree is a nested list.
+
+    name: the loom's name, which the front matter contains; "" for none.
+    """
     lines = [*_front_matter(part, name), ""]
     if part.scope is Scope.PATH:
         lines += _path_rows(part)
@@ -84,7 +93,10 @@ def _path_rows(part: Selection) -> list[str]:
 
 
 def markdown_list(root: Heddle) -> list[str]:
-    """Return a tree as a nested Markdown list; leaves with equal texts are one item, ×n."""
+    """Return the lines of a tree as a nested Markdown list.
+
+    Leaves of one node with equal texts are one item, with ×n for their number.
+    """
     lines: list[str] = []
     stack = [([root], 0)]
     while stack:

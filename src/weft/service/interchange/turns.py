@@ -20,7 +20,9 @@ Message = dict[str, Any]
 
 
 def messages_of(path: Sequence[Heddle]) -> list[Message]:
-    """Return a path, from the root on, as chat messages.
+    """Return a path as chat messages: dicts with "role" and "content".
+
+    path: the nodes from the root on.
 
     A node with a role, or with a user text, is a message of its own. Other text belongs to the
     assistant, and a prompt without a chat template to the user.
@@ -60,12 +62,15 @@ def _message(node: Heddle, role: str) -> Message:
 
 
 def path_ends(part: Selection) -> list[Heddle]:
-    """Return the ends of a part's paths: its node, or the leaves below it, in order."""
+    """Return the last nodes of the paths in a selection, in order.
+
+    These are its node for a path, else the leaves.
+    """
     return [part.node] if part.scope is Scope.PATH else part.node.leaves
 
 
 def message_lines(part: Selection) -> Iterator[str]:
-    """Yield a JSON object per path: {"messages": […]}. Equal paths give one line."""
+    """Yield JSON lines, {"messages": […]} for each path. Equal paths give one line."""
     lines = set()
     for end in path_ends(part):
         line = json.dumps({"messages": messages_of(end.path)}, ensure_ascii=False)

@@ -12,13 +12,19 @@ USER_TEXT_KEY = "said"  # key in a node's meta: the user's text without the temp
 
 
 def user_text_of(node: Heddle) -> str | None:
-    """Return the user's text of a node; None for generated and added text."""
+    """Return a node's user message as it was typed, without the chat template.
+
+    Returns None for a node that is not a user message.
+    """
     user_text = node.meta.get(USER_TEXT_KEY)
     return user_text if isinstance(user_text, str) else None
 
 
 def joined_text(nodes: Sequence[Heddle]) -> str:
-    """Return the text of nodes below a root; user texts are separate paragraphs."""
+    """Return the joined text of consecutive nodes below a root.
+
+    User messages are separate paragraphs, "> " and the message as it was typed.
+    """
     parts = []
     for node in nodes:
         user_text = user_text_of(node)
