@@ -3,8 +3,8 @@
     from weft.constraints import Choice, JsonSchema, Regex
     loom.grow(n=4, constraint=Regex("[0-9]+"))
 
-`constraint=` also takes a Pydantic class, another type (`int`, `Literal["yes", "no"]`, `list[str]`,
-a dataclass, a TypedDict), a function, a JSON-schema dict, or a set of token ids.
+`constraint=` also takes a Pydantic class, a function, a JSON-schema dict, or a set of token ids.
+Other types work too: `int`, `Literal["yes", "no"]`, `list[str]`, a dataclass, a TypedDict.
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ class JsonSchema(Grammar):
     """JSON that fits a schema. No object has a name twice.
 
     Args:
-        schema: a mapping, JSON text, True, a Pydantic class, another Python type (`int`,
-            `list[str]`, a dataclass, a TypedDict, …) or a function, whose arguments are an object.
-            Kept as JSON text.
+        schema: a mapping, JSON text, True, a Pydantic class or another Python type (`int`,
+            `list[str]`, a dataclass, a TypedDict, …). For a function, the JSON is an object of its
+            arguments. Kept as JSON text.
         whitespace: "compact": one space after `,` and `:`, and no other. "flexible": an optional
             space after `:`; after `,` and inside brackets nothing, a space, or a line end with at
             most 32 spaces or 32 tabs.

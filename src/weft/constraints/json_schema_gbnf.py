@@ -52,8 +52,9 @@ def json_schema_to_grammar(schema: Mapping[str, Any] | str, *, open_objects: boo
         open_objects: also allow unlisted properties where `properties` comes without
             `additionalProperties`, as the JSON Schema standard does.
 
-    Raises: GrammarError with the JSON pointer of a keyword that GBNF cannot express (`pattern`,
-    known formats, bounds of fractions, …) or that no JSON fits; `JsonSchema` supports far more.
+    Raises: GrammarError for a keyword that GBNF cannot express (`pattern`, known formats, bounds of
+        fractions, …) or that no JSON fits. It has the keyword's JSON pointer. `JsonSchema` supports
+        far more keywords.
     """
     try:
         value = json.loads(schema) if isinstance(schema, str) else schema

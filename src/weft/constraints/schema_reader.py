@@ -1,7 +1,7 @@
 """Read JSON schemas: resolve references, combine options, and test values.
 
-Several schemas limit a place in a JSON text at once: the keywords beside a `$ref`, each part of an
-`allOf`, one option of an `anyOf`. A `Variant` is one combination of such parts.
+Several schemas can limit a place in a JSON text at once: the keywords next to a `$ref`, each part
+of an `allOf`, one option of an `anyOf`. A `Variant` is one combination of such parts.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class Variant:
     """One combination of options at a place: a value must satisfy every part.
 
     parts: schemas; their `$ref`, `allOf`, `anyOf` and `oneOf` are resolved into further parts.
-    types: the JSON types that are left.
-    values: the values that are left if a part has `const` or `enum`, else None.
-    is_open: unlisted properties are allowed beside `properties` without `additionalProperties`.
+    types: the JSON types that all parts allow.
+    values: the values that all parts allow, if one has `const` or `enum`; else None.
+    is_open: `properties` without `additionalProperties` also allows unlisted properties.
     """
 
     parts: Parts
@@ -73,11 +73,14 @@ class Variant:
         return [part for part in self.parts if any(word in part for word in keywords)]
 
     def limits(self, type_name: str) -> bool:
-        """Return True if a keyword limits values of a type."""
+        """Return True if a keyword of some part limits values of a JSON type."""
         return bool(self.with_any(*KEYWORDS_OF[type_name]))
 
     def counts(self, lowest: str, highest: str) -> tuple[int, int | None]:
-        """Return the smallest and largest count that all parts allow; None means no limit."""
+        """Return the smallest and largest count that all parts allow; None means no limit.
+
+        lowest, highest: the keywords of the limits, such as "minItems" and "maxItems".
+        """
         lows = [int(part[lowest]) for part in self.with_any(lowest)]
         highs = [int(part[highest]) for part in self.with_any(highest)]
         return max(lows, default=0), min(highs) if highs else None
@@ -87,12 +90,12 @@ class Variant:
         return [key for part in self.with_any("required") for key in part["required"]]
 
     def keys(self) -> list[str]:
-        """Return the names of listed properties in order, then those that are only required."""
+        """Return the names of listed properties in order, then those of other required ones."""
         listed = [key for part in self.with_any("properties") for key in part["properties"]]
         return list(dict.fromkeys([*listed, *self.required()]))
 
     def property(self, key: str) -> list[Schema]:
-        """Return the schemas of a property's value."""
+        """Return all schemas that the value of the property `key` must fit."""
         schemas: list[Schema] = []
         for part in self.parts:
             patterns = part.get("patternProperties", {})
@@ -110,11 +113,14 @@ class Variant:
         return list(dict.fromkeys(pattern for group in groups for pattern in group))
 
     def matches_pattern(self, key: str) -> bool:
-        """Return True if a pattern of `patternProperties` is found in a name."""
+        """Return True if a pattern of `patternProperties` matches a part of a name."""
         return any(matches(pattern, key) for pattern in self.patterns())
 
     def others(self, matched: Sequence[str] = ()) -> list[Schema]:
-        """Return the schemas of an unlisted property whose name matches some patterns only."""
+        """Return the schemas of the value of an unlisted property.
+
+        matched: the patterns of `patternProperties` that its name matches.
+        """
         schemas: list[Schema] = []
         is_closed = not self.is_open and not matched and not self.with_any("additionalProperties")
         if is_closed and self.with_any("properties"):
@@ -126,11 +132,11 @@ class Variant:
         return schemas
 
     def prefix_items(self) -> int:
-        """Return how many items have a schema of their own."""
+        """Return how many items at an array's start have a schema of their own."""
         return max((len(_prefix(part)) for part in self.parts), default=0)
 
     def item(self, number: int) -> list[Schema]:
-        """Return the schemas of one item."""
+        """Return all schemas that an array's item must fit. number: its index."""
         schemas: list[Schema] = []
         for part in self.parts:
             prefix = _prefix(part)
@@ -139,7 +145,10 @@ class Variant:
 
 
 def _prefix(part: Mapping[str, Any]) -> Sequence[Schema]:
-    """Return the schemas of the first items. Before draft 2020-12 `items` was their list."""
+    """Return the schemas of an array's first items: `prefixItems`, or `items` if it is a list.
+
+    Drafts before 2020-12 have the list in `items`.
+    """
     prefix: Sequence[Schema] = part.get("prefixItems", ())
     return part["items"] if isinstance(part.get("items"), list) else prefix
 
@@ -151,7 +160,7 @@ def _rest(part: Mapping[str, Any]) -> Schema:
 
 
 class SchemaReader:
-    """The combinations of options in a schema, and whether values fit it."""
+    """Reads a JSON schema: it resolves references and combines options, and tests values."""
 
     def __init__(self, schema: Schema, *, is_open: bool) -> None:
         self.schema = schema
@@ -182,7 +191,7 @@ class SchemaReader:
                     stack.append((inner, f"{path}/{step}", resource))
 
     def path(self, schema: Any) -> str:
-        """Return the JSON pointer of a subschema, "#" for one from elsewhere."""
+        """Return the JSON pointer of a subschema; "#" for a schema that is not in this one."""
         return self.paths.get(id(schema), "#")
 
     def resource(self, schema: Any) -> str:
@@ -196,7 +205,10 @@ class SchemaReader:
     # Combinations of options ----------------------------------------------------------------------
 
     def variants(self, schemas: Sequence[Schema]) -> list[Variant]:
-        """Return the combinations of options at a place that some value may fit."""
+        """Return the combinations of options at a place that is limited by all given schemas.
+
+        Combinations that no value can fit are left out.
+        """
         crossed = self._crossed([self._options(schema, ()) for schema in schemas])
         variants = (self._variant(parts) for parts in crossed)
         return [variant for variant in variants if variant is not None]
@@ -211,7 +223,10 @@ class SchemaReader:
         return combined
 
     def _options(self, schema: Schema, through: tuple[int, ...]) -> list[Parts]:
-        """Return the parts of each combination of a schema's options."""
+        """Return the parts of each combination of a schema's options.
+
+        through: ids of the schemas whose references led here, to find endless references.
+        """
         self.check(schema)
         if isinstance(schema, bool):
             return [()] if schema else []
@@ -241,7 +256,10 @@ class SchemaReader:
 
     @staticmethod
     def condition(schema: Mapping[str, Any]) -> Schema | None:
-        """Return the schema that an `if` with a constant result selects; None if it varies."""
+        """Return the schema (`then` or `else`) that an `if` with a constant result selects.
+
+        None if the result depends on the value.
+        """
         if is_trivial(schema["if"]):
             applied: Schema = schema.get("then", True)
             return applied
@@ -250,7 +268,13 @@ class SchemaReader:
     def _one_of(
         self, schema: Mapping[str, Any], beside: list[Parts], through: tuple[int, ...]
     ) -> list[Parts]:
-        """Return the options of a oneOf. No value may fit two of them."""
+        """Return the options of a `oneOf`. Raises GrammarError if a value could fit two of them.
+
+        Args:
+            schema: the schema with the `oneOf`.
+            beside: combinations of its other keywords.
+            through: as for `_options`.
+        """
         options = [self._options(option, through) for option in schema["oneOf"]]
         for one, other in combinations(options, 2):
             if any(self._may_fit((*a, *b, *c), 4) for a in one for b in other for c in beside):
@@ -281,7 +305,10 @@ class SchemaReader:
         return Variant(parts, types, allowed, self.is_open)
 
     def _may_fit(self, parts: Parts, depth: int) -> bool:
-        """Return False if certainly no value fits all parts; looks `depth` properties deep."""
+        """Return False if it is certain that no value fits all parts.
+
+        depth: how many levels of properties to look into.
+        """
         variant = self._variant(parts)
         if variant is None:
             return False
@@ -301,9 +328,9 @@ class SchemaReader:
     # Values ---------------------------------------------------------------------------------------
 
     def fits(self, value: Any, schema: Schema, *, known: str = "") -> bool:
-        """Return True if a value fits a schema. Formats are annotations here.
+        """Return True if a JSON value fits a schema; `format` is ignored.
 
-        known: a keyword that the caller has already checked.
+        known: a keyword that the caller has checked already, which is skipped.
         """
         self.check(schema)
         if isinstance(schema, bool):
@@ -418,7 +445,7 @@ class SchemaReader:
         return target
 
     def check(self, schema: Any) -> None:
-        """Raise GrammarError if a value is no schema, or a keyword has an impossible value."""
+        """Raise GrammarError if `schema` is no schema, or a keyword in it has an invalid value."""
         if isinstance(schema, bool):
             return
         if not isinstance(schema, Mapping):
@@ -430,7 +457,7 @@ class SchemaReader:
 
 
 def is_trivial(schema: Any) -> bool:
-    """Return True if a schema limits nothing, whatever it annotates."""
+    """Return True if a schema limits nothing; annotations such as `title` do not count."""
     if isinstance(schema, Mapping):
         return LIMITING.isdisjoint(schema)
     return schema is True
@@ -442,14 +469,20 @@ def _types_of(type_names: str | Sequence[str]) -> set[str]:
 
 
 def _discriminator(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the part that OpenAPI's `discriminator` adds: all options have the property."""
+    """Return the schemas that OpenAPI's `discriminator` adds: its property is required.
+
+    [] without a discriminator.
+    """
     discriminator = schema.get("discriminator")
     name = discriminator.get("propertyName") if isinstance(discriminator, Mapping) else None
     return [{"required": [name]}] if isinstance(name, str) else []
 
 
 def _excluded_types(schema: Any) -> set[str] | None:
-    """Return the types that a `not` excludes; None if it excludes anything else."""
+    """Return the JSON types that a `not` excludes; None if it excludes more than types.
+
+    schema: the value of `not`.
+    """
     if schema is False:
         return set()
     if not isinstance(schema, Mapping) or set(schema) & LIMITING != {"type"}:
@@ -459,17 +492,20 @@ def _excluded_types(schema: Any) -> set[str] | None:
 
 
 def is_unresolved_not(schema: Any) -> bool:
-    """Return True if a `not` excludes more than types."""
+    """Return True if a `not` excludes more than JSON types. schema: its value."""
     return _excluded_types(schema) is None
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Return True if a pattern of a schema is found in a text. Raises: re.error."""
+    """Return True if a schema's pattern matches a part of a text. Raises: re.error."""
     return re.search(pattern, text, re.ASCII) is not None
 
 
 def bounds(variant: Variant) -> tuple[tuple[Any, bool] | None, tuple[Any, bool] | None]:
-    """Return the lower and upper bound of a number: (value, is the value itself excluded)."""
+    """Return the lower and the upper bound of a number; None means no bound.
+
+    A bound is a pair of a value and a flag: the value itself is excluded.
+    """
     lows: list[tuple[Any, bool]] = []
     highs: list[tuple[Any, bool]] = []
     for part in variant.parts:
@@ -555,7 +591,7 @@ def _containers(part: Any) -> list[Any]:
 
 
 def is_number(value: Any) -> bool:
-    """Return True for a JSON number."""
+    """Return True for a JSON number; True and False are none."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -610,7 +646,7 @@ _FORMS: dict[str, Callable[[Any], bool]] = {
 
 
 def types_of(value: Any) -> set[str]:
-    """Return the types of a JSON value."""
+    """Return the JSON types of a value: "integer" and "number" for an integer, else one."""
     if isinstance(value, bool):
         return {"boolean"}
     if isinstance(value, int | float):

@@ -1,4 +1,4 @@
-"""`TokenLimits`: limits on token ids, beside another constraint or without one."""
+"""`TokenLimits`: limits on token ids, with or without another constraint."""
 
 from __future__ import annotations
 
