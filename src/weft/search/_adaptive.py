@@ -104,16 +104,19 @@ class Thompson:
         return [WorkItem(node, n=times * self.widen, by=by) for (node, by), times in drawn.items()]
 
     def record(self, search: Search, candidates: Sequence[Heddle]) -> Sequence[Heddle]:
-        """Check the scores; they are in the tree already."""
+        """Return the new nodes, best first; raise ConfigError for scores outside 0 to 1."""
         check_shares(candidates, "value returned {} for a node")
         return ranked(search.in_order(candidates))
 
     def best(self, search: Search) -> Sequence[Heddle]:
-        """Return the paths to answer with, best first."""
+        """Return the nodes in the order of `judge.paths`."""
         return paths(search)
 
     def _writer(self, node: Heddle, frontier: Frontier, rng: Random) -> str | None:
-        """Draw the proposer for a node; None if there is only one."""
+        """Draw one of several proposers for a node by Thompson sampling; return its name.
+
+        None if there is only one proposer.
+        """
         names = self.proposer.open_sources(node)
         if len(self.proposer.sources) == 1:
             return None
@@ -125,7 +128,10 @@ class Thompson:
 
 
 def check_shares(nodes: Iterable[Heddle], what: str) -> None:
-    """Raise ConfigError for a node whose score is not from 0 to 1; `what` formats the score."""
+    """Raise ConfigError for a node whose score is not from 0 to 1.
+
+    what: the start of the message; {} in it stands for the score.
+    """
     for node in nodes:
         if not 0 <= (node.score or 0.0) <= 1:
             raise ConfigError(
@@ -135,7 +141,10 @@ def check_shares(nodes: Iterable[Heddle], what: str) -> None:
 
 
 def descend(start: Heddle, frontier: Frontier, open_ids: set[str], rng: Random) -> Heddle:
-    """Descend from the start by draws, to the node to widen."""
+    """Return the node to widen: descend from the start, by a draw at each node.
+
+    open_ids: ids of nodes at or below which there is work; others are not entered.
+    """
     node = start
     while True:
         steps = frontier.steps[node.id]
@@ -165,5 +174,8 @@ def posterior(scores: Iterable[float], rng: Random) -> float:
 
 
 def beta(n: int, total: float, rng: Random) -> float:
-    """Draw from the Beta posterior of `n` scores with this sum."""
+    """Draw a number from 0 to 1 from the Beta posterior of `n` scores whose sum is `total`.
+
+    Each score counts as `TRUST` coin tosses.
+    """
     return rng.betavariate(1 + TRUST * total, 1 + TRUST * (n - total))

@@ -135,7 +135,14 @@ def answers_only(
     *,
     temperature: float,
 ) -> Settings:
-    """Read the options of a search that grows full answers and completes none."""
+    """Return the validated options of a search that grows full answers and completes none.
+
+    Args:
+        call: the search, for error messages.
+        options: the caller's options.
+        without: options that it does not accept, besides those that all such searches reject.
+        temperature: its default.
+    """
     if options.get("line_constraint") is not None:
         raise ConfigError(
             f"line_constraint has no meaning for {call.__name__}, which writes full answers: give "
@@ -155,7 +162,10 @@ def answers_only(
 
 
 class Votes(Judge):
-    """Scores full answers by the caller's value; without one, by votes."""
+    """Scores full answers by the caller's value, else by likelihood.
+
+    If the engine cannot compute likelihoods, scores are 0, and votes decide.
+    """
 
     def _scores(self, nodes: list[Heddle]) -> Steps[list[float]]:
         search = self.search
@@ -164,7 +174,7 @@ class Votes(Judge):
         return (yield from super()._scores(nodes))
 
     def check_engine(self) -> None:
-        """Accept every engine: without likelihoods, votes decide."""
+        """Accept every engine, because votes decide if likelihoods are missing."""
 
 
 def _can_score(lm: LM, nodes: Sequence[Heddle]) -> bool:
@@ -175,10 +185,12 @@ def _can_score(lm: LM, nodes: Sequence[Heddle]) -> bool:
 
 
 class Answers:
-    """`n` full answers; `state["answers"]` has the ids of each round's answers.
+    """The algorithm that draws `n` full answers and ranks them.
 
-    extract: None counts no votes.
-    is_checked: only accepted answers compete, if there are any.
+    `search.state["answers"]` has the ids of each round's answers.
+
+    extract: returns the answer in a text, for votes. None counts no votes.
+    is_checked: if there is a checker, only answers that it accepts get votes.
     """
 
     def __init__(self, n: int, extract: Extract | None, *, is_checked: bool = True) -> None:
@@ -188,7 +200,7 @@ class Answers:
         self._writers: list[str] = []
 
     def writer(self, search: Search) -> Proposer:
-        """Return the proposer of full answers, each within the budget."""
+        """Return the proposer of full answers; their length is limited to the token budget."""
         proposer = Proposer(
             search,
             n_continue=1,
@@ -213,7 +225,10 @@ class Answers:
         return [WorkItem(search.start, n=share, by=by) for by, share in shares.items()]
 
     def record(self, search: Search, candidates: Sequence[Heddle]) -> Sequence[Heddle]:
-        """Count the votes; without a value of the caller's they are the scores."""
+        """Record the ids of the answers; return all answers, best first.
+
+        Without a value of the caller's, the score of an answer is its share of the votes.
+        """
         if any(node.finish_reason == "length" for node in candidates):
             search.meter.max_row_tokens()  # records the budget if that cut an answer
         ids = [node.id for node in search.in_order(candidates)]

@@ -103,7 +103,7 @@ class UCT:
         return ranked(search.in_order(candidates))
 
     def best(self, search: Search) -> Sequence[Heddle]:
-        """Return the paths to answer with, best first."""
+        """Return the nodes in the order of `judge.paths`."""
         return paths(search)
 
     def _picked(self, start: Heddle, frontier: Frontier) -> list[Heddle]:
@@ -128,7 +128,13 @@ class UCT:
 def uct(
     visits: Mapping[str, int], total: Mapping[str, float], above: int, exploration: float
 ) -> dict[str, float]:
-    """Return the upper confidence bound of each child that has visits."""
+    """Return the upper confidence bound of each child that has visits, by id.
+
+    Args:
+        visits, total: number of visits and sum of values, by the child's id.
+        above: the visits of the parent.
+        exploration: the weight of the uncertainty.
+    """
     spread = math.log(max(above, 1))
     return {
         each: total[each] / n + exploration * math.sqrt(spread / n) for each, n in visits.items()

@@ -104,7 +104,11 @@ asmc = awaitable(smc)
 
 
 class Potential(Judge):
-    """Scores a node by its log potential: the caller's, or the log of its value."""
+    """Scores a node by its log potential.
+
+    That is the result of the caller's `potential`, or the log of the node's value. Without either
+    and without a checker, it is 0.
+    """
 
     def __init__(self, search: Search, potential: Callable[[Any], Any] | None) -> None:
         if potential is not None:
@@ -129,7 +133,8 @@ class Potential(Judge):
 class Particles:
     """The particle filter.
 
-    `state["at"]` has each round's particles (id, log weight) and log evidence.
+    `search.state["at"]` has, for each round, the particles as (node id, log weight), and the log
+    evidence of all resamplings so far.
     """
 
     def __init__(self, n: int, ess: float, depth: int) -> None:
@@ -145,7 +150,10 @@ class Particles:
         return [WorkItem(node, n=times) for node, times in rows.items() if not search.is_end(node)]
 
     def record(self, search: Search, candidates: Sequence[Heddle]) -> Sequence[Heddle]:
-        """Move the particles to their new nodes, weigh them, and resample if necessary."""
+        """Move the particles to their new nodes, update their weights, and resample if necessary.
+
+        Returns the nodes of the particles, heaviest first.
+        """
         new = defaultdict[str, list[Heddle]](list)
         for node in reversed(search.in_order(candidates)):
             assert node.parent is not None
@@ -199,7 +207,10 @@ class Particles:
         return float(search.state["at"][str(search.round)]["log_z"]) if search.round else 0.0
 
     def _by_weight(self, particles: Sequence[tuple[Heddle, float]]) -> list[Heddle]:
-        """Return the nodes, ordered by the total weight of all particles with the same text."""
+        """Return the particles' nodes, sorted by the total weight of particles with their text.
+
+        particles: pairs of a node and a log weight.
+        """
         mass = defaultdict[str, float](float)
         top = max(weight for _, weight in particles)
         texts = {node: text_of(node) for node, _ in particles}
@@ -209,14 +220,20 @@ class Particles:
 
 
 def _weight_change(node: Heddle, child: Heddle, search: Search) -> float:
-    """Return the change of the log weight: that of the potential, plus `legal_logmass`."""
+    """Return the change of a particle's log weight when it moves from `node` to `child`.
+
+    It is the change of the potential plus the `legal_logmass` of the child's tokens.
+    """
     before = 0.0 if node is search.start else (node.score or 0.0)
     by_another: float = child.meta.get("legal_logmass", 0.0)
     return (child.score or 0.0) - before + math.fsum(child.legal_logmass) + by_another
 
 
 def effective_size(log_weights: Sequence[float]) -> float:
-    """Return (sum of weights)² / sum of squares; n if all are equal."""
+    """Return the effective sample size: (sum of weights)² / sum of squared weights.
+
+    It is the number of weights if all are equal.
+    """
     top = max(log_weights)
     weights = [math.exp(weight - top) for weight in log_weights]
     return math.fsum(weights) ** 2 / math.fsum(w * w for w in weights)
@@ -232,7 +249,9 @@ def log_mean_exp(log_weights: Sequence[float]) -> float:
 
 
 def systematic(log_weights: Sequence[float], rng: Random, n: int | None = None) -> list[int]:
-    """Resample systematically: return `n` indices, each within 1 of its expected count.
+    """Return `n` indices of weights, drawn by systematic resampling.
+
+    How often an index occurs differs by less than 1 from its expected number.
 
     n: None means the number of weights.
     """

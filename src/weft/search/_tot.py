@@ -72,7 +72,10 @@ atot = awaitable(tot)
 
 
 class BreadthFirst:
-    """Expands a level at once; `state["kept"]` has the ids of the nodes that each round kept."""
+    """The algorithm that expands all kept nodes of a level in one round.
+
+    `search.state["kept"]` has the ids of the nodes that each round kept.
+    """
 
     def __init__(self, judge: Judge, breadth: int, depth: int) -> None:
         self.judge = judge
@@ -108,12 +111,12 @@ class BreadthFirst:
         return search.nodes_by_id(search.state["kept"][str(number)]) if number else [search.start]
 
     def _ids(self, search: Search, rounds: int) -> list[list[str]]:
-        """Return the ids that each of the first rounds kept."""
+        """Return, for each of the first `rounds` rounds, the ids of the nodes that it kept."""
         return [search.state["kept"][str(number)] for number in range(1, rounds + 1)]
 
 
 class DepthFirst:
-    """Expands one node at a time: the deepest open one, best first."""
+    """The algorithm that expands one node per round, in depth-first order, best children first."""
 
     def __init__(self, judge: Judge, breadth: int, depth: int) -> None:
         self.judge = judge
@@ -121,7 +124,10 @@ class DepthFirst:
         self.depth = depth
 
     def next_work(self, search: Search) -> Sequence[WorkItem]:
-        """Return lines below the next node, or the answer of a full path."""
+        """Return new lines below the next open node, or its completion if its path is full.
+
+        [] once an answer is known.
+        """
         if self._ended(search):
             return []
         for node in self._descent(search):
@@ -141,7 +147,7 @@ class DepthFirst:
         return ranked(search.in_order(candidates))
 
     def best(self, search: Search) -> Sequence[Heddle]:
-        """Return correct answers first, then full paths, ended ones, and the deepest."""
+        """Return the nodes in the order of `judge.paths`."""
         return paths(search)
 
     def _ended(self, search: Search) -> bool:
@@ -157,7 +163,7 @@ class DepthFirst:
         return search.level(node) - search.level(search.start) >= self.depth
 
     def _descent(self, search: Search) -> list[Heddle]:
-        """Return the nodes in depth-first order, one per state."""
+        """Return the nodes in depth-first order: one per state, up to `breadth` below each node."""
         order, stack = list[Heddle](), [search.start]
         visited: set[object] = set()
         while stack:

@@ -35,7 +35,14 @@ class Callback:
         *,
         allows_minus_inf: bool = True,
     ) -> None:
-        """allows_minus_inf: accept -inf as a number; False if a search averages values."""
+        """Read the function's signature.
+
+        Args:
+            name: the option's name, for error messages.
+            function: the caller's function.
+            default: the argument that it gets if its parameter has another name.
+            allows_minus_inf: accept -inf as a number; False if a search averages values.
+        """
         self.name = name
         self.function = function
         if not callable(function):
@@ -53,7 +60,10 @@ class Callback:
         return self.one == "state"
 
     def call_on(self, nodes: Sequence[Heddle], state_of: StateOf) -> Steps[list[Any]]:
-        """Return its result for each node."""
+        """Call the function and return its result for each node.
+
+        state_of: returns the state of a node.
+        """
         if not nodes:
             return []
         if isinstance(self.function, Scorer):
@@ -139,7 +149,7 @@ def _number(value: object) -> float:
 
 
 def _await_all(answers: list[Any]) -> Steps[list[Any]]:
-    """Return the results; awaitables are awaited together."""
+    """Return the answers; those that are awaitable are awaited together and replaced."""
     late = [at for at, answer in enumerate(answers) if isawaitable(answer)]
     if late:
         waited = yield Gather([cast("Awaitable[Any]", answers[at]) for at in late])

@@ -16,8 +16,8 @@ from ..loom.constrained_text import constrained_tokens, healed_constraint
 class ConstrainedTexts:
     """Applies the constraint of a search to texts of functions, tasks and other models.
 
-    Added nodes have `params` with this constraint. Without these, the constraint would restart
-    after the node's text.
+    The nodes that `add` creates have `params` with this constraint. Otherwise the constraint would
+    start again after the node's text.
     """
 
     def __init__(self, lm: LM, constraint: Any) -> None:

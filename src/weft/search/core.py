@@ -310,7 +310,12 @@ class Settings:
 
 
 def _each_line(constraint: Any, sampling: Mapping[str, Any]) -> EachLine:
-    """Return `line_constraint` as a constraint of the full text."""
+    """Return `line_constraint` as a constraint of the full text: `EachLine`.
+
+    sampling: the other parameters; `stop` in it has the line ends.
+
+    Raises: ConfigError if there is a `constraint` too, or lines have no stop string.
+    """
     if sampling.get("constraint") is not None:
         raise ConfigError(
             "constraint is of the full text and line_constraint of each line; leave out one"
@@ -326,7 +331,12 @@ def _each_line(constraint: Any, sampling: Mapping[str, Any]) -> EachLine:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Limits of a search; None is no limit. kv_bytes: KV of its full tree."""
+    """Limits of a search; None means no limit.
+
+    tokens: generated tokens.
+    seconds: wall-clock time.
+    kv_bytes: size of the KV of the full tree.
+    """
 
     tokens: int | None = None
     seconds: float | None = None
@@ -350,7 +360,14 @@ class Meter:
     def __init__(
         self, budget: Budget, seed: int | None, tree_bytes: Callable[[], int] = lambda: 0
     ) -> None:
-        """tree_bytes: returns the size of the tree's KV; `slot_bytes` is that of a token."""
+        """Start counting.
+
+        Args:
+            budget: the limits.
+            seed: the seed of the search; None draws one.
+            tree_bytes: returns the size of the tree's KV in bytes. `slot_bytes` is the size of one
+                token's KV; set it afterwards.
+        """
         self.budget = budget
         self.seed = fresh_seed() if seed is None else check_int("seed", seed, 0)
         self.tree_bytes = tree_bytes
@@ -398,31 +415,42 @@ class Meter:
         return self.stopped == "seconds"
 
     def tokens_left(self) -> float:
-        """Return how many tokens may still be generated."""
+        """Return how many tokens may still be generated; inf without a limit."""
         return math.inf if self.budget.tokens is None else self.budget.tokens - self.tokens
 
     def kv_tokens_left(self) -> float:
-        """Return how many tokens the tree may still grow by."""
+        """Return by how many tokens the tree may still grow; inf without a limit of its KV."""
         if self.budget.kv_bytes is None:
             return math.inf
         return max(self.budget.kv_bytes - self.tree_bytes(), 0) // self.slot_bytes
 
     def max_row_tokens(self) -> float:
-        """Return how many tokens one more row may have; record the budget if that is 0."""
+        """Return how many tokens one more row may have; inf without a limit.
+
+        If that is 0, `stopped` is set to the limit that is reached.
+        """
         limit = min(self.tokens_left(), self.kv_tokens_left())
         if limit < 1:
             self.stopped = "tokens" if self.tokens_left() < 1 else "kv"
         return limit
 
     def fits(self, n_tokens: int) -> bool:
-        """Return True if the tree may grow by this many tokens; else record the budget."""
+        """Return True if the tree may grow by `n_tokens`; else set `stopped` to "kv"."""
         if self.kv_tokens_left() >= n_tokens:
             return True
         self.stopped = "kv"
         return False
 
     def max_rows(self, n: int, max_tokens: int, reserve: int = 0) -> int:
-        """Return how many of `n` rows of full length may start; record the budget if that is 0."""
+        """Return how many of `n` rows may start with the remaining budget.
+
+        If that is 0, `stopped` is set to the limit that is reached.
+
+        Args:
+            n: wanted rows.
+            max_tokens: maximum tokens of a row; each is counted with this length.
+            reserve: tokens of the budget that must be left.
+        """
         paid, tree_bytes = max(self.tokens_left() - reserve, 0), self.kv_tokens_left()
         if min(paid, tree_bytes) < max_tokens:
             self.stopped = "tokens" if paid < max_tokens else "kv"
@@ -431,10 +459,16 @@ class Meter:
     def grow(
         self, at: Sequence[Heddle], *, max_tokens: int, reserve: int = 0, **sampling: Any
     ) -> Steps[list[Heddle]]:
-        """Grow one continuation of each listed node, in one batch; a node may be listed repeatedly.
+        """Grow one continuation of each listed node; return the new nodes.
 
-        Rows start only if the remaining tokens, less `reserve`, cover their full length. Tokens
-        that shorter rows leave unused go to the waiting rows, in order.
+        Rows start only if the remaining budget covers their full length. Tokens that shorter rows
+        leave unused go to the waiting rows, in order. So there may be fewer new nodes than rows.
+
+        Args:
+            at: nodes; a node that is listed repeatedly gets as many continuations.
+            max_tokens: maximum tokens of each continuation.
+            reserve: tokens of the budget that must be left.
+            sampling: further sampling parameters.
         """
         nodes: list[Heddle] = []
         waiting = list(at)
@@ -515,13 +549,21 @@ def lines_of(node: Heddle) -> Lines:
 
 
 def check_branches(name: str, value: int, *, low: int = 1) -> int:
-    """Return a number of branches of one node. Raises: ConfigError outside what is allowed."""
+    """Return `value`, a number of branches of one node. Raises: ConfigError if it is not allowed.
+
+    Args:
+        name: the option's name, for the message.
+        low: the smallest allowed number.
+    """
     return check_int(name, value, low, MAX_N)
 
 
 @dataclass(frozen=True, slots=True)
 class Grow:
-    """One continuation of each row, in one batch; `is_over` is checked after each step."""
+    """Work for the model: one continuation of each node in `rows`, in one batch.
+
+    is_over: called after each step; True ends all rows. None ends none early.
+    """
 
     rows: Sequence[Heddle]
     options: dict[str, Any]
@@ -561,13 +603,13 @@ class Grow:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Logits or scores to read in one batch; generates nothing."""
+    """Work for the model: logits or scores to read in one batch; generates nothing."""
 
     lm: LM
     items: Sequence[Extend]
 
     def run(self, loop: BackgroundLoop) -> list[Any]:
-        """Return the first output of each item."""
+        """Return the first result of each item: each requests one."""
         tickets = self.lm.submit(self.items)
         self.lm.drive(tickets)
         return [ticket.result()[0] for ticket in tickets]
@@ -581,7 +623,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """Awaitables of the caller's async functions, awaited together."""
+    """Work without the model: awaitables of the caller's functions, awaited together."""
 
     items: Sequence[Awaitable[Any]]
 
@@ -652,7 +694,8 @@ async def _cancel_pending() -> None:
 def run(steps: Steps[R], do: Callable[[Work, BackgroundLoop], Any] | None = None) -> R:
     """Run all work of a search and return its result.
 
-    do: runs a piece of work instead of its own `run`.
+    do: called with each piece of work and the event loop, instead of the work's own `run`. None
+        calls `run`.
     """
     with closing(steps), closing(BackgroundLoop()) as loop:
         answer: Any = None

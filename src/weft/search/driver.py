@@ -48,10 +48,13 @@ _PLAIN = (int, float, str, list, tuple)  # types with the same repr in every pro
 
 @dataclass(frozen=True, slots=True)
 class WorkItem:
-    """Work on a node: new next lines, or `n` full answers drawn from it.
+    """Work on a node: new lines below it, or full answers.
 
-    n: number of lines; None takes the proposer's number for the node's level.
-    by: name of one of several proposers; None: all of them.
+    kind: "lines" or "answers".
+    n: number of lines or answers. None means the proposer's number of lines for the node's level,
+    or one answer.
+    temperature: of answers; 0 gives the likeliest one, None the temperature of the search.
+    by: name of one of several proposers; None means all of them.
     """
 
     node: Heddle
@@ -64,22 +67,26 @@ class WorkItem:
 class Algorithm(Protocol):
     """Decides what a search does next.
 
-    It holds numbers only; its knowledge is in the search's tree.
+    An algorithm object has only its parameters. What it knows about the search is in the search's
+    tree and `state`, so that a saved search can continue.
     """
 
     def next_work(self, search: Search) -> Sequence[WorkItem]:
-        """Return the work of this round; none ends the search. Changes nothing."""
+        """Return the work of this round; [] ends the search. Changes nothing."""
         ...
 
     def record(self, search: Search, candidates: Sequence[Heddle]) -> Sequence[Heddle]:
-        """Record a round's scored nodes and return those kept, best first.
+        """Record a round's scored nodes in `search.state`; return the kept ones, best first.
 
-        Idempotent, and independent of the order of `candidates`.
+        Repeated calls, and calls with another order of `candidates`, have the same result.
         """
         ...
 
     def best(self, search: Search) -> Sequence[Heddle]:
-        """Return the paths to answer with, best first; those without an end are completed."""
+        """Return the paths to answer with, best first.
+
+        The search then completes paths without an end, if `search.completes`.
+        """
         ...
 
 
@@ -88,16 +95,25 @@ class Search:
 
     The tree is consistent between calls of the loom.
 
-    value, verifier: the caller's functions.
-    checks: True if a verifier or the task can check answers.
-    over_states: the nodes of the tree stand for states of the caller's.
-    completes: the model continues the best path to its end.
+    value: the caller's `value` or `score`; None without one.
+    verifier: the caller's verifier, or the task's check; None without one.
+    checks: True if there is a verifier.
+    over_states: True if each node has a state of the caller's.
+    completes: True if the model continues the best path to its end.
     """
 
     def __init__(
         self, lm: LM | None, prompt: Prompt, settings: Settings, name: str, **numbers: object
     ) -> None:
-        """numbers: the arguments that define the search; a resumed file must have equal ones."""
+        """Create a search, or restore it from the file to resume.
+
+        Args:
+            lm: the model; None if functions of the caller's do everything.
+            prompt: the prompt, or a node to search below.
+            settings: the validated options.
+            name: the name of the search.
+            numbers: the arguments that define the search; a resumed file must have equal ones.
+        """
         self.lm = lm
         self.settings = settings
         self.round = 0
@@ -220,7 +236,10 @@ class Search:
         return result
 
     def _is_exhausted(self, depth: int) -> bool:
-        """Return True if all paths have ended, some before `depth` lines by the constraint."""
+        """Return True if all paths have ended, and the constraint ended one of them early.
+
+        depth: maximum number of lines of a path.
+        """
         texts = self.constrained_texts
         if texts is None:
             return False
@@ -239,7 +258,7 @@ class Search:
         return bool(closed) or any(map(texts.must_end, early))
 
     def rng(self, what: str = "round") -> Random:
-        """Return the round's own random stream."""
+        """Return a random stream of this round. what: distinguishes several streams of a round."""
         return Random(f"{self.meter.seed}/{what} {self.round}")
 
     def in_order(self, nodes: Sequence[Heddle]) -> list[Heddle]:
@@ -264,7 +283,7 @@ class Search:
         return lines_of(node)
 
     def level(self, node: Heddle) -> int:
-        """Return the number of steps before the node's next one."""
+        """Return the number of steps (lines or states) from the root down to the node."""
         by_lines = self.task is not None and not self.over_states
         return len(lines_of(node)) if by_lines else len(node.path) - 1
 
@@ -277,16 +296,19 @@ class Search:
             node.meta["state"] = _literal(state)
 
     def state_of(self, node: Heddle) -> Any:
-        """Return the caller's state of a node, or the task's state of its lines."""
+        """Return the caller's state of a node, or the task's state of its lines.
+
+        None if there is no task, or the last line is invalid.
+        """
         if self.over_states:
             # Text that the model wrote below a state has that state.
             return next(self.states[n.id] for n in reversed(node.path) if n.id in self.states)
         return None if self.task is None else self.task.state(lines_of(node))
 
     def merge_key(self, node: Heddle) -> Hashable | None:
-        """Return a key; of nodes with equal keys only one is followed.
+        """Return a key of a node's state; of several nodes with equal keys, only one is followed.
 
-        None: the node's state is unknown or wrong, and it is not followed.
+        None if the state is unknown or invalid; such a node is not followed.
         """
         if self.over_states:
             known = node.id in self.states
@@ -301,7 +323,7 @@ class Search:
         return node.id if state is not None and is_full else state
 
     def is_complete(self, node: Heddle) -> bool:
-        """Return True if the node may be an answer, for a checker to verify."""
+        """Return True if the node's text may be a full answer, which a checker can verify."""
         if self.over_states and not self.completes:
             return node.id in self.states
         return node.terminal or not self.completes
@@ -384,7 +406,7 @@ class Search:
     def _work(
         self, items: Sequence[WorkItem], judge: Judge, proposer: Proposer
     ) -> Steps[list[Heddle]]:
-        """Run a round's work; return the new nodes, scored."""
+        """Run a round's work, score the new nodes and return them."""
         lines = [item for item in items if item.kind == "lines"]
         candidates = (yield from proposer.below(lines)) if lines else []
         ends: dict[float | None, list[Heddle]] = {}
@@ -400,7 +422,13 @@ class Search:
         return candidates
 
     def _answer(self, paths: list[Heddle], judge: Judge, proposer: Proposer) -> Steps[SearchResult]:
-        """Complete the best path, and further ones as long as a checker rejects them."""
+        """Return the result of the search.
+
+        If the search completes paths, complete the best one, and further ones while a checker
+        rejects the completions.
+
+        paths: the paths to answer with, best first.
+        """
         best: Heddle | None = None
         if self.done:
             (best,) = self.nodes_by_id([self.state["best"]])
@@ -475,10 +503,7 @@ def _from_literal(written: object, path: str) -> Any:
 
 
 def checksum(loom: Loom, kept: object) -> int:
-    """Return a checksum of the search's own state and of the tree it belongs to.
-
-    Cost: O(tree).
-    """
+    """Return a checksum of the search's saved state `kept` and of its tree. Cost: O(tree)."""
     tree = [
         (node.id, node.tokens, node.logprobs, node.score, node.terminal, node.finish_reason)
         + (node.text if not node.tokens else None, *map(node.meta.get, _NOTES))

@@ -25,7 +25,7 @@ MAX_TEXTS = 512
 class ExactChoice:
     """Draws texts of a `Choice` in proportion to their probabilities after the start node.
 
-    cuts: the token ids of each text.
+    cuts: the token ids of each text, in the order of the choice.
     """
 
     def __init__(self, search: Search, params: SamplingParams, cuts: Sequence[list[int]]) -> None:
@@ -34,7 +34,10 @@ class ExactChoice:
         self.cuts = cuts
 
     def below(self, items: Sequence[WorkItem]) -> Steps[list[Heddle]]:
-        """Draw the given number of texts, and return each as its own node.
+        """Draw texts below a node, as many as its work item wants; return one new node per draw.
+
+        items: exactly one item.
+
 
         `meta["legal_logmass"]` of each node is the log of the summed probability of all texts.
         """

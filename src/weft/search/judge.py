@@ -24,9 +24,9 @@ class Judge:
     A score is the result of `value` or `score`. Without these it is the model's verdict if the task
     words a question, else the likelihood. Without a model it is the checker's verdict.
 
-    as_share: likelihoods are mean token probabilities, 0 to 1, and verified answers score 1 or 0.
-    Otherwise likelihoods are mean logprobs.
-    asks: let the model give verdicts.
+    as_share: scores are from 0 to 1. Likelihoods are mean token probabilities, and the score of an
+    ended path is 1 or 0 if there is a checker. Otherwise likelihoods are mean logprobs.
+    asks: use the model's verdicts, if the task words a question.
     """
 
     def __init__(self, search: Search, *, as_share: bool = False, asks: bool = True) -> None:
@@ -56,7 +56,7 @@ class Judge:
             )
 
     def score(self, nodes: list[Heddle]) -> Steps[None]:
-        """Set the score of each node, and the verdict on each full answer."""
+        """Set the `score` of each node, and `meta["solved"]` of each full answer."""
         yield from self.verify(nodes)
         scores = yield from self._scores(nodes)
         for node, score in zip(nodes, scores, strict=True):
@@ -64,9 +64,11 @@ class Judge:
         self.search.meter.valued += len(nodes)
 
     def verify(self, nodes: Sequence[Heddle], *, cut: bool = False) -> Steps[None]:
-        """Set `meta["solved"]` of each full answer to the checker's verdict, if there is a checker.
+        """Set `meta["solved"]` of each full answer to the checker's verdict.
 
-        cut: verify incomplete ones too.
+        Does nothing without a checker.
+
+        cut: verify the other nodes too, as if their texts were full answers.
         """
         search = self.search
         if search.verifier is not None:
@@ -76,7 +78,11 @@ class Judge:
                 node.meta["solved"] = is_right
 
     def is_hopeless(self, node: Heddle) -> bool:
-        """Return True if the model rules the candidate out, or the checker rejects the answer."""
+        """Return True if a node's score is so low that it is not worth following.
+
+        Only verdicts count, the model's or a checker's. Likelihoods and values of the caller's do
+        not.
+        """
         if self.task is None or (node.terminal and not self.search.checks):
             return False
         return (node.score or 0.0) < HOPELESS
@@ -117,7 +123,7 @@ LIKELY = 0.5
 
 
 def worth_following(search: Search, judge: Judge, candidates: Sequence[Heddle]) -> list[Heddle]:
-    """Return the candidates to follow, best first, one per state."""
+    """Return the candidates that are worth following, best first: only the best one per state."""
     kept: dict[object, Heddle] = {}
     for node in ranked(search.in_order(candidates)):
         key = search.merge_key(node)
@@ -132,7 +138,10 @@ def ranked(nodes: Sequence[Heddle]) -> list[Heddle]:
 
 
 def max_depth(depth: int | None, search: Search) -> int:
-    """Return the number of levels to search below the start."""
+    """Return the number of levels to search below the start.
+
+    depth: the caller's limit; None means the remaining steps of the task, else DEFAULT_DEPTH.
+    """
     given = DEFAULT_DEPTH if depth is None else check_int("depth", depth, 1)
     if search.over_states or search.task is None or search.task.steps is None:
         return given
@@ -141,7 +150,13 @@ def max_depth(depth: int | None, search: Search) -> int:
 
 
 def max_rounds(rounds: int | None, search: Search, *, checked: int, blind: int) -> int:
-    """Return the number of rounds of a search: many only if a checker can end it."""
+    """Return the maximum number of rounds of a search.
+
+    Args:
+        rounds: the caller's number; None takes a default.
+        checked: the default with a checker, which can end the search early.
+        blind: the default without a checker.
+    """
     if rounds is not None:
         return check_int("rounds", rounds, 1)
     return checked if search.checks else blind
@@ -153,12 +168,13 @@ def is_answered(search: Search) -> bool:
 
 
 def paths(search: Search) -> list[Heddle]:
-    """Return candidate nodes for the answer, best first: accepted answers before all others.
+    """Return the scored nodes that could be the answer, best first; accepted ones lead.
 
-    If the model completes the answer, the order is: full paths of a task without an answer, ended
-    paths, then the deepest paths. Otherwise ended paths come first. The caller's score then ranks
-    the nodes; of equal scores deeper nodes come first. Without that score the deepest come first,
-    because likelihood favors short paths.
+    If `search.completes`, next come unfinished paths of at least `task.steps` lines. Then come
+    ended paths by score, and then the others, deepest first.
+
+    Otherwise ended paths come next, and then the others, each by the caller's score and then by
+    depth. Without that score they come by depth first, because likelihood favors short paths.
     """
     nodes = [n for n in search.start.walk() if n is not search.start and n.score is not None]
     if not search.completes:
@@ -190,7 +206,11 @@ def is_step(node: Heddle) -> bool:
 
 
 def is_answer_known(node: Heddle) -> bool:
-    """Return True if the model has completed this path already, from here or from a node above."""
+    """Return True if the model has completed this path already.
+
+    That is so if an answer was drawn below the node. It is also so if the likeliest completion of a
+    node above it starts with this path.
+    """
     text = ""
     for above in reversed(node.path):
         for child in above.children:
@@ -202,16 +222,20 @@ def is_answer_known(node: Heddle) -> bool:
 
 
 class Frontier:
-    """A snapshot of the tree: each scored node counts once for itself and for all nodes above it.
+    """Statistics of a search's tree at one time, and the nodes that can be expanded.
 
-    visits: by node id: number of scored nodes at or below it.
-    total: by node id: sum of their scores.
-    repeats: by node id: number of drawn lines at or below it that existed already.
-    steps: by node id: children to continue from, in order.
+    visits: node id → number of scored nodes at or below the node.
+    total: node id → sum of the scores of these nodes.
+    repeats: node id → number of drawn lines at or below the node that existed already.
+    steps: node id → the node's children that are steps (see `is_step`), in order.
+    closed: ids of the nodes that are not followed.
     """
 
     def __init__(self, search: Search, judge: Judge, depth: int) -> None:
-        """Cost: O(nodes); the text of each path is read once."""
+        """Read the tree. Cost: O(nodes); the text of each path is read once.
+
+        depth: maximum number of levels below the start.
+        """
         self.search = search
         self.depth = depth
         self.nodes = list(search.start.walk())
@@ -223,10 +247,12 @@ class Frontier:
         self.closed = self._closed_ids(judge)
 
     def promising(self, *, anywhere: bool = False) -> list[Heddle]:
-        """Return the paths to complete now, best first: likely full ones without an answer.
+        """Return the paths to complete now: the start, then the others, best first.
 
-        anywhere: accept paths of any length, the start too, because a completion may cost less than
-        a level.
+        These are full paths with a score of at least `LIKELY` that were not completed before. []
+        if the search completes no paths.
+
+        anywhere: accept paths of any length, because a completion may cost less than a level.
         """
         if not self.search.completes:
             return []
@@ -241,14 +267,15 @@ class Frontier:
         return sorted(ranked(nodes), key=lambda node: node is not self.search.start)
 
     def is_full(self, node: Heddle) -> bool:
-        """Return True if no step may follow the node."""
+        """Return True if the path to the node has `depth` levels, so that no step may follow."""
         return self.search.level(node) - self.search.level(self.search.start) >= self.depth
 
     def open(self, taken: Iterable[str] = (), *, widens: bool = False) -> set[str]:
-        """Return the ids of nodes at or below which there is work.
+        """Return the ids of nodes at or below which a node can be expanded.
 
-        taken: ids of nodes whose work is pending.
-        widens: nodes with steps may get more.
+        Args:
+            taken: ids of nodes that are being expanded already; they do not count.
+            widens: nodes that have steps can get more. False: only nodes without steps count.
         """
         busy, open_ids = set(taken), set[str]()
         for node in reversed(self.nodes):
@@ -272,7 +299,11 @@ class Frontier:
             self.repeats[node.id] = known + sum(self.repeats[child.id] for child in below)
 
     def _closed_ids(self, judge: Judge) -> set[str]:
-        """Return the ids of nodes not to follow: ends, hopeless ones, and duplicate states."""
+        """Return the ids of nodes that are not followed.
+
+        These are ended and hopeless paths, nodes whose state occurs before in the tree, and nodes
+        that are no steps.
+        """
         search, closed, keys = self.search, set[str](), set[object]()
         for node in self.nodes:
             if node is search.start:

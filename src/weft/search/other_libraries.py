@@ -208,7 +208,10 @@ def function_for(name: str) -> str | None:
 
 
 def options_for(taken: Container[str]) -> dict[str, str]:
-    """Return other libraries' names of options → the equivalent option among `taken`."""
+    """Return a mapping from other libraries' names of options to Weft's.
+
+    taken: the options that a search accepts; others are left out.
+    """
     answers: dict[str, str] = {}
     for options, others in _OPTIONS.items():
         here = next((option for option in options if option in taken), None)

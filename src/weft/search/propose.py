@@ -27,8 +27,11 @@ N_PROPOSALS = 8
 class Source:
     """A source of lines: a model that continues or suggests, or a function of the caller's.
 
-    by: its name, if there are several.
-    n_continue, n_suggest: lines per node; one number per level.
+    by: its name; "" if it is the only source.
+    lm: the model; None for a function.
+    n_continue, n_suggest: lines per node of either kind; one number per level, the last for all
+    further levels.
+    call: the caller's function; None for a model.
     """
 
     by: str
@@ -59,10 +62,14 @@ class Proposer:
     ) -> None:
         """Create a proposer of a search.
 
-        merges: equal lines below one node are one child.
-        draws: draw from a function's proposals, uniformly, as many as wanted.
-        full_answers: texts of functions must be complete under the constraint.
-        default: the source, unless the caller gives one.
+        Args:
+            search: the search.
+            n_continue, n_suggest: lines per node of either kind; None means as the task advises.
+            merges: equal lines below one node become one child.
+            draws: draw from a function's proposals, uniformly and with repetition, as many as
+                wanted. False takes each proposal once.
+            full_answers: texts of functions must be complete under the constraint.
+            default: the source, unless the caller gives one.
         """
         self.search = search
         self.lm = search.lm
@@ -95,7 +102,13 @@ class Proposer:
         return [each.by for each in self.sources if (each.by, node.id) not in self._empty]
 
     def below(self, items: Sequence[WorkItem]) -> Steps[list[Heddle]]:
-        """Return the distinct candidates below nodes; those of one model grow in one batch."""
+        """Propose lines below nodes; return the distinct candidates.
+
+        The lines of one model grow in one batch. An existing child is a candidate again if its line
+        was proposed once more.
+
+        items: nodes, and how many lines each should get.
+        """
         if self.draw_exactly is not None:
             return (yield from self.draw_exactly(items))
         candidates: list[Heddle] = []
@@ -117,14 +130,22 @@ class Proposer:
         return candidates
 
     def answers(self, nodes: Sequence[Heddle], temperature: float | None) -> Steps[list[Heddle]]:
-        """Return full answers, one below each listed node, within the budget."""
+        """Grow one full answer below each listed node; return the answers.
+
+        If the budget is used up, there are fewer.
+
+        temperature: None means that of the search.
+        """
         room = int(min(self.reserve, self.meter.max_row_tokens()))
         answers = (yield from self._full_answers(nodes, room, temperature)) if room >= 1 else []
         self.meter.candidates += len(answers)
         return answers
 
     def completed(self, path: Heddle) -> Steps[Heddle | None]:
-        """Return the end of a path by greedy decoding; None if the budget is used up."""
+        """Continue a path to its end by greedy decoding; return the new node, with its score.
+
+        None if the budget is used up.
+        """
         room = int(min(self.reserve, self.meter.max_row_tokens()))
         ends = (yield from self._full_answers([path], room, 0.0)) if room >= 1 else []
         for end in ends:
@@ -203,7 +224,11 @@ class Proposer:
     def _full_answers(
         self, nodes: Sequence[Heddle], max_tokens: int, temperature: float | None
     ) -> Steps[list[Heddle]]:
-        """Grow full answers with a line's sampling parameters, except stop and max_tokens."""
+        """Grow one full answer below each listed node, as far as the budget allows.
+
+        The sampling parameters are those of lines, except for `stop`, `max_tokens` and, if given,
+        `temperature`.
+        """
         sampling = {k: v for k, v in self.sampling.items() if k not in ("stop", "max_tokens")}
         if temperature is not None:
             sampling["temperature"] = temperature
@@ -217,9 +242,10 @@ class Proposer:
     # Lines of the caller's function
 
     def _call_function(self, source: Source, items: Sequence[WorkItem]) -> Steps[list[Heddle]]:
-        """Add the function's proposals below the nodes: all of them, or as many as wanted.
+        """Call a function for nodes and add its proposals as children; return these.
 
-        A node without (new) proposals is closed.
+        An item with a number gets as many of the proposals. A node for which the function has no
+        new proposal is closed for this source.
         """
         call, by = source.call, source.by
         assert call is not None
@@ -245,7 +271,10 @@ class Proposer:
         return _distinct(candidates)
 
     def _nodes_to_call(self, by: str, item: WorkItem) -> list[Heddle]:
-        """Return the node as often as the function must be called for it now."""
+        """Return the item's node, repeated as often as the function must be called for it now.
+
+        [] while proposals of an earlier call are left. by: the name of the source.
+        """
         if self._left.get((by, item.node.id)):
             return []
         if item.n is None or self.merges or self.draws:
@@ -256,7 +285,14 @@ class Proposer:
     def _take_wanted(
         self, item: WorkItem, pairs: list[tuple[str, Any]], by: str, rng: Random
     ) -> list[tuple[str, Any]]:
-        """Return the proposals that become children; keep the other new ones for later rounds."""
+        """Return the proposals that become children; store the other new ones for later rounds.
+
+        Args:
+            item: the node, and the number of wanted proposals; None takes all.
+            pairs: all proposals for the node, as (text, state).
+            by: the name of the source.
+            rng: draws proposals, if `draws` is set.
+        """
         if item.n is None:
             return pairs
         if self.draws:
@@ -280,7 +316,7 @@ class Proposer:
     # The constraint
 
     def _allowed_pairs(self, node: Heddle, pairs: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
-        """Return the proposals that the constraint allows below a node."""
+        """Return the (text, state) pairs whose text the constraint allows below a node."""
         texts = self.search.constrained_texts
         if texts is None:
             return pairs
@@ -313,7 +349,10 @@ class Proposer:
     ) -> Heddle:
         """Return the child with this text; add it if there is none.
 
-        line: the generated line. is_end: the constraint allows no further text.
+        Args:
+            line: the generated node with this text, whose statistics the child gets. None for a
+                text of a function.
+            is_end: nothing can follow the text under the constraint.
         """
         texts = self.search.constrained_texts
         child = existing_child(node, text) if self.merges else None
@@ -330,10 +369,14 @@ class Proposer:
 
 
 class _PromptContext:
-    """The nodes that one model grows: tree nodes, copies of paths, and prompts for suggestions.
+    """The nodes that one model grows in a round.
 
-    originals: the tree node of each copy, by id of the copy.
-    prompted: nodes with the looms of their suggestion prompts.
+    Lines that continue a path grow at the tree's node. If the model is not that of the search, they
+    grow at a copy of the path. Suggestions grow in looms of their own, one per prompt.
+
+    originals: Python id of a copy → the tree's node.
+    prompted: pairs of a tree's node and the loom of its suggestion prompt.
+    prompt_loom_ids: Python ids of these looms.
     """
 
     def __init__(self, search: Search, source: Source, stack: ExitStack) -> None:
@@ -346,9 +389,11 @@ class _PromptContext:
         self._mirror: Loom | None = None
 
     def rows(self, items: Sequence[tuple[WorkItem, int]]) -> list[Heddle]:
-        """Return the nodes to grow one line at, each as often as lines are wanted there.
+        """Return the nodes below which one line each grows, repeated as often as lines are wanted.
 
-        Round-robin over nodes, so that a budget cuts all nodes equally.
+        They take turns, so that a budget cuts all nodes equally.
+
+        items: pairs of a node's work and the node's level.
         """
         source, looms, max_suggestions = self.source, dict[str, Loom](), dict[str, int]()
         continued: list[tuple[Heddle, int]] = []
@@ -396,7 +441,10 @@ class _PromptContext:
 
 
 def mirror(lm: LM, search: Search) -> Loom:
-    """Return the prompt of a search as a loom of another model."""
+    """Return a new loom of another model with the prompt of a search.
+
+    Raises: ConfigError if the prompt is token ids, which belong to one model.
+    """
     prompt = search.prompt
     if isinstance(prompt, Heddle):
         if search.loom.chat_template_used and search.loom.user_prompt:
@@ -416,7 +464,7 @@ def is_cut(node: Heddle) -> bool:
 
 
 def existing_child(node: Heddle, text: str) -> Heddle | None:
-    """Return the child with this line, or None."""
+    """Return the child whose text is this line, except for whitespace around it, or None."""
     for child in node.children:
         if child.text.strip() == text.strip() and not is_cut(child):
             return child
@@ -436,7 +484,11 @@ def merged(child: Heddle) -> Heddle:
 
 
 def _pairs(call: Callback, answer: Any) -> list[tuple[str, Any]]:
-    """Return a function's proposals for a node as (text, state) pairs."""
+    """Return a function's answer for one node as (text, state) pairs.
+
+    The state is None if the function does not go over states. Raises: ConfigError for an invalid
+    answer.
+    """
     try:
         items = None if isinstance(answer, str | bytes | Mapping) else list(answer)
     except TypeError:
@@ -459,7 +511,7 @@ def _proposals(node: Heddle) -> list[Heddle]:
 
 
 def _count_drawn(child: Heddle) -> None:
-    """Count a drawn line in its parent's meta, repeated lines too."""
+    """Add 1 to `meta["drawn"]` of the parent, which counts drawn lines, repeated ones too."""
     assert child.parent is not None
     child.parent.meta["drawn"] = child.parent.meta.get("drawn", 0) + 1
 

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 
 class Scorer:
-    """A value that may run the model. A search runs its steps; other callers call it."""
+    """A function from nodes to scores that may run the model.
+
+    A search runs its `steps` in its own batches. Other callers call the object, which blocks.
+    """
 
     def __init__(self, steps: Callable[[Sequence[Heddle]], Steps[list[float]]]) -> None:
         self.steps = steps
@@ -36,7 +39,10 @@ class Scorer:
 
 
 class Verdicts(NamedTuple):
-    """Probabilities, one per question, and the number of tokens of all questions."""
+    """Answers to questions. values: probabilities of the first word, one per question.
+
+    n_tokens: the tokens of all questions together.
+    """
 
     values: list[float]
     n_tokens: int
@@ -192,7 +198,7 @@ def _question_place(lm: LM, question: str, shared: Sequence[int], adapter: str |
 
 
 def _odds(margin: float) -> float:
-    """Return the softmax over two logits that differ by `margin`."""
+    """Return the probability of the first of two logits, which is larger by `margin`."""
     if margin >= 0:
         return 1 / (1 + math.exp(-margin))
     return math.exp(margin) / (1 + math.exp(margin))

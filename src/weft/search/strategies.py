@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 
 
 class Count(NamedTuple):
-    """A number that a strategy takes: its meaning, and the function's keywords for it.
+    """The meaning of `breadth` or `n` for a strategy.
 
-    default: the function's own; None: it depends on the prompt.
+    counts: what the number counts, in words.
+    keywords: the keywords of the search function that get the number.
+    default: the function's default; None if it depends on the prompt.
     """
 
     counts: str
@@ -32,7 +34,7 @@ class Count(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """A way to search, by name."""
+    """A named way to search: a search function, and the options that define the way."""
 
     name: str
     title: str
@@ -45,14 +47,18 @@ class Strategy:
     asks: bool = False  # it scores a task's questions by next-token distributions
 
     def unused(self) -> list[str]:
-        """Return which of `breadth`, `n` and the options this strategy does not accept."""
+        """Return the names of options that this strategy does not accept, `breadth` and `n` too."""
         numbers = [name for name in ("breadth", "n") if getattr(self, name) is None]
         return [*numbers, *self.refused]
 
     def options(
         self, breadth: int | None = None, n: int | None = None, **rest: Any
     ) -> dict[str, Any]:
-        """Return the keywords of its function. Numbers that are None keep the function's default.
+        """Return the keywords for the strategy's function.
+
+        Args:
+            breadth, n: numbers of the strategy; None keeps the function's default.
+            rest: further options, passed on.
 
         Raises: ConfigError if a number is given by two names, or if a fixed option has another
         value.
@@ -87,7 +93,10 @@ class Strategy:
         n: int | None = None,
         **options: Any,
     ) -> SearchResult:
-        """Search by this strategy; the other options are those of its function."""
+        """Search by this strategy and return the result.
+
+        breadth, n, options: as for `options`.
+        """
         from .core import run
 
         return run(self.steps(lm, prompt, **self.options(breadth, n, **options)))
@@ -205,7 +214,10 @@ def meanings(number: Literal["breadth", "n"]) -> str:
 
 
 def defaults(number: Literal["breadth", "n"]) -> str:
-    """Return the number's defaults: that of `FOR_TASKS`, and those of the other strategies."""
+    """Return a text with the defaults of `breadth` or `n`.
+
+    The default of `FOR_TASKS` comes first, then those of the other strategies.
+    """
     by_value: dict[int, list[str]] = {}
     for row in STRATEGIES.values():
         count: Count | None = getattr(row, number)
@@ -223,7 +235,11 @@ _LEVELS, _EACH = 16, 8
 
 
 class Estimate(NamedTuple):
-    """An upper bound of generated tokens; `parts` explains it. tokens: None if unbounded."""
+    """An upper bound of the tokens that a search generates.
+
+    tokens: the bound; None if there is none.
+    parts: the terms of the bound, in words.
+    """
 
     tokens: int | None
     parts: str
@@ -269,7 +285,10 @@ def _unbudgeted(strategy: Strategy, options: Mapping[str, Any], task: Game24 | N
 
 
 def _lines(name: str, breadth: int, n: int | None, task: Game24 | None) -> int:
-    """Return the maximum number of lines that a search proposes."""
+    """Return the maximum number of lines that a search proposes.
+
+    name: the strategy.
+    """
     levels = _LEVELS if task is None else task.steps
     if name == "smc":
         return (n or 1) * 32

@@ -165,7 +165,15 @@ def evaluate(expression: str) -> Fraction | None:
 
 
 def _settle(values: list[Fraction], waiting: list[str], token: str) -> bool:
-    """Apply the operators that bind tighter than `token`; return False if that is impossible."""
+    """Apply waiting operators that come before `token`, in place.
+
+    Args:
+        values: operands, the last one on top.
+        waiting: operators and brackets that are not applied yet.
+        token: the next operator or bracket.
+
+    Returns: False if that is impossible: too few operands, or a division by 0.
+    """
     while waiting and waiting[-1] != "(" and _binds(waiting[-1], token):
         right, left = values.pop(), values.pop()
         result = _apply(left, waiting.pop(), right)
