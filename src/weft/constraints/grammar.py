@@ -438,7 +438,10 @@ class Masks:
             self._filling = None
 
     def finish(self, matchers: Sequence[Matcher | None], n_vocab: int) -> NDArray[np.int32]:
-        """Fill, or wait for what `begin` started; return the masks, int32 [B, words]."""
+        """Return the masks, int32 [B, words]; wait for `begin`, or fill them if it was not called.
+
+        matchers: as for `begin`.
+        """
         filling, self._filling = self._filling, None
         if filling is None:
             self._fill(matchers, n_vocab)

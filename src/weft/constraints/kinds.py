@@ -52,7 +52,7 @@ class Allow(Constraint):
 
 
 class AllowMatcher(Matcher):
-    """A fixed mask without state, so all generations share one."""
+    """Matcher of `Allow`: one fixed mask. It has no state, so all generations share it."""
 
     __slots__ = ("bits", "ids")
 

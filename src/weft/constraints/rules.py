@@ -77,7 +77,10 @@ def children(part: Part) -> tuple[Part, ...]:
 
 
 def is_too_deep(start: T, inner: Callable[[T], Iterable[T]]) -> bool:
-    """Return True if the nesting below an object exceeds MAX_DEPTH; each object is visited once."""
+    """Return True if the nesting below an object exceeds MAX_DEPTH; each object is visited once.
+
+    inner: returns the objects directly inside an object.
+    """
     visited = {id(start)}
     path = [iter(inner(start))]
     while path:
@@ -94,7 +97,7 @@ def is_too_deep(start: T, inner: Callable[[T], Iterable[T]]) -> bool:
 
 
 def parts_of(part: Part, kind: type[T]) -> Iterator[T]:
-    """Yield all parts of a class inside a part, the part itself included."""
+    """Yield all parts of the class `kind` inside a part, the part itself included."""
     stack = [part]
     while stack:
         each = stack.pop()
@@ -126,7 +129,10 @@ def fixed_point(
 
 
 def can_end(part: Part, known: Container[str]) -> bool:
-    """Return True if a part matches some finite text. known: rules that are known to."""
+    """Return True if a part matches some finite text.
+
+    known: names of the rules of which that is known already.
+    """
     if isinstance(part, RuleRef):
         return part.name in known
     if isinstance(part, Alternation):
@@ -137,7 +143,10 @@ def can_end(part: Part, known: Container[str]) -> bool:
 
 
 def is_flat(part: Part, known: Container[str]) -> bool:
-    """Return True if a part has no recursion. known: rules that are known to have none."""
+    """Return True if a part has no recursion.
+
+    known: names of the rules that are known to have none.
+    """
     return all(ref.name in known for ref in parts_of(part, RuleRef))
 
 

@@ -38,7 +38,10 @@ class ConstrainedTexts:
         return None
 
     def add(self, node: Heddle, text: str) -> Heddle:
-        """Add a text below a node; the constraint continues after an allowed text."""
+        """Add a text as a new child of a node, and return the child.
+
+        If the constraint allows the text, it continues below the child.
+        """
         tokens = self.tokens_below(node, text)
         if tokens is None:
             return node.add(text)

@@ -511,7 +511,7 @@ def _check_names(
 
 
 def resolve_start(lm: LM | None, prompt: Prompt) -> tuple[Heddle, Loom]:
-    """Return the node to search below, and its loom."""
+    """Return the node to search below, and its loom, which is new unless `prompt` is a node."""
     if isinstance(prompt, LM):
         raise ConfigError("the prompt is a model; the model comes first: tot(lm, prompt)")
     if lm is not None and not isinstance(lm, LM):

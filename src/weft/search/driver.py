@@ -288,7 +288,7 @@ class Search:
         return len(lines_of(node)) if by_lines else len(node.path) - 1
 
     def set_state(self, node: Heddle, state: Any) -> None:
-        """Set the state of a node, unless it has one."""
+        """Set the caller's state of a node; does nothing if the node has one."""
         if node.id in self.states:
             return
         self.states[node.id] = state

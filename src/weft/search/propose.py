@@ -45,7 +45,7 @@ class Proposer:
     r"""Adds candidates below nodes; equal lines below one node are one child.
 
     sampling: sampling parameters of every line, which ends at "\\n" by default.
-    reserve: tokens kept for an answer, if there is a budget.
+    reserve: tokens of the budget that are kept for an answer; 0 if no path is completed.
     n_closed: number of nodes below which nothing more can be proposed.
     """
 

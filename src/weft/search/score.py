@@ -72,7 +72,7 @@ averdicts = awaitable(verdicts)
 def verdict_steps(
     lm: LM, questions: Sequence[str], words: tuple[str, str], adapter: str | None
 ) -> Steps[Verdicts]:
-    """Return the steps of `verdicts`, for a search."""
+    """Return `verdicts` as a generator of work, which a search runs in its own batches."""
     good, bad = (lm.text.continuation(word) for word in words)
     shared = commonprefix([good, bad])
     if len(shared) in (len(good), len(bad)):

@@ -102,9 +102,11 @@ class Strategy:
         return run(self.steps(lm, prompt, **self.options(breadth, n, **options)))
 
     def steps(self, lm: LM | None, prompt: Prompt, **options: Any) -> Steps[SearchResult]:
-        """Return the search as a generator of work; its arguments are validated when it starts.
+        """Return the search as a generator of work, for `core.run` or `core.arun`.
 
-        options: those of its function (see `options`).
+        Its arguments are validated when it starts.
+
+        options: keywords of the strategy's function, as `options` returns them.
         """
         call = getattr(import_module("weft.search"), self.call)
         steps: Steps[SearchResult] = call.__wrapped__(lm, prompt, **options)

@@ -103,7 +103,11 @@ class SlotBudget:
             self.paths -= 1
 
     def uncount_node(self, node: Node) -> None:
-        """Stop counting a node that has no counted children."""
+        """Stop counting a node that is neither resident nor promised any more.
+
+        It must have no counted children. The number of paths falls by one, unless its parent
+        becomes the end of a path.
+        """
         above = node.parent
         assert above is not None and node.n_live == 0
         self.paths -= 1
@@ -139,7 +143,10 @@ class SlotBudget:
         self.set_reserved(tail, min(tail.reserved, max(length, tail.fragment.length)))
 
     def set_reserved(self, tail: Tail, reserved: int) -> None:
-        """Set how many slots a tail may write in total."""
+        """Set the number of slots that are reserved for a tail to `reserved`.
+
+        That is how many it may write in total, including those that have KV.
+        """
         self.tails += reserved - tail.reserved
         tail.reserved = reserved
 
@@ -226,7 +233,10 @@ class EvictionQueue:
         self._tick = count()
 
     def offer(self, node: Node) -> None:
-        """Add a node that is evictable now. Cost: O(log entries)."""
+        """Add an entry for a node that is evictable now, unless it has an earlier one.
+
+        Cost: O(log entries).
+        """
         key = eviction_key(node)
         if node.queued_key is None or key < node.queued_key:
             node.queued_key = key

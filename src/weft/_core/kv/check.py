@@ -43,7 +43,13 @@ def check_tree(tree: TokenTree) -> None:
 
 
 def check_node(node: Node, n_tails: int, untrimmed: Mapping[Fragment, int]) -> None:
-    """Check one node against its neighbours."""
+    """Compare one node with its parent and children. Raises: AssertionError.
+
+    Args:
+        node: the node.
+        n_tails: how many tails start at its end.
+        untrimmed: lengths of fragments that the engine has failed to trim.
+    """
     above = node.parent
     assert above is not None and node.tokens, "an empty node"
     assert node.joined is None, "a joined node is still linked"
@@ -60,7 +66,10 @@ def check_node(node: Node, n_tails: int, untrimmed: Mapping[Fragment, int]) -> N
 
 
 def check_budget(tree: TokenTree, nodes: list[Node]) -> None:
-    """Check that free + promised + evictable + pinned == capacity, and the number of paths."""
+    """Compare the counts of slots and paths with a recount, and with those of the engine.
+
+    Their sum must be the capacity. Raises: AssertionError.
+    """
     budget = tree.budget
     resident = [node for node in nodes if node.fragment is not None]
     assert budget.resident == sum(len(n.tokens) for n in resident), "resident slots"

@@ -289,7 +289,10 @@ def _min_p_cutoff(tops: Floats, temperature: Doubles, min_p: Doubles) -> Floats:
 
 
 def mass(logits: Floats, largest: Floats, temperature: Doubles) -> Doubles:
-    """Return each row's sum of exp((logit - largest) / temperature): float64 [B]."""
+    """Return each row's sum of exp((logit - largest) / temperature): float64 [B].
+
+    largest: float32 [B], the largest logit of each row.
+    """
     below = logits - largest[:, None]
     with np.errstate(over="ignore"):
         below /= temperature.astype(np.float32)[:, None]
@@ -401,13 +404,19 @@ class Candidates(NamedTuple):
 
 
 def _top_k(candidates: Candidates, k: Ids) -> Flags:
-    """Keep the k most likely tokens."""
+    """Return True for the `k` most likely tokens of each row: bool [B, C]. k: int64 [B]."""
     keep: Flags = np.arange(candidates.ids.shape[1]) < k[:, None]
     return keep
 
 
 def _typical(candidates: Candidates, share: Doubles) -> Flags:
-    """Keep the smallest set with surprisal nearest to the entropy that reaches the share."""
+    """Return True for the tokens of locally typical sampling: bool [B, C].
+
+    Tokens whose surprisal is nearest to the entropy are kept first, until their probabilities reach
+    the share.
+
+    share: float64 [B].
+    """
     weights = np.exp(candidates.below)
     total = _sums(weights)[:, None]
     surprisal = np.log(total) - np.where(np.isneginf(candidates.below), 0.0, candidates.below)
@@ -423,7 +432,10 @@ def _typical(candidates: Candidates, share: Doubles) -> Flags:
 
 
 def _top_p(candidates: Candidates, share: Doubles) -> Flags:
-    """Keep the most likely tokens until they reach the share."""
+    """Return True for the most likely tokens that together reach a share: bool [B, C].
+
+    share: float64 [B], of the probability.
+    """
     running = _running(np.exp(candidates.below))
     total = np.where(candidates.top_p_mass > 0, candidates.top_p_mass, running[:, -1])
     keep = np.ones(running.shape, dtype=bool)
@@ -432,7 +444,10 @@ def _top_p(candidates: Candidates, share: Doubles) -> Flags:
 
 
 def _min_p(candidates: Candidates, share: Doubles) -> Flags:
-    """Keep tokens with at least this share of the most likely token's probability."""
+    """Return True for tokens with a share of the most likely token's probability: bool [B, C].
+
+    share: float64 [B], the smallest ratio of the two probabilities that is kept.
+    """
     largest = candidates.below.max(axis=1, keepdims=True)
     keep: Flags = candidates.below - largest >= _logs(share)[:, None]
     return keep

@@ -67,7 +67,13 @@ class History:
         return twin
 
     def _add_to_window(self, token_id: int, generated: bool) -> None:
-        """Add a token to the window, and remove the oldest one from the counts."""
+        """Add a token to the last `last_n` tokens; if there are too many, drop the oldest one.
+
+        Does nothing without a window.
+
+        generated: the token was counted, so its count falls when it is dropped. False for a token
+            of the prompt.
+        """
         if self.last_n is None:
             return
         self._recent.append((token_id, generated))

@@ -207,7 +207,13 @@ class StreamNoise:
 
 
 def token_noise(noise: GroupNoise, samplers: Ids, ids: Ids) -> Doubles:
-    """Return the noise of token ids[i] under key number samplers[i]: float64 [n]."""
+    """Return the noise of one token per entry: float64 [n].
+
+    Args:
+        noise: the groups' noise, by sampler.
+        samplers: int64 [n], the sampler (key) of each entry.
+        ids: int64 [n], its token.
+    """
     groups = group_of(ids)
     first = noise.largest[samplers, groups]
     later = _later(noise.keys[samplers], ids, first)
@@ -338,9 +344,14 @@ def argmax_all(
     ragged = has_ragged_groups(n_vocab)
 
     def heights_of(which: Ids, ids: Ids, *, ragged: bool = ragged) -> Doubles:
-        """Return the heights of ids[i] [n, M]; -inf for those that cannot be drawn.
+        """Return the heights of tokens: float64 [n, M]; -inf for tokens that cannot be drawn.
 
-        ragged: some ids may lie outside of the vocabulary.
+        A height is the logit minus the row's largest, divided by the temperature.
+
+        Args:
+            which: int64 [n], indices of samplers.
+            ids: int64 [n, M], tokens in the row of each of them.
+            ragged: some ids may be outside the vocabulary.
         """
         rows = at[which]
         inside = np.minimum(ids, n_vocab - 1) if ragged else ids

@@ -425,7 +425,10 @@ class BatchSampler:
     def _distinct_rows(self, rows: Ids) -> tuple[Ids, Ids]:
         """Return the distinct logits rows, and the index of each sampler's row among them.
 
-        Shared rows are merged only if all samplers have equal parameters.
+        Only if all samplers have equal parameters. Otherwise each sampler has a row of its own,
+        because the rows are edited and filtered in different ways.
+
+        rows: int64 [B], the logits row of each sampler.
         """
         if self._share_params and len(rows) > 1 and (rows[1:] == rows[:-1]).any():
             return np.unique(rows, return_inverse=True)
@@ -501,7 +504,13 @@ class BatchSampler:
         return peaks
 
     def _edited(self, logits: Floats, arrays: SamplingArrays, samplers: Ids) -> Floats:
-        """Return the logits after bias and penalties; `logits` itself without any."""
+        """Return the logits after bias and penalties; `logits` itself if there are none.
+
+        Args:
+            logits: float32 [R, V]; not modified.
+            arrays: the parameters of these rows.
+            samplers: int64 [R], the index of the sampler of each row.
+        """
         edited = logits
         if len(arrays.bias):
             edited = filters.bias(edited, arrays.bias_rows, arrays.bias_ids, arrays.bias)
@@ -677,7 +686,7 @@ def _logmass(legal: Floats, stats: Moments, reductions: Reductions) -> Floats:
 
 
 def _rows_of(logits: Floats, rows: Ids) -> Floats:
-    """Return some rows: a view if they are adjacent."""
+    """Return the logits of some rows: a view if the rows are adjacent, else a copy."""
     if (rows[1:] - rows[:-1] == 1).all():
         return logits[int(rows[0]) : int(rows[-1]) + 1]
     return logits[rows]

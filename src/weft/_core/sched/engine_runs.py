@@ -292,7 +292,10 @@ def _prime(job: EngineRunJob, queues: JobQueues) -> None:
 
 
 def check_steps_needed(items: Iterable[Item], engine: Engine) -> None:
-    """Raise Unsupported for items that an engine without steps cannot run."""
+    """Raise Unsupported for items that an engine without steps cannot run.
+
+    It can generate runs by itself, and some engines can also score given tokens.
+    """
     name, scores = engine.info.name, engine.info.capabilities.scoring
     for item in items:
         if scores and isinstance(item, Extend) and _is_scoring(item):
@@ -353,7 +356,12 @@ def _is_scoring(item: Extend) -> bool:
 
 
 def why_not_generated(sampler: Sampler, generator: EngineGenerator | None) -> str | None:
-    """Return why the engine cannot generate a run by itself; None if it can."""
+    """Return the reason why an engine cannot generate a run by itself; None if it can.
+
+    Args:
+        sampler: the sampler of the run.
+        generator: the engine's own loop; None if the engine has none.
+    """
     if generator is None:
         return "anything but steps"
     if sampler.resumed:

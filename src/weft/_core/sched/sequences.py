@@ -156,7 +156,7 @@ class TokenSequence:
     def _full_row(
         self, tokens: Sequence[int] | FutureTokens, n_before: int, scored: tuple[ScoreSpan, ...]
     ) -> Row:
-        """Return a row of the full path, for engines that hide their KV."""
+        """Return a row of the full path, for engines that hide their KV. Arguments as for `row`."""
         assert not isinstance(tokens, FutureTokens)
         ids = [*self._ids, *self.tokens[:n_before], *tokens]
         first = len(ids) - len(tokens)

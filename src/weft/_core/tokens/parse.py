@@ -210,7 +210,13 @@ def _scanned(text: str) -> tuple[bool, int]:
 
 
 def _may_become(rest: str, how: Calls | None, tools: Sequence[Any]) -> bool:
-    """Return True if a text may be the start of calls in a format without a marker."""
+    """Return True if a text may be the start of calls in a format without a marker.
+
+    Args:
+        rest: the text after the reasoning.
+        how: the format; None means there are no calls.
+        tools: the tools; a call may start with their names.
+    """
     if how is None or how.marker or not rest.strip():
         return False
     names = _names(tools) if how.slots[0] == "name" else []
