@@ -92,6 +92,7 @@ def show_cost(
 ) -> None:
     """Write one line: statistics, the engine, the sampling parameters and the loom's name.
 
+    branches: the generated branches; the first one has the sampling parameters.
     is_kept: the loom is saved; only then its name is written.
     """
     facts = [str(session.model_handle.stats())]

@@ -398,13 +398,25 @@ def constraint(schema: Path | None) -> dict[str, Any]:
 
 
 def chosen_model(context: typer.Context, model: str) -> str | None:
-    """Return the model given by a flag or the environment; None if neither is set."""
+    """Return the model that a flag or WEFT_MODEL gives; None if neither is set.
+
+    Args:
+        context: Typer's context, which records where a value came from.
+        model: the value of -m, which can be the default.
+    """
     source = context.get_parameter_source("model")
     return None if source is not None and source.name == "DEFAULT" else model
 
 
 def was_typed(context: typer.Context, name: str) -> bool:
-    """Return True if an option was given as a flag, not by the environment or by default."""
+    """Return True if an option was given on the command line.
+
+    False for a value of the environment or a default.
+
+    Args:
+        context: Typer's context, which records where a value came from.
+        name: name of the verb's parameter.
+    """
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 

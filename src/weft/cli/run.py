@@ -232,7 +232,7 @@ def settings_of(node: Heddle) -> dict[str, Any]:
 
 
 def grow_and_report(session: LoomSession, node: Heddle, request: GrowRequest) -> None:
-    """Grow branches, save them (if `keep`) and show them.
+    """Grow branches as requested, save them (if `request.keep`) and show them.
 
     Then read key commands (-i) or suggest commands.
     Raises: typer.Exit with code 130 if Ctrl-C stopped the branches and -i is not set.
@@ -362,7 +362,11 @@ def converse(out: TerminalWriter, session: LoomSession, request: GrowRequest) ->
 def run_command(out: TerminalWriter, session: LoomSession, request: GrowRequest, line: str) -> None:
     """Run one key command, such as `3`, `r 3`, `n` or `t`. Other lines print the help.
 
-    line: the line that the user typed.
+    Args:
+        out: the output.
+        session: the loom with its model.
+        request: the number of branches and the sampling parameters for `3`.
+        line: the line that the user typed.
     """
     word, _, rest = line.strip().partition(" ")
     rest = rest.strip()

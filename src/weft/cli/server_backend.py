@@ -202,7 +202,15 @@ class ServerBackend(Backend):
         return None
 
     def _load(self, source: str, engine: str, kv_budget: str) -> ModelObject:
-        """Load a model on the server, and wait until it is loaded."""
+        """Load a model on the server, wait until it is loaded, and return its description.
+
+        Args:
+            source: the model as -m takes it.
+            engine: name of the engine; "auto" leaves the choice to the server.
+            kv_budget: memory for KV, such as "4GiB"; "auto" leaves it to the server.
+
+        Raises: ModelLoadError if the server cannot load it.
+        """
         options = {} if engine == "auto" else {"engine": engine}
         if kv_budget != "auto":
             options["kv_budget"] = kv_budget

@@ -241,6 +241,7 @@ def run_with_display(
 ) -> Any:
     """Run a search and return its result. On a terminal, redraw its tree after each level.
 
+    loom: the loom that is drawn before the first level.
     work: runs the search. It gets a function that it must call after each level.
     """
     if not out.is_live:

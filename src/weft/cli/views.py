@@ -53,7 +53,7 @@ def tree(
 def show_loom(session: LoomSession, top: int, *, as_json: bool) -> None:
     """Draw a loom, or write it as a JSON object; then store it as last used in this terminal.
 
-    top: maximum number of children that are drawn of a node, best scores first; 0 draws all.
+    top: maximum number of children of a node to draw, best scores first; 0 draws all.
     Raises: ConfigError for a negative `top`.
     """
     top = check_int("--top", top, 0)
