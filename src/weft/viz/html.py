@@ -270,7 +270,7 @@ def _level(each: Chain, page: Page, ends: str) -> _Level:
 
 
 def _item(each: Chain, page: Page) -> Generator[str, None, bool]:
-    """Yield the HTML of a chain's nodes; return True if the caller must close its fold.
+    """Yield the HTML of one chain's nodes; return True if the caller must close a fold.
 
     The fold contains the branches below the chain, which are not written yet.
     """

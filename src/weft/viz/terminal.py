@@ -89,7 +89,10 @@ class TerminalWriter:
         self.console.file.flush()
 
     def facts(self, facts: str, style: str = "dim") -> None:
-        """Write a text whose facts are separated by " · ". Long lines break at these dots."""
+        """Write a text whose facts are separated by " · ". Long lines break at these dots.
+
+        style: a style of Rich.
+        """
         line = ""
         for fact in facts.split(" · "):
             if line and cell_len(f"{line} · {fact}") > self.width:
