@@ -221,7 +221,10 @@ def load_for_loom(
 
 
 def _tokenizer(model: str, config: Mapping[str, Any]) -> Any:
-    """Load the tokenizer of a model with Transformers, with the caller's settings."""
+    """Load the tokenizer of a model with Transformers.
+
+    config: keywords of `AutoTokenizer.from_pretrained`.
+    """
     from ..engines import install_hint
     from ..engines.hub import resolve
 
@@ -551,7 +554,10 @@ def _on_host(array: Any) -> NDArray[Any]:
 
 
 def _layer(keys: Any, values: Any) -> Any:
-    """Return a layer's cache with these arrays: mlx-lm's own for arrays of MLX."""
+    """Return the cache object of one layer with these arrays.
+
+    It is mlx-lm's own for MLX arrays, else a `KVCache`.
+    """
     if not _is_mlx(keys):
         return KVCache(keys, values)
     from mlx_lm.models.cache import KVCache as MlxCache

@@ -125,12 +125,18 @@ class AsyncMlxLM(GenlmModel):
     def walk_cache(  # type: ignore[override]  # five values, as genlm-backend has them for MLX
         self, token_ids: Sequence[int], lora_name: str | None = None
     ) -> tuple[CachedContext, int, Any, CachedContext, int]:
-        """Return (node, next_token_index, past_kvs, kv_node, kv_next_token_index).
+        """Return how much of a context is cached, with its KV.
 
-        node: the deepest cached node on the path, after next_token_index tokens.
-        past_kvs: MLX array [2, n_layers, n_kv_heads, kv_next_token_index, head_dim], keys first;
-            None at the root, and for a model without addressable KV.
-        kv_node: the deepest node with KV before the path's end, after kv_next_token_index tokens.
+        Args:
+            token_ids: the context.
+            lora_name: the LoRA adapter; None: the base model.
+
+        Returns: (node, next_token_index, past_kvs, kv_node, kv_next_token_index).
+            node: the longest prefix in the token tree; next_token_index is its number of tokens.
+            past_kvs: MLX array [2, n_layers, n_kv_heads, kv_next_token_index, head_dim], keys
+                first. None if no prefix has KV, and for a model without addressable KV.
+            kv_node: the longest proper prefix with KV; kv_next_token_index is its number of tokens.
+
         Cost: a copy of the KV that it returns.
         """
         ids = int_list("token_ids", token_ids)

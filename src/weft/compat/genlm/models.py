@@ -52,7 +52,10 @@ class MockAsyncLM(AbstractAsyncLM):
     async def next_token_logprobs(
         self, token_ids: Sequence[int], lora_name: str | None = None
     ) -> Any:
-        """Return random log-probabilities: float32 [V]."""
+        """Return the random log-probabilities after a context: float32 [V].
+
+        `lora_name` has no effect.
+        """
         return self.next_token_logprobs_sync(token_ids, lora_name)
 
     def next_token_logprobs_sync(
@@ -281,7 +284,7 @@ class AsyncTransformer(GenlmModel):
         hf_opts: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> AsyncTransformer:
-        """Load a model by its id or folder.
+        """Load a model by its Hub id or folder, and wrap it.
 
         `model` is the Transformers model and `tokenizer` the Transformers tokenizer.
 
