@@ -270,9 +270,9 @@ class Heddle(Listed, RenderMixin):
         show: bool = True,
         **sampling: Unpack[BranchOptions],
     ) -> Branches:
-        """Await `grow` in a running event loop. Nothing is drawn.
+        """The async form of `grow`, with the same arguments, for a running event loop.
 
-        A cancelled task keeps its tokens.
+        Nothing is drawn. If the task is cancelled, branches keep their tokens so far.
         """
         check_bool("show", show)
         growth = self._plan(n, params, at, force, sampling)
@@ -313,7 +313,7 @@ class Heddle(Listed, RenderMixin):
         show: bool = True,
         **sampling: Unpack[BranchOptions],
     ) -> AsyncGenerator[Delta, None]:
-        """The async form of `stream`, for a running event loop. It has no return value.
+        """The async form of `stream`, with the same arguments. It has no return value.
 
         The children are attached to their nodes, as with `stream`.
         """
@@ -384,7 +384,7 @@ class Heddle(Listed, RenderMixin):
         return distribution(lm, tickets[0].result()[0], top)
 
     async def anext(self, top: int = 10) -> Distribution:
-        """Await `next` in a running event loop."""
+        """The async form of `next`, for a running event loop."""
         lm, item = self._binding.live_lm(), next_item(self, top)
         tickets = await lm.asubmit([item])
         await lm.adrive(tickets)
@@ -429,7 +429,7 @@ class Heddle(Listed, RenderMixin):
     async def ameasure(
         self, text: str | Sequence[int] | Texts, *, special: bool | None = None
     ) -> TextScore | list[TextScore]:
-        """Await `measure` in a running event loop."""
+        """The async form of `measure`, with the same arguments, for a running event loop."""
         lm, items = self._binding.live_lm(), measure_items(self, text, special)
         tickets = await lm.asubmit(items)
         await lm.adrive(tickets)
@@ -462,7 +462,7 @@ class Heddle(Listed, RenderMixin):
     # N8Loom's names
 
     def add_text_child(self, text: str | Sequence[int], *, special: bool | None = None) -> Heddle:
-        """N8Loom's name of `add`."""
+        """Call `add` with these arguments; N8Loom's name for it."""
         return self.add(text, special=special)
 
     def make_children(
@@ -474,7 +474,10 @@ class Heddle(Listed, RenderMixin):
         stop_strings: str | Sequence[str] = (),
         **kwargs: Any,
     ) -> list[Heddle]:
-        """N8Loom's form of `grow`, with N8Loom's defaults; [] on a terminal node.
+        """Generate `n` children as `grow` does, with N8Loom's names and defaults.
+
+        `temp` and `stop_strings` are Weft's `temperature` and `stop`; other keywords are those of
+        SamplingParams. Returns [] for a terminal node.
 
         Inside `apply_at_leaves`, the returned list is filled when it is first read, for all leaves
         in one batch.

@@ -387,9 +387,10 @@ class HeddleState(
         return child.remove()
 
     def add_child(self, child: Heddle) -> Heddle:
-        """Move a node and all below it under this node and return it.
+        """Make `child` the last child of this node, with all nodes below it, and return it.
 
-        Its next tokens are computed for the new context. Statistics of its existing tokens stay.
+        The child is removed from its previous parent. KV of its tokens is computed for the new
+        context when it is used. Statistics of its existing tokens stay.
         """
         adopt_node(self, child)
         return child
@@ -472,14 +473,14 @@ def set_text(node: HeddleState, text: str) -> None:
 
 
 def set_run(node: HeddleState, result: RunResult) -> None:
-    """Set the tokens and statistics of a finished run on a node."""
+    """Copy the tokens and statistics of a finished run into a node."""
     node._tokens, node._text = list(result.tokens), None
     node.logprobs, node.entropies = list(result.logprobs), list(result.entropies)
     node.legal_logmass = list(result.legal_logmass)
 
 
 def set_tokens(node: HeddleState, token_ids: list[int]) -> None:
-    """Set tokens that are valid already; the caller sets the statistics."""
+    """Set a node's tokens without checking them; the caller sets the statistics."""
     node._tokens, node._text = list(token_ids), None
 
 
@@ -535,7 +536,10 @@ def checked_ids(given: Sequence[int]) -> list[int]:
 
 
 def clear_places(top: HeddleState) -> None:
-    """Clear the places from a node down, after the context before them changed. Cost: O(nodes)."""
+    """Clear the places of a node and of all nodes below it. Cost: O(nodes).
+
+    Called when the tokens of the node, or of a node above it, have changed.
+    """
     for node in preorder(top):
         node._place = None
 
