@@ -355,7 +355,10 @@ class LM(
         template: bool = True,
         **sampling: Unpack[BranchOptions],
     ) -> Branches:
-        """Await `generate` in a running event loop; concurrent calls share each step."""
+        """The async form of `generate`, with the same arguments, for a running event loop.
+
+        Concurrent calls share each step of the model.
+        """
         from ..loom.generate import agenerate
 
         return await agenerate(
@@ -399,12 +402,12 @@ class LM(
         return self.text.decode(ids)
 
     def token_to_text(self, token_id: int) -> str:
-        """Return one token's text; U+FFFD if it is part of a character."""
+        """Return one token's text; U+FFFD if the token is only a part of a character."""
         self._check_ids([token_id])
         return self.text.token_text(token_id)
 
     def is_stop_token(self, token_id: int) -> bool:
-        """Return True if this token ends a text."""
+        """Return True if this token ends a text, such as an end-of-sequence token."""
         return token_id in self.text.stop_ids
 
     @property
@@ -435,6 +438,7 @@ class LM(
 
         Args:
             messages: dicts with "role" and "content".
+            add_generation_prompt: end with the template's opening of an assistant's turn.
             tools: function descriptions as JSON schema. A template without tools gets them in a
                 message.
             tool_choice: "auto" (the default), "required", "none", or a function's name.

@@ -174,7 +174,7 @@ class PathKV:
         return pin
 
     async def apin(self, path: Path) -> Pin:
-        """Await `pin`."""
+        """The async form of `pin`, for a running event loop."""
         place = self._place(path)
         while (pin := await asyncio.to_thread(self.try_pin, place)) is None:
             await self._acompute(place)
@@ -263,7 +263,7 @@ class PathKV:
         return pack(saved)
 
     def save(self, path: Path, file: str | os.PathLike[str]) -> None:
-        """Write `to_bytes` to a file, atomically.
+        """Write a path and its KV to a file, atomically; `load` reads it. Computes missing KV.
 
         Raises: StoreError if the file cannot be written.
         """
