@@ -86,38 +86,51 @@ class AbstractAsyncLM(ABC):
     def next_token_logprobs_sync(
         self, token_ids: Sequence[int], lora_name: str | None = None
     ) -> Any:
-        """The blocking form of `next_token_logprobs`."""
+        """The blocking form of `next_token_logprobs`, with the same arguments and result."""
 
     async def batch_next_token_logprobs(
         self, token_ids_list: Contexts, lora_name: str | None = None
     ) -> Any:
-        """Return the log-probabilities after each context: float32 [N, V], nats."""
+        """Return the log-probabilities after each of N contexts: float32 [N, V], nats.
+
+        Args:
+            token_ids_list: the contexts.
+            lora_name: the name of a LoRA adapter; None: the base model.
+        """
         calls = (self.next_token_logprobs(ids, **lora_kwargs(lora_name)) for ids in token_ids_list)
         return stack_rows(await asyncio.gather(*calls))
 
     def batch_next_token_logprobs_sync(
         self, token_ids_list: Contexts, lora_name: str | None = None
     ) -> Any:
-        """The blocking form of `batch_next_token_logprobs`."""
+        """The blocking form of `batch_next_token_logprobs`, with the same arguments and result."""
         options = lora_kwargs(lora_name)
         return stack_rows([self.next_token_logprobs_sync(ids, **options) for ids in token_ids_list])
 
     async def prefix_logprobs(self, token_ids: Sequence[int], lora_name: str | None = None) -> Any:
         """Return the log-probabilities after every prefix of a context: float32 [T, V], nats.
 
-        Row i belongs to the first i + 1 tokens.
+        Args:
+            token_ids: the context, T tokens. Row i belongs to its first i + 1 tokens.
+            lora_name: the name of a LoRA adapter; None: the base model.
         """
         options = lora_kwargs(lora_name)
         return await self.batch_next_token_logprobs(prefixes_of(token_ids), **options)
 
     def prefix_logprobs_sync(self, token_ids: Sequence[int], lora_name: str | None = None) -> Any:
-        """The blocking form of `prefix_logprobs`."""
+        """The blocking form of `prefix_logprobs`, with the same arguments and result."""
         return self.batch_next_token_logprobs_sync(prefixes_of(token_ids), **lora_kwargs(lora_name))
 
     async def batch_top_logprobs(
         self, token_ids_list: Contexts, k: int, lora_name: str | None = None
     ) -> TopRows:
-        """Return only the `k` likeliest tokens after each context, instead of full rows."""
+        """Return only the `k` likeliest tokens after each context, instead of full rows.
+
+        Args:
+            token_ids_list: the contexts.
+            k: number of tokens, from 1 to the size of the vocabulary.
+            lora_name: the name of a LoRA adapter; None: the base model.
+        """
         k = check_int("k", k, 1)
 
         async def one(ids: Sequence[int]) -> TopRows:
@@ -128,7 +141,7 @@ class AbstractAsyncLM(ABC):
     def batch_top_logprobs_sync(
         self, token_ids_list: Contexts, k: int, lora_name: str | None = None
     ) -> TopRows:
-        """The blocking form of `batch_top_logprobs`."""
+        """The blocking form of `batch_top_logprobs`, with the same arguments and result."""
         k = check_int("k", k, 1)
         options = lora_kwargs(lora_name)
         rows = (self.next_token_logprobs_sync(ids, **options) for ids in token_ids_list)
@@ -324,6 +337,10 @@ class AsyncLM(AbstractAsyncLM):
     ) -> Any:
         """Return the log-probabilities of every token after a context: float32 [V], nats.
 
+        Args:
+            token_ids: the context, at least one token.
+            lora_name: the name of a LoRA adapter; None: the base model.
+
         Raises:
             ConfigError: a ValueError: the context is empty, an id is outside the vocabulary, or the
                 adapter is unknown.
@@ -342,7 +359,10 @@ class AsyncLM(AbstractAsyncLM):
     def next_token_logprobs_sync(
         self, token_ids: Sequence[int], lora_name: str | None = None
     ) -> Any:
-        """The blocking form of `next_token_logprobs`; it blocks a running event loop too."""
+        """The blocking form of `next_token_logprobs`, with the same arguments and result.
+
+        Called in an event loop, it blocks that loop.
+        """
         if self.strict:
             return self._to_output(self._exact.rows([self._place(token_ids, lora_name)])[0])
         ((row,),) = self._read([self._read_of(checked_ids(token_ids), lora_name)])
@@ -351,10 +371,14 @@ class AsyncLM(AbstractAsyncLM):
     async def batch_next_token_logprobs(
         self, token_ids_list: Contexts, lora_name: str | None = None
     ) -> Any:
-        """Return the log-probabilities after each context: float32 [N, V], nats.
+        """Return the log-probabilities after each of N contexts: float32 [N, V], nats.
 
         A context that is a prefix of another one costs nothing: the forward of the longer context
         returns the rows of its prefixes too.
+
+        Args:
+            token_ids_list: the contexts.
+            lora_name: the name of a LoRA adapter; None: the base model.
         """
         if self.strict:
             places = [self._place(ids, lora_name) for ids in token_ids_list]
@@ -366,7 +390,7 @@ class AsyncLM(AbstractAsyncLM):
     def batch_next_token_logprobs_sync(
         self, token_ids_list: Contexts, lora_name: str | None = None
     ) -> Any:
-        """The blocking form of `batch_next_token_logprobs`."""
+        """The blocking form of `batch_next_token_logprobs`, with the same arguments and result."""
         if self.strict:
             places = [self._place(ids, lora_name) for ids in token_ids_list]
             return self._stacked(self._exact.rows(places))
@@ -376,7 +400,11 @@ class AsyncLM(AbstractAsyncLM):
     async def prefix_logprobs(self, token_ids: Sequence[int], lora_name: str | None = None) -> Any:
         """Return the log-probabilities after every prefix of a context: float32 [T, V], nats.
 
-        Row i belongs to the first i + 1 tokens. One forward computes all of them.
+        One forward computes all rows.
+
+        Args:
+            token_ids: the context, T tokens. Row i belongs to its first i + 1 tokens.
+            lora_name: the name of a LoRA adapter; None: the base model.
         """
         if self.strict:
             return await super().prefix_logprobs(token_ids, lora_name)
@@ -384,7 +412,7 @@ class AsyncLM(AbstractAsyncLM):
         return self._stacked((await self._aread(reads))[0])
 
     def prefix_logprobs_sync(self, token_ids: Sequence[int], lora_name: str | None = None) -> Any:
-        """The blocking form of `prefix_logprobs`."""
+        """The blocking form of `prefix_logprobs`, with the same arguments and result."""
         if self.strict:
             return super().prefix_logprobs_sync(token_ids, lora_name)
         reads = self._reads([all_depths(token_ids)], lora_name)
@@ -398,7 +426,9 @@ class AsyncLM(AbstractAsyncLM):
         For large vocabularies: at most 64 MiB of full rows are on the host at once.
 
         Args:
-            k: from 1 to the size of the vocabulary.
+            token_ids_list: the contexts.
+            k: number of tokens, from 1 to the size of the vocabulary.
+            lora_name: the name of a LoRA adapter; None: the base model.
         """
         k, rows = self._checked_top(k), list[TopRows]()
         for some in self._chunks(token_ids_list):
@@ -408,7 +438,7 @@ class AsyncLM(AbstractAsyncLM):
     def batch_top_logprobs_sync(
         self, token_ids_list: Contexts, k: int, lora_name: str | None = None
     ) -> TopRows:
-        """The blocking form of `batch_top_logprobs`."""
+        """The blocking form of `batch_top_logprobs`, with the same arguments and result."""
         k, rows = self._checked_top(k), list[TopRows]()
         for some in self._chunks(token_ids_list):
             rows += [top_of(row, k) for row in self.batch_next_token_logprobs_sync(some, lora_name)]
@@ -451,7 +481,9 @@ class AsyncLM(AbstractAsyncLM):
             raise BatchAbandoned("the query was reset before it was answered") from error
 
     def _logprobs(self, answer: Any) -> Any:
-        """Return log-probabilities of raw logits [V], or of a row that the engine retains.
+        """Return the log-probabilities of a result of a work item.
+
+        answer: raw logits [V], or a reference to logits that the engine has on its device.
 
         The result stays on the device if `on_device` is set.
         """
@@ -712,7 +744,10 @@ def sampler_of(temperature: float, seed: int | None, number: int) -> Sampler:
 
 
 def checked_ids(token_ids: Any) -> list[int]:
-    """Return a context as a list. Raises: ConfigError for an empty context or anything but ids."""
+    """Return a context as a list of ints.
+
+    Raises: ConfigError for an empty context, and for anything but token ids.
+    """
     ids = int_list("token_ids", token_ids)
     if not ids:
         raise ConfigError("token_ids is empty; give at least one token, such as the begin token")

@@ -57,11 +57,11 @@ class ExactRows:
         return [self._row(place).copy() for place in places]
 
     async def aplain(self, place: Place) -> Floats:
-        """Await `plain`."""
+        """The async form of `plain`; it does not block the event loop."""
         return await self._on_thread(lambda: self.plain(place))
 
     async def arows(self, places: Sequence[Place]) -> list[Floats]:
-        """Await `rows`."""
+        """The async form of `rows`; it does not block the event loop."""
         return await self._on_thread(lambda: self.rows(places))
 
     def clear(self) -> None:
