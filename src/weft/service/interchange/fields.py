@@ -1,7 +1,4 @@
-"""Validated reading of values in files of other programs.
-
-In all functions, `where` names the place in the file for error messages.
-"""
+"""Validated reading of values in files of other programs."""
 
 from __future__ import annotations
 
@@ -18,6 +15,11 @@ Json = dict[str, Any]
 def text_of(record: Mapping[str, Any], name: str, where: str) -> str:
     """Return the text in a field of a record; "" if it is null or missing.
 
+    Args:
+        record: the JSON object.
+        name: the field.
+        where: name of the record, for errors.
+
     Raises: FormatError for another type.
     """
     value = record.get(name)
@@ -29,7 +31,10 @@ def text_of(record: Mapping[str, Any], name: str, where: str) -> str:
 
 
 def id_of(value: object, where: str) -> str:
-    """Return an id as text; some files use integers. Raises: FormatError for another type."""
+    """Return an id as text; some files use integers.
+
+    where: name of the object with this id, for errors. Raises: FormatError for another type.
+    """
     if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
         return str(value)
     raise FormatError(
@@ -40,13 +45,16 @@ def id_of(value: object, where: str) -> str:
 def parent_of(value: object, where: str) -> str | None:
     """Return the id of a node's parent as text; None for a root, where it is null or empty.
 
-    Raises: FormatError for another type.
+    where: name of the node, for errors. Raises: FormatError for another type.
     """
     return None if value is None or value == "" else id_of(value, f"the parent of {where}")
 
 
 def record_of(value: object, where: str) -> Json:
-    """Return a value that must be a JSON object. Raises: FormatError for another type."""
+    """Return a value that must be a JSON object.
+
+    where: name of the value, for errors. Raises: FormatError for another type.
+    """
     if not isinstance(value, dict):
         raise FormatError(f"{where} is {repr_short(value)}; an object belongs there")
     return value
@@ -54,6 +62,11 @@ def record_of(value: object, where: str) -> Json:
 
 def list_of(record: Mapping[str, Any], name: str, where: str) -> list[Any]:
     """Return the list in a field of a record; [] if it is null or missing.
+
+    Args:
+        record: the JSON object.
+        name: the field.
+        where: name of the record, for errors.
 
     Raises: FormatError for another type.
     """
