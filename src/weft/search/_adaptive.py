@@ -75,7 +75,10 @@ aadaptive = awaitable(adaptive)
 
 
 class Thompson:
-    """Chooses the nodes to widen next, from the scores in the tree and a random stream."""
+    """The algorithm that draws the nodes to widen next by Thompson sampling.
+
+    Each round's draws depend only on the scores in the tree and the search's seed.
+    """
 
     def __init__(
         self, judge: Judge, proposer: Proposer, depth: int, rounds: int, batch: int, widen: int

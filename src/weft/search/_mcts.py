@@ -75,7 +75,7 @@ amcts = awaitable(mcts)
 
 
 class UCT:
-    """Chooses the nodes to expand next, from the scores in the tree."""
+    """The algorithm that chooses the nodes to expand next by UCT, from the scores in the tree."""
 
     def __init__(
         self, judge: Judge, depth: int, rounds: int, batch: int, exploration: float, rollouts: int

@@ -266,10 +266,15 @@ class Settings:
         without: Collection[str] = (),
         **defaults: Any,
     ) -> Settings:
-        """Split and validate the options of a search; `defaults` are its own sampling parameters.
+        """Return the validated options of a search.
 
-        call: the search, for suggestions on mistyped keywords.
-        without: options that it does not accept.
+        Args:
+            call: the search, for suggestions on mistyped keywords.
+            options: the caller's keywords: SearchOptions and sampling parameters.
+            without: options that this search does not accept.
+            defaults: the search's own defaults of sampling parameters.
+
+        Raises: ConfigError.
         """
         _check_names(call, options, without)
         rest = {**defaults, **options}

@@ -52,7 +52,7 @@ def grow_leaf(node: Node, ids: list[int]) -> Node:
 
 
 def move_logits_rows(source: Node, target: Node, last: int) -> None:
-    """Move cached logits rows at depths up to `last` from one node to another."""
+    """Move cached logits rows at depths up to `last` from node `source` to node `target`."""
     if not source.logits_rows:
         return
     for depth in [d for d in source.logits_rows if d <= last]:
@@ -64,7 +64,10 @@ def move_logits_rows(source: Node, target: Node, last: int) -> None:
 
 
 def is_evictable(node: Node) -> bool:
-    """Return True if a node is resident and has no pins and no live children."""
+    """Return True if a node's KV can be evicted.
+
+    It must be resident and have no pins, no resident or pinned children, and no tails.
+    """
     return node.fragment is not None and not node.pins and not node.n_live
 
 
@@ -143,7 +146,7 @@ class TokenTree:
         return Cursor(node, 0)
 
     def match(self, ids: Sequence[int], namespace: str | None = None) -> Cursor:
-        """Return the position after the longest known prefix of `ids`. Changes nothing.
+        """Return the position after the longest prefix of `ids` in the tree. Changes nothing.
 
         Cost: O(len(ids)).
         """
@@ -202,7 +205,7 @@ class TokenTree:
         return cursor
 
     def hold(self, cursor: Cursor) -> Place:
-        """Return a place at a cursor."""
+        """Return a new place at a position; it keeps the tokens before it known."""
         return Place.from_cursor(self.holds, resolve(cursor))
 
     def cut(self, cursor: Cursor) -> Cursor:

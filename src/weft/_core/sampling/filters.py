@@ -55,7 +55,7 @@ def penalties(
     presence: Floats,
     frequency: Floats,
 ) -> Floats:
-    """Apply repetition, presence and frequency penalties.
+    """Return a copy of logits with repetition, presence and frequency penalties.
 
     Repetition divides positive logits and multiplies negative ones, for all tokens of the history.
     Presence and frequency are subtracted for generated tokens.
@@ -64,7 +64,7 @@ def penalties(
         logits: float32 [B, V]; not modified.
         rows, ids, counts: one entry per token of a row's history. A count of 0 means that the token
             is in the prompt only.
-        repetition, presence, frequency: [B].
+        repetition, presence, frequency: float32 [B], the penalties of each row.
     """
     out = logits.copy()
     values = out[rows, ids]

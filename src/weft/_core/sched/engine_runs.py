@@ -186,7 +186,10 @@ class EngineRunQueue:
                 del self._waiting[job.sibling_key]
 
     def cancel(self, job: EngineRunJob) -> None:
-        """Remove a job that has ended, and cancel its run in the engine."""
+        """Remove a job that has ended, and cancel its run in the engine if it was submitted.
+
+        An error of the engine is only logged.
+        """
         self._remove_waiting(job)
         in_flight, job.in_flight = job.in_flight, None
         if in_flight is None:

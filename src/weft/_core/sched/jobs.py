@@ -61,7 +61,7 @@ class Job(ABC):
         """Return the namespaces of the trees that it works in."""
 
     def longest_path(self) -> int:
-        """Return how many slots its longest path needs now."""
+        """Return how many slots its longest path needs at the moment."""
         return max((claim.depth for claim in self.claims), default=0)
 
     def n_paths(self) -> int:
@@ -291,7 +291,10 @@ class RunJob(Job):
     # One step
 
     def can_step(self, n_ctx: int) -> bool:
-        """Return True if its next token can run now."""
+        """Return True if the next row of the run can be in the step that is planned now.
+
+        n_ctx: maximum tokens of a path.
+        """
         if self.is_ending or self.error is not None:
             return False
         if self.future is None:
@@ -664,7 +667,7 @@ class CommitJob(Job):
 
 
 class CommitPart(SequencePart):
-    """The sequences first … last - 1 of a commit, which one step runs."""
+    """The part of a commit that one step runs: its sequences from index `first` to `last` - 1."""
 
     def __init__(self, job: CommitJob, first: int, last: int, queues: JobQueues) -> None:
         item = job.item

@@ -354,8 +354,9 @@ class PrefillPlanner:
         )
 
     def n_remaining(self, claim: PathClaim) -> int:
-        """Return approximately how many tokens of a claim have still to run. Cost: O(absent
-        nodes).
+        """Return approximately how many tokens must still run to complete a claim.
+
+        Cost: O(absent nodes).
         """
         if self.tree.fragments is None:
             return claim.depth
@@ -579,7 +580,10 @@ class PrefillPlanner:
         return part
 
     def _plan_full_path(self, claim: PathClaim) -> int:
-        """Plan one row of the full path, for engines that hide their KV; return its cost."""
+        """Plan one row of the full path, for engines that hide their KV.
+
+        Returns: its cost in tokens; 0 if another claim's row is used, or nothing is requested.
+        """
         assert claim.cursor is not None
         requests = claim.open_requests()
         if not requests:

@@ -65,7 +65,7 @@ class TextStream:
         return text
 
     def peek(self, token_id: int) -> str:
-        """Return what `push` would; changes nothing."""
+        """Return the text that `push` would return for a token; changes nothing."""
         if self._is_between and not self._strip and token_id < len(self._vocab):
             try:
                 return self._vocab[token_id].decode()
