@@ -214,7 +214,7 @@ class Choice(Grammar):
 
 @dataclass(frozen=True, slots=True)
 class Prefixed(Grammar):
-    """A fixed text, then the text of a grammar."""
+    """The fixed text `prefix`, followed by a text that the grammar `constraint` allows."""
 
     prefix: str
     constraint: Grammar

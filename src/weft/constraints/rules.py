@@ -28,21 +28,21 @@ class CharClass:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Concat:
-    """Parts in sequence."""
+    """A part whose text is a text of each of `parts`, in sequence."""
 
     parts: tuple[Part, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Alternation:
-    """One of several parts."""
+    """A part whose text is a text of any one of `parts`."""
 
     parts: tuple[Part, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Repeat:
-    """A repeated part. max_count: None for any number."""
+    """A part that is repeated `min_count` to `max_count` times; None means no maximum."""
 
     part: Part
     min_count: int
@@ -51,7 +51,7 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RuleRef:
-    """A reference to a rule."""
+    """A reference to the rule `name`. line: where it is in the grammar's text."""
 
     name: str
     line: int
@@ -62,7 +62,7 @@ Part = CharClass | Concat | Alternation | Repeat | RuleRef
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
-    """A rule, and the line of its name."""
+    """A rule: its name, the part that it stands for, and the line where it starts."""
 
     name: str
     body: Part

@@ -1,7 +1,7 @@
 """Read JSON schemas: resolve references, combine options, and test values.
 
-Several schemas can limit one place in a JSON text: the keywords next to a `$ref`, each part of an
-`allOf`, an option of an `anyOf`. A `Variant` is one combination of such parts.
+Several schemas can limit one place in a JSON text. Examples are the keywords next to a `$ref`, each
+part of an `allOf`, and an option of an `anyOf`. A `Variant` is one combination of such parts.
 """
 
 from __future__ import annotations

@@ -67,7 +67,10 @@ abeam = awaitable(beam)
 
 
 class Beam(BreadthFirst):
-    """Breadth first by score alone; ended paths compete with those that continue."""
+    """The algorithm that keeps the best paths by score in each round.
+
+    Ended paths compete with paths that continue.
+    """
 
     def next_work(self, search: Search) -> Sequence[WorkItem]:
         """Return lines below all paths of the beam that have not ended."""

@@ -241,7 +241,7 @@ class SearchOptions(BranchOptions, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Validated SearchOptions."""
+    """Validated SearchOptions. Fields without a comment are the options of the same names."""
 
     task: Task | None
     propose: Any

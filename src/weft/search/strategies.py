@@ -47,7 +47,10 @@ class Strategy:
     asks: bool = False  # it scores a task's questions by next-token distributions
 
     def unused(self) -> list[str]:
-        """Return the names of options that this strategy does not accept, `breadth` and `n` too."""
+        """Return the names of options that this strategy does not accept.
+
+        `breadth` and `n` are among them if they have no meaning for it.
+        """
         numbers = [name for name in ("breadth", "n") if getattr(self, name) is None]
         return [*numbers, *self.refused]
 

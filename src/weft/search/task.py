@@ -71,7 +71,10 @@ _PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2}
 
 @dataclass(frozen=True, slots=True)
 class Game24(Task):
-    """Make `target` from all the numbers, each once. Only the model proposes and values steps."""
+    """The Game of 24: make `target` from all the numbers, each used once, with + - * /.
+
+    Only the model proposes and values steps.
+    """
 
     numbers: tuple[int, ...]
     target: int = 24

@@ -270,7 +270,12 @@ def _times(words: U64) -> Doubles:
 
 
 class GumbelDraw(NamedTuple):
-    """A draw of several samplers: samplers[i] draws from row at[i]; int64 [n]."""
+    """A draw of n tokens: sampler samplers[i] draws from logits row at[i].
+
+    at, samplers: int64 [n].
+
+    groups: the noise of the groups, with one row per sampler.
+    """
 
     at: Ids
     samplers: Ids

@@ -25,7 +25,7 @@ Given = ParamSpec("Given")
 
 
 class BatchSamplerCache:
-    """Cache of the last BatchSampler: the same samplers usually draw together again."""
+    """Cache of one BatchSampler, because the same samplers usually draw in the next step too."""
 
     def __init__(self) -> None:
         self._sampler: BatchSampler | None = None
