@@ -76,7 +76,10 @@ def threads_of(model: str, engine: str) -> dict[str, int] | None:
 
 
 class LoadProgress:
-    """Progress callback of `load`: bars on a terminal, a line every 10 s elsewhere."""
+    """A progress callback for `weft.load`, which reports downloads and slow loads.
+
+    It draws bars on a terminal. Elsewhere it writes a line every 10 s of a download.
+    """
 
     def __init__(self, out: TerminalWriter) -> None:
         self.out = out
