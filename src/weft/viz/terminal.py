@@ -211,7 +211,7 @@ def cut(text: str, length: int) -> str:
 
 
 def is_printable(c: str) -> bool:
-    """Return True if a character only displays itself and controls nothing."""
+    """Return True if a terminal displays a character as it is, with no other effect."""
     return c.isprintable() or c in _JOINERS or unicodedata.category(c) == "Zs"
 
 
