@@ -594,7 +594,15 @@ async def adeltas(growth: Growth | None) -> AsyncGenerator[Delta, None]:
 
 
 def delta(pending: PendingBranch, events: list[Event]) -> Delta:
-    """Apply new events to a branch's child, atomically, and return them as a `Delta`."""
+    """Apply new events of a branch to its child, and return them as a `Delta`.
+
+    On Ctrl-C the child gets all new tokens and statistics, or none of them. If an event ends the branch, the
+    child is attached to its parent.
+
+    Args:
+        pending: the branch.
+        events: its new events, as `Growth.news` yields them.
+    """
     child, text = pending.child, pending.text
     assert text is not None
     assert pending.ticket is not None
@@ -649,7 +657,10 @@ def plan(
 
 
 def is_quick(nodes: list[Heddle], params: SamplingParams) -> bool:
-    """Return True if `plan` takes well under a millisecond: few branches, nothing to compile."""
+    """Return True if `plan` takes well under a millisecond for these nodes and parameters.
+
+    There are then few branches, no constraint to compile, and no place to compute.
+    """
     is_few = params.n * len(nodes) <= _FEW and params.constraint is None
     return is_few and all(map(is_place_known, nodes))
 
@@ -675,9 +686,9 @@ def check_not_terminal(node: Heddle, how: str = "force=True") -> None:
 class DeferredGrowth:
     """Growing calls that `apply_at_leaves` collects and runs in one batch.
 
-    They run when a caller first reads the children of any of them, and at the latest after the last
-    leaf. A leaf gets the same children as if grown alone. Leaves with equal paths and seed get
-    different children, because their branches are numbered consecutively.
+    The calls run when a caller first reads the children of one of their nodes, at the latest after
+    the last leaf. A leaf gets the same children as if it were grown alone. Leaves with equal paths
+    and seed get different children, because their branches are numbered consecutively.
     """
 
     def __init__(self) -> None:

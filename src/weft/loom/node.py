@@ -229,7 +229,10 @@ class HeddleState(
         raise TreeError(f"no node has the id {node_id!r} from here down")
 
     def get_all_children(self, depth: int = 0) -> list[Heddle]:
-        """Return all nodes below, parents first; this node too if `depth` is above 0."""
+        """Return all nodes below this one, parents first.
+
+        depth: include this node if it is above 0; N8Loom's recursion counter.
+        """
         nodes = list(preorder(self))
         return nodes if depth > 0 else nodes[1:]
 
