@@ -528,7 +528,13 @@ class LM(
     ) -> ChatOutput:
         """Split an assistant's answer into text, reasoning and calls, by the model's template.
 
-        See `tokens.parse.parse_chat_output`. A prompt's own `parse` needs the text only.
+        `ChatPrompt.parse` does the same with the prompt's own settings.
+
+        Args:
+            text: the answer.
+            thinking_open: the prompt ended inside the reasoning; see `ChatPrompt.thinking_open`.
+            is_partial: the answer is still growing.
+            tools, template: as passed to `format_chat`.
         """
         return parse_chat_output(
             text,

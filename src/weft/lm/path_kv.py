@@ -159,7 +159,7 @@ class PathKV:
         running work occupies the room, the call queues like any prompt.
 
         Raises:
-            KVFull: it cannot fit in addition to other pins.
+            KVFull: the KV cannot fit in addition to other pins.
             ConfigError: the path is empty.
             StaleHandle: the LM is closed, or the adapter was removed.
         """
@@ -201,16 +201,14 @@ class PathKV:
     def offload(self, path: Path, *, start: int = 0) -> int:
         """Move the path's KV after its first `start` tokens to host memory.
 
-        `offload=` of `weft.load` is the budget.
-
-        It is copied back when it is used. KV that other paths share, that is pinned, or that
-        running work uses, stays on the device.
+        The KV is copied back when it is used. KV that other paths share, that is pinned, or that
+        running work uses, stays on the device. The host budget is `offload=` of `weft.load`.
 
         Returns: how many of these tokens have KV on the host only.
 
         Raises:
             Unsupported: the LM was loaded without `offload`.
-            KVFull: it exceeds the host budget.
+            KVFull: the KV exceeds the host budget.
             ConfigError: `start` is not on the path.
 
         Cost: a copy of the KV.
@@ -278,8 +276,8 @@ class PathKV:
         Raises:
             FormatError: this is no such file, or it is broken.
             ModelMismatch: another model, adapter or dtype computed it.
-            KVFull: it does not fit, even alone.
-            ConfigError: the LM has no adapter of its adapter's name.
+            KVFull: the KV does not fit, even without other KV.
+            ConfigError: the LM has no adapter with the name of the saved path's adapter.
         """
         self._check_addressable()
         if isinstance(source, bytes):
@@ -303,7 +301,8 @@ class PathKV:
         """Return the KV of a full path on the host; compute missing KV.
 
         Args:
-            start: leave out the slots before this one.
+            path: the path, at least one token.
+            start: number of tokens at the start of the path to leave out.
 
         Returns: arrays "k.{layer}" and "v.{layer}", [n_kv_heads, n_tokens, head_dim], in the
         engine's dtype. bfloat16 is stored as uint16 bits; "dtype" then says so.
@@ -330,15 +329,16 @@ class PathKV:
             arrays: as `export` returns them, for all of `ids`.
             adapter: the name of the LoRA adapter that computed the KV; None: the base model.
 
-        Raises: KVFull if it does not fit, even alone; ConfigError if the lengths differ.
+        Raises: KVFull if the KV does not fit, even without other KV; ConfigError if the lengths of
+        ids and arrays differ.
         """
         return self._insert_or_compute(self._lm.place(ids, namespace=adapter), arrays)
 
     def try_fill(self, path: Path, arrays: Mapping[str, Any], *, start: int) -> bool:
-        """Insert the KV of a path's tokens from `start` on, and return True if it was inserted.
+        """Insert the KV of a path's tokens from `start` on, where the path lacks it.
 
-        Computes and evicts nothing. Returns False if KV before `start` is missing, or if there is
-        no room.
+        Computes and evicts nothing. Returns True if the path then has all of its KV, and False if
+        KV before `start` is missing or there is no room.
 
         Args:
             path: the path.
