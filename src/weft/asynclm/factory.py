@@ -37,10 +37,11 @@ def load_model_by_name(
     """Load a model and return its AsyncLM. Rows are tensors if torch is installed.
 
     Args:
-        name: a name or a folder, as for `weft.load`.
+        name: "tiny", a Hub id or a folder, as for `weft.load`.
         backend: "hf", "vllm", "mlx" or "mock" of `weft.compat.genlm`, or one of Weft's engines.
             None: vllm if CUDA and vLLM are available, else hf; numpy for the embedded "tiny".
-        llm_opts: options of that class; for Weft's engines, those of `AsyncLM` and `weft.load`.
+        llm_opts: keywords of `from_name` of the class that the backend selects. For Weft's engines,
+            keywords of `AsyncLM` and `weft.load`. None: none.
 
     Raises: ConfigError, a ValueError, for another backend.
     """
