@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Exporter(NamedTuple):
-    """An export format."""
+    """An export format: how to write a part of a loom to a file."""
 
     name: str
     suffix: str  # of files, with the dot

@@ -32,7 +32,7 @@ _LIMITS = ImportLimits()
 
 
 class Importer(NamedTuple):
-    """An import format."""
+    """An import format: how to recognize and read files of a program."""
 
     name: str
     about: str  # a description of a few words
