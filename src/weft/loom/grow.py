@@ -596,8 +596,8 @@ async def adeltas(growth: Growth | None) -> AsyncGenerator[Delta, None]:
 def delta(pending: PendingBranch, events: list[Event]) -> Delta:
     """Apply new events of a branch to its child, and return them as a `Delta`.
 
-    On Ctrl-C the child gets all new tokens and statistics, or none of them. If an event ends the branch, the
-    child is attached to its parent.
+    On Ctrl-C the child gets all new tokens and statistics, or none of them. If an event ends the
+    branch, the child is attached to its parent.
 
     Args:
         pending: the branch.
