@@ -52,9 +52,10 @@ def json_schema_to_grammar(schema: Mapping[str, Any] | str, *, open_objects: boo
         open_objects: also allow unlisted properties where `properties` comes without
             `additionalProperties`, as the JSON Schema standard does.
 
-    Raises: GrammarError for a keyword that GBNF cannot express (`pattern`, known formats, bounds of
-        fractions, …) or that no JSON fits. It has the keyword's JSON pointer. `JsonSchema` supports
-        far more keywords.
+    Raises:
+        GrammarError: GBNF cannot express a keyword (`pattern`, known formats, bounds of fractions,
+            …), or no JSON fits. The error has the keyword's JSON pointer. `JsonSchema` supports far
+            more keywords.
     """
     try:
         value = json.loads(schema) if isinstance(schema, str) else schema

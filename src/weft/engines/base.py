@@ -165,7 +165,7 @@ class FutureTokens(NamedTuple):
     tokens. An id below 0 means that nothing could be sampled: the run ends, and the engine may run
     any token in its place.
 
-    Args:
+    Attributes:
         draws: the object that `Output.draw` of this engine returned.
         number: index of the token in `draws`.
     """
@@ -177,7 +177,7 @@ class FutureTokens(NamedTuple):
 class ScoreSpan(NamedTuple):
     """Request for the log-probabilities of given tokens.
 
-    Args:
+    Attributes:
         start: row-local index of the token whose logits score `targets[0]`. `targets[i]` is scored
             by the logits of token `start + i`.
         targets: token ids to score.
@@ -401,7 +401,7 @@ class Output(ABC):
 class Usage(NamedTuple):
     """KV memory in use.
 
-    Args:
+    Attributes:
         slots: slots that hold tokens.
         bytes: bytes allocated for KV, including unused capacity.
     """
@@ -512,17 +512,15 @@ class Engine(NotPicklable, ABC, instead="load it again where it is to run"):
 
         The folder is in Transformers' format: config.json, safetensors, tokenizer files. A subclass
         declares the keyword options that it supports, or `**options`. Weft rejects options that the
-        signature lacks before this call.
+        signature lacks before this call. Options:
 
-        Args:
-            device: "auto" or a name.
-            dtype: "auto" or a name.
-            n_ctx: context length in tokens; None for the model's own.
-            trust_remote_code: True, or not given.
-            progress: callback with phase, done, total, note.
-            kv_bytes: KV budget, for engines that allocate it at load; None for "auto".
-            n_seq_max: number of paths, for engines that reserve them at load; None for "auto".
-            …: the entries of `engine_options`.
+        - `device`, `dtype`: "auto" or a name.
+        - `n_ctx`: context length in tokens; None for the model's own.
+        - `trust_remote_code`: True, or not given.
+        - `progress`: callback with phase, done, total, note.
+        - `kv_bytes`: KV budget, for engines that allocate it at load; None for "auto".
+        - `n_seq_max`: number of paths, for engines that reserve them at load; None for "auto".
+        - the entries of `engine_options`.
 
         Raises:
             ModelLoadError: files are missing or broken.
