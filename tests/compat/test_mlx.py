@@ -111,9 +111,8 @@ def test_prompts_go_to_caches_that_the_model_and_weft_continue(pair: tuple[Any, 
     assert n8loom.frag_batch_gen(new, 0, lengths)[1][0].keys.shape[2] == lengths[1] == len(rows[1])
     want = plain(model, [*ids, 9])
     assert np.abs(plain(model, [9], second) - want).max() <= tolerance(model)
-    with pytest.raises(
-        ConfigError, match="with token ids"
-    ):  # the model has added a slot of its own
+    # The model has added a slot of its own.
+    with pytest.raises(ConfigError, match="with token ids"):
         second.place(weft.load(model, tokenizer))
 
 
