@@ -99,6 +99,26 @@ def test_50_greedy_texts_are_those_of_the_numpy_engine(lm: weft.LM, reference: w
         assert found == wanted, prompt
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+def test_load_starts_no_thread_team_before_the_first_call() -> None:
+    """With two teams libgomp has more threads than cores and stops spinning at barriers."""
+    code = """
+import os, sys
+from weft._core.sampling.params import SamplingParams  # numpy's own threads start first
+from weft.engines.base import Row
+from weft.engines.llamacpp import LlamaCppEngine
+count = lambda: len(os.listdir("/proc/self/task"))
+before = count()
+engine = LlamaCppEngine.load(sys.argv[1], n_threads=4, kv_bytes=1 << 21)
+loaded = count()
+engine.forward([Row((), [3] * 8, 0, None, (7,))])
+print(loaded - before, count() - loaded)
+"""
+    command = [sys.executable, "-c", code, str(shallow_gguf())]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0", "3"]
+
+
 def test_the_files_tokenizer_is_the_folders(lm: weft.LM, reference: weft.LM) -> None:
     ours, theirs = lm.text, reference.text
     assert ours.vocab_bytes == theirs.vocab_bytes

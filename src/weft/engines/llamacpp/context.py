@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -312,6 +313,23 @@ class Context(Cells):
         if self._view is None or self._view[0] != key:
             self._view = key, np.ctypeslib.as_array(pointer, shape=(count, width))
         return self._view[1]
+
+    @contextmanager
+    def one_thread(self) -> Iterator[None]:
+        """Run model calls inside the block on the calling thread alone.
+
+        libgomp stops spinning at barriers while it has more threads than there are cores. A thread
+        that calls once, such as the one that loads the model, should not start a team.
+        """
+        assert self._handle is not None
+        max_threads, self._max_threads = self._max_threads, 0
+        own = C.llama_n_threads(self._handle.pointer)
+        C.llama_set_n_threads(self._handle.pointer, 1, 1)
+        try:
+            yield
+        finally:
+            C.llama_set_n_threads(self._handle.pointer, own, own)
+            self._max_threads, self._n_threads = max_threads, 0
 
     def _decode(self, context: object, n: int) -> None:
         if not self._max_threads:

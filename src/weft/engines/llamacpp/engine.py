@@ -96,7 +96,8 @@ class LlamaCppEngine(Engine):
             dtype=kv_dtype(settings.type_k, settings.type_v),
         )
         try:
-            self._try()
+            with context.one_thread():
+                self._try()
             if settings.reproducible:
                 limit_batches(self._context, self.fragments.leases, self._n_vocab)
             self.info = self._describe(max_leases - _SPARE)
