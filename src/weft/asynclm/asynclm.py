@@ -400,7 +400,7 @@ class AsyncLM(AbstractAsyncLM):
     async def prefix_logprobs(self, token_ids: Sequence[int], lora_name: str | None = None) -> Any:
         """Return the log-probabilities after every prefix of a context: float32 [T, V], nats.
 
-        One forward computes all rows.
+        One forward computes all rows; with `strict`, one forward per prefix that is not cached.
 
         Args:
             token_ids: the context, T tokens. Row i belongs to its first i + 1 tokens.

@@ -495,7 +495,7 @@ class Pressure:
 
     Attributes:
         capacity: slots of the KV budget; None without one.
-        resident: slots with tokens.
+        resident: slots with tokens, or reserved for the next ones of running branches.
         pinned: slots that cannot be evicted now.
         n_branches: live branches.
         n_active: live branches whose KV is resident.

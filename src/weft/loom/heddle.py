@@ -272,7 +272,8 @@ class Heddle(Listed, RenderMixin):
     ) -> Branches:
         """The async form of `grow`, with the same arguments, for a running event loop.
 
-        Nothing is drawn. If the task is cancelled, branches keep their tokens so far.
+        No display is shown, whatever `show` is. If the task is cancelled, branches keep their
+        tokens so far.
         """
         check_bool("show", show)
         growth = self._plan(n, params, at, force, sampling)

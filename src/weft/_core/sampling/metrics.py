@@ -229,7 +229,7 @@ def group_of(ids: Ids) -> Ids:
 
 
 def member_of(ids: Ids) -> Ids:
-    """Return which member of its group each id is: 0 to MEMBERS - 1."""
+    """Return which member of its group each id is: 0 to GROUP_SIZE - 1."""
     return ids >> 6 & 63
 
 

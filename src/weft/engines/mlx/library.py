@@ -12,7 +12,7 @@ def mlx_lm(module: str) -> Any:
     """Return a module of mlx-lm, such as "models.cache".
 
     NOTE: on its first import the library lowers the process's limit of open files, also in a server
-    that had raised it. This function restores the limit.
+    that had raised it. This function prevents that.
     """
     if "mlx_lm" not in sys.modules:
         _import_keeping_limits()

@@ -165,7 +165,10 @@ class NumpyEngine(Engine):
         return self._run(rows, answers)
 
     def hidden_states(self, rows: Sequence[Row]) -> list[Floats]:
-        """Run rows and return their final hidden states, after the last norm."""
+        """Run rows, as `forward` does, and return their hidden states after the last norm.
+
+        Returns: float32 [T, E] for each row. Rows with a `kv_out` store their KV.
+        """
 
         def states(model: Model, plan: StepPlan, hidden: Floats) -> list[Floats]:
             final, starts = model.final_norm(hidden), [plan.first(i) for i in range(len(rows))]

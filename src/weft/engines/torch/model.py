@@ -218,7 +218,7 @@ def _from_pretrained(
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Hide Transformers' progress bars and loading report."""
+    """Hide Transformers' progress bars and all messages below errors inside the block."""
     bars, level = (
         transformers_logging.is_progress_bar_enabled(),
         transformers_logging.get_verbosity(),

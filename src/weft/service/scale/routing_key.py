@@ -28,7 +28,10 @@ _STATELESS = ("prompt", "messages", "input")
 
 
 class RoutingKey(NamedTuple):
-    """The key that decides which replica gets a request. Equal keys select the same replica.
+    """The key that decides which replica gets a request.
+
+    Equal keys without `heads` select the same replica. With `heads`, `PromptRouter` may choose a
+    longer beginning of the prompt than `key`.
 
     key: a loom's id or name, or a hash of the beginning of the prompt; "" means any replica.
     is_name: `key` may be a loom's name, which the ingress replaces by the loom's id.

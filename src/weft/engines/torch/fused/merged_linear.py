@@ -107,7 +107,10 @@ def as_merged(weights: Sequence[Tensor]) -> Tensor | None:
 
 
 def apply_linear(x: Tensor, layer: nn.Linear) -> Tensor:
-    """Return a linear layer's output for x: [T, out]."""
+    """Return one linear layer's output for x: [T, out], also if the layer is packed or merged.
+
+    A merged layer's own forward would compute its siblings, too.
+    """
     if isinstance(layer, PackedLinear):
         return layer.product(x)
     return F.linear(x, layer.weight, layer.bias)

@@ -98,8 +98,10 @@ def _form_of(module: Any, dtype: torch.dtype) -> _RouterForm | None:
 
 
 def _find_form(module: Any, top_k: int, dtype: torch.dtype) -> _RouterForm | None:
-    """Return what a module computes with random weights: in float32, where all scores differ, then
-    in its own dtypes.
+    """Return the form of router whose results equal the module's; None if no known form does.
+
+    The module runs with random weights: in float32, where all scores differ, then in its own
+    dtypes. top_k: experts per token. dtype: of the model's hidden states.
     """
     layer, bias = _layer_of(module), _bias_of(module)
     like, x = _like(module, torch.float32), _rows_for(module, layer)

@@ -259,10 +259,10 @@ class SlotPool(KVBackend):
         return kv
 
     def usage(self) -> Usage:
-        """Return the slots of fragments, with their spare ones; the pool may be larger.
+        """Return the slots with tokens, and the bytes of fragments' slots with spare ones.
 
-        On a GPU the pool stays when all slots are free, because CUDA graphs read it: see
-        `release_unused`.
+        The pool may be larger. On a GPU the pool stays when all slots are free, because CUDA
+        graphs read it: see `release_unused`.
         """
         n_reserved = self._capacity - self._n_free
         return Usage(self._slots, n_reserved * self.layout.slot_bytes)

@@ -79,7 +79,11 @@ class InputItem(OpenAIModel):
         return item
 
     def text(self, number: int, content: str | Sequence[ItemPart] | None) -> str:
-        """Return the text of a content. Raises: RequestError for other content."""
+        """Return the text of a content of this item.
+
+        number: the item's index in `input`, for errors.
+        Raises: RequestError for parts that are no text.
+        """
         if content is None or isinstance(content, str):
             return content or ""
         return "\n".join(_part_text(number, part) for part in content)
