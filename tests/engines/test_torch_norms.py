@@ -155,7 +155,7 @@ def test_what_is_put_into_a_norm_counts() -> None:
     np.testing.assert_allclose(stepped(engine), want, atol=2e-4)
 
 
-@pytest.mark.parametrize("name", ["gemma3_text", "olmo2", "gpt_oss", "cohere"])
+@pytest.mark.parametrize("name", ["gemma3_text", "gpt_oss"])
 def test_what_an_owner_writes_into_a_norm_counts(name: str) -> None:
     model = build(name).to(DEVICE)
     engine = TorchEngine.adopt(model, kv="paged", graphs=False)

@@ -28,7 +28,6 @@ if not (is_interpreted() or torch.cuda.is_available()):
 
 pytestmark = [pytest.mark.torch, pytest.mark.kernels]
 DEVICE = torch.device("cpu" if is_interpreted() else "cuda")
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 @pytest.fixture(autouse=True)
@@ -42,8 +41,9 @@ def difference(n_vocab: int = 700, dtype: Any = torch.float32) -> str:
     return check.sampling_difference(TorchSampler(DEVICE, kernels=True), n_vocab, dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("n_vocab", [2, 700, 5000])
+@pytest.mark.parametrize(
+    ("n_vocab", "dtype"), [(2, torch.float32), (700, torch.bfloat16), (5000, torch.float16)]
+)
 def test_correct_kernels_pass_the_check(n_vocab: int, dtype: Any) -> None:
     assert difference(n_vocab, dtype) == ""
 
