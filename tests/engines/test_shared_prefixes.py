@@ -55,7 +55,7 @@ def lengths_of(query_spans: QuerySpans, memory: Any = None) -> list[list[int]]:
     return [[length for _, length in stretch.spans] for stretch in found_of(query_spans, memory)]
 
 
-def test_short_spans_with_the_same_queries_are_one_stretch() -> None:
+def test_adjacent_short_spans_with_equal_queries_are_merged() -> None:
     query_spans = chain(3, MAX_MERGED - 5, 5)
     (stretch,) = found_of(query_spans)
     assert stretch.spans == tuple(
@@ -64,7 +64,7 @@ def test_short_spans_with_the_same_queries_are_one_stretch() -> None:
     assert stretch[1:] == (MAX_MERGED + 3, 0, 0, 8)
 
 
-def test_long_spans_and_what_is_below_other_queries_stay_apart() -> None:
+def test_long_spans_and_spans_of_other_queries_are_not_merged() -> None:
     assert lengths_of(chain(3, MAX_MERGED + 1, 5, 6)) == [[3], [MAX_MERGED + 1], [5, 6]]
     assert lengths_of([*chain(3, 4), *chain(3, 4, stop=7)]) == [[3, 4], [3, 4]]
     trunk = chain(20)
@@ -83,7 +83,7 @@ def test_growing_path_is_not_moved_repeatedly() -> None:
             assert other.first == one.first + one.length
 
 
-def test_what_was_moved_often_stays_where_it_is() -> None:
+def test_fragment_moved_often_is_not_moved_again() -> None:
     """Two paths that part below a trunk, stepped in turn, would take it to and fro."""
     query_spans = chain(3, 4, 5, 6)
     fragments = [query_span.fragment for query_span in query_spans]
@@ -95,7 +95,7 @@ def test_what_was_moved_often_stays_where_it_is() -> None:
     assert lengths_of(query_spans, memory) == [[3, 4], [5, 6]]  # they need not be moved
 
 
-def test_those_side_by_side_are_one_however_long() -> None:
+def test_contiguous_spans_are_merged_at_any_length() -> None:
     query_spans = chain(MAX_MERGED, MAX_MERGED, 3, MAX_MERGED, 5)
     fragments = [query_span.fragment for query_span in query_spans]
     memory = Apart(*pairwise(fragments[:4]))
@@ -104,7 +104,7 @@ def test_those_side_by_side_are_one_however_long() -> None:
     assert lengths_of(query_spans, memory) == [[MAX_MERGED, MAX_MERGED], [3, MAX_MERGED], [5]]
 
 
-def test_tails_and_what_ends_early_have_nothing_below_them() -> None:
+def test_growing_and_partly_used_fragments_are_not_merged_with_lower_ones() -> None:
     query_spans = chain(3, 4, 5)
     tail = query_spans[2]._replace(grows=True)
     assert lengths_of([*query_spans[:2], tail]) == [[3, 4], [5]]
@@ -114,7 +114,7 @@ def test_tails_and_what_ends_early_have_nothing_below_them() -> None:
     assert lengths_of(query_spans) == [[3, 4], [5]]
 
 
-def test_short_ones_and_several_up_to_a_size_join_bundles() -> None:
+def test_short_prefixes_are_put_into_batches() -> None:
     for lengths, is_short in (
         ([MAX_SHORT], True),
         ([MAX_SHORT + 1], False),
@@ -125,7 +125,7 @@ def test_short_ones_and_several_up_to_a_size_join_bundles() -> None:
         assert stretch.is_short == is_short
 
 
-def test_stretches_of_about_one_length_have_one_size() -> None:
+def test_prefixes_of_similar_length_have_one_size() -> None:
     sizes = [found_of(chain(*[32] * n))[0].size for n in (1, 2, 3, 4, 6, 7, 8)]
     assert sizes == [7, 7, 7, 8, 8, 8, 9]
 
