@@ -24,7 +24,7 @@ def quick() -> None:
 
 
 @pytest.mark.parametrize("everywhere", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_commit_of_many_branches_is_done_whole_or_not_at_all(everywhere: bool) -> None:
+def test_interrupted_commit_of_two_branches_changes_both_or_neither(everywhere: bool) -> None:
     with weft.load(shallow(), engine="numpy") as lm:
         store = BranchStore(lm)
         prompt = lm.tokenize(samples.opening)
