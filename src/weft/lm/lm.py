@@ -44,6 +44,7 @@ from ..constraints import json_schema_to_grammar
 from ..constraints.base import Compiler
 from ..engines.base import UNKNOWN_CONTEXT_LENGTH, Engine, EngineInfo, Pooling
 from ..errors import ConfigError, ContextOverflow, StaleHandle, Unsupported
+from . import scoring
 from .adapters import Adapters as Adapters
 from .chat import ChatPrompt
 from .embedding import embed
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..loom import Branches
+    from .results import Normalize, Selection, TextScore
+    from .scoring import Method, Prompt
 
 ROW_CACHE_BYTES = 64 << 20
 N_BATCH = 512
@@ -364,6 +367,128 @@ class LM(
         return await agenerate(
             self, prompt, n, params, system=system, template=template, **sampling
         )
+
+    def score(
+        self,
+        prompt: Prompt,
+        candidates: Sequence[str | Sequence[int]],
+        *,
+        normalize: Normalize = "none",
+        end: bool = False,
+        system: str | None = None,
+        template: bool = True,
+    ) -> list[TextScore]:
+        """Return the log-probability of each candidate after a prompt, in their order.
+
+        All candidates run in one batch, and the prompt is computed once. In a text without a chat
+        template, spaces at the end of the prompt belong to the candidates, as in
+        lm-evaluation-harness.
+
+        Args:
+            prompt, system, template: as for `generate`.
+            candidates: texts or token ids, at least one.
+            normalize: what `score` of a result divides the log-probability by: "none", "tokens" or
+                "bytes" (the UTF-8 length of the candidate).
+            end: include the token that ends the text, or the assistant's turn.
+
+        Raises: ConfigError for an empty candidate or an argument outside what is allowed;
+        ContextOverflow.
+        """
+        request = scoring.read_request(
+            self, prompt, candidates, end=end, system=system, template=template
+        )
+        return scoring.score(self, request, normalize)
+
+    async def ascore(
+        self,
+        prompt: Prompt,
+        candidates: Sequence[str | Sequence[int]],
+        *,
+        normalize: Normalize = "none",
+        end: bool = False,
+        system: str | None = None,
+        template: bool = True,
+    ) -> list[TextScore]:
+        """The async form of `score`, with the same arguments, for a running event loop."""
+        request = scoring.read_request(
+            self, prompt, candidates, end=end, system=system, template=template
+        )
+        return await scoring.ascore(self, request, normalize)
+
+    def score_many(
+        self,
+        prompts: Iterable[tuple[Prompt, Sequence[str | Sequence[int]]]],
+        *,
+        normalize: Normalize = "none",
+        end: bool = False,
+        system: str | None = None,
+        template: bool = True,
+    ) -> Iterator[tuple[int, list[TextScore]]]:
+        """Yield (index of the prompt, scores of its candidates) as results are ready.
+
+        Prompts run in the order of their prefixes, which is not the order of `prompts`. A prefix
+        that several prompts share is computed once, even if the KV budget fits few prompts. Wrong
+        arguments raise at the call. Closing the generator cancels the rest.
+
+        Args:
+            prompts: pairs of a prompt and its candidates.
+            normalize, end, system, template: as for `score`.
+        """
+        options = {"end": end, "system": system, "template": template}
+        requests = scoring.read_requests(self, prompts, **options)
+        return scoring.score_many(self, scoring.ManyScores(self, requests, normalize))
+
+    def ascore_many(
+        self,
+        prompts: Iterable[tuple[Prompt, Sequence[str | Sequence[int]]]],
+        *,
+        normalize: Normalize = "none",
+        end: bool = False,
+        system: str | None = None,
+        template: bool = True,
+    ) -> AsyncIterator[tuple[int, list[TextScore]]]:
+        """The async form of `score_many`, with the same arguments, for a running event loop."""
+        options = {"end": end, "system": system, "template": template}
+        requests = scoring.read_requests(self, prompts, **options)
+        return scoring.ascore_many(self, scoring.ManyScores(self, requests, normalize))
+
+    def choose(
+        self,
+        prompt: Prompt,
+        candidates: Sequence[str | Sequence[int]],
+        *,
+        method: Method = "token_length_normalized",
+        system: str | None = None,
+        template: bool = True,
+    ) -> Selection:
+        """Return the candidate that a prompt makes likeliest, with the scores of all.
+
+        Args:
+            prompt, candidates, system, template: as for `score`.
+            method: "token_length_normalized" compares mean log-probabilities.
+                "greedy_token_selection" compares token by token and extends shorter candidates by
+                their mean. "unconditional_likelihood_normalized" subtracts the log-probability
+                without the prompt before it takes the mean. "likelihood" compares
+                log-probabilities. The first three are `choices_method` of SGLang. Among equal
+                candidates the first one is selected.
+
+        Raises: as `score`.
+        """
+        request = scoring.read_request(self, prompt, candidates, system=system, template=template)
+        return scoring.choose(self, scoring.Choosing(self, request, candidates, method))
+
+    async def achoose(
+        self,
+        prompt: Prompt,
+        candidates: Sequence[str | Sequence[int]],
+        *,
+        method: Method = "token_length_normalized",
+        system: str | None = None,
+        template: bool = True,
+    ) -> Selection:
+        """The async form of `choose`, with the same arguments, for a running event loop."""
+        request = scoring.read_request(self, prompt, candidates, system=system, template=template)
+        return await scoring.achoose(self, scoring.Choosing(self, request, candidates, method))
 
     @property
     def kv(self) -> PathKV:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from .._core.sched.work import FinishReason
     from ..loom import Heddle
+
+Normalize = Literal["none", "tokens", "bytes"]
 
 _SCREEN = 20  # rows that a representation lists before it counts the rest
 
@@ -54,16 +56,39 @@ class Distribution(tuple[TokenProb, ...]):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TextScore:
-    """The log-probability of a text under the model, as `Heddle.measure` returns it.
+    """The log-probability of a text under the model, as `Heddle.measure` and `LM.score` return it.
 
     tokens: token ids of the text.
     texts: the text of each token.
     logprobs: the logprob of each token, in nats, before any filter.
+    ranks: the rank of each token, 0 for the likeliest; None if the engine does not report it.
+    n_bytes: UTF-8 length of the text.
+    normalize: what `score` divides the logprob by.
     """
 
     tokens: tuple[int, ...]
     texts: tuple[str, ...]
     logprobs: tuple[float, ...]
+    ranks: tuple[int, ...] | None = None
+    n_bytes: int = 0
+    normalize: Normalize = "none"
+
+    @property
+    def n_tokens(self) -> int:
+        """Number of tokens of the text."""
+        return len(self.tokens)
+
+    @property
+    def score(self) -> float:
+        """The logprob, divided by the number of tokens or bytes if `normalize` says so."""
+        if self.normalize == "none":
+            return self.total
+        return self.total / (self.n_tokens if self.normalize == "tokens" else self.n_bytes)
+
+    @property
+    def is_greedy(self) -> bool | None:
+        """True if greedy decoding gives this text; None if the engine reports no ranks."""
+        return None if self.ranks is None else not any(self.ranks)
 
     @property
     def logprob(self) -> float:
@@ -101,6 +126,28 @@ class TextScore:
         from ..viz.notebook import text_score_card
 
         return text_score_card(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The candidate that `LM.choose` selected, with the scores of all.
+
+    text: the selected candidate; the text of its tokens if it was given as token ids.
+    index: its index in the candidates.
+    method: the method of the choice.
+    values: what the method compared, one value per candidate. The values of
+        "greedy_token_selection" are tuples, which compare token by token.
+    scores: the score of each candidate after the prompt.
+    """
+
+    text: str
+    index: int
+    method: str
+    values: tuple[float | tuple[float, ...], ...]
+    scores: tuple[TextScore, ...]
+
+    def __str__(self) -> str:
+        return self.text
 
 
 @dataclass(frozen=True, slots=True, eq=False)

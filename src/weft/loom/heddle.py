@@ -17,7 +17,8 @@ from .._core.sampling.params import BranchOptions, SamplingParams, accepts_param
 from .._core.sched.work import Extend, Logits, Scores, Ticket
 from .._core.validation import check_bool, check_int
 from ..errors import ConfigError
-from ..lm.results import Delta, Distribution, TextScore, TokenProb
+from ..lm.results import Delta, Distribution, Normalize, TextScore, TokenProb
+from ..lm.scoring import check_normalize, end_token, text_score
 from . import n8loom_names
 from .grow import Branches, Growth, adeltas, call_on_each, check_not_terminal, deltas, plan, seeded
 from .kv_fragments import KVFrag, fragments
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .._core.kv.place import Place
-    from ..engines.base import Score
     from ..lm.lm import LM
 
 if TYPE_CHECKING:
@@ -392,13 +392,32 @@ class Heddle(Listed, RenderMixin):
         return distribution(lm, tickets[0].result()[0], top)
 
     @overload
-    def measure(self, text: str | Sequence[int], *, special: bool | None = None) -> TextScore: ...
+    def measure(
+        self,
+        text: str | Sequence[int],
+        *,
+        special: bool | None = None,
+        normalize: Normalize = "none",
+        end: bool = False,
+    ) -> TextScore: ...
 
     @overload
-    def measure(self, text: Texts, *, special: bool | None = None) -> list[TextScore]: ...
+    def measure(
+        self,
+        text: Texts,
+        *,
+        special: bool | None = None,
+        normalize: Normalize = "none",
+        end: bool = False,
+    ) -> list[TextScore]: ...
 
     def measure(
-        self, text: str | Sequence[int] | Texts, *, special: bool | None = None
+        self,
+        text: str | Sequence[int] | Texts,
+        *,
+        special: bool | None = None,
+        normalize: Normalize = "none",
+        end: bool = False,
     ) -> TextScore | list[TextScore]:
         """Return the log-probability of a text after the node. Adds nothing to the tree.
 
@@ -406,6 +425,7 @@ class Heddle(Listed, RenderMixin):
             text: a text or its token ids, or a list of these. The texts of a list share model
                 calls; an empty list gives an empty list.
             special: as for `add`.
+            normalize, end: as for `LM.score`.
 
         Returns: a TextScore, or a list of them in the order of the texts.
 
@@ -413,28 +433,47 @@ class Heddle(Listed, RenderMixin):
 
         Cost: a list of 50 short texts takes a third to a sixth of the time of 50 calls.
         """
-        lm, items = self._binding.live_lm(), measure_items(self, text, special)
+        lm, kind = self._binding.live_lm(), check_normalize(normalize)
+        items = measure_items(self, text, special, end=end)
         tickets = lm.submit(items)
         lm.drive(tickets)
-        scores = [text_score(lm, *each) for each in zip(items, _scores_of(tickets), strict=True)]
+        scores = _text_scores(lm, items, tickets, kind)
         return scores if _is_batch(text) else scores[0]
 
     @overload
     async def ameasure(
-        self, text: str | Sequence[int], *, special: bool | None = None
+        self,
+        text: str | Sequence[int],
+        *,
+        special: bool | None = None,
+        normalize: Normalize = "none",
+        end: bool = False,
     ) -> TextScore: ...
 
     @overload
-    async def ameasure(self, text: Texts, *, special: bool | None = None) -> list[TextScore]: ...
+    async def ameasure(
+        self,
+        text: Texts,
+        *,
+        special: bool | None = None,
+        normalize: Normalize = "none",
+        end: bool = False,
+    ) -> list[TextScore]: ...
 
     async def ameasure(
-        self, text: str | Sequence[int] | Texts, *, special: bool | None = None
+        self,
+        text: str | Sequence[int] | Texts,
+        *,
+        special: bool | None = None,
+        normalize: Normalize = "none",
+        end: bool = False,
     ) -> TextScore | list[TextScore]:
         """The async form of `measure`, with the same arguments, for a running event loop."""
-        lm, items = self._binding.live_lm(), measure_items(self, text, special)
+        lm, kind = self._binding.live_lm(), check_normalize(normalize)
+        items = measure_items(self, text, special, end=end)
         tickets = await lm.asubmit(items)
         await lm.adrive(tickets)
-        scores = [text_score(lm, *each) for each in zip(items, _scores_of(tickets), strict=True)]
+        scores = _text_scores(lm, items, tickets, kind)
         return scores if _is_batch(text) else scores[0]
 
     @property
@@ -637,44 +676,44 @@ def ids_of(node: HeddleState, text: str | Sequence[int], special: bool | None) -
 
 
 def measure_items(
-    node: HeddleState, text: str | Sequence[int] | Texts, special: bool | None
+    node: HeddleState, text: str | Sequence[int] | Texts, special: bool | None, *, end: bool
 ) -> list[Extend]:
     """Return the work items of `Heddle.measure`, one per text; arguments as there."""
+    check_bool("end", end)
     texts = cast("Texts", text if _is_batch(text) else [text])
-    return [measure_item(node, each, special) for each in texts]
+    return [measure_item(node, each, special, end=end) for each in texts]
 
 
 def _is_batch(text: str | Sequence[int] | Texts) -> bool:
     return isinstance(text, list | tuple) and (not text or isinstance(text[0], Sequence))
 
 
-def _scores_of(tickets: Sequence[Ticket]) -> list[Score]:
-    return [ticket.result()[0] for ticket in tickets]
+def _text_scores(
+    lm: LM, items: Sequence[Extend], tickets: Sequence[Ticket], normalize: Normalize
+) -> list[TextScore]:
+    return [
+        text_score(lm, item.tokens, ticket.result()[0], normalize=normalize)
+        for item, ticket in zip(items, tickets, strict=True)
+    ]
 
 
 def measure_item(
-    node: HeddleState, text: str | Sequence[int], special: bool | None = None
+    node: HeddleState,
+    text: str | Sequence[int],
+    special: bool | None = None,
+    *,
+    end: bool = False,
 ) -> Extend:
     """Return the work item of `Heddle.measure` for one text, or its token ids.
 
-    special: as for `Heddle.add`.
+    special, end: as for `Heddle.measure`.
     Raises: ConfigError if the text has no tokens.
     """
     ids = list(ids_of(node, text, special))
     if not ids:
         raise ConfigError("there is nothing to measure: the text has no tokens")
-    place = at_end(node)
-    lm_of(node).place(ids, after=place)
+    place, lm = at_end(node), lm_of(node)
+    if end:
+        ids.append(end_token(lm, is_chat=node._binding.is_chat))
+    lm.place(ids, after=place)
     return Extend(place, ids, (Scores(place.depth, place.depth + len(ids)),))
-
-
-def text_score(lm: LM, item: Extend, score: Score) -> TextScore:
-    """Return the TextScore of a finished work item.
-
-    Args:
-        lm: the LM.
-        item: the work item, from `measure_item`.
-        score: its result.
-    """
-    texts = tuple(lm.text.token_text(token) for token in item.tokens)
-    return TextScore(tuple(item.tokens), texts, tuple(score.logprobs.tolist()))

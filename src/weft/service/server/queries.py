@@ -18,8 +18,9 @@ from ..._core.sampling.sampler import probabilities
 from ..._core.sched.work import Extend, Logits
 from ...errors import ConfigError
 from ...lm.lm import LM
+from ...lm.scoring import text_score
 from ...loom import Heddle
-from ...loom.heddle import at_end, measure_item, next_item, text_score
+from ...loom.heddle import at_end, measure_item, next_item
 from ..api.nodes import MeasureText, NextTokens
 from .errors import RequestError
 from .open_loom import OpenLoom
@@ -178,7 +179,7 @@ async def measure_text(
         async with live.released_lock():
             tickets = await lm.asubmit([item])
             await lm.adrive(tickets)
-        score = text_score(lm, item, tickets[0].result()[0])
+        score = text_score(lm, item.tokens, tickets[0].result()[0])
     return {
         "node": live.number(node),
         "token_ids": list(score.tokens),
