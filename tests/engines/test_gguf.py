@@ -24,7 +24,7 @@ from weft.engines.gguf import read_gguf
 from weft.engines.gguf.checkpoint import GGUFCheckpoint
 from weft.engines.gguf.tokenizer import read_tokenizer
 from weft.engines.numpy import NumpyEngine
-from weft.engines.numpy.model import pack, widen
+from weft.engines.numpy.model import to_bfloat16_bits, from_bfloat16_bits
 from weft.errors import EngineUnavailable, ModelLoadError, Unsupported
 
 IDS = list(range(6, 70))
@@ -125,7 +125,14 @@ def test_token_that_is_no_text_is_a_load_error(tmp_path: Path) -> None:
 
 def test_pack_rounds_to_the_nearest_bfloat16_and_ties_to_even() -> None:
     values = np.float32([1.0, -2.5, 1.00390625, 1.01171875, 1.004, 0.0])
-    assert widen(pack(values)).tolist() == [1.0, -2.5, 1.0, 1.015625, 1.0078125, 0.0]
+    assert from_bfloat16_bits(to_bfloat16_bits(values)).tolist() == [
+        1.0,
+        -2.5,
+        1.0,
+        1.015625,
+        1.0078125,
+        0.0,
+    ]
 
 
 @pytest.mark.parametrize("source", ["folder", "file"])

@@ -205,7 +205,7 @@ def test_short_views_are_copied_up_to_the_limit(most: int) -> None:
     views = [
         np.zeros((1, 2, 1, n, 4), np.float32) for n in (4, 5, plan.MAX_SHORT + 1, 3, plan.MAX_SHORT)
     ]
-    short, others = plan._short(views, most)
+    short, others = plan._split_short(views, most)
     assert sum(view.shape[3] for view in short) <= most
     assert len(short) == {0: 0, 5: 0, 12: 3, 4096: 4}[most]
     assert {id(view) for view in [*short, *others]} == {id(view) for view in views}

@@ -63,6 +63,7 @@ class LlamaConfig:
 
     @property
     def kv_bytes_per_token(self) -> int:
+        """Bytes of one token's keys and values in float32, over all layers."""
         return self.n_layers * 2 * self.n_kv_heads * self.head_dim * 4
 
 
@@ -76,28 +77,31 @@ def parse_config(raw: Mapping[str, Any], *, n_ctx: int | None = None) -> LlamaCo
     """
     architecture = _architecture(raw)
     reject_mlx_quantised(raw, "numpy")
-    n_hidden, n_heads = _integer(raw, "hidden_size"), _integer(raw, "num_attention_heads")
+    n_hidden, n_heads = _read_integer(raw, "hidden_size"), _read_integer(raw, "num_attention_heads")
     config = LlamaConfig(
         model_type=str(raw.get("model_type", "llama")),
-        n_layers=_integer(raw, "num_hidden_layers"),
+        n_layers=_read_integer(raw, "num_hidden_layers"),
         n_heads=n_heads,
-        n_kv_heads=_integer(raw, "num_key_value_heads", default=n_heads),
-        head_dim=_integer(raw, "head_dim", default=n_hidden // n_heads),
+        n_kv_heads=_read_integer(raw, "num_key_value_heads", default=n_heads),
+        head_dim=_read_integer(raw, "head_dim", default=n_hidden // n_heads),
         n_hidden=n_hidden,
-        n_intermediate=_integer(raw, "intermediate_size"),
-        n_vocab=_integer(raw, "vocab_size"),
-        context_length=_context_length(_integer(raw, "max_position_embeddings"), n_ctx),
-        norm_eps=_number(raw, "rms_norm_eps", 1e-6),
+        n_intermediate=_read_integer(raw, "intermediate_size"),
+        n_vocab=_read_integer(raw, "vocab_size"),
+        context_length=_context_length(_read_integer(raw, "max_position_embeddings"), n_ctx),
+        norm_eps=_read_number(raw, "rms_norm_eps", 1e-6),
         tied=bool(raw.get("tie_word_embeddings", False)),
         attention_bias=bool(raw.get("attention_bias", False)),
         mlp_bias=bool(raw.get("mlp_bias", False)),
-        rope=_rope(raw),
+        rope=_rope_parameters(raw),
     )
-    _check(raw, config, architecture)
+    _check_features(raw, config, architecture)
     return config
 
 
 def _architecture(raw: Mapping[str, Any]) -> str:
+    """Return the first class name in config.json that the engine supports; raise Unsupported if
+    none.
+    """
     names = architectures(raw) or [f"model_type {raw.get('model_type')}"]
     for name in names:
         if name in ARCHITECTURES:
@@ -109,7 +113,10 @@ def _architecture(raw: Mapping[str, Any]) -> str:
     )
 
 
-def _integer(raw: Mapping[str, Any], key: str, *, default: int | None = None) -> int:
+def _read_integer(raw: Mapping[str, Any], key: str, *, default: int | None = None) -> int:
+    """Return `raw[key]`, or `default` if it is missing. Raise ModelLoadError unless it is 1 or
+    more.
+    """
     value = raw.get(key)
     value = default if value is None else value
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
@@ -119,7 +126,10 @@ def _integer(raw: Mapping[str, Any], key: str, *, default: int | None = None) ->
     return value
 
 
-def _number(raw: Mapping[str, Any], key: str, default: float) -> float:
+def _read_number(raw: Mapping[str, Any], key: str, default: float) -> float:
+    """Return `raw[key]`, or `default` if it is missing. Raise ModelLoadError unless it is above
+    0.
+    """
     value = raw.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
         raise ModelLoadError(
@@ -129,10 +139,11 @@ def _number(raw: Mapping[str, Any], key: str, default: float) -> float:
 
 
 def _context_length(of_model: int, n_ctx: int | None) -> int:
+    """Return the context length in tokens: `n_ctx` if given (validated), else the model's own."""
     return of_model if n_ctx is None else check_int("n_ctx", n_ctx, 1, of_model)
 
 
-def _rope(raw: Mapping[str, Any]) -> dict[str, Any]:
+def _rope_parameters(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return `rope_parameters`, or the older `rope_theta` and `rope_scaling` in the same form."""
     given = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     if not isinstance(given, Mapping):
@@ -142,11 +153,14 @@ def _rope(raw: Mapping[str, Any]) -> dict[str, Any]:
     rope.setdefault("rope_type", rope.pop("type", "default"))
     for key in ("rope_theta", "factor", "low_freq_factor", "high_freq_factor"):
         if key in rope:
-            rope[key] = _number(rope, key, 0.0)
+            rope[key] = _read_number(rope, key, 0.0)
     return rope
 
 
-def _check(raw: Mapping[str, Any], config: LlamaConfig, architecture: str) -> None:
+def _check_features(raw: Mapping[str, Any], config: LlamaConfig, architecture: str) -> None:
+    """Raise Unsupported if config.json has a feature that the engine lacks, such as sliding
+    windows.
+    """
     if config.n_heads % config.n_kv_heads:
         raise ModelLoadError(
             f"config.json: {config.n_heads} heads cannot share {config.n_kv_heads} KV heads evenly"
@@ -160,7 +174,9 @@ def _check(raw: Mapping[str, Any], config: LlamaConfig, architecture: str) -> No
         feature = "a partial rotary embedding"
     elif config.head_dim % 2:
         feature = f"an odd head dimension ({config.head_dim})"
-    elif (window := _window(raw, architecture)) is not None and window < config.context_length:
+    elif (
+        window := _sliding_window(raw, architecture)
+    ) is not None and window < config.context_length:
         feature = f"sliding-window attention (window {window})"
     if feature:
         raise Unsupported(
@@ -169,15 +185,22 @@ def _check(raw: Mapping[str, Any], config: LlamaConfig, architecture: str) -> No
         )
 
 
-def _window(raw: Mapping[str, Any], architecture: str) -> int | None:
-    """Return the sliding window in use. Qwen's configurations have one that is switched off."""
+def _sliding_window(raw: Mapping[str, Any], architecture: str) -> int | None:
+    """Return the sliding window in tokens; None for full attention.
+
+    Qwen's configurations contain a window that is not in use.
+    """
     if architecture.startswith("Qwen") and not raw.get("use_sliding_window"):
         return None
-    return None if raw.get("sliding_window") is None else _integer(raw, "sliding_window")
+    return None if raw.get("sliding_window") is None else _read_integer(raw, "sliding_window")
 
 
 def frequencies(parameters: Mapping[str, Any], head_dim: int) -> NDArray[np.float32]:
-    """Return the angle per position of each pair: float32 [D/2].
+    """Return the rotary embedding's angle in radians per position, for each pair: float32 [D/2].
+
+    Args:
+        parameters: `rope_type`, `rope_theta` and the type's own, as in config.json.
+        head_dim: size D of a head.
 
     Raises:
         Unsupported: the rope type is not one of default, linear and llama3.
@@ -194,9 +217,9 @@ def frequencies(parameters: Mapping[str, Any], head_dim: int) -> NDArray[np.floa
     # NOTE: rounded where the models' own code rounds: the last bit matters at position 1000.
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     powers = float(parameters["rope_theta"]) ** exponents.astype(np.float64)
-    plain = np.float32(1) / powers.astype(np.float32)
+    unscaled = np.float32(1) / powers.astype(np.float32)
     try:
-        return scale(plain, parameters)
+        return scale(unscaled, parameters)
     except KeyError as error:
         raise ModelLoadError(f"config.json: rope type {kind!r} needs {error.args[0]!r}") from error
     except (TypeError, ValueError, ArithmeticError) as error:
@@ -221,26 +244,32 @@ def deinterleave(keys: NDArray[np.float32]) -> NDArray[np.float32]:
     return pairs.swapaxes(-1, -2).reshape(keys.shape)
 
 
-def _default(plain: NDArray[np.float32], _: Mapping[str, Any]) -> NDArray[np.float32]:
-    return plain
+def _unscaled(unscaled: NDArray[np.float32], _: Mapping[str, Any]) -> NDArray[np.float32]:
+    """Return the frequencies of rope type "default", which has no scaling."""
+    return unscaled
 
 
-def _linear(plain: NDArray[np.float32], given: Mapping[str, Any]) -> NDArray[np.float32]:
-    return plain / float(given["factor"])
+def _linear_scaling(unscaled: NDArray[np.float32], given: Mapping[str, Any]) -> NDArray[np.float32]:
+    """Divide all frequencies by the rope parameter `factor`."""
+    return unscaled / float(given["factor"])
 
 
-def _llama3(plain: NDArray[np.float32], given: Mapping[str, Any]) -> NDArray[np.float32]:
+def _llama3_scaling(unscaled: NDArray[np.float32], given: Mapping[str, Any]) -> NDArray[np.float32]:
     """Divide low frequencies by `factor`, keep high ones, and interpolate between them.
 
-    plain: unscaled frequencies. given: parameters of the rope type.
+    unscaled: unscaled frequencies. given: parameters of the rope type.
     """
     low, high = float(given["low_freq_factor"]), float(given["high_freq_factor"])
     if high <= low:
         raise ValueError(f"high_freq_factor is {high}, low_freq_factor {low}")
-    rotations = float(given["original_max_position_embeddings"]) * plain / (2 * np.pi)
+    rotations = float(given["original_max_position_embeddings"]) * unscaled / (2 * np.pi)
     keep = np.clip((rotations - low) / (high - low), 0.0, 1.0)
-    return (1 - keep) * plain / float(given["factor"]) + keep * plain
+    return (1 - keep) * unscaled / float(given["factor"]) + keep * unscaled
 
 
 _Scaling = Callable[[NDArray[np.float32], Mapping[str, Any]], NDArray[np.float32]]
-_SCALINGS: dict[str, _Scaling] = {"default": _default, "linear": _linear, "llama3": _llama3}
+_SCALINGS: dict[str, _Scaling] = {
+    "default": _unscaled,
+    "linear": _linear_scaling,
+    "llama3": _llama3_scaling,
+}

@@ -88,7 +88,7 @@ class NumpyEngine(Engine):
     def check_supported(cls, folder: Path) -> None:
         """Check that a folder or GGUF file is of the Llama family; see `Engine.check_supported`."""
         is_gguf = folder.suffix.lower() == ".gguf"
-        config = parse_config(_open(folder).config if is_gguf else read_config(folder))
+        config = parse_config(_open_checkpoint(folder).config if is_gguf else read_config(folder))
         frequencies(config.rope, config.head_dim)
 
     @classmethod
@@ -128,10 +128,10 @@ class NumpyEngine(Engine):
                 f"dtype is {dtype!r}; allowed are {', '.join(map(repr, _DTYPES))} on the numpy"
                 ' engine; try engine="torch"'
             )
-        checkpoint = _open(Path(folder))
+        checkpoint = _open_checkpoint(Path(folder))
         config = parse_config(checkpoint.config, n_ctx=n_ctx)
         if dtype == "auto":
-            dtype = _dtype_by_memory(checkpoint)
+            dtype = _auto_dtype(checkpoint)
         return cls(checkpoint, config, dtype=dtype, threads=threads, progress=progress)
 
     def tokenizer(self) -> Tokenizer | None:
@@ -198,11 +198,20 @@ class NumpyEngine(Engine):
         self.fragments = NumpyFragments(self._config)
 
     def _open_model(self) -> Model:
+        """Return the model. Raise ForwardError if the engine is closed."""
         if self._model is None:
             raise ForwardError("the engine is closed; load the model again")
         return self._model
 
     def _score(self, model: Model, hidden: Floats, start: int, span: ScoreSpan) -> Score:
+        """Score the target tokens of one `ScoreSpan`.
+
+        Args:
+            model: the model, for its LM head.
+            hidden: float32 [N, E], output of the last layer for all packed tokens.
+            start: packed index of the row's first token.
+            span: targets to score.
+        """
         return metrics.score_span(
             span,
             self.info.n_vocab,
@@ -210,7 +219,10 @@ class NumpyEngine(Engine):
         )
 
 
-def _open(path: Path) -> Checkpoint:
+def _open_checkpoint(path: Path) -> Checkpoint:
+    """Open a folder in Transformers' format, or a GGUF file, as a `Checkpoint`. Reads no
+    weights.
+    """
     if path.suffix.lower() != ".gguf":
         return open_checkpoint(path)
     header = read_gguf(path)
@@ -218,7 +230,10 @@ def _open(path: Path) -> Checkpoint:
     return GGUFCheckpoint(header)
 
 
-def _dtype_by_memory(checkpoint: Checkpoint) -> str:
+def _auto_dtype(checkpoint: Checkpoint) -> str:
+    """Return "float32", or "bfloat16" (and log a warning) if float32 weights need too much
+    memory.
+    """
     left = bytes_left()
     n_values = sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())
     if left is None or 4 * n_values <= _MEMORY_SHARE * left:
@@ -234,6 +249,7 @@ def _dtype_by_memory(checkpoint: Checkpoint) -> str:
 
 
 def _check_ids(ids: NDArray[np.int64], n_vocab: int) -> None:
+    """Raise ForwardError if a token id is outside the vocabulary."""
     if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < n_vocab:
         wrong = ids[(ids < 0) | (ids >= n_vocab)][0]
         raise ForwardError(

@@ -39,7 +39,10 @@ LARGE_BYTES = 128 << 20
 
 
 class BufferedTail(Protocol):
-    """A fragment's tail: its row in the buffer (-1: none) and its number of slots."""
+    """The part of a fragment that `TailBuffer` uses.
+
+    `row`: the fragment's row in the buffer, -1 if it has none. `tail`: its slots in that row.
+    """
 
     row: int
 
@@ -48,7 +51,11 @@ class BufferedTail(Protocol):
 
 
 class TailBuffer:
-    """Growing tails: float32 [L, 2, R, K, S, D], keys at index 0 of axis 1, values at 1."""
+    """KV of fragments that grow token by token, one fragment per row, padded to one width.
+
+    `data`: float32 [L, 2, R, K, S, D] for R rows of S slots. Axis 1: keys, values. One batched
+    product covers all rows.
+    """
 
     def __init__(self, n_layers: int, n_kv_heads: int, head_dim: int) -> None:
         self._shape = (n_layers, 2, 0, n_kv_heads, 0, head_dim)
@@ -59,10 +66,11 @@ class TailBuffer:
     @property
     def is_large(self) -> bool:
         """True if GROWTH spare slots in each row would take too much memory."""
-        return self._step(len(self.rows), 1) < GROWTH
+        return self._width_step(len(self.rows), 1) < GROWTH
 
     @property
     def width(self) -> int:
+        """Allocated slots of every row."""
         return self.data.shape[4]
 
     def row(self, index: int) -> NDArray[np.float32]:
@@ -75,13 +83,13 @@ class TailBuffer:
         capacity = self.data.shape[2]
         if needed > capacity:
             rows = max(needed, capacity + capacity // 4)
-            self._resize(rows, self._rounded(rows, self._longest()))
+            self._resize(rows, self._round_up_width(rows, self._longest_tail()))
         for tail in tails:
             tail.row = len(self.rows)
             self.rows.append(tail)
 
     def remove(self, tail: BufferedTail) -> None:
-        """Remove a row; the last row moves into its place."""
+        """Release the row of `tail`; the last row moves into its place."""
         last = self.rows.pop()
         if last is not tail:
             self.data[:, :, tail.row, :, : last.tail] = self.data[:, :, last.row, :, : last.tail]
@@ -92,12 +100,14 @@ class TailBuffer:
             self.data = np.zeros(self._shape, np.float32)
         elif len(self.rows) <= self.data.shape[2] // 2:
             with suppress(MemoryError):  # the smaller copy needs memory, too
-                self._resize(len(self.rows), self._rounded(len(self.rows), self._longest()))
+                self._resize(
+                    len(self.rows), self._round_up_width(len(self.rows), self._longest_tail())
+                )
 
     def widen(self, width: int) -> None:
         """Reserve `width` slots in every row."""
         if width > self.width:
-            self._resize(self.data.shape[2], self._rounded(len(self.rows), width))
+            self._resize(self.data.shape[2], self._round_up_width(len(self.rows), width))
 
     def make_adjacent(self, tails: Collection[BufferedTail]) -> bool:
         """Move `tails` into adjacent rows, in any order. Return True if rows changed.
@@ -119,25 +129,30 @@ class TailBuffer:
         return True
 
     def _swap(self, one: BufferedTail, other: BufferedTail) -> None:
+        """Exchange the rows of two tails."""
         both = [one.row, other.row]
         n = max(one.tail, other.tail)
         self.data[:, :, both, :, :n] = self.data[:, :, both[::-1], :, :n]
         one.row, other.row = other.row, one.row
         self.rows[one.row], self.rows[other.row] = one, other
 
-    def _longest(self) -> int:
+    def _longest_tail(self) -> int:
+        """Return the number of slots of the longest tail, at least 1."""
         return max((row.tail for row in self.rows), default=1) or 1
 
-    def _step(self, n_rows: int, width: int) -> int:
+    def _width_step(self, n_rows: int, width: int) -> int:
+        """Return the number of slots by which a buffer of this size is widened."""
         if n_rows * GROWTH * self._slot_bytes <= LARGE_BYTES:
             return GROWTH
         return max(1, min(GROWTH, width // 4))
 
-    def _rounded(self, n_rows: int, width: int) -> int:
-        step = self._step(n_rows, width)
+    def _round_up_width(self, n_rows: int, width: int) -> int:
+        """Round `width` up to a multiple of `_width_step`."""
+        step = self._width_step(n_rows, width)
         return -(-width // step) * step
 
     def _resize(self, capacity: int, width: int) -> None:
+        """Reallocate the array for `capacity` rows of `width` slots, and copy the contents."""
         n_layers, _, _, n_kv_heads, _, head_dim = self._shape
         # NOTE: zeros, not empty: a masked slot is multiplied by weight 0, and 0 * NaN is NaN.
         data = np.zeros((n_layers, 2, capacity, n_kv_heads, width, head_dim), np.float32)
@@ -162,11 +177,16 @@ class Block:
 
     @property
     def n_slots(self) -> int:
+        """Allocated slots, used or not."""
         return self.data.shape[3]
 
 
 class NumpyFragment(Fragment):
-    """`length` is body + tail; `row` is the tail's row in the buffer, -1 if it has none."""
+    """A fragment's slots: a body (range of a block), then a tail (row of the tail buffer).
+
+    `block`: block of the body, None if it is empty. `start`, `body`: first slot in the block, and
+    number of slots. `row`: row of the tail, -1 if there is none. `length`: slots of body and tail.
+    """
 
     __slots__ = ("block", "body", "row", "start")
 
@@ -179,11 +199,16 @@ class NumpyFragment(Fragment):
 
     @property
     def tail(self) -> int:
+        """Number of slots in the tail buffer; the other `body` slots are in `block`."""
         return self.length - self.body
 
 
 class NumpyFragments(Fragments):
-    """The KV memory. `version` changes whenever an earlier view may have become invalid."""
+    """The engine's KV memory: creates, cuts, joins and frees fragments, and gives views of their
+    slots.
+
+    `version` changes whenever earlier views may have become invalid.
+    """
 
     growth = GROWTH
 
@@ -197,11 +222,12 @@ class NumpyFragments(Fragments):
     # ---- the protocol
 
     def new(self, parent: Fragment | None) -> NumpyFragment:
+        """Return an empty fragment. `parent` is unused."""
         return NumpyFragment()
 
     def split(self, fragment: Fragment, at: int) -> NumpyFragment:
         """Cut before slot `at`; return the new upper part. Copies only a tail in the buffer."""
-        lower = _own(fragment)
+        lower = _as_numpy_fragment(fragment)
         if not 0 < at < lower.length:
             raise ValueError(f"cannot cut {lower.length} slots before slot {at}")
         self._move_tail_to_body(lower)
@@ -217,10 +243,10 @@ class NumpyFragments(Fragments):
         return upper
 
     def join(self, upper: Fragment, lower: Fragment) -> None:
-        """Move `upper`'s slots before those of `lower`; copies unless they are adjacent in one
+        """Move `upper`'s slots before those of `lower`. Copies unless both are adjacent in one
         block.
         """
-        first, second = _own(upper), _own(lower)
+        first, second = _as_numpy_fragment(upper), _as_numpy_fragment(lower)
         self._move_tail_to_body(first)
         self._move_tail_to_body(second)
         if first.block is second.block and first.start + first.body == second.start:
@@ -233,7 +259,8 @@ class NumpyFragments(Fragments):
         self.free(first)
 
     def trim(self, fragment: Fragment, length: int) -> None:
-        own = _own(fragment)
+        """Remove the slots from `length` on."""
+        own = _as_numpy_fragment(fragment)
         if not 0 <= length <= own.length:
             raise ValueError(f"cannot trim {own.length} slots to {length}")
         self._n_slots -= own.length - length
@@ -245,7 +272,7 @@ class NumpyFragments(Fragments):
 
     def settle(self, fragment: Fragment) -> None:
         """Move the tail out of the buffer and release unused capacity."""
-        own = _own(fragment)
+        own = _as_numpy_fragment(fragment)
         self._move_tail_to_body(own)
         self._release_unused(own)
 
@@ -255,7 +282,7 @@ class NumpyFragments(Fragments):
 
     def export(self, fragment: Fragment) -> dict[str, NDArray[Any]]:
         """Copy the slots: float32, head dimensions in the order of the model's files."""
-        own = _own(fragment)
+        own = _as_numpy_fragment(fragment)
         kv = np.concatenate(self.views(own, own.length), axis=3)
         data: dict[str, NDArray[Any]] = {}
         for layer, (keys, values) in enumerate(kv):
@@ -289,9 +316,10 @@ class NumpyFragments(Fragments):
     # ---- for the engine
 
     def views(self, fragment: NumpyFragment, length: int) -> list[NDArray[np.float32]]:
-        """Return views of the first `length` slots, of the body and the tail: [L, 2, K, S, D] each.
+        """Return read access to the first `length` slots: views [L, 2, K, S, D] of the body and the
+        tail.
 
-        The views are valid until `version` changes.
+        Empty parts are left out. The views are valid until `version` changes.
         """
         n_body = min(length, fragment.body)
         views = [self._body(fragment)[:, :, :, :n_body]] if n_body or not length else []
@@ -335,6 +363,7 @@ class NumpyFragments(Fragments):
     # ---- blocks
 
     def _body(self, fragment: NumpyFragment) -> NDArray[np.float32]:
+        """Return a view of the fragment's slots in its block: [L, 2, K, S, D]."""
         if fragment.block is None:
             return np.empty(self._shape, np.float32)
         return fragment.block.data[:, :, :, fragment.start : fragment.start + fragment.body]
@@ -361,6 +390,7 @@ class NumpyFragments(Fragments):
         self.version += 1
 
     def _set_block(self, fragment: NumpyFragment, block: Block) -> None:
+        """Make `fragment` the first user of a new block, whose slots start with the fragment's."""
         fragment.block, fragment.start = block, 0
         block.users.add(fragment)
         self._block_bytes += block.data.nbytes
@@ -394,6 +424,7 @@ class NumpyFragments(Fragments):
     # ---- the buffer
 
     def _move_tail_to_body(self, fragment: NumpyFragment) -> None:
+        """Copy body and tail into a new block, and release the row of the tail buffer."""
         if fragment.row < 0:
             return
         if fragment.tail:
@@ -402,9 +433,7 @@ class NumpyFragments(Fragments):
         self.version += 1
 
     def _move_bodies_to_buffer(self, newcomers: list[NumpyFragment]) -> None:
-        """Move small bodies into the new buffer rows; otherwise each would cost a product per
-        layer.
-        """
+        """Move small bodies into the new buffer rows, where they cost no product of their own."""
         largest = max(_SMALL, self.buffer.width)
         small = [fragment for fragment in newcomers if 0 < fragment.body < largest]
         widest = max((fragment.body for fragment in small), default=0)
@@ -449,7 +478,8 @@ class NumpyFragments(Fragments):
         self.buffer.widen(1 + max(fragment.tail for fragment in fragments))
 
 
-def _own(fragment: Fragment) -> NumpyFragment:
+def _as_numpy_fragment(fragment: Fragment) -> NumpyFragment:
+    """Return `fragment`. Raise TypeError if it belongs to another engine."""
     if not isinstance(fragment, NumpyFragment):
         raise TypeError(f"{type(fragment).__name__} is not a fragment of the NumPy engine")
     return fragment

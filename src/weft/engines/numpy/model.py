@@ -18,7 +18,9 @@ from .step import StepPlan
 
 
 class Model:
-    """Weights and the computation on them. It accesses keys and values only through the plan."""
+    """The weights of a Llama-family model and its forward. Keys and values are in the
+    `StepPlan`.
+    """
 
     def __init__(self, config: LlamaConfig, weights: Weights) -> None:
         self._config = config
@@ -26,9 +28,17 @@ class Model:
         self._rope = Rope(config.rope, config.head_dim)
 
     def hidden(self, ids: NDArray[np.int64], plan: StepPlan) -> Floats:
-        """Run all layers and store new slots. Return the last layer's output, float32 [N, E]."""
+        """Run all layers on packed token ids, and store their KV through `plan`.
+
+        Args:
+            ids: int64 [N].
+            plan: `StepPlan` of the same tokens.
+
+        Returns:
+            Output of the last layer, before the final norm: float32 [N, E].
+        """
         eps = self._config.norm_eps
-        x = rows_of(self._weights.embed, ids)
+        x = take_rows(self._weights.embed, ids)
         rotations = self._rope.rotations(plan.positions)
         # NOTE: exp(-gate) may overflow to inf, which is correct: the gate is then 0.
         with np.errstate(over="ignore"):
@@ -43,7 +53,7 @@ class Model:
 
         hidden: rows of the result of `hidden`, [n, E].
         """
-        return product(self.final_norm(hidden), self._weights.head)
+        return matmul(self.final_norm(hidden), self._weights.head)
 
     def final_norm(self, hidden: Floats) -> Floats:
         """Return rows of `hidden` after the final norm; a new array."""
@@ -52,6 +62,16 @@ class Model:
     def _attention(
         self, y: Floats, index: int, layer: Layer, rotations: NDArray[np.complex64], plan: StepPlan
     ) -> Floats:
+        """Return the attention output of layer `index` before its output projection: float32 [N, H
+        * D].
+
+        Args:
+            y: float32 [N, E], the layer's normalised input.
+            index: number of the layer.
+            layer: its weights.
+            rotations: complex64 [N, D/2], of `Rope`.
+            plan: stores the new keys and values, and computes attention over all stored ones.
+        """
         c = self._config
         n, h, k, d = len(y), c.n_heads, c.n_kv_heads, c.head_dim
         qkv = layer.qkv(y)
@@ -68,20 +88,26 @@ class Model:
 
 
 class Rope:
-    """Rotary embedding. The table of rotations grows to the largest position used."""
+    """Rotary position embedding (RoPE): a cached table of rotations per position, extended on
+    demand.
+    """
 
     def __init__(self, parameters: Mapping[str, Any], head_dim: int) -> None:
         self._frequencies = frequencies(parameters, head_dim)
         self._table = np.empty((0, head_dim // 2), np.complex64)
 
     def rotations(self, positions: NDArray[np.int64]) -> NDArray[np.complex64]:
-        """Return complex64 [N, D/2] for int64 [N] positions."""
+        """Return complex factors [N, D/2] for int64 [N] positions.
+
+        Queries and keys, viewed as complex64 pairs, are multiplied by them.
+        """
         longest = int(positions.max())
         if longest >= len(self._table):
             self._grow(max(256, 2 * longest))
         return self._table[positions]
 
     def _grow(self, length: int) -> None:
+        """Compute the table for positions 0 … length - 1."""
         # NOTE: angles are rounded to float32 on purpose, as in training.
         steps = np.arange(length, dtype=np.float32)
         angles = (steps[:, None] * self._frequencies).astype(np.float64)
@@ -100,7 +126,11 @@ def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
 
 
 def _mlp(y: Floats, layer: Layer) -> Floats:
-    """Return down(silu(gate) * up), with silu(g) = g / (1 + exp(-g))."""
+    """Return the MLP's output, float32 [N, E]: down(silu(gate) * up), with silu(g) = g / (1 +
+    exp(-g)).
+
+    y: float32 [N, E].
+    """
     gate_up = layer.gate_up(y)
     half = gate_up.shape[1] // 2
     gate, up = gate_up[:, :half], gate_up[:, half:]
@@ -118,8 +148,8 @@ Matrix = NDArray[np.float32] | NDArray[np.uint16]  # uint16: the bits of bfloat1
 _BLOCK = 1 << 20  # values to convert from or to bfloat16 at a time
 
 
-def pack(values: Floats) -> NDArray[np.uint16]:
-    """Round to bfloat16, to nearest and ties to even. Return the bits."""
+def to_bfloat16_bits(values: Floats) -> NDArray[np.uint16]:
+    """Round float32 to bfloat16, to nearest and ties to even. Return the bits as uint16."""
     bits = np.ascontiguousarray(values).reshape(-1).view(np.uint32)
     packed = np.empty(bits.size, np.uint16)
     for start in range(0, bits.size, _BLOCK):
@@ -129,21 +159,21 @@ def pack(values: Floats) -> NDArray[np.uint16]:
     return packed.reshape(values.shape)
 
 
-def widen(bits: NDArray[np.uint16]) -> Floats:
-    """Return bfloat16 values, given as bits, in float32."""
+def from_bfloat16_bits(bits: NDArray[np.uint16]) -> Floats:
+    """Convert bfloat16 values, given as uint16 bits, to float32."""
     wide = bits.astype(np.uint32)
     wide <<= np.uint32(16)
     return wide.view(np.float32)
 
 
-def rows_of(matrix: Matrix, ids: NDArray[np.int64]) -> Floats:
-    """Return rows of a matrix in float32; a new array."""
+def take_rows(matrix: Matrix, ids: NDArray[np.int64]) -> Floats:
+    """Return the rows `ids` of a float32 or bfloat16 matrix as a new float32 array."""
     rows = matrix[ids]
-    return widen(rows) if rows.dtype == np.uint16 else rows  # type: ignore[arg-type,return-value]
+    return from_bfloat16_bits(rows) if rows.dtype == np.uint16 else rows  # type: ignore[arg-type,return-value]
 
 
-def product(x: Floats, matrix: Matrix) -> Floats:
-    """Return x @ matrix. A bfloat16 matrix [in, out] is widened block by block."""
+def matmul(x: Floats, matrix: Matrix) -> Floats:
+    """Return x @ matrix in float32. A bfloat16 matrix [in, out] is converted block by block."""
     if matrix.dtype == np.float32:
         y: Floats = x @ matrix
         return y
@@ -154,20 +184,20 @@ def product(x: Floats, matrix: Matrix) -> Floats:
         block = matrix[:, start : start + step]
         # NOTE: a transposed view is read through its base, so that memory access is sequential.
         is_transposed = block.flags.f_contiguous
-        wide = widen(block.T).T if is_transposed else widen(block)  # type: ignore[arg-type]
+        wide = from_bfloat16_bits(block.T).T if is_transposed else from_bfloat16_bits(block)  # type: ignore[arg-type]
         np.matmul(x, wide, out=y[:, start : start + step])
     return y
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """y = x @ weight + bias, with weight [in, out]."""
+    """A linear layer: y = x @ weight + bias, with weight [in, out] in float32 or bfloat16."""
 
     weight: Matrix
     bias: Floats | None = None
 
     def __call__(self, x: Floats) -> Floats:
-        y = product(x, self.weight)
+        y = matmul(x, self.weight)
         if self.bias is not None:
             y += self.bias
         return y
@@ -175,7 +205,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Weights of a decoder layer."""
+    """Weights of one decoder layer: attention norm and projections, MLP norm and projections."""
 
     # RMS norm before attention: float32 [E].
     attention_norm: Floats
@@ -247,10 +277,12 @@ def read_weights(
 
 def _to_matrix(matrix: Floats, *, is_packed: bool) -> Matrix:
     """Return the matrix, rounded to bfloat16 if `is_packed`."""
-    return pack(matrix) if is_packed else matrix
+    return to_bfloat16_bits(matrix) if is_packed else matrix
 
 
 class _LayerReader:
+    """Reads the tensors of decoder layer `index` from a checkpoint and checks their shapes."""
+
     def __init__(
         self, checkpoint: Checkpoint, config: LlamaConfig, index: int, *, is_packed: bool
     ) -> None:
@@ -260,6 +292,7 @@ class _LayerReader:
         self._prefix = f"model.layers.{index}."
 
     def layer(self) -> Layer:
+        """Read and return the weights of the layer, with projections of one input merged."""
         config = self._config
         n_queries, n_keys = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
         hidden, inner = config.n_hidden, config.n_intermediate
@@ -301,6 +334,10 @@ class _LayerReader:
         return Linear(weight, np.concatenate(biases))
 
     def _projection(self, name: str, scale_queries: bool, *shape: int) -> Floats:
+        """Read the weight or bias `name` of a projection.
+
+        Heads of queries and keys are interleaved for `Rope`. `scale_queries`: see `_linear`.
+        """
         tensor = self._read(name, *shape)
         if "q_proj" in name or "k_proj" in name:
             tensor = interleave_heads(tensor, self._config.head_dim)
@@ -309,6 +346,7 @@ class _LayerReader:
         return tensor
 
     def _has_bias(self, block: str, outs: dict[str, int]) -> bool:
+        """Return True if config.json gives these projections biases, or the checkpoint has them."""
         config = self._config
         is_declared = config.attention_bias if block == "self_attn" else config.mlp_bias
         names = (f"{self._prefix}{block}.{name}.bias" for name in outs)
@@ -329,6 +367,9 @@ class _LayerReader:
         return np.stack([query] * config.n_heads + [key] * config.n_kv_heads)
 
     def _read(self, name: str, *shape: int) -> Floats:
+        """Read the layer's tensor `name` as float32. Raise ModelLoadError if its shape is not
+        `shape`.
+        """
         return self._checkpoint.read(self._prefix + name, shape)
 
 
@@ -343,7 +384,7 @@ _MODEL_TENSORS = frozenset(["model.embed_tokens.weight", "model.norm.weight", "l
 
 
 def _check_tensor_names(checkpoint: Checkpoint, config: LlamaConfig) -> None:
-    """Reject unknown tensors: the model computes something that this engine does not."""
+    """Raise ModelLoadError if the checkpoint has tensors that this engine would ignore."""
     unknown = sorted(name for name in checkpoint.tensors if not _is_expected(name, config.n_layers))
     if unknown:
         raise ModelLoadError(
@@ -354,6 +395,7 @@ def _check_tensor_names(checkpoint: Checkpoint, config: LlamaConfig) -> None:
 
 
 def _is_expected(name: str, n_layers: int) -> bool:
+    """Return True if a Llama-family model of `n_layers` layers has a tensor of this name."""
     layer = _OF_LAYER.fullmatch(name)
     if layer is not None and int(layer[1]) < n_layers and layer[2] in _LAYER_TENSORS:
         return True

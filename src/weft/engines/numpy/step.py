@@ -40,7 +40,11 @@ _Range = tuple[int, int]
 
 
 class PackedRow(NamedTuple):
-    """One row's tokens in the packed matrix: lo … hi-1. `row` is its index in the caller's list."""
+    """One row's place in the packed matrix of all tokens of a step.
+
+    `row`: index in the caller's list. `lo`, `hi`: its tokens are packed tokens lo … hi - 1. The
+    other fields are copied from the `Row`, to recognise its continuation.
+    """
 
     row: int
     lo: int
@@ -84,7 +88,7 @@ class StepPlan:
     def __init__(self, rows: Sequence[Row], config: LlamaConfig, fragments: NumpyFragments) -> None:
         check_rows(rows)
         for row in rows:
-            _check(row, config)
+            _check_row(row, config)
         self._config = config
         self._fragments = fragments
         # Bodies first: making room for one may take its tail out of the buffer.
@@ -106,7 +110,7 @@ class StepPlan:
             self._lo[index] + at for index, row in enumerate(rows) for at in row.logits_at
         ]
         self.logits_indices = np.array(logits_indices, np.int64)
-        self._blocks = [self._block(lo, hi) for lo, hi in self._cuts()]
+        self._blocks = [self._query_block(lo, hi) for lo, hi in self._block_ranges()]
 
     def fits(self, rows: Sequence[Row]) -> bool:
         """Return True if this plan can run `rows`: each continues its row of the last step."""
@@ -118,7 +122,7 @@ class StepPlan:
         )
 
     def start(self, rows: Sequence[Row]) -> NDArray[np.int64]:
-        """Refresh the views of the tail buffer; return the packed token ids: int64 [N].
+        """Prepare the next step. Return the packed token ids: int64 [N].
 
         rows: those of the constructor, or rows that `fits` accepted.
         """
@@ -149,7 +153,7 @@ class StepPlan:
             attend(queries[:, lo:hi], own, shared, layer, out[:, lo:hi])
 
     def first(self, index: int) -> int:
-        """Return the packed index of row `index`'s first token."""
+        """Return the packed index of the first token of `rows[index]`."""
         return self._lo[index]
 
     def commit(self) -> None:
@@ -182,6 +186,10 @@ class StepPlan:
         )
 
     def _prefill(self, row: Row) -> PrefillRow:
+        """Reserve slots for the new tokens of a row that is not a decode row.
+
+        Without `kv_out` all layers write to the same temporary memory.
+        """
         n_tokens, config = row.n_tokens, self._config
         if row.kv_out is not None:
             kv_out = cast(NumpyFragment, row.kv_out)
@@ -192,13 +200,18 @@ class StepPlan:
         layers = np.lib.stride_tricks.as_strided(room, (config.n_layers, *room.shape), strides)
         return PrefillRow(layers, n_tokens)
 
-    def _cuts(self) -> list[_Range]:
+    def _block_ranges(self) -> list[_Range]:
+        """Return the (first, end) ranges of packed tokens that are attended to together.
+
+        Their scores have at most `_MAX_SCORES` numbers, if the minimum block size allows it.
+        """
         n_tokens, longest = self._packed[-1].hi, int(self.positions.max()) + 1
         size = _MAX_SCORES // (self._config.n_heads * longest)
         size = min(max(size, _MIN_BLOCK), _MAX_BLOCK)
         return [(lo, min(lo + size, n_tokens)) for lo in range(0, n_tokens, size)]
 
-    def _block(self, lo: int, hi: int) -> QueryBlock:
+    def _query_block(self, lo: int, hi: int) -> QueryBlock:
+        """Return packed queries lo … hi - 1 with the parts of KV that they attend to."""
         n_tails = min(max(self._tails.n - lo, 0), hi - lo)
         own: list[KVPart] = [cast(KVPart, None)] if n_tails else []  # set by `start`, at every step
         for packed, prefill in self._prefills:
@@ -232,14 +245,14 @@ class StepPlan:
             groups.setdefault(_merged(ranges), []).extend(views)
         n_left = MAX_COPIED
         for merged, views in groups.items():
-            short, others = _short(views, n_left)
+            short, others = _split_short(views, n_left)
             n_left -= sum(view.shape[3] for view in short)
             if short:
                 others.append(np.concatenate(short, axis=3))
-            yield SpanPart(others, _where(merged))
+            yield SpanPart(others, _query_selector(merged))
 
 
-def _short(views: list[Floats], max_slots: int) -> tuple[list[Floats], list[Floats]]:
+def _split_short(views: list[Floats], max_slots: int) -> tuple[list[Floats], list[Floats]]:
     """Split views into (views to copy into one array, other views).
 
     Each view that is not copied costs a product per layer and head, however short it is. Views of
@@ -262,10 +275,12 @@ def token_ids(row: Row) -> Sequence[int]:
 
 
 def _is_decode(row: Row | PackedRow) -> bool:
+    """Return True if the row runs one token and keeps its KV."""
     return row.n_tokens == 1 and row.kv_out is not None
 
 
 def _pack(rows: Sequence[Row]) -> list[PackedRow]:
+    """Order the rows (decode rows first, by buffer row) and return the packed range of each."""
     order = sorted(range(len(rows)), key=lambda index: _buffer_row(rows[index]))
     packed, lo = [], 0
     for index in order:
@@ -278,6 +293,7 @@ def _pack(rows: Sequence[Row]) -> list[PackedRow]:
 
 
 def _buffer_row(row: Row) -> float:
+    """Sort key: the row's index in the tail buffer; infinity for rows that are not decode rows."""
     return cast(NumpyFragment, row.kv_out).row if _is_decode(row) else np.inf
 
 
@@ -292,13 +308,15 @@ def _merged(ranges: list[_Range]) -> tuple[_Range, ...]:
     return tuple(merged)
 
 
-def _where(ranges: tuple[_Range, ...]) -> Where:
+def _query_selector(ranges: tuple[_Range, ...]) -> Where:
+    """Convert ranges of queries to a slice (one range) or an array of indices (several)."""
     if len(ranges) == 1:
         return slice(*ranges[0])
     return np.concatenate([np.arange(lo, hi) for lo, hi in ranges])
 
 
-def _check(row: Row, config: LlamaConfig) -> None:
+def _check_row(row: Row, config: LlamaConfig) -> None:
+    """Raise Unsupported for a row with an adapter, ForwardError for one beyond the context."""
     end = row.position + row.n_tokens
     if row.adapter is not None:
         raise Unsupported(f"the NumPy engine has no adapters; row asks for {row.adapter!r}")
@@ -307,7 +325,7 @@ def _check(row: Row, config: LlamaConfig) -> None:
 
 
 class TailRows:
-    """The decode rows: n adjacent rows of the tail buffer, in its order."""
+    """Access to the tails of all decode rows of a step: n adjacent rows of the tail buffer."""
 
     __slots__ = ("_buffer", "_first", "_lengths", "_mask", "_scatter", "_slots", "_width", "n")
 
@@ -320,12 +338,14 @@ class TailRows:
 
     @property
     def has_room(self) -> bool:
+        """True if the buffer has a free slot for the next token of every tail."""
         return self._width <= self._buffer.width
 
     def start(self) -> None:
-        """Prepare a step: take views of the buffer up to the new slot of the longest tail.
+        """Take views of the tail buffer for the next step, including the new slot of each tail.
 
-        Call it before `part` and `write`, because the buffer may have moved.
+        Call it before `part` and `write` of every step, because the buffer may have been
+        reallocated.
         """
         lengths, width = self._lengths, self._width
         visible = np.arange(width) <= lengths[:, None]
@@ -340,7 +360,9 @@ class TailRows:
         self._scatter = (slice(None), rows_at, slice(None), lengths)
 
     def part(self, lo: int, hi: int) -> TailPart:
-        """Return the keys and values of tails lo … hi-1, including the new slots, as a part."""
+        """Return the keys and values of tails lo … hi - 1 for attention, including their new
+        slots.
+        """
         mask = None if self._mask is None else self._mask[lo:hi]
         rows = slice(self._first + lo, self._first + hi)
         tails = self._buffer.data[:, :, rows, :, : self._width]
@@ -354,13 +376,16 @@ class TailRows:
             self._slots[layer][self._scatter] = kv
 
     def commit(self) -> None:
-        """Count the written slots."""
+        """Add the written slot to the length of each tail, for the next step."""
         self._lengths += 1
         self._width += 1
 
 
 class PrefillRow:
-    """A row with its own array: `room`, [L, 2, K, S, D], whose last slots are the new ones."""
+    """Access to the new slots of one row with several tokens, or without a `kv_out`.
+
+    `room`: [L, 2, K, S, D], a body whose last `n_tokens` slots are the new ones.
+    """
 
     __slots__ = ("_n_before", "_room", "_slots")
 
@@ -370,12 +395,12 @@ class PrefillRow:
         self._slots = list(room[:, :, :, self._n_before :])
 
     def part(self, lo: int, hi: int, start: int) -> SpanPart:
-        """Return the row's own keys for its new tokens lo … hi-1.
+        """Return the row's own keys and values for the queries of its new tokens lo … hi - 1.
 
-        start: index in the block of the query of token lo.
+        start: index of the query of token lo in its `QueryBlock`.
         """
         visible = self._room[:, :, :, : self._n_before + hi]
-        return SpanPart([visible], slice(start, start + hi - lo), triangle(hi - lo))
+        return SpanPart([visible], slice(start, start + hi - lo), causal_mask(hi - lo))
 
     def write(self, layer: int, kv: Floats) -> None:
         """Store keys and values of the new tokens in one layer. kv: [n, 2, K, D]."""
@@ -383,7 +408,7 @@ class PrefillRow:
 
 
 @lru_cache(maxsize=8)
-def triangle(n: int) -> Floats:
+def causal_mask(n: int) -> Floats:
     """Return the causal mask of n tokens: [n, 1, n], 0 up to the token itself and -inf after it."""
     return np.triu(np.full((n, n), -np.inf, np.float32), k=1)[:, None]
 
@@ -397,9 +422,9 @@ _MAX_VECTORS = (
 
 
 class KVPart(Protocol):
-    """Keys and values of every layer.
+    """A part of the stored KV, and the queries of a block that attend to it.
 
-    where: the n queries of a block that attend to them.
+    `where`: slice or indices of these n queries in the block.
     """
 
     where: Where
@@ -420,23 +445,24 @@ class KVPart(Protocol):
 
 
 class SpanPart:
-    """Slots that all of its queries attend to: one product per span and KV head.
+    """Slots that all of its queries attend to, such as a shared prefix: one product per span and KV
+    head.
 
     Args:
         spans: views, [L, 2, K, S, D] each.
         where: queries of the block.
-        triangle: mask [n, 1, n] added to the last n slots if they are the queries' own.
+        causal_mask: [n, 1, n], added to the last n slots if they are the queries' own.
     """
 
-    __slots__ = ("_keys", "_triangle", "_values", "where")
+    __slots__ = ("_keys", "_causal_mask", "_values", "where")
 
     def __init__(
-        self, spans: Sequence[Floats], where: Where, triangle: Floats | None = None
+        self, spans: Sequence[Floats], where: Where, causal_mask: Floats | None = None
     ) -> None:
         self.where: Where = where
         self._keys = list(zip(*(span[:, 0] for span in spans), strict=True))
         self._values = list(zip(*(span[:, 1] for span in spans), strict=True))
-        self._triangle = triangle
+        self._causal_mask = causal_mask
 
     def scores(self, queries: Floats, layer: int) -> Floats:
         picked = queries[:, self.where]
@@ -445,8 +471,8 @@ class SpanPart:
         pieces = [_scores_of(flat, keys) for keys in self._keys[layer]]
         scores: Floats = pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=-1)
         scores = scores.reshape(k, n, g, -1)
-        if self._triangle is not None:
-            scores[..., -n:] += self._triangle
+        if self._causal_mask is not None:
+            scores[..., -n:] += self._causal_mask
         return scores
 
     def weighted_values(self, weights: Floats, layer: int) -> Floats:
@@ -462,7 +488,7 @@ class SpanPart:
 
 
 class TailPart:
-    """Slots of each query, padded to one length: one batched product.
+    """Slots that belong to one query each (its tail), padded to one length: one batched product.
 
     Args:
         tails: a view, [L, 2, n, K, S, D].
@@ -493,14 +519,14 @@ class TailPart:
 def attend(
     queries: Floats, own: Sequence[KVPart], shared: Sequence[KVPart], layer: int, out: Floats
 ) -> None:
-    """Write the attention output of one block to `out`: [K, N, G, D].
+    """Compute exact attention of one block over all its parts of KV, and write it to `out`.
 
     Args:
         queries: [K, N, G, D].
         own: parts that cover every query exactly once.
         shared: further parts, each for any of the queries.
         layer: index of the layer.
-        out: array to write to.
+        out: [K, N, G, D], receives the output.
     """
     top = np.empty(queries.shape[:3], np.float32)
     scored = []
