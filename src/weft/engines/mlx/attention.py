@@ -80,14 +80,17 @@ def attend(
 def attend_span(
     q: mx.array, k: mx.array, v: mx.array, is_latent: bool, bias: mx.array | None
 ) -> PartialAttention:
-    """Attend from queries [n, K, g, D] to the same keys [K, S, D]: one product per KV head.
+    """Attend from queries [n, K, g, D] to the same keys [K, S, D] for all: one product per KV head.
 
     Args:
         q: queries.
         k: keys.
         v: values.
         is_latent: see the module.
-        bias: [n, S], or None.
+        bias: [n, S], added to the scores of each query; None: every query sees all keys.
+
+    Returns:
+        The n queries' attention over these keys.
     """
     n, heads, group, _ = q.shape
     max_queries = max(1, SCORE_BYTES // (4 * heads * group * max(1, k.shape[1])))
@@ -97,7 +100,7 @@ def attend_span(
             attend_span(q[cut], k, v, is_latent, None if bias is None else bias[cut])
             for cut in cuts
         ]
-        return join([part.out for part in parts], [part.lse for part in parts])
+        return concatenate_queries([part.out for part in parts], [part.lse for part in parts])
     folded = q.transpose(1, 0, 2, 3).reshape(heads, n * group, -1)
     if bias is not None:
         bias = mx.repeat(bias, group, axis=0)
@@ -108,27 +111,32 @@ def attend_span(
     )
 
 
-def join(outs: list[mx.array], lses: list[mx.array]) -> PartialAttention:
-    """Concatenate results of different queries."""
+def concatenate_queries(outs: list[mx.array], lses: list[mx.array]) -> PartialAttention:
+    """Concatenate the outputs and log-sum-exps of different queries, in order."""
     if len(outs) == 1:
         return PartialAttention(outs[0], lses[0])
     return PartialAttention(mx.concatenate(outs, axis=0), mx.concatenate(lses, axis=0))
 
 
 def merge(one: PartialAttention, other: PartialAttention) -> PartialAttention:
-    """Merge two results of the same queries over different keys."""
+    """Merge two results of the same queries over different keys into one over all of them."""
     weight = mx.sigmoid(other.lse - one.lse)[..., None]
     out = one.out + (other.out - one.out) * weight
     return PartialAttention(out, mx.logaddexp(one.lse, other.lse))
 
 
 def apply_sinks(result: PartialAttention, sinks: mx.array) -> mx.array:
-    """Return the output after each query gave weight to its head's sink, a key without a value."""
+    """Rescale the output as if each query had also attended to its head's sink, a key without a
+    value.
+
+    Returns:
+        The output [n, K, g, Dv].
+    """
     _, heads, group = result.lse.shape
     weight = mx.sigmoid(result.lse - sinks.reshape(heads, group))
     return result.out * weight[..., None]
 
 
-def bias_of(visible: mx.array) -> mx.array:
-    """Return 0 where True, HIDDEN where False, in float32."""
+def mask_to_bias(visible: mx.array) -> mx.array:
+    """Convert a mask to a float32 bias of scores: 0 where True, HIDDEN (-1e30) where False."""
     return mx.where(visible, mx.array(0.0), mx.array(HIDDEN))

@@ -58,7 +58,14 @@ def check_tree(engine: MlxEngine, paths: NDArray[np.int64], own: NDArray[np.floa
 def _run_tree(
     engine: MlxEngine, paths: list[list[int]], own: NDArray[np.float32]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Run a trunk, two chunks below it and a token after each of the three tips; or full paths."""
+    """Run the check tree through the engine.
+
+    The tree has a trunk, two chunks below it and a token after each of the three tips. Engines
+    without fragments run full paths.
+
+    Returns:
+        The engine's logits, and those in `own` for the same tokens.
+    """
     ends = [_TRUNK + n for n in _CHUNKS] + [_TRUNK]
     where = [(i, end - 1) for i, end in enumerate(ends[:2])] + list(enumerate(ends))
     want = np.stack([own[i, at] for i, at in where])

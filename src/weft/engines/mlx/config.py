@@ -41,25 +41,27 @@ def mlx_lm_keys(config: Mapping[str, Any], *, n_ctx: int | None = None) -> dict[
         n_ctx: longest path. A longrope model gets its short factors where they suffice.
     """
     text = config.get("text_config")
-    entries = _entries(config, n_ctx)
+    entries = _entries_of_level(config, n_ctx)
     if isinstance(text, Mapping):
-        entries["text_config"] = {**text, **_entries(text, n_ctx)}
+        entries["text_config"] = {**text, **_entries_of_level(text, n_ctx)}
     return entries
 
 
-def _entries(config: Mapping[str, Any], n_ctx: int | None) -> dict[str, Any]:
+def _entries_of_level(config: Mapping[str, Any], n_ctx: int | None) -> dict[str, Any]:
     """Return the entries that mlx-lm needs at one level of a config (top level or text_config).
 
-    These are older keys that the level lacks, and replacements; see `_replaced`.
+    These are older keys that the level lacks, and replacements; see `_replacement_entries`.
     """
     family = str(config.get("model_type"))
     entries = _rope_entries(config, n_ctx) | _layer_entries(config) | _FIXED.get(family, {})
     entries |= {older: config[key] for older, key in _RENAMED.items() if key in config}
     entries = {key: value for key, value in entries.items() if config.get(key) is None}
-    return entries | _replaced(config, family, n_ctx)
+    return entries | _replacement_entries(config, family, n_ctx)
 
 
-def _replaced(config: Mapping[str, Any], family: str, n_ctx: int | None) -> dict[str, Any]:
+def _replacement_entries(
+    config: Mapping[str, Any], family: str, n_ctx: int | None
+) -> dict[str, Any]:
     """Return replacements of the entries whose values mlx-lm does not understand.
 
     family: the config's model_type.
@@ -78,6 +80,7 @@ def _replaced(config: Mapping[str, Any], family: str, n_ctx: int | None) -> dict
 
 
 def _rope_entries(config: Mapping[str, Any], n_ctx: int | None) -> dict[str, Any]:
+    """Return the rotary parameters under older keys, such as `rope_theta` and `rope_scaling`."""
     stored = config.get("rope_parameters") or config.get("rope_scaling")
     if not isinstance(stored, Mapping):
         return {}
@@ -87,15 +90,15 @@ def _rope_entries(config: Mapping[str, Any], n_ctx: int | None) -> dict[str, Any
     entries = {key: rope[key] for key in _OWN_KEYS if key in rope}
     if sets and "rope_theta" in (sliding := sets.get(_SLIDING) or {}):
         entries |= dict.fromkeys(_SLIDING_THETAS, sliding["rope_theta"])
-    entries |= _older_names(entries)
+    entries |= _neox_rope_names(entries)
     key = "original_max_position_embeddings"
     if key in rope:
         entries[key] = rope[key]
-    return entries | {"rope_scaling": _scaling(config, scaling, n_ctx)}
+    return entries | {"rope_scaling": _older_rope_scaling(config, scaling, n_ctx)}
 
 
-def _older_names(rope: Mapping[str, Any]) -> dict[str, Any]:
-    """Return rotary parameters under GPT-NeoX's names."""
+def _neox_rope_names(rope: Mapping[str, Any]) -> dict[str, Any]:
+    """Return rotary parameters under GPT-NeoX's names, `rotary_emb_base` and `rotary_pct`."""
     entries: dict[str, Any] = {}
     if "rope_theta" in rope:
         entries["rotary_emb_base"] = rope["rope_theta"]
@@ -104,10 +107,10 @@ def _older_names(rope: Mapping[str, Any]) -> dict[str, Any]:
     return entries
 
 
-def _scaling(
+def _older_rope_scaling(
     config: Mapping[str, Any], scaling: dict[str, Any], n_ctx: int | None
 ) -> dict[str, Any] | None:
-    """Return the older `rope_scaling`, whose kind some model files call "type"."""
+    """Return `rope_scaling` with its kind also under the older key "type"; None without scaling."""
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if kind in ("default", "mrope"):
         return scaling if kind == "mrope" else None
@@ -115,14 +118,14 @@ def _scaling(
     if isinstance(scaling.get("factor"), int):
         scaling["factor"] = float(scaling["factor"])  # some model files assert a float
     if kind == "longrope":
-        scaling = _longrope(config, scaling, n_ctx)
+        scaling = _choose_longrope_factors(config, scaling, n_ctx)
     return scaling
 
 
-def _longrope(
+def _choose_longrope_factors(
     config: Mapping[str, Any], scaling: dict[str, Any], n_ctx: int | None
 ) -> dict[str, Any]:
-    """Choose the short or the long factors, because mlx-lm always uses the long ones."""
+    """Replace the long factors, which mlx-lm always uses, by the short ones if `n_ctx` allows."""
     key = "original_max_position_embeddings"
     original = scaling.get(key) or config.get(key)
     if original:
@@ -133,7 +136,7 @@ def _longrope(
 
 
 def _layer_entries(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the number of layers from one full layer to the next, by mlx-lm's two names."""
+    """Return the period of layers with full attention, under mlx-lm's two names for it."""
     kinds = config.get("layer_types")
     if not isinstance(kinds, Sequence) or _FULL not in kinds:
         return {}
@@ -155,12 +158,12 @@ def windows_of(config: Mapping[str, Any]) -> list[int | None]:
     window, n_layers = level.get("sliding_window"), level.get("num_hidden_layers")
     if not isinstance(window, int) or not isinstance(n_layers, int) or window <= 0:
         return []
-    kinds = level.get("layer_types") or _kinds_of(level, n_layers)
+    kinds = level.get("layer_types") or _default_layer_types(level, n_layers)
     return [window if kind == _SLIDING else None for kind in kinds]
 
 
-def _kinds_of(level: Mapping[str, Any], n_layers: int) -> list[str]:
-    """Return the layer types of a file that does not list them."""
+def _default_layer_types(level: Mapping[str, Any], n_layers: int) -> list[str]:
+    """Return the type of each layer for a family whose config.json does not list them."""
     family = level.get("model_type")
     first = n_layers
     if level.get("use_sliding_window"):

@@ -27,7 +27,7 @@ from ..capabilities import OWN
 from ..checkpoint import read_config
 from ..config_check import OTHER_ENGINE
 from .check import check_paths, check_tree
-from .hook import ForwardContext, LatentKeys, Recorder, patch_attention, slot_of
+from .hook import ForwardContext, LatentKeys, RecordingCache, patch_attention, slot_shape_of
 from .kv import MlxFragments, MlxMemory, SlotShape, dtype_name
 from .lora import with_adapter
 from .model import (
@@ -35,6 +35,7 @@ from .model import (
     ModelHead,
     Windows,
     arrays_in,
+    caches_without_token_kv,
     check_loaded_config,
     check_model_type,
     config_of,
@@ -43,7 +44,6 @@ from .model import (
     load_model,
     make_cache,
     resolve_device,
-    unsupported_caches,
 )
 from .step import FullSequenceStep, PackedStep, PathStep, TreeStep
 from .worker import worker
@@ -84,7 +84,7 @@ class MlxEngine(Engine):
         self._closed = False
         self._adapted: dict[str, ModelHead] = {}
         self._worker = worker()
-        self._on_worker(lambda: self._start(n_ctx, fingerprint))
+        self._on_worker(lambda: self._select_attention(n_ctx, fingerprint))
 
     @classmethod
     def check_supported(cls, folder: Path) -> None:
@@ -211,10 +211,11 @@ class MlxEngine(Engine):
         self._adapted.pop(name, None)
 
     def close(self) -> None:
+        """Release the model and the KV. Idempotent."""
         if not self._closed:
             self._closed = True
             self._memory.clear()
-            del self._head, self._adapted, self._call, self.model
+            del self._head, self._adapted, self._context, self.model
 
     def prefix_cache(self, spans: Sequence[Span]) -> list[Any]:
         """Copy a path's KV into the caches that the model itself accepts, one per layer.
@@ -252,10 +253,15 @@ class MlxEngine(Engine):
         return self._worker.call(on_device)
 
     def _make_cache(self) -> list[Any]:
+        """Return empty caches of the model's own types, one per layer."""
         return make_cache(self.model, self._windows.slots)
 
-    def _start(self, n_ctx: int | None, fingerprint: str) -> None:
-        """Determine how the model attends; compare a small tree with its own forward."""
+    def _select_attention(self, n_ctx: int | None, fingerprint: str) -> None:
+        """Choose the first kind of attention (tree, paths, full paths) that passes the load-time
+        check.
+
+        The check compares the logits of a small tree with the model's own forward.
+        """
         model, config = self.model, config_of(self.model)
         name = str(config.get("model_type") or type(model).__name__)
         context_length = context_of(config, n_ctx, self._windows.limit)
@@ -272,15 +278,15 @@ class MlxEngine(Engine):
                 f"{name} failed on a first forward: {type(error).__name__}: {error}"
             ) from error
         patch_attention(model)
-        self._call: ForwardContext | None = None
-        unsupported = unsupported_caches(self._make_cache())
+        self._context: ForwardContext | None = None
+        unsupported = caches_without_token_kv(self._make_cache())
         why = f"it has a {unsupported[0]}, which is not KV of single tokens" if unsupported else ""
         probes: list[tuple[str, Callable[[], SlotShape | None]]] = [("whole", lambda: None)]
         if not unsupported:
             probes = [("tree", self._probe_tree), ("paths", self._probe_path), *probes]
         for attention, probe in probes:
             try:
-                self._allocate(probe(), name, fingerprint, attention)
+                self._create_memory(probe(), name, fingerprint, attention)
                 check_tree(self, paths, expected)
                 break
             except Exception as error:
@@ -296,36 +302,47 @@ class MlxEngine(Engine):
             )
 
     def _probe_tree(self) -> SlotShape:
-        """Run a few tokens through tree caches; raise if the model does not use them."""
-        self._call = call = ForwardContext(self._make_cache())
-        for _ in range(len(call.caches) + 1):
-            step = TreeStep([Row((), _FEW, 0)], MlxMemory(SlotShape()), call)
+        """Return the shape of a slot, from a run of a few tokens through tree caches.
+
+        Raises:
+            Unsupported: the model does not use the caches in all layers.
+        """
+        self._context = context = ForwardContext(self._make_cache())
+        for _ in range(len(context.caches) + 1):
+            step = TreeStep([Row((), _PROBE_TOKENS, 0)], MlxMemory(SlotShape()), context)
             try:
-                mx.eval(step.run(self._head, [_FEW]))
+                mx.eval(step.run(self._head, [_PROBE_TOKENS]))
                 break
             except LatentKeys:  # the cache of that layer is marked now
                 continue
-        shapes = [cache.shapes for cache in call.caches if cache.shapes and cache.n_calls]
-        if len(shapes) < len(call.caches):
-            raise Unsupported(
-                f"only {len(shapes)} of {len(call.caches)} layers use mlx-lm's attention function"
-            )
-        return slot_of(shapes)
+        shapes = [cache.shapes for cache in context.caches if cache.shapes and cache.n_calls]
+        n_used, n_layers = len(shapes), len(context.caches)
+        if n_used < n_layers:
+            raise Unsupported(f"only {n_used} of {n_layers} layers use mlx-lm's attention function")
+        return slot_shape_of(shapes)
 
     def _probe_path(self) -> SlotShape:
-        caches = [Recorder(cache) for cache in self._make_cache()]
-        mx.eval(self._head.hidden(mx.array([_FEW]), caches))
-        return slot_of([cache.shapes() for cache in caches])
+        """Return the shape of a slot, from a run of a few tokens through the model's own caches."""
+        caches = [RecordingCache(cache) for cache in self._make_cache()]
+        mx.eval(self._head.hidden(mx.array([_PROBE_TOKENS]), caches))
+        return slot_shape_of([cache.shapes() for cache in caches])
 
-    def _allocate(
+    def _create_memory(
         self, slot: SlotShape | None, name: str, fingerprint: str, attention: str
     ) -> None:
-        """Create an empty memory for slots of this shape, large enough for the check."""
+        """Create an empty KV memory and `info`.
+
+        Args:
+            slot: shape of a slot; None for a model that runs full paths.
+            name: of the model, for messages.
+            fingerprint: of the weights.
+            attention: kind of attention, for `info.extra`.
+        """
         self._memory = MlxMemory(slot or SlotShape())
         self.fragments = None if slot is None else MlxFragments(self._memory, self._on_worker)
         if attention != "tree":
-            self._call = None
-        logits = self._head.logits(self._head.hidden(mx.array([_FEW]), self._make_cache()))
+            self._context = None
+        logits = self._head.logits(self._head.hidden(mx.array([_PROBE_TOKENS]), self._make_cache()))
         extra: dict[str, Any] = {"attention": attention}
         free = free_bytes(self._device)
         if free is not None:
@@ -367,8 +384,8 @@ class MlxEngine(Engine):
         tokens = [row_tokens(row, self.info) for row in rows]
 
         def work() -> Result:
-            head = self._head_of(rows)
-            step = self._step(rows)
+            head = self._head_for_adapter(rows)
+            step = self._create_step(rows)
             result = finish(step, step.run(head, tokens))
             step.commit()
             return result
@@ -380,7 +397,8 @@ class MlxEngine(Engine):
         except Exception as error:
             raise ForwardError(f"the model call failed: {type(error).__name__}: {error}") from error
 
-    def _head_of(self, rows: Sequence[Row]) -> ModelHead:
+    def _head_for_adapter(self, rows: Sequence[Row]) -> ModelHead:
+        """Return the model with the adapter of the rows. Raise StaleHandle if it was removed."""
         adapter = rows[0].adapter if rows else None
         if adapter is None:
             return self._head
@@ -390,12 +408,13 @@ class MlxEngine(Engine):
             )
         return self._adapted[adapter]
 
-    def _step(self, rows: Sequence[Row]) -> PackedStep:
+    def _create_step(self, rows: Sequence[Row]) -> PackedStep:
+        """Return a step of the class that suits the model's attention."""
         if self.fragments is None:
             return FullSequenceStep(rows, self._memory, self._make_cache)
-        if self._call is None:
+        if self._context is None:
             return PathStep(rows, self._memory, self._make_cache)
-        return TreeStep(rows, self._memory, self._call)
+        return TreeStep(rows, self._memory, self._context)
 
     def _logits(self, rows: Sequence[Row], hidden: mx.array, at: list[int]) -> mx.array:
         """Return the logits at packed positions, float32 [N, V], without evaluating them."""
@@ -403,18 +422,26 @@ class MlxEngine(Engine):
             return mx.zeros((0, self.info.n_vocab))
         if at != list(range(len(hidden))):
             hidden = hidden[mx.array(at)]
-        return self._head_of(rows).logits(hidden)[:, 0].astype(mx.float32)
+        return self._head_for_adapter(rows).logits(hidden)[:, 0].astype(mx.float32)
 
     def _scores(self, row: Row, start: int, hidden: mx.array) -> list[Score]:
+        """Score the target tokens of a row.
+
+        Args:
+            row: has the `ScoreSpan`s.
+            start: packed index of its first token.
+            hidden: hidden states of the step, [T, 1, E].
+        """
+
         def logits_of(first: int, last: int) -> NDArray[np.float32]:
-            head = self._head_of([row])
+            head = self._head_for_adapter([row])
             logits = head.logits(hidden[start + first : start + last])
             return np.array(logits[:, 0].astype(mx.float32), order="C")
 
         return [metrics.score_span(span, self.info.n_vocab, logits_of) for span in row.scores]
 
 
-_FEW = [1, 2, 3, 1, 2]
+_PROBE_TOKENS = [1, 2, 3, 1, 2]
 _SHAPE = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
 _CHECKED = 64  # context length during the check; its paths are shorter
 

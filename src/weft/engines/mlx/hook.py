@@ -25,9 +25,10 @@ ATTENTION = "scaled_dot_product_attention"
 
 
 class WindowMask:
-    """Stands for a sliding window of `size` tokens where models expect a mask.
+    """Takes the place of an attention mask, and contains only the sliding window's `size` in
+    tokens.
 
-    Models pass it on to the attention function, which reads the size.
+    Models pass it unchanged to the attention function, which reads the size.
     """
 
     __slots__ = ("size",)
@@ -72,8 +73,8 @@ class TreeCache:
         n_calls: number of attention calls of the layer.
     """
 
-    def __init__(self, call: ForwardContext, layer: int, window: int | None) -> None:
-        self.call = call
+    def __init__(self, context: ForwardContext, layer: int, window: int | None) -> None:
+        self.context = context
         self.layer = layer
         self.window = window
         self.is_latent = False
@@ -83,20 +84,20 @@ class TreeCache:
     @property
     def offset(self) -> mx.array:
         """Positions of the tokens: [T]."""
-        return self.call.current_step.offsets
+        return self.context.current_step.offsets
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Store new slots [T, K, 1, D]; return the arguments for the attention function."""
         k, v = (KVShape(each.shape[1], each.shape[3], each.dtype) for each in (keys, values))
         self.shapes = k, v
-        self.call.current_step.store_kv(self.layer, keys, values)
+        self.context.current_step.store_kv(self.layer, keys, values)
         if self.is_latent:  # the product with the identity keeps the queries' rotary part
             return keys, mx.eye(values.shape[-1], dtype=values.dtype)[None, None]
         return keys, values
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """Return the new slots again, for a layer that shares this one's."""
-        k, v = self.call.current_step.new_kv[self.layer]
+        k, v = self.context.current_step.new_kv[self.layer]
         return k[:, :, None], v[:, :, None]
 
     def make_mask(
@@ -131,15 +132,15 @@ class TreeCache:
         elif mask is not None and not isinstance(mask, WindowMask):
             raise TypeError(f"the model passes a {type(mask).__name__} as mask")
         spec = AttentionSpec(window, sinks, self.is_latent)
-        return self.call.current_step.attend(self.layer, queries, spec)
+        return self.context.current_step.attend(self.layer, queries, spec)
 
 
 class LatentKeys(Exception):
-    """A layer passed its own scores: the forward must be repeated with this knowledge."""
+    """Raised when a layer turns out to have latent keys. The caller repeats the forward."""
 
 
-class Recorder:
-    """Wraps a cache of the model's own type, and also records the new slots of each call."""
+class RecordingCache:
+    """Wraps a KV cache of the model's own type and keeps the keys and values of its last call."""
 
     def __init__(self, cache: Any) -> None:
         self._cache = cache
@@ -167,19 +168,22 @@ class Recorder:
 
 
 def patch_attention(model: nn.Module) -> None:
-    """Replace the attention function in the modules of a model's classes.
+    """Make a model's attention use Weft's KV if its cache is a `TreeCache`.
 
-    This is the only change to mlx-lm. It is permanent. Models with other caches behave as before.
+    Replaces mlx-lm's attention function in the Python modules that define the model's classes. The
+    change is permanent, but calls with other caches still run mlx-lm's function.
     """
     names = {base.__module__ for each in model.modules() for base in type(each).__mro__}
     for name in names:
         module = sys.modules.get(name)
         original = getattr(module, ATTENTION, None)
         if module is not None and callable(original) and not hasattr(original, "weft_original"):
-            setattr(module, ATTENTION, _with_tree_caches(original))
+            setattr(module, ATTENTION, _dispatch_on_cache(original))
 
 
-def _with_tree_caches(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
+def _dispatch_on_cache(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """Return a function that calls `TreeCache.attend` for tree caches, else `original`."""
+
     @functools.wraps(original)
     def scaled_dot_product_attention(
         queries: mx.array, keys: mx.array, values: mx.array, *args: Any, **kwargs: Any
@@ -200,9 +204,10 @@ def _attend(
     mask: Any = None,
     sinks: mx.array | None = None,
 ) -> mx.array:
+    """Read the arguments as mlx-lm's models pass them, and call `cache.attend`."""
     return cache.attend(queries, scale, mask, sinks)
 
 
-def slot_of(shapes: list[tuple[KVShape, KVShape]]) -> SlotShape:
-    """Return the shape of a slot from the shapes of the layers."""
+def slot_shape_of(shapes: list[tuple[KVShape, KVShape]]) -> SlotShape:
+    """Flatten the (keys, values) shapes of all layers into one `SlotShape`."""
     return SlotShape(each for pair in shapes for each in pair)

@@ -34,7 +34,7 @@ Arrays = list[mx.array]
 
 
 class KVShape(NamedTuple):
-    """Keys or values of one token in one layer."""
+    """Shape and dtype of the keys, or of the values, of one token in one layer."""
 
     n_heads: int
     size: int
@@ -42,11 +42,12 @@ class KVShape(NamedTuple):
 
     @property
     def n_bytes(self) -> int:
+        """Bytes of one token's keys, or values."""
         return self.n_heads * self.size * self.dtype.size
 
 
 class SlotShape(tuple[KVShape, ...]):
-    """One slot: the shapes of k.0, v.0, k.1, v.1, …"""
+    """Shapes of one token's KV in all layers, in the order k.0, v.0, k.1, v.1, …"""
 
     @property
     def n_layers(self) -> int:
@@ -54,14 +55,16 @@ class SlotShape(tuple[KVShape, ...]):
 
     @property
     def n_bytes(self) -> int:
+        """Bytes of one token's keys and values in all layers."""
         return sum(each.n_bytes for each in self)
 
     def zeros(self, room: int, *rows: int) -> Arrays:
-        """Return arrays [*rows, K, room, D] of zeros."""
+        """Return one array of zeros [*rows, K, room, D] for each shape."""
         return [mx.zeros((*rows, each.n_heads, room, each.size), dtype=each.dtype) for each in self]
 
     def copy_parts(self, parts: Iterable[mx.array], room: int) -> Arrays:
-        """Return new arrays [K, room, D], each starting with a copy of its part; else zeros.
+        """Return new arrays [K, room, D] that start with a copy of the matching part and end in
+        zeros.
 
         parts: arrays [K, n, D] in the order k.0, v.0, k.1, …
         """
@@ -116,9 +119,11 @@ class MlxMemory(PaddedPool[MlxFragment, RowTailBuffer]):
         self.plan: StepPlan | None = None
 
     def on_slots_moved(self) -> None:
+        """Discard the step plan."""
         self.plan = None
 
     def on_fragments_cut(self) -> None:
+        """Discard the step plan."""
         self.plan = None
 
     def copy_slots(self, kv: MlxFragment, capacity: int) -> Arrays:
@@ -342,7 +347,7 @@ def _fill(arrays: Arrays, tails: Sequence[PaddedFragment], first: int) -> None:
 
 
 def dtype_name(dtype: mx.Dtype) -> str:
-    """Return the name of a dtype as in the other engines, such as "float32"."""
+    """Return the name of a dtype without the prefix of MLX, such as "float32"."""
     return str(dtype).rpartition(".")[2]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def mlx_lm(module: str) -> Any:
-    """Return a module of mlx-lm, such as "models.cache".
+    """Import and return a module of mlx-lm, such as "models.cache".
 
     NOTE: on its first import the library lowers the process's limit of open files, also in a server
     that had raised it. This function prevents that.
@@ -27,6 +27,7 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def _import_keeping_limits() -> None:
+    """Import mlx_lm without its change of the limit of open files."""
     try:
         import resource
     except ImportError:  # no such limits on this system

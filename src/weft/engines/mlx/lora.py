@@ -16,7 +16,7 @@ from safetensors import safe_open
 from ..._core.atomic_files import read_json, repr_short
 from ...errors import ConfigError, ModelLoadError, Unsupported
 from ..peft import read_config, scale_of
-from .model import shell_of
+from .model import shallow_copy_of
 
 _PEFT = re.compile(r"^base_model\.model\.(?P<path>.+)\.lora_(?P<half>[AB])\.weight$")
 _OWN = re.compile(r"^(?P<path>.+)\.lora_(?P<half>[ab])$")
@@ -63,7 +63,7 @@ def with_adapter(model: nn.Module, folder: Path) -> tuple[nn.Module, str]:
             fit.
     """
     layers = read_low_ranks(folder)
-    copy = copy_of(model)
+    copy = copy_modules(model)
     for path, low in layers.items():
         _replace(copy, path, low, folder)
     return copy, fingerprint_low_ranks(layers)
@@ -74,7 +74,7 @@ def read_low_ranks(folder: Path) -> dict[str, LowRank]:
     own = folder / "adapters.safetensors"
     halves: dict[str, dict[str, mx.array]] = {}
     config = _own_config(folder) if own.is_file() else read_config(folder)
-    for path, half, array in _halves(
+    for path, half, array in _read_lora_matrices(
         own if own.is_file() else folder / "adapter_model.safetensors"
     ):
         halves.setdefault(path, {})[half] = array
@@ -112,7 +112,14 @@ def _own_config(folder: Path) -> Mapping[str, Any]:
     return config
 
 
-def _halves(file: Path) -> Iterator[tuple[str, str, mx.array]]:
+def _read_lora_matrices(file: Path) -> Iterator[tuple[str, str, mx.array]]:
+    """Yield (module path, half, matrix) for each stored matrix. half: "A" or "a" (down), "B" or "b"
+    (up).
+
+    Raises:
+        ModelLoadError: the file is missing or broken.
+        Unsupported: it contains something other than LoRA of linear layers.
+    """
     if not file.is_file():
         raise ModelLoadError(
             f"{file.parent} is no adapter: it has neither adapters.safetensors (mlx-lm's) nor"
@@ -131,7 +138,11 @@ def _halves(file: Path) -> Iterator[tuple[str, str, mx.array]]:
 
 
 def _replace(model: nn.Module, path: str, low: LowRank, folder: Path) -> None:
-    """Replace a layer by one with the adapter's addition."""
+    """Replace the layer at `path` by a `LowRankLinear`.
+
+    Raises:
+        ConfigError, Unsupported: the model has no such linear layer. The message names `folder`.
+    """
     above, _, name = path.rpartition(".")
     holder: Any = model
     for step in above.split(".") if above else ():
@@ -156,21 +167,22 @@ def _replace(model: nn.Module, path: str, low: LowRank, folder: Path) -> None:
     setattr(holder, name, LowRankLinear(base, low))
 
 
-def copy_of(module: nn.Module) -> nn.Module:
-    """Return a copy of all modules that shares their arrays."""
-    shell = shell_of(module)
+def copy_modules(module: nn.Module) -> nn.Module:
+    """Return a copy of a module and all modules below it, which share the original's arrays."""
+    shell = shallow_copy_of(module)
     for key, value in module.items():
-        dict.__setitem__(shell, key, _copied(value))
+        dict.__setitem__(shell, key, _copy_value(value))
     return shell
 
 
-def _copied(value: Any) -> Any:
+def _copy_value(value: Any) -> Any:
+    """Copy modules inside lists, tuples and dicts too; return other values unchanged."""
     if isinstance(value, nn.Module):
-        return copy_of(value)
+        return copy_modules(value)
     if isinstance(value, list | tuple):
-        return type(value)(_copied(each) for each in value)
+        return type(value)(_copy_value(each) for each in value)
     if isinstance(value, dict):
-        return {key: _copied(each) for key, each in value.items()}
+        return {key: _copy_value(each) for key, each in value.items()}
     return value
 
 

@@ -201,12 +201,13 @@ def check_model_type(config: Mapping[str, Any]) -> None:
 def config_of(model: nn.Module) -> dict[str, Any]:
     """Return a model's own configuration; values of the text part take precedence."""
     args = getattr(model, "args", None) or getattr(model, "config", None)
-    config = _fields(args)
+    config = _as_dict(args)
     text = config.get("text_config")
-    return {**config, **(text if isinstance(text, dict) else _fields(text))}
+    return {**config, **(text if isinstance(text, dict) else _as_dict(text))}
 
 
-def _fields(args: Any) -> dict[str, Any]:
+def _as_dict(args: Any) -> dict[str, Any]:
+    """Convert a dataclass or dict to a dict; everything else to an empty one."""
     if dataclasses.is_dataclass(args):
         return {each.name: getattr(args, each.name) for each in dataclasses.fields(args)}
     return dict(args) if isinstance(args, dict) else {}
@@ -269,8 +270,11 @@ def make_cache(model: nn.Module, window: int | None = None) -> list[Any]:
     return caches if window is None else [library.RotatingKVCache(window) for _ in caches]
 
 
-def unsupported_caches(caches: list[Any]) -> list[str]:
-    """Return the types of caches that are neither plain nor rotating: no KV of single tokens."""
+def caches_without_token_kv(caches: list[Any]) -> list[str]:
+    """Return the type names of caches that do not store KV token by token, such as Mamba states.
+
+    If the list is not empty, the engine cannot keep KV of this model and runs full paths.
+    """
     library = mlx_lm("models.cache")
     plain = [each for each in caches if type(each) is library.KVCache]
     rotating = [each for each in caches if type(each) is library.RotatingKVCache and not each.keep]
@@ -291,11 +295,11 @@ _TRUNKS = (
 )
 
 
-class Trunk:
-    """Replaces the part of a model before its head, and records its hidden states.
+class RecordingTrunk:
+    """Wraps a model without its head (the trunk), and records its hidden states.
 
     Attributes:
-        fixed_hidden: hidden states to return without running the part.
+        fixed_hidden: if set, a call returns these hidden states and does not run the trunk.
         hidden: hidden states of the last run.
     """
 
@@ -315,20 +319,20 @@ class Trunk:
 
 
 class ModelHead:
-    """A model split before its head, so that logits are computed only where requested.
+    """A model split into trunk and head, so that logits are computed only where requested.
 
-    The original object stays unchanged: the split uses another shell around the same parts. If
-    there is no split, logits of all tokens are computed and used as hidden states (`n_embd` is 0).
+    The original object stays unchanged: the split uses shallow copies of its modules. If the model
+    cannot be split, logits of all tokens are computed and used as hidden states (`n_embd` is 0).
     """
 
     def __init__(self, model: nn.Module, make: MakeCache) -> None:
         self._shell = model
-        self._trunk: Trunk | None = None
+        self._trunk: RecordingTrunk | None = None
         self.n_embd = 0
         ids = mx.array([[1, 2, 3, 1]])
         want = model(ids, cache=make())
         for path in _TRUNKS:
-            cut = _cut(model, path)
+            cut = _with_recording_trunk(model, path)
             if cut is None:
                 continue
             self._shell, self._trunk = cut
@@ -365,25 +369,27 @@ class ModelHead:
             self._trunk.fixed_hidden = None
 
 
-def _cut(model: nn.Module, path: tuple[str, ...]) -> tuple[nn.Module, Trunk] | None:
-    """Return a shell of the model whose part at `path` is a Trunk; None if it has no such part."""
+def _with_recording_trunk(
+    model: nn.Module, path: tuple[str, ...]
+) -> tuple[nn.Module, RecordingTrunk] | None:
+    """Return a copy of the model with a `RecordingTrunk` at `path`; None if no module is there."""
     modules = [model]
     for name in path:
         inner = getattr(modules[-1], name, None)
         if not isinstance(inner, nn.Module):
             return None
         modules.append(inner)
-    trunk = Trunk(modules.pop())
+    trunk = RecordingTrunk(modules.pop())
     part: Any = trunk
     for module, name in zip(reversed(modules), reversed(path), strict=True):
-        shell = shell_of(module)
+        shell = shallow_copy_of(module)
         setattr(shell, name, part)
         part = shell
     return part, trunk
 
 
-def shell_of(module: nn.Module) -> nn.Module:
-    """Return another object with the same parts."""
+def shallow_copy_of(module: nn.Module) -> nn.Module:
+    """Return a new module object with the same submodules and arrays."""
     kind: Any = type(module)
     shell: nn.Module = kind.__new__(kind)
     dict.update(shell, module)

@@ -32,13 +32,13 @@ def complete_rope(model: nn.Module, config: Mapping[str, Any]) -> None:
             if factor is not None:
                 module.mscale = factor
             if rope.get("truncate") is False:
-                setattr(module, _FREQUENCIES, _yarn(module.dims, rope, level))
+                setattr(module, _FREQUENCIES, _yarn_wavelengths(module.dims, rope, level))
         elif kind == "longrope" and name == "SuScaledRoPE" and factor is not None:
             setattr(module, _SCALE, factor)
 
 
-def _yarn(n_dims: int, rope: Mapping[str, Any], level: Mapping[str, Any]) -> mx.array:
-    """Return YaRN's wavelengths / 2 pi, float32 [D/2], with a range that is not rounded."""
+def _yarn_wavelengths(n_dims: int, rope: Mapping[str, Any], level: Mapping[str, Any]) -> mx.array:
+    """Return YaRN's wavelengths / 2 pi with a range that is not rounded: float32 [D/2]."""
     base, factor = float(rope["rope_theta"]), float(rope["factor"])
     original = rope.get("original_max_position_embeddings") or level["max_position_embeddings"]
 

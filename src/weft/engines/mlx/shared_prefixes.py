@@ -24,7 +24,15 @@ from ..shared_prefixes import (
     pad_queries,
     visible_keys,
 )
-from .attention import HIDDEN, AttentionSpec, PartialAttention, attend, attend_span, bias_of, join
+from .attention import (
+    HIDDEN,
+    AttentionSpec,
+    PartialAttention,
+    attend,
+    attend_span,
+    concatenate_queries,
+    mask_to_bias,
+)
 from .kv import Arrays, MlxFragment, MlxMemory, RowTailBuffer
 
 # Rows of at least so many new tokens attend to their full path at once, by MLX's own attention.
@@ -72,6 +80,7 @@ def plan_step(rows: Sequence[Row], memory: MlxMemory) -> StepPlan:
 
 
 def _pack(rows: Sequence[Row], memory: MlxMemory) -> StepPlan:
+    """Group and order the rows, assign decode tails to buffers, and group the shared prefixes."""
     kv_outs = [None if row.kv_out is None else own(row.kv_out, MlxFragment) for row in rows]
     paths = [(row.prefix, kv_out) for row, kv_out in zip(rows, kv_outs, strict=True)]
     plan = StepPlan(paths, [], [0] * len(rows))
@@ -141,7 +150,7 @@ class PrefixGroup:
             return KeyMask(low)
         last = self.first + self.length - 1
         key = mx.arange(self.first + low, last + 1)[None]
-        return KeyMask(low, bias_of(key > mx.array(queries)[:, None] - window))
+        return KeyMask(low, mask_to_bias(key > mx.array(queries)[:, None] - window))
 
 
 class PrefixBatch:
@@ -163,7 +172,9 @@ class PrefixBatch:
         slots = mx.arange(max(self.lengths))
         self.bias = None
         if min(self.lengths) != max(self.lengths):
-            self.bias = bias_of(slots[None] < mx.array(self.lengths)[:, None])[:, None, None, None]
+            self.bias = mask_to_bias(slots[None] < mx.array(self.lengths)[:, None])[
+                :, None, None, None
+            ]
 
     def attend(
         self, layer: int, queries: mx.array, spec: AttentionSpec, mask: KeyMask
@@ -198,12 +209,17 @@ class PrefixBatch:
         firsts = mx.array([m.first for m in self.members])[:, None, None]
         key = firsts + mx.arange(max(self.lengths))
         query = mx.array([positions[at] for at in self.places]).reshape(len(self.members), -1, 1)
-        beyond = bias_of(key > query - window)[:, None, :, None]
+        beyond = mask_to_bias(key > query - window)[:, None, :, None]
         return KeyMask(0, beyond if self.bias is None else mx.minimum(beyond, self.bias))
 
 
 class KeyMask(NamedTuple):
-    """Visible keys of a group: those from index `low` on, with a bias for each query."""
+    """The visible keys of a prefix group.
+
+    Args:
+        low: index of the first visible key.
+        bias: added to the scores of the keys from `low` on; None: all of them are visible.
+    """
 
     low: int = 0
     bias: mx.array | None = None
@@ -262,7 +278,7 @@ class PrefixLevel:
         if not self.is_full:
             outs.append(mx.zeros_like(outs[0][:1]))
             lses.append(mx.full((1, *lses[0].shape[1:]), HIDDEN))
-        result = join(outs, lses)
+        result = concatenate_queries(outs, lses)
         if self.index is not None:
             result = PartialAttention(result.out[self.index], result.lse[self.index])
         return result

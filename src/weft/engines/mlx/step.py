@@ -19,11 +19,11 @@ from .attention import (
     PartialAttention,
     apply_sinks,
     attend,
-    bias_of,
-    join,
+    concatenate_queries,
+    mask_to_bias,
     merge,
 )
-from .hook import ForwardContext, Recorder
+from .hook import ForwardContext, RecordingCache
 from .kv import Arrays, MlxFragment, MlxMemory, RowTailBuffer
 from .shared_prefixes import KeyMask, LongRow, plan_step
 
@@ -93,9 +93,9 @@ class TreeStep(PackedStep):
     Each span of KV is attended to once per layer, by all queries below it.
     """
 
-    def __init__(self, rows: Sequence[Row], memory: MlxMemory, call: ForwardContext) -> None:
+    def __init__(self, rows: Sequence[Row], memory: MlxMemory, context: ForwardContext) -> None:
         super().__init__(rows, memory)
-        self.call = call
+        self.context = context
         self.plan = plan = plan_step(rows, memory)
         self.starts = plan.starts
         self.n_written = plan.n_decode_tokens
@@ -110,11 +110,11 @@ class TreeStep(PackedStep):
 
     def run(self, head: ModelHead, tokens: Sequence[Sequence[int]]) -> mx.array:
         packed = [token for i in self.plan.order for token in tokens[i]]
-        self.call.step = self
+        self.context.step = self
         try:
-            return head.hidden(mx.array(packed)[:, None], self.call.caches)
+            return head.hidden(mx.array(packed)[:, None], self.context.caches)
         finally:
-            self.call.step = None
+            self.context.step = None
 
     def state(self) -> list[mx.array]:
         changed = super().state() if self.plan.prefill_groups or self.plan.long_rows else []
@@ -167,13 +167,14 @@ class TreeStep(PackedStep):
     def _attend_grouped(
         self, layer: int, q: mx.array, k: mx.array, v: mx.array, spec: AttentionSpec
     ) -> PartialAttention:
+        """Attend from all packed tokens, except those of long rows, to all of their keys."""
         plan = self.plan
         results = [
             self._attend_tails(number, group, layer, q, spec)
             for number, group in enumerate(plan.decode_groups)
         ]
         results += [self._attend_prefill(group, q, k, v, spec) for group in plan.prefill_groups]
-        result = join([each.out for each in results], [each.lse for each in results])
+        result = concatenate_queries([each.out for each in results], [each.lse for each in results])
         if not plan.levels:
             return result
         result = PartialAttention(result.out.astype(mx.float32), result.lse)
@@ -226,7 +227,7 @@ class TreeStep(PackedStep):
                 visible = slots <= last
                 if window is not None:
                     visible = visible & (slots > last - window)
-                bias = bias_of(visible)[:, None, None]
+                bias = mask_to_bias(visible)[:, None, None]
             mask = self._tail_masks[(number, window)] = low, bias
         return mask
 
@@ -235,7 +236,7 @@ class TreeStep(PackedStep):
     ) -> PartialAttention:
         """Attend from the new tokens of each row to each other; rows are padded to the longest."""
         n_rows, longest = len(prefill.sizes), max(prefill.sizes)
-        padded, kept = _padding(prefill, longest)
+        padded, kept = _padding_indices(prefill, longest)
         if padded is None:
             q, k, v = (array[prefill.start : prefill.stop] for array in (q, k, v))
         else:
@@ -262,7 +263,7 @@ class TreeStep(PackedStep):
         if (n, window) not in self._causal_biases:
             behind = mx.arange(n)[:, None] - mx.arange(n)[None]
             visible = behind >= 0 if window is None else (behind >= 0) & (behind < window)
-            self._causal_biases[n, window] = bias_of(visible)
+            self._causal_biases[n, window] = mask_to_bias(visible)
         return self._causal_biases[n, window]
 
     def _attend_long(
@@ -324,7 +325,7 @@ class PathStep(PackedStep):
         for row, ids in zip(self.rows, tokens, strict=True):
             tail = [] if row.kv_out is None else [Span(row.kv_out, row.kv_out.length)]
             spans = [*row.prefix, *tail]
-            caches = [Recorder(cache) for cache in self.memory.cache(spans, self.make_cache)]
+            caches = [RecordingCache(cache) for cache in self.memory.cache(spans, self.make_cache)]
             hidden.append(head.hidden(mx.array([ids]), caches)[0][:, None])
             new_kv.append([cache.new_slots() for cache in caches])
         for layer, pairs in enumerate(zip(*new_kv, strict=True)):
@@ -361,7 +362,9 @@ class FullSequenceStep(PackedStep):
         return mx.concatenate(packed, axis=0)[:, None]
 
 
-def _padding(prefill: PrefillGroup, longest: int) -> tuple[mx.array | None, mx.array | None]:
+def _padding_indices(
+    prefill: PrefillGroup, longest: int
+) -> tuple[mx.array | None, mx.array | None]:
     """Return indices that pad the rows of a group to one length, and that remove the padding.
 
     Args:

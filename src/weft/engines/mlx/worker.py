@@ -75,7 +75,7 @@ class MlxWorker:
             raise ForwardError("the interpreter is shutting down; MLX has stopped")
         task = Task(work)
         self._tasks.put(task)
-        interrupt = _wait(task.done)
+        interrupt = _acquire_despite_interrupt(task.done)
         if task.error is not None:
             raise task.error
         if interrupt is not None:
@@ -84,6 +84,7 @@ class MlxWorker:
         return value
 
     def _work(self) -> None:
+        """Run queued calls until shutdown; the body of the thread."""
         while True:
             task = self._tasks.get()
             if task is None:
@@ -100,7 +101,8 @@ class MlxWorker:
             time.sleep(_STOP_DELAY_S)
 
 
-def _wait(lock: threading.Lock) -> KeyboardInterrupt | None:
+def _acquire_despite_interrupt(lock: threading.Lock) -> KeyboardInterrupt | None:
+    """Acquire the lock. Return the KeyboardInterrupt that arrived meanwhile, or None."""
     interrupt = None
     while True:
         try:
