@@ -25,7 +25,7 @@ from ._core.validation import check_int
 from .engines import engine_class, install_hint
 from .engines.base import Engine, EngineInfo
 from .engines.capabilities import OWN
-from .engines.checkpoint import check_tokenizer, is_of_mlx, read_config
+from .engines.checkpoint import check_tokenizer, is_mlx_quantised, read_config
 from .engines.gguf import read_gguf
 from .engines.gguf.families import packages_for_torch, runs_on_torch
 from .engines.hub import EMBEDDED, gguf_file, is_gguf, resolve, tokenizer_of
@@ -497,7 +497,7 @@ def choose_engine(model: Any, folder: Path) -> str:
     has_mlx = find_spec("mlx") is not None and find_spec("mlx_lm") is not None
     if has_mlx and sys.platform == "darwin" and platform.machine() == "arm64":
         return "mlx"
-    if is_of_mlx(read_config(folder)):
+    if is_mlx_quantised(read_config(folder)):
         if has_mlx:
             return "mlx"
         raise _not_installed(model, "mlx", "mlx-lm has quantised it")

@@ -16,7 +16,7 @@ from shallow import shallow
 from weft._core.sampling.metrics import log_softmax
 from weft._core.tokens.tokenizer import Tokenizer
 from weft.engines.base import Row
-from weft.engines.config_check import check_config, numbers_of
+from weft.engines.config_check import canonical_numbers, check_config
 from weft.engines.numpy import NumpyEngine
 from weft.errors import Unsupported
 
@@ -33,13 +33,13 @@ CONFIG: dict[str, Any] = {
 
 def test_the_older_rope_keys_are_the_same_numbers() -> None:
     older = {"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 4.0}}
-    assert numbers_of(older) == {"rope.rope_theta": 500.0, "rope.factor": 4.0}
-    assert numbers_of({"rotary_emb_base": 500}) == {"rope.rope_theta": 500}
+    assert canonical_numbers(older) == {"rope.rope_theta": 500.0, "rope.factor": 4.0}
+    assert canonical_numbers({"rotary_emb_base": 500}) == {"rope.rope_theta": 500}
     check_config(CONFIG, {**CONFIG, "rope_parameters": None, **older}, library="x")
 
 
 def test_numbers_of_a_text_part_count() -> None:
-    assert numbers_of({"text_config": CONFIG, "rms_norm_eps": 7.0})["rms_norm_eps"] == 1e-5
+    assert canonical_numbers({"text_config": CONFIG, "rms_norm_eps": 7.0})["rms_norm_eps"] == 1e-5
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_unusual_numbers_reach_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     check = engine.check_config
 
     def noted(stored: Any, taken: Any, **options: Any) -> None:
-        observed.append(numbers_of(taken))
+        observed.append(canonical_numbers(taken))
         check(stored, taken, **options)
 
     monkeypatch.setattr(engine, "check_config", noted)

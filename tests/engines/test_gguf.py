@@ -24,7 +24,7 @@ from weft.engines.gguf import read_gguf
 from weft.engines.gguf.checkpoint import GGUFCheckpoint
 from weft.engines.gguf.tokenizer import read_tokenizer
 from weft.engines.numpy import NumpyEngine
-from weft.engines.numpy.model import to_bfloat16_bits, from_bfloat16_bits
+from weft.engines.numpy.model import from_bfloat16_bits, to_bfloat16_bits
 from weft.errors import EngineUnavailable, ModelLoadError, Unsupported
 
 IDS = list(range(6, 70))

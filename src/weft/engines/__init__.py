@@ -58,13 +58,14 @@ def engine_class(name: str) -> type[Engine]:
     except Exception as error:  # another package's module may raise anything
         if name in _BUILT_IN:
             raise
-        raise _broken(name, target, f"{type(error).__name__}: {error}") from error
+        raise _not_loadable(name, target, f"{type(error).__name__}: {error}") from error
     if not (isinstance(engine, type) and issubclass(engine, Engine)):
-        raise _broken(name, target, "it is no class derived from weft.engines.base.Engine")
+        raise _not_loadable(name, target, "it is no class derived from weft.engines.base.Engine")
     return engine
 
 
-def _broken(name: str, target: str, why: str) -> EngineUnavailable:
+def _not_loadable(name: str, target: str, why: str) -> EngineUnavailable:
+    """Return the error for an engine whose entry point cannot be loaded. why: the reason."""
     hint = "update or remove the package that provides it"
     return EngineUnavailable(
         f"engine {name!r} is broken, by its entry point {target!r}: {why}; {hint}", hint=hint
@@ -82,4 +83,5 @@ def plugins() -> dict[str, str]:
 
 
 def _third_party() -> dict[str, str]:
+    """Return the entry point ("module:Class") of each engine registered by an installed package."""
     return {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}

@@ -248,6 +248,7 @@ class Row:
 
     @property
     def n_tokens(self) -> int:
+        """Number of tokens that the row runs; 1 for future tokens."""
         return 1 if isinstance(self.tokens, FutureTokens) else len(self.tokens)
 
 

@@ -46,7 +46,10 @@ CONTEXT_NAMES = (
 
 
 class Tensor(NamedTuple):
-    """Position of a stored tensor: bytes begin … end - 1 of `file`."""
+    """Location of a stored tensor: bytes begin … end - 1 of `file`, with its dtype and shape.
+
+    `dtype`: name in safetensors, such as "BF16".
+    """
 
     file: Path
     dtype: str
@@ -56,7 +59,12 @@ class Tensor(NamedTuple):
 
 
 class Checkpoint:
-    """The configuration and tensors of a folder; `open_checkpoint` creates it."""
+    """A model folder opened for reading: config.json, and the location of every tensor in its
+    files.
+
+    Create it with `open_checkpoint`. Tensors are read on demand with `read`; `name in checkpoint`
+    tests for one.
+    """
 
     def __init__(self, folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         self.folder = folder
@@ -84,21 +92,24 @@ class Checkpoint:
                 f"tensor {name!r} in {tensor.file} has shape {list(tensor.shape)}, but config.json "
                 f"requires {list(shape)}; the two are of different models"
             )
-        raw = _raw(name, tensor, _mapped(tensor.file))
+        raw = _stored_items(name, tensor, _memory_map(tensor.file))
         return _as_float32(raw, tensor.dtype).reshape(tensor.shape)
 
     def fingerprint(self) -> str:
-        """Return the fingerprint of the weights, independent of the folder. Cost: one page per
-        tensor.
-        """
-        return fingerprint(self.config, self._samples())
+        """Return a hash of the model's shape and of samples of its weights, independent of the
+        folder.
 
-    def _samples(self) -> Iterator[tuple[str, tuple[int, ...], NDArray[np.float32]]]:
+        Cost: one page per tensor.
+        """
+        return fingerprint(self.config, self._sampled_tensors())
+
+    def _sampled_tensors(self) -> Iterator[tuple[str, tuple[int, ...], NDArray[np.float32]]]:
+        """Yield name, shape and the float32 values at `sample_positions` of every tensor."""
         mapped: dict[Path, NDArray[np.uint8]] = {}
         for name, tensor in self.tensors.items():
             if tensor.file not in mapped:
-                mapped[tensor.file] = _mapped(tensor.file)
-            raw = _raw(name, tensor, mapped[tensor.file])
+                mapped[tensor.file] = _memory_map(tensor.file)
+            raw = _stored_items(name, tensor, mapped[tensor.file])
             yield name, tensor.shape, _as_float32(raw[sample_positions(raw.size)], tensor.dtype)
 
 
@@ -134,7 +145,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     return _read_json(file)
 
 
-def is_of_mlx(config: Mapping[str, Any]) -> bool:
+def is_mlx_quantised(config: Mapping[str, Any]) -> bool:
     """Return True if mlx-lm has quantised the weights; no other library reads them."""
     packed = config.get("quantization")
     return isinstance(packed, dict) and "group_size" in packed
@@ -142,7 +153,7 @@ def is_of_mlx(config: Mapping[str, Any]) -> bool:
 
 def reject_mlx_quantised(config: Mapping[str, Any], engine: str) -> None:
     """Raise Unsupported if mlx-lm has quantised the weights; for engines other than MLX."""
-    if is_of_mlx(config):
+    if is_mlx_quantised(config):
         raise Unsupported(
             f"mlx-lm has quantised this model, and the {engine} engine does not read it;"
             ' use engine="mlx" (pip install "weft-lm[mlx]")'
@@ -215,6 +226,7 @@ def sample_positions(size: int) -> NDArray[np.int64]:
 
 
 def _weight_files(folder: Path) -> list[Path]:
+    """Return a folder's safetensors files: those of the index, else model.safetensors, else all."""
     index = folder / _INDEX
     if not index.is_file():
         files = sorted(file for file in folder.glob("*.safetensors") if file.is_file())
@@ -235,6 +247,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _check_index(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Raise ModelLoadError if the index names a tensor that no file contains."""
     index = folder / _INDEX
     if not index.is_file():
         return
@@ -247,6 +260,7 @@ def _check_index(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
+    """Return the index's file name by tensor name."""
     weight_map = _read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelLoadError(f"{index} has no weight_map; download the folder again")
@@ -272,7 +286,7 @@ def _read_header(file: Path) -> dict[str, Tensor]:
     try:
         header = parse_json(raw)
         header.pop("__metadata__", None)
-        tensors = {name: _tensor(file, 8 + n_header, each) for name, each in header.items()}
+        tensors = {name: _tensor_entry(file, 8 + n_header, each) for name, each in header.items()}
     except PARSE_ERRORS as error:
         raise ModelLoadError(f"{file} is not a safetensors file: {error}") from error
     end = max((tensor.end for tensor in tensors.values()), default=0)
@@ -281,7 +295,11 @@ def _read_header(file: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _tensor(file: Path, base: int, entry: dict[str, Any]) -> Tensor:
+def _tensor_entry(file: Path, base: int, entry: dict[str, Any]) -> Tensor:
+    """Convert one entry of a safetensors header to a `Tensor`.
+
+    base: position in the file to which the entry's offsets are relative.
+    """
     begin, end = entry["data_offsets"]
     dtype, shape = entry["dtype"], tuple(entry["shape"])
     if not isinstance(dtype, str) or any(type(n) is not int or n < 0 for n in (begin, *shape)):
@@ -292,17 +310,19 @@ def _tensor(file: Path, base: int, entry: dict[str, Any]) -> Tensor:
 
 
 def _truncated(file: Path, size: int, needed: int) -> ModelLoadError:
+    """Return the error for a file that is shorter than its header requires."""
     return ModelLoadError(
         f"{file} is truncated: it has {size} bytes, and its header promises {needed} or more;"
         " download it again"
     )
 
 
-def _mapped(file: Path) -> NDArray[np.uint8]:
+def _memory_map(file: Path) -> NDArray[np.uint8]:
+    """Map a file into memory, read-only."""
     return np.asarray(np.memmap(file, np.uint8, "r"))
 
 
-def _raw(name: str, tensor: Tensor, mapped: NDArray[np.uint8]) -> NDArray[Any]:
+def _stored_items(name: str, tensor: Tensor, mapped: NDArray[np.uint8]) -> NDArray[Any]:
     """Return a view of the stored items, flat, without reading them; bfloat16 as uint16."""
     item_bytes = _ITEM_BYTES.get(tensor.dtype)
     if item_bytes is None:
@@ -320,6 +340,7 @@ def _raw(name: str, tensor: Tensor, mapped: NDArray[np.uint8]) -> NDArray[Any]:
 
 
 def _as_float32(raw: NDArray[Any], dtype: str) -> NDArray[np.float32]:
+    """Convert stored items, of a safetensors dtype, to float32."""
     if dtype == "BF16":  # bfloat16 is the upper half of a float32
         return (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return raw.astype(np.float32)
@@ -341,6 +362,7 @@ def _token_ids(file: Path) -> list[int]:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
+    """Read a file that must contain a JSON object."""
     value = read_json(file, ModelLoadError, "not JSON", nan=True)
     if not isinstance(value, dict):
         raise ModelLoadError(f"{file} is not a JSON object; download it again")

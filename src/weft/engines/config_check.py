@@ -90,7 +90,7 @@ def check_config(
     Raises:
         Unsupported: a number that every answer depends on differs, or the library ignores it.
     """
-    numbers, known = numbers_of(stored), numbers_of(taken)
+    numbers, known = canonical_numbers(stored), canonical_numbers(taken)
     wrong, ignored = [], []
     for key, value in numbers.items():
         if key in CONTEXT_NAMES or key == "n_ctx" or _HARMLESS.fullmatch(key):
@@ -116,34 +116,42 @@ def check_config(
         _log.warning("%s ignores of config.json: %s", library, ", ".join(ignored))
 
 
-def numbers_of(config: Mapping[str, Any]) -> dict[str, Number]:
-    """Return a config's scalars under canonical names; those of `text_config` take precedence."""
+def canonical_numbers(config: Mapping[str, Any]) -> dict[str, Number]:
+    """Return the numbers and booleans in a config.json under one name each, to compare two configs.
+
+    Older names are translated ("rotary_emb_base" → "rope.rope_theta"). Values in `text_config` take
+    precedence over the top level.
+    """
     level = dict(config)
     for part in ("text_config", "attn_config", "ffn_config"):
         if isinstance(inner := config.get(part), Mapping):
             level |= inner
     rope = level.get("rope_parameters") or level.get("rope_scaling")
-    numbers = {_SAME.get(key, key): value for key, value in _scalars(level).items()}
-    return numbers | (_rope_numbers(rope) if isinstance(rope, Mapping) else {})
+    numbers = {_SAME.get(key, key): value for key, value in _numbers_in(level).items()}
+    return numbers | (_canonical_rope_numbers(rope) if isinstance(rope, Mapping) else {})
 
 
-def _rope_numbers(rope: Mapping[str, Any]) -> dict[str, Number]:
+def _canonical_rope_numbers(rope: Mapping[str, Any]) -> dict[str, Number]:
+    """Return the rotary parameters (those of full attention, of two sets) under "rope.…" keys."""
     sets = {key: value for key, value in rope.items() if isinstance(value, Mapping)}
     full = sets.get("full_attention") or next(iter(sets.values()), rope)
-    numbers = {f"rope.{key}": value for key, value in _scalars(full).items()}
+    numbers = {f"rope.{key}": value for key, value in _numbers_in(full).items()}
     theta = (sets.get("sliding_attention") or {}).get("rope_theta")
     if theta is not None and theta != full.get("rope_theta"):
         numbers["rope.sliding.rope_theta"] = theta
     return numbers
 
 
-def _scalars(level: Mapping[str, Any]) -> dict[str, Number]:
+def _numbers_in(level: Mapping[str, Any]) -> dict[str, Number]:
+    """Return the entries whose values are numbers or booleans."""
     return {key: value for key, value in level.items() if isinstance(value, int | float)}
 
 
 def _is_epsilon(key: str) -> bool:
+    """Return True if the key names the epsilon of a normalisation."""
     return "eps" in key.split("_") or "epsilon" in key.split("_")
 
 
 def _equal(one: Number, other: Number) -> bool:
+    """Return True if two numbers are equal up to a relative error of 1e-6."""
     return math.isclose(one, other, rel_tol=1e-6)

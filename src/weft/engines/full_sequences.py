@@ -11,7 +11,10 @@ Rows = dict[Ids, list[int]]  # row numbers by path
 
 
 class FullSequence(NamedTuple):
-    """Token ids to run, and the numbers of the rows that they answer."""
+    """One sequence of a batched model call.
+
+    `ids`: token ids to run. `rows`: numbers of the rows whose tokens it computes.
+    """
 
     ids: Ids
     rows: list[int]

@@ -148,7 +148,7 @@ def resolve(
     is_bare = bare_ids and re.fullmatch(r"\w[\w.-]*", name)
     wanted = HubModel(name, revision) if is_bare else _hub_model(name, revision)
     patterns = [*WANTED, *(("*.py",) if remote_code else ())]
-    return _from_hub(wanted, MODEL, patterns, token, local_files_only, progress, suits)
+    return _download(wanted, MODEL, patterns, token, local_files_only, progress, suits)
 
 
 def resolve_adapter(adapter: str | os.PathLike[str]) -> Path:
@@ -165,7 +165,7 @@ def resolve_adapter(adapter: str | os.PathLike[str]) -> Path:
     if Path(name).expanduser().exists() or not _HUB_ID.fullmatch(id_):
         return Path(name).expanduser()
     wanted = HubModel(id_, revision or None)
-    return _from_hub(wanted, ADAPTER, list(ADAPTER.wanted), None, False, None)
+    return _download(wanted, ADAPTER, list(ADAPTER.wanted), None, False, None)
 
 
 def cached_models() -> list[str]:
@@ -177,6 +177,7 @@ def cached_models() -> list[str]:
 
 
 def _embedded(revision: str | None) -> Path:
+    """Return the folder of the embedded model "tiny", which has no revisions."""
     if revision:
         raise ConfigError(
             f'the embedded model "{EMBEDDED}" has one revision, got {revision!r}; leave it out'
@@ -188,6 +189,7 @@ def _embedded(revision: str | None) -> Path:
 
 
 def _local(folder: Path, revision: str | None) -> Path:
+    """Return a model folder of the user. Raise if it is not a folder or a revision was given."""
     if not folder.is_dir():
         raise ModelLoadError(
             f"{folder} is a file; give the folder that holds config.json and *.safetensors"
@@ -200,6 +202,7 @@ def _local(folder: Path, revision: str | None) -> Path:
 
 
 def _hub_model(name: str, revision: str | None) -> HubModel:
+    """Parse `org/name` or `org/name@revision`; `revision` is the separate argument."""
     id_, at, tag = name.partition("@")
     if at and not tag:
         raise ConfigError(f"{name!r} ends in @: give a branch, tag or commit after it")
@@ -210,15 +213,15 @@ def _hub_model(name: str, revision: str | None) -> HubModel:
     if _HUB_ID.fullmatch(id_):
         return HubModel(id_, tag or revision)
     if any(mark in name for mark in ("/", "\\")) or name.startswith((".", "~")):
-        raise ModelLoadError(f"there is no folder {name}{_nearest(name)}", hint=ELSEWHERE)
+        raise ModelLoadError(f"there is no folder {name}{_similar_names(name)}", hint=ELSEWHERE)
     raise ConfigError(
         f'model {name!r} is not known: allowed are "{EMBEDDED}", "{SMOLLM2}", a folder, a GGUF'
-        f" file, and a Hub id such as org/name or org/name@revision{_nearest(name)}",
-        hint=_other_places(name),
+        f" file, and a Hub id such as org/name or org/name@revision{_similar_names(name)}",
+        hint=_names_elsewhere(name),
     )
 
 
-def _other_places(name: str) -> str:
+def _names_elsewhere(name: str) -> str:
     """Return a hint with Hub ids and Ollama names for a short model name."""
     family, _, _ = name.lower().partition(":")
     places = []
@@ -284,7 +287,7 @@ def smollm2_file() -> Path:
     )
 
 
-def _from_hub(
+def _download(
     wanted: HubModel,
     kind: RepoFilter,
     patterns: list[str],
@@ -293,6 +296,17 @@ def _from_hub(
     progress: Progress | None,
     suits: Callable[[Path], object] | None = None,
 ) -> Path:
+    """Download the missing files of a model, or of an adapter, and return its folder in the cache.
+
+    Args:
+        wanted: repository and revision.
+        kind: files to download.
+        patterns: further patterns of file names.
+        token: access token of the Hub.
+        local_files_only: use only the cache.
+        progress: see `resolve`.
+        suits: see `resolve`.
+    """
     from huggingface_hub import constants, snapshot_download
 
     options: dict[str, Any] = {
@@ -322,7 +336,7 @@ def _from_hub(
     try:
         path = Path(snapshot_download(**options))
     except Exception as error:
-        raise _readable(wanted, error) from error
+        raise _hub_error(wanted, error) from error
     if missing and progress is not None:
         progress("download", missing, missing, f"{wanted}: in {path}")
     return path
@@ -338,7 +352,7 @@ def _check_suits(wanted: HubModel, token: str | None, suits: Callable[[Path], ob
                 wanted.id, "config.json", revision=wanted.revision, token=token, local_dir=folder
             )
         except Exception as error:
-            raise _readable(wanted, error) from error
+            raise _hub_error(wanted, error) from error
         try:
             suits(Path(folder))
         except ModelLoadError as error:
@@ -372,6 +386,7 @@ def _missing_bytes(wanted: HubModel, kind: RepoFilter, options: dict[str, Any]) 
 
 
 def _is_wanted(name: str, patterns: list[str]) -> bool:
+    """Return True if a file name matches one of the patterns."""
     return "/" not in name and any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
@@ -388,17 +403,17 @@ def _from_cache(wanted: HubModel, options: dict[str, Any], reason: Exception | N
     try:
         path = Path(snapshot_download(**options, local_files_only=True))
     except Exception as error:
-        raise _readable(wanted, reason or error) from (reason or error)
+        raise _hub_error(wanted, reason or error) from (reason or error)
     if reason is not None:
         _log.warning("using the cached %s: %s", wanted, _first_line(reason))
     return path
 
 
-def _readable(wanted: HubModel, error: Exception) -> ModelLoadError:
-    """Convert an error of the Hub's client to one that names a remedy. wanted: the model."""
+def _hub_error(wanted: HubModel, error: Exception) -> ModelLoadError:
+    """Convert an error of the Hub's client to a ModelLoadError that names a remedy."""
     from huggingface_hub import constants, errors
 
-    nearest, hub, cache = _nearest(wanted.id), constants.ENDPOINT, constants.HF_HUB_CACHE
+    nearest, hub, cache = _similar_names(wanted.id), constants.ENDPOINT, constants.HF_HUB_CACHE
     hint = ""
     match error:
         case errors.GatedRepoError():
@@ -421,7 +436,7 @@ def _readable(wanted: HubModel, error: Exception) -> ModelLoadError:
     return ModelLoadError(f"{what}; {todo}", hint=hint)
 
 
-def _nearest(name: str) -> str:
+def _similar_names(name: str) -> str:
     """Return a clause that suggests similar names of local models ("; near it: …"); "" if none."""
     local = [EMBEDDED, SMOLLM2, *cached_models(), *_sibling_folders(name)]
     by_lower = {full.lower(): full for full in local}
@@ -448,11 +463,13 @@ def _sibling_folders(name: str) -> list[str]:
 
 
 def _first_line(error: Exception) -> str:
+    """Return the first line of an error's message."""
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
 
 
 def _size(n_bytes: int) -> str:
+    """Format a number of bytes for people, such as "1.2 GB"."""
     if n_bytes < 1000:
         return f"{n_bytes} bytes"
     size, units = n_bytes / 1000, iter(("kB", "MB", "GB"))

@@ -153,6 +153,7 @@ class PaddedPool(ABC, Generic[F, B]):
     # `Fragments`
 
     def split(self, fragment: Fragment, at: int) -> F:
+        """Cut before slot `at`; return the new upper part. Both parts then share the block."""
         lower = own(fragment, self.kind)
         if not 0 < at < lower.length:
             raise ConfigError(f"cannot split a fragment of {lower.length} slots before slot {at}")
@@ -170,6 +171,7 @@ class PaddedPool(ABC, Generic[F, B]):
         return upper
 
     def join(self, upper: Fragment, lower: Fragment) -> None:
+        """Move `upper`'s slots before those of `lower`. Copies unless they are adjacent."""
         first, second = own(upper, self.kind), own(lower, self.kind)
         self.on_fragments_cut()
         home = second.home
@@ -185,6 +187,7 @@ class PaddedPool(ABC, Generic[F, B]):
         first.home, first.length = None, 0
 
     def trim(self, fragment: Fragment, length: int) -> None:
+        """Remove the slots from `length` on."""
         kv = own(fragment, self.kind)
         if not 0 <= length <= kv.length:
             raise ConfigError(f"cannot trim a fragment of {kv.length} slots to {length}")
@@ -195,6 +198,7 @@ class PaddedPool(ABC, Generic[F, B]):
             self._remove(kv)
 
     def settle(self, fragment: Fragment) -> None:
+        """Move a tail out of its buffer, into a block without spare capacity."""
         kv = own(fragment, self.kind)
         if isinstance(kv.home, TailBuffer):
             self._move(kv, kv.length)
@@ -202,6 +206,7 @@ class PaddedPool(ABC, Generic[F, B]):
             self._compact(kv.home)
 
     def free(self, fragment: Fragment) -> None:
+        """Release all slots of the fragment."""
         kv = own(fragment, self.kind)
         self.on_fragments_cut()
         self._slots -= kv.length
@@ -212,6 +217,7 @@ class PaddedPool(ABC, Generic[F, B]):
             self._compact(block)
 
     def usage(self) -> Usage:
+        """Return the slots in use and the bytes allocated for them."""
         n_buffered = sum(buffer.n_rows * buffer.room for buffer in self._buffers.values())
         return Usage(self._slots, self._block_bytes + n_buffered * self.slot_bytes)
 
@@ -275,6 +281,7 @@ class PaddedPool(ABC, Generic[F, B]):
     # Moving slots
 
     def _join_by_copy(self, first: F, second: F) -> None:
+        """Copy the slots of both fragments into a new block, which becomes that of `second`."""
         total = first.length + second.length
         slots = self.concatenate([kv for kv in (first, second) if kv.length])
         homes = [first.home, second.home]
@@ -310,6 +317,7 @@ class PaddedPool(ABC, Generic[F, B]):
         self._detach(kv)
 
     def _detach(self, kv: PaddedFragment) -> None:
+        """Remove the fragment from its block or buffer."""
         home, kv.home = kv.home, None
         if isinstance(home, SharedBlock):
             home.users.remove(kv)
@@ -334,6 +342,7 @@ class PaddedPool(ABC, Generic[F, B]):
         self._block_bytes += total * self.slot_bytes
 
     def _has_room(self, kv: F, n: int) -> bool:
+        """Return True if `n` slots fit after the fragment's slots in its block, without a copy."""
         block = kv.home
         if not isinstance(block, SharedBlock):
             return False
@@ -363,7 +372,7 @@ class PaddedPool(ABC, Generic[F, B]):
 
 
 def own(fragment: Fragment, kind: type[F]) -> F:
-    """Return the fragment as one of the engine's class.
+    """Check that a fragment belongs to this engine, and return it as the engine's class.
 
     Raises:
         ConfigError: it belongs to another engine.
@@ -390,10 +399,10 @@ def width_class(length: int, *, large_batch: bool = False) -> int:
 def room_for(width: int, n_rows: int, length: int, slot_bytes: int) -> int:
     """Return the number of slots to allocate per row of a tail buffer.
 
-    It is the length of the longest tail, rounded up to leave room for growth.
+    It is the length of the longest tail, rounded up to leave room for growth, and at most `width`.
 
     Args:
-        width: maximum, the width class of the buffer.
+        width: width class of the buffer.
         n_rows: rows of the buffer; many rows get less room for growth.
         length: slots of the longest tail.
         slot_bytes: bytes of one slot over all layers.

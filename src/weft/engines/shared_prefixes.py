@@ -125,12 +125,14 @@ def find_shared_prefixes(
 
 
 def _follows(upper: SharedPrefix[F], lower: SharedPrefix[F]) -> bool:
+    """Return True if `lower` has the same queries as `upper` and starts where it ends."""
     fragment, length = upper.spans[-1]
     is_below = upper.first + upper.length == lower.first and fragment.length == length
     return is_below and (upper.start, upper.stop) == (lower.start, lower.stop)
 
 
 def _merge(upper: SharedPrefix[F], lower: SharedPrefix[F]) -> SharedPrefix[F]:
+    """Return one shared prefix with the spans of both."""
     spans, length = (*upper.spans, *lower.spans), upper.length + lower.length
     return SharedPrefix(spans, length, upper.first, upper.start, upper.stop)
 

@@ -33,7 +33,7 @@ TOKEN = 7  # result of every draw
 
 
 class StubFragments(Fragments):
-    """Counts slots."""
+    """KV memory that only counts slots."""
 
     def __init__(self) -> None:
         self._slots = 0

@@ -30,7 +30,7 @@ _MIN_DEMAND = 0.3  # of a window; a thread that wants a core for less is not jud
 _WINDOW_S = 0.1  # of forwards that a share is measured over
 
 
-def is_any_set(names: Iterable[str]) -> bool:
+def has_any_variable(names: Iterable[str]) -> bool:
     """Return True if one of these environment variables is set."""
     return any(os.environ.get(name) for name in names)
 
@@ -70,6 +70,7 @@ class CoreShare:
         self._wall_s = self._cpu_s = self._wanted_s = 0.0
 
     def _shares(self, now: dict[int, ThreadTimes]) -> Iterator[float]:
+        """Yield the share of each thread that needed a core since the last window."""
         for number, times in now.items():
             before = self._before.get(number, ThreadTimes(0.0, 0.0))
             wanted_s = times.wanted_s - before.wanted_s
@@ -78,7 +79,11 @@ class CoreShare:
 
 
 class TrialLoss:
-    """Time lost in trials that later forwards have not amortized yet, in seconds, for all sizes."""
+    """Seconds lost in slow trials that later forwards must make up for, shared by all
+    `ThreadTuner`s.
+
+    While `owed_s` is above 0, no trial starts.
+    """
 
     def __init__(self) -> None:
         self.owed_s = 0.0
@@ -163,6 +168,7 @@ class ThreadTuner:
         return None
 
     def _is_worth_trial(self, index: int) -> bool:
+        """Return True if the count at `index` may be faster: idle cores, or a busy machine."""
         if index < self.index:
             return self._is_crowded()
         # After a trial the library's own threads may still spin; they count as busy cores.
@@ -174,6 +180,13 @@ class ThreadTuner:
         return 0 < len(ratios) < _MIN_TRIALS and statistics.median(ratios) < 0.95
 
     def _judge(self, trial: int, token_time: float, n_tokens: int) -> None:
+        """Choose the trial's count if it was faster, else charge the lost time to the account.
+
+        Args:
+            trial: index in `counts`.
+            token_time: seconds per token of the trial.
+            n_tokens: tokens of the trial.
+        """
         self._trial = None
         usual = statistics.median(self._token_times)
         ratios = self._ratios.setdefault(trial, deque(maxlen=5))
@@ -249,11 +262,12 @@ class AutoThreads:
 
 
 class Limit:
-    """Limits the thread counts of libraries inside a block, and restores them afterwards.
+    """Sets the thread counts of OpenMP or BLAS libraries inside a block and restores them
+    afterwards.
 
     Args:
-        user_api: as in `threadpoolctl`. OpenMP's count belongs to the calling thread, a BLAS's to
-            the process.
+        user_api: "openmp" or "blas", as in `threadpoolctl`. OpenMP's count belongs to the calling
+            thread, a BLAS's to the process.
     """
 
     def __init__(self, user_api: str) -> None:
@@ -278,11 +292,16 @@ class Limit:
 
 
 class BlasThreads:
-    """Limits the threads of the BLAS during a forward and restores its setting afterwards.
+    """Sets the thread count of NumPy's BLAS for each forward: `with blas_threads.limited(n_tokens):
+    …`
 
     Args:
-        threads: a count, or "auto": the count of the environment variables if one is set, else
-            chosen by a `ThreadTuner` that starts with one.
+        threads: a fixed count, or "auto". "auto" keeps a count from environment variables; without
+            one,
+            a `ThreadTuner` chooses, starting with one thread.
+
+    Raises:
+        ConfigError: `threads` is neither.
     """
 
     def __init__(self, threads: int | str) -> None:
@@ -290,7 +309,7 @@ class BlasThreads:
         self._max_threads = 0
         self._choices: dict[int, ThreadTuner] = {}  # by size of the forward, in powers of two
         if threads == "auto":
-            if not is_any_set(_BLAS_VARIABLES):
+            if not has_any_variable(_BLAS_VARIABLES):
                 self._max_threads = min(_MAX_BLAS_THREADS, usable_cores())
             self._account = TrialLoss()
         elif isinstance(threads, int) and not isinstance(threads, bool) and threads >= 1:

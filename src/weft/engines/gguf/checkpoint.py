@@ -37,7 +37,7 @@ class GGUFCheckpoint(Checkpoint):
         self._family = FAMILIES[header.architecture]
         self._names = tensor_names(header)
         self._mapped: dict[Path, NDArray[np.uint8]] = {}
-        tensors = {ours: _entry(header.tensors[name]) for ours, name in self._names.items()}
+        tensors = {ours: _tensor_entry(header.tensors[name]) for ours, name in self._names.items()}
         super().__init__(header.file, transformers_config(header), tensors)
 
     def read(self, name: str, shape: tuple[int, ...] | None = None) -> NDArray[np.float32]:
@@ -92,12 +92,14 @@ class GGUFCheckpoint(Checkpoint):
         return self.header.fingerprint("dequantised")
 
     def _bytes(self, tensor: GGUFTensor) -> NDArray[np.uint8]:
+        """Map the tensor's bytes into memory."""
         if tensor.file not in self._mapped:
             self._mapped[tensor.file] = np.memmap(tensor.file, np.uint8, "r")
         return self._mapped[tensor.file][tensor.begin : tensor.begin + tensor.n_bytes]
 
 
-def _entry(tensor: GGUFTensor) -> Tensor:
+def _tensor_entry(tensor: GGUFTensor) -> Tensor:
+    """Return a GGUF tensor's location as a `Tensor`, with the shape outermost first."""
     shape = tuple(reversed(tensor.shape))
     return Tensor(tensor.file, tensor.type, shape, tensor.begin, tensor.begin + tensor.n_bytes)
 
@@ -108,6 +110,7 @@ _PIECE = 1 << 17
 
 
 def _dequantised(raw: NDArray[np.uint8], tensor: GGUFTensor) -> NDArray[np.float32]:
+    """Convert stored blocks to float32 values, in the tensor's shape."""
     if tensor.type in _NUMBERS:
         return raw.view(_NUMBERS[tensor.type]).astype(np.float32)
     if tensor.type == "bf16":

@@ -156,7 +156,7 @@ def transformers_config(header: GGUF) -> dict[str, Any]:
         "bos_token_id": values.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": values.get("tokenizer.ggml.eos_token_id"),
         "pad_token_id": values.get("tokenizer.ggml.padding_token_id"),
-        "rope_parameters": _rope(header, head_dim),
+        "rope_parameters": _rope_parameters(header, head_dim),
     }
     if family.model_type in ("llama", "qwen3"):
         config["attention_bias"] = "blk.0.attn_q.bias" in header.tensors
@@ -194,7 +194,7 @@ def complete_config(config: Any, header: GGUF) -> None:
     if isinstance(rope, dict) and rope.get("rope_type") == "default":  # one set, not yet scaled
         head_dim = getattr(config, "head_dim", None)
         head_dim = head_dim or config.hidden_size // config.num_attention_heads
-        config.rope_parameters = rope | _rope(header, head_dim)
+        config.rope_parameters = rope | _rope_parameters(header, head_dim)
     window = header.of_model("attention.sliding_window")
     if window is not None and hasattr(config, "sliding_window"):
         config.sliding_window = window
@@ -230,6 +230,7 @@ def tensor_names(header: GGUF) -> dict[str, str]:
 
 
 def _required(header: GGUF, key: str) -> Any:
+    """Return a number of the model. Raise ModelLoadError if the header lacks it."""
     value = header.of_model(key)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ModelLoadError(
@@ -240,7 +241,9 @@ def _required(header: GGUF, key: str) -> Any:
 
 
 def _gemma(header: GGUF, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of Gemma 2 and 3 beyond the shape: attention scale, windows, rotary embeddings."""
+    """Return Gemma 2's and 3's entries of config.json: attention scale, windows, rotary
+    embeddings.
+    """
     n_layers = config["num_hidden_layers"]
     largest = 46 if header.architecture == "gemma2" else 62  # layers of the 27B models
     scale = config["head_dim"]
@@ -265,7 +268,12 @@ def _gemma(header: GGUF, config: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _rope(header: GGUF, head_dim: int) -> dict[str, Any]:
+def _rope_parameters(header: GGUF, head_dim: int) -> dict[str, Any]:
+    """Return the rotary embedding's parameters as in config.json.
+
+    Raises:
+        Unsupported: no rope type of Transformers has this scaling.
+    """
     theta = header.of_model("rope.freq_base", 10000.0)
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
     n_rotary = header.of_model("rope.dimension_count", head_dim)
@@ -279,8 +287,8 @@ def _rope(header: GGUF, head_dim: int) -> dict[str, Any]:
     if _LONG in header.tensors and _SHORT in header.tensors:
         return rope | {
             "rope_type": "longrope",
-            "long_factor": _factors(header, _LONG, n_rotary // 2),
-            "short_factor": _factors(header, _SHORT, n_rotary // 2),
+            "long_factor": _read_factors(header, _LONG, n_rotary // 2),
+            "short_factor": _read_factors(header, _SHORT, n_rotary // 2),
             "original_max_position_embeddings": _original_context(header),
         }
     if kind in ("none", "linear"):
@@ -305,7 +313,7 @@ def _llama3_scaling(header: GGUF, theta: float, head_dim: int) -> dict[str, Any]
     The file has only the factors. All models of the family have the blending range 1 to 4, and an
     original context that is a power of two.
     """
-    factors = np.array(_factors(header, _ROPE_FACTORS, head_dim // 2))
+    factors = np.array(_read_factors(header, _ROPE_FACTORS, head_dim // 2))
     plain = theta ** (-np.arange(0, head_dim, 2) / head_dim)
     factor = float(factors.max())
     for power in range(4, 24):
@@ -325,7 +333,8 @@ def _llama3_scaling(header: GGUF, theta: float, head_dim: int) -> dict[str, Any]
     )
 
 
-def _factors(header: GGUF, name: str, count: int) -> list[float]:
+def _read_factors(header: GGUF, name: str, count: int) -> list[float]:
+    """Read the tensor of frequency factors `name`, which must have `count` float32 values."""
     tensor = header.tensors[name]
     if tensor.type != "f32" or tensor.shape != (count,):
         raise ModelLoadError(

@@ -149,7 +149,7 @@ def read_gguf(file: Path) -> GGUF:
     header = read_header(file)
     n_files = header.values.get("split.count", 1)
     if not _is_int(n_files, 0, 99999):
-        raise _broken(file, f"split.count is {repr_short(n_files)}")
+        raise _broken_file(file, f"split.count is {repr_short(n_files)}")
     tensors = dict(header.tensors)
     if n_files > 1:
         for part in _other_files(file, n_files):
@@ -168,7 +168,7 @@ def check_model(header: GGUF) -> None:
     values, file = header.values, header.file
     name = values.get("general.architecture")
     if not isinstance(name, str) or not name.isprintable() or not name:
-        raise _broken(
+        raise _broken_file(
             file, f"general.architecture is {repr_short(name)}; it must be a printable name"
         )
     if values.get("general.type", "model") not in ("model", ""):
@@ -184,15 +184,16 @@ def check_model(header: GGUF) -> None:
     n_experts = _number(header, "expert_count", 0, _MAX_EXPERTS, default=0)
     n_used = _number(header, "expert_used_count", 0, _MAX_EXPERTS, default=0)
     if n_used > n_experts or (n_used == 0) != (n_experts == 0):
-        raise _broken(file, f"it uses {n_used} of {n_experts} experts")
+        raise _broken_file(file, f"it uses {n_used} of {n_experts} experts")
     for key, value in values.items():
         if isinstance(value, float) and not math.isfinite(value):
-            raise _broken(file, f"{key} is {value}")
+            raise _broken_file(file, f"{key} is {value}")
         if key.endswith("epsilon") and not (isinstance(value, float) and value >= 0):
-            raise _broken(file, f"{key} is {repr_short(value)}; allowed are numbers from 0 on")
+            raise _broken_file(file, f"{key} is {repr_short(value)}; allowed are numbers from 0 on")
 
 
 def _check_heads(header: GGUF, n_layers: int, n_embd: int) -> None:
+    """Raise ModelLoadError if head counts and sizes do not fit the embedding or each other."""
     file = header.file
     if header.of_model("attention.head_count") is None:
         return  # a model without attention
@@ -200,17 +201,17 @@ def _check_heads(header: GGUF, n_layers: int, n_embd: int) -> None:
     kv_heads = _per_layer(header, "attention.head_count_kv", n_layers, default=heads)
     for of_all, of_kv in zip(heads, kv_heads, strict=True):
         if of_kv and of_all % of_kv:
-            raise _broken(file, f"{of_all} heads cannot share {of_kv} key-value heads")
+            raise _broken_file(file, f"{of_all} heads cannot share {of_kv} key-value heads")
     n_heads = max(heads)
     if n_heads == 0:
         return
     if header.of_model("attention.key_length") is None and n_embd % n_heads:
-        raise _broken(file, f"an embedding of {n_embd} has no {n_heads} heads of equal size")
+        raise _broken_file(file, f"an embedding of {n_embd} has no {n_heads} heads of equal size")
     size = _number(header, "attention.key_length", 1, 1 << 16, default=n_embd // n_heads)
     _number(header, "attention.value_length", 1, 1 << 16, default=size)
     rotary = _number(header, "rope.dimension_count", 0, 1 << 16, default=size)
     if header.of_model("attention.kv_lora_rank") is None and (rotary > size or rotary % 2):
-        raise _broken(file, f"heads of size {size} cannot rotate {rotary} dimensions")
+        raise _broken_file(file, f"heads of size {size} cannot rotate {rotary} dimensions")
 
 
 def _check_vocabulary(header: GGUF, n_embd: int) -> int:
@@ -218,31 +219,33 @@ def _check_vocabulary(header: GGUF, n_embd: int) -> int:
     values, file = header.values, header.file
     rows = header.tensors["token_embd.weight"].shape
     if len(rows) != 2 or rows[0] != n_embd:
-        raise _broken(file, f"token_embd.weight is {list(rows)}, of an embedding of {n_embd}")
+        raise _broken_file(file, f"token_embd.weight is {list(rows)}, of an embedding of {n_embd}")
     kind = values.get("tokenizer.ggml.model")
     if kind in (None, "none", "no_vocab"):
         return rows[1]
     tokens = values.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or not tokens or not isinstance(tokens[0], str):
-        raise _broken(file, "its tokenizer has no tokens")
+        raise _broken_file(file, "its tokenizer has no tokens")
     if len(tokens) != rows[1]:
-        raise _broken(file, f"it has {len(tokens)} tokens and {rows[1]} embeddings")
+        raise _broken_file(file, f"it has {len(tokens)} tokens and {rows[1]} embeddings")
     for key in ("scores", "token_type"):
         entries = values.get(f"tokenizer.ggml.{key}")
         if entries is not None and (not isinstance(entries, list) or len(entries) != len(tokens)):
-            raise _broken(file, f"tokenizer.ggml.{key} has not one entry per token")
+            raise _broken_file(file, f"tokenizer.ggml.{key} has not one entry per token")
     texts = [text for token in tokens if (text := token.partition("\0")[0])]  # as C reads them
     if len(set(texts)) != len(texts):
-        raise _broken(file, "it has two tokens of the same text")
+        raise _broken_file(file, "it has two tokens of the same text")
     for key, value in values.items():
         if key.startswith("tokenizer.ggml.") and key.endswith("_token_id"):
             if not _is_int(value, 0, len(tokens) - 1) and value != _NONE:
-                raise _broken(file, f"{key} is {repr_short(value)}; it has {len(tokens)} tokens")
+                raise _broken_file(
+                    file, f"{key} is {repr_short(value)}; it has {len(tokens)} tokens"
+                )
     for name in ("bos", "eos", "sep"):
         if values.get(f"tokenizer.ggml.add_{name}_token"):
             key = {"sep": "seperator"}.get(name, name)  # as the format spells it
             if values.get(f"tokenizer.ggml.{key}_token_id") == _NONE:
-                raise _broken(file, f"it adds a {name} token to texts, but has none")
+                raise _broken_file(file, f"it adds a {name} token to texts, but has none")
     _check_bytes(header, kind, tokens)
     return len(tokens)
 
@@ -261,23 +264,24 @@ def _check_bytes(header: GGUF, kind: object, tokens: list[str]) -> None:
     types = header.values.get("tokenizer.ggml.token_type") or [1] * len(tokens)
     of_bytes = [token for token, kind_of in zip(tokens, types, strict=True) if kind_of == _BYTE]
     if kind == "gpt2" and of_bytes:
-        raise _broken(header.file, "its byte-level tokenizer has tokens for bytes")
+        raise _broken_file(header.file, "its byte-level tokenizer has tokens for bytes")
     if not all(_BYTE_TOKEN.fullmatch(token) for token in of_bytes):
-        raise _broken(header.file, "it has an invalid token for a byte")
+        raise _broken_file(header.file, "it has an invalid token for a byte")
     if kind == "llama":
         texts = set(tokens)
         missing = [b for b in range(256) if f"<0x{b:02X}>" not in texts and chr(b) not in texts]
         if missing:
-            raise _broken(header.file, f"its tokenizer cannot write the byte {missing[0]}")
+            raise _broken_file(header.file, f"its tokenizer cannot write the byte {missing[0]}")
 
 
 def _number(header: GGUF, key: str, low: int, high: int, default: int | None = None) -> int:
+    """Return an integer of the model, between `low` and `high`. Raise ModelLoadError otherwise."""
     value = header.of_model(key, default)
     if isinstance(value, list) and value:  # some families have one value per layer
         invalid = [each for each in value if not _is_int(each, 0, high)]
         value = invalid[0] if invalid else max(value)
     if not _is_int(value, low, high):
-        raise _broken(
+        raise _broken_file(
             header.file,
             f"{header.architecture}.{key} is {repr_short(value)}; allowed are {low} to {high}",
         )
@@ -288,18 +292,21 @@ def _number(header: GGUF, key: str, low: int, high: int, default: int | None = N
 def _per_layer(
     header: GGUF, key: str, n_layers: int, default: Sequence[int] | None = None
 ) -> Sequence[int]:
+    """Return a value for each layer; the header may have one for all."""
     value = header.of_model(key, default)
     values = value if isinstance(value, list) else [value] * n_layers
     if len(values) < n_layers or not all(_is_int(each, 0, 1 << 16) for each in values):
-        raise _broken(header.file, f"{header.architecture}.{key} is {repr_short(value)}")
+        raise _broken_file(header.file, f"{header.architecture}.{key} is {repr_short(value)}")
     return values
 
 
 def _is_int(value: object, low: int, high: int) -> bool:
+    """Return True for an integer from `low` to `high`."""
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
 def _other_files(file: Path, n_files: int) -> Iterator[Path]:
+    """Yield the other files of a split model. Raise if one is missing."""
     match = _SPLIT.search(file.name)
     if match is None or int(match[1]) != 1 or int(match[2]) != n_files:
         raise Unsupported(
@@ -326,7 +333,7 @@ def read_header(file: Path) -> GGUF:
         size = file.stat().st_size
         with file.open("rb") as stream:
             if stream.read(4) != b"GGUF":
-                raise _broken(file, "it does not begin with GGUF")
+                raise _broken_file(file, "it does not begin with GGUF")
             with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _Reader(file, data, size).read()
     except OSError as error:
@@ -336,7 +343,7 @@ def read_header(file: Path) -> GGUF:
 
 
 class _Reader:
-    """Reads a header from its start."""
+    """Parses a header; every read advances `at`, the position in `data`."""
 
     def __init__(self, file: Path, data: mmap.mmap, size: int) -> None:
         self.file = file
@@ -345,77 +352,85 @@ class _Reader:
         self.at = 4
 
     def read(self) -> GGUF:
-        version = self._one("I")
+        """Parse the full header."""
+        version = self._read_struct("I")
         if version not in _VERSIONS:
             swapped = " (written for machines of the other byte order)" if version > 0xFFFF else ""
             raise Unsupported(f"{self.file} is GGUF version {version}{swapped}; 2 and 3 are read")
-        n_tensors, n_values = self._count(24), self._count(12)
+        n_tensors, n_values = self._read_count(24), self._read_count(12)
         values: dict[str, Any] = {}
         for _ in range(n_values):
-            key = self._string()
+            key = self._read_string()
             if key in values:
-                raise _broken(self.file, f"it has the key {key!r:.60} twice")
-            values[key] = self._value(self._one("I"))
+                raise _broken_file(self.file, f"it has the key {key!r:.60} twice")
+            values[key] = self._read_value(self._read_struct("I"))
         align = values.get("general.alignment", 32)
         if not _is_int(align, 8, 1 << 20) or align & (align - 1):
-            raise _broken(self.file, f"general.alignment is {repr_short(align)}")
-        infos = [self._tensor_info() for _ in range(n_tensors)]
+            raise _broken_file(self.file, f"general.alignment is {repr_short(align)}")
+        infos = [self._read_tensor_info() for _ in range(n_tensors)]
         start = -(-self.at // align) * align
         tensors: dict[str, GGUFTensor] = {}
         for name, shape, kind, offset in infos:
             if name in tensors:
-                raise _broken(self.file, f"it has the tensor {name!r:.60} twice")
-            tensors[name] = self._tensor(name, shape, kind, start + offset)
+                raise _broken_file(self.file, f"it has the tensor {name!r:.60} twice")
+            tensors[name] = self._locate_tensor(name, shape, kind, start + offset)
         return GGUF(self.file, values, tensors)
 
-    def _tensor(self, name: str, shape: tuple[int, ...], kind: int, begin: int) -> GGUFTensor:
+    def _locate_tensor(
+        self, name: str, shape: tuple[int, ...], kind: int, begin: int
+    ) -> GGUFTensor:
+        """Return the tensor that starts at byte `begin`. kind: number of its GGML type."""
         label, in_block, block_bytes = TYPES.get(kind, (f"type {kind}", 1, 0))
         count = math.prod(shape)
         if shape[0] % in_block:
-            raise _broken(self.file, f"rows of {shape[0]} are not full blocks of {label} ({name})")
+            raise _broken_file(
+                self.file, f"rows of {shape[0]} are not full blocks of {label} ({name})"
+            )
         n_bytes = count // in_block * block_bytes
         if begin + n_bytes > self.size:
             raise _truncated(self.file, self.size, begin + n_bytes)
         return GGUFTensor(self.file, label, shape, begin, n_bytes)
 
-    def _tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
+    def _read_tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
         """Read the name, shape, type and data offset of one tensor."""
-        name = self._string()
-        n_dimensions = self._one("I")
+        name = self._read_string()
+        n_dimensions = self._read_struct("I")
         if not 1 <= n_dimensions <= _MAX_DIMENSIONS:
-            raise _broken(self.file, f"{name!r:.60} has {n_dimensions} dimensions")
-        shape = tuple(self._one("Q") for _ in range(n_dimensions))
+            raise _broken_file(self.file, f"{name!r:.60} has {n_dimensions} dimensions")
+        shape = tuple(self._read_struct("Q") for _ in range(n_dimensions))
         if not all(0 < each < 1 << 40 for each in shape):
-            raise _broken(self.file, f"{name!r:.60} has the shape {list(shape)}")
-        return name, shape, self._one("I"), self._one("Q")
+            raise _broken_file(self.file, f"{name!r:.60} has the shape {list(shape)}")
+        return name, shape, self._read_struct("I"), self._read_struct("Q")
 
-    def _value(self, kind: int) -> Any:
+    def _read_value(self, kind: int) -> Any:
+        """Read a metadata value. kind: number of its GGUF type."""
         if kind == _STRING:
-            return self._string()
+            return self._read_string()
         if kind == _ARRAY:
-            inner = self._one("I")
+            inner = self._read_struct("I")
             if inner == _STRING:
-                return self._strings(self._count(8))
+                return self._read_strings(self._read_count(8))
             code = self._struct_code(inner)
-            count = self._count(struct.calcsize(code))
+            count = self._read_count(struct.calcsize(code))
             numbers = list(struct.unpack_from(f"<{count}{code}", self.data, self.at))
             self.at += count * struct.calcsize(code)
             return numbers
-        return self._one(self._struct_code(kind))
+        return self._read_struct(self._struct_code(kind))
 
     def _struct_code(self, kind: int) -> str:
         """Return the `struct` code of a GGUF value type."""
         if kind not in _NUMBERS:
-            raise _broken(self.file, f"it has a value of the unknown type {kind}")
+            raise _broken_file(self.file, f"it has a value of the unknown type {kind}")
         return _NUMBERS[kind]
 
-    def _string(self) -> str:
-        length = self._count(1)
+    def _read_string(self) -> str:
+        """Read a length and a UTF-8 string."""
+        length = self._read_count(1)
         raw = self.data[self.at : self.at + length]
         self.at += length
         return raw.decode("utf-8", "surrogateescape")
 
-    def _strings(self, count: int) -> list[str]:
+    def _read_strings(self, count: int) -> list[str]:
         """Read consecutive strings in one loop: a vocabulary has hundreds of thousands."""
         data, size, at = self.data, self.size, self.at
         strings = []
@@ -428,31 +443,35 @@ class _Reader:
         self.at = at
         return strings
 
-    def _count(self, min_bytes: int) -> int:
+    def _read_count(self, min_bytes: int) -> int:
         """Read the number of following items, each of at least `min_bytes` bytes."""
-        count = self._one("Q")
+        count = self._read_struct("Q")
         if count * min_bytes > self.size - self.at:
             raise _truncated(self.file, self.size)
         return count
 
-    def _one(self, code: str) -> Any:
+    def _read_struct(self, code: str) -> Any:
+        """Read one number with a code of the `struct` module."""
         (value,) = struct.unpack_from(f"<{code}", self.data, self.at)
         self.at += struct.calcsize(code)
         return value
 
 
 def _samples(tensor: GGUFTensor) -> Iterator[bytes]:
+    """Yield up to `_SAMPLE` bytes from the start, the middle and the end of a tensor."""
     with tensor.file.open("rb") as stream:
         for begin in (0, (tensor.n_bytes - _SAMPLE) // 2, tensor.n_bytes - _SAMPLE):
             stream.seek(tensor.begin + max(0, begin))
             yield stream.read(min(_SAMPLE, tensor.n_bytes))
 
 
-def _broken(file: Path, why: str) -> ModelLoadError:
+def _broken_file(file: Path, why: str) -> ModelLoadError:
+    """Return the error for a file that violates the format. why: the violation."""
     return ModelLoadError(f"{file} is not a readable GGUF model: {why}; download it again")
 
 
 def _truncated(file: Path, size: int, needed: int | None = None) -> ModelLoadError:
+    """Return the error for a file shorter than its header requires: `needed` bytes."""
     expected = "is longer" if needed is None else f"requires {needed} or more"
     return ModelLoadError(
         f"{file} is truncated or broken: it has {size} bytes, and its header {expected};"

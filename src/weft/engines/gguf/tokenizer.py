@@ -69,7 +69,7 @@ def read_tokenizer(header: GGUF) -> Tokenizer:
             f' {", ".join(_BUILDERS)}. Pass tokenizer=, or take engine="llamacpp"'
         )
     try:
-        return _tokenizer(header)
+        return _build_tokenizer(header)
     except BaseException as error:
         if isinstance(error, WeftError) or not is_librarys(error):
             raise
@@ -78,7 +78,8 @@ def read_tokenizer(header: GGUF) -> Tokenizer:
         ) from error
 
 
-def _tokenizer(header: GGUF) -> Tokenizer:
+def _build_tokenizer(header: GGUF) -> Tokenizer:
+    """Build the tokenizer: SentencePiece, byte-level BPE or Gemma 4's."""
     vocabulary = _Vocabulary(header.values)
     build = _BUILDERS[vocabulary.values["model"]]
     return Tokenizer(
@@ -91,7 +92,10 @@ def _tokenizer(header: GGUF) -> Tokenizer:
 
 
 class _Vocabulary:
-    """The tokens of a file, their types after llama.cpp's corrections, and their roles."""
+    """The tokens of a GGUF file with their types and roles (end of text, unknown, …).
+
+    Some types differ from the file's: they are corrected as in llama.cpp.
+    """
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = {
@@ -109,7 +113,7 @@ class _Vocabulary:
         self._ids = {token: i for i, token in enumerate(self.tokens)}
         types = self.values.get("token_type") or [_NORMAL] * len(tokens)
         self._ends = {i for text in _ENDS if (i := self._ids.get(text)) is not None}
-        self.types = self._corrected(list(types))
+        self.types = self._correct_types(list(types))
 
     @property
     def special_tokens(self) -> dict[str, str]:
@@ -148,7 +152,7 @@ class _Vocabulary:
         has_end = self.values.get("add_eos_token", False) and end is not None
         return [begin] if has_begin else [], [end] if has_end else []  # type: ignore[list-item]
 
-    def _corrected(self, types: list[int]) -> list[int]:
+    def _correct_types(self, types: list[int]) -> list[int]:
         """Correct the types of control tokens by their spelling, as llama.cpp does; return `types`.
 
         Also removes tokens that do not end a text from `_ends`.
@@ -173,7 +177,8 @@ class _Vocabulary:
 # SentencePiece ----------------------------------------------------------------------------------
 
 
-def _sentencepiece(vocabulary: _Vocabulary, _: str) -> SentencePieceCodec:
+def _sentencepiece_codec(vocabulary: _Vocabulary, _: str) -> SentencePieceCodec:
+    """Build a SentencePiece BPE codec, with Phi-3's stripping of blanks."""
     values, tokens = vocabulary.values, vocabulary.tokens
     controls = vocabulary.of_type(_CONTROL, _UNKNOWN)
     text_ids = vocabulary.of_type(_USER_DEFINED)
@@ -202,13 +207,14 @@ def _sentencepiece(vocabulary: _Vocabulary, _: str) -> SentencePieceCodec:
 # Byte-level BPE ---------------------------------------------------------------------------------
 
 
-def _byte_level(vocabulary: _Vocabulary, name: str) -> Backend:
+def _byte_level_backend(vocabulary: _Vocabulary, name: str) -> Backend:
+    """Build a byte-level BPE tokenizer of the `tokenizers` library."""
     from tokenizers import Regex, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as Backend
 
     pre = _pre_tokenizer(vocabulary.values.get("pre"), name)
     ids = {token: i for i, token in enumerate(vocabulary.tokens)}
-    merges = _merges(vocabulary.values.get("merges"), ids, name)
+    merges = _parse_merges(vocabulary.values.get("merges"), ids, name)
     backend = Backend(models.BPE(ids, merges, ignore_merges=pre.ignores_merges))
     splits = [pre_tokenizers.Split(Regex(each), "isolated") for each in pre.patterns]
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -219,13 +225,13 @@ def _byte_level(vocabulary: _Vocabulary, name: str) -> Backend:
     return backend
 
 
-def _gemma4(vocabulary: _Vocabulary, name: str) -> Backend:
+def _gemma4_backend(vocabulary: _Vocabulary, name: str) -> Backend:
     """Build Gemma 4's tokenizer: BPE merges over full lines, with "▁" for a space."""
     from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
     from tokenizers import Tokenizer as Backend
 
     ids = {token: i for i, token in enumerate(vocabulary.tokens)}
-    merges = _merges(vocabulary.values.get("merges"), ids, name)
+    merges = _parse_merges(vocabulary.values.get("merges"), ids, name)
     backend = Backend(models.BPE(ids, merges, ignore_merges=True, byte_fallback=True))
     backend.normalizer = normalizers.Replace(" ", "▁")
     backend.pre_tokenizer = pre_tokenizers.Split(Regex("[^\\n]+|[\\n]+"), "isolated")
@@ -239,6 +245,7 @@ def _gemma4(vocabulary: _Vocabulary, name: str) -> Backend:
 
 
 def _pre_tokenizer(pre: object, name: str) -> PreTokenizer:
+    """Return the pre-tokenizer `pre`; if it is unknown, a default one, with a warning."""
     pre_tokenizer = PRE_TOKENIZERS.get(pre) if isinstance(pre, str) else None
     if pre_tokenizer is not None:
         return pre_tokenizer
@@ -253,7 +260,12 @@ def _pre_tokenizer(pre: object, name: str) -> PreTokenizer:
     return DEFAULT
 
 
-def _merges(merges: object, ids: Mapping[str, int], name: str) -> list[tuple[str, str]]:
+def _parse_merges(merges: object, ids: Mapping[str, int], name: str) -> list[tuple[str, str]]:
+    """Parse BPE merges ("left right"); those with unknown tokens are left out.
+
+    Raises:
+        ModelLoadError: the list is missing. The message contains `name`.
+    """
     if not isinstance(merges, list) or not all(isinstance(each, str) for each in merges):
         raise ModelLoadError(f"{name}: tokenizer.ggml.merges is missing; download the file again")
     pairs: dict[tuple[str, str], None] = {}
@@ -279,6 +291,7 @@ def _add_tokens(backend: Backend, vocabulary: _Vocabulary) -> None:
 def _set_affixes(
     backend: Backend, vocabulary: _Vocabulary, begin: Sequence[int], end: Sequence[int]
 ) -> None:
+    """Make the tokenizer add the ids `begin` and `end` around each text."""
     from tokenizers import processors
 
     if not begin and not end:
@@ -291,7 +304,7 @@ def _set_affixes(
 
 
 _BUILDERS: dict[str, Callable[[_Vocabulary, str], Backend | Codec]] = {
-    "gpt2": _byte_level,
-    "llama": _sentencepiece,
-    "gemma4": _gemma4,
+    "gpt2": _byte_level_backend,
+    "llama": _sentencepiece_codec,
+    "gemma4": _gemma4_backend,
 }

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 
 from ..._core.system_resources import ThreadTimes, idle_cores, thread_times, usable_cores
-from ..threads import AutoThreads, Limit, is_any_set
+from ..threads import AutoThreads, Limit, has_any_variable
 
 _VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -23,7 +23,7 @@ def one_thread_if_busy(idle: Callable[[], int] = idle_cores) -> Iterator[None]:
 
     Loading runs many short operations, most of them before thread counts can be measured.
     """
-    is_free = not is_any_set(_VARIABLES)
+    is_free = not has_any_variable(_VARIABLES)
     if not is_free or idle() >= min(torch.get_num_threads(), usable_cores()):
         yield
         return
@@ -46,7 +46,7 @@ class CpuThreads:
         waits: Callable[[], dict[int, ThreadTimes]] = thread_times,
     ) -> None:
         self._auto = AutoThreads(idle=idle, waits=waits)
-        is_free = device.type == "cpu" and not is_any_set(_VARIABLES)
+        is_free = device.type == "cpu" and not has_any_variable(_VARIABLES)
         self._limit = Limit("openmp") if is_free else None
 
     @property
