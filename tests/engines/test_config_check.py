@@ -138,21 +138,21 @@ def test_numbers_that_llama_cpp_prints_are_compared(
     pytest.importorskip("gguf", reason="gguf is not installed")
     from recipe.export_gguf import export_gguf
     from weft.engines.gguf import read_gguf
+    from weft.engines.llamacpp.hyperparameters import check_hyperparameters
     from weft.engines.llamacpp.library import load_model
-    from weft.engines.llamacpp.taken import check_taken
 
     export_gguf(unusual(tmp_path / "model"), tmp_path / "model.gguf", "f32")
     header = read_gguf(tmp_path / "model.gguf")
     model = load_model(header.file)
     assert float(model.report["freq_base_train"]) == 777.0
-    check_taken(header, model.report)
+    check_hyperparameters(header, model.report)
     with pytest.raises(Unsupported, match=r"rope.freq_base = 777.0 \(llama.cpp has 10000.0\)"):
-        check_taken(header, {**model.report, "freq_base_train": "10000.0"})
+        check_hyperparameters(header, {**model.report, "freq_base_train": "10000.0"})
     with pytest.raises(Unsupported, match="layer_norm_rms_epsilon"):
-        check_taken(header, {**model.report, "f_norm_rms_eps": "1.0e-05"})
+        check_hyperparameters(header, {**model.report, "f_norm_rms_eps": "1.0e-05"})
     header.values[f"{header.architecture}.attention.sliding_window"] = 64
     with caplog.at_level(logging.WARNING, "weft.engines.llamacpp"):
-        check_taken(header, model.report)
+        check_hyperparameters(header, model.report)
     assert "sliding window of 0 for the 64" in caplog.text
     model.close()
 

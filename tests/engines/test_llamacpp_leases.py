@@ -68,7 +68,7 @@ class World:
     def write(self, fragment: PathFragment, n: int) -> None:
         if fragment.strand is None:
             start = len(self.path(self.above[fragment]))
-            self.leases.hang(fragment, self.above[fragment], start, growing=False)
+            self.leases.insert(fragment, self.above[fragment], start, growing=False)
         else:
             self.leases.make_leaf(fragment)
         for _ in range(n):
@@ -119,7 +119,7 @@ class World:
         elif kind == "trim":
             leaf = rng.choice(leaves)
             length = rng.randint(1, leaf.length)
-            self.leases.cut(leaf, length)
+            self.leases.trim_leaf(leaf, length)
             leaf.length = length
             del self.held[leaf][length:]
         else:
@@ -194,7 +194,7 @@ def test_a_fragment_cut_back_gets_what_began_there() -> None:
     world.leases.make_leaf(leaf)
     world.cells.write(leaf.lease, 3, "more")
     leaf.length = 4
-    world.leases.cut(leaf, 3)
+    world.leases.trim_leaf(leaf, 3)
     leaf.length = 3
     world.check()
     world.forget(child)
@@ -208,7 +208,7 @@ def test_leases_run_out_with_an_error_and_nothing_has_changed() -> None:
     world.new(root, 1)
     third = PathFragment(root)
     with pytest.raises(KVFull, match="2 sequences"):
-        world.leases.hang(third, root, 2, growing=False)
+        world.leases.insert(third, root, 2, growing=False)
     world.check()
 
 
@@ -217,7 +217,7 @@ def test_a_path_of_100_000_fragments_takes_one_lease() -> None:
     tip = None
     for _ in range(100_000):
         fragment = PathFragment(tip)
-        leases.hang(fragment, tip, fragment.start, growing=False)
+        leases.insert(fragment, tip, fragment.start, growing=False)
         fragment.length = 1
         tip = fragment
     assert leases.n_free == 3
@@ -232,25 +232,25 @@ def test_what_begins_at_the_end_of_a_fragment_that_grows_too_has_a_lease_of_its_
     world = World(0)
     leaf = world.new(None, 3)
     other = PathFragment(leaf)
-    world.leases.hang(other, leaf, 3, growing=True)
+    world.leases.insert(other, leaf, 3, growing=True)
     for fragment in (leaf, other):
         world.cells.write(fragment.lease, 3, f"of {fragment is leaf}")
         fragment.length += 1
     assert world.cells.seen(leaf.lease) == [*world.held[leaf], "of True"]
     assert world.cells.seen(other.lease) == [*world.held[leaf], "of False"]
-    assert other in leaf.asides
+    assert other in leaf.side_branches
 
 
 def test_growth_that_failed_leaves_what_began_beside_it() -> None:
     world = World(0)
     root = world.new(None, 2)
     leaf = PathFragment(root)
-    world.leases.hang(leaf, root, 2, growing=False)
+    world.leases.insert(leaf, root, 2, growing=False)
     other = PathFragment(leaf)
-    world.leases.hang(other, leaf, 2, growing=True)
+    world.leases.insert(other, leaf, 2, growing=True)
     world.cells.write(other.lease, 2, "other")
     other.length = 1
-    world.leases.cut(leaf, 0)
+    world.leases.trim_leaf(leaf, 0)
     assert other.parent is leaf
     assert not other.is_loose
     assert world.cells.seen(other.lease) == [*world.held[root], "other"]
@@ -274,7 +274,7 @@ def test_what_is_aside_stays_with_the_fragment_that_two_become() -> None:
     assert aside.parent is lower
     assert world.cells.seen(aside.lease) == names
     world.leases.drop(aside)
-    assert not lower.asides
+    assert not lower.side_branches
     assert world.cells.seen(lower.lease) == world.held[upper] + world.held[lower]
 
 
@@ -294,7 +294,7 @@ def test_what_begins_within_a_path_is_aside_there() -> None:
     old, new = world.new(None, 3), world.new(None, 5)
     fragment = world.new(old, 2)
     world.leases.attach(fragment, new)
-    assert list(new.asides) == [fragment]
+    assert list(new.side_branches) == [fragment]
     assert world.cells.seen(fragment.lease) == world.held[new][:3] + world.held[fragment]
     assert world.cells.seen(new.lease) == world.held[new]
     assert world.cells.seen(old.lease) == world.held[old]

@@ -15,8 +15,7 @@ from recipe.export_gguf import export_gguf
 from shallow import TINY, shallow_gguf
 from small_gguf import windowed
 from weft.engines.base import Row, Span
-from weft.engines.llamacpp import LlamaCppEngine
-from weft.engines.llamacpp import alone as alone_module
+from weft.engines.llamacpp import LlamaCppEngine, batch_invariance
 from weft.errors import ConfigError, Unsupported
 
 pytestmark = pytest.mark.llamacpp
@@ -106,7 +105,7 @@ def test_path_has_the_same_bits_below_a_prefix_that_was_computed_again(files: Pa
 
 def test_claim_that_does_not_hold_is_refused_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = iter(range(100))
-    monkeypatch.setattr(alone_module, "_run", lambda *_: np.full((3, 5), next(calls)))
+    monkeypatch.setattr(batch_invariance, "_run", lambda *_: np.full((3, 5), next(calls)))
     with pytest.raises(Unsupported, match="does not hold"):
         load(shallow_gguf())
 
@@ -120,7 +119,7 @@ def test_batches_are_as_large_as_the_bits_allow(monkeypatch: pytest.MonkeyPatch)
     def run(context: object, leases: object, ids: object, n: int, n_others: int) -> np.ndarray:
         return np.full((2, 5), float(n + n_others > 8))
 
-    monkeypatch.setattr(alone_module, "_run", run)
+    monkeypatch.setattr(batch_invariance, "_run", run)
     engine = load(shallow_gguf())
     assert engine._context.n_batch == 8
     engine.close()

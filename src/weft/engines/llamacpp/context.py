@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ...errors import ForwardError, KVFull, ModelLoadError
 from ..threads import AutoThreads
 from .leases import END, Cells
-from .library import Handle, last_words
+from .library import Handle, last_error_message
 from .state import n_cells_of, sorted_state
 
 _log = logging.getLogger("weft.engines.llamacpp")
@@ -25,14 +25,14 @@ Floats = NDArray[np.float32]
 NewHandle = Callable[[int, int], Handle]  # (number of cells, number of sequences) -> a new context
 EXTRA_LEASES = 2  # one for removed cells, one for padding tokens
 _HEAD_BYTES = 8  # of a sequence's state: a magic number and the sequence id
-_FAULTS = {1: "it found no room in its cache", 2: "it was stopped", -1: "it refuses the batch"}
+_FAULTS = {1: "its cache has no room", 2: "it was stopped", -1: "it rejects the batch"}
 
 
 class Detachable(Protocol):
-    """A step result that reads the library's memory until it is detached."""
+    """A step's result that reads llama.cpp's memory until `detach` copies the values."""
 
     def detach(self) -> None:
-        """Copy the values that are still in the library's memory, which will be overwritten."""
+        """Copy the values, because the library is about to overwrite its memory."""
 
 
 class Context(Cells):
@@ -120,6 +120,7 @@ class Context(Cells):
         )
 
     def _use(self, handle: Handle, n_leases: int) -> None:
+        """Make `handle` the current llama.cpp context, with `n_leases` leases."""
         self._handle: Handle | None = handle
         self._memory = C.llama_get_memory(handle.pointer)
         self.n_cells = int(C.llama_n_ctx(handle.pointer))
@@ -153,7 +154,7 @@ class Context(Cells):
             n_leases = self.n_leases
         _log.debug("llama.cpp: the context grows to %d cells, %d sequences", n_cells, n_leases)
         self.detach_reader()
-        state = self._whole_state()
+        state = self._full_state()
         top = self._top
         try:
             larger = self._new_handle(n_cells, (n_leases + self._n_extra) * self._width)
@@ -165,7 +166,7 @@ class Context(Cells):
             ) from error
         if C.llama_state_set_data(larger.pointer, state, len(state)) != len(state):
             larger.close()
-            raise ForwardError(f"llama.cpp did not take its own state ({last_words()})")
+            raise ForwardError(f"llama.cpp did not take its own state ({last_error_message()})")
         handle.close()
         self._view = None
         self._n_threads = 0
@@ -179,13 +180,13 @@ class Context(Cells):
         """
         if self._in_order and (not self._is_sorted or self._top + n > self.n_cells):
             assert self._handle is not None
-            state = self._whole_state()
+            state = self._full_state()
             if C.llama_state_set_data(self._handle.pointer, state, len(state)) != len(state):
-                raise ForwardError(f"llama.cpp did not take its own state ({last_words()})")
+                raise ForwardError(f"llama.cpp did not take its own state ({last_error_message()})")
         self._top += n
 
     def lend_to(self, reader: Detachable) -> None:
-        """Register the last step's result, which reads the library's memory.
+        """Register the result of the last step, which reads llama.cpp's memory instead of a copy.
 
         `detach_reader` detaches it before that memory changes. Only a weak reference is kept.
         """
@@ -198,7 +199,11 @@ class Context(Cells):
         if reader is not None:
             reader.detach()
 
-    def _whole_state(self) -> Any:
+    def _full_state(self) -> Any:
+        """Return the serialized KV of all sequences, as a ctypes array of bytes.
+
+        With `in_order`, the cells are sorted by position.
+        """
         assert self._handle is not None
         if self._in_order:
             C.llama_memory_seq_rm(self._memory, self._grave, 0, END)
@@ -224,6 +229,9 @@ class Context(Cells):
             handle.close()
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
+        """Add the cells of `source` at positions start … end - 1 to lease `target`, without a
+        copy.
+        """
         if self._handle is None or start == end:
             return
         if self._in_order and C.llama_memory_seq_pos_max(self._memory, target * self._width) >= 0:
@@ -234,6 +242,9 @@ class Context(Cells):
             )
 
     def remove(self, lease: int, start: int, end: int) -> None:
+        """Remove the cells at positions start … end - 1 from a lease, and free those in no
+        lease.
+        """
         if self._handle is None or start == end:
             return
         if self._in_order:  # else new tokens would reuse the cell, below older tokens
@@ -295,7 +306,7 @@ class Context(Cells):
             if not count:
                 return np.empty((0, width), np.float32)
             get = C.llama_get_embeddings if hidden else C.llama_get_logits
-            return self._seen(get(context), count, width)
+            return self._view_of(get(context), count, width)
         finally:
             if hidden:
                 C.llama_set_embeddings(context, False)
@@ -304,7 +315,7 @@ class Context(Cells):
                 for twin in range(self._width):
                     C.llama_memory_seq_rm(self._memory, self._filler + twin, 0, END)
 
-    def _seen(self, pointer: Any, count: int, width: int) -> Floats:
+    def _view_of(self, pointer: Any, count: int, width: int) -> Floats:
         """Return an array [count, width] over the library's memory at `pointer`.
 
         The last array is reused if address and shape are equal, which is the usual case.
@@ -332,6 +343,7 @@ class Context(Cells):
             self._max_threads, self._n_threads = max_threads, 0
 
     def _decode(self, context: object, n: int) -> None:
+        """Run the first `n` tokens of the batch. Raise ForwardError or KVFull if that fails."""
         if not self._max_threads:
             fault = C.llama_decode(context, self._batch)
         else:
@@ -345,7 +357,7 @@ class Context(Cells):
         why = f"llama.cpp cannot run {n} tokens: {_FAULTS.get(fault, f'error {fault}')}"
         if fault == 1:
             raise KVFull(why, needed=n, capacity=self.n_cells)
-        raise ForwardError(f"{why} ({last_words()})")
+        raise ForwardError(f"{why} ({last_error_message()})")
 
     def take_state(self, lease: int) -> bytes:
         """Serialize the KV of a lease in llama.cpp's format, without the leading header.
@@ -389,4 +401,5 @@ class Context(Cells):
 
 
 def _pointer(array: NDArray[Any], kind: Any) -> Any:
+    """Return a C pointer to the array's first item. kind: its ctypes type."""
     return array.ctypes.data_as(ctypes.POINTER(kind))

@@ -20,20 +20,20 @@ from ..base import Engine, EngineInfo, FutureTokens, Pooling, Row, check_rows
 from ..capabilities import OWN
 from ..gguf import GGUF, read_gguf
 from ..gguf.sampling import sampling_of
-from . import settings as made
-from .alone import limit_batches
+from . import settings as load_options
+from .batch_invariance import limit_batches
 from .context import EXTRA_LEASES, Context, Floats
+from .hyperparameters import check_hyperparameters
 from .kv import SequenceFragments, kv_dtype
 from .leases import Leases
 from .library import Handle, chosen_devices, devices, new_context
 from .settings import FLOATS, N_BATCH, REPRODUCIBLE_BATCH, ContextSettings, Progress
-from .step import Batches, Owner, StepAnswers, ViewOutput
-from .taken import check_taken
+from .step import Batches, Owner, StepResults, ViewOutput
 from .vocabulary import read_tokenizer
 
 _log = logging.getLogger("weft.engines.llamacpp")
 _N_SEQUENCES = 256  # llama.cpp's limit per context
-_MANY_ROWS = 16  # in a step; from there on, `_advise` may recommend the torch engine
+_MANY_ROWS = 16  # in a step; from there on, `_suggest_torch` may recommend the torch engine
 _IDLE_SLOTS = 256  # on a CPU each used cell costs a row up to 1 µs; a copy to the host costs 100 µs
 _SPARE = 8  # leases for rows without a `kv_out`, and for export and load
 _POOLING: dict[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}
@@ -58,19 +58,19 @@ class LlamaCppEngine(Engine):
         self._header = header
         self._model: Handle | None = model
         self._settings = settings
-        self._may_advise = True
+        self._may_suggest_torch = True
         pointer = model.pointer
         self._n_vocab = int(C.llama_vocab_n_tokens(C.llama_model_get_vocab(pointer)))
         window = int(C.llama_model_n_swa(pointer))
         width = 2 if window else 1
-        most = min(_N_SEQUENCES, int(C.llama_max_parallel_sequences())) // width
-        most -= EXTRA_LEASES if settings.reproducible else 0
-        min_batch = made.min_batch(header) if settings.reproducible else 1
-        max_leases = min(most, settings.n_paths + _SPARE)
+        max_sequences = min(_N_SEQUENCES, int(C.llama_max_parallel_sequences())) // width
+        max_sequences -= EXTRA_LEASES if settings.reproducible else 0
+        min_batch = load_options.min_batch(header) if settings.reproducible else 1
+        max_leases = min(max_sequences, settings.n_paths + _SPARE)
 
         def new_handle(n_cells: int, n_sequences: int) -> Handle:
             if not settings.gpus:
-                made.check_memory(header, (settings.type_k, settings.type_v), n_cells)
+                load_options.check_memory(header, (settings.type_k, settings.type_v), n_cells)
             return new_context(model, **settings.context_values(n_cells, n_sequences))
 
         self._context = context = Context(
@@ -97,7 +97,7 @@ class LlamaCppEngine(Engine):
         )
         try:
             with context.one_thread():
-                self._try()
+                self._probe()
             if settings.reproducible:
                 limit_batches(self._context, self.fragments.leases, self._n_vocab)
             self.info = self._describe(max_leases - _SPARE)
@@ -169,15 +169,15 @@ class LlamaCppEngine(Engine):
             ConfigError: an option is out of range, or there is no such device.
         """
         header = read_gguf(Path(file))
-        length = made.context_length(header, n_ctx)
+        length = load_options.context_length(header, n_ctx)
         check_choice("reproducible", reproducible, (True, False))
-        of_keys, of_values, flash = made.kv_types(
+        of_keys, of_values, flash = load_options.kv_types(
             dtype, type_k, type_v, flash_attention, reproducible=reproducible
         )
         gpus = tuple(chosen_devices(device)) if n_gpu_layers != 0 else ()
-        most_threads = usable_cores() if n_threads is None else check_int("n_threads", n_threads, 1)
+        max_threads = usable_cores() if n_threads is None else check_int("n_threads", n_threads, 1)
         n_paths = _N_SEQUENCES if n_seq_max is None else check_int("n_seq_max", n_seq_max, 1)
-        model = made.load_weights(
+        model = load_options.load_weights(
             header,
             gpus,
             n_gpu_layers=n_gpu_layers,
@@ -189,19 +189,19 @@ class LlamaCppEngine(Engine):
             progress=progress,
         )
         try:
-            made.refuse(header, model)
-            check_taken(header, model.report)
+            load_options.check_decoder_only(header, model)
+            check_hyperparameters(header, model.report)
             left = tuple(chosen_devices(device)) if gpus else ()  # free memory after the load
-            slots = made.slots_of(header, kv_bytes, length, (of_keys, of_values), left)
+            slots = load_options.slot_counts(header, kv_bytes, length, (of_keys, of_values), left)
             settings = ContextSettings(
                 n_ctx=length,
-                n_slots=slots.most,
+                n_slots=slots.maximum,
                 first_slots=slots.first,
                 n_paths=n_paths,
                 type_k=of_keys,
                 type_v=of_values,
                 flash=flash,
-                n_threads=most_threads,
+                n_threads=max_threads,
                 may_use_fewer=n_threads is None and not gpus and not reproducible,
                 reproducible=reproducible,
                 gpus=left,
@@ -240,19 +240,23 @@ class LlamaCppEngine(Engine):
             KVFull: the cache has no room for the rows.
             Unsupported: a row has a LoRA adapter.
         """
-        batches = self._begin(rows)
-        if len(rows) >= _MANY_ROWS and self._may_advise:
-            self._advise()
-        answers = StepAnswers(rows, self._n_vocab)
+        batches = self._prepare(rows)
+        if len(rows) >= _MANY_ROWS and self._may_suggest_torch:
+            self._suggest_torch()
+        results = StepResults(rows, self._n_vocab)
         if rows:
-            batches.run(answers.wanted(), answers.take, most=answers.most)
-        output = answers.output()
+            batches.run(results.wanted(), results.add_batch, max_outputs=results.max_outputs)
+        output = results.output()
         self._context.lend_to(output)
         return output
 
-    def _advise(self) -> None:
-        """Log once that the torch engine needs less CPU time for many branches of this file."""
-        self._may_advise = False
+    def _suggest_torch(self) -> None:
+        """Log a warning, once, that the torch engine decodes many branches of this file faster.
+
+        Called at the first step with many rows. Nothing is logged for float weights, on a GPU, or
+        without torch.
+        """
+        self._may_suggest_torch = False
         is_quantised = any(kind not in FLOATS for kind in self.info.extra["weight_types"])
         if is_quantised and not self._settings.gpus and find_spec("torch") is not None:
             _log.warning(
@@ -278,15 +282,15 @@ class LlamaCppEngine(Engine):
                 f"{self.info.model} ends in layers of its own after pooling, which Weft does not"
                 " run (embed)"
             )
-        batches = self._begin(rows)
-        found = [np.empty((row.n_tokens, self.info.n_embd), np.float32) for row in rows]
+        batches = self._prepare(rows)
+        states_of_rows = [np.empty((row.n_tokens, self.info.n_embd), np.float32) for row in rows]
 
-        def take(owners: Sequence[Owner], states: Floats) -> None:
+        def store(owners: Sequence[Owner], states: Floats) -> None:
             for (number, at), state in zip(owners, states, strict=True):
-                found[number][at] = state
+                states_of_rows[number][at] = state
 
-        batches.run([range(row.n_tokens) for row in rows], take, hidden=True)
-        return found
+        batches.run([range(row.n_tokens) for row in rows], store, hidden=True)
+        return states_of_rows
 
     def close(self) -> None:
         """Free the KV and the model; idempotent."""
@@ -297,7 +301,7 @@ class LlamaCppEngine(Engine):
             model.close()
         self.fragments.slots = 0
 
-    def _begin(self, rows: Sequence[Row]) -> Batches:
+    def _prepare(self, rows: Sequence[Row]) -> Batches:
         """Check rows, detach the last result, and return the batches that run the rows.
 
         llama.cpp itself would abort the process, or compute nonsense, for some invalid rows.
@@ -312,6 +316,7 @@ class LlamaCppEngine(Engine):
         return Batches(rows, self._context, self.fragments)
 
     def _check(self, row: Row) -> None:
+        """Raise ForwardError or Unsupported if llama.cpp cannot run the row."""
         if row.adapter is not None:
             raise Unsupported("the llamacpp engine runs no LoRA adapters")
         ids = row.tokens
@@ -328,7 +333,7 @@ class LlamaCppEngine(Engine):
                 f" {self.info.context_length}"
             )
 
-    def _try(self) -> None:
+    def _probe(self) -> None:
         """Run one token to reject broken models, and read the layout of the KV from its state.
 
         Raises: ModelLoadError if no logit is finite.
@@ -337,14 +342,15 @@ class LlamaCppEngine(Engine):
         logits = self._context.run([0], [0], [lease], np.ones(1, bool))
         if not np.isfinite(logits).any():
             raise ModelLoadError(f"{self._header.file} computes no numbers; its weights are broken")
-        self.fragments.learn(lease)
+        self.fragments.detect_layout(lease)
         self.fragments.leases.give_back(lease)
 
     def _describe(self, max_paths: int) -> EngineInfo:
+        """Return `info`. max_paths: maximum number of resident paths."""
         header, settings, fragments = self._header, self._settings, self.fragments
         assert self._model is not None
         layers = fragments.layers
-        slot_bytes = fragments.slot_bytes or made.slot_bytes(
+        slot_bytes = fragments.slot_bytes or load_options.slot_bytes(
             header, settings.type_k, settings.type_v
         )
         can_export = bool(layers)

@@ -32,7 +32,7 @@ class SequenceFragments(Fragments):
     """Fragments whose KV is in the cells of one llama.cpp context.
 
     slots: cells used by all fragments. blocks: layout of llama.cpp's serialized KV, set by
-    `learn`; empty if the layout is unknown, and KV cannot be exported then.
+    `detect_layout`; empty if the layout is unknown, and KV cannot be exported then.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class SequenceFragments(Fragments):
         """Bytes of one slot (one token) over all layers; 0 if the layout is unknown."""
         return sum(k.row_bytes + (v.row_bytes if v else 0) for k, v in self.layers)
 
-    def learn(self, lease: int) -> None:
+    def detect_layout(self, lease: int) -> None:
         """Set `blocks` from the serialized KV of a lease that has one cell.
 
         `blocks` stays empty if the format is unknown.
@@ -86,24 +86,29 @@ class SequenceFragments(Fragments):
                 continue
 
     def new(self, parent: Fragment | None) -> PathFragment:
-        return PathFragment(None if parent is None else _own(parent))
+        """Return a fragment without slots. It gets a sequence when it is first written to."""
+        return PathFragment(None if parent is None else _as_path_fragment(parent))
 
     def split(self, fragment: Fragment, at: int) -> PathFragment:
+        """Cut before slot `at`; return the new upper part. The cache does not change."""
         if not 0 < at < fragment.length:
             raise ValueError(f"cannot split a fragment of {fragment.length} slots at {at}")
-        return self.leases.split(_own(fragment), at)
+        return self.leases.split(_as_path_fragment(fragment), at)
 
     def join(self, upper: Fragment, lower: Fragment) -> None:
-        self.leases.join(_own(upper), _own(lower))
+        self.leases.join(_as_path_fragment(upper), _as_path_fragment(lower))
 
     def attach(self, fragment: Fragment, parent: Fragment | None) -> None:
-        self.leases.attach(_own(fragment), None if parent is None else _own(parent))
+        self.leases.attach(
+            _as_path_fragment(fragment), None if parent is None else _as_path_fragment(parent)
+        )
 
     def trim(self, fragment: Fragment, length: int) -> None:
+        """Remove the slots from `length` on."""
         if not 0 <= length <= fragment.length:
             raise ValueError(f"cannot trim a fragment of {fragment.length} slots to {length}")
         before = fragment.length
-        self.leases.cut(_own(fragment), length)
+        self.leases.trim_leaf(_as_path_fragment(fragment), length)
         fragment.length = length
         self.slots -= before - length
 
@@ -111,11 +116,13 @@ class SequenceFragments(Fragments):
         """Do nothing: a fragment has no spare room to release."""
 
     def free(self, fragment: Fragment) -> None:
-        self.leases.drop(_own(fragment))
+        """Remove the fragment's slots from its sequences."""
+        self.leases.drop(_as_path_fragment(fragment))
         self.slots -= fragment.length
         fragment.length = 0
 
     def usage(self) -> Usage:
+        """Return the cells in use and the bytes of the full cache."""
         return Usage(self.slots, self.slots * self.slot_bytes)
 
     # Out and in -----------------------------------------------------------------------------------
@@ -130,28 +137,34 @@ class SequenceFragments(Fragments):
                 incompletely.
             KVFull: no lease is free.
         """
-        own = _own(fragment)
-        self._refuse_unknown()
+        own = _as_path_fragment(fragment)
+        self._check_exportable()
         keys: list[list[Bytes]] = [[] for _ in self.layers]
         values: list[list[Bytes]] = [[] for _ in self.layers]
         for start, end in self._pieces(own.start, own.end):
             lease = self.leases.take()
             try:
                 self.context.copy(own.lease, lease, start, end)
-                self._gather(self.context.take_state(lease), (start, end), keys, values)
+                self._collect_state(self.context.take_state(lease), (start, end), keys, values)
             finally:
                 self.leases.give_back(lease)
         data: dict[str, NDArray[Any]] = {}
         for index, (of_keys, of_values) in enumerate(self.layers):
-            data[f"k.{index}"] = self._array(keys[index], of_keys)
-            data[f"v.{index}"] = self._array(values[index], of_values)
+            data[f"k.{index}"] = self._exported_array(keys[index], of_keys)
+            data[f"v.{index}"] = self._exported_array(values[index], of_values)
         data["dtype"] = np.array(self._dtype)
         return data
 
     def load(self, data: dict[str, NDArray[Any]], parent: Fragment | None) -> PathFragment:
-        self._refuse_unknown()
-        length, keys, values = self._checked(data)
-        above = None if parent is None else _own(parent)
+        """Write exported KV into the cache; see `Fragments.load`.
+
+        Raises:
+            ModelMismatch: the arrays are not of this model.
+            KVFull: there are not enough free cells.
+        """
+        self._check_exportable()
+        length, keys, values = self._check_exported(data)
+        above = None if parent is None else _as_path_fragment(parent)
         fragment = PathFragment(above)
         if length == 0:
             return fragment
@@ -159,14 +172,16 @@ class SequenceFragments(Fragments):
         self.context.reserve(self.slots + length, 0)
         if length > self.context.n_cells - self.slots:
             raise KVFull(f"{length} slots do not fit", needed=length, capacity=self.context.n_cells)
-        self.leases.hang(fragment, above, start, growing=False)
+        self.leases.insert(fragment, above, start, growing=False)
         try:
             for first, last in self._pieces(start, start + length):
                 here = slice(first - start, last - start)
                 lease = self.leases.take()
                 try:
-                    if not self.context.put_state(lease, self._packed(keys, values, here, first)):
-                        raise KVFull("llama.cpp found no room", needed=length, capacity=0)
+                    if not self.context.put_state(
+                        lease, self._serialize_slots(keys, values, here, first)
+                    ):
+                        raise KVFull("llama.cpp has no room", needed=length, capacity=0)
                     self.context.copy(lease, fragment.lease, first, last)
                 finally:
                     self.leases.give_back(lease)
@@ -177,7 +192,8 @@ class SequenceFragments(Fragments):
         self.slots += length
         return fragment
 
-    def _refuse_unknown(self) -> None:
+    def _check_exportable(self) -> None:
+        """Raise Unsupported if the layout of this model's serialized KV is unknown."""
         if not self.blocks:
             raise Unsupported(
                 "the KV of this model cannot be exported (offload, save, export): llama.cpp keeps"
@@ -194,16 +210,20 @@ class SequenceFragments(Fragments):
             yield start, last
             start = last
 
-    def _gather(
+    def _collect_state(
         self,
         state: bytes,
         span: tuple[int, int],
         keys: list[list[Bytes]],
         values: list[list[Bytes]],
     ) -> None:
+        """Parse serialized KV and append its arrays to `keys` and `values`, one list per layer.
+
+        span: positions that it must contain. Raises: Unsupported if it has others.
+        """
         index = 0
-        found = read_state(state, None if self.blocks[0].values else 0)
-        for shape, positions, some_keys, some_values in found:
+        blocks = read_state(state, None if self.blocks[0].values else 0)
+        for shape, positions, some_keys, some_values in blocks:
             if positions != list(range(*span)) or shape not in self.blocks:
                 raise Unsupported("llama.cpp did not give all of this KV; it cannot be exported")
             for i in range(len(shape.keys)):
@@ -212,16 +232,20 @@ class SequenceFragments(Fragments):
                     values[index].append(some_values[i])
                 index += 1
 
-    def _array(self, pieces: list[Bytes], shape: StateLayer | None) -> NDArray[Any]:
+    def _exported_array(self, pieces: list[Bytes], shape: StateLayer | None) -> NDArray[Any]:
+        """Join one layer's pieces into an array [heads, slots, D] for `export`.
+
+        shape: of the layer's keys or values; None if it stores no values.
+        """
         if shape is None:
             n = sum(map(len, pieces))
             return np.empty((self._n_kv_heads, n, 0), np.uint8)
-        heads, dtype = self._form(shape)
+        heads, dtype = self._export_format(shape)
         rows = np.concatenate(pieces) if pieces else np.empty((0, shape.row_bytes), np.uint8)
         split = np.ascontiguousarray(rows).view(dtype).reshape(len(rows), heads, -1)
         return np.ascontiguousarray(split.transpose(1, 0, 2))
 
-    def _form(self, shape: StateLayer) -> tuple[int, Any]:
+    def _export_format(self, shape: StateLayer) -> tuple[int, Any]:
         """Return (heads, dtype) of a slot's exported keys or values.
 
         Types that NumPy lacks, and sizes that the KV heads do not divide, export as one head.
@@ -232,7 +256,9 @@ class SequenceFragments(Fragments):
         divides = name in _NUMPY and n % self._n_kv_heads == 0
         return (self._n_kv_heads if divides else 1), dtype
 
-    def _checked(self, data: dict[str, NDArray[Any]]) -> tuple[int, list[Bytes], list[Bytes]]:
+    def _check_exported(
+        self, data: dict[str, NDArray[Any]]
+    ) -> tuple[int, list[Bytes], list[Bytes]]:
         """Check exported KV against this model; return its length, keys and values.
 
         Keys and values are one uint8 array [length, row bytes] per layer.
@@ -241,7 +267,7 @@ class SequenceFragments(Fragments):
         mark = str(data.get("dtype", ""))
         if mark != self._dtype:
             raise ModelMismatch(f"the exported KV is {mark or 'of no dtype'}, not {self._dtype}")
-        found: dict[str, list[Bytes]] = {"k": [], "v": []}
+        rows_by_kind: dict[str, list[Bytes]] = {"k": [], "v": []}
         lengths = set()
         wanted = {f"{kind}.{i}" for i in range(len(self.layers)) for kind in "kv"}
         if wanted != {name for name in data if name.startswith(("k.", "v."))}:
@@ -249,7 +275,9 @@ class SequenceFragments(Fragments):
         for index, shapes in enumerate(self.layers):
             for kind, shape in zip("kv", shapes, strict=True):
                 array = np.asarray(data[f"{kind}.{index}"])
-                heads, dtype = (array.shape[0], array.dtype) if shape is None else self._form(shape)
+                heads, dtype = (
+                    (array.shape[0], array.dtype) if shape is None else self._export_format(shape)
+                )
                 row = 0 if shape is None else shape.row_bytes
                 fits = array.ndim == 3 and array.shape[0] == heads and array.dtype == dtype
                 if not fits or heads * array.shape[2] * dtype.itemsize != row:
@@ -259,12 +287,14 @@ class SequenceFragments(Fragments):
                     )
                 lengths.add(array.shape[1])
                 rows = np.ascontiguousarray(array.transpose(1, 0, 2)).reshape(array.shape[1], -1)
-                found[kind].append(rows.view(np.uint8).reshape(len(rows), row))
+                rows_by_kind[kind].append(rows.view(np.uint8).reshape(len(rows), row))
         if len(lengths) != 1:
             raise ModelMismatch("the exported KV has layers of different lengths; it is broken")
-        return lengths.pop(), found["k"], found["v"]
+        return lengths.pop(), rows_by_kind["k"], rows_by_kind["v"]
 
-    def _packed(self, keys: list[Bytes], values: list[Bytes], here: slice, start: int) -> bytes:
+    def _serialize_slots(
+        self, keys: list[Bytes], values: list[Bytes], here: slice, start: int
+    ) -> bytes:
         """Serialize some slots in llama.cpp's format.
 
         Args:
@@ -282,6 +312,7 @@ class SequenceFragments(Fragments):
         return write_state(self.blocks, start, of_keys, of_values)
 
 
-def _own(fragment: Fragment) -> PathFragment:
+def _as_path_fragment(fragment: Fragment) -> PathFragment:
+    """Return the fragment as one of this engine."""
     assert isinstance(fragment, PathFragment)
     return fragment

@@ -64,16 +64,14 @@ class Strand:
 class PathFragment(Fragment):
     """A fragment at the positions start … start + length - 1 of its path.
 
-    parent: the fragment before it; None at the root.
-    start: position of its first slot.
-    strand: None while it has no slots; see `own`.
-    children: fragments with slots that start at its end.
-    asides: fragments with slots that start before its end, because it grew after they branched
-        off. A split or trim at their start makes them children.
-    is_loose: its ancestors' slots were dropped; `attach` must give it a new parent.
+    parent: the fragment before it; None at the root. start: position of its first slot. strand:
+    None while it has no slots; see `own`. children: fragments with slots that start at its end.
+    side_branches: fragments with slots that start before its end, because it grew after they
+    branched off. A split or trim at their start makes them children. is_loose: its ancestors' slots
+    were dropped; `attach` must give it a new parent.
     """
 
-    __slots__ = ("asides", "children", "is_loose", "parent", "start", "strand")
+    __slots__ = ("side_branches", "children", "is_loose", "parent", "start", "strand")
 
     def __init__(self, parent: PathFragment | None) -> None:
         super().__init__(0)
@@ -81,7 +79,7 @@ class PathFragment(Fragment):
         self.start = 0 if parent is None else parent.end
         self.strand: Strand | None = None
         self.children: dict[PathFragment, None] = {}
-        self.asides: dict[PathFragment, None] = {}
+        self.side_branches: dict[PathFragment, None] = {}
         self.is_loose = False
 
     @property
@@ -146,7 +144,10 @@ class Leases:
         self._free.append(lease)
 
     def borrow(self, below: PathFragment | None, end: int) -> int:
-        """Lease a sequence and add the cells of a path before position `end`; return its number.
+        """Lease a sequence temporarily, with the cells of a path before position `end`; return its
+        number.
+
+        The caller ends the lease with `give_back`.
 
         Args:
             below: the last fragment of the path; None for an empty path.
@@ -160,7 +161,7 @@ class Leases:
             self._cells.copy(below.lease, lease, 0, end)
         return lease
 
-    def hang(
+    def insert(
         self, fragment: PathFragment, parent: PathFragment | None, start: int, *, growing: bool
     ) -> None:
         """Insert a fragment without slots into the tree, with a lease for the path before `start`.
@@ -172,7 +173,7 @@ class Leases:
             parent: the last fragment of the path; None at the root.
             start: position of its first slot.
             growing: the parent is also written to in this step, so the fragment joins its
-                `asides`.
+                `side_branches`.
 
         Raises:
             KVFull: all sequences are leased.
@@ -184,13 +185,13 @@ class Leases:
             fragment.strand = Strand(self.borrow(parent, start))
         fragment.parent, fragment.start, fragment.is_loose = parent, start, False
         if parent is not None:
-            (parent.children if at_end else parent.asides)[fragment] = None
+            (parent.children if at_end else parent.side_branches)[fragment] = None
 
     def make_leaf(self, fragment: PathFragment) -> None:
-        """Prepare a fragment to grow, if it has children: they become asides.
+        """Prepare a fragment with children to grow: they become side branches.
 
-        The fragment keeps its lease; the child that used it gets a lease of its own.
-        Raises: KVFull if all sequences are leased.
+        The fragment keeps its lease; the child that used it gets a lease of its own. Raises: KVFull
+        if all sequences are leased.
         """
         if not fragment.children:
             return
@@ -200,67 +201,67 @@ class Leases:
         self._cells.copy(strand.lease, lease, 0, END)
         self._cells.remove(strand.lease, fragment.end, END)
         _move(heir, strand, Strand(lease))
-        fragment.asides |= fragment.children
+        fragment.side_branches |= fragment.children
         fragment.children = {}
 
-    def cut(self, fragment: PathFragment, length: int) -> None:
+    def trim_leaf(self, fragment: PathFragment, length: int) -> None:
         """Trim a leaf to `length` slots.
 
-        Without slots and asides it leaves the tree, and its lease is given back or goes to its
-        parent. Raises: ValueError if the fragment has children.
+        Without slots and side branches it leaves the tree, and its lease is given back or goes to
+        its parent. Raises: ValueError if the fragment has children.
         """
         if fragment.strand is None:
             return
         if fragment.children:
             raise ValueError("cannot trim a fragment that others continue")
-        if length == 0 and not fragment.asides:
+        if length == 0 and not fragment.side_branches:
             self.drop(fragment)
             return
         if length < fragment.length:
             self._cells.remove(fragment.lease, fragment.start + length, END)
         fragment.length = length
-        self._adopt_asides(fragment)
+        self._adopt_side_branches(fragment)
 
-    def _adopt_asides(self, leaf: PathFragment) -> None:
-        """After a trim: make asides that start at the new end of `leaf` its children.
+    def _adopt_side_branches(self, leaf: PathFragment) -> None:
+        """After a trim: make side branches that start at the new end of `leaf` its children.
 
         The lease of `leaf` is given back then, because the first child's lease covers it.
         """
-        found = [each for each in leaf.asides if each.start == leaf.end]
-        for each in found:
-            del leaf.asides[each]
-            leaf.children[each] = None
-        if found:
+        adopted = [each for each in leaf.side_branches if each.start == leaf.end]
+        for child in adopted:
+            del leaf.side_branches[child]
+            leaf.children[child] = None
+        if adopted:
             strand = leaf.own
             lease = strand.lease
-            strand.join(found[0].own)
+            strand.join(adopted[0].own)
             self.give_back(lease)
 
     def drop(self, fragment: PathFragment) -> None:
         """Remove a fragment and its slots from the tree.
 
-        Its children and asides become loose (`is_loose`) until `attach`. The lease of a leaf is
-        given back. If its parent becomes a leaf, the parent keeps the lease instead.
+        Its children and side branches become loose (`is_loose`) until `attach`. The lease of a leaf
+        is given back. If its parent becomes a leaf, the parent keeps the lease instead.
         """
         if fragment.strand is None:
             return
-        above, below = fragment.parent, [*fragment.children, *fragment.asides]
-        for each in below:
-            for lease in _covering(each):
-                self._cells.remove(lease, fragment.start, each.start)
-        is_aside = above is not None and fragment in above.asides
+        above, below = fragment.parent, [*fragment.children, *fragment.side_branches]
+        for child in below:
+            for lease in _leases_covering(child):
+                self._cells.remove(lease, fragment.start, child.start)
+        is_side_branch = above is not None and fragment in above.side_branches
         if above is not None:
             above.children.pop(fragment, None)
-            above.asides.pop(fragment, None)
+            above.side_branches.pop(fragment, None)
         if not fragment.children:
-            self._retire(fragment, above)
-        for each in below:
-            each.parent, each.is_loose = above, True
+            self._release_leaf(fragment, above)
+        for child in below:
+            child.parent, child.is_loose = above, True
             if above is not None:
-                (above.asides if is_aside else above.children)[each] = None
-        fragment.strand, fragment.children, fragment.asides = None, {}, {}
+                (above.side_branches if is_side_branch else above.children)[child] = None
+        fragment.strand, fragment.children, fragment.side_branches = None, {}, {}
 
-    def _retire(self, leaf: PathFragment, above: PathFragment | None) -> None:
+    def _release_leaf(self, leaf: PathFragment, above: PathFragment | None) -> None:
         """Give back the lease of a leaf that is removed from the tree.
 
         The parent `above` keeps the lease instead if it uses it and has no other lease below.
@@ -268,7 +269,7 @@ class Leases:
         strand = leaf.own
         lease = strand.lease
         if above is not None and above.strand is not None and above.own is strand:
-            heir = next(iter([*above.children, *leaf.asides]), None)
+            heir = next(iter([*above.children, *leaf.side_branches]), None)
             if heir is None:
                 self._cells.remove(lease, leaf.start, END)
                 return
@@ -289,10 +290,12 @@ class Leases:
         fragment.length -= at
         fragment.parent, fragment.is_loose = upper, False
         upper.children[fragment] = None
-        for aside in [each for each in fragment.asides if each.start <= fragment.start]:
-            del fragment.asides[aside]
-            aside.parent = upper
-            (upper.children if aside.start == fragment.start else upper.asides)[aside] = None
+        for branch in [each for each in fragment.side_branches if each.start <= fragment.start]:
+            del fragment.side_branches[branch]
+            branch.parent = upper
+            (upper.children if branch.start == fragment.start else upper.side_branches)[branch] = (
+                None
+            )
         return upper
 
     def join(self, upper: PathFragment, lower: PathFragment) -> None:
@@ -300,11 +303,11 @@ class Leases:
         _replace(upper, lower)
         lower.start, lower.parent, lower.is_loose = upper.start, upper.parent, upper.is_loose
         lower.length += upper.length
-        lower.asides |= upper.asides
-        for aside in upper.asides:
-            aside.parent = lower
+        lower.side_branches |= upper.side_branches
+        for branch in upper.side_branches:
+            branch.parent = lower
         upper.length, upper.strand, upper.parent = 0, None, None
-        upper.children, upper.asides = {}, {}
+        upper.children, upper.side_branches = {}, {}
 
     def attach(self, fragment: PathFragment, parent: PathFragment | None) -> None:
         """Move a fragment, with all fragments below it, to another parent.
@@ -318,7 +321,7 @@ class Leases:
         if fragment.parent is parent and not fragment.is_loose:
             return
         self._take_out(fragment)
-        for lease in _covering(fragment):
+        for lease in _leases_covering(fragment):
             self._cells.remove(lease, 0, fragment.start)
             if parent is not None:
                 self._cells.copy(parent.lease, lease, 0, fragment.start)
@@ -326,7 +329,7 @@ class Leases:
         if parent is None:
             return
         if parent.end != fragment.start:
-            parent.asides[fragment] = None
+            parent.side_branches[fragment] = None
             return
         if not parent.children:  # the parent was a leaf: it uses the lease of its first child
             strand = parent.own
@@ -349,19 +352,19 @@ class Leases:
             _move(fragment, strand, Strand(strand.lease))
             strand.join(kept)
         above.children.pop(fragment, None)
-        above.asides.pop(fragment, None)
+        above.side_branches.pop(fragment, None)
 
 
-def _covering(fragment: PathFragment) -> list[int]:
+def _leases_covering(fragment: PathFragment) -> list[int]:
     """Return the leases that contain a fragment: those of all leaves at or below it."""
-    found, waiting = [], [fragment]
+    leases, waiting = [], [fragment]
     while waiting:
         one = waiting.pop()
         if not one.children:
-            found.append(one.lease)
+            leases.append(one.lease)
         waiting.extend(one.children)
-        waiting.extend(one.asides)
-    return found
+        waiting.extend(one.side_branches)
+    return leases
 
 
 def _move(fragment: PathFragment, strand: Strand, to: Strand) -> None:
@@ -373,11 +376,11 @@ def _move(fragment: PathFragment, strand: Strand, to: Strand) -> None:
 
 
 def _replace(fragment: PathFragment, by: PathFragment) -> None:
-    """Replace `fragment` by `by` among the children or asides of its parent."""
+    """Replace `fragment` by `by` among the children or side_branches of its parent."""
     above = fragment.parent
     if above is None or fragment.strand is None:
         return
-    for some in (above.children, above.asides):
+    for some in (above.children, above.side_branches):
         if fragment in some:
             del some[fragment]
             some[by] = None

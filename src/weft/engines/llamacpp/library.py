@@ -35,7 +35,7 @@ _report: dict[str, str] = {}  # "print_info" lines of the last model load, name:
 
 
 class Device(NamedTuple):
-    """A device that llama.cpp can use. name: llama.cpp's, such as "CUDA0" or "CPU"."""
+    """A device that llama.cpp can use: handle, name ("CUDA0", "CPU"), description and memory."""
 
     handle: int
     name: str
@@ -46,7 +46,7 @@ class Device(NamedTuple):
 
 
 @C.llama_log_callback
-def _hear(level: int, text: bytes, _: Any) -> None:
+def _on_log_message(level: int, text: bytes, _: Any) -> None:
     """Handle a log message of llama.cpp, which would otherwise be written to stderr."""
     message = text.decode(errors="replace").strip()
     if not message:
@@ -63,14 +63,14 @@ def _hear(level: int, text: bytes, _: Any) -> None:
     _log.log(logging.INFO if level == _ERROR else logging.DEBUG, "%s", message)
 
 
-C.llama_log_set(_hear, ctypes.c_void_p(0))
+C.llama_log_set(_on_log_message, ctypes.c_void_p(0))
 C.llama_backend_init()
 
 
-def last_words() -> str:
-    """Return the first recent error of llama.cpp, else the first warning; clear the record.
+def last_error_message() -> str:
+    """Return llama.cpp's first error since the last call, else its first warning; for exceptions.
 
-    Without either, a text that says so is returned.
+    Without either, the text says that llama.cpp gives no reason.
     """
     problems = sorted(_problems, key=lambda problem: -problem[0])
     _problems.clear()
@@ -84,7 +84,7 @@ def devices() -> list[Device]:
     """Return the devices that the installed llama.cpp has back ends for, GPUs first."""
     # NOTE: llama-cpp-python does not wrap these calls of ggml.
     ggml = _ggml()
-    found = []
+    available = []
     for index in range(ggml.ggml_backend_dev_count()):
         handle = ggml.ggml_backend_dev_get(index)
         free, total = ctypes.c_size_t(0), ctypes.c_size_t(0)
@@ -92,11 +92,12 @@ def devices() -> list[Device]:
         name = ggml.ggml_backend_dev_name(handle).decode(errors="replace")
         described = ggml.ggml_backend_dev_description(handle).decode(errors="replace")
         is_gpu = ggml.ggml_backend_dev_type(handle) in _GPU_KINDS
-        found.append(Device(handle, name, described, is_gpu, free.value, total.value))
-    return sorted(found, key=lambda device: not device.is_gpu)
+        available.append(Device(handle, name, described, is_gpu, free.value, total.value))
+    return sorted(available, key=lambda device: not device.is_gpu)
 
 
 def _ggml() -> Any:
+    """Return ggml's C library with the signatures of the device functions declared."""
     from llama_cpp._ggml import libggml
 
     calls = {
@@ -132,7 +133,7 @@ def chosen_devices(device: str) -> list[Device]:
     if device == "cpu":
         return []
     kind, _, number = device.lower().partition(":")
-    named = [e for e in gpus if kind == "gpu" or e.name.lower().startswith(_spelled(kind))]
+    named = [e for e in gpus if kind == "gpu" or e.name.lower().startswith(_backend_prefix(kind))]
     if number:
         named = named[int(number) : int(number) + 1] if number.isdecimal() else []
     if not named:
@@ -144,14 +145,15 @@ def chosen_devices(device: str) -> list[Device]:
     return named
 
 
-def _spelled(kind: str) -> str:
+def _backend_prefix(kind: str) -> str:
+    """Return the start of ggml's device names for a back end: "metal" → "mtl"."""
     return {"mps": "mtl", "metal": "mtl", "rocm": "rocm", "hip": "rocm"}.get(kind, kind)
 
 
 def features() -> str:
     """Return llama.cpp's system info in one line: CPU instruction sets and back ends."""
-    said: str = C.llama_print_system_info().decode(errors="replace")
-    return " ".join(said.replace("|", " ").split())
+    text: str = C.llama_print_system_info().decode(errors="replace")
+    return " ".join(text.replace("|", " ").split())
 
 
 class Handle:
@@ -186,6 +188,7 @@ class Handle:
 
 
 def _free(free: Any, pointer: Any, keeps: tuple[object, ...]) -> None:
+    """Free a C object by `free(pointer)`, before the objects in `keeps`."""
     free(pointer)
 
 
@@ -214,7 +217,7 @@ def load_model(file: Path, *, vocab_only: bool = False, **values: Any) -> Handle
     pointer = C.llama_model_load_from_file(os.fsencode(file), params)
     _unlogged.is_on = False
     if not pointer:
-        raise ModelLoadError(f"llama.cpp cannot load {file}: {last_words()}")
+        raise ModelLoadError(f"llama.cpp cannot load {file}: {last_error_message()}")
     handle = Handle(pointer, C.llama_model_free)
     handle.report = dict(_report)
     return handle
@@ -237,7 +240,7 @@ def new_context(model: Handle, **values: Any) -> Handle:
     pointer = C.llama_init_from_model(model.pointer, params)
     if not pointer:
         raise ModelLoadError(
-            f"llama.cpp cannot make room for {values.get('n_ctx')} tokens: {last_words()}",
+            f"llama.cpp cannot make room for {values.get('n_ctx')} tokens: {last_error_message()}",
             hint="give a smaller kv_budget",
         )
     return Handle(pointer, C.llama_free, model)

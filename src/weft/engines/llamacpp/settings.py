@@ -28,13 +28,13 @@ _LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap+mlock", "dio")
 _SPLIT_LAYERS, _ONE_GPU = C.LLAMA_SPLIT_MODE_LAYER, C.LLAMA_SPLIT_MODE_NONE
 _KV_BYTES = 4 << 30
 _GPU_SHARE = 0.8  # of the free GPU memory, for KV without a budget
-_MOST_SLOTS = 1 << 15  # maximum without a budget
+_MAX_SLOTS = 1 << 15  # maximum without a budget
 _FIRST_SLOTS, _FIRST_LEASES = 8192, 32  # maximum initial sizes of a growing context
 
 
 @dataclass(frozen=True, slots=True)
 class ContextSettings:
-    """Settings of a llama.cpp context."""
+    """Validated options for a llama.cpp context: sizes, KV types, threads and devices."""
 
     n_ctx: int  # maximum path length in tokens
     n_slots: int  # maximum tokens of KV, after growth
@@ -155,22 +155,22 @@ def slot_bytes(header: GGUF, *types: str) -> int:
     heads = header.of_model("attention.head_count", 1)
     kv_heads = header.of_model("attention.head_count_kv", heads)
     each = kv_heads if isinstance(kv_heads, list) else [kv_heads] * n_layers
-    most = max(1, *heads) if isinstance(heads, list) else max(1, heads)
+    n_heads = max(1, *heads) if isinstance(heads, list) else max(1, heads)
     sizes = {name: block / count for name, count, block in TYPES.values()}
-    of_key = header.of_model("attention.key_length", n_embd // most)
-    of_value = header.of_model("attention.value_length", n_embd // most)
+    of_key = header.of_model("attention.key_length", n_embd // n_heads)
+    of_value = header.of_model("attention.value_length", n_embd // n_heads)
     width = of_key * sizes[types[0]] + of_value * sizes[types[1]]
     return max(1, math.ceil(sum(each[:n_layers]) * width))
 
 
 class SlotCounts(NamedTuple):
-    """Numbers of KV slots: `first` are allocated at load, `most` is the maximum after growth."""
+    """Numbers of KV slots: `first` are allocated at load, `maximum` after full growth."""
 
     first: int
-    most: int
+    maximum: int
 
 
-def slots_of(
+def slot_counts(
     header: GGUF, kv_bytes: int | None, n_ctx: int, types: tuple[str, str], gpus: Sequence[Device]
 ) -> SlotCounts:
     """Return the number of KV slots for a budget, or a default without one.
@@ -197,18 +197,18 @@ def slots_of(
             f"kv_budget is {kv_bytes} bytes, which llama.cpp takes at once, but {where} has {free}"
         )
     if kv_bytes is not None:
-        most = max(1, kv_bytes // size)
+        maximum = max(1, kv_bytes // size)
     else:
         room = int(free * _GPU_SHARE) if gpus and free is not None else _KV_BYTES
-        most = max(1, min(room // size, _MOST_SLOTS))
+        maximum = max(1, min(room // size, _MAX_SLOTS))
     trained = header.of_model("rope.scaling.original_context_length")
     if trained and any("rope_factors_short" in name for name in header.tensors):
         short = trained - N_BATCH
-        most = min(most, short) if n_ctx <= short else max(most, trained)
-        return SlotCounts(most, most)
+        maximum = min(maximum, short) if n_ctx <= short else max(maximum, trained)
+        return SlotCounts(maximum, maximum)
     if kv_bytes is not None or gpus:
-        return SlotCounts(most, most)
-    return SlotCounts(min(most, 2 * n_ctx, _FIRST_SLOTS), most)
+        return SlotCounts(maximum, maximum)
+    return SlotCounts(min(maximum, 2 * n_ctx, _FIRST_SLOTS), maximum)
 
 
 def min_batch(header: GGUF) -> int:
@@ -294,7 +294,7 @@ def load_weights(
 
     stopped: list[BaseException] = []
 
-    def told(share: float, _: Any) -> bool:
+    def report_progress(share: float, _: Any) -> bool:
         try:
             if progress is not None:
                 progress("load", int(share * total), total, "")
@@ -302,7 +302,7 @@ def load_weights(
             stopped.append(error)
         return not stopped
 
-    values["progress_callback"] = C.llama_progress_callback(told)
+    values["progress_callback"] = C.llama_progress_callback(report_progress)
     try:
         return load_model(header.file, **values)
     except ModelLoadError:
@@ -311,7 +311,7 @@ def load_weights(
         raise
 
 
-def refuse(header: GGUF, model: Handle) -> None:
+def check_decoder_only(header: GGUF, model: Handle) -> None:
     """Check that a model is a decoder-only language model whose KV can be cut at any token.
 
     Raises: Unsupported.

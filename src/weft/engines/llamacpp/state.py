@@ -48,11 +48,14 @@ class StateError(ValueError):
 
 
 class _Cursor:
+    """Reads numbers and arrays from bytes, in order. Raises StateError at the end of the bytes."""
+
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.at = 0
 
-    def one(self, code: str) -> Any:
+    def read(self, code: str) -> Any:
+        """Read one number; `code`: its code in the `struct` module."""
         try:
             (value,) = struct.unpack_from(f"<{code}", self.data, self.at)
         except struct.error as error:
@@ -60,13 +63,14 @@ class _Cursor:
         self.at += struct.calcsize(f"<{code}")
         return value
 
-    def array(self, *shape: int) -> Bytes:
+    def read_array(self, *shape: int) -> Bytes:
+        """Read the next bytes as a uint8 array of this shape."""
         n_bytes = int(np.prod(shape))
         if n_bytes > len(self.data) - self.at:
             raise StateError("it ends early")
-        found = np.frombuffer(self.data, np.uint8, n_bytes, self.at).reshape(shape)
+        array = np.frombuffer(self.data, np.uint8, n_bytes, self.at).reshape(shape)
         self.at += n_bytes
-        return found
+        return array
 
 
 # shape, positions of the cells, and for each layer the rows of keys and of values
@@ -93,28 +97,31 @@ def read_state(data: bytes, n_values: int | None = None) -> list[Block]:
 
 
 def _read_block(cursor: _Cursor, n_values: int | None) -> Block:
-    if cursor.one("I") != 1:
+    """Parse the block of one cache. n_values: see `read_state`."""
+    if cursor.read("I") != 1:
         raise StateError("it has more than one stream")
-    n = cursor.one("I")
-    cells = [(cursor.one("i"), cursor.one("I"), cursor.one("i")) for _ in range(n)]
+    n = cursor.read("I")
+    cells = [(cursor.read("i"), cursor.read("I"), cursor.read("i")) for _ in range(n)]
     if not cells or any(n_sequences != 1 for _, n_sequences, _ in cells):
         raise StateError("its cells have more than a position")
-    is_transposed, n_layers = cursor.one("I"), cursor.one("I")
+    is_transposed, n_layers = cursor.read("I"), cursor.read("I")
     if is_transposed > 1 or not 0 < n_layers < 1 << 16:
         raise StateError("it has no layers")
     order = np.argsort([position for position, _, _ in cells])
     key_shapes, keys, value_shapes, values, item = [], [], [], [], 0
     for _ in range(n_layers):
-        shape = StateLayer(cursor.one("i"), cursor.one("Q"))
+        shape = StateLayer(cursor.read("i"), cursor.read("Q"))
         key_shapes.append(shape)
-        keys.append(cursor.array(n, shape.row_bytes)[order])
+        keys.append(cursor.read_array(n, shape.row_bytes)[order])
     for _ in range(n_layers if n_values is None else n_values):
-        kind = cursor.one("i")
+        kind = cursor.read("i")
         if is_transposed:
-            item, columns = cursor.one("I"), cursor.one("I")
-            array = cursor.array(columns, n, item).transpose(1, 0, 2).reshape(n, columns * item)
+            item, columns = cursor.read("I"), cursor.read("I")
+            array = (
+                cursor.read_array(columns, n, item).transpose(1, 0, 2).reshape(n, columns * item)
+            )
         else:
-            array = cursor.array(n, cursor.one("Q"))
+            array = cursor.read_array(n, cursor.read("Q"))
         value_shapes.append(StateLayer(kind, array.shape[1]))
         values.append(array[order])
     shape_of_block = BlockShape(tuple(key_shapes), tuple(value_shapes), item)
@@ -136,46 +143,47 @@ def sorted_state(data: bytes) -> tuple[bytes, int]:
         StateError: the layout is unknown.
     """
     cursor = _Cursor(data)
-    n_name = cursor.one("I")
+    n_name = cursor.read("I")
     cursor.at += n_name
-    parts, most = [data[: cursor.at]], 0
+    parts, max_cells = [data[: cursor.at]], 0
     while cursor.at < len(data):
         block, n = _sorted_block(cursor)
-        parts, most = parts + block, max(most, n)
-    return b"".join(parts), most
+        parts, max_cells = parts + block, max(max_cells, n)
+    return b"".join(parts), max_cells
 
 
 def _sorted_block(cursor: _Cursor) -> tuple[list[bytes], int]:
-    if cursor.one("I") != 1:
+    """Read one cache's block; return its bytes, sorted by position, and its number of cells."""
+    if cursor.read("I") != 1:
         raise StateError("it has more than one stream")
-    n = cursor.one("I")
+    n = cursor.read("I")
     parts = [struct.pack("<II", 1, n)]
     if not n:
         return parts, 0
     cells, positions = [], []
     for _ in range(n):
         start = cursor.at
-        positions.append(cursor.one("i"))
-        n_sequences = cursor.one("I")
+        positions.append(cursor.read("i"))
+        n_sequences = cursor.read("I")
         cursor.at += 4 * n_sequences
         cells.append(cursor.data[start : cursor.at])
     order = np.argsort(positions, kind="stable")
-    is_transposed, n_layers = cursor.one("I"), cursor.one("I")
+    is_transposed, n_layers = cursor.read("I"), cursor.read("I")
     if is_transposed or not 0 < n_layers < 1 << 16:
         raise StateError("its values are transposed, or it has no layers")
     parts += [cells[i] for i in order]
     parts.append(struct.pack("<II", 0, n_layers))
     for _ in range(2 * n_layers):  # keys, then values
-        kind, row_bytes = cursor.one("i"), cursor.one("Q")
+        kind, row_bytes = cursor.read("i"), cursor.read("Q")
         parts.append(struct.pack("<iQ", kind, row_bytes))
-        parts.append(cursor.array(n, row_bytes)[order].tobytes())
+        parts.append(cursor.read_array(n, row_bytes)[order].tobytes())
     return parts, n
 
 
 def n_cells_of(data: bytes) -> int:
     """Return the number of cells in a sequence's serialized KV (in its first cache)."""
-    found: int = struct.unpack_from("<II", data)[1]
-    return found
+    n_cells: int = struct.unpack_from("<II", data)[1]
+    return n_cells
 
 
 def write_state(

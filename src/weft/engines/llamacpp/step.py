@@ -69,7 +69,7 @@ class Batches:
         wanted: Sequence[Sequence[int]],
         collect: Collect,
         *,
-        most: int = 1 << 30,
+        max_outputs: int = 1 << 30,
         hidden: bool = False,
     ) -> None:
         """Run all rows and extend their fragments (`kv_out`).
@@ -78,7 +78,7 @@ class Batches:
             wanted: for each row, the ascending indices of the tokens whose output is needed.
             collect: called after each batch with the wanted tokens and their output rows. The rows
                 are llama.cpp's memory, valid until the next batch.
-            most: maximum number of wanted tokens in one batch.
+            max_outputs: maximum number of wanted tokens in one batch.
             hidden: outputs are hidden states instead of logits.
 
         Raises:
@@ -98,7 +98,7 @@ class Batches:
         try:
             self._place()
             for wave in self._waves(room):
-                self._run_wave(wave, wanted, collect, most, hidden)
+                self._run_wave(wave, wanted, collect, max_outputs, hidden)
         except BaseException:
             self._undo()
             raise
@@ -118,12 +118,13 @@ class Batches:
                 self._leases.make_leaf(fragment)
         for row, fragment in growing:
             if fragment.strand is None:
-                above = _tip(row)
+                above = _last_fragment(row)
                 grows = above is not None and id(above) in busy
-                self._leases.hang(fragment, above, row.position, growing=grows)
+                self._leases.insert(fragment, above, row.position, growing=grows)
                 self._fresh.append(fragment)
 
     def _undo(self) -> None:
+        """After an error: remove new fragments from the tree, and new slots from old ones."""
         for fragment in self._fresh:
             self._leases.drop(fragment)
         for row in self._rows:
@@ -134,7 +135,7 @@ class Batches:
                 and not kv_out.children
             ):
                 self._context.remove(kv_out.lease, row.position, END)
-                self._leases.cut(kv_out, kv_out.length)
+                self._leases.trim_leaf(kv_out, kv_out.length)
 
     def _waves(self, room: int) -> list[list[int]]:
         """Return the row numbers of each wave; a wave's rows all have a lease at the same time.
@@ -149,7 +150,7 @@ class Batches:
                 continue
             if row.n_tokens > room or not self._leases.n_free:
                 raise KVFull(
-                    f"a row of {row.n_tokens} tokens has no room beside what is held",
+                    f"a row of {row.n_tokens} tokens does not fit into the free KV",
                     needed=row.n_tokens,
                     capacity=self._context.n_cells,
                 )
@@ -165,9 +166,15 @@ class Batches:
         wave: list[int],
         wanted: Sequence[Sequence[int]],
         collect: Collect,
-        most: int,
+        max_outputs: int,
         hidden: bool,
     ) -> None:
+        """Run rows that all have leases at the same time; rows without a `kv_out` borrow one.
+
+        Args:
+            wave: row numbers.
+            wanted: see `run`; likewise the other arguments.
+        """
         borrowed: list[int] = []
         try:
             leases = []
@@ -176,7 +183,7 @@ class Batches:
                 if isinstance(row.kv_out, PathFragment):
                     leases.append(row.kv_out.lease)
                 else:
-                    borrowed.append(self._leases.borrow(_tip(row), row.position))
+                    borrowed.append(self._leases.borrow(_last_fragment(row), row.position))
                     leases.append(borrowed[-1])
             groups = [list(range(len(wave)))]
             if self._context.has_tiles:
@@ -184,7 +191,7 @@ class Batches:
                 groups = groups_of(rows, self._fragments.slots)
             for group in groups:
                 numbers, own = [wave[i] for i in group], [leases[i] for i in group]
-                self._run_rows(numbers, own, wanted, collect, most, hidden)
+                self._run_rows(numbers, own, wanted, collect, max_outputs, hidden)
         finally:
             for lease in borrowed:
                 self._leases.give_back(lease)
@@ -195,16 +202,19 @@ class Batches:
         leases: list[int],
         wanted: Sequence[Sequence[int]],
         collect: Collect,
-        most: int,
+        max_outputs: int,
         hidden: bool,
     ) -> None:
+        """Run rows of a wave in batches of at most `n_batch` tokens; arguments as in `run`."""
         rows = [self._rows[number] for number in wave]
-        tokens = list(chain.from_iterable([_ids(row) for row in rows]))
+        tokens = list(chain.from_iterable([_token_ids(row) for row in rows]))
         if len(tokens) == len(rows):  # one token each: the usual decoding step
-            positions, each = [row.position for row in rows], leases
+            positions, token_leases = [row.position for row in rows], leases
         else:
             positions = [p for r in rows for p in range(r.position, r.position + r.n_tokens)]
-            each = [lease for row, lease in zip(rows, leases, strict=True) for _ in _ids(row)]
+            token_leases = [
+                lease for row, lease in zip(rows, leases, strict=True) for _ in _token_ids(row)
+            ]
         flags = np.zeros(len(tokens), bool)
         owners: list[Owner] = []
         first = 0
@@ -213,14 +223,14 @@ class Batches:
                 flags[first + at] = True
                 owners.append((number, at))
             first += row.n_tokens
-        told = 0
-        for start, end in _cuts(flags, self._context.n_batch, most):
-            found = self._context.run(
-                tokens[start:end], positions[start:end], each[start:end], flags[start:end],
+        n_collected = 0
+        for start, end in _batch_ranges(flags, self._context.n_batch, max_outputs):
+            outputs = self._context.run(
+                tokens[start:end], positions[start:end], token_leases[start:end], flags[start:end],
                 hidden=hidden,
             )  # fmt: skip
-            collect(owners[told : told + len(found)], found)
-            told += len(found)
+            collect(owners[n_collected : n_collected + len(outputs)], outputs)
+            n_collected += len(outputs)
 
 
 def groups_of(rows: Sequence[Row], n_slots: int) -> list[list[int]]:
@@ -247,33 +257,36 @@ def groups_of(rows: Sequence[Row], n_slots: int) -> list[list[int]]:
     return [*groups, longer] if longer else groups
 
 
-def _cuts(flags: NDArray[np.bool_], n_batch: int, most: int) -> Iterator[tuple[int, int]]:
+def _batch_ranges(
+    flags: NDArray[np.bool_], n_batch: int, max_outputs: int
+) -> Iterator[tuple[int, int]]:
     """Yield batches of tokens as ranges (start, end).
 
     Args:
         flags: True for tokens whose output is wanted.
         n_batch: maximum number of tokens in a batch.
-        most: maximum number of wanted tokens in a batch.
+        max_outputs: maximum number of wanted tokens in a batch.
     """
-    if len(flags) <= min(n_batch, most):
+    if len(flags) <= min(n_batch, max_outputs):
         yield 0, len(flags)
         return
     wanted = np.cumsum(flags)
     start = before = 0
     while start < len(flags):
         end = min(start + n_batch, len(flags))
-        if wanted[end - 1] - before > most:
-            end = int(np.searchsorted(wanted, before + most, "right"))
+        if wanted[end - 1] - before > max_outputs:
+            end = int(np.searchsorted(wanted, before + max_outputs, "right"))
         yield start, end
         start, before = end, int(wanted[end - 1])
 
 
-def _ids(row: Row) -> Sequence[int]:
+def _token_ids(row: Row) -> Sequence[int]:
+    """Return the row's ids, which are known: this engine has no future tokens."""
     assert not isinstance(row.tokens, FutureTokens)
     return row.tokens
 
 
-def _tip(row: Row) -> PathFragment | None:
+def _last_fragment(row: Row) -> PathFragment | None:
     """Return the last fragment of a row's prefix that has slots; None for an empty prefix."""
     for span in reversed(row.prefix):
         if span.length:
@@ -282,10 +295,10 @@ def _tip(row: Row) -> PathFragment | None:
     return None
 
 
-class StepAnswers:
-    """Collects the logits and scores of one forward from its batches.
+class StepResults:
+    """Collects the logits and scores of one forward, batch by batch.
 
-    Pass `wanted`, `take` and `most` to `Batches.run`, then call `output`.
+    Pass `wanted`, `add_batch` and `max_outputs` to `Batches.run`, then call `output`.
     """
 
     def __init__(self, rows: Sequence[Row], n_vocab: int) -> None:
@@ -303,7 +316,7 @@ class StepAnswers:
                 self._check(span)
 
     @property
-    def most(self) -> int:
+    def max_outputs(self) -> int:
         """Maximum number of wanted tokens in one batch.
 
         It bounds the logits that are scored together. Practically unlimited without scores.
@@ -314,23 +327,23 @@ class StepAnswers:
         """Return, for each row, the ascending indices of tokens that need logits or scores."""
         if not self._has_scores:
             return [row.logits_at for row in self._rows]
-        found: list[Sequence[int]] = []
+        wanted: list[Sequence[int]] = []
         for row in self._rows:
             scored = [range(s.start, s.start + len(s.targets)) for s in row.scores]
-            found.append(sorted({*row.logits_at, *chain.from_iterable(scored)}))
-        return found
+            wanted.append(sorted({*row.logits_at, *chain.from_iterable(scored)}))
+        return wanted
 
-    def take(self, owners: Sequence[Owner], found: Floats) -> None:
+    def add_batch(self, owners: Sequence[Owner], logits: Floats) -> None:
         """Store or score the logits of a batch.
 
         Without scores, logits that cover all rows are kept as a view of llama.cpp's memory.
 
         Args:
             owners: the token of each logits row.
-            found: their logits [len(owners), V] in llama.cpp's memory, valid until the next batch.
+            logits: their logits [len(owners), V] in llama.cpp's memory, valid until the next batch.
         """
         if not self._has_scores and len(owners) == self._n_rows:
-            self._logits, self._is_view = found, True
+            self._logits, self._is_view = logits, True
             return
         if self._logits is None:
             self._logits = np.empty((self._n_rows, self._n_vocab), np.float32)
@@ -339,12 +352,13 @@ class StepAnswers:
         for index, owner in enumerate(owners):
             number = self._numbers.get(owner)
             if number is not None:
-                self._logits[number] = found[index]
+                self._logits[number] = logits[index]
         if self._has_scores:
-            self._score(owners, found)
+            self._score(owners, logits)
 
-    def _score(self, owners: Sequence[Owner], found: Floats) -> None:
-        places: dict[int, dict[int, int]] = {}  # by row number and token index: row of `found`
+    def _score(self, owners: Sequence[Owner], logits: Floats) -> None:
+        """Compute the scores whose logits are in this batch, and keep them until `output`."""
+        places: dict[int, dict[int, int]] = {}  # by row number and token index: row of `logits`
         for index, (number, at) in enumerate(owners):
             places.setdefault(number, {})[at] = index
         for number, indices in places.items():
@@ -354,7 +368,7 @@ class StepAnswers:
                 if here:
                     first, low = indices[here[0]], here[0] - span.start
                     targets = np.array(span.targets[low : low + len(here)], np.int64)
-                    part = score(found[first : first + len(here)], targets, span.top)
+                    part = score(logits[first : first + len(here)], targets, span.top)
                     self._parts.setdefault((number, which), []).append(part)
 
     def output(self) -> ViewOutput:
@@ -363,12 +377,19 @@ class StepAnswers:
         if logits is None:
             logits = np.empty((0, self._n_vocab), np.float32)
         scores = [
-            [self._joined(number, which, span) for which, span in enumerate(row.scores)]
+            [self._merged_score(number, which, span) for which, span in enumerate(row.scores)]
             for number, row in enumerate(self._rows)
         ]
         return ViewOutput(logits, scores, is_view=self._is_view)
 
-    def _joined(self, number: int, which: int, span: ScoreSpan) -> Score:
+    def _merged_score(self, number: int, which: int, span: ScoreSpan) -> Score:
+        """Join the scores of one span from several batches.
+
+        Args:
+            number: row number.
+            which: index of the span in the row.
+            span: the span.
+        """
         parts = self._parts.get((number, which))
         if parts is None:  # the span has no targets
             nothing = np.empty((0, self._n_vocab), np.float32)
@@ -376,6 +397,7 @@ class StepAnswers:
         return join_scores(parts)
 
     def _check(self, span: ScoreSpan) -> None:
+        """Raise ForwardError if a target is outside the vocabulary."""
         wrong = [token for token in span.targets if not 0 <= token < self._n_vocab]
         if wrong:
             raise ForwardError(

@@ -38,7 +38,7 @@ def read_tokenizer(header: GGUF) -> Tokenizer:
 
 
 class VocabCodec(Codec):
-    """Codec over a llama.cpp vocabulary. Thread-safe."""
+    """Text encoder and decoder that calls llama.cpp's tokenizer. Thread-safe."""
 
     def __init__(self, model: Handle, header: GGUF) -> None:
         """Keep `model`, whose vocabulary is loaded; `header` is of the same file."""
@@ -57,6 +57,7 @@ class VocabCodec(Codec):
 
     @cached_property
     def vocab_bytes(self) -> list[bytes]:  # type: ignore[override]
+        """The bytes of every token, by id."""
         room = ctypes.create_string_buffer(_PIECE_BYTES)
         view = memoryview(room).cast("B")
         pieces = []
@@ -67,6 +68,7 @@ class VocabCodec(Codec):
 
     @cached_property
     def special_ids(self) -> frozenset[int]:  # type: ignore[override]
+        """Ids of control, unknown and user-defined tokens."""
         attributes = (C.llama_vocab_get_attr(self._vocab, i) for i in range(self._n))
         return frozenset(i for i, mark in enumerate(attributes) if mark & _SPECIAL)
 
@@ -84,6 +86,13 @@ class VocabCodec(Codec):
         return self.spelling(token_id) if 0 <= token_id < self._n else ""
 
     def encode(self, text: str, *, special: bool, decorated: bool) -> list[int]:
+        """Return the token ids of a text.
+
+        Args:
+            text: text to encode.
+            special: parse spellings of special tokens, such as "<|im_end|>", as those tokens.
+            decorated: add the ids that the model expects around a text, such as BOS.
+        """
         ids = self._tokenized(text, special=special, decorated=decorated)
         if special:
             return ids
@@ -102,16 +111,19 @@ class VocabCodec(Codec):
         return ids
 
     def spelling(self, token_id: int) -> str:
+        """Return the text of a token as the vocabulary spells it."""
         if not 0 <= token_id < self._n:
             return ""
         spelled: str = C.llama_vocab_get_text(self._vocab, token_id).decode(errors="replace")
         return spelled
 
     def id_of(self, spelling: str) -> int | None:
+        """Return the id of a token by its spelling; None if there is none."""
         return self._ids.get(spelling)
 
     @cached_property
     def _ids(self) -> dict[str, int]:
+        """Lowest id of each spelling."""
         texts = [text.partition("\0")[0] for text in self._texts]  # C strings end at a zero byte
         return dict(zip(reversed(texts), range(self._n - 1, -1, -1), strict=True))
 
@@ -119,10 +131,11 @@ class VocabCodec(Codec):
     def _controls(self) -> dict[int, str]:
         """Control tokens, which plain text must not encode to: id to spelling. Without <unk>."""
         control = C.LLAMA_TOKEN_ATTR_CONTROL
-        found = (i for i in self.special_ids if C.llama_vocab_get_attr(self._vocab, i) & control)
-        return {i: self.spelling(i) for i in found if i != self._unknown}
+        controls = (i for i in self.special_ids if C.llama_vocab_get_attr(self._vocab, i) & control)
+        return {i: self.spelling(i) for i in controls if i != self._unknown}
 
     def _tokenized(self, text: str, *, special: bool, decorated: bool) -> list[int]:
+        """Call llama.cpp's tokenizer; see `encode`."""
         try:
             raw = text.encode()
         except (UnicodeEncodeError, AttributeError) as error:
@@ -133,11 +146,12 @@ class VocabCodec(Codec):
             pointer = ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
             n = C.llama_tokenize(self._vocab, raw, len(raw), pointer, size, decorated, special)
             if n >= 0:
-                found: list[int] = ids[:n].tolist()
-                return found
+                result: list[int] = ids[:n].tolist()
+                return result
             size = -n
 
     def _long_piece(self, token_id: int, size: int) -> bytes:
+        """Return the bytes of a token that needs a buffer of `size` bytes."""
         room = ctypes.create_string_buffer(size)
         C.llama_token_to_piece(self._vocab, token_id, room, size, 0, True)
         return room.raw

@@ -32,8 +32,8 @@ def limit_batches(context: Context, leases: Leases, n_vocab: int) -> None:
     ids = [(i * i * 7 + 13 * i + 5) % n_vocab for i in range(_PROMPT + _STEPS)]
     wanted = _run(context, leases, ids, 1, 0)
     for size in (context.n_batch, *(n for n in _SMALLER if n < context.n_batch)):
-        found = [_run(context, leases, ids, n, size - n) for n in {min(size, _PROMPT), size // 2}]
-        if all(np.array_equal(each, wanted) for each in found):
+        results = [_run(context, leases, ids, n, size - n) for n in {min(size, _PROMPT), size // 2}]
+        if all(np.array_equal(each, wanted) for each in results):
             if size < context.n_batch:
                 _log.info("reproducible=True: batches have at most %d tokens here", size)
             context.n_batch = size
@@ -63,11 +63,11 @@ def _run(
         for start, stop in zip(starts, [*starts[1:], len(ids)], strict=True):
             mine = range(start, stop)
             has_others = start == 0 or start >= _PROMPT
-            beside = range(position, position + (n_others if has_others else 0))
-            half = len(beside) // 2  # number of other tokens placed before the own ones
-            position = beside.stop
-            order = [*beside[:half], *mine, *beside[half:]]
-            owners = [other] * half + [own] * len(mine) + [other] * (len(beside) - half)
+            others = range(position, position + (n_others if has_others else 0))
+            half = len(others) // 2  # number of other tokens placed before the own ones
+            position = others.stop
+            order = [*others[:half], *mine, *others[half:]]
+            owners = [other] * half + [own] * len(mine) + [other] * (len(others) - half)
             flags = np.zeros(len(order), bool)
             flags[half + len(mine) - 1] = True
             logits = context.run([ids[p % len(ids)] for p in order], order, owners, flags)

@@ -14,7 +14,7 @@ _log = logging.getLogger("weft.engines.llamacpp")
 
 
 class _Compared(NamedTuple):
-    """A hyperparameter to compare.
+    """A hyperparameter to compare between a GGUF header and llama.cpp's log.
 
     key: in the GGUF header. name: in llama.cpp's log. tolerance: allowed relative difference,
     because llama.cpp prints rounded values.
@@ -36,7 +36,7 @@ _COMPARED = (
 )
 
 
-def check_taken(header: GGUF, report: Mapping[str, str]) -> None:
+def check_hyperparameters(header: GGUF, report: Mapping[str, str]) -> None:
     """Check that llama.cpp uses the hyperparameters in a file's header.
 
     Args:
