@@ -268,7 +268,7 @@ def run(arguments: argparse.Namespace, db: str) -> int:
         {"what": "slowest call, s", "figure": max(figures.seconds), "must": ""},
         {"what": "tries beside the first", "figure": sum(figures.again.values()), "must": ""},
         {"what": "calls that did not end well", "figure": len(figures.lost), "must": 0},
-        {"what": "nodes told", "figure": sum(map(len, figures.told.values())), "must": n_calls},
+        {"what": "nodes reported", "figure": sum(map(len, figures.told.values())), "must": n_calls},
         {"what": "of them gone or different", "figure": len(wrong), "must": 0},
         {"what": "ends told in answers that broke off", "figure": n_half, "must": ""},
         {"what": "of them gone or different", "figure": len(half_wrong), "must": 0},
