@@ -45,8 +45,8 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture
 def client(served: Served) -> Iterator[Client]:
-    with Client(served.url) as made:
-        yield made
+    with Client(served.url) as api_client:
+        yield api_client
 
 
 def described() -> dict[str, Any]:
@@ -81,8 +81,8 @@ OPTIONS = {
 }
 
 
-def made(name: str) -> ApiCall[Any]:
-    """A request of each kind, with all that can be said by its parameters."""
+def call_with_options(name: str) -> ApiCall[Any]:
+    """Return a call of the client method `name` with all its optional parameters."""
     build = described()[name]
     needed = [
         each
@@ -90,34 +90,34 @@ def made(name: str) -> ApiCall[Any]:
         if each.default is each.empty and each.kind is not each.VAR_KEYWORD
     ]
     given = WITH.get(name) or tuple(1 if each.name == "node" else "x" for each in needed)
-    found: ApiCall[Any] = build(*given, **OPTIONS.get(name, {}))
-    return found
+    api_call: ApiCall[Any] = build(*given, **OPTIONS.get(name, {}))
+    return api_call
 
 
 @pytest.fixture(scope="module")
 def schema(served: Served) -> dict[str, Any]:
-    found: dict[str, Any] = served.client.get("/openapi.json").json()
-    return found
+    openapi: dict[str, Any] = served.client.get("/openapi.json").json()
+    return openapi
 
 
-def route_of(schema: dict[str, Any], asked: ApiCall[Any]) -> tuple[str, dict[str, Any]]:
+def route_of(schema: dict[str, Any], api_call: ApiCall[Any]) -> tuple[str, dict[str, Any]]:
     """The route that a request goes to: of several, the one with fewer parameters."""
-    found = []
+    matches = []
     for path, methods in schema["paths"].items():
         pattern = re.sub(r"\{[^}]*\}", "[^/]+", path)
-        if re.fullmatch(pattern, asked.path) and asked.method.lower() in methods:
-            found.append((path.count("{"), path, methods[asked.method.lower()]))
-    assert found, (asked.method, asked.path)
-    return min(found, key=lambda each: each[0])[1:]
+        if re.fullmatch(pattern, api_call.path) and api_call.method.lower() in methods:
+            matches.append((path.count("{"), path, methods[api_call.method.lower()]))
+    assert matches, (api_call.method, api_call.path)
+    return min(matches, key=lambda each: each[0])[1:]
 
 
 @pytest.mark.parametrize("name", described())
 def test_every_client_call_matches_a_route(schema: dict[str, Any], name: str) -> None:
-    asked = made(name)
-    _, route = route_of(schema, asked)
+    api_call = call_with_options(name)
+    _, route = route_of(schema, api_call)
     build = described()[name]
     queries = {each["name"] for each in route.get("parameters", []) if each["in"] == "query"}
-    assert set(asked.params) <= queries
+    assert set(api_call.params) <= queries
     answer = re.fullmatch(r"ApiCall\[(?:\w+\.)?(\w+)\]", inspect.signature(build).return_annotation)
     assert answer is not None
     success = [route["responses"][code] for code in route["responses"] if code.startswith("2")]
@@ -125,19 +125,21 @@ def test_every_client_call_matches_a_route(schema: dict[str, Any], name: str) ->
     assert answer[1] == "bytes" or f"schemas/{answer[1]}'" in shapes
 
 
-def test_every_route_of_the_native_api_has_its_method(schema: dict[str, Any]) -> None:
-    asked = {(each.method, route_of(schema, each)[0]) for each in map(made, described())}
-    asked.add(("GET", "/api/v1/jobs/{job}/events"))
-    there = {
+def test_every_native_route_has_a_client_method(schema: dict[str, Any]) -> None:
+    called = {
+        (each.method, route_of(schema, each)[0]) for each in map(call_with_options, described())
+    }
+    called.add(("GET", "/api/v1/jobs/{job}/events"))
+    routes = {
         (method.upper(), path)
         for path, methods in schema["paths"].items()
         for method in methods
         if path.startswith("/api/v1/")
     }
-    # Not asked by a program in Python: a copy, and what only a page follows.
-    left = {("POST", "/api/v1/looms/{loom}/nodes/{node}/copy")}
-    left.add(("GET", "/api/v1/looms/{loom}/events"))
-    assert there - asked <= left
+    # The Python clients have no method to copy nodes or to follow the page's change feed.
+    exempt = {("POST", "/api/v1/looms/{loom}/nodes/{node}/copy")}
+    exempt.add(("GET", "/api/v1/looms/{loom}/events"))
+    assert routes - called <= exempt
 
 
 def test_both_clients_have_the_same_methods() -> None:
@@ -151,7 +153,7 @@ def test_both_clients_have_the_same_methods() -> None:
 KINDS = (Client, AsyncClient)
 
 
-def test_a_loom_is_made_grown_read_and_undone(client: Client) -> None:
+def test_client_creates_grows_reads_and_undoes_a_loom(client: Client) -> None:
     loom = client.create_loom("Tell me a story about a fox.", name="a walk").name
     texts = {0: "", 1: ""}
     ends = {}
@@ -206,20 +208,20 @@ def test_infinite_logit_bias_works_as_in_process(client: Client) -> None:
         job = client.begin(loom, max_tokens=1, temperature=0, logit_bias=bias, wait=True)
         node = client.node(loom, job.nodes[0].node, fields=["params", "tokens"])
         assert list(node.token_ids or ()) == list(tokens) != list(plain.tokens)
-        # What is kept is what can be sent again.
-        again = client.begin(loom, max_tokens=1, logit_bias=node.params["logit_bias"], wait=True)
-        assert again.nodes
+        # The stored bias can be sent back unchanged.
+        repeat = client.begin(loom, max_tokens=1, logit_bias=node.params["logit_bias"], wait=True)
+        assert repeat.nodes
     with pytest.raises(errors.ConfigError, match='logit_bias.5: .*"inf" or "-inf"'):
         client.begin(loom, logit_bias={5: "Infinity"})
     with pytest.raises(errors.ConfigError, match="nan"):
         client.begin(loom, logit_bias={5: float("nan")})
 
 
-def test_the_async_client_does_the_same(served: Served) -> None:
+def test_async_client_grows_cancels_and_raises_for_missing_nodes(served: Served) -> None:
     async def walk() -> list[str | None]:
         async with AsyncClient(served.url) as client:
             loom = (await client.create_loom("Once upon a time", template=False)).id
-            found = [delta async for delta in client.grow(loom, n=2, **FEW)]
+            deltas = [delta async for delta in client.grow(loom, n=2, **FEW)]
             assert (await client.loom(loom)).n_nodes == 3
             async with aclosing(client.grow(loom, n=1, max_tokens=1500, logit_bias=NO_END)) as more:
                 async for _ in more:
@@ -229,7 +231,7 @@ def test_the_async_client_does_the_same(served: Served) -> None:
             assert ended.status == "cancelled"
             with pytest.raises(errors.NotFound):
                 await client.node(loom, 99)
-            return [delta.finish_reason for delta in found]
+            return [delta.finish_reason for delta in deltas]
 
     assert asyncio.run(walk()).count("length") == 2
 
@@ -245,7 +247,7 @@ def test_leaving_a_growth_early_keeps_generated_tokens(client: Client) -> None:
 
 
 def test_broken_stream_is_resumed(served: Served) -> None:
-    """Through a door between that closes after so many bytes, again and again."""
+    """A proxy closes every connection after some bytes."""
     with door(served.url, n_bytes=3000) as url, Client(url) as client:
         loom = client.create_loom("Tell me a story about a fox.").id
         texts = ["", ""]
@@ -266,9 +268,9 @@ def test_job_lost_in_a_restart_names_the_nodes_with_its_text(served: Served) -> 
         job = client.begin(loom, n=2, **FEW)
         client.wait(job.job)
         client.forget_job(job.job)  # as a new process has forgotten it
-        said = rf"may have been restarted.* is in loom '{loom}', nodes 1, 2; .*interrupted"
+        message = rf"may have been restarted.* is in loom '{loom}', nodes 1, 2; .*interrupted"
         for follow in (lambda: list(client.deltas(job)), lambda: asyncio.run(deltas(job))):
-            with pytest.raises(errors.NotFound, match=said) as caught:
+            with pytest.raises(errors.NotFound, match=message) as caught:
                 follow()
             assert caught.value.what == "job"
         with pytest.raises(errors.NotFound, match="server has been restarted"):
@@ -276,8 +278,10 @@ def test_job_lost_in_a_restart_names_the_nodes_with_its_text(served: Served) -> 
 
 
 class door:
-    """A proxy that passes so many bytes of an answer on, then hangs up; each time some more, for on
-    a busy machine one event may be long."""
+    """A proxy that closes each connection after some bytes of the response.
+
+    The limit grows with each connection, because one event may be long on a busy machine.
+    """
 
     def __init__(self, url: str, n_bytes: int) -> None:
         self.port = int(url.rpartition(":")[2])
@@ -331,8 +335,10 @@ def test_snapshot_after_missed_events_has_the_rest_of_each_text() -> None:
     reader = GrowthReader(JobReply(job="j", status="running", branches=branches))
     first = reader.take("tok", {"t": [[0, 5, "One ", -0.5, 0.1]]})
     assert (first[0].text, first[0].token_ids, first[0].node) == ("One ", (5,), 1)
-    told = {"branch": 0, "node": 1, "id": "a", "finish_reason": "length"}
-    rest = reader.take("snapshot", {"texts": [{**told, "text": "One two"}], "branches": [told]})
+    branch_end = {"branch": 0, "node": 1, "id": "a", "finish_reason": "length"}
+    rest = reader.take(
+        "snapshot", {"texts": [{**branch_end, "text": "One two"}], "branches": [branch_end]}
+    )
     assert [(each.text, each.finish_reason) for each in rest] == [("two", None), ("", "length")]
     assert reader.take("branch", {"branch": 0, "finish_reason": "length"}) == []
 
@@ -343,8 +349,8 @@ def test_snapshot_after_missed_events_has_the_rest_of_each_text() -> None:
 @pytest.mark.parametrize("kind", [each for each in ERROR_MAPPINGS if each is not MemoryError])
 def test_server_error_is_raised_as_the_library_error(kind: Any) -> None:
     outcome = ERROR_MAPPINGS[kind]
-    told = {"message": "so", "type": outcome.kind, "code": outcome.code, "hint": "do"}
-    error = error_from_object(told, outcome.status)
+    body = {"message": "so", "type": outcome.kind, "code": outcome.code, "hint": "do"}
+    error = error_from_object(body, outcome.status)
     assert ERROR_MAPPINGS[type(error)].code == outcome.code
     assert (str(error), error.hint) == ("so", "do")
 
@@ -389,7 +395,7 @@ def test_any_loom_name_reaches_its_loom(client: Client) -> None:
 def test_missing_server_fails_at_once_and_stream_gives_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with socket.socket() as taken:  # and nobody listens there
+    with socket.socket() as taken:  # bound, but not listening
         taken.bind(("127.0.0.1", 0))
         nowhere = f"http://127.0.0.1:{taken.getsockname()[1]}"
         with Client(nowhere) as client, pytest.raises(errors.Unreachable, match="127"):
@@ -404,18 +410,18 @@ def test_missing_server_fails_at_once_and_stream_gives_up(
 
 
 @contextmanager
-def answering(said: bytes) -> Iterator[str]:
-    """A server that gives every request one answer; b"": it takes all, and is silent."""
+def answering(reply: bytes) -> Iterator[str]:
+    """Send `reply` to every request; if it is empty, accept connections and stay silent."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
             with suppress(OSError), ExitStack() as lines:
                 while True:
                     line = lines.enter_context(listener.accept()[0])
-                    if said:
+                    if reply:
                         line.recv(65536)
-                        head = b"HTTP/1.1 " + said.partition(b" ")[0] + b" So\r\nConnection: close"
-                        body = said.partition(b" ")[2]
+                        head = b"HTTP/1.1 " + reply.partition(b" ")[0] + b" So\r\nConnection: close"
+                        body = reply.partition(b" ")[2]
                         line.sendall(
                             b"%b\r\nContent-Length: %d\r\n\r\n%b" % (head, len(body), body)
                         )
@@ -427,33 +433,33 @@ def answering(said: bytes) -> Iterator[str]:
     thread.join()
 
 
-def first_asks(url: str) -> dict[str, BaseException]:
-    """What becomes of a first request of each kind, by client and kind."""
+def first_errors(url: str) -> dict[str, BaseException]:
+    """Return the error of the first request of a client, by method."""
 
     async def awaited(name: str, *args: Any) -> Any:
         async with AsyncClient(url) as client:
-            found = getattr(client, name)(*args)
-            return [each async for each in found] if name == "events" else await found
+            result = getattr(client, name)(*args)
+            return [each async for each in result] if name == "events" else await result
 
-    became: dict[str, BaseException] = {}
+    raised: dict[str, BaseException] = {}
     for name, *args in (("looms",), ("begin", "l"), ("server",), ("events", "j")):
         with Client(url) as client, pytest.raises(errors.WeftError) as error:
             list(getattr(client, name)(*args))
-        became[name] = error.value
+        raised[name] = error.value
         with pytest.raises(errors.WeftError) as error:
             asyncio.run(awaited(name, *args))
-        became[f"a{name}"] = error.value
-    return became
+        raised[f"a{name}"] = error.value
+    return raised
 
 
 def test_silent_server_is_unreachable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Within seconds, whatever is asked first; the time itself is not waited for here."""
+    """Every kind of first request uses the short timeout."""
     assert connection._AT_ONCE.read == 10
     monkeypatch.setattr(connection, "_AT_ONCE", httpx.Timeout(0.2))
     with answering(b"") as url:
-        for name, error in first_asks(url).items():
+        for name, error in first_errors(url).items():
             assert isinstance(error, errors.Unreachable), (name, error)
             assert "no response from" in str(error)
             assert "WEFT_HOST" in error.hint
@@ -463,26 +469,26 @@ def test_server_is_verified_once_with_a_short_timeout(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Client(served.url) as client:
-        asked: list[tuple[str, float]] = []
+        requests: list[tuple[str, float]] = []
 
         def note(request: httpx.Request) -> None:
-            asked.append((request.url.path, request.extensions["timeout"]["read"]))
+            requests.append((request.url.path, request.extensions["timeout"]["read"]))
 
         client._http.event_hooks["request"].append(note)
         client.server()
         client.looms()
         client.models()
-    assert asked == [(call.SERVER_PATH, 10), ("/api/v1/looms", 600), ("/api/v1/models", 600)]
+    assert requests == [(call.SERVER_PATH, 10), ("/api/v1/looms", 600), ("/api/v1/models", 600)]
     with Client(served.url) as client:
-        del asked[:]
+        del requests[:]
         client._http.event_hooks["request"].append(note)
         client.looms()
         client.looms()
-    assert [path for path, _ in asked] == [call.SERVER_PATH, "/api/v1/looms", "/api/v1/looms"]
+    assert [path for path, _ in requests] == [call.SERVER_PATH, "/api/v1/looms", "/api/v1/looms"]
 
 
 @pytest.mark.parametrize(
-    "said",
+    "reply",
     [
         b"404 <html>",
         b'404 {"error": {"message": "File Not Found", "code": 404, "type": "not_found_error"}}',
@@ -496,9 +502,9 @@ def test_server_is_verified_once_with_a_short_timeout(
         b"500 oh",
     ],
 )
-def test_other_program_at_the_address_is_reported(said: bytes) -> None:
-    with answering(said) as url:
-        for name, error in first_asks(url).items():
+def test_other_program_at_the_address_is_reported(reply: bytes) -> None:
+    with answering(reply) as url:
+        for name, error in first_errors(url).items():
             assert isinstance(error, errors.Unreachable), (name, error)
             assert "is not a Weft server" in str(error)
             assert "WEFT_HOST" in error.hint

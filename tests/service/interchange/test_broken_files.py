@@ -1,4 +1,4 @@
-"""Whatever is wrong with a file, it is read or refused by a FormatError; never anything else."""
+"""A damaged file is imported or raises FormatError, never another exception."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def changed(data: Any, random_: random.Random) -> Any:
 
 
 def torn(data: bytes, random_: random.Random) -> bytes:
-    """The bytes cut off, or with some of them changed."""
+    """Return the bytes truncated, or with some of them changed."""
     if random_.random() < 0.3:
         return data[: random_.randrange(len(data))]
     new = bytearray(data)
@@ -78,18 +78,18 @@ def torn(data: bytes, random_: random.Random) -> bytes:
 
 
 def check(source: Any, format: str) -> bool:
-    """Whether it was read; then all of it can be kept, exported and opened again."""
+    """Return True if the file can be read; then its looms can be exported and read back."""
     try:
         result = read(source, format=format)
     except FormatError:
         return False
-    for each in result.looms:
-        assert each.at.path[0] is each.loom
-        written = "".join(export(each.loom, "json")).encode(errors="backslashreplace")
+    for imported in result.looms:
+        assert imported.at.path[0] is imported.loom
+        written = "".join(export(imported.loom, "json")).encode(errors="backslashreplace")
         (second,) = (one.loom for one in read(written).looms)
-        assert [node.text for node in second.walk()] == [node.text for node in each.loom.walk()]
+        assert [node.text for node in second.walk()] == [node.text for node in imported.loom.walk()]
         for name in ("markdown", "csv", "messages"):
-            assert "".join(export(each.loom, name, scope="tree"))
+            assert "".join(export(imported.loom, name, scope="tree"))
     return True
 
 
@@ -104,22 +104,22 @@ def fuzz(name: str, seed: int, n: int) -> int:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_changed_or_torn_file_is_read_or_refused(name: str) -> None:
+def test_changed_or_truncated_file_is_read_or_raises_format_error(name: str) -> None:
     assert fuzz(name, 1, 40) > 5
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("name", ALL)
-def test_many_changed_files_are_read_or_refused(name: str, seed: int) -> None:
+def test_many_changed_files_are_read_or_raise_format_error(name: str, seed: int) -> None:
     fuzz(name, seed + 2, 300)
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_any_json_at_all_is_read_or_refused_by_each_importer(name: str) -> None:
+def test_any_json_is_read_or_raises_format_error(name: str) -> None:
     for data in [*STRANGE, *(example(each) for each in ALL)]:
         check(json.dumps(data).encode(), name)
 
 
-def test_all_formats_are_tried() -> None:
+def test_example_files_cover_every_importer() -> None:
     assert set(ALL) == {*IMPORTERS, "weft"}

@@ -1,4 +1,4 @@
-"""A loom leaves in each format: what was asked for, whole, and nothing has changed."""
+"""Exports of looms in every format."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def grown() -> Loom:
     """root → a b; a → a1 a2 a3; scored and bookmarked."""
     loom = Loom(model(), TEXT, template=False)
     a, b = loom.grow(n=2, max_tokens=4, seed=1)
-    for each, score in zip(a.grow(n=3, max_tokens=4, seed=2), (0.2, 0.9, None), strict=True):
-        each.score = score
+    for node, score in zip(a.grow(n=3, max_tokens=4, seed=2), (0.2, 0.9, None), strict=True):
+        node.score = score
     b.meta["bookmark"] = "good"
     a.meta["note"] = {"ü": [1, None]}
     return loom
 
 
-def given(node, format: str, **options) -> str:
+def exported(node, format: str, **options) -> str:
     return "".join(export(node, format, **options))
 
 
@@ -46,11 +46,11 @@ def rows(text: str) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("format", EXPORTERS)
-def test_an_export_changes_nothing(grown: Loom, format: str, tmp_path: Path) -> None:
+def test_export_leaves_the_loom_unchanged(grown: Loom, format: str, tmp_path: Path) -> None:
     grown.save(tmp_path / "before.loom.json")
     for scope in Scope:
         if scope not in EXPORTERS[format].refused:
-            assert given(grown.children[0], format, scope=scope)
+            assert exported(grown.children[0], format, scope=scope)
     grown.save(tmp_path / "after.loom.json")
     before, after = ((tmp_path / f"{name}.loom.json").read_bytes() for name in ("before", "after"))
     assert before == after
@@ -58,14 +58,14 @@ def test_an_export_changes_nothing(grown: Loom, format: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("format", ["text", "markdown"])
 def test_export_of_a_loom_with_branches_defaults_to_the_tree(grown: Loom, format: str) -> None:
-    assert given(grown, format) == given(grown, format, scope="tree")
-    assert given(grown.children[0], format) == given(grown.children[0], format, scope="path")
+    assert exported(grown, format) == exported(grown, format, scope="tree")
+    assert exported(grown.children[0], format) == exported(grown.children[0], format, scope="path")
     alone = Loom(model(), TEXT, template=False)
-    assert given(alone, format) == given(alone, format, scope="path")
+    assert exported(alone, format) == exported(alone, format, scope="path")
 
 
 @pytest.mark.parametrize(("scope", "n_nodes"), [("path", 2), ("subtree", 5), ("tree", 6)])
-def test_json_of_a_part_is_a_loom_that_goes_on_growing(
+def test_json_export_of_a_part_opens_and_grows(
     grown: Loom, scope: str, n_nodes: int, tmp_path: Path
 ) -> None:
     file, node = tmp_path / "part.loom.json", grown.children[0]
@@ -78,14 +78,14 @@ def test_json_of_a_part_is_a_loom_that_goes_on_growing(
     assert second.grow(n=1, max_tokens=2)[0].tokens
 
 
-def test_the_whole_tree_as_json_is_what_the_loom_saves(grown: Loom, tmp_path: Path) -> None:
+def test_json_export_of_the_tree_equals_loom_save(grown: Loom, tmp_path: Path) -> None:
     grown.save(tmp_path / "a.loom.json")
-    order = {node.id: at for at, node in enumerate(grown.walk())}
+    order = {node.id: number for number, node in enumerate(grown.walk())}
     saved = (tmp_path / "a.loom.json").read_text(encoding="utf-8")
-    assert given(grown, "json", numbers=order) == saved
+    assert exported(grown, "json", numbers=order) == saved
 
 
-def test_what_is_exported_is_of_the_moment_of_the_call(grown: Loom) -> None:
+def test_export_excludes_nodes_added_after_the_call(grown: Loom) -> None:
     loom = Loom(None, "a")
     loom.add("b")
     pieces = export(loom, "csv")
@@ -93,13 +93,13 @@ def test_what_is_exported_is_of_the_moment_of_the_call(grown: Loom) -> None:
     assert len(rows("".join(pieces))) == 2
 
 
-def test_a_text_is_the_path_alone(grown: Loom) -> None:
+def test_text_export_is_the_text_of_the_path(grown: Loom) -> None:
     node = grown.children[0].children[1]
-    assert given(node, "text") == f"{TEXT}{node.crown()}".rstrip("\n") + "\n"
+    assert exported(node, "text") == f"{TEXT}{node.crown()}".rstrip("\n") + "\n"
 
 
-def test_a_row_of_nodes_says_what_is_known(grown: Loom) -> None:
-    result = rows(given(grown, "csv"))
+def test_csv_rows_have_text_height_and_probabilities(grown: Loom) -> None:
+    result = rows(exported(grown, "csv"))
     nodes = {node.id: node for node in grown.walk()}
     assert [row["node"] for row in result] == ["0", "1", "2", "3", "4", "5"]
     for row in result:
@@ -115,10 +115,10 @@ def test_a_row_of_nodes_says_what_is_known(grown: Loom) -> None:
     assert result[1]["branch"] == "1"
 
 
-def test_a_row_of_tokens_has_its_place_and_its_rank(grown: Loom) -> None:
+def test_token_rows_have_position_and_rank(grown: Loom) -> None:
     node = grown.children[0].children[0]
     plain, ranked = (
-        rows(given(node, "tokens", scope="path", ranks=ranks)) for ranks in (False, True)
+        rows(exported(node, "tokens", scope="path", ranks=ranks)) for ranks in (False, True)
     )
     assert [int(row["token_id"]) for row in plain] == node.get_prefix_tokens()
     assert [int(row["position"]) for row in plain] == list(range(len(plain)))
@@ -135,39 +135,39 @@ def test_a_row_of_tokens_has_its_place_and_its_rank(grown: Loom) -> None:
     assert math.isclose(float(last["logprob"]), node.logprobs[-1], rel_tol=1e-6)
 
 
-def test_pairs_are_siblings_of_which_one_is_liked_better(grown: Loom) -> None:
+def test_pairs_export_prefers_the_sibling_with_the_higher_score(grown: Loom) -> None:
     low, high, _ = grown.children[0].children
-    (pair,) = map(json.loads, given(grown, "pairs").splitlines())
+    (pair,) = map(json.loads, exported(grown, "pairs").splitlines())
     prompt = grown.children[0].get_prefix_text()
     assert pair == {"prompt": prompt, "chosen": high.text, "rejected": low.text}
-    (marked,) = map(json.loads, given(grown, "pairs", by="bookmark").splitlines())
+    (marked,) = map(json.loads, exported(grown, "pairs", by="bookmark").splitlines())
     assert marked["chosen"] == grown.children[1].text
     last = grown.children[0].children[2].text
-    mine = given(grown.children[0], "pairs", scope="subtree", by=lambda n: float(n.text == last))
+    mine = exported(grown.children[0], "pairs", scope="subtree", by=lambda n: float(n.text == last))
     assert {json.loads(line)["chosen"] for line in mine.splitlines()} == {last}
 
 
-def test_a_chat_is_exported_as_its_messages() -> None:
+def test_chat_is_exported_as_its_messages() -> None:
     loom = Loom(model(), "Hello", system="Be kind.")
     first, second = loom.grow(n=2, max_tokens=3, seed=1)
     first.score, second.score = 1, 0
     requests = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hello"}]
-    lines = [json.loads(line)["messages"] for line in given(loom, "messages").splitlines()]
+    lines = [json.loads(line)["messages"] for line in exported(loom, "messages").splitlines()]
     assert lines == [[*requests, {"role": "assistant", "content": n.text}] for n in (first, second)]
-    (pair,) = map(json.loads, given(loom, "pairs").splitlines())
+    (pair,) = map(json.loads, exported(loom, "pairs").splitlines())
     assert pair["prompt"] == requests
     assert pair["chosen"] == [{"role": "assistant", "content": first.text}]
 
 
-def test_a_raw_prompt_is_a_message_as_it_was_typed() -> None:
+def test_raw_prompt_is_exported_as_a_user_message() -> None:
     loom = Loom(model(), TEXT, template=False)
     assert loom.text != TEXT  # it begins with the model's own token
-    (line,) = given(loom, "messages").splitlines()
+    (line,) = exported(loom, "messages").splitlines()
     assert json.loads(line)["messages"] == [{"role": "user", "content": TEXT}]
 
 
 @pytest.mark.parametrize(
-    ("format", "options", "said"),
+    ("format", "options", "message"),
     [
         ("pdf", {}, "allowed are json, text"),
         ("text", {"scope": "all"}, "path, subtree, tree"),
@@ -177,37 +177,41 @@ def test_a_raw_prompt_is_a_message_as_it_was_typed() -> None:
         ("pairs", {"by": lambda node: None}, "no siblings differ"),
     ],
 )
-def test_what_a_format_cannot_do_is_refused(grown: Loom, format, options, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        given(grown, format, **options)
+def test_unsupported_export_option_raises_config_error(
+    grown: Loom, format, options, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        exported(grown, format, **options)
 
 
-def test_a_loom_of_texts_is_exported_in_all_but_tokens() -> None:
+def test_loom_without_model_is_exported_in_all_formats_but_tokens() -> None:
     loom = Loom(None, 'A "quoted", <b>\nline')
     loom.add("x").score = 1
     loom.add("y").score = 0
     for format in EXPORTERS:
         if format == "tokens":
             with pytest.raises(ConfigError, match="loom has texts"):
-                given(loom, format)
+                exported(loom, format)
         else:
-            assert given(loom, format)
-    assert rows(given(loom, "csv"))[0]["text"] == loom.text
+            assert exported(loom, format)
+    assert rows(exported(loom, "csv"))[0]["text"] == loom.text
 
 
-def test_a_deep_chain_is_exported_without_recursion() -> None:
+def test_deep_chain_is_exported_without_recursion() -> None:
     loom = Loom(None, "0")
     at = loom
     for index in range(3000):
         at = at.add(f" {index}")
     for format in ("json", "text", "csv", "messages", "markdown"):
-        assert given(at, format)
+        assert exported(at, format)
 
 
-def test_a_suffix_means_a_format_and_others_are_named(grown: Loom, tmp_path: Path) -> None:
-    for each in EXPORTERS.values():
-        write(grown, tmp_path / f"a{each.suffix}", format=each.name)
-        assert (tmp_path / f"a{each.suffix}").stat().st_size
+def test_file_suffix_selects_the_format_and_unknown_suffix_raises(
+    grown: Loom, tmp_path: Path
+) -> None:
+    for exporter in EXPORTERS.values():
+        write(grown, tmp_path / f"a{exporter.suffix}", format=exporter.name)
+        assert (tmp_path / f"a{exporter.suffix}").stat().st_size
     with pytest.raises(ConfigError, match="ends in none of .json .txt"):
         write(grown, tmp_path / "a.docx")
     assert not (tmp_path / "a.docx").exists()

@@ -1,4 +1,4 @@
-"""Files of other programs come in: every text in its place, nothing templated, the rest told."""
+"""Imports of other programs' files: texts keep their place, and dropped fields are reported."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def tree_of(node: Heddle) -> Any:
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("with_model", [False, True], ids=["texts", "tokens"])
-def test_a_file_is_recognised_and_all_its_texts_are_there(name: str, with_model: bool) -> None:
+def test_file_of_each_format_is_recognised_and_has_all_texts(name: str, with_model: bool) -> None:
     lm = model() if with_model else None
     result = read(FILES[name], lm)
     assert result.recognised_as == recognise(FILES[name]) == name
@@ -51,7 +51,7 @@ def test_a_file_is_recognised_and_all_its_texts_are_there(name: str, with_model:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_what_was_imported_is_kept_by_our_own_file(name: str, tmp_path: Path) -> None:
+def test_imported_loom_is_unchanged_after_saving_and_reading(name: str, tmp_path: Path) -> None:
     loom = read(FILES[name]).looms[0].loom
     loom.save(tmp_path / "a.loom.json")
     second = read(tmp_path / "a.loom.json")
@@ -61,8 +61,8 @@ def test_what_was_imported_is_kept_by_our_own_file(name: str, tmp_path: Path) ->
     assert all((a.id, a.meta, a.score) == (b.id, b.meta, b.score) for a, b in pairs)
 
 
-def test_nothing_that_a_file_says_is_lost_without_a_word() -> None:
-    """Every leaf of the JSON is in a text, in the meta of a node, or in what is told."""
+def test_unknown_fields_are_kept_in_meta_or_reported() -> None:
+    """Every JSON value is in a text, in the meta of a node, or in `dropped`."""
     for name, data in FILES.items():
         result = read(data)
         if name == "conversations":
@@ -83,7 +83,7 @@ def test_nothing_that_a_file_says_is_lost_without_a_word() -> None:
         assert name != "loomsidian" or "settings" in " ".join(result.dropped)
 
 
-def test_where_the_reader_stood_and_bookmarks_and_scores_come_along() -> None:
+def test_import_keeps_position_bookmarks_and_scores() -> None:
     for name in ("loomsidian", "python-loom", "conversations"):
         (only,) = read(FILES[name]).looms
         assert only.at.text == " a time", name
@@ -95,7 +95,7 @@ def test_where_the_reader_stood_and_bookmarks_and_scores_come_along() -> None:
     assert read(FILES["n8loom"]).looms[0].loom.children[0].children[0].terminal
 
 
-def test_the_prompt_of_an_n8loom_export_is_displayed_as_there() -> None:
+def test_import_of_n8loom_file_displays_the_same_prompt() -> None:
     lm = model()
     new = Loom(lm, "Tell me a story.\n\nA short one.")
     new.add(" Once")
@@ -109,8 +109,8 @@ def test_the_prompt_of_an_n8loom_export_is_displayed_as_there() -> None:
             {"text": " Twice", "display_text": "(hidden)", "terminal": False, "children": []},
         ],
     }
-    for each in (lm, None):
-        (only,) = read(exported, each).looms
+    for target_lm in (lm, None):
+        (only,) = read(exported, target_lm).looms
         assert only.loom.display_text() == new.display_text()
         assert only.loom.user_prompt == new.user_prompt
         assert only.loom.text == new.text
@@ -157,19 +157,19 @@ def test_an_n8loom_export_is_not_named_after_control_tokens(text: str) -> None:
     assert only.loom.text == text
 
 
-def test_a_templated_prompt_is_never_templated_again() -> None:
+def test_import_of_templated_prompt_adds_no_second_template() -> None:
     lm = model()
     new = Loom(lm, "Tell me a story.")
     data = {"text": new.text, "children": [{"text": "Once", "children": []}], "terminal": False}
     (only,) = read(data, lm).looms
     assert only.loom.tokens == new.tokens
     assert only.loom.children[0].tokens == new.add("Once").tokens
-    # Elsewhere what looks like a special token is what somebody typed.
+    # In other formats a user typed the text that looks like a special token.
     (chat,) = read([{"role": "user", "content": "<|end|>"}], lm).looms
     assert not set(chat.loom.tokens) & lm.text.stop_ids
 
 
-def test_chat_lines_come_back_as_the_tree_that_they_were_exported_from() -> None:
+def test_exported_chat_lines_are_imported_as_the_same_tree() -> None:
     loom = read(CHAT).looms[0].loom
     lines = "".join(export(loom, "messages")).encode()
     second = read(lines)
@@ -190,7 +190,7 @@ def test_tool_calls_and_names_survive_a_round_trip() -> None:
     assert json.loads(line)["messages"] == message
 
 
-def test_an_imported_chat_goes_on_by_the_template_when_it_is_asked_for() -> None:
+def test_messages_of_an_imported_chat_use_the_chat_template() -> None:
     (only,) = read(CHAT).looms
     message = interchange.messages_of(only.loom.children[0].children[0].path)
     assert [each["role"] for each in message] == ["user", "assistant", "user"]
@@ -199,20 +199,20 @@ def test_an_imported_chat_goes_on_by_the_template_when_it_is_asked_for() -> None
     assert interchange.messages_of([loom]) == message
 
 
-def test_a_deep_chain_of_nodes_that_name_their_parents_is_read() -> None:
+def test_chain_of_20000_nodes_with_parent_ids_is_read() -> None:
     nodes = {str(i): {"text": str(i), "parentId": str(i - 1) if i else None} for i in range(20_000)}
     result = read({"state": {"n": {"nodes": nodes, "current": "19999"}}})
     assert result.n_nodes == 20_000
     assert result.looms[0].at.text == "19999"
 
 
-def test_lists_of_nodes_and_of_pairs_are_read_as_well() -> None:
+def test_nodes_as_list_or_as_pairs_give_the_same_tree() -> None:
     nodes: Any = LOOMSIDIAN["state"]["notes/fox.md"]["nodes"]  # type: ignore[index]
-    for given in ([{"id": k, **v} for k, v in nodes.items()], list(map(list, nodes.items()))):
-        assert tree_of(read({"state": {"n": {"nodes": given}}}).looms[0].loom) == TREE
+    for form in ([{"id": k, **v} for k, v in nodes.items()], list(map(list, nodes.items()))):
+        assert tree_of(read({"state": {"n": {"nodes": form}}}).looms[0].loom) == TREE
 
 
-def test_several_roots_orphans_and_loops_are_told() -> None:
+def test_several_roots_orphans_and_cycles_are_reported() -> None:
     nodes = {
         "a": {"text": "A", "parentId": None},
         "b": {"text": "B", "parentId": "gone"},
@@ -226,7 +226,7 @@ def test_several_roots_orphans_and_loops_are_told() -> None:
     assert "2 nodes that are their own ancestors" in text
 
 
-def test_half_a_character_is_replaced_and_told() -> None:
+def test_lone_surrogates_are_replaced_and_reported() -> None:
     data = b'{"text": "a\\ud83d", "children": [{"text": "\\ude00b", "children": []}]}'
     for lm in (None, model()):
         result = read(data, lm)
@@ -234,7 +234,7 @@ def test_half_a_character_is_replaced_and_told() -> None:
         assert result.dropped == ("2 lone surrogates were replaced by U+FFFD",)
 
 
-def test_our_own_file_needs_its_model(tmp_path: Path) -> None:
+def test_weft_file_of_another_model_raises_unless_forced(tmp_path: Path) -> None:
     file = tmp_path / "a.loom.json"
     loom = Loom(model(), "Once", template=False)
     loom.add(" upon")
@@ -247,7 +247,7 @@ def test_our_own_file_needs_its_model(tmp_path: Path) -> None:
     assert read(data, model(), force=True).n_nodes == read(data).n_nodes == 2
 
 
-def test_what_is_too_much_is_refused_before_it_is_read(tmp_path: Path) -> None:
+def test_import_over_a_limit_raises_format_error(tmp_path: Path) -> None:
     large = tmp_path / "large.json"
     with open(large, "wb") as file:
         os.truncate(file.fileno(), 1 << 30)  # a gigabyte that takes no room
@@ -289,16 +289,18 @@ BROKEN: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("data", "said"), BROKEN)
-def test_what_is_broken_is_named_with_its_place(data: Any, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("data", "message"), BROKEN)
+def test_broken_file_raises_format_error_with_place(
+    data: Any, message: str, tmp_path: Path
+) -> None:
     file = tmp_path / "x.json"
     file.write_bytes(data if isinstance(data, bytes) else json.dumps(data).encode())
     with pytest.raises(FormatError, match=r"x\.json: ") as caught:
         read(file)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_a_file_that_is_not_there_and_an_unknown_format_are_other_mistakes(tmp_path: Path) -> None:
+def test_missing_file_raises_store_error_and_unknown_format_config_error(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="cannot read"):
         read(tmp_path / "no.json")
     with pytest.raises(ConfigError, match="allowed are auto, weft, loomsidian"):
@@ -316,7 +318,7 @@ def mine(data: object) -> list[Sketch] | None:
     return [sketch]
 
 
-def test_another_package_adds_a_format_by_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entry_point_of_another_package_adds_a_format(monkeypatch: pytest.MonkeyPatch) -> None:
     from importlib.metadata import EntryPoint
 
     point = EntryPoint("mine", f"{__name__}:mine", importers_module.ENTRY_POINT_GROUP)

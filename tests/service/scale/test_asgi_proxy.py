@@ -53,15 +53,15 @@ def test_app_error_is_raised_after_its_messages() -> None:
 
 
 def test_app_is_notified_of_a_disconnected_client() -> None:
-    seen: list[str] = []
+    messages: list[str] = []
 
     async def patient(scope: Any, receive: Any, send: Any) -> None:
         await read_body(receive)
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        seen.append((await receive())["type"])
+        messages.append((await receive())["type"])
 
     asyncio.run(first_piece_only(patient))
-    assert seen == ["http.disconnect"]
+    assert messages == ["http.disconnect"]
 
 
 def test_app_that_ignores_the_disconnect_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:

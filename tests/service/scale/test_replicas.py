@@ -29,10 +29,10 @@ def test_killed_replica_loses_nothing(proxy: list[str]) -> None:
         programs()
     except Unavailable as error:
         pytest.skip(f"no PostgreSQL: {error}")
-    with ports.held() as port:  # Ray's own proxies bind without sharing: it is let go here
+    with ports.held() as port:  # Ray's proxies need a free port, so it is released here
         command = [sys.executable, "benchmarks/scale.py", *proxy, "--port", str(port)]
     command += ["--looms", "24", "--clients", "6", "--calls", "12"]
-    done = subprocess.run(
+    process = subprocess.run(
         command,
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -40,11 +40,11 @@ def test_killed_replica_loses_nothing(proxy: list[str]) -> None:
         text=True,
         timeout=500,
     )
-    told = [line for line in done.stdout.splitlines() if line.startswith('{"benchmark"')]
-    assert told, done.stderr[-3000:]
-    found = json.loads(told[0])
-    figures = {row["what"]: row["figure"] for row in found["rows"]}
-    assert figures["calls"] == figures["nodes told"] == 24 * 12
-    assert found["lost"] == found["wrong"] == []
-    assert found["again"], "the kill hit no call: it came too late"
-    assert figures["the same, a loom's first left out"] > 0.75  # half of them move, of few
+    lines = [line for line in process.stdout.splitlines() if line.startswith('{"benchmark"')]
+    assert lines, process.stderr[-3000:]
+    result = json.loads(lines[0])
+    values = {row["what"]: row["figure"] for row in result["rows"]}
+    assert values["calls"] == values["nodes reported"] == 24 * 12
+    assert result["lost"] == result["wrong"] == []
+    assert result["again"], "the kill hit no call: it was too late"
+    assert values["the same, a loom's first left out"] > 0.75  # half of them move, of few

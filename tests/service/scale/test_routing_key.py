@@ -52,17 +52,17 @@ def test_loom_in_the_body_is_the_key(path: str, fields: dict[str, object]) -> No
 
 def test_every_route_of_a_loom_node_or_job_has_its_key(tmp_path: Path) -> None:
     app = create_app(ServerConfig(db=f"sqlite:///{tmp_path}/weft.db"))
-    given = {"loom": LOOM, "loom_id": LOOM, "job": f"jb_{LOOM}_1", "node_id": f"{LOOM}-1"}
-    seen = 0
+    ids = {"loom": LOOM, "loom_id": LOOM, "job": f"jb_{LOOM}_1", "node_id": f"{LOOM}-1"}
+    n_checked = 0
     for path in app.openapi()["paths"]:
         names = re.findall(r"\{(\w+)", path)
-        if names and names[0] in given:
-            seen += 1
-            filled = re.sub(r"\{(\w+)\}", lambda match: given.get(match[1], "1"), path)
+        if names and names[0] in ids:
+            n_checked += 1
+            filled = re.sub(r"\{(\w+)\}", lambda match: ids.get(match[1], "1"), path)
             assert routing_key(filled) == RoutingKey(LOOM), path
         elif not names:
             assert routing_key(path) == RoutingKey(), path
-    assert seen > 20
+    assert n_checked > 20
 
 
 @pytest.mark.parametrize("path", ["/api/v1/looms/my%20loom/generate", "/loom/my loom"])
@@ -112,8 +112,8 @@ def test_few_shot_prompts_share_a_replica_until_it_is_busy() -> None:
         *first, last = [running.enter_context(router.routed(key.heads)) for key in keys]
         assert set(first) == {keys[0].key}
         assert last == keys[-1].heads[1]
-    with router.routed(keys[-1].heads) as again:  # where its KV is
-        assert again == last
+    with router.routed(keys[-1].heads) as replica:  # where its KV is
+        assert replica == last
 
 
 def test_all_turns_of_a_chat_have_one_key() -> None:

@@ -36,11 +36,11 @@ def chats() -> Iterator[Served]:
 
 
 def post(served: Served, path: str = MESSAGES, **body: Any) -> Json:
-    most = {} if path == COUNT else {"max_tokens": 24, "temperature": 0}
-    answer = served.client.post(path, json={"messages": SUM, **most, **body})
+    defaults = {} if path == COUNT else {"max_tokens": 24, "temperature": 0}
+    answer = served.client.post(path, json={"messages": SUM, **defaults, **body})
     assert answer.status_code == 200, answer.text
-    made: Json = answer.json()
-    return made
+    reply: Json = answer.json()
+    return reply
 
 
 def stream(served: Served, **body: Any) -> list[Json]:
@@ -49,13 +49,13 @@ def stream(served: Served, **body: Any) -> list[Json]:
     answer = served.client.post(MESSAGES, json=body)
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"].startswith("text/event-stream")
-    made = []
+    sent = []
     for piece in answer.text.strip().split("\n\n"):
         name, data = piece.split("\n")
         event = json.loads(data.removeprefix("data: "))
         assert name == f"event: {event['type']}"
-        made.append(event)
-    return made
+        sent.append(event)
+    return sent
 
 
 def gathered(events: list[Json]) -> Json:
@@ -90,12 +90,12 @@ def gathered(events: list[Json]) -> Json:
 
 
 def test_message_has_text_and_usage(served: Served) -> None:
-    made = post(served)
-    assert made["id"].startswith("msg_")
-    assert made["content"] == [{"type": "text", "text": ANSWER}]
-    assert (made["type"], made["role"], made["model"]) == ("message", "assistant", "tiny")
-    assert (made["stop_reason"], made["stop_sequence"]) == ("end_turn", None)
-    MessageReply.model_validate(made)
+    message = post(served)
+    assert message["id"].startswith("msg_")
+    assert message["content"] == [{"type": "text", "text": ANSWER}]
+    assert (message["type"], message["role"], message["model"]) == ("message", "assistant", "tiny")
+    assert (message["stop_reason"], message["stop_sequence"]) == ("end_turn", None)
+    MessageReply.model_validate(message)
     usage = post(served)["usage"]
     n_prompt = post(served, COUNT)["input_tokens"]
     # The second call finds the KV of the first one's prompt.
@@ -105,11 +105,11 @@ def test_message_has_text_and_usage(served: Served) -> None:
 
 
 def test_stream_makes_same_message(served: Served) -> None:
-    whole = post(served)
+    message = post(served)
     events = stream(served)
     assert events[1] == {"type": "ping"}
-    made = gathered(events)
-    assert made == {**whole, "id": "", "usage": made["usage"]}
+    streamed = gathered(events)
+    assert streamed == {**message, "id": "", "usage": streamed["usage"]}
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
@@ -121,28 +121,28 @@ def test_stream_makes_same_message(served: Served) -> None:
         ({"max_tokens": 32_000}, "end_turn", None),
     ],
 )
-def test_stop_reason(
+def test_message_has_its_stop_reason(
     served: Served, is_streamed: bool, body: Json, reason: str, sequence: str | None
 ) -> None:
-    made = gathered(stream(served, **body)) if is_streamed else post(served, **body)
-    assert (made["stop_reason"], made["stop_sequence"]) == (reason, sequence)
+    message = gathered(stream(served, **body)) if is_streamed else post(served, **body)
+    assert (message["stop_reason"], message["stop_sequence"]) == (reason, sequence)
     if sequence:
-        assert sequence not in made["content"][0]["text"]
+        assert sequence not in message["content"][0]["text"]
 
 
 def test_full_context_ends_message(served: Served) -> None:
     n_ctx = served.service.models.lm().n_ctx
     many = [{"role": "user", "content": "a " * (n_ctx - 40)}]
     left = n_ctx - post(served, COUNT, messages=many)["input_tokens"]
-    made = post(
+    message = post(
         served,
         messages=many,
         max_tokens=n_ctx,
         temperature=None,
         output_config={"format": {"type": "json_schema", "schema": {"const": "b" * 400}}},
     )
-    assert made["stop_reason"] == "model_context_window_exceeded"
-    assert made["usage"]["output_tokens"] == left
+    assert message["stop_reason"] == "model_context_window_exceeded"
+    assert message["usage"]["output_tokens"] == left
 
 
 def test_system_as_blocks_is_system_as_text(served: Served) -> None:
@@ -154,8 +154,8 @@ def test_system_as_blocks_is_system_as_text(served: Served) -> None:
 
 def test_last_assistant_message_continues(served: Served) -> None:
     begun = ANSWER[:5]
-    made = post(served, messages=[*SUM, {"role": "assistant", "content": begun}])
-    assert begun + made["content"][0]["text"] == ANSWER
+    message = post(served, messages=[*SUM, {"role": "assistant", "content": begun}])
+    assert begun + message["content"][0]["text"] == ANSWER
 
 
 def test_consecutive_turns_of_one_role_are_joined(served: Served) -> None:
@@ -167,17 +167,17 @@ def test_consecutive_turns_of_one_role_are_joined(served: Served) -> None:
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_required_tool_is_used(chats: Served, is_streamed: bool) -> None:
     body: Json = {"tools": [ADD], "tool_choice": {"type": "tool", "name": "add"}, "max_tokens": 60}
-    made = gathered(stream(chats, **body)) if is_streamed else post(chats, **body)
-    (block,) = made["content"]
+    message = gathered(stream(chats, **body)) if is_streamed else post(chats, **body)
+    (block,) = message["content"]
     assert (block["type"], block["name"]) == ("tool_use", "add")
     assert 0 <= block["input"]["a"] <= 99
-    assert made["stop_reason"] == "tool_use"
+    assert message["stop_reason"] == "tool_use"
 
 
 def test_one_call_without_parallel_tool_use(chats: Served) -> None:
     choice = {"type": "any", "disable_parallel_tool_use": True}
-    made = post(chats, tools=[ADD], tool_choice=choice, max_tokens=200)
-    assert [block["type"] for block in made["content"]] == ["tool_use"]
+    message = post(chats, tools=[ADD], tool_choice=choice, max_tokens=200)
+    assert [block["type"] for block in message["content"]] == ["tool_use"]
 
 
 def test_tool_results_reach_the_prompt(chats: Served) -> None:
@@ -190,8 +190,8 @@ def test_tool_results_reach_the_prompt(chats: Served) -> None:
             {"role": "assistant", "content": [thought, {"type": "text", "text": "So"}, call]},
             {"role": "user", "content": [block, {"type": "text", "text": "Go on."}]},
         ]
-        made = post(chats, messages=turns, tools=[ADD], loom={"save": True}, max_tokens=1)
-        loom = chats.client.get(f"/api/v1/looms/{made['loom']['loom']}/nodes/0/path").json()
+        message = post(chats, messages=turns, tools=[ADD], loom={"save": True}, max_tokens=1)
+        loom = chats.client.get(f"/api/v1/looms/{message['loom']['loom']}/nodes/0/path").json()
         return str(loom["text"])
 
     text = prompt(content="95")
@@ -204,10 +204,10 @@ def test_tool_results_reach_the_prompt(chats: Served) -> None:
 
 def test_thinking_is_a_block(chats: Served) -> None:
     thinking = {"type": "enabled", "budget_tokens": 1024}
-    made = post(chats, thinking=thinking, max_tokens=8)
-    assert made["content"][0]["type"] == "thinking"
+    message = post(chats, thinking=thinking, max_tokens=8)
+    assert message["content"][0]["type"] == "thinking"
     events = stream(chats, thinking=thinking, max_tokens=8)
-    assert gathered(events)["content"] == made["content"]
+    assert gathered(events)["content"] == message["content"]
     kinds = [event["delta"]["type"] for event in events if event["type"] == "content_block_delta"]
     assert kinds[-1] == "signature_delta"
     off = post(chats, thinking={"type": "disabled"}, max_tokens=8)
@@ -215,12 +215,12 @@ def test_thinking_is_a_block(chats: Served) -> None:
 
 
 def test_answer_fits_output_format(served: Served) -> None:
-    made = post(
+    message = post(
         served,
         max_tokens=60,
         output_config={"format": {"type": "json_schema", "schema": SCHEMA}, "effort": "high"},
     )
-    assert set(json.loads(made["content"][0]["text"])) == {"a"}
+    assert set(json.loads(message["content"][0]["text"])) == {"a"}
 
 
 NEUTRAL: list[Json] = [
@@ -270,22 +270,22 @@ REJECTED: list[tuple[Json, str]] = [
 
 
 @pytest.mark.parametrize(("body", "param"), REJECTED)
-def test_rejected_by_name(served: Served, body: Json, param: str) -> None:
+def test_unsupported_field_is_rejected_by_name(served: Served, body: Json, param: str) -> None:
     answer = served.client.post(MESSAGES, json={"messages": SUM, "max_tokens": 4, **body})
     assert answer.status_code == 400
-    made = answer.json()
-    assert made["type"] == "error"
-    assert made["error"]["type"] == "invalid_request_error"
-    assert made["error"]["param"] == param
-    assert made["request_id"] == answer.headers["request-id"]
-    MessageError.model_validate(made)
+    reply = answer.json()
+    assert reply["type"] == "error"
+    assert reply["error"]["type"] == "invalid_request_error"
+    assert reply["error"]["param"] == param
+    assert reply["request_id"] == answer.headers["request-id"]
+    MessageError.model_validate(reply)
 
 
 def test_errors_have_types_of_the_protocol(served: Served) -> None:
     def error(headers: dict[str, str] | None = None, **body: Any) -> Json:
         body = {"messages": SUM, "max_tokens": 4, **body}
-        made: Json = served.client.post(MESSAGES, json=body, headers=headers).json()["error"]
-        return made
+        body_error: Json = served.client.post(MESSAGES, json=body, headers=headers).json()["error"]
+        return body_error
 
     assert error(model="other")["type"] == "not_found_error"
     version = error({"anthropic-version": "2020-01-01"})
@@ -329,8 +329,8 @@ def test_disconnected_client_cancels_its_run(served: Served) -> None:
 
 
 def test_models_have_names_and_times(served: Served) -> None:
-    made = served.client.get("/v1/models").json()
-    (model,) = made["data"]
+    page = served.client.get("/v1/models").json()
+    (model,) = page["data"]
     assert (model["type"], model["display_name"]) == ("model", "tiny")
     assert model["created_at"].endswith("Z")
-    assert (made["has_more"], made["first_id"], made["last_id"]) == (False, "tiny", "tiny")
+    assert (page["has_more"], page["first_id"], page["last_id"]) == (False, "tiny", "tiny")

@@ -38,7 +38,7 @@ def test_the_code_of_the_page_runs(served: Served, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.filterwarnings("ignore")  # of other packages' code
-def test_llm_takes_the_file_of_the_page(
+def test_llm_works_with_the_config_file_of_the_page(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("llm", reason="llm is not installed; make test-plugins")
@@ -55,8 +55,8 @@ def test_llm_takes_the_file_of_the_page(
         assert done.exit_code == 0, done.output
         return done.output
 
-    said = run("-m", "weft", "Tell me a story about a fox.", "-o", "max_tokens", "8")
-    assert said.strip()
+    answer = run("-m", "weft", "Tell me a story about a fox.", "-o", "max_tokens", "8")
+    assert answer.strip()
     run("-m", "weft", "-c", "And then?", "-o", "max_tokens", "8")
     (second,) = json.loads(run("logs", "-n", "1", "--json"))
     details = json.loads(second["token_details"])
@@ -67,8 +67,8 @@ def test_llm_takes_the_file_of_the_page(
         "required": ["a"],
         "additionalProperties": False,
     }
-    made = run("-m", "weft", "--schema", json.dumps(schema), "A number", "-o", "max_tokens", "40")
-    assert isinstance(json.loads(made)["a"], int)
+    number = run("-m", "weft", "--schema", json.dumps(schema), "A number", "-o", "max_tokens", "40")
+    assert isinstance(json.loads(number)["a"], int)
     run("-m", "weft-text", "Once upon a", "-o", "max_tokens", "4", "-o", "logprobs", "3")
     (logged,) = json.loads(run("logs", "-n", "1", "--json"))
     assert logged["response_json"]["logprobs"]

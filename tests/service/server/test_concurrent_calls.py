@@ -18,7 +18,7 @@ from weft.service.server.growth import Attribution
 from weft.service.store.library import Library
 
 Json = dict[str, Any]
-Told = list[Event]
+Events = list[Event]
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +38,8 @@ class Shared:
 
     def __init__(self, served: Served) -> None:
         self.client = served.client
-        made = self.client.post("/api/v1/looms", json={"prompt": "Use 1 2 3 4 to make 24."})
-        self.id = made.json()["id"]
+        created = self.client.post("/api/v1/looms", json={"prompt": "Use 1 2 3 4 to make 24."})
+        self.id = created.json()["id"]
         self.base = f"/api/v1/looms/{self.id}"
         ends = served.service.models.lm().text.stop_ids
         self.endless = {"max_tokens": 4000, "logit_bias": {str(each): -1e6 for each in ends}}
@@ -48,22 +48,22 @@ class Shared:
     def post(self, path: str, status: int = 200, **body: Any) -> Json:
         answer = self.client.post(f"{self.base}{path}", json=body)
         assert answer.status_code == status, answer.text
-        told: Json = answer.json()
-        return told
+        reply: Json = answer.json()
+        return reply
 
     def grow(self, at: int = 0) -> list[int]:
         """Begin to grow two branches of a node, and end the first one."""
-        told = self.post(f"/nodes/{at}/generate", 202, n=2, **self.endless)
-        self.job = told["job"]
-        numbers = [each["node"] for each in told["branches"]]
+        growth = self.post(f"/nodes/{at}/generate", 202, n=2, **self.endless)
+        self.job = growth["job"]
+        numbers = [each["node"] for each in growth["branches"]]
         self.until(lambda: self.node(numbers[0])["n_tokens"] > 3)
         self.client.post(f"/api/v1/jobs/{self.job}/cancel", json={"branches": [0]})
         self.until(lambda: not self.node(numbers[0])["growing"])
         return numbers
 
     def node(self, number: int) -> Json:
-        told: Json = self.client.get(f"{self.base}/nodes/{number}").json()
-        return told
+        reply: Json = self.client.get(f"{self.base}/nodes/{number}").json()
+        return reply
 
     def end(self) -> None:
         """End the job."""
@@ -91,27 +91,27 @@ class Shared:
 
 @pytest.fixture
 def shared(served: Served) -> Iterator[Shared]:
-    made = Shared(served)
-    yield made
-    made.end()
+    shared_loom = Shared(served)
+    yield shared_loom
+    shared_loom.end()
 
 
-def read(shared: Shared, until: Any, begun: threading.Event | None = None, **query: Any) -> Told:
+def read(shared: Shared, until: Any, begun: threading.Event | None = None, **query: Any) -> Events:
     """Return the events of all that happens in a loom, to the first of which something is so.
 
     begun: set with the first one, from which on nothing is missed.
     """
-    came: Told = []
+    received: Events = []
     query = {"tokens": True, **query}
     path = f"{shared.base}/events"
     with shared.client.stream("GET", path, params=query, timeout=None) as answer:
         for event in events(answer.iter_lines()):
-            came.append(event)
+            received.append(event)
             if begun is not None:
                 begun.set()
-            if until(came):
+            if until(received):
                 break
-    return came
+    return received
 
 
 def test_undo_of_an_edit_keeps_concurrent_growth(shared: Shared) -> None:
@@ -143,9 +143,9 @@ def test_operations_of_a_running_job_are_not_undone(shared: Shared) -> None:
     shared.grow()
     (added,) = shared.post("/nodes", 201, text=" there")["added"]
     shared.post("/undo")
-    told = shared.client.post(f"{shared.base}/undo")
-    assert (told.status_code, told.json()["error"]["code"]) == (409, "revision_mismatch")
-    assert "still running" in told.json()["error"]["message"]
+    answer = shared.client.post(f"{shared.base}/undo")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "revision_mismatch")
+    assert "still running" in answer.json()["error"]["message"]
     shared.end()
     assert shared.post("/undo")["removed"]
 
@@ -154,21 +154,21 @@ def test_undo_of_a_search_keeps_concurrent_growth(shared: Shared, file: Path) ->
     (added,) = shared.post("/nodes", 201, text=" there")["added"]
     left = [0, added["node"], *shared.grow(added["node"])]
     shared.post("/runs", strategy="tot", breadth=2, n=3, seed=1, wait=True, budget_tokens=300)
-    whole = shared.there()
-    assert len(whole) > 6
+    nodes = shared.there()
+    assert len(nodes) > 6
     kinds = [kind for kind, _, _ in shared.log()]
     assert kinds[:2] == ["create", "add"]
     assert set(kinds[2:]) == {"run"}
     shared.post("/undo")
     assert shared.there() == left
     shared.post("/redo")
-    assert shared.there() == whole
+    assert shared.there() == nodes
     with Library(f"sqlite:///{file}") as other:
         kept = other.open(shared.id)
         kept.undo()
         shared.until(lambda: shared.there() == left)
         kept.redo()
-        shared.until(lambda: shared.there() == whole)
+        shared.until(lambda: shared.there() == nodes)
     shared.end()
     assert sorted(shared.post("/undo")["removed"]) == left[2:]
 
@@ -176,59 +176,59 @@ def test_undo_of_a_search_keeps_concurrent_growth(shared: Shared, file: Path) ->
 def test_running_search_is_not_undone_and_ends_if_its_nodes_are_removed(
     shared: Shared,
 ) -> None:
-    asked = {"strategy": "beam", "breadth": 2, "seed": 3, "budget_tokens": 6000, "max_tokens": 40}
-    job = shared.post("/runs", 202, **asked)["job"]
-    read(shared, lambda came: came[-1][1] == "score")
+    body = {"strategy": "beam", "breadth": 2, "seed": 3, "budget_tokens": 6000, "max_tokens": 40}
+    job = shared.post("/runs", 202, **body)["job"]
+    read(shared, lambda received: received[-1][1] == "score")
     assert shared.client.post(f"{shared.base}/undo").status_code == 409
     answer = shared.client.delete(f"{shared.base}/nodes/0", params={"what": "children"})
     assert answer.status_code == 200
     shared.until(lambda: shared.status(job) != "running")
-    told = shared.client.get(f"/api/v1/jobs/{job}").json()
-    assert told["status"] == "failed", told
-    assert "was removed" in told["error"]["message"]
+    reply = shared.client.get(f"/api/v1/jobs/{job}").json()
+    assert reply["status"] == "failed", reply
+    assert "was removed" in reply["error"]["message"]
     assert shared.there() == [0]
 
 
 def test_feed_of_two_jobs_is_ordered_and_resumable(
     shared: Shared,
 ) -> None:
-    seen: Told = []
+    resumable: Events = []
     begun = threading.Event()
 
-    def over(came: Told) -> bool:
-        return sum(name == "done" for _, name, _ in came) == 2
+    def over(received: Events) -> bool:
+        return sum(name == "done" for _, name, _ in received) == 2
 
-    def breaks_off(came: Told) -> bool:
-        return len(came) >= 4 or over(seen + came)
+    def breaks_off(received: Events) -> bool:
+        return len(received) >= 4 or over(resumable + received)
 
     with ThreadPoolExecutor(2) as pool:
-        whole = pool.submit(read, shared, over, begun)
+        uninterrupted = pool.submit(read, shared, over, begun)
         assert begun.wait()
-        asked = {"n": 2, **shared.endless, "max_tokens": 300}
-        jobs = [shared.post("/nodes/0/generate", 202, **asked)["job"] for _ in range(2)]
-        seen += read(shared, lambda came: sum(n == "tok" for _, n, _ in came) == 3)
-        while not over(seen):
-            seen += read(shared, breaks_off, after=seen[-1][0])
-        came = whole.result()
-    ids = [number for number, _, _ in came]
+        body = {"n": 2, **shared.endless, "max_tokens": 300}
+        jobs = [shared.post("/nodes/0/generate", 202, **body)["job"] for _ in range(2)]
+        resumable += read(shared, lambda received: sum(n == "tok" for _, n, _ in received) == 3)
+        while not over(resumable):
+            resumable += read(shared, breaks_off, after=resumable[-1][0])
+        received = uninterrupted.result()
+    ids = [number for number, _, _ in received]
     assert ids == list(range(ids[0], ids[0] + len(ids)))
-    by_id = {number: (name, data) for number, name, data in came}
-    resumed = [each for each in seen if each[1] != "snapshot"]
+    by_id = {number: (name, data) for number, name, data in received}
+    resumed = [each for each in resumable if each[1] != "snapshot"]
     assert [number for number, _, _ in resumed] == list(range(resumed[0][0], ids[-1] + 1))
     assert all(by_id[number] == (name, data) for number, name, data in resumed)
     for job in jobs:
-        own = [(name, data) for _, name, data in came if data.get("job") == job]
+        own = [(name, data) for _, name, data in received if data.get("job") == job]
         names = [name for name, _ in own]
         assert (names[0], names[-1]) == ("job", "done")
-        for at in range(2):
-            end = next(i for i, (n, d) in enumerate(own) if n == "branch" and d["branch"] == at)
-            told = [i for i, (n, d) in enumerate(own)
-                    if n == "tok" and any(entry[0] == at for entry in d["t"])]  # fmt: skip
-            assert max(told) < end
+        for branch in range(2):
+            end = next(i for i, (n, d) in enumerate(own) if n == "branch" and d["branch"] == branch)
+            tokens = [i for i, (n, d) in enumerate(own)
+                    if n == "tok" and any(entry[0] == branch for entry in d["t"])]  # fmt: skip
+            assert max(tokens) < end
     assert sorted(shared.post("/undo")["removed"]) in ([1, 2], [3, 4], [1, 2, 3, 4])
 
 
-def test_removed_node_of_a_running_job_is_not_found(
+def test_removed_node_of_a_running_job_gives_404(
     shared: Shared,
 ) -> None:
     first, _ = shared.grow()
@@ -245,8 +245,8 @@ def test_bookmark_change_is_logged_with_its_actor(shared: Shared) -> None:
 
 
 def test_snapshot_has_no_incomplete_character(served: Served, shared: Shared) -> None:
-    asked = {"n": 4, "max_tokens": 1500, "choices": ["\N{GRINNING FACE}" * 200]}
-    job = served.service.jobs.get(shared.post("/nodes/0/generate", 202, **asked)["job"])
+    body = {"n": 4, "max_tokens": 1500, "choices": ["\N{GRINNING FACE}" * 200]}
+    job = served.service.jobs.get(shared.post("/nodes/0/generate", 202, **body)["job"])
 
     async def look() -> list[str]:
         return [each["text"] for each in job.snapshot()["texts"]]
@@ -263,12 +263,12 @@ def test_long_query_does_not_block_its_loom(
 ) -> None:
     with ThreadPoolExecutor(1) as pool:
         with held(monkeypatch):
-            asked = pool.submit(shared.post, "/nodes/0/next", candidates=[*range(40, 104)], ahead=3)
+            query = pool.submit(shared.post, "/nodes/0/next", candidates=[*range(40, 104)], ahead=3)
             shared.until(lambda: served.service.n_works == 1)
             (added,) = shared.post("/nodes", 201, text=" there")["added"]
             assert shared.node(added["node"])["text"] == " there"
-            assert not asked.done()
-        assert len(asked.result()["candidates"]) == 64
+            assert not query.done()
+        assert len(query.result()["candidates"]) == 64
 
 
 def test_rename_by_another_process_is_published_during_growth(shared: Shared, file: Path) -> None:
@@ -276,10 +276,12 @@ def test_rename_by_another_process_is_published_during_growth(shared: Shared, fi
     with ThreadPoolExecutor(1) as pool, Library(f"sqlite:///{file}") as other:
         for turn in range(2):
             begun = threading.Event()
-            came = pool.submit(read, shared, lambda came: came[-1][1] == "renamed", begun)
+            received = pool.submit(
+                read, shared, lambda received: received[-1][1] == "renamed", begun
+            )
             assert begun.wait()
             other.rename(shared.id, f"{turn}-{shared.id}")
-            assert came.result()[-1][2]["name"] == f"{turn}-{shared.id}"
+            assert received.result()[-1][2]["name"] == f"{turn}-{shared.id}"
 
 
 def test_commit_is_published_if_its_job_is_cancelled(served: Served, shared: Shared) -> None:

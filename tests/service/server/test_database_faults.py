@@ -36,13 +36,13 @@ def test_failed_edit_keeps_generated_nodes(tmp_path: Path) -> None:
         other = sqlite3.connect(file, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         try:
-            for ask in (
+            for send in (
                 lambda: client.post(f"{loom}/nodes", json={"text": "lost"}),
                 lambda: client.post(f"{loom}/nodes/{kept}/move", json={"parent": 0, "index": 0}),
                 lambda: client.patch(f"{loom}/nodes/{kept}", json={"score": 0.5}),
                 lambda: client.delete(f"{loom}/nodes/{kept}"),
             ):
-                answer = ask()
+                answer = send()
                 assert answer.status_code == 503, answer.text
                 assert answer.json()["error"]["code"] == "store_unavailable"
             assert client.post("/api/v1/looms/restore").status_code == 503
@@ -59,8 +59,8 @@ def test_failed_edit_keeps_generated_nodes(tmp_path: Path) -> None:
         while len(nodes := library_nodes(file)) < 4:
             time.sleep(0.1)
         assert nodes == [(0, None, None), (1, 0, None), (2, 0, "length"), (3, 0, "length")]
-        told = client.get(f"{loom}/nodes").json()["data"]
-        assert sorted((each["node"], each["parent"], each["finish_reason"]) for each in told) == [
+        listed = client.get(f"{loom}/nodes").json()["data"]
+        assert sorted((each["node"], each["parent"], each["finish_reason"]) for each in listed) == [
             (0, None, None),
             (1, 0, None),
             (2, 0, "length"),
@@ -81,7 +81,7 @@ def test_server_without_database_is_not_ready(tmp_path: Path) -> None:
 
 
 def library_nodes(file: Path) -> list[tuple[int, int | None, str | None]]:
-    """Return number, parent and end of the nodes that are whole in the rows."""
+    """Return number, parent and finish reason of the nodes that no process is growing."""
     rows = sqlite3.connect(file)
     try:
         query = "SELECT number, parent, finish_reason FROM nodes WHERE NOT removed"
@@ -162,12 +162,12 @@ def test_failed_start_leaves_nothing_growing(tmp_path: Path) -> None:
         assert client.get(loom).json()["growing"] == 0
         assert client.post(f"{loom}/undo").json()["removed"] == [added["node"]]
         client.post(f"{loom}/redo")
-        # And where the model goes away.
+        # The same if the model is closed.
         job = client.post(growth, json={"n": 4, "max_tokens": 3000, "logit_bias": NO_END}).json()
         served.service.models.lm().close()
-        while (told := client.get(f"/api/v1/jobs/{job['job']}").json())["status"] == "running":
+        while (reply := client.get(f"/api/v1/jobs/{job['job']}").json())["status"] == "running":
             time.sleep(0.02)
-        assert told["status"] in ("failed", "cancelled")
+        assert reply["status"] in ("failed", "cancelled")
         rows = sqlite3.connect(file)
         try:
             query = "SELECT number FROM nodes WHERE writer IS NOT NULL AND NOT removed"
@@ -194,8 +194,8 @@ def test_search_at_shutdown_is_interrupted_and_saved(tmp_path: Path) -> None:
     with serving(ServerConfig(port=0, db=db, grace_s=0.0)) as served:
         client = served.client
         loom = client.post("/api/v1/looms", json={"prompt": "Use 1 2 3"}).json()["id"]
-        asked = {"strategy": "best-of-n", "n": 3, "max_tokens": 4000, "logit_bias": NO_END}
-        job = client.post(f"/api/v1/looms/{loom}/runs", json=asked).json()["job"]
+        body = {"strategy": "best-of-n", "n": 3, "max_tokens": 4000, "logit_bias": NO_END}
+        job = client.post(f"/api/v1/looms/{loom}/runs", json=body).json()["job"]
         while not any(
             each["n_tokens"] for each in client.get(f"/api/v1/jobs/{job}").json()["branches"]
         ):

@@ -14,37 +14,37 @@ from weft.service.store.tables import nodes, pieces
 
 
 def test_end_event_follows_the_write_of_all_tokens(tmp_path: Path) -> None:
-    """Others of the job go on: what has ended waits for no commit of theirs."""
+    """The end of a branch does not wait for the other branches of its job."""
     db = f"sqlite:///{tmp_path}/weft.db"
     with serving(ServerConfig(port=0, db=db)) as server, Library(db) as library:
-        made = server.client.post("/api/v1/looms", json={"prompt": "Once upon a time"}).json()
-        asked = {"n": 8, "max_tokens": 200, "temperature": 1.5, "seed": 1, "stream": True}
-        path = f"/api/v1/looms/{made['id']}/nodes/0/generate"
+        loom = server.client.post("/api/v1/looms", json={"prompt": "Once upon a time"}).json()
+        body = {"n": 8, "max_tokens": 200, "temperature": 1.5, "seed": 1, "stream": True}
+        path = f"/api/v1/looms/{loom['id']}/nodes/0/generate"
         n_ends, name = 0, ""
-        with server.client.stream("POST", path, json=asked) as answer:
+        with server.client.stream("POST", path, json=body) as answer:
             for line in answer.iter_lines():
                 if line.startswith("event: "):
                     name = line[7:]
                 elif line.startswith("data: ") and name == "branch":
-                    told = json.loads(line[6:])
-                    assert told["kept"]
-                    assert durable(library, told["node"]) == told["n_tokens"]
-                    ended = (told["finish_reason"], told["stop_string"], told["ended"])
-                    assert durable_end(library, told["node"]) == ended
+                    end = json.loads(line[6:])
+                    assert end["kept"]
+                    assert durable(library, end["node"]) == end["n_tokens"]
+                    ended = (end["finish_reason"], end["stop_string"], end["ended"])
+                    assert durable_end(library, end["node"]) == ended
                     n_ends += 1
     assert n_ends == 8
 
 
 def durable(library: Library, number: int) -> int:
     """Return how many tokens of a node are in the database."""
-    whole = sa.select(nodes.c.n_tokens).where(nodes.c.number == number, nodes.c.writer.is_(None))
+    finished = sa.select(nodes.c.n_tokens).where(nodes.c.number == number, nodes.c.writer.is_(None))
     parts = sa.select(sa.func.coalesce(sa.func.sum(pieces.c.n_tokens), 0))
 
     def work(connection: sa.Connection) -> int:
-        found = connection.execute(whole).scalar()
-        if found is None:
-            found = connection.execute(parts.where(pieces.c.number == number)).scalar_one()
-        return int(found)
+        n_tokens = connection.execute(finished).scalar()
+        if n_tokens is None:
+            n_tokens = connection.execute(parts.where(pieces.c.number == number)).scalar_one()
+        return int(n_tokens)
 
     return library.database.read(work)
 
@@ -58,11 +58,11 @@ def durable_end(library: Library, number: int) -> tuple[str | None, str | None, 
 
 
 def test_reader_of_an_earlier_server_gets_a_snapshot(tmp_path: Path) -> None:
-    """However much has happened since: another server's events are not those that were missed."""
+    """Event ids of an earlier server never match events of this one."""
     config = ServerConfig(port=0, db=f"sqlite:///{tmp_path}/weft.db")
     with serving(config) as server:
-        made = server.client.post("/api/v1/looms", json={"prompt": "Once upon a time"}).json()
-        path = f"/api/v1/looms/{made['id']}"
+        loom = server.client.post("/api/v1/looms", json={"prompt": "Once upon a time"}).json()
+        path = f"/api/v1/looms/{loom['id']}"
         number, name, _ = first_event(server, path)
         assert name == "snapshot"
         for _ in range(3):
@@ -80,6 +80,6 @@ def first_event(server: Served, path: str, after: int | None = None) -> tuple[in
     """Return id, name and revision of the first event that a follower of a loom gets."""
     query = {"tokens": True} if after is None else {"tokens": True, "after": after}
     with server.client.stream("GET", f"{path}/events", params=query, timeout=None) as answer:
-        number, name, told = next(events(answer.iter_lines()))
+        number, name, data = next(events(answer.iter_lines()))
     assert number is not None
-    return number, name, told["rev"]
+    return number, name, data["rev"]

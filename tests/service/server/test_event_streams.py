@@ -78,7 +78,7 @@ def test_tick_wakes_all_waiters_at_once() -> None:
     run(work)
 
 
-def test_waiter_waits_at_least_half_a_tick() -> None:
+def test_waiter_waits_half_a_tick_or_longer() -> None:
     async def work() -> None:
         loop, wait = asyncio.get_running_loop(), Ticker()
         never: asyncio.Future[None] = loop.create_future()
@@ -100,10 +100,10 @@ def test_finished_stream_does_not_wait_for_a_tick(monkeypatch: pytest.MonkeyPatc
         over: asyncio.Future[None] = loop.create_future()
         waiting = [asyncio.ensure_future(wait.wait(over)) for _ in range(3)]
         await asyncio.sleep(0)
-        waiting[0].cancel()  # one of them has gone: the others go on
+        waiting[0].cancel()  # the others are not cancelled
         loop.call_later(0.05, over.set_result, None)
-        told = await asyncio.gather(*waiting, return_exceptions=True)
-        assert [type(each) for each in told] == [asyncio.CancelledError, type(None), type(None)]
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(each) for each in results] == [asyncio.CancelledError, type(None), type(None)]
         await wait.wait(over)
 
     run(work)
@@ -143,9 +143,9 @@ def test_coalescer_runs_waiting_items_in_one_batch() -> None:
                 raise ValueError("seven")
 
         joint = Coalescer(asyncio.Lock(), write)
-        told = await asyncio.gather(*map(joint.do, range(10)), return_exceptions=True)
+        results = await asyncio.gather(*map(joint.do, range(10)), return_exceptions=True)
         assert done == [[0, *range(1, 10)]] or done == [[0], list(range(1, 10))]
-        assert [isinstance(each, ValueError) for each in told[1:]] == [True] * 9
+        assert [isinstance(each, ValueError) for each in results[1:]] == [True] * 9
         await joint.do(11)
         assert done[-1] == [11]
 
@@ -153,7 +153,7 @@ def test_coalescer_runs_waiting_items_in_one_batch() -> None:
 
 
 def test_cancelled_caller_does_not_cancel_the_batch() -> None:
-    """The one who does it for all, and one who only waits, go away in the middle."""
+    """Cancel the caller that runs the batch and a caller that waits for it."""
 
     async def work() -> None:
         done: list[list[int]] = []
@@ -172,8 +172,8 @@ def test_cancelled_caller_does_not_cancel_the_batch() -> None:
         while not done:
             await asyncio.sleep(0)
         tasks[0].cancel()
-        told = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [isinstance(each, asyncio.CancelledError) for each in told] == [
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [isinstance(each, asyncio.CancelledError) for each in results] == [
             True, False, True, False,
         ]  # fmt: skip
         assert done == [[0, 1, 3], [1, 3]]
@@ -214,13 +214,13 @@ def test_calls_that_end_together_share_writes(
                     await asyncio.sleep(0.01)
             return [answer.json() for answer in await calls]
 
-    told = asyncio.run(all_of_them())
-    assert {answer["status"] for answer in told} == {"ok"}
-    numbers = sorted(answer["branches"][0]["node"] for answer in told)
+    replies = asyncio.run(all_of_them())
+    assert {answer["status"] for answer in replies} == {"ok"}
+    numbers = sorted(answer["branches"][0]["node"] for answer in replies)
     assert numbers == list(range(1, n + 1))
     rows = served.client.get(f"/api/v1/looms/{loom}/nodes", params={"limit": 100}).json()["data"]
     assert sum(row["n_tokens"] == 24 for row in rows) == n
-    # Three each, if each did it for itself.
+    # Separate writes would be three per call.
     assert writes["append"] + writes["commit"] < 1.5 * n
 
 
@@ -244,8 +244,8 @@ def test_disconnected_readers_leave_nothing_in_a_log() -> None:
         assert len(log._waiting) == 1
         log.put("b", {"x": "é\ud800"})
         log.end()
-        told = await tasks[4]
-        assert b"".join(told).count(b"data: ") == 2
+        pieces = await tasks[4]
+        assert b"".join(pieces).count(b"data: ") == 2
         assert (log.n_readers, log._waiting) == (0, {})
 
     run(work)
@@ -302,7 +302,7 @@ def test_covered_tokens_equal_those_counted_one_by_one() -> None:
                         assert reply.n_covered(length) == naive(reply, length)
 
 
-def test_stream_has_each_token_once_at_most_20_times_a_second(served: Served) -> None:
+def test_stream_has_each_token_once_in_20_events_a_second_or_fewer(served: Served) -> None:
     loom = served.client.post("/api/v1/looms", json={"prompt": "Once upon a time"}).json()["id"]
     body = {"stream": True, "max_tokens": 120, "logit_bias": no_end(served)}
     began, n_events, n_tokens = time.monotonic(), 0, 0
@@ -326,7 +326,7 @@ def test_log_stays_within_its_limits() -> None:
         log.put("change", {"added": [{"text": "x" * 100_000}]})
     assert 5 < len(log._kept) <= 11
     log.put("change", {"added": [{"text": "x" * 3_000_000}]})
-    assert len(log._kept) == 1  # who waits for it is told it
+    assert len(log._kept) == 1  # its readers still receive it
     for at in range(2000):
         log.put("tok", {"t": [[0, at, "x", -0.5, 0.5]] * 16})
     assert sum(16 * 200 for _ in log._kept) < 1.2 * (1 << 20)
@@ -340,23 +340,23 @@ def test_slow_reader_gets_a_snapshot() -> None:
         pieces = log.frames(0)
         piece = await anext(pieces)
         assert len(piece) < 400_000
-        n_seen = piece.count(b"event: change")
+        n_changes = piece.count(b"event: change")
         for at in range(4096):
             log.put("change", {"at": at})
         assert (await anext(pieces)).startswith(b"id: 8096\nevent: snapshot\n")
         log.put("change", {"at": "last"})
         assert await anext(pieces) == b'id: 8097\nevent: change\ndata: {"at":"last"}\n\n'
-        assert 100 < n_seen < 500
+        assert 100 < n_changes < 500
         await pieces.aclose()
         assert log.n_readers == 0
 
     run(work)
 
 
-def test_reader_that_stops_reading_blocks_nobody(
+def test_reader_that_stops_reading_does_not_block_other_readers(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """He comes back to the state as it is, and to what goes on after it."""
+    """When it reads on, it gets a snapshot and the changes after it."""
     loom = served.client.post("/api/v1/looms", json={"prompt": "Once upon a time"}).json()["id"]
     live = served.service.looms.get_open(loom)
     assert live is not None
@@ -377,16 +377,16 @@ def test_reader_that_stops_reading_blocks_nobody(
                     if line.startswith("data: {") and '"t":' in line:
                         n_tokens += sum(t[1] is not None for t in json.loads(line[6:])["t"])
                         sizes.append(live.feed._n_bytes)
-        assert n_tokens == 2 * 16 * 256  # told to the other one, all of them
+        assert n_tokens == 2 * 16 * 256  # the other reader has received all of them
         assert max(sizes) <= 1 << 20
         assert live.feed.n_readers == 1
         slow.settimeout(60)
-        told = b""
-        while b"event: change" not in told.rpartition(b"event: snapshot")[2]:
-            told += slow.recv(1 << 16)
-            if told.endswith(b"\n") and live.feed.n_readers and b"event: snapshot" in told:
-                served.client.patch(f"/api/v1/looms/{loom}/nodes/0", json={"score": len(told)})
-        assert told.count(b"event: snapshot") >= 1
+        received = b""
+        while b"event: change" not in received.rpartition(b"event: snapshot")[2]:
+            received += slow.recv(1 << 16)
+            if received.endswith(b"\n") and live.feed.n_readers and b"event: snapshot" in received:
+                served.client.patch(f"/api/v1/looms/{loom}/nodes/0", json={"score": len(received)})
+        assert received.count(b"event: snapshot") >= 1
     while live.feed.n_readers:
         served.client.patch(f"/api/v1/looms/{loom}/nodes/0", json={"score": time.monotonic()})
         time.sleep(0.05)

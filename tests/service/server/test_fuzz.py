@@ -40,12 +40,12 @@ def fuzzed() -> Iterator[Served]:
             time.sleep(0.01)  # a job ends shortly after its reply
 
 
-def ask(server: Served, case: schemathesis.Case, *, exists: bool) -> None:
+def send(server: Served, case: schemathesis.Case, *, exists: bool) -> None:
     """Send a generated request. exists: name a loom and a node that exist, and no model."""
     if exists:
         loom = f"fuzz-{next(NUMBERS)}"
-        made = server.client.post("/api/v1/looms", json={"prompt": "Once", "name": loom})
-        loom_id = made.raise_for_status().json()["id"]
+        created = server.client.post("/api/v1/looms", json={"prompt": "Once", "name": loom})
+        loom_id = created.raise_for_status().json()["id"]
         node = {"parent": "0", "text": " upon"}
         server.client.post(f"/api/v1/looms/{loom}/nodes", json=node).raise_for_status()
         names = {"loom": loom, "node": "1", "loom_id": loom, "node_id": f"{loom_id}-1"}
@@ -76,7 +76,7 @@ def failures_of(server: Served, operation: Any, mode: Any, n: int) -> list[str]:
     @settings(max_examples=n, phases=[Phase.generate], **QUIET)
     @given(case=operation.as_strategy(generation_mode=mode), exists=st.booleans())
     def run(case: schemathesis.Case, exists: bool) -> None:
-        ask(server, case, exists=exists)
+        send(server, case, exists=exists)
 
     try:
         run()

@@ -38,13 +38,13 @@ def n_looms(served: Served) -> int:
 def test_repeated_request_gets_the_first_response(served: Served) -> None:
     first = post(served, "a1", prompt="Once")
     before = n_looms(served)
-    again = post(served, "a1", prompt="Once")
-    assert (first.status_code, again.status_code) == (201, 201)
-    assert again.json() == first.json()
-    assert again.headers["etag"] == first.headers["etag"]
-    assert again.headers["idempotent-replayed"] == "true"
+    repeat = post(served, "a1", prompt="Once")
+    assert (first.status_code, repeat.status_code) == (201, 201)
+    assert repeat.json() == first.json()
+    assert repeat.headers["etag"] == first.headers["etag"]
+    assert repeat.headers["idempotent-replayed"] == "true"
     assert "idempotent-replayed" not in first.headers
-    assert again.headers["x-request-id"] != first.headers["x-request-id"]
+    assert repeat.headers["x-request-id"] != first.headers["x-request-id"]
     assert n_looms(served) == before
     assert post(served, "a2", prompt="Once").json()["id"] != first.json()["id"]
     assert post(served, None, prompt="Once").json()["id"] != first.json()["id"]
@@ -134,18 +134,18 @@ def test_schema_documents_routes_with_keys(served: Served) -> None:
     assert served.client.get("/openapi.json").json() == schema
     for path, methods in schema["paths"].items():
         for method, operation in methods.items():
-            told = [each["name"] for each in operation.get("parameters", ())]
+            names = [each["name"] for each in operation.get("parameters", ())]
             is_taken = path.startswith(("/api/v1/", "/v1/")) and method not in ("get", "head")
-            assert told.count("Idempotency-Key") == is_taken, (method, path)
+            assert names.count("Idempotency-Key") == is_taken, (method, path)
 
 
 def test_repeated_openai_completion_gets_the_first_response(served: Served) -> None:
     body = {"model": "tiny", "prompt": "Once", "max_tokens": 4}
-    told = [
+    replies = [
         served.client.post("/v1/completions", json=body, headers={"Idempotency-Key": "g1"})
         for _ in range(2)
     ]
-    assert told[0].json() == told[1].json()
+    assert replies[0].json() == replies[1].json()
 
 
 def test_keys_of_different_callers_are_distinct() -> None:
@@ -211,21 +211,21 @@ class Breaking(threading.Thread):
             self.n_came += 1
             line.settimeout(60)
             with line, socket.create_connection(self.there, timeout=None) as there:
-                there.sendall(whole(line))
-                answer = whole(there)
+                there.sendall(read_message(line))
+                answer = read_message(there)
                 if number:
                     line.sendall(answer)
         self.listener.close()
 
 
-def whole(line: socket.socket) -> bytes:
-    """Read a request, or an answer, whose length is in its head."""
+def read_message(line: socket.socket) -> bytes:
+    """Read a request or a response that has a Content-Length header."""
     data = b""
     while True:
         data += line.recv(65536)
-        head, found, body = data.partition(b"\r\n\r\n")
+        head, separator, body = data.partition(b"\r\n\r\n")
         length = re.search(rb"(?i)content-length: (\d+)", head)
-        if found and length is not None and len(body) >= int(length[1]):
+        if separator and length is not None and len(body) >= int(length[1]):
             return data
 
 
@@ -236,16 +236,16 @@ def test_client_retries_a_broken_post_that_runs_once(served: Served, is_async: b
 
     async def make() -> str:
         async with AsyncClient(way.url) as client:
-            client.connection.is_verified = True  # who is there would be the answer that is lost
+            client.connection.is_verified = True  # else the check loses its response
             return (await client.create_loom("Once")).id
 
     if is_async:
-        made = asyncio.run(make())
+        loom = asyncio.run(make())
     else:
         with Client(way.url) as client:
             client.connection.is_verified = True
-            made = client.create_loom("Once").id
+            loom = client.create_loom("Once").id
     way.join()
     assert way.n_came == 2
     assert n_looms(served) == before + 1
-    assert served.client.get(f"/api/v1/looms/{made}").is_success
+    assert served.client.get(f"/api/v1/looms/{loom}").is_success

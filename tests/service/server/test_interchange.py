@@ -40,8 +40,8 @@ def test_loom_is_exported_in_every_format(served: Served, format: str) -> None:
 def test_exported_loom_is_imported_unchanged(served: Served) -> None:
     loom = make(served)
     file = served.client.get(f"/api/v1/looms/{loom}/export").content
-    told = served.client.post("/api/v1/import", content=file, params={"name": "again"}).json()
-    assert (told["recognised_as"], told["nodes"], told["dropped"]) == ("weft", 3, [])
+    imported = served.client.post("/api/v1/import", content=file, params={"name": "again"}).json()
+    assert (imported["recognised_as"], imported["nodes"], imported["dropped"]) == ("weft", 3, [])
     nodes = [
         [
             (node["text"], node["token_ids"])
@@ -60,20 +60,20 @@ def test_bookmarks_are_exported_and_imported(served: Served) -> None:
         path = f"/api/v1/looms/{loom}/nodes/{node}"
         served.client.patch(path, json={"bookmark": label}).raise_for_status()
     file = served.client.get(f"/api/v1/looms/{loom}/export").content
-    told = served.client.post("/api/v1/import", content=file).json()
-    again = f"/api/v1/looms/{told['looms'][0]['id']}"
-    assert served.client.get(again).json()["bookmarks"] == {"1": "the best", "2": ""}
-    # One that was taken away since is not in the next file.
-    served.client.patch(f"{again}/nodes/1", json={"bookmark": None}).raise_for_status()
-    file = served.client.get(f"{again}/export").content
+    imported = served.client.post("/api/v1/import", content=file).json()
+    second = f"/api/v1/looms/{imported['looms'][0]['id']}"
+    assert served.client.get(second).json()["bookmarks"] == {"1": "the best", "2": ""}
+    # A removed bookmark is not in the next file.
+    served.client.patch(f"{second}/nodes/1", json={"bookmark": None}).raise_for_status()
+    file = served.client.get(f"{second}/export").content
     third = served.client.post("/api/v1/import", content=file).json()["looms"][0]["id"]
     assert served.client.get(f"/api/v1/looms/{third}").json()["bookmarks"] == {"2": ""}
 
 
 def test_imported_tree_of_another_program_grows(served: Served) -> None:
     tree = {"text": "Once", "children": [{"text": " upon", "children": [], "terminal": False}]}
-    told = served.client.post("/api/v1/import", content=json.dumps(tree)).json()
-    (loom,) = told["looms"]
+    imported = served.client.post("/api/v1/import", content=json.dumps(tree)).json()
+    (loom,) = imported["looms"]
     assert loom["n_nodes"] == 2
     body = {"max_tokens": 3, "wait": True}
     path = f"/api/v1/looms/{loom['id']}/nodes/1/generate"
@@ -86,10 +86,10 @@ def test_import_of_another_file_is_rejected(served: Served, body: bytes) -> None
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unknown_format")
 
 
-def test_words_are_found_in_all_looms(served: Served) -> None:
+def test_search_returns_matches_in_all_looms(served: Served) -> None:
     loom = make(served, "A zebra walked by")
-    found = served.client.get("/api/v1/search", params={"q": "zebra"}).json()["data"]
-    assert [(hit["loom"], hit["node"]) for hit in found] == [(loom, 0)]
+    hits = served.client.get("/api/v1/search", params={"q": "zebra"}).json()["data"]
+    assert [(hit["loom"], hit["node"]) for hit in hits] == [(loom, 0)]
     assert served.client.get("/api/v1/search", params={"q": "?!"}).status_code == 400
 
 
@@ -145,8 +145,8 @@ def test_models_are_loaded_used_and_unloaded(several: Served, roots: Path) -> No
     given = {"source": str(roots / "in" / "small"), "id": "org/small", "wait": True}
     answer = client.post("/api/v1/models", json=given)
     assert answer.status_code == 200, answer.text
-    told = client.get("/api/v1/models/org/small").json()
-    assert (told["state"], told["id"], told["engine"]) == ("ready", "org/small", "numpy")
+    state = client.get("/api/v1/models/org/small").json()
+    assert (state["state"], state["id"], state["engine"]) == ("ready", "org/small", "numpy")
     assert client.post("/api/v1/models", json=given).json()["error"]["type"] == "conflict_error"
     loom = make(several, model="org/small")
     assert client.delete("/api/v1/models/org/small").status_code == 200
@@ -165,8 +165,8 @@ def test_failed_load_has_its_reason(several: Served, roots: Path) -> None:
     path = f"/api/v1/jobs/{job}"
     while several.client.get(path).json()["status"] == "running":
         time.sleep(0.02)
-    told = several.client.get(path).json()
-    assert (told["status"], told["error"]["code"]) == ("failed", "model_not_loadable")
+    reply = several.client.get(path).json()
+    assert (reply["status"], reply["error"]["code"]) == ("failed", "model_not_loadable")
     model = several.client.get("/api/v1/models/broken").json()
     assert model["state"] == "failed"
     several.client.delete("/api/v1/models/broken").raise_for_status()
@@ -174,9 +174,11 @@ def test_failed_load_has_its_reason(several: Served, roots: Path) -> None:
 
 def test_tokenize_and_detokenize_round_trip(served: Served) -> None:
     client = served.client
-    told = client.post("/api/v1/tokenize", json={"text": "über 🦊"}).json()
-    assert b"".join(bytes(each["bytes"]) for each in told["tokens"]).decode().endswith("über 🦊")
-    back = client.post("/api/v1/detokenize", json={"token_ids": told["token_ids"]}).json()
+    tokenized = client.post("/api/v1/tokenize", json={"text": "über 🦊"}).json()
+    assert (
+        b"".join(bytes(each["bytes"]) for each in tokenized["tokens"]).decode().endswith("über 🦊")
+    )
+    back = client.post("/api/v1/detokenize", json={"token_ids": tokenized["token_ids"]}).json()
     assert back["text"].endswith("über 🦊")
     chat = client.post(
         "/api/v1/apply_template", json={"messages": [{"role": "user", "content": "x"}]}

@@ -29,11 +29,11 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def evaluated(served: Served, **more: Any) -> dict[str, Any]:
-    """What the harness finds, with only the address and the tokenizer given."""
+    """Return the results of the harness, which gets only the address and the tokenizer."""
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
-    found = simple_evaluate(
+    results = simple_evaluate(
         model="local-completions",
         model_args={
             "model": "tiny",
@@ -48,15 +48,15 @@ def evaluated(served: Served, **more: Any) -> dict[str, Any]:
         task_manager=TaskManager(include_path=str(TASKS), include_defaults=False),
         bootstrap_iters=0,
     )
-    assert found is not None
-    return dict(found)
+    assert results is not None
+    return dict(results)
 
 
 def scored(lm: weft.LM, question: str, choice: str) -> tuple[float, bool]:
-    """The log-probability of a continuation, and whether greedy decoding would give it."""
+    """Return the log-probability of a continuation, and whether greedy decoding gives it."""
     context = lm.tokenize(question, add_bos=False)
-    whole = lm.tokenize(question + choice, add_bos=False)
-    loom, rest = weft.Loom(lm, context), whole[len(context) :]
+    ids = lm.tokenize(question + choice, add_bos=False)
+    loom, rest = weft.Loom(lm, context), ids[len(context) :]
     at, is_greedy = loom, True
     for token in rest:
         is_greedy = is_greedy and at.next(1)[0].id == token
@@ -65,22 +65,20 @@ def scored(lm: weft.LM, question: str, choice: str) -> tuple[float, bool]:
 
 
 @pytest.mark.parametrize("num_concurrent", [1, 4])
-def test_scores_through_the_server_are_those_of_the_library(
-    served: Served, num_concurrent: int
-) -> None:
-    found = evaluated(served, num_concurrent=num_concurrent)
-    samples = found["samples"]["weft_small_choice"]
+def test_lm_eval_scores_equal_those_of_the_library(served: Served, num_concurrent: int) -> None:
+    results = evaluated(served, num_concurrent=num_concurrent)
+    samples = results["samples"]["weft_small_choice"]
     assert len(samples) == 16
     n_right = 0
     with weft.load("tiny") as lm:
         for sample in samples:
             doc = sample["doc"]
             expected = [scored(lm, doc["question"], choice) for choice in doc["choices"]]
-            told = [response[0] for response in sample["resps"]]
-            for (logprob, greedy), (ours, is_greedy) in zip(told, expected, strict=True):
+            scores = [response[0] for response in sample["resps"]]
+            for (logprob, greedy), (ours, is_greedy) in zip(scores, expected, strict=True):
                 assert float(logprob) == pytest.approx(ours, abs=2e-4)
                 assert str(greedy) == str(is_greedy)
             best = max(range(3), key=lambda at: expected[at][0])
             n_right += best == doc["answer"]
-    assert found["results"]["weft_small_choice"]["acc,none"] == n_right / 16
+    assert results["results"]["weft_small_choice"]["acc,none"] == n_right / 16
     assert n_right >= 8  # chance is 5; the model knows a little

@@ -58,7 +58,7 @@ def test_too_large_body_is_rejected(small: Served, chunked: bool) -> None:
 
 @pytest.mark.parametrize("chunked", [False, True])
 def test_late_rejected_body_is_drained(small: Served, chunked: bool) -> None:
-    """What came after the connection was closed would throw the answer away."""
+    """Bytes that arrive after a close would make the client lose the response."""
     host, port = small.url.removeprefix("http://").split(":")
     length = "Transfer-Encoding: chunked" if chunked else "Content-Length: 6000"
     part = b"x" * 3000
@@ -77,7 +77,7 @@ def test_late_rejected_body_is_drained(small: Served, chunked: bool) -> None:
 
 
 def test_body_slightly_over_the_limit_is_drained() -> None:
-    """Clients that send on until they are read would be told that the connection is gone."""
+    """Clients that send all of a body before they read would get a connection error."""
     limit = ServerLimits().body_bytes
     with serving(wait=False) as server:
         host, port = server.url.removeprefix("http://").split(":")
@@ -108,10 +108,10 @@ def test_path_longer_than_the_kv_budget_is_400(
         slots = lm.tree.budget.capacity
         assert slots is not None
         assert slots < lm.n_ctx
-        (said,) = [each.getMessage() for each in caplog.records if "budget" in each.getMessage()]
-        assert f"holds {slots} tokens, but the context has {lm.n_ctx}" in said
-        for asked in ({"prompt": [5] * (slots + 2)}, {"prompt": [5], "ignore_eos": True}):
-            body = {**asked, "max_tokens": slots + 2}
+        (warning,) = [each.getMessage() for each in caplog.records if "budget" in each.getMessage()]
+        assert f"holds {slots} tokens, but the context has {lm.n_ctx}" in warning
+        for fields in ({"prompt": [5] * (slots + 2)}, {"prompt": [5], "ignore_eos": True}):
+            body = {**fields, "max_tokens": slots + 2}
             answer = server.client.post("/v1/completions", json=body)
             assert answer.status_code == 400, answer.text
             assert "retry-after" not in answer.headers
@@ -121,17 +121,17 @@ def test_path_longer_than_the_kv_budget_is_400(
 
 
 def vanish(server: Served, n: int) -> None:
-    """Let clients ask for a stream and go away: some at once, some after the first tokens."""
+    """Let clients request a stream and disconnect: some at once, some after the first tokens."""
     loom = server.client.post("/api/v1/looms", json={"prompt": "Once upon"}).json()["id"]
-    asked = {"stream": True, "on_disconnect": "cancel", "max_tokens": 400}
-    body = json.dumps({**asked, "logit_bias": no_end(server)}).encode()
+    fields = {"stream": True, "on_disconnect": "cancel", "max_tokens": 400}
+    body = json.dumps({**fields, "logit_bias": no_end(server)}).encode()
     host, port = server.url.removeprefix("http://").split(":")
     head = (
         f"POST /api/v1/looms/{loom}/nodes/0/generate HTTP/1.1\r\nHost: {host}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     ).encode()
 
-    async def come_and_go(at: int) -> None:
+    async def connect_and_abort(at: int) -> None:
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(head + body[: len(body) // 2] if at % 4 == 0 else head + body)
         await writer.drain()
@@ -143,7 +143,9 @@ def vanish(server: Served, n: int) -> None:
 
     async def all_of_them() -> None:
         for first in range(0, n, 50):
-            await asyncio.gather(*(come_and_go(at) for at in range(first, min(first + 50, n))))
+            await asyncio.gather(
+                *(connect_and_abort(at) for at in range(first, min(first + 50, n)))
+            )
 
     asyncio.run(all_of_them())
 
@@ -159,7 +161,7 @@ def tasks_of(server: Served) -> int:
 def leaves_nothing(server: Served, n: int) -> None:
     lm = server.service.models.lm()
     server.client.get("/healthz")
-    vanish(server, 20)  # what is made once
+    vanish(server, 20)  # objects that are created once
     wait_for_rest(server)
     before = tasks_of(server)
     vanish(server, n)
@@ -172,7 +174,7 @@ def leaves_nothing(server: Served, n: int) -> None:
     stats = lm.stats()
     assert stats.pinned_tokens == 0
     lm.tree.check()
-    # What is kept of KV is what nodes of the loom hold, or may be evicted.
+    # The remaining KV belongs to nodes of the loom or can be evicted.
     assert lm.scheduler.n_queued == 0
     assert server.client.get("/healthz").status_code == 200
 

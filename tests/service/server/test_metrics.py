@@ -31,7 +31,7 @@ def bans(served: Served) -> dict[str, int]:
     return {str(token): -100 for token in range(served.service.models.lm().info.n_vocab)}
 
 
-def test_a_growth_is_counted_by_how_its_job_ended(
+def test_growth_is_counted_by_the_status_of_its_job(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any) -> Any:
@@ -41,8 +41,8 @@ def test_a_growth_is_counted_by_how_its_job_ended(
     path = f"/api/v1/looms/{loom}/nodes/0/generate"
 
     def grow(**body: Any) -> dict[str, Any]:
-        told: dict[str, Any] = served.client.post(path, json={"wait": True, **body}).json()
-        return told
+        reply: dict[str, Any] = served.client.post(path, json={"wait": True, **body}).json()
+        return reply
 
     assert grow(max_tokens=2)["status"] == "ok"
     with monkeypatch.context() as patch:
@@ -55,27 +55,27 @@ def test_a_growth_is_counted_by_how_its_job_ended(
         until(served, f'weft_jobs_total{{kind="grow",status="{status}"}}', 1)
 
 
-def test_a_stream_is_counted_by_how_it_ended(served: Served) -> None:
-    asked = {"prompt": PROMPT, "max_tokens": 4, "stream": True}
-    served.client.post("/v1/completions", json=asked)
-    failed = {**asked, "logit_bias": bans(served)}
+def test_stream_is_counted_by_its_status(served: Served) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 4, "stream": True}
+    served.client.post("/v1/completions", json=body)
+    failed = {**body, "logit_bias": bans(served)}
     assert '"error"' in served.client.post("/v1/completions", json=failed).text
     with served.client.stream(
-        "POST", "/v1/completions", json={**asked, "max_tokens": 1900, "ignore_eos": True}
+        "POST", "/v1/completions", json={**body, "max_tokens": 1900, "ignore_eos": True}
     ) as answer:
         next(answer.iter_lines())
     for status in ("ok", "failed", "cancelled"):
         until(served, f'weft_jobs_total{{kind="completion",status="{status}"}}', 1)
 
 
-def test_the_first_token_of_a_stream_is_timed(served: Served) -> None:
+def test_first_token_of_a_stream_is_timed(served: Served) -> None:
     name = "weft_time_to_first_token_seconds_count"
     before = figure(served, name)
     chat = [{"role": "user", "content": "Hi"}]
-    for path, asked in {
+    for path, body in {
         "/v1/completions": {"prompt": PROMPT, "max_tokens": 2},
         "/v1/chat/completions": {"messages": chat, "max_tokens": 2},
         "/v1/responses": {"input": "Hi", "max_output_tokens": 2},
     }.items():
-        served.client.post(path, json={**asked, "stream": True})
+        served.client.post(path, json={**body, "stream": True})
     until(served, name, before + 3)

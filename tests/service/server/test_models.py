@@ -89,8 +89,8 @@ def test_a_broken_model_evicts_nothing(served: Served, folder: Path, source: str
     load(served, folder / "small", "a")
     assert load(served, folder / source, "bad", engine="auto")["status"] == "failed"
     assert states(served) == {"tiny": "ready", "a": "ready", "bad": "failed"}
-    status, told = complete(served, "bad")
-    assert (status, told["error"]["code"]) == (404, "model_not_found")
+    status, reply = complete(served, "bad")
+    assert (status, reply["error"]["code"]) == (404, "model_not_found")
     for name in ("a", "bad"):
         served.client.delete(f"/api/v1/models/{name}").raise_for_status()
 
@@ -161,11 +161,11 @@ def test_copy_and_clip_need_no_model(folder: Path, tmp_path: Path, is_open: bool
             assert answer.status_code == 201, answer.text
             return answer.json()
 
-        made = [copied(parent=2), copied(to_loom=other)]
-        assert [each["added"][0]["text"] for each in made] == [text, text]
-        assert [each["added"][0]["n_tokens"] for each in made] == [4, 4]
-        anew = copied(new_loom="anew")["id"]
-        prompt = client.get(f"/api/v1/looms/{anew}/nodes").json()["data"][0]["text"]
+        copies = [copied(parent=2), copied(to_loom=other)]
+        assert [name["added"][0]["text"] for name in copies] == [text, text]
+        assert [name["added"][0]["n_tokens"] for name in copies] == [4, 4]
+        third = copied(new_loom="anew")["id"]
+        prompt = client.get(f"/api/v1/looms/{third}/nodes").json()["data"][0]["text"]
         assert prompt.endswith(text)
         for keep, status in ((4, 200), (2, 404 if not is_open else 200), (0, 200)):
             body = {"keep": keep, "children": "drop"}
@@ -173,6 +173,6 @@ def test_copy_and_clip_need_no_model(folder: Path, tmp_path: Path, is_open: bool
             assert answer.status_code == status, answer.text
         assert client.get(path).json()["text"] == ""
         load(served, folder / "small", "a")
-        for each in (loom, other, anew):
-            answer = client.post(f"/api/v1/looms/{each}/generate", json={**grown, "n": 1})
+        for name in (loom, other, third):
+            answer = client.post(f"/api/v1/looms/{name}/generate", json={**grown, "n": 1})
             assert answer.status_code == 200, answer.text

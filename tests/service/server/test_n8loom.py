@@ -38,9 +38,9 @@ def loom_of(served: Served, root: str) -> str:
 def test_n8looms_page_calls_all_succeed(served: Served) -> None:
     """Load, create, grow as a stream, extend, delete, export, import, rename."""
     assert call(served, "POST", "/load_model", model_path="tiny") == {"model_id": "tiny"}
-    made = call(served, "POST", "/create_loom", model_id="tiny", prompt=PROMPT)
-    assert set(made) == {"loom_id", "heddle_id"}
-    loom, root = made["loom_id"], made["heddle_id"]
+    created = call(served, "POST", "/create_loom", model_id="tiny", prompt=PROMPT)
+    assert set(created) == {"loom_id", "heddle_id"}
+    loom, root = created["loom_id"], created["heddle_id"]
     tree = call(served, "GET", f"/loom/{loom}")
     assert set(tree) == {"node_id", "text", "display_text", "terminal", "children"}
     assert (tree["node_id"], tree["children"], tree["terminal"]) == (root, [], False)
@@ -75,8 +75,8 @@ def test_n8looms_page_calls_all_succeed(served: Served) -> None:
 
     exported = call(served, "GET", f"/loom/{loom}/export")
     copied = call(served, "POST", "/looms/import", model_id="tiny", loom_data=exported)
-    again = call(served, "GET", f"/loom/{copied['loom_id']}/export")
-    assert without_ids(again) == without_ids(exported)
+    exported_copy = call(served, "GET", f"/loom/{copied['loom_id']}/export")
+    assert without_ids(exported_copy) == without_ids(exported)
     new = f"{loom} renamed"
     renamed = call(served, "POST", f"/looms/{loom}/rename", new_id=new)
     assert renamed == {"old_loom_id": loom, "new_loom_id": new}
@@ -89,10 +89,10 @@ def test_n8looms_page_calls_all_succeed(served: Served) -> None:
     assert served.client.get(f"/node/{root}").status_code == 404
 
 
-def without_ids(told: Any) -> Any:
-    """A nested tree without what differs between copies; their display is of the loom's making."""
-    kept = {key: each for key, each in told.items() if key not in ("node_id", "display_text")}
-    return {**kept, "children": [without_ids(each) for each in told["children"]]}
+def without_ids(tree: Any) -> Any:
+    """Return a nested tree without the fields that differ between copies."""
+    kept = {key: each for key, each in tree.items() if key not in ("node_id", "display_text")}
+    return {**kept, "children": [without_ids(each) for each in tree["children"]]}
 
 
 def test_texts_are_children_in_their_order(served: Served, root: str) -> None:
@@ -107,7 +107,7 @@ def test_texts_are_children_in_their_order(served: Served, root: str) -> None:
 def test_clip_and_trim_drop_descendants(served: Served, root: str) -> None:
     (node,) = call(served, "POST", "/node/ramify", node_id=root, n=1)["created_children"]
     (below,) = call(served, "POST", "/node/ramify", node_id=node, n=1)["created_children"]
-    whole = call(served, "GET", f"/node/{node}")["text"]
+    full = call(served, "GET", f"/node/{node}")["text"]
     clipped = call(served, "POST", "/node/clip", node_id=node, token_limit=-1)
     assert clipped == {"node_id": node, "clipped_to": -1}
     assert served.client.get(f"/node/{below}").status_code == 404
@@ -115,12 +115,12 @@ def test_clip_and_trim_drop_descendants(served: Served, root: str) -> None:
     trimmed = call(served, "POST", "/node/trim", node_id=node, token_trim=2)
     assert trimmed == {"node_id": node, "trimmed_tokens": 2}
     text = call(served, "GET", f"/node/{node}")["text"]
-    assert whole.startswith(text)
-    assert len(text) < len(whole)
+    assert full.startswith(text)
+    assert len(text) < len(full)
 
 
 def test_growth_equals_the_n8loom_library(served: Served, root: str) -> None:
-    made = call(
+    ids = call(
         served, "POST", "/node/ramify", node_id=root, n=2, seed=7, temp=0.9, max_tokens=12,
         min_p=0.1, top_p=0.9, stop_strings=["the"],
     )["created_children"]  # fmt: skip
@@ -128,34 +128,34 @@ def test_growth_equals_the_n8loom_library(served: Served, root: str) -> None:
     wanted = loom.make_children(
         n=2, seed=7, temp=0.9, max_tokens=12, min_p=0.1, top_p=0.9, stop_strings=["the"]
     )
-    texts = [call(served, "GET", f"/node/{each}")["text"] for each in made]
+    texts = [call(served, "GET", f"/node/{each}")["text"] for each in ids]
     assert texts == [node.text for node in wanted]
 
 
 def test_import_prefers_the_exported_tokens(served: Served) -> None:
-    """Tokens that no tokenizer would write for their text come back as they were."""
+    """The tokenizer would encode the text with other tokens."""
     lm = served.service.models.lm()
-    odd = [lm.tokenize(letter, add_bos=False)[0] for letter in "the"]
-    told = {"text": PROMPT, "children": [{"text": "the", "tokens": odd, "terminal": True}]}
-    made = call(served, "POST", "/looms/import", model_id="tiny", loom_data=told)
-    back = call(served, "GET", f"/loom/{made['loom_id']}/export")
+    odd = [lm.tokenize(char, add_bos=False)[0] for char in "the"]
+    data = {"text": PROMPT, "children": [{"text": "the", "tokens": odd, "terminal": True}]}
+    imported = call(served, "POST", "/looms/import", model_id="tiny", loom_data=data)
+    back = call(served, "GET", f"/loom/{imported['loom_id']}/export")
     assert back["text"] == PROMPT  # and not templated
     assert back["children"][0]["tokens"] == odd
     assert back["children"][0]["terminal"] is True
     other = {"text": PROMPT, "children": [{"text": "fox", "tokens": odd}]}
-    made = call(served, "POST", "/looms/import", model_id="tiny", loom_data=other)
-    back = call(served, "GET", f"/loom/{made['loom_id']}")
+    imported = call(served, "POST", "/looms/import", model_id="tiny", loom_data=other)
+    back = call(served, "GET", f"/loom/{imported['loom_id']}")
     assert back["children"][0]["text"] == "fox"
 
 
 def test_native_api_sees_the_same_loom(served: Served, root: str) -> None:
     loom = loom_of(served, root)
-    (made,) = call(served, "POST", "/node/ramify", node_id=root, n=1)["created_children"]
-    number = made.rpartition("-")[2]
+    (child,) = call(served, "POST", "/node/ramify", node_id=root, n=1)["created_children"]
+    number = child.rpartition("-")[2]
     node = served.client.get(f"/api/v1/looms/{loom}/nodes/{number}").json()
-    assert node["text"] == call(served, "GET", f"/node/{made}")["text"]
+    assert node["text"] == call(served, "GET", f"/node/{child}")["text"]
     assert served.client.post(f"/api/v1/looms/{loom}/undo").status_code == 200
-    assert served.client.get(f"/node/{made}").status_code == 404
+    assert served.client.get(f"/node/{child}").status_code == 404
 
 
 def test_a_node_that_has_ended_grows_nothing(served: Served, root: str) -> None:
@@ -168,19 +168,19 @@ def test_a_node_that_has_ended_grows_nothing(served: Served, root: str) -> None:
     assert (final["type"], final["children"], final["tokens"]) == ("final", 0, [])
 
 
-def test_growing_at_once_loses_nothing(served: Served, root: str) -> None:
-    made: list[str] = []
+def test_concurrent_growth_loses_no_children(served: Served, root: str) -> None:
+    ids: list[str] = []
 
     def grow() -> None:
-        made.extend(call(served, "POST", "/node/ramify", node_id=root, n=3)["created_children"])
+        ids.extend(call(served, "POST", "/node/ramify", node_id=root, n=3)["created_children"])
 
     threads = [threading.Thread(target=grow) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(set(made)) == 12
-    assert set(call(served, "GET", f"/node/{root}")["children_ids"]) == set(made)
+    assert len(set(ids)) == 12
+    assert set(call(served, "GET", f"/node/{root}")["children_ids"]) == set(ids)
 
 
 @pytest.mark.parametrize(
@@ -216,9 +216,9 @@ def test_growing_at_once_loses_nothing(served: Served, root: str) -> None:
 def test_errors_have_the_detail_format(
     served: Served, method: str, path: str, body: Any, status: int, detail: str
 ) -> None:
-    made = call(served, "POST", "/create_loom", model_id="tiny", prompt=PROMPT)
+    created = call(served, "POST", "/create_loom", model_id="tiny", prompt=PROMPT)
     other = call(served, "POST", "/create_loom", model_id="tiny", prompt=PROMPT)
-    names = {"ROOT": made["heddle_id"], "LOOM": made["loom_id"], "OTHER": other["loom_id"]}
+    names = {"ROOT": created["heddle_id"], "LOOM": created["loom_id"], "OTHER": other["loom_id"]}
     for name, value in names.items():
         path = path.replace(name, value)
         body = {key: value if each == name else each for key, each in (body or {}).items()}

@@ -20,7 +20,7 @@ Json = dict[str, Any]
 
 
 class Desk:
-    """A loom of a server, and what is asked about it."""
+    """A loom on a server, and requests about it."""
 
     def __init__(self, served: Served, prompt: str = "Once upon a time", **more: Any) -> None:
         self.client = served.client
@@ -45,11 +45,11 @@ class Desk:
         return answer.json()
 
     def grow(self, node: int | str = 0, **body: Any) -> list[Json]:
-        """Grow branches of six tokens: of this seed none ends before."""
+        """Grow branches of six tokens; with this seed no branch ends earlier."""
         few = {"max_tokens": 6, "seed": 1, **body}
-        told = self.post(f"/nodes/{node}/generate", wait=True, **few)
-        assert told["status"] == "ok"
-        return told["nodes"]
+        reply = self.post(f"/nodes/{node}/generate", wait=True, **few)
+        assert reply["status"] == "ok"
+        return reply["nodes"]
 
     def nodes(self, **query: Any) -> list[Json]:
         return self.get("/nodes", **query)["data"]
@@ -59,16 +59,16 @@ class Desk:
             time.sleep(0.02)
 
     def until_ended(self, job: str) -> Json:
-        """Wait for the end of a job; return what is told of it."""
+        """Wait for the end of a job and return the job."""
         self.until(lambda: self.job(job)["status"] != "running")
         return self.job(job)
 
     def job(self, job: str) -> Json:
         return self.client.get(f"/api/v1/jobs/{job}").json()
 
-    def until_all_grow(self, told: Json) -> None:
+    def until_all_grow(self, job: Json) -> None:
         """Wait until each branch of a job has tokens."""
-        numbers = [branch["node"] for branch in told["branches"]]
+        numbers = [branch["node"] for branch in job["branches"]]
         self.until(lambda: all(self.get(f"/nodes/{each}")["n_tokens"] for each in numbers))
 
 
@@ -77,29 +77,29 @@ def desk(served: Served) -> Desk:
     return Desk(served)
 
 
-def test_a_loom_is_made_grown_and_read(desk: Desk) -> None:
-    told = desk.post("/nodes/0/generate", n=3, max_tokens=8, wait=True, seed=1)
-    assert told["status"] == "ok"
-    assert told["usage"] == {"prompt_tokens": 8, "completion_tokens": 24, "cached_tokens": 0}
+def test_grown_nodes_are_listed_and_reproducible_by_seed(desk: Desk) -> None:
+    reply = desk.post("/nodes/0/generate", n=3, max_tokens=8, wait=True, seed=1)
+    assert reply["status"] == "ok"
+    assert reply["usage"] == {"prompt_tokens": 8, "completion_tokens": 24, "cached_tokens": 0}
     page = desk.nodes()
     assert [node["node"] for node in page] == [0, 1, 2, 3]
     assert page[0]["children"] == [1, 2, 3]
     assert page[0]["n_below"] == 3
-    again = desk.post("/nodes/0/generate", n=3, max_tokens=8, wait=True, seed=told["seed"])
-    assert [node["text"] for node in again["nodes"]] == [node["text"] for node in told["nodes"]]
+    repeat = desk.post("/nodes/0/generate", n=3, max_tokens=8, wait=True, seed=reply["seed"])
+    assert [node["text"] for node in repeat["nodes"]] == [node["text"] for node in reply["nodes"]]
 
 
 def test_growing_an_ended_node_hints_at_force(served: Served) -> None:
     desk = Desk(served, "What is 37 + 58?")
     with weft.load("tiny") as lm:
         at_once = {str(token): 100 for token in lm.text.stop_ids}
-    (made,) = desk.post("/generate", logit_bias=at_once, wait=True)["nodes"]
-    assert made["finish_reason"] == "stop"
-    path = f"/nodes/{made['node']}/generate"
+    (node,) = desk.post("/generate", logit_bias=at_once, wait=True)["nodes"]
+    assert node["finish_reason"] == "stop"
+    path = f"/nodes/{node['node']}/generate"
     error = desk.post(path, 409)["error"]
     assert (error["code"], error["hint"]) == ("node_ended", '"force": true')
-    for asked in ({}, {"nodes": [made["node"]] * 2}):  # all leaves, and nodes by name
-        error = desk.post("/generate", 409, **asked)["error"]
+    for body in ({}, {"nodes": [node["node"]] * 2}):  # all leaves, and nodes by name
+        error = desk.post("/generate", 409, **body)["error"]
         assert (error["code"], error["hint"]) == ("node_ended", '"force": true')
     assert desk.post(path, wait=True, max_tokens=2, **json.loads(f"{{{error['hint']}}}"))["nodes"]
 
@@ -147,20 +147,24 @@ def test_stream_has_every_token_once(desk: Desk) -> None:
 
 def test_stream_resumes_after_the_last_event(desk: Desk) -> None:
     job = desk.post("/nodes/0/generate", 202, n=2, max_tokens=200)["job"]
-    seen: list[Event] = []
+    received: list[Event] = []
     path = f"/api/v1/jobs/{job}/events"
-    while not seen or seen[-1][1] != "done":
-        headers = {"Last-Event-ID": str(seen[-1][0])} if seen else {}
+    while not received or received[-1][1] != "done":
+        headers = {"Last-Event-ID": str(received[-1][0])} if received else {}
         with desk.client.stream("GET", path, headers=headers) as answer:
-            for at, event in enumerate(events(answer.iter_lines())):
-                seen.append(event)
-                if at == 1:
+            for index, event in enumerate(events(answer.iter_lines())):
+                received.append(event)
+                if index == 1:
                     break
-    assert [number for number, _, _ in seen] == list(range(1, len(seen) + 1))
-    n_tokens = sum(len(data["t"]) for _, name, data in seen if name == "tok")
+    assert [number for number, _, _ in received] == list(range(1, len(received) + 1))
+    n_tokens = sum(len(data["t"]) for _, name, data in received if name == "tok")
     assert n_tokens >= sum(len(node["text"] and "x") for node in desk.nodes()[1:])
-    assert sum(data["n_tokens"] for _, name, data in seen if name == "branch") == sum(
-        1 for _, name, data in seen if name == "tok" for entry in data["t"] if entry[1] is not None
+    assert sum(data["n_tokens"] for _, name, data in received if name == "branch") == sum(
+        1
+        for _, name, data in received
+        if name == "tok"
+        for entry in data["t"]
+        if entry[1] is not None
     )
 
 
@@ -174,42 +178,42 @@ def test_late_reader_gets_a_snapshot(desk: Desk) -> None:
 
 
 def test_branches_are_cancelled_one_by_one(served: Served, desk: Desk) -> None:
-    told = desk.post("/nodes/0/generate", 202, n=3, **desk.endless(served))
+    reply = desk.post("/nodes/0/generate", 202, n=3, **desk.endless(served))
     client = desk.client
-    path = f"/api/v1/jobs/{told['job']}"
-    desk.until_all_grow(told)
+    path = f"/api/v1/jobs/{reply['job']}"
+    desk.until_all_grow(reply)
     assert client.post(f"{path}/cancel", json={"branches": [1]}).status_code == 200
-    desk.until(lambda: desk.job(told["job"])["branches"][1]["finish_reason"])
-    assert desk.job(told["job"])["branches"][1]["finish_reason"] == "cancelled"
+    desk.until(lambda: desk.job(reply["job"])["branches"][1]["finish_reason"])
+    assert desk.job(reply["job"])["branches"][1]["finish_reason"] == "cancelled"
     client.post(f"{path}/cancel")
-    job = desk.until_ended(told["job"])
+    job = desk.until_ended(reply["job"])
     assert job["status"] == "cancelled"
     assert all(branch["finish_reason"] for branch in job["branches"])
     assert all(node["n_tokens"] for node in desk.nodes()[1:])
 
 
 def test_growing_nodes_are_read_while_they_grow(served: Served, desk: Desk) -> None:
-    told = desk.post("/nodes/0/generate", 202, n=2, **desk.endless(served))
-    number = told["branches"][0]["node"]
-    desk.until_all_grow(told)
+    reply = desk.post("/nodes/0/generate", 202, n=2, **desk.endless(served))
+    number = reply["branches"][0]["node"]
+    desk.until_all_grow(reply)
     node = desk.get(f"/nodes/{number}")
     assert node["growing"]
-    assert desk.nodes()[0]["children"] == [branch["node"] for branch in told["branches"]]
+    assert desk.nodes()[0]["children"] == [branch["node"] for branch in reply["branches"]]
     assert desk.post(f"/nodes/{number}/generate", 409)["error"]["code"] == "revision_mismatch"
     assert desk.post(f"/nodes/{number}/next", 409)["error"]
     # Reading, and writing elsewhere, is free.
     desk.post("/nodes", 201, parent=0, text=" there was")
-    desk.client.post(f"/api/v1/jobs/{told['job']}/cancel")
+    desk.client.post(f"/api/v1/jobs/{reply['job']}/cancel")
 
 
 def test_removing_a_growing_node_discards_its_tokens(served: Served, desk: Desk) -> None:
     (top,) = desk.grow(n=1)
     path = f"/nodes/{top['node']}/generate"
-    told = desk.post(path, 202, n=2, force=True, **desk.endless(served))
-    desk.until_all_grow(told)
+    reply = desk.post(path, 202, n=2, force=True, **desk.endless(served))
+    desk.until_all_grow(reply)
     answer = desk.client.delete(f"{desk.base}/nodes/{top['node']}")
     assert answer.status_code == 200
-    desk.until_ended(told["job"])
+    desk.until_ended(reply["job"])
     assert [node["node"] for node in desk.nodes()] == [0]
     desk.post("/undo")
     assert [node["node"] for node in desk.nodes()] == [0, top["node"]]
@@ -261,27 +265,27 @@ def test_undo_reverts_each_edit(desk: Desk) -> None:
 def test_edit_adds_a_sibling_unless_in_place(desk: Desk) -> None:
     (node,) = desk.grow(n=1)
     path = f"{desk.base}/nodes/{node['node']}"
-    made = desk.client.patch(path, json={"text": " there was a fox"}).json()
-    assert made["added"][0]["parent"] == 0
+    reply = desk.client.patch(path, json={"text": " there was a fox"}).json()
+    assert reply["added"][0]["parent"] == 0
     changed = desk.client.patch(path, json={"text": " no fox", "in_place": True}).json()
     assert changed["changed"][0]["text"] == " no fox"
     marked = desk.client.patch(path, json={"bookmark": "good"}).json()
     assert marked["changed"][0]["bookmark"] == "good"
     assert desk.get()["bookmarks"] == {str(node["node"]): "good"}
-    found = desk.get("/search", q="FOX", filter="bookmarked")["data"]
-    assert [(hit["node"], hit["spans"]) for hit in found] == [(node["node"], [[4, 7]])]
+    hits = desk.get("/search", q="FOX", filter="bookmarked")["data"]
+    assert [(hit["node"], hit["spans"]) for hit in hits] == [(node["node"], [[4, 7]])]
 
 
 def test_second_edit_of_a_node_with_an_old_rev_conflicts(desk: Desk) -> None:
     one, other = desk.grow(n=2)
-    seen = desk.client.get(f"{desk.base}/nodes/{one['node']}").headers["etag"]
+    etag = desk.client.get(f"{desk.base}/nodes/{one['node']}").headers["etag"]
     path = f"{desk.base}/nodes/{one['node']}"
-    headers = {"If-Match": seen}
+    headers = {"If-Match": etag}
     assert desk.client.patch(path, json={"score": 1}, headers=headers).status_code == 200
     late = desk.client.patch(path, json={"score": 2}, headers=headers)
     assert late.status_code == 409
     assert late.json()["error"]["code"] == "revision_mismatch"
-    assert late.json()["error"]["details"]["rev"] > int(seen.strip('"'))
+    assert late.json()["error"]["details"]["rev"] > int(etag.strip('"'))
     # Another node was not changed meanwhile.
     path = f"{desk.base}/nodes/{other['node']}"
     assert desk.client.patch(path, json={"score": 3}, headers=headers).status_code == 200
@@ -301,7 +305,7 @@ def test_since_returns_only_changed_nodes(desk: Desk) -> None:
 def test_pages_are_the_tree_in_order(desk: Desk) -> None:
     desk.grow(n=3)
     desk.post("/generate", n=2, max_tokens=3, wait=True, force=True)
-    whole = [node["node"] for node in desk.nodes()]
+    numbers = [node["node"] for node in desk.nodes()]
     paged: list[int] = []
     after = None
     while True:
@@ -309,25 +313,25 @@ def test_pages_are_the_tree_in_order(desk: Desk) -> None:
         paged += [node["node"] for node in page["data"]]
         if (after := page["next"]) is None:
             break
-    assert paged == whole
+    assert paged == numbers
     tree = desk.get("/tree")["tree"]
     assert [node["node"] for node in tree["nodes"]] == tree["children"]
 
 
 def test_next_returns_candidates_and_the_rest(desk: Desk) -> None:
-    told = desk.post("/nodes/0/next", top=5, candidates=[0], temperature=0.5, top_k=2)
-    assert [each["rank"] for each in told["next"]] == [0, 1, 2, 3, 4]
-    assert sum(each["p"] for each in told["next"]) + told["rest"] == pytest.approx(1)
-    assert sum(each["p_sampled"] for each in told["next"]) == pytest.approx(1)
-    assert told["candidates"][0]["id"] == 0
-    assert told["entropy"] > 0
+    reply = desk.post("/nodes/0/next", top=5, candidates=[0], temperature=0.5, top_k=2)
+    assert [each["rank"] for each in reply["next"]] == [0, 1, 2, 3, 4]
+    assert sum(each["p"] for each in reply["next"]) + reply["rest"] == pytest.approx(1)
+    assert sum(each["p_sampled"] for each in reply["next"]) == pytest.approx(1)
+    assert reply["candidates"][0]["id"] == 0
+    assert reply["entropy"] > 0
 
 
 def test_score_of_a_nodes_own_text_equals_its_logprobs(desk: Desk) -> None:
     (node,) = desk.grow(n=1, seed=5)
     own = desk.get(f"/nodes/{node['node']}", fields="tokens")
-    told = desk.post(f"/nodes/{node['node']}/score")
-    assert told["logprobs"] == pytest.approx(own["logprobs"], abs=1e-3)
+    reply = desk.post(f"/nodes/{node['node']}/score")
+    assert reply["logprobs"] == pytest.approx(own["logprobs"], abs=1e-3)
     rows = desk.get(f"/nodes/{node['node']}/tokens", top=3)
     assert [row["logprob"] for row in rows["data"]] == pytest.approx(own["logprobs"], abs=1e-3)
     assert [row["entropy"] for row in rows["data"]] == pytest.approx(own["entropies"], abs=1e-3)
@@ -346,8 +350,8 @@ def test_tokens_of_a_constrained_node_have_their_legal_logmass(desk: Desk) -> No
 
 def test_slow_pattern_is_rejected(desk: Desk) -> None:
     desk.post("/nodes", status=201, text="a" * 60 + "!")
-    told = desk.get("/search", status=400, q="(a|aa)+$", regex=True)
-    assert told["error"]["code"] == "pattern_too_slow"
+    reply = desk.get("/search", status=400, q="(a|aa)+$", regex=True)
+    assert reply["error"]["code"] == "pattern_too_slow"
     assert [hit["spans"] for hit in desk.get("/search", q="A{3}!", regex=True)["data"]] == [
         [[57, 61]]
     ]
@@ -374,8 +378,8 @@ def test_kv_is_warmed_and_evicted_by_request(served: Served) -> None:
 
 
 def test_event_id_of_another_log_gets_a_snapshot(served: Served) -> None:
-    """A page that slept while the server was started anew knows ids of a log that is gone."""
-    desk = Desk(served, "What nobody has followed yet")
+    """A page that was suspended during a restart of the server has ids of the old log."""
+    desk = Desk(served, "A loom without readers")
     desk.post("/nodes", 201, text=" a", parent=0)
     url = f"{desk.base}/events"
     with served.client.stream("GET", url, params={"tokens": True, "after": 1}) as feed:
@@ -389,9 +393,9 @@ def test_forget_kv_keeps_the_given_path(served: Served) -> None:
     (mine,) = (each for each in before["looms"] if each["name"] == desk.get("")["name"])
     assert (mine["hot"], mine["model"]) == (3, "tiny")
     assert mine["bytes"] > 0
-    told = desk.post("/kv", keep=first["node"])
-    assert (told["hot"], told["cold"]) == (2, 1)
-    assert 0 < told["bytes"] < mine["bytes"]
+    reply = desk.post("/kv", keep=first["node"])
+    assert (reply["hot"], reply["cold"]) == (2, 1)
+    assert 0 < reply["bytes"] < mine["bytes"]
     assert desk.get(f"/nodes/{second['node']}")["text"] == second["text"]
     assert desk.post("/kv")["hot"] == 0  # others may share the first tokens
 
@@ -405,12 +409,12 @@ def test_body_without_json_content_type_is_reported(served: Served) -> None:
 
 def test_a_search_is_a_job_with_rounds(served: Served) -> None:
     desk = Desk(served, "Use 1 2 3 4 to make 24.")
-    told = desk.post("/runs", strategy="tot", breadth=2, n=4, wait=True, seed=1)
-    assert told["status"] == "ok"
-    assert told["result"]["strategy"] == "tot"
-    assert told["result"]["answer"]
-    assert told["usage"]["completion_tokens"] == told["result"]["cost"]["tokens"] > 100
-    with desk.client.stream("GET", f"/api/v1/jobs/{told['job']}/events") as answer:
+    reply = desk.post("/runs", strategy="tot", breadth=2, n=4, wait=True, seed=1)
+    assert reply["status"] == "ok"
+    assert reply["result"]["strategy"] == "tot"
+    assert reply["result"]["answer"]
+    assert reply["usage"]["completion_tokens"] == reply["result"]["cost"]["tokens"] > 100
+    with desk.client.stream("GET", f"/api/v1/jobs/{reply['job']}/events") as answer:
         names = [name for _, name, _ in events(answer.iter_lines())]
     assert "score" in names
     assert len(desk.nodes(limit=1000)) > 3
@@ -420,8 +424,8 @@ def test_a_search_is_a_job_with_rounds(served: Served) -> None:
     assert len(desk.nodes(limit=1000)) == 1
     desk.post("/redo")
     assert len(desk.nodes(limit=1000)) > 3
-    # What the search asked of the model beside its branches is counted, too.
-    assert told["usage"]["completion_tokens"] == told["result"]["cost"]["tokens"]
+    # Tokens that the search generated outside its branches are counted, too.
+    assert reply["usage"]["completion_tokens"] == reply["result"]["cost"]["tokens"]
 
 
 def test_looms_are_listed_renamed_removed_and_restored(served: Served) -> None:
@@ -440,16 +444,16 @@ def test_looms_are_listed_renamed_removed_and_restored(served: Served) -> None:
 
 
 def test_loom_metadata_includes_own_writes(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The database is asked for names a moment apart; a short growth is over within it."""
+    """Metadata from the database is cached for longer than a short growth takes."""
     monkeypatch.setattr("weft.service.server.loom_manager.FRESH_S", 600.0)
     assert desk.get()["n_nodes"] == 1
     began = desk.loom["changed"]
     desk.grow(n=2)
-    told = desk.get()
-    assert (told["n_nodes"], told["changed"] > began) == (3, True)
+    reply = desk.get()
+    assert (reply["n_nodes"], reply["changed"] > began) == (3, True)
     desk.post("/nodes/1/fork", 201, text=" cat", at_token=2)
     edited = desk.client.patch(desk.base, json={"meta": {"x": 1}}).json()
-    assert (edited["n_nodes"], edited["changed"] > told["changed"]) == (4, True)
+    assert (edited["n_nodes"], edited["changed"] > reply["changed"]) == (4, True)
     desk.post("/undo")
     desk.post("/undo")
     assert desk.client.delete(desk.base).json()["n_nodes"] == 3
@@ -530,9 +534,9 @@ def test_new_feed_reader_gets_a_snapshot_of_the_growth(served: Served, desk: Des
 
 def test_resuming_feed_reader_gets_a_snapshot(desk: Desk) -> None:
     (first,) = read_feed(desk, "snapshot")
-    desk.grow(n=1)  # while nobody listens
-    again = read_feed(desk, "snapshot", after=first[0])
-    assert again[0][2]["rev"] > first[2]["rev"]
+    desk.grow(n=1)  # while there is no reader
+    second = read_feed(desk, "snapshot", after=first[0])
+    assert second[0][2]["rev"] > first[2]["rev"]
 
 
 def test_rename_is_published(desk: Desk) -> None:
@@ -549,8 +553,8 @@ def test_since_includes_reordered_parents(desk: Desk) -> None:
     rev = desk.client.get(f"{desk.base}/nodes").json()["rev"]
     desk.client.delete(f"{desk.base}/nodes/{first['node']}")
     desk.post("/undo")
-    told = desk.client.get(f"{desk.base}/nodes", params={"since": rev}).json()["data"]
-    parents = {node["node"]: node["children"] for node in told}
+    reply = desk.client.get(f"{desk.base}/nodes", params={"since": rev}).json()["data"]
+    parents = {node["node"]: node["children"] for node in reply}
     assert parents[0] == [first["node"], second["node"]]
 
 
@@ -571,7 +575,7 @@ def test_missing_object_has_the_code_of_its_kind(served: Served, path: str, code
 
 
 @pytest.mark.parametrize("node", ["99", "abc", "-1", "0x", "1" * 60, "%00", "..%2f0"])
-def test_an_unknown_node_is_not_found(desk: Desk, node: str) -> None:
+def test_unknown_node_is_reported_as_missing(desk: Desk, node: str) -> None:
     answer = desk.client.get(f"{desk.base}/nodes/{node}")
     assert answer.json()["error"]["code"] in ("node_not_found", "no_such_route")
 
@@ -593,10 +597,10 @@ def test_an_unknown_node_is_not_found(desk: Desk, node: str) -> None:
 def test_wrong_parameter_is_rejected_by_name(desk: Desk, body: Json, param: str | None) -> None:
     answer = desk.client.post(f"{desk.base}/nodes/0/generate", json=body)
     assert answer.status_code == 400, answer.text
-    told = answer.json()["error"]
+    error = answer.json()["error"]
     if param is not None:
-        assert told["param"].startswith(param)
-        assert param in told["message"]
+        assert error["param"].startswith(param)
+        assert param in error["message"]
 
 
 @pytest.mark.parametrize("value", [True, "2", 2.5, None])
@@ -605,16 +609,16 @@ def test_non_numbers_are_rejected_as_numbers(desk: Desk, value: object) -> None:
     if isinstance(value, bool | str):
         wrong += [{"temperature": value}, {"logit_bias": {"5": value}}]
     for body in wrong:
-        told = desk.post("/nodes/0/generate", status=400, **body)["error"]
-        assert told["param"].startswith(next(iter(body)))
-    told = desk.post("/nodes", status=400, token_ids=[value])["error"]
-    assert told["param"].startswith("token_ids")
+        error = desk.post("/nodes/0/generate", status=400, **body)["error"]
+        assert error["param"].startswith(next(iter(body)))
+    error = desk.post("/nodes", status=400, token_ids=[value])["error"]
+    assert error["param"].startswith("token_ids")
 
 
 def test_integer_is_a_float_but_not_a_boolean(desk: Desk) -> None:
     desk.grow(n=1, temperature=1, top_p=1, logit_bias={"5": 1})
     desk.grow(n=1.0, max_tokens=2.0)  # what JSON's schema calls an integer
-    desk.grow(n=1, logit_bias={"5": "-inf", "6": "inf"})  # as nodes tell them
+    desk.grow(n=1, logit_bias={"5": "-inf", "6": "inf"})  # as nodes list them
     for value in ("true", 1):
         assert desk.post("/nodes/0/generate", status=400, wait=value)["error"]["param"] == "wait"
 
@@ -633,9 +637,9 @@ def test_integer_is_a_float_but_not_a_boolean(desk: Desk) -> None:
 )
 def test_library_error_names_its_parameter(desk: Desk, path: str, body: Json, param: str) -> None:
     (node,) = desk.grow(n=1)
-    told = desk.post(path.format(node=node["node"]), status=400, **body)["error"]
-    assert (told["code"], told["param"]) == ("invalid_parameter", param)
-    assert "None" not in told["message"]
+    error = desk.post(path.format(node=node["node"]), status=400, **body)["error"]
+    assert (error["code"], error["param"]) == ("invalid_parameter", param)
+    assert "None" not in error["message"]
     assert desk.get("/export", status=400, format="x")["error"]["param"] == "format"
 
 
@@ -649,11 +653,11 @@ def test_http_hints_name_http_requests(desk: Desk) -> None:
     assert "score, bookmark" in hint
 
 
-def test_a_fork_is_no_copy_of_its_node(desk: Desk) -> None:
+def test_fork_at_the_end_of_a_node_without_text_is_rejected(desk: Desk) -> None:
     (node,) = desk.grow(n=1)
     path, n = f"/nodes/{node['node']}/fork", node["n_tokens"]
-    told = desk.post(path, status=400, at_token=n)["error"]
-    assert (told["param"], f"1 to {n - 1}" in told["message"]) == ("at_token", True)
+    error = desk.post(path, status=400, at_token=n)["error"]
+    assert (error["param"], f"1 to {n - 1}" in error["message"]) == ("at_token", True)
     desk.post(path, status=400, at_token=n + 1, text=" cat")
     assert desk.post(path, 201, at_token=n - 1)["added"][0]["n_tokens"] == n - 1
     longer = desk.post(path, 201, at_token=n, text=" cat")["added"][0]
@@ -665,43 +669,43 @@ def test_every_native_route_rejects_unknown_query_parameters(served: Served) -> 
         (
             method,
             path,
-            {each["name"] for each in told.get("parameters", ()) if each["in"] == "query"},
+            {each["name"] for each in route.get("parameters", ()) if each["in"] == "query"},
         )
         for path, methods in served.client.get("/openapi.json").json()["paths"].items()
-        for method, told in methods.items()
+        for method, route in methods.items()
         if path.startswith("/api/v1/")
     ]
     assert len(routes) > 40
     for method, path, queries in routes:
-        at = re.sub(r"\{[^}]*\}", "0", path)
-        answer = served.client.request(method, at, params={"bogus": "1"}, json={})
+        url = re.sub(r"\{[^}]*\}", "0", path)
+        answer = served.client.request(method, url, params={"bogus": "1"}, json={})
         assert answer.status_code == 400, (method, path, answer.text)
-        told = answer.json()["error"]
-        assert (told["code"], told["param"]) == ("unsupported_parameter", "bogus")
-        assert set(re.findall(r"[\w]+", told["message"].partition("re: ")[2])) == queries
+        error = answer.json()["error"]
+        assert (error["code"], error["param"]) == ("unsupported_parameter", "bogus")
+        assert set(re.findall(r"[\w]+", error["message"].partition("re: ")[2])) == queries
 
 
 def test_unknown_query_parameter_suggests_a_similar_one(
     desk: Desk,
 ) -> None:
-    told = desk.get("/nodes", status=400, dept=0)["error"]
-    assert "Did you mean depth?" in told["message"]
+    error = desk.get("/nodes", status=400, dept=0)["error"]
+    assert "Did you mean depth?" in error["message"]
     assert desk.get("/search", status=400, pattern="zzz")["error"]["param"] == "pattern"
     assert desk.get("/events", status=400, tokens=True, aftr=1)["error"]["param"] == "aftr"
-    # What OpenAI's clients append is theirs to say.
+    # OpenAI's clients append parameters of their own.
     assert desk.client.get("/v1/models", params={"api-version": "1"}).status_code == 200
 
 
-def test_sampled_probabilities_of_some_tokens(desk: Desk) -> None:
+def test_range_of_tokens_has_sampled_probabilities(desk: Desk) -> None:
     (node,) = desk.grow(n=1, seed=5, temperature=0.5, top_k=2)
     path = f"/nodes/{node['node']}/tokens"
-    whole = desk.get(path, top=2, sampled=True)["data"]
+    rows = desk.get(path, top=2, sampled=True)["data"]
     some = desk.get(path, top=2, sampled=True, first=2, last=4)["data"]
-    assert [each["index"] for each in some] == [2, 3]
-    assert [each["id"] for each in some] == [each["id"] for each in whole[2:4]]
-    for each in whole:
-        assert sum(one["p_sampled"] for one in each["top"]) == pytest.approx(1)
-        assert each["p_sampled"] > 0
+    assert [row["index"] for row in some] == [2, 3]
+    assert [row["id"] for row in some] == [row["id"] for row in rows[2:4]]
+    for row in rows:
+        assert sum(one["p_sampled"] for one in row["top"]) == pytest.approx(1)
+        assert row["p_sampled"] > 0
     assert desk.get(path, first=3)["data"][0]["index"] == 3
     assert "p_sampled" not in desk.get(path)["data"][0]
 
@@ -715,13 +719,13 @@ def test_prompt_tokens_after_the_first_have_logprobs(desk: Desk) -> None:
 
 def test_message_is_edited_as_sibling_and_in_place(desk: Desk) -> None:
     (answer,) = desk.grow(n=1)
-    said = desk.post("/nodes", 201, parent=answer["node"], message="Why?")["added"][0]
-    patch = f"{desk.base}/nodes/{said['node']}"
-    beside = desk.client.patch(patch, json={"message": "How?"}).json()["added"][0]
-    assert (beside["parent"], beside["said"]) == (answer["node"], "How?")
-    assert beside["text"] == said["text"].replace("Why?", "How?")
-    there = desk.client.patch(patch, json={"message": "When?", "in_place": True}).json()
-    assert [each["said"] for each in there["changed"]] == ["When?"]
+    added = desk.post("/nodes", 201, parent=answer["node"], message="Why?")["added"][0]
+    patch = f"{desk.base}/nodes/{added['node']}"
+    sibling = desk.client.patch(patch, json={"message": "How?"}).json()["added"][0]
+    assert (sibling["parent"], sibling["said"]) == (answer["node"], "How?")
+    assert sibling["text"] == added["text"].replace("Why?", "How?")
+    reply = desk.client.patch(patch, json={"message": "When?", "in_place": True}).json()
+    assert [each["said"] for each in reply["changed"]] == ["When?"]
     assert desk.client.patch(patch, json={"message": "a", "text": "b"}).status_code == 400
     wrong = desk.client.patch(f"{desk.base}/nodes/{answer['node']}", json={"message": "So?"})
     assert wrong.status_code == 400
@@ -729,7 +733,7 @@ def test_message_is_edited_as_sibling_and_in_place(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("template", [True, False])
-def test_edited_prompt_uses_the_chat_template_again(served: Served, template: bool) -> None:
+def test_edited_prompt_is_templated_like_a_new_prompt(served: Served, template: bool) -> None:
     desk = Desk(served, "One thing", template=template)
     other = Desk(served, "Another thing", template=template)
     edit = {"message": "Another thing", "in_place": True}
@@ -756,30 +760,30 @@ def test_restored_nodes_are_not_in_removed(desk: Desk) -> None:
 
 
 def test_changed_nodes_are_paged(served: Served, desk: Desk) -> None:
-    made = desk.grow(n=5)
+    grown = desk.grow(n=5)
     rev = desk.get("/nodes")["rev"]
-    desk.client.delete(f"{desk.base}/nodes/{made[0]['node']}")
-    for node in made[1:4]:
+    desk.client.delete(f"{desk.base}/nodes/{grown[0]['node']}")
+    for node in grown[1:4]:
         desk.client.patch(f"{desk.base}/nodes/{node['node']}", json={"score": 1})
     growing = desk.post("/nodes/0/generate", 202, n=1, **desk.endless(served))
     number = growing["branches"][0]["node"]
     first = page = desk.get("/nodes", since=rev, limit=2)
-    told = page["data"]
-    assert (len(told), page["removed"], page["whole"]) == (2, [made[0]["node"]], False)
+    changed = page["data"]
+    assert (len(changed), page["removed"], page["whole"]) == (2, [grown[0]["node"]], False)
     while page["next"] is not None:
         page = desk.get("/nodes", since=rev, limit=2, after=page["next"])
         assert (len(page["data"]) <= 2, page["removed"], page["whole"]) == (True, [], False)
-        told += page["data"]
-    assert [node["node"] for node in told] == [*(node["node"] for node in made[1:4]), number]
+        changed += page["data"]
+    assert [node["node"] for node in changed] == [*(node["node"] for node in grown[1:4]), number]
     wrong = desk.get("/nodes", 400, after=first["next"])
     assert wrong["error"]["param"] == "since"
     gone = desk.get("/nodes", 409, since=0, after=first["next"])
     assert gone["error"]["code"] == "page_gone"
-    whole = desk.get("/nodes", since=0, limit=2)
-    rest = desk.get("/nodes", since=0, limit=1000, after=whole["next"])
-    assert whole["whole"]
+    full = desk.get("/nodes", since=0, limit=2)
+    rest = desk.get("/nodes", since=0, limit=1000, after=full["next"])
+    assert full["whole"]
     assert rest["whole"]
-    assert len(whole["data"]) + len(rest["data"]) == len(desk.nodes(limit=1000))
+    assert len(full["data"]) + len(rest["data"]) == len(desk.nodes(limit=1000))
     desk.client.post(f"/api/v1/jobs/{growing['job']}/cancel")
 
 
@@ -791,10 +795,10 @@ def test_undo_restores_the_prompt(desk: Desk) -> None:
         desk.post("/undo")
         assert desk.get("/nodes/0")["text"] == before
         assert desk.get()["prompt"] == "Once upon a time"
-        said = desk.get("/nodes/0/path", **{"as": "messages"})["messages"]
-        assert said == [{"role": "user", "content": "Once upon a time"}]
-        found = desk.client.get("/api/v1/search", params={"q": "assistant", "loom": desk.base[14:]})
-        assert found.json()["data"] == []
+        messages = desk.get("/nodes/0/path", **{"as": "messages"})["messages"]
+        assert messages == [{"role": "user", "content": "Once upon a time"}]
+        hits = desk.client.get("/api/v1/search", params={"q": "assistant", "loom": desk.base[14:]})
+        assert hits.json()["data"] == []
     desk.client.patch(f"{desk.base}/nodes/0", json={"message": "Another thing", "in_place": True})
     desk.post("/undo")
     desk.post("/redo")
@@ -874,7 +878,7 @@ def test_failed_edit_changes_nothing(desk: Desk) -> None:
 
 
 def test_growth_at_a_full_context_is_rejected() -> None:
-    """Branches without a token would stand there, one for each that was asked for."""
+    """Else each requested branch would become a node without tokens."""
     with serving(ServerConfig(port=0, n_ctx=12)) as served:
         desk = Desk(served, "a b c d e f", template=False)
         body = {**desk.endless(served), "n": 2, "max_tokens": 40, "wait": True}

@@ -39,39 +39,39 @@ def chats() -> Iterator[Served]:
 
 
 def post(served: Served, path: str, **body: Any) -> Json:
-    asked = {"messages": SUM} if path == CHAT else {"prompt": weft.samples.sum}
-    body = {"model": None, "stream": False, "options": GREEDY, **asked, **body}
+    fields = {"messages": SUM} if path == CHAT else {"prompt": weft.samples.sum}
+    body = {"model": None, "stream": False, "options": GREEDY, **fields, **body}
     answer = served.client.post(path, json=body)
     assert answer.status_code == 200, answer.text
-    made: Json = answer.json()
-    return made
+    reply: Json = answer.json()
+    return reply
 
 
 def lines(served: Served, path: str, **body: Any) -> list[Json]:
-    asked = {"messages": SUM} if path == CHAT else {"prompt": weft.samples.sum}
-    answer = served.client.post(path, json={"options": GREEDY, **asked, **body})
+    fields = {"messages": SUM} if path == CHAT else {"prompt": weft.samples.sum}
+    answer = served.client.post(path, json={"options": GREEDY, **fields, **body})
     assert answer.headers["content-type"] == "application/x-ndjson"
     return [json.loads(line) for line in answer.text.splitlines()]
 
 
 def test_chat_has_counts_and_nanoseconds(served: Served) -> None:
-    made = post(served, CHAT, model="tiny:latest")
-    assert made["message"] == {"role": "assistant", "content": ANSWER}
-    assert (made["model"], made["done"], made["done_reason"]) == ("tiny:latest", True, "stop")
-    assert made["created_at"].endswith("Z")
-    assert made["prompt_eval_count"] > 1
-    assert made["eval_count"] > 1
-    parts = made["prompt_eval_duration"] + made["eval_duration"]
-    assert parts == made["total_duration"] > 1000
+    reply = post(served, CHAT, model="tiny:latest")
+    assert reply["message"] == {"role": "assistant", "content": ANSWER}
+    assert (reply["model"], reply["done"], reply["done_reason"]) == ("tiny:latest", True, "stop")
+    assert reply["created_at"].endswith("Z")
+    assert reply["prompt_eval_count"] > 1
+    assert reply["eval_count"] > 1
+    parts = reply["prompt_eval_duration"] + reply["eval_duration"]
+    assert parts == reply["total_duration"] > 1000
 
 
 @pytest.mark.parametrize("path", [CHAT, GENERATE])
 def test_streamed_lines_make_same_text(served: Served, path: str) -> None:
-    made = lines(served, path)
-    texts = [each["message"]["content"] if path == CHAT else each["response"] for each in made]
+    chunks = lines(served, path)
+    texts = [each["message"]["content"] if path == CHAT else each["response"] for each in chunks]
     assert "".join(texts) == ANSWER
-    assert [each["done"] for each in made] == [False] * (len(made) - 1) + [True]
-    assert made[-1]["eval_count"] == post(served, path)["eval_count"]
+    assert [each["done"] for each in chunks] == [False] * (len(chunks) - 1) + [True]
+    assert chunks[-1]["eval_count"] == post(served, path)["eval_count"]
 
 
 def test_body_of_curl_without_a_content_type_is_json(served: Served) -> None:
@@ -82,25 +82,25 @@ def test_body_of_curl_without_a_content_type_is_json(served: Served) -> None:
 
 
 def test_raw_prompt_is_a_completion(served: Served) -> None:
-    made = post(served, GENERATE, prompt=weft.samples.opening, raw=True)
+    reply = post(served, GENERATE, prompt=weft.samples.opening, raw=True)
     body = {"prompt": weft.samples.opening, "max_tokens": 24, "temperature": 0}
     plain = served.client.post("/v1/completions", json=body).json()
-    assert made["response"] == plain["choices"][0]["text"]
-    assert made["done_reason"] == "length"
+    assert reply["response"] == plain["choices"][0]["text"]
+    assert reply["done_reason"] == "length"
 
 
 def test_system_of_generate_is_a_message(served: Served) -> None:
-    made = post(served, GENERATE, system="Be brief.")
+    reply = post(served, GENERATE, system="Be brief.")
     messages = [{"role": "system", "content": "Be brief."}, *SUM]
-    assert made["prompt_eval_count"] == post(served, CHAT, messages=messages)["prompt_eval_count"]
+    assert reply["prompt_eval_count"] == post(served, CHAT, messages=messages)["prompt_eval_count"]
 
 
 @pytest.mark.parametrize("path", [CHAT, GENERATE])
 def test_answer_has_the_format(served: Served, path: str) -> None:
     options = {"temperature": 0, "num_predict": 200}
     for form in (SCHEMA, "json"):
-        made = post(served, path, format=form, options=options)
-        text = made["message"]["content"] if path == CHAT else made["response"]
+        reply = post(served, path, format=form, options=options)
+        text = reply["message"]["content"] if path == CHAT else reply["response"]
         assert isinstance(json.loads(text), dict)
 
 
@@ -126,13 +126,13 @@ def test_tools_are_called(chats: Served) -> None:
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": "95", "tool_name": "add"},
     ]
-    made = post(chats, CHAT, messages=turns, tools=[ADD])
-    assert made["prompt_eval_count"] > post(chats, CHAT, tools=[ADD])["prompt_eval_count"]
+    reply = post(chats, CHAT, messages=turns, tools=[ADD])
+    assert reply["prompt_eval_count"] > post(chats, CHAT, tools=[ADD])["prompt_eval_count"]
 
 
 def test_thinking_is_a_field_of_its_own(chats: Served) -> None:
-    made = post(chats, CHAT, think=True)
-    assert made["message"]["thinking"]
+    reply = post(chats, CHAT, think=True)
+    assert reply["message"]["thinking"]
     assert "thinking" not in post(chats, CHAT, think=False)["message"]
 
 
@@ -158,9 +158,11 @@ REJECTED: list[tuple[str, Json, str]] = [
 
 
 @pytest.mark.parametrize(("path", "body", "name"), REJECTED)
-def test_rejected_by_name(served: Served, path: str, body: Json, name: str) -> None:
-    asked = {"messages": SUM} if path == CHAT else {"prompt": "Hi"}
-    answer = served.client.post(path, json={**asked, **body})
+def test_unsupported_field_is_rejected_by_name(
+    served: Served, path: str, body: Json, name: str
+) -> None:
+    fields = {"messages": SUM} if path == CHAT else {"prompt": "Hi"}
+    answer = served.client.post(path, json={**fields, **body})
     assert answer.status_code == 400
     (error,) = answer.json().values()
     assert name in error

@@ -52,14 +52,14 @@ def test_recorded_client_requests_succeed(served: Served, path: str, body: dict[
 
 
 def harness_reads(answer: dict[str, Any], n_given: list[int]) -> list[tuple[float, bool]]:
-    """What lm-evaluation-harness makes of an answer: the sum, and whether greedy says the same."""
-    made = []
+    """Return the sum and the greedy flag that lm-evaluation-harness reads from each choice."""
+    scores = []
     for choice, given in zip(answer["choices"], n_given, strict=True):
         logprobs = choice["logprobs"]["token_logprobs"][given:-1]
         tops = choice["logprobs"]["top_logprobs"][given:-1]
         pairs = zip(logprobs, tops, strict=True)
-        made.append((sum(logprobs), all(one == max(top.values()) for one, top in pairs)))
-    return made
+        scores.append((sum(logprobs), all(one == max(top.values()) for one, top in pairs)))
+    return scores
 
 
 def in_process(lm: weft.LM, ids: list[int], given: int) -> tuple[float, bool]:
@@ -69,28 +69,30 @@ def in_process(lm: weft.LM, ids: list[int], given: int) -> tuple[float, bool]:
     return loom.measure(ids[given:]).total, greedy.tokens == ids[given:]
 
 
-def test_a_harness_scores_as_in_process(served: Served) -> None:
-    """`requests/lm_eval.json` are its real bodies; its prompts have seven tokens or more given."""
+def test_recorded_requests_of_lm_eval_score_as_in_process(served: Served) -> None:
+    """`requests/lm_eval.json` has recorded bodies; each prompt has seven context tokens or more."""
     lm = served.service.models.lm()
-    for each in json.loads((HERE / "requests" / "lm_eval.json").read_text())["requests"]:
-        prompts = each["body"]["prompt"]
+    for request in json.loads((HERE / "requests" / "lm_eval.json").read_text())["requests"]:
+        prompts = request["body"]["prompt"]
         n_given = [len(ids) - 2 for ids in prompts]
-        found = harness_reads(served.client.post(each["path"], json=each["body"]).json(), n_given)
-        for (total, is_greedy), ids, given in zip(found, prompts, n_given, strict=True):
+        scores = harness_reads(
+            served.client.post(request["path"], json=request["body"]).json(), n_given
+        )
+        for (total, is_greedy), ids, given in zip(scores, prompts, n_given, strict=True):
             wanted, same = in_process(lm, ids, given)
             assert total == pytest.approx(wanted, abs=1e-4)
             assert is_greedy == same
 
 
-def test_the_last_token_counts_where_the_text_would_end(served: Served) -> None:
-    """A harness leaves the one new token out; where that is the end token it is there, too."""
+def test_echoed_logprobs_include_the_generated_end_token(served: Served) -> None:
+    """The harness ignores the last token, so an end token must be among the logprobs."""
     lm = served.service.models.lm()
     chat = lm.format_chat([{"role": "user", "content": weft.samples.sum}])
     ids = [*chat.ids, *weft.Loom(lm, chat).grow(temperature=0)[0].tokens]
     body = {"prompt": ids, "max_tokens": 1, "logprobs": 1, "echo": True, "temperature": 0}
-    figures = served.client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
-    assert len(figures["token_logprobs"]) == len(ids) + 1
-    assert figures["tokens"][-1] == "<|end|>"
+    logprobs = served.client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
+    assert len(logprobs["token_logprobs"]) == len(ids) + 1
+    assert logprobs["tokens"][-1] == "<|end|>"
 
 
 @pytest.fixture(scope="module")
@@ -115,39 +117,39 @@ metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
 
 
 @pytest.mark.slow
-def test_the_real_harness_scores_as_in_process(served: Served, task: Path) -> None:
-    """Every choice of every question, to 1e-4: its sums are of floats that JSON has carried."""
+def test_lm_eval_scores_as_in_process(served: Served, task: Path) -> None:
+    """Scores of all choices agree to 1e-4: the harness adds floats that JSON has rounded."""
     pytest.importorskip("lm_eval", reason="lm-eval is not installed")
     code = f"""
 import json, lm_eval
 from lm_eval.tasks import TaskManager
-made = lm_eval.simple_evaluate(
+result = lm_eval.simple_evaluate(
     model="local-completions",
     model_args="model=tiny,base_url={served.url}/v1/completions,tokenizer={TINY},max_length=512",
     tasks=["weft_sums"], task_manager=TaskManager(include_path={str(task)!r}), batch_size=4,
 )
-samples = made["samples"]["weft_sums"]
-print("FOUND" + json.dumps([[s["arguments"], s["resps"]] for s in samples]))
+samples = result["samples"]["weft_sums"]
+print("SCORES" + json.dumps([[s["arguments"], s["resps"]] for s in samples]))
 """
     env = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(task), "PATH": "/bin"}
     run = subprocess.run(
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
     )
     lm = served.service.models.lm()
-    line = next(line for line in run.stdout.splitlines() if line.startswith("FOUND"))
-    found = json.loads(line[5:])
-    assert len(found) == 4
-    for arguments, answers in found:
+    line = next(line for line in run.stdout.splitlines() if line.startswith("SCORES"))
+    samples = json.loads(line[6:])
+    assert len(samples) == 4
+    for arguments, answers in samples:
         for (before, after), [(total, is_greedy)] in zip(arguments, answers, strict=True):
-            whole = lm.tokenize(before + after, add_bos=False)
+            ids = lm.tokenize(before + after, add_bos=False)
             given = len(lm.tokenize(before, add_bos=False))
-            wanted, same = in_process(lm, whole, given)
+            wanted, same = in_process(lm, ids, given)
             assert float(total) == pytest.approx(wanted, abs=1e-4)
             assert bool(is_greedy) == same
 
 
 @pytest.mark.slow
-def test_the_real_llm_answers(served: Served, tmp_path: Path) -> None:
+def test_llm_answers_as_in_process(served: Served, tmp_path: Path) -> None:
     pytest.importorskip("llm", reason="llm is not installed")
     (tmp_path / "extra-openai-models.yaml").write_text(
         f"""
@@ -165,11 +167,11 @@ def test_the_real_llm_answers(served: Served, tmp_path: Path) -> None:
     lm = served.service.models.lm()
     answer = weft.Loom(lm, weft.samples.sum).grow(temperature=0)[0].text
     assert ask("-m", "chat", weft.samples.sum, "-o", "temperature", "0") == answer
-    whole = ask("-m", "chat", "--no-stream", weft.samples.sum, "-o", "temperature", "0")
-    assert whole == answer
+    unstreamed = ask("-m", "chat", "--no-stream", weft.samples.sum, "-o", "temperature", "0")
+    assert unstreamed == answer
     text = weft.Loom(lm, weft.samples.opening, template=False)
     wanted = text.grow(temperature=0, max_tokens=8)[0].text
-    found = ask(
+    completion = ask(
         "-m", "text", weft.samples.opening, "-o", "temperature", "0", "-o", "max_tokens", "8"
     )
-    assert found == wanted
+    assert completion == wanted

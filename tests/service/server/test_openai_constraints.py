@@ -52,8 +52,8 @@ def text(path: str, answer: Any) -> str:
 def error(served: Served, path: str, **body: Any) -> dict[str, Any]:
     status, answer = post(served, path, **body)
     assert status == 400, answer
-    found: dict[str, Any] = answer["error"]
-    return found
+    details: dict[str, Any] = answer["error"]
+    return details
 
 
 @pytest.mark.parametrize(
@@ -187,19 +187,19 @@ def test_neutral_constraint_fields_leave_the_text_free(
 def test_two_constraints_are_rejected_naming_both(
     served: Served, path: str, body: dict[str, Any], names: tuple[str, str]
 ) -> None:
-    found = error(served, path, **body)
-    assert all(name in found["message"] for name in names), found
-    assert found["param"] in names
+    rejection = error(served, path, **body)
+    assert all(name in rejection["message"] for name in names), rejection
+    assert rejection["param"] in names
 
 
-def test_text_format_beside_another_constraint_is_rejected_naming_both(served: Served) -> None:
+def test_text_format_and_another_constraint_are_rejected_naming_both(served: Served) -> None:
     form = {"format": {"type": "json_object"}}
-    found = error(served, RESPONSES, text=form, regex=DIGITS)
-    assert "text.format" in found["message"]
-    assert "regex" in found["message"]
+    rejection = error(served, RESPONSES, text=form, regex=DIGITS)
+    assert "text.format" in rejection["message"]
+    assert "regex" in rejection["message"]
     other = {"type": "json_object", "schema": OWL}
-    found = error(served, RESPONSES, text=form, response_format=other)
-    assert "text.format and response_format" in found["message"]
+    rejection = error(served, RESPONSES, text=form, response_format=other)
+    assert "text.format and response_format" in rejection["message"]
 
 
 def test_text_format_of_an_object_takes_a_schema(served: Served) -> None:
@@ -207,8 +207,8 @@ def test_text_format_of_an_object_takes_a_schema(served: Served) -> None:
     status, answer = post(served, RESPONSES, text={"format": form})
     assert status == 200, answer
     assert re.fullmatch(IS_OWL, text(RESPONSES, answer))
-    found = error(served, RESPONSES, text={"format": {"type": "text", "schema": OWL}})
-    assert found["param"] == "text.format.schema"
+    rejection = error(served, RESPONSES, text={"format": {"type": "text", "schema": OWL}})
+    assert rejection["param"] == "text.format.schema"
 
 
 @pytest.mark.parametrize(
@@ -265,8 +265,8 @@ def test_bad_constraint_is_rejected_naming_the_parameter(
     served: Served, body: dict[str, Any], param: str, code: str
 ) -> None:
     for path in PATHS:
-        found = error(served, path, **body)
-        assert (found["param"], found["code"]) == (param, code), found
+        rejection = error(served, path, **body)
+        assert (rejection["param"], rejection["code"]) == (param, code), rejection
 
 
 def streams(served: Served, path: str, **body: Any) -> dict[int, dict[str, Any]]:
@@ -337,7 +337,7 @@ def test_constraint_holds_for_every_prompt_and_is_kept_with_the_loom(served: Ser
     assert re.fullmatch("[0-9]{20}", begun + more["choices"][0]["text"])
 
 
-def test_constraint_beside_tools_bounds_the_text_of_a_turn_without_calls(served: Served) -> None:
+def test_constraint_with_tools_bounds_the_text_of_a_turn_without_calls(served: Served) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
     status, answer = post(served, CHATS, tools=tools, regex=DIGITS, max_tokens=80)
     assert status == 200, answer

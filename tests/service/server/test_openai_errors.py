@@ -24,7 +24,7 @@ def error_of(model: type[BaseModel], body: dict[str, Any]) -> dict[str, Any]:
     return error
 
 
-def said(content: Any) -> dict[str, Any]:
+def chat_of(content: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": content}]}
 
 
@@ -33,26 +33,26 @@ def said(content: Any) -> dict[str, Any]:
     [
         (
             ChatRequest,
-            said([{"type": "text", "text": "a", "foo": 1}]),
+            chat_of([{"type": "text", "text": "a", "foo": 1}]),
             "messages.0.content.0.foo",
             "messages.0.content.0.foo is not a parameter of this call",
         ),
         (
             ChatRequest,
-            said([{"text": "a"}]),
+            chat_of([{"text": "a"}]),
             "messages.0.content.0.type",
             "messages.0.content.0.type is missing",
         ),
         (
             ChatRequest,
-            said(5),
+            chat_of(5),
             "messages.0.content",
             "messages.0.content is 5: Input should be a valid string, or Input should be a valid"
             " list",
         ),
         (
             ChatRequest,
-            {**said("a"), "tool_choice": {"type": "function"}},
+            {**chat_of("a"), "tool_choice": {"type": "function"}},
             "tool_choice.function",
             "tool_choice.function is missing",
         ),

@@ -23,70 +23,70 @@ COMPLETION, CHATS = "/v1/completions", "/v1/chat/completions"
 def post(served: Served, path: str, **body: Any) -> dict[str, Any]:
     answer = served.client.post(path, json=body)
     assert answer.status_code == 200, answer.text
-    made: dict[str, Any] = answer.json()
-    return made
+    reply: dict[str, Any] = answer.json()
+    return reply
 
 
 def nodes(served: Served, loom: str) -> dict[int, dict[str, Any]]:
-    """All nodes of a loom, as the native surface tells them."""
-    found = served.client.get(f"/api/v1/looms/{loom}/nodes", params={"limit": 1000}).json()["data"]
-    return {each["node"]: each for each in found}
+    """Return all nodes of a loom from the native API, by number."""
+    rows = served.client.get(f"/api/v1/looms/{loom}/nodes", params={"limit": 1000}).json()["data"]
+    return {each["node"]: each for each in rows}
 
 
 def test_choices_are_nodes_of_a_new_loom(served: Served) -> None:
     plain = post(served, COMPLETION, prompt=PROMPT, n=3, seed=3, max_tokens=6)
-    made = post(served, COMPLETION, prompt=PROMPT, n=3, seed=3, max_tokens=6, loom={"save": True})
-    texts = [choice["text"] for choice in made["choices"]]
+    saved = post(served, COMPLETION, prompt=PROMPT, n=3, seed=3, max_tokens=6, loom={"save": True})
+    texts = [choice["text"] for choice in saved["choices"]]
     assert texts == [choice["text"] for choice in plain["choices"]]
-    there = nodes(served, made["loom"]["loom"])
+    there = nodes(served, saved["loom"]["loom"])
     assert there[0]["text"].endswith(PROMPT)
-    loom = served.client.get(f"/api/v1/looms/{made['loom']['loom']}").json()
-    assert (loom["prompt"], loom["name"]) == (PROMPT, made["loom"]["name"])
+    loom = served.client.get(f"/api/v1/looms/{saved['loom']['loom']}").json()
+    assert (loom["prompt"], loom["name"]) == (PROMPT, saved["loom"]["name"])
     assert loom["name"].startswith("once-upon-time")
-    assert [there[number]["text"] for number in made["loom"]["nodes"]] == texts
-    assert {there[number]["parent"] for number in made["loom"]["nodes"]} == {0}
-    assert made["loom"]["sampling"]["seed"] == 3
+    assert [there[number]["text"] for number in saved["loom"]["nodes"]] == texts
+    assert {there[number]["parent"] for number in saved["loom"]["nodes"]} == {0}
+    assert saved["loom"]["sampling"]["seed"] == 3
 
 
-def test_a_conversation_grows_into_one_tree(served: Served) -> None:
-    """Also where an answer ended by itself, as one of these two does: its node is gone on from."""
+def test_turns_sent_with_their_loom_grow_one_tree(served: Served) -> None:
+    """The next turn also continues a node that has ended, as one of these answers has."""
     chat = [{"role": "user", "content": weft.samples.sum}]
-    asked_for = {"n": 2, "temperature": 0.9, "max_tokens": 40, "seed": 12}
-    first = post(served, CHATS, messages=chat, **asked_for, loom={"save": True})
+    sampling = {"n": 2, "temperature": 0.9, "max_tokens": 40, "seed": 12}
+    first = post(served, CHATS, messages=chat, **sampling, loom={"save": True})
     assert "stop" in [choice["finish_reason"] for choice in first["choices"]]
     loom = first["loom"]["loom"]
     for choice in first["choices"]:
         turn = [*chat, choice["message"], {"role": "user", "content": "Hello, who are you?"}]
-        again = post(served, CHATS, messages=turn, max_tokens=8, loom={"loom": loom})
+        reply = post(served, CHATS, messages=turn, max_tokens=8, loom={"loom": loom})
         there = nodes(served, loom)
-        asked = there[again["loom"]["parent"]]
-        assert asked["said"] == "Hello, who are you?"
+        question = there[reply["loom"]["parent"]]
+        assert question["said"] == "Hello, who are you?"
         if choice["finish_reason"] == "stop":
-            assert asked["parent"] in first["loom"]["nodes"]
-            assert there[asked["parent"]]["text"] == choice["message"]["content"]
+            assert question["parent"] in first["loom"]["nodes"]
+            assert there[question["parent"]]["text"] == choice["message"]["content"]
     before = len(nodes(served, loom))
     post(served, CHATS, messages=turn, n=2, max_tokens=8, loom={"loom": loom})
     assert len(nodes(served, loom)) == before + 2  # the prompt was there
 
 
-def by_letters(text: Tokenizer) -> dict[str, int]:
-    """A bias that bans the tokens that "the" is cut into, so that it is drawn letter by letter."""
-    banned = {str(token): -100 for whole in ("he", "th") for token in text.continuation(whole)}
+def by_characters(text: Tokenizer) -> dict[str, int]:
+    """Return a bias that bans the pairs in "the", so that each of its characters is a token."""
+    banned = {str(token): -100 for pair in ("he", "th") for token in text.continuation(pair)}
     assert len(banned) == 2
     return banned
 
 
 def spelled(served: Served, **loom: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """An answer of which the tokenizer makes other tokens; how the conversation goes on."""
+    """Return an answer whose text has other tokens, and the messages of the next turn."""
     text = weft.load("tiny").text
     schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["the"]}}}
     chat = [{"role": "user", "content": weft.samples.sum}]
-    asked = {"logit_bias": by_letters(text), "response_format": schema, "max_tokens": 20}
-    made = post(served, CHATS, messages=chat, return_token_ids=True, **asked, loom=loom)
-    (choice,) = made["choices"]
+    body = {"logit_bias": by_characters(text), "response_format": schema, "max_tokens": 20}
+    reply = post(served, CHATS, messages=chat, return_token_ids=True, **body, loom=loom)
+    (choice,) = reply["choices"]
     assert (choice["message"]["content"], choice["finish_reason"]) == ('"the"', "stop")
     assert choice["token_ids"][:-1] != text.continuation('"the"')
-    return made, [*chat, choice["message"], {"role": "user", "content": "Why?"}]
+    return reply, [*chat, choice["message"], {"role": "user", "content": "Why?"}]
 
 
 @pytest.mark.parametrize("is_named", [False, True], ids=["found", "named"])
@@ -97,26 +97,26 @@ def test_answer_sent_back_as_text_matches_generated_tokens(served: Served, is_na
     if is_named:
         place["parent"] = str(node)
     before = len(nodes(served, place["loom"]))
-    figures = {"prompt_logprobs": 0, "return_token_ids": True}
-    made = post(served, CHATS, messages=turns, max_tokens=4, loom=place, **figures)
+    extras = {"prompt_logprobs": 0, "return_token_ids": True}
+    reply = post(served, CHATS, messages=turns, max_tokens=4, loom=place, **extras)
     there = nodes(served, place["loom"])
     assert len(there) == before + 2  # the question, the answer
-    assert there[made["loom"]["parent"]]["parent"] == node
-    # What is told of the prompt is of the tokens that the answer goes on from.
-    asked = f"/api/v1/looms/{place['loom']}/nodes/{made['loom']['parent']}/path"
-    path = served.client.get(asked, params={"as": "tokens"}).json()["token_ids"]
+    assert there[reply["loom"]["parent"]]["parent"] == node
+    # The prompt's fields are those of the tokens that the answer continues.
+    url = f"/api/v1/looms/{place['loom']}/nodes/{reply['loom']['parent']}/path"
+    path = served.client.get(url, params={"as": "tokens"}).json()["token_ids"]
     n_drawn = len(first["choices"][0]["token_ids"])
     n_prompt = first["usage"]["prompt_tokens"]
     assert path[n_prompt:][:n_drawn] == first["choices"][0]["token_ids"]
-    assert made["prompt_token_ids"] == path
-    assert len(made["prompt_logprobs"]) == len(path) == made["usage"]["prompt_tokens"]
+    assert reply["prompt_token_ids"] == path
+    assert len(reply["prompt_logprobs"]) == len(path) == reply["usage"]["prompt_tokens"]
 
 
 def test_text_matches_across_node_boundaries(served: Served) -> None:
-    """An answer is cut short within a word, and a prompt has the whole word."""
+    """An answer ends within a word, and the next prompt has the complete word."""
     begun = "Once upon a time ("
     text = weft.load("tiny").text
-    banned = by_letters(text)
+    banned = by_characters(text)
     force = {"logit_bias": banned | {str(text.continuation("t")[0]): 100}, "temperature": 0}
     first = post(served, COMPLETION, prompt=begun, max_tokens=1, loom={"save": True}, **force)
     (cut,) = first["loom"]["nodes"]
@@ -125,22 +125,22 @@ def test_text_matches_across_node_boundaries(served: Served) -> None:
     named = {**place, "parent": str(cut)}
     second = post(served, COMPLETION, max_tokens=1, loom=named, **force)
     (node,) = second["loom"]["nodes"]
-    whole = first["choices"][0]["text"] + second["choices"][0]["text"]
-    assert (whole, len(text.continuation(whole))) == ("th", 1)
-    made = post(served, COMPLETION, prompt=begun + whole, max_tokens=2, loom=place)
-    assert made["loom"]["parent"] == node
-    # Tokens that are given are those that are meant.
-    ids = text.encode(begun + whole)
-    made = post(served, COMPLETION, prompt=ids, max_tokens=2, loom=place)
-    assert nodes(served, place["loom"])[made["loom"]["parent"]]["parent"] == 0
+    word = first["choices"][0]["text"] + second["choices"][0]["text"]
+    assert (word, len(text.continuation(word))) == ("th", 1)
+    reply = post(served, COMPLETION, prompt=begun + word, max_tokens=2, loom=place)
+    assert reply["loom"]["parent"] == node
+    # Token ids match only equal tokens.
+    ids = text.encode(begun + word)
+    reply = post(served, COMPLETION, prompt=ids, max_tokens=2, loom=place)
+    assert nodes(served, place["loom"])[reply["loom"]["parent"]]["parent"] == 0
 
 
 def test_prompt_continues_a_given_node(served: Served) -> None:
-    made = post(served, COMPLETION, prompt=PROMPT, max_tokens=4, loom={"save": True})["loom"]
-    (parent,) = made["nodes"]
-    place = {"loom": made["name"], "parent": str(parent)}
+    saved = post(served, COMPLETION, prompt=PROMPT, max_tokens=4, loom={"save": True})["loom"]
+    (parent,) = saved["nodes"]
+    place = {"loom": saved["name"], "parent": str(parent)}
     more = post(served, COMPLETION, max_tokens=4, n=2, loom=place, echo=True)
-    there = nodes(served, made["loom"])
+    there = nodes(served, saved["loom"])
     assert more["loom"]["parent"] == parent
     for choice, number in zip(more["choices"], more["loom"]["nodes"], strict=True):
         assert there[number]["parent"] == parent
@@ -206,18 +206,18 @@ def test_tokens_of_an_abandoned_stream_are_saved(served: Served) -> None:
 
 
 def test_saved_logprobs_equal_those_of_the_call(served: Served) -> None:
-    asked: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 5, "seed": 8, "logprobs": 2}
-    plain = post(served, COMPLETION, **asked)["choices"][0]["logprobs"]
-    kept = post(served, COMPLETION, **asked, loom={"save": True})["choices"][0]["logprobs"]
+    body: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 5, "seed": 8, "logprobs": 2}
+    plain = post(served, COMPLETION, **body)["choices"][0]["logprobs"]
+    kept = post(served, COMPLETION, **body, loom={"save": True})["choices"][0]["logprobs"]
     assert kept["tokens"] == plain["tokens"]
     assert kept["token_logprobs"] == pytest.approx(plain["token_logprobs"], abs=1e-5)
 
 
 def test_stream_ends_if_its_parent_is_removed(served: Served) -> None:
-    made = post(served, COMPLETION, prompt=PROMPT, max_tokens=4, loom={"save": True})["loom"]
-    place = {"loom": made["loom"], "parent": str(made["nodes"][0])}
+    saved = post(served, COMPLETION, prompt=PROMPT, max_tokens=4, loom={"save": True})["loom"]
+    place = {"loom": saved["loom"], "parent": str(saved["nodes"][0])}
     body = {"max_tokens": 1500, "ignore_eos": True, "stream": True, "loom": place, "n": 2}
-    path = f"/api/v1/looms/{made['loom']}/nodes/{made['nodes'][0]}"
+    path = f"/api/v1/looms/{saved['loom']}/nodes/{saved['nodes'][0]}"
     reasons, is_removed = [], False
     with served.client.stream("POST", COMPLETION, json=body) as answer:
         for line in answer.iter_lines():
@@ -231,5 +231,5 @@ def test_stream_ends_if_its_parent_is_removed(served: Served) -> None:
                     is_removed = True
     assert line == "" or line == "data: [DONE]"
     assert len([reason for reason in reasons if reason]) == 2
-    assert set(nodes(served, made["loom"])) == {0}
+    assert set(nodes(served, saved["loom"])) == {0}
     assert served.service.n_works == 0

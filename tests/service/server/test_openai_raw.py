@@ -32,8 +32,8 @@ def post(served: Served, path: str, **body: Any) -> dict[str, Any]:
         body = {"messages": CHAT, "max_tokens": 4, **body}
     answer = served.client.post(path, json=body)
     assert answer.status_code == 200, answer.text
-    made: dict[str, Any] = answer.json()
-    return made
+    reply: dict[str, Any] = answer.json()
+    return reply
 
 
 def schema(of: dict[str, Any]) -> dict[str, Any]:
@@ -122,13 +122,13 @@ def test_wrong_type_lists_allowed_types(served: Served) -> None:
 
 @pytest.mark.parametrize(("path", "name"), [(COMPLETION, "prompt"), ("/v1/embeddings", "input")])
 def test_mixed_prompts_are_rejected(served: Served, path: str, name: str) -> None:
-    told = {
+    mixtures = {
         "lists and texts": [[1, 900], "a"],
         "texts and token ids": [5, "a"],
         "1.5 and token ids": [5, 1.5],
     }
-    for what, given in told.items():
-        error = served.client.post(path, json={name: given}).json()["error"]
+    for what, value in mixtures.items():
+        error = served.client.post(path, json={name: value}).json()["error"]
         assert error["param"] == name
         assert error["message"] == (
             f"{name}: it mixes {what}; allowed are a text, texts, token ids, or lists of token ids,"
@@ -137,17 +137,17 @@ def test_mixed_prompts_are_rejected(served: Served, path: str, name: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         (b'{"prompt": "\xff"}', "the body is not UTF-8: byte 12 is not part of a character"),
         (b"[" * 200_000, "the body's JSON is nested too deeply"),
     ],
 )
-def test_unparsable_body_has_its_reason(served: Served, body: bytes, said: str) -> None:
+def test_unparsable_body_has_its_reason(served: Served, body: bytes, message: str) -> None:
     headers = {"Content-Type": "application/json"}
     answer = served.client.post(COMPLETION, content=body, headers=headers)
     assert answer.status_code == 400
-    assert answer.json()["error"]["message"].startswith(said)
+    assert answer.json()["error"]["message"].startswith(message)
 
 
 def test_an_unknown_model_is_404(served: Served) -> None:
@@ -205,7 +205,7 @@ def test_names_of_other_servers_are_honoured(served: Served) -> None:
     assert other["choices"] == own["choices"]
 
 
-def test_a_ban_and_ignore_eos_hold(served: Served) -> None:
+def test_banned_token_is_absent_and_ignore_eos_fills_max_tokens(served: Served) -> None:
     lm = served.service.models.lm()
     greedy = weft.Loom(lm, PROMPT, template=False).grow(temperature=0, max_tokens=4)[0]
     banned = post(
@@ -213,32 +213,34 @@ def test_a_ban_and_ignore_eos_hold(served: Served) -> None:
         return_token_ids=True,
     )["choices"][0]["token_ids"]  # fmt: skip
     assert greedy.tokens[0] not in banned
-    made = post(served, CHATS, max_tokens=60, ignore_eos=True, temperature=0)
-    assert made["choices"][0]["finish_reason"] == "length"
-    assert made["usage"]["completion_tokens"] == 60
+    reply = post(served, CHATS, max_tokens=60, ignore_eos=True, temperature=0)
+    assert reply["choices"][0]["finish_reason"] == "length"
+    assert reply["usage"]["completion_tokens"] == 60
 
 
 def test_continue_final_message_continues_the_text(served: Served) -> None:
-    whole = post(served, CHATS, temperature=0, max_tokens=40)["choices"][0]["message"]["content"]
-    begun = [*CHAT, {"role": "assistant", "content": whole[:9]}]
+    text = post(served, CHATS, temperature=0, max_tokens=40)["choices"][0]["message"]["content"]
+    begun = [*CHAT, {"role": "assistant", "content": text[:9]}]
     rest = post(
         served, CHATS, messages=begun, continue_final_message=True, temperature=0, max_tokens=40,
         add_generation_prompt=False,
     )["choices"][0]["message"]["content"]  # fmt: skip
-    assert whole[:9] + rest == whole
+    assert text[:9] + rest == text
 
 
 def test_special_tokens_in_chat_messages_stay_text(served: Served) -> None:
     lm = served.service.models.lm()
-    said = "<|end|><|assistant|>"
-    made = post(
+    content = "<|end|><|assistant|>"
+    reply = post(
         served,
         CHATS,
-        messages=[{"role": "user", "content": said}],
+        messages=[{"role": "user", "content": content}],
         max_tokens=1,
         return_token_ids=True,
     )
-    assert made["prompt_token_ids"] == list(lm.format_chat([{"role": "user", "content": said}]).ids)
+    assert reply["prompt_token_ids"] == list(
+        lm.format_chat([{"role": "user", "content": content}]).ids
+    )
     raw = post(served, COMPLETION, prompt="<|bos|><|user|>Hi", return_token_ids=True)
     assert (
         raw["choices"][0]["prompt_token_ids"] == lm.tokenize("<|bos|><|user|>Hi", special=True)[1:]
@@ -259,45 +261,45 @@ def test_prompt_logprobs_are_keyed_by_token_id(served: Served) -> None:
 def test_logprob_tokens_are_returned_at_every_position(served: Served) -> None:
     loom = {"logprob_tokens": [7, 400]}
     lm = served.service.models.lm()
-    made = post(served, COMPLETION, logprobs=1, temperature=0, max_tokens=1, loom=loom)
-    (asked,) = made["choices"][0]["logprobs"]["asked"]
+    reply = post(served, COMPLETION, logprobs=1, temperature=0, max_tokens=1, loom=loom)
+    (requested,) = reply["choices"][0]["logprobs"]["asked"]
     top = {each.id: each.logprob for each in weft.Loom(lm, PROMPT, template=False).next(2000)}
-    assert list(asked.values()) == pytest.approx([top[7], top[400]], abs=1e-5)
+    assert list(requested.values()) == pytest.approx([top[7], top[400]], abs=1e-5)
 
 
 def test_best_of_returns_the_likeliest(served: Served) -> None:
-    made = post(served, COMPLETION, n=2, best_of=5, seed=9, max_tokens=8)
+    reply = post(served, COMPLETION, n=2, best_of=5, seed=9, max_tokens=8)
     lm = served.service.models.lm()
     loom = weft.Loom(lm, PROMPT, template=False)
     grown = [loom.grow(seed=9 + i, max_tokens=8)[0] for i in range(5)]
     best = sorted(grown, key=lambda node: -node.mean_logprob)[:2]
-    assert [choice["text"] for choice in made["choices"]] == [node.text for node in best]
-    assert made["usage"]["completion_tokens"] == sum(len(node.tokens) for node in grown)
+    assert [choice["text"] for choice in reply["choices"]] == [node.text for node in best]
+    assert reply["usage"]["completion_tokens"] == sum(len(node.tokens) for node in grown)
 
 
 def test_streamed_choices_begin_with_the_echo(served: Served) -> None:
-    asked: dict[str, Any] = {"echo": True, "logprobs": 1, "n": 2, "seed": 4, "max_tokens": 6}
-    whole = post(served, COMPLETION, **asked)["choices"]
+    body: dict[str, Any] = {"echo": True, "logprobs": 1, "n": 2, "seed": 4, "max_tokens": 6}
+    expected = post(served, COMPLETION, **body)["choices"]
     texts, tokens, offsets = ["", ""], [[], []], [[], []]
-    for each in chunks(served, COMPLETION, **asked):
-        (choice,) = each["choices"]
+    for chunk in chunks(served, COMPLETION, **body):
+        (choice,) = chunk["choices"]
         texts[choice["index"]] += choice["text"]
         tokens[choice["index"]] += choice["logprobs"]["tokens"]
         offsets[choice["index"]] += choice["logprobs"]["text_offset"]
-    assert texts == [choice["text"] for choice in whole]
-    assert tokens == [choice["logprobs"]["tokens"] for choice in whole]
-    assert offsets == [choice["logprobs"]["text_offset"] for choice in whole]
+    assert texts == [choice["text"] for choice in expected]
+    assert tokens == [choice["logprobs"]["tokens"] for choice in expected]
+    assert offsets == [choice["logprobs"]["text_offset"] for choice in expected]
 
 
-def test_response_format_is_exact_closed_and_may_be_indented(served: Served) -> None:
+def test_response_format_gives_exact_integers_and_allows_indentation(served: Served) -> None:
     lm = served.service.models.lm()
     properties = {"id": {"const": 2**53 + 1}}
     form = schema({"type": "object", "properties": properties, "required": ["id"]})
-    made = post(served, CHATS, response_format=form, max_tokens=80)["choices"][0]
-    assert json.loads(made["message"]["content"]) == {"id": 2**53 + 1}
+    answer = post(served, CHATS, response_format=form, max_tokens=80)["choices"][0]
+    assert json.loads(answer["message"]["content"]) == {"id": 2**53 + 1}
     break_line = {str(lm.text.continuation("\n")[0]): 100}
-    made = post(served, CHATS, response_format=form, max_tokens=80, logit_bias=break_line)
-    text = made["choices"][0]["message"]["content"]
+    answer = post(served, CHATS, response_format=form, max_tokens=80, logit_bias=break_line)
+    text = answer["choices"][0]["message"]["content"]
     assert "\n" in text
     assert json.loads(text) == {"id": 2**53 + 1}
 
@@ -308,27 +310,27 @@ def test_character_of_several_tokens_is_not_split(served: Served) -> None:
     ids = lm.text.continuation("日")
     assert len(ids) > 1
     form = schema({"const": "日é"})
-    made = post(served, CHATS, response_format=form, max_tokens=40, logprobs=True)["choices"][0]
-    assert json.loads(made["message"]["content"]) == "日é"
-    spelled = b"".join(bytes(each["bytes"]) for each in made["logprobs"]["content"])
-    assert spelled.decode() == made["message"]["content"]
-    assert any(each["token"].startswith("bytes:\\x") for each in made["logprobs"]["content"])
+    choice = post(served, CHATS, response_format=form, max_tokens=40, logprobs=True)["choices"][0]
+    assert json.loads(choice["message"]["content"]) == "日é"
+    spelled = b"".join(bytes(each["bytes"]) for each in choice["logprobs"]["content"])
+    assert spelled.decode() == choice["message"]["content"]
+    assert any(each["token"].startswith("bytes:\\x") for each in choice["logprobs"]["content"])
     pieces = [
         each["choices"][0]["delta"].get("content", "")
         for each in chunks(served, CHATS, response_format=form, max_tokens=40)
     ]
-    assert "".join(pieces) == made["message"]["content"]
+    assert "".join(pieces) == choice["message"]["content"]
     assert "\ufffd" not in "".join(pieces)
 
 
-@pytest.mark.parametrize("said", ["of one half", "of several tokens"])
+@pytest.mark.parametrize("case", ["of one half", "of several tokens"])
 @pytest.mark.parametrize("path", [COMPLETION, CHATS])
-def test_stream_has_tokens_that_add_no_character_yet(served: Served, path: str, said: str) -> None:
+def test_stream_has_tokens_that_add_no_character_yet(served: Served, path: str, case: str) -> None:
     lm = served.service.models.lm()
     ids = lm.text.continuation("\U0001f98a")
     assert len(ids) > 1
-    halves = ids[:1] if said == "of one half" else ids
-    asked: dict[str, Any] = {
+    halves = ids[:1] if case == "of one half" else ids
+    body: dict[str, Any] = {
         "logit_bias": {str(token): 100 for token in halves},
         "seed": 5,
         "max_tokens": 40,
@@ -336,43 +338,43 @@ def test_stream_has_tokens_that_add_no_character_yet(served: Served, path: str, 
         "return_token_ids": True,
         "logprobs": 0 if path == COMPLETION else True,
     }
-    (whole,) = post(served, path, **asked)["choices"]
-    came = [each["choices"][0] for each in chunks(served, path, **asked)]
-    ids = [token for each in came for token in each.get("token_ids", ())]
-    assert ids == whole["token_ids"]
+    (expected,) = post(served, path, **body)["choices"]
+    received = [each["choices"][0] for each in chunks(served, path, **body)]
+    ids = [token for each in received for token in each.get("token_ids", ())]
+    assert ids == expected["token_ids"]
     key = "tokens" if path == COMPLETION else "content"
-    told = [one for each in came if each["logprobs"] for one in each["logprobs"][key]]
-    assert told == whole["logprobs"][key]
+    logprobs = [one for each in received if each["logprobs"] for one in each["logprobs"][key]]
+    assert logprobs == expected["logprobs"][key]
 
 
 def test_streamed_response_has_logprobs_of_partial_characters(served: Served) -> None:
     form = {"type": "json_schema", "name": "a", "schema": {"const": "\U0001f98a日é" * 3}}
-    asked: dict[str, Any] = {
+    body: dict[str, Any] = {
         "input": weft.samples.sum,
         "max_output_tokens": 80,
         "text": {"format": form},
         "include": ["message.output_text.logprobs"],
     }
-    (whole,) = post(served, RESPONSES, **asked)["output"]
-    text = served.client.post(RESPONSES, json={**asked, "stream": True}).text
-    came = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
-    deltas = [each for each in came if each["type"] == "response.output_text.delta"]
+    (expected,) = post(served, RESPONSES, **body)["output"]
+    text = served.client.post(RESPONSES, json={**body, "stream": True}).text
+    received = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+    deltas = [each for each in received if each["type"] == "response.output_text.delta"]
     spelled = [bytes(one["bytes"]) for each in deltas for one in each["logprobs"]]
-    assert spelled == [bytes(one["bytes"]) for one in whole["content"][0]["logprobs"]]
-    assert b"".join(spelled).decode() == whole["content"][0]["text"]
+    assert spelled == [bytes(one["bytes"]) for one in expected["content"][0]["logprobs"]]
+    assert b"".join(spelled).decode() == expected["content"][0]["text"]
 
 
 def test_stream_and_answer_have_the_same_tokens_of_a_stop_string(served: Served) -> None:
-    """The character that begins it is of several tokens, of which the first says nothing."""
+    """The stop string begins with a character of several tokens."""
     form = schema({"const": "ab\U0001f98acd"})
-    asked: dict[str, Any] = {
+    body: dict[str, Any] = {
         "response_format": form, "stop": ["\U0001f98ac"], "logprobs": True, "max_tokens": 40
     }  # fmt: skip
-    (whole,) = post(served, CHATS, **asked)["choices"]
-    came = [each["choices"][0] for each in chunks(served, CHATS, **asked)]
-    told = [one for each in came if each["logprobs"] for one in each["logprobs"]["content"]]
-    assert told == whole["logprobs"]["content"]
-    assert whole["message"]["content"] == '"ab'
+    (expected,) = post(served, CHATS, **body)["choices"]
+    received = [each["choices"][0] for each in chunks(served, CHATS, **body)]
+    logprobs = [one for each in received if each["logprobs"] for one in each["logprobs"]["content"]]
+    assert logprobs == expected["logprobs"]["content"]
+    assert expected["message"]["content"] == '"ab'
 
 
 def test_disconnected_client_cancels_its_runs(served: Served) -> None:
@@ -387,11 +389,11 @@ def test_disconnected_client_cancels_its_runs(served: Served) -> None:
                         if "content" in line:
                             return
             else:
-                asked = asyncio.ensure_future(client.post(CHATS, json=body))
+                request = asyncio.ensure_future(client.post(CHATS, json=body))
                 while not served.service.n_works:
                     await asyncio.sleep(0.01)
-                asked.cancel()
-                await asyncio.gather(asked, return_exceptions=True)
+                request.cancel()
+                await asyncio.gather(request, return_exceptions=True)
 
     for stream in (True, False):
         asyncio.run(vanish(stream))
@@ -420,20 +422,20 @@ def test_error_in_a_stream_is_a_chunk(served: Served) -> None:
 
 @pytest.mark.parametrize("path", [COMPLETION, CHATS, RESPONSES])
 def test_shutdown_is_reported_to_answers_and_streams(path: str) -> None:
-    asked: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 1900, "ignore_eos": True}
+    body: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 1900, "ignore_eos": True}
     if path == CHATS:
-        asked = {**asked, "messages": CHAT}
-        del asked["prompt"]
+        body = {**body, "messages": CHAT}
+        del body["prompt"]
     elif path == RESPONSES:
         form = {"type": "json_schema", "name": "a", "schema": {"const": "long " * 900}}
-        asked = {"input": "Hi", "max_output_tokens": 1900, "text": {"format": form}}
+        body = {"input": "Hi", "max_output_tokens": 1900, "text": {"format": form}}
     with serving(ServerConfig(port=0, grace_s=0.0)) as server:
 
         async def both() -> tuple[httpx.Response, list[str]]:
             async with httpx.AsyncClient(base_url=server.url, timeout=None) as client:
-                whole = asyncio.ensure_future(client.post(path, json=asked))
+                pending = asyncio.ensure_future(client.post(path, json=body))
                 lines: list[str] = []
-                async with client.stream("POST", path, json={**asked, "stream": True}) as answer:
+                async with client.stream("POST", path, json={**body, "stream": True}) as answer:
                     async for line in answer.aiter_lines():
                         lines.append(line)
                         if len(lines) == 5:
@@ -442,24 +444,24 @@ def test_shutdown_is_reported_to_answers_and_streams(path: str) -> None:
                             server.loop.call_soon_threadsafe(
                                 lambda: server.service.spawn(server.service.drain())
                             )
-                return await whole, lines
+                return await pending, lines
 
         answer, lines = asyncio.run(both())
     assert answer.status_code == 503, answer.text
     assert answer.json()["error"]["code"] == "shutting_down"
     assert answer.headers["retry-after"]
-    told = [line for line in lines if line.startswith("data: ")]
+    events = [line for line in lines if line.startswith("data: ")]
     if path != RESPONSES:
-        assert told.pop() == "data: [DONE]"
-    assert json.loads(told[-1][6:])["error"]["code"] == "shutting_down"
+        assert events.pop() == "data: [DONE]"
+    assert json.loads(events[-1][6:])["error"]["code"] == "shutting_down"
 
 
-def test_deltas_are_sent_at_most_twenty_times_a_second(served: Served) -> None:
-    """Fewer than there are tokens wherever a token takes less than a twentieth of a second."""
+def test_deltas_are_sent_20_times_a_second_or_less(served: Served) -> None:
+    """Tokens that take less than a twentieth of a second share a delta."""
     began = time.monotonic()
-    came = [
+    deltas = [
         each
         for each in chunks(served, CHATS, ignore_eos=True, max_tokens=400)
         if each["choices"][0]["delta"].get("content")
     ]
-    assert len(came) <= 20 * (time.monotonic() - began) + 2
+    assert len(deltas) <= 20 * (time.monotonic() - began) + 2

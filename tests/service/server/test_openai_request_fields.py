@@ -34,8 +34,8 @@ BASE: dict[str, dict[str, Any]] = {
 def post(served: Served, path: str, **fields: Any) -> dict[str, Any]:
     answer = served.client.post(path, json={**BASE[path], **fields})
     assert answer.status_code == 200, answer.text
-    made: dict[str, Any] = answer.json()
-    return made
+    reply: dict[str, Any] = answer.json()
+    return reply
 
 
 def rejected(served: Served, path: str, **fields: Any) -> dict[str, Any]:
@@ -63,9 +63,9 @@ def test_all_known_fields_at_neutral_values_are_accepted(served: Served, path: s
     neutral = {
         name: field.neutral[0] if field.neutral else "" for name, field in foreign(path).items()
     }
-    own, made = post(served, path), post(served, path, **neutral)
-    for key in set(made) & {"choices", "data"}:
-        assert made[key] == own[key]
+    own, reply = post(served, path), post(served, path, **neutral)
+    for key in set(reply) & {"choices", "data"}:
+        assert reply[key] == own[key]
 
 
 @pytest.mark.parametrize("path", BASE)
@@ -156,8 +156,8 @@ def test_allowed_token_ids_are_the_only_tokens(served: Served, greedy: dict[str,
 def test_limits_on_tokens_hold_with_a_schema(served: Served) -> None:
     lm = served.service.models.lm()
     schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["a", "b"]}}}
-    made = post(served, CHATS, response_format=schema, bad_words=["a"], max_tokens=20)
-    assert made["choices"][0]["message"]["content"] == '"b"'
+    reply = post(served, CHATS, response_format=schema, bad_words=["a"], max_tokens=20)
+    assert reply["choices"][0]["message"]["content"] == '"b"'
     assert rejected(served, CHATS, response_format=schema, min_tokens=2)["param"] == "min_tokens"
     wrong = {"stop_token_ids": [lm.info.n_vocab], "allowed_token_ids": [lm.info.n_vocab]}
     for name, ids in wrong.items():
@@ -232,8 +232,8 @@ def test_template_fields_become_variables_of_templates_that_read_them() -> None:
     assert TemplateFields({}, reasoning_effort="low").variables(thinks) == {"enable_thinking": True}
     assert TemplateFields({}, reasoning_effort="minimal").variables(thinks) == {}
     grades = "{{ messages }}{{ reasoning_effort }}{{ verbosity }}"
-    asked = TemplateFields({}, reasoning_effort="low", verbosity="high")
-    assert asked.variables(grades) == {"reasoning_effort": "low", "verbosity": "high"}
+    fields = TemplateFields({}, reasoning_effort="low", verbosity="high")
+    assert fields.variables(grades) == {"reasoning_effort": "low", "verbosity": "high"}
     given = TemplateFields({"reasoning_effort": "high"}, reasoning_effort="low")
     assert given.variables(grades) == {"reasoning_effort": "high"}
 
@@ -244,14 +244,14 @@ def test_truncation_auto_drops_the_oldest_turns_and_reports_their_number(served:
     fields = {"input": given, "include": ["reasoning.encrypted_content"]}
     error = rejected(served, RESPONSES, **fields)
     assert (error["param"], error["code"]) == ("input", "context_length_exceeded")
-    made = post(served, RESPONSES, **fields, truncation="auto", reasoning={"summary": "auto"})
-    n = made["dropped_messages"]
-    assert (made["truncation"], n % 2, made["usage"]["input_tokens"] < 2048) == ("auto", 0, True)
+    reply = post(served, RESPONSES, **fields, truncation="auto", reasoning={"summary": "auto"})
+    n = reply["dropped_messages"]
+    assert (reply["truncation"], n % 2, reply["usage"]["input_tokens"] < 2048) == ("auto", 0, True)
     one_more = [*given[:1], *given[n - 1 :]]
     assert rejected(served, RESPONSES, input=one_more)["code"] == "context_length_exceeded"
     own = post(served, RESPONSES, input=[*given[:1], *given[n + 1 :]], temperature=0)
-    made = post(served, RESPONSES, **fields, truncation="auto", temperature=0)
-    assert made["output"][0]["content"] == own["output"][0]["content"]
+    reply = post(served, RESPONSES, **fields, truncation="auto", temperature=0)
+    assert reply["output"][0]["content"] == own["output"][0]["content"]
 
 
 @pytest.mark.parametrize(

@@ -32,16 +32,16 @@ CHAT_TOOLS = {
 PROMPTS = {"prompt": "Once", "max_tokens": 3}
 CHAT = {"messages": HELLO, "max_tokens": 3}
 RESPONSE = {"input": "Hello", "max_output_tokens": 3}
-FIGURES = {"return_token_ids": True, "prompt_logprobs": 1, "loom": {"logprob_tokens": [5]}}
+EXTRAS = {"return_token_ids": True, "prompt_logprobs": 1, "loom": {"logprob_tokens": [5]}}
 LOGPROBS = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
 CASES = [
     ("completions", PROMPTS),
     ("completions", {**PROMPTS, "prompt": ["Once", "A fox"], "n": 2, "logprobs": 2}),
     ("completions", {**PROMPTS, "echo": True, "logprobs": 0}),
-    ("completions", {**PROMPTS, **FIGURES, "logprobs": 1, "stream_options": None}),
+    ("completions", {**PROMPTS, **EXTRAS, "logprobs": 1, "stream_options": None}),
     ("chat/completions", CHAT),
     ("chat/completions", {**CHAT, "n": 2, "logprobs": True, "top_logprobs": 2}),
-    ("chat/completions", {**CHAT, **FIGURES, "logprobs": True}),
+    ("chat/completions", {**CHAT, **EXTRAS, "logprobs": True}),
     ("chat/completions", {**CHAT, **CHAT_TOOLS}),
     ("messages", CHAT),
     ("messages", {**CHAT, "loom": {"logprob_tokens": []}}),

@@ -53,18 +53,18 @@ def test_completion_chunk_has_one_token_and_its_text(served: Served, echo: bool)
         "logprobs": 1, "echo": echo, "return_token_ids": True,
         "stop": ["e@", "d@@", "n@", "r@", "a@", "t@", "s@", " @"],
     }  # fmt: skip
-    whole = served.client.post("/v1/completions", json=body).json()["choices"]
-    seen: list[dict[str, Any]] = [{"text": "", "tokens": [], "text_offset": []} for _ in whole]
-    pending = [b""] * len(whole)
+    expected = served.client.post("/v1/completions", json=body).json()["choices"]
+    joined: list[dict[str, Any]] = [{"text": "", "tokens": [], "text_offset": []} for _ in expected]
+    pending = [b""] * len(expected)
     for choice in choices(served, "/v1/completions", **body):
         index, lists = choice["index"], choice["logprobs"]
         if lists is None:  # the end of the choice alone
             assert choice["text"] == ""
             assert choice["finish_reason"] in ("stop", "length")
             continue
-        seen[index]["text"] += choice["text"]
+        joined[index]["text"] += choice["text"]
         for name in ("tokens", "text_offset"):
-            seen[index][name] += lists[name]
+            joined[index][name] += lists[name]
         (token,) = lists["tokens"]
         if token.startswith("bytes:"):
             pending[index] += eval(f"b'{token[6:]}'")
@@ -73,7 +73,7 @@ def test_completion_chunk_has_one_token_and_its_text(served: Served, echo: bool)
             continue
         assert choice["text"] in ("", pending[index].decode(errors="replace"))
         pending[index] = b"" if choice["text"] else pending[index]
-    for got, wanted in zip(seen, whole, strict=True):
+    for got, wanted in zip(joined, expected, strict=True):
         assert got["text"] == wanted["text"]
         assert got["tokens"] == wanted["logprobs"]["tokens"]
         assert got["text_offset"] == wanted["logprobs"]["text_offset"]
@@ -85,14 +85,14 @@ def test_completion_chunks_of_characters_of_several_tokens_have_one_token(served
         "prompt": PROMPT, "max_tokens": 30, "logprobs": 1, "return_token_ids": True,
         "logit_bias": {str(token): 100 for token in ids}, "seed": 5, "ignore_eos": True,
     }  # fmt: skip
-    (whole,) = served.client.post("/v1/completions", json=body).json()["choices"]
-    came = choices(served, "/v1/completions", **body)
-    assert [each["token_ids"] for each in came] == [[token] for token in whole["token_ids"]]
-    assert "".join(each["text"] for each in came) == whole["text"]
+    (expected,) = served.client.post("/v1/completions", json=body).json()["choices"]
+    received = choices(served, "/v1/completions", **body)
+    assert [each["token_ids"] for each in received] == [[token] for token in expected["token_ids"]]
+    assert "".join(each["text"] for each in received) == expected["text"]
 
 
 @pytest.mark.parametrize(
-    ("prompt", "length"), [(PROMPT, len(PROMPT)), ("naïve 🦊 said", 12), ([5, 6, 7], None)]
+    ("prompt", "length"), [(PROMPT, len(PROMPT)), ("naïve 🦊 wept", 12), ([5, 6, 7], None)]
 )
 def test_text_offset_without_echo_begins_at_length_of_prompt(
     served: Served, prompt: Any, length: int | None
@@ -115,33 +115,33 @@ def test_chat_chunk_has_one_token_and_its_text(
         "n": 4, "chat_template_kwargs": {"enable_thinking": thinks},
         **({"tools": [TOOL]} if offers_tools else {}),
     }  # fmt: skip
-    whole = with_tools.client.post("/v1/chat/completions", json=body).json()["choices"]
-    tokens: list[list[Any]] = [[] for _ in whole]
-    contents = [""] * len(whole)
+    expected = with_tools.client.post("/v1/chat/completions", json=body).json()["choices"]
+    tokens: list[list[Any]] = [[] for _ in expected]
+    contents = [""] * len(expected)
     for choice in choices(with_tools, "/v1/chat/completions", **body):
-        said = choice["delta"].get("content", "") + choice["delta"].get("reasoning_content", "")
+        text = choice["delta"].get("content", "") + choice["delta"].get("reasoning_content", "")
         contents[choice["index"]] += choice["delta"].get("content") or ""
         if choice["logprobs"] is None:
-            assert not said
+            assert not text
             continue
         (entry,) = choice["logprobs"]["content"]
         tokens[choice["index"]].append(entry)
-        assert entry["token"].endswith(said) or entry["token"].startswith(("bytes:", said))
-    assert contents == [each["message"]["content"] or "" for each in whole]
-    assert tokens == [each["logprobs"]["content"] for each in whole]
+        assert entry["token"].endswith(text) or entry["token"].startswith(("bytes:", text))
+    assert contents == [each["message"]["content"] or "" for each in expected]
+    assert tokens == [each["logprobs"]["content"] for each in expected]
 
 
-def test_streamed_call_has_all_tokens_and_the_call_at_the_last(with_tools: Served) -> None:
+def test_streamed_call_has_all_tokens_and_is_in_the_last_chunk(with_tools: Served) -> None:
     body: dict[str, Any] = {
         "messages": MESSAGES, "tools": [TOOL], "tool_choice": "required", "max_tokens": 60,
         "parallel_tool_calls": False, "logprobs": True, "temperature": 0,
     }  # fmt: skip
-    (whole,) = with_tools.client.post("/v1/chat/completions", json=body).json()["choices"]
-    came = choices(with_tools, "/v1/chat/completions", **body)
-    told = [each["logprobs"]["content"] for each in came if each["logprobs"]]
-    assert told == [[entry] for entry in whole["logprobs"]["content"]]
-    calls = [each for each in came if each["delta"].get("tool_calls")]
-    assert [each["logprobs"]["content"][0] for each in calls] == [told[-1][0]]
+    (expected,) = with_tools.client.post("/v1/chat/completions", json=body).json()["choices"]
+    received = choices(with_tools, "/v1/chat/completions", **body)
+    entries = [each["logprobs"]["content"] for each in received if each["logprobs"]]
+    assert entries == [[entry] for entry in expected["logprobs"]["content"]]
+    calls = [each for each in received if each["delta"].get("tool_calls")]
+    assert [each["logprobs"]["content"][0] for each in calls] == [entries[-1][0]]
 
 
 def test_response_delta_has_one_token_and_its_text(with_tools: Served) -> None:
@@ -149,11 +149,11 @@ def test_response_delta_has_one_token_and_its_text(with_tools: Served) -> None:
         "input": weft.samples.sum, "max_output_tokens": 40, "temperature": 1.5,
         "include": ["message.output_text.logprobs"],
     }  # fmt: skip
-    came = events(with_tools, "/v1/responses", **body)
-    deltas = [each for each in came if each["type"] == "response.output_text.delta"]
+    received = events(with_tools, "/v1/responses", **body)
+    deltas = [each for each in received if each["type"] == "response.output_text.delta"]
     assert all(len(each["logprobs"]) == 1 for each in deltas)
     text = b"".join(bytes(each["logprobs"][0]["bytes"]) for each in deltas)
-    final = came[-1]["response"]["output"][0]["content"][0]
+    final = received[-1]["response"]["output"][0]["content"][0]
     assert text.decode(errors="replace") == final["text"]
     assert final["logprobs"] == [each["logprobs"][0] for each in deltas]
 
@@ -168,14 +168,14 @@ class Turn:
             text="", n_sent_chars=0, tokens=[], ends=ends, is_over=False, certain=0,
             token_texts=lambda first, n: texts[first : first + n],
         )  # fmt: skip
-        made = ChatPrompt.of(
+        prompt = ChatPrompt.of(
             weft.load(shallow()).text, [], user_prompt="", template=None, tools=(), tool_choice=None
         )
-        self.turn = ChatTurn(made, self.reply, reads_calls=True)
+        self.turn = ChatTurn(prompt, self.reply, reads_calls=True)
 
     def steps(self, sizes: list[int]) -> list[tuple[str, str, str, bool]]:
         """Return (token, content, reasoning, is_content) of tokens that come in groups."""
-        made, first = [], 0
+        rows, first = [], 0
         for number, size in enumerate(sizes):
             reply, ids = self.reply, list(range(first, first + size))
             reply.tokens += ids
@@ -183,10 +183,10 @@ class Turn:
             reply.certain, reply.is_over = len(reply.text), number == len(sizes) - 1
             for step in self.turn.steps(first, ids, [ScoredToken(i, 0.0) for i in ids]):
                 (token,) = step.tokens
-                said = step.delta
-                made.append((self.texts[token], said.content, said.reasoning, step.is_content))
+                delta = step.delta
+                rows.append((self.texts[token], delta.content, delta.reasoning, step.is_content))
             first += size
-        return made
+        return rows
 
 
 @pytest.mark.parametrize("sizes", [[1] * 7, [7], [3, 4], [2, 2, 2, 1]])

@@ -62,14 +62,14 @@ def served(
         folder = tmp_path_factory.mktemp("bare") / "chatty"
         shutil.copytree(TINY, folder)
         (folder / "chat_template.jinja").write_text(BARE)
-    with serving(ServerConfig(port=0, models=(str(folder),), engine="numpy")) as made:
-        yield made
+    with serving(ServerConfig(port=0, models=(str(folder),), engine="numpy")) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
 def client(served: Served) -> Iterator[OpenAI]:
-    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none") as made:
-        yield made
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none") as api_client:
+        yield api_client
 
 
 def check(content: str | None, calls: Any, finish_reason: str | None) -> str:
@@ -89,17 +89,17 @@ def check(content: str | None, calls: Any, finish_reason: str | None) -> str:
 
 
 def test_a_turn_with_tools_and_a_schema_is_calls_or_text_of_the_schema(client: OpenAI) -> None:
-    asked: dict[str, Any] = {
+    body: dict[str, Any] = {
         "model": "chatty", "messages": CHAT, "tools": TOOLS, "response_format": FORMAT,
         "parallel_tool_calls": False, "temperature": 3.0, "top_p": 1.0, "n": 8, "seed": 1,
     }  # fmt: skip
-    whole = client.chat.completions.create(**asked).choices
-    kinds = [check(c.message.content, c.message.tool_calls, c.finish_reason) for c in whole]
+    expected = client.chat.completions.create(**body).choices
+    kinds = [check(c.message.content, c.message.tool_calls, c.finish_reason) for c in expected]
     assert set(kinds) == {"calls", "text"}
-    with client.chat.completions.stream(**asked) as stream:
+    with client.chat.completions.stream(**body) as stream:
         final = stream.get_final_completion().choices
-    assert [c.message.content or None for c in final] == [c.message.content for c in whole]
-    for one, other in zip(final, whole, strict=True):
+    assert [c.message.content or None for c in final] == [c.message.content for c in expected]
+    for one, other in zip(final, expected, strict=True):
         assert [each.function.arguments for each in one.message.tool_calls or ()] == [
             each.function.arguments for each in other.message.tool_calls or ()
         ]
@@ -116,46 +116,48 @@ def test_a_turn_with_tools_and_a_schema_is_calls_or_text_of_the_schema(client: O
 )
 def test_tool_choice_decides_between_calls_and_text(client: OpenAI, choice: Any, kind: str) -> None:
     for seed in range(2):
-        (made,) = client.chat.completions.create(
+        (answer,) = client.chat.completions.create(
             model="chatty", messages=CHAT, tools=TOOLS, response_format=FORMAT, temperature=2.0,
             tool_choice=choice, parallel_tool_calls=False, seed=seed,
         ).choices  # fmt: skip
-        assert check(made.message.content, made.message.tool_calls, made.finish_reason) == kind
+        assert (
+            check(answer.message.content, answer.message.tool_calls, answer.finish_reason) == kind
+        )
 
 
 @pytest.mark.parametrize("choice", ["auto", "required"])
 def test_a_response_with_tools_and_a_schema_has_calls_or_text(client: OpenAI, choice: Any) -> None:
-    asked: dict[str, Any] = {
+    body: dict[str, Any] = {
         "model": "chatty", "input": "What is 12 + 34?", "tools": [{"type": "function", **ADD}],
         "parallel_tool_calls": False, "tool_choice": choice, "temperature": 0,
         "text": {"format": {"type": "json_schema", "name": "answer", "schema": ANSWER}},
     }  # fmt: skip
-    whole = client.responses.create(**asked)
-    with client.responses.stream(**asked) as stream:
+    expected = client.responses.create(**body)
+    with client.responses.stream(**body) as stream:
         streamed = stream.get_final_response()
-    for made in (whole, streamed):
-        (item,) = made.output
+    for response in (expected, streamed):
+        (item,) = response.output
         if item.type == "function_call":
             assert 0 <= json.loads(item.arguments)["a"] <= 99
         else:
             assert choice == "auto"
-            assert json.loads(made.output_text)["parameters"]["n"] in (1, 2)
-    assert streamed.output[0].type == whole.output[0].type
+            assert json.loads(response.output_text)["parameters"]["n"] in (1, 2)
+    assert streamed.output[0].type == expected.output[0].type
 
 
 def test_the_last_turn_after_a_tools_answer_fits_the_schema(served: Served, client: OpenAI) -> None:
-    asked: dict[str, Any] = {
+    body: dict[str, Any] = {
         "model": "chatty", "tools": TOOLS, "response_format": FORMAT, "parallel_tool_calls": False,
         "temperature": 0,
     }  # fmt: skip
-    first = client.chat.completions.create(messages=CHAT, tool_choice="required", **asked)
+    first = client.chat.completions.create(messages=CHAT, tool_choice="required", **body)
     (call,) = first.choices[0].message.tool_calls or ()
     answer = {"role": "tool", "tool_call_id": call.id, "content": "46"}
-    (made,) = client.chat.completions.create(
+    (last,) = client.chat.completions.create(
         messages=[*CHAT, first.choices[0].message.model_dump(), answer],
-        **{**asked, "tool_choice": "none"},
+        **{**body, "tool_choice": "none"},
     ).choices
-    assert check(made.message.content, made.message.tool_calls, made.finish_reason) == "text"
+    assert check(last.message.content, last.message.tool_calls, last.finish_reason) == "text"
 
 
 MAIL: dict[str, Any] = {
@@ -210,5 +212,5 @@ def test_a_server_takes_a_chat_template_for_its_first_model(tmp_path: Path) -> N
         while served.service.models.get("chatty").state != "ready":
             time.sleep(0.05)
         assert served.service.models.lm("chatty").text.chat_template not in (None, BARE)
-        told = served.client.get("/api/v1/models").json()["data"]
-        assert {model["tool_form"] for model in told} == {"template"}
+        models = served.client.get("/api/v1/models").json()["data"]
+        assert {model["tool_form"] for model in models} == {"template"}

@@ -28,8 +28,8 @@ def test_page_loads_nothing_from_other_hosts(served: Served) -> None:
 
 def test_known_etag_gets_304(served: Served) -> None:
     first = served.client.get("/")
-    again = served.client.get("/", headers={"If-None-Match": first.headers["ETag"]})
-    assert (again.status_code, again.content) == (304, b"")
+    cached = served.client.get("/", headers={"If-None-Match": first.headers["ETag"]})
+    assert (cached.status_code, cached.content) == (304, b"")
     (script,) = BUILT.glob("assets/index-*.js")
     answer = served.client.get(f"/assets/{script.name}")
     assert "immutable" in answer.headers["Cache-Control"]

@@ -40,7 +40,9 @@ def client(served: Served) -> Iterator[Client]:
         lm.clear_cache()
 
 
-def made(client: Client, n: int = 1, prompt: str = "Once upon a time") -> tuple[str, list[int]]:
+def grown_loom(
+    client: Client, n: int = 1, prompt: str = "Once upon a time"
+) -> tuple[str, list[int]]:
     """A loom with branches; their numbers."""
     loom = client.create_loom(prompt).id
     done = client.begin(loom, 0, n=n, max_tokens=12, seed=3, wait=True)
@@ -49,9 +51,9 @@ def made(client: Client, n: int = 1, prompt: str = "Once upon a time") -> tuple[
 
 
 def kv(client: Client, loom: str, node: int) -> Any:
-    told = client.node(loom, node, fields=["kv"]).kv
-    assert told is not None
-    return told
+    info = client.node(loom, node, fields=["kv"]).kv
+    assert info is not None
+    return info
 
 
 def pinned(client: Client, loom: str) -> list[int]:
@@ -70,25 +72,25 @@ def press(client: Client) -> None:
 
 
 def test_pinned_node_survives_memory_pressure(served: Served, client: Client) -> None:
-    loom, (first, second) = made(client, 2)
-    told = client.handle_kv(loom, first, "pin").kv
-    assert told is not None
-    assert (told.state, told.pinned, told.bytes) == ("hot", True, 12 * SLOT)
+    loom, (first, second) = grown_loom(client, 2)
+    info = client.handle_kv(loom, first, "pin").kv
+    assert info is not None
+    assert (info.state, info.pinned, info.bytes) == ("hot", True, 12 * SLOT)
     press(client)
     assert kv(client, loom, first).state == "hot"
     assert kv(client, loom, second).state != "hot"
     assert not kv(client, loom, 0).pinned
-    (each,) = client.loom_kv(loom).pinned
-    assert (each.node, each.bytes) == (first, each.tokens * SLOT)
-    assert must(served) == each.tokens
+    (pin,) = client.loom_kv(loom).pinned
+    assert (pin.node, pin.bytes) == (first, pin.tokens * SLOT)
+    assert must(served) == pin.tokens
     client.handle_kv(loom, first, "pin")  # again
-    assert must(served) == each.tokens
+    assert must(served) == pin.tokens
     assert pinned(client, loom) == [first]
     assert client.kv(looms=True).looms is not None
     assert client.forget_kv(loom).hot == 2, "the prompt, and what is pinned"
-    told = client.handle_kv(loom, first, "unpin").kv
-    assert told is not None
-    assert (told.state, told.pinned) == ("hot", False)
+    info = client.handle_kv(loom, first, "unpin").kv
+    assert info is not None
+    assert (info.state, info.pinned) == ("hot", False)
     client.handle_kv(loom, first, "unpin")  # again
     assert must(served) == 0
     press(client)
@@ -97,7 +99,7 @@ def test_pinned_node_survives_memory_pressure(served: Served, client: Client) ->
 
 @pytest.mark.parametrize("op", ["evict", "offload"])
 def test_pinned_kv_is_neither_evicted_nor_offloaded(client: Client, op: str) -> None:
-    loom, (node,) = made(client)
+    loom, (node,) = grown_loom(client)
     client.handle_kv(loom, node, "pin")
     for number, which in ((node, "is pinned"), (0, f"on the way to node {node}")):
         with pytest.raises(Exception, match=which) as raised:
@@ -107,22 +109,22 @@ def test_pinned_kv_is_neither_evicted_nor_offloaded(client: Client, op: str) -> 
 
 
 def test_kv_is_offloaded_and_restored(client: Client) -> None:
-    loom, (node,) = made(client)
+    loom, (node,) = grown_loom(client)
     client.handle_kv(loom, node, "warm")
-    told = client.handle_kv(loom, node, "offload").kv
-    assert told is not None
-    assert (told.state, told.bytes, told.pinned) == ("host", 0, False)
+    info = client.handle_kv(loom, node, "offload").kv
+    assert info is not None
+    assert (info.state, info.bytes, info.pinned) == ("host", 0, False)
     assert client.loom_kv(loom).offloaded_tokens == 12
     assert client.kv().data[0].offloaded_bytes >= 12 * SLOT
     before = client.kv().data[0].prefilled
-    told = client.handle_kv(loom, node, "pin").kv
-    assert told is not None
-    assert (told.state, told.bytes) == ("hot", 12 * SLOT)
+    info = client.handle_kv(loom, node, "pin").kv
+    assert info is not None
+    assert (info.state, info.bytes) == ("hot", 12 * SLOT)
     assert client.kv().data[0].prefilled == before
 
 
 def test_a_pin_follows_its_node_through_every_edit(served: Served, client: Client) -> None:
-    loom, (node, other) = made(client, 2)
+    loom, (node, other) = grown_loom(client, 2)
     n = client.node(loom, node).n_tokens
     depth = n + client.node(loom, 0).n_tokens
     client.handle_kv(loom, node, "pin")
@@ -164,7 +166,7 @@ def test_a_pin_follows_its_node_through_every_edit(served: Served, client: Clien
 
 @pytest.mark.parametrize("what", ["node", "loom", "purge", "unload"])
 def test_pin_ends_with_its_node_loom_or_model(served: Served, client: Client, what: str) -> None:
-    loom, (node,) = made(client)
+    loom, (node,) = grown_loom(client)
     client.handle_kv(loom, node, "pin")
     assert must(served) > 0
     if what == "node":
@@ -191,25 +193,25 @@ def test_pins_that_fill_the_memory_are_reported(client: Client) -> None:
         with pytest.raises(KVFull, match="pinned by hand") as raised:
             client.handle_kv(loom, node, op)
         assert raised.value.hint.startswith("unpin")
-    for each in pinned(client, loom):
-        client.handle_kv(loom, each, "unpin")
+    for number in pinned(client, loom):
+        client.handle_kv(loom, number, "unpin")
     client.handle_kv(loom, node, "warm")
 
 
 def test_idle_loom_with_a_pin_stays_open(served: Served, client: Client) -> None:
-    loom, (node,) = made(client)
+    loom, (node,) = grown_loom(client)
     live = served.service.looms.get_open(loom)
     assert live is not None
     assert live.is_idle
     client.handle_kv(loom, node, "pin")
     assert not live.is_idle
-    live.is_stale = True  # what was not kept, say: it is opened anew
+    live.is_stale = True  # as after a failed commit: the server opens the loom a second time
     assert pinned(client, loom) == [node]
     assert served.service.looms.get_open(loom) is not live
 
 
 def test_concurrent_pins_and_unpins(served: Served, client: Client) -> None:
-    loom, nodes = made(client, 4)
+    loom, nodes = grown_loom(client, 4)
 
     async def work() -> None:
         async with AsyncClient(served.url) as many:
@@ -226,7 +228,7 @@ def test_concurrent_pins_and_unpins(served: Served, client: Client) -> None:
 
 def test_offload_without_host_budget_is_rejected_by_name() -> None:
     with serving(ServerConfig(port=0)) as server, Client(server.url) as client:
-        loom, (node,) = made(client)
+        loom, (node,) = grown_loom(client)
         with pytest.raises(Unsupported, match="loaded without offload"):
             client.handle_kv(loom, node, "offload")
         answer = server.client.post(f"/api/v1/looms/{loom}/nodes/{node}/kv", json={"op": "drop"})
@@ -234,7 +236,7 @@ def test_offload_without_host_budget_is_rejected_by_name() -> None:
 
 
 def test_kv_of_several_nodes_is_returned_at_once(client: Client) -> None:
-    loom, grown = made(client, n=3)
+    loom, grown = grown_loom(client, n=3)
     page = client.nodes(loom, nodes=[grown[2], 0, 999, grown[1]], fields=["kv"])
     assert [node.node for node in page.data] == [0, grown[1], grown[2]]
     assert all(node.kv is not None for node in page.data)
@@ -249,7 +251,7 @@ def test_kv_of_several_nodes_is_returned_at_once(client: Client) -> None:
 
 
 def test_pin_follows_without_room_for_both_paths(served: Served, client: Client) -> None:
-    loom, (node,) = made(client, prompt=3 * LONG)
+    loom, (node,) = grown_loom(client, prompt=3 * LONG)
     client.handle_kv(loom, node, "pin")
     before = must(served)
     assert SLOTS / 2 < before < SLOTS - 8

@@ -37,11 +37,11 @@ SERVE = (sys.executable, "-m", "weft", "serve", "--port", "0")
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Return what a server of a folder is started with."""
-    found = {**os.environ, "WEFT_HOME": str(home), "OPENBLAS_NUM_THREADS": "1"}
+    """Return the environment variables of a server whose home is `home`."""
+    variables = {**os.environ, "WEFT_HOME": str(home), "OPENBLAS_NUM_THREADS": "1"}
     for name in ("WEFT_DB", "WEFT_HOST", "WEFT_PORT", "WEFT_API_KEY"):
-        found.pop(name, None)
-    return found
+        variables.pop(name, None)
+    return variables
 
 
 class Process:
@@ -49,15 +49,15 @@ class Process:
 
     def __init__(self, home: Path, *options: str) -> None:
         self.home = home
-        self.said = home / "said"  # a file: of a pipe, what a line's reader has buffered is lost
-        with self.said.open("w") as said:
+        self.log = home / "log"  # a file: a line reader would lose its buffer
+        with self.log.open("w") as log:
             self.popen = subprocess.Popen(
                 [*SERVE, *options],
                 env=environment(home),
-                stderr=said,
+                stderr=log,
                 stdout=subprocess.DEVNULL,
             )
-        while not (lines := re.findall(r"^serving (.*) at (\S+)\n", self.said.read_text(), re.M)):
+        while not (lines := re.findall(r"^serving (.*) at (\S+)\n", self.log.read_text(), re.M)):
             time.sleep(0.02)
         ((self.models, self.url),) = lines
         self.client = httpx.Client(base_url=self.url, timeout=None)
@@ -69,8 +69,8 @@ class Process:
 
     def nodes(self, loom: str) -> list[dict[str, Any]]:
         """Return the branches of a loom, as far as they have grown."""
-        told: list[dict[str, Any]] = self.client.get(f"/api/v1/looms/{loom}/nodes").json()["data"]
-        return told[1:]
+        rows: list[dict[str, Any]] = self.client.get(f"/api/v1/looms/{loom}/nodes").json()["data"]
+        return rows[1:]
 
     def until_it_stops(self) -> None:
         """Wait until a signal was taken."""
@@ -85,10 +85,10 @@ class Process:
         return loom
 
     def end(self) -> tuple[int, str]:
-        """Wait for its end; return exit code and what it said."""
+        """Wait for the server's exit; return its exit code and its log."""
         self.client.close()
         code = self.popen.wait()
-        return code, self.said.read_text()
+        return code, self.log.read_text()
 
 
 @contextmanager
@@ -107,19 +107,19 @@ def running(home: Path, *options: str) -> Iterator[Process]:
 def test_open_flag_opens_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, opens: bool
 ) -> None:
-    browser, told = tmp_path / "browser", tmp_path / "told"
-    browser.write_text(f'#!/bin/sh\necho "$1" > {told}.part && mv {told}.part {told}\n')
+    browser, opened = tmp_path / "browser", tmp_path / "opened"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {opened}.part && mv {opened}.part {opened}\n')
     browser.chmod(0o755)
     monkeypatch.setenv("BROWSER", str(browser))
     with running(tmp_path, option) as server:
-        while opens and not told.exists():
+        while opens and not opened.exists():
             time.sleep(0.02)
-        assert not opens or told.read_text().strip() == server.url
-    assert told.exists() == opens
+        assert not opens or opened.read_text().strip() == server.url
+    assert opened.exists() == opens
 
 
 @pytest.mark.parametrize(
-    ("options", "code", "said"),
+    ("options", "code", "message"),
     [
         (("foo",), 2, "'foo' is not known"),
         (("./nope", "--also", "./nope2"), 3, "there is no folder ./nope2"),
@@ -127,13 +127,13 @@ def test_open_flag_opens_the_page(
     ],
 )
 def test_server_exits_with_the_error_of_its_only_model(
-    tmp_path: Path, options: tuple[str, ...], code: int, said: str
+    tmp_path: Path, options: tuple[str, ...], code: int, message: str
 ) -> None:
     command = [*SERVE, "--no-browser", *options]
     ended = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True)
     assert ended.returncode == code
-    (told,) = [each for each in ended.stderr.splitlines() if said in each]  # once
-    assert told.startswith("weft: ")
+    (line,) = [each for each in ended.stderr.splitlines() if message in each]  # once
+    assert line.startswith("weft: ")
     assert "Traceback" not in ended.stderr
     assert "serving" not in ended.stderr
 
@@ -147,8 +147,8 @@ def test_server_continues_if_another_model_loads(tmp_path: Path) -> None:
             server.client.post("/v1/completions", json={"max_tokens": 1}).json()["model"] == "tiny"
         )
         server.popen.send_signal(signal.SIGTERM)
-        code, said = server.end()
-        assert (code, "'nope' is not known" in said) == (0, True)
+        code, log = server.end()
+        assert (code, "'nope' is not known" in log) == (0, True)
 
 
 def test_an_application_stays_without_any_model() -> None:
@@ -169,8 +169,8 @@ def test_open_event_stream_does_not_delay_shutdown(tmp_path: Path) -> None:
             assert next(lines)  # its snapshot
             server.popen.send_signal(signal.SIGTERM)
             list(lines)  # ends by itself: one that is cut off raises
-        code, said = server.end()
-        assert (code, "Traceback" in said) == (0, False)
+        code, log = server.end()
+        assert (code, "Traceback" in log) == (0, False)
 
 
 def test_sigterm_waits_for_jobs_and_saves_the_rest(tmp_path: Path) -> None:
@@ -183,8 +183,8 @@ def test_sigterm_waits_for_jobs_and_saves_the_rest(tmp_path: Path) -> None:
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
         refused = server.client.post(f"/api/v1/looms/{loom}/nodes/0/generate", json={})
         assert refused.json()["error"]["code"] == "shutting_down"
-        made = server.client.post("/api/v1/looms", json={"prompt": "Twice"})
-        assert made.status_code == 201  # no model runs for it
+        created = server.client.post("/api/v1/looms", json={"prompt": "Twice"})
+        assert created.status_code == 201  # no model runs for it
         assert server.end()[0] == 0
     with Library(f"sqlite:///{tmp_path}/weft.db") as library:
         nodes = library.open(loom).loom.children
@@ -198,27 +198,27 @@ def test_second_sigterm_exits_at_once(tmp_path: Path) -> None:
         server.popen.send_signal(signal.SIGTERM)
         server.until_it_stops()
         server.popen.send_signal(signal.SIGTERM)
-        code, said = server.end()
+        code, log = server.end()
         assert code == -signal.SIGTERM
-        # Commands look at the usual port only: how they are told of another one is said.
-        assert f"WEFT_HOST={server.url.removeprefix('http://')}" in said
+        # Commands use the default port, so the log names the variable for another port.
+        assert f"WEFT_HOST={server.url.removeprefix('http://')}" in log
 
 
 def killed(home: Path, n: int) -> None:
-    """Kill a server with -9 in the middle of growing; what had ended is there, the rest in part."""
-    told: dict[str, list[dict[str, Any]]] = {}
+    """Kill servers with -9 during growth; finished nodes are complete, the others partial."""
+    finished: dict[str, list[dict[str, Any]]] = {}
     for at in range(n):
         with running(home) as server:
             loom = server.loom(n=2)
             path = f"/api/v1/looms/{loom}/nodes/0/generate"
             done = server.client.post(path, json={"n": 2, "max_tokens": 5, "wait": True})
-            told[loom] = done.json()["nodes"]
+            finished[loom] = done.json()["nodes"]
             wait_durable(loom, 2, f"sqlite:///{home}/weft.db")
             time.sleep(0.05 * (at % 10))
             server.popen.kill()
             server.popen.wait()
         with Library(f"sqlite:///{home}/weft.db") as library:
-            for loom, nodes in told.items():
+            for loom, nodes in finished.items():
                 tree = library.open(loom).loom
                 there = {node.id: node for node in tree.walk()}
                 for node in nodes:
@@ -235,31 +235,31 @@ def test_kill_9_loses_no_ended_branch(tmp_path: Path) -> None:
 
 
 def test_branch_reported_as_kept_is_unchanged_after_kill_9(tmp_path: Path) -> None:
-    """Others of its job go on: their commit never comes. Some end at once, without a token."""
-    told: list[dict[str, Any]] = []
+    """The job's other branches are never committed; some branches end without a token."""
+    ends: list[dict[str, Any]] = []
     with running(tmp_path) as server:
         loom = server.client.post("/api/v1/looms", json={"prompt": weft.samples.opening}).json()[
             "id"
         ]
-        asked = {"n": 64, "max_tokens": 1900, "temperature": 1.5, "seed": 1, "stream": True}
+        body = {"n": 64, "max_tokens": 1900, "temperature": 1.5, "seed": 1, "stream": True}
         path, name = f"/api/v1/looms/{loom}/nodes/0/generate", ""
-        with server.client.stream("POST", path, json=asked) as answer:
+        with server.client.stream("POST", path, json=body) as answer:
             for line in answer.iter_lines():
                 if line.startswith("event: "):
                     name = line[7:]
                 elif line.startswith("data: ") and name == "branch":
-                    told.append(json.loads(line[6:]))
-                    if len(told) == 5:
+                    ends.append(json.loads(line[6:]))
+                    if len(ends) == 5:
                         break
             server.popen.kill()
             server.popen.wait()
     with running(tmp_path) as server:
         there = {node["node"]: node for node in server.nodes(loom)}
-    for each in told:
-        found = there[each["node"]]
+    for end in ends:
+        row = there[end["node"]]
         names = ("finish_reason", "ended", "n_tokens", "mean_logprob")
-        assert each["kept"]
-        assert {name: found[name] for name in names} == {name: each[name] for name in names}
+        assert end["kept"]
+        assert {name: row[name] for name in names} == {name: end[name] for name in names}
 
 
 @pytest.mark.slow

@@ -20,16 +20,16 @@ def locked() -> Iterator[Served]:
 
 
 def paths(server: Served) -> list[str]:
-    found = server.client.get("/openapi.json").json()["paths"]
-    return [*found, "/docs", "/openapi.json", "/nowhere"]
+    routes = server.client.get("/openapi.json").json()["paths"]
+    return [*routes, "/docs", "/openapi.json", "/nowhere"]
 
 
 def test_every_route_requires_the_key(locked: Served) -> None:
     import httpx2 as httpx
 
-    with httpx.Client(base_url=locked.url, timeout=None) as nobody:
+    with httpx.Client(base_url=locked.url, timeout=None) as anonymous:
         for path in paths(locked):
-            answer = nobody.get(path)
+            answer = anonymous.get(path)
             assert answer.status_code == 401
             assert "an API key is needed" in answer.text
 
@@ -94,17 +94,19 @@ def test_request_id_is_returned(served: Served) -> None:
         served.client.get("/healthz", headers={"X-Request-Id": "a.b-1"}).headers["x-request-id"]
         == "a.b-1"
     )
-    made = served.client.get("/nowhere", headers={"X-Request-Id": "no good\xff".encode("latin-1")})
-    assert made.headers["x-request-id"].startswith("rq_")
-    assert made.json()["error"]["request_id"] == made.headers["x-request-id"]
+    answer = served.client.get(
+        "/nowhere", headers={"X-Request-Id": "no good\xff".encode("latin-1")}
+    )
+    assert answer.headers["x-request-id"].startswith("rq_")
+    assert answer.json()["error"]["request_id"] == answer.headers["x-request-id"]
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/v1/models", "/v1/models/tiny"])
 def test_head_is_answered_as_get_without_a_body(served: Served, path: str) -> None:
-    whole, head = served.client.get(path), served.client.head(path)
+    get, head = served.client.get(path), served.client.head(path)
     assert (head.status_code, head.content) == (200, b"")
     for name in ("content-type", "content-length"):
-        assert head.headers[name] == whole.headers[name]
+        assert head.headers[name] == get.headers[name]
 
 
 def test_routes_are_counted_by_their_template(served: Served) -> None:

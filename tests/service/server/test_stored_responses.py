@@ -25,20 +25,20 @@ RESPONSES = "/v1/responses"
 
 @pytest.fixture(scope="module")
 def client(served: Served) -> Iterator[OpenAI]:
-    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none") as made:
-        yield made
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none") as api_client:
+        yield api_client
 
 
 def ask(client: OpenAI, text: Any = samples.sum, **options: Any) -> Response:
-    made: Response = client.responses.create(
+    response: Response = client.responses.create(
         **{"model": "tiny", "input": text, "max_output_tokens": 6, "temperature": 0, **options}
     )
-    return made
+    return response
 
 
 def nodes(served: Served, loom: str) -> dict[int, dict[str, Any]]:
-    found = served.client.get(f"/api/v1/looms/{loom}/nodes", params={"limit": 1000}).json()["data"]
-    return {each["node"]: each for each in found}
+    rows = served.client.get(f"/api/v1/looms/{loom}/nodes", params={"limit": 1000}).json()["data"]
+    return {each["node"]: each for each in rows}
 
 
 def place(response_id: str) -> tuple[str, int]:
@@ -47,10 +47,10 @@ def place(response_id: str) -> tuple[str, int]:
 
 
 def test_stored_response_is_returned_as_it_was(client: OpenAI) -> None:
-    made = ask(client, metadata={"a": "b"}, instructions="Be short.")
-    assert made.model_extra["store"] is True
-    found = client.responses.retrieve(made.id)
-    assert found.to_dict() == made.to_dict()
+    response = ask(client, metadata={"a": "b"}, instructions="Be short.")
+    assert response.model_extra["store"] is True
+    stored = client.responses.retrieve(response.id)
+    assert stored.to_dict() == response.to_dict()
 
 
 def test_streamed_response_is_stored_with_its_logprobs(client: OpenAI) -> None:
@@ -58,11 +58,11 @@ def test_streamed_response_is_stored_with_its_logprobs(client: OpenAI) -> None:
         model="tiny", input=samples.sum, extra_body={"regex": "[a-f]{6}"},
         include=["message.output_text.logprobs"],
     ) as stream:  # fmt: skip
-        made = stream.get_final_response()
-    found = client.responses.retrieve(made.id, include=["message.output_text.logprobs"])
-    (part,) = found.output[0].content
-    assert part.text == made.output_text
-    assert part.logprobs == made.output[0].content[0].logprobs
+        response = stream.get_final_response()
+    stored = client.responses.retrieve(response.id, include=["message.output_text.logprobs"])
+    (part,) = stored.output[0].content
+    assert part.text == response.output_text
+    assert part.logprobs == response.output[0].content[0].logprobs
     assert part.logprobs
 
 
@@ -76,21 +76,21 @@ def test_responses_from_one_id_are_forks_that_reuse_its_prefix(
     ]
     last = ask(client, "And then?", previous_response_id=forks[1].id)
     loom, number = place(first.id)
-    assert {place(each.id)[0] for each in (*forks, last)} == {loom}
+    assert {place(fork.id)[0] for fork in (*forks, last)} == {loom}
     there = nodes(served, loom)
-    asked = [there[place(each.id)[1]]["parent"] for each in forks]
-    assert [there[each]["parent"] for each in asked] == [number] * 3
-    assert asked[0] == asked[2] != asked[1]
+    questions = [there[place(fork.id)[1]]["parent"] for fork in forks]
+    assert [there[fork]["parent"] for fork in questions] == [number] * 3
+    assert questions[0] == questions[2] != questions[1]
     assert there[there[place(last.id)[1]]["parent"]]["parent"] == place(forks[1].id)[1]
-    assert [each.previous_response_id for each in forks] == [first.id] * 3
-    # What was computed for the first response is there, but for the last token drawn.
+    assert [fork.previous_response_id for fork in forks] == [first.id] * 3
+    # KV of the first response is reused, except for its last token.
     n_known = first.usage.total_tokens - 1
-    for each in forks[:2]:
-        assert each.usage.input_tokens_details.cached_tokens >= n_known
+    for fork in forks[:2]:
+        assert fork.usage.input_tokens_details.cached_tokens >= n_known
     assert forks[2].output_text == forks[0].output_text
 
 
-def test_continued_response_is_the_one_of_all_items(client: OpenAI) -> None:
+def test_continued_response_equals_that_of_all_items(client: OpenAI) -> None:
     first = ask(client)
     second = ask(client, "Why?", previous_response_id=first.id)
     items = [
@@ -99,12 +99,12 @@ def test_continued_response_is_the_one_of_all_items(client: OpenAI) -> None:
         {"role": "user", "content": "Why?"},
     ]
     for store in (True, False):
-        whole = ask(client, items, store=store)
-        assert whole.output_text == second.output_text
-        assert whole.usage.input_tokens == second.usage.input_tokens
+        response = ask(client, items, store=store)
+        assert response.output_text == second.output_text
+        assert response.usage.input_tokens == second.usage.input_tokens
 
 
-def test_unstored_response_continues_a_stored_one_and_is_not_found(
+def test_unstored_response_continues_a_stored_one_and_gives_404(
     client: OpenAI, served: Served
 ) -> None:
     first = ask(client)
@@ -118,7 +118,7 @@ def test_unstored_response_continues_a_stored_one_and_is_not_found(
     assert len(served.client.get("/api/v1/looms").json()["data"]) == len(before["data"])
 
 
-def test_input_items_are_of_the_chain_and_come_in_pages(client: OpenAI) -> None:
+def test_input_items_of_the_chain_are_paged(client: OpenAI) -> None:
     first = ask(client)
     second = ask(client, [{"role": "user", "content": "Why?"}], previous_response_id=first.id)
     third = ask(client, "So?", previous_response_id=second.id)
@@ -146,7 +146,7 @@ def test_other_instructions_start_another_loom_with_the_same_items(client: OpenA
     ]  # fmt: skip
 
 
-def test_deleted_response_is_not_found(client: OpenAI, served: Served) -> None:
+def test_deleted_response_gives_404(client: OpenAI, served: Served) -> None:
     first = ask(client)
     second = ask(client, "Why?", previous_response_id=first.id)
     loom, number = place(first.id)
@@ -159,7 +159,7 @@ def test_deleted_response_is_not_found(client: OpenAI, served: Served) -> None:
     with pytest.raises(openai.BadRequestError) as bad:
         ask(client, "So?", previous_response_id=first.id)
     assert bad.value.code == "previous_response_not_found"
-    # The second one goes on from its node, which stays.
+    # The node of the deleted response stays, because the second response continues it.
     assert ask(client, "So?", previous_response_id=second.id).output_text
     third = ask(client, "And?", previous_response_id=second.id)
     n_before = len(nodes(served, loom))
@@ -168,11 +168,11 @@ def test_deleted_response_is_not_found(client: OpenAI, served: Served) -> None:
 
 
 def test_deleting_the_last_response_removes_its_loom(client: OpenAI, served: Served) -> None:
-    made = ask(client)
-    client.responses.delete(made.id)
-    assert served.client.get(f"/api/v1/looms/{place(made.id)[0]}").status_code == 404
+    response = ask(client)
+    client.responses.delete(response.id)
+    assert served.client.get(f"/api/v1/looms/{place(response.id)[0]}").status_code == 404
     assert served.client.post("/api/v1/looms/restore").status_code == 200
-    assert client.responses.retrieve(made.id).output_text == made.output_text
+    assert client.responses.retrieve(response.id).output_text == response.output_text
 
 
 @pytest.mark.parametrize(
@@ -210,11 +210,11 @@ def test_unsupported_query_is_rejected_by_name(
     assert answer.json()["error"]["param"] == param
 
 
-def test_item_reference_is_the_item(client: OpenAI) -> None:
+def test_item_reference_gives_the_same_answer_as_the_item(client: OpenAI) -> None:
     first, why = ask(client), {"role": "user", "content": "Why?"}
-    whole = ask(client, [*(item.to_dict() for item in first.output), why])
+    explicit = ask(client, [*(item.to_dict() for item in first.output), why])
     named = ask(client, [{"type": "item_reference", "id": first.output[0].id}, why])
-    assert named.output_text == whole.output_text
+    assert named.output_text == explicit.output_text
     with pytest.raises(openai.BadRequestError, match="no stored item"):
         ask(client, [{"type": "item_reference", "id": "msg_1"}])
 

@@ -48,8 +48,8 @@ def test_incomplete_request_is_closed(impatient: Served, half: str) -> None:
 
 
 def test_incomplete_second_request_is_closed(impatient: Served) -> None:
-    whole = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
-    first, rest = until_closed(impatient, whole, HALVES["half a head"])
+    request = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    first, rest = until_closed(impatient, request, HALVES["half a head"])
     assert first.startswith(b"HTTP/1.1 200")
     assert b"HTTP/1.1" not in rest
 

@@ -29,14 +29,14 @@ def servers(tmp_path: Path) -> Iterator[tuple[Served, Served]]:
         yield stack.enter_context(serving(config)), stack.enter_context(serving(config))
 
 
-def made(server: Served) -> str:
+def new_loom(server: Served) -> str:
     answer = server.client.post("/api/v1/looms", json={"prompt": "Once upon a time"})
     assert answer.status_code == 201, answer.text
     return f"/api/v1/looms/{answer.json()['id']}"
 
 
-def grown(server: Served, loom: str, **asked: Any) -> Any:
-    return server.client.post(f"{loom}/nodes/0/generate", json={"force": True, **asked})
+def grown(server: Served, loom: str, **body: Any) -> Any:
+    return server.client.post(f"{loom}/nodes/0/generate", json={"force": True, **body})
 
 
 def begun(server: Served, loom: str) -> Any:
@@ -58,7 +58,7 @@ def reasons(server: Served, loom: str) -> list[str | None]:
 
 def test_a_loom_that_another_server_grows_is_busy(servers: tuple[Served, Served]) -> None:
     one, other = servers
-    loom = made(one)
+    loom = new_loom(one)
     job = begun(one, loom)
     refused = grown(other, loom, max_tokens=4)
     assert refused.status_code == 429, refused.text
@@ -74,7 +74,7 @@ def test_server_that_lost_the_lease_reports_it(
     servers: tuple[Served, Served], tmp_path: Path
 ) -> None:
     one, other = servers
-    loom = made(one)
+    loom = new_loom(one)
     job = begun(one, loom)
     while n_durable(tmp_path) < 8:
         time.sleep(0.05)
@@ -90,8 +90,8 @@ def test_server_that_lost_the_lease_reports_it(
     assert lost["error"]["code"] == "lease_lost"
     for server in servers:
         assert sorted(map(str, reasons(server, loom))) == ["interrupted"] * 8 + ["length"]
-    again = grown(one, loom, max_tokens=4, wait=True)
-    assert again.status_code == 200, again.text
+    third = grown(one, loom, max_tokens=4, wait=True)
+    assert third.status_code == 200, third.text
 
 
 def n_durable(folder: Path) -> int:
@@ -111,52 +111,52 @@ def let_pass(folder: Path, seconds: float) -> None:
 def test_removal_by_another_server_is_published(tmp_path: Path, for_good: bool) -> None:
     db = f"sqlite:///{tmp_path}/weft.db"
     with serving(ServerConfig(port=0, db=db)) as server, Library(db) as library:
-        made = server.client.post("/api/v1/looms", json={"prompt": "a"}).json()
-        came: list[str] = []
+        loom = server.client.post("/api/v1/looms", json={"prompt": "a"}).json()
+        received: list[str] = []
         begun = threading.Event()
 
         def listen() -> None:
-            with server.client.stream("GET", f"/api/v1/looms/{made['id']}/events") as answer:
+            with server.client.stream("GET", f"/api/v1/looms/{loom['id']}/events") as answer:
                 begun.set()
-                came.extend(line for line in answer.iter_lines() if line.startswith("event"))
+                received.extend(line for line in answer.iter_lines() if line.startswith("event"))
 
         thread = threading.Thread(target=listen)
         thread.start()
         assert begun.wait()
-        library.remove(made["id"])
+        library.remove(loom["id"])
         if for_good:
-            library.purge([made["id"]])
+            library.purge([loom["id"]])
         thread.join()
-        assert came == ["event: removed"]
+        assert received == ["event: removed"]
 
 
 def test_edit_of_a_node_changed_by_another_server_conflicts(
     servers: tuple[Served, Served],
 ) -> None:
     one, other = servers
-    node = f"{made(one)}/nodes/0"
-    seen = {"If-Match": one.client.get(node).headers["etag"]}
+    node = f"{new_loom(one)}/nodes/0"
+    if_match = {"If-Match": one.client.get(node).headers["etag"]}
     for score in range(1, 6):
-        # Both have read it a moment ago, so one knows nothing of what the other does.
+        # Both servers have cached the node, so the first does not notice the other's change.
         for server in servers:
             server.client.get(node)
-        done = other.client.patch(node, json={"score": score}, headers=seen)
+        done = other.client.patch(node, json={"score": score}, headers=if_match)
         assert done.status_code == 200, done.text
         for late in ({"score": -score}, {"bookmark": "late"}):
-            refused = one.client.patch(node, json=late, headers=seen)
+            refused = one.client.patch(node, json=late, headers=if_match)
             assert refused.status_code == 409, refused.text
             assert refused.json()["error"]["code"] == "revision_mismatch"
-        seen = {"If-Match": done.headers["etag"]}
-        told = one.client.get(node).json()
-        assert (told["score"], told["bookmark"]) == (score, None)
+        if_match = {"If-Match": done.headers["etag"]}
+        row = one.client.get(node).json()
+        assert (row["score"], row["bookmark"]) == (score, None)
 
 
 def test_change_by_another_server_before_the_commit_conflicts(
     servers: tuple[Served, Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = servers
-    node = f"{made(one)}/nodes/0"
-    seen = {"If-Match": one.client.get(node).headers["etag"]}
+    node = f"{new_loom(one)}/nodes/0"
+    if_match = {"If-Match": one.client.get(node).headers["etag"]}
     commit_finished = OpenLoom.commit_finished
 
     async def overtaken(live: OpenLoom) -> None:
@@ -166,11 +166,11 @@ def test_change_by_another_server_before_the_commit_conflicts(
         assert done.status_code == 200, done.text
 
     monkeypatch.setattr(OpenLoom, "commit_finished", overtaken)
-    refused = one.client.patch(node, json={"score": 2}, headers=seen)
+    refused = one.client.patch(node, json={"score": 2}, headers=if_match)
     assert refused.status_code == 409, refused.text
     assert refused.json()["error"]["code"] == "revision_mismatch"
     for server in servers:
         assert server.client.get(node).json()["score"] == 1
-    # What came in late is known of as any other change.
-    again = one.client.patch(node, json={"score": 2}, headers=seen)
-    assert again.status_code == 409, again.text
+    # The server knows the other's change, as any other.
+    later = one.client.patch(node, json={"score": 2}, headers=if_match)
+    assert later.status_code == 409, later.text

@@ -18,8 +18,8 @@ _names = (f"weft{n}" for n in itertools.count())
 def postgres() -> Iterator[Cluster]:
     pytest.importorskip("psycopg", reason="the extra postgresql is not installed")
     try:
-        with cluster() as made:
-            yield made
+        with cluster() as server:
+            yield server
     except Unavailable as error:
         pytest.skip(f"no PostgreSQL: {error}")
 
@@ -29,8 +29,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Return the URL of a new database."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/weft.db"
-    made: Cluster = request.getfixturevalue("postgres")
-    return made.url(next(_names))
+    server: Cluster = request.getfixturevalue("postgres")
+    return server.url(next(_names))
 
 
 @pytest.fixture

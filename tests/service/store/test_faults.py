@@ -128,7 +128,7 @@ def kill_often(library: Library, url: str, tmp_path: Path, n_kills: int) -> None
         there = {node.id: node for node in kept.loom.children}
         for node_id, (n_tokens, state) in raised.items():
             check(there[node_id], n_tokens, state)
-        assert len(there) - len(raised) <= n_kills  # at most one a kill that it could not tell of
+        assert len(there) - len(raised) <= n_kills  # up to one unreported node per kill
         numbers = [kept.number(node) for node in there.values()]
         assert len(set(numbers)) == len(there)
     if library.database.is_sqlite:
@@ -156,22 +156,22 @@ def test_node_is_in_progress_while_its_process_runs(
     process = start(programs.HOLD, url, kept.name, stdin=subprocess.PIPE, stderr=None)
     for _ in range(4):
         assert process.stdout.readline()
-    again = library.open(kept.name)
-    assert again.loom.children == []
-    (row,) = again.nodes(after=0)
+    reopened = library.open(kept.name)
+    assert reopened.loom.children == []
+    (row,) = reopened.nodes(after=0)
     assert (row.is_growing, row.n_tokens, row.finish_reason) == (True, 12, None)
     process.kill()
     process.wait()
     process.stdin.close()
     process.stdout.close()
-    # A list counts it, be it growing or left by the dead.
+    # Lists count the node before and after its process exits.
     assert [each.n_nodes for each in library.looms()] == [2]
-    assert [each.finish_reason for each in again.sync().added] == ["interrupted"]
+    assert [each.finish_reason for each in reopened.sync().added] == ["interrupted"]
     assert [each.n_nodes for each in library.looms()] == [2]
-    assert [each.kind for each in again.history()] == ["interrupted", "create"]
-    assert not again.nodes(after=0)[0].is_growing
-    again.undo()
-    assert again.loom.children == []
+    assert [each.kind for each in reopened.history()] == ["interrupted", "create"]
+    assert not reopened.nodes(after=0)[0].is_growing
+    reopened.undo()
+    assert reopened.loom.children == []
 
 
 # Databases that are busy, away, full, read-only, replaced
@@ -227,10 +227,10 @@ def test_older_copy_of_database_gets_nodes_from_memory(file: Path) -> None:
     copy.replace(file)
     kept.loom.add("e")
     assert [node.text for node in kept.commit("add").added] == ["c", "d", "e"]
-    again = library.open(kept.name)
-    assert [node.text for node in again.loom.walk()] == [node.text for node in kept.loom.walk()]
+    reopened = library.open(kept.name)
+    assert [node.text for node in reopened.loom.walk()] == [node.text for node in kept.loom.walk()]
     numbers = [kept.number(node) for node in kept.loom.walk()]
-    assert numbers == [again.number(node) for node in again.loom.walk()] == list(range(6))
+    assert numbers == [reopened.number(node) for node in reopened.loom.walk()] == list(range(6))
     library.close()
 
 
@@ -348,9 +348,9 @@ def test_tables_of_new_database_match_definitions(library: Library) -> None:
 
     def differences(connection: sa.Connection) -> list[Any]:
         context = MigrationContext.configure(connection, opts={"version_table": "weft_version"})
-        found = compare_metadata(context, metadata)
-        # What each database has of its own for words is made by its own SQL.
-        return [each for each in found if not any(own in str(each) for own in OWN)]
+        changes = compare_metadata(context, metadata)
+        # Each database has its own SQL for the full-text tables.
+        return [each for each in changes if not any(own in str(each) for own in OWN)]
 
     assert library.database.read(differences) == []
     version = library.database.read(
@@ -360,7 +360,7 @@ def test_tables_of_new_database_match_definitions(library: Library) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "message"),
     [
         ("weft.db", "no database URL"),
         ("sqlite://", "in memory"),
@@ -369,8 +369,8 @@ def test_tables_of_new_database_match_definitions(library: Library) -> None:
         ("", "no database URL"),
     ],
 )
-def test_invalid_database_url_raises(url: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_invalid_database_url_raises(url: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         Database(url)
 
 

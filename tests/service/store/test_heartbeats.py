@@ -31,19 +31,19 @@ def is_dead(library: Library, mark: str) -> bool:
     )
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="processes are told by /proc")
+@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="needs /proc")
 def test_local_process_is_alive_without_heartbeats(library: Library) -> None:
     writer = ProcessHeartbeat(library.database)
     mark = register(library, writer)
     change(library, mark, beat=0.0)
     assert not is_dead(library, mark)
-    change(library, mark, began="1")  # its number, given to another one
+    change(library, mark, began="1")  # another process has the same pid
     assert is_dead(library, mark)
     writer.close()
     writer.close()
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="processes are told by /proc")
+@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="needs /proc")
 def test_zombie_process_is_dead(library: Library) -> None:
     writer = ProcessHeartbeat(library.database)
     mark = register(library, writer)
@@ -61,8 +61,8 @@ def test_zombie_process_is_dead(library: Library) -> None:
 
 def began(pid: int) -> str:
     """Return the start time of a process as `ProcessHeartbeat` stores it."""
-    told = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-    return told.rpartition(")")[2].split()[19]
+    stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    return stat.rpartition(")")[2].split()[19]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
@@ -75,11 +75,11 @@ def test_forked_process_has_another_id(library: Library) -> None:
         os.write(writes, writer.id.encode())
         os._exit(0)
     os.waitpid(child, 0)
-    told = os.read(reads, 100).decode()
+    child_id = os.read(reads, 100).decode()
     os.close(reads)
     os.close(writes)
-    assert len(told) == len(mark)
-    assert told != mark
+    assert len(child_id) == len(mark)
+    assert child_id != mark
     assert writer.id == mark
 
 

@@ -146,12 +146,12 @@ def test_new_lease_does_not_revive_lost_nodes(one: Library, other: Library, lm: 
     heir = Growth(other.open("a", lm))
     heir.on()
     heir.to_end()
-    again = Growth(one.open("a", lm))  # the same server as the slow one, a new term
-    again.on()
+    renewed = Growth(one.open("a", lm))  # the same server as the slow one, a new term
+    renewed.on()
     growing.deltas.close()
     with pytest.raises(LeaseLost, match="taken over"):
         slow.append([growing.node])
-    again.to_end()
+    renewed.to_end()
     assert [reason for _, reason in texts(other, "a")].count("interrupted") == 1
 
 

@@ -26,10 +26,10 @@ def test_acquire_returns_none_until_release(leases: LoomLeases) -> None:
     assert leases.acquire("loom", "b", 60) is None
     assert leases.renew("loom", "b", 60) is None
     assert not leases.release("loom", "b")
-    again = leases.acquire("loom", "a", 120)
-    assert again is not None
-    assert again.term == 1
-    assert again.left_s > 100
+    extended = leases.acquire("loom", "a", 120)
+    assert extended is not None
+    assert extended.term == 1
+    assert extended.left_s > 100
     assert [each.loom for each in leases.owned_by("a")] == ["loom"]
     assert leases.release("loom", "a")
     assert not leases.release("loom", "a")

@@ -18,8 +18,8 @@ def names(library: Library, **more: object) -> list[str]:
 
 
 def test_create_derives_unused_name_from_prompt(library: Library) -> None:
-    told = [keep(library, "Tell me a story about a fox.") for _ in range(3)]
-    assert told == ["tell-story-about-fox", "tell-story-about-fox.2", "tell-story-about-fox.3"]
+    derived = [keep(library, "Tell me a story about a fox.") for _ in range(3)]
+    assert derived == ["tell-story-about-fox", "tell-story-about-fox.2", "tell-story-about-fox.3"]
     assert keep(library, "12") == "loom-12"
     assert keep(library, "\0\ud800?") == "loom"
     assert keep(library, "con") == "loom-con"
@@ -32,7 +32,7 @@ def test_create_derives_unused_name_from_prompt(library: Library) -> None:
         ("नमस्ते दुनिया", "नमस्ते-दुनिया"),
         ("สวัสดีชาวโลก", "สวัสดีชาวโลก"),
         ("a\u0301 cafe\u0301, Straße", "á-café-straße"),
-        ("\U0001f98a\ufe0f fox_trot", "fox-trot"),  # what stands on no letter is no word
+        ("\U0001f98a\ufe0f fox_trot", "fox-trot"),  # a mark without a base character is no word
         ("\u0301\u0301", "loom"),
     ],
 )
@@ -103,16 +103,16 @@ def test_restore_returns_looms_of_last_removal(library: Library) -> None:
     library.remove(["ant", "bee", "ant"])
     assert names(library) == []
     assert [row.name for row in library.removed()] == ["bee", "ant", "cat"]
-    for given in ("ant", ant.id):
+    for key in ("ant", ant.id):
         with pytest.raises(StoreError, match="removed"):
-            library.open(given)
+            library.open(key)
     keep(library, "another ant", "ant")
     back = library.restore()
     assert [(row.name, row.id) for row in back] == [("ant.2", ant.id), ("bee", bee.id)]
-    again = library.open("ant.2")
-    assert [again.number(node) for node in again.loom.walk()] == [0, 1]
-    assert [node.id for node in again.loom.walk()] == [node.id for node in ant.loom.walk()]
-    assert again.undo().removed == [ant.loom.children[0].id]
+    restored = library.open("ant.2")
+    assert [restored.number(node) for node in restored.loom.walk()] == [0, 1]
+    assert [node.id for node in restored.loom.walk()] == [node.id for node in ant.loom.walk()]
+    assert restored.undo().removed == [ant.loom.children[0].id]
     assert [row.id for row in library.restore()] == [cat.id]
     with pytest.raises(StoreError, match="no loom is removed"):
         library.restore()
@@ -130,23 +130,23 @@ def test_purged_loom_raises_on_commit(library: Library) -> None:
     keep(library, "bee")
     library.remove(["ant", "bee"])
     kept.loom.add("leg")
-    kept.commit("add")  # it may still come back
+    kept.commit("add")  # the loom can still be restored
     assert library.purge(["bee"]) == 1
     assert library.purge() == 1
     assert library.removed() == []
     kept.loom.add("leg")
     with pytest.raises(StoreError, match="not in the database any more"):
         kept.commit("add")
-    again = library.create(kept.loom)
-    assert [node.text for node in library.open(again.name).loom.walk()] == ["ant", "leg", "leg"]
+    recreated = library.create(kept.loom)
+    assert [node.text for node in library.open(recreated.name).loom.walk()] == ["ant", "leg", "leg"]
 
 
 def test_last_loom_is_stored_per_terminal(library: Library) -> None:
     keep(library, "ant")
     assert library.last_loom("one") is None
-    found = library.last_loom_anywhere()
-    assert found is not None
-    assert found.loom == "ant"
+    last = library.last_loom_anywhere()
+    assert last is not None
+    assert last.loom == "ant"
     library.set_last_loom("one", "ant", 3)
     keep(library, "bee")
     library.set_last_loom("two", "bee")
@@ -162,8 +162,8 @@ def test_last_loom_is_stored_per_terminal(library: Library) -> None:
     assert library.last_loom("") is None
     library.restore()
     assert library.last_loom("one") == ("emmet", 5)
-    for at in range(300):
-        library.set_last_loom(f"tab {at}", "bee", at)
+    for index in range(300):
+        library.set_last_loom(f"tab {index}", "bee", index)
     assert library.last_loom("one") is None
     assert library.last_loom("tab 299") == ("bee", 299)
 
@@ -207,8 +207,8 @@ def test_library_closes_twice_and_is_thread_safe(library: Library) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(8) as pool:
-        made = list(pool.map(lambda n: keep(library, "same prompt"), range(24)))
-    assert len(set(made)) == 24
+        derived = list(pool.map(lambda n: keep(library, "same prompt"), range(24)))
+    assert len(set(derived)) == 24
     library.close()
     library.close()
     assert len(library.looms()) == 24

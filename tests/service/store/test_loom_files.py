@@ -128,11 +128,13 @@ BROKEN: list[tuple[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("says", "data"), BROKEN)
-def test_broken_file_raises_format_error_with_place(tmp_path: Path, says: str, data: Any) -> None:
+@pytest.mark.parametrize(("message", "data"), BROKEN)
+def test_broken_file_raises_format_error_with_place(
+    tmp_path: Path, message: str, data: Any
+) -> None:
     path = tmp_path / "x.loom.json"
     path.write_text(json.dumps(data).replace("Infinity", "1e999"), encoding="utf-8")
-    with pytest.raises(FormatError, match=says) as caught:
+    with pytest.raises(FormatError, match=message) as caught:
         Loom.open(path)
     assert str(caught.value).startswith(str(path))
 

@@ -55,7 +55,7 @@ def edit(kept: StoredLoom, rng: random.Random, grown: set[str], *, marks: bool =
     elif what < 0.95:
         node.to_leaf()
     elif marks:
-        with suppress(Conflict):  # somebody else has removed it
+        with suppress(Conflict):  # another process has removed it
             kept.bookmark(node, rng.choice(["x", None]))
 
 
@@ -99,8 +99,8 @@ def work(library: Library, seed: int, turns: int) -> None:
 
 def agree(library: Library, kept: StoredLoom) -> None:
     """Assert that the tree in memory equals the rows."""
-    again = library.open(kept.name)
-    assert shape(again.loom) == shape(kept.loom)
+    reopened = library.open(kept.name)
+    assert shape(reopened.loom) == shape(kept.loom)
     assert library.row(kept.name).n_nodes == kept.loom.count_children()
 
 
@@ -135,10 +135,10 @@ def test_rank_siblings_is_ascending_and_keeps_places() -> None:
     for _ in range(500):
         old = [None if rng.random() < 0.4 else float(rng.randrange(20)) for _ in range(8)]
         kept = [each for each in old if each is not None]
-        found = rank_siblings(old)
-        assert all(a < b for a, b in zip(found, found[1:], strict=False))
+        ranks = rank_siblings(old)
+        assert all(a < b for a, b in zip(ranks, ranks[1:], strict=False))
         if kept == sorted(set(kept)):
-            assert all(was is None or was == now for was, now in zip(old, found, strict=True))
+            assert all(was is None or was == now for was, now in zip(old, ranks, strict=True))
     assert rank_siblings([]) == []
     assert rank_siblings([None, None]) == [0.0, 1.0]
     assert rank_siblings([1.0, None, 1.0 + 2**-52]) == [0.0, 1.0, 2.0]  # no room between them

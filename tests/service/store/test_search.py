@@ -17,19 +17,19 @@ def keep(library: Library, prompt: str, *texts: str) -> str:
     return library.create(loom).name
 
 
-def found(library: Library, words: str, **more: object) -> list[tuple[str, int]]:
+def hits_of(library: Library, words: str, **more: object) -> list[tuple[str, int]]:
     return [(hit.loom, hit.number) for hit in library.find(words, **more)]  # type: ignore[arg-type]
 
 
 def test_find_words_phrases_and_prefixes(library: Library) -> None:
     one = keep(library, "A fox", "The quick brown fox jumps.", "A lazy dog; quick!")
     two = keep(library, "Animals", "Foxes and dogs", "brown quick")
-    assert sorted(found(library, "quick brown")) == [(two, 2), (one, 1)]
-    assert found(library, '"quick brown"') == [(one, 1)]
-    assert sorted(found(library, "fox")) == [(one, 0), (one, 1)]
-    assert sorted(found(library, "fox*")) == [(two, 1), (one, 0), (one, 1)]
-    assert found(library, "QUICK", loom=two) == [(two, 2)]
-    assert len(found(library, "fox*", limit=2)) == 2
+    assert sorted(hits_of(library, "quick brown")) == [(two, 2), (one, 1)]
+    assert hits_of(library, '"quick brown"') == [(one, 1)]
+    assert sorted(hits_of(library, "fox")) == [(one, 0), (one, 1)]
+    assert sorted(hits_of(library, "fox*")) == [(two, 1), (one, 0), (one, 1)]
+    assert hits_of(library, "QUICK", loom=two) == [(two, 2)]
+    assert len(hits_of(library, "fox*", limit=2)) == 2
 
 
 def test_marks_cover_the_matches(library: Library) -> None:
@@ -44,11 +44,11 @@ def test_marks_cover_the_matches(library: Library) -> None:
 def test_find_ignores_case_accents_and_missing_spaces(library: Library) -> None:
     name = keep(library, "x", "Élève naïve, Straße, ﬁne", "私は東京に住んでいます", "हिन्दी 한국어")
     for words in ("eleve", "NAÏVE", "strasse", "STRASSE", "fine"):
-        assert found(library, words) == [(name, 1)], words
+        assert hits_of(library, words) == [(name, 1)], words
     for words in ("東京", "京に住", "私"):
-        assert found(library, words) == [(name, 2)], words
-    assert found(library, "한국어 हिन्दी") == [(name, 3)]
-    assert found(library, "京東") == []
+        assert hits_of(library, words) == [(name, 2)], words
+    assert hits_of(library, "한국어 हिन्दी") == [(name, 3)]
+    assert hits_of(library, "京東") == []
 
 
 ODD = [
@@ -61,7 +61,7 @@ ODD = [
 def test_find_accepts_any_punctuation(library: Library) -> None:
     name = keep(library, "fox", "near fox 2 and not or words fox drop table nodes fox")
     for words in ODD:
-        assert (name, 1) in found(library, words), words
+        assert (name, 1) in hits_of(library, words), words
     for words in ("", '"', "<->", "\0", "*"):
         with pytest.raises(ConfigError, match="no word"):
             library.find(words)
@@ -74,11 +74,11 @@ def test_find_text_restored_by_undo(library: Library) -> None:
     kept = library.create(loom)
     kept.loom.children[0].text = "a dog"
     kept.commit("edit")
-    assert (found(library, "fox"), found(library, "dog")) == ([], [(kept.name, 1)])
+    assert (hits_of(library, "fox"), hits_of(library, "dog")) == ([], [(kept.name, 1)])
     kept.undo()
-    assert (found(library, "fox"), found(library, "dog")) == ([(kept.name, 1)], [])
+    assert (hits_of(library, "fox"), hits_of(library, "dog")) == ([(kept.name, 1)], [])
     kept.redo()
-    assert (found(library, "fox"), found(library, "dog")) == ([], [(kept.name, 1)])
+    assert (hits_of(library, "fox"), hits_of(library, "dog")) == ([], [(kept.name, 1)])
     lm.close()
 
 
@@ -86,16 +86,16 @@ def test_find_skips_removed_nodes_until_restored(library: Library) -> None:
     kept = library.create(Loom(None, "x"))
     kept.loom.add("unicorn")
     kept.commit("add")
-    assert found(library, "unicorn") == [(kept.name, 1)]
+    assert hits_of(library, "unicorn") == [(kept.name, 1)]
     kept.loom.children[0].remove()
     kept.commit("remove")
-    assert found(library, "unicorn") == []
+    assert hits_of(library, "unicorn") == []
     kept.undo()
-    assert found(library, "unicorn") == [(kept.name, 1)]
+    assert hits_of(library, "unicorn") == [(kept.name, 1)]
     library.remove(kept.name)
-    assert found(library, "unicorn") == []
+    assert hits_of(library, "unicorn") == []
     library.restore()
-    assert found(library, "unicorn") == [(kept.name, 1)]
+    assert hits_of(library, "unicorn") == [(kept.name, 1)]
 
 
 def test_find_in_long_text_searches_its_start(
@@ -104,8 +104,8 @@ def test_find_in_long_text_searches_its_start(
     text = " ".join(f"w{at}" for at in range(100_000))
     kept = library.create(Loom(None, "long " + text))
     assert library.open(kept.name).loom.text == "long " + text
-    assert found(library, "w5000") == [(kept.name, 0)]
-    assert found(library, "w99999") == []
+    assert hits_of(library, "w5000") == [(kept.name, 0)]
+    assert hits_of(library, "w99999") == []
     one_word = library.create(Loom(None, "y" * 1_500_000))
     assert library.open(one_word.name).loom.text == "y" * 1_500_000
 
@@ -119,7 +119,7 @@ def test_find_ignores_the_chat_template(
     (hit,) = library.find("fox")
     assert (hit.loom, hit.snippet) == (name, "Tell me a story about a fox.")
     assert [hit.snippet[start:end] for start, end in hit.marks] == ["fox"]
-    assert found(library, "assistant") == []
+    assert hits_of(library, "assistant") == []
     (hit,) = library.find("walrus")
     assert hit.snippet.startswith("…")
     assert "a walrus" in hit.snippet

@@ -40,7 +40,7 @@ def grown(lm: LM) -> Loom:
     return loom
 
 
-def goes_on(loom: Loom) -> list[list[int]]:
+def continuations(loom: Loom) -> list[list[int]]:
     return [node.tokens for node in loom.grow(at=loom.leaves, max_tokens=4, temperature=0)]
 
 
@@ -51,7 +51,7 @@ def saved(tmp_path: Path) -> tuple[Path, list[list[int]], int]:
         loom = grown(lm)
         loom.save(tmp_path / FILE, kv=True)
         n_tokens = sum(len(node.tokens) for node in loom.walk())
-        return tmp_path / FILE, goes_on(loom), n_tokens
+        return tmp_path / FILE, continuations(loom), n_tokens
 
 
 def test_open_with_kv_prefills_nothing(saved, lm: LM) -> None:
@@ -59,7 +59,7 @@ def test_open_with_kv_prefills_nothing(saved, lm: LM) -> None:
     loom = Loom.open(file, lm)
     assert not loom.dropped
     assert lm.stats().kv_tokens == n_tokens
-    assert goes_on(loom) == expected
+    assert continuations(loom) == expected
     stats = lm.stats()
     assert stats.prefilled == 0
     assert stats.recomputed == 6  # each leaf's last token, whose logits no file has
@@ -72,11 +72,11 @@ def test_bfloat16_kv_round_trips_exactly(tmp_path: Path) -> None:
     with weft.load(shallow(), **options) as lm:
         loom = grown(lm)
         loom.save(tmp_path / FILE, kv=True)
-        expected = goes_on(loom)
+        expected = continuations(loom)
     with weft.load(shallow(), **options) as lm:
-        again = Loom.open(tmp_path / FILE, lm)
-        assert not again.dropped
-        assert goes_on(again) == expected
+        reopened = Loom.open(tmp_path / FILE, lm)
+        assert not reopened.dropped
+        assert continuations(reopened) == expected
         assert lm.stats().prefilled == 0
     with weft.load(shallow(), engine="torch", dtype="float32") as lm:
         (notice,) = Loom.open(tmp_path / FILE, lm).dropped
@@ -87,7 +87,7 @@ def test_open_without_kv_computes_the_same(saved, lm: LM) -> None:
     file, expected, n_tokens = saved
     loom = Loom.open(file, lm, kv=False)
     assert lm.stats().kv_tokens == 0
-    assert goes_on(loom) == expected
+    assert continuations(loom) == expected
     assert lm.stats().prefilled == n_tokens
 
 
@@ -99,19 +99,21 @@ def test_edited_nodes_are_recomputed_and_others_loaded(saved, lm: LM) -> None:
         first.clip(2)
         second.split(3)
         third.add(" more")
-        loom.save(file)  # the KV beside it is the old one
-        expected = goes_on(loom)
+        loom.save(file)  # the KV file is still of the old tree
+        expected = continuations(loom)
         loom.save(file)
-    again = Loom.open(file, lm)
+    reopened = Loom.open(file, lm)
     there = lm.stats().kv_tokens
-    assert there == n_tokens - 6 - 8  # the clipped branch and what stood below it
-    assert "computed again" in again.dropped[0]
+    assert there == n_tokens - 6 - 8  # without the clipped branch and its descendants
+    assert "computed again" in reopened.dropped[0]
     lm.tree.check()
-    leaves = [node for node in again.walk() if node.finish_reason == "length" and not node.children]
+    leaves = [
+        node for node in reopened.walk() if node.finish_reason == "length" and not node.children
+    ]
     assert [node.tokens for node in leaves] == expected
-    plain = [node.next(3) for node in again.leaves]
+    plain = [node.next(3) for node in reopened.leaves]
     lm.clear_cache()
-    assert [[t.id for t in node.next(3)] for node in again.leaves] == [
+    assert [[t.id for t in node.next(3)] for node in reopened.leaves] == [
         [t.id for t in each] for each in plain
     ]
 
@@ -160,7 +162,7 @@ def test_wrong_kv_file_gives_notice(
     assert str(kv_file) in notice
     assert notice in caplog.text
     assert lm.stats().kv_tokens == 0
-    assert goes_on(loom) == expected
+    assert continuations(loom) == expected
 
 
 def test_kv_file_with_changed_byte_is_ignored(saved, lm: LM) -> None:
@@ -169,11 +171,11 @@ def test_kv_file_with_changed_byte_is_ignored(saved, lm: LM) -> None:
     data, random_ = kv_file.read_bytes(), random.Random(1)
     loom = Loom.open(file, lm, kv=False)
     for _ in range(60):
-        made = bytearray(data)
-        made[random_.randrange(min(len(made), 3000))] ^= 1 << random_.randrange(8)
-        kv_file.write_bytes(bytes(made))
-        found = sidecar.load(loom, kv_file)
-        assert found.n_tokens in range(n_tokens + 1)
+        corrupt = bytearray(data)
+        corrupt[random_.randrange(min(len(corrupt), 3000))] ^= 1 << random_.randrange(8)
+        kv_file.write_bytes(bytes(corrupt))
+        loaded = sidecar.load(loom, kv_file)
+        assert loaded.n_tokens in range(n_tokens + 1)
     lm.clear_cache()
 
 
@@ -189,11 +191,11 @@ def test_blocks_longer_than_their_path_are_recomputed(saved, lm: LM) -> None:
     table["__metadata__"]["blocks"] = json.dumps(blocks)
     written = json.dumps(table).encode()
     kv_file.write_bytes(len(written).to_bytes(8, "little") + written + data[8 + head :])
-    found = sidecar.load(Loom.open(file, lm, kv=False), kv_file)
-    assert found.n_tokens <= 1
-    assert "computed again" in found.notice
+    loaded = sidecar.load(Loom.open(file, lm, kv=False), kv_file)
+    assert loaded.n_tokens <= 1
+    assert "computed again" in loaded.notice
     lm.clear_cache()
-    assert goes_on(Loom.open(file, lm, kv=False)) == expected
+    assert continuations(Loom.open(file, lm, kv=False)) == expected
 
 
 def fitting(loom: Loom, n_ctx: int) -> int:
@@ -212,7 +214,7 @@ def test_small_kv_budget_loads_what_fits(saved) -> None:
         assert lm.stats().kv_tokens <= n_tokens - 8
         assert lm.stats().evicted == 0
         assert "no room" in loom.dropped[0]
-        assert goes_on(loom) == expected
+        assert continuations(loom) == expected
 
 
 def test_open_with_short_context_or_hidden_kv(saved, lm: LM) -> None:
@@ -235,8 +237,8 @@ def test_save_kv_of_path_and_subtree(lm: LM, tmp_path: Path) -> None:
     for scope, n_below in (("path", 0), ("subtree", sum(len(c.tokens) for c in node.children))):
         write(node, tmp_path / f"{scope}.json", scope=scope, kv=True)
         with fresh() as other:
-            found = read(tmp_path / f"{scope}.json", other)
-            assert not found.dropped
+            imported = read(tmp_path / f"{scope}.json", other)
+            assert not imported.dropped
             assert other.stats().kv_tokens == n_path + n_below
             assert other.stats().prefilled == 0
 

@@ -65,13 +65,13 @@ def node(kept: StoredLoom, text: str) -> Heddle:
 
 def test_open_returns_exactly_what_was_saved(library: Library, lm: weft.LM, tmp_path: Path) -> None:
     loom = Loom(lm, "Once upon a time")
-    made = loom.grow(3, max_tokens=5, seed=1, stop="\n")
-    made[1].grow(2, max_tokens=3, temperature=0.5, seed=2)
-    made[0].add("\0 und Grüße 東京 🙂")
-    made[0].score, made[1].score, made[2].score = 0.1, float("nan"), -1e300
-    made[2].meta["said"] = {"ä\ud800": [1, 2.5, None, True]}
+    nodes = loom.grow(3, max_tokens=5, seed=1, stop="\n")
+    nodes[1].grow(2, max_tokens=3, temperature=0.5, seed=2)
+    nodes[0].add("\0 und Grüße 東京 🙂")
+    nodes[0].score, nodes[1].score, nodes[2].score = 0.1, float("nan"), -1e300
+    nodes[2].meta["note"] = {"ä\ud800": [1, 2.5, None, True]}
     loom.meta["model"] = "tiny"
-    made[2].split(2)
+    nodes[2].split(2)
     kept = library.create(loom)
     want = filed(loom, tmp_path)
     assert filed(library.open(kept.name, lm).loom, tmp_path) == want
@@ -151,14 +151,14 @@ def test_numbers_follow_drawing_order(library: Library) -> None:
     assert kept.number(new) == 5
     assert kept.node("5") is new
     assert kept.node(new.id) is new
-    again = library.open(kept.id)
-    for given, said in (
+    reopened = library.open(kept.id)
+    for key, message in (
         ("3", "not in the loom any more"),
         ("6", "0 .the prompt. to 5"),
         ("x", "x"),
     ):
-        with pytest.raises(ConfigError, match=said):
-            again.node(given)
+        with pytest.raises(ConfigError, match=message):
+            reopened.node(key)
     kept.undo()
     kept.undo()
     assert kept.number(node(kept, "c")) == 2
@@ -192,13 +192,13 @@ def test_nodes_below_a_concurrent_removal_survive(library: Library, who_first: s
     node(remover, "a").remove()
     node(grower, "c").add("grown")
     number = grower.number(node(grower, "a"))
-    for each in (remover, grower) if who_first == "remover" else (grower, remover):
-        each.commit("work")
+    for writer in (remover, grower) if who_first == "remover" else (grower, remover):
+        writer.commit("work")
     remover.sync()
     grower.sync()
-    # The way to what was grown, and nothing else that was removed.
+    # Ancestors of the grown node are back; other removed nodes are not.
     want = ["Once upon a time", "a", "c", "grown", "b"]
-    assert [each.text for each in remover.loom.walk()] == want
+    assert [writer.text for writer in remover.loom.walk()] == want
     assert texts(grower.loom) == texts(remover.loom) == texts(library.open(remover.id).loom)
     assert grower.number(node(grower, "a")) == number
 
@@ -213,8 +213,8 @@ def test_concurrent_changes_of_different_columns_merge(library: Library) -> None
     two.commit("edit")
     one.sync()
     for kept in (one, two, library.open(one.name)):
-        found = node(kept, "b")
-        assert (found.score, found.meta, found.parent.text) == (1.0, {"x": 1}, "a")
+        merged = node(kept, "b")
+        assert (merged.score, merged.meta, merged.parent.text) == (1.0, {"x": 1}, "a")
 
 
 def test_concurrent_moves_into_a_cycle_leave_a_tree(library: Library) -> None:
@@ -263,7 +263,7 @@ def test_append_saves_tokens_while_a_loom_grows(
     reader = library.open(kept.name, lm)
     for delta in kept.loom.stream(3, max_tokens=6, seed=1):
         kept.append([delta.node])
-    assert reader.sync().added == []  # what grows is in nobody else's tree
+    assert reader.sync().added == []  # growing nodes are in no other process's tree
     assert kept.commit("grow").added == kept.loom.children
     reader.sync()
     assert filed(reader.loom, tmp_path) == filed(kept.loom, tmp_path)
@@ -276,19 +276,19 @@ def test_follow_saves_tokens_of_a_stalled_stream(library: Library, lm: weft.LM) 
     kept = library.create(Loom(lm, "Once upon a time"))
 
     def stalling() -> Iterator[Delta]:
-        for at, delta in enumerate(kept.loom.stream(2, max_tokens=8, seed=1)):
+        for index, delta in enumerate(kept.loom.stream(2, max_tokens=8, seed=1)):
             yield delta
-            if at == 5:
-                want = {each.id: len(each.tokens) for each in seen.values()}
+            if index == 5:
+                want = {each.id: len(each.tokens) for each in followed.values()}
                 while {row.id: row.n_tokens for row in library.nodes(kept.name, after=0)} != want:
                     time.sleep(0.02)
                 rows = library.nodes(kept.name, after=0)
                 assert all(row.is_growing for row in rows)
 
     assert FLUSH_INTERVAL_S <= 0.5
-    seen: dict[str, Heddle] = {}
+    followed: dict[str, Heddle] = {}
     for delta in kept.follow(stalling(), actor="me"):
-        seen[delta.node.id] = delta.node
+        followed[delta.node.id] = delta.node
         assert kept.number(delta.node) in (1, 2)  # from its first token
     assert [(each.kind, each.actor) for each in kept.history()][0] == ("grow", "me")
     assert texts(library.open(kept.name, lm).loom) == texts(kept.loom)
@@ -300,8 +300,8 @@ def test_closed_follow_commits_partial_nodes(library: Library, lm: weft.LM) -> N
         if len(delta.node.tokens) == 3:
             break
     gc.collect()
-    found = library.open(kept.name, lm).loom.children
-    assert [each.finish_reason for each in found] == ["cancelled"] * len(found)
+    children = library.open(kept.name, lm).loom.children
+    assert [each.finish_reason for each in children] == ["cancelled"] * len(children)
     assert texts(library.open(kept.name, lm).loom) == texts(kept.loom)
     assert not any(row.is_growing for row in kept.nodes())
 
@@ -333,11 +333,11 @@ def test_looms_count_nodes_in_progress_with_tokens(library: Library, lm: weft.LM
 
 def test_legal_logmass_is_saved(library: Library, lm: weft.LM) -> None:
     kept = library.create(Loom(lm, "Once upon a time"))
-    (made,) = kept.loom.grow(n=1, max_tokens=8, constraint=Regex("[a-z ]{20}"), seed=1)
+    (child,) = kept.loom.grow(n=1, max_tokens=8, constraint=Regex("[a-z ]{20}"), seed=1)
     kept.commit("grow")
-    written = list(made.legal_logmass)
-    assert len(written) == len(made.tokens)
-    made.clip(3)
+    written = list(child.legal_logmass)
+    assert len(written) == len(child.tokens)
+    child.clip(3)
     kept.commit("edit")
     assert library.open(kept.name, lm).loom.children[0].legal_logmass == written[:3]
     kept.undo()
@@ -346,19 +346,19 @@ def test_legal_logmass_is_saved(library: Library, lm: weft.LM) -> None:
 
 def test_unfinished_nodes_of_closed_loom_are_interrupted(library: Library, lm: weft.LM) -> None:
     kept = library.create(Loom(lm, "Once upon a time"))
-    came: dict[str, list[int]] = {}
+    received: dict[str, list[int]] = {}
     for delta in kept.loom.stream(2, max_tokens=40, seed=1):
         kept.append([delta.node])
-        came[delta.node.id] = delta.node.tokens
-        if sum(map(len, came.values())) >= 9:
+        received[delta.node.id] = delta.node.tokens
+        if sum(map(len, received.values())) >= 9:
             break
     kept.close()
-    again = library.open(kept.name, lm).loom.children
-    assert {each.id: each.tokens for each in again} == came
-    assert all(len(each.logprobs) == len(each.tokens) for each in again)
-    assert {each.finish_reason for each in again} == {"interrupted"}
+    children = library.open(kept.name, lm).loom.children
+    assert {each.id: each.tokens for each in children} == received
+    assert all(len(each.logprobs) == len(each.tokens) for each in children)
+    assert {each.finish_reason for each in children} == {"interrupted"}
     assert [each.text for each in library.open(kept.name).loom.children] == [
-        each.text for each in again
+        each.text for each in children
     ]
 
 
@@ -382,8 +382,10 @@ def test_finished_nodes_of_closed_loom_keep_their_reason(library: Library, lm: w
     assert kept.is_durable(empty.child)
     assert not kept.is_durable(growing.child)
     kept.close()
-    found = library.open(kept.name, lm).loom.children
-    assert [(each.text, each.finish_reason, each.stop_string, each.terminal) for each in found] == [
+    children = library.open(kept.name, lm).loom.children
+    assert [
+        (each.text, each.finish_reason, each.stop_string, each.terminal) for each in children
+    ] == [
         (" there was", "stop", "was", False),
         ("", "stop", None, True),
         (" there was", "interrupted", None, False),
@@ -410,15 +412,15 @@ def test_many_new_nodes_take_few_statements(library: Library, lm: weft.LM) -> No
         for nodes in (few, many[:7], many):
             before = n_statements[0]
             kept.append(nodes)
-            kept.append(nodes)  # which have their numbers
+            kept.append(nodes)  # they have numbers already
             costs.append(n_statements[0] - before)
     finally:
         sa.event.remove(sa.Engine, "before_cursor_execute", count)
-    # The first time its parent is kept, and the writer signs; 600 ids are two statements.
+    # The first append saves the parent and the writer; 600 ids take two statements.
     assert costs[1] + 2 >= costs[2]
     assert [kept.number(each) for each in (first, *few, *many)] == list(range(1, 604))
-    told = library.nodes(kept.name, limit=1000)
-    below = [row.number for row in told if row.parent == 0]
+    rows = library.nodes(kept.name, limit=1000)
+    below = [row.number for row in rows if row.parent == 0]
     assert below == [1, 2, *range(4, 304)]
     kept.close()
 
@@ -456,7 +458,7 @@ def test_leave_excludes_nodes_from_commit(library: Library, lm: weft.LM) -> None
     other.sync()
     assert [each.text for each in other.loom.children] == [" written"]
     assert kept.commit("grow", leave=[two], model="a model").added == [one]
-    # Somebody wrote below what was to be left: it comes along, or that would stand on nothing.
+    # The commit includes an excluded node if it has a new child.
     below = two.add(" below")
     assert kept.commit("add", leave=[two]).added == [two, below]
     other.sync()
@@ -494,7 +496,7 @@ def test_undo_of_other_process_group_waits_for_its_close(library: Library) -> No
 
 
 def test_undo_reports_changes_merged_first(library: Library) -> None:
-    kept, other = (made := story(library)), library.open(made.name)
+    kept, other = (saved := story(library)), library.open(saved.name)
     other.loom.add("theirs")
     other.commit("add")
     kept.loom.add("mine")
@@ -550,17 +552,17 @@ def test_redo_restores_ancestors(library: Library) -> None:
     numbers = {row.text: row.number for row in rows}
 
     def remove_above(connection: sa.Connection) -> None:
-        """As an older Weft's undo of one operation among others left it."""
+        """Mark nodes as removed as the undo of an older Weft did."""
         set_removed(connection, kept._key, [numbers["c"], numbers["d"]], 50, removed=True)
         touch(connection, kept._key, rev=50)
 
     library.database.write(remove_above)
     kept.sync()
-    assert [each.text for each in kept.loom.walk()][1:] == ["a", "b"]
-    assert [each.text for each in kept.redo().added] == ["c", "d", "e"]
+    assert [loom.text for loom in kept.loom.walk()][1:] == ["a", "b"]
+    assert [loom.text for loom in kept.redo().added] == ["c", "d", "e"]
     other.sync()
-    for each in (kept.loom, other.loom, library.open(kept.name).loom):
-        assert [one.text for one in each.walk()][1:] == ["a", "c", "d", "e", "b"]
+    for loom in (kept.loom, other.loom, library.open(kept.name).loom):
+        assert [one.text for one in loom.walk()][1:] == ["a", "c", "d", "e", "b"]
     assert library.row(kept.name).n_nodes == 6
 
 

@@ -66,12 +66,12 @@ def test_open_with_and_without_model_restores_the_loom(
         assert str(opened) == str(loom)
 
 
-def test_opened_loom_grows_without_templating_again(lm: weft.LM, saved: tuple[Loom, Path]) -> None:
+def test_opened_loom_grows_without_a_second_template(lm: weft.LM, saved: tuple[Loom, Path]) -> None:
     loom, path = saved
     opened = Loom.open(path, lm)
     assert opened.tokens == loom.tokens
-    again = opened.grow(2, max_tokens=12, temperature=0.6, stop="\n", seed=11)
-    assert [c.tokens for c in again] == [c.tokens for c in loom.children[:2]]
+    nodes = opened.grow(2, max_tokens=12, temperature=0.6, stop="\n", seed=11)
+    assert [c.tokens for c in nodes] == [c.tokens for c in loom.children[:2]]
     assert opened.children[0].next(3) == loom.children[0].next(3)
 
 
