@@ -10,7 +10,7 @@ import pytest
 import weft
 from weft import Loom, samples, search
 from weft.errors import ConfigError
-from weft.search._adaptive import TRUST, Thompson, beta, descend
+from weft.search._adaptive import TRUST, Thompson, descend, draw_from_posterior
 from weft.search.core import Settings
 from weft.search.driver import Search
 from weft.search.judge import Frontier, Judge
@@ -20,7 +20,9 @@ from weft.search.propose import Proposer
 def test_posterior_mean_is_that_of_the_beta() -> None:
     """20,000 draws: the mean within 0.01 is more than seven standard errors."""
     rng, mean = Random(1), (1 + TRUST * 6) / (2 + TRUST * 8)
-    assert fmean(beta(8, 6.0, rng) for _ in range(20_000)) == pytest.approx(mean, abs=0.01)
+    assert fmean(draw_from_posterior(8, 6.0, rng) for _ in range(20_000)) == pytest.approx(
+        mean, abs=0.01
+    )
 
 
 @pytest.mark.parametrize(("score", "goes_deeper"), [(0.98, True), (0.02, False)])
@@ -41,7 +43,7 @@ def test_a_good_family_is_followed_and_a_bad_one_gets_new_members(
     result = Search(lm, loom, Settings.read(search.adaptive, {"seed": 1}, max_tokens=8), "adaptive")
     judge = Judge(result, as_share=True)
     frontier = Frontier(result, judge, 3)
-    open_ids, rng = frontier.open(widens=True), Random(2)
+    open_ids, rng = frontier.expandable(widens=True), Random(2)
     ends = [descend(loom, frontier, open_ids, rng) for _ in range(200)]
     deeper = sum(step in node.path for node in ends)
     assert deeper > 110 if goes_deeper else deeper < 60
@@ -70,7 +72,7 @@ def test_what_was_completed_from_above_is_not_completed_again(lm: weft.LM) -> No
     judge = Judge(result, as_share=True)
 
     def first(*, anywhere: bool = True) -> list[str]:
-        return [n.text for n in Frontier(result, judge, 3).promising(anywhere=anywhere)]
+        return [n.text for n in Frontier(result, judge, 3).paths_to_complete(anywhere=anywhere)]
 
     assert first() == [loom.text, likely, other]
     assert first(anywhere=False) == []
@@ -88,7 +90,7 @@ def test_lines_that_were_there_already_speak_against_drawing_more(lm: weft.LM) -
 
     def wider() -> int:
         frontier, rng = Frontier(result, Judge(result, as_share=True), 3), Random(5)
-        open_ids = frontier.open(widens=True)
+        open_ids = frontier.expandable(widens=True)
         return sum(descend(loom, frontier, open_ids, rng) is loom for _ in range(200))
 
     fresh = wider()

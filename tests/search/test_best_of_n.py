@@ -67,8 +67,8 @@ def test_a_checker_picks_a_right_answer(lm: weft.LM) -> None:
     result = best_of_n(lm, puzzle.prompt, n=12, seed=1)
     right = [puzzle.is_solved(node.text) for node in result.loom.children]
     assert result.solved is any(right)
-    blind = best_of_n(lm, puzzle.prompt, n=12, seed=1, checked=False)
-    assert sum(vote.count for vote in blind.votes) >= sum(vote.count for vote in result.votes)
+    unchecked = best_of_n(lm, puzzle.prompt, n=12, seed=1, checked=False)
+    assert sum(vote.count for vote in unchecked.votes) >= sum(vote.count for vote in result.votes)
 
 
 def test_same_seed_same_answers(lm: weft.LM) -> None:

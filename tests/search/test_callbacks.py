@@ -290,7 +290,7 @@ def test_what_was_begun_is_closed_when_a_later_call_fails_at_once(lm: weft.LM) -
         ({"verifier": "95"}, "verifier is '95'; allowed is a function"),
         (
             {"value": lambda text: "high"},
-            "value returned 'high' for one text; .*finite number a text",
+            "value returned 'high' for one text; .*finite number per text",
         ),
         ({"value": lambda nodes: 1.0}, "value returned 1.0 for 2 nodes"),
         ({"value": len, "score": len}, "leave out one"),
@@ -315,14 +315,16 @@ def test_mistakes_are_named(options: dict[str, Any], message: str, lm: weft.LM) 
 def test_a_value_has_to_be_a_finite_number_in_every_search(
     name: str, given: float, lm: weft.LM
 ) -> None:
-    text = f"value returned {given!r:.9}.* for one node; it has to return one finite number a node"
+    text = (
+        f"value returned {given!r:.9}.* for one node; it has to return one finite number per node"
+    )
     with pytest.raises(ConfigError, match=text):
         searched(name, lm, value=lambda node: given)
 
 
 @pytest.mark.parametrize("name", ["mcts", "adaptive"])
 def test_what_means_are_made_of_is_no_infinity(name: str, lm: weft.LM) -> None:
-    with pytest.raises(ConfigError, match="value returned -inf .* one finite number a node$"):
+    with pytest.raises(ConfigError, match="value returned -inf .* one finite number per node$"):
         searched(name, lm, value=lambda node: -math.inf)
 
 

@@ -352,7 +352,7 @@ def test_other_prompts_are_searched_without_a_checker(name: str, lm: weft.LM) ->
         ("smc", {"progress": 2}, "progress is 2"),
         ("smc", {"resume": 2}, "resume is 2"),
         ("best-of-n", {"extract": "x"}, "extract is 'x'"),
-        ("smc", {"potential": lambda nodes: [0.0]}, "one finite number a node"),
+        ("smc", {"potential": lambda nodes: [0.0]}, "one finite number per node"),
         ("tot", {"order": "wide"}, "'bfs' and 'dfs'"),
         ("tot", {"budget_kv_bytes": 0}, "budget_kv_bytes is 0"),
         ("tot", {"max_token": 3}, "max_tokens"),

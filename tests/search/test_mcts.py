@@ -11,7 +11,7 @@ import weft
 from searches import FEW
 from weft import Heddle, Loom, samples, search
 from weft.search import Game24
-from weft.search._mcts import UCT, uct
+from weft.search._mcts import UCT, upper_confidence_bounds
 from weft.search.core import Settings
 from weft.search.driver import Search
 from weft.search.judge import Frontier, Judge
@@ -75,7 +75,7 @@ def test_a_batch_opens_different_nodes(scored: Search) -> None:
 
 
 def test_bounds_are_the_mean_and_what_few_visits_leave_open() -> None:
-    bounds = uct({"a": 1, "b": 4}, {"a": 0.5, "b": 2.0}, 5, 1.0)
+    bounds = upper_confidence_bounds({"a": 1, "b": 4}, {"a": 0.5, "b": 2.0}, 5, 1.0)
     assert bounds["a"] == pytest.approx(0.5 + math.sqrt(math.log(5)))
     assert bounds["b"] == pytest.approx(0.5 + math.sqrt(math.log(5) / 4))
 

@@ -16,7 +16,7 @@ import weft
 from weft import Heddle, Loom, samples, search
 from weft.constraints import Allow, Choice, Regex
 from weft.errors import ConfigError
-from weft.search._smc import effective_size, log_mean_exp, systematic
+from weft.search._smc import effective_size, log_mean_exp, resample
 
 # Two tokens a path, two choices each: four paths, which can be listed.
 TWO = {"max_tokens": 1, "stop": None, "depth": 2, "top_k": 2, "temperature": 1.0}
@@ -94,7 +94,7 @@ def test_where_nothing_is_possible_the_evidence_is_zero(lm: weft.LM) -> None:
 
 @pytest.mark.parametrize("given", [math.inf, math.nan])
 def test_a_potential_is_finite_or_the_log_of_0(given: float, lm: weft.LM) -> None:
-    text = f"potential returned {given} for one node; .* one finite number a node, or -inf$"
+    text = f"potential returned {given} for one node; .* one finite number per node, or -inf$"
     with pytest.raises(ConfigError, match=text):
         search.smc(lm, samples.sum, n=2, seed=1, max_tokens=4, potential=lambda node: given)
 
@@ -103,7 +103,7 @@ def test_systematic_resampling_gives_each_its_share_within_one() -> None:
     rng = Random(1)
     for _ in range(50):
         weights = [rng.random() ** 3 for _ in range(20)]
-        counts = Counter(systematic([math.log(weight) for weight in weights], rng))
+        counts = Counter(resample([math.log(weight) for weight in weights], rng))
         for index, weight in enumerate(weights):
             assert abs(counts[index] - 20 * weight / sum(weights)) < 1
         assert counts.total() == 20

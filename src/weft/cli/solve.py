@@ -57,7 +57,7 @@ By = Annotated[
     Name | None,
     typer.Option(
         "--strategy",
-        help="; ".join(f"{name}: {each.says}" for name, each in STRATEGIES.items()) + ".",
+        help="; ".join(f"{name}: {each.summary}" for name, each in STRATEGIES.items()) + ".",
         show_default=f"{FOR_TASKS} for a known task, else {DEFAULT}",
     ),
 ]

@@ -13,7 +13,7 @@ from ..lm.lm import LM
 from ..loom import Heddle
 from .core import Prompt, SearchOptions, SearchResult, Settings, Steps, awaitable, blocking
 from .driver import Search, WorkItem
-from .judge import Frontier, Judge, is_answered, max_depth, max_rounds, paths, ranked
+from .judge import Frontier, Judge, has_correct_answer, max_depth, max_rounds, rank_answers, ranked
 from .propose import Proposer
 
 # A score counts as this many coin tosses, because it is a probability and not one outcome.
@@ -65,7 +65,7 @@ def adaptive(
     search = Search(lm, prompt, settings, "adaptive", **counts, numbers=numbers)
     proposer = Proposer(search, n_continue=1, n_suggest=1)
     judge = Judge(search, as_share=True)
-    limit = max_rounds(rounds, search, checked=1000, blind=32)
+    limit = max_rounds(rounds, search, checked=1000, unchecked=32)
     levels = max_depth(depth, search)
     algorithm = Thompson(judge, proposer, levels, limit, batch, widen)
     return (yield from search.run(algorithm, judge, proposer, tries=5, depth=levels))
@@ -92,30 +92,30 @@ class Thompson:
 
     def next_work(self, search: Search) -> Sequence[WorkItem]:
         """Return the completion of the likeliest path, else lines below the drawn nodes."""
-        if search.round >= self.rounds or is_answered(search):
+        if search.round >= self.rounds or has_correct_answer(search):
             return []
         frontier, rng = Frontier(search, self.judge, self.depth), search.rng()
-        check_shares(frontier.nodes[1:], "a node below the start has the score {}")
-        if likely := frontier.promising(anywhere=search.checks):
+        check_scores(frontier.nodes[1:], "a node below the start has the score {}")
+        if likely := frontier.paths_to_complete(anywhere=search.checks):
             return [WorkItem(likely[0], "answers", 1, 0.0)]
         drawn = Counter[tuple[Heddle, str | None]]()
-        open_ids = frontier.open(widens=True)
+        open_ids = frontier.expandable(widens=True)
         if search.start.id in open_ids:
             for _ in range(self.batch):
                 node = descend(search.start, frontier, open_ids, rng)
-                drawn[node, self._writer(node, frontier, rng)] += 1
+                drawn[node, self._draw_proposer(node, frontier, rng)] += 1
         return [WorkItem(node, n=times * self.widen, by=by) for (node, by), times in drawn.items()]
 
     def record(self, search: Search, candidates: Sequence[Heddle]) -> Sequence[Heddle]:
         """Return the new nodes, best first; raise ConfigError for scores outside 0 to 1."""
-        check_shares(candidates, "value returned {} for a node")
+        check_scores(candidates, "value returned {} for a node")
         return ranked(search.in_order(candidates))
 
     def best(self, search: Search) -> Sequence[Heddle]:
         """Return the nodes in the order of `judge.paths`."""
-        return paths(search)
+        return rank_answers(search)
 
-    def _writer(self, node: Heddle, frontier: Frontier, rng: Random) -> str | None:
+    def _draw_proposer(self, node: Heddle, frontier: Frontier, rng: Random) -> str | None:
         """Draw one of several proposers for a node by Thompson sampling; return its name.
 
         None if there is only one proposer.
@@ -127,10 +127,10 @@ class Thompson:
         for scored in frontier.nodes:
             if scored.meta.get("by") in scores:
                 scores[scored.meta["by"]].append(scored.score or 0.0)
-        return max(names, key=lambda name: posterior(scores[name], rng))
+        return max(names, key=lambda name: draw_from_scores(scores[name], rng))
 
 
-def check_shares(nodes: Iterable[Heddle], what: str) -> None:
+def check_scores(nodes: Iterable[Heddle], message: str) -> None:
     """Raise ConfigError for a node whose score is not from 0 to 1.
 
     what: the start of the message; {} in it stands for the score.
@@ -138,7 +138,7 @@ def check_shares(nodes: Iterable[Heddle], what: str) -> None:
     for node in nodes:
         if not 0 <= (node.score or 0.0) <= 1:
             raise ConfigError(
-                f"{what.format(node.score)}; adaptive needs scores from 0 to 1",
+                f"{message.format(node.score)}; adaptive needs scores from 0 to 1",
                 hint="search below another node, or remove the nodes that another search scored",
             )
 
@@ -153,11 +153,11 @@ def descend(start: Heddle, frontier: Frontier, open_ids: set[str], rng: Random) 
         steps = frontier.steps[node.id]
         # A repeated line is as much evidence against widening as a bad one.
         n_drawn = max(node.meta.get("drawn", 0), len(steps))
-        wider = beta(n_drawn, sum(child.score or 0.0 for child in steps), rng)
+        wider = draw_from_posterior(n_drawn, sum(child.score or 0.0 for child in steps), rng)
         if node.meta.get("closed"):
             wider = -1.0
         drawn = {
-            child.id: beta(
+            child.id: draw_from_posterior(
                 frontier.visits[child.id] + frontier.repeats[child.id],
                 frontier.total[child.id],
                 rng,
@@ -170,13 +170,13 @@ def descend(start: Heddle, frontier: Frontier, open_ids: set[str], rng: Random) 
         node = max((child for child in steps if child.id in drawn), key=lambda c: drawn[c.id])
 
 
-def posterior(scores: Iterable[float], rng: Random) -> float:
+def draw_from_scores(scores: Iterable[float], rng: Random) -> float:
     """Draw from the Beta posterior of scores from 0 to 1 under a uniform prior."""
     values = list(scores)
-    return beta(len(values), sum(values), rng)
+    return draw_from_posterior(len(values), sum(values), rng)
 
 
-def beta(n: int, total: float, rng: Random) -> float:
+def draw_from_posterior(n: int, total: float, rng: Random) -> float:
     """Draw a number from 0 to 1 from the Beta posterior of `n` scores whose sum is `total`.
 
     Each score counts as `TRUST` coin tosses.

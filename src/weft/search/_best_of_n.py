@@ -26,8 +26,8 @@ from .core import (
 )
 from .driver import Search, WorkItem
 from .judge import Judge, ranked
-from .propose import Proposer, is_cut
-from .score import own_mean_logprob
+from .propose import Proposer, is_incomplete
+from .score import mean_logprob_of_node
 
 Extract = Callable[[str], Hashable | None]
 _ANSWER_LINE = re.compile(r"(?:answer is|Answer:)[^\n]*", re.IGNORECASE)
@@ -88,7 +88,7 @@ def best_of_n(
     Raises:
         ConfigError: an argument is outside what is allowed.
     """
-    settings = answers_only(best_of_n, options, temperature=0.8)
+    settings = full_answer_settings(best_of_n, options, temperature=0.8)
     count = check_branches("n", n)
     if not callable(extract):
         raise ConfigError(
@@ -97,7 +97,9 @@ def best_of_n(
     check_unary("extract", extract, "a text")
     search = Search(lm, prompt, settings, "best_of_n", n=n, checked=checked)
     algorithm = Answers(count, extract, is_checked=checked)
-    result = yield from search.run(algorithm, Votes(search, asks=False), algorithm.writer(search))
+    result = yield from search.run(
+        algorithm, AnswerJudge(search, asks=False), algorithm.writer(search)
+    )
     return replace(result, votes=tuple(algorithm.votes(search)))
 
 
@@ -119,16 +121,16 @@ def greedy(lm: LM, prompt: Prompt, **options: Unpack[SearchOptions]) -> Steps[Se
     for name in without:
         if options.get(name) is not None:
             raise ConfigError(f"{name} has no meaning for greedy: it takes the likeliest tokens")
-    settings = answers_only(greedy, options, without, temperature=0.0)
+    settings = full_answer_settings(greedy, options, without, temperature=0.0)
     search = Search(lm, prompt, settings, "greedy")
     answer = Answers(1, None)
-    return (yield from search.run(answer, Votes(search, asks=False), answer.writer(search)))
+    return (yield from search.run(answer, AnswerJudge(search, asks=False), answer.writer(search)))
 
 
 agreedy = awaitable(greedy)
 
 
-def answers_only(
+def full_answer_settings(
     call: Callable[..., SearchResult],
     options: SearchOptions,
     without: Sequence[str] = (),
@@ -161,7 +163,7 @@ def answers_only(
     return replace(settings, complete=False)
 
 
-class Votes(Judge):
+class AnswerJudge(Judge):
     """Scores full answers by the caller's value, else by likelihood.
 
     If the engine cannot compute likelihoods, scores are 0, and votes decide.
@@ -235,22 +237,22 @@ class Answers:
         search.state.setdefault("answers", {})[str(search.round + 1)] = ids
         answers = search.in_order([*self._answers(search), *candidates])
         if self.extract is not None and search.value is None:
-            votes = self._counted(search, answers)
+            votes = self._votes_of(search, answers)
             for node in answers:
                 share = next((vote.count for vote in votes if node in vote.nodes), 0)
                 node.score = share / len(answers)
-        return self._best(search, answers)
+        return self._ranked(search, answers)
 
     def best(self, search: Search) -> Sequence[Heddle]:
         """Return the answers, best first; if the budget cut all of them, the partial ones."""
         answers = self._answers(search)
-        return self._best(search, answers or list(filter(is_cut, search.start.children)))
+        return self._ranked(search, answers or list(filter(is_incomplete, search.start.children)))
 
     def votes(self, search: Search) -> list[Vote]:
         """Return the answers with their branches, most votes first."""
-        return self._counted(search, self._answers(search))
+        return self._votes_of(search, self._answers(search))
 
-    def _counted(self, search: Search, answers: Sequence[Heddle]) -> list[Vote]:
+    def _votes_of(self, search: Search, answers: Sequence[Heddle]) -> list[Vote]:
         if self.extract is None:
             return []
         if not search.checks or not self.is_checked:
@@ -258,17 +260,17 @@ class Answers:
         # Without accepted answers there are no votes: the most frequent would look like a winner.
         return count_votes([node for node in answers if search.is_solved(node)], self.extract)
 
-    def _best(self, search: Search, answers: Sequence[Heddle]) -> list[Heddle]:
+    def _ranked(self, search: Search, answers: Sequence[Heddle]) -> list[Heddle]:
         if search.value is not None:
             return sorted(
                 ranked(answers), key=lambda node: self.is_checked and not search.is_solved(node)
             )
-        votes = self._counted(search, answers)
+        votes = self._votes_of(search, answers)
         first = votes[0].nodes if votes else ()
 
         def rank(node: Heddle) -> tuple[bool, bool, bool, float]:
             is_wrong = self.is_checked and not search.is_solved(node)
-            return (node not in first, is_wrong, not is_complete(node), -own_mean_logprob(node))
+            return (node not in first, is_wrong, not is_complete(node), -mean_logprob_of_node(node))
 
         return sorted(answers, key=rank)
 
@@ -290,7 +292,7 @@ def count_votes(nodes: Sequence[Heddle], extract: Extract) -> list[Vote]:
         if answer is not None:
             by_answer.setdefault(answer, []).append(node)
     votes = [
-        Vote(answer, tuple(voters), max(map(own_mean_logprob, voters)))
+        Vote(answer, tuple(voters), max(map(mean_logprob_of_node, voters)))
         for answer, voters in by_answer.items()
     ]
     return sorted(votes, key=lambda vote: (-vote.count, -vote.mean_logprob))

@@ -13,7 +13,7 @@ from ..lm.lm import LM
 from ..loom import Heddle
 from .core import Prompt, SearchOptions, SearchResult, Settings, Steps, awaitable, blocking
 from .driver import Search, WorkItem
-from .judge import Frontier, Judge, is_answered, max_depth, max_rounds, paths, ranked
+from .judge import Frontier, Judge, has_correct_answer, max_depth, max_rounds, rank_answers, ranked
 from .propose import Counts, Proposer
 
 
@@ -65,7 +65,7 @@ def mcts(
     judge = Judge(search, as_share=True)
     if rollouts and not search.completes:
         raise ConfigError("rollouts need completions by the model, which are off here: give 0")
-    limit = max_rounds(rounds, search, checked=32, blind=8)
+    limit = max_rounds(rounds, search, checked=32, unchecked=8)
     levels = max_depth(depth, search)
     algorithm = UCT(judge, levels, limit, batch, exploration, rollouts)
     return (yield from search.run(algorithm, judge, proposer, tries=5, depth=levels))
@@ -89,14 +89,14 @@ class UCT:
 
     def next_work(self, search: Search) -> Sequence[WorkItem]:
         """Return completions of likely full paths, else steps below the nodes that UCT picks."""
-        if search.round >= self.rounds or is_answered(search):
+        if search.round >= self.rounds or has_correct_answer(search):
             return []
         frontier = Frontier(search, self.judge, self.depth)
-        if likely := frontier.promising():
+        if likely := frontier.paths_to_complete():
             return [WorkItem(node, "answers", 1, 0.0) for node in likely[: self.batch]]
-        picked = self._picked(search.start, frontier)
-        drawn = [WorkItem(node, "answers", self.rollouts) for node in picked if self.rollouts]
-        return [*map(WorkItem, picked), *drawn]
+        selected = self._select_nodes(search.start, frontier)
+        drawn = [WorkItem(node, "answers", self.rollouts) for node in selected if self.rollouts]
+        return [*map(WorkItem, selected), *drawn]
 
     def record(self, search: Search, candidates: Sequence[Heddle]) -> Sequence[Heddle]:
         """Return the new nodes, best first; their scores are in the tree already."""
@@ -104,29 +104,31 @@ class UCT:
 
     def best(self, search: Search) -> Sequence[Heddle]:
         """Return the nodes in the order of `judge.paths`."""
-        return paths(search)
+        return rank_answers(search)
 
-    def _picked(self, start: Heddle, frontier: Frontier) -> list[Heddle]:
-        virtual: Counter[str] = Counter()
-        picked: list[Heddle] = []
-        while len(picked) < self.batch:
-            open_ids = frontier.open([node.id for node in picked])
+    def _select_nodes(self, start: Heddle, frontier: Frontier) -> list[Heddle]:
+        pending_visits: Counter[str] = Counter()
+        selected: list[Heddle] = []
+        while len(selected) < self.batch:
+            open_ids = frontier.expandable([node.id for node in selected])
             if start.id not in open_ids:
                 break
             node = start
-            virtual[node.id] += 1
+            pending_visits[node.id] += 1
             while children := [c for c in frontier.steps[node.id] if c.id in open_ids]:
-                visits = {c.id: frontier.visits[c.id] + virtual[c.id] for c in children}
-                above = frontier.visits[node.id] + virtual[node.id]
-                bounds = uct(visits, frontier.total, above, self.exploration)
+                visits = {c.id: frontier.visits[c.id] + pending_visits[c.id] for c in children}
+                parent_visits = frontier.visits[node.id] + pending_visits[node.id]
+                bounds = upper_confidence_bounds(
+                    visits, frontier.total, parent_visits, self.exploration
+                )
                 node = max(children, key=lambda child: bounds[child.id])
-                virtual[node.id] += 1
-            picked.append(node)
-        return picked
+                pending_visits[node.id] += 1
+            selected.append(node)
+        return selected
 
 
-def uct(
-    visits: Mapping[str, int], total: Mapping[str, float], above: int, exploration: float
+def upper_confidence_bounds(
+    visits: Mapping[str, int], total: Mapping[str, float], parent_visits: int, exploration: float
 ) -> dict[str, float]:
     """Return the upper confidence bound of each child that has visits, by id.
 
@@ -135,7 +137,7 @@ def uct(
         above: the visits of the parent.
         exploration: the weight of the uncertainty.
     """
-    spread = math.log(max(above, 1))
+    spread = math.log(max(parent_visits, 1))
     return {
         each: total[each] / n + exploration * math.sqrt(spread / n) for each, n in visits.items()
     }

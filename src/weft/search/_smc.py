@@ -89,7 +89,7 @@ def smc(
     from .exact_choice import exact_choice
 
     if (choice := exact_choice(search, proposer.sources)) is not None:
-        proposer.draw_exactly = choice.below
+        proposer.draw_exactly = choice.propose_below
     judge = Potential(search, potential)
     algorithm = Particles(n, ess, check_int("depth", depth, 1))
     result = yield from search.run(algorithm, judge, proposer, tries=n, depth=depth)
@@ -146,7 +146,7 @@ class Particles:
         """Return one line for each particle that has not ended and has a weight."""
         if search.round >= self.depth:
             return []
-        rows = Counter(node for node, weight in self._current(search) if weight > -math.inf)
+        rows = Counter(node for node, weight in self._particles(search) if weight > -math.inf)
         return [WorkItem(node, n=times) for node, times in rows.items() if not search.is_end(node)]
 
     def record(self, search: Search, candidates: Sequence[Heddle]) -> Sequence[Heddle]:
@@ -159,36 +159,38 @@ class Particles:
             assert node.parent is not None
             new[node.parent.id].append(node)
         moved: list[tuple[Heddle, float]] = []
-        for node, weight in self._current(search):
+        for node, weight in self._particles(search):
             child = new[node.id].pop() if new[node.id] else node
             is_final = weight == -math.inf or child is node
             change = 0.0 if is_final else _weight_change(node, child, search)
             moved.append((child, weight + change))
-        log_z = self._log_z(search)
+        log_z = self._past_evidence(search)
         weights = [weight for _, weight in moved]
         if max(weights) > -math.inf and effective_size(weights) < self.ess * self.n:
             log_z += log_mean_exp(weights)
-            picked = systematic(weights, search.rng())
-            moved = [(moved[index][0], 0.0) for index in picked]
+            indices = resample(weights, search.rng())
+            moved = [(moved[index][0], 0.0) for index in indices]
         kept = {
             "particles": [[node.id, json_number(weight)] for node, weight in moved],
             "log_z": log_z,
         }
         search.state.setdefault("at", {})[str(search.round + 1)] = kept
-        return self._by_weight(moved)
+        return self._heaviest_first(moved)
 
     def best(self, search: Search) -> Sequence[Heddle]:
         """Return the particles' nodes: correct answers first, then ended ones, heaviest first."""
-        nodes = self._by_weight(self._current(search)) if search.round else []
+        nodes = self._heaviest_first(self._particles(search)) if search.round else []
         return sorted(nodes, key=lambda node: (not search.is_solved(node), not node.terminal))
 
     def log_evidence(self, search: Search) -> float:
         """Return the log of the estimated mean of exp(potential), in nats."""
-        return self._log_z(search) + log_mean_exp([weight for _, weight in self._current(search)])
+        return self._past_evidence(search) + log_mean_exp(
+            [weight for _, weight in self._particles(search)]
+        )
 
     def particles(self, search: Search) -> tuple[Particle, ...]:
         """Return the particles with their shares of the weight, heaviest first."""
-        current = self._current(search)
+        current = self._particles(search)
         top = max(weight for _, weight in current)
         weights = [math.exp(weight - top) if top > -math.inf else 0.0 for _, weight in current]
         total = math.fsum(weights) or 1.0
@@ -196,17 +198,17 @@ class Particles:
         particles = [Particle(node, weight / total) for (node, _), weight in pairs]
         return tuple(sorted(particles, key=lambda each: -each.weight))
 
-    def _current(self, search: Search) -> list[tuple[Heddle, float]]:
+    def _particles(self, search: Search) -> list[tuple[Heddle, float]]:
         if not search.round:
             return [(search.start, 0.0)] * self.n
         entries = search.state["at"][str(search.round)]["particles"]
         nodes = search.nodes_by_id([node_id for node_id, _ in entries])
         return [(node, float(w)) for node, (_, w) in zip(nodes, entries, strict=True)]
 
-    def _log_z(self, search: Search) -> float:
+    def _past_evidence(self, search: Search) -> float:
         return float(search.state["at"][str(search.round)]["log_z"]) if search.round else 0.0
 
-    def _by_weight(self, particles: Sequence[tuple[Heddle, float]]) -> list[Heddle]:
+    def _heaviest_first(self, particles: Sequence[tuple[Heddle, float]]) -> list[Heddle]:
         """Return the particles' nodes, sorted by the total weight of particles with their text.
 
         particles: pairs of a node and a log weight.
@@ -225,8 +227,8 @@ def _weight_change(node: Heddle, child: Heddle, search: Search) -> float:
     It is the change of the potential plus the `legal_logmass` of the child's tokens.
     """
     before = 0.0 if node is search.start else (node.score or 0.0)
-    by_another: float = child.meta.get("legal_logmass", 0.0)
-    return (child.score or 0.0) - before + math.fsum(child.legal_logmass) + by_another
+    measured_logmass: float = child.meta.get("legal_logmass", 0.0)
+    return (child.score or 0.0) - before + math.fsum(child.legal_logmass) + measured_logmass
 
 
 def effective_size(log_weights: Sequence[float]) -> float:
@@ -248,7 +250,7 @@ def log_mean_exp(log_weights: Sequence[float]) -> float:
     return top + math.log(mean)
 
 
-def systematic(log_weights: Sequence[float], rng: Random, n: int | None = None) -> list[int]:
+def resample(log_weights: Sequence[float], rng: Random, n: int | None = None) -> list[int]:
     """Return `n` indices of weights, drawn by systematic resampling.
 
     How often an index occurs differs by less than 1 from its expected number.
@@ -259,10 +261,10 @@ def systematic(log_weights: Sequence[float], rng: Random, n: int | None = None) 
     top = max(log_weights)
     weights = [math.exp(weight - top) for weight in log_weights]
     step = math.fsum(weights) / n
-    at, total, picked = rng.random() * step, 0.0, list[int]()
+    at, total, indices = rng.random() * step, 0.0, list[int]()
     for index, weight in enumerate(weights):
         total += weight
-        while at < total and len(picked) < n:
-            picked.append(index)
+        while at < total and len(indices) < n:
+            indices.append(index)
             at += step
-    return picked + [len(weights) - 1] * (n - len(picked))
+    return indices + [len(weights) - 1] * (n - len(indices))

@@ -11,7 +11,7 @@ from ..lm.lm import LM
 from ..loom import Heddle
 from .core import Prompt, SearchOptions, SearchResult, Settings, Steps, awaitable, blocking
 from .driver import Algorithm, Search, WorkItem
-from .judge import Judge, is_answered, max_depth, paths, ranked, worth_following
+from .judge import Judge, best_per_state, has_correct_answer, max_depth, rank_answers, ranked
 from .propose import Counts, Proposer
 
 
@@ -84,7 +84,7 @@ class BreadthFirst:
 
     def next_work(self, search: Search) -> Sequence[WorkItem]:
         """Return lines below all nodes that the last round kept; nothing after a correct answer."""
-        if search.round >= self.depth or is_answered(search):
+        if search.round >= self.depth or has_correct_answer(search):
             return []
         kept = self.kept(search, search.round)
         return [WorkItem(node) for node in kept if not search.is_end(node)]
@@ -93,15 +93,15 @@ class BreadthFirst:
         """Keep the best nodes of the round."""
         earlier = [each for ids in self._ids(search, search.round) for each in ids]
         before = {search.merge_key(node) for node in [search.start, *search.nodes_by_id(earlier)]}
-        new = worth_following(search, self.judge, candidates)
+        new = best_per_state(search, self.judge, candidates)
         kept = [node for node in new if search.merge_key(node) not in before][: self.breadth]
         search.state.setdefault("kept", {})[str(search.round + 1)] = [node.id for node in kept]
         return kept
 
     def best(self, search: Search) -> Sequence[Heddle]:
         """Return the paths that ended and those of the last level, best first."""
-        if not search.completes or is_answered(search):
-            return paths(search)
+        if not search.completes or has_correct_answer(search):
+            return rank_answers(search)
         earlier = [each for ids in self._ids(search, search.round - 1) for each in ids]
         ended = [node for node in search.nodes_by_id(earlier) if node.terminal]
         return ranked([*ended, *self.kept(search, search.round)]) if search.round else []
@@ -128,9 +128,9 @@ class DepthFirst:
 
         [] once an answer is known.
         """
-        if self._ended(search):
+        if self._has_answer(search):
             return []
-        for node in self._descent(search):
+        for node in self._depth_first_order(search):
             if node.meta.get("opened") or search.is_end(node):
                 continue
             if not self._is_full(search, node):
@@ -148,11 +148,11 @@ class DepthFirst:
 
     def best(self, search: Search) -> Sequence[Heddle]:
         """Return the nodes in the order of `judge.paths`."""
-        return paths(search)
+        return rank_answers(search)
 
-    def _ended(self, search: Search) -> bool:
+    def _has_answer(self, search: Search) -> bool:
         if search.checks:
-            return is_answered(search)
+            return has_correct_answer(search)
         below = (node for node in search.start.walk() if node is not search.start)
         return any(
             search.is_end(node) or (self._is_full(search, node) and not search.completes)
@@ -162,7 +162,7 @@ class DepthFirst:
     def _is_full(self, search: Search, node: Heddle) -> bool:
         return search.level(node) - search.level(search.start) >= self.depth
 
-    def _descent(self, search: Search) -> list[Heddle]:
+    def _depth_first_order(self, search: Search) -> list[Heddle]:
         """Return the nodes in depth-first order: one per state, up to `breadth` below each node."""
         order, stack = list[Heddle](), [search.start]
         visited: set[object] = set()
@@ -173,6 +173,6 @@ class DepthFirst:
             visited.add(place)
             order.append(node)
             steps = [child for child in node.children if child.score is not None]
-            kept = worth_following(search, self.judge, steps)[: self.breadth]
+            kept = best_per_state(search, self.judge, steps)[: self.breadth]
             stack += reversed(kept)
         return order

@@ -49,17 +49,17 @@ class Callback:
             raise ConfigError(f"{name} is {reprlib.repr(function)}; allowed is a function")
         check_unary(name, function, f"named {', '.join(get_args(Takes))}")
         named = "nodes" if isinstance(function, Scorer) else _first_parameter(function)
-        self.takes: Takes = cast("Takes", named) if named in get_args(Takes) else default
-        self.one = self.takes.removesuffix("s")
+        self.parameter: Takes = cast("Takes", named) if named in get_args(Takes) else default
+        self.singular = self.parameter.removesuffix("s")
         # `mean_logprob` of a path without tokens is -inf.
         self.allows_minus_inf = allows_minus_inf or isinstance(function, Scorer)
 
     @property
-    def over_states(self) -> bool:
+    def takes_states(self) -> bool:
         """True if its argument is a state of the caller's."""
-        return self.one == "state"
+        return self.singular == "state"
 
-    def call_on(self, nodes: Sequence[Heddle], state_of: StateOf) -> Steps[list[Any]]:
+    def results(self, nodes: Sequence[Heddle], state_of: StateOf) -> Steps[list[Any]]:
         """Call the function and return its result for each node.
 
         state_of: returns the state of a node.
@@ -68,10 +68,10 @@ class Callback:
             return []
         if isinstance(self.function, Scorer):
             return (yield from self.function.steps(list(nodes)))
-        view = {"node": lambda node: node, "text": text_of, "state": state_of}[self.one]
+        view = {"node": lambda node: node, "text": text_of, "state": state_of}[self.singular]
         arguments = [view(node) for node in nodes]
-        if self.takes == self.one:
-            return (yield from _await_all(self._each(arguments)))
+        if self.parameter == self.singular:
+            return (yield from _await_all(self._call_for_each(arguments)))
         (result,) = yield from _await_all([self.function(arguments)])
         try:
             answers = None if isinstance(result, str | bytes) else list(result)
@@ -79,47 +79,51 @@ class Callback:
             answers = None
         if answers is None:
             raise ConfigError(
-                f"{self._message(result, f'{len(nodes)} {self.takes}')}; or name its parameter "
-                f"`{self.one}`, to be called for one at a time"
+                f"{self._complaint(result, f'{len(nodes)} {self.parameter}')}; or name its "
+                f"parameter `{self.singular}`, to be called for one at a time"
             )
         if len(answers) != len(nodes):
-            raise ConfigError(self._message(result, f"{len(nodes)} {self.takes}"))
+            raise ConfigError(self._complaint(result, f"{len(nodes)} {self.parameter}"))
         return answers
 
     def numbers(self, nodes: Sequence[Heddle], state_of: StateOf) -> Steps[list[float]]:
         """Return a number for each node: finite, or -inf if allowed. Raises: ConfigError."""
-        results = yield from self.call_on(nodes, state_of)
-        values = [_number(result) for result in results]
+        results = yield from self.results(nodes, state_of)
+        values = [_float_or_nan(result) for result in results]
         for value, result in zip(values, results, strict=True):
             if not (math.isfinite(value) or (value == -math.inf and self.allows_minus_inf)):
-                raise self.error_for(result)
+                raise self.invalid_result_error(result)
         return values
 
     def verdicts(self, nodes: Sequence[Heddle], state_of: StateOf) -> Steps[list[bool]]:
         """Return True or False for each node. Raises: ConfigError for other values."""
-        results = yield from self.call_on(nodes, state_of)
+        results = yield from self.results(nodes, state_of)
         for result in results:
-            if _number(result) not in (0, 1):
-                raise self.error_for(result)
-        return [bool(_number(result)) for result in results]
+            if _float_or_nan(result) not in (0, 1):
+                raise self.invalid_result_error(result)
+        return [bool(_float_or_nan(result)) for result in results]
 
-    def error_for(self, result: object) -> ConfigError:
+    def invalid_result_error(self, result: object) -> ConfigError:
         """Return the error for an invalid result for one candidate."""
-        message = self._message(result, f"one {self.one}")
-        if self.takes == self.one and isinstance(result, list):
-            message += f"; or name its parameter `{self.one}s`, to be called for all at once"
+        message = self._complaint(result, f"one {self.singular}")
+        if self.parameter == self.singular and isinstance(result, list):
+            message += f"; or name its parameter `{self.singular}s`, to be called for all at once"
         return ConfigError(message)
 
-    def _message(self, result: object, what: str) -> str:
+    def _complaint(self, result: object, subject: str) -> str:
         wanted = {
             "propose": "a list of (text, state) pairs for each state"
-            if self.over_states
-            else f"a list of texts for each {self.one}",
-            "verifier": f"True or False for each {self.one}",
-        }.get(self.name, f"one finite number a {self.one}{', or -inf' * self.allows_minus_inf}")
-        return f"{self.name} returned {reprlib.repr(result)} for {what}; it has to return {wanted}"
+            if self.takes_states
+            else f"a list of texts for each {self.singular}",
+            "verifier": f"True or False for each {self.singular}",
+        }.get(
+            self.name, f"one finite number per {self.singular}{', or -inf' * self.allows_minus_inf}"
+        )
+        return (
+            f"{self.name} returned {reprlib.repr(result)} for {subject}; it has to return {wanted}"
+        )
 
-    def _each(self, arguments: Sequence[Any]) -> list[Any]:
+    def _call_for_each(self, arguments: Sequence[Any]) -> list[Any]:
         answers: list[Any] = []
         try:
             for argument in arguments:
@@ -141,7 +145,7 @@ def _first_parameter(function: Callable[..., Any]) -> str:
     return "" if first is None or first.kind in nameless else first.name
 
 
-def _number(value: object) -> float:
+def _float_or_nan(value: object) -> float:
     try:
         return math.nan if isinstance(value, str | bytes) else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):

@@ -33,7 +33,7 @@ class ConstrainedTexts:
         matcher = self._matcher(node)
         for tokens in self._tokenizations(text):
             if matcher.takes(tokens):
-                is_complete = _accept(matcher.clone(), tokens).may_end
+                is_complete = _advanced(matcher.clone(), tokens).may_end
                 return tokens if is_complete or not ends else None
         return None
 
@@ -57,7 +57,7 @@ class ConstrainedTexts:
     def _matcher(self, node: Heddle) -> Matcher:
         """Return the matcher after a node's text."""
         matcher = self.lm.constraints.matcher(healed_constraint(node, self.constraint))
-        return _accept(matcher, constrained_tokens(node, self.constraint))
+        return _advanced(matcher, constrained_tokens(node, self.constraint))
 
     def _tokenizations(self, text: str) -> Iterator[list[int]]:
         """Yield the usual tokenization, then one in which no token joins line ends and text."""
@@ -69,7 +69,7 @@ class ConstrainedTexts:
             yield [token for piece in pieces if piece for token in continuation(piece)]
 
 
-def _accept(matcher: Matcher, tokens: Sequence[int]) -> Matcher:
+def _advanced(matcher: Matcher, tokens: Sequence[int]) -> Matcher:
     for token in tokens:
         matcher.accept(token)
     return matcher

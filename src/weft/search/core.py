@@ -276,7 +276,7 @@ class Settings:
 
         Raises: ConfigError.
         """
-        _check_names(call, options, without)
+        _check_option_names(call, options, without)
         rest = {**defaults, **options}
         budget = Budget(*(rest.pop(f"budget_{what}", None) for what in ("tokens", "s", "kv_bytes")))
         own = {name: rest.pop(name, None) for name in _OWN}
@@ -284,7 +284,7 @@ class Settings:
         answer_tokens = check_int("answer_tokens", rest.pop("answer_tokens", 256), 0)
         rest["max_tokens"] = check_int("max_tokens", rest["max_tokens"], 1)
         if (of_line := rest.pop("line_constraint", None)) is not None:
-            rest["constraint"] = _each_line(of_line, rest)
+            rest["constraint"] = _constrain_each_line(of_line, rest)
         SamplingParams.resolve(rest, SamplingParams())
         if own["task"] is not None and not isinstance(own["task"], Task):
             raise ConfigError(
@@ -314,7 +314,7 @@ class Settings:
         )
 
 
-def _each_line(constraint: Any, sampling: Mapping[str, Any]) -> EachLine:
+def _constrain_each_line(constraint: Any, sampling: Mapping[str, Any]) -> EachLine:
     """Return `line_constraint` as a constraint of the full text: `EachLine`.
 
     sampling: the other parameters; `stop` in it has the line ends.
@@ -500,19 +500,19 @@ class Meter:
 _OWN = ("task", "propose", "value", "verifier", "state", "score", "complete", "progress")
 
 
-def _check_names(
+def _check_option_names(
     call: Callable[..., Any], options: Mapping[str, Any], without: Collection[str]
 ) -> None:
     if "n" in options:
         raise ConfigError(f"n has no meaning for {call.__name__}; leave it out")
     keywords = signature(call).parameters.values()
     own = [each.name for each in keywords if each.kind is Parameter.KEYWORD_ONLY]
-    taken = [name for name in (*own, *SearchOptions.__annotations__) if name not in without]
+    allowed = [name for name in (*own, *SearchOptions.__annotations__) if name not in without]
     for name in options:
-        if name not in taken and name not in without:
+        if name not in allowed and name not in without:
             from .other_libraries import options_for
 
-            raise unknown_option_error(name, taken, call.__name__, options_for(taken))
+            raise unknown_option_error(name, allowed, call.__name__, options_for(allowed))
 
 
 def resolve_start(lm: LM | None, prompt: Prompt) -> tuple[Heddle, Loom]:

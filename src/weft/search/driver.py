@@ -143,7 +143,7 @@ class Search:
         self.meter.slot_bytes = 1 if lm is None else lm.info.kv_bytes_per_token
         if saved is not None:
             self._restore(saved, loom)
-        if self.over_states:
+        if self.uses_states:
             self._set_first_state()
 
     def _read_functions(self) -> None:
@@ -157,9 +157,9 @@ class Search:
             for by, each in named.items()
         }
         functions = [each for each in self.proposers.values() if isinstance(each, Callback)]
-        self.over_states = any(each.over_states for each in functions)
-        if self.over_states and not all(
-            isinstance(each, Callback) and each.over_states for each in self.proposers.values()
+        self.uses_states = any(each.takes_states for each in functions)
+        if self.uses_states and not all(
+            isinstance(each, Callback) and each.takes_states for each in self.proposers.values()
         ):
             raise ConfigError("if one proposer takes states, all have to: propose(state)")
         self.value: Callback | None = None
@@ -175,7 +175,7 @@ class Search:
         elif self.task is not None and overrides(self.task, "is_solved"):
             self.verifier = Callback("verifier", self.task.is_solved, "text")
         self.checks = self.verifier is not None
-        if not self.over_states and (given.state is not None or self._needs_states()):
+        if not self.uses_states and (given.state is not None or self._needs_states()):
             raise ConfigError(
                 "state= and score= need a propose= that goes over states: "
                 "propose(state) -> [(text, state), …]; or a task with a state() of its own"
@@ -184,14 +184,14 @@ class Search:
         self.completes = (
             completes
             and given.complete is not False
-            and not (self.over_states and given.complete is None)
+            and not (self.uses_states and given.complete is None)
         )
         if given.complete and not completes:
             why = "there is no model" if self.lm is None else "answer_tokens is 0"
             raise ConfigError(f"complete=True, but {why}; leave complete out")
 
     def _needs_states(self) -> bool:
-        needed = any(each is not None and each.over_states for each in (self.value, self.verifier))
+        needed = any(each is not None and each.takes_states for each in (self.value, self.verifier))
         return needed and not overrides(self.task, "state")
 
     def run(
@@ -213,13 +213,13 @@ class Search:
             # The first state may be an answer. In an existing tree, another checker may have
             # verified the answers.
             nodes = self.start.walk()
-            yield from judge.verify([n for n in nodes if self.over_states or n is not self.start])
+            yield from judge.verify([n for n in nodes if self.uses_states or n is not self.start])
         while not self.done:
             items = list(algorithm.next_work(self))
             if not items or self.meter.out_of_time():
                 break
             n_closed = proposer.n_closed
-            candidates = yield from self._work(items, judge, proposer)
+            candidates = yield from self._run_round(items, judge, proposer)
             if not candidates and proposer.n_closed == n_closed:
                 break
             kept = tuple(algorithm.record(self, candidates))
@@ -284,7 +284,7 @@ class Search:
 
     def level(self, node: Heddle) -> int:
         """Return the number of steps (lines or states) from the root down to the node."""
-        by_lines = self.task is not None and not self.over_states
+        by_lines = self.task is not None and not self.uses_states
         return len(lines_of(node)) if by_lines else len(node.path) - 1
 
     def set_state(self, node: Heddle, state: Any) -> None:
@@ -293,14 +293,14 @@ class Search:
             return
         self.states[node.id] = state
         if self.settings.resume is not None:
-            node.meta["state"] = _literal(state)
+            node.meta["state"] = _state_literal(state)
 
     def state_of(self, node: Heddle) -> Any:
         """Return the caller's state of a node, or the task's state of its lines.
 
         None if there is no task, or the last line is invalid.
         """
-        if self.over_states:
+        if self.uses_states:
             # Text that the model wrote below a state has that state.
             return next(self.states[n.id] for n in reversed(node.path) if n.id in self.states)
         return None if self.task is None else self.task.state(lines_of(node))
@@ -310,10 +310,10 @@ class Search:
 
         None if the state is unknown or invalid; such a node is not followed.
         """
-        if self.over_states:
+        if self.uses_states:
             known = node.id in self.states
             # In a tuple, because None is a valid state.
-            return _key((self.states[node.id],), node) if known else None
+            return _hashable_state((self.states[node.id],), node) if known else None
         # Full answers differ even if their paths lead to one state.
         if self.task is None or node.terminal:
             return node.id
@@ -324,7 +324,7 @@ class Search:
 
     def is_complete(self, node: Heddle) -> bool:
         """Return True if the node's text may be a full answer, which a checker can verify."""
-        if self.over_states and not self.completes:
+        if self.uses_states and not self.completes:
             return node.id in self.states
         return node.terminal or not self.completes
 
@@ -370,10 +370,10 @@ class Search:
                 "or another file"
             )
         if record["shape"] != self._shape:
-            previous = _differences(record["shape"], self._shape)
+            differences = _describe_differences(record["shape"], self._shape)
             raise ConfigError(
-                f"{path} holds another search: {previous}. Give the same strategy and numbers, or "
-                "another file"
+                f"{path} holds another search: {differences}. Give the same strategy and "
+                "numbers, or another file"
             )
         if seed is not None and seed != record["meter"]["seed"]:
             raise ConfigError(
@@ -382,17 +382,17 @@ class Search:
         self.start = saved.find(record["start"])
         self.round, self.state, self.done = record["round"], record["state"], record["done"]
         self.meter.restore(record["meter"])
-        if self.over_states:
+        if self.uses_states:
             for node in self.start.walk():
                 if "state" in node.meta:
-                    self.states[node.id] = _from_literal(node.meta["state"], str(path))
+                    self.states[node.id] = _state_from_literal(node.meta["state"], str(path))
 
     def _set_first_state(self) -> None:
         first = self.prompt if self.settings.state is None else self.settings.state
         if isinstance(first, Heddle):
             raise ConfigError("below a node the search needs its state: give state=")
         self.set_state(self.start, first)
-        if not _is_same(self.states[self.start.id], first):
+        if not _is_same_state(self.states[self.start.id], first):
             raise ConfigError(
                 f"{self.settings.resume} holds another search: it began with the state "
                 f"{self.states[self.start.id]!r:.80}. Give the same, or another file"
@@ -403,18 +403,18 @@ class Search:
 
     # Its rounds
 
-    def _work(
+    def _run_round(
         self, items: Sequence[WorkItem], judge: Judge, proposer: Proposer
     ) -> Steps[list[Heddle]]:
         """Run a round's work, score the new nodes and return them."""
         lines = [item for item in items if item.kind == "lines"]
-        candidates = (yield from proposer.below(lines)) if lines else []
+        candidates = (yield from proposer.propose_below(lines)) if lines else []
         ends: dict[float | None, list[Heddle]] = {}
         for item in items:
             if item.kind == "answers":
                 ends.setdefault(item.temperature, []).extend([item.node] * (item.n or 1))
         for temperature, rows in ends.items():
-            nodes = yield from proposer.answers(rows, temperature)
+            nodes = yield from proposer.generate_answers(rows, temperature)
             for node in nodes:
                 node.meta["answer"] = LIKELIEST if temperature == 0.0 else "drawn"
             candidates += nodes
@@ -435,23 +435,23 @@ class Search:
         elif not self.completes:
             best = paths[0] if paths else self.start
         else:
-            best = yield from self._completed(paths or [self.start], judge, proposer)
+            best = yield from self._complete(paths or [self.start], judge, proposer)
         if "solved" not in best.meta and best is not self.start:
             yield from judge.verify([best], cut=True)
         if self.meter.stopped is None:
             self.done, self.state["best"] = True, best.id
             self.save()
         solved = self.is_solved(best) if self.checks else None
-        nodes = self.start.walk() if self.over_states else ()
+        nodes = self.start.walk() if self.uses_states else ()
         states = {node: self.states[node.id] for node in nodes if node.id in self.states}
         return SearchResult(
             best, text_of(best), self.loom, self.meter.cost(), solved, states=states
         )
 
-    def _completed(self, paths: list[Heddle], judge: Judge, proposer: Proposer) -> Steps[Heddle]:
+    def _complete(self, paths: list[Heddle], judge: Judge, proposer: Proposer) -> Steps[Heddle]:
         best: Heddle | None = None
         for path in paths:
-            end = path if path.terminal else (yield from proposer.completed(path))
+            end = path if path.terminal else (yield from proposer.complete(path))
             if end is None:
                 break
             if end is not path:
@@ -462,7 +462,7 @@ class Search:
         return best or paths[0]
 
 
-def _key(state: tuple[Any], node: Heddle) -> Hashable:
+def _hashable_state(state: tuple[Any], node: Heddle) -> Hashable:
     try:
         hash(state)
     except TypeError:
@@ -470,18 +470,18 @@ def _key(state: tuple[Any], node: Heddle) -> Hashable:
     return state
 
 
-def _differences(previous: Mapping[str, str], current: Mapping[str, str]) -> str:
-    names = [name for name in current if previous.get(name) != current[name]]
+def _describe_differences(saved: Mapping[str, str], requested: Mapping[str, str]) -> str:
+    names = [name for name in requested if saved.get(name) != requested[name]]
     if "name" in names:
-        return f"the strategy was {previous.get('name')}"
-    return ", ".join(f"{name} was {previous.get(name)}" for name in names)
+        return f"the strategy was {saved.get('name')}"
+    return ", ".join(f"{name} was {saved.get(name)}" for name in names)
 
 
-def _is_same(one: Any, other: Any) -> bool:
+def _is_same_state(one: Any, other: Any) -> bool:
     return one is other or repr(one) == repr(other)
 
 
-def _literal(state: Any) -> str:
+def _state_literal(state: Any) -> str:
     """Return the state as a Python literal. Raises: ConfigError if it cannot be read back."""
     written = repr(state)
     try:
@@ -495,7 +495,7 @@ def _literal(state: Any) -> str:
     )
 
 
-def _from_literal(written: object, path: str) -> Any:
+def _state_from_literal(written: object, path: str) -> Any:
     try:
         return ast.literal_eval(written)  # type: ignore[arg-type]
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:

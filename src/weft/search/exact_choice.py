@@ -14,7 +14,7 @@ from ..constraints import Choice, as_constraint
 from ..loom import Heddle
 from ..loom.heddle import measure_item
 from ..loom.node import add_tokens
-from ._smc import log_mean_exp, systematic
+from ._smc import log_mean_exp, resample
 from .core import Read, Steps
 from .driver import Search, WorkItem
 from .propose import Source
@@ -28,12 +28,14 @@ class ExactChoice:
     cuts: the token ids of each text, in the order of the choice.
     """
 
-    def __init__(self, search: Search, params: SamplingParams, cuts: Sequence[list[int]]) -> None:
+    def __init__(
+        self, search: Search, params: SamplingParams, token_ids: Sequence[list[int]]
+    ) -> None:
         self.search = search
         self.params = params
-        self.cuts = cuts
+        self.token_ids = token_ids
 
-    def below(self, items: Sequence[WorkItem]) -> Steps[list[Heddle]]:
+    def propose_below(self, items: Sequence[WorkItem]) -> Steps[list[Heddle]]:
         """Draw texts below a node, as many as its work item wants; return one new node per draw.
 
         items: exactly one item.
@@ -43,14 +45,14 @@ class ExactChoice:
         """
         search, (item,) = self.search, items
         assert search.lm is not None
-        requests = [measure_item(item.node, cut) for cut in self.cuts]
+        requests = [measure_item(item.node, ids) for ids in self.token_ids]
         scores = yield Read(search.lm, requests)
-        search.meter.prompt_tokens += sum(map(len, self.cuts))
+        search.meter.prompt_tokens += sum(map(len, self.token_ids))
         logprobs = [math.fsum(score.logprobs.tolist()) for score in scores]
         evidence = log_mean_exp(logprobs) + math.log(len(logprobs))
         nodes = []
-        for number in systematic(logprobs, search.rng("choice"), item.n):
-            node = add_tokens(item.node, self.cuts[number])
+        for number in resample(logprobs, search.rng("choice"), item.n):
+            node = add_tokens(item.node, self.token_ids[number])
             node.logprobs = scores[number].logprobs.tolist()
             node.params, node.terminal, node.finish_reason = self.params, True, "stop"
             node.meta["legal_logmass"] = evidence
@@ -77,11 +79,11 @@ def exact_choice(search: Search, sources: Sequence[Source]) -> ExactChoice | Non
     params = SamplingParams.resolve({"stop": "\n", **sampling}, SamplingParams())
     neutral = SamplingParams(max_tokens=params.max_tokens, stop=params.stop, constraint=constraint)
     texts = sorted(set(constraint.texts))
-    begins = any(after.startswith(text) for text, after in zip(texts, texts[1:], strict=False))
+    is_prefix = any(after.startswith(text) for text, after in zip(texts, texts[1:], strict=False))
     is_cut = any(stop in text for stop in params.stop for text in texts)
-    is_begun = search.start.params is not None and search.start.params.constraint == constraint
-    if params != neutral or begins or is_cut or is_begun or search.meter.budget.kv_bytes:
+    has_started = search.start.params is not None and search.start.params.constraint == constraint
+    if params != neutral or is_prefix or is_cut or has_started or search.meter.budget.kv_bytes:
         return None
-    cuts = [lm.constraints.ids_of(text.encode()) for text in texts]
-    fits = all(max(cut) < lm.info.n_vocab and len(cut) <= params.max_tokens for cut in cuts)
-    return ExactChoice(search, params, cuts) if fits else None
+    token_ids = [lm.constraints.ids_of(text.encode()) for text in texts]
+    fits = all(max(ids) < lm.info.n_vocab and len(ids) <= params.max_tokens for ids in token_ids)
+    return ExactChoice(search, params, token_ids) if fits else None

@@ -122,7 +122,7 @@ DEFAULT_DEPTH = 16
 LIKELY = 0.5
 
 
-def worth_following(search: Search, judge: Judge, candidates: Sequence[Heddle]) -> list[Heddle]:
+def best_per_state(search: Search, judge: Judge, candidates: Sequence[Heddle]) -> list[Heddle]:
     """Return the candidates that are worth following, best first: only the best one per state."""
     kept: dict[object, Heddle] = {}
     for node in ranked(search.in_order(candidates)):
@@ -143,13 +143,13 @@ def max_depth(depth: int | None, search: Search) -> int:
     depth: the caller's limit; None means the remaining steps of the task, else DEFAULT_DEPTH.
     """
     given = DEFAULT_DEPTH if depth is None else check_int("depth", depth, 1)
-    if search.over_states or search.task is None or search.task.steps is None:
+    if search.uses_states or search.task is None or search.task.steps is None:
         return given
-    missing = max(search.task.steps - len(search.lines_of(search.start)), 0)
-    return missing if depth is None else min(given, missing)
+    remaining_steps = max(search.task.steps - len(search.lines_of(search.start)), 0)
+    return remaining_steps if depth is None else min(given, remaining_steps)
 
 
-def max_rounds(rounds: int | None, search: Search, *, checked: int, blind: int) -> int:
+def max_rounds(rounds: int | None, search: Search, *, checked: int, unchecked: int) -> int:
     """Return the maximum number of rounds of a search.
 
     Args:
@@ -159,15 +159,15 @@ def max_rounds(rounds: int | None, search: Search, *, checked: int, blind: int) 
     """
     if rounds is not None:
         return check_int("rounds", rounds, 1)
-    return checked if search.checks else blind
+    return checked if search.checks else unchecked
 
 
-def is_answered(search: Search) -> bool:
+def has_correct_answer(search: Search) -> bool:
     """Return True if there is a checker, and it has accepted an answer."""
     return search.checks and any(map(search.is_solved, search.start.walk()))
 
 
-def paths(search: Search) -> list[Heddle]:
+def rank_answers(search: Search) -> list[Heddle]:
     """Return the scored nodes that could be the answer, best first; accepted ones lead.
 
     If `search.completes`, next come unfinished paths of at least `task.steps` lines. Then come
@@ -205,7 +205,7 @@ def is_step(node: Heddle) -> bool:
     return node.score is not None and not node.meta.get("answer")
 
 
-def is_answer_known(node: Heddle) -> bool:
+def is_completed(node: Heddle) -> bool:
     """Return True if the model has completed this path already.
 
     That is so if an answer was drawn below the node. It is also so if the likeliest completion of a
@@ -243,10 +243,10 @@ class Frontier:
         self.total: dict[str, float] = {}
         self.repeats: dict[str, int] = {}
         self.steps = {node.id: list(filter(is_step, node.children)) for node in self.nodes}
-        self._count()
-        self.closed = self._closed_ids(judge)
+        self._sum_up()
+        self.closed = self._find_closed(judge)
 
-    def promising(self, *, anywhere: bool = False) -> list[Heddle]:
+    def paths_to_complete(self, *, anywhere: bool = False) -> list[Heddle]:
         """Return the paths to complete now: the start, then the others, best first.
 
         These are full paths with a score of at least `LIKELY` that were not completed before. []
@@ -262,7 +262,7 @@ class Frontier:
             if node.id not in self.closed
             and (anywhere or self.is_full(node))
             and (node is self.search.start or (node.score or 0) >= LIKELY)
-            and not is_answer_known(node)
+            and not is_completed(node)
         ]
         return sorted(ranked(nodes), key=lambda node: node is not self.search.start)
 
@@ -270,14 +270,14 @@ class Frontier:
         """Return True if the path to the node has `depth` levels, so that no step may follow."""
         return self.search.level(node) - self.search.level(self.search.start) >= self.depth
 
-    def open(self, taken: Iterable[str] = (), *, widens: bool = False) -> set[str]:
+    def expandable(self, excluded: Iterable[str] = (), *, widens: bool = False) -> set[str]:
         """Return the ids of nodes at or below which a node can be expanded.
 
         Args:
             taken: ids of nodes that are being expanded already; they do not count.
             widens: nodes that have steps can get more. False: only nodes without steps count.
         """
-        busy, open_ids = set(taken), set[str]()
+        busy, open_ids = set(excluded), set[str]()
         for node in reversed(self.nodes):
             if node.id in self.closed or self.is_full(node):
                 continue
@@ -288,7 +288,7 @@ class Frontier:
                 open_ids.add(node.id)
         return open_ids
 
-    def _count(self) -> None:
+    def _sum_up(self) -> None:
         for node in reversed(self.nodes):
             below = node.children
             self.visits[node.id] = (node.score is not None) + sum(
@@ -298,7 +298,7 @@ class Frontier:
             known = max(node.meta.get("drawn", 0) - len(self.steps[node.id]), 0)
             self.repeats[node.id] = known + sum(self.repeats[child.id] for child in below)
 
-    def _closed_ids(self, judge: Judge) -> set[str]:
+    def _find_closed(self, judge: Judge) -> set[str]:
         """Return the ids of nodes that are not followed.
 
         These are ended and hopeless paths, nodes whose state occurs before in the tree, and nodes
@@ -309,7 +309,7 @@ class Frontier:
             if node is search.start:
                 continue
             key = search.merge_key(node)
-            ended = search.is_end(node) or (self.is_full(node) and is_answer_known(node))
+            ended = search.is_end(node) or (self.is_full(node) and is_completed(node))
             if not is_step(node) or ended or key is None or key in keys:
                 closed.add(node.id)
             elif judge.is_hopeless(node):

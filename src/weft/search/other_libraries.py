@@ -207,16 +207,18 @@ def function_for(name: str) -> str | None:
     return next((here for here, others in _FUNCTIONS.items() if plain in others), None)
 
 
-def options_for(taken: Container[str]) -> dict[str, str]:
+def options_for(accepted: Container[str]) -> dict[str, str]:
     """Return a mapping from other libraries' names of options to Weft's.
 
     taken: the options that a search accepts; others are left out.
     """
     answers: dict[str, str] = {}
     for options, others in _OPTIONS.items():
-        here = next((option for option in options if option in taken), None)
+        here = next((option for option in options if option in accepted), None)
         if here is not None:
-            answers.update(dict.fromkeys((other for other in others if other not in taken), here))
+            answers.update(
+                dict.fromkeys((other for other in others if other not in accepted), here)
+            )
     return answers
 
 

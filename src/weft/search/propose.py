@@ -83,25 +83,25 @@ class Proposer:
         # Replaces the sources if the distribution of their texts is known exactly.
         self.draw_exactly: Callable[[Sequence[WorkItem]], Steps[list[Heddle]]] | None = None
         self.sources = [
-            self._source(by, default if kind is None else kind, n_continue, n_suggest)
+            self._create_source(by, default if kind is None else kind, n_continue, n_suggest)
             for by, kind in search.proposers.items()
         ]
         if not self.sources:
             raise ConfigError("propose is empty; allowed is a dict from names to sources")
         # Proposals for later rounds, proposals per call, and sources without new proposals for a
         # node.
-        self._left: dict[tuple[str, str], list[tuple[str, Any]]] = {}
-        self._brings: dict[str, int] = {}
-        self._empty: set[tuple[str, str]] = set()
+        self._unused_proposals: dict[tuple[str, str], list[tuple[str, Any]]] = {}
+        self._n_per_call: dict[str, int] = {}
+        self._exhausted: set[tuple[str, str]] = set()
         # Ids of nodes below which the constraint forbade a proposal.
         self._forbidden: set[str] = set()
         self._check_sampling_used()
 
     def open_sources(self, node: Heddle) -> list[str]:
         """Return the names of sources that may still propose below a node."""
-        return [each.by for each in self.sources if (each.by, node.id) not in self._empty]
+        return [each.by for each in self.sources if (each.by, node.id) not in self._exhausted]
 
-    def below(self, items: Sequence[WorkItem]) -> Steps[list[Heddle]]:
+    def propose_below(self, items: Sequence[WorkItem]) -> Steps[list[Heddle]]:
         """Propose lines below nodes; return the distinct candidates.
 
         The lines of one model grow in one batch. An existing child is a candidate again if its line
@@ -129,7 +129,9 @@ class Proposer:
         self.meter.candidates += len(candidates)
         return candidates
 
-    def answers(self, nodes: Sequence[Heddle], temperature: float | None) -> Steps[list[Heddle]]:
+    def generate_answers(
+        self, nodes: Sequence[Heddle], temperature: float | None
+    ) -> Steps[list[Heddle]]:
         """Grow one full answer below each listed node; return the answers.
 
         If the budget is used up, there are fewer.
@@ -141,7 +143,7 @@ class Proposer:
         self.meter.candidates += len(answers)
         return answers
 
-    def completed(self, path: Heddle) -> Steps[Heddle | None]:
+    def complete(self, path: Heddle) -> Steps[Heddle | None]:
         """Continue a path to its end by greedy decoding; return the new node, with its score.
 
         None if the budget is used up.
@@ -154,7 +156,7 @@ class Proposer:
 
     # Sources
 
-    def _source(self, by: str, kind: Any, n_continue: Counts, n_suggest: Counts) -> Source:
+    def _create_source(self, by: str, kind: Any, n_continue: Counts, n_suggest: Counts) -> Source:
         if isinstance(kind, Callback):
             return Source(by, call=kind)
         lm = kind if isinstance(kind, LM) else self.lm
@@ -172,8 +174,12 @@ class Proposer:
                 "propose='suggest' needs a task that words the prompt; give task=, or 'continue'"
             )
         advised = (task.n_continue, task.n_suggest) if task is not None else (N_PROPOSALS, 0)
-        continues = _counts("n_continue", n_continue, advised[0]) if what != "suggest" else [0]
-        suggests = _counts("n_suggest", n_suggest, advised[1]) if what != "continue" else [0]
+        continues = (
+            _validate_counts("n_continue", n_continue, advised[0]) if what != "suggest" else [0]
+        )
+        suggests = (
+            _validate_counts("n_suggest", n_suggest, advised[1]) if what != "continue" else [0]
+        )
         if task is None:
             suggests = [0]
         if not any(continues + suggests):
@@ -195,28 +201,30 @@ class Proposer:
         with ExitStack() as stack:
             context = _PromptContext(self.search, source, stack)
             rows = context.rows([(item, self.search.level(item.node)) for item in items])
-            children = (yield from self._lines(rows)) if rows else []
-            lines = [child for child in children if not is_cut(child)]
+            children = (yield from self._grow_lines(rows)) if rows else []
+            lines = [child for child in children if not is_incomplete(child)]
             candidates: list[Heddle] = []
             for line in lines:
                 if (node := context.originals.get(id(line.parent))) is not None:
-                    candidates.append(self._child(node, line.text, line))
+                    candidates.append(self._get_or_add_child(node, line.text, line))
                 elif id(line.parent) not in context.prompt_loom_ids:
-                    candidates.append(merged(line) if self.merges else line)
+                    candidates.append(merge_into_sibling(line) if self.merges else line)
                 else:
                     continue
                 _count_drawn(candidates[-1])
             for node, loom in context.prompted:
-                suggested = [line for line in loom.children if not is_cut(line)]
+                suggested = [line for line in loom.children if not is_incomplete(line)]
                 texts = self._allowed_suggestions(node, suggested)
                 for text in texts:
-                    candidates.append(self._child(node, text, is_end=not text.endswith("\n")))
+                    candidates.append(
+                        self._get_or_add_child(node, text, is_end=not text.endswith("\n"))
+                    )
                     _count_drawn(candidates[-1])
                 if suggested and not texts and not any(source.n_continue):
-                    self._close(source, node)
+                    self._mark_exhausted(source, node)
         return _distinct(candidates)
 
-    def _lines(self, rows: list[Heddle]) -> Steps[list[Heddle]]:
+    def _grow_lines(self, rows: list[Heddle]) -> Steps[list[Heddle]]:
         room = self.meter.tokens_left()
         reserve = 0 if room == math.inf else int(min(self.reserve, room // 4))
         return (yield from self.meter.grow(rows, reserve=reserve, **self.sampling))
@@ -249,23 +257,25 @@ class Proposer:
         """
         call, by = source.call, source.by
         assert call is not None
-        items = [item for item in items if (by, item.node.id) not in self._empty]
+        items = [item for item in items if (by, item.node.id) not in self._exhausted]
         prompted = [node for item in items for node in self._nodes_to_call(by, item)]
-        answers = yield from call.call_on(prompted, self.search.state_of)
+        answers = yield from call.results(prompted, self.search.state_of)
         for node, answer in zip(prompted, answers, strict=True):
-            pairs = self._allowed_pairs(node, _pairs(call, answer))
-            self._brings[by] = max(len(pairs), 1)
-            self._left.setdefault((by, node.id), []).extend(pairs)
+            pairs = self._allowed_pairs(node, _text_state_pairs(call, answer))
+            self._n_per_call[by] = max(len(pairs), 1)
+            self._unused_proposals.setdefault((by, node.id), []).extend(pairs)
         rng, candidates = self.search.rng("propose"), list[Heddle]()
         for item in items:
-            pairs = self._take_wanted(item, self._left.pop((by, item.node.id), []), by, rng)
+            pairs = self._take_wanted(
+                item, self._unused_proposals.pop((by, item.node.id), []), by, rng
+            )
             if not pairs:
-                self._close(source, item.node)
+                self._mark_exhausted(source, item.node)
             for text, state in pairs:
-                if not self._fits(text):
+                if not self._fits_budget(text):
                     break
-                child = self._child(item.node, text)
-                if call.over_states:
+                child = self._get_or_add_child(item.node, text)
+                if call.takes_states:
                     self.search.set_state(child, state)
                 candidates.append(child)
         return _distinct(candidates)
@@ -275,12 +285,12 @@ class Proposer:
 
         [] while proposals of an earlier call are left. by: the name of the source.
         """
-        if self._left.get((by, item.node.id)):
+        if self._unused_proposals.get((by, item.node.id)):
             return []
         if item.n is None or self.merges or self.draws:
             return [item.node]
         # Equal answers count separately: make as many calls at once as are needed.
-        return [item.node] * -(-item.n // self._brings.get(by, item.n))
+        return [item.node] * -(-item.n // self._n_per_call.get(by, item.n))
 
     def _take_wanted(
         self, item: WorkItem, pairs: list[tuple[str, Any]], by: str, rng: Random
@@ -298,16 +308,18 @@ class Proposer:
         if self.draws:
             return [rng.choice(pairs) for _ in range(item.n)] if pairs else []
         if self.merges:
-            there = {child.text.strip() for child in item.node.children if not is_cut(child)}
-            pairs = list({p[0].strip(): p for p in pairs if p[0].strip() not in there}.values())
-        self._left[by, item.node.id] = pairs[item.n :]
+            existing = {
+                child.text.strip() for child in item.node.children if not is_incomplete(child)
+            }
+            pairs = list({p[0].strip(): p for p in pairs if p[0].strip() not in existing}.values())
+        self._unused_proposals[by, item.node.id] = pairs[item.n :]
         return pairs[: item.n]
 
-    def _fits(self, text: str) -> bool:
+    def _fits_budget(self, text: str) -> bool:
         return self.lm is None or self.meter.fits(len(self.lm.text.continuation(text)))
 
-    def _close(self, source: Source, node: Heddle) -> None:
-        self._empty.add((source.by, node.id))
+    def _mark_exhausted(self, source: Source, node: Heddle) -> None:
+        self._exhausted.add((source.by, node.id))
         if not self.open_sources(node):
             is_forbidden = node.id in self._forbidden and not _proposals(node)
             node.meta["closed"] = FORBIDDEN if is_forbidden else True
@@ -344,7 +356,7 @@ class Proposer:
                 self._forbidden.add(node.id)
         return allowed
 
-    def _child(
+    def _get_or_add_child(
         self, node: Heddle, text: str, line: Heddle | None = None, *, is_end: bool = False
     ) -> Heddle:
         """Return the child with this text; add it if there is none.
@@ -386,7 +398,7 @@ class _PromptContext:
         self.originals: dict[int, Heddle] = {}
         self.prompted: list[tuple[Heddle, Loom]] = []
         self.prompt_loom_ids: set[int] = set()
-        self._mirror: Loom | None = None
+        self._copied_loom: Loom | None = None
 
     def rows(self, items: Sequence[tuple[WorkItem, int]]) -> list[Heddle]:
         """Return the nodes below which one line each grows, repeated as often as lines are wanted.
@@ -396,15 +408,15 @@ class _PromptContext:
         items: pairs of a node's work and the node's level.
         """
         source, looms, max_suggestions = self.source, dict[str, Loom](), dict[str, int]()
-        continued: list[tuple[Heddle, int]] = []
+        nodes_to_continue: list[tuple[Heddle, int]] = []
         for item, level in items:
             n_continue, n_suggest = (
-                _at(counts, level) if item.n is None else item.n * any(counts)
+                _count_at(counts, level) if item.n is None else item.n * any(counts)
                 for counts in (source.n_continue, source.n_suggest)
             )
             if n_continue:
-                continued.append((self._own(item.node), n_continue))
-            if n_suggest and (prompt := self._prompt(item.node)) is not None:
+                nodes_to_continue.append((self._node_of_source(item.node), n_continue))
+            if n_suggest and (prompt := self._suggestion_prompt(item.node)) is not None:
                 # Nodes with the same prompt share one loom.
                 if prompt not in looms:
                     assert source.lm is not None
@@ -416,22 +428,22 @@ class _PromptContext:
                 max_suggestions[prompt] = max(max_suggestions.get(prompt, 0), n_suggest)
                 self.prompted.append((item.node, looms[prompt]))
         prompted = [(loom, max_suggestions[prompt]) for prompt, loom in looms.items()]
-        return [*_round_robin(continued), *_round_robin(prompted)]
+        return [*_round_robin(nodes_to_continue), *_round_robin(prompted)]
 
-    def _prompt(self, node: Heddle) -> str | None:
+    def _suggestion_prompt(self, node: Heddle) -> str | None:
         task = self.search.task
         return task.suggestion(lines_of(node)) if task is not None else None
 
-    def _own(self, node: Heddle) -> Heddle:
+    def _node_of_source(self, node: Heddle) -> Heddle:
         """Return the node at which the model continues: the tree node, or a copy of its path."""
         search, lm = self.search, self.source.lm
         if lm is search.lm:
             return node
         assert lm is not None
-        if self._mirror is None:
-            self._mirror = self.stack.enter_context(mirror(lm, search))
+        if self._copied_loom is None:
+            self._copied_loom = self.stack.enter_context(copy_prompt(lm, search))
         text = node.get_prefix_text(1)
-        copy = self._mirror.add(text) if text else self._mirror
+        copy = self._copied_loom.add(text) if text else self._copied_loom
         constraint = search.settings.sampling.get("constraint")
         if text and constraint is not None and not isinstance(constraint, EachLine):
             # The constraint of the line continues after the path's tokens.
@@ -440,7 +452,7 @@ class _PromptContext:
         return copy
 
 
-def mirror(lm: LM, search: Search) -> Loom:
+def copy_prompt(lm: LM, search: Search) -> Loom:
     """Return a new loom of another model with the prompt of a search.
 
     Raises: ConfigError if the prompt is token ids, which belong to one model.
@@ -458,7 +470,7 @@ def mirror(lm: LM, search: Search) -> Loom:
     return Loom(lm, prompt)
 
 
-def is_cut(node: Heddle) -> bool:
+def is_incomplete(node: Heddle) -> bool:
     """Return True if the node is an incomplete line, which is no candidate."""
     return node.finish_reason in ("cancelled", "interrupted")
 
@@ -466,24 +478,24 @@ def is_cut(node: Heddle) -> bool:
 def existing_child(node: Heddle, text: str) -> Heddle | None:
     """Return the child whose text is this line, except for whitespace around it, or None."""
     for child in node.children:
-        if child.text.strip() == text.strip() and not is_cut(child):
+        if child.text.strip() == text.strip() and not is_incomplete(child):
             return child
     return None
 
 
-def merged(child: Heddle) -> Heddle:
+def merge_into_sibling(child: Heddle) -> Heddle:
     """Return the first sibling with the child's line; if that is another node, remove the child."""
     assert child.parent is not None
     for sibling in child.parent.children:
         if sibling is child:
             break
-        if sibling.text.strip() == child.text.strip() and not is_cut(sibling):
+        if sibling.text.strip() == child.text.strip() and not is_incomplete(sibling):
             child.remove()
             return sibling
     return child
 
 
-def _pairs(call: Callback, answer: Any) -> list[tuple[str, Any]]:
+def _text_state_pairs(call: Callback, answer: Any) -> list[tuple[str, Any]]:
     """Return a function's answer for one node as (text, state) pairs.
 
     The state is None if the function does not go over states. Raises: ConfigError for an invalid
@@ -494,14 +506,14 @@ def _pairs(call: Callback, answer: Any) -> list[tuple[str, Any]]:
     except TypeError:
         items = None
     if items is None:
-        raise call.error_for(answer)
-    if not call.over_states:
+        raise call.invalid_result_error(answer)
+    if not call.takes_states:
         if not all(isinstance(item, str) for item in items):
-            raise call.error_for(answer)
+            raise call.invalid_result_error(answer)
         return [(text, None) for text in items]
     for item in items:
         if not isinstance(item, tuple | list) or len(item) != 2 or not isinstance(item[0], str):
-            raise call.error_for(answer)
+            raise call.invalid_result_error(answer)
     return [(text, state) for text, state in items]
 
 
@@ -527,7 +539,7 @@ def _round_robin(counted: Iterable[tuple[Heddle, int]]) -> Iterator[Heddle]:
     return (node for turn in range(max_count) for node, count in pairs if turn < count)
 
 
-def _counts(name: str, given: Counts, advised: int | Sequence[int]) -> list[int]:
+def _validate_counts(name: str, given: Counts, advised: int | Sequence[int]) -> list[int]:
     chosen: Any = advised if given is None else given
     is_one = isinstance(chosen, str) or not isinstance(chosen, Iterable)
     counts = [chosen] if is_one else list(chosen)
@@ -536,5 +548,5 @@ def _counts(name: str, given: Counts, advised: int | Sequence[int]) -> list[int]
     return [check_branches(name, count, low=0) for count in counts]
 
 
-def _at(counts: Sequence[int], level: int) -> int:
+def _count_at(counts: Sequence[int], level: int) -> int:
     return counts[min(level, len(counts) - 1)]

@@ -80,7 +80,7 @@ def verdict_steps(
     places = [_question_place(lm, question, shared, adapter) for question in questions]
     answers = yield Read(lm, [Extend(place, (), (Logits(place.depth),)) for place in places])
     at_good, at_bad = good[len(shared)], bad[len(shared)]
-    values = [_odds(float(logits[at_good]) - float(logits[at_bad])) for logits in answers]
+    values = [_sigmoid(float(logits[at_good]) - float(logits[at_bad])) for logits in answers]
     return Verdicts(values, sum(place.depth for place in places))
 
 
@@ -115,7 +115,7 @@ def mean_logprob(nodes: Sequence[Heddle]) -> Steps[list[float]]:
         scores = yield Read(lm, items)
         for node, read in zip(unread.values(), scores, strict=True):
             node.meta["measured"] = math.fsum(read.logprobs.tolist())
-    return [_mean(path) for path in paths]
+    return [_path_logprob(path) for path in paths]
 
 
 @Scorer
@@ -176,19 +176,19 @@ def judge(question: Callable[[str], str], words: tuple[str, str] = ("yes", "no")
     return Scorer(steps)
 
 
-def own_mean_logprob(node: Heddle) -> float:
+def mean_logprob_of_node(node: Heddle) -> float:
     """Return the mean logprob of the node's own tokens, sampled or read; -inf if unknown."""
-    return _mean([node])
+    return _path_logprob([node])
 
 
-def _mean(path: Sequence[Heddle]) -> float:
+def _path_logprob(path: Sequence[Heddle]) -> float:
     known = [node for node in path if node.logprobs or "measured" in node.meta]
     n_tokens = sum(len(node.logprobs or node.tokens) for node in known)
-    totals = [math.fsum(node.logprobs) if node.logprobs else _measured(node) for node in known]
+    totals = [math.fsum(node.logprobs) if node.logprobs else _stored_sum(node) for node in known]
     return math.fsum(totals) / n_tokens if n_tokens else -math.inf
 
 
-def _measured(node: Heddle) -> float:
+def _stored_sum(node: Heddle) -> float:
     return float(node.meta["measured"])
 
 
@@ -197,7 +197,7 @@ def _question_place(lm: LM, question: str, shared: Sequence[int], adapter: str |
         return lm.place([*loom.tokens, *shared], namespace=adapter)
 
 
-def _odds(margin: float) -> float:
+def _sigmoid(margin: float) -> float:
     """Return the probability of the first of two logits, which is larger by `margin`."""
     if margin >= 0:
         return 1 / (1 + math.exp(-margin))

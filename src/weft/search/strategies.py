@@ -38,7 +38,7 @@ class Strategy:
 
     name: str
     title: str
-    says: str  # a description of a few words
+    summary: str  # one line of help text
     call: str  # the function in `weft.search`
     fixed: Mapping[str, Any] = field(default_factory=dict)  # options that it always sets
     breadth: Count | None = None  # the meaning of `breadth`; None: not accepted
@@ -252,7 +252,7 @@ class Estimate(NamedTuple):
     def __str__(self) -> str:
         if self.tokens is None:
             return f"no bound but a budget ({self.parts})"
-        return f"at most {_spaced(self.tokens)} tokens ({self.parts})"
+        return f"at most {_with_spaces(self.tokens)} tokens ({self.parts})"
 
 
 def estimate(strategy: Strategy, options: Mapping[str, Any], prompt: str) -> Estimate:
@@ -262,34 +262,33 @@ def estimate(strategy: Strategy, options: Mapping[str, Any], prompt: str) -> Est
     """
     from .task import Game24
 
-    bound = _unbudgeted(strategy, options, Game24.read(prompt))
+    bound = _unlimited(strategy, options, Game24.read(prompt))
     budget = options.get("budget_tokens")
     if budget is None or (bound.tokens is not None and bound.tokens <= budget):
         return bound
     return Estimate(budget, f"the budget; {bound.parts}")
 
 
-def _unbudgeted(strategy: Strategy, options: Mapping[str, Any], task: Game24 | None) -> Estimate:
+def _unlimited(strategy: Strategy, options: Mapping[str, Any], task: Game24 | None) -> Estimate:
     breadth = options.get("breadth") or (strategy.breadth.default if strategy.breadth else None)
     n = options.get("n") or (strategy.n.default if strategy.n else None)
     if strategy.name in ("best-of-n", "greedy"):
-        answers = n or 1
-        return Estimate(answers * _ANSWER, f"{_counted(answers, 'answer')} of up to {_ANSWER}")
+        n = n or 1
+        return Estimate(n * _ANSWER, f"{_with_plural(n, 'answer')} of up to {_ANSWER}")
     if strategy.name == "tot-dfs":
         return Estimate(None, f"lines of up to {_LINE}, until an answer is known")
-    n_lines = _lines(strategy.name, breadth or 1, n, task)
+    n_lines = _max_proposed_lines(strategy.name, breadth or 1, n, task)
     n_answers = (
         1 if task is None else {"tot": breadth or 1, "mcts": 5, "adaptive": 5}.get(strategy.name, 1)
     )
-    parts = (
-        f"{_spaced(n_lines)} lines of up to {_LINE}, {_counted(n_answers, 'answer')} of {_ANSWER}"
-    )
+    answers = _with_plural(n_answers, "answer")
+    parts = f"{_with_spaces(n_lines)} lines of up to {_LINE}, {answers} of {_ANSWER}"
     if task is not None:
         parts += ", less if a correct answer comes early"
     return Estimate(n_lines * _LINE + n_answers * _ANSWER, parts)
 
 
-def _lines(name: str, breadth: int, n: int | None, task: Game24 | None) -> int:
+def _max_proposed_lines(name: str, breadth: int, n: int | None, task: Game24 | None) -> int:
     """Return the maximum number of lines that a search proposes.
 
     name: the strategy.
@@ -301,7 +300,7 @@ def _lines(name: str, breadth: int, n: int | None, task: Game24 | None) -> int:
         return (n or 1) * (1 + breadth * (_LEVELS - 1))
     if name == "adaptive":
         return breadth * (n or 1) * (32 if task is None else 1000 * 2)
-    per_node = [_EACH] if task is None else _summed(task.n_continue, task.n_suggest)
+    per_node = [_EACH] if task is None else _pairwise_sums(task.n_continue, task.n_suggest)
     if n is not None:
         per_node = [n if task is None else 2 * n]
     if name == "mcts":
@@ -310,13 +309,13 @@ def _lines(name: str, breadth: int, n: int | None, task: Game24 | None) -> int:
     return at[0] + breadth * sum(at[1:])
 
 
-def _summed(one: Sequence[int], other: Sequence[int]) -> list[int]:
+def _pairwise_sums(one: Sequence[int], other: Sequence[int]) -> list[int]:
     return [a + b for a, b in zip(one, other, strict=True)]
 
 
-def _counted(n: int, what: str) -> str:
-    return f"{_spaced(n)} {what}{'s' * (n != 1)}"
+def _with_plural(n: int, noun: str) -> str:
+    return f"{_with_spaces(n)} {noun}{'s' * (n != 1)}"
 
 
-def _spaced(n: int) -> str:
+def _with_spaces(n: int) -> str:
     return f"{n:,}".replace(",", " ")

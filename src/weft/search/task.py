@@ -88,7 +88,7 @@ class Game24(Task):
     @property
     def prompt(self) -> str:
         """The prompt that asks for the puzzle's solution."""
-        return f"Use {_spaced(self.numbers)} to make {self.target}."
+        return f"Use {_joined(self.numbers)} to make {self.target}."
 
     @property
     def steps(self) -> int:  # type: ignore[override]
@@ -129,12 +129,12 @@ class Game24(Task):
         left = self.left(lines)
         if left is None or len(left) < 2:
             return None
-        return f"Suggest a step from {_spaced(left)}."
+        return f"Suggest a step from {_joined(left)}."
 
     def question(self, lines: Lines) -> str | None:
         """Return the value prompt of the remaining numbers."""
         left = self.left(lines)
-        return None if left is None else f"Can {_spaced(left)} make {self.target}?"
+        return None if left is None else f"Can {_joined(left)} make {self.target}?"
 
     def is_solved(self, text: str) -> bool:
         """Return True if the last line is a true `Answer: … = target` with exactly the numbers."""
@@ -148,7 +148,7 @@ class Game24(Task):
 def evaluate(expression: str) -> Fraction | None:
     """Return the exact value of integers with + - * / and brackets; None for anything else."""
     values: list[Fraction] = []
-    waiting: list[str] = []
+    operators: list[str] = []
     expects_number = True
     if _TOKEN.sub("", expression).strip():
         return None
@@ -158,16 +158,16 @@ def evaluate(expression: str) -> Fraction | None:
         if token.isdigit():
             values.append(Fraction(token))
         elif token == "(":
-            waiting.append(token)
-        elif not _settle(values, waiting, token):
+            operators.append(token)
+        elif not _apply_stacked_operators(values, operators, token):
             return None
         expects_number = token in "(+-*/"
-    if expects_number or not _settle(values, waiting, ""):
+    if expects_number or not _apply_stacked_operators(values, operators, ""):
         return None
-    return values[0] if not waiting else None
+    return values[0] if not operators else None
 
 
-def _settle(values: list[Fraction], waiting: list[str], token: str) -> bool:
+def _apply_stacked_operators(values: list[Fraction], operators: list[str], token: str) -> bool:
     """Apply waiting operators that come before `token`, in place.
 
     Args:
@@ -177,24 +177,24 @@ def _settle(values: list[Fraction], waiting: list[str], token: str) -> bool:
 
     Returns: False if that is impossible: too few operands, or a division by 0.
     """
-    while waiting and waiting[-1] != "(" and _binds(waiting[-1], token):
+    while operators and operators[-1] != "(" and _precedes(operators[-1], token):
         right, left = values.pop(), values.pop()
-        result = _apply(left, waiting.pop(), right)
+        result = _calculate(left, operators.pop(), right)
         if result is None:
             return False
         values.append(result)
     if token == ")":
-        return bool(waiting) and waiting.pop() == "("
+        return bool(operators) and operators.pop() == "("
     if token:
-        waiting.append(token)
+        operators.append(token)
     return True
 
 
-def _binds(operator: str, token: str) -> bool:
+def _precedes(operator: str, token: str) -> bool:
     return _PRECEDENCE[operator] >= _PRECEDENCE.get(token, 0)
 
 
-def _apply(left: Fraction, operator: str, right: Fraction) -> Fraction | None:
+def _calculate(left: Fraction, operator: str, right: Fraction) -> Fraction | None:
     match operator:
         case "+":
             return left + right
@@ -205,5 +205,5 @@ def _apply(left: Fraction, operator: str, right: Fraction) -> Fraction | None:
     return left / right if right else None
 
 
-def _spaced(numbers: tuple[int, ...]) -> str:
+def _joined(numbers: tuple[int, ...]) -> str:
     return " ".join(map(str, numbers))
