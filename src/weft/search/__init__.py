@@ -1,7 +1,8 @@
-"""Searches over looms and branches; each has an awaitable twin: `atot` of `tot`.
+"""Search functions over looms: `best_of_n`, `beam`, `tot`, `mcts`, `adaptive`, `smc`, `greedy`.
 
-Names load at first use, so that reading the table of strategies imports little. The modules of
-single searches are private, because a submodule would shadow the function of its name.
+Each has an awaitable twin: `atot` of `tot`. Names load at first use, so that reading the table of
+strategies imports little. The modules of single searches are private, because a submodule would
+shadow the function of its name.
 """
 
 from __future__ import annotations

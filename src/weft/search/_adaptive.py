@@ -31,16 +31,16 @@ def adaptive(
     depth: int | None = None,
     **options: Unpack[SearchOptions],
 ) -> Steps[SearchResult]:
-    """Search a tree of lines that widens where new lines pay; return the best path, completed.
+    """Search a tree of lines with adaptive branching: each round widens the tree or deepens it.
 
-    A round descends `batch` times from the start. At each node it draws one number for "wider",
-    from a Beta posterior over the scores of the node's children. It draws one number for each
-    child, over all scores at or below it. The largest wins; "wider" proposes `widen` lines of each
-    kind. A good child is thus followed before it has many siblings, and a bad family gets new
-    members.
+    A round descends `batch` times from the start. At each node it draws one number for "add lines
+    here" from a Beta posterior over the scores of the node's children. It draws one number for each
+    child from a Beta posterior over all scores at or below that child. The largest number wins
+    (Thompson sampling). If "add lines here" wins, the model proposes `widen` lines of each kind. So
+    a good child is followed early, and a node with bad children gets more children.
 
-    If a checker can end the search, the model first completes the prompt, and later each path that
-    it finds likely. A correct answer ends the search.
+    If answers can be checked, the model first completes the prompt, and later each likely path. A
+    correct answer ends the search.
 
     Args:
         lm, prompt, depth: as for `tot`.
@@ -52,7 +52,7 @@ def adaptive(
         options: SearchOptions; lines have `max_tokens` 40 and `temperature` 1.0 unless given.
             Scores must be from 0 to 1.
 
-    Returns: a SearchResult.
+    Returns: a SearchResult; `best` is the best path, completed by the model.
 
     Raises:
         ConfigError: an argument is outside what is allowed.
@@ -75,9 +75,10 @@ aadaptive = awaitable(adaptive)
 
 
 class Thompson:
-    """The algorithm that draws the nodes to widen next by Thompson sampling.
+    """The algorithm behind `adaptive`: Thompson sampling selects the nodes that get new lines.
 
-    Each round's draws depend only on the scores in the tree and the search's seed.
+    Draws depend only on the scores in the tree and the search's seed, so a resumed search repeats
+    them. `batch` is the number of descents per round, `widen` the lines of each kind per descent.
     """
 
     def __init__(
@@ -91,7 +92,10 @@ class Thompson:
         self.widen = widen
 
     def next_work(self, search: Search) -> Sequence[WorkItem]:
-        """Return the completion of the likeliest path, else lines below the drawn nodes."""
+        """Return this round's work: complete the likeliest path, else add lines below drawn nodes.
+
+        [] ends the search.
+        """
         if search.round >= self.rounds or has_correct_answer(search):
             return []
         frontier, rng = Frontier(search, self.judge, self.depth), search.rng()
@@ -112,11 +116,11 @@ class Thompson:
         return ranked(search.in_order(candidates))
 
     def best(self, search: Search) -> Sequence[Heddle]:
-        """Return the nodes in the order of `judge.paths`."""
+        """Return the nodes in the order of `judge.rank_answers`."""
         return rank_answers(search)
 
     def _draw_proposer(self, node: Heddle, frontier: Frontier, rng: Random) -> str | None:
-        """Draw one of several proposers for a node by Thompson sampling; return its name.
+        """Choose one of several proposers for a node by Thompson sampling; return its name.
 
         None if there is only one proposer.
         """
@@ -131,9 +135,9 @@ class Thompson:
 
 
 def check_scores(nodes: Iterable[Heddle], message: str) -> None:
-    """Raise ConfigError for a node whose score is not from 0 to 1.
+    """Raise ConfigError if a node's score is outside 0 to 1.
 
-    what: the start of the message; {} in it stands for the score.
+    message: the start of the error message; {} in it stands for the score.
     """
     for node in nodes:
         if not 0 <= (node.score or 0.0) <= 1:
@@ -144,9 +148,9 @@ def check_scores(nodes: Iterable[Heddle], message: str) -> None:
 
 
 def descend(start: Heddle, frontier: Frontier, open_ids: set[str], rng: Random) -> Heddle:
-    """Return the node to widen: descend from the start, by a draw at each node.
+    """Return the node to add lines to, by Thompson sampling at each node from `start` downwards.
 
-    open_ids: ids of nodes at or below which there is work; others are not entered.
+    open_ids: ids of nodes at or below which lines can be added; the descent avoids others.
     """
     node = start
     while True:
@@ -171,13 +175,13 @@ def descend(start: Heddle, frontier: Frontier, open_ids: set[str], rng: Random) 
 
 
 def draw_from_scores(scores: Iterable[float], rng: Random) -> float:
-    """Draw from the Beta posterior of scores from 0 to 1 under a uniform prior."""
+    """Draw a number (0 to 1) from the Beta posterior of these scores under a uniform prior."""
     values = list(scores)
     return draw_from_posterior(len(values), sum(values), rng)
 
 
 def draw_from_posterior(n: int, total: float, rng: Random) -> float:
-    """Draw a number from 0 to 1 from the Beta posterior of `n` scores whose sum is `total`.
+    """Draw a number (0 to 1) from the Beta posterior of `n` scores (0 to 1) with sum `total`.
 
     Each score counts as `TRUST` coin tosses.
     """

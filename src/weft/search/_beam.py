@@ -34,17 +34,17 @@ def beam(
     depth: int = DEFAULT_DEPTH,
     **options: Unpack[SearchOptions],
 ) -> Steps[SearchResult]:
-    """Keep the `width` likeliest paths at every line until all have ended; return the best.
+    """Beam search over lines: keep the `width` likeliest paths at every line; return the best one.
 
-    Each path gets `n` sampled next lines; equal lines are merged. New paths compete with ended ones
-    by the mean logprob of all their tokens. If there is a checker, the answer is the best path that
-    it accepts.
+    Each path gets `n` sampled next lines; equal lines are merged. Paths that have ended compete
+    with new ones by the mean logprob of all their tokens. The search ends when all kept paths have
+    ended. If there is a checker, the answer is the best path that it accepts.
 
     Args:
         lm, prompt: as for `tot`.
-        width, n: paths that are kept, and lines drawn after each; at most width * n rows in a
-            batch.
-        depth: maximum number of lines; paths without an end are then completed greedily.
+        width: number of paths to keep.
+        n: lines to sample after each path; a batch has up to width * n rows.
+        depth: maximum number of lines; the model completes unfinished paths greedily.
         options: SearchOptions; lines have `max_tokens` 40, `temperature` 0.8 and end at a newline
             (`stop`) unless given. A beam over tokens is `max_tokens=1` and `stop=None`.
 
@@ -67,27 +67,24 @@ abeam = awaitable(beam)
 
 
 class Beam(BreadthFirst):
-    """The algorithm that keeps the best paths by score in each round.
-
-    Ended paths compete with paths that continue.
-    """
+    """The algorithm behind `beam`: each round keeps the best paths by score, also ended ones."""
 
     def next_work(self, search: Search) -> Sequence[WorkItem]:
-        """Return lines below all paths of the beam that have not ended."""
+        """Return this round's work: propose lines below every kept path that has not ended."""
         if search.round >= self.depth:
             return []
         kept = self.kept(search, search.round)
         return [WorkItem(node) for node in kept if not search.is_end(node)]
 
     def record(self, search: Search, candidates: Sequence[Heddle]) -> Sequence[Heddle]:
-        """Keep the best of the new paths and of the ended ones."""
+        """Keep the best of the new paths and the ended ones; return them, best first."""
         ended = [node for node in self.kept(search, search.round) if search.is_end(node)]
         kept = ranked(search.in_order([*ended, *candidates]))[: self.breadth]
         search.state.setdefault("kept", {})[str(search.round + 1)] = [node.id for node in kept]
         return kept
 
     def best(self, search: Search) -> Sequence[Heddle]:
-        """Return the beam, correct answers first, then by score."""
+        """Return the kept paths: those with a correct answer first, then by score."""
         return sorted(
             self.kept(search, search.round) if search.round else [],
             key=lambda node: not search.is_solved(node),

@@ -37,7 +37,7 @@ _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
 def answer_number(text: str) -> str | None:
-    """Return the last number after the last "answer is" or "Answer:", in plain digits, or None.
+    """Return the last number after the last "answer is" or "Answer:" as plain digits, or None.
 
     "The answer is $1,216." → "1216"; "Answer: 4 * 6 = 24" → "24".
     """
@@ -47,9 +47,10 @@ def answer_number(text: str) -> str | None:
 
 
 def answer_text(text: str) -> str | None:
-    """Return a text's answer: `answer_number`, else its last line if that is short, else None.
+    """Extract the answer from a text, so that answers can be compared; the default of `best_of_n`.
 
-    Case is ignored, as are spaces and punctuation around the line: "Paris." → "paris".
+    That is `answer_number`, else the last line if it is short, else None. The line is lowercased,
+    without spaces and punctuation around it: "Paris." → "paris".
     """
     number = answer_number(text)
     if number is not None:
@@ -108,7 +109,7 @@ abest_of_n = awaitable(best_of_n)
 
 @blocking
 def greedy(lm: LM, prompt: Prompt, **options: Unpack[SearchOptions]) -> Steps[SearchResult]:
-    """Return the answer of greedy decoding.
+    """Generate one answer by greedy decoding, as a baseline for other searches.
 
     Args:
         lm, prompt: as for `tot`.
@@ -137,13 +138,13 @@ def full_answer_settings(
     *,
     temperature: float,
 ) -> Settings:
-    """Return the validated options of a search that grows full answers and completes none.
+    """Validate the options of a search that generates full answers (best-of-n, greedy).
 
     Args:
-        call: the search, for error messages.
+        call: the search function, for error messages.
         options: the caller's options.
-        without: options that it does not accept, besides those that all such searches reject.
-        temperature: its default.
+        without: options to reject, besides those that all such searches reject.
+        temperature: the default temperature.
     """
     if options.get("line_constraint") is not None:
         raise ConfigError(
@@ -164,9 +165,9 @@ def full_answer_settings(
 
 
 class AnswerJudge(Judge):
-    """Scores full answers by the caller's value, else by likelihood.
+    """Scores full answers by the caller's `value`, else by their likelihood.
 
-    If the engine cannot compute likelihoods, scores are 0, and votes decide.
+    If the engine cannot compute likelihoods, all scores are 0, and the number of votes decides.
     """
 
     def _scores(self, nodes: list[Heddle]) -> Steps[list[float]]:
@@ -176,20 +177,20 @@ class AnswerJudge(Judge):
         return (yield from super()._scores(nodes))
 
     def check_engine(self) -> None:
-        """Accept every engine, because votes decide if likelihoods are missing."""
+        """Do nothing: unlike other judges, this one accepts an engine without logprobs."""
 
 
 def _can_score(lm: LM, nodes: Sequence[Heddle]) -> bool:
-    """Return True if the likelihood of each path is known or can be computed."""
+    """Return True if the logprobs of all paths are recorded, or the model can compute them."""
     capabilities = lm.info.capabilities
     known = (bool(each.logprobs) for node in nodes for each in node.path[1:])
     return capabilities.steps or bool(capabilities.scoring) or all(known)
 
 
 class Answers:
-    """The algorithm that draws `n` full answers and ranks them.
+    """The algorithm behind `best_of_n` and `greedy`: generate `n` full answers and rank them.
 
-    `search.state["answers"]` has the ids of each round's answers.
+    `search.state["answers"]` has the node ids of each round's answers.
 
     extract: returns the answer in a text, for votes. None counts no votes.
     is_checked: if there is a checker, only answers that it accepts get votes.
@@ -202,7 +203,7 @@ class Answers:
         self._writers: list[str] = []
 
     def writer(self, search: Search) -> Proposer:
-        """Return the proposer of full answers; their length is limited to the token budget."""
+        """Return the proposer of full answers, with `max_tokens` limited by the token budget."""
         proposer = Proposer(
             search,
             n_continue=1,
@@ -217,7 +218,7 @@ class Answers:
         return proposer
 
     def next_work(self, search: Search) -> Sequence[WorkItem]:
-        """Return the missing answers, shared among the proposers."""
+        """Return this round's work: generate the missing answers, shared among the proposers."""
         missing = self.n - len(self._answers(search))
         if missing <= 0 or search.start.meta.get("closed"):
             return []
@@ -244,15 +245,16 @@ class Answers:
         return self._ranked(search, answers)
 
     def best(self, search: Search) -> Sequence[Heddle]:
-        """Return the answers, best first; if the budget cut all of them, the partial ones."""
+        """Return the answers, best first; the partial ones if the budget cut off all."""
         answers = self._answers(search)
         return self._ranked(search, answers or list(filter(is_incomplete, search.start.children)))
 
     def votes(self, search: Search) -> list[Vote]:
-        """Return the answers with their branches, most votes first."""
+        """Return one `Vote` per distinct answer, most votes first."""
         return self._votes_of(search, self._answers(search))
 
     def _votes_of(self, search: Search, answers: Sequence[Heddle]) -> list[Vote]:
+        """Return the votes of `answers`; only those that the checker accepts, if there is one."""
         if self.extract is None:
             return []
         if not search.checks or not self.is_checked:
@@ -261,6 +263,7 @@ class Answers:
         return count_votes([node for node in answers if search.is_solved(node)], self.extract)
 
     def _ranked(self, search: Search, answers: Sequence[Heddle]) -> list[Heddle]:
+        """Return `answers`, best first: by the caller's value, else the most frequent answer."""
         if search.value is not None:
             return sorted(
                 ranked(answers), key=lambda node: self.is_checked and not search.is_solved(node)
@@ -275,16 +278,17 @@ class Answers:
         return sorted(answers, key=rank)
 
     def _answers(self, search: Search) -> list[Heddle]:
-        """Return the answers of the finished rounds."""
+        """Return the answers of all finished rounds, as nodes."""
         answers = search.state.get("answers", {})
         rounds = [str(number) for number in range(1, search.round + 1)]
         return search.nodes_by_id([each for number in rounds for each in answers.get(number, ())])
 
 
 def count_votes(nodes: Sequence[Heddle], extract: Extract) -> list[Vote]:
-    """Return the answers of complete branches, most votes first; ties by their likeliest branch.
+    """Group branches by the answer that `extract` returns; return the groups, most votes first.
 
-    Incomplete branches vote only if none is complete.
+    Of groups of equal size, the one with the likeliest branch is first. Incomplete branches vote
+    only if no branch is complete.
     """
     by_answer: dict[Hashable, list[Heddle]] = {}
     for node in list(filter(is_complete, nodes)) or nodes:
@@ -299,5 +303,5 @@ def count_votes(nodes: Sequence[Heddle], extract: Extract) -> list[Vote]:
 
 
 def is_complete(node: Heddle) -> bool:
-    """Return True if an answer ended by itself; None is the finish reason of a function's text."""
+    """Return True if an answer ended by itself, not by `max_tokens`."""
     return node.finish_reason in (None, "stop")

@@ -31,19 +31,19 @@ def mcts(
     depth: int | None = None,
     **options: Unpack[SearchOptions],
 ) -> Steps[SearchResult]:
-    """Search a tree of lines by UCT and return the best path, completed by the model.
+    """Monte Carlo tree search over lines; return the best path, completed by the model.
 
-    A round descends `batch` times to a node without steps. Each descent follows the largest `mean +
-    exploration * sqrt(ln(parent visits) / visits)`; pending nodes count as visits of value 0. All
-    these nodes are expanded in one batch, and their steps are valued: by the model's next-token
-    verdict on a task, else by the path's mean token probability. The model completes a full path
-    that it finds likely. A correct answer ends the search.
+    A round descends `batch` times to a node without steps. Each descent follows the child with the
+    largest `mean + exploration * sqrt(ln(parent visits) / visits)` (UCT). Nodes selected earlier in
+    the round count as visits of value 0. All these nodes are expanded in one batch. New steps are
+    valued by the model's yes-no verdict on a task, else by the path's mean token probability. The
+    model completes a full path that it finds likely. A correct answer ends the search.
 
     Args:
         lm, prompt, n_continue, n_suggest, depth: as for `tot`.
         rounds: maximum number of rounds. None: 32 if a checker can end the search, else 8.
         batch: nodes expanded per round.
-        exploration: 0 follows the best mean only.
+        exploration: weight of rarely visited nodes; 0 follows the best mean only.
         rollouts: full answers drawn from each expanded node. They count as visits, with the task's
             check (1 or 0), else with their mean token probability.
         options: SearchOptions; lines have `max_tokens` 40 and `temperature` 1.0 unless given.
@@ -75,7 +75,10 @@ amcts = awaitable(mcts)
 
 
 class UCT:
-    """The algorithm that chooses the nodes to expand next by UCT, from the scores in the tree."""
+    """The algorithm behind `mcts`: UCT selects the nodes to expand, from the scores in the tree.
+
+    `batch` is the number of nodes per round. `exploration` and `rollouts` are as for `mcts`.
+    """
 
     def __init__(
         self, judge: Judge, depth: int, rounds: int, batch: int, exploration: float, rollouts: int
@@ -88,7 +91,7 @@ class UCT:
         self.rollouts = check_int("rollouts", rollouts, 0)
 
     def next_work(self, search: Search) -> Sequence[WorkItem]:
-        """Return completions of likely full paths, else steps below the nodes that UCT picks."""
+        """Return this round's work: complete likely full paths, else expand nodes chosen by UCT."""
         if search.round >= self.rounds or has_correct_answer(search):
             return []
         frontier = Frontier(search, self.judge, self.depth)
@@ -103,10 +106,11 @@ class UCT:
         return ranked(search.in_order(candidates))
 
     def best(self, search: Search) -> Sequence[Heddle]:
-        """Return the nodes in the order of `judge.paths`."""
+        """Return the nodes in the order of `judge.rank_answers`."""
         return rank_answers(search)
 
     def _select_nodes(self, start: Heddle, frontier: Frontier) -> list[Heddle]:
+        """Return up to `batch` nodes to expand, one per descent from `start`."""
         pending_visits: Counter[str] = Counter()
         selected: list[Heddle] = []
         while len(selected) < self.batch:
@@ -130,11 +134,11 @@ class UCT:
 def upper_confidence_bounds(
     visits: Mapping[str, int], total: Mapping[str, float], parent_visits: int, exploration: float
 ) -> dict[str, float]:
-    """Return the upper confidence bound of each child that has visits, by id.
+    """Return the upper confidence bound of each visited child: child id → bound.
 
     Args:
         visits, total: number of visits and sum of values, by the child's id.
-        above: the visits of the parent.
+        parent_visits: number of visits of the parent.
         exploration: the weight of the uncertainty.
     """
     spread = math.log(max(parent_visits, 1))

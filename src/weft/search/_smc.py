@@ -46,16 +46,15 @@ def smc(
     depth: int = 32,
     **options: Unpack[SearchOptions],
 ) -> Steps[SearchResult]:
-    """Grow `n` weighted particles line by line with resampling; `best` ends the heaviest text.
+    """Sample texts from the model reweighted by a potential, with sequential Monte Carlo.
+
+    This is a particle filter: `n` texts (particles) grow line by line, and their weights change
+    with the potential. Use it for a weighted sample of many texts instead of one best text.
 
     The target distribution is the model's times exp(potential), conditioned on a `constraint` if
     there is one. After each line, a particle's log weight changes by the change of its potential
     and by its `legal_logmass`. If the effective sample size falls below `ess * n`, particles are
     resampled systematically; copies share KV. A particle that has ended keeps its weight.
-
-    `log_evidence` of the result estimates the log of the mean of exp(potential) under the model,
-    which counts as 0 where the constraint is violated. Its exp is unbiased. `particles` of the
-    result has all particles with their weights.
 
     The texts of a `Choice` are drawn by their exact, measured probabilities. That needs at most 512
     texts, none a prefix of another, and neutral temperature, filters and bias.
@@ -66,14 +65,16 @@ def smc(
         potential: nodes → log potentials of full paths; -inf for impossible; the prompt has 0.
             None: the log of `value`, of `score`, or of the model's verdict and the checker's;
             without these, 0 everywhere.
-        ess: from 0, never resample, to 1, always.
+        ess: resample below this share of effective particles: 0 never, 1 always.
         depth: maximum number of lines.
         options: SearchOptions; lines have `max_tokens` 40, `temperature` 1.0 and end at a newline
             (`stop`) unless given. Filters, a bias or another temperature change the model's
             distribution; a constraint weighs by the raw distribution. A particle draws one of a
             function's proposals, uniformly.
 
-    Returns: a SearchResult with `particles` and `log_evidence`.
+    Returns: a SearchResult. `best` is the end of the text with the largest total weight.
+    `particles` has all texts with their weights. `log_evidence` estimates the log of the mean of
+    exp(potential) under the model, where violating the constraint counts as 0; its exp is unbiased.
 
     Raises:
         ConfigError: an argument is outside what is allowed.
@@ -104,10 +105,10 @@ asmc = awaitable(smc)
 
 
 class Potential(Judge):
-    """Scores a node by its log potential.
+    """The judge of `smc`: a node's score is its log potential.
 
-    That is the result of the caller's `potential`, or the log of the node's value. Without either
-    and without a checker, it is 0.
+    That is the result of the caller's `potential`, or the log of the node's value. It is 0 if there
+    is neither, and no checker.
     """
 
     def __init__(self, search: Search, potential: Callable[[Any], Any] | None) -> None:
@@ -131,10 +132,10 @@ class Potential(Judge):
 
 
 class Particles:
-    """The particle filter.
+    """The algorithm behind `smc`, a particle filter.
 
     `search.state["at"]` has, for each round, the particles as (node id, log weight), and the log
-    evidence of all resamplings so far.
+    evidence of all resamplings so far. `ess` is the share of effective particles to resample below.
     """
 
     def __init__(self, n: int, ess: float, depth: int) -> None:
@@ -143,7 +144,7 @@ class Particles:
         self.depth = depth
 
     def next_work(self, search: Search) -> Sequence[WorkItem]:
-        """Return one line for each particle that has not ended and has a weight."""
+        """Return this round's work: one new line for each unfinished particle of nonzero weight."""
         if search.round >= self.depth:
             return []
         rows = Counter(node for node, weight in self._particles(search) if weight > -math.inf)
@@ -152,7 +153,7 @@ class Particles:
     def record(self, search: Search, candidates: Sequence[Heddle]) -> Sequence[Heddle]:
         """Move the particles to their new nodes, update their weights, and resample if necessary.
 
-        Returns the nodes of the particles, heaviest first.
+        Return the nodes of the particles, heaviest first.
         """
         new = defaultdict[str, list[Heddle]](list)
         for node in reversed(search.in_order(candidates)):
@@ -178,7 +179,7 @@ class Particles:
         return self._heaviest_first(moved)
 
     def best(self, search: Search) -> Sequence[Heddle]:
-        """Return the particles' nodes: correct answers first, then ended ones, heaviest first."""
+        """Return the particles' nodes: correct answers, then ended texts, then others."""
         nodes = self._heaviest_first(self._particles(search)) if search.round else []
         return sorted(nodes, key=lambda node: (not search.is_solved(node), not node.terminal))
 
@@ -189,7 +190,7 @@ class Particles:
         )
 
     def particles(self, search: Search) -> tuple[Particle, ...]:
-        """Return the particles with their shares of the weight, heaviest first."""
+        """Return the particles, heaviest first, with weights that sum to 1."""
         current = self._particles(search)
         top = max(weight for _, weight in current)
         weights = [math.exp(weight - top) if top > -math.inf else 0.0 for _, weight in current]
@@ -199,6 +200,7 @@ class Particles:
         return tuple(sorted(particles, key=lambda each: -each.weight))
 
     def _particles(self, search: Search) -> list[tuple[Heddle, float]]:
+        """Return the particles of the last finished round as (node, log weight)."""
         if not search.round:
             return [(search.start, 0.0)] * self.n
         entries = search.state["at"][str(search.round)]["particles"]
@@ -206,10 +208,11 @@ class Particles:
         return [(node, float(w)) for node, (_, w) in zip(nodes, entries, strict=True)]
 
     def _past_evidence(self, search: Search) -> float:
+        """Return the log evidence that resamplings have moved out of the weights, in nats."""
         return float(search.state["at"][str(search.round)]["log_z"]) if search.round else 0.0
 
     def _heaviest_first(self, particles: Sequence[tuple[Heddle, float]]) -> list[Heddle]:
-        """Return the particles' nodes, sorted by the total weight of particles with their text.
+        """Return the particles' distinct nodes, largest total weight of their text first.
 
         particles: pairs of a node and a log weight.
         """
@@ -222,7 +225,7 @@ class Particles:
 
 
 def _weight_change(node: Heddle, child: Heddle, search: Search) -> float:
-    """Return the change of a particle's log weight when it moves from `node` to `child`.
+    """Return the change of a particle's log weight as it moves from `node` to `child`, in nats.
 
     It is the change of the potential plus the `legal_logmass` of the child's tokens.
     """
@@ -234,7 +237,7 @@ def _weight_change(node: Heddle, child: Heddle, search: Search) -> float:
 def effective_size(log_weights: Sequence[float]) -> float:
     """Return the effective sample size: (sum of weights)² / sum of squared weights.
 
-    It is the number of weights if all are equal.
+    It is the number of weights if all are equal, and 1 if one weight dominates.
     """
     top = max(log_weights)
     weights = [math.exp(weight - top) for weight in log_weights]
@@ -251,9 +254,9 @@ def log_mean_exp(log_weights: Sequence[float]) -> float:
 
 
 def resample(log_weights: Sequence[float], rng: Random, n: int | None = None) -> list[int]:
-    """Return `n` indices of weights, drawn by systematic resampling.
+    """Draw `n` indices in proportion to the weights, by systematic resampling.
 
-    How often an index occurs differs by less than 1 from its expected number.
+    Each index occurs as often as expected, rounded up or down.
 
     n: None means the number of weights.
     """

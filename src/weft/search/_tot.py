@@ -27,12 +27,12 @@ def tot(
     depth: int | None = None,
     **options: Unpack[SearchOptions],
 ) -> Steps[SearchResult]:
-    """Search a tree of lines and return the best path, completed by the model.
+    """Tree-of-thoughts search: propose lines, score them, keep the best; return the best path.
 
-    Each level proposes lines after the current nodes, merges equal ones, values them and keeps the
+    Each level proposes lines after the current nodes, merges equal ones, scores them and keeps the
     `breadth` best. It keeps one node per state, and none that the model rules out. Every candidate
-    stays in the tree with its `score`. The best path is then continued greedily to its end. If a
-    checker rejects it, the next best paths follow.
+    stays in the tree with its `score`. The model then continues the best path greedily to its end.
+    If a checker rejects it, the next best paths follow.
 
     Args:
         lm: the model. None: `propose` and `score` are functions of the caller's.
@@ -44,8 +44,9 @@ def tot(
             It completes each full path, and ends at the first accepted answer; without a checker,
             at the first full one.
         breadth: nodes kept per level, 1 or more.
-        n_continue, n_suggest: proposals per node of either kind; a sequence has one number per
-            level, its last for all further ones. None: as the task advises, else 8.
+        n_continue, n_suggest: lines to propose per node, by continuing the answer and by asking for
+            a step with the task's prompt. A sequence has one number per level, its last for all
+            further ones. None: as the task advises, else 8.
         depth: maximum number of levels. None: the task's steps, else until all paths have ended, at
             most 16.
         options: SearchOptions; lines have `max_tokens` 40 and `temperature` 1.0 unless given.
@@ -72,7 +73,7 @@ atot = awaitable(tot)
 
 
 class BreadthFirst:
-    """The algorithm that expands all kept nodes of a level in one round.
+    """The algorithm behind `tot(order="bfs")`: a round expands all kept nodes of a level.
 
     `search.state["kept"]` has the ids of the nodes that each round kept.
     """
@@ -83,14 +84,17 @@ class BreadthFirst:
         self.depth = depth
 
     def next_work(self, search: Search) -> Sequence[WorkItem]:
-        """Return lines below all nodes that the last round kept; nothing after a correct answer."""
+        """Return this round's work: propose lines below the nodes that the last round kept.
+
+        [] ends the search, as after a correct answer.
+        """
         if search.round >= self.depth or has_correct_answer(search):
             return []
         kept = self.kept(search, search.round)
         return [WorkItem(node) for node in kept if not search.is_end(node)]
 
     def record(self, search: Search, candidates: Sequence[Heddle]) -> Sequence[Heddle]:
-        """Keep the best nodes of the round."""
+        """Keep the `breadth` best new nodes, one per state; return them, best first."""
         earlier = [each for ids in self._ids(search, search.round) for each in ids]
         before = {search.merge_key(node) for node in [search.start, *search.nodes_by_id(earlier)]}
         new = best_per_state(search, self.judge, candidates)
@@ -107,7 +111,7 @@ class BreadthFirst:
         return ranked([*ended, *self.kept(search, search.round)]) if search.round else []
 
     def kept(self, search: Search, number: int) -> list[Heddle]:
-        """Return the nodes that a round kept; before the first round, the start."""
+        """Return the nodes that round `number` kept; round 0 has the start node."""
         return search.nodes_by_id(search.state["kept"][str(number)]) if number else [search.start]
 
     def _ids(self, search: Search, rounds: int) -> list[list[str]]:
@@ -116,7 +120,7 @@ class BreadthFirst:
 
 
 class DepthFirst:
-    """The algorithm that expands one node per round, in depth-first order, best children first."""
+    """The algorithm behind `tot(order="dfs")`: a round expands one node, best children first."""
 
     def __init__(self, judge: Judge, breadth: int, depth: int) -> None:
         self.judge = judge
@@ -124,9 +128,9 @@ class DepthFirst:
         self.depth = depth
 
     def next_work(self, search: Search) -> Sequence[WorkItem]:
-        """Return new lines below the next open node, or its completion if its path is full.
+        """Return this round's work: propose lines below the next node, or complete a full path.
 
-        [] once an answer is known.
+        [] ends the search, as after an answer.
         """
         if self._has_answer(search):
             return []
@@ -147,10 +151,11 @@ class DepthFirst:
         return ranked(search.in_order(candidates))
 
     def best(self, search: Search) -> Sequence[Heddle]:
-        """Return the nodes in the order of `judge.paths`."""
+        """Return the nodes in the order of `judge.rank_answers`."""
         return rank_answers(search)
 
     def _has_answer(self, search: Search) -> bool:
+        """Return True if the checker accepted an answer; without a checker, if a path has ended."""
         if search.checks:
             return has_correct_answer(search)
         below = (node for node in search.start.walk() if node is not search.start)
@@ -160,10 +165,11 @@ class DepthFirst:
         )
 
     def _is_full(self, search: Search, node: Heddle) -> bool:
+        """Return True if the path has the maximum number of lines."""
         return search.level(node) - search.level(search.start) >= self.depth
 
     def _depth_first_order(self, search: Search) -> list[Heddle]:
-        """Return the nodes in depth-first order: one per state, up to `breadth` below each node."""
+        """Return the nodes in the order to expand them: `breadth` per node, one per state."""
         order, stack = list[Heddle](), [search.start]
         visited: set[object] = set()
         while stack:

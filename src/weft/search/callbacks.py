@@ -1,4 +1,4 @@
-"""The caller's own functions in a search: their arguments and their results."""
+"""Call the caller's functions (`propose`, `value`, `verifier`, …) and validate their results."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ StateOf = Callable[[Heddle], Any]
 
 
 class Callback:
-    """A function of the caller's. The name of its first parameter selects its argument.
+    """Wraps a function of the caller's, such as `value=`, and calls it with the argument it takes.
 
-    `node`, `text` (the text after the prompt) or `state`: called once per candidate. `nodes`,
-    `texts` or `states`: called once per round with a list, and returns a list. Other names get the
-    default of the option. The function may be plain or async; awaitables of a round are awaited
-    together.
+    The name of its first parameter selects the argument. `node`, `text` (the text after the prompt)
+    or `state`: called once per candidate. `nodes`, `texts` or `states`: called once per round with
+    a list, and returns a list. Other names get the default of the option. The function may be plain
+    or async; awaitables of a round are awaited together.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class Callback:
 
     @property
     def takes_states(self) -> bool:
-        """True if its argument is a state of the caller's."""
+        """True if the function receives the caller's states instead of nodes or texts."""
         return self.singular == "state"
 
     def results(self, nodes: Sequence[Heddle], state_of: StateOf) -> Steps[list[Any]]:
-        """Call the function and return its result for each node.
+        """Call the function for the nodes; return one result per node, without validation.
 
         state_of: returns the state of a node.
         """
@@ -87,7 +87,10 @@ class Callback:
         return answers
 
     def numbers(self, nodes: Sequence[Heddle], state_of: StateOf) -> Steps[list[float]]:
-        """Return a number for each node: finite, or -inf if allowed. Raises: ConfigError."""
+        """Call a scoring function; return one number per node: finite, or -inf if allowed.
+
+        Raises: ConfigError for other results.
+        """
         results = yield from self.results(nodes, state_of)
         values = [_float_or_nan(result) for result in results]
         for value, result in zip(values, results, strict=True):
@@ -96,7 +99,10 @@ class Callback:
         return values
 
     def verdicts(self, nodes: Sequence[Heddle], state_of: StateOf) -> Steps[list[bool]]:
-        """Return True or False for each node. Raises: ConfigError for other values."""
+        """Call a checking function; return True or False per node.
+
+        Raises: ConfigError for other results.
+        """
         results = yield from self.results(nodes, state_of)
         for result in results:
             if _float_or_nan(result) not in (0, 1):
@@ -104,13 +110,17 @@ class Callback:
         return [bool(_float_or_nan(result)) for result in results]
 
     def invalid_result_error(self, result: object) -> ConfigError:
-        """Return the error for an invalid result for one candidate."""
+        """Return the error to raise for an invalid result, with what the function has to return."""
         message = self._complaint(result, f"one {self.singular}")
         if self.parameter == self.singular and isinstance(result, list):
             message += f"; or name its parameter `{self.singular}s`, to be called for all at once"
         return ConfigError(message)
 
     def _complaint(self, result: object, subject: str) -> str:
+        """Return an error message that names the result and what the function has to return.
+
+        subject: what the function was called for, such as "one node".
+        """
         wanted = {
             "propose": "a list of (text, state) pairs for each state"
             if self.takes_states
@@ -124,6 +134,7 @@ class Callback:
         )
 
     def _call_for_each(self, arguments: Sequence[Any]) -> list[Any]:
+        """Call the function once per argument; return the results, which may be awaitables."""
         answers: list[Any] = []
         try:
             for argument in arguments:
@@ -137,6 +148,7 @@ class Callback:
 
 
 def _first_parameter(function: Callable[..., Any]) -> str:
+    """Return the name of the first positional parameter; "" if there is none."""
     try:
         first = next(iter(signature(function).parameters.values()), None)
     except (TypeError, ValueError):
@@ -146,6 +158,7 @@ def _first_parameter(function: Callable[..., Any]) -> str:
 
 
 def _float_or_nan(value: object) -> float:
+    """Return the value as a float; nan if it is not a number."""
     try:
         return math.nan if isinstance(value, str | bytes) else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):

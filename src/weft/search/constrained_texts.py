@@ -14,10 +14,10 @@ from ..loom.constrained_text import constrained_tokens, healed_constraint
 
 
 class ConstrainedTexts:
-    """Applies the constraint of a search to texts of functions, tasks and other models.
+    """Applies a search's constraint to texts that were not sampled under it.
 
-    The nodes that `add` creates have `params` with this constraint. Otherwise the constraint would
-    start again after the node's text.
+    These are texts of functions, tasks and other models. The nodes that `add` creates have `params`
+    with the constraint, so that it continues after the node's text instead of starting again.
     """
 
     def __init__(self, lm: LM, constraint: Any) -> None:
@@ -26,9 +26,9 @@ class ConstrainedTexts:
         self.params = SamplingParams.resolve({"constraint": self.constraint}, SamplingParams())
 
     def tokens_below(self, node: Heddle, text: str, *, ends: bool = False) -> list[int] | None:
-        """Return the tokens of a text below a node, or None if the constraint forbids it.
+        """Tokenize a text that is to follow a node; return None if the constraint forbids it.
 
-        ends: the text must also be complete.
+        ends: the constraint must also allow the text to end there.
         """
         matcher = self._matcher(node)
         for tokens in self._tokenizations(text):
@@ -38,9 +38,9 @@ class ConstrainedTexts:
         return None
 
     def add(self, node: Heddle, text: str) -> Heddle:
-        """Add a text as a new child of a node, and return the child.
+        """Add a text as a child of a node, and return the child.
 
-        If the constraint allows the text, it continues below the child.
+        Sampling below the child continues the constraint, if the constraint allows the text.
         """
         tokens = self.tokens_below(node, text)
         if tokens is None:
@@ -55,12 +55,12 @@ class ConstrainedTexts:
         return bool(tokens) and self._matcher(node).must_end
 
     def _matcher(self, node: Heddle) -> Matcher:
-        """Return the matcher after a node's text."""
+        """Return the constraint's matcher in its state after a node's text."""
         matcher = self.lm.constraints.matcher(healed_constraint(node, self.constraint))
         return _advanced(matcher, constrained_tokens(node, self.constraint))
 
     def _tokenizations(self, text: str) -> Iterator[list[int]]:
-        """Yield the usual tokenization, then one in which no token joins line ends and text."""
+        """Yield the usual tokenization, then one that cuts tokens at line ends."""
         continuation = self.lm.text.continuation
         yield continuation(text)
         if isinstance(self.constraint, EachLine):
@@ -70,6 +70,7 @@ class ConstrainedTexts:
 
 
 def _advanced(matcher: Matcher, tokens: Sequence[int]) -> Matcher:
+    """Advance the matcher by these tokens, in place, and return it."""
     for token in tokens:
         matcher.accept(token)
     return matcher

@@ -1,7 +1,8 @@
-"""Shared parts of all searches: options, budget, work for the model, and the result.
+"""Shared parts of all searches: options, budget, calls of the model, and the result.
 
-A search is written once, as a generator of work. The blocking call runs each piece of work; the
-awaitable call awaits it in a running event loop. Both do the same in the same order.
+A search is written once, as a generator that yields model calls (`Work`) and receives their
+results. `blocking` turns it into a blocking function, `awaitable` into an async one. Both do the
+same in the same order.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A round of a search, as `progress` receives it.
+    """Progress of a search: the argument of the `progress` callback, once per round.
 
     Attributes:
         depth: number of the round, from 1.
@@ -96,7 +97,10 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """An answer and the branches that gave it; `mean_logprob` is that of the likeliest branch."""
+    """An answer in `SearchResult.votes`, with the branches that gave it.
+
+    `mean_logprob` is that of the likeliest of these branches.
+    """
 
     answer: Hashable
     nodes: tuple[Heddle, ...]
@@ -113,7 +117,12 @@ class Vote:
 
 @dataclass(frozen=True, slots=True)
 class Particle:
-    """One particle of `smc`: the node where its path ends, and its share of all weights, 0 to 1."""
+    """One weighted text in `SearchResult.particles` of `smc`.
+
+    Attributes:
+        node: the node where the text ends.
+        weight: its share of all weights, 0 to 1.
+    """
 
     node: Heddle
     weight: float
@@ -241,7 +250,10 @@ class SearchOptions(BranchOptions, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Validated SearchOptions. Fields without a comment are the options of the same names."""
+    """Validated `SearchOptions`, as the searches use them.
+
+    Fields without a comment are the options of the same names.
+    """
 
     task: Task | None
     propose: Any
@@ -266,7 +278,7 @@ class Settings:
         without: Collection[str] = (),
         **defaults: Any,
     ) -> Settings:
-        """Return the validated options of a search.
+        """Validate the caller's keywords of a search and split off the sampling parameters.
 
         Args:
             call: the search, for suggestions on mistyped keywords.
@@ -315,7 +327,7 @@ class Settings:
 
 
 def _constrain_each_line(constraint: Any, sampling: Mapping[str, Any]) -> EachLine:
-    """Return `line_constraint` as a constraint of the full text: `EachLine`.
+    """Turn `line_constraint` into a constraint of the full text: one that holds for each line.
 
     sampling: the other parameters; `stop` in it has the line ends.
 
@@ -336,11 +348,11 @@ def _constrain_each_line(constraint: Any, sampling: Mapping[str, Any]) -> EachLi
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Limits of a search; None means no limit.
+    """Limits after which a search stops; None means no limit.
 
     tokens: generated tokens.
     seconds: wall-clock time.
-    kv_bytes: size of the KV of the full tree.
+    kv_bytes: bytes of KV cache for the full tree.
     """
 
     tokens: int | None = None
@@ -360,12 +372,15 @@ class Budget:
 
 
 class Meter:
-    """Counts what a search uses and grows nodes within its budget."""
+    """Measures the cost of a search and enforces its budget.
+
+    `stopped` is the limit that was reached, or None.
+    """
 
     def __init__(
         self, budget: Budget, seed: int | None, tree_bytes: Callable[[], int] = lambda: 0
     ) -> None:
-        """Start counting.
+        """Start measuring.
 
         Args:
             budget: the limits.
@@ -386,12 +401,12 @@ class Meter:
         self._start = time.perf_counter()
 
     def state(self) -> dict[str, Any]:
-        """Return the counts as JSON data, for `restore` in another process."""
+        """Return the counts as JSON data, to save with a search that will be resumed."""
         counts = {name: getattr(self, name) for name in _COUNTS}
         return {"seed": self.seed, "seconds": self.seconds, **counts}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from the counts of `state`."""
+        """Continue from the counts that `state` returned."""
         self.seed = state["seed"]
         self._start = time.perf_counter() - state["seconds"]
         for name in _COUNTS:
@@ -414,25 +429,25 @@ class Meter:
         )
 
     def out_of_time(self) -> bool:
-        """Return True if the time budget is used up, and record it in `stopped`."""
+        """Return True if the time budget is used up; then also set `stopped` to "time"."""
         if self.budget.seconds is not None and self.seconds >= self.budget.seconds:
             self.stopped = "seconds"
         return self.stopped == "seconds"
 
     def tokens_left(self) -> float:
-        """Return how many tokens may still be generated; inf without a limit."""
+        """Return the number of tokens that the token budget still allows; inf without a limit."""
         return math.inf if self.budget.tokens is None else self.budget.tokens - self.tokens
 
     def kv_tokens_left(self) -> float:
-        """Return by how many tokens the tree may still grow; inf without a limit of its KV."""
+        """Return the number of tokens that the KV budget still allows; inf without a limit."""
         if self.budget.kv_bytes is None:
             return math.inf
         return max(self.budget.kv_bytes - self.tree_bytes(), 0) // self.slot_bytes
 
     def max_row_tokens(self) -> float:
-        """Return how many tokens one more row may have; inf without a limit.
+        """Return the number of tokens that all budgets allow one more row; inf without a limit.
 
-        If that is 0, `stopped` is set to the limit that is reached.
+        If that is 0, set `stopped` to the limit that is reached.
         """
         limit = min(self.tokens_left(), self.kv_tokens_left())
         if limit < 1:
@@ -440,21 +455,21 @@ class Meter:
         return limit
 
     def fits(self, n_tokens: int) -> bool:
-        """Return True if the tree may grow by `n_tokens`; else set `stopped` to "kv"."""
+        """Return True if the KV budget allows `n_tokens` more; else set `stopped` to "kv"."""
         if self.kv_tokens_left() >= n_tokens:
             return True
         self.stopped = "kv"
         return False
 
     def max_rows(self, n: int, max_tokens: int, reserve: int = 0) -> int:
-        """Return how many of `n` rows may start with the remaining budget.
+        """Return how many of `n` rows may start within the budget.
 
-        If that is 0, `stopped` is set to the limit that is reached.
+        If that is 0, set `stopped` to the limit that is reached.
 
         Args:
             n: wanted rows.
             max_tokens: maximum tokens of a row; each is counted with this length.
-            reserve: tokens of the budget that must be left.
+            reserve: tokens of the budget to keep for later.
         """
         paid, tree_bytes = max(self.tokens_left() - reserve, 0), self.kv_tokens_left()
         if min(paid, tree_bytes) < max_tokens:
@@ -464,15 +479,16 @@ class Meter:
     def grow(
         self, at: Sequence[Heddle], *, max_tokens: int, reserve: int = 0, **sampling: Any
     ) -> Steps[list[Heddle]]:
-        """Grow one continuation of each listed node; return the new nodes.
+        """Generate one continuation of each listed node within the budget; return the new nodes.
 
-        Rows start only if the remaining budget covers their full length. Tokens that shorter rows
-        leave unused go to the waiting rows, in order. So there may be fewer new nodes than rows.
+        A row starts only if the remaining budget covers its full length. Tokens that shorter rows
+        leave unused go to the next rows. There are fewer new nodes than rows if the budget is too
+        small.
 
         Args:
             at: nodes; a node that is listed repeatedly gets as many continuations.
             max_tokens: maximum tokens of each continuation.
-            reserve: tokens of the budget that must be left.
+            reserve: tokens of the budget to keep for later.
             sampling: further sampling parameters.
         """
         nodes: list[Heddle] = []
@@ -492,6 +508,7 @@ class Meter:
         return nodes
 
     def _next_seed(self) -> int:
+        """Return the sampling seed of the next batch, derived from the search's seed."""
         self.draws += 1
         return Random(f"{self.seed}/{self.draws}").getrandbits(63)
 
@@ -503,6 +520,10 @@ _OWN = ("task", "propose", "value", "verifier", "state", "score", "complete", "p
 def _check_option_names(
     call: Callable[..., Any], options: Mapping[str, Any], without: Collection[str]
 ) -> None:
+    """Raise ConfigError for a keyword that the search does not accept, with a suggestion.
+
+    without: options that this search does not accept.
+    """
     if "n" in options:
         raise ConfigError(f"n has no meaning for {call.__name__}; leave it out")
     keywords = signature(call).parameters.values()
@@ -516,7 +537,10 @@ def _check_option_names(
 
 
 def resolve_start(lm: LM | None, prompt: Prompt) -> tuple[Heddle, Loom]:
-    """Return the node to search below, and its loom, which is new unless `prompt` is a node."""
+    """Return the node to search below and the root of its tree.
+
+    A prompt that is a node is used itself; any other prompt gets a new loom.
+    """
     if isinstance(prompt, LM):
         raise ConfigError("the prompt is a model; the model comes first: tot(lm, prompt)")
     if lm is not None and not isinstance(lm, LM):
@@ -538,7 +562,7 @@ def resolve_start(lm: LM | None, prompt: Prompt) -> tuple[Heddle, Loom]:
 
 
 def read_task(loom: Loom) -> Task | None:
-    """Return the task that a prompt states, or None."""
+    """Return the task that a loom's prompt states (a Game of 24), or None."""
     return Game24.read(loom.user_prompt)
 
 
@@ -554,20 +578,23 @@ def lines_of(node: Heddle) -> Lines:
 
 
 def check_branches(name: str, value: int, *, low: int = 1) -> int:
-    """Return `value`, a number of branches of one node. Raises: ConfigError if it is not allowed.
+    """Validate `value`, a number of branches per node, and return it.
 
     Args:
         name: the option's name, for the message.
         low: the smallest allowed number.
+
+    Raises: ConfigError if it is not an integer in the allowed range.
     """
     return check_int(name, value, low, MAX_N)
 
 
 @dataclass(frozen=True, slots=True)
 class Grow:
-    """Work for the model: one continuation of each node in `rows`, in one batch.
+    """A model call that generates one continuation of each node in `rows`, as one batch.
 
-    is_over: called after each step; True ends all rows. None ends none early.
+    options: sampling parameters.
+    is_over: called after each step; True ends all rows early. None: rows end by themselves.
     """
 
     rows: Sequence[Heddle]
@@ -575,14 +602,15 @@ class Grow:
     is_over: Callable[[], bool] | None
 
     def params(self, lm: LM) -> SamplingParams:
-        """Return the sampling of each row: `lm.defaults`, in chat looms too, unless given."""
+        """Return the sampling parameters of all rows; missing ones come from `lm.defaults`."""
         return SamplingParams.resolve(self.options, lm.defaults)
 
     def _params(self) -> SamplingParams:
+        """Return the sampling parameters, for the model of the first row."""
         return self.params(lm_of(self.rows[0]))
 
     def run(self, loop: BackgroundLoop) -> list[Heddle]:
-        """Return the new children, in row order."""
+        """Generate, and return the new children, in row order."""
         if self.is_over is None:
             return self.rows[0].grow(self._params(), at=self.rows, show=False)
         children: dict[int, Heddle] = {}
@@ -594,7 +622,7 @@ class Grow:
         return [node for _, node in sorted(children.items())]
 
     async def arun(self) -> list[Heddle]:
-        """Await `run`."""
+        """Like `run`, for async searches."""
         if self.is_over is None:
             return await self.rows[0].agrow(self._params(), at=self.rows)
         children: dict[int, Heddle] = {}
@@ -608,19 +636,19 @@ class Grow:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Work for the model: logits or scores to read in one batch; generates nothing."""
+    """A model call that reads logits or scores of given tokens, as one batch; generates nothing."""
 
     lm: LM
     items: Sequence[Extend]
 
     def run(self, loop: BackgroundLoop) -> list[Any]:
-        """Return the first result of each item: each requests one."""
+        """Return the first result of each item."""
         tickets = self.lm.submit(self.items)
         self.lm.drive(tickets)
         return [ticket.result()[0] for ticket in tickets]
 
     async def arun(self) -> list[Any]:
-        """Await `run`."""
+        """Like `run`, for async searches."""
         tickets = await self.lm.asubmit(self.items)
         await self.lm.adrive(tickets)
         return [ticket.result()[0] for ticket in tickets]
@@ -628,16 +656,16 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """Work without the model: awaitables of the caller's functions, awaited together."""
+    """Work without the model: awaits results of the caller's async functions concurrently."""
 
     items: Sequence[Awaitable[Any]]
 
     def run(self, loop: BackgroundLoop) -> list[Any]:
-        """Return the results, in order. The first error is raised, and the others are cancelled."""
+        """Return the results, in order. If one fails, cancel the others and raise its error."""
         return loop.wait(self.arun())
 
     async def arun(self) -> list[Any]:
-        """Await `run`."""
+        """Like `run`, for async searches."""
         tasks = [asyncio.ensure_future(item) for item in self.items]
         try:
             return await asyncio.gather(*tasks)
@@ -652,10 +680,11 @@ Steps = Generator[Work, Any, R]
 
 
 class BackgroundLoop:
-    """The event loop of a blocking search, in a thread of its own; started at the first await.
+    """An event loop in its own thread, in which a blocking search awaits async functions.
 
-    One loop serves the full search, so a client that was opened in one round works in the next. It
-    has a thread because the caller may be inside a running loop.
+    The thread starts at the first await. All rounds of a search use the same loop, so that an async
+    client opened in one round works in the next. A thread is needed because the caller may be
+    inside a running loop.
     """
 
     def __init__(self) -> None:
@@ -663,7 +692,7 @@ class BackgroundLoop:
         self._thread: Thread | None = None
 
     def wait(self, work: Coroutine[Any, Any, R]) -> R:
-        """Run a coroutine and return its result; an interrupted wait cancels it."""
+        """Run a coroutine in the loop and return its result; an interrupt cancels the coroutine."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._thread = Thread(
@@ -678,7 +707,7 @@ class BackgroundLoop:
             raise
 
     def close(self) -> None:
-        """Stop the loop, if it was started, after its cancelled tasks have ended."""
+        """Cancel all tasks, wait until they have ended, and stop the thread, if it was started."""
         if self._loop is None or self._thread is None:
             return
         asyncio.run_coroutine_threadsafe(_cancel_pending(), self._loop).result()
@@ -688,7 +717,7 @@ class BackgroundLoop:
 
 
 async def _cancel_pending() -> None:
-    """Cancel all tasks of this loop, and wait for their end."""
+    """Cancel all other tasks of the running loop, and wait until they have ended."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
@@ -697,7 +726,7 @@ async def _cancel_pending() -> None:
 
 
 def run(steps: Steps[R], do: Callable[[Work, BackgroundLoop], Any] | None = None) -> R:
-    """Run all work of a search and return its result.
+    """Run a search (a generator of model calls) to its end, blocking, and return its result.
 
     do: called with each piece of work and the event loop, instead of the work's own `run`. None
         calls `run`.
@@ -714,7 +743,7 @@ def run(steps: Steps[R], do: Callable[[Work, BackgroundLoop], Any] | None = None
 
 
 async def arun(steps: Steps[R]) -> R:
-    """Await all work of a search and return its result."""
+    """Run a search (a generator of model calls) to its end in the running event loop."""
     with closing(steps):
         answer: Any = None
         while True:
@@ -727,7 +756,10 @@ async def arun(steps: Steps[R]) -> R:
 
 
 def blocking(search: Callable[P, Steps[R]]) -> Callable[P, R]:
-    """Return the blocking call of a search, which also works inside a running loop."""
+    """Decorator: turn a generator function of model calls into a blocking function.
+
+    The function also works inside a running event loop. It returns what the generator returns.
+    """
 
     @wraps(search)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -738,7 +770,7 @@ def blocking(search: Callable[P, Steps[R]]) -> Callable[P, R]:
 
 
 def awaitable(call: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
-    """Return the awaitable twin of a `blocking` call; it never blocks the loop."""
+    """Return the async twin of a `blocking` function; it never blocks the event loop."""
     search: Callable[P, Steps[R]] = call.__wrapped__  # type: ignore[attr-defined]
 
     async def acall(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -755,7 +787,7 @@ def awaitable(call: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
 
 
 def _public_signature(search: Callable[..., Any]) -> Signature:
-    """Return the signature that callers see: it returns the result, not the work."""
+    """Return the signature for `help()`: the return type is the result, not the generator."""
     shown = signature(search)
     result = str(shown.return_annotation).removeprefix("Steps[").removesuffix("]")
     return shown.replace(return_annotation=result)

@@ -48,11 +48,11 @@ _PLAIN = (int, float, str, list, tuple)  # types with the same repr in every pro
 
 @dataclass(frozen=True, slots=True)
 class WorkItem:
-    """Work on a node: new lines below it, or full answers.
+    """A request of an algorithm to generate below one node.
 
-    kind: "lines" or "answers".
+    kind: "lines" for next steps, "answers" for full answers.
     n: number of lines or answers. None means the proposer's number of lines for the node's level,
-    or one answer.
+        or one answer.
     temperature: of answers; 0 gives the likeliest one, None the temperature of the search.
     by: name of one of several proposers; None means all of them.
     """
@@ -65,54 +65,56 @@ class WorkItem:
 
 
 class Algorithm(Protocol):
-    """Decides what a search does next.
+    """A search strategy: decides which nodes to expand and which to keep.
 
-    An algorithm object has only its parameters. What it knows about the search is in the search's
-    tree and `state`, so that a saved search can continue.
+    An algorithm object has only its parameters. All other information is in the search's tree and
+    `state`, so that a saved search can continue.
     """
 
     def next_work(self, search: Search) -> Sequence[WorkItem]:
-        """Return the work of this round; [] ends the search. Changes nothing."""
+        """Return this round's requests to generate; [] ends the search. Change nothing."""
         ...
 
     def record(self, search: Search, candidates: Sequence[Heddle]) -> Sequence[Heddle]:
-        """Record a round's scored nodes in `search.state`; return the kept ones, best first.
+        """Select from a round's new, scored nodes; return the kept ones, best first.
 
-        Repeated calls, and calls with another order of `candidates`, have the same result.
+        Store what later rounds need in `search.state`. Repeated calls, and calls with another order
+        of `candidates`, have the same result.
         """
         ...
 
     def best(self, search: Search) -> Sequence[Heddle]:
-        """Return the paths to answer with, best first.
+        """Return the nodes whose paths are the best answers, best first, after the last round.
 
-        The search then completes paths without an end, if `search.completes`.
+        The model then continues unfinished paths to their end, if `search.completes`.
         """
         ...
 
 
 class Search:
-    """A running search: its tree, its round, and an algorithm's JSON `state`, saved with the tree.
+    """A running search: its tree, options, budget and round.
 
-    The tree is consistent between calls of the loom.
+    Algorithm, judge and proposer share it. `state` is the algorithm's JSON data; it is saved with
+    the tree. The tree is consistent between calls of the loom.
 
     value: the caller's `value` or `score`; None without one.
     verifier: the caller's verifier, or the task's check; None without one.
     checks: True if there is a verifier.
-    over_states: True if each node has a state of the caller's.
+    uses_states: True if nodes have states of the caller's instead of lines of text.
     completes: True if the model continues the best path to its end.
     """
 
     def __init__(
         self, lm: LM | None, prompt: Prompt, settings: Settings, name: str, **numbers: object
     ) -> None:
-        """Create a search, or restore it from the file to resume.
+        """Create a search, or restore it from the file that `resume` names.
 
         Args:
             lm: the model; None if functions of the caller's do everything.
             prompt: the prompt, or a node to search below.
             settings: the validated options.
             name: the name of the search.
-            numbers: the arguments that define the search; a resumed file must have equal ones.
+            numbers: the arguments that define the search. A resumed file must have equal ones.
         """
         self.lm = lm
         self.settings = settings
@@ -147,6 +149,7 @@ class Search:
             self._set_first_state()
 
     def _read_functions(self) -> None:
+        """Wrap the caller's functions, set the public attributes, and reject option conflicts."""
         given = self.settings
         states = given.state is not None or given.score is not None or self.lm is None
         named = given.propose if isinstance(given.propose, Mapping) else {"": given.propose}
@@ -191,6 +194,7 @@ class Search:
             raise ConfigError(f"complete=True, but {why}; leave complete out")
 
     def _needs_states(self) -> bool:
+        """Return True if a function takes states that neither `propose` nor a task provides."""
         needed = any(each is not None and each.takes_states for each in (self.value, self.verifier))
         return needed and not overrides(self.task, "state")
 
@@ -203,7 +207,7 @@ class Search:
         *,
         depth: int = 1,
     ) -> Steps[SearchResult]:
-        """Run rounds until there is no work, a budget is used up, or the answer is known.
+        """Run rounds until there is no work, the budget is used up, or the answer is known.
 
         tries: maximum number of best paths to complete, until the checker accepts one.
         depth: maximum number of lines of a path.
@@ -236,7 +240,7 @@ class Search:
         return result
 
     def _is_exhausted(self, depth: int) -> bool:
-        """Return True if all paths have ended, and the constraint ended one of them early.
+        """Return True if the constraint left nothing to generate before the maximum depth.
 
         depth: maximum number of lines of a path.
         """
@@ -258,11 +262,14 @@ class Search:
         return bool(closed) or any(map(texts.must_end, early))
 
     def rng(self, what: str = "round") -> Random:
-        """Return a random stream of this round. what: distinguishes several streams of a round."""
+        """Return a random number generator for this round, seeded by the search's seed.
+
+        what: distinguishes several generators of a round.
+        """
         return Random(f"{self.meter.seed}/{what} {self.round}")
 
     def in_order(self, nodes: Sequence[Heddle]) -> list[Heddle]:
-        """Return the nodes in tree order, without duplicates."""
+        """Return the nodes in depth-first order of the tree, without duplicates."""
         wanted = {node.id for node in nodes}
         return [node for node in self.start.walk() if node.id in wanted]
 
@@ -279,7 +286,7 @@ class Search:
     # The meaning of a node
 
     def lines_of(self, node: Heddle) -> Lines:
-        """Return the lines after the prompt, down to the node."""
+        """Return the lines of text from the prompt down to the node, without line ends."""
         return lines_of(node)
 
     def level(self, node: Heddle) -> int:
@@ -288,7 +295,7 @@ class Search:
         return len(lines_of(node)) if by_lines else len(node.path) - 1
 
     def set_state(self, node: Heddle, state: Any) -> None:
-        """Set the caller's state of a node; does nothing if the node has one."""
+        """Set the caller's state of a node, unless the node already has one."""
         if node.id in self.states:
             return
         self.states[node.id] = state
@@ -306,9 +313,9 @@ class Search:
         return None if self.task is None else self.task.state(lines_of(node))
 
     def merge_key(self, node: Heddle) -> Hashable | None:
-        """Return a key of a node's state; of several nodes with equal keys, only one is followed.
+        """Return a key that is equal for duplicates; the search follows only one of them.
 
-        None if the state is unknown or invalid; such a node is not followed.
+        None if the node's state is unknown or invalid; the search does not follow such a node.
         """
         if self.uses_states:
             known = node.id in self.states
@@ -323,7 +330,7 @@ class Search:
         return node.id if state is not None and is_full else state
 
     def is_complete(self, node: Heddle) -> bool:
-        """Return True if the node's text may be a full answer, which a checker can verify."""
+        """Return True if the node's text is a full answer, to be verified by the checker."""
         if self.uses_states and not self.completes:
             return node.id in self.states
         return node.terminal or not self.completes
@@ -333,7 +340,7 @@ class Search:
         return self.checks and node.meta.get("solved") is True
 
     def is_end(self, node: Heddle) -> bool:
-        """Return True if nothing can follow the node."""
+        """Return True if nothing can be generated below the node."""
         closed = bool(node.meta.get("closed")) and not any(
             child.score is not None for child in node.children
         )
@@ -342,7 +349,7 @@ class Search:
     # Its file
 
     def save(self) -> None:
-        """Write the search to its file, if it has one, atomically."""
+        """Write the search to its `resume` file, atomically; do nothing without one."""
         if self.settings.resume is None:
             return
         kept = {
@@ -357,6 +364,10 @@ class Search:
         self.loom.save(self.settings.resume)
 
     def _restore(self, saved: Loom, requested: Loom) -> None:
+        """Continue from a saved search, after checking that it has the same prompt and options.
+
+        requested: a new loom of the caller's prompt, to compare with.
+        """
         path, seed = self.settings.resume, self.settings.seed
         record = saved.meta.get(KEY)
         if not isinstance(record, dict):
@@ -388,6 +399,7 @@ class Search:
                     self.states[node.id] = _state_from_literal(node.meta["state"], str(path))
 
     def _set_first_state(self) -> None:
+        """Set the start node's state from `state=`; reject another one than in a saved search."""
         first = self.prompt if self.settings.state is None else self.settings.state
         if isinstance(first, Heddle):
             raise ConfigError("below a node the search needs its state: give state=")
@@ -399,6 +411,7 @@ class Search:
             )
 
     def _tree_bytes(self) -> int:
+        """Return the size of the KV of all nodes, in bytes."""
         return sum(len(node.tokens) for node in self.loom.walk()) * self.meter.slot_bytes
 
     # Its rounds
@@ -406,7 +419,7 @@ class Search:
     def _run_round(
         self, items: Sequence[WorkItem], judge: Judge, proposer: Proposer
     ) -> Steps[list[Heddle]]:
-        """Run a round's work, score the new nodes and return them."""
+        """Generate what `items` request; return the new nodes, scored."""
         lines = [item for item in items if item.kind == "lines"]
         candidates = (yield from proposer.propose_below(lines)) if lines else []
         ends: dict[float | None, list[Heddle]] = {}
@@ -422,12 +435,11 @@ class Search:
         return candidates
 
     def _answer(self, paths: list[Heddle], judge: Judge, proposer: Proposer) -> Steps[SearchResult]:
-        """Return the result of the search.
+        """Complete and verify the best path; return the result of the search.
 
-        If the search completes paths, complete the best one, and further ones while a checker
-        rejects the completions.
+        While a checker rejects the completed path, the next one of `paths` follows.
 
-        paths: the paths to answer with, best first.
+        paths: the best paths, best first.
         """
         best: Heddle | None = None
         if self.done:
@@ -449,6 +461,10 @@ class Search:
         )
 
     def _complete(self, paths: list[Heddle], judge: Judge, proposer: Proposer) -> Steps[Heddle]:
+        """Let the model complete the paths in order, until the checker accepts one; return its end.
+
+        Without an accepted one, return the end of the first path.
+        """
         best: Heddle | None = None
         for path in paths:
             end = path if path.terminal else (yield from proposer.complete(path))
@@ -463,6 +479,7 @@ class Search:
 
 
 def _hashable_state(state: tuple[Any], node: Heddle) -> Hashable:
+    """Return the state if it is hashable, else the node's id."""
     try:
         hash(state)
     except TypeError:
@@ -471,6 +488,7 @@ def _hashable_state(state: tuple[Any], node: Heddle) -> Hashable:
 
 
 def _describe_differences(saved: Mapping[str, str], requested: Mapping[str, str]) -> str:
+    """Return text for an error message: the saved values of all options that differ."""
     names = [name for name in requested if saved.get(name) != requested[name]]
     if "name" in names:
         return f"the strategy was {saved.get('name')}"
@@ -478,11 +496,15 @@ def _describe_differences(saved: Mapping[str, str], requested: Mapping[str, str]
 
 
 def _is_same_state(one: Any, other: Any) -> bool:
+    """Return True if two states are the same object or have the same `repr`."""
     return one is other or repr(one) == repr(other)
 
 
 def _state_literal(state: Any) -> str:
-    """Return the state as a Python literal. Raises: ConfigError if it cannot be read back."""
+    """Return the state as a Python literal, to save it.
+
+    Raises: ConfigError if the literal cannot be read back.
+    """
     written = repr(state)
     try:
         if ast.literal_eval(written) == state:
@@ -496,6 +518,7 @@ def _state_literal(state: Any) -> str:
 
 
 def _state_from_literal(written: object, path: str) -> Any:
+    """Return the state of a Python literal in the file at `path`. Raises: FormatError."""
     try:
         return ast.literal_eval(written)  # type: ignore[arg-type]
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
@@ -503,7 +526,10 @@ def _state_from_literal(written: object, path: str) -> Any:
 
 
 def checksum(loom: Loom, kept: object) -> int:
-    """Return a checksum of the search's saved state `kept` and of its tree. Cost: O(tree)."""
+    """Return a CRC-32 of a search's saved state `kept` and of its tree, to detect later edits.
+
+    Cost: O(tree).
+    """
     tree = [
         (node.id, node.tokens, node.logprobs, node.score, node.terminal, node.finish_reason)
         + (node.text if not node.tokens else None, *map(node.meta.get, _NOTES))

@@ -1,4 +1,4 @@
-"""Exact draws from a `Choice`: measure the probability of each text, then draw full texts.
+"""Exact samples from a `Choice`: compute the probability of each text, then draw among the texts.
 
 Sampling token by token finds a text as often as its first tokens are likely among the allowed ones.
 A likely text with an unlikely first token would need very many particles.
@@ -23,9 +23,9 @@ MAX_TEXTS = 512
 
 
 class ExactChoice:
-    """Draws texts of a `Choice` in proportion to their probabilities after the start node.
+    """Draws texts of a `Choice` constraint in proportion to their exact probabilities.
 
-    cuts: the token ids of each text, in the order of the choice.
+    token_ids: the token ids of each text, in sorted order of the texts.
     """
 
     def __init__(
@@ -36,10 +36,7 @@ class ExactChoice:
         self.token_ids = token_ids
 
     def propose_below(self, items: Sequence[WorkItem]) -> Steps[list[Heddle]]:
-        """Draw texts below a node, as many as its work item wants; return one new node per draw.
-
-        items: exactly one item.
-
+        """Draw `n` texts below the node of the one item; return one new node per draw.
 
         `meta["legal_logmass"]` of each node is the log of the summed probability of all texts.
         """
@@ -62,11 +59,11 @@ class ExactChoice:
 
 
 def exact_choice(search: Search, sources: Sequence[Source]) -> ExactChoice | None:
-    """Return the exact draws of a search whose constraint is a `Choice`, or None.
+    """Return a sampler of exact draws if the search's constraint is a `Choice`, else None.
 
-    None if sampling parameters change the raw distribution, or if a text may continue where it is
-    complete. That is so if it is a prefix of another, contains a stop string, or exceeds
-    `max_tokens`.
+    None also if sampling parameters change the raw distribution, or if a text may continue where it
+    is complete. A text may continue if it is a prefix of another, contains a stop string, or
+    exceeds `max_tokens`.
     """
     lm, sampling = search.lm, search.settings.sampling
     constraint = sampling.get("constraint")

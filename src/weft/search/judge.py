@@ -1,4 +1,4 @@
-"""The judge, which scores candidates, and the frontier, which reads a tree of scored nodes."""
+"""The judge, which scores candidates, and the frontier: which nodes of a tree can be expanded."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ HOPELESS = 1e-3
 
 
 class Judge:
-    """Scores candidates, and verifies full answers; one batch per round.
+    """Scores candidates and verifies full answers; one batch per round.
 
-    A score is the result of `value` or `score`. Without these it is the model's verdict if the task
-    words a question, else the likelihood. Without a model it is the checker's verdict.
+    A score is the result of the caller's `value` or `score`. Without these it is the model's yes-no
+    verdict if there is a task, else the likelihood. Without a model it is the checker's verdict.
 
     as_share: scores are from 0 to 1. Likelihoods are mean token probabilities, and the score of an
-    ended path is 1 or 0 if there is a checker. Otherwise likelihoods are mean logprobs.
-    asks: use the model's verdicts, if the task words a question.
+        ended path is 1 or 0 if there is a checker. False: likelihoods are mean logprobs.
+    asks: use the model's verdicts, if the task has questions.
     """
 
     def __init__(self, search: Search, *, as_share: bool = False, asks: bool = True) -> None:
@@ -38,7 +38,7 @@ class Judge:
         self._known: dict[str, float] = {}
 
     def check_engine(self) -> None:
-        """Raise Unsupported if scores need the model, and its engine cannot compute them."""
+        """Raise Unsupported if scores need logprobs from the model, and its engine returns none."""
         lm = self.search.lm
         if lm is None or self.search.value is not None or lm.info.capabilities.steps:
             return
@@ -56,7 +56,7 @@ class Judge:
             )
 
     def score(self, nodes: list[Heddle]) -> Steps[None]:
-        """Set the `score` of each node, and `meta["solved"]` of each full answer."""
+        """Score nodes: set the `score` of each, and `meta["solved"]` of each full answer."""
         yield from self.verify(nodes)
         scores = yield from self._scores(nodes)
         for node, score in zip(nodes, scores, strict=True):
@@ -64,9 +64,9 @@ class Judge:
         self.search.meter.valued += len(nodes)
 
     def verify(self, nodes: Sequence[Heddle], *, cut: bool = False) -> Steps[None]:
-        """Set `meta["solved"]` of each full answer to the checker's verdict.
+        """Run the checker on full answers: set `meta["solved"]` of each to True or False.
 
-        Does nothing without a checker.
+        Do nothing without a checker.
 
         cut: verify the other nodes too, as if their texts were full answers.
         """
@@ -78,16 +78,16 @@ class Judge:
                 node.meta["solved"] = is_right
 
     def is_hopeless(self, node: Heddle) -> bool:
-        """Return True if a node's score is so low that it is not worth following.
+        """Return True if the model's or a checker's verdict rules the node out.
 
-        Only verdicts count, the model's or a checker's. Likelihoods and values of the caller's do
-        not.
+        Likelihoods and values of the caller's never do.
         """
         if self.task is None or (node.terminal and not self.search.checks):
             return False
         return (node.score or 0.0) < HOPELESS
 
     def _scores(self, nodes: list[Heddle]) -> Steps[list[float]]:
+        """Return a score for each node; subclasses override this."""
         search = self.search
         if search.value is not None:
             return (yield from search.value.numbers(nodes, search.state_of))
@@ -105,6 +105,7 @@ class Judge:
         ]
 
     def _verdicts(self, task: Task, nodes: list[Heddle]) -> Steps[list[float]]:
+        """Return the model's probability of a good verdict on each node; 0 without a question."""
         questions = [task.question(self.search.lines_of(node)) for node in nodes]
         new = [q for q in dict.fromkeys(questions) if q is not None and q not in self._known]
         if new:
@@ -123,7 +124,7 @@ LIKELY = 0.5
 
 
 def best_per_state(search: Search, judge: Judge, candidates: Sequence[Heddle]) -> list[Heddle]:
-    """Return the candidates that are worth following, best first: only the best one per state."""
+    """Return the candidates to continue from, best first: one per state, without hopeless ones."""
     kept: dict[object, Heddle] = {}
     for node in ranked(search.in_order(candidates)):
         key = search.merge_key(node)
@@ -133,12 +134,12 @@ def best_per_state(search: Search, judge: Judge, candidates: Sequence[Heddle]) -
 
 
 def ranked(nodes: Sequence[Heddle]) -> list[Heddle]:
-    """Return nodes sorted by score, best first; equal scores keep their order."""
+    """Return nodes sorted by score, highest first; nodes of equal score keep their order."""
     return sorted(nodes, key=lambda node: math.inf if node.score is None else -node.score)
 
 
 def max_depth(depth: int | None, search: Search) -> int:
-    """Return the number of levels to search below the start.
+    """Return the maximum number of levels below the start.
 
     depth: the caller's limit; None means the remaining steps of the task, else DEFAULT_DEPTH.
     """
@@ -153,9 +154,9 @@ def max_rounds(rounds: int | None, search: Search, *, checked: int, unchecked: i
     """Return the maximum number of rounds of a search.
 
     Args:
-        rounds: the caller's number; None takes a default.
+        rounds: the caller's number; None means a default.
         checked: the default with a checker, which can end the search early.
-        blind: the default without a checker.
+        unchecked: the default without a checker.
     """
     if rounds is not None:
         return check_int("rounds", rounds, 1)
@@ -163,12 +164,12 @@ def max_rounds(rounds: int | None, search: Search, *, checked: int, unchecked: i
 
 
 def has_correct_answer(search: Search) -> bool:
-    """Return True if there is a checker, and it has accepted an answer."""
+    """Return True if there is a checker, and it has accepted some node."""
     return search.checks and any(map(search.is_solved, search.start.walk()))
 
 
 def rank_answers(search: Search) -> list[Heddle]:
-    """Return the scored nodes that could be the answer, best first; accepted ones lead.
+    """Return the scored nodes, best answer first; those that a checker accepted lead.
 
     If `search.completes`, next come unfinished paths of at least `task.steps` lines. Then come
     ended paths by score, and then the others, deepest first.
@@ -181,6 +182,7 @@ def rank_answers(search: Search) -> list[Heddle]:
         is_scored_by_caller = search.value is not None
 
         def worth(node: Heddle) -> tuple[float, ...]:
+            """Sort key if the search does not complete paths; smaller is better."""
             depth, score = -len(node.path), -(node.score or 0.0)
             order = (score, depth) if is_scored_by_caller else (depth, score)
             return (not search.is_solved(node), not search.is_end(node), *order)
@@ -189,6 +191,7 @@ def rank_answers(search: Search) -> list[Heddle]:
     steps = search.task.steps if search.task is not None else None
 
     def rank(node: Heddle) -> tuple[int, int, float]:
+        """Sort key if the search completes paths; smaller is better."""
         level = search.level(node)
         kind = 1 if node.terminal else 0
         if search.is_solved(node):
@@ -201,15 +204,15 @@ def rank_answers(search: Search) -> list[Heddle]:
 
 
 def is_step(node: Heddle) -> bool:
-    """Return True if a node is a scored step, not a full answer or a part of a line."""
+    """Return True if a node is a scored step, not a full answer or part of a line."""
     return node.score is not None and not node.meta.get("answer")
 
 
 def is_completed(node: Heddle) -> bool:
-    """Return True if the model has completed this path already.
+    """Return True if the model has already completed this path to a full answer.
 
-    That is so if an answer was drawn below the node. It is also so if the likeliest completion of a
-    node above it starts with this path.
+    That is so if an answer was drawn below the node. It is also so if the likeliest completion of
+    an ancestor starts with this path.
     """
     text = ""
     for above in reversed(node.path):
@@ -222,19 +225,24 @@ def is_completed(node: Heddle) -> bool:
 
 
 class Frontier:
-    """Statistics of a search's tree at one time, and the nodes that can be expanded.
+    """Statistics of a search tree, and which of its nodes can be expanded.
+
+    The tree-search algorithms select nodes by it. It describes the tree at the time of its
+    creation.
 
     visits: node id → number of scored nodes at or below the node.
     total: node id → sum of the scores of these nodes.
     repeats: node id → number of drawn lines at or below the node that existed already.
     steps: node id → the node's children that are steps (see `is_step`), in order.
-    closed: ids of the nodes that are not followed.
+    closed: ids of the nodes that the search does not follow.
     """
 
     def __init__(self, search: Search, judge: Judge, depth: int) -> None:
-        """Read the tree. Cost: O(nodes); the text of each path is read once.
+        """Read the tree below the start.
 
         depth: maximum number of levels below the start.
+
+        Cost: O(nodes); it reads the text of each path once.
         """
         self.search = search
         self.depth = depth
@@ -247,10 +255,10 @@ class Frontier:
         self.closed = self._find_closed(judge)
 
     def paths_to_complete(self, *, anywhere: bool = False) -> list[Heddle]:
-        """Return the paths to complete now: the start, then the others, best first.
+        """Return the paths that the model should now complete to an answer, best first.
 
-        These are full paths with a score of at least `LIKELY` that were not completed before. []
-        if the search completes no paths.
+        These are full paths with a score of at least `LIKELY` that were not completed before, and
+        the start. [] if the search completes no paths.
 
         anywhere: accept paths of any length, because a completion may cost less than a level.
         """
@@ -267,14 +275,14 @@ class Frontier:
         return sorted(ranked(nodes), key=lambda node: node is not self.search.start)
 
     def is_full(self, node: Heddle) -> bool:
-        """Return True if the path to the node has `depth` levels, so that no step may follow."""
+        """Return True if the path to the node has the maximum number of levels."""
         return self.search.level(node) - self.search.level(self.search.start) >= self.depth
 
     def expandable(self, excluded: Iterable[str] = (), *, widens: bool = False) -> set[str]:
-        """Return the ids of nodes at or below which a node can be expanded.
+        """Return the ids of nodes that can be expanded, or have such a node below them.
 
         Args:
-            taken: ids of nodes that are being expanded already; they do not count.
+            excluded: ids of nodes that are being expanded already; they do not count.
             widens: nodes that have steps can get more. False: only nodes without steps count.
         """
         busy, open_ids = set(excluded), set[str]()
@@ -289,6 +297,7 @@ class Frontier:
         return open_ids
 
     def _sum_up(self) -> None:
+        """Compute `visits`, `total` and `repeats` of all nodes, leaves first."""
         for node in reversed(self.nodes):
             below = node.children
             self.visits[node.id] = (node.score is not None) + sum(
@@ -299,10 +308,9 @@ class Frontier:
             self.repeats[node.id] = known + sum(self.repeats[child.id] for child in below)
 
     def _find_closed(self, judge: Judge) -> set[str]:
-        """Return the ids of nodes that are not followed.
+        """Return the ids of the nodes that the search does not follow.
 
-        These are ended and hopeless paths, nodes whose state occurs before in the tree, and nodes
-        that are no steps.
+        These are ended and hopeless paths, repeated states, and nodes that are not steps.
         """
         search, closed, keys = self.search, set[str](), set[object]()
         for node in self.nodes:

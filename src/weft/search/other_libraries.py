@@ -202,15 +202,15 @@ _ATTRIBUTES: Mapping[str, str] = {
 
 
 def function_for(name: str) -> str | None:
-    """Return the equivalent in `weft.search` of another library's name, or None."""
+    """Return the `weft.search` function for another library's name of it ("MCTS"), or None."""
     plain = name.replace("_", "").lower()
     return next((here for here, others in _FUNCTIONS.items() if plain in others), None)
 
 
 def options_for(accepted: Container[str]) -> dict[str, str]:
-    """Return a mapping from other libraries' names of options to Weft's.
+    """Return a mapping from other libraries' option names to Weft's.
 
-    taken: the options that a search accepts; others are left out.
+    accepted: the options that a search accepts; the mapping contains only these.
     """
     answers: dict[str, str] = {}
     for options, others in _OPTIONS.items():
@@ -223,5 +223,5 @@ def options_for(accepted: Container[str]) -> dict[str, str]:
 
 
 def attribute_for(name: str) -> str | None:
-    """Return the equivalent `SearchResult` attribute of another library's name, or None."""
+    """Return the `SearchResult` attribute for another library's name of it, or None."""
     return _ATTRIBUTES.get(name)

@@ -1,4 +1,7 @@
-"""Proposers: the model continues an answer or suggests a step, or a function of the caller's."""
+"""Proposers: new candidates from the model, or from a function of the caller's.
+
+The model continues the answer by a line, or answers the task's prompt for one step.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +28,13 @@ N_PROPOSALS = 8
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A source of lines: a model that continues or suggests, or a function of the caller's.
+    """One source of proposed lines: a model, or a function of the caller's.
 
     by: its name; "" if it is the only source.
     lm: the model; None for a function.
-    n_continue, n_suggest: lines per node of either kind; one number per level, the last for all
-    further levels.
+    n_continue: lines per node by continuing the answer; one number per level, the last for all
+        further levels.
+    n_suggest: the same for lines from the task's `suggestion` prompt.
     call: the caller's function; None for a model.
     """
 
@@ -42,11 +46,11 @@ class Source:
 
 
 class Proposer:
-    r"""Adds candidates below nodes; equal lines below one node are one child.
+    r"""Generates candidates below nodes; equal lines below one node become one child.
 
     sampling: sampling parameters of every line, which ends at "\\n" by default.
     reserve: tokens of the budget that are kept for an answer; 0 if no path is completed.
-    n_closed: number of nodes below which nothing more can be proposed.
+    n_closed: number of nodes below which no source can propose more.
     """
 
     def __init__(
@@ -64,10 +68,11 @@ class Proposer:
 
         Args:
             search: the search.
-            n_continue, n_suggest: lines per node of either kind; None means as the task advises.
+            n_continue, n_suggest: lines per node, by continuing and from the task's `suggestion`
+                prompt. None means as the task advises.
             merges: equal lines below one node become one child.
             draws: draw from a function's proposals, uniformly and with repetition, as many as
-                wanted. False takes each proposal once.
+                wanted. False uses each proposal once.
             full_answers: texts of functions must be complete under the constraint.
             default: the source, unless the caller gives one.
         """
@@ -98,7 +103,7 @@ class Proposer:
         self._check_sampling_used()
 
     def open_sources(self, node: Heddle) -> list[str]:
-        """Return the names of sources that may still propose below a node."""
+        """Return the names of sources that can still propose lines below a node."""
         return [each.by for each in self.sources if (each.by, node.id) not in self._exhausted]
 
     def propose_below(self, items: Sequence[WorkItem]) -> Steps[list[Heddle]]:
@@ -132,9 +137,9 @@ class Proposer:
     def generate_answers(
         self, nodes: Sequence[Heddle], temperature: float | None
     ) -> Steps[list[Heddle]]:
-        """Grow one full answer below each listed node; return the answers.
+        """Generate one full answer below each listed node; return the answers.
 
-        If the budget is used up, there are fewer.
+        There are fewer answers if the budget is used up.
 
         temperature: None means that of the search.
         """
@@ -157,6 +162,10 @@ class Proposer:
     # Sources
 
     def _create_source(self, by: str, kind: Any, n_continue: Counts, n_suggest: Counts) -> Source:
+        """Validate one value of the option `propose` and return it as a `Source`.
+
+        by: its name. kind: "continue", "suggest", "both", a model or a Callback.
+        """
         if isinstance(kind, Callback):
             return Source(by, call=kind)
         lm = kind if isinstance(kind, LM) else self.lm
@@ -187,6 +196,7 @@ class Proposer:
         return Source(by, lm, continues, suggests)
 
     def _check_sampling_used(self) -> None:
+        """Raise ConfigError if the caller set sampling parameters, but no model generates."""
         chosen = self.search.settings.chosen
         samples = self.search.completes or any(each.lm is not None for each in self.sources)
         if chosen and not samples:
@@ -198,6 +208,7 @@ class Proposer:
     # Lines of a model
 
     def _generate(self, source: Source, items: Sequence[WorkItem]) -> Steps[list[Heddle]]:
+        """Let a model propose lines for all items in one batch; return the candidates."""
         with ExitStack() as stack:
             context = _PromptContext(self.search, source, stack)
             rows = context.rows([(item, self.search.level(item.node)) for item in items])
@@ -225,6 +236,7 @@ class Proposer:
         return _distinct(candidates)
 
     def _grow_lines(self, rows: list[Heddle]) -> Steps[list[Heddle]]:
+        """Generate one line below each node in `rows`, keeping budget for an answer."""
         room = self.meter.tokens_left()
         reserve = 0 if room == math.inf else int(min(self.reserve, room // 4))
         return (yield from self.meter.grow(rows, reserve=reserve, **self.sampling))
@@ -232,7 +244,7 @@ class Proposer:
     def _full_answers(
         self, nodes: Sequence[Heddle], max_tokens: int, temperature: float | None
     ) -> Steps[list[Heddle]]:
-        """Grow one full answer below each listed node, as far as the budget allows.
+        """Generate one full answer below each listed node, as far as the budget allows.
 
         The sampling parameters are those of lines, except for `stop`, `max_tokens` and, if given,
         `temperature`.
@@ -250,10 +262,10 @@ class Proposer:
     # Lines of the caller's function
 
     def _call_function(self, source: Source, items: Sequence[WorkItem]) -> Steps[list[Heddle]]:
-        """Call a function for nodes and add its proposals as children; return these.
+        """Call the caller's function for nodes and add its proposals as children; return these.
 
-        An item with a number gets as many of the proposals. A node for which the function has no
-        new proposal is closed for this source.
+        An item with a number gets as many of the proposals. If the function has no new proposal for
+        a node, it is not called for that node again.
         """
         call, by = source.call, source.by
         assert call is not None
@@ -281,7 +293,7 @@ class Proposer:
         return _distinct(candidates)
 
     def _nodes_to_call(self, by: str, item: WorkItem) -> list[Heddle]:
-        """Return the item's node, repeated as often as the function must be called for it now.
+        """Return the item's node, once for each call of the function that is needed now.
 
         [] while proposals of an earlier call are left. by: the name of the source.
         """
@@ -295,7 +307,7 @@ class Proposer:
     def _take_wanted(
         self, item: WorkItem, pairs: list[tuple[str, Any]], by: str, rng: Random
     ) -> list[tuple[str, Any]]:
-        """Return the proposals that become children; store the other new ones for later rounds.
+        """Return the proposals to add as children; store the other new ones for later rounds.
 
         Args:
             item: the node, and the number of wanted proposals; None takes all.
@@ -316,9 +328,11 @@ class Proposer:
         return pairs[: item.n]
 
     def _fits_budget(self, text: str) -> bool:
+        """Return True if the KV budget allows a node with this text."""
         return self.lm is None or self.meter.fits(len(self.lm.text.continuation(text)))
 
     def _mark_exhausted(self, source: Source, node: Heddle) -> None:
+        """Record that a source has no more proposals below a node; close a node without sources."""
         self._exhausted.add((source.by, node.id))
         if not self.open_sources(node):
             is_forbidden = node.id in self._forbidden and not _proposals(node)
@@ -381,7 +395,7 @@ class Proposer:
 
 
 class _PromptContext:
-    """The nodes that one model grows in a round.
+    """The nodes at which one model generates a round's lines, and which tree nodes they belong to.
 
     Lines that continue a path grow at the tree's node. If the model is not that of the search, they
     grow at a copy of the path. Suggestions grow in looms of their own, one per prompt.
@@ -401,9 +415,9 @@ class _PromptContext:
         self._copied_loom: Loom | None = None
 
     def rows(self, items: Sequence[tuple[WorkItem, int]]) -> list[Heddle]:
-        """Return the nodes below which one line each grows, repeated as often as lines are wanted.
+        """Return the nodes to generate one line below, each repeated for the lines it should get.
 
-        They take turns, so that a budget cuts all nodes equally.
+        Nodes take turns in the list, so that a budget cuts all of them equally.
 
         items: pairs of a node's work and the node's level.
         """
@@ -431,11 +445,12 @@ class _PromptContext:
         return [*_round_robin(nodes_to_continue), *_round_robin(prompted)]
 
     def _suggestion_prompt(self, node: Heddle) -> str | None:
+        """Return the task's prompt for one step after the node; None if there is none."""
         task = self.search.task
         return task.suggestion(lines_of(node)) if task is not None else None
 
     def _node_of_source(self, node: Heddle) -> Heddle:
-        """Return the node at which the model continues: the tree node, or a copy of its path."""
+        """Return the node that the source's model continues: the tree node, or a copy of it."""
         search, lm = self.search, self.source.lm
         if lm is search.lm:
             return node
@@ -471,12 +486,12 @@ def copy_prompt(lm: LM, search: Search) -> Loom:
 
 
 def is_incomplete(node: Heddle) -> bool:
-    """Return True if the node is an incomplete line, which is no candidate."""
+    """Return True if generation of the line was cancelled or interrupted; it is no candidate."""
     return node.finish_reason in ("cancelled", "interrupted")
 
 
 def existing_child(node: Heddle, text: str) -> Heddle | None:
-    """Return the child whose text is this line, except for whitespace around it, or None."""
+    """Return the child whose text is this line, ignoring surrounding spaces, or None."""
     for child in node.children:
         if child.text.strip() == text.strip() and not is_incomplete(child):
             return child
@@ -496,10 +511,9 @@ def merge_into_sibling(child: Heddle) -> Heddle:
 
 
 def _text_state_pairs(call: Callback, answer: Any) -> list[tuple[str, Any]]:
-    """Return a function's answer for one node as (text, state) pairs.
+    """Validate a `propose` function's result for one node; return it as (text, state) pairs.
 
-    The state is None if the function does not go over states. Raises: ConfigError for an invalid
-    answer.
+    The state is None if the function does not take states. Raises: ConfigError.
     """
     try:
         items = None if isinstance(answer, str | bytes | Mapping) else list(answer)
@@ -518,28 +532,30 @@ def _text_state_pairs(call: Callback, answer: Any) -> list[tuple[str, Any]]:
 
 
 def _proposals(node: Heddle) -> list[Heddle]:
-    """Return the children that are proposals, not answers of the model."""
+    """Return the children that are proposed lines, not full answers."""
     return [child for child in node.children if not child.meta.get("answer")]
 
 
 def _count_drawn(child: Heddle) -> None:
-    """Add 1 to `meta["drawn"]` of the parent, which counts drawn lines, repeated ones too."""
+    """Add 1 to the parent's `meta["drawn"]`: how many lines were drawn below it, with repeats."""
     assert child.parent is not None
     child.parent.meta["drawn"] = child.parent.meta.get("drawn", 0) + 1
 
 
 def _distinct(nodes: Iterable[Heddle]) -> list[Heddle]:
+    """Return the nodes without duplicates, in order of first occurrence."""
     return list({node.id: node for node in nodes}.values())
 
 
 def _round_robin(counted: Iterable[tuple[Heddle, int]]) -> Iterator[Heddle]:
-    """Yield each node as often as its count says, one of each in turn."""
+    """Yield each node as often as its count says, in turns: (a, 2), (b, 1) → a, b, a."""
     pairs = list(counted)
     max_count = max((count for _, count in pairs), default=0)
     return (node for turn in range(max_count) for node, count in pairs if turn < count)
 
 
 def _validate_counts(name: str, given: Counts, advised: int | Sequence[int]) -> list[int]:
+    """Return the lines per level, the caller's or the task's; raise ConfigError if invalid."""
     chosen: Any = advised if given is None else given
     is_one = isinstance(chosen, str) or not isinstance(chosen, Iterable)
     counts = [chosen] if is_one else list(chosen)
@@ -549,4 +565,5 @@ def _validate_counts(name: str, given: Counts, advised: int | Sequence[int]) -> 
 
 
 def _count_at(counts: Sequence[int], level: int) -> int:
+    """Return the number of lines at a level; the last count is for all further levels."""
     return counts[min(level, len(counts) - 1)]

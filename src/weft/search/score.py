@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
 
 class Scorer:
-    """A function from nodes to scores that may run the model.
+    """A scoring function that needs model calls: nodes → scores, higher is better.
 
-    A search runs its `steps` in its own batches. Other callers call the object, which blocks.
+    Pass it as `value=` to a search, which runs its model calls in the search's batches. Call it to
+    score nodes outside a search; that blocks.
     """
 
     def __init__(self, steps: Callable[[Sequence[Heddle]], Steps[list[float]]]) -> None:
@@ -39,9 +40,10 @@ class Scorer:
 
 
 class Verdicts(NamedTuple):
-    """Answers to questions. values: probabilities of the first word, one per question.
+    """Results of yes-no questions.
 
-    n_tokens: the tokens of all questions together.
+    values: probability of the first word against the second, one per question.
+    n_tokens: number of prompt tokens of all questions together.
     """
 
     values: list[float]
@@ -52,16 +54,17 @@ class Verdicts(NamedTuple):
 def verdicts(
     lm: LM, questions: Sequence[str], words: tuple[str, str], adapter: str | None = None
 ) -> Steps[Verdicts]:
-    """Return, for each question, the probability of the first word against the second.
+    """Ask the model yes-no questions; return the probability of the first word for each.
 
-    Both come from the next-token logprobs after the question, at the first token where the words
-    differ. All questions are one batch, and nothing is generated.
+    Nothing is generated: the probabilities come from the next-token logprobs at the first token
+    where the two words differ. All questions run as one batch.
 
     Args:
+        questions: full prompts, one per question.
         words: the positive and the negative answer; neither is a prefix of the other.
         adapter: the name of a LoRA adapter.
 
-    Raises: ConfigError.
+    Raises: ConfigError if one word is a prefix of the other.
     """
     return verdict_steps(lm, questions, words, adapter)
 
@@ -72,7 +75,7 @@ averdicts = awaitable(verdicts)
 def verdict_steps(
     lm: LM, questions: Sequence[str], words: tuple[str, str], adapter: str | None
 ) -> Steps[Verdicts]:
-    """Return `verdicts` as a generator of work, which a search runs in its own batches."""
+    """Like `verdicts`, but a generator of model calls, for use inside a search."""
     good, bad = (lm.text.continuation(word) for word in words)
     shared = commonprefix([good, bad])
     if len(shared) in (len(good), len(bad)):
@@ -86,10 +89,10 @@ def verdict_steps(
 
 @Scorer
 def mean_logprob(nodes: Sequence[Heddle]) -> Steps[list[float]]:
-    """Return the mean logprob of all tokens after the prompt, down to each node; -inf for none.
+    """Return, for each node, the mean logprob of all tokens from the prompt down to the node.
 
-    Logprobs of sampled tokens are recorded on the nodes. The model reads added text, in one batch
-    for all nodes, and stores its logprob in the node's `meta["measured"]`.
+    -inf if there are no such tokens. Sampled tokens have logprobs already. For added text the model
+    computes them, in one batch for all nodes, and stores their sum in `meta["measured"]`.
     """
     paths = [node.path[1:] for node in nodes]
     unread = {
@@ -120,20 +123,26 @@ def mean_logprob(nodes: Sequence[Heddle]) -> Steps[list[float]]:
 
 @Scorer
 def likelihood(nodes: Sequence[Heddle]) -> Steps[list[float]]:
-    """Return the geometric mean probability of each path's tokens: 1 / perplexity, 0 to 1."""
+    """Return, for each node, the geometric mean probability (0 to 1) of the tokens on its path.
+
+    That is 1 / perplexity.
+    """
     return [math.exp(each) for each in (yield from mean_logprob.steps(nodes))]
 
 
 @Scorer
 def perplexity(nodes: Sequence[Heddle]) -> Steps[list[float]]:
-    """Return the perplexity of each path's tokens: lower is better; inf without tokens."""
+    """Return, for each node, the perplexity of the tokens on its path.
+
+    Lower is better; inf without tokens.
+    """
     return [math.exp(-each) for each in (yield from mean_logprob.steps(nodes))]
 
 
 def majority(extract: Callable[[str], Hashable | None]) -> Value:
-    """Return a value that gives each node its answer's share of the votes.
+    """Create a scoring function for `value=`: a node's score is the share of nodes with its answer.
 
-    extract: returns the answer in a text, or None, which scores 0. The nodes of one round vote.
+    extract: returns the answer in a text. None scores 0. The nodes that are scored together vote.
     """
 
     def shares(nodes: Sequence[Heddle]) -> list[float]:
@@ -145,17 +154,18 @@ def majority(extract: Callable[[str], Hashable | None]) -> Value:
 
 
 def verifier(check: Callable[[str], float]) -> Value:
-    """Return a value that gives each node the result of `check` for its text after the prompt."""
+    """Create a scoring function for `value=` that returns `check` of the text after the prompt."""
     return lambda nodes: [float(check(text_of(node))) for node in nodes]
 
 
 def judge(question: Callable[[str], str], words: tuple[str, str] = ("yes", "no")) -> Scorer:
-    """Return a value that asks the model a question per node: the probability of the first word.
+    """Create a scoring function that asks the model a yes-no question about each node.
 
-    Equal prompts run once. All of them are one batch, and nothing is generated.
+    The score is the probability of the first word. Equal questions run once, in one batch, and
+    nothing is generated.
 
     Args:
-        question: text after the prompt → the question's prompt.
+        question: text after the prompt → the prompt of the question.
         words: the positive and the negative answer.
     """
 
@@ -177,11 +187,12 @@ def judge(question: Callable[[str], str], words: tuple[str, str] = ("yes", "no")
 
 
 def mean_logprob_of_node(node: Heddle) -> float:
-    """Return the mean logprob of the node's own tokens, sampled or read; -inf if unknown."""
+    """Return the mean logprob of the node's own tokens, without its ancestors'; -inf if unknown."""
     return _path_logprob([node])
 
 
 def _path_logprob(path: Sequence[Heddle]) -> float:
+    """Return the mean logprob of all tokens of these nodes; -inf if none is known."""
     known = [node for node in path if node.logprobs or "measured" in node.meta]
     n_tokens = sum(len(node.logprobs or node.tokens) for node in known)
     totals = [math.fsum(node.logprobs) if node.logprobs else _stored_sum(node) for node in known]
@@ -189,16 +200,21 @@ def _path_logprob(path: Sequence[Heddle]) -> float:
 
 
 def _stored_sum(node: Heddle) -> float:
+    """Return the summed logprob of added text that `mean_logprob` stored in the node's `meta`."""
     return float(node.meta["measured"])
 
 
 def _question_place(lm: LM, question: str, shared: Sequence[int], adapter: str | None) -> Place:
+    """Return the place in the token tree after a question and `shared`.
+
+    shared: the first tokens that both verdict words have in common.
+    """
     with Loom(lm, question, adapter=adapter) as loom:
         return lm.place([*loom.tokens, *shared], namespace=adapter)
 
 
 def _sigmoid(margin: float) -> float:
-    """Return the probability of the first of two logits, which is larger by `margin`."""
+    """Return 1 / (1 + exp(-margin)), the probability of the larger of two logits."""
     if margin >= 0:
         return 1 / (1 + math.exp(-margin))
     return math.exp(margin) / (1 + math.exp(margin))

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 class Count(NamedTuple):
-    """The meaning of `breadth` or `n` for a strategy.
+    """The meaning of the option `breadth` or `n` of `weft solve` for one strategy.
 
-    counts: what the number counts, in words.
-    keywords: the keywords of the search function that get the number.
-    default: the function's default; None if it depends on the prompt.
+    counts: the things that it counts, for help texts ("particles").
+    keywords: the keywords of the search function that receive it.
+    default: the function's default; None if the default depends on the prompt.
     """
 
     counts: str
@@ -34,7 +34,10 @@ class Count(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """A named way to search: a search function, and the options that define the way."""
+    """A search that users select by name: a search function with some options fixed.
+
+    For example, "tot-dfs" is `tot` with `order="dfs"`.
+    """
 
     name: str
     title: str
@@ -47,9 +50,9 @@ class Strategy:
     asks: bool = False  # it scores a task's questions by next-token distributions
 
     def unused(self) -> list[str]:
-        """Return the names of options that this strategy does not accept.
+        """Return the names of the options that this strategy rejects.
 
-        `breadth` and `n` are among them if they have no meaning for it.
+        They include `breadth` and `n` if these have no meaning for the strategy.
         """
         numbers = [name for name in ("breadth", "n") if getattr(self, name) is None]
         return [*numbers, *self.refused]
@@ -57,14 +60,14 @@ class Strategy:
     def options(
         self, breadth: int | None = None, n: int | None = None, **rest: Any
     ) -> dict[str, Any]:
-        """Return the keywords for the strategy's function.
+        """Return the search function's keywords: `breadth` and `n` renamed, `fixed` added.
 
         Args:
-            breadth, n: numbers of the strategy; None keeps the function's default.
-            rest: further options, passed on.
+            breadth, n: the user's numbers; None keeps the function's default.
+            rest: other options, returned unchanged.
 
-        Raises: ConfigError if a number is given by two names, or if a fixed option has another
-        value.
+        Raises: ConfigError for an option that the strategy rejects, or fixes to another value. Also
+        if the caller sets a keyword that `breadth` or `n` stands for.
         """
         given = {"breadth": breadth, "n": n, **rest}
         for name in self.unused():
@@ -96,7 +99,7 @@ class Strategy:
         n: int | None = None,
         **options: Any,
     ) -> SearchResult:
-        """Search by this strategy and return the result.
+        """Run the search and return its result.
 
         breadth, n, options: as for `options`.
         """
@@ -105,11 +108,11 @@ class Strategy:
         return run(self.steps(lm, prompt, **self.options(breadth, n, **options)))
 
     def steps(self, lm: LM | None, prompt: Prompt, **options: Any) -> Steps[SearchResult]:
-        """Return the search as a generator of work, for `core.run` or `core.arun`.
+        """Return the search as a generator of model calls, for `core.run` or `core.arun`.
 
-        Its arguments are validated when it starts.
+        The generator validates its arguments when it starts.
 
-        options: keywords of the strategy's function, as `options` returns them.
+        options: keywords of the search function, as `options` returns them.
         """
         call = getattr(import_module("weft.search"), self.call)
         steps: Steps[SearchResult] = call.__wrapped__(lm, prompt, **options)
@@ -197,7 +200,7 @@ STRATEGIES: dict[str, Strategy] = {
 
 
 def default_for(prompt: str) -> str:
-    """Return the name of the default strategy for a prompt."""
+    """Return the strategy to use for a prompt: "tot" for a Game of 24, else "best-of-n"."""
     from .task import Game24
 
     return DEFAULT if Game24.read(prompt) is None else FOR_TASKS
@@ -207,7 +210,7 @@ WITHOUT_VERDICTS = tuple(name for name, row in STRATEGIES.items() if not row.ask
 
 
 def meanings(number: Literal["breadth", "n"]) -> str:
-    """Return a sentence with the meanings of a number, most common first."""
+    """Return a sentence of help text that lists what `breadth` or `n` counts, by strategy."""
     names_of: dict[str, list[str]] = {}
     for row in STRATEGIES.values():
         if (count := getattr(row, number)) is not None:
@@ -219,10 +222,7 @@ def meanings(number: Literal["breadth", "n"]) -> str:
 
 
 def defaults(number: Literal["breadth", "n"]) -> str:
-    """Return a text with the defaults of `breadth` or `n`.
-
-    The default of `FOR_TASKS` comes first, then those of the other strategies.
-    """
+    """Return help text with the defaults of `breadth` or `n`: "5; 8 for beam, 4 for mcts"."""
     by_value: dict[int, list[str]] = {}
     for row in STRATEGIES.values():
         count: Count | None = getattr(row, number)
@@ -240,10 +240,10 @@ _LEVELS, _EACH = 16, 8
 
 
 class Estimate(NamedTuple):
-    """An upper bound of the tokens that a search generates.
+    """An upper bound of the tokens that a search generates; `str()` makes a sentence of it.
 
     tokens: the bound; None if there is none.
-    parts: the terms of the bound, in words.
+    parts: how the bound is computed, such as "16 answers of up to 256".
     """
 
     tokens: int | None
@@ -256,7 +256,7 @@ class Estimate(NamedTuple):
 
 
 def estimate(strategy: Strategy, options: Mapping[str, Any], prompt: str) -> Estimate:
-    """Return an upper bound of the tokens that a search generates.
+    """Return an upper bound of the tokens that a search will generate, to show before it runs.
 
     options: the caller's options; only `breadth`, `n` and `budget_tokens` are used.
     """
@@ -270,6 +270,10 @@ def estimate(strategy: Strategy, options: Mapping[str, Any], prompt: str) -> Est
 
 
 def _unlimited(strategy: Strategy, options: Mapping[str, Any], task: Game24 | None) -> Estimate:
+    """Return the upper bound of generated tokens, ignoring `budget_tokens`.
+
+    task: the puzzle, if the prompt states one; it changes the numbers of lines.
+    """
     breadth = options.get("breadth") or (strategy.breadth.default if strategy.breadth else None)
     n = options.get("n") or (strategy.n.default if strategy.n else None)
     if strategy.name in ("best-of-n", "greedy"):
@@ -289,9 +293,10 @@ def _unlimited(strategy: Strategy, options: Mapping[str, Any], task: Game24 | No
 
 
 def _max_proposed_lines(name: str, breadth: int, n: int | None, task: Game24 | None) -> int:
-    """Return the maximum number of lines that a search proposes.
+    """Return the maximum number of lines that the strategy `name` generates in one search.
 
-    name: the strategy.
+    breadth, n: the options of that name; None of `n` means the default.
+    task: the puzzle, if the prompt states one.
     """
     levels = _LEVELS if task is None else task.steps
     if name == "smc":
@@ -314,8 +319,10 @@ def _pairwise_sums(one: Sequence[int], other: Sequence[int]) -> list[int]:
 
 
 def _with_plural(n: int, noun: str) -> str:
+    """Return a count with its noun: (2, "answer") → "2 answers"."""
     return f"{_with_spaces(n)} {noun}{'s' * (n != 1)}"
 
 
 def _with_spaces(n: int) -> str:
+    """Return a number with spaces between thousands: "12 345"."""
     return f"{n:,}".replace(",", " ")

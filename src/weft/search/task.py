@@ -12,16 +12,18 @@ Lines = tuple[str, ...]
 
 
 class Task:
-    """Knowledge of a kind of problem: derive from it and override the methods that apply.
+    """Knowledge about one kind of problem. Subclass it and override the methods that apply.
 
-    `lines` are the steps after the prompt so far, without their line ends. A task words questions
-    for the model and reads its lines; it solves nothing itself.
+    A search uses a task to ask the model for steps, to value partial answers, to skip repeated
+    states and to check answers. A task solves nothing itself.
+
+    `lines` in the methods are the steps after the prompt, without line ends.
 
     Attributes:
         steps: number of lines before the answer; None if unknown.
-        verdicts: the model's words for a good and a bad state, the answers to `question`.
-        n_continue, n_suggest: lines to propose by continuing, and by `suggestion`: one number, or
-            one per level.
+        verdicts: the model's words for a good and a bad state, as answers to `question`.
+        n_continue, n_suggest: lines to propose per node: by continuing the answer, and by asking
+            for a step with the `suggestion` prompt. One number, or one per level.
     """
 
     steps: int | None = None
@@ -30,35 +32,35 @@ class Task:
     n_suggest: int | Sequence[int] = 8
 
     def state(self, lines: Lines) -> Hashable | None:
-        """Return a state of these lines; of several paths with one state, only one is followed.
+        """Return a key of the situation after these lines; paths with equal keys are duplicates.
 
-        None if the last line is invalid; such a candidate is not followed. If not overridden, each
-        path has its own state.
+        A search follows only one of several duplicates. None means that the last line is invalid,
+        so the search does not follow it. By default no two paths are duplicates.
         """
         return lines
 
     def suggestion(self, lines: Lines) -> str | None:
-        """Return the prompt for one next step; None if there is none."""
+        """Return a prompt that asks the model for one next step after `lines`, or None."""
         return None
 
     def question(self, lines: Lines) -> str | None:
-        """Return the prompt that one of `verdicts` answers; None if there is no question.
+        """Return a prompt that asks the model whether these lines can still lead to an answer.
 
-        A candidate without a question scores 0. If not overridden, candidates are scored by their
-        likelihood.
+        The model answers with one of `verdicts`, and the probability of the first one is the score.
+        None scores 0. By default a search scores candidates by their likelihood instead.
         """
         return None
 
     def is_solved(self, text: str) -> bool:
-        """Return True if the full text after the prompt is a correct answer.
+        """Return True if `text`, all text after the prompt, is a correct answer.
 
-        If not overridden, the search has no checker.
+        If a task does not override this, searches do not check answers.
         """
         return False
 
 
 def overrides(task: Task | None, name: str) -> bool:
-    """Return True if a task overrides a method."""
+    """Return True if the task's class overrides the method `name` of `Task`."""
     return task is not None and getattr(type(task), name) is not getattr(Task, name)
 
 
@@ -73,7 +75,7 @@ _PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2}
 class Game24(Task):
     """The Game of 24: make `target` from all the numbers, each used once, with + - * /.
 
-    Only the model proposes and values steps.
+    The model proposes and values the steps; this class writes prompts and reads lines.
     """
 
     numbers: tuple[int, ...]
@@ -81,7 +83,7 @@ class Game24(Task):
 
     @classmethod
     def read(cls, prompt: str) -> Game24 | None:
-        """Return the puzzle of a prompt; None if the prompt is no such puzzle."""
+        """Parse a prompt such as "Use 4 6 8 1 to make 24."; return None for any other text."""
         match = _PROMPT.fullmatch(prompt)
         return cls(tuple(map(int, match[1].split())), int(match[2])) if match else None
 
@@ -92,26 +94,29 @@ class Game24(Task):
 
     @property
     def steps(self) -> int:  # type: ignore[override]
-        """The number of steps: each removes one number."""
+        """Number of lines before the answer: each line combines two numbers into one."""
         return len(self.numbers) - 1
 
     @property
     def verdicts(self) -> tuple[str, str]:  # type: ignore[override]
-        """The words that answer `question`."""
+        """The model's answers to `question`, first the good one."""
         return ("sure", "impossible")
 
     @property
     def n_continue(self) -> tuple[int, ...]:  # type: ignore[override]
-        """Many first steps, because the right one may be unlikely; few steps of two numbers."""
+        """Numbers of lines that continue the answer, one per level.
+
+        Most are at the first level, where good steps are rare.
+        """
         return (16, 8, 2)
 
     @property
     def n_suggest(self) -> tuple[int, ...]:  # type: ignore[override]
-        """More than continued ones: suggestions spread evenly over all possible steps."""
+        """Numbers of lines from the `suggestion` prompt, one per level."""
         return (24, 16, 4)
 
     def left(self, lines: Lines) -> tuple[int, ...] | None:
-        """Return the numbers that remain after the last line; None if it is invalid."""
+        """Return the sorted numbers that remain after the last line; None if it is invalid."""
         if not lines:
             return tuple(sorted(self.numbers))
         match = _STEP.fullmatch(lines[-1].strip())
@@ -121,23 +126,30 @@ class Game24(Task):
         return left if len(left) == len(self.numbers) - len(lines) else None
 
     def state(self, lines: Lines) -> tuple[int, ...] | None:
-        """Return the remaining numbers; how they were reached does not matter."""
+        """Return the sorted remaining numbers; paths that reach the same numbers are duplicates."""
         return self.left(lines)
 
     def suggestion(self, lines: Lines) -> str | None:
-        """Return the prompt for a step from the remaining numbers."""
+        """Return the prompt "Suggest a step from 4 6 8." with the remaining numbers.
+
+        None if the last line is invalid or one number remains.
+        """
         left = self.left(lines)
         if left is None or len(left) < 2:
             return None
         return f"Suggest a step from {_joined(left)}."
 
     def question(self, lines: Lines) -> str | None:
-        """Return the value prompt of the remaining numbers."""
+        """Return the prompt "Can 4 6 8 make 24?" with the remaining numbers.
+
+        The search scores the step by the model's probability of "sure" against "impossible". None
+        if the last line is invalid.
+        """
         left = self.left(lines)
         return None if left is None else f"Can {_joined(left)} make {self.target}?"
 
     def is_solved(self, text: str) -> bool:
-        """Return True if the last line is a true `Answer: … = target` with exactly the numbers."""
+        """Return True if the last line is a correct "Answer: … = 24" that uses each number once."""
         match = _ANSWER.fullmatch(text.strip().rsplit("\n", 1)[-1].strip())
         if match is None or int(match[2]) != self.target:
             return False
@@ -146,7 +158,10 @@ class Game24(Task):
 
 
 def evaluate(expression: str) -> Fraction | None:
-    """Return the exact value of integers with + - * / and brackets; None for anything else."""
+    """Compute an arithmetic expression of integers, + - * / and brackets, exactly.
+
+    None if it is malformed or divides by 0.
+    """
     values: list[Fraction] = []
     operators: list[str] = []
     expects_number = True
@@ -168,14 +183,16 @@ def evaluate(expression: str) -> Fraction | None:
 
 
 def _apply_stacked_operators(values: list[Fraction], operators: list[str], token: str) -> bool:
-    """Apply waiting operators that come before `token`, in place.
+    """Apply the operators on the stack that precede `token`, then push `token` (shunting-yard).
+
+    Both lists change in place.
 
     Args:
         values: operands, the last one on top.
-        waiting: operators and brackets that are not applied yet.
-        token: the next operator or bracket.
+        operators: operators and open brackets that are not applied yet.
+        token: the next operator or ")"; "" at the end of the expression.
 
-    Returns: False if that is impossible: too few operands, or a division by 0.
+    Returns: False for a division by 0 or an unmatched bracket.
     """
     while operators and operators[-1] != "(" and _precedes(operators[-1], token):
         right, left = values.pop(), values.pop()
@@ -191,10 +208,12 @@ def _apply_stacked_operators(values: list[Fraction], operators: list[str], token
 
 
 def _precedes(operator: str, token: str) -> bool:
+    """Return True if `operator`, from the stack, must be applied before the next `token`."""
     return _PRECEDENCE[operator] >= _PRECEDENCE.get(token, 0)
 
 
 def _calculate(left: Fraction, operator: str, right: Fraction) -> Fraction | None:
+    """Return `left operator right`; None for a division by 0."""
     match operator:
         case "+":
             return left + right
