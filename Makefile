@@ -140,11 +140,14 @@ $(CLIENTS_VENV)/.stamp: pyproject.toml constraints.txt Makefile
 	    --editable '.[torch]' $(foreach client,$(CLIENTS),'$(client)')
 	@touch $@
 
-# llm and lm-evaluation-harness bring much with them: an environment of their own. The harness needs no torch for this.
-$(PLUGINS_VENV)/.stamp: pyproject.toml plugins/llm-weft/pyproject.toml Makefile
+# llm and lm-evaluation-harness have many dependencies: an environment of their own. Its torch runs the harness's own
+# models, which plugins/lm-eval-weft is compared with.
+$(PLUGINS_VENV)/.stamp: pyproject.toml constraints.txt plugins/llm-weft/pyproject.toml plugins/lm-eval-weft/pyproject.toml Makefile
 	$(PYTHON) -m venv $(PLUGINS_VENV)
-	$(PLUGINS_VENV)/bin/python -m pip install --quiet --editable '.[test]' openai transformers \
-	    'lm-eval[api]' --editable plugins/llm-weft
+	$(PLUGINS_VENV)/bin/python -m pip install --quiet --no-deps --retries 0 --timeout 30 \
+	    --constraint constraints.txt --extra-index-url $(TORCH_INDEX) torch
+	$(PLUGINS_VENV)/bin/python -m pip install --quiet --editable '.[test,torch]' openai 'lm-eval[api,hf]' \
+	    --editable plugins/llm-weft --editable plugins/lm-eval-weft
 	@touch $@
 
 # FAMILY=openai: one folder of tests/clients. Without it: those that need Weft installed, and all folders.
