@@ -220,11 +220,12 @@ def long_subjects(since: str) -> list[str]:
 def check(every: list[Breach]) -> int:
     record = json.loads(RECORD.read_text())
     risen = increases(counts_of(every), record["counts"])
+    changed_paths = _changed_since(record["since"]) if risen else set()
     for package, rule in risen:
         limit = record["counts"].get(package, {}).get(rule, 0)
         shown = [b for b in every if (package_of(b.path), b.rule) == (package, rule)]
         print(f"{package}: {len(shown)} {rule}, at most {limit} are allowed")
-        changed = [b for b in shown if b.path in _changed_since(record["since"])]
+        changed = [b for b in shown if b.path in changed_paths]
         for breach in (changed or shown)[:20]:
             print(f"  {_line(breach)}")
     subjects = long_subjects(record["since"])
