@@ -172,14 +172,14 @@ def test_lanes_share_the_height_and_count_the_rest() -> None:
         many.push(told(branch, "line\n" * 9, "stop" if branch > 15 else None))
     for branch in range(3):
         few.push(told(branch, "line\n" * 9))
-    assert [len(list(lanes._lines(9))) for lanes in (few, many)] == [9, 9]
-    assert "12 more branches, 4 ended" in list(many._lines(9))[-1].plain
+    assert [len(list(lanes._render_lanes(9))) for lanes in (few, many)] == [9, 9]
+    assert "12 more branches, 4 ended" in list(many._render_lanes(9))[-1].plain
 
 
 def test_a_lane_shows_the_end_of_its_text() -> None:
     lanes = Lanes(terminal(width=30), 1)
     lanes.push(told(0, "the beginning " + "and on " * 60 + "the end"))
-    shown = " ".join(line.plain for line in lanes._lines(4))
+    shown = " ".join(line.plain for line in lanes._render_lanes(4))
     assert shown.split()[-2:] == ["the", "end"]
     assert "beginning" not in shown
 
@@ -286,11 +286,11 @@ def test_eighty_columns_are_enough_for_every_verb_on_a_loom(in_terminals) -> Non
 def test_long_prompt_shows_prefill_progress() -> None:
     read = 0
     lanes = Lanes(terminal(), 2, lambda: f"reading 2000 tokens, {read // 20} % …")
-    assert "0 %" in str(lanes._drawn().renderables[0])
+    assert "0 %" in str(lanes._render().renderables[0])
     read = 1024
-    assert "51 %" in str(lanes._drawn().renderables[0])
+    assert "51 %" in str(lanes._render().renderables[0])
     lanes.push(told(0, "one"))
     lanes.push(told(1, "two", "stop"))
-    *_, progress = lanes._drawn().renderables
+    *_, progress = lanes._render().renderables
     assert "2 tokens" in str(progress)
     assert "1 of 2 ended" in str(progress)

@@ -20,7 +20,7 @@ def test_a_step_is_how_many_bounds_a_figure_is_beyond(scale) -> None:
     for value in (0.0, 0.009, 0.01, 0.05, 0.1, 0.3, 0.5, 0.6, 0.7, 0.9, 0.95, 1.0, 2.5, 4.0, 9.0):
         beyond = (
             sum(value < bound for bound in scale.bounds)
-            if scale.falls
+            if scale.is_low_surprising
             else bisect(sorted(scale.bounds), value)
         )
         assert scale.level(value) == beyond
@@ -37,14 +37,14 @@ def test_a_terminal_leaves_what_is_expected_plain_and_writes_figures_beyond_the_
     assert style(PROBABILITY, 0.001) == "black on color(203)"
     assert style(ENTROPY, 0.1) == "black on color(195)"
     assert style(ENTROPY, 3.0) == "black on color(69)"
-    assert (PROBABILITY.figure(0.5), PROBABILITY.figure(0.49)) == ("", "{0.49}")
-    assert (ENTROPY.figure(0.99), ENTROPY.figure(1.0)) == ("", "{1.0}")
+    assert (PROBABILITY.braced(0.5), PROBABILITY.braced(0.49)) == ("", "{0.49}")
+    assert (ENTROPY.braced(0.99), ENTROPY.braced(1.0)) == ("", "{1.0}")
 
 
 @pytest.mark.parametrize("scale", RAMPS)
 def test_a_terminal_has_a_colour_where_a_page_has_a_tint(scale: ColorScale) -> None:
     for value in (0.0, 0.04, 0.05, 0.1, 0.3, 0.69, 0.7, 0.9, 1.0, 2.5, 3.0, 9.0):
-        assert bool(style(scale, value)) == bool(scale.inline(value))
+        assert bool(style(scale, value)) == bool(scale.inline_css(value))
     assert len(scale.styles) == len(scale.labels)
 
 

@@ -10,7 +10,7 @@ from ..errors import ConfigError
 Tint = Literal["probability", "entropy", "none"]
 
 
-def check(tint: str) -> Tint:
+def check_tint(tint: str) -> Tint:
     """Return `tint` if it names a token coloring. Raises: ConfigError for another name."""
     for name in get_args(Tint):
         if tint == name:
@@ -37,18 +37,18 @@ class ColorScale:
     in_braces: str  # the legend of these values
 
     @property
-    def falls(self) -> bool:
+    def is_low_surprising(self) -> bool:
         """True if small values are the surprising ones, as for probabilities."""
         return self.bounds[0] > self.bounds[-1]
 
     def level(self, value: float) -> int:
         """Return the step of a value, from 0 (expected) to 5 (surprising). NaN has step 5."""
         for step, bound in enumerate(self.bounds):
-            if value >= bound if self.falls else value < bound:
+            if value >= bound if self.is_low_surprising else value < bound:
                 return step
         return len(self.bounds)
 
-    def inline(self, value: float) -> str:
+    def inline_css(self, value: float) -> str:
         """Return the inline CSS of a value's step; "" for step 0."""
         alpha = _ALPHA[self.level(value)]
         r, g, b = self.rgb
@@ -59,12 +59,12 @@ class ColorScale:
         """The terminal style of each step; "" for step 0."""
         return ("", *(f"black on color({colour})" for colour in self.colours))
 
-    def figure(self, value: float) -> str:
+    def braced(self, value: float) -> str:
         """Return a surprising value in braces, such as "{0.12}", for output without colors.
 
         Returns "" for a value that is not beyond `limit`.
         """
-        is_surprising = value < self.limit if self.falls else value >= self.limit
+        is_surprising = value < self.limit if self.is_low_surprising else value >= self.limit
         return f"{{{value:.{self.digits}f}}}" if is_surprising else ""
 
 

@@ -50,25 +50,25 @@ def to_dot(
     """
     shown = breadth_first(root, limit)
     names = {id(each): f"n{number}" for number, each in enumerate(shown)}
-    lines = [*_boxes(shown, names, node), *_dot_lines(shown, names, edge)]
+    lines = [*_dot_boxes(shown, names, node), *_dot_edges(shown, names, edge)]
     if rest := root.count_children() - len(shown):
         more = f"… {counted(rest, 'more node')}"
         lines.append(f'more [label="{more}", shape=plaintext, style=""]')
     return _HEAD + "".join(f"  {line}\n" for line in lines) + "}\n"
 
 
-def _boxes(shown: list[Heddle], names: dict[int, str], node: Label | None) -> Iterator[str]:
+def _dot_boxes(shown: list[Heddle], names: dict[int, str], node: Label | None) -> Iterator[str]:
     for heddle in shown:
-        label = _quoted(_dot_label(heddle) if node is None else node(heddle))
+        label = _escape_dot(_dot_label(heddle) if node is None else node(heddle))
         fill = _FILLS[PROBABILITY.level(heddle.mean_p)] if heddle.logprobs else ""
         more = f', fillcolor="{fill}"' if fill else ""
         width = ", penwidth=2" if heddle.parent is None else ""
         yield f'{names[id(heddle)]} [label="{label}"{more}{width}]'
 
 
-def _dot_lines(shown: list[Heddle], names: dict[int, str], edge: Label | None) -> Iterator[str]:
+def _dot_edges(shown: list[Heddle], names: dict[int, str], edge: Label | None) -> Iterator[str]:
     for heddle in shown[1:]:
-        label = "" if edge is None else f' [label="{_quoted(edge(heddle))}"]'
+        label = "" if edge is None else f' [label="{_escape_dot(edge(heddle))}"]'
         yield f"{names[id(heddle.parent)]} -> {names[id(heddle)]}{label}"
 
 
@@ -77,7 +77,7 @@ def _dot_label(each: Heddle) -> str:
     return "\n".join([*text, " · ".join(facts(each))])
 
 
-def _quoted(text: str) -> str:
+def _escape_dot(text: str) -> str:
     r"""Return a text escaped for a quoted DOT label; `\l` ends each line, which aligns it left."""
     text = escape_controls(text.strip("\n"), keep="\n").replace("\t", "    ")
     safe = text.replace("\\", "\\\\").replace('"', '\\"')
@@ -118,7 +118,7 @@ def to_mermaid(
         lines += [f"  {line}" for line in box_lines]
     if rest := root.count_children() - len(numbers):
         more = f"… {counted(rest, 'more node')}"
-        lines.append(f'  more["{_escaped(more)}"]:::more')
+        lines.append(f'  more["{_escape_mermaid(more)}"]:::more')
         lines.append("  classDef more fill:none,stroke:none")
     return "\n".join(lines) + "\n"
 
@@ -127,22 +127,22 @@ def _mermaid_lines(
     each: Heddle, numbers: dict[int, int], node: Label | None, edge: Label | None
 ) -> list[str]:
     name = f"n{len(numbers)}"
-    label = _mermaid_label(each) if node is None else _escaped(node(each)) or " "
-    above = numbers.get(id(each.parent)) if each.parent is not None else None
+    label = _mermaid_label(each) if node is None else _escape_mermaid(node(each)) or " "
+    parent_number = numbers.get(id(each.parent)) if each.parent is not None else None
     numbers[id(each)] = len(numbers)
     box = f'{name}["{label}"]'
-    if above is None:
+    if parent_number is None:
         return [box]
-    edge_label = "" if edge is None or not (text := _escaped(edge(each))) else f'|"{text}"|'
-    return [box, f"n{above} -->{edge_label} {name}"]
+    edge_label = "" if edge is None or not (text := _escape_mermaid(edge(each))) else f'|"{text}"|'
+    return [box, f"n{parent_number} -->{edge_label} {name}"]
 
 
 def _mermaid_label(each: Heddle) -> str:
     text = cut(one_line(headline(each)), _MERMAID_LONGEST) or NOTHING
-    return f"{_escaped(text)}<br/>{_escaped(' · '.join(facts(each)))}"
+    return f"{_escape_mermaid(text)}<br/>{_escape_mermaid(' · '.join(facts(each)))}"
 
 
-def _escaped(text: str) -> str:
+def _escape_mermaid(text: str) -> str:
     """Return a text escaped for a Mermaid label.
 
     All characters but word characters and spaces become character codes. Otherwise Mermaid would

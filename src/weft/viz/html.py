@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..loom import Loom
 from ..loom.node import preorder_by_call
-from .color_scale import ENTROPY, PROBABILITY, ColorScale, Tint, check
+from .color_scale import ENTROPY, PROBABILITY, ColorScale, Tint, check_tint
 from .outline import (
     NOTHING,
     Chain,
     ChainEnd,
     best_path,
     breadth_first,
-    by_number,
+    children_by_number,
     counted,
     facts,
     headline,
@@ -93,10 +93,12 @@ def to_html(
     Raises:
         ConfigError: a wrong tint or limit, or `top` without a model.
     """
-    chosen = check(tint)
+    chosen = check_tint(tint)
     if numbers is None:
-        numbers = {each.id: at for at, each in enumerate(preorder_by_call(root.path[0]))}
-    chains = list(outline(root, limit, lambda node: by_number(node, numbers)))
+        numbers = {
+            each.id: next_index for next_index, each in enumerate(preorder_by_call(root.path[0]))
+        }
+    chains = list(outline(root, limit, lambda node: children_by_number(node, numbers)))
     shown = {node.id: node for item in chains if isinstance(item, Chain) for node in item.nodes}
     is_large = sum(not isinstance(each, Loom) for each in shown.values()) > LARGE
     path = [] if mark is None else [each for each in mark.path[1:] if each.id in shown]
@@ -109,13 +111,13 @@ def to_html(
         numbers, node, rank_tokens(list(shown.values()), top), ids, n_tokens > MAX_TABLED
     )
     page = Page(chains, nodes, is_large, heading if is_large and path else "")
-    over = overview(chains, nodes, path, heading) if is_large else ""
-    return "".join(_page(root, page, chosen, over))
+    overview_html = overview(chains, nodes, path, heading) if is_large else ""
+    return "".join(_page(root, page, chosen, overview_html))
 
 
-def _page(root: Heddle, page: Page, tint: Tint, over: str) -> Iterator[str]:
+def _page(root: Heddle, page: Page, tint: Tint, overview_html: str) -> Iterator[str]:
     title = as_html(cut(one_line(headline(root), mark=" "), _TITLE)) or "Tree"
-    css, script = _read("page.css"), _read("page.js")
+    css, script = _read_asset("page.css"), _read_asset("page.js")
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     yield (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -125,14 +127,14 @@ def _page(root: Heddle, page: Page, tint: Tint, over: str) -> Iterator[str]:
         f"<title>{title}</title>\n<style>\n{css}</style>\n</head>\n<body>\n"
     )
     yield from _header(root)
-    yield _bar(tint, page.path)
+    yield _toolbar(tint, page.path)
     widest = max(len(str(number)) for number in page.nodes.numbers.values())
-    yield f'<main>\n{over}<ul class="tree" style="--no:{widest / 2 + 0.2}rem">\n'
-    yield from _tree(page)
+    yield f'<main>\n{overview_html}<ul class="tree" style="--no:{widest / 2 + 0.2}rem">\n'
+    yield from _tree_html(page)
     yield f"</ul>\n</main>\n{_footer(page)}<script>{script}</script>\n</body>\n</html>\n"
 
 
-def _read(name: str) -> str:
+def _read_asset(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
@@ -147,7 +149,7 @@ def _header(root: Heddle) -> Iterator[str]:
     n_nodes = len(nodes) - isinstance(root, Loom)
     about = [counted(n_nodes, "node"), counted(leaves, "leaf", "leaves")]
     about.append(counted(n_tokens, "token"))
-    about += [_model(root)] if _model(root) else []
+    about += [_model_name(root)] if _model_name(root) else []
     prompt = headline(root).strip("\n")
     yield f'<header>\n<p class="soft">{as_html(" · ".join(about))}</p>\n'
     yield f'<h1 dir="auto">{as_html(cut(prompt, _HEADING))}</h1>\n'
@@ -160,14 +162,14 @@ def _header(root: Heddle) -> Iterator[str]:
     yield "</header>\n"
 
 
-def _model(root: Heddle) -> str:
+def _model_name(root: Heddle) -> str:
     if root.lm is not None:
         return root.lm.info.model
     mark = getattr(root.path[0], "saved_by", None)
     return "" if mark is None else str(mark.name)
 
 
-def _bar(tint: Tint, path: str) -> str:
+def _toolbar(tint: Tint, path: str) -> str:
     names = (("p", "probability"), ("h", "entropy"), ("n", "none"))
     choices = "".join(
         f'<label><input type="radio" name="tint" id="tint-{key}"'
@@ -217,10 +219,10 @@ class _Level:
     """State while the branches below one chain are written: how many, and which is next."""
 
     n: int  # number of branches
-    on: int  # index of the branch on the highlighted path; -1: none
-    is_cut: bool  # fold the branches after the first ones
+    marked_index: int  # index of the branch on the highlighted path; -1: none
+    is_folded: bool  # fold the branches after the first ones
     ends: str  # markup that closes the chain
-    at: int = 0  # index of the next branch
+    next_index: int = 0  # index of the next branch
     is_in_rest: bool = False  # a fold of siblings is open
 
     def before_next(self) -> str:
@@ -228,16 +230,16 @@ class _Level:
 
         In a long row of siblings it opens a fold, or closes one before the highlighted branch.
         """
-        at, on = self.at, self.on
-        self.at += 1
-        if not self.is_cut or at < _SIBLINGS:
+        next_index, marked_index = self.next_index, self.marked_index
+        self.next_index += 1
+        if not self.is_folded or next_index < _SIBLINGS:
             return ""
-        if at == on:
+        if next_index == marked_index:
             return self.end_of_rest()
         if self.is_in_rest:
             return ""
         self.is_in_rest = True
-        n = (on if on > at else self.n) - at
+        n = (marked_index if marked_index > next_index else self.n) - next_index
         summary = counted(n, "more branch", "more branches")
         return f'<li class="rest"><details class="fold"><summary>{summary}</summary>\n<ul>\n'
 
@@ -247,29 +249,31 @@ class _Level:
         return "</ul></details></li>\n" if is_open else ""
 
 
-def _tree(page: Page) -> Iterator[str]:
+def _tree_html(page: Page) -> Iterator[str]:
     levels: list[_Level] = []
     for entry in page.chains:
         if isinstance(entry, Chain):
             yield levels[-1].before_next() if levels else ""
-            has_fold = yield from _item(entry, page)
-            levels.append(_level(entry, page, "</details></li>\n" if has_fold else "</li>\n"))
+            has_fold = yield from _chain_html(entry, page)
+            levels.append(_open_level(entry, page, "</details></li>\n" if has_fold else "</li>\n"))
             continue
         level = levels.pop()
         yield level.end_of_rest() + ("</ul>" if level.n else "") + level.ends
 
 
-def _level(each: Chain, page: Page, ends: str) -> _Level:
-    is_cut = page.is_large and each.n_branches > _SIBLINGS + 1 and each.forks < _FAR
-    on = -1
-    if is_cut:
-        children = by_number(each.nodes[-1], page.nodes.numbers)
+def _open_level(each: Chain, page: Page, ends: str) -> _Level:
+    is_folded = page.is_large and each.n_branches > _SIBLINGS + 1 and each.forks < _FAR
+    marked_index = -1
+    if is_folded:
+        children = children_by_number(each.nodes[-1], page.nodes.numbers)
         marked = page.nodes.marked
-        on = next((at for at, child in enumerate(children) if child.id in marked), -1)
-    return _Level(each.n_branches, on, is_cut, ends)
+        marked_index = next(
+            (next_index for next_index, child in enumerate(children) if child.id in marked), -1
+        )
+    return _Level(each.n_branches, marked_index, is_folded, ends)
 
 
-def _item(each: Chain, page: Page) -> Generator[str, None, bool]:
+def _chain_html(each: Chain, page: Page) -> Generator[str, None, bool]:
     """Yield the HTML of one chain's nodes; return True if the caller must close a fold.
 
     The fold contains the branches below the chain, which are not written yet.
@@ -279,7 +283,7 @@ def _item(each: Chain, page: Page) -> Generator[str, None, bool]:
     is_open = not page.is_large or not each.forks or nodes[0].id in page.nodes.marked
     shown, rest = (nodes, []) if is_open else (nodes[:1], nodes[1:])
     yield "<li>"
-    yield from _run(shown, page)
+    yield from _nodes_html(shown, page)
     hidden = f"… {counted(each.n_hidden, 'more node')} below, not shown"
     hidden = f'<p class="soft">{hidden}</p>' if each.n_hidden else ""
     if not rest and not each.n_branches:
@@ -298,7 +302,7 @@ def _item(each: Chain, page: Page) -> Generator[str, None, bool]:
     return True
 
 
-def _run(nodes: Sequence[Heddle], page: Page) -> Iterator[str]:
+def _nodes_html(nodes: Sequence[Heddle], page: Page) -> Iterator[str]:
     """Yield the HTML of a chain's nodes; in a long chain, all but the ends are folded."""
     half = _RUN // 2 if page.is_large and len(nodes) > _RUN + 1 else len(nodes)
     chains = [node_html(node, page.nodes) for node in nodes]
@@ -345,24 +349,24 @@ def overview(
         path: the nodes to link.
         heading: the heading above the links.
     """
-    return f'<section class="over" aria-label="Overview">\n{_picture(chains, page)}' + (
-        f"<h2>{as_html(heading)}</h2>\n<ol>\n{''.join(_steps(path, page))}</ol>\n</section>\n"
+    return f'<section class="over" aria-label="Overview">\n{_overview_svg(chains, page)}' + (
+        f"<h2>{as_html(heading)}</h2>\n<ol>\n{''.join(_path_items(path, page))}</ol>\n</section>\n"
         if path
         else "</section>\n"
     )
 
 
-def _picture(chains: Sequence[Chain | ChainEnd], page: NodeDetails) -> str:
+def _overview_svg(chains: Sequence[Chain | ChainEnd], page: NodeDetails) -> str:
     bars = list(_bars([item for item in chains if isinstance(item, Chain)]))
     n_rows = 1 + max((bar.row for bar in bars), default=0)
-    tall = min(_ROW, _TALLEST / n_rows)
-    tints = _by_score(bars) or _by_p(bars)
-    rects = "".join(_rects(bars, tints, page, tall))
+    height = min(_ROW, _TALLEST / n_rows)
+    tints = _score_classes(bars) or _probability_classes(bars)
+    rects = "".join(_svg_rects(bars, tints, page, height))
     by = "the better its score" if _has_scores(bars) else "the less likely its tokens"
     label = f"{counted(len(bars), 'branch', 'branches')} in {counted(n_rows, 'level')}"
     return (
-        f'<figure><svg role="img" aria-label="{label}" viewBox="0 0 {_WIDE} {n_rows * tall:.1f}" '
-        f'preserveAspectRatio="none" style="height:{n_rows * tall:.0f}px">{rects}</svg>\n'
+        f'<figure><svg role="img" aria-label="{label}" viewBox="0 0 {_WIDE} {n_rows * height:.1f}" '
+        f'preserveAspectRatio="none" style="height:{n_rows * height:.0f}px">{rects}</svg>\n'
         '<figcaption class="soft">A bar is a branch: the wider, the more leaves below it; the '
         f"darker, {by}. Green is the path.</figcaption></figure>\n"
     )
@@ -370,48 +374,50 @@ def _picture(chains: Sequence[Chain | ChainEnd], page: NodeDetails) -> str:
 
 def _bars(items: Sequence[Chain]) -> Iterator[BranchBar]:
     """Yield a rectangle for each chain below the prompt; its width is its share of the leaves."""
-    above = _above(items)
+    above = _parent_indices(items)
     leaves = [0 if item.n_branches else 1 for item in items]
-    for at in range(len(items) - 1, 0, -1):
-        leaves[above[at]] += leaves[at]
+    for next_index in range(len(items) - 1, 0, -1):
+        leaves[above[next_index]] += leaves[next_index]
     unit = _WIDE / leaves[0]
     begins = [0.0] * len(items)
     # The position of the next chain below each one.
     free = [0.0] * len(items)
     has_root = not all(isinstance(node, Loom) for node in items[0].nodes)
-    for at, item in enumerate(items):
-        if at:
-            begins[at] = free[above[at]]
-            free[above[at]] += leaves[at] * unit
-        free[at] = begins[at]
-        if at or has_root:
-            yield BranchBar(item, item.forks - (not has_root), begins[at], leaves[at] * unit)
+    for next_index, item in enumerate(items):
+        if next_index:
+            begins[next_index] = free[above[next_index]]
+            free[above[next_index]] += leaves[next_index] * unit
+        free[next_index] = begins[next_index]
+        if next_index or has_root:
+            yield BranchBar(
+                item, item.forks - (not has_root), begins[next_index], leaves[next_index] * unit
+            )
 
 
-def _above(items: Sequence[Chain]) -> list[int]:
+def _parent_indices(items: Sequence[Chain]) -> list[int]:
     """Return for each chain the index of its parent chain in `items`; 0 for the first chain."""
     above, at_fork = [], {-1: 0}
-    for at, item in enumerate(items):
+    for next_index, item in enumerate(items):
         above.append(at_fork[item.forks - 1])
-        at_fork[item.forks] = at
+        at_fork[item.forks] = next_index
     return above
 
 
-def _rects(
-    bars: Sequence[BranchBar], tints: Mapping[int, str], page: NodeDetails, tall: float
+def _svg_rects(
+    bars: Sequence[BranchBar], tints: Mapping[int, str], page: NodeDetails, height: float
 ) -> Iterator[str]:
     ends: dict[int, float] = {}
-    for at, (item, row, x, width) in enumerate(bars):
+    for next_index, (item, row, x, width) in enumerate(bars):
         first = next(node for node in item.nodes if not isinstance(node, Loom))
         is_on = first.id in page.marked
         if not is_on and x - ends.get(row, -_MIN_BAR) < _MIN_BAR:
             continue
         ends[row] = x
-        tint = "on" if is_on else tints[at]
+        tint = "on" if is_on else tints[next_index]
         shown = max(width - min(1.0, width / 8), _MIN_BAR)
         yield (
-            f'<rect class="{tint}" x="{x:.1f}" y="{row * tall:.1f}" width="{shown:.1f}" '
-            f'height="{tall - min(1.0, tall / 8):.1f}" data-n="n-{as_html(first.id)}"/>'
+            f'<rect class="{tint}" x="{x:.1f}" y="{row * height:.1f}" width="{shown:.1f}" '
+            f'height="{height - min(1.0, height / 8):.1f}" data-n="n-{as_html(first.id)}"/>'
         )
 
 
@@ -419,14 +425,14 @@ def _has_scores(bars: Sequence[BranchBar]) -> bool:
     return any(node.score is not None for bar in bars for node in bar.item.nodes)
 
 
-def _by_score(bars: Sequence[BranchBar]) -> dict[int, str]:
+def _score_classes(bars: Sequence[BranchBar]) -> dict[int, str]:
     """Return a CSS class by index of the bar, from s0 (worst or no score) to s5 (best).
 
     Returns {} if no node has a score.
     """
     if not _has_scores(bars):
         return {}
-    score_of = {at: _score(bar.item.nodes) for at, bar in enumerate(bars)}
+    score_of = {next_index: _last_score(bar.item.nodes) for next_index, bar in enumerate(bars)}
     scores = [s for s in score_of.values() if s is not None and math.isfinite(s)] or [0.0]
     low, high = min(scores), max(scores)
     # Halves: the difference of two large scores may be infinite.
@@ -438,31 +444,31 @@ def _by_score(bars: Sequence[BranchBar]) -> dict[int, str]:
         share = (score / 2 - low / 2) / span if span else float(score >= high)
         return round(_STEPS * min(max(share, 0.0), 1.0))
 
-    return {at: f"s{step(score)}" for at, score in score_of.items()}
+    return {next_index: f"s{step(score)}" for next_index, score in score_of.items()}
 
 
-def _score(nodes: Sequence[Heddle]) -> float | None:
+def _last_score(nodes: Sequence[Heddle]) -> float | None:
     return next((node.score for node in reversed(nodes) if node.score is not None), None)
 
 
-def _by_p(bars: Sequence[BranchBar]) -> dict[int, str]:
+def _probability_classes(bars: Sequence[BranchBar]) -> dict[int, str]:
     """Return a CSS class by index of the bar: p0 to p5.
 
     It is the color step of the mean probability of the bar's first sampled node; p0 without one.
     """
     classes = {}
-    for at, bar in enumerate(bars):
+    for next_index, bar in enumerate(bars):
         sampled = [node for node in bar.item.nodes if node.logprobs]
-        classes[at] = f"p{PROBABILITY.level(sampled[0].mean_p) if sampled else 0}"
+        classes[next_index] = f"p{PROBABILITY.level(sampled[0].mean_p) if sampled else 0}"
     return classes
 
 
-def _steps(path: Sequence[Heddle], page: NodeDetails) -> Iterator[str]:
+def _path_items(path: Sequence[Heddle], page: NodeDetails) -> Iterator[str]:
     nodes = [node for node in path if not isinstance(node, Loom) and node.id in page.numbers]
     left_out = len(nodes) - _FIRST - _LAST
-    for at, node in enumerate(nodes):
-        if left_out > 1 and _FIRST <= at < _FIRST + left_out:
-            if at == _FIRST:
+    for next_index, node in enumerate(nodes):
+        if left_out > 1 and _FIRST <= next_index < _FIRST + left_out:
+            if next_index == _FIRST:
                 yield f'<li class="soft">… {counted(left_out, "more node")}</li>\n'
             continue
         text = one_line(headline(node) if page.node is None else page.node(node), mark=" ")

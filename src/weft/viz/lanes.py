@@ -98,7 +98,7 @@ class Lanes:
             console=out.console,
             refresh_per_second=_REDRAWS_PER_S,
             transient=True,
-            get_renderable=self._drawn,
+            get_renderable=self._render,
         )
 
     def __enter__(self) -> Lanes:
@@ -115,29 +115,31 @@ class Lanes:
         self.n_tokens += len(delta.token_ids)
         self.lanes[delta.branch].push([(delta.text, sum(delta.logprobs))], delta.finish_reason)
 
-    def _drawn(self) -> Group:
+    def _render(self) -> Group:
         if self._began is None:
             return Group(self.out.text((self.waiting() if self.waiting else "", "dim")))
-        return Group(*self._lines(self.out.console.height - 2), self._progress(self._began))
+        return Group(
+            *self._render_lanes(self.out.console.height - 2), self._progress_line(self._began)
+        )
 
-    def _progress(self, began: float) -> Text:
+    def _progress_line(self, start_time: float) -> Text:
         ended = sum(lane.ended is not None for lane in self.lanes)
-        rate = self.n_tokens / max(time.monotonic() - began, 0.1)
+        rate = self.n_tokens / max(time.monotonic() - start_time, 0.1)
         facts = [counted(self.n_tokens, "token"), f"{rate:.0f} tok/s"]
         if len(self.lanes) > 1:
             facts.append(f"{ended} of {len(self.lanes)} ended")
         return self.out.text(("    " + " · ".join(facts) + " · Ctrl-C stops", "dim"))
 
-    def _lines(self, height: int) -> Iterator[Text]:
-        each = min(max(height // len(self.lanes), 1), _MAX_LINES)
+    def _render_lanes(self, height: int) -> Iterator[Text]:
+        lane_height = min(max(height // len(self.lanes), 1), _MAX_LINES)
         n_shown = len(self.lanes) if len(self.lanes) <= height else max(height - 1, 1)
         for lane in self.lanes[:n_shown]:
-            yield from _rows(lane, self.out, each)
+            yield from _last_lines(lane, self.out, lane_height)
         if n_shown < len(self.lanes):
             yield self.out.text((f"   {hidden_lanes(self.lanes[n_shown:])}", "dim"))
 
 
-def _rows(lane: Lane, out: TerminalWriter, height: int) -> list[Text]:
+def _last_lines(lane: Lane, out: TerminalWriter, height: int) -> list[Text]:
     """Return the end of a branch's text in at most `height` lines."""
     mark = "✓" if lane.ended == "stop" else "-" if lane.ended else " "
     head = f"{lane.number:>2}{mark} "
@@ -179,36 +181,36 @@ class Printer:
 
     def __exit__(self, *_: object) -> None:
         if self._begun:
-            self._end()
+            self._end_branch()
         # After an interrupted stream: the partial texts of the other branches.
         for lane in self.lanes[self._at :]:
             if not self.is_numbered and lane.text:
-                self._show(lane.text)
-                self._end()
+                self._write_text(lane.text)
+                self._end_branch()
 
     def push(self, delta: Delta) -> None:
         """Write the new text of the current branch, or store the text of a later branch."""
         self.lanes[delta.branch].push([(delta.text, sum(delta.logprobs))], delta.finish_reason)
         if delta.branch == self._at:
-            self._show(delta.text)
+            self._write_text(delta.text)
             while self._at < len(self.lanes) and self.lanes[self._at].ended is not None:
-                self._next()
+                self._start_next_branch()
 
-    def _next(self) -> None:
+    def _start_next_branch(self) -> None:
         if not self._begun:
-            self._show("")
-        self._end()
+            self._write_text("")
+        self._end_branch()
         if self._at < len(self.lanes) and self.lanes[self._at].text:
-            self._show(self.lanes[self._at].text)
+            self._write_text(self.lanes[self._at].text)
 
-    def _show(self, text: str) -> None:
+    def _write_text(self, text: str) -> None:
         if not self._begun:
             self._begun = True
             head = f"{BETWEEN}\n" if self._at else ""
             self.out.write(f"[{self.lanes[self._at].number}] " if self.is_numbered else head)
         self.out.write(text)
 
-    def _end(self) -> None:
+    def _end_branch(self) -> None:
         # A text that ends in a newline has ended its line.
         if not self.lanes[self._at].text.endswith("\n"):
             self.out.write("\n")
@@ -242,9 +244,9 @@ class TextDisplay(NullDisplay):
             return
         *words, self._word = re.split(r"(?<=\s)", self._word + delta.text)
         for word in words:
-            self._put(word)
+            self._write_wrapped(word)
 
-    def _put(self, word: str) -> None:
+    def _write_wrapped(self, word: str) -> None:
         width = cell_len(word.rstrip())
         if self._column and self._column + width > self.out.width:
             self.out.write("\n")
@@ -253,7 +255,7 @@ class TextDisplay(NullDisplay):
         self._column = 0 if word.endswith("\n") else self._column + cell_len(word)
 
     def __exit__(self, *_: object) -> None:
-        self._put(self._word)
+        self._write_wrapped(self._word)
         self.out.write("\n")
 
 

@@ -17,7 +17,7 @@ from .lanes import Lane, hidden_lanes
 from .notebook import LONGEST, SOFT
 from .outline import NOTHING, counted
 from .terminal import as_html, cut, one_line
-from .tokens import p_of
+from .tokens import probability
 
 if TYPE_CHECKING:
     from .._core.sched.work import FinishReason
@@ -36,14 +36,14 @@ _TEXT = "flex:1;min-width:0;white-space:pre-wrap;overflow-wrap:anywhere"
 
 def growth_display(n: int) -> GrowthDisplay | None:
     """Return a display for `n` growing branches; None outside IPython's main thread."""
-    shell = _shell()
+    shell = _running_ipython()
     if shell is None or not n or threading.current_thread() is not threading.main_thread():
         return None
     # A kernel has a front end that displays HTML; IPython in a terminal has none.
     return LiveLanes(n) if getattr(shell, "kernel", None) is not None else LiveLines(n)
 
 
-def _shell() -> Any:
+def _running_ipython() -> Any:
     ipython = sys.modules.get("IPython")
     return None if ipython is None else ipython.get_ipython()
 
@@ -64,7 +64,7 @@ class LiveLanes:
 
     def open(self) -> None:
         """Show the empty lanes."""
-        self._try(self._display)
+        self._call_safely(self._create_output)
 
     def push(
         self, branch: int, pieces: list[tuple[str, float | None]], ended: FinishReason | None
@@ -79,16 +79,16 @@ class LiveLanes:
         lane = self.lanes[branch]
         lane.push(pieces, ended)
         if time.monotonic() - self._drawn_at >= REDRAW_S:
-            self._try(self._draw)
+            self._call_safely(self._draw)
 
     def close(self) -> None:
         """Draw the final state, which stays in the notebook."""
         self.is_over = True
         # The rate limit applies to the last drawing too.
         time.sleep(max(0.0, self._drawn_at + REDRAW_S - time.monotonic()))
-        self._try(self._draw)
+        self._call_safely(self._draw)
 
-    def _display(self) -> None:
+    def _create_output(self) -> None:
         from IPython.display import display
 
         self._handle = display(self, display_id=True)
@@ -98,7 +98,7 @@ class LiveLanes:
             self._drawn_at = time.monotonic()
             self._handle.update(self)
 
-    def _try(self, draw: Any) -> None:
+    def _call_safely(self, draw: Any) -> None:
         """Call a drawing function; its errors must not end the growth."""
         try:
             draw()
@@ -106,7 +106,7 @@ class LiveLanes:
             _log.warning("the notebook's display failed (%s); growth continues without it", error)
             self._handle = None
 
-    def _headline(self) -> str:
+    def _status_line(self) -> str:
         n_tokens = sum(len(lane.pieces) for lane in self.lanes)
         n_ended = sum(lane.ended is not None for lane in self.lanes)
         parts = [counted(len(self.lanes), "branch", "branches"), counted(n_tokens, "token")]
@@ -117,18 +117,18 @@ class LiveLanes:
         return " · ".join([*parts, f"{time.monotonic() - self._start:.1f} s"])
 
     def __repr__(self) -> str:
-        lines = [_plain(lane) for lane in self.lanes[:_MAX_LANES]]
-        return "\n".join([*lines, *self._rest(), self._headline()])
+        lines = [_lane_text(lane) for lane in self.lanes[:_MAX_LANES]]
+        return "\n".join([*lines, *self._hidden_lines(), self._status_line()])
 
     def _repr_html_(self) -> str:
-        shown = "".join(_lane(lane, is_over=self.is_over) for lane in self.lanes[:_MAX_LANES])
-        rest = "".join(f'<div style="{SOFT}">{line}</div>' for line in self._rest())
+        shown = "".join(_lane_html(lane, is_over=self.is_over) for lane in self.lanes[:_MAX_LANES])
+        rest = "".join(f'<div style="{SOFT}">{line}</div>' for line in self._hidden_lines())
         return (
             f'<div style="max-width:60em">{shown}{rest}'
-            f'<div style="{SOFT}">{as_html(self._headline())}</div></div>'
+            f'<div style="{SOFT}">{as_html(self._status_line())}</div></div>'
         )
 
-    def _rest(self) -> list[str]:
+    def _hidden_lines(self) -> list[str]:
         rest = self.lanes[_MAX_LANES:]
         return [hidden_lanes(rest)] if rest else []
 
@@ -164,35 +164,35 @@ class LiveLines:
                 self._write(lane)
 
     def _write(self, lane: Lane) -> None:
-        sys.stdout.write(f"{_plain(lane)}\n")
+        sys.stdout.write(f"{_lane_text(lane)}\n")
         sys.stdout.flush()
 
 
-def _plain(lane: Lane) -> str:
+def _lane_text(lane: Lane) -> str:
     text = cut(one_line(lane.text), LONGEST) or (NOTHING if lane.ended else "…")
-    return f"[{lane.number}] {text}  {_state(lane)}"
+    return f"[{lane.number}] {text}  {_lane_status(lane)}"
 
 
-def _lane(lane: Lane, *, is_over: bool) -> str:
-    pieces = list(_head(lane) if is_over else _tail(lane))
+def _lane_html(lane: Lane, *, is_over: bool) -> str:
+    pieces = list(_first_pieces(lane) if is_over else _last_pieces(lane))
     if pieces:
         pieces[-1] = (pieces[-1][0].rstrip("\n"), pieces[-1][1])
-    body = "".join(map(_piece, pieces))
+    body = "".join(map(_piece_html, pieces))
     if not body:
         body = f'<span style="{SOFT}">{NOTHING if lane.ended else "…"}</span>'
     return (
         f'<div style="{_LANE}"><span style="{_NUMBER}">{lane.number}</span>'
         f'<span style="{_TEXT}" dir="auto">{body}  '
-        f'<span style="{SOFT}">{_state(lane)}</span></span></div>'
+        f'<span style="{SOFT}">{_lane_status(lane)}</span></span></div>'
     )
 
 
-def _state(lane: Lane) -> str:
+def _lane_status(lane: Lane) -> str:
     state = f"{len(lane.pieces)} tok"
     return state if lane.ended is None else f"{state} · {lane.ended}"
 
 
-def _tail(lane: Lane) -> Iterable[tuple[str, float | None]]:
+def _last_pieces(lane: Lane) -> Iterable[tuple[str, float | None]]:
     """Return the last pieces of a branch that fit in its lane, as (text, logprob)."""
     room = _TAIL
     for at in range(len(lane.pieces) - 1, -1, -1):
@@ -202,7 +202,7 @@ def _tail(lane: Lane) -> Iterable[tuple[str, float | None]]:
     return lane.pieces
 
 
-def _head(lane: Lane) -> Iterable[tuple[str, float | None]]:
+def _first_pieces(lane: Lane) -> Iterable[tuple[str, float | None]]:
     room = LONGEST
     for at, (text, _) in enumerate(lane.pieces):
         room -= len(text)
@@ -211,7 +211,7 @@ def _head(lane: Lane) -> Iterable[tuple[str, float | None]]:
     return lane.pieces
 
 
-def _piece(piece: tuple[str, float | None]) -> str:
+def _piece_html(piece: tuple[str, float | None]) -> str:
     text, logprob = piece
-    style = "" if logprob is None else PROBABILITY.inline(p_of(logprob))
+    style = "" if logprob is None else PROBABILITY.inline_css(probability(logprob))
     return f'<span style="{style}">{as_html(text)}</span>' if style else as_html(text)

@@ -15,7 +15,7 @@ from .color_scale import PROBABILITY
 from .outline import NOTHING, Chain, counted, facts, headline, outline
 from .terminal import as_html, cut
 from .text import draw
-from .tokens import Piece, percent, pieces, quoted, tip_of, token_stats
+from .tokens import Piece, percent, pieces, quoted, token_stats, tooltip
 
 if TYPE_CHECKING:
     from ..lm.results import Distribution, TextScore, TokenProb
@@ -44,8 +44,8 @@ def tree(root: Heddle, *, limit: int = LIMIT, mark: Heddle | None = None) -> str
         limit: maximum number of nodes; the rest is counted.
         mark: the path to this node is highlighted; None: no path.
     """
-    marked = frozenset() if mark is None else frozenset(map(id, mark.path))
-    return "".join(_tree(root, limit, marked))
+    marked_ids = frozenset() if mark is None else frozenset(map(id, mark.path))
+    return "".join(_tree_html(root, limit, marked_ids))
 
 
 def plain(root: Heddle, *, limit: int = LIMIT) -> str:
@@ -64,10 +64,10 @@ def text_of(node: Heddle) -> str:
     parts = pieces(node)
     if not parts:
         return f'<span style="{SOFT}">{NOTHING}</span>'
-    return "".join(_tokens(parts))
+    return "".join(_tokens_html(parts))
 
 
-def _tree(root: Heddle, limit: int, marked: frozenset[int]) -> Iterator[str]:
+def _tree_html(root: Heddle, limit: int, marked_ids: frozenset[int]) -> Iterator[str]:
     yield f'<div style="{_ROOT}">'
     for entry in outline(root, limit):
         if not isinstance(entry, Chain):
@@ -75,9 +75,9 @@ def _tree(root: Heddle, limit: int, marked: frozenset[int]) -> Iterator[str]:
             yield "</li>" if not entry.is_root else ""
             continue
         is_root = entry.nodes[0] is root
-        yield "" if is_root else f'<li style="{_item_style(entry, marked)}">'
+        yield "" if is_root else f'<li style="{_item_style(entry, marked_ids)}">'
         for node in entry.nodes:
-            yield _node(node)
+            yield _node_html(node)
         if entry.n_hidden:
             yield f'<div style="{SOFT}">… {counted(entry.n_hidden, "more node")} below</div>'
         if entry.n_branches:
@@ -86,13 +86,15 @@ def _tree(root: Heddle, limit: int, marked: frozenset[int]) -> Iterator[str]:
     yield "</div>"
 
 
-def _item_style(each: Chain, marked: frozenset[int]) -> str:
+def _item_style(each: Chain, marked_ids: frozenset[int]) -> str:
     return (
-        _ITEM.replace("128,128,128,.35", "20,150,135,.9") if id(each.nodes[-1]) in marked else _ITEM
+        _ITEM.replace("128,128,128,.35", "20,150,135,.9")
+        if id(each.nodes[-1]) in marked_ids
+        else _ITEM
     )
 
 
-def _node(node: Heddle) -> str:
+def _node_html(node: Heddle) -> str:
     statistics = f'<div style="{SOFT}">{as_html(" · ".join(facts(node)))}</div>'
     if isinstance(node, Loom):
         prompt = as_html(cut(headline(node).strip("\n"), LONGEST))
@@ -100,7 +102,7 @@ def _node(node: Heddle) -> str:
     return f'<div style="{_TEXT}" dir="auto">{text_of(node)}</div>{statistics}'
 
 
-def _tokens(parts: list[Piece]) -> Iterator[str]:
+def _tokens_html(parts: list[Piece]) -> Iterator[str]:
     room = LONGEST
     for at, piece in enumerate(parts):
         text, is_last = cut(piece.text, room), len(piece.text) >= room
@@ -121,8 +123,8 @@ def token(piece: Piece, text: str) -> str:
     """
     if piece.p is None:
         return as_html(text)
-    style = PROBABILITY.inline(piece.p)
-    tip = as_html(tip_of(piece)).replace("\n", "&#10;")
+    style = PROBABILITY.inline_css(piece.p)
+    tip = as_html(tooltip(piece)).replace("\n", "&#10;")
     styled = f' style="{style}"' if style else ""
     return f'<span title="{tip}"{styled}>{as_html(text)}</span>'
 
@@ -138,16 +140,18 @@ _BAR_EM = 9
 def distribution_card(result: Distribution) -> str:
     """Return the likeliest tokens with bars, as HTML."""
     rows = (
-        [str(e.rank + 1), _code(e.text), _bar(e.p), as_html(percent(e.p)), str(e.id)]
+        [str(e.rank + 1), _code_html(e.text), _bar_html(e.p), as_html(percent(e.p)), str(e.id)]
         for e in result[:SCREEN]
     )
-    return _table(("rank", "token", "", "p", "id"), rows, _more(len(result)))
+    return _table(("rank", "token", "", "p", "id"), rows, _count_omitted(len(result)))
 
 
 def token_prob_card(result: TokenProb) -> str:
     """Return one token and its statistics, as HTML."""
     summary = f"p {percent(result.p)} · logprob {result.logprob:z.3f} · rank {result.rank + 1}"
-    return f'{_code(result.text)} <span style="{SOFT}">{as_html(summary)} · id {result.id}</span>'
+    return (
+        f'{_code_html(result.text)} <span style="{SOFT}">{as_html(summary)} · id {result.id}</span>'
+    )
 
 
 def text_score_card(result: TextScore) -> str:
@@ -163,9 +167,11 @@ def text_score_card(result: TextScore) -> str:
         f"{counted(len(parts), 'token')} · logprob {result.total:z.3f} · mean {result.mean:z.3f}"
         f" · perplexity {result.perplexity:.3f}"
     )
-    rows = ([_code(piece.text), *map(as_html, token_stats(piece)[:2])] for piece in parts[:SCREEN])
-    table = _table(("token", "p", "logprob"), rows, _more(len(parts)))
-    return f'<div style="{_WRAP}" dir="auto">{text}</div>{_soft(summary)}{_folded("tokens", table)}'
+    rows = (
+        [_code_html(piece.text), *map(as_html, token_stats(piece)[:2])] for piece in parts[:SCREEN]
+    )
+    table = _table(("token", "p", "logprob"), rows, _count_omitted(len(parts)))
+    return f'<div style="{_WRAP}" dir="auto">{text}</div>{_muted(summary)}{_fold("tokens", table)}'
 
 
 def stats_card(result: Stats) -> str:
@@ -186,35 +192,39 @@ def stats_card(result: Stats) -> str:
     unknown = [] if result.knows_prefill else ["prefilled", "reused", "recomputed"]
     unknown += [] if result.knows_kv else ["KV", "unshared"]
     rows = tuple(row for row in rows if row[0] not in unknown)
-    return _table((), ([name, value, _soft(note)] for name, value, note in rows))
+    return _table((), ([name, value, _muted(note)] for name, value, note in rows))
 
 
 def branches_card(result: Branches) -> str:
     """Return the branches of a call with their statistics, as HTML."""
     rows = (
-        [str(number), f'<span dir="auto">{text_of(node)}</span>{_soft(" · ".join(facts(node)))}']
+        [str(number), f'<span dir="auto">{text_of(node)}</span>{_muted(" · ".join(facts(node)))}']
         for number, node in enumerate(result[:SCREEN])
     )
-    table = _table((), rows, _more(len(result))) if result else _soft("no branches")
+    table = _table((), rows, _count_omitted(len(result))) if result else _muted("no branches")
     notes = [f"failed: {error}" for error in result.failed]
     if result.skipped:
         notes.insert(0, f"{counted(len(result.skipped), 'terminal node')} left alone")
-    return table + "".join(map(_soft, notes))
+    return table + "".join(map(_muted, notes))
 
 
 def search_card(result: SearchResult) -> str:
     """Return the answer, the verdict, the votes, and the tree with its best path, as HTML."""
     verdict = {None: "", True: "✓ solved · ", False: "✗ not solved · "}[result.solved]
     card = f'<div style="{_WRAP}" dir="auto">{as_html(result.text)}</div>'
-    card += _soft(f"{verdict}{result.cost}")
+    card += _muted(f"{verdict}{result.cost}")
     if result.votes:
         max_count = max(vote.count for vote in result.votes)
         rows = (
-            [as_html(str(vote.answer)), _bar(vote.count / max_count), counted(vote.count, "vote")]
+            [
+                as_html(str(vote.answer)),
+                _bar_html(vote.count / max_count),
+                counted(vote.count, "vote"),
+            ]
             for vote in result.votes[:SCREEN]
         )
-        card += _table(("answer", "", ""), rows, _more(len(result.votes)))
-    return card + _folded("the tree", tree(result.loom, mark=result.best))
+        card += _table(("answer", "", ""), rows, _count_omitted(len(result.votes)))
+    return card + _fold("the tree", tree(result.loom, mark=result.best))
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], more: str = "") -> str:
@@ -234,24 +244,24 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], more: str = "") -
     return f'<table style="border-collapse:collapse">{top}{body}</table>{more}'
 
 
-def _more(length: int) -> str:
-    return _soft(f"… {length - SCREEN} more") if length > SCREEN else ""
+def _count_omitted(length: int) -> str:
+    return _muted(f"… {length - SCREEN} more") if length > SCREEN else ""
 
 
-def _soft(text: str) -> str:
+def _muted(text: str) -> str:
     return f'<div style="{SOFT}">{as_html(text)}</div>'
 
 
-def _code(text: str) -> str:
+def _code_html(text: str) -> str:
     return f'<span style="{_CODE}">{as_html(quoted(text))}</span>'
 
 
-def _bar(part: float) -> str:
-    width = f"{max(part * _BAR_EM, 0.08):.2f}em"
+def _bar_html(share: float) -> str:
+    width = f"{max(share * _BAR_EM, 0.08):.2f}em"
     style = f"display:inline-block;height:.75em;width:{width};background-color:rgba(52,120,220,.6)"
     return f'<span style="{style}"></span>'
 
 
-def _folded(name: str, inside: str) -> str:
+def _fold(name: str, inside: str) -> str:
     summary = f'<summary style="{SOFT};cursor:pointer">{name}</summary>'
     return f"<details>{summary}{inside}</details>"

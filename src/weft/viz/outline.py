@@ -51,7 +51,7 @@ def oldest_first(node: Heddle) -> Sequence[Heddle]:
     return node.children
 
 
-def by_number(node: Heddle, numbers: Mapping[str, int]) -> list[Heddle]:
+def children_by_number(node: Heddle, numbers: Mapping[str, int]) -> list[Heddle]:
     """Return a node's children in the order of their numbers.
 
     numbers: node numbers by id. Children without a number are the last.
@@ -60,7 +60,9 @@ def by_number(node: Heddle, numbers: Mapping[str, int]) -> list[Heddle]:
     return sorted(node.children, key=lambda child: numbers.get(child.id, last))
 
 
-def breadth_first(root: Heddle, limit: int | None, below: Below = oldest_first) -> list[Heddle]:
+def breadth_first(
+    root: Heddle, limit: int | None, children_of: Below = oldest_first
+) -> list[Heddle]:
     """Return nodes level by level from `root` down, so that parents precede their children.
 
     Args:
@@ -75,7 +77,7 @@ def breadth_first(root: Heddle, limit: int | None, below: Below = oldest_first) 
     while waiting and (limit is None or len(nodes) < limit):
         node = waiting.popleft()
         nodes.append(node)
-        waiting.extend(below(node))
+        waiting.extend(children_of(node))
     return nodes
 
 
@@ -119,7 +121,7 @@ def best_path(root: Heddle) -> list[Heddle]:
 
 
 def outline(
-    root: Heddle, limit: int | None = None, below: Below = oldest_first
+    root: Heddle, limit: int | None = None, children_of: Below = oldest_first
 ) -> Iterator[Chain | ChainEnd]:
     """Yield the tree in drawing order: each chain, then all chains below it, then its ChainEnd.
 
@@ -130,7 +132,7 @@ def outline(
 
     Cost: O(nodes).
     """
-    shown = {id(node) for node in breadth_first(root, limit, below)}
+    shown = {id(node) for node in breadth_first(root, limit, children_of)}
     counts = sizes(root)
     stack: list[tuple[Heddle, int] | ChainEnd] = [(root, 0)]
     while stack:
@@ -143,7 +145,9 @@ def outline(
         while len(run[-1].children) == 1 and id(run[-1].children[0]) in shown:
             run.append(run[-1].children[0])
         last = run[-1]
-        children = [child for child in below(last) if id(child) in shown and forks < MAX_FORKS]
+        children = [
+            child for child in children_of(last) if id(child) in shown and forks < MAX_FORKS
+        ]
         n_below = counts[id(last)] - 1
         yield Chain(
             run, forks, len(children), n_below, n_below - sum(counts[id(c)] for c in children)
@@ -182,9 +186,9 @@ def facts(node: Heddle) -> list[str]:
     return parts
 
 
-def counted(n: int, one: str, many: str = "") -> str:
+def counted(n: int, singular: str, plural: str = "") -> str:
     """Return a count with its noun, such as "1 node" or "2 nodes".
 
     many: the plural; "" means `one` with an s.
     """
-    return f"{n:,} {one if n == 1 else many or one + 's'}".replace(",", " ")
+    return f"{n:,} {singular if n == 1 else plural or singular + 's'}".replace(",", " ")

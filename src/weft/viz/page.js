@@ -107,7 +107,7 @@
     picture.onpointermove = (event) => {
       const node = event.target.dataset.n && id(event.target.dataset.n);
       caption.textContent = node
-        ? [".no", ".text", ".soft, .figures > summary"].map((what) => node.querySelector(what)?.textContent.trim().slice(0, 90)).join("  ")
+        ? [".no", ".text", ".soft, .statistics > summary"].map((what) => node.querySelector(what)?.textContent.trim().slice(0, 90)).join("  ")
         : about;
     };
     picture.onpointerleave = () => { caption.textContent = about; };

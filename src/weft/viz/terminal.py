@@ -192,7 +192,7 @@ def escape_controls(text: str, *, keep: str = "") -> str:
     """
     if text.isprintable():
         return text
-    return "".join(c if is_printable(c) or c in keep else _written(c) for c in text)
+    return "".join(c if is_printable(c) or c in keep else _as_escape(c) for c in text)
 
 
 def one_line(text: str, *, mark: str = "⏎") -> str:
@@ -215,5 +215,5 @@ def is_printable(c: str) -> bool:
     return c.isprintable() or c in _JOINERS or unicodedata.category(c) == "Zs"
 
 
-def _written(c: str) -> str:
+def _as_escape(c: str) -> str:
     return ascii(c)[1:-1]

@@ -13,7 +13,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from .color_scale import ColorScale
-from .outline import NOTHING, by_number, facts, headline
+from .outline import NOTHING, children_by_number, facts, headline
 from .terminal import WIDTH, Part, TerminalWriter, can_write, one_line
 
 if TYPE_CHECKING:
@@ -66,15 +66,15 @@ def lines(
     Cost: O(nodes), at any depth.
     """
 
-    def below(equal: list[Heddle]) -> list[list[Heddle]]:
-        return folded(equal[0].children, node, edge)
+    def children_of(group: list[Heddle]) -> list[list[Heddle]]:
+        return group_equal_leaves(group[0].children, node, edge)
 
-    for equal, rails in tree_lines([root], below, width, style):
-        yield _line(equal, rails, node, edge, width, style), len(equal)
+    for group, rails in tree_lines([root], children_of, width, style):
+        yield _node_line(group, rails, node, edge, width, style), len(group)
 
 
 def tree_lines(
-    top: T, below: Callable[[T], Sequence[T]], width: int, style: Style
+    top: T, children_of: Callable[[T], Sequence[T]], width: int, style: Style
 ) -> Iterator[tuple[T, str]]:
     """Yield (item, connecting lines before it) for each line of a tree, from the top down.
 
@@ -90,16 +90,16 @@ def tree_lines(
     inside = {"": "", style.tee: style.pipe, style.corner: style.blank}
     while stack:
         each, rails, joint, depth = stack.pop()
-        yield each, _shown(rails, depth, width, style) + joint
+        yield each, _shorten_rails(rails, depth, width, style) + joint
         # Only the last columns are drawn; keeping more would take quadratic time in deep trees.
         rails = (rails + inside[joint])[-width:]
         joint = style.corner
-        for under in reversed(below(each)):
+        for under in reversed(children_of(each)):
             stack.append((under, rails, joint, depth + 1))
             joint = style.tee
 
 
-def folded(
+def group_equal_leaves(
     children: Sequence[Heddle], node: Label | None, edge: Label | None
 ) -> list[list[Heddle]]:
     """Return children as groups, in order. Leaves with equal labels form one group.
@@ -133,10 +133,10 @@ def draw(
         rest -= n
         yield line.plain.rstrip()
     if rest > 0:
-        yield _more(rest, style)
+        yield _count_omitted(rest, style)
 
 
-def _more(n_nodes: int, style: Style) -> str:
+def _count_omitted(n_nodes: int, style: Style) -> str:
     return f"{style.cut} {n_nodes} more node{'s' if n_nodes != 1 else ''}"
 
 
@@ -157,7 +157,7 @@ def show(
     width, style = out.width, ASCII if out.is_ascii else UNICODE
     if not out.is_terminal:
         for line in draw(root, node=node, edge=edge, width=width, style=style, limit=limit):
-            file.write(_encodable(file, line) + "\n")
+            file.write(_escape_for(file, line) + "\n")
         return
     drawing = lines(root, node=node, edge=edge, width=width, style=style)
     rest = root.count_children() if limit is not None else 0
@@ -165,10 +165,10 @@ def show(
         rest -= n
         out.console.print(text)
     if rest > 0:
-        out.console.print(_more(rest, style), style="dim")
+        out.console.print(_count_omitted(rest, style), style="dim")
 
 
-def _shown(rails: str, depth: int, width: int, style: Style) -> str:
+def _shorten_rails(rails: str, depth: int, width: int, style: Style) -> str:
     """Return the connecting lines before a node.
 
     If they would fill the width, return the depth as a number and only the last of them.
@@ -182,40 +182,42 @@ def _shown(rails: str, depth: int, width: int, style: Style) -> str:
     return mark + (rails[-keep:] if keep > 0 else "")
 
 
-def _line(
-    equal: Sequence[Heddle],
+def _node_line(
+    group: Sequence[Heddle],
     rails: str,
     node: Label | None,
     edge: Label | None,
     width: int,
     style: Style,
 ) -> Text:
-    at, n = equal[0], len(equal)
-    before = f"{_clean(edge(at), style)} " if edge is not None and at.parent is not None else ""
+    at, n = group[0], len(group)
+    before = (
+        f"{_escaped_line(edge(at), style)} " if edge is not None and at.parent is not None else ""
+    )
     parts = [*([f"{style.times}{n}"] if n > 1 else []), *(facts(at) if node is None else [])]
     statistics = "  " + f" {style.dot} ".join(parts) if parts else ""
-    label = _clean(headline(at) if node is None else node(at), style)
-    room = max(width - len(rails + statistics) - _cells(before), MIN_LABEL)
+    label = _escaped_line(headline(at) if node is None else node(at), style)
+    room = max(width - len(rails + statistics) - _columns(before), MIN_LABEL)
     line = Text(no_wrap=True)
     line.append(rails, "dim").append(before, "cyan")
-    line.append(_fit(label, room, style), colour_of(at.mean_p) if at.logprobs else "bold")
+    line.append(_shorten(label, room, style), colour_of(at.mean_p) if at.logprobs else "bold")
     return line.append(statistics, "dim")
 
 
-def _clean(text: str, style: Style) -> str:
+def _escaped_line(text: str, style: Style) -> str:
     """Return the text on one line, with control characters escaped."""
     return one_line(text, mark="\\n" if style is ASCII else "⏎")
 
 
-def _fit(text: str, room: int, style: Style) -> str:
+def _shorten(text: str, room: int, style: Style) -> str:
     # Cut a long label before measuring it.
     text = text[: 2 * room]
-    if _cells(text) <= room:
+    if _columns(text) <= room:
         return text
     return set_cell_size(text, room - len(style.cut)).rstrip() + style.cut
 
 
-def _cells(text: str) -> int:
+def _columns(text: str) -> int:
     return len(text) if text.isascii() else cell_len(text)
 
 
@@ -224,7 +226,7 @@ def colour_of(p: float) -> str:
     return "green" if p >= 0.8 else "yellow" if p >= 0.5 else "red"
 
 
-def _encodable(file: TextIO, line: str) -> str:
+def _escape_for(file: TextIO, line: str) -> str:
     if can_write(file.encoding, line):
         return line
     encoding = file.encoding or "utf-8"
@@ -269,40 +271,46 @@ class Picture:
         """Yield the drawing from `root` down. Cost: O(nodes), at any depth."""
         style = ASCII if self.out.is_ascii else UNICODE
         top = PictureLine((root,))
-        for shown, rails in tree_lines(top, self._below, self.out.width, style):
-            yield self._line(shown, rails)
+        for shown, rails in tree_lines(top, self._children, self.out.width, style):
+            yield self._node_line(shown, rails)
 
-    def _below(self, shown: PictureLine) -> list[PictureLine]:
+    def _children(self, shown: PictureLine) -> list[PictureLine]:
         if not shown.nodes:
             return []
-        children = by_number(shown.nodes[0], self.numbers)
-        below = [PictureLine(tuple(equal)) for equal in folded(children, None, None)]
-        chosen = [each for each in below if any(n.id in self.focus for n in each.nodes)]
+        children = children_by_number(shown.nodes[0], self.numbers)
+        children_of = [
+            PictureLine(tuple(group)) for group in group_equal_leaves(children, None, None)
+        ]
+        chosen = [each for each in children_of if any(n.id in self.focus for n in each.nodes)]
         if not chosen and self.top:
-            below.sort(key=lambda each: _rank(each.nodes[0].score))
-            chosen = [each for at, each in enumerate(below) if at < self.top or self._on_path(each)]
+            children_of.sort(key=lambda each: _by_score(each.nodes[0].score))
+            chosen = [
+                each
+                for at, each in enumerate(children_of)
+                if at < self.top or self._is_on_path(each)
+            ]
         if not chosen:
-            return below
+            return children_of
         left_out = len(children) - sum(len(each.nodes) for each in chosen)
         return [*chosen, PictureLine((), left_out)] if left_out else chosen
 
-    def _on_path(self, shown: PictureLine) -> bool:
+    def _is_on_path(self, shown: PictureLine) -> bool:
         return any(node.id in self.path for node in shown.nodes)
 
-    def _line(self, shown: PictureLine, rails: str) -> Text:
+    def _node_line(self, shown: PictureLine, rails: str) -> Text:
         if not shown.nodes:
             return self.out.text((rails, "dim"), (f"… {shown.n_left_out} more", "dim"))
         node = shown.nodes[0]
         number = " ".join(str(self.numbers[n.id]) for n in shown.nodes if n.id in self.numbers)
-        parts = "" if node.parent is None else " · ".join(_facts(shown.nodes))
+        parts = "" if node.parent is None else " · ".join(_group_facts(shown.nodes))
         number, parts = number and f"{number}  ", parts and f"  {parts}"
         room = self.out.width - cell_len(rails) - len(number) - cell_len(parts)
         label = self.out.fit(node_label(node).strip(), max(room, MIN_LABEL))
-        style = "bold" if node.parent is None or self._on_path(shown) else _style(node)
+        style = "bold" if node.parent is None or self._is_on_path(shown) else _node_style(node)
         return self.out.text((rails, "dim"), (number, "cyan"), (label, style), (parts, "dim"))
 
 
-def _rank(score: float | None) -> float:
+def _by_score(score: float | None) -> float:
     """Return a sort key: best scores first, then nodes without a score."""
     return math.inf if score is None else -score
 
@@ -312,14 +320,14 @@ def node_label(node: Heddle) -> str:
     return headline(node) or NOTHING
 
 
-def _facts(nodes: Sequence[Heddle]) -> list[str]:
+def _group_facts(nodes: Sequence[Heddle]) -> list[str]:
     node = nodes[0]
-    equal = [f"×{len(nodes)}"] if len(nodes) > 1 else []
+    group = [f"×{len(nodes)}"] if len(nodes) > 1 else []
     # A score replaces the other statistics.
-    return [*equal, *(facts(node) if node.score is None else [f"{node.score:z.2f}"])]
+    return [*group, *(facts(node) if node.score is None else [f"{node.score:z.2f}"])]
 
 
-def _style(node: Heddle) -> str:
+def _node_style(node: Heddle) -> str:
     if node.score is not None:
         # A negative score is a mean logprob.
         good = node.score if node.score >= 0 else math.exp(node.score)
@@ -350,7 +358,7 @@ def color_tokens(
         value = math.exp(logprobs[at]) if scale.key == "p" else entropies[at]
         text.append(out.escape(piece), scale.styles[scale.level(value)] if colours else "")
         if not colours and piece:
-            text.append(scale.figure(value))
+            text.append(scale.braced(value))
     return text
 
 
@@ -369,7 +377,7 @@ _BAR, _VOTES_BAR = 30, 24
 
 def show_distribution(out: TerminalWriter, entries: Distribution) -> None:
     """Write the likeliest tokens with bars, and the probability of all other tokens."""
-    texts = [shown_token(out, each.text) for each in entries]
+    texts = [quoted_token(out, each.text) for each in entries]
     width = min(max((cell_len(text) for text in texts), default=0), out.width - _BAR - 14)
     for entry, text in zip(entries, texts, strict=True):
         text = text if cell_len(text) <= width else out.fit(text, width)
@@ -377,7 +385,7 @@ def show_distribution(out: TerminalWriter, entries: Distribution) -> None:
         out.line(
             (f"{entry.rank + 1:>3}  ", "dim"),
             text + " " * (width - cell_len(text)),
-            f"  {_percent(entry.p):>7}  ",
+            f"  {_format_percent(entry.p):>7}  ",
             ("█" * round(_BAR * entry.p), style),
         )
     out.line()
@@ -385,12 +393,12 @@ def show_distribution(out: TerminalWriter, entries: Distribution) -> None:
     out.line((f"raw probabilities, before any filter; all others together {rest:.2%}", "dim"))
 
 
-def shown_token(out: TerminalWriter, text: str) -> str:
+def quoted_token(out: TerminalWriter, text: str) -> str:
     """Return a token's text in quotes, so that spaces are visible."""
     return out.escape(repr(text) if text.isprintable() or "\ufffd" not in text else ascii(text))
 
 
-def _percent(p: float) -> str:
+def _format_percent(p: float) -> str:
     return f"{p:.2%}" if p >= 0.00005 else f"{p:.0e}"
 
 

@@ -31,7 +31,7 @@ def percent(p: float) -> str:
     return f"{p:.3%}".replace("%", " %") if p >= 0.00001 else "<0.001 %"
 
 
-def p_of(logprob: float) -> float:
+def probability(logprob: float) -> float:
     """Return exp(logprob); 0 for NaN."""
     return math.exp(min(logprob, 0.0)) if not math.isnan(logprob) else 0.0
 
@@ -75,7 +75,7 @@ class Piece:
     @property
     def p(self) -> float | None:
         """exp(logprob); None if unknown."""
-        return None if self.logprob is None else p_of(self.logprob)
+        return None if self.logprob is None else probability(self.logprob)
 
 
 def pieces(node: Heddle, ranks: Sequence[TokenRank] = ()) -> list[Piece]:
@@ -86,22 +86,22 @@ def pieces(node: Heddle, ranks: Sequence[TokenRank] = ()) -> list[Piece]:
     shown = node.text if isinstance(node, Loom) else node.display_text()
     if node.lm is None or shown != node.text:
         return [_single_piece(node, shown)] if shown else []
-    parts = list(_decoded(node, node.lm, ranks))
+    parts = list(_decode_pieces(node, node.lm, ranks))
     # A subclass may display another text; tokens are separated only if they form that text.
     is_shown = "".join(piece.text for piece in parts) == shown
     return parts if is_shown else [_single_piece(node, shown)]
 
 
-def _decoded(node: Heddle, lm: LM, ranks: Sequence[TokenRank]) -> Iterator[Piece]:
+def _decode_pieces(node: Heddle, lm: LM, ranks: Sequence[TokenRank]) -> Iterator[Piece]:
     stream = lm.text.stream(first=node.parent is None)
-    tokens, begun = node.tokens, 0
+    tokens, first = node.tokens, 0
     for at, token in enumerate(tokens):
         text = stream.push(token)
         if at == len(tokens) - 1:
             text += stream.flush()
         if text:
-            yield _piece(node, text, tokens, begun, at + 1, ranks)
-            begun = at + 1
+            yield _piece(node, text, tokens, first, at + 1, ranks)
+            first = at + 1
 
 
 def _piece(
@@ -143,14 +143,14 @@ def rank_tokens(nodes: Sequence[Heddle], top: int) -> dict[str, list[TokenRank]]
     ranks: dict[str, list[TokenRank]] = {}
     for first in range(0, len(sampled), _BATCH):
         batch = sampled[first : first + _BATCH]
-        tickets = lm.submit([_item(node, top) for node in batch])
+        tickets = lm.submit([_score_request(node, top) for node in batch])
         lm.drive(tickets)
         for node, ticket in zip(batch, tickets, strict=True):
             ranks[node.id] = list(_token_ranks(lm, ticket.result()[0]))
     return ranks
 
 
-def _item(node: Heddle, top: int) -> Extend:
+def _score_request(node: Heddle, top: int) -> Extend:
     assert node.parent is not None
     place, tokens = node.parent.place, node.tokens
     return Extend(place, tokens, (Scores(place.depth, place.depth + len(tokens), top),))
@@ -187,12 +187,12 @@ def token_stats(piece: Piece) -> list[str]:
     """Return [p, logprob, entropy] of a piece as texts; "" for an unknown value."""
     return [
         "" if piece.p is None else percent(piece.p),
-        "" if piece.logprob is None else _signed(piece.logprob),
+        "" if piece.logprob is None else _format_signed(piece.logprob),
         "" if piece.entropy is None else f"{piece.entropy:.2f}",
     ]
 
 
-def _signed(value: float) -> str:
+def _format_signed(value: float) -> str:
     return f"{value:z.3f}".replace("-", "−")
 
 
@@ -201,7 +201,7 @@ def alternative(each: TokenProb) -> str:
     return f"{quoted(each.text)} {percent(each.p)}"
 
 
-def tip_of(piece: Piece) -> str:
+def tooltip(piece: Piece) -> str:
     """Return the tooltip of a piece: its statistics and alternatives."""
     p, logprob, entropy = token_stats(piece)
     if piece.is_mean:
@@ -213,11 +213,11 @@ def tip_of(piece: Piece) -> str:
         lines.append(f"{len(piece.token_ids)} tokens, one character")
     if piece.ranks is not None:
         lines[-1] += f" · rank {piece.ranks.rank + 1}"
-        lines += ["", *(_bar(each, piece) for each in piece.ranks.top)]
+        lines += ["", *(_bar_line(each, piece) for each in piece.ranks.top)]
     return "\n".join(lines)
 
 
-def _bar(each: TokenProb, piece: Piece) -> str:
+def _bar_line(each: TokenProb, piece: Piece) -> str:
     bar = "█" * round(each.p * _BAR) or "▏"
     mark = "  ◂ chosen" if each.id == piece.token_ids[0] else ""
     return f"{bar:<{_BAR}} {percent(each.p):>8}  {quoted(each.text)}{mark}"
@@ -255,27 +255,27 @@ def node_html(node: Heddle, details: NodeDetails) -> str:
     number = details.numbers.get(node.id)
     mark = "" if number is None else f'<span class="no" id="{number}">{number}</span>'
     inside = "".join(
-        _text(node, details) if details.node is None else _labelled(details.node(node))
+        _text_html(node, details) if details.node is None else _label_html(details.node(node))
     )
     return f'<div class="node{on}" id="n-{as_html(node.id)}">{mark}{inside}</div>\n'
 
 
-def _labelled(text: str) -> Iterator[str]:
+def _label_html(text: str) -> Iterator[str]:
     yield f'<div class="text" dir="auto">{as_html(text)}</div>'
 
 
-def _text(node: Heddle, details: NodeDetails) -> Iterator[str]:
+def _text_html(node: Heddle, details: NodeDetails) -> Iterator[str]:
     parts = pieces(node, details.ranks.get(node.id, ()))
-    text = "".join(_token(piece, is_terse=details.is_terse) for piece in parts)
+    text = "".join(_token_html(piece, is_terse=details.is_terse) for piece in parts)
     yield f'<div class="text" dir="auto">{text or _NOTHING}</div>'
     statistics = as_html(" · ".join(facts(node)))
     rows = [] if details.is_terse else [piece for piece in parts if _is_uncertain(piece)]
     if not rows:
         yield f'<p class="soft">{statistics}</p>'
         return
-    yield f'<details class="figures"><summary>{statistics}</summary>'
+    yield f'<details class="statistics"><summary>{statistics}</summary>'
     yield '<div class="scroll" tabindex="0">'
-    yield _table(rows)
+    yield _table_html(rows)
     certain = sum(piece.logprob is not None for piece in parts) - len(rows)
     if certain:
         yield f'<p class="soft">{counted(certain, "more token")} of {_CERTAIN}</p>'
@@ -289,7 +289,7 @@ def _is_uncertain(piece: Piece) -> bool:
     return piece.p is not None and not piece.is_mean and percent(piece.p) != _CERTAIN
 
 
-def _token(piece: Piece, *, is_terse: bool) -> str:
+def _token_html(piece: Piece, *, is_terse: bool) -> str:
     text = as_html(piece.text)
     if piece.logprob is None:
         return text
@@ -301,20 +301,20 @@ def _token(piece: Piece, *, is_terse: bool) -> str:
     if is_terse and not surprise:
         return text
     line_end = " nl" if piece.text.startswith("\n") else ""
-    tip = as_html(tip_of(piece)).replace("\n", "&#10;")
+    tip = as_html(tooltip(piece)).replace("\n", "&#10;")
     return f'<span class="t {levels}{line_end}" data-tip="{tip}">{text}</span>'
 
 
-def _table(rows: Sequence[Piece]) -> str:
+def _table_html(rows: Sequence[Piece]) -> str:
     has_ranks = any(piece.ranks is not None for piece in rows)
     heads = ["token", "p", "logprob", "entropy", *(["rank"] if has_ranks else [])]
     head = "".join(f'<th scope="col">{name}</th>' for name in heads)
     wide = '<th scope="col" class="wide">likeliest</th>' if has_ranks else ""
-    body = "".join(f"<tr>{_row(piece, has_ranks)}</tr>" for piece in rows)
+    body = "".join(f"<tr>{_row_html(piece, has_ranks)}</tr>" for piece in rows)
     return f"<table><thead><tr>{head}{wide}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _row(piece: Piece, has_ranks: bool) -> str:
+def _row_html(piece: Piece, has_ranks: bool) -> str:
     cells = [quoted(piece.text), *token_stats(piece)]
     wide = ""
     if has_ranks:

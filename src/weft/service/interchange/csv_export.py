@@ -10,7 +10,7 @@ from typing import Any
 
 from ...errors import ConfigError
 from ...loom import Heddle
-from ...viz.tokens import p_of, rank_tokens
+from ...viz.tokens import probability, rank_tokens
 from .preference_pairs import Label, bookmark_of
 from .selection import Selection
 
@@ -115,7 +115,7 @@ def _rows_of(
                 token,
                 None if text is None else text.token_text(token),
                 logprob,
-                None if logprob is None else p_of(logprob),
+                None if logprob is None else probability(logprob),
                 entropies[index] if entropies else None,
                 None if ranked is None else ranked[index].rank,
             ]

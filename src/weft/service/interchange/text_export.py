@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...loom import Heddle
-from ...viz.text import draw, folded, node_label
+from ...viz.text import draw, group_equal_leaves, node_label
 from .scope import Scope
 from .selection import Selection
 from .turns import ROLE, messages_of
@@ -105,7 +105,7 @@ def markdown_list(root: Heddle) -> list[str]:
         rows = escape_markdown(node_label(equal[0]).strip()).split("\n")
         rows[-1] += f" (×{len(equal)})" if len(equal) > 1 else ""
         lines += [f"{indent}- {rows[0]}", *(f"{indent}  {row}" for row in rows[1:])]
-        below = folded(equal[0].children, node_label, None)
+        below = group_equal_leaves(equal[0].children, node_label, None)
         stack += [(each, depth + 1) for each in reversed(below)]
     return lines
 
