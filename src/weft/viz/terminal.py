@@ -1,4 +1,4 @@
-"""Output streams: their abilities, and escaping of text that a terminal would interpret."""
+"""Writing to terminals, pipes and files: detect what they can show, and escape the rest."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ Part = str | tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class TerminalWriter:
-    """A writer for an output stream, which escapes control characters for terminals.
+    """A writer for an output stream; on terminals it escapes control characters in text.
+
+    Model output may contain escape sequences that would change the terminal.
 
     console: Rich's console for the stream.
     is_live: the stream is a terminal that can redraw lines.
@@ -42,7 +44,7 @@ class TerminalWriter:
 
     @classmethod
     def for_stream(cls, file: TextIO) -> TerminalWriter:
-        """Return a writer for a stream, which detects a terminal, its width and its encoding.
+        """Create a writer for a stream such as `sys.stdout`; detect its width, colors and encoding.
 
         NO_COLOR and TERM=dumb are respected.
         """
@@ -57,7 +59,7 @@ class TerminalWriter:
 
     @property
     def width(self) -> int:
-        """The number of columns of a line."""
+        """The terminal's width in columns."""
         return self.console.width
 
     @property
@@ -66,9 +68,11 @@ class TerminalWriter:
         return self.console.color_system is not None and not self.console.no_color
 
     def text(self, *parts: Part) -> Text:
-        """Return a line that consists of parts, without characters that the stream cannot encode.
+        """Build one line of styled text (Rich's `Text`) from parts, without writing it.
 
-        parts: text, or (text, style) with a style of Rich, such as "dim".
+        Control characters and characters that the stream cannot encode are escaped.
+
+        parts: strings, or (string, style) with a style of Rich, such as "dim".
         """
         line = Text(no_wrap=True)
         for part in parts:
@@ -77,11 +81,14 @@ class TerminalWriter:
         return line
 
     def line(self, *parts: Part) -> None:
-        """Write one line. parts: text, or (text, style)."""
+        """Write one line.
+
+        parts: strings, or (string, style), as for `text`.
+        """
         self.console.print(self.text(*parts))
 
     def write(self, text: str) -> None:
-        """Write a text as it is, without adding a line end, and flush.
+        """Write a text without adding a line end, and flush.
 
         Control characters are escaped on a terminal. A file or pipe gets the exact text.
         """
@@ -89,7 +96,7 @@ class TerminalWriter:
         self.console.file.flush()
 
     def facts(self, facts: str, style: str = "dim") -> None:
-        """Write a text whose facts are separated by " · ". Long lines break at these dots.
+        """Write a line of facts that are separated by " · "; a long line is wrapped at these dots.
 
         style: a style of Rich.
         """
@@ -102,7 +109,7 @@ class TerminalWriter:
         self.line((line, style))
 
     def block(self, head: str, text: str | Text) -> None:
-        """Write a text wrapped to the width, with a heading to the left of its first line.
+        """Write a wrapped text with a heading to the left of its first line.
 
         The other lines are indented by the heading's width.
         """
@@ -132,11 +139,11 @@ class TerminalWriter:
         return text.translate(_ASCII).encode(encoding, "backslashreplace").decode(encoding)
 
     def is_as_typed(self, text: str) -> bool:
-        """Return True if the stream shows a text unchanged on one line, so it can be copied."""
+        """Return True if the stream shows the text unchanged on one line, ready to copy."""
         return bool(text.strip()) and text.isprintable() and can_write(self.console.encoding, text)
 
     def fit(self, text: str, room: int) -> str:
-        """Return a text on one line, cut to `room` columns.
+        """Return a text shortened to one line of `room` columns.
 
         Line ends become marks. Of a text with several lines, a short last line is kept.
         """
@@ -152,7 +159,7 @@ class TerminalWriter:
 
 
 def can_write(encoding: str | None, text: str) -> bool:
-    """Return True if an encoding can represent a text."""
+    """Return True if an encoding (None: UTF-8) can represent all characters of the text."""
     try:
         text.encode(encoding or "utf-8")
     except (UnicodeEncodeError, LookupError):
@@ -161,16 +168,16 @@ def can_write(encoding: str | None, text: str) -> bool:
 
 
 def escape_unencodable(*files: TextIO) -> None:
-    """Reconfigure streams: they escape characters that their encoding lacks, and do not raise."""
+    """Reconfigure streams to escape characters that their encoding lacks, instead of raising."""
     for file in files:
         if isinstance(file, io.TextIOWrapper):
             file.reconfigure(errors="backslashreplace")
 
 
 def write_object(value: dict[str, Any], file: TextIO | None = None) -> None:
-    """Write one object as a line of JSON, to standard output by default.
+    """Write an object as one line of JSON, to standard output by default.
 
-    On a terminal, control characters are written as JSON escapes; the object is the same.
+    On a terminal, control characters become JSON escapes; parsed, the object is the same.
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     out = sys.stdout if file is None else file
@@ -186,7 +193,7 @@ _JOINERS = "\u200c\u200d"
 
 
 def escape_controls(text: str, *, keep: str = "") -> str:
-    r"""Return the text with controls, bidi marks and lone surrogates escaped, such as \x1b.
+    r"""Return the text with control characters, bidi marks and lone surrogates as "\x1b" and so on.
 
     keep: control characters that stay, such as line ends and tabs.
     """
@@ -196,7 +203,7 @@ def escape_controls(text: str, *, keep: str = "") -> str:
 
 
 def one_line(text: str, *, mark: str = "⏎") -> str:
-    """Return the text escaped on one line, with a mark for each line end."""
+    """Return the text on one line: control characters escaped, line ends replaced by the mark."""
     return escape_controls(text.strip("\n").replace("\n", mark))
 
 
@@ -206,14 +213,15 @@ def as_html(text: str) -> str:
 
 
 def cut(text: str, length: int) -> str:
-    """Return at most `length` characters of the text; "…" marks a cut."""
+    """Return the first `length` characters of the text; a longer text ends with "…"."""
     return text if len(text) <= length else text[: max(length - 1, 0)].rstrip() + "…"
 
 
 def is_printable(c: str) -> bool:
-    """Return True if a terminal displays a character as it is, with no other effect."""
+    """Return True if a terminal shows the character as it is, without side effects."""
     return c.isprintable() or c in _JOINERS or unicodedata.category(c) == "Zs"
 
 
 def _as_escape(c: str) -> str:
+    r"""Return a character as an escape sequence, such as "\x1b"."""
     return ascii(c)[1:-1]

@@ -28,7 +28,10 @@ MIN_LABEL = 24
 
 
 class Style(NamedTuple):
-    """The characters of a drawing. The first four are four columns wide, one level of the tree."""
+    """The characters of a drawing, Unicode or ASCII.
+
+    The first four are four columns wide, one level of the tree.
+    """
 
     tee: str  # before a node that has later siblings
     corner: str  # before the last child
@@ -52,7 +55,7 @@ def lines(
     width: int = WIDTH,
     style: Style = UNICODE,
 ) -> Iterator[tuple[Text, int]]:
-    """Yield (line, number of nodes on it) for the tree from `root` down.
+    """Yield the drawing of a tree, line by line: (line, number of nodes on it).
 
     Leaves of one parent with equal labels share a line.
 
@@ -80,7 +83,7 @@ def tree_lines(
 
     Args:
         top: the root of the tree.
-        below: returns the children of an item.
+        children_of: returns the children of an item.
         width: columns of the drawing. Connecting lines that do not fit are shortened.
         style: the characters of the drawing.
 
@@ -102,7 +105,7 @@ def tree_lines(
 def group_equal_leaves(
     children: Sequence[Heddle], node: Label | None, edge: Label | None
 ) -> list[list[Heddle]]:
-    """Return children as groups, in order. Leaves with equal labels form one group.
+    """Return children in groups that share a line: leaves with equal labels form one group.
 
     node, edge: return the labels, as for `lines`.
     """
@@ -122,7 +125,7 @@ def draw(
     style: Style = UNICODE,
     limit: int | None = None,
 ) -> Iterator[str]:
-    """Yield the drawing line by line, without colors.
+    """Yield the drawing of a tree line by line, as plain text.
 
     limit: maximum number of lines; the rest is counted. None: no limit. The other arguments are
     those of `lines`.
@@ -137,6 +140,7 @@ def draw(
 
 
 def _count_omitted(n_nodes: int, style: Style) -> str:
+    """Return the last line of a cut drawing, such as "… 12 more nodes"."""
     return f"{style.cut} {n_nodes} more node{'s' if n_nodes != 1 else ''}"
 
 
@@ -148,7 +152,7 @@ def show(
     file: TextIO | None = None,
     limit: int | None = None,
 ) -> None:
-    """Write the drawing to a stream, on a terminal with colors and in its width.
+    """Print the drawing of a tree, on a terminal with colors and in its width.
 
     file: the stream; None: standard output. The other arguments are those of `draw`.
     """
@@ -169,9 +173,9 @@ def show(
 
 
 def _shorten_rails(rails: str, depth: int, width: int, style: Style) -> str:
-    """Return the connecting lines before a node.
+    """Return the connecting lines before a node, shortened if they would fill the width.
 
-    If they would fill the width, return the depth as a number and only the last of them.
+    A shortened one has the depth as a number, then the last connecting line.
     """
     columns = 4 * max(depth - 1, 0)
     room = width // 2
@@ -190,6 +194,7 @@ def _node_line(
     width: int,
     style: Style,
 ) -> Text:
+    """Return the line of a group of equal nodes: connecting lines, label and statistics."""
     at, n = group[0], len(group)
     before = (
         f"{_escaped_line(edge(at), style)} " if edge is not None and at.parent is not None else ""
@@ -210,6 +215,7 @@ def _escaped_line(text: str, style: Style) -> str:
 
 
 def _shorten(text: str, room: int, style: Style) -> str:
+    """Return the text cut to `room` columns, with a mark if it was longer."""
     # Cut a long label before measuring it.
     text = text[: 2 * room]
     if _columns(text) <= room:
@@ -218,6 +224,7 @@ def _shorten(text: str, room: int, style: Style) -> str:
 
 
 def _columns(text: str) -> int:
+    """Return the number of terminal columns of a text."""
     return len(text) if text.isascii() else cell_len(text)
 
 
@@ -227,6 +234,7 @@ def colour_of(p: float) -> str:
 
 
 def _escape_for(file: TextIO, line: str) -> str:
+    """Return the line with characters escaped that the file's encoding lacks."""
     if can_write(file.encoding, line):
         return line
     encoding = file.encoding or "utf-8"
@@ -251,10 +259,10 @@ class PictureLine(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A drawing of a tree for a terminal, which can leave out nodes.
+    """A drawing of a tree for a terminal, with node numbers, which can leave out nodes.
 
     out: the terminal.
-    numbers: node numbers by id, written before the nodes.
+    numbers: node id → number, written before the nodes.
     path: ids of nodes that are drawn in bold, and that `top` does not leave out.
     top: maximum number of children of a node, best scores first; 0: all, in their order.
     focus: ids of all nodes of a path, without the root. Other branches along this path are
@@ -268,13 +276,14 @@ class Picture:
     focus: frozenset[str] = frozenset()
 
     def lines(self, root: Heddle) -> Iterator[Text]:
-        """Yield the drawing from `root` down. Cost: O(nodes), at any depth."""
+        """Yield the lines of the drawing from `root` down. Cost: O(nodes), at any depth."""
         style = ASCII if self.out.is_ascii else UNICODE
         top = PictureLine((root,))
         for shown, rails in tree_lines(top, self._children, self.out.width, style):
             yield self._node_line(shown, rails)
 
     def _children(self, shown: PictureLine) -> list[PictureLine]:
+        """Return the lines below a line, without the nodes that `top` and `focus` leave out."""
         if not shown.nodes:
             return []
         children = children_by_number(shown.nodes[0], self.numbers)
@@ -295,9 +304,14 @@ class Picture:
         return [*chosen, PictureLine((), left_out)] if left_out else chosen
 
     def _is_on_path(self, shown: PictureLine) -> bool:
+        """Return True if a node of this line is in `path`."""
         return any(node.id in self.path for node in shown.nodes)
 
     def _node_line(self, shown: PictureLine, rails: str) -> Text:
+        """Return the text of a line.
+
+        rails: the connecting lines before it.
+        """
         if not shown.nodes:
             return self.out.text((rails, "dim"), (f"… {shown.n_left_out} more", "dim"))
         node = shown.nodes[0]
@@ -311,16 +325,17 @@ class Picture:
 
 
 def _by_score(score: float | None) -> float:
-    """Return a sort key: best scores first, then nodes without a score."""
+    """Return a sort key: highest scores first, then nodes without a score."""
     return math.inf if score is None else -score
 
 
 def node_label(node: Heddle) -> str:
-    """Return a node's label in a drawing."""
+    """Return the text to draw for a node; a placeholder if it is empty."""
     return headline(node) or NOTHING
 
 
 def _group_facts(nodes: Sequence[Heddle]) -> list[str]:
+    """Return the statistics of nodes with equal texts: their number, and score or facts."""
     node = nodes[0]
     group = [f"×{len(nodes)}"] if len(nodes) > 1 else []
     # A score replaces the other statistics.
@@ -328,6 +343,7 @@ def _group_facts(nodes: Sequence[Heddle]) -> list[str]:
 
 
 def _node_style(node: Heddle) -> str:
+    """Return Rich's style for a node: by its score, else by its mean probability."""
     if node.score is not None:
         # A negative score is a mean logprob.
         good = node.score if node.score >= 0 else math.exp(node.score)
@@ -338,7 +354,7 @@ def _node_style(node: Heddle) -> str:
 def color_tokens(
     out: TerminalWriter, pieces: Sequence[str], node: Heddle, scale: ColorScale
 ) -> Text:
-    """Return a node's text with colored tokens.
+    """Return a node's text with each token colored by a statistic.
 
     If `out` has no colors, surprising tokens are followed by their values in braces.
 
@@ -376,7 +392,7 @@ _BAR, _VOTES_BAR = 30, 24
 
 
 def show_distribution(out: TerminalWriter, entries: Distribution) -> None:
-    """Write the likeliest tokens with bars, and the probability of all other tokens."""
+    """Print a next-token distribution: likeliest tokens with bars, then the sum of all others."""
     texts = [quoted_token(out, each.text) for each in entries]
     width = min(max((cell_len(text) for text in texts), default=0), out.width - _BAR - 14)
     for entry, text in zip(entries, texts, strict=True):
@@ -399,6 +415,7 @@ def quoted_token(out: TerminalWriter, text: str) -> str:
 
 
 def _format_percent(p: float) -> str:
+    """Return a probability as a percentage; very small ones in scientific notation."""
     return f"{p:.2%}" if p >= 0.00005 else f"{p:.0e}"
 
 
@@ -410,7 +427,7 @@ def show_votes(
     width: int = 0,
     of: str = "",
 ) -> None:
-    """Write a line with a bar for each answer.
+    """Print a bar chart of votes, one line per answer.
 
     Args:
         out: the output.

@@ -1,4 +1,4 @@
-"""A node's text in pieces of one or more tokens, with their colors and statistics."""
+"""The tokens of a node as pieces of text, with their statistics, and their HTML."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def percent(p: float) -> str:
-    """Return a probability as a percentage, with enough digits to differ from 0."""
+    """Return a probability as a percentage, with enough digits that it is not shown as 0."""
     if not math.isfinite(p):
         return "?"
     if p == 0 or p >= 0.001:
@@ -41,7 +41,7 @@ _BATCH = 64
 
 
 class TokenRank(NamedTuple):
-    """The rank of a token in the model's distribution, and the alternatives to it.
+    """The rank of a token in the model's distribution, and the likeliest tokens there.
 
     rank: 0 for the likeliest token.
     top: the likeliest tokens at this position.
@@ -53,14 +53,14 @@ class TokenRank(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The smallest part of a node's text that can be displayed, with its statistics.
+    """The smallest displayable part of a node's text, with its statistics.
 
     It is one token, or several tokens that share a character.
 
     text: the text.
     token_ids: the tokens.
     logprob: the sum over the tokens; None if they were not sampled.
-    entropy: the maximum over the tokens; None if unknown.
+    entropy: the maximum over the tokens, in nats; None if unknown.
     ranks: rank and alternatives of the token; None if they were not computed.
     is_mean: the piece is a full node whose tokens cannot be separated; statistics are means.
     """
@@ -74,12 +74,12 @@ class Piece:
 
     @property
     def p(self) -> float | None:
-        """exp(logprob); None if unknown."""
+        """Probability, exp(logprob); None if unknown."""
         return None if self.logprob is None else probability(self.logprob)
 
 
 def pieces(node: Heddle, ranks: Sequence[TokenRank] = ()) -> list[Piece]:
-    """Return the pieces of a node's displayed text. Their joined texts equal that text.
+    """Split a node's text into pieces for display. Their joined texts equal the node's text.
 
     ranks: the rank of each token, as `rank_tokens` returns them; empty if they were not computed.
     """
@@ -93,6 +93,7 @@ def pieces(node: Heddle, ranks: Sequence[TokenRank] = ()) -> list[Piece]:
 
 
 def _decode_pieces(node: Heddle, lm: LM, ranks: Sequence[TokenRank]) -> Iterator[Piece]:
+    """Decode a node's tokens one by one; yield a piece whenever characters are complete."""
     stream = lm.text.stream(first=node.parent is None)
     tokens, first = node.tokens, 0
     for at, token in enumerate(tokens):
@@ -107,6 +108,7 @@ def _decode_pieces(node: Heddle, lm: LM, ranks: Sequence[TokenRank]) -> Iterator
 def _piece(
     node: Heddle, text: str, tokens: list[int], first: int, last: int, ranks: Sequence[TokenRank]
 ) -> Piece:
+    """Return the piece of the tokens from `first` to before `last`, with their statistics."""
     logprobs, entropies = node.logprobs[first:last], node.entropies[first:last]
     return Piece(
         text,
@@ -118,6 +120,7 @@ def _piece(
 
 
 def _single_piece(node: Heddle, shown: str) -> Piece:
+    """Return one piece for the full node, with mean statistics, if tokens cannot be separated."""
     if not node.logprobs:
         return Piece(shown, tuple(node.tokens))
     entropies = node.entropies
@@ -128,7 +131,7 @@ def _single_piece(node: Heddle, shown: str) -> Piece:
 def rank_tokens(nodes: Sequence[Heddle], top: int) -> dict[str, list[TokenRank]]:
     """Compute the rank and the `top` likeliest alternatives of each sampled token.
 
-    Returns them by node id. The tree is not changed.
+    Returns: node id → one TokenRank per token. The tree is not changed.
 
     Raises: ConfigError if the loom has no model.
 
@@ -151,12 +154,14 @@ def rank_tokens(nodes: Sequence[Heddle], top: int) -> dict[str, list[TokenRank]]
 
 
 def _score_request(node: Heddle, top: int) -> Extend:
+    """Return the scheduler's work item that scores a node's tokens with `top` alternatives."""
     assert node.parent is not None
     place, tokens = node.parent.place, node.tokens
     return Extend(place, tokens, (Scores(place.depth, place.depth + len(tokens), top),))
 
 
 def _token_ranks(lm: LM, score: Score) -> Iterator[TokenRank]:
+    """Yield the rank and the alternatives of each scored token."""
     assert score.ranks is not None  # requested with the likeliest tokens
     rows = zip(
         score.ranks.tolist(), score.top_ids.tolist(), score.top_logprobs.tolist(), strict=True
@@ -167,6 +172,7 @@ def _token_ranks(lm: LM, score: Score) -> Iterator[TokenRank]:
 
 
 def _token_prob(lm: LM, token: int, logprob: float, rank: int) -> TokenProb:
+    """Return a token id with its text, bytes and probability."""
     text = lm.text
     return TokenProb(
         token, text.token_text(token), text.token_bytes(token), logprob, math.exp(logprob), rank
@@ -193,16 +199,17 @@ def token_stats(piece: Piece) -> list[str]:
 
 
 def _format_signed(value: float) -> str:
+    """Return a number with three decimals and a typographic minus sign."""
     return f"{value:z.3f}".replace("-", "−")
 
 
 def alternative(each: TokenProb) -> str:
-    """Return an alternative token and its probability as text."""
+    """Return an alternative token and its probability as text, such as '"the" 12%'."""
     return f"{quoted(each.text)} {percent(each.p)}"
 
 
 def tooltip(piece: Piece) -> str:
-    """Return the tooltip of a piece: its statistics and alternatives."""
+    """Return the tooltip of a piece as text: its statistics and alternatives."""
     p, logprob, entropy = token_stats(piece)
     if piece.is_mean:
         return f"the full node, {len(piece.token_ids)} tokens\nmean logprob {logprob}"
@@ -218,6 +225,10 @@ def tooltip(piece: Piece) -> str:
 
 
 def _bar_line(each: TokenProb, piece: Piece) -> str:
+    """Return a line of a tooltip: an alternative's bar, probability and text.
+
+    piece: the sampled token; it gets a mark.
+    """
     bar = "█" * round(each.p * _BAR) or "▏"
     mark = "  ◂ chosen" if each.id == piece.token_ids[0] else ""
     return f"{bar:<{_BAR}} {percent(each.p):>8}  {quoted(each.text)}{mark}"
@@ -233,11 +244,11 @@ _CERTAIN = percent(1.0)
 
 @dataclass(frozen=True, slots=True)
 class NodeDetails:
-    """Options and data for `node_html`.
+    """Options of `node_html`, and the data that it shows.
 
-    numbers: node numbers by id.
+    numbers: node id → number.
     node: returns the label of a node; None: its text with colored tokens.
-    ranks: rank and alternatives of each token, by node id.
+    ranks: node id → rank and alternatives of each token.
     marked: ids of the nodes on the highlighted path.
     is_terse: no tables, and tooltips for colored tokens only.
     """
@@ -250,7 +261,7 @@ class NodeDetails:
 
 
 def node_html(node: Heddle, details: NodeDetails) -> str:
-    """Return the HTML of one node: its number, and its text or label."""
+    """Return one node of an HTML page: its number with a link, then its label or colored tokens."""
     on = " on" if node.id in details.marked else ""
     number = details.numbers.get(node.id)
     mark = "" if number is None else f'<span class="no" id="{number}">{number}</span>'
@@ -261,10 +272,12 @@ def node_html(node: Heddle, details: NodeDetails) -> str:
 
 
 def _label_html(text: str) -> Iterator[str]:
+    """Yield the HTML of a node that has a label instead of its tokens."""
     yield f'<div class="text" dir="auto">{as_html(text)}</div>'
 
 
 def _text_html(node: Heddle, details: NodeDetails) -> Iterator[str]:
+    """Yield the HTML of a node's colored tokens, statistics, and table of uncertain tokens."""
     parts = pieces(node, details.ranks.get(node.id, ()))
     text = "".join(_token_html(piece, is_terse=details.is_terse) for piece in parts)
     yield f'<div class="text" dir="auto">{text or _NOTHING}</div>'
@@ -286,10 +299,15 @@ _NOTHING = f'<span class="nothing">{NOTHING}</span>'
 
 
 def _is_uncertain(piece: Piece) -> bool:
+    """Return True for a sampled token that was not almost certain; tables list only these."""
     return piece.p is not None and not piece.is_mean and percent(piece.p) != _CERTAIN
 
 
 def _token_html(piece: Piece, *, is_terse: bool) -> str:
+    """Return the HTML of a piece: colored, with a tooltip.
+
+    is_terse: without a tooltip if the piece has no color.
+    """
     text = as_html(piece.text)
     if piece.logprob is None:
         return text
@@ -306,6 +324,7 @@ def _token_html(piece: Piece, *, is_terse: bool) -> str:
 
 
 def _table_html(rows: Sequence[Piece]) -> str:
+    """Return the HTML table of tokens with their probability, logprob, entropy and rank."""
     has_ranks = any(piece.ranks is not None for piece in rows)
     heads = ["token", "p", "logprob", "entropy", *(["rank"] if has_ranks else [])]
     head = "".join(f'<th scope="col">{name}</th>' for name in heads)
@@ -315,6 +334,7 @@ def _table_html(rows: Sequence[Piece]) -> str:
 
 
 def _row_html(piece: Piece, has_ranks: bool) -> str:
+    """Return the cells of a token's table row."""
     cells = [quoted(piece.text), *token_stats(piece)]
     wide = ""
     if has_ranks:
