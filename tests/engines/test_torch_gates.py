@@ -193,7 +193,7 @@ def test_a_model_gives_what_it_did_and_is_not_touched(name: str) -> None:
     kinds = [type(module) for module in model.modules()]
     engine = TorchEngine.adopt(model, kv="paged", graphs=False)
     forms = [module.__dict__.get("weft_form") for module in engine.model.modules()]
-    assert sum(isinstance(form, gates._GateForm) for form in forms) == 3
+    assert sum(isinstance(form, gates._GatedMlp) for form in forms) == 3
     want = plain_logits(build(name), IDS).numpy()
     np.testing.assert_allclose(stepped(engine), want, atol=2e-4)
     assert [type(module) for module in model.modules()] == kinds

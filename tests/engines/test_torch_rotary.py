@@ -120,7 +120,7 @@ def test_functions_are_known_by_what_they_do(
     function: Any, n: int, cosines: str, are_neighbours: bool, every: int, *, with_wide: bool
 ) -> None:
     """With cosines of float32 where heads of bfloat16 stay so; else their results are wider."""
-    known = rotary._form_of(function, BRAIN)
+    known = rotary._recognize(function, BRAIN)
     assert known is not None
     form = known.form
     assert form == (n, cosines, are_neighbours, every)
@@ -132,7 +132,7 @@ def test_functions_are_known_by_what_they_do(
 
 @pytest.mark.parametrize("function", [backwards, reordered, with_keys_left, len, torch.add])
 def test_what_turns_otherwise_is_not_known(function: Any) -> None:
-    assert rotary._form_of(function, FLOAT) is None
+    assert rotary._recognize(function, FLOAT) is None
 
 
 @pytest.mark.parametrize("axis", [1, 2])

@@ -28,10 +28,10 @@ _SEAT = "weft_seat"
 
 
 class ForwardContext:
-    """The running forward of an engine's model.
+    """State that an engine shares with its model's modules during a forward.
 
-    step: computes the attention; None outside of a step.
-    probe: records a plain forward, if there is no step; None: no probe runs.
+    step: the running step, which computes the attention; None outside of a step. probe: records a
+    plain forward, if there is no step; None: no probe runs.
     """
 
     __slots__ = ("probe", "step")
@@ -76,6 +76,7 @@ class Probe:
         self.is_causal = True
 
     def see(self, module: nn.Module, key: Tensor, value: Tensor, spec: AttentionSpec) -> None:
+        """Record one call of an attention module: its KV's shape and its parameters."""
         self.modules.append(module)
         self.specs.append(spec)
         self.is_causal = self.is_causal and getattr(module, "is_causal", True) is not False

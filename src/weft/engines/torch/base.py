@@ -110,13 +110,15 @@ class TransformersEngine(Engine):
             sampler.fall_back(why)
 
     def _free_bytes(self) -> int | None:
-        """Return the free memory of a GPU; None on a CPU."""
+        """Return the free memory of a GPU in bytes; None on a CPU."""
         return free_bytes(self._device) if self._device.type == "cuda" else None
 
     def tokenizer(self) -> Tokenizer | None:
+        """Return the tokenizer of the model's own file (GGUF); None if it has files of its own."""
         return self.brought
 
     def sampling_defaults(self) -> SamplingParams | None:
+        """Return the sampling parameters of the model's own file; None if it has none."""
         return self.sampling
 
     def watch(self, model: PreTrainedModel) -> None:
@@ -145,9 +147,11 @@ class TransformersEngine(Engine):
         return name
 
     def _store_fingerprint(self) -> None:
+        """Remember `info.fingerprint` as that of the current version of the weights."""
         self._stored_fingerprint = self.weights_version(), self.info.fingerprint
 
     def _compute_fingerprint(self) -> str:
+        """Return the fingerprint of the current weights."""
         with on_engine_stream(self._device):
             return fingerprint_of(self.model)
 

@@ -33,6 +33,10 @@ def make_batch_invariant(model: nn.Module) -> None:
 
 
 def _in_blocks(product: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+    """Apply a product to blocks of 16 rows, and concatenate the results.
+
+    rows: [..., in]; the last block is padded with zeros.
+    """
     flat = rows.reshape(-1, rows.shape[-1])
     n = len(flat)
     filled = nn.functional.pad(flat, (0, 0, 0, -n % _ROWS))
@@ -91,6 +95,7 @@ def _run(engine: TorchEngine, ids: list[int], size: int, n_others: int) -> NDArr
 
 
 def _other_rows(others: list[Fragment], ids: list[int], n: int) -> list[Row]:
+    """Return a row for each of the fragments `others`, with 1 to `n` tokens of `ids`."""
     rows = []
     for number, other in enumerate(others):
         tokens = [ids[(number + i) % len(ids)] for i in range(1 + number % n)]

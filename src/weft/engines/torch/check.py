@@ -82,7 +82,7 @@ class PlainOutputs(NamedTuple):
         tree = _plain_logits(model, paths)
         if not has_kernels:
             return cls(paths, tree)
-        far = _some_ids(
+        far = _random_ids(
             min(long_path_length(model.config.get_text_config()), context_length), model
         )
         return cls(paths, tree, far, _plain_logits(model, far[None], every=_EVERY)[0])
@@ -103,7 +103,7 @@ def check_paths(model: PreTrainedModel) -> Tensor:
 
     A padding token is among them, because some models shift the positions after one.
     """
-    paths = _some_ids(_PATHS * LONGEST, model).reshape(_PATHS, LONGEST)
+    paths = _random_ids(_PATHS * LONGEST, model).reshape(_PATHS, LONGEST)
     filler = getattr(model.config.get_text_config(), "pad_token_id", None)
     if isinstance(filler, int) and 0 <= filler < _n_ids(model):
         paths[:, _FILLER_AT] = filler
@@ -111,12 +111,14 @@ def check_paths(model: PreTrainedModel) -> Tensor:
     return paths
 
 
-def _some_ids(n: int, model: PreTrainedModel) -> Tensor:
+def _random_ids(n: int, model: PreTrainedModel) -> Tensor:
+    """Return n fixed, varied token ids in the model's vocabulary."""
     n_vocab = _n_ids(model)
     return torch.tensor([(i * i * 7 + 13 * i + 5) % n_vocab for i in range(n)])
 
 
 def _n_ids(model: PreTrainedModel) -> int:
+    """Return the number of token ids that the embedding and the config both allow."""
     n_known: int = model.get_input_embeddings().num_embeddings
     return min(n_known, getattr(model.config.get_text_config(), "vocab_size", n_known))
 
@@ -152,10 +154,10 @@ def check_tree(engine: TorchEngine, own: PlainOutputs) -> None:
     """
     n_steps = 1 if own.far is None else _STEPS
     try:
-        _compare(*_run_tree(engine, own, n_steps), engine.model)
+        _raise_if_different(*_run_tree(engine, own, n_steps), engine.model)
         if own.far is not None and own.far_logits is not None:
             for got, want in _run_far(engine, own.far.tolist(), own.far_logits):
-                _compare(got, want, engine.model)
+                _raise_if_different(got, want, engine.model)
     except PrefixCachingUnsupported:
         raise
     except (ForwardError, RuntimeError) as error:  # a GPU reports some errors later
@@ -166,7 +168,8 @@ def check_tree(engine: TorchEngine, own: PlainOutputs) -> None:
         raise PrefixCachingUnsupported(f"it fails in a tree: {error}") from error
 
 
-def _compare(got: Tensor, want: Tensor, model: PreTrainedModel) -> None:
+def _raise_if_different(got: Tensor, want: Tensor, model: PreTrainedModel) -> None:
+    """Raise PrefixCachingUnsupported if logits differ by more than rounding; see `difference`."""
     off, tolerance = difference(got, want, model)
     if not off <= tolerance:
         raise PrefixCachingUnsupported(
@@ -248,17 +251,17 @@ def _run_far(engine: TorchEngine, path: list[int], own: Tensor) -> Iterator[tupl
 
     try:
         first = engine.forward([Row((), path, 0, fragment, tuple(places))])
-        yield _stacked(first, len(places)), own
+        yield _stack_logits(first, len(places)), own
         for chosen, n in ((lonely, 1), (crowded, _CROWD)):
             positions = [at for at in chosen for _ in range(n)]
             if positions:
                 output = engine.forward(list(map(repeat, positions)))
-                yield _stacked(output, len(positions)), own[[at // _EVERY for at in positions]]
+                yield _stack_logits(output, len(positions)), own[[at // _EVERY for at in positions]]
         if not lonely:
             return
         with engine.fragments.small_chunks():
             output = engine.forward(list(map(repeat, lonely[-1:])))
-        yield _stacked(output, 1), own[[lonely[-1] // _EVERY]]
+        yield _stack_logits(output, 1), own[[lonely[-1] // _EVERY]]
         n_kv = min(shape.n_heads for shape, _ in engine.fragments.layout.groups)
         for at, above in ((lonely[0], (Span(fragment, lonely[0]),)), (0, ())):
             for n in (_FEW, max(_MANY, 1 + _PROGRAMS // n_kv)):
@@ -269,10 +272,11 @@ def _run_far(engine: TorchEngine, path: list[int], own: Tensor) -> Iterator[tupl
                     for number in range(n)
                 ]
                 output = engine.forward(rows)
-                yield _stacked(output, len(wanted)), own[[at // _EVERY] * len(wanted)]
+                yield _stack_logits(output, len(wanted)), own[[at // _EVERY] * len(wanted)]
     finally:
         engine.fragments.free(fragment)
 
 
-def _stacked(output: TorchOutput, n: int) -> Tensor:
+def _stack_logits(output: TorchOutput, n: int) -> Tensor:
+    """Return the first n logits of an output as one tensor [n, V] on the host."""
     return torch.stack([torch.from_numpy(output.logits(i)) for i in range(n)])

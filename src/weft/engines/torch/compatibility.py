@@ -49,7 +49,7 @@ def check_architecture(config: PretrainedConfig) -> None:
     name = config.model_type
     _check_is_decoder(config, name)
     architectures = config.architectures or []
-    known = {name for _, names in _kinds_of(config) for name in names}
+    known = {name for _, names in _auto_classes_of(config) for name in names}
     if architectures and not any(
         a in known or any(head in a for head in _HEADS) for a in architectures
     ):
@@ -67,14 +67,14 @@ def auto_class_of(config: PretrainedConfig) -> Any:
     Many decoders exist only as the text part of an image model. Some exist in both forms; then the
     class that the files name decides.
     """
-    kinds = _kinds_of(config)
+    kinds = _auto_classes_of(config)
     for auto, names in kinds:
         if names & set(config.architectures or ()):
             return auto
     return kinds[0][0] if kinds else None
 
 
-def _kinds_of(config: PretrainedConfig) -> list[tuple[Any, set[str]]]:
+def _auto_classes_of(config: PretrainedConfig) -> list[tuple[Any, set[str]]]:
     """Return the auto classes that load such a model, and the names of its model classes.
 
     Names, because importing a class takes a while.
@@ -92,10 +92,12 @@ def _kinds_of(config: PretrainedConfig) -> list[tuple[Any, set[str]]]:
 
 
 def _as_tuple(classes: Any) -> tuple[type[Any], ...]:
+    """Return classes as a tuple; Transformers' tables have one class, or several."""
     return classes if isinstance(classes, tuple) else (classes,)
 
 
 def _check_is_decoder(config: PretrainedConfig, name: str) -> None:
+    """Raise Unsupported if the config is of an encoder, or of an encoder-decoder model."""
     if config.is_encoder_decoder:
         raise _unsupported(
             name, "it is an encoder-decoder model; only decoder-only models have one path"
@@ -216,6 +218,7 @@ def check_probe(model: PreTrainedModel, probe: Probe, n_ctx: int) -> None:
 
 
 def _uses_alibi(config: Any) -> bool:
+    """Return True if the config describes ALiBi position biases."""
     inner = getattr(config, "attn_config", None)
     is_inner = inner.get("alibi") if isinstance(inner, dict) else getattr(inner, "alibi", False)
     position = getattr(config, "position_embedding_type", None)
@@ -231,6 +234,7 @@ _RECURRENT = "it has recurrent layers, whose state is not KV of single tokens an
 
 
 def _unsupported(name: str, why: str, alternative: str = _ALTERNATIVE) -> Unsupported:
+    """Return the error for a model that the engine cannot run. why: a clause after "it"."""
     return Unsupported(
         f"the torch engine cannot run {name}: {why}; {alternative}", hint=alternative
     )

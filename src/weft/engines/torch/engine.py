@@ -339,6 +339,7 @@ class TorchEngine(TransformersEngine):
         return {} if self._graphs is None else self._graphs.stats()
 
     def close(self) -> None:
+        """Release the model and all KV. Idempotent."""
         if not self._closed:
             self._closed = True
             self.fragments.clear()
@@ -396,7 +397,7 @@ class TorchEngine(TransformersEngine):
 
     @torch.inference_mode()
     def _start(self, fingerprint: str, kv: KVChoice, graphs: bool | None) -> None:
-        """Determine the KV layout by a plain forward; choose a backend that passes its check."""
+        """Probe the KV layout by a plain forward; use the first backend that passes its check."""
         model, context_length = self.model, self._max_positions
         makers = [CanonicalBackend] if self._reproducible else kv_backends(kv, self._device)
         with self._threads.limited(1, "plain"):
@@ -494,6 +495,11 @@ class TorchEngine(TransformersEngine):
     def _check_backend(
         self, memory: KVBackend, graphs: bool | None, fused: FusedDecoder | None, own: PlainOutputs
     ) -> None:
+        """Run the load check with a backend; without the fused decoder if the check fails with it.
+
+        Raises:
+            PrefixCachingUnsupported: the check fails without it, too.
+        """
         self.fragments = memory
         self._graphs = step_graphs(graphs, memory, self._call, self._device, self._guard.addresses)
         self._fused = fused
@@ -543,6 +549,10 @@ class TorchEngine(TransformersEngine):
         rows: Sequence[Row],
         tokens: Sequence[Sequence[int] | FutureTokens],
     ) -> Tensor:
+        """Run the base model on packed tokens; return hidden states [T, E].
+
+        The fused decoder or CUDA graphs are used where hooks and adapters allow it.
+        """
         adapter = rows[0].adapter if rows else None
         self._lora.use(adapter)
         # Hooks, those of LoRA included, run only in the model's own code.
@@ -559,6 +569,7 @@ class TorchEngine(TransformersEngine):
             self._call.step = None
 
     def _logits(self, step: AttentionStep, rows: Sequence[Row], hidden: Tensor) -> Tensor:
+        """Return the logits [n, V] that the rows request, from hidden states [T, E]."""
         at = [step.starts[i] + local for i, row in enumerate(rows) for local in row.logits_at]
         if not at:
             return torch.empty(0, self.info.n_vocab, device=self._device)

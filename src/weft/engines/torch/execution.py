@@ -64,6 +64,7 @@ def on_default_stream(device: torch.device) -> Iterator[None]:
 
 
 def _use_one_thread() -> None:
+    """Make a forked child compute with one OpenMP thread."""
     torch.set_num_threads(1)  # also for threads that it starts
 
 

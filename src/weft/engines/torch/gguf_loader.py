@@ -25,7 +25,10 @@ from .model import DTYPES, check_dtype, quiet_transformers
 
 
 class Dequantised(NamedTuple):
-    """A GGUF file, loaded. sampling: parameters that the file names; None if it names none."""
+    """A loaded GGUF file: model, fingerprint and tokenizer.
+
+    sampling: parameters that the file names; None if it names none.
+    """
 
     model: PreTrainedModel
     fingerprint: str
@@ -84,6 +87,7 @@ def _by_tables(header: GGUF, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def _dequantised(checkpoint: GGUFCheckpoint, name: str, dtype: torch.dtype) -> Tensor:
+    """Return one dequantised tensor in `dtype`, filled piece by piece."""
     shape = checkpoint.tensors[name].shape
     flat = torch.empty(torch.Size(shape).numel(), dtype=dtype)
     for start, values in checkpoint.pieces(name):
@@ -94,6 +98,7 @@ def _dequantised(checkpoint: GGUFCheckpoint, name: str, dtype: torch.dtype) -> T
 
 
 def _by_transformers(header: GGUF, dtype: torch.dtype) -> PreTrainedModel:
+    """Load the model with Transformers' GGUF reader, for families without a table here."""
     where: dict[str, Any] = {"gguf_file": header.file.name, "local_files_only": True}
     folder = header.file.parent
     with redirect_stderr(StringIO()):  # a progress bar that no setting turns off

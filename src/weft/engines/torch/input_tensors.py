@@ -109,7 +109,7 @@ class InputIds:
         """
         in_order = [tokens[number] for number in order]
         if FutureTokens not in set(map(type, in_order)):
-            return to_device(np.array(_flat(in_order), np.int64), self._device)
+            return to_device(np.array(_flatten(in_order), np.int64), self._device)
         host_ids: list[int] = []
         places: list[int] = []  # of future tokens
         numbers: list[int] = []  # of future tokens among the sampled ones
@@ -140,11 +140,12 @@ def _are_within(rows: Sequence[Row], tokens: Sequence[Any], info: EngineInfo) ->
 
     One check of all rows takes half as long as a check of each.
     """
-    ids = _flat(tokens)
+    ids = _flatten(tokens)
     ends = [row.position + len(ids) for row, ids in zip(rows, tokens, strict=True)]
     is_short = max(ends, default=0) <= info.context_length
     return is_short and 0 <= min(ids, default=0) <= max(ids, default=0) < info.n_vocab
 
 
-def _flat(tokens: Sequence[Any]) -> list[int]:
+def _flatten(tokens: Sequence[Any]) -> list[int]:
+    """Concatenate the token ids of all rows."""
     return list(chain.from_iterable(tokens))

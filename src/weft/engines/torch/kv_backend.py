@@ -22,7 +22,7 @@ Activation = Literal["silu", "gelu", "gelu_tanh"]
 
 
 class AttentionSpec(NamedTuple):
-    """Parameters of one layer's attention."""
+    """Parameters of one layer's attention: scale, soft-cap, sliding window and attention sinks."""
 
     scale: float  # factor of the logits, above 0
     softcap: float | None = None
@@ -31,7 +31,7 @@ class AttentionSpec(NamedTuple):
 
 
 class RotaryArgs(NamedTuple):
-    """Arguments of `AttentionStep.attend_qkv`: optional norms, then rotary embedding."""
+    """Arguments of `AttentionStep.attend_qkv`: query and key norms, and rotary angles."""
 
     n_queries: int  # query heads; keys and values share the other heads equally
     rotary_angles: Tensor  # cosines, then sines: [T, D]
@@ -41,7 +41,7 @@ class RotaryArgs(NamedTuple):
 
 
 class RotaryLayout(NamedTuple):
-    """Pairing of a head's dimensions for rotary embedding."""
+    """Pairing of a head's dimensions for rotary embedding: which of them are rotated together."""
 
     n: int  # leading dimensions that are rotated
     are_neighbours: bool = False  # pairs are (0, 1), (2, 3), …; else dimension i and i + n / 2
@@ -59,7 +59,7 @@ class GatedActivation(NamedTuple):
 
 
 class MoEWeights(NamedTuple):
-    """Weights of a layer's experts: `down(gated up)`, or `down(between(up))`."""
+    """Weights of one mixture layer's experts: `down(gated up)`, or `down(between(up))`."""
 
     # [X, 2 I, E] with a gate, else [X, I', E]. `up` and `down` may also be stored transposed.
     up: Tensor
@@ -86,7 +86,7 @@ class ExpertGroups(NamedTuple):
 
 
 class RouterSpec(NamedTuple):
-    """How a router selects experts, and how it weights them."""
+    """Rule by which a mixture's router selects experts for a token and weights them."""
 
     # Number of experts a token.
     top_k: int

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class LayerShape(NamedTuple):
-    """KV of one token in one layer."""
+    """KV of one token in one layer: number of KV heads, sizes and dtypes of a key and a value."""
 
     n_heads: int
     key_dim: int
@@ -20,6 +20,7 @@ class LayerShape(NamedTuple):
 
     @property
     def n_bytes(self) -> int:
+        """Bytes of one token's keys and values in the layer."""
         keys = self.key_dim * self.key_dtype.itemsize
         return self.n_heads * (keys + self.value_dim * self.value_dtype.itemsize)
 
@@ -36,6 +37,7 @@ class Layout:
 
     @staticmethod
     def from_shapes(layers: list[LayerShape], device: torch.device) -> Layout:
+        """Group layers of equal shape. layers: shape of each layer."""
         groups: dict[LayerShape, list[int]] = {}
         for layer, shape in enumerate(layers):
             groups.setdefault(shape, []).append(layer)
@@ -43,6 +45,7 @@ class Layout:
 
     @property
     def n_layers(self) -> int:
+        """Number of layers with KV."""
         return sum(len(layers) for _, layers in self.groups)
 
     @property
@@ -52,6 +55,7 @@ class Layout:
 
     @property
     def slot_bytes(self) -> int:
+        """Bytes of one token's KV in all layers."""
         return sum(shape.n_bytes * len(layers) for shape, layers in self.groups)
 
     def empty(self, *slots: int) -> Slots:
@@ -117,6 +121,7 @@ class Slots(NamedTuple):
 
     @property
     def n_bytes(self) -> int:
+        """Bytes of all tensors."""
         return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))
 
     def copy_from(

@@ -22,7 +22,7 @@ _BASE = re.compile(r"^base_model\.model\.(?P<module>.+?)(\.base_layer)?\.weight$
 
 
 class LoraLayer(NamedTuple):
-    """The addition to one layer's output: scale · B(A x). down: A, [r, in]; up: B, [out, r]."""
+    """One layer of a LoRA adapter, which adds scale · B(A x). down: A, [r, in]; up: B, [out, r]."""
 
     down: Tensor
     up: Tensor
@@ -72,6 +72,8 @@ class LoraAdapters:
         self.active = name
 
     def _hook(self, path: str) -> Any:
+        """Return a forward hook that adds the active adapter's output to the layer at `path`."""
+
         def add_lora(_: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
             lora = self._layers[self.active].get(path) if self.active is not None else None
             if lora is None:

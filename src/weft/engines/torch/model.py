@@ -142,15 +142,18 @@ def _position_limits(model: PreTrainedModel) -> Iterator[int]:
 
 def fingerprint_of(model: PreTrainedModel) -> str:
     """Return the name of a model's weights; it equals its folder's if the dtype does."""
-    return checkpoint.fingerprint(model.config.to_dict(), _samples(model))
+    return checkpoint.fingerprint(model.config.to_dict(), _sampled_tensors(model))
 
 
-def _samples(model: PreTrainedModel) -> Iterator[tuple[str, tuple[int, ...], NDArray[np.float32]]]:
-    for name, tensor in _as_saved(model).items():
-        yield name, tuple(tensor.shape), _sample(tensor)
+def _sampled_tensors(
+    model: PreTrainedModel,
+) -> Iterator[tuple[str, tuple[int, ...], NDArray[np.float32]]]:
+    """Yield name, shape and sampled float32 values of every tensor, for the fingerprint."""
+    for name, tensor in _checkpoint_tensors(model).items():
+        yield name, tuple(tensor.shape), _sampled_values(tensor)
 
 
-def _as_saved(model: PreTrainedModel) -> dict[str, Tensor]:
+def _checkpoint_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
     """Return the model's tensors, or parts of them, by their names in files.
 
     Loading renames some tensors and merges experts. Tied tensors appear once.
@@ -165,6 +168,7 @@ def _as_saved(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def _unique_tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """Yield parameters and saved buffers by name; tied tensors once."""
     yielded: set[tuple[int, tuple[int, ...]]] = set()
     for name, value in model.state_dict().items():
         parts = value if isinstance(value, tuple) else (value,)  # packed: weight and bias
@@ -177,7 +181,8 @@ def _unique_tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
                 yield (f"{name}.{number}" if number else name), tensor
 
 
-def _sample(tensor: Tensor) -> NDArray[np.float32]:
+def _sampled_values(tensor: Tensor) -> NDArray[np.float32]:
+    """Return the float32 values of a tensor at `sample_positions`."""
     if tensor.is_quantized or hasattr(type(tensor), "__tensor_flatten__"):
         tensor = tensor.dequantize()
     positions = torch.from_numpy(checkpoint.sample_positions(tensor.numel())).to(tensor.device)
@@ -188,6 +193,7 @@ def _sample(tensor: Tensor) -> NDArray[np.float32]:
 def _from_pretrained(
     folder: Path, config: PretrainedConfig, dtype: str, **given: Any
 ) -> PreTrainedModel:
+    """Call Transformers' `from_pretrained`; convert its errors to those of Weft."""
     try:
         with quiet_transformers():
             kind = auto_class_of(config) or AutoModelForCausalLM  # loads code from the folder
@@ -309,6 +315,7 @@ class IdentityHead:
         return output.logits, output
 
     def logits(self, states: Tensor) -> Tensor:
+        """Return the states unchanged: they are logits."""
         return states
 
 
@@ -329,6 +336,7 @@ class _FixedHidden(nn.Module):
         return self if isinstance(value, nn.Module) else value
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the given hidden states in the form that the base model returns."""
         assert self.kind is not None
         return self.kind(last_hidden_state=self.hidden)
 
@@ -344,22 +352,23 @@ def freeze_rope(model: PreTrainedModel, n_ctx: int) -> str:
         kinds = getattr(module, "rope_type", None)
         if isinstance(kinds, dict):
             for layer_type, kind in kinds.items():
-                description = _freeze_one(module, kind, layer_type, n_ctx) or description
+                description = _freeze_rope_of(module, kind, layer_type, n_ctx) or description
             if description:
-                module.rope_type = {name: _frozen(kind) for name, kind in kinds.items()}
+                module.rope_type = {name: _frozen_rope_type(kind) for name, kind in kinds.items()}
         elif isinstance(kinds, str):
-            description = _freeze_one(module, kinds, None, n_ctx) or description
-            module.rope_type = _frozen(kinds)
+            description = _freeze_rope_of(module, kinds, None, n_ctx) or description
+            module.rope_type = _frozen_rope_type(kinds)
     return description
 
 
-def _frozen(kind: str) -> str:
+def _frozen_rope_type(kind: str) -> str:
     """Return a rope type that Transformers' dynamic update ignores."""
     return "default" if kind == "longrope" or "dynamic" in kind else kind
 
 
-def _freeze_one(module: nn.Module, kind: str, layer_type: str | None, n_ctx: int) -> str:
-    if _frozen(kind) == kind:
+def _freeze_rope_of(module: nn.Module, kind: str, layer_type: str | None, n_ctx: int) -> str:
+    """Fix the frequencies of one rotary module for `n_ctx` tokens; return a description, or ""."""
+    if _frozen_rope_type(kind) == kind:
         return ""
     config: Any = module.config
     rope = config.rope_parameters if layer_type is None else config.rope_parameters[layer_type]

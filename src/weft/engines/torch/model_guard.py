@@ -85,11 +85,12 @@ class ModelGuard:
         self._optimizer_steps.stop()
 
     def _current_kind(self) -> tuple[Any, Any] | None:
+        """Return the model's dtype and device; None without parameters."""
         return None if self._sentinel is None else (self._sentinel.dtype, self._sentinel.device)
 
 
 class OptimizerSteps:
-    """Number of steps (`n`) of optimizers over some parameters.
+    """Counts the steps (`n`) of optimizers over some parameters.
 
     PyTorch's version counters miss optimizers with `fused=True`, which write many tensors at once.
     """
@@ -135,6 +136,7 @@ def layer_to_unmerge(model: nn.Module) -> str:
 
 
 def _peft_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield path and module of every PEFT layer."""
     for path, module in model.named_modules():  # by name: PEFT may not be installed
         if any(kind.__module__.startswith("peft.") for kind in type(module).__mro__):
             yield path, module

@@ -22,7 +22,7 @@ class HookWatcher:
 
 
 def hook_dicts(modules: Iterable[nn.Module]) -> list[dict[int, Any]]:
-    """Return the dictionaries in which modules store their forward hooks."""
+    """Return the dictionaries in which modules store forward hooks; empty ones have no hook."""
     return [hooks for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
 
 

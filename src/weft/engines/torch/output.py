@@ -76,6 +76,7 @@ class DeviceLogits(RetainedLogits):
         return values
 
     def _logprobs_block(self, place: int, *, on_host: bool) -> _LogprobsBlock:
+        """Return the log-probabilities of rows around row `place`, cached or computed."""
         block = self._block
         if block is not None and block.has(place, on_host=on_host):
             return block
@@ -104,12 +105,14 @@ class _LogprobsBlock(NamedTuple):
 
     @classmethod
     def from_logits(cls, logits: Tensor, first: int, *, on_host: bool) -> _LogprobsBlock:
+        """Compute the log-probabilities of rows from number `first` on. logits: [n, V]."""
         with torch.no_grad(), on_engine_stream(logits.device):
             values = logits.float().log_softmax(-1)
             return cls(first, len(logits), cls._to_host(values) if on_host else values)
 
     @staticmethod
     def _to_host(values: Tensor) -> NDArray[np.float32]:
+        """Copy log-probabilities to a NumPy array, through pinned memory from a GPU."""
         if values.is_cuda and len(values) > 1:  # a single row is returned without a copy
             pinned = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True)
             values = pinned.copy_(values)
@@ -117,6 +120,7 @@ class _LogprobsBlock(NamedTuple):
         return array
 
     def has(self, place: int, *, on_host: bool) -> bool:
+        """Return True if the block contains row `place` on the wanted side, host or device."""
         contains = self.first <= place < self.first + self.n
         return contains and isinstance(self.values, Tensor) != on_host
 
@@ -169,12 +173,14 @@ class TorchOutput(Output):
         return self._sampler.on_host(self._host(), batch)
 
     def _host(self) -> NDArray[np.float32]:
+        """Return all logits on the host: float32 [N, V], copied once."""
         if self._host_logits is None:
             self._host_logits = _to_host(self._device_logits)
         return self._host_logits
 
 
 def _to_host(logits: Tensor) -> NDArray[np.float32]:
+    """Copy logits to the host as float32."""
     with on_engine_stream(logits.device):
         array: NDArray[np.float32] = logits.float().cpu().numpy()
     return array

@@ -47,7 +47,7 @@ def optimize_layout(model: PreTrainedModel, packed_weights: bool | None) -> None
         merge_sibling_weights(model)
     elif packed_weights is False:
         store_by_column(model)
-    elif _is_small(model):
+    elif _has_small_layers(model):
         store_by_column(model)
         pack(model, keep=True, few=FEW)
     elif not pack(model, keep=False):
@@ -64,7 +64,8 @@ def upcast_on_use(model: PreTrainedModel) -> None:
         pack(model, keep=True, twice=False)
 
 
-def _is_small(model: PreTrainedModel) -> bool:
+def _has_small_layers(model: PreTrainedModel) -> bool:
+    """Return True for a float32 model with layers too small to gain from another layout."""
     if model.dtype != torch.float32:
         return False
     output = model.get_output_embeddings()
@@ -109,7 +110,7 @@ def pack(model: PreTrainedModel, *, keep: bool, few: int = 0, twice: bool = True
     replaced = {id(getattr(*place).weight) for place in copied} - {id(looked_up)}
     files = MappedFiles()
     if not keep and (replaced or n_bytes):
-        _leave_the_file(model, replaced, files)
+        _copy_out_of_files(model, replaced, files)
     n_twice, largest = n_bytes if keep else 0, None
     for place in places:  # free each weight once its copy exists
         layer = getattr(*place)
@@ -212,9 +213,9 @@ def store_by_column(model: PreTrainedModel) -> None:
                 visited.update(map(id, weights))
                 if _join_columns(weights):
                     moved.update(map(id, weights))
-                    moved.update(map(id, _biases_together(layers) if is_fused else ()))
+                    moved.update(map(id, _make_biases_adjacent(layers) if is_fused else ()))
     if moved:
-        _leave_the_file(model, moved, MappedFiles())
+        _copy_out_of_files(model, moved, MappedFiles())
         model.save_pretrained = UnmergedSave(model)
 
 
@@ -225,10 +226,10 @@ def merge_sibling_weights(model: PreTrainedModel) -> None:
 
     They are one product then. Values, shapes and strides stay.
     """
-    together = _by_name(model) if is_known(model) else _by_input(model)
+    together = _siblings_by_name(model) if is_known(model) else _siblings_by_input(model)
     for layers in together:
-        _put_together([layer.weight for layer in layers])
-        _biases_together(layers)
+        _make_adjacent([layer.weight for layer in layers])
+        _make_biases_adjacent(layers)
     if together:
         model.save_pretrained = UnmergedSave(model)
         if model.device.type == "cuda":  # free the memory of the separate weights for KV
@@ -236,7 +237,7 @@ def merge_sibling_weights(model: PreTrainedModel) -> None:
                 torch.cuda.empty_cache()
 
 
-def _by_name(model: PreTrainedModel) -> list[list[nn.Linear]]:
+def _siblings_by_name(model: PreTrainedModel) -> list[list[nn.Linear]]:
     """Return groups of layers that share an input (Q, K, V; gate, up), by their names.
 
     For models that the fused decoder runs; the members are in the order that it expects.
@@ -251,7 +252,7 @@ def _by_name(model: PreTrainedModel) -> list[list[nn.Linear]]:
     return groups
 
 
-def _by_input(model: PreTrainedModel) -> list[list[nn.Linear]]:
+def _siblings_by_input(model: PreTrainedModel) -> list[list[nn.Linear]]:
     """Return groups of layers that share an input, for models that the fused decoder does not run.
 
     They are identified by a traced forward. The weights of a group have one dtype.
@@ -285,7 +286,7 @@ def _can_be_moved(layer: nn.Linear, uses: Counter[int]) -> bool:
     )
 
 
-def _biases_together(layers: Sequence[nn.Linear]) -> list[Tensor]:
+def _make_biases_adjacent(layers: Sequence[nn.Linear]) -> list[Tensor]:
     """Make the biases of layers adjacent in memory, and return them.
 
     If a layer has none, nothing changes and the list is empty.
@@ -293,18 +294,18 @@ def _biases_together(layers: Sequence[nn.Linear]) -> list[Tensor]:
     biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]
     if len(biases) < len(layers):
         return []
-    _put_together(biases)
+    _make_adjacent(biases)
     return biases
 
 
-def _put_together(tensors: Sequence[Tensor]) -> None:
+def _make_adjacent(tensors: Sequence[Tensor]) -> None:
     """Make tensors adjacent parts of one piece of memory."""
     merged = torch.cat([tensor.data for tensor in tensors])
     for tensor, part in zip(tensors, merged.split([len(t) for t in tensors]), strict=True):
         tensor.data = part
 
 
-def _leave_the_file(model: PreTrainedModel, copied: set[int], files: MappedFiles) -> None:
+def _copy_out_of_files(model: PreTrainedModel, copied: set[int], files: MappedFiles) -> None:
     """Copy the tensors that are still in mapped files, because one keeps all its pages in memory.
 
     copied: ids of tensors that were copied before.
@@ -331,7 +332,7 @@ class UnmergedSave:
         model = self._model()
         assert model is not None
         if not args and "state_dict" not in options:
-            options["state_dict"] = {n: _alone(w) for n, w in model.state_dict().items()}
+            options["state_dict"] = {n: _copied_by_row(w) for n, w in model.state_dict().items()}
         return type(model).save_pretrained(model, save_directory, *args, **options)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -341,7 +342,7 @@ class UnmergedSave:
         return UnmergedSave(memo.get(id(self._model()), self._model()))
 
 
-def _alone(weight: Tensor) -> Tensor:
+def _copied_by_row(weight: Tensor) -> Tensor:
     """Return the weight, stored by row, in memory that it shares with no other weight."""
     if weight.untyped_storage().nbytes() == weight.nbytes:
         return weight.contiguous()

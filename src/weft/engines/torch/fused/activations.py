@@ -26,10 +26,11 @@ FUNCTIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 @torch.inference_mode()
 def fuse_activations(model: nn.Module) -> int:
     """Patch modules that compute tanh GELU in many operations; return their number."""
-    return patch_forward(model, lambda module: _is_written_out(module) or None, _one_operation)
+    return patch_forward(model, lambda module: _is_written_out(module) or None, _run_tanh_gelu)
 
 
-def _one_operation(_module: nn.Module, _step: AttentionStep, _form: bool, x: Tensor) -> Tensor:
+def _run_tanh_gelu(_module: nn.Module, _step: AttentionStep, _form: bool, x: Tensor) -> Tensor:
+    """Compute tanh GELU in one operation."""
     return F.gelu(x, approximate="tanh")
 
 
@@ -49,9 +50,7 @@ def _is_written_out(module: nn.Module) -> bool:
 
 
 def activation_of(module: Any) -> Activation | None:
-    """Return the activation that a module computes on numbers; None if it is none of the known
-    ones.
-    """
+    """Run a module on numbers; return the known activation that it computes, or None."""
     if not isinstance(module, nn.Module) or not is_bare(module):
         return None
     if [*module.parameters(), *module.buffers()]:
@@ -70,7 +69,7 @@ def activation_of(module: Any) -> Activation | None:
 
 
 def gated(gate: GatedActivation, both: Tensor) -> Tensor:
-    """Apply a gated activation to rows `both` of gates and ups, [..., 2 I]: [..., I]."""
+    """Apply a gated activation to rows that contain gates and ups: [..., 2 I] → [..., I]."""
     gates, ups = (
         both.unflatten(-1, (-1, 2)).unbind(-1) if gate.are_neighbours else both.chunk(2, -1)
     )
@@ -81,7 +80,7 @@ def gated(gate: GatedActivation, both: Tensor) -> Tensor:
 
 
 def gate_of(function: Callable[[Tensor], Tensor]) -> GatedActivation | None:
-    """Return the gated activation that a function of rows [n, 2 I] computes; None: unknown."""
+    """Return the gated activation that a function of rows [n, 2 I] computes, or None."""
     gates = torch.linspace(-20, 20, 401).double().repeat(6)
     ups = torch.tensor([-1e3, -3.0, -0.5, 0.5, 3.0, 1e3]).double().repeat_interleave(401)
     size = ups.abs() + 1
@@ -100,7 +99,7 @@ def gate_of(function: Callable[[Tensor], Tensor]) -> GatedActivation | None:
 def _gates_like(
     function: Callable[[Tensor], Tensor], *, are_neighbours: bool
 ) -> list[GatedActivation]:
-    """Return candidates for a function's gated activation, from its results for three rows.
+    """Guess a function's gated activation from its results for three rows; return the candidates.
 
     are_neighbours: gates and ups alternate in a row; else gates are the first half.
     """

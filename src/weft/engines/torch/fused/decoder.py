@@ -22,7 +22,7 @@ _MODELS = frozenset(
     for name in ("Llama", "Mistral", "Qwen2", "Qwen3")
 )
 _DTYPES = (torch.float32, torch.bfloat16)
-_DTYPES_ON_CARD = (*_DTYPES, torch.float16)
+_GPU_DTYPES = (*_DTYPES, torch.float16)
 
 
 class FusedDecoder:
@@ -89,7 +89,7 @@ class FusedDecoder:
 
 
 class _Layer:
-    """One decoder layer: attention by the running step, then the gated feed-forward.
+    """One decoder layer of `FusedDecoder`: attention by the running step, then the gated MLP.
 
     layer: the model's module. number: number of the layer. spec: parameters of its attention.
     """
@@ -125,9 +125,9 @@ class _Layer:
         by_head = rotated.transpose(0, 1)[None]
         values = heads[:, n_q + n_k :].transpose(0, 1)[None]
         attended = step.attend(self._number, by_head[:, :n_q], by_head[:, n_q:], values, self._spec)
-        x = _added(x, attended.reshape(n_tokens, -1), self._back)
+        x = _add_linear(x, attended.reshape(n_tokens, -1), self._back)
         gate, up = self._gated.split_outputs(_normed(x, self._between))
-        return _added(x, self._act(gate).mul_(up), self._down)
+        return _add_linear(x, self._act(gate).mul_(up), self._down)
 
     def run_fused(self, x: Tensor, rotary_angles: Tensor, step: AttentionStep) -> Tensor:
         """Do as `run` with the step's kernels, in place. rotary_angles: see `RotaryArgs`."""
@@ -141,23 +141,25 @@ class _Layer:
             norms = q_norm.weight, k_norm.weight, q_norm.variance_epsilon
             rotary = RotaryArgs(self._n_q, rotary_angles, *norms)
         attended = step.attend_qkv(self._number, heads, rotary, self._spec)
-        x = _added_to(x, attended.view(n_tokens, -1), self._back)
+        x = _add_linear_in_place(x, attended.view(n_tokens, -1), self._back)
         between = _normed_by(step, x, self._between)
         gate, up = self._gated.split_outputs(between)
         if self._is_silu:
-            return _added_to(x, step.act_and_mul(gate, up, "silu"), self._down)
-        return _added_to(x, self._act(gate).mul_(up), self._down)
+            return _add_linear_in_place(x, step.act_and_mul(gate, up, "silu"), self._down)
+        return _add_linear_in_place(x, self._act(gate).mul_(up), self._down)
 
 
 def _normed(x: Tensor, norm: Any) -> Tensor:
+    """Return x [T, E] after an RMS norm of the model, in PyTorch operations."""
     return F.rms_norm(x, x.shape[-1:], norm.weight, norm.variance_epsilon)
 
 
 def _normed_by(step: AttentionStep, x: Tensor, norm: Any) -> Tensor:
+    """Return x [T, E] after an RMS norm of the model, by the step's kernel."""
     return step.rms_norm(x, norm.weight, norm.variance_epsilon)
 
 
-def _added(x: Tensor, more: Tensor, layer: nn.Linear) -> Tensor:
+def _add_linear(x: Tensor, more: Tensor, layer: nn.Linear) -> Tensor:
     """Return x + layer(more) as a new tensor."""
     if isinstance(layer, PackedLinear) and not layer.is_few(more):
         return layer.product(more).add_(x)
@@ -165,7 +167,7 @@ def _added(x: Tensor, more: Tensor, layer: nn.Linear) -> Tensor:
     return x if layer.bias is None else x.add_(layer.bias)
 
 
-def _added_to(x: Tensor, more: Tensor, layer: nn.Linear) -> Tensor:
+def _add_linear_in_place(x: Tensor, more: Tensor, layer: nn.Linear) -> Tensor:
     """Add layer(more) to x in place, and return x."""
     if isinstance(layer, PackedLinear):
         return x.add_(layer.product(more))
@@ -181,8 +183,9 @@ def is_plain_weight(
     return type(weight) is nn.Parameter and is_here
 
 
-def _is_on_card(weight: nn.Parameter) -> bool:
-    is_there = weight.device.type == "cuda" and weight.dtype in _DTYPES_ON_CARD
+def _is_on_gpu(weight: nn.Parameter) -> bool:
+    """Return True for a plain parameter on a GPU, of a dtype that the step's kernels support."""
+    is_there = weight.device.type == "cuda" and weight.dtype in _GPU_DTYPES
     return type(weight) is nn.Parameter and is_there
 
 
@@ -193,7 +196,7 @@ def is_known(model: PreTrainedModel) -> bool:
         f"{kind.__module__}.{kind.__qualname__}" in _MODELS
         and len({weight.dtype for weight in model.parameters()}) == 1
         and all(
-            is_plain_weight(weight, _DTYPES) or _is_on_card(weight) for weight in model.parameters()
+            is_plain_weight(weight, _DTYPES) or _is_on_gpu(weight) for weight in model.parameters()
         )
         and _is_untouched(model)
     )
@@ -206,12 +209,13 @@ def _is_untouched(model: Any) -> bool:
         module._forward_hooks
         or module._forward_pre_hooks
         or "forward" in module.__dict__
-        or not (_is_of_family(module, model) or id(module) in called)
+        or not (_is_family_module(module, model) or id(module) in called)
         for module in model.modules()
     )
 
 
-def _is_of_family(module: nn.Module, model: nn.Module) -> bool:
+def _is_family_module(module: nn.Module, model: nn.Module) -> bool:
+    """Return True if the module's class is from the model's own file, or a plain layer."""
     kind = type(module)
     return (
         kind in (nn.Linear, PackedLinear, nn.Embedding, nn.ModuleList)

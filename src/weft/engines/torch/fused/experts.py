@@ -17,8 +17,8 @@ from .probing import DTYPES, is_near, rows_of_sizes
 _N_CHOSEN = 2  # experts a row in the check
 
 
-class _ExpertsForm(NamedTuple):
-    """Operations of a module of experts."""
+class _ExpertOps(NamedTuple):
+    """Operations of a mixture-of-experts module, so that the step's kernels can replace them."""
 
     up: str  # name of the first weights
     gate: GatedActivation | None  # None: the module's own code runs between the products
@@ -52,25 +52,31 @@ class _ExpertsForm(NamedTuple):
 @torch.inference_mode()
 def fuse_experts(model: nn.Module, dtype: torch.dtype) -> int:
     """Patch modules of experts; return their number. dtype: of their inputs."""
-    return patch_forward(model, lambda module: _form_of(module, dtype), _mixed, n_inputs=(3,))
+    return patch_forward(
+        model, lambda module: _recognize(module, dtype), _run_experts, n_inputs=(3,)
+    )
 
 
-def _mixed(
+def _run_experts(
     module: nn.Module,
     step: AttentionStep,
-    form: _ExpertsForm,
+    form: _ExpertOps,
     x: Tensor,
     chosen: Tensor,
     shares: Tensor,
 ) -> Tensor | None:
+    """Run a module of experts by the step's kernels; None: the module's own code must run.
+
+    x: [T, E]. chosen, shares: expert ids and weights, [T, k].
+    """
     experts = form.experts(module) if x.dtype == form.dtype else None
     if experts is None or not step.supports_fused_experts(x, chosen, shares, experts):
         return None
     return step.fused_experts(x, chosen, shares, experts)
 
 
-def _form_of(module: Any, dtype: torch.dtype) -> _ExpertsForm | None:
-    """Return the operations of a module of experts, verified by running it.
+def _recognize(module: Any, dtype: torch.dtype) -> _ExpertOps | None:
+    """Return what a module of experts computes, verified by running it.
 
     None unless it computes two products per expert and the weighted sum. dtype: of its inputs.
     """
@@ -80,13 +86,13 @@ def _form_of(module: Any, dtype: torch.dtype) -> _ExpertsForm | None:
         return None
     gate = gate_of(module._apply_gate) if module.has_gate else None
     for candidate in (gate, None) if gate else (None,):
-        form = _ExpertsForm(up_of(module), candidate, getattr(module, "act_fn", None), dtype)
+        form = _ExpertOps(up_of(module), candidate, getattr(module, "act_fn", None), dtype)
         if _matches(module, form):
             return form
     return None
 
 
-def _matches(module: Any, form: _ExpertsForm) -> bool:
+def _matches(module: Any, form: _ExpertOps) -> bool:
     """Return True if a module and `form` have the same results for some rows."""
     experts = form.experts(module)
     if experts is None:

@@ -19,8 +19,11 @@ from .patching import patch_forward
 from .probing import DTYPES, is_near, rows_of_sizes
 
 
-class _GateForm(NamedTuple):
-    """Layers of a gated feed-forward module, by name."""
+class _GatedMlp(NamedTuple):
+    """Names of the layers of a gated MLP (SwiGLU and others) and its activation.
+
+    A module with this description is run as `down(act_and_mul(gate, up))` in a step.
+    """
 
     # The layers that get the module's input: gate and up, or one layer with both as halves.
     inputs: tuple[str, ...]
@@ -37,6 +40,7 @@ class _GateForm(NamedTuple):
     dtype: torch.dtype
 
     def gate_and_up(self, modules: dict[str, Any], x: Tensor) -> Sequence[Tensor]:
+        """Return the gate and up projections of x. modules: the MLP's layers by name."""
         if len(self.inputs) == 2:
             return [modules[name](x) for name in self.inputs]
         halves: Sequence[Tensor] = modules[self.inputs[0]](x).chunk(2, -1)
@@ -46,10 +50,11 @@ class _GateForm(NamedTuple):
 @torch.inference_mode()
 def fuse_gates(model: nn.Module, dtype: torch.dtype) -> int:
     """Patch gated feed-forward modules; return their number. dtype: of their inputs."""
-    return patch_forward(model, lambda module: _form_of(module, dtype), _gated)
+    return patch_forward(model, lambda module: _recognize(module, dtype), _run_gated_mlp)
 
 
-def _gated(part: nn.Module, step: AttentionStep, form: _GateForm, x: Tensor) -> Any:
+def _run_gated_mlp(part: nn.Module, step: AttentionStep, form: _GatedMlp, x: Tensor) -> Any:
+    """Run a gated MLP with the step's kernel; None: the module's own code must run."""
     modules: dict[str, Any] = part._modules
     act = modules[form.act]
     if x.dtype != form.dtype or act is not form.act_module or not is_bare(act):
@@ -60,10 +65,10 @@ def _gated(part: nn.Module, step: AttentionStep, form: _GateForm, x: Tensor) -> 
     return modules[form.down](act(gate) * up)  # hooks may return other shapes
 
 
-def _form_of(module: nn.Module, dtype: torch.dtype) -> _GateForm | None:
-    """Return the layers of a gated feed-forward module; None for any other module.
+def _recognize(module: nn.Module, dtype: torch.dtype) -> _GatedMlp | None:
+    """Return the layers of a gated MLP, verified by running it; None for any other module.
 
-    Roles of layers are verified by running the module. dtype: of its inputs.
+    dtype: of its inputs.
     """
     layers = [name for name, each in module._modules.items() if isinstance(each, nn.Linear)]
     others = [(name, each) for name, each in module._modules.items() if name not in layers]
@@ -76,22 +81,22 @@ def _form_of(module: nn.Module, dtype: torch.dtype) -> _GateForm | None:
     if activation is None or any(weight.is_meta for weight in module.parameters()):
         return None
     first: Any = module._modules[layers[0]]
-    for form in _forms(layers, act, act_module, activation, dtype):
+    for form in _candidates(layers, act, act_module, activation, dtype):
         if _matches(module, form, first):
             return form
     return None
 
 
-def _forms(
+def _candidates(
     layers: Sequence[str], act: str, act_module: Any, activation: Activation, dtype: torch.dtype
-) -> Iterator[_GateForm]:
-    """Yield possible roles of a module's layers, the usual one first."""
+) -> Iterator[_GatedMlp]:
+    """Yield possible roles (gate, up, down) of a module's layers, the usual one first."""
     for *inputs, down in permutations(layers):
         for is_swapped in (False, True)[: 3 - len(inputs)]:
-            yield _GateForm(tuple(inputs), is_swapped, act, act_module, activation, down, dtype)
+            yield _GatedMlp(tuple(inputs), is_swapped, act, act_module, activation, down, dtype)
 
 
-def _matches(module: nn.Module, form: _GateForm, first: Any) -> bool:
+def _matches(module: nn.Module, form: _GatedMlp, first: Any) -> bool:
     """Return True if a module and `form` have the same results for some rows.
 
     first: any of its linear layers.

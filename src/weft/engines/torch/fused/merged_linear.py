@@ -39,12 +39,12 @@ class MergedLinear:
         # `layer.weight` is ten times as slow.
         self._parameters_of = [layer._parameters for layer in layers]
         self._keys = list(map(_storage_key, self._parameters_of))
-        self._merged = self._of_all("weight")
-        self._bias = self._of_all("bias")
+        self._merged = self._merged_tensor("weight")
+        self._bias = self._merged_tensor("bias")
         if self._bias is None and any(p.get("bias") is not None for p in self._parameters_of):
             self._merged = None
 
-    def _of_all(self, name: str) -> Tensor | None:
+    def _merged_tensor(self, name: str) -> Tensor | None:
         """Return the weights or biases of all layers as one tensor; None if they are not adjacent.
 
         name: "weight" or "bias".
@@ -75,7 +75,10 @@ class MergedLinear:
 
 
 def _storage_key(storage: dict[str, Any]) -> tuple[Any, ...]:
-    """Return a value that changes when a layer's weight or bias moves or changes its strides."""
+    """Return a value that changes when a layer's weight or bias moves or changes its strides.
+
+    storage: the layer's `_parameters`.
+    """
     weight, bias = storage.get("weight"), storage.get("bias")
     if weight is None:
         return (None,)
@@ -122,7 +125,7 @@ def fuse_siblings(model: nn.Module) -> int:
     for layers in _adjacent_layers(model):
         product = _MergedProduct(layers)
         for number, layer in enumerate(layers):
-            layer.__dict__[_PLACE] = _Place(product, number)
+            layer.__dict__[_PLACE] = _SiblingNumber(product, number)
             layer.__class__ = _Sibling
             n += 1
     return n
@@ -132,15 +135,16 @@ class _Sibling(nn.Linear):
     """A layer whose product is computed with those of its siblings if they have the same input."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return this layer's output; in a step, from the product with its siblings."""
         step = current_step(self)
         if step is None or not step.has_fused_ops:
             return super().forward(x)
-        place: _Place = self.__dict__[_PLACE]
+        place: _SiblingNumber = self.__dict__[_PLACE]
         return place.product.output(place.number, x)
 
 
 class _MergedProduct:
-    """The outputs of siblings for one input: the first layer that runs computes all of them."""
+    """Computes all siblings' outputs when the first one runs, and keeps the others' for them."""
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         self._layers = layers
@@ -151,10 +155,12 @@ class _MergedProduct:
 
     @cached_property
     def _siblings(self) -> MergedLinear:
+        """The layers as one product, if their weights are adjacent."""
         return MergedLinear(self._layers)
 
     @cached_property
     def _hooks(self) -> list[dict[int, Any]]:
+        """Forward hooks of the layers."""
         return hook_dicts(self._layers)
 
     def output(self, number: int, x: Tensor) -> Tensor:
@@ -174,8 +180,8 @@ class _MergedProduct:
         return twin
 
 
-class _Place(NamedTuple):
-    """A layer's number in a merged product."""
+class _SiblingNumber(NamedTuple):
+    """A layer's merged product, and its number among the layers of the product."""
 
     product: _MergedProduct
     number: int

@@ -22,8 +22,8 @@ _WIDTH = 256  # of rows in the check of a norm without weight
 _SIZES = ((1.0, 0.0), (30.0, 0.0), (1.0, 3.0), (1e-3, 0.0))
 
 
-class _NormForm(NamedTuple):
-    """Formula of a norm: x / sqrt(mean(x²) + eps) * (weight + shift)."""
+class _NormFormula(NamedTuple):
+    """Formula of an RMS norm: x / sqrt(mean(x²) + eps) * (weight + shift)."""
 
     eps: str  # attribute name
     shift: float
@@ -34,10 +34,11 @@ class _NormForm(NamedTuple):
 @torch.inference_mode()
 def fuse_norms(model: nn.Module, dtype: torch.dtype) -> int:
     """Patch norms; return their number. dtype: of their inputs."""
-    return patch_forward(model, lambda module: _form_of(module, dtype), _normed)
+    return patch_forward(model, lambda module: _recognize(module, dtype), _run_norm)
 
 
-def _normed(norm: nn.Module, step: AttentionStep, form: _NormForm, x: Tensor) -> Tensor | None:
+def _run_norm(norm: nn.Module, step: AttentionStep, form: _NormFormula, x: Tensor) -> Tensor | None:
+    """Run a norm by the step's kernel; None: the module's own code must run."""
     weight: Any = norm._parameters.get("weight")
     if x.dtype != form.dtype or not step.supports_rms_norm(x, weight):
         return None
@@ -45,7 +46,7 @@ def _normed(norm: nn.Module, step: AttentionStep, form: _NormForm, x: Tensor) ->
     return step.rms_norm(x, weight, eps, form.shift, is_centred=form.is_centred)
 
 
-def _form_of(module: nn.Module, dtype: torch.dtype) -> _NormForm | None:
+def _recognize(module: nn.Module, dtype: torch.dtype) -> _NormFormula | None:
     """Return the formula of an RMS norm, verified by running it; None for any other module.
 
     dtype: of its inputs.
@@ -76,11 +77,12 @@ def _form_of(module: nn.Module, dtype: torch.dtype) -> _NormForm | None:
         want = want if weight is None else want * (weight.float() + shift)
         allowed = near * (want.abs() + want.abs().amax(-1, keepdim=True))
         if bool(((result.float() - want).abs() <= allowed).all()):
-            return _NormForm(eps, shift, is_centred, dtype)
+            return _NormFormula(eps, shift, is_centred, dtype)
     return None
 
 
 def _is_plain(weight: Tensor) -> bool:
+    """Return True for a weight that is an ordinary vector of numbers."""
     is_known = type(weight) is nn.Parameter and weight.dtype in DTYPES
     return is_known and weight.dim() == 1 and weight.is_contiguous() and not weight.is_meta
 

@@ -18,14 +18,14 @@ Run = Callable[..., Any]
 
 def patch_forward(
     model: nn.Module,
-    form_of: Callable[[nn.Module], Form | None],
+    recognize: Callable[[nn.Module], Form | None],
     run: Run,
     n_inputs: tuple[int, ...] = (1,),
 ) -> int:
-    """Replace the class of modules by one whose forward calls `run` in steps with fused operations.
+    """Make modules of known kinds use a kernel in steps, by replacing their class.
 
     Args:
-        form_of: returns a description of what a module computes; None leaves it as it is.
+        recognize: returns a description of what a module computes; None leaves the module as it is.
         run: called with a module, the step, that description and the module's inputs. Returns None
             to run the module's own code.
         n_inputs: allowed numbers of positional inputs; keyword inputs run the module's own code.
@@ -35,17 +35,19 @@ def patch_forward(
     """
     n = 0
     for module in model.modules():
-        form = None if FORM in module.__dict__ else form_of(module)  # copies are patched already
+        form = None if FORM in module.__dict__ else recognize(module)  # copies are patched already
         if form is not None:
             module.__dict__[FORM] = form
             kind: Any = type(module)
-            module.__class__ = _by_step(kind, run, n_inputs)
+            module.__class__ = _patched_class(kind, run, n_inputs)
             n += 1
     return n
 
 
 @cache
-def _by_step(kind: type[nn.Module], run: Run, n_inputs: tuple[int, ...]) -> type[nn.Module]:
+def _patched_class(kind: type[nn.Module], run: Run, n_inputs: tuple[int, ...]) -> type[nn.Module]:
+    """Return a subclass of `kind` whose forward calls `run` during steps with fused operations."""
+
     def forward(self: nn.Module, *inputs: Any, **options: Any) -> Any:
         step, result = current_step(self), None
         if step is not None and step.has_fused_ops and len(inputs) in n_inputs and not options:

@@ -25,8 +25,8 @@ _TOKENS = 3
 Cosines = Literal["full", "part", "half"]
 
 
-class _Form(NamedTuple):
-    """Formula of a rotary function."""
+class _RotaryFormula(NamedTuple):
+    """Formula of an `apply_rotary_pos_emb`: number of tensors, shape of cosines, pairing."""
 
     n: int  # tensors of heads
     # One cosine for each dimension of a head, of its rotated leading part, or for each pair.
@@ -35,27 +35,25 @@ class _Form(NamedTuple):
     every: int = 1
 
     def pairs(self, size: int, width: int) -> RotaryLayout | None:
-        """Return the layout for heads of `size` dimensions and cosines of `width` numbers.
-
-        None if they do not fit.
-        """
+        """Return the pairing for heads of `size` dimensions and `width` cosines, or None."""
         n = 2 * width if self.cosines == "half" else width
         is_known = n == size or (self.cosines == "part" and n < size and n % 2 == 0)
         return RotaryLayout(n, self.are_neighbours, self.every) if is_known else None
 
 
-class _RotaryForm(NamedTuple):
-    """A rotary function's form, and the dtypes (heads, cosines) for which it keeps the heads'
-    dtype.
+class _RotaryFunction(NamedTuple):
+    """A rotary function's formula, and the dtypes for which it keeps the heads' dtype.
+
+    dtypes: pairs of the dtypes of heads and of cosines.
     """
 
-    form: _Form
+    form: _RotaryFormula
     dtypes: frozenset[tuple[torch.dtype, torch.dtype]]
 
 
 # Candidates, the most common first.
-_FORMS = [
-    _Form(n, cosines, *pairing)
+_FORMULAS = [
+    _RotaryFormula(n, cosines, *pairing)
     for n in (2, 1)
     for pairing in ((False, 1), (True, 1), (True, 2))
     for cosines in ("part", "full", "half")
@@ -76,7 +74,7 @@ def fuse_rotary(model: nn.Module, call: ForwardContext, dtype: torch.dtype) -> i
     for module in model.modules():
         kind: Any = type(module)
         if kind not in result:
-            result[kind] = _class_by_step(kind, call, dtype)
+            result[kind] = _patched_class(kind, call, dtype)
         other = result[kind]
         if other is not None and "forward" not in module.__dict__:
             module.__class__ = other
@@ -84,14 +82,14 @@ def fuse_rotary(model: nn.Module, call: ForwardContext, dtype: torch.dtype) -> i
     return n
 
 
-def _class_by_step(
+def _patched_class(
     kind: type[nn.Module], call: ForwardContext, dtype: torch.dtype
 ) -> type[nn.Module] | None:
     """Return a subclass that uses the step's rotary kernel; None: `kind` has no such call."""
     own: Any = kind.forward
     caller = _caller(own)
     plain = None if caller is None else caller.__globals__.get(_NAME)
-    form = None if plain is None else _form_of(plain, dtype)
+    form = None if plain is None else _recognize(plain, dtype)
     if plain is None or form is None:
         return None
     replacement = _with_replacement(own, _StepRotary(call, plain, form))
@@ -146,7 +144,9 @@ class _StepRotary:
         form: formula of that function.
     """
 
-    def __init__(self, call: ForwardContext, plain: Callable[..., Any], form: _RotaryForm) -> None:
+    def __init__(
+        self, call: ForwardContext, plain: Callable[..., Any], form: _RotaryFunction
+    ) -> None:
         self._call, self._plain, self._form = call, plain, form
 
     def __call__(self, *given: Any, **named: Any) -> Any:
@@ -166,21 +166,21 @@ class _StepRotary:
         return self._plain(*given, **named)
 
 
-def _form_of(plain: Callable[..., Any], dtype: torch.dtype) -> _RotaryForm | None:
+def _recognize(plain: Callable[..., Any], dtype: torch.dtype) -> _RotaryFunction | None:
     """Return the formula of a rotary function, verified by running it; None if none matches.
 
     dtype: of the heads.
     """
     dtypes = [(dtype, of_cos) for of_cos in {dtype, torch.float32}]
-    for form in _FORMS:
+    for form in _FORMULAS:
         known = frozenset(pair for pair in dtypes if _matches(plain, form, *pair))
         if known:
-            return _RotaryForm(form, known)
+            return _RotaryFunction(form, known)
     return None
 
 
 def _matches(
-    plain: Callable[..., Any], form: _Form, dtype: torch.dtype, of_cos: torch.dtype
+    plain: Callable[..., Any], form: _RotaryFormula, dtype: torch.dtype, of_cos: torch.dtype
 ) -> bool:
     """Return True if a rotary function and `form` agree, for heads in either memory layout.
 
@@ -194,7 +194,7 @@ def _matches(
         heads = [each.transpose(1, axis) for each in heads]
         cos, sin = (torch.randn(1, _TOKENS, width, generator=seeded).to(of_cos) for _ in "cs")
         if form.cosines != "half":  # a pair has one angle, and some functions rely on it
-            cos, sin = (_in_pairs(each[..., : width // 2], form) for each in (cos, sin))
+            cos, sin = (_repeat_per_dimension(each[..., : width // 2], form) for each in (cos, sin))
         try:
             result = plain(*heads, cos, sin, unsqueeze_dim=axis)
         except Exception:
@@ -214,8 +214,8 @@ def _matches(
     return True
 
 
-def _in_pairs(rotary_angles: Tensor, form: _Form) -> Tensor:
-    """Return values for every pair repeated for every dimension."""
+def _repeat_per_dimension(rotary_angles: Tensor, form: _RotaryFormula) -> Tensor:
+    """Return rotary angles repeated for every dimension of a pair, as the formula requires."""
     if form.are_neighbours and form.every == 1:
         return rotary_angles.repeat_interleave(2, -1)
     return rotary_angles.repeat(1, 1, 2)

@@ -25,8 +25,8 @@ _RATIO = 1e-4
 _GIVEN = ""  # the bias is an input of the module
 
 
-class _RouterForm(NamedTuple):
-    """Operations of a router."""
+class _RouterOps(NamedTuple):
+    """Operations of a router: the layer of logits, the bias, and the rule of selection."""
 
     router: RouterSpec
     # Name of the layer that computes logits; None: the module itself.
@@ -65,12 +65,19 @@ class _RouterForm(NamedTuple):
 @torch.inference_mode()
 def fuse_routers(model: nn.Module, dtype: torch.dtype) -> int:
     """Patch routers; return their number. dtype: of their inputs."""
-    return patch_forward(model, lambda module: _form_of(module, dtype), _chosen, n_inputs=(1, 2))
+    return patch_forward(
+        model, lambda module: _recognize(module, dtype), _run_router, n_inputs=(1, 2)
+    )
 
 
-def _chosen(
-    module: nn.Module, step: AttentionStep, form: _RouterForm, x: Tensor, *given: Tensor
+def _run_router(
+    module: nn.Module, step: AttentionStep, form: _RouterOps, x: Tensor, *given: Tensor
 ) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Run a router by the step's kernel; None: the module's own code must run.
+
+    Returns:
+        Logits [T, X], weights [T, k] and numbers of the selected experts [T, k].
+    """
     if x.dtype != form.dtype or len(given) != (form.bias == _GIVEN):
         return None
     bias = form.bias_tensor(module, given)
@@ -82,7 +89,7 @@ def _chosen(
     return logits, shares, numbers
 
 
-def _form_of(module: Any, dtype: torch.dtype) -> _RouterForm | None:
+def _recognize(module: Any, dtype: torch.dtype) -> _RouterOps | None:
     """Return the operations of a router; None for any other module.
 
     They are identified by running the module on random weights and rows.
@@ -92,24 +99,22 @@ def _form_of(module: Any, dtype: torch.dtype) -> _RouterForm | None:
     if not isinstance(top_k, int) or dtype not in DTYPES or "forward" in module.__dict__:
         return None
     try:
-        return _find_form(module, top_k, dtype)
+        return _find_ops(module, top_k, dtype)
     except Exception:  # other parts or inputs
         return None
 
 
-def _find_form(module: Any, top_k: int, dtype: torch.dtype) -> _RouterForm | None:
+def _find_ops(module: Any, top_k: int, dtype: torch.dtype) -> _RouterOps | None:
     """Return the form of router whose results equal the module's; None if no known form does.
 
     The module runs with random weights: in float32, where all scores differ, then in its own
     dtypes. top_k: experts per token. dtype: of the model's hidden states.
     """
     layer, bias = _layer_of(module), _bias_of(module)
-    like, x = _like(module, torch.float32), _rows_for(module, layer)
+    like, x = _random_twin(module, torch.float32), _rows_for(module, layer)
     n_experts = len(_weight_of(module, layer))
-    given = (_random((n_experts,), x.device),) if bias == _GIVEN else ()
-    form = _RouterForm(
-        RouterSpec(top_k, "softmax", False, False), layer, False, bias, torch.float32
-    )
+    given = (_random_weights((n_experts,), x.device),) if bias == _GIVEN else ()
+    form = _RouterOps(RouterSpec(top_k, "softmax", False, False), layer, False, bias, torch.float32)
     logits = form.logits(like, x)
     result = _results(like, x, given)
     if logits is None or not _is_near(result[0], logits, torch.float32):
@@ -124,19 +129,19 @@ def _find_form(module: Any, top_k: int, dtype: torch.dtype) -> _RouterForm | Non
 
 
 def _check_dtypes(
-    module: Any, form: _RouterForm, x: Tensor, given: tuple[Tensor, ...]
-) -> _RouterForm | None:
+    module: Any, form: _RouterOps, x: Tensor, given: tuple[Tensor, ...]
+) -> _RouterOps | None:
     """Return the form with the dtypes of the module's results; None if the results differ.
 
     x: rows in the module's own dtype. given: further inputs of the module.
     """
-    like = _like(module)
+    like = _random_twin(module)
     logits, shares, numbers = _results(like, x, given)
     in_float = bool((logits != logits.to(x.dtype)).any())
     form = form._replace(in_float=in_float, router=form.router._replace(dtype=shares.dtype))
     own = form.logits(like, x)
     is_same = own is not None and _is_near(logits, own, x.dtype)
-    want = _shares(form.router, logits.float(), numbers)
+    want = _expert_weights(form.router, logits.float(), numbers)
     return form if is_same and _is_near(shares, want, x.dtype) else None
 
 
@@ -164,6 +169,7 @@ def _layer_of(module: Any) -> str | None:
 
 
 def _weight_of(module: Any, layer: str | None) -> Tensor:
+    """Return the weight of the layer that computes logits."""
     source = module if layer is None else module._modules[layer]
     weight: Tensor = source._parameters["weight"]
     return weight
@@ -179,7 +185,7 @@ def _bias_of(module: Any) -> str | None:
     return own[0] if own else None
 
 
-def _like(module: Any, dtype: torch.dtype | None = None) -> Any:
+def _random_twin(module: Any, dtype: torch.dtype | None = None) -> Any:
     """Return a module of the same kind with random weights. dtype: None keeps the dtypes."""
     result = object.__new__(type(module))
     result.__dict__.update(module.__dict__)
@@ -187,14 +193,16 @@ def _like(module: Any, dtype: torch.dtype | None = None) -> Any:
         result.__dict__[kind] = {
             name: None
             if tensors is None
-            else _random(tensors.shape, tensors.device).to(dtype or tensors.dtype)
+            else _random_weights(tensors.shape, tensors.device).to(dtype or tensors.dtype)
             for name, tensors in module.__dict__[kind].items()
         }
-    result.__dict__["_modules"] = {n: _like(each, dtype) for n, each in module._modules.items()}
+    result.__dict__["_modules"] = {
+        n: _random_twin(each, dtype) for n, each in module._modules.items()
+    }
     return result
 
 
-def _random(shape: Sequence[int], device: torch.device) -> Tensor:
+def _random_weights(shape: Sequence[int], device: torch.device) -> Tensor:
     """Return random biases, or random weights whose rows end in zeros."""
     seeded = torch.Generator().manual_seed(len(shape))
     if len(shape) == 1:
@@ -241,16 +249,16 @@ def _scale(router: RouterSpec, logits: Tensor, bias: Tensor | None, result: Any)
     """
     _, shares, numbers = result
     at = numbers.argsort(-1)
-    chosen = _choice(router, logits, bias).sort(-1).values
+    chosen = _select_experts(router, logits, bias).sort(-1).values
     if not torch.equal(numbers.gather(-1, at), chosen):
         return None
-    ratio = shares.gather(-1, at).double() / _shares(router, logits, chosen).double()
+    ratio = shares.gather(-1, at).double() / _expert_weights(router, logits, chosen).double()
     scale = float(f"{ratio.median():.6g}")
     return scale if scale > 0 and bool(((ratio / scale - 1).abs() < _RATIO).all()) else None
 
 
-def _choice(router: RouterSpec, logits: Tensor, bias: Tensor | None) -> Tensor:
-    """Return the selected experts."""
+def _select_experts(router: RouterSpec, logits: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the numbers of the selected experts by plain PyTorch operations: [n, k]."""
     scores = logits if router.by_logits else _scores(router, logits)
     scores = scores if bias is None else scores + bias
     if router.groups is not None:
@@ -261,8 +269,8 @@ def _choice(router: RouterSpec, logits: Tensor, bias: Tensor | None) -> Tensor:
     return scores.topk(router.top_k, -1).indices
 
 
-def _shares(router: RouterSpec, logits: Tensor, numbers: Tensor) -> Tensor:
-    """Return the weights of selected experts."""
+def _expert_weights(router: RouterSpec, logits: Tensor, numbers: Tensor) -> Tensor:
+    """Return the weights of selected experts by plain PyTorch operations: [n, k]."""
     shares = _scores(router, logits).gather(-1, numbers)
     if router.is_normed:
         shares = shares / shares.sum(-1, keepdim=True)
@@ -270,10 +278,12 @@ def _shares(router: RouterSpec, logits: Tensor, numbers: Tensor) -> Tensor:
 
 
 def _scores(router: RouterSpec, logits: Tensor) -> Tensor:
+    """Return the softmax or sigmoid of logits."""
     return logits.softmax(-1) if router.function == "softmax" else logits.sigmoid()
 
 
 def _is_near(result: Tensor, want: Tensor, dtype: torch.dtype) -> bool:
+    """Return True if a result equals the expected one up to the rounding of `dtype`."""
     if result.shape != want.shape:
         return False
     result, want = result.float(), want.float()

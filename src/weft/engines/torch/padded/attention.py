@@ -49,9 +49,9 @@ def attend(
 def plain(
     q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, mask: Mask | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Compute `attend` in elementary operations.
+    """Compute `attend` in elementary operations, for devices and shapes without a fused operation.
 
-    They support any device, soft-capped scores and any head sizes.
+    It also supports soft-capped scores and any head sizes.
     """
     scores = torch.matmul(q, k.transpose(-1, -2)).float().mul_(spec.scale)
     if spec.softcap is not None:
@@ -156,6 +156,7 @@ def is_fused(q: Tensor, v: Tensor, spec: AttentionSpec) -> bool:
 def _fused(
     q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Mask | None
 ) -> tuple[Tensor, Tensor]:
+    """Compute `attend` by PyTorch's fused operation. scale: factor of the scores."""
     # NOTE: the one CPU operation of PyTorch that also returns the log-sum-exp has a private name;
     # tests/engines/test_torch_attend.py compares it with `plain`.
     n_queries = q.shape[2]

@@ -29,6 +29,7 @@ class CanonicalBackend(PaddedBackend):
         return CanonicalStep(rows, self)
 
     def single_sequence_for(self, rows: Sequence[Row]) -> SingleSequenceCache | None:
+        """Return None: a step never uses the shortcut for one row, whose sums would differ."""
         return None
 
 

@@ -50,6 +50,7 @@ class TorchTailBuffer(TailBuffer):
         self.set_slots(layout.empty(0, 0))
 
     def set_slots(self, slots: Slots) -> None:
+        """Replace the tensors of all rows."""
         self.slots = slots
         self.n_rows, self.room = (int(n) for n in slots.keys[0].shape[1:3])
         self.keys = self.layout.per_layer(slots.keys)
@@ -95,6 +96,10 @@ class TorchTailBuffer(TailBuffer):
             self._reseat(staying, 1, len(staying))
 
     def _reseat(self, members: Sequence[PaddedFragment], length: int, n_rows: int) -> None:
+        """Move `members` to the first rows of new tensors, in order; None leaves a row empty.
+
+        length: slots that each row must have room for. n_rows: rows to allocate.
+        """
         rows = {id(m): row for row, m in enumerate(self.members) if m is not None}
         longest = max(length, max((m.length for m in members), default=0))
         sources = [rows.get(id(m), -1) for m in members]
@@ -125,7 +130,7 @@ class TorchTailBuffer(TailBuffer):
 
 
 class PaddedKVPool(PaddedPool[PaddedKVFragment, TorchTailBuffer], KVBackend):
-    """Padded KV of one engine on one device."""
+    """KV storage of the torch engine in rectangular tensors; see `PaddedPool`."""
 
     growth = GROW_BY
     kind = PaddedKVFragment
@@ -189,6 +194,7 @@ class PaddedKVPool(PaddedPool[PaddedKVFragment, TorchTailBuffer], KVBackend):
             return self._loaded(data)
 
     def _loaded(self, data: dict[str, NDArray[Any]]) -> PaddedKVFragment:
+        """Check exported arrays, and put them into a block of a new fragment."""
         like = self.layout.empty(0)
         slots = Slots(self._stack(data, "k", like.keys), self._stack(data, "v", like.values))
         n = int(slots.keys[0].shape[1])
@@ -327,6 +333,7 @@ class PaddedKVPool(PaddedPool[PaddedKVFragment, TorchTailBuffer], KVBackend):
         self._last = None
 
     def _copy(self, kv: PaddedKVFragment) -> Slots:
+        """Return a copy of the fragment's slots."""
         return _slots_of(kv).copy(*_where(kv))
 
     def _arrive(
@@ -357,12 +364,14 @@ class PaddedKVPool(PaddedPool[PaddedKVFragment, TorchTailBuffer], KVBackend):
 
 
 def _slots_of(kv: PaddedKVFragment) -> Slots:
+    """Return the tensors of the block or buffer that holds the fragment."""
     assert kv.home is not None
     slots: Slots = kv.home.slots
     return slots
 
 
 def _where(kv: PaddedKVFragment, length: int | None = None) -> tuple[slice | int, ...]:
+    """Return the index, in `_slots_of`, of the fragment's first `length` slots (None: all)."""
     n = kv.length if length is None else length
     if isinstance(kv.home, TailBuffer):
         return kv.start, slice(0, n)

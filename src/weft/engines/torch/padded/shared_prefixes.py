@@ -46,7 +46,7 @@ class PrefixGroup:
     def through(
         self, window: int | None, group: int, positions: Positions, like: Tensor
     ) -> PrefixGroupView | None:
-        """Return the keys inside the queries' sliding window; None if there are none.
+        """Return the keys inside the queries' sliding window, with a mask; None if there are none.
 
         Args:
             window: size of the sliding window; None for full attention.

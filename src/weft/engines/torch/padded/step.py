@@ -215,6 +215,7 @@ class PaddedStep(AttentionStep):
     def _write(
         self, buffer: Tensor, at: tuple[slice, int] | tuple[Tensor, Tensor], fresh: Tensor
     ) -> None:
+        """Write new slots into one layer of a buffer. at: index of rows and slots."""
         buffer[at] = fresh.transpose(0, 1)
 
     def _decode_mask(
@@ -279,6 +280,7 @@ class PaddedStep(AttentionStep):
         return out.reshape(n_rows, n_heads, 1, -1), lse.reshape(n_rows, n_heads, 1)
 
     def _bands_for(self, n: int, spec: AttentionSpec, like: Tensor) -> list[CausalBand] | None:
+        """Return cached blocks of causal attention over n tokens; None: no blocks are needed."""
         window = spec.window if spec.window is not None and spec.window < n else None
         if window is None and spec.softcap is None and like.device.type == "cpu":
             return None
@@ -375,6 +377,7 @@ def plan_step(rows: Sequence[Row], store: PaddedKVPool) -> PaddedPlan:
 
 
 def _build(rows: Sequence[Row], store: PaddedKVPool) -> PaddedPlan:
+    """Group the rows, assign tails to buffers, and return a new plan."""
     dests = [None if row.kv_out is None else own(row.kv_out, PaddedKVFragment) for row in rows]
     plan = PaddedPlan(
         [(r.prefix, d) for r, d in zip(rows, dests, strict=True)], [], [0] * len(rows)

@@ -380,10 +380,12 @@ class TreeAttentionMetadata:
         self._find_slots(n_on)
 
     def _find_slots(self, n_on: int) -> None:
+        """Advance positions by `n_on`, and look up the tokens' slots in the table."""
         self.table = self._pool.table.on_device()
         self.slots = advance_slots(self.positions, n_on, self._bases, self.table)
 
     def _work(self, items: Tensor, n_each: list[int]) -> Work:
+        """Return `Work` for uploaded items. n_each: number of items per tile class."""
         broad, wide, narrow = items.split(n_each)
         return Work(
             table=self.table,
@@ -442,6 +444,7 @@ class TreeAttentionMetadata:
 
 
 def _positions(rows: Sequence[Row]) -> Ints:
+    """Return the position of each row's first token: int64 [rows]."""
     return np.fromiter([row.position for row in rows], np.int64, len(rows))
 
 

@@ -76,6 +76,7 @@ class _Streams(NamedTuple):
 
     @classmethod
     def for_device(cls, device: torch.device) -> _Streams:
+        """Return the pair of streams of a GPU, created at the first call."""
         index = torch.cuda.current_device() if device.index is None else device.index
         with capturing:
             if index not in _streams:
@@ -88,6 +89,8 @@ _streams: dict[int, _Streams] = {}
 
 
 class _CudaGraphStep(CapturedStep):
+    """A `CapturedStep` that launches a CUDA graph."""
+
     def __init__(
         self, graph: torch.cuda.CUDAGraph, hidden: Tensor, capture_stream: torch.cuda.Stream
     ):
@@ -115,9 +118,10 @@ def retry_with_free_memory(attempt: Callable[[bool], Result]) -> Result:
 
 
 class GraphRecorder:
-    """Captures CUDA graphs that share one memory pool for intermediate results.
+    """Captures steps as CUDA graphs that share one memory pool for intermediate results.
 
-    That is safe: each replay ends before the next, and its result is read before that.
+    `recorder(run)` calls `run`, and returns a `CapturedStep` that replays it. Sharing is safe: each
+    replay ends before the next, and its result is read before that.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -131,16 +135,22 @@ class GraphRecorder:
         with capturing, torch.cuda.device(self._device):
             if not self._graphs:  # PyTorch frees a pool that has lost all its graphs
                 self._pool = torch.cuda.graph_pool_handle()
-            captured = retry_with_free_memory(lambda is_tight: self._tried(run, is_tight=is_tight))
+            captured = retry_with_free_memory(
+                lambda is_tight: self._capture_and_replay(run, is_tight=is_tight)
+            )
             self._graphs.add(captured)
             return captured
 
-    def _tried(self, run: Runnable, *, is_tight: bool) -> _CudaGraphStep:
+    def _capture_and_replay(self, run: Runnable, *, is_tight: bool) -> _CudaGraphStep:
+        """Warm up and capture a call; restore PyTorch's state if that fails.
+
+        is_tight: release PyTorch's cached memory first.
+        """
         try:
             self._warm(run)
             if is_tight:  # PyTorch does not free cached memory during a capture
                 torch.cuda.empty_cache()
-            return self._recorded(run)
+            return self._capture(run)
         except BaseException:
             # Kernels on the capture stream may still read tensors that are freed now.
             with suppress(RuntimeError):
@@ -158,7 +168,8 @@ class GraphRecorder:
                 run()
         current.wait_stream(self._capture_stream)
 
-    def _recorded(self, run: Runnable) -> _CudaGraphStep:
+    def _capture(self, run: Runnable) -> _CudaGraphStep:
+        """Capture one call into a CUDA graph, without waiting for the device."""
         graph = torch.cuda.CUDAGraph()
         # Not with `torch.cuda.graph`, which waits for the device first. Other threads may use the
         # device during the capture.
@@ -183,6 +194,7 @@ class GraphRecorder:
             self._root.wait_stream(self._capture_stream)
 
     def _end(self, graph: torch.cuda.CUDAGraph) -> None:
+        """End the capture, and remember if that failed."""
         try:
             graph.capture_end()
         except BaseException:

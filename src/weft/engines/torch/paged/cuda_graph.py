@@ -39,7 +39,7 @@ _TRIES = 3  # failed captures in a row, which may be temporary, before the runne
 
 
 class Body(Protocol):
-    """A model up to its hidden states."""
+    """The part of a model before its head: a fused decoder, or Transformers' own modules."""
 
     def hidden(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """Run packed tokens, both [1, T]; return hidden states [T, E]."""
@@ -47,7 +47,10 @@ class Body(Protocol):
 
 
 class BufferSizes(NamedTuple):
-    """Sizes of a graph's buffers for heads in groups of one size."""
+    """Numbers of work items and partial results that a CUDA graph's buffers can hold.
+
+    Each group size (query heads per KV head) has buffers of its own.
+    """
 
     narrow: int  # items of narrow tiles
     wide: int  # items of wide tiles
@@ -57,15 +60,17 @@ class BufferSizes(NamedTuple):
 
     @classmethod
     def from_work(cls, work: Work) -> BufferSizes:
+        """Return the sizes that a step's work items need."""
         n_each = len(work.narrow), len(work.wide), len(work.broad)
         return cls(*n_each, work.n_parts, work.is_single)
 
     def enlarged(self) -> BufferSizes:
         """Return the sizes of buffers for a graph: rounded up, so that other steps fit too."""
-        narrow, wide, broad, parts = (_up(n, 16) if n else 0 for n in self[:4])
+        narrow, wide, broad, parts = (_round_up_to_bucket(n, 16) if n else 0 for n in self[:4])
         return BufferSizes(narrow, wide, broad, parts, self.is_single)
 
     def holds(self, other: BufferSizes) -> bool:
+        """Return True if buffers of this size can hold a step that needs `other`."""
         is_alike = self.is_single == other.is_single
         return is_alike and all(mine >= needed for mine, needed in zip(self, other, strict=True))
 
@@ -74,8 +79,12 @@ class BufferSizes(NamedTuple):
         return all(mine <= 2 * needed + 64 for mine, needed in zip(self, other, strict=True))
 
 
-class Key(NamedTuple):
-    """Properties that steps of one graph share. sizes: by group size of heads."""
+class GraphKey(NamedTuple):
+    """Key of a captured CUDA graph: steps with equal keys can be replayed by the same graph.
+
+    body: `id` of the model part that ran. n_tokens: number of tokens, padding included. sizes:
+    (query heads per KV head, buffer sizes) for each such group size.
+    """
 
     body: int
     n_tokens: int
@@ -90,7 +99,7 @@ class GraphBuffers(PagedStep):
         memory: backend with the pool that the graph reads and writes.
     """
 
-    def __init__(self, key: Key, memory: PagedBackend) -> None:
+    def __init__(self, key: GraphKey, memory: PagedBackend) -> None:
         n, device = key.n_tokens, memory.layout.device
         self._memory = memory
         self.key = key
@@ -103,6 +112,8 @@ class GraphBuffers(PagedStep):
         self._n_tokens = n + 1  # of the last step
 
     def _empty(self, size: BufferSizes) -> Work:
+        """Allocate work items of this size, all zeros: no rows."""
+
         def ints(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=self.ids.device)
 
@@ -120,9 +131,11 @@ class GraphBuffers(PagedStep):
 
     @property
     def slots(self) -> Tensor:
+        """Slot of each packed token: int64 [T]."""
         return self._slots
 
     def work(self, group: int) -> Work:
+        """Return the work items for `group` query heads per KV head."""
         return self._works[group]
 
     def fill(self, ids: Tensor, step: PagedStep) -> None:
@@ -147,7 +160,7 @@ class GraphBuffers(PagedStep):
 
 
 class CudaGraphRunner:
-    """The captured steps of one engine. `hidden` runs a step, captured or not."""
+    """Runs an engine's steps, by replaying a captured CUDA graph where one fits, else eagerly."""
 
     def __init__(
         self,
@@ -165,8 +178,8 @@ class CudaGraphRunner:
         self._call, self._memory, self._record = call, memory, record
         self._weight_addresses = weight_addresses
         # Least recently replayed first.
-        self._graphs: dict[Key, tuple[GraphBuffers, CapturedStep]] = {}
-        self._counts: dict[Key, int] = {}
+        self._graphs: dict[GraphKey, tuple[GraphBuffers, CapturedStep]] = {}
+        self._counts: dict[GraphKey, int] = {}
         self._places: tuple[int, ...] | None = None
         self._n_failed = 0
         self.not_captured_because = ""
@@ -201,7 +214,8 @@ class CudaGraphRunner:
         self._counts.clear()
         self._places = None
 
-    def _drop(self, *keys: Key) -> None:
+    def _drop(self, *keys: GraphKey) -> None:
+        """Remove graphs and release their memory."""
         for key in keys:
             _, captured = self._graphs.pop(key)
             captured.release()
@@ -213,6 +227,7 @@ class CudaGraphRunner:
         self._reset_counts()
 
     def _reset_counts(self) -> None:
+        """Set the counters of `stats` to zero."""
         self.n_replayed = self.n_eager = self.n_captured = 0
         self.capture_s = 0.0
 
@@ -227,6 +242,7 @@ class CudaGraphRunner:
         }
 
     def _run(self, body: Body, ids: Tensor, step: PagedStep) -> Tensor:
+        """Run a step eagerly; return hidden states [T, E]."""
         self._call.step = step
         try:
             return body.hidden(ids, step.positions[None])
@@ -248,22 +264,22 @@ class CudaGraphRunner:
             self.clear()
             self._places = places
         sizes = tuple((group, BufferSizes.from_work(work)) for group, work in works)
-        match = self._fitting(Key(id(body), n, sizes))
+        match = self._fitting(GraphKey(id(body), n, sizes))
         if match is not None:
             match[0].fill(ids, step)
             return match
-        key = Key(id(body), bucket_of(n), tuple((g, size.enlarged()) for g, size in sizes))
+        key = GraphKey(id(body), bucket_of(n), tuple((g, size.enlarged()) for g, size in sizes))
         self._counts[key] = self._counts.get(key, 0) + 1
         if self._counts[key] <= _OFTEN:
             return None
         return self._captured(key, body, ids, step)
 
-    def _fitting(self, needed: Key) -> tuple[GraphBuffers, CapturedStep] | None:
+    def _fitting(self, needed: GraphKey) -> tuple[GraphBuffers, CapturedStep] | None:
         """Return the smallest graph that can run a step without too much padding; None if none can.
 
         needed: properties of the step.
         """
-        best: Key | None = None
+        best: GraphKey | None = None
         for key in self._graphs:
             if key.body != needed.body or not needed.n_tokens <= key.n_tokens:
                 continue
@@ -280,7 +296,7 @@ class CudaGraphRunner:
         return match
 
     def _captured(
-        self, key: Key, body: Body, ids: Tensor, step: PagedStep
+        self, key: GraphKey, body: Body, ids: Tensor, step: PagedStep
     ) -> tuple[GraphBuffers, CapturedStep] | None:
         """Capture a step with buffers that contain it; None if that fails."""
         while len(self._graphs) >= _MAX_GRAPHS:
@@ -331,7 +347,7 @@ def bucket_of(n: int) -> int:
     """
     if n > _MANY_TOKENS:
         return -(-n // _FINE) * _FINE
-    return n if n <= 2 else (4 if n <= 4 else _up(n, 8))
+    return n if n <= 2 else (4 if n <= 4 else _round_up_to_bucket(n, 8))
 
 
 def _max_tokens_for(n: int) -> int:
@@ -339,7 +355,7 @@ def _max_tokens_for(n: int) -> int:
     return bucket_of(n) if n > _MANY_TOKENS // 2 else max(2 * n, 16)
 
 
-def _up(n: int, minimum: int) -> int:
+def _round_up_to_bucket(n: int, minimum: int) -> int:
     """Round up to `minimum` times 1, 1.5, 2, 3, 4, 6 …"""
     size = minimum
     while size < n:

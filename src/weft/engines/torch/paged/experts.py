@@ -351,7 +351,7 @@ class _GroupedPairs(NamedTuple):
 
 
 def _constants(gate: GatedActivation | None) -> dict[str, Any]:
-    """Return a gate's compile-time arguments."""
+    """Return a gate's compile-time arguments for `fused_moe_kernel`."""
     activation, limit, slope, shift, are_neighbours = gate or ("", None, 1.0, 0.0, False)
     return {
         "ACTIVATION": activation, "SLOPE": slope, "SHIFT": shift, "LIMIT": limit,
@@ -360,6 +360,7 @@ def _constants(gate: GatedActivation | None) -> dict[str, Any]:
 
 
 def _tile_for(dtype: torch.dtype, n_pairs: int, n_experts: int) -> _Tile:
+    """Return the block sizes for products of this dtype and number of pairs per expert."""
     if is_interpreted():
         return _INTERPRETED
     if dtype == torch.float32:

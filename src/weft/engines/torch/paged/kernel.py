@@ -425,6 +425,7 @@ def _output(query: Tensor, work: Work, n_heads: int, value_dim: int) -> Tensor:
 
 
 def _merge(parts: Tensor, lse: Tensor, work: Work, sinks: Tensor | None, out: Tensor) -> None:
+    """Merge the parts of each token into `out`. sinks: logits of attention sinks, [H], or None."""
     n_tokens, n_heads, value_dim = out.shape
     n_rows, n_parts = merge_block_sizes(n_tokens, work.n_parts)
     merge_attn_states_kernel[(triton.cdiv(n_tokens * n_heads, n_rows),)](
@@ -469,6 +470,7 @@ def run_concurrently(launches: Sequence[Callable[[], None]], on: Tensor) -> None
 
 
 def _side_streams(device: torch.device, n: int) -> list[torch.cuda.Stream]:
+    """Return n cached streams of a device, for concurrent launches."""
     streams = _side_streams_of.setdefault(device, [])
     while len(streams) < n:
         # Priority streams, as the recorder's. PyTorch shares the other ones, so launches of other
@@ -539,7 +541,7 @@ def tile_config(
 
 
 def has_broad(layout: Layout) -> bool:
-    """Return True if tiles of BROAD rows fit registers and shared memory in every layer."""
+    """Return True if tiles of BROAD rows fit into registers and shared memory in every layer."""
     shapes = [shape for shape, _ in layout.groups]
     widest = max([max(shape.key_dim, shape.value_dim) for shape in shapes], default=0)
     is_short = all(shape.key_dtype.itemsize == shape.value_dtype.itemsize == 2 for shape in shapes)
@@ -547,5 +549,5 @@ def has_broad(layout: Layout) -> bool:
 
 
 def padded(n: int) -> int:
-    """Return the size of a block that holds n numbers."""
+    """Return n rounded up to a power of two, the size of a Triton block that holds n numbers."""
     return max(16, int(triton.next_power_of_2(n)))

@@ -46,7 +46,7 @@ _NONE: Ints = np.empty(0, np.int32)
 
 
 class PagedFragment(Fragment):
-    """A fragment: the slots of its tokens, then spare ones.
+    """A fragment as a list of slot numbers: the slots of its tokens, then spare ones.
 
     at, room: its region of the table, valid while the table's age is `table_age`.
     """
@@ -61,7 +61,7 @@ class PagedFragment(Fragment):
 
 
 class SlotTable:
-    """The slot lists that steps attend to, on the device: int32.
+    """Device copy of the slot lists that steps attend to: one int32 tensor.
 
     Lists get regions one after the other. Released regions stay unused until half of the table is
     unused. Then all regions are invalid, and `age` increases.
@@ -164,9 +164,11 @@ class SlotPool(KVBackend):
     # The protocol
 
     def new(self, parent: Fragment | None) -> PagedFragment:
+        """Return an empty fragment. `parent` is unused."""
         return PagedFragment()
 
     def split(self, fragment: Fragment, at: int) -> PagedFragment:
+        """Cut before slot `at`; return the new upper part. Only the lists change."""
         lower, upper = as_paged(fragment), PagedFragment()
         if not 0 < at < lower.length:
             raise ConfigError(f"cannot split a fragment of {lower.length} slots before slot {at}")
@@ -181,6 +183,7 @@ class SlotPool(KVBackend):
         return upper
 
     def join(self, upper: Fragment, lower: Fragment) -> None:
+        """Move `upper`'s slots before those of `lower`. Only the lists change."""
         first, second = as_paged(upper), as_paged(lower)
         self._return(first, first.length)
         if not first.length:
@@ -200,6 +203,7 @@ class SlotPool(KVBackend):
         first.slots, first.length = _NONE, 0
 
     def trim(self, fragment: Fragment, length: int) -> None:
+        """Return the slots from `length` on to the pool."""
         kv = as_paged(fragment)
         if not 0 <= length <= kv.length:
             raise ConfigError(f"cannot trim a fragment of {kv.length} slots to {length}")
@@ -208,10 +212,12 @@ class SlotPool(KVBackend):
         self._return(kv, length)
 
     def settle(self, fragment: Fragment) -> None:
+        """Return the fragment's spare slots to the pool."""
         kv = as_paged(fragment)
         self._return(kv, kv.length)
 
     def free(self, fragment: Fragment) -> None:
+        """Return all slots of the fragment to the pool."""
         kv = as_paged(fragment)
         self._slots -= kv.length
         kv.length = 0
@@ -268,6 +274,7 @@ class SlotPool(KVBackend):
         return Usage(self._slots, n_reserved * self.layout.slot_bytes)
 
     def clear(self) -> None:
+        """Remove all fragments and release the pool's memory."""
         self._slots = 0
         self._release()
 
@@ -342,6 +349,7 @@ class SlotPool(KVBackend):
     # Slots
 
     def _take(self, n: int) -> Ints:
+        """Remove n free slots from the pool and return their numbers; enlarge it if needed."""
         if n > self._n_free:
             self._grow(n - self._n_free)
         self._n_free -= n
@@ -375,6 +383,7 @@ class SlotPool(KVBackend):
             raise self._full(n, 0) from error
 
     def _full(self, n: int, left: int) -> KVFull:
+        """Return the error for n missing slots. left: slots that free memory has room for."""
         capacity = self._capacity + left
         return KVFull(
             f"there is memory for the KV of {capacity} tokens, and {n - left} more are wanted",
@@ -437,20 +446,24 @@ class SlotPool(KVBackend):
                 tensors[layer] = tensor
 
     def release_unused(self) -> None:
+        """Release the pool's memory if all slots are free."""
         if self._n_free == self._capacity:
             self._release()
 
     def _move(self) -> None:
+        """Announce that the pool's tensors are about to be replaced: CUDA graphs are dropped."""
         self.n_moves += 1
         if (forget := self.before_moving()) is not None:
             forget()
 
     def _release(self) -> None:
+        """Release the memory of all slots."""
         self._move()
         self.keys, self.values = [], []
         self._free, self._n_free, self._capacity = _NONE, 0, 0
 
     def _empty(self, shape: LayerShape, n: int) -> tuple[Tensor, Tensor]:
+        """Allocate keys [n, K, D] and values [n, K, Dv] of one layer."""
         device = self.layout.device
         return (
             torch.empty(n, shape.n_heads, shape.key_dim, dtype=shape.key_dtype, device=device),
@@ -458,6 +471,7 @@ class SlotPool(KVBackend):
         )
 
     def _index(self, slots: Ints) -> Tensor:
+        """Upload slot numbers as an index tensor."""
         return to_device(slots.astype(np.int64), self.layout.device)
 
 
@@ -471,5 +485,6 @@ def as_paged(fragment: Fragment) -> PagedFragment:
 
 
 def _shapes_of(layout: Layout) -> Sequence[LayerShape]:
+    """Return the shape of each layer, in layer order."""
     by_layer = {layer: shape for shape, layers in layout.groups for layer in layers}
     return [by_layer[layer] for layer in range(layout.n_layers)]

@@ -159,6 +159,7 @@ class PrefixIndex:
             self._pool.table.drop(kv)
 
     def _leaf_node(self, path: Path) -> int:
+        """Return the number of the lowest node of one path; add missing nodes."""
         number = 0
         for span in path:
             if span.length:
@@ -166,6 +167,7 @@ class PrefixIndex:
         return self._end_node(number) if number in self._merged_ends else number
 
     def _add(self, parent: int, span: Span) -> int:
+        """Add a node for a span below `parent`, with its slots in the table; return its number."""
         kv = as_paged(span.fragment)
         above = self._end_node(parent) if parent in self._merged_ends else parent
         number = self._new(above, span, (kv,))
@@ -186,6 +188,7 @@ class PrefixIndex:
         return self._merged_ends[number]
 
     def _new(self, parent: int, span: Span | None, lists: tuple[PagedFragment, ...]) -> int:
+        """Append a node without a segment; return its number. lists: its slot lists."""
         self._parents.append(parent)
         self._spans.append(span)
         self._lists.append(lists)
@@ -208,9 +211,7 @@ class PrefixIndex:
         segment[FIRST] = self._records[at][FIRST]
 
     def _rank(self) -> None:
-        """Compute ranks and bounds. Parents precede their children, so one pass up and one down
-        suffice.
-        """
+        """Compute ranks and bounds, in one pass up and one down: parents precede their children."""
         self.segments = np.array(self._records, np.int32)
         n = [1] * len(self._parents)
         for number in range(len(n) - 1, 0, -1):

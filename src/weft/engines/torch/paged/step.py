@@ -61,6 +61,7 @@ class PagedBackend(SlotPool):
 
     @contextmanager
     def small_chunks(self) -> Iterator[None]:
+        """Make steps in a block split paths into many short chunks, as long paths are."""
         self._drop_plan()
         self.chunk = _SMALL_CHUNK
         try:
@@ -75,6 +76,7 @@ class PagedBackend(SlotPool):
         return PagedBackend(self.layout, max(smaller)) if smaller else None
 
     def start_step(self, rows: Sequence[Row]) -> PagedStep:
+        """Return a step of these rows; the plan of the last step is updated if it fits."""
         self.free_temporary()
         self._copies.release()
         fragments, sizes = [row.kv_out for row in rows], _sizes(rows)
@@ -100,12 +102,14 @@ class PagedBackend(SlotPool):
             raise
 
     def _drop_plan(self) -> None:
+        """Release the cached plan and its regions of the table."""
         plan, self._plan = self._plan, None
         if plan is not None:
             plan.drop()
         self.table.moved.clear()
 
     def _new_plan(self, rows: Sequence[Row], sizes: list[int]) -> TreeAttentionMetadata:
+        """Create and cache the metadata of these rows. sizes: number of tokens of each row."""
         lists = [PagedFragment() if row.kv_out is None else as_paged(row.kv_out) for row in rows]
         self._temporary = [kv for row, kv in zip(rows, lists, strict=True) if row.kv_out is None]
         for kv, n in zip(lists, sizes, strict=True):
@@ -120,6 +124,7 @@ class PagedBackend(SlotPool):
             self.free(kv)
 
     def usage(self) -> Usage:
+        """Return the memory in use, without the slots of rows that keep no KV."""
         n_slots, n_bytes = super().usage()  # other threads may call this during a step
         n_temporary = sum(len(kv.slots) for kv in self._temporary)
         return Usage(n_slots, n_bytes - n_temporary * self.layout.slot_bytes)
@@ -131,7 +136,7 @@ class PagedBackend(SlotPool):
 
 
 class PagedStep(AttentionStep):
-    """One forward over the paged pool.
+    """One forward over the paged pool; implements `AttentionStep`'s operations with Triton kernels.
 
     In each layer it stores the new slots, then attends with one kernel per tile class, then merges
     the parts of each token.

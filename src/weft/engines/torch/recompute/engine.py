@@ -144,6 +144,7 @@ class RecomputeEngine(TransformersEngine):
         self.clear_caches()
 
     def close(self) -> None:
+        """Release the model and all cached states. Idempotent."""
         if not self._closed:
             self._closed = True
             self._release()
@@ -271,6 +272,7 @@ class RecomputeEngine(TransformersEngine):
 
 
 def _why_not_causal(model: PreTrainedModel) -> str:
+    """Return why rows of different lengths get wrong results in a batch: a clause."""
     paths = [path or "the model" for path, m in model.named_modules() if any(hook_dicts([m]))]
     if not paths:
         return "it is no decoder, and cannot continue text"

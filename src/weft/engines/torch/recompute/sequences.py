@@ -141,5 +141,6 @@ class SequenceRunner:
     def _keep(
         self, cache: Any, paths: Sequence[FullSequence], adapter: str | None, **how: bool
     ) -> None:
+        """Cache the states after these paths. how: arguments of `StateCache.keep`."""
         assert self.states is not None
         self.states.keep(cache, [(adapter, path.ids) for path in paths], **how)

@@ -36,6 +36,7 @@ class StateBatch:
 
     @property
     def row_bytes(self) -> int:
+        """Bytes of one path's state."""
         return self.n_bytes // len(self.keys)
 
 
@@ -112,6 +113,7 @@ class StateCache:
             self._evict(batch)
 
     def _evict(self, batch: StateBatch) -> None:
+        """Remove a batch from the cache."""
         del self._batches[batch]
         self._used_bytes -= batch.n_bytes
         length = len(batch.keys[0][1])
@@ -146,6 +148,7 @@ def _shell(layer: Any) -> Any:
 
 
 def _tensors(cache: Cache) -> Iterator[Tensor]:
+    """Yield all tensors of a cache object."""
     for layer in cache.layers:
         for value in vars(layer).values():
             values = value.values() if isinstance(value, dict) else [value]

@@ -72,6 +72,7 @@ def sampling_difference(sampler: TorchSampler, n_vocab: int, dtype: torch.dtype)
 
 
 def _logits(n_vocab: int) -> NDArray[np.float32]:
+    """Return random logits for the check: float32 [_N_ROWS, V]."""
     random = np.random.default_rng(0)
     return random.standard_normal((_N_ROWS, n_vocab), np.float32) * np.float32(_SPREAD)
 
@@ -97,6 +98,7 @@ def _batch(logits: NDArray[np.float32], *, is_masked: bool = False, **rules: Any
 
 
 def _third_of(n_vocab: int) -> AllowMatcher:
+    """Return a constraint that allows every third token."""
     allowed = np.zeros(n_words(n_vocab) * 32, np.uint8)
     allowed[:n_vocab:3] = 1
     return AllowMatcher(

@@ -25,6 +25,7 @@ class TorchReductions(Reductions):
     """
 
     def group_peaks(self, logits: Floats) -> Floats:
+        """Return the largest logit of each group of ids; see `Reductions.group_peaks`."""
         n_rows, n_vocab = logits.shape
         n_full = n_vocab // _SQUARE * _SQUARE
         if not n_full or not logits.flags.writeable:  # torch rejects read-only arrays
@@ -36,6 +37,7 @@ class TorchReductions(Reductions):
         return np.concatenate((peaks, super().group_peaks(logits[:, n_full:])), axis=1)
 
     def moments(self, logits: Floats, peak: Floats) -> Moments:
+        """Return the sums for log-probabilities and entropies; see `Reductions.moments`."""
         parts = _row_parts(logits)
         if parts is None:
             return super().moments(logits, peak)
@@ -55,6 +57,7 @@ class TorchReductions(Reductions):
         return moments
 
     def mass(self, logits: Floats, largest: Floats, temperature: Doubles) -> Doubles:
+        """Return the total weight of each row at a temperature; see `Reductions.mass`."""
         parts = _row_parts(logits)
         if parts is None:
             return super().mass(logits, largest, temperature)
@@ -80,4 +83,5 @@ def _row_parts(logits: Floats) -> list[slice] | None:
 
 
 def _n_rows(parts: list[slice]) -> int:
+    """Return the number of rows in the slices."""
     return int(parts[0].stop)

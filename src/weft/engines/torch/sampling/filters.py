@@ -57,6 +57,10 @@ def _masked(logits: Tensor, allowed: Tensor) -> Tensor:
 
 
 def _penalised(logits: Tensor, tensors: SamplingTensors, penalised: Tensor) -> Tensor:
+    """Return logits after repetition, frequency and presence penalties.
+
+    penalised: token ids and their counts, [2, B, n]; a count below 0 is padding.
+    """
     ids, counts = penalised[0].long(), penalised[1]
     given = logits.gather(1, ids)
     repeat = tensors.repetition[:, None]

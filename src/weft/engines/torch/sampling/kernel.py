@@ -36,7 +36,7 @@ _NO_TOKEN = tl.constexpr(1 << 30)
 
 @triton.jit
 def key_of(stream, position):
-    """Return `rng.keys_of` for one uint64 stream and position."""
+    """Return the random key of one uint64 stream and position; Triton version of `rng.keys_of`."""
     k0, k1 = stream & 0xFFFFFFFF, stream >> 32
     c0, c1 = position & 0xFFFFFFFF, position >> 32
     c2, c3 = c0 * 0, c0 * 0
@@ -50,7 +50,7 @@ def key_of(stream, position):
 
 @triton.jit
 def splitmix(key, counter):
-    """Return `rng.splitmix` for uint64 numbers."""
+    """Return SplitMix64 random numbers for a key and counters, uint64; as `rng.splitmix`."""
     out = (counter + 1) * 0x9E3779B97F4A7C15 + key
     out = (out ^ (out >> 30)) * 0xBF58476D1CE4E5B9
     out = (out ^ (out >> 27)) * 0x94D049BB133111EB

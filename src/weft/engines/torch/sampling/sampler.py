@@ -186,6 +186,7 @@ class TorchSampler:
         return results[0]
 
     def _tensors_of(self, chain: BatchSampler, n_vocab: int) -> _SamplerTensors:
+        """Return the cached tensors of a chain's parameters; create them at the first use."""
         tensors = self._cache.get(chain)
         if tensors is None:
             block = _TYPICAL_BLOCK if "typical_p" in chain.active_filters else _BLOCK
@@ -195,6 +196,7 @@ class TorchSampler:
     def _sample_block(
         self, logits: Tensor, tensors: SamplingTensors, rows: RowIndex, *, kept: bool
     ) -> Tensor:
+        """Sample for a block of samplers; return the packed result: int64 [n, B]."""
         assert self._kernels is not None
         args = self._kernels.SampleArgs.from_tensors(logits, rows, tensors)
         result: Tensor = self._kernels.draw_tokens(args, kept=kept)
@@ -205,6 +207,7 @@ class TorchSampler:
 
 
 def _import_kernels() -> ModuleType | None:
+    """Return the module of Triton kernels; None if Triton is not installed."""
     try:
         from . import kernel
     except ImportError:  # no Triton

@@ -38,6 +38,7 @@ class RowIndex:
 
     @classmethod
     def from_array(cls, rows: NDArray[np.int64], device: torch.device) -> RowIndex:
+        """Upload row numbers; a run of adjacent rows is detected."""
         is_range = bool((np.diff(rows) == 1).all())
         return cls(to_device(rows, device), int(rows[0]) if is_range else None)
 
@@ -193,6 +194,7 @@ def _overwrite(tensor: Tensor | None, values: NDArray[Any], device: torch.device
 
 
 def _cut(arrays: SamplingArrays) -> dict[str, NDArray[Any]]:
+    """Return the filters with a cutoff (top-k, top-p, min-p) that some sampler uses, by name."""
     is_off = arrays.greedy | arrays.active.get("typical_p", np.zeros_like(arrays.greedy))
     cuts = {name: np.where(is_off, off, arrays.filters[name]) for name, off in EDGES.items()}
     return {name: values for name, values in cuts.items() if (values != EDGES[name]).any()}
@@ -201,6 +203,7 @@ def _cut(arrays: SamplingArrays) -> dict[str, NDArray[Any]]:
 def _padded_bias(
     arrays: SamplingArrays,
 ) -> tuple[NDArray[np.int64] | None, NDArray[np.float32] | None]:
+    """Return logit biases as padded ids and values, [B, n] each; None if there are none."""
     if not len(arrays.bias):
         return None, None
     n_rows = len(arrays.greedy)

@@ -319,7 +319,7 @@ def count_next_kernel(
 
 @triton.jit
 def _edge_of_count(record, k, WIDTH: tl.constexpr, N: tl.constexpr):
-    """Return (bits of the k-th token, number of equal tokens to keep, number of equal tokens).
+    """Return top-k's cutoff: (bits of the k-th token, equal tokens to keep, equal tokens).
 
     (1 << WIDTH, 0, 0) if top-k keeps all tokens. record: counts of the last pass.
     """
@@ -689,5 +689,6 @@ class _Search:
         }
 
     def _launch(self, kernel: Any, **more: Any) -> None:
+        """Launch one kernel over all samplers. more: its arguments besides the shared ones."""
         values = self._values | more
         kernel[self._grid](**{name: values[name] for name in kernel.arg_names}, num_warps=8)

@@ -68,10 +68,12 @@ class PackedExperts(nn.Module):
         self._versions = dict.fromkeys(self._versions, (0, -1))
 
     def _product(self, x: Tensor, name: str, expert: int) -> Tensor:
+        """Return rows x times one expert's packed weight. name: of the stack of weights."""
         biases: Any = self._parameters.get(f"{name}_bias")
         return product(x, self._packed[name][expert], None if biases is None else biases[expert])
 
     def _repack_changed(self) -> None:
+        """Pack the stacks that were written to since they were packed."""
         for name, version in self._versions.items():
             kept: Any = self._parameters[name]
             if version_of(kept) != version:
@@ -79,6 +81,7 @@ class PackedExperts(nn.Module):
                 self._versions[name] = version_of(kept)
 
     def _pack(self, name: str, stack: Tensor) -> None:
+        """Pack each expert's weight of a stack."""
         weights = of_each(self, stack)
         is_in_place = is_widened(stack.dtype)
         self._packed[name] = [each if is_in_place else packed(each) for each in weights]
@@ -137,6 +140,7 @@ def _bytes_copied(module: nn.Module) -> int:
 
 
 def _mix_in(module: Any, *, keep: bool) -> None:
+    """Replace a module's class by one with `PackedExperts`, and pack its weights."""
     module.__dict__.update(_packed={}, _versions={})
     module.__class__ = _packed_class(type(module))
     for name in (up_of(module), "down_proj"):
@@ -178,6 +182,7 @@ def is_grouped(module: Any) -> bool:
 
 
 def _implementation_of(module: Any) -> str | None:
+    """Return the name of the experts implementation that the module's config selects, or None."""
     name: str | None = getattr(module.config, "_experts_implementation", None)
     return name
 
@@ -188,10 +193,12 @@ def is_stack(weight: Any) -> bool:
 
 
 def _can_be_packed(module: Any) -> bool:
+    """Return True for a module of experts without hooks that supports other implementations."""
     return is_open(module) and not (module._forward_hooks or module._forward_pre_hooks)
 
 
 def _one_of_each(modules: list[nn.Module]) -> list[nn.Module]:
+    """Return one module for each class."""
     return list({type(module): module for module in reversed(modules)}.values())
 
 
@@ -220,10 +227,10 @@ def _is_right(module: Any) -> bool:
 
 
 def up_of(module: nn.Module) -> str:
-    """Return the name of the first weights."""
+    """Return the name of a mixture's first stack of weights, such as "gate_up_proj"."""
     return _UP[0] if module.__dict__["has_gate"] else _UP[1]
 
 
 def of_each(module: nn.Module, stack: Tensor) -> Tensor:
-    """Return the weights [out, in] of each expert in a stack, and the reverse."""
+    """Convert a stack to [experts, out, in], or back: transposed stacks are transposed."""
     return stack.transpose(1, 2) if module.__dict__["is_transposed"] else stack

@@ -28,7 +28,7 @@ class _Call(NamedTuple):
 
 
 class _Trace:
-    """Calls in order, and the ids of layers whose weights other code read."""
+    """Recorded calls in order, and the ids of layers whose weights other code read."""
 
     def __init__(self) -> None:
         self.calls: list[_Call] = []
@@ -57,11 +57,11 @@ class _Tracing(nn.Module):
 
 
 class _TracedLinear(_Tracing, nn.Linear):
-    pass
+    """A linear layer that records its calls."""
 
 
 class _TracedConv1D(_Tracing, Conv1D):
-    pass
+    """GPT-2's kind of linear layer, recording its calls."""
 
 
 _TRACED: dict[type[nn.Module], type[nn.Module]] = {

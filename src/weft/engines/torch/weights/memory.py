@@ -51,5 +51,6 @@ def release_heap() -> None:
 
 
 def _range_of(line: str) -> tuple[int, int]:
+    """Parse the address range of a line in /proc/self/maps."""
     start, _, end = line.split(maxsplit=1)[0].partition("-")
     return int(start, 16), int(end, 16)

@@ -87,6 +87,7 @@ class PackedLinear(nn.Linear):
         self._packed_version = (0, -1)
 
     def _pack(self, weight: Tensor) -> None:
+        """Store a packed copy of the weight [out, in]."""
         matrix = self._transposed(weight)
         is_kept = "weight" in self._parameters
         self._packed = matrix if is_kept and is_widened(weight.dtype) else packed(matrix)
@@ -116,10 +117,11 @@ class PackedLinear(nn.Linear):
 
 
 class PackedConv1D(PackedLinear):
-    """The same for GPT-2's kind of linear layer, whose weight is [in, out]."""
+    """`PackedLinear` for GPT-2's kind of linear layer, whose weight is [in, out]."""
 
     @staticmethod
     def _transposed(weight: Tensor) -> Tensor:
+        """Return the transposed weight: GPT-2's layers store [in, out]."""
         return weight.t()
 
 
@@ -130,7 +132,7 @@ def pack_layer(layer: nn.Linear | Conv1D, *, keep: bool, few: int) -> PackedLine
 
 
 def packed(weight: Tensor) -> Tensor:
-    """Return a weight [out, in] packed for oneDNN; one that is upcast becomes contiguous.
+    """Return a weight [out, in] packed for oneDNN; one that is upcast on use becomes contiguous.
 
     Most PyTorch operations fail on a packed weight.
     """
@@ -166,6 +168,7 @@ def time_filling(layer: PackedLinear) -> None:
 
 
 def _is_worth_filling(weight: Tensor, n_rows: int, width: int) -> bool:
+    """Time products of `n_rows` rows; return True if they are faster when padded to four."""
     x = torch.ones(n_rows, width, dtype=weight.dtype)
     seconds: dict[bool, list[float]] = {True: [], False: []}
     for _ in range(_TIMED_ROUNDS):
@@ -180,11 +183,13 @@ def _is_worth_filling(weight: Tensor, n_rows: int, width: int) -> bool:
 
 
 def _filled_product(x: Tensor, n_rows: int, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Compute a product whose rows are padded with zeros to four."""
     filled = F.pad(x.reshape(n_rows, -1), (0, 0, 0, _FILLED_ROWS - n_rows))
     return _product(filled, weight, bias)[:n_rows].view(*x.shape[:-1], -1)
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Compute x @ weightᵀ + bias with a packed or upcast weight."""
     out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return out
 
@@ -207,6 +212,7 @@ def can_pack(weight: Tensor) -> bool:
 
 
 def _is_right(x: Tensor, weight: Tensor) -> bool:
+    """Return True if the packed product equals PyTorch's ordinary one up to rounding."""
     try:
         got = product(x, packed(weight), None).float()
     except Exception:

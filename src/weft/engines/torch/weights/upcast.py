@@ -23,7 +23,7 @@ _MEASURED = "AVX2"  # PyTorch's name of the processors that were measured
 
 
 def is_widened(dtype: torch.dtype) -> bool:
-    """Return True if products with weights of a dtype are faster this way on this CPU."""
+    """Return True if products with this dtype are faster upcast to float32 on this CPU."""
     is_half = dtype in (torch.bfloat16, torch.float16)
     return (
         is_half and torch.backends.cpu.get_cpu_capability() == _MEASURED and not multiplies(dtype)
@@ -31,7 +31,7 @@ def is_widened(dtype: torch.dtype) -> bool:
 
 
 def multiplies(dtype: torch.dtype) -> bool:
-    """Return True if oneDNN has products of a dtype on this CPU."""
+    """Return True if oneDNN has products of this dtype on this CPU."""
     if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
         return False
     if dtype == torch.bfloat16:
@@ -78,6 +78,7 @@ def _by_row(wide: Tensor, weight: Tensor) -> Tensor:
 
 
 def _by_column(wide: Tensor, weight: Tensor) -> Tensor:
+    """Compute blocks of inputs one after the other, and add their products."""
     out = wide.new_zeros(len(wide), len(weight))
     columns = weight.t()
     block = wide.new_empty(_lines(len(weight)) * torch.get_num_threads(), len(weight))
