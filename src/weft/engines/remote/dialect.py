@@ -12,7 +12,11 @@ Order = Literal["first", "last", "either"]
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One kind of server. Features not listed here are not requested, and rejected by name."""
+    """Extensions and deviations of one kind of server (vLLM, llama.cpp, Ollama, …) from OpenAI's
+    protocol.
+
+    Features not listed here are not requested; options that need them are rejected by name.
+    """
 
     # Name of the dialect.
     name: str

@@ -53,6 +53,17 @@ class RemoteEngine(Engine):
         n_ctx: int | None,
         steps: bool,
     ) -> None:
+        """Connect the parts; `load` creates them.
+
+        Args:
+            transport: connection to the server.
+            server: the model and its features.
+            text: the model's tokenizer, or a `PieceTokenizer`.
+            max_concurrent: maximum number of siblings in flight.
+            together: siblings share a request.
+            n_ctx: context length in tokens; None: unknown.
+            steps: the server returns logprobs of the full vocabulary.
+        """
         is_pieces = isinstance(text, PieceTokenizer)
         self._transport = transport
         self._text = text
@@ -62,7 +73,7 @@ class RemoteEngine(Engine):
             transport, self._builder, n_vocab=n_vocab, max_concurrent=max_concurrent
         )
         if steps:
-            n_vocab = transport.run(_width(self._rows, text, transport.address.base))
+            n_vocab = transport.run(_full_row_size(self._rows, text, transport.address.base))
             self._rows = RemoteLogprobs(
                 transport, self._builder, n_vocab=n_vocab, max_concurrent=max_concurrent
             )
@@ -137,7 +148,7 @@ class RemoteEngine(Engine):
             "steps": steps,
             "connect_s": connect_s, "first_s": first_s, "between_s": between_s, "retries": retries,
         }  # fmt: skip
-        given = _with_texts(given, address.options)
+        given = _apply_address_options(given, address.options)
         if tokenizer is None and "tokenizer" in address.options:
             address, tokenizer = _with_tokenizer(address)
         if given["api"] not in ("auto", "completions", "chat"):
@@ -155,9 +166,9 @@ class RemoteEngine(Engine):
                     given["api"],
                 )
             )
-            most = check_int("most", given["most"], 1)
+            max_concurrent = check_int("most", given["most"], 1)
             if server.dialect.max_concurrent is not None:
-                most = min(most, server.dialect.max_concurrent)
+                max_concurrent = min(max_concurrent, server.dialect.max_concurrent)
             shared = given["together"]
             if shared and not server.capabilities.n:
                 raise Unsupported(
@@ -177,7 +188,7 @@ class RemoteEngine(Engine):
                 transport,
                 server,
                 tokenizer or PieceTokenizer(is_chat=is_chat, base_model=server.root),
-                max_concurrent=most,
+                max_concurrent=max_concurrent,
                 together=bool(shared),
                 steps=bool(given["steps"]),
                 n_ctx=None if given["n_ctx"] is None else check_int("n_ctx", given["n_ctx"], 1),
@@ -187,6 +198,7 @@ class RemoteEngine(Engine):
             raise
 
     def tokenizer(self) -> Tokenizer:
+        """Return the tokenizer given to `load`; without one, a `PieceTokenizer`."""
         return self._text
 
     def sampling_defaults(self) -> ModelDefaults:
@@ -231,7 +243,7 @@ class RemoteEngine(Engine):
         return self._transport.run(self._rows.score(rows))
 
     def _check(self, rows: Sequence[Row]) -> None:
-        """Reject rows that are not valid paths of this model."""
+        """Raise an error for rows that are not valid paths of this model."""
         for row in rows:
             ids = [] if isinstance(row.tokens, FutureTokens) else list(row.tokens)
             n_vocab = self.info.n_vocab
@@ -245,13 +257,14 @@ class RemoteEngine(Engine):
                 )
 
     def close(self) -> None:
+        """Cancel all requests and close the connection. Idempotent."""
         self._transport.stop()
 
     def __repr__(self) -> str:
         return f"<RemoteEngine {self.info.model}>"
 
 
-async def _width(rows: RemoteLogprobs, text: Tokenizer, base: str) -> int:
+async def _full_row_size(rows: RemoteLogprobs, text: Tokenizer, base: str) -> int:
     """Return the number of logprobs in a full row.
 
     Raises:
@@ -277,6 +290,7 @@ async def _width(rows: RemoteLogprobs, text: Tokenizer, base: str) -> int:
 
 
 def _capabilities_of(server: ServerInfo, *, steps: bool) -> Capabilities:
+    """Return the engine's features for this server. steps: see `RemoteEngine.load`."""
     capabilities = server.capabilities
     return replace(
         OWN["remote"],
@@ -302,6 +316,7 @@ def _fingerprint(server: ServerInfo, text: Tokenizer) -> str:
 
 
 def _retry_policy(given: dict[str, Any]) -> RetryPolicy:
+    """Validate the options of `load` about timeouts and retries. given: options by name."""
     return RetryPolicy(
         **{
             name: check_number(name, given[name], low=0.0, open_low=True)
@@ -320,19 +335,21 @@ def _with_tokenizer(address: Address) -> tuple[Address, Tokenizer]:
     return replace(address, options={**address.options, "tokenizer": name}), text
 
 
-def _yes_or_no(text: str) -> bool:
+def _parse_yes_no(text: str) -> bool:
+    """Parse "yes" or "no". Raises: ValueError."""
     if text not in ("yes", "no"):
         raise ValueError(text)
     return text == "yes"
 
 
-_READ: dict[str, Callable[[str], Any]] = {
-    "n_ctx": int, "dialect": str, "api": str, "most": int, "together": _yes_or_no,
-    "steps": _yes_or_no, "connect_s": float, "first_s": float, "between_s": float, "retries": int,
+_OPTION_PARSERS: dict[str, Callable[[str], Any]] = {
+    "n_ctx": int, "dialect": str, "api": str, "most": int, "together": _parse_yes_no,
+    "steps": _parse_yes_no, "connect_s": float, "first_s": float, "between_s": float,
+    "retries": int,
 }  # fmt: skip
 
 
-def _with_texts(given: dict[str, Any], texts: dict[str, str]) -> dict[str, Any]:
+def _apply_address_options(given: dict[str, Any], texts: dict[str, str]) -> dict[str, Any]:
     """Return the options of `load`, updated by those in an address.
 
     given: options by name. texts: options of the address, as text.
@@ -341,11 +358,11 @@ def _with_texts(given: dict[str, Any], texts: dict[str, str]) -> dict[str, Any]:
     for name, text in texts.items():
         if name == "tokenizer":
             continue
-        if name not in _READ:
-            allowed = ", ".join(["tokenizer", *_READ])
+        if name not in _OPTION_PARSERS:
+            allowed = ", ".join(["tokenizer", *_OPTION_PARSERS])
             raise ConfigError(f"the address has the option {name!r}; allowed are {allowed}")
         try:
-            options[name] = _READ[name](text)
+            options[name] = _OPTION_PARSERS[name](text)
         except ValueError:
             raise ConfigError(f"the address has {name}={text}, which is invalid") from None
     return options

@@ -72,7 +72,7 @@ async def probe_server(
     Raises:
         EngineUnavailable, ModelLoadError, ConfigError, Unsupported: the server cannot be used.
     """
-    server = await _listed(transport, model)
+    server = await _find_listed_model(transport, model)
     if dialect != "auto":
         if dialect not in DIALECTS:
             raise ConfigError(
@@ -86,8 +86,8 @@ async def probe_server(
     return replace(server, capabilities=await _Prober(transport, server, text).capabilities(api))
 
 
-async def _listed(transport: Transport, model: str) -> ServerInfo:
-    """Return the model from the server's list."""
+async def _find_listed_model(transport: Transport, model: str) -> ServerInfo:
+    """Return the entry of `model` in the server's list; the only entry if `model` is ""."""
     try:
         listed = await models_of(transport)
     except TransportError as fault:
@@ -111,6 +111,7 @@ async def _listed(transport: Transport, model: str) -> ServerInfo:
 
 
 def _no_such_model(transport: Transport, model: str, listed: list[ServerInfo]) -> ModelLoadError:
+    """Return the error for a model that the server does not list, with similar names."""
     names = [each.model for each in listed]
     near = difflib.get_close_matches(model, names, 3) or names[:8]
     message = f"{transport.address.base} has no model {model!r}; it has {', '.join(near)}"
@@ -145,16 +146,20 @@ async def models_of(transport: Transport) -> list[ServerInfo]:
     Raises:
         TransportError: the request failed.
     """
-    data = await _list(transport)
+    data = await _get_model_list(transport)
     entries = data.get("data") if isinstance(data, dict) else None
-    listed = [_info(e) for e in entries or () if isinstance(e, dict) and type(e.get("id")) is str]
+    listed = [
+        _parse_model_entry(e)
+        for e in entries or ()
+        if isinstance(e, dict) and type(e.get("id")) is str
+    ]
     unknown = bool(listed) and all(each.dialect is PLAIN for each in listed)
     if unknown and all(":" in each.model for each in listed) and await _is_ollama(transport):
         listed = [replace(each, dialect=OLLAMA) for each in listed]
     return listed
 
 
-def _info(entry: dict[str, Any]) -> ServerInfo:
+def _parse_model_entry(entry: dict[str, Any]) -> ServerInfo:
     """Return the metadata in one entry of a server's list of models."""
     n_ctx = entry.get("max_model_len") or (entry.get("meta") or {}).get("n_ctx")
     return ServerInfo(
@@ -174,7 +179,7 @@ async def _is_ollama(transport: Transport) -> bool:
         return False
 
 
-async def _list(transport: Transport) -> Any:
+async def _get_model_list(transport: Transport) -> Any:
     """Return the server's list of models; try the address with /v1 if there is none."""
     try:
         return await _with_retries(
@@ -211,6 +216,7 @@ async def _with_retries(transport: Transport, ask: Any) -> Any:
 
 
 def _unavailable(transport: Transport, fault: TransportError) -> EngineUnavailable:
+    """Return the error for a server that does not answer, with a hint for this kind of server."""
     hint = "is the server up, and is the address right, /v1 included?"
     if transport.address.host.endswith(f":{OLLAMA_PORT}"):
         hint = "ollama serve starts Ollama"
@@ -235,6 +241,7 @@ class _Prober:
         self.ids = [] if text is None else text.continuation(_TEXT)
 
     async def capabilities(self, api: str) -> ServerCapabilities:
+        """Return the features of the server. api: "completions", "chat" or "auto"."""
         if self.server.dialect.chat_only:
             if api == "completions":
                 raise Unsupported(
@@ -243,7 +250,7 @@ class _Prober:
                 )
             api = "chat"
         if api != "chat":
-            completions = await self._completions()
+            completions = await self._probe_completions()
             if completions is not None:
                 return completions if api == "completions" else await self._with_chat(completions)
             if api == "completions":
@@ -256,7 +263,7 @@ class _Prober:
                 " messages, not tokens: leave out tokenizer= to grow text"
             )
         try:
-            return await self._chat()
+            return await self._probe_chat()
         except TransportError as fault:
             raise _unavailable(self.transport, fault) from None
 
@@ -265,7 +272,7 @@ class _Prober:
         if self.text is not None:
             return completions
         try:
-            chat = await self._chat()
+            chat = await self._probe_chat()
             # The server computes logprobs of both protocols alike: no further request.
             raw = chat.logprobs and completions.raw
             return replace(completions, chat=replace(chat, raw=raw))
@@ -274,7 +281,7 @@ class _Prober:
                 raise _unavailable(self.transport, fault) from None
             return completions  # no chat protocol, or the model has no template
 
-    async def _completions(self) -> ServerCapabilities | None:
+    async def _probe_completions(self) -> ServerCapabilities | None:
         """Probe the completions protocol: request one token with all features, then with fewer.
 
         Returns None if the server does not support the protocol.
@@ -284,7 +291,7 @@ class _Prober:
             if "ids" in wants and not self.ids:
                 continue
             try:
-                delta = await self._first(wants)
+                delta = await self._probe_first(wants)
             except TransportError as fault:
                 if fault.status in (404, 405) and not _names_model(fault, self.server.model):
                     return None
@@ -294,11 +301,11 @@ class _Prober:
                 last_error = fault
                 continue
             if delta is not None:
-                return await self._second(self._capabilities_from(wants, delta), delta)
+                return await self._probe_second(self._capabilities_from(wants, delta), delta)
         assert last_error is not None
         raise _unavailable(self.transport, last_error)
 
-    async def _first(self, wants: set[str]) -> ChoiceDelta | None:
+    async def _probe_first(self, wants: set[str]) -> ChoiceDelta | None:
         """Request one token; return the choice of the response.
 
         None if the server returns several choices: it read each id as a prompt.
@@ -316,13 +323,15 @@ class _Prober:
             body["logprobs"] = self.server.dialect.top
         if self.server.dialect.ask_ids:
             body[self.server.dialect.ask_ids] = True
-        deltas = await self._ask("/completions", body)
+        deltas = await self._request_choices("/completions", body)
         return deltas[0] if len(deltas) == 1 else None  # many: each id was taken for a prompt
 
-    async def _ask(self, path: str, body: dict[str, Any]) -> list[ChoiceDelta]:
-        return _choices(await self._data(path, body))
+    async def _request_choices(self, path: str, body: dict[str, Any]) -> list[ChoiceDelta]:
+        """Send a request, with retries; return the choices of the response."""
+        return _choices(await self._post(path, body))
 
-    async def _data(self, path: str, body: dict[str, Any]) -> Any:
+    async def _post(self, path: str, body: dict[str, Any]) -> Any:
+        """Send a request, with retries; return the JSON response."""
         return await _with_retries(self.transport, lambda: self.transport.post(path, body))
 
     def _capabilities_from(self, wants: set[str], delta: ChoiceDelta) -> ServerCapabilities:
@@ -362,7 +371,7 @@ class _Prober:
             f" {text!r:.200}; pass the tokenizer of {self.server.model}"
         )
 
-    async def _second(
+    async def _probe_second(
         self, capabilities: ServerCapabilities, first: ChoiceDelta
     ) -> ServerCapabilities:
         """Request two choices at a high temperature to detect `n` and raw logprobs.
@@ -382,7 +391,7 @@ class _Prober:
         trials: tuple[dict[str, Any], ...] = ({"n": 2}, {})
         for more in trials:
             try:
-                data = await self._data("/completions", {**body, **more})
+                data = await self._post("/completions", {**body, **more})
             except TransportError:
                 continue
             deltas = _choices(data)
@@ -390,7 +399,7 @@ class _Prober:
             return replace(capabilities, n=len(deltas) == 2, raw=raw)
         return capabilities
 
-    async def _chat(self) -> ServerCapabilities:
+    async def _probe_chat(self) -> ServerCapabilities:
         """Return the features of the chat protocol.
 
         Raises:
@@ -408,7 +417,7 @@ class _Prober:
         last_error: TransportError | None = None
         for more in wants:
             try:
-                deltas = await self._ask("/chat/completions", {**body, **more})
+                deltas = await self._request_choices("/chat/completions", {**body, **more})
             except TransportError as fault:
                 if fault.status in (None, 401, 403, 404, 405):
                     raise
@@ -426,10 +435,12 @@ def _without_spaces(text: str) -> str:
 
 
 def _names_model(fault: TransportError, model: str) -> bool:
+    """Return True for a 404 error whose text contains the model's name."""
     return fault.status == 404 and model in str(fault)
 
 
 def _choices(data: Any) -> list[ChoiceDelta]:
+    """Parse the choices of a response. Raises: TransportError if it is invalid."""
     try:
         return list(read_deltas(data))
     except ProtocolError as error:

@@ -20,7 +20,7 @@ _TOKEN = "token_id:"  # prefix of names that are ids
 
 
 class RemoteLogprobs:
-    """Requests single steps, one request per position, at most `max_concurrent` at once.
+    """Requests logprobs from the server, for `Engine.forward`: of given tokens, or of all tokens.
 
     Args:
         transport: connection to the server.
@@ -44,10 +44,14 @@ class RemoteLogprobs:
             ForwardError: the server failed.
         """
         slots = asyncio.Semaphore(self._max_concurrent)
-        scores = await asyncio.gather(*(self._echo(row, slots) for row in rows))
+        scores = await asyncio.gather(*(self._score_row(row, slots) for row in rows))
         return HostOutput(np.zeros((0, 0), dtype=np.float32), list(scores))
 
-    async def _echo(self, row: Row, slots: asyncio.Semaphore) -> list[Score]:
+    async def _score_row(self, row: Row, slots: asyncio.Semaphore) -> list[Score]:
+        """Score a row's spans: the server echoes each path with its logprobs.
+
+        slots: limits the number of concurrent requests.
+        """
         # A span's last target follows the row, so each full path is requested once.
         paths = [(*_ids(row)[: span.start + 1], *span.targets) for span in row.scores]
         logprobs: dict[tuple[int, ...], list[float | None]] = {}
@@ -61,7 +65,7 @@ class RemoteLogprobs:
                     f" of {len(path)}"
                 )
         return [
-            _score(logprobs[path], span.start + 1, len(span.targets))
+            _to_score(logprobs[path], span.start + 1, len(span.targets))
             for path, span in zip(paths, row.scores, strict=True)
         ]
 
@@ -88,6 +92,7 @@ class RemoteLogprobs:
         return HostOutput(stacked, scores)
 
     def _score_span(self, row: Row, span: Any, by_path: dict[tuple[int, ...], Any]) -> Score:
+        """Score a span from full logits. by_path: logits float32 [V] after each path."""
         ids = _ids(row)
 
         def logits_of(first: int, last: int) -> NDArray[np.float32]:
@@ -140,6 +145,7 @@ class RemoteLogprobs:
 
 
 def _ids(row: Row) -> tuple[int, ...]:
+    """Return the row's token ids, which are always known: servers have no future tokens."""
     assert not isinstance(row.tokens, FutureTokens)  # only with async scheduling
     return tuple(row.tokens)
 
@@ -153,7 +159,8 @@ def _positions(row: Row) -> list[tuple[int, ...]]:
     return [ids[: each + 1] for each in at]
 
 
-def _score(logprobs: Sequence[float | None], first: int, n: int) -> Score:
+def _to_score(logprobs: Sequence[float | None], first: int, n: int) -> Score:
+    """Return logprobs first … first + n - 1 as a `Score`. Raise ForwardError if one is missing."""
     values = [each for each in logprobs[first : first + n] if each is not None]
     if len(values) != n:
         raise ForwardError("the server's response lacks some of the requested logprobs")

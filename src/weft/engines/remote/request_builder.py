@@ -71,9 +71,14 @@ class RequestBuilder:
                     f"{name}={value!r}: servers of the kind {self.dialect.name!r} do not do exactly"
                     " that"
                 )
-        return self._bias(params) or self._order(params, used) or self._constraint(params)
+        return (
+            self._bias_obstacle(params)
+            or self._filter_order_obstacle(params, used)
+            or self._constraint_obstacle(params)
+        )
 
-    def _bias(self, params: SamplingParams) -> str | None:
+    def _bias_obstacle(self, params: SamplingParams) -> str | None:
+        """Return the reason why the server cannot apply `logit_bias`; None if it can."""
         if not params.logit_bias:
             return None
         if "logit_bias" not in self.dialect.params:
@@ -86,7 +91,11 @@ class RequestBuilder:
             return f"a logit_bias of {bias} (token {token}): servers take -100 to 100"
         return None
 
-    def _order(self, params: SamplingParams, used: Sequence[str]) -> str | None:
+    def _filter_order_obstacle(self, params: SamplingParams, used: Sequence[str]) -> str | None:
+        """Return a parameter that the server applies in another order than Weft; None if none.
+
+        used: names of the parameters that are on.
+        """
         order = self.dialect.order
         cut = [name for name in used if name in _FILTERS and name != "top_k"]
         if order == "first" and {"top_p", "min_p"} <= set(cut):
@@ -104,19 +113,20 @@ class RequestBuilder:
             )
         return None
 
-    def _constraint(self, params: SamplingParams) -> str | None:
+    def _constraint_obstacle(self, params: SamplingParams) -> str | None:
+        """Return the reason why the server cannot enforce the constraint; None if it can."""
         if params.constraint is None:
             return None
         kind = type(params.constraint).__name__
         try:
-            fields = self._constrained(params.constraint)
+            fields = self._constraint_fields(params.constraint)
         except GrammarError as error:
             return f"the constraint {kind}, which has no grammar: {error}"
         if fields is None:
             return f"the constraint {kind}: servers of the kind {self.dialect.name!r} have none"
         return None
 
-    def _constrained(self, constraint: Any) -> dict[str, Any] | None:
+    def _constraint_fields(self, constraint: Any) -> dict[str, Any] | None:
         """Return the fields of a constraint; None if the server does not support it."""
         fields: dict[str, Any] = {}
         if isinstance(constraint, GBNF):
@@ -228,7 +238,7 @@ class RequestBuilder:
         if dialect.stop_ids and run.stop_ids and not isinstance(self.text, PieceTokenizer):
             body[dialect.stop_ids] = sorted(run.stop_ids)
         if params.constraint is not None:
-            body |= self._constrained(params.constraint) or {}
+            body |= self._constraint_fields(params.constraint) or {}
         return body
 
     def _neutral(self, params: SamplingParams) -> dict[str, Any]:
@@ -240,6 +250,7 @@ class RequestBuilder:
         return {name: value for name, value in fields.items() if _OURS.get(name, name) not in unset}
 
     def _sampling_fields(self, params: SamplingParams) -> dict[str, Any]:
+        """Return the request's sampling fields, by the server's names."""
         fields: dict[str, Any] = {}
         names = (*_PENALTIES, *(_FILTERS if params.temperature else ()), "penalty_last_n")
         for name in names:

@@ -108,9 +108,11 @@ class RemoteRuns(EngineGenerator):
         self.together = together
 
     def unsupported_params(self, params: SamplingParams) -> str | None:
+        """Return the first parameter that the server would not honour exactly; None if none."""
         return self.builder.unsupported_params(params)
 
     def start(self, request: GenerationRequest, on_event: EventCallback) -> RemoteRun:
+        """Start the requests of all siblings; return the run, for `cancel`."""
         builder = self.builder.for_path(request.tokens)
         builder.prompt(request.tokens)  # raises if the prompt is not supported
         remote_run = RemoteRun(request, on_event, builder)
@@ -124,6 +126,7 @@ class RemoteRuns(EngineGenerator):
         return remote_run
 
     def cancel(self, handle: RemoteRun, sibling: int) -> None:
+        """Request the end of one sibling. Its last event is still reported."""
         if not self.transport.is_closed:
             self.transport.call(lambda: handle.cancel(sibling))
 
@@ -174,9 +177,11 @@ class StreamingRequest:
             self._task.cancel()
 
     def _unfinished(self) -> list[RequestChoice]:
+        """Return the siblings that have not ended."""
         return [choice for choice in self.choices if not choice.is_finished]
 
     async def _run(self) -> None:
+        """Send requests until all siblings have ended; the body of the task."""
         transport = self.runs.transport
         try:
             while choices := self._unfinished():
@@ -255,6 +260,7 @@ class StreamingRequest:
         return True
 
     def _fail(self, error: Exception) -> None:
+        """End all unfinished siblings with an error."""
         remote_run = self.remote_run()
         if remote_run is not None:
             for choice in self._unfinished():
@@ -306,6 +312,7 @@ class StreamingRequest:
         return None
 
     def _body(self, choices: list[RequestChoice]) -> dict[str, Any]:
+        """Return the request that continues these siblings, from their last tokens if it can."""
         remote_run = self.remote_run()
         assert remote_run is not None  # its end cancels this
         run, prior = remote_run.run, choices[0].tokens
@@ -323,6 +330,7 @@ class StreamingRequest:
     def _process_delta(
         self, remote_run: RemoteRun, choice: RequestChoice, delta: ChoiceDelta
     ) -> None:
+        """Convert new content of one sibling to tokens, and report them."""
         if self._wants_logprobs and self.builder.dialect.drops_split_chars:
             if delta.finish is None and delta.names == [b""]:
                 raise MissingTextError
@@ -333,11 +341,11 @@ class StreamingRequest:
             tokens, logprobs = _skip_replayed(choice, tokens, logprobs)
         event = GenerationEvent(choice.number, tokens, logprobs)
         if delta.finish is not None:
-            event = self._last(remote_run.run, choice, delta, tokens, logprobs)
+            event = self._last_event(remote_run.run, choice, delta, tokens, logprobs)
         if event.tokens or event.is_last:
             remote_run.report(choice, event)
 
-    def _last(
+    def _last_event(
         self,
         run: GenerationRequest,
         choice: RequestChoice,
@@ -388,6 +396,7 @@ def _skip_replayed(
 
 
 def _start_all(requests: Sequence[StreamingRequest]) -> None:
+    """Start several requests."""
     for request in requests:
         request.start()
 

@@ -92,12 +92,13 @@ def read_deltas(data: Any) -> Iterator[ChoiceDelta]:
         raise ProtocolError("a message has no list of choices")
     for choice in choices:
         try:
-            yield _choice(choice)
+            yield _parse_choice(choice)
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise ProtocolError(f"a choice cannot be read: {error!r}") from error
 
 
-def _choice(choice: dict[str, Any]) -> ChoiceDelta:
+def _parse_choice(choice: dict[str, Any]) -> ChoiceDelta:
+    """Parse one choice of a message, in the completions or chat format."""
     message = choice.get("delta") or choice.get("message")
     text = choice.get("text") if message is None else message.get("content")
     ids = choice.get("token_ids")
@@ -106,11 +107,11 @@ def _choice(choice: dict[str, Any]) -> ChoiceDelta:
     names, logprobs = None, None
     entry = choice.get("logprobs")
     if entry and isinstance(entry.get("content"), list):
-        names, logprobs, own = _content(entry["content"])
+        names, logprobs, own = _parse_chat_logprobs(entry["content"])
         ids = own if ids is None else ids
     elif entry and isinstance(entry.get("tokens"), list):
         names = [str(name).encode() for name in entry["tokens"]]
-        logprobs = [_number(value) for value in entry.get("token_logprobs") or ()]
+        logprobs = [_parse_logprob(value) for value in entry.get("token_logprobs") or ()]
     if names is not None and (logprobs is None or len(logprobs) != len(names)):
         logprobs = None
     reason = choice.get("stop_reason", choice.get("matched_stop"))
@@ -126,7 +127,7 @@ def _choice(choice: dict[str, Any]) -> ChoiceDelta:
     )
 
 
-def _content(
+def _parse_chat_logprobs(
     content: list[dict[str, Any]],
 ) -> tuple[list[bytes], list[float | None], list[int] | None]:
     """Return (names, logprobs, ids) of tokens from a chat response.
@@ -138,7 +139,7 @@ def _content(
         for each in content
     ]
     ids = [number for each in content if type(number := each.get("id")) is int]
-    logprobs = [_number(each.get("logprob")) for each in content]
+    logprobs = [_parse_logprob(each.get("logprob")) for each in content]
     return names, logprobs, ids if len(ids) == len(content) else None
 
 
@@ -159,7 +160,8 @@ def top_logprobs(data: Any) -> list[dict[str, float]]:
     return result
 
 
-def _number(value: Any) -> float | None:
+def _parse_logprob(value: Any) -> float | None:
+    """Return a number; None for null and NaN."""
     number = math.nan if value is None else float(value)
     return None if math.isnan(number) else number
 
@@ -182,12 +184,13 @@ def overflow_of(data: Any) -> Overflow | None:
     if not any(code in _OVERFLOWS for code in codes) and not _TOO_LONG.search(text):
         return None
     return Overflow(
-        _count(fields.get("n_prompt_tokens"), _N_TOKENS, text),
-        _count(fields.get("n_ctx"), _N_CTX, text),
+        _parse_count(fields.get("n_prompt_tokens"), _N_TOKENS, text),
+        _parse_count(fields.get("n_ctx"), _N_CTX, text),
     )
 
 
-def _count(value: Any, pattern: re.Pattern[str], text: str) -> int:
+def _parse_count(value: Any, pattern: re.Pattern[str], text: str) -> int:
+    """Return `value` if it is an integer, else the number that `pattern` matches, else 0."""
     match = pattern.search(text)
     if type(value) is int:
         return value
@@ -195,6 +198,7 @@ def _count(value: Any, pattern: re.Pattern[str], text: str) -> int:
 
 
 def _is_client_error(error: Any) -> bool:
+    """Return True for an error with a 4xx code that a retry cannot change."""
     code = error.get("code") if isinstance(error, dict) else None
     return type(code) is int and 400 <= code < 500 and code not in (408, 425, 429)
 

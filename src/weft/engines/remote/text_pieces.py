@@ -38,6 +38,7 @@ def piece_id(piece: bytes) -> int:
 
 
 def _role_id(role: str) -> int:
+    """Return the id of a chat role, such as "user"."""
     return int.from_bytes(b"\x02" + role.encode(), "big")
 
 
@@ -86,19 +87,23 @@ class PieceTokenizer(Tokenizer):
 
     @property
     def n_vocab(self) -> int:
+        """Upper bound of all ids."""
         return N_PIECES
 
     def check_ids(self, ids: Iterable[int]) -> None:
+        """Raise ConfigError for a number that is not the id of a piece."""
         wrong = next((token for token in ids if not is_piece(token)), None)
         if wrong is not None:
             raise ConfigError(f"token id {str(wrong)[:24]}: taking ids {self._needs}; or give text")
 
     @cached_property
     def vocab_bytes(self) -> list[bytes]:
+        """Raises Unsupported: pieces have no table."""
         raise Unsupported(f"the vocabulary (constraints, byte_vocab) {self._needs}")
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
+        """Ids of the chat roles."""
         return frozenset(ROLES)
 
     def fewest(self, text: str) -> int:
@@ -106,20 +111,27 @@ class PieceTokenizer(Tokenizer):
         return 0
 
     def encode(self, text: str, *, special: bool = False, add_bos: bool | None = None) -> list[int]:
+        """Return the ids of a text, one per word. Raises: Unsupported with `add_bos`."""
         if add_bos:
             raise Unsupported(f"a begin token {self._needs}")
         return self._encode(text, special=special)
 
     def continuation(self, text: str, *, special: bool = False) -> list[int]:
+        """Return the ids of a text that continues another, one per word."""
         return self._encode(text, special=special)
 
     def chat_ids(self, pieces: Iterable[tuple[str, bool]]) -> list[int]:
+        """Return the ids of a rendered chat.
+
+        pieces: (text, True if it is plain text, so that role names in it are not roles).
+        """
         ids: list[int] = []
         for text, is_plain in segments(pieces, _ROLE_NAMES):
             ids += self._encode(text, special=not is_plain)
         return ids
 
     def decode(self, ids: Iterable[int], *, first: bool = False) -> str:
+        """Return the text of ids."""
         return b"".join(map(piece_bytes, ids)).decode(errors="replace")
 
     def stream(self, *, first: bool = False) -> TextStream:
@@ -132,6 +144,7 @@ class PieceTokenizer(Tokenizer):
         return self.token_text(token_id)
 
     def _encode(self, text: str, *, special: bool, decorated: bool = False) -> list[int]:
+        """Return the ids of a text, one per word."""
         if not special:
             return pieces_of(text.encode(errors="replace"))
         ids: list[int] = []

@@ -59,10 +59,12 @@ class TokenMatcher:
 
     @staticmethod
     def _fits(names: list[bytes], delta: ChoiceDelta) -> bool:
+        """Return True if the names of the tokens form the text of the response."""
         return b"".join(names) == delta.text.encode()
 
     @cached_property
     def _by_bytes(self) -> dict[bytes, int]:
+        """Token id by the token's bytes."""
         ids: dict[bytes, int] = {}
         for token, name in enumerate(self.text.vocab_bytes):
             if name and token not in self.text.special_ids:

@@ -198,6 +198,7 @@ class Transport:
         return await self._json("POST", self.address.base + path, body)
 
     async def _json(self, method: str, url: str, body: dict[str, Any] | None) -> Any:
+        """Send a request and return the JSON of the response."""
         async with self._open(method, url, body) as response:
             async with asyncio.timeout(self.retry_policy.first_s):
                 return parse_json(await _read(response, MAX_BYTES))
@@ -234,6 +235,7 @@ class Transport:
     async def _open(
         self, method: str, url: str, body: dict[str, Any] | None
     ) -> AsyncIterator[httpx2.Response]:
+        """Send a request and yield the response. Raises: TransportError for an error status."""
         content = None if body is None else json.dumps(body).encode()
         try:
             request = self._client.build_request(method, url, content=content, headers=_JSON)
@@ -292,6 +294,7 @@ class Transport:
         )
 
     def _clean(self, text: str) -> str:
+        """Remove the API key from a text."""
         return text.replace(self._secret, "…") if self._secret else text
 
 
@@ -324,6 +327,7 @@ def _seconds(header: str | None) -> float | None:
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Run the loop until it is stopped; the body of the thread."""
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()

@@ -152,7 +152,7 @@ class VllmEngine(Engine):
         checkpoint = open_checkpoint(Path(folder))
         reject_mlx_quantised(checkpoint.config, "vllm")
         no_tap = rows == "logprobs" or bool(engine_options.get("speculative_config"))
-        buffer = None if no_tap else try_create_buffer(vocab_of(checkpoint.config))
+        buffer = None if no_tap else try_create_buffer(vocab_size_of(checkpoint.config))
         try:
             args = engine_args(
                 Path(folder),
@@ -280,6 +280,7 @@ class VllmEngine(Engine):
     # One forward
 
     def _rows(self, reader: LogitsReader, paths: list[RowPath]) -> np.ndarray:
+        """Return the logits after each path: float32 [n, V]. Equal paths are requested once."""
         if not paths:
             return np.empty((0, self.info.n_vocab), np.float32)
         distinct = list(dict.fromkeys(paths))
@@ -293,6 +294,7 @@ class VllmEngine(Engine):
         return np.stack([by_path[path] for path in paths])
 
     def _scores(self, reader: LogitsReader, row: Row) -> list[Score]:
+        """Score the target tokens of a row."""
         ids = _ids(row)
 
         def logits_of(first: int, last: int) -> np.ndarray:
@@ -302,10 +304,12 @@ class VllmEngine(Engine):
         return [metrics.score_span(span, self.info.n_vocab, logits_of) for span in row.scores]
 
     def _check_open(self) -> None:
+        """Raise ForwardError if the engine is closed."""
         if self._running.closed:
             raise ForwardError("the engine is closed; load the model again")
 
     def _check_row(self, row: Row) -> None:
+        """Raise an error for a row that is too long, or has invalid ids, indices or adapter."""
         n, limit, n_vocab = row.n_tokens, self.info.context_length, self.info.n_vocab
         if not 0 < n <= limit:
             raise ContextOverflow(
@@ -324,12 +328,16 @@ class VllmEngine(Engine):
 
 
 def _ids(row: Row) -> tuple[int, ...]:
+    """Return the row's token ids, which are always known: vLLM has no future tokens."""
     assert not isinstance(row.tokens, FutureTokens)  # only with async scheduling
     return tuple(row.tokens)
 
 
-def vocab_of(config: Mapping[str, Any]) -> int:
-    """Return the number of logits by config.json; for multimodal models that of the text part."""
+def vocab_size_of(config: Mapping[str, Any]) -> int:
+    """Return the vocabulary size in config.json, which is the number of logits; 0 if it has none.
+
+    Multimodal models have it in `text_config`.
+    """
     text = config.get("text_config") or {}
     return int(config.get("vocab_size") or text.get("vocab_size") or 0)
 
@@ -353,7 +361,7 @@ def adapter_fingerprint(folder: Path) -> str:
 
 
 def check_rows_option(rows: object) -> None:
-    """Validate the option `rows`."""
+    """Raise ConfigError unless the option `rows` is "auto", "board" or "logprobs"."""
     if rows not in ("auto", "board", "logprobs"):
         raise ConfigError(f'rows is {rows!r}; allowed are "auto", "board" and "logprobs"')
 

@@ -14,7 +14,7 @@ from ...errors import GrammarError
 
 @dataclass(frozen=True)
 class Structured:
-    """A constraint in vLLM's format.
+    """A constraint as vLLM's structured outputs accept it: a grammar, or a set of token ids.
 
     Args:
         unsupported: description of a constraint that vLLM would not enforce exactly; None

@@ -23,7 +23,7 @@ def settle_environment() -> None:
 
 @contextmanager
 def starting(options: Iterable[object]) -> Iterator[None]:
-    """Start processes in this block without importing the caller's program in them.
+    """Start worker processes inside this block, without importing the caller's program in them.
 
     A program without `if __name__ == "__main__":` would load the model again in each process.
     Warnings to vLLM's developers and those of Python's resource tracker are not shown.

@@ -38,7 +38,7 @@ class LogitsCapture(FirstInterface, SecondInterface):
             return
         with suppress(OSError, ValueError):
             self._buffer = map_buffer(info["path"], info["n_slots"], info["n_vocab"])
-            threading.Thread(target=_watch, args=(info["pid"],), daemon=True).start()
+            threading.Thread(target=_exit_with_parent, args=(info["pid"],), daemon=True).start()
 
     def is_argmax_invariant(self) -> bool:
         """Return False: otherwise vLLM skips the processor for greedy batches."""
@@ -88,7 +88,7 @@ def target_of(params: Any) -> tuple[int, int] | None:
     return None if target is None else (int(target[0]), int(target[1]))
 
 
-def _watch(pid: int) -> None:
+def _exit_with_parent(pid: int) -> None:
     """End this process when the process that started it, or its own parent, has exited."""
     parent = os.getppid()
     while True:
@@ -98,6 +98,7 @@ def _watch(pid: int) -> None:
 
 
 def _process_exists(pid: int) -> bool:
+    """Return True if a process with this id exists."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -57,6 +57,7 @@ class EngineLoop:
         return _running_here() is self.loop
 
     def _submit(self, work: Coroutine[Any, Any, Value]) -> Future[Value]:
+        """Schedule a coroutine on the loop. Raise ForwardError if this thread cannot wait."""
         if not self.is_own and not self.loop.is_running():
             raise ForwardError(
                 "the event loop that created the vLLM engine does not run any more; create and use"
@@ -87,6 +88,7 @@ class EngineLoop:
 
 
 def _running_here() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that runs in this thread; None if there is none."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -94,6 +96,7 @@ def _running_here() -> asyncio.AbstractEventLoop | None:
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """Run the loop until it is stopped, then cancel its tasks and close it; body of the thread."""
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()

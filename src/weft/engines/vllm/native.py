@@ -34,7 +34,10 @@ _ENDS: dict[str, NativeEnd] = {"stop": "stop", "length": "length", "abort": "can
 
 
 class VllmRun:
-    """A running GenerationRequest: one task per sibling, once the loop has started them."""
+    """Handle of a running GenerationRequest, for `VllmRuns.cancel`: one task per sibling.
+
+    A task is None until the loop has started it.
+    """
 
     def __init__(self, n_siblings: int) -> None:
         self.tasks: list[asyncio.Task[None] | None] = [None] * n_siblings
@@ -63,6 +66,7 @@ class VllmRuns(EngineGenerator):
         self._numbers = itertools.count()
 
     def unsupported_params(self, params: SamplingParams) -> str | None:
+        """Return the first parameter that vLLM would not honour exactly; None if none."""
         for name, is_unsupported in _UNSUPPORTED.items():
             if is_unsupported(params):
                 return f"{name}={getattr(params, name)!r}"
@@ -82,6 +86,7 @@ class VllmRuns(EngineGenerator):
         return None
 
     def start(self, request: GenerationRequest, on_event: EventCallback) -> VllmRun:
+        """Start a vLLM request for each sibling; return the handle for `cancel`."""
         run = VllmRun(len(request.streams))
         lora = self._loras[request.adapter]
         params = [vllm_params(request, stream) for stream in request.streams]
@@ -92,6 +97,7 @@ class VllmRuns(EngineGenerator):
         return run
 
     def cancel(self, handle: VllmRun, sibling: int) -> None:
+        """Request the end of one sibling. Its last event is still reported."""
         self._loop.post(self._cancel, handle, sibling)
 
     # On the engine's loop
@@ -104,11 +110,13 @@ class VllmRuns(EngineGenerator):
         lora: Any,
         on_event: EventCallback,
     ) -> None:
+        """Start the siblings' tasks, on the loop."""
         for number, sibling_params in enumerate(params):
             work = self._generate(request, number, sibling_params, lora, on_event)
             run.tasks[number] = self._loop.loop.create_task(work)
 
     def _cancel(self, run: VllmRun, sibling: int) -> None:
+        """Cancel a sibling's task, on the loop."""
         task = run.tasks[sibling]
         if task is not None:
             # Later, because a task that is cancelled before it starts reports no event.
@@ -122,6 +130,7 @@ class VllmRuns(EngineGenerator):
         lora: Any,
         on_event: EventCallback,
     ) -> None:
+        """Run one sibling's request in vLLM and report its events. number: index of the sibling."""
         is_finished = False
         try:
             prompt = tokens_input(list(request.tokens))
@@ -168,6 +177,7 @@ def _is_unmatched(biases: Iterable[tuple[int, float]], constraint: object) -> bo
 
 
 def _is_penalised(params: SamplingParams) -> bool:
+    """Return True if a repetition, presence or frequency penalty is on."""
     both = params.presence_penalty or params.frequency_penalty
     return bool(params.repetition_penalty != 1 or both)
 

@@ -37,6 +37,7 @@ class OpenRequest:
         self._outputs = engine.generate(self._feed(), first, request_id, lora_request=lora)
 
     async def _feed(self) -> AsyncGenerator[StreamingInput, None]:
+        """Yield inputs to vLLM as `run` provides them."""
         while (tokens := await self._inputs.get()) is not None:
             yield tokens
 
@@ -53,7 +54,8 @@ class OpenRequest:
 
 
 class LogitsReader:
-    """Returns logits after paths. All methods run on the engine's loop.
+    """Reads the logits of all tokens after given paths from vLLM. Its methods run on the engine's
+    loop.
 
     Args:
         engine: the AsyncLLM.
@@ -89,7 +91,7 @@ class LogitsReader:
         if self._room is None:
             n_slots = self.max_idle if self.buffer is None else self.buffer.n_slots
             self._room = asyncio.Semaphore(max(n_slots, 1))
-        work = [self._row(path, loras[path[0]]) for path in paths]
+        work = [self._read_row(path, loras[path[0]]) for path in paths]
         results = await asyncio.gather(*work, return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
@@ -99,23 +101,25 @@ class LogitsReader:
     async def close(self) -> None:
         """End all idle open requests. Call it when no call of `rows` is running."""
         while self._idle:
-            await self._pop().close()
+            await self._pop_oldest().close()
 
-    async def _row(self, path: Path, lora: Any) -> Floats:
+    async def _read_row(self, path: Path, lora: Any) -> Floats:
+        """Wait for a free slot of the buffer and return the logits after one path: float32 [V]."""
         assert self._room is not None
         async with self._room:
             slot = -1 if self.buffer is None else self.buffer.free.popleft()
             try:
-                return await self._ask(path, lora, slot)
+                return await self._request_row(path, lora, slot)
             finally:
                 if self.buffer is not None:
                     self.buffer.free.append(slot)
 
-    async def _ask(self, path: Path, lora: Any, slot: int) -> Floats:
+    async def _request_row(self, path: Path, lora: Any, slot: int) -> Floats:
+        """Request one path's logits and return them. slot: slot of the buffer; -1 without one."""
         target = None if self.buffer is None else (slot, self.buffer.ticket())
         params = row_params(target)
         if self.max_idle:
-            output = await self._by_session(path, lora, params)
+            output = await self._run_in_open_request(path, lora, params)
         else:
             request = self._request_id()
             self.n_opened += 1
@@ -134,7 +138,11 @@ class LogitsReader:
             )
         return row
 
-    async def _by_session(self, path: Path, lora: Any, params: SamplingParams) -> Any:
+    async def _run_in_open_request(self, path: Path, lora: Any, params: SamplingParams) -> Any:
+        """Continue the open request of the path without its last token, or open a new one.
+
+        Returns vLLM's output. The request then becomes idle.
+        """
         adapter, ids = path
         parent = (adapter, ids[:-1])
         session = self._idle.pop(parent, None)
@@ -150,10 +158,10 @@ class LogitsReader:
         except BaseException:
             await session.close()
             raise
-        await self._keep(path, session)
+        await self._make_idle(path, session)
         return output
 
-    async def _keep(self, path: Path, session: OpenRequest) -> None:
+    async def _make_idle(self, path: Path, session: OpenRequest) -> None:
         """Make a request idle, to be continued by a path that extends `path` by one token.
 
         An idle request of the same path is ended. So are the least recently used ones if `max_idle`
@@ -167,20 +175,23 @@ class LogitsReader:
         while self._idle and (
             len(self._idle) > self.max_idle or self._idle_tokens > self.max_idle_tokens
         ):
-            await self._pop().close()
+            await self._pop_oldest().close()
 
-    def _pop(self) -> OpenRequest:
+    def _pop_oldest(self) -> OpenRequest:
+        """Remove and return the least recently used idle request."""
         (_, ids), session = self._idle.popitem(last=False)
         self._idle_tokens -= len(ids)
         return session
 
     def _from_logprobs(self, output: Any) -> Floats:
+        """Return the log-probabilities of all tokens in vLLM's output: float32 [V]."""
         given = output.outputs[0].logprobs
         row = np.full(self.n_vocab, -np.inf, dtype=np.float32)
         row[np.array(given.token_ids)] = given.logprobs
         return row
 
     def _request_id(self) -> str:
+        """Return a new request id."""
         return f"weft-row-{next(self._numbers)}"
 
 

@@ -98,23 +98,23 @@ class RunningEngine:
         )
         self._reader = reader
         if self.loop.may_wait:
-            self._try(reader, rows)
+            self._test_reader(reader, rows)
         return reader
 
-    def _try(self, reader: LogitsReader, rows: str) -> None:
+    def _test_reader(self, reader: LogitsReader, rows: str) -> None:
         """Read logits as a test, and switch off features of the reader that do not work.
 
         These are the shared buffer, unless `rows` is "board", and open requests.
         Raises: ForwardError if logits cannot be read.
         """
         try:
-            self._ask(reader, _PROBE)
+            self._read_row(reader, _PROBE)
         except ForwardError:
             if rows == "board" or reader.buffer is None:
                 raise
             _log.warning("vLLM's workers share no memory with this process: logits are slow")
             reader.buffer = None
-            self._ask(reader, _PROBE)
+            self._read_row(reader, _PROBE)
         if reader.max_idle and not self._may_stay_open(reader):
             _log.warning("vLLM's requests cannot stay open: every row needs its own request")
             reader.max_idle = 0
@@ -123,17 +123,18 @@ class RunningEngine:
         """Return True if an open request returns the same logits after a given token as a new
         request.
         """
-        first = self._ask(reader, _PROBE)
+        first = self._read_row(reader, _PROBE)
         path = (*_PROBE, int(first.argmin()))  # not the token that vLLM samples
         try:
-            open_row = self._ask(reader, path)
+            open_row = self._read_row(reader, path)
         except ForwardError:
             return False
         self.loop.call(reader.close())
-        fresh = self._ask(reader, path)
+        fresh = self._read_row(reader, path)
         return bool(np.abs(open_row - fresh).max() < _SAME * float(fresh.std()))
 
-    def _ask(self, reader: LogitsReader, ids: tuple[int, ...]) -> Floats:
+    def _read_row(self, reader: LogitsReader, ids: tuple[int, ...]) -> Floats:
+        """Read the logits after one path, with errors converted to ForwardError."""
         try:
             (row,) = self.loop.call(reader.rows([(None, ids)], {None: None}))
         except WeftError:
@@ -158,10 +159,11 @@ class RunningEngine:
         """End this process's open requests on an engine of the caller."""
         if self._reader is not None:
             with contextlib.suppress(RuntimeError):
-                self.loop.post(_start, self._reader.close())
+                self.loop.post(_run_in_background, self._reader.close())
         self.engine = None
 
     def _shut_down(self) -> None:
+        """Stop vLLM's processes and the loop."""
         with contextlib.suppress(Exception):
             self.loop.post(cancel_output_handler, self.engine)
             # vLLM's workers on CPUs do not exit within its own timeout.
@@ -172,7 +174,8 @@ class RunningEngine:
         self.loop.close()
 
 
-def _start(work: Coroutine[Any, Any, None]) -> None:
+def _run_in_background(work: Coroutine[Any, Any, None]) -> None:
+    """Start a coroutine on the running loop, and keep a reference until it ends."""
     _tasks.add(task := asyncio.ensure_future(work))
     task.add_done_callback(_tasks.discard)
 
