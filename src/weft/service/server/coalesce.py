@@ -41,6 +41,7 @@ class Coalescer(Generic[Item]):
             raise pending.error
 
     async def _run_all(self, own: _Pending[Item]) -> None:
+        """Wait for the lock, then process all waiting items in one batch, `own` among them."""
         batch, self._waiting = self._waiting, []
         error: Exception | None = None
         try:
@@ -56,6 +57,8 @@ class Coalescer(Generic[Item]):
 
 @dataclass(eq=False, slots=True)
 class _Pending(Generic[Item]):
+    """An item that waits for its batch, and the future that its caller awaits."""
+
     item: Item
     is_done: bool = False
     error: Exception | None = None

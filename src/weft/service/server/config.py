@@ -41,7 +41,10 @@ class ServerLimits:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """All settings of a server. Invalid values raise ConfigError on construction."""
+    """All settings of a server: models, address, keys, database and limits.
+
+    Raises: ConfigError for invalid values, on construction.
+    """
 
     # Sources to load at start; requests without a model use the first.
     models: tuple[str, ...] = ("tiny",)
@@ -123,7 +126,7 @@ class ServerConfig:
         return not self.is_public if self.docs is None else self.docs
 
     def on(self, port: int) -> ServerConfig:
-        """Return a copy of the configuration with this port."""
+        """Return a copy of the configuration that listens on `port`."""
         return replace(self, port=port)
 
 

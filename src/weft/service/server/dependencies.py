@@ -42,6 +42,7 @@ async def _actor_header(
         Header(max_length=64, description="The user, for the loom's log.", pattern=r"^[ -~]*$"),
     ] = None,
 ) -> str:
+    """Return the header `X-Weft-Actor`, the author of edits in the loom's log; "" without one."""
     return x_weft_actor or "http"
 
 
@@ -51,6 +52,7 @@ async def _if_match_header(
         Header(description="The last revision you have read; 409 if the node changed after it."),
     ] = None,
 ) -> int | None:
+    """Return the revision in the header `If-Match`; None without one. Raises: RequestError."""
     if if_match is None or if_match.strip() == "*":
         return None
     match = _REV.fullmatch(if_match.strip())
@@ -74,6 +76,7 @@ async def _last_event_header(
         Query(ge=0, lt=2**53, description="Like Last-Event-ID, for clients without headers."),
     ] = None,
 ) -> int | None:
+    """Return the event id after which a stream resumes (`Last-Event-ID` or `after`), or None."""
     if last_event_id is None:
         return after
     if not (last_event_id.isascii() and last_event_id.isdecimal() and len(last_event_id) < 16):
@@ -107,6 +110,7 @@ def _queries(dependant: Dependant) -> list[str]:
 
 
 def _unknown_query_error(name: str, allowed: list[str]) -> RequestError:
+    """Return the error for an unknown query parameter, with the most similar allowed one."""
     matches = difflib.get_close_matches(name, allowed, n=1)
     suggestion = f"Did you mean {matches[0]}? " if matches else ""
     hint = f"Allowed are: {', '.join(allowed)}" if allowed else "This call has none"

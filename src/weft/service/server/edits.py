@@ -88,6 +88,7 @@ def edit_message(node: Heddle, message: str, *, in_place: bool) -> Heddle:
 
 
 def _replace_prompt(loom: Loom, message: str) -> None:
+    """Replace the prompt of a loom that has one user message."""
     template, lm = loom.chat_template_used, lm_of(loom)
     text = lm.text
     if read_prompt(text, loom.user_prompt or " ", template=template).ids != loom.tokens:

@@ -24,6 +24,7 @@ def is_anthropic(path: str) -> bool:
 
 
 def _is_ollama(path: str) -> bool:
+    """Return True for paths of Ollama's API."""
     return path.startswith("/api/") and not path.startswith("/api/v1/")
 
 

@@ -32,7 +32,17 @@ Json = dict[str, Any]
 
 
 class RequestError(WeftError):
-    """A request that the server rejects: its key, its body, its parameters or its timing."""
+    """An error response that only HTTP has: a wrong key, body, parameter or time.
+
+    Args:
+        status: HTTP status.
+        code: the error's code, for programs.
+        message: the error's text, for people.
+        param: the parameter at fault; None if there is none.
+        hint: what the client can do.
+        headers: headers of the response.
+        details: further fields of the error object.
+    """
 
     def __init__(
         self,
@@ -136,6 +146,7 @@ def _param_in_message(message: str, names: Collection[str]) -> str | None:
 
 
 def _error_details(error: BaseException) -> Json:
+    """Return the error's own fields, such as the numbers of tokens of a ContextOverflow."""
     if isinstance(error, errors.ContextOverflow) and error.n_ctx:
         return {"n_prompt_tokens": error.n_tokens, "n_ctx": error.n_ctx}
     if isinstance(error, errors.KVFull) and error.capacity:
@@ -201,6 +212,7 @@ _TRIED = re.compile(r"(?:str|int|float|bool|none|[A-Z]\w*|constrained-\w+|.*\[.*
 
 
 def _field_name(error: Mapping[str, Any]) -> str:
+    """Return the dotted path of the field that a validation error is about."""
     place = [str(part) for part in error["loc"] if part not in _WHERE]
     return ".".join(part for part in place if not _TRIED.fullmatch(part))
 
@@ -212,6 +224,7 @@ _APIS = (
 
 
 def _from_http_exception(error: HTTPException) -> RequestError:
+    """Convert an exception of Starlette, such as 404 or 405, to a RequestError."""
     codes = {404: "no_such_route", 405: "method_not_allowed", 413: "body_too_large"}
     code = codes.get(error.status_code, "invalid_request")
     message = {

@@ -86,6 +86,7 @@ class EventLog:
 
     @property
     def _is_full(self) -> bool:
+        """True if the log exceeds its number of events or its bytes."""
         return len(self._kept) > self._max_events or self._n_bytes > self._max_bytes
 
     def skip(self) -> None:
@@ -103,6 +104,7 @@ class EventLog:
         self._wake()
 
     def _wake(self) -> None:
+        """Wake all readers that wait for an event."""
         waiting, self._waiting = self._waiting, {}
         for reader in waiting:
             if not reader.done():
@@ -141,6 +143,7 @@ class EventLog:
             self.n_readers -= 1
 
     def _events_after(self, at: int) -> list[SentEvent]:
+        """Return the stored events with ids above `at`; a snapshot if some of them were removed."""
         first = self._last - len(self._kept) + 1
         if at > self._last or at < first - 1:  # from another log, or already dropped
             return [SentEvent("snapshot", self._snapshot(), self._last)]
@@ -245,6 +248,7 @@ class Pings:
             self._ping.cancel()
 
     def _check(self) -> None:
+        """Send a ping if nothing was sent for `ping_s` seconds, and restart the timer."""
         now = self._loop.time()
         if now >= self._last + self._ping_s:
             self._last = now
@@ -255,16 +259,18 @@ class Pings:
         self._timer = self._loop.call_at(self._last + self._ping_s, self._check)
 
     async def _send_ping(self) -> None:
+        """Send one ping to the client."""
         with suppress(OSError):  # the client has disconnected; the sender of the pieces handles it
             await self._send(_body_message(self._piece))
 
 
 def _body_message(piece: bytes, *, more: bool = True) -> Json:
+    """Return the ASGI message for a part of a body. more: other parts follow."""
     return {"type": "http.response.body", "body": piece, "more_body": more}
 
 
 def frame(event: SentEvent) -> bytes:
-    """Return an event as an SSE frame."""
+    """Encode an event as a server-sent event: `id`, `event` and `data` lines."""
     head = (
         f"event: {event.name}\n" if event.id is None else f"id: {event.id}\nevent: {event.name}\n"
     )
@@ -294,5 +300,6 @@ async def until_gone(request: Request, work: Awaitable[Value]) -> Value:
 
 
 async def _wait_for_disconnect(request: Request) -> None:
+    """Return when the client has disconnected."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -167,6 +167,7 @@ class GrowthTask:
                 self._announce_ends(self.growth.branches)
 
     def _publish_tokens(self, deltas: Sequence[Delta]) -> None:
+        """Publish new tokens of branches as events."""
         entries: list[list[Any]] = []
         rest: list[list[Any]] = []
         for change in deltas:
@@ -196,9 +197,11 @@ class GrowthTask:
         self._announce_ends(each for each in finished if not each.attached or self._is_saved(each))
 
     def _is_saved(self, pending: PendingBranch) -> bool:
+        """Return True if all tokens of an ended branch are in the database."""
         return pending.attached and self.live.kept.is_durable(pending.child)
 
     def _announce_ends(self, branches: Iterable[PendingBranch]) -> None:
+        """Publish the ends of branches, with their nodes, as events."""
         for pending in branches:
             if not pending.over or pending.index in self._announced:
                 continue
@@ -234,6 +237,7 @@ class GrowthTask:
                 self._cancel_branch(pending, reason)
 
     def _cancel_branch(self, pending: PendingBranch, reason: FinishReason) -> None:
+        """End one branch with this finish reason, if it has not ended."""
         if pending.ticket is not None:
             pending.ticket.cancel(reason)
         elif not self.is_over:  # not submitted yet: retry

@@ -173,6 +173,7 @@ class IdempotencyMiddleware:
     async def _run_and_record(
         self, key: bytes, first: RecordedResponse, scope: Scope, body: bytes, after_body: Receive
     ) -> list[Message]:
+        """Run a request with a new key to its end; record and return the response's messages."""
         messages: list[Message] = []
         request = iter([{"type": "http.request", "body": body, "more_body": False}])
 
@@ -195,7 +196,7 @@ class IdempotencyMiddleware:
 
 
 def key_of(scope: Scope) -> bytes | None:
-    """Return the idempotency key of a request; None without the header.
+    """Return the lookup key of a request with an `Idempotency-Key`; None without the header.
 
     The result also contains the API key, so that clients with different API keys do not share keys.
 
@@ -255,6 +256,7 @@ def _json_fields(body: bytes) -> dict[str, Any]:
 
 
 def _check_not_streamed(scope: Scope, fields: dict[str, Any]) -> None:
+    """Raise RequestError if the request asks for a stream, which cannot be replayed."""
     accepts = b",".join(value for name, value in scope["headers"] if name == b"accept")
     if fields.get("stream") or b"text/event-stream" in accepts:
         raise _key_error(
@@ -266,15 +268,18 @@ def _check_not_streamed(scope: Scope, fields: dict[str, Any]) -> None:
 
 
 def _key_error(status: int, code: str, message: str, hint: str) -> RequestError:
+    """Return the error about the header `Idempotency-Key`."""
     return RequestError(status, code, message, param=HEADER, hint=hint)
 
 
 async def _wait_forever() -> Message:
+    """Replaces `receive` after the body was read: the client's disconnect is ignored."""
     await asyncio.get_running_loop().create_future()
     raise AssertionError("the future is never resolved")
 
 
 async def _replay(first: RecordedResponse, send: Send) -> None:
+    """Send the stored response, with a header that marks it as replayed."""
     assert first.messages is not None
     for message in first.messages:
         copy = dict(message)

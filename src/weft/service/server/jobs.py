@@ -85,6 +85,7 @@ class ServerJob:
         self._task = asyncio.create_task(self._run(work, end))
 
     async def _run(self, work: Coroutine[Any, Any, None], end: JobEnd) -> None:
+        """Run the work, set the final status, and publish the end."""
         try:
             await work
             self.status = self._final_status(None)
@@ -113,6 +114,7 @@ class ServerJob:
             end(self.error if self.status in ("ok", "failed") else Cancelled(self.status))
 
     def _final_status(self, error: BaseException | None) -> Status:
+        """Return the status of a job whose work has ended with this error (None: success)."""
         was_ended = self._task is not None and self._reason != "cancelled"
         if isinstance(error, asyncio.CancelledError | Cancelled):
             return "interrupted" if was_ended else "cancelled"
@@ -141,14 +143,17 @@ class ServerJob:
             self._task.cancel()
 
     async def wait(self) -> None:
+        """Wait until the job has ended. Does not raise its error."""
         await self.done.wait()
 
     def _branch_dicts(self) -> list[Json]:
+        """Return the branches of all growths, as fields of `BranchObject`."""
         return [
             data for growth in self.growth_tasks for data in growth.to_dicts()
         ] or self._ended_branches
 
     def error_object(self) -> Json | None:
+        """Return the job's error as API responses have it; None without one."""
         return None if self.error is None else serialize_error(self.error)[1]
 
     def snapshot(self) -> Json:
@@ -223,4 +228,5 @@ class JobRegistry:
         del self._jobs[job_id]
 
     def running(self) -> list[ServerJob]:
+        """Return the jobs that have not ended."""
         return [job for job in self if job.ended is None]

@@ -68,6 +68,7 @@ async def _drain_body(receive: Receive, n_bytes: int) -> None:
 
 
 def _too_large_error(limit: int) -> HTTPException:
+    """Return the error 413 for a body above `limit` bytes."""
     # NOTE: FastAPI reads the body and passes on no other class. The rest of the body is not read.
     detail = f"the body is larger than the limit of {limit} bytes"
     return HTTPException(413, detail, {"Connection": "close"})

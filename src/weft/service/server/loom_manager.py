@@ -45,6 +45,7 @@ class LoomManager:
 
     @property
     def n_open(self) -> int:
+        """Number of open looms."""
         return len(self._live)
 
     async def row(self, given: str) -> LoomSummary:
@@ -66,6 +67,7 @@ class LoomManager:
         return await self._read_row(given)
 
     async def _read_row(self, given: str) -> LoomSummary:
+        """Read a loom's summary from the database. Raises: NotFound."""
         try:
             row = await asyncio.to_thread(self.library.row, given)
         except ConfigError as error:
@@ -114,6 +116,7 @@ class LoomManager:
                 live.release()
 
     async def _open(self, row: LoomSummary, model: str | None, grows: bool) -> OpenLoom:
+        """Return the open loom; open or reopen it if needed. Arguments as for `open_locked`."""
         opening = self._opening.setdefault(row.id, asyncio.Lock())
         async with opening:
             live = self._live.get(row.id)
@@ -141,6 +144,10 @@ class LoomManager:
             return self._live[row.id]
 
     async def _lm_for(self, row: LoomSummary, model: str | None, *, needed: bool) -> LM | None:
+        """Return the LM of a model to open a loom with; None to open it for reading only.
+
+        needed: raise an error instead of returning None.
+        """
         model_entry = self.models.get(model) if model is not None else self.model_of(row)
         if model_entry is not None and needed:
             model_entry = await self.models.available(model_entry.name)
@@ -170,6 +177,7 @@ class LoomManager:
         return live
 
     def open_looms(self) -> list[OpenLoom]:
+        """Return all open looms."""
         return list(self._live.values())
 
     def get_open(self, loom_id: str) -> OpenLoom | None:
@@ -194,6 +202,7 @@ class LoomManager:
         self._watcher = asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
+        """Close idle looms and sync looms with readers, from time to time; body of the task."""
         while True:
             await asyncio.sleep(_WATCH_S)
             now = time.monotonic()
@@ -250,4 +259,5 @@ def _needs_other(live: OpenLoom, lm: LM | None, grows: bool) -> bool:
 
 
 def _no_loom_error(given: str, hint: str = "") -> NotFound:
+    """Return the error for a loom that does not exist."""
     return NotFound(f"there is no loom {given!r:.120}", what="loom", hint=hint)

@@ -172,6 +172,7 @@ class ModelRegistry:
         raise NotFound(f"no model {name!r:.200} on this server; available: {names}", what="model")
 
     def lm(self, name: str | None = None) -> LM:
+        """Return the LM of a model; None is the default one. Raises: as `ServedModel.ready`."""
         return self.get(name).ready()
 
     def name_of(self, lm: LM) -> str:
@@ -290,6 +291,7 @@ class ModelRegistry:
         return (parse_bytes(budget) or 0) + n_host
 
     def _load(self, request: ModelRequest, progress: Progress) -> LM:
+        """Call `weft.load` with the request's and the configuration's settings. Blocks."""
         config = self.config
         options = config.engine_options if request.source in config.models else {}
         return load(
@@ -322,6 +324,7 @@ class ModelRegistry:
             await asyncio.to_thread(model.lm.close)
 
     def _forget(self, model: ServedModel) -> None:
+        """Remove a model from the registry."""
         if self._models.get(model.name) is model:
             del self._models[model.name]
         if self.default == model.name:
@@ -366,6 +369,7 @@ class ModelRegistry:
         return evicted
 
     async def _evict(self, models: list[ServedModel], new: ServedModel) -> None:
+        """Unload these models, to make room for `new`."""
         lms = [model.lm for model in models if model.lm is not None]
         for model in models:
             _log.warning("evicting model %s to make room for %s", model.name, new.name)
@@ -397,6 +401,7 @@ class ModelRegistry:
         return is_in_budget and len(left) < self.config.model_limit
 
     def _no_room_error(self, new: ServedModel, n_bytes: int) -> RequestError:
+        """Return the error for a model that does not fit, with the models that are in use."""
         return RequestError(
             503,
             "out_of_memory",
@@ -437,6 +442,7 @@ class ModelRegistry:
 
 
 def _not_allowed_error(why: str) -> RequestError:
+    """Return the error for a source that requests may not load. why: the reason."""
     return RequestError(403, "model_not_allowed", f"this model may not be loaded here: {why}")
 
 
@@ -450,6 +456,7 @@ def is_path(source: str) -> bool:
 
 
 def _exists(source: str) -> bool:
+    """Return True if a file or folder exists; False also if that cannot be determined."""
     try:
         return Path(source).exists()
     except (OSError, ValueError):  # too long for a path, for example
@@ -501,6 +508,7 @@ def _fits_machine(evicted: list[ServedModel], n_bytes: int) -> bool:
 
 
 def _is_on_cpu(model: ServedModel) -> bool:
+    """Return True if a loaded model uses host memory."""
     return model.lm is not None and model.lm.info.device == "cpu"
 
 
@@ -533,6 +541,7 @@ def _warn_of_budget(name: str, lm: LM) -> None:
 
 
 def _as_weft_error(error: Exception) -> WeftError:
+    """Return a WeftError unchanged; wrap any other error of a load in one."""
     if isinstance(error, WeftError):
         return error
     wrapped = WeftError(f"the model could not be loaded: {type(error).__name__}")

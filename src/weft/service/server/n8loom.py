@@ -98,6 +98,7 @@ class N8Request(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _validate_json(cls, value: object, info: ValidationInfo) -> object:
+        """Reject lone surrogates and other values that JSON should not have."""
         return (
             value if info.field_name == "loom_data" else validate_json(value)
         )  # imported texts are kept as they are
@@ -187,11 +188,13 @@ async def load_model(body: LoadModelRequest, service: ServiceDep) -> Json:
 
 
 def _find_model(service: Service, given: str) -> ServedModel | None:
+    """Return the registered model with this name or source; None if there is none."""
     matches = (each for each in service.models if given in (each.source, each.name))
     return next((each for each in matches if each.state != "failed"), None)
 
 
 async def _ready_model(service: Service, given: str) -> tuple[ServedModel, LM]:
+    """Return a loaded model and its LM. Raises: RequestError while it is loading."""
     model = _find_model(service, given)
     if model is None:
         raise RequestError(400, "model_not_found", f"Model path not found: {given!r:.200}")
@@ -206,6 +209,8 @@ async def create_loom(body: CreateLoomRequest, service: ServiceDep) -> Json:
 
 
 async def _store_loom(service: Service, model: ServedModel, make: Callable[[], Loom]) -> Json:
+    """Create a loom with `make`, store it, and return its description."""
+
     def create() -> Any:
         loom = make()
         loom.meta["model"] = model.source
@@ -265,6 +270,7 @@ async def delete_loom(loom_id: str, service: ServiceDep) -> Json:
 
 
 async def _loom_row(service: Service, loom_id: str) -> LoomSummary:
+    """Return the summary of a loom by its N8Loom id, the name. Raises: NotFound."""
     try:
         return await service.looms.row(loom_id)
     except NotFound as error:
@@ -273,6 +279,7 @@ async def _loom_row(service: Service, loom_id: str) -> LoomSummary:
 
 @asynccontextmanager
 async def _open_loom(service: Service, loom_id: str) -> AsyncIterator[OpenLoom]:
+    """Open a loom by its N8Loom id and hold its lock during the block."""
     row = await _loom_row(service, loom_id)
     async with service.looms.open_locked(row.id) as live:
         yield live
@@ -302,10 +309,12 @@ async def _open_node(
 
 
 def _node_id(live: OpenLoom, node: Heddle) -> str:
+    """Return a node's id, `LOOM-NUMBER`."""
     return f"{live.kept.id}-{live.number(node)}"
 
 
 def _node_ids(live: OpenLoom, nodes: Sequence[Heddle]) -> list[str]:
+    """Return the ids of nodes."""
     return [_node_id(live, node) for node in nodes]
 
 
@@ -319,6 +328,7 @@ async def _nested(live: OpenLoom, top: Heddle, *, with_tokens: bool = False) -> 
 
 
 def _nested_json(live: OpenLoom, top: Heddle, *, with_tokens: bool) -> list[str]:
+    """Return the pieces of a subtree's JSON, without recursion."""
     out: list[str] = []
     stack: list[Heddle | str] = [top]
     while stack:
@@ -388,6 +398,7 @@ async def ramify(body: RamifyRequest, service: ServiceDep) -> Response | Json:
 
 
 async def _add_texts(body: RamifyRequest, service: Service) -> Json:
+    """Add children with given texts; return their ids."""
     texts = [body.text] if isinstance(body.text, str) else body.text or []
     check_limit("text", len(texts), service.config.limits.texts)
     if body.stream:
@@ -422,6 +433,7 @@ async def _existing_ids(service: Service, loom: str, children: Sequence[Heddle])
 
 
 def _is_in_tree(child: Heddle) -> bool:
+    """Return True if the node was not removed."""
     return child.parent is not None and any(each is child for each in child.parent.children)
 
 
@@ -463,6 +475,7 @@ async def _stream_lines(
 
 
 def _progress(children: Sequence[Heddle]) -> Json:
+    """Return the texts of growing children as N8Loom's progress object."""
     return {
         "tokens": [child.tokens for child in children],
         "decoded_texts": [child.text for child in children],
@@ -471,6 +484,7 @@ def _progress(children: Sequence[Heddle]) -> Json:
 
 
 def _json_line(data: Json) -> bytes:
+    """Encode an object as one line of JSON."""
     return (json.dumps(data, ensure_ascii=False) + "\n").encode("utf-8", "replace")
 
 
@@ -489,6 +503,7 @@ async def trim_node(body: TrimRequest, service: ServiceDep) -> Json:
 
 
 async def _cut(service: Service, node_id: str, kind: str, cut: Callable[[Heddle], Any]) -> None:
+    """Shorten a node by `cut` as one operation. kind: the operation, for the log."""
     async with _open_node(service, node_id, grows=True) as (live, node):
         live.check_nothing_grows(node)
         live.drop_growing(node)
@@ -546,6 +561,7 @@ def _imported(lm: LM, data: Json) -> Loom:
 
 
 def _imported_token_ids(lm: LM, fields: Json, *, is_root: bool = False) -> list[int]:
+    """Return the valid token ids of an exported node; else those of its text."""
     text, tokens = fields.get("text", ""), fields.get("tokens")
     if not isinstance(text, str):
         raise ConfigError("loom_data: 'text' of a node is a text")

@@ -65,6 +65,7 @@ router = APIRouter(prefix="/api", tags=["ollama"], route_class=JsonRoute, respon
 
 
 def _json_line(chunk: Json) -> bytes:
+    """Encode a chunk as one line of JSON."""
     return f"{json_of(chunk)}\n".encode("utf-8", "replace")
 
 
@@ -208,6 +209,7 @@ class OllamaMessage(OpenAIModel):
 
 
 def _as_call(call: Json) -> Json:
+    """Convert a tool call in Ollama's form to that of chat completions."""
     function = dict(call.get("function") or {})
     function.pop("index", None)
     function["arguments"] = json.dumps(function.get("arguments") or {}, ensure_ascii=False)
@@ -259,6 +261,7 @@ class OllamaGenerate(OllamaRequest):
 
 
 def _model_id(model: str | None) -> str | None:
+    """Return the model's name without the tag ":latest", which Ollama's clients add."""
     return None if model is None else model.removesuffix(":latest")
 
 
@@ -290,6 +293,7 @@ async def generate(body: OllamaGenerate, request: Request, service: ServiceDep) 
 async def _run(
     body: OllamaRequest, request: Request, service: Service, plan: Any
 ) -> Response | Json:
+    """Plan and run a call, and return its answer or its stream of JSON lines."""
     return await run_call(
         request,
         service,
@@ -302,15 +306,18 @@ async def _run(
 
 
 def _loaded_response(body: OllamaRequest, service: Service) -> Json:
+    """Return the answer to a request without a prompt, which only loads a model."""
     service.models.lm(_model_id(body.model))
     return {**_chunk(body, _NOTHING), "done": True, "done_reason": "load"}
 
 
 def _ollama_time(seconds: float) -> str:
+    """Format a Unix time as Ollama does, in UTC."""
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
 def _chunk(body: OllamaRequest, delta: ChatDelta) -> Json:
+    """Return a chunk of a stream, in the form of the route."""
     head: Json = {"model": body.model, "created_at": _ollama_time(time.time())}
     thinking = {"thinking": delta.reasoning} if delta.reasoning else {}
     if isinstance(body, OllamaGenerate):
@@ -333,6 +340,7 @@ class OllamaCall:
 
     @property
     def runs(self) -> Runs:
+        """The choices of the call, for metrics."""
         return self._call.runs
 
     def release(self) -> None:
@@ -357,11 +365,13 @@ class OllamaCall:
         return _chunk(self._body, delta)
 
     def _new_delta(self) -> ChatDelta:
+        """Return the part of the answer that has become final since the last call."""
         if isinstance(self._call, ChatCall):
             return self._call.turns[0].new()
         return ChatDelta(self.runs.replies[0].piece(), "", ())
 
     def _final_fields(self) -> Json:
+        """Return the fields of the last chunk: reason of the end, token counts and times."""
         usage = CallUsage(self.runs.replies)
         total = time.perf_counter_ns() - self._began
         first = min(int(1e9 * (self.runs.first_token_s or 0.0)), total)
@@ -423,6 +433,7 @@ _DETAILS: Json = {"format": "", "family": "", "families": [], "parameter_size": 
 
 
 def _model_entry(model: ServedModel) -> Json:
+    """Return a model as `/api/tags` lists it."""
     return {
         "name": model.name,
         "model": model.name,

@@ -104,9 +104,11 @@ class OpenLoom:
         self._uncommitted: Attribution | None = None  # of a growth whose commit failed
 
     def _snapshot(self) -> dict[str, Any]:
+        """Return the state that readers of `events` get if they have missed some."""
         return {"loom": self.kept.id, "rev": self.kept.rev}
 
     def _feed_snapshot(self) -> dict[str, Any]:
+        """Return the state that readers of `feed` get: that of the loom and of its jobs."""
         return {**self._snapshot(), "jobs": [job.snapshot() for job in self.jobs]}
 
     def notify(self, name: str, data: dict[str, Any], job: str | None = None) -> None:
@@ -277,6 +279,7 @@ class OpenLoom:
         await self._committing.do(task)
 
     async def _commit_growth(self, tasks: list[GrowthTask]) -> None:
+        """Commit the nodes of tasks with the same author; the work of a `Coalescer`."""
         for author in dict.fromkeys(each.author.alone for each in tasks):
             # Tasks without growing nodes join the commit.
             over = [each for each in self.growing if each in tasks or not each.nodes]
@@ -318,6 +321,10 @@ class OpenLoom:
         changed: Iterable[Heddle],
         removed: Iterable[str],
     ) -> None:
+        """Send events about added, changed and removed nodes.
+
+        rev: the loom's new revision. kind: the operation.
+        """
         added, changed, removed = list(added), list(changed), list(removed)
         if not (added or changed or removed):
             return
@@ -458,6 +465,7 @@ class OpenLoom:
         self._start_flushing()
 
     def _start_flushing(self) -> None:
+        """Start the task of `_flush_loop` if it does not run."""
         if self._flusher is None:
             self._flusher = asyncio.create_task(self._flush_loop())
 
@@ -481,6 +489,7 @@ class OpenLoom:
             raise
 
     async def _number_nodes(self, tasks: list[GrowthTask]) -> None:
+        """Save the new nodes of several tasks in one write; the work of a `Coalescer`."""
         for task in tasks:
             task.parent_removed = not all(is_below(node, self.kept.loom) for node in task.nodes)
         nodes = [node for task in tasks if not task.parent_removed for node in task.nodes]
@@ -493,6 +502,7 @@ class OpenLoom:
         self.used = time.monotonic()
 
     async def _flush_loop(self) -> None:
+        """Write new tokens of growing nodes to the database from time to time, while any grow."""
         try:
             while self.growing or self._uncommitted is not None:
                 await asyncio.sleep(_FLUSH_S)
@@ -523,6 +533,7 @@ class OpenLoom:
             await self._appending.do(nodes)
 
     async def _append_all(self, batches: list[Sequence[Heddle]]) -> None:
+        """Write the new tokens of several calls at once; the work of a `Coalescer`."""
         await self.append_tokens([node for batch in batches for node in batch])
 
     async def append_tokens(self, nodes: Sequence[Heddle]) -> None:
@@ -571,4 +582,5 @@ class OpenLoom:
 
     @property
     def n_readers(self) -> int:
+        """Number of connected readers of the event streams."""
         return self.events.n_readers + self.feed.n_readers

@@ -111,6 +111,7 @@ class NodePins:
 
 
 def _find_node(kept: StoredLoom, node_id: str) -> Heddle | None:
+    """Return the node with this id; None if it does not exist any more."""
     try:
         return kept.node(node_id)
     except ConfigError:
@@ -126,6 +127,7 @@ def _place_of(node: Heddle) -> Place | None:
 
 
 def _changed_nodes(change: Change) -> Iterable[Heddle]:
+    """Yield the nodes whose path a change may have altered."""
     others = change.others
     yield from () if others is None else (*others.added, *others.changed)
     yield from change.added

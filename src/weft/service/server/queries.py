@@ -123,9 +123,10 @@ async def greedy_continuations(lm: LM, place: Place, ids: list[int], n: int) -> 
 
 
 def candidate_token_id(lm: LM, given: int | str) -> int:
-    """Return the token id of a candidate that a request names.
+    """Return the token id that a request means by a candidate for the next token.
 
-    given: an id, or a text that must be one token. Raises: RequestError for other texts.
+    given: a token id, or a text that the tokenizer encodes as exactly one token. Raises:
+    RequestError for any other text, and for an id outside the vocabulary.
     """
     if isinstance(given, int):
         if not 0 <= given < lm.info.n_vocab:
@@ -266,6 +267,14 @@ async def _score_tokens(
 
 
 def _token_scores(lm: LM, logits: Any, token: int, top: int, params: SamplingParams | None) -> Json:
+    """Return the model's scores for one recorded token, as fields of a TokenList entry.
+
+    Args:
+        logits: of the token's position, [V].
+        token: the recorded token id.
+        top: number of alternatives.
+        params: adds probabilities under these sampling parameters; None adds none.
+    """
     logprobs = log_softmax(logits)
     top_ids = largest(logprobs[None], top)[0].tolist()
     sampled = None if params is None else probabilities(logits, params)

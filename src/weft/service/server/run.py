@@ -67,7 +67,7 @@ def serve(config: ServerConfig, announce: Callable[[str, list[str]], None]) -> N
 
 
 class Stoppable(uvicorn.Server):
-    """A uvicorn server that lets the jobs of its service finish before it exits.
+    """uvicorn's server, but on SIGTERM it lets the service's jobs finish before it exits.
 
     error: the load error if all models failed; None if it was stopped by a signal.
     """
@@ -99,14 +99,17 @@ class Stoppable(uvicorn.Server):
         self.loop.call_soon_threadsafe(self._start_draining)
 
     def _stop_with_error(self, error: WeftError) -> None:
+        """Exit because no model could be loaded."""
         if not self.is_stopping:
             self.error = error
             self._start_draining()
 
     def _start_draining(self) -> None:
+        """Start `_drain_and_exit` as a task."""
         self._stopping = asyncio.ensure_future(self._drain_and_exit())
 
     async def _drain_and_exit(self) -> None:
+        """Let running jobs finish, then exit."""
         try:
             await self.service.drain()
         finally:
@@ -138,6 +141,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def _bind_error(host: str, port: int, error: Exception) -> ConfigError:
+    """Return the error for an address that cannot be bound, with a hint."""
     number = getattr(error, "errno", None)
     if number == errno.EADDRINUSE:
         return ConfigError(

@@ -102,6 +102,7 @@ class SecurityMiddleware:
         scope["weft.token_accepted"] = self.keys.check(headers)
 
     def _check_host(self, host: str | None) -> None:
+        """Raise RequestError for a Host header that is not one of the server's names."""
         if self.hosts is None:
             return
         match = _HOST.fullmatch(host or "")
@@ -115,6 +116,7 @@ class SecurityMiddleware:
             )
 
     def _check_origin(self, headers: list[tuple[bytes, bytes]], host: str | None) -> None:
+        """Raise RequestError for a request that another site's page has sent."""
         origin = single_header(headers, b"origin")
         if origin is None:
             site, mode = (
@@ -164,6 +166,7 @@ class APIKeyAuth:
 
     @staticmethod
     def _unauthorized_error(code: str, message: str) -> RequestError:
+        """Return the error 401."""
         return RequestError(
             401,
             code,
@@ -174,6 +177,7 @@ class APIKeyAuth:
 
 
 def _hash(key: bytes) -> bytes:
+    """Return a hash of a key, for comparison in constant time."""
     return hashlib.sha256(key).digest()
 
 

@@ -125,6 +125,7 @@ def serialize_nodes(
 
 
 def to_node_object(live: OpenLoom, node: Heddle, **more: Any) -> NodeObject:
+    """Return a node as a NodeObject. more: arguments of `serialize_node`."""
     return NodeObject.model_validate(serialize_node(live, node, **more))
 
 
@@ -223,6 +224,7 @@ def to_loom_object(row: LoomSummary, live: OpenLoom) -> LoomObject:
 
 
 def to_model_object(registry: ModelRegistry, model: ServedModel) -> ModelObject:
+    """Return a model of the registry as a ModelObject, with its state and its engine's features."""
     result = ModelObject(
         id=model.name,
         source=model.source,

@@ -76,6 +76,7 @@ class Service:
         self.spawn(self._report_loaded(loads))
 
     async def _report_loaded(self, loads: list[asyncio.Task[None]]) -> None:
+        """Report the models once all loads at start have ended; stop the server if all failed."""
         if loads:
             await asyncio.wait(loads)
         loaded = [model.name for model in self._initial_models if model.lm is not None]
@@ -83,6 +84,7 @@ class Service:
             self.when_loaded(loaded)
 
     async def _load(self, model: ServedModel) -> None:
+        """Load one model given at start. An error is logged and stays in the registry."""
         try:
             await self.models.load(model)
         except WeftError as error:
@@ -103,6 +105,7 @@ class Service:
         return task
 
     def _task_ended(self, task: asyncio.Task[Any]) -> None:
+        """Log the error of a background task."""
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("%s", error, exc_info=None if isinstance(error, WeftError) else error)

@@ -149,6 +149,7 @@ async def plan_growth(
 
 
 def _all_ended_error() -> Terminal:
+    """Return the error for a growth of nodes that have all ended."""
     return Terminal(
         'all of these nodes have ended; grow them anyway with "force": true, or add text to one',
         hint='"force": true',
@@ -156,6 +157,7 @@ def _all_ended_error() -> Terminal:
 
 
 async def _grow_to_end(service: Service, live: OpenLoom, job: ServerJob, task: GrowthTask) -> None:
+    """Run a growth task and commit its nodes; the work of a job."""
     try:
         await task.run()
     finally:
@@ -261,6 +263,7 @@ class SearchTask:
         await self._commit(actor)
 
     def _step(self, given: Any) -> Any:
+        """Send a result to the search; return its next request, or None at its end."""
         try:
             return self._steps.send(given)
         except StopIteration as end:
@@ -316,6 +319,7 @@ class SearchTask:
         self._release_growth()
 
     def _release_growth(self) -> None:
+        """Unregister the search's growth tasks."""
         for task in self._grown:
             self.live.unregister_growth(task)
         self._grown = []

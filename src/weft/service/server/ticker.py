@@ -53,6 +53,7 @@ class Ticker:
             over.remove_done_callback(wake)
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Wake the waiting streams, and set the time of the next tick."""
         now, waiting, used_s = loop.time(), self._waiting, time.thread_time()
         if self._used_s is not None:
             cost_s = min(
@@ -67,5 +68,6 @@ class Ticker:
 
 
 def _resolve(future: asyncio.Future[None]) -> None:
+    """Resolve a future unless it is done."""
     if not future.done():
         future.set_result(None)

@@ -42,14 +42,17 @@ class TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self._stop_timer()
 
     def _start_timer(self) -> None:
+        """Start or restart the timer."""
         self._timer = self.loop.call_later(REQUEST_S, self._on_timeout)
 
     def _stop_timer(self) -> None:
+        """Cancel the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _on_timeout(self) -> None:
+        """Close the connection of a client that did not complete its request in time."""
         if self.flow.read_paused:  # the application is slow, not the client
             self._start_timer()
             return

@@ -47,6 +47,7 @@ class ToolUseBlock(CacheableBlock):
 
 
 def _as_blocks(content: object) -> object:
+    """Convert a text to a list with one text block; other contents stay."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
@@ -65,6 +66,7 @@ class ToolResultBlock(CacheableBlock):
 
 
 def _type_of(block: Any) -> Any:
+    """Return the `type` of a block, which selects its model."""
     return block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
 
 
@@ -137,18 +139,21 @@ def _turns(message: BlockMessage) -> list[Json]:
 
 
 def _tool_message(block: ToolResultBlock) -> Json:
+    """Return a tool's result as a chat message."""
     prefix = "Error: " if block.is_error else ""
     content = prefix + text_of(block.content or ())
     return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
 
 
 def _chat_call(block: ToolUseBlock) -> Json:
+    """Return a tool call as an entry of a chat message's `tool_calls`."""
     arguments = json.dumps(block.input, ensure_ascii=False)
     function = {"name": block.name, "arguments": arguments}
     return {"id": block.id, "type": "function", "function": function}
 
 
 def _append_turn(messages: list[Json], turn: Json) -> None:
+    """Append a chat message, or join it to the last one if the role is the same."""
     last = messages[-1] if messages else None
     if last is None or last["role"] != turn["role"] or turn["role"] not in ("user", "assistant"):
         messages.append(turn)

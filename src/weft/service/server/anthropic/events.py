@@ -45,6 +45,7 @@ class BlockWriter:
         return [*events, {"type": "content_block_stop", "index": len(self.content) - 1}]
 
     def _write_text(self, kind: str, text: str) -> list[Json]:
+        """Add text to a text or thinking block; return the events. kind: type of the block."""
         events: list[Json] = []
         if self._open != kind:
             signature = {"signature": ""} if kind == "thinking" else {}
@@ -54,6 +55,7 @@ class BlockWriter:
         return [*events, self._delta_event({"type": f"{kind}_delta", kind: text})]
 
     def _write_call(self, call: ToolCall) -> list[Json]:
+        """Add a complete tool call as a block; return the events."""
         events = self.close()
         name = call.id or f"toolu_{secrets.token_hex(12)}"
         events.append(
@@ -65,9 +67,11 @@ class BlockWriter:
         return [*events, delta, *self.close()]
 
     def _start_block(self, block: Json) -> Json:
+        """Append a block; return the event about it."""
         self.content.append(dict(block))
         index = len(self.content) - 1
         return {"type": "content_block_start", "index": index, "content_block": block}
 
     def _delta_event(self, delta: Json) -> Json:
+        """Return the event about an addition to the last block."""
         return {"type": "content_block_delta", "index": len(self.content) - 1, "delta": delta}

@@ -193,6 +193,7 @@ class CountRequest(OpenAIModel):
             raise RequestValidationError(error.errors()) from error
 
     def _response_format(self) -> Json | None:
+        """Return the schema of the answer as a chat completion's `response_format`."""
         config = self.output_config
         form = self.output_format or (None if config is None else config.format)
         if form is None:
@@ -200,10 +201,12 @@ class CountRequest(OpenAIModel):
         return {"type": "json_schema", "json_schema": {"name": "answer", "schema": form.schema_}}
 
     def _effort(self, lm: LM) -> str | None:
+        """Return the reasoning effort, if the chat template reads it."""
         effort = None if self.output_config is None else self.output_config.effort
         return effort if effort != "high" or reads_variable(lm, "reasoning_effort") else None
 
     def _template_kwargs(self, lm: LM) -> Json | None:
+        """Return the variables of the chat template that turn thinking on or off."""
         kwargs = dict(self.chat_template_kwargs or {})
         kind = "adaptive" if self.thinking is None else self.thinking.type
         if kind == "enabled" or (kind == "disabled" and reads_variable(lm, "enable_thinking")):
@@ -311,11 +314,15 @@ async def count_tokens(body: CountRequest, service: ServiceDep) -> TokenCount:
 
 
 def _rename_param(param: str | None) -> str | None:
+    """Translate a chat completion's field, in an error, to Anthropic's name."""
     return None if param is None else _NAMES.get(param, param)
 
 
 class MessagesCall:
-    """A planned message: a chat completion with one choice, returned as content blocks."""
+    """A planned message: a chat completion with one choice, returned as content blocks.
+
+    Has the methods of `PlannedCall`.
+    """
 
     def __init__(self, body: MessagesRequest, call: ChatCall, name: str) -> None:
         self._body = body
@@ -330,6 +337,7 @@ class MessagesCall:
 
     @property
     def runs(self) -> Runs:
+        """The choices of the call, for metrics."""
         return self._call.runs
 
     async def answer(self) -> MessageReply:
@@ -359,6 +367,7 @@ class MessagesCall:
         return [*events, *self._writer.close()] if reply.is_over else events
 
     def _stop_fields(self) -> Json:
+        """Return `stop_reason` and `stop_sequence`."""
         (reply,), (turn,) = self.runs.replies, self._call.turns
         stop_string = reply.node.stop_string
         reason = turn.finish_reason(turn.n_calls)
@@ -390,6 +399,7 @@ class MessagesCall:
         return message if self._body.loom is None else {**message, "loom": self.runs.to_dict()}
 
     def _usage(self) -> Json:
+        """Return the token counts in Anthropic's form."""
         usage = CallUsage(self.runs.replies)
         return {
             "input_tokens": usage.prompt_tokens - usage.cached_tokens,

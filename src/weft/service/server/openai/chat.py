@@ -143,6 +143,7 @@ class ChatRequest(ConstraintFields, GeneratingRequest):
         return self._prompt_of(lm, latest)
 
     def _prompt_of(self, lm: LM, messages: Sequence[Json]) -> ChatPrompt:
+        """Render these messages as a prompt. Raises: RequestError."""
         tools = [tool.plain() for tool in self.tools or ()]
         # With "none" the prompt has no tools, as the model may not call any.
         offered = tools if self.tool_choice != "none" else []
@@ -310,6 +311,7 @@ class ChatCall:
         )
 
     def _choice(self, turn: ChatTurn, scored: Sequence[ScoredToken]) -> Json:
+        """Return one choice of the answer. scored: its tokens' logprobs, empty if not requested."""
         delta, reply = turn.all(), turn.reply
         message: Json = {"role": "assistant", "content": delta.content, "refusal": None}
         if delta.reasoning:
@@ -339,11 +341,13 @@ class ChatCall:
         return await logprobs.of_replies(self.lm, parts, self.logprobs)
 
     def _chat_logprobs(self, scored: Sequence[ScoredToken]) -> Json | None:
+        """Return the `logprobs` of a choice; None if they are not requested."""
         if self.logprobs is None:
             return None
         return {"content": logprobs.chat_logprobs(self.lm, scored), "refusal": None}
 
     async def _prompt_fields(self) -> Json:
+        """Return the answer's fields about the prompt: its logprobs, and the dropped turns."""
         fields: Json = {} if self.body.loom is None else {"loom": self.runs.to_dict()}
         if self.body.return_token_ids:
             fields["prompt_token_ids"] = self.start.get_prefix_tokens()
@@ -396,6 +400,7 @@ class ChatCall:
 
 
 def _chunk_choice(reply: ChoiceRun, delta: Json, logprobs_object: Json | None = None) -> Json:
+    """Return a choice of a stream's chunk."""
     return {
         "index": reply.index,
         "delta": delta,

@@ -297,6 +297,7 @@ class Completion:
     def _echoed_scores(
         self, prompt: int, prompt_scores: Sequence[list[ScoredToken]]
     ) -> Sequence[ScoredToken]:
+        """Return the scores of the prompt's tokens, if the answer echoes them."""
         return prompt_scores[prompt] if self.body.echo and self.logprobs is not None else ()
 
     def _new_tokens(self, reply: ChoiceRun) -> tuple[ChoiceRun, int, list[int]]:
@@ -314,6 +315,7 @@ class Completion:
     async def _score(
         self, parts: Sequence[tuple[ChoiceRun, int, Sequence[int]]]
     ) -> list[list[ScoredToken]]:
+        """Return the scores of tokens of choices; arguments as for `logprobs.of_replies`."""
         if self.logprobs is None:
             return [[] for _ in parts]
         return await logprobs.of_replies(self.lm, parts, self.logprobs)
@@ -328,6 +330,7 @@ class Completion:
         return await logprobs.of_prompts(self.lm, places, request)
 
     def _usage(self) -> Json:
+        """Return the token counts of the call."""
         if self.runs.replies:
             return CallUsage(self.runs.replies).chat()
         return CallUsage((), n_prompt=n_tokens(self.prompts)).chat()
@@ -347,6 +350,7 @@ class Completion:
             yield {**self._head, "choices": [], "usage": self._usage()}
 
     async def _stream_choices(self) -> AsyncGenerator[Json, None]:
+        """Run the call and yield the choices of the stream's chunks."""
         if self.body.echo or self.body.prompt_logprobs is not None or not self.runs.replies:
             prompt_scores = await self._score_prompts()
             n = self.body.n_choices

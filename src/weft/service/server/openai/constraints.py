@@ -37,6 +37,7 @@ _LARK_START = re.compile(r"^\s*[?!]?start\s*(\[[^\]]*\]|\.-?\d+)?\s*:(?!:=)", re
 
 
 def _regex_constraint(pattern: str, _: Whitespace) -> Constraint:
+    """Return the constraint for a regular expression, which the full text matches."""
     return Regex(re.sub(r"(?s)\\(.)", lambda escape: _CLASSES.get(escape[1], escape[0]), pattern))
 
 
@@ -65,6 +66,7 @@ class StructuralTag(OpenAIModel):
 
 
 def _tag_constraint(value: dict[str, Any] | str, _: Whitespace) -> Constraint:
+    """Return the constraint for a structural tag of vLLM or SGLang."""
     try:
         tag = StructuralTag.model_validate(json.loads(value) if isinstance(value, str) else value)
     except ValidationError as error:
@@ -235,6 +237,7 @@ class ConstraintFields(OpenAIModel):
         return next(iter(given.values()), None)
 
     def _text_constraints(self) -> Iterator[TextConstraint]:
+        """Yield the constraint of each field that has one."""
         form = None if self.response_format is None else self.response_format.constraint()
         if form is not None:
             yield TextConstraint("response_format", form)
@@ -253,6 +256,7 @@ class ConstraintFields(OpenAIModel):
 
 
 def _reject_whitespace_pattern(param: str, pattern: str | None) -> None:
+    """Raise RequestError for vLLM's `whitespace_pattern`, which is not supported."""
     if pattern:
         raise unsupported(
             param,

@@ -53,6 +53,7 @@ class EmbeddingRequest(OpenAIModel):
     @model_validator(mode="before")
     @classmethod
     def _drop_neutral_fields(cls, body: Any) -> Any:
+        """Accept known fields of other servers at neutral values; see `known_fields`."""
         return apply_rule(body, cls.model_fields) if isinstance(body, dict) else body
 
     @property
@@ -92,11 +93,13 @@ async def embed(body: EmbeddingRequest, request: Request, service: ServiceDep) -
 
 
 def _check_limits(texts: Texts, service: Service) -> None:
+    """Raise RequestError for more texts than the server allows."""
     service.check_accepting()
     check_limit("input", len(texts), max(service.config.limits.texts, 2048))
 
 
 async def _embed_in_batches(lm: LM, texts: Texts) -> list[NDArray[np.float32]]:
+    """Return the normalised vector of each text, computed in batches."""
     vectors: list[NDArray[np.float32]] = []
     for at in range(0, len(texts), _BATCH):
         batch = texts[at : at + _BATCH]
@@ -107,10 +110,12 @@ async def _embed_in_batches(lm: LM, texts: Texts) -> list[NDArray[np.float32]]:
 
 
 def _n_tokens(lm: LM, text: str | Sequence[int]) -> int:
+    """Return the number of tokens of a text."""
     return len(lm.tokenize(text) if isinstance(text, str) else text)
 
 
 def _encoded(vector: NDArray[np.float32], form: str) -> list[float] | str:
+    """Return a vector as a list of numbers, or as base64 if `form` is "base64"."""
     if form == "base64":
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()
     return [float(value) for value in vector.tolist()]

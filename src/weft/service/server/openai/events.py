@@ -51,14 +51,17 @@ class OutputWriter:
         return [*events, *self._end_item(status)]
 
     def _is_open(self, kind: str) -> bool:
+        """Return True if the last item is of this kind and may still grow."""
         return self._open is not None and self._open["type"] == kind
 
     def _position(self, *, part: bool = True) -> Json:
+        """Return the fields that locate the last item. part: also its content part."""
         assert self._open is not None
         place = {"item_id": self._open["id"], "output_index": len(self.output) - 1}
         return {**place, "content_index": 0} if part else place
 
     def _write_text(self, kind: str, text: str, logprobs: Sequence[Json]) -> Events:
+        """Add text to a message or reasoning item; return the events."""
         events: Events = []
         if not self._is_open(kind):
             events += [*self._end_item("completed"), *self._start_item(kind)]
@@ -73,6 +76,7 @@ class OutputWriter:
         return [*events, ("response.output_text.delta", data)]
 
     def _start_item(self, kind: str) -> Events:
+        """Append an empty item; return the events."""
         if kind == "reasoning":
             item: Json = {"id": self._new_id("rs"), "type": kind, "summary": []}
             part: Json = {"type": "reasoning_text", "text": ""}
@@ -91,6 +95,7 @@ class OutputWriter:
         ]
 
     def _end_item(self, status: str) -> Events:
+        """End the last item; return the events."""
         if self._open is None:
             return []
         item, self._open["status"] = self._open, status
@@ -108,6 +113,7 @@ class OutputWriter:
         ]
 
     def _write_call(self, call: ToolCall) -> Events:
+        """Add a complete function call as an item; return the events."""
         events = self._end_item("completed")
         item: Json = {
             "id": self._new_id("fc"),

@@ -60,6 +60,7 @@ class InputItem(OpenAIModel):
     @model_validator(mode="before")
     @classmethod
     def _drop_nulls(cls, given: Any) -> Any:
+        """Remove null fields before validation."""
         if not isinstance(given, Mapping):
             return given
         fields = {name: value for name, value in given.items() if value is not None}
@@ -90,6 +91,7 @@ class InputItem(OpenAIModel):
 
 
 def _part_text(number: int, part: ItemPart) -> str:
+    """Return the text of a part. Raises: RequestError for images, files and audio."""
     if part.type in ("input_text", "output_text", "text", "reasoning_text", "summary_text"):
         return part.text or ""
     if part.type == "refusal":
@@ -136,6 +138,7 @@ def as_messages(
 
 
 def _chat_message(number: int, item: InputItem, reasoning: str) -> Json:
+    """Convert a message item to a chat message. reasoning: the reasoning before it."""
     if item.role is None:
         raise invalid(f"input[{number}].role", f"input[{number}].role is missing")
     message: Json = {"role": item.role, "content": item.text(number, item.content)}
@@ -145,6 +148,7 @@ def _chat_message(number: int, item: InputItem, reasoning: str) -> Json:
 
 
 def _append_call(messages: list[Json], number: int, item: InputItem, reasoning: str) -> None:
+    """Add a function call to the assistant's turn at the end of `messages`."""
     if not item.name:
         raise invalid(f"input[{number}].name", f"input[{number}].name is missing")
     if not messages or messages[-1]["role"] != "assistant":

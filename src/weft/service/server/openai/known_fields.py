@@ -364,6 +364,7 @@ def _bias_of_bans(bans: Any) -> dict[str, Any]:
 
 
 def _is_own_order(samplers: Any) -> bool:
+    """Return True if a list of samplers has the order in which Weft applies them."""
     if isinstance(samplers, str):
         samplers = [_SAMPLER_ABBREVIATIONS.get(char) for char in samplers]
     if not isinstance(samplers, list):
@@ -372,12 +373,14 @@ def _is_own_order(samplers: Any) -> bool:
 
 
 def _is_empty(name: str, value: Any) -> bool:
+    """Return True for null, "", [] and {}."""
     if name in _MEANINGFUL_EMPTY or (value == {} and name in _SCHEMAS):
         return False
     return isinstance(value, str | list | dict) and not value
 
 
 def _is_neutral(value: Any, field: KnownField) -> bool:
+    """Return True for a value that changes nothing."""
     if field.is_operational or field.switch is not None:
         return True
     kind = isinstance(value, bool)
@@ -385,11 +388,13 @@ def _is_neutral(value: Any, field: KnownField) -> bool:
 
 
 def _conflict_error(foreign: set[str], own_name: str) -> RequestError:
+    """Return the error for names of one parameter with different values."""
     name = min(foreign)
     return invalid(name, f"{name} and {own_name} are the same parameter, but their values differ")
 
 
 def _unsupported_error(name: str, value: Any, field: KnownField) -> RequestError:
+    """Return the error for a field at a value that would change the answer."""
     allowed = f", or send {' or '.join(map(repr, field.neutral))}" if field.neutral else ""
     return unsupported(
         name,

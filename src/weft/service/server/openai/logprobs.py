@@ -94,6 +94,7 @@ async def of_replies(
 
 
 def _has_logprobs(reply: ChoiceRun, first: int, tokens: Sequence[int]) -> bool:
+    """Return True if the choice has a recorded logprob for each of these tokens."""
     return first + len(tokens) <= len(reply.logprobs)
 
 
@@ -129,6 +130,7 @@ async def _score(
 def _to_scored_tokens(
     answers: Sequence[Any], targets: Sequence[int], request: LogprobsRequest
 ) -> list[ScoredToken]:
+    """Convert the model's scores of target tokens to `ScoredToken`s."""
     score: Score = answers[0]
     logprobs = score.logprobs.tolist()
     tops: list[list[tuple[int, float]]] = [[] for _ in targets]
@@ -180,6 +182,7 @@ def chat_logprobs(lm: LM, scored: Sequence[ScoredToken]) -> list[dict[str, Any]]
 
 
 def _logprob_entry(lm: LM, token: int, logprob: float) -> dict[str, Any]:
+    """Return a token's text, logprob and bytes, as chat completions have them."""
     spelled = list(lm.text.token_bytes(token))
     return {"token": token_name(lm, token), "logprob": finite(logprob), "bytes": spelled}
 
@@ -220,6 +223,7 @@ def prompt_logprobs_entries(lm: LM, scored: Sequence[ScoredToken]) -> list[dict[
 
 
 def _by_id(lm: LM, scored: ScoredToken) -> dict[str, Any]:
+    """Return the scores of one position by token id, as `prompt_logprobs` has them."""
     ranks = {token: number for number, (token, _) in enumerate(scored.top, start=1)}
     listed = _with_chosen(scored) or [(scored.token, scored.logprob or 0.0)]
     return {
@@ -233,10 +237,12 @@ def _by_id(lm: LM, scored: ScoredToken) -> dict[str, Any]:
 
 
 def _or_none(logprob: float | None) -> float | None:
+    """Return a logprob as JSON can represent it; None stays None."""
     return None if logprob is None else finite(logprob)
 
 
 def _by_name(lm: LM, scored: ScoredToken) -> dict[str, float] | None:
+    """Return the likeliest tokens of one position by text; None without any."""
     if scored.logprob is None:
         return None
     by_name: dict[str, float] = {}

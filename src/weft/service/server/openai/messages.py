@@ -76,6 +76,7 @@ class ChatMessage(OpenAIModel):
     @model_validator(mode="before")
     @classmethod
     def _drop_nulls(cls, given: Any) -> Any:
+        """Remove null fields before validation."""
         if not isinstance(given, Mapping):
             return given
         fields = {name: value for name, value in given.items() if value is not None}
@@ -112,6 +113,7 @@ class ChatMessage(OpenAIModel):
 
 
 def _part_text(number: int, place: int, part: TextPart) -> str:
+    """Return the text of a part. Raises: RequestError for images, files and audio."""
     if part.type in ("text", "input_text", "output_text") and part.text is not None:
         return part.text
     if part.type == "refusal" and part.refusal is not None:
@@ -150,6 +152,7 @@ class TemplateFields(NamedTuple):
         return {**given, **variables}
 
     def _reasoning_variables(self, template: str) -> dict[str, Any]:
+        """Return the variables for the request's reasoning effort."""
         switch = next((name for name in _THINKING if template_reads(template, name)), None)
         effort = self.reasoning_effort
         variables: dict[str, Any] = {}
@@ -166,6 +169,7 @@ class TemplateFields(NamedTuple):
         return variables
 
     def _variable(self, template: str, name: str, *neutral: str) -> dict[str, Any]:
+        """Return a field as a variable of the template; nothing for a neutral or missing value."""
         value = getattr(self, name)
         if value is None or (value in neutral and not template_reads(template, name)):
             return {}

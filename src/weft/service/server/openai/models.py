@@ -59,6 +59,7 @@ async def one_model(model: str, service: ServiceDep) -> ListedModel:
 
 
 def _listed_model(model: ServedModel) -> ListedModel:
+    """Return a model as an entry of the list."""
     length: Any = (
         None if model.lm is None or model.lm.n_ctx == UNKNOWN_CONTEXT_LENGTH else model.lm.n_ctx
     )

@@ -74,6 +74,7 @@ class SavedCompletion:
         return None if task is None else self._service.spawn(self._commit(task))
 
     async def _commit(self, task: GrowthTask) -> None:
+        """Commit the nodes of the choices."""
         live = self.live
         async with live.lock:
             task.growth.abandon("cancelled")
@@ -103,7 +104,10 @@ async def open_target_node(
     user_text: str = "",
     is_exact: bool = False,
 ) -> AsyncIterator[SavedCompletion]:
-    """Find or create the node at the end of a prompt. Hold its loom's lock during the block.
+    """Open the loom that a call is saved in, at the node that ends with the prompt.
+
+    A node that does not exist is created. The block runs under the loom's lock.
+    Yields the `SavedCompletion` to which the choices are added.
 
     Args:
         options: the request's options: the loom and the parent, if given.
@@ -159,6 +163,7 @@ async def open_target_node(
 
 
 def _start_node(live: OpenLoom, parent: str | None) -> Heddle:
+    """Return the node below which the prompt is looked up: the parent, or the root."""
     if parent is None:
         return live.kept.loom
     try:
@@ -209,6 +214,10 @@ class _Prompt:
         return None if position is None or position[1] else position[0]
 
     def _advance(self, tokens: list[int], n: int, ahead: bytes) -> tuple[int, bytes] | None:
+        """Match the tokens of a node; return the new position, or None if the prompt differs.
+
+        n, ahead: the position before the node.
+        """
         ids, special, text = self.ids, self._special, self._text
         end = n + len(tokens)
         if not ahead and ids[n:end] == tokens:

@@ -61,6 +61,7 @@ class TextPrompt:
         return offsets
 
     def _has_added_bos(self) -> bool:
+        """Return True if the first token is a begin token that the text does not contain."""
         bos = self._lm.text.token_text(self.ids[0])
         return self._given is not None and not self._given.startswith(bos)
 
@@ -92,6 +93,7 @@ def is_short(given: Given) -> bool:
 
 
 def _text_prompt(lm: LM, text: str, adds_begin: bool) -> TextPrompt:
+    """Tokenize one text. Raises: RequestError for an empty one without a begin token."""
     check_field("prompt", lambda: lm.check_length(text))
     add_bos = None if adds_begin else False
     ids = lm.text.encode(text, special=True, add_bos=add_bos)
@@ -106,4 +108,5 @@ def _text_prompt(lm: LM, text: str, adds_begin: bool) -> TextPrompt:
 
 
 def n_tokens(prompts: Sequence[TextPrompt]) -> int:
+    """Return the number of tokens of all prompts."""
     return sum(len(prompt.ids) for prompt in prompts)

@@ -143,6 +143,8 @@ class ChatChunkChoice(ResponseModel):
 
 
 class _Head(ResponseModel):
+    """Fields that all answers of completions and chat completions begin with."""
+
     id: str
     created: int = Field(description="Unix time in seconds.")
     model: str

@@ -44,6 +44,7 @@ def check_one_kind(value: object) -> object:
 
 
 def _kind_name(value: object) -> str:
+    """Return the name of a value's JSON type, for messages."""
     kinds = {str: "texts", int: "token ids", list: "lists"}
     return kinds.get(type(value), f"{value!r:.20}")
 
@@ -56,6 +57,7 @@ class OpenAIModel(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _validate_json(cls, value: object) -> object:
+        """Reject values that JSON should not have, such as lone surrogates."""
         return validate_json(value)
 
 
@@ -180,6 +182,7 @@ class GeneratingRequest(RequestFields, OpenAISampling):
     @model_validator(mode="before")
     @classmethod
     def _drop_neutral_fields(cls, body: Any) -> Any:
+        """Translate fields of other servers, and drop neutral ones; see `apply_rule`."""
         return apply_rule(body, cls.model_fields) if isinstance(body, Mapping) else body
 
     @property
@@ -230,6 +233,7 @@ class GeneratingRequest(RequestFields, OpenAISampling):
         return SamplingParams.resolve({**given, "n": 1}, defaults)
 
     def _biases(self, lm: LM) -> dict[int, float]:
+        """Return the logit biases by token id, those of banned tokens and words included."""
         biases: dict[int, float] = {}
         for key, value in (self.logit_bias or {}).items():
             param = f"logit_bias[{key!r:.20}]"
@@ -244,6 +248,7 @@ class GeneratingRequest(RequestFields, OpenAISampling):
         return biases
 
     def _check_min_tokens(self, max_tokens: int, constraint: Constraint | None) -> None:
+        """Raise RequestError if `min_tokens` exceeds `max_tokens` or contradicts the constraint."""
         if not self.min_tokens:
             return
         if self.min_tokens > max_tokens:
@@ -290,6 +295,7 @@ class GeneratingRequest(RequestFields, OpenAISampling):
 
 
 def _check_ids(lm: LM, name: str, ids: Iterable[int]) -> None:
+    """Raise RequestError for ids outside the vocabulary. name: the field."""
     n_vocab = lm.info.n_vocab or lm.text.n_vocab
     wrong = next((token for token in ids if token >= n_vocab), None)
     if wrong is not None:
@@ -308,8 +314,10 @@ def _spellings(lm: LM, word: str) -> frozenset[tuple[int, ...]]:
 
 
 def _check_parameter(name: str, value: Any) -> Any:
+    """Validate one sampling parameter. Raises: RequestError that names the field."""
     return check_field(name, lambda: PARAMETERS[name].check(name, value))
 
 
 def _as_list(value: str | list[str]) -> list[str]:
+    """Return a text as a list of one text."""
     return [value] if isinstance(value, str) else value

@@ -157,6 +157,7 @@ class ResponseRequest(ConstraintFields, OpenAISampling):
     @model_validator(mode="before")
     @classmethod
     def _reject_unsupported(cls, body: Any) -> Any:
+        """Reject or drop fields of OpenAI that Weft does not support; see `known_fields`."""
         if not isinstance(body, Mapping):
             return body
         kept = apply_rule(body, cls.model_fields)
@@ -206,6 +207,7 @@ class ResponseRequest(ConstraintFields, OpenAISampling):
         return {**given, "response_format": self.response_format or self._text_format()}
 
     def _text_constraints(self) -> Iterator[TextConstraint]:
+        """Yield the constraints of the request's fields."""
         form = self._text_format()
         constraint = None if form is None else form.constraint()
         if constraint is not None:
@@ -223,11 +225,13 @@ class ResponseRequest(ConstraintFields, OpenAISampling):
 
 
 def _chat_tool(tool: ResponseTool) -> Json:
+    """Return a function as an entry of a chat completion's `tools`."""
     function = tool.model_dump(exclude_none=True, exclude={"type"})
     return {"type": "function", "function": function}
 
 
 def _chat_tool_choice(choice: Any) -> Any:
+    """Return the choice of tools as a chat completion's `tool_choice`."""
     if isinstance(choice, ResponseToolChoice):
         return {"type": "function", "function": {"name": choice.name}}
     return choice
@@ -254,6 +258,7 @@ async def respond(body: ResponseRequest, request: Request, service: ServiceDep) 
 
 
 def _rename_param(param: str | None) -> str | None:
+    """Translate a chat completion's field, in an error, to the name in this API."""
     if param is None:
         return None
     return re.sub(r"^[^.\[]+", lambda name: _NAMES.get(name[0], name[0]), param)
@@ -277,7 +282,7 @@ async def read_response(
     if stream:
         raise unsupported("stream", "stored responses cannot be streamed; leave it out")
     async with stored(service, response_id) as response:
-        return to_response(ResponseObject.model_validate(response.object))
+        return to_response(ResponseObject.model_validate(response.response_object))
 
 
 @router.delete("/responses/{response_id}", response_model=None, responses=ok(DeletedResponse))
@@ -326,6 +331,7 @@ async def list_input_items(
 
 
 def _check_include(names: Sequence[str]) -> None:
+    """Raise RequestError for an unknown name in `include`."""
     for name in names:
         if name not in (_LOGPROBS, _ENCRYPTED):
             raise unsupported(
@@ -335,7 +341,10 @@ def _check_include(names: Sequence[str]) -> None:
 
 
 class ResponseCall:
-    """A planned response: a chat completion with one choice, returned as output items."""
+    """A planned response: a chat completion with one choice, returned as output items.
+
+    Has the methods of `PlannedCall`.
+    """
 
     @classmethod
     async def begin(
@@ -345,7 +354,7 @@ class ResponseCall:
 
         name: the model's name, for the answer.
         """
-        context = await ResponseContext.read(service, body.previous_response_id, body.input, name)
+        context = await ResponseContext.load(service, body.previous_response_id, body.input, name)
         chat = body.chat(context)
         chat.check(service)
         locations = context.locations if body.store is not False else (None,)
@@ -379,9 +388,11 @@ class ResponseCall:
 
     @property
     def _node(self) -> Heddle:
+        """The node of the choice."""
         return self.call.runs.replies[0].node
 
     def _store(self, status: str) -> None:
+        """Write the response with this status to the choice's node, if it is stored."""
         if self._key is not None:
             store(self._key, self._node, self._context, self._response_fields(status))
 
@@ -391,6 +402,7 @@ class ResponseCall:
 
     @property
     def runs(self) -> Runs:
+        """The choices of the call, for metrics."""
         return self.call.runs
 
     async def answer(self) -> ResponseObject:
@@ -456,10 +468,12 @@ class ResponseCall:
         return events
 
     def _status(self) -> Literal["completed", "incomplete"]:
+        """Return "incomplete" for an answer cut by max_output_tokens, else "completed"."""
         (reply,) = self.call.runs.replies
         return "incomplete" if reply.finish_reason == "length" else "completed"
 
     def _response_fields(self, status: str) -> Json:
+        """Return the response object as a dict."""
         body = self.body
         is_over = status in ("completed", "incomplete")
         tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
@@ -498,6 +512,7 @@ class ResponseCall:
         }
 
     def _text_format_fields(self) -> Json:
+        """Return the `text.format` of the response."""
         form = None if self.body.text is None else self.body.text.format
         if form is None:
             return {"type": "text"}

@@ -121,6 +121,7 @@ class ChoiceRun:
         self.logprobs += logprobs
 
     def _cut_at(self, stop: str) -> None:
+        """Cut the text at a stop string."""
         at = self.text.find(stop, max(0, self._first_stop - len(stop) + 1))
         if at >= 0:  # else the stop is in muted tokens
             end = at + len(stop) if self._keeps_stop else at
@@ -290,6 +291,7 @@ class Runs:
             yield rest
 
     def _apply(self, pending: PendingBranch, events: list[Event]) -> ChoiceRun:
+        """Add new tokens of a branch to its choice; return the choice."""
         reply, new = self.replies[pending.index], delta(pending, events)
         reply.grow(new.token_ids, new.logprobs)
         if new.finish_reason is not None and new.finish_reason != "error":

@@ -65,7 +65,7 @@ def new_item_id(kind: str) -> str:
 
 
 class StoredResponse(NamedTuple):
-    """A stored response and its node; the caller holds the loom's lock."""
+    """A stored response: its key, loom, node and record. The caller holds the loom's lock."""
 
     key: ResponseKey
     live: OpenLoom
@@ -73,8 +73,8 @@ class StoredResponse(NamedTuple):
     record: Json
 
     @property
-    def object(self) -> Json:
-        """The response object."""
+    def response_object(self) -> Json:
+        """The response as the API returns it: `{"id": "resp_…", "output": […], …}`."""
         response: Json = {**self.record["response"], "id": self.key.response_id}
         if response["status"] == "in_progress" and not self.live.is_growing(self.node):
             response["status"] = "cancelled"
@@ -120,6 +120,7 @@ async def stored(service: Service, given: str) -> AsyncIterator[StoredResponse]:
 
 
 def _missing_error(given: str) -> NotFound:
+    """Return the error for a response that does not exist."""
     return NotFound(
         f"there is no response {given!r:.80}",
         what="response",
@@ -157,7 +158,7 @@ async def delete(service: Service, given: str) -> str:
 
 
 class ResponseContext(NamedTuple):
-    """The earlier responses that a new response continues, and its input items.
+    """The conversation that a new response continues: earlier items, then those of the request.
 
     Args:
         items: the items of earlier responses, then those of the request.
@@ -172,12 +173,19 @@ class ResponseContext(NamedTuple):
     locations: tuple[LoomOptions, ...] = (_NEW_LOOM,)
 
     @classmethod
-    async def read(
+    async def load(
         cls, service: Service, previous: str | None, given: str | Sequence[InputItem], model: str
     ) -> ResponseContext:
-        """Read the previous response, and the items that the request refers to by id.
+        """Collect the items of the previous response's conversation and of the request.
 
-        previous: id of the previous response; None without one. given: the request's input.
+        Items of the request that refer to stored ones by id are replaced by these.
+
+        Args:
+            service: has the looms.
+            previous: id of the previous response (`previous_response_id`); None without one.
+            given: the request's input.
+            model: name of the model.
+
         Raises: RequestError for unknown ids.
         """
         items = await _with_references(service, as_items(given))
@@ -185,7 +193,7 @@ class ResponseContext(NamedTuple):
             return cls(items)
         try:
             async with stored(service, previous) as response_node:
-                response = response_node.object
+                response = response_node.response_object
                 before = [*response_node.items(), *response["output"]]
                 key = response_node.key
         except NotFound as error:
@@ -216,7 +224,7 @@ async def _with_references(service: Service, items: list[InputItem]) -> list[Inp
         if item.type == "item_reference":
             try:
                 async with stored(service, item.id or "") as response:
-                    candidates = [*response.items(), *response.object["output"]]
+                    candidates = [*response.items(), *response.response_object["output"]]
                 (matching,) = (other for other in candidates if other["id"] == item.id)
             except (NotFound, ValueError):
                 message = f"input[{number}]: there is no stored item {item.id!r:.80}"

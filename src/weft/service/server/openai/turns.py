@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ChatDelta(NamedTuple):
-    """An assistant's turn, or the new part of one, split into content, reasoning and calls."""
+    """An assistant's turn, or the new part of one: content, reasoning and tool calls."""
 
     content: str
     reasoning: str
@@ -68,6 +68,7 @@ class ChatTurn:
 
     @property
     def reply(self) -> ChoiceRun:
+        """The choice."""
         return self._reply
 
     @property
@@ -88,6 +89,7 @@ class ChatTurn:
         return self._parsed(self._reply.certain, is_partial=not self._reply.is_over)
 
     def _parsed(self, length: int, *, is_partial: bool) -> ChatDelta:
+        """Split the first `length` characters of the text. is_partial: more text may follow."""
         text = self._reply.text[:length]
         reads_calls = self._reads_calls and (not self._has_format or self._may_be_calls(text))
         parsed = self._prompt.parse(text, is_partial=is_partial, reads_calls=reads_calls)
@@ -96,12 +98,14 @@ class ChatTurn:
         return ChatDelta(parsed.content, parsed.reasoning, parsed.tool_calls)
 
     def _may_be_calls(self, text: str) -> bool:
+        """Return True if the text may contain tool calls."""
         calls = self._prompt.form.calls
         marker = calls.marker if calls is not None else ""
         return text.startswith(marker) or marker.startswith(text)
 
     @cached_property
     def _tool_names(self) -> set[str]:
+        """Names of the offered tools."""
         return {tool["function"]["name"] for tool in self._prompt.tools}
 
     def new(self) -> ChatDelta:

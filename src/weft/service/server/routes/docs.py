@@ -30,6 +30,8 @@ async def read_docs() -> Response:
 
 
 def _add_file_route(name: str, kind: str) -> None:
+    """Add a route for a file of Swagger UI. kind: its media type."""
+
     async def read_file() -> Response:
         return Response(
             _read_file(name), media_type=kind, headers={"Cache-Control": "max-age=3600"}
@@ -40,6 +42,7 @@ def _add_file_route(name: str, kind: str) -> None:
 
 @cache
 def _read_file(name: str) -> bytes:
+    """Return the content of a file of Swagger UI."""
     return files("fastapi_swagger.resources").joinpath(name).read_bytes()
 
 

@@ -65,6 +65,7 @@ async def add_node(loom: LoomName, body: AddNode, service: ServiceDep, actor: Ac
 
 
 def _add_children(live: OpenLoom, parent: Heddle, body: AddNode) -> None:
+    """Add the children of an AddNode request: texts, tokens or messages."""
     special = body.special or None
     if body.message is not None:
         add_message(parent, body.message)
@@ -115,6 +116,7 @@ async def edit_node(
 
 
 def _apply_edit(node: Heddle, body: EditNode) -> None:
+    """Apply the fields of an EditNode request to a node."""
     if body.text is not None:
         if body.in_place:
             node.text = body.text
@@ -133,6 +135,7 @@ def _apply_edit(node: Heddle, body: EditNode) -> None:
 
 
 def _check_nothing_grows_below(live: OpenLoom, top: Heddle) -> None:
+    """Raise Conflict if the node or a descendant is being generated."""
     for task in live.growing:
         for parent in task.parents:
             if is_below(parent, top):
@@ -381,6 +384,8 @@ async def copy_node(
 
 
 async def _copy_to_new_loom(service: Service, live: OpenLoom, node: Heddle, name: str) -> Response:
+    """Store a copy of a node and its descendants as a new loom; return the response."""
+
     def build() -> Any:
         loom = loom_below(node)
         loom.meta["model"] = live.kept.loom.meta.get("model", "")

@@ -75,6 +75,7 @@ async def _grow(
     accept: str | None,
     pick: Pick,
 ) -> Response:
+    """Start a growth of the nodes that `pick` returns, and return the response."""
     job, skipped = await start_growth(service, loom, body, pick, actor)
     return await _job_response(service, request, job, body, accept, skipped)
 

@@ -198,6 +198,7 @@ async def redo(loom: LoomName, service: ServiceDep) -> Response:
 
 
 async def _undo_or_redo(service: Service, loom: str, kind: Literal["undo", "redo"]) -> Response:
+    """Undo or redo the last operation, and return the response about the change."""
     async with service.looms.open_locked(loom) as live:
         leave, running = live.ended(), {job.id for job in live.jobs}
         try:
@@ -290,6 +291,7 @@ async def search_all(
 
 
 def serialize_hit(hit: Hit) -> HitObject:
+    """Convert a search result of the database to a HitObject."""
     return HitObject(
         loom=hit.loom_id, name=hit.loom, node=hit.number, text=hit.snippet, spans=hit.marks
     )
@@ -377,6 +379,7 @@ def find_in_loom(
 
 
 def _is_kind(live: OpenLoom, node: Heddle, kind: str, marks: dict[int, str]) -> bool:
+    """Return True if a node is of a kind, such as "leaf". marks: bookmarks by number."""
     if kind == "bookmarked":
         return live.number(node) in marks
     if kind == "ended":

@@ -54,6 +54,7 @@ async def load_model(body: LoadModel, service: ServiceDep, request: Request) -> 
 
 
 async def _load(service: Service, job: ServerJob, model: ServedModel) -> None:
+    """Load a model; the work of a job."""
     loop = asyncio.get_running_loop()
 
     def report(phase: str, done: int, total: int, note: str) -> None:

@@ -37,7 +37,7 @@ NodeFields = Annotated[
 ]
 AllNodeFields = Annotated[
     list[Field | Literal["made"]] | None,
-    Query(description=f"Additional fields: {', '.join(FIELDS)}, made; repeatable."),
+    Query(description=f"Additional fields: {', '.join(FIELDS)}, `made`; repeatable."),
 ]
 
 
@@ -111,6 +111,7 @@ _CHANGES = "~"  # suffix of `next` on pages of changes
 
 
 def _page_gone_error(why: str) -> RequestError:
+    """Return the error for a page whose position in the tree no longer exists."""
     return RequestError(409, "page_gone", why, hint="start over without after")
 
 
@@ -124,6 +125,18 @@ def _node_page(
     after: str | None,
     only_numbers: list[int] | None,
 ) -> dict[str, Any]:
+    """Return the fields of a NodePage.
+
+    Args:
+        live: the loom, whose lock the caller holds.
+        top: top of the listed subtree.
+        depth: maximum level below `top`; None: all.
+        fields: optional fields of the nodes.
+        changes: result of `OpenLoom.since`; None lists all nodes.
+        limit: maximum number of nodes.
+        after: `next` of the last page; None for the first page.
+        only_numbers: only nodes with these numbers; None: all.
+    """
     is_first = changes is None and after is None and only_numbers is None
     nodes = within(live, top, depth, limit + 1 if is_first else None)
     if after is not None:
@@ -175,6 +188,7 @@ _MAX_NESTED, _MAX_LEVELS = 2000, 400
 def _nested_nodes(
     live: OpenLoom, top: Heddle, depth: int | None, fields: list[Field]
 ) -> dict[str, Any]:
+    """Return a node and its descendants as nested fields of TreeNode, without recursion."""
     nodes = within(live, top, depth)
     if len(nodes) > _MAX_NESTED:
         raise RequestError(
@@ -233,6 +247,7 @@ async def read_path(
 
 
 def _path_fields(live: OpenLoom, node: Heddle, format: str, below_root: bool) -> dict[str, Any]:
+    """Return the path to a node in a format: "text", "tokens", "messages" or "nodes"."""
     path, first = node.path, int(below_root)
     data: dict[str, Any] = {
         "node": live.number(node),

@@ -60,6 +60,7 @@ async def read_asset(
 
 
 def _file_response(name: str, if_none_match: str | None, encodings: str) -> Response:
+    """Return a file of the page, gzipped if possible; 304 if the client has it."""
     entry = _read_files().get(name)
     if entry is None:
         raise RequestError(404, "no_such_route", "the page has no such file")

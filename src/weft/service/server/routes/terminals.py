@@ -31,6 +31,7 @@ async def note_drawn(mark: Mark, body: SetLastLoom, service: ServiceDep) -> Resp
 
 
 def _last_loom(service: Service, mark: str) -> LastLoom:
+    """Return the loom shown last in a terminal. mark: the terminal's id."""
     library = service.looms.library
     own, other = library.last_loom(mark), library.last_loom_anywhere()
     return LastLoom(
