@@ -52,6 +52,7 @@ def as_json(value: object) -> object:
 
 
 def _key(key: object) -> object:
+    """Convert an integer key of a dict to a text."""
     number = as_index(key)
     return key if number is None else str(number)
 
@@ -67,6 +68,7 @@ class RequestModel(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _validate_json(cls, value: object, info: ValidationInfo) -> object:
+        """Reject NaN, infinities and lone surrogates in any field."""
         if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
             value = int(value)  # JSON's 2.0 is an integer; a float field accepts it, too
         return validate_json(as_json(value), is_text=info.field_name not in _NOTES)

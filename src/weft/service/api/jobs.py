@@ -14,7 +14,7 @@ Status = Literal["running", "ok", "cancelled", "interrupted", "failed"]
 
 
 class BranchObject(ResponseModel):
-    """One branch of a job; its node exists from the first token."""
+    """One branch of a job, and its node, which exists from the first token."""
 
     branch: int = Field(description="The branch's index in the job.")
     node: int
@@ -36,7 +36,7 @@ class TokenUsage(ResponseModel):
 
 
 class CandidateObject(ResponseModel):
-    """A node from a round of a search."""
+    """A node that a round of a search has generated or scored."""
 
     node: int
     score: Figure = Field(description="The search's score of the node; null: not scored.")
@@ -55,7 +55,7 @@ class RoundObject(ResponseModel):
 
 
 class JobObject(ResponseModel):
-    """A job: work that continues in the background."""
+    """A job: a growth, a search or the load of a model, which runs in the background."""
 
     id: str
     kind: Literal["grow", "run", "load"]
@@ -136,7 +136,7 @@ class StartRun(SamplingFields):
 
 
 class StrategyObject(ResponseModel):
-    """A search strategy."""
+    """A search strategy, such as best-of-n or beam search, and the numbers that it accepts."""
 
     name: str
     title: str

@@ -57,6 +57,7 @@ class CreateLoom(RequestModel):
 
     @model_validator(mode="after")
     def _check_exclusive_fields(self) -> CreateLoom:
+        """Reject requests with several kinds of prompts."""
         given = [
             name for name in ("prompt", "messages", "token_ids") if getattr(self, name) is not None
         ]
@@ -66,7 +67,7 @@ class CreateLoom(RequestModel):
 
 
 class EditLoom(RequestModel):
-    """Changes of a loom."""
+    """Changes of a loom's name or notes; fields that are left out stay."""
 
     name: str | None = Field(default=None, description="The new name.")
     meta: Json | None = Field(default=None, description="The notes; replaces all of them.")
@@ -81,7 +82,7 @@ class LoomTree(ResponseModel):
 
 
 class OperationObject(ResponseModel):
-    """One operation in a loom's log."""
+    """One operation in a loom's log: what was done, when and by whom."""
 
     kind: str
     actor: str
@@ -101,7 +102,7 @@ class OperationList(ResponseModel):
 
 
 class HitObject(ResponseModel):
-    """A node whose text matches a search."""
+    """A node whose text matches a search, with the places of the matches."""
 
     loom: str
     name: str
@@ -120,7 +121,7 @@ class HitList(ResponseModel):
 
 
 class Imported(ResponseModel):
-    """The result of an import."""
+    """The result of an import: the new looms, the file's format, and what was left out."""
 
     looms: list[LoomObject]
     recognised_as: str

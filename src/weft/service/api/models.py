@@ -54,7 +54,7 @@ class ModelList(ResponseModel):
 
 
 class LoadModel(RequestModel):
-    """A model to load."""
+    """A model to load. Settings that are left out follow the server's configuration."""
 
     source: str = Field(
         min_length=1, max_length=4096, description="A model source, as for `weft run -m`."

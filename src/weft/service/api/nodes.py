@@ -14,7 +14,7 @@ FIELDS = ("tokens", "meta", "params", "kv")
 
 
 class NodeOrigin(ResponseModel):
-    """The operation that created a node."""
+    """The operation that created a node: its kind, author, time and model."""
 
     kind: str = Field(description="grow, run, add, fork, …")
     actor: str = Field(description="The author, from X-Weft-Actor.")
@@ -26,7 +26,7 @@ class NodeOrigin(ResponseModel):
 
 
 class NodeKv(ResponseModel):
-    """The KV of a node's path."""
+    """State of the KV of a node's path: on the device, on the host, or missing."""
 
     state: Literal["hot", "host", "partly", "cold"] = Field(
         description="hot: all on the device. host: the rest on the host. partly: some is missing."
@@ -66,7 +66,7 @@ class NodeObject(ResponseModel):
         " the seed reproduce it.",
     )
     made: NodeOrigin | None = Field(
-        default=None, description="The operation that created it, if known; with fields=made."
+        default=None, description="The operation that created it, if known; with fields=`made`."
     )
     meta: Json | None = Field(default=None, description="Notes as JSON; with fields=meta.")
     token_ids: list[int] | None = Field(default=None, description="With fields=tokens.")
@@ -119,6 +119,7 @@ class AddNode(RequestModel):
 
     @model_validator(mode="after")
     def _check_exclusive_fields(self) -> AddNode:
+        """Reject requests with several kinds of content, or none."""
         given = [
             name
             for name in ("text", "texts", "token_ids", "message")
@@ -144,6 +145,7 @@ class EditNode(RequestModel):
 
     @model_validator(mode="after")
     def _check_exclusive_fields(self) -> EditNode:
+        """Reject requests with contradicting changes."""
         if self.text is not None and self.message is not None:
             raise ValueError("text and message exclude each other")
         return self
@@ -172,6 +174,7 @@ class GrowFields(SamplingFields):
 
     @model_validator(mode="after")
     def _check_delivery(self) -> GrowFields:
+        """Reject requests with both `stream` and `wait`."""
         if self.stream and self.wait:
             raise ValueError("stream and wait exclude each other")
         return self
@@ -253,6 +256,7 @@ class MeasureText(RequestModel):
 
     @model_validator(mode="after")
     def _check_exclusive_fields(self) -> MeasureText:
+        """Reject requests with both a text and token ids."""
         if self.text is not None and self.token_ids is not None:
             raise ValueError("text and token_ids exclude each other")
         return self
@@ -311,7 +315,7 @@ class PathReply(ResponseModel):
 
 
 class ForkNode(RequestModel):
-    """A sibling that shares a node's first tokens."""
+    """A sibling to add that shares a node's first tokens, then has another token or text."""
 
     at_token: int = Field(ge=0, description="Number of shared tokens.")
     token_id: int | None = Field(default=None, description="The token that replaces the next one.")
@@ -319,13 +323,17 @@ class ForkNode(RequestModel):
 
     @model_validator(mode="after")
     def _check_exclusive_fields(self) -> ForkNode:
+        """Reject requests with both a token and a text."""
         if self.token_id is not None and self.text is not None:
             raise ValueError("token_id and text exclude each other")
         return self
 
 
 class SplitNode(RequestModel):
-    """The position at which to split a node."""
+    """The position at which a node is split in two: a number of tokens, or of characters.
+
+    The upper node keeps the tokens before it. The lower node gets the rest and the children.
+    """
 
     at_token: int | None = Field(
         default=None, description="Tokens of the upper part; negative: from the end."
@@ -336,13 +344,14 @@ class SplitNode(RequestModel):
 
     @model_validator(mode="after")
     def _check_exclusive_fields(self) -> SplitNode:
+        """Require exactly one of `at_token` and `at_char`."""
         if (self.at_token is None) == (self.at_char is None):
             raise ValueError("give one of at_token and at_char")
         return self
 
 
 class ClipNode(RequestModel):
-    """How many tokens of a node to keep."""
+    """The number of a node's tokens to keep; the others become a child, or are dropped."""
 
     keep: int | None = Field(default=None, ge=0, description="Number of tokens to keep.")
     drop: int | None = Field(
@@ -355,6 +364,7 @@ class ClipNode(RequestModel):
 
     @model_validator(mode="after")
     def _check_exclusive_fields(self) -> ClipNode:
+        """Require exactly one of `keep` and `drop`."""
         if (self.keep is None) == (self.drop is None):
             raise ValueError("give one of keep and drop")
         return self
@@ -370,7 +380,7 @@ class MoveNode(RequestModel):
 
 
 class CopyNode(RequestModel):
-    """The position of a copy of a node and its descendants."""
+    """The place for a copy of a node and its descendants: in this loom, another, or a new one."""
 
     to_loom: str | None = Field(default=None, description="A loom's name or id; null: this one.")
     parent: int | str = Field(default=0, description="The parent of the copy.")
@@ -392,7 +402,7 @@ class KvRequest(RequestModel):
 
 
 class ForgetKv(RequestModel):
-    """The KV of a loom to evict."""
+    """Evicts the KV of a loom; optionally the path of one node keeps it."""
 
     keep: int | str | None = Field(
         default=None, description="A node whose path keeps its KV; null: none."

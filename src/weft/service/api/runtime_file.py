@@ -66,6 +66,7 @@ def find_server(port: int) -> RunningServer | None:
 
 
 def _accepts_token(server: RunningServer) -> bool:
+    """Return True if the server at this address accepts the token, so that it wrote the file."""
     at = address({"WEFT_HOST": server.url})
     connection = http.client.HTTPConnection(at.host, at.port, timeout=_CONNECT_TIMEOUT_S)
     try:
@@ -83,10 +84,12 @@ def _accepts_token(server: RunningServer) -> bool:
 
 
 def _file(port: int) -> Path:
+    """Return the path of the runtime file of a server at this port."""
     return data_dir() / f"server-{port}.json"
 
 
 def _read(file: Path) -> RunningServer | None:
+    """Parse a runtime file; None if it is missing or invalid."""
     try:
         data = json.loads(file.read_bytes())
         return RunningServer(str(data["url"]), str(data["token"]), str(data["database"]))
@@ -95,6 +98,7 @@ def _read(file: Path) -> RunningServer | None:
 
 
 def _write_private(file: Path, text: str) -> None:
+    """Write a file that only its user can read."""
     file.parent.mkdir(parents=True, exist_ok=True)
     part = Path(f"{file}.{secrets.token_hex(4)}")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -108,6 +112,7 @@ def _write_private(file: Path, text: str) -> None:
 
 
 def _database_id(database: str | None) -> str:
+    """Return a hash that identifies the database of looms, without its password."""
     url = database or os.environ.get("WEFT_DB") or f"sqlite:///{data_dir() / 'weft.db'}"
     scheme, separator, path = url.partition("sqlite:///")
     return f"sqlite:{os.path.realpath(path)}" if separator and not scheme else url

@@ -81,6 +81,7 @@ class SamplingFields(RequestModel):
 
     @model_validator(mode="after")
     def _check_single_constraint(self) -> SamplingFields:
+        """Reject requests with several constraints."""
         given = [name for name in _CONSTRAINTS if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"{given[0]} and {given[1]} exclude each other; give one constraint")

@@ -18,7 +18,7 @@ class LastLoom(ResponseModel):
 
 
 class SetLastLoom(RequestModel):
-    """The loom shown in a terminal."""
+    """The loom that a terminal has shown, and the node that was read."""
 
     loom: str = Field(max_length=300, description="A name or id.")
     node: int = Field(default=0, ge=0, lt=2**31, description="The number of the node read.")

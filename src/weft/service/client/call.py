@@ -22,7 +22,10 @@ _TRIES = 6  # consecutive attempts to resume a stream
 
 @dataclass(frozen=True, slots=True)
 class ApiCall(Generic[T]):
-    """One HTTP request that a client can send.
+    """One request to the server's API, built but not sent: method, path, body, and how to parse the
+    response.
+
+    The functions of `calls` return it; `Client.call` sends it and returns a T.
 
     Args:
         read: converts the response (parsed JSON, or bytes) to the caller's result.
@@ -161,6 +164,7 @@ def error_from_object(
 
 
 def _retry_after_s(given: str | None) -> float:
+    """Return the seconds of a Retry-After header; a default for a missing or invalid one."""
     try:
         return max(float(given or 1), 0)
     except ValueError:

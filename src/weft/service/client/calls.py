@@ -531,6 +531,7 @@ def events_of(id: str) -> str:
 
 
 def _build_request(kind: type[Request], **fields: Any) -> Request:
+    """Return a validated request model. Raises: ConfigError that names the invalid field."""
     if fields.get("stream"):
         raise ConfigError("leave stream out: `deltas` and `events` follow a job")
     if "logit_bias" in fields:
@@ -558,44 +559,53 @@ def _json_biases(biases: Any) -> Any:
 
 
 def _loom_path(name: str) -> str:
+    """Return the URL path of a loom."""
     return f"/looms/{_path_part(name)}"
 
 
 def _node_path(loom: str, node: Node) -> str:
+    """Return the URL path of a node."""
     return f"{_loom_path(loom)}/nodes/{_path_part(str(node))}"
 
 
 def _job_path(id: str) -> str:
+    """Return the URL path of a job."""
     return f"/jobs/{_path_part(id)}"
 
 
 def _path_part(name: str) -> str:
+    """Quote a name for use as one segment of a URL path."""
     if not name or name in (".", ".."):
         raise ConfigError(f"{name!r} is not a valid name")
     return quote(name, safe="")
 
 
 def _get(path: str, answer: type[Answer], **params: Any) -> ApiCall[Answer]:
+    """Return a GET whose JSON response is parsed as the model `answer`."""
     return ApiCall("GET", _ROOT + path, answer.model_validate, params)
 
 
 def _delete(
     path: str, answer: type[Answer], *, rev: int | None = None, **params: Any
 ) -> ApiCall[Answer]:
+    """Return a DELETE whose JSON response is parsed as the model `answer`."""
     return ApiCall("DELETE", _ROOT + path, answer.model_validate, params, rev=rev)
 
 
 def _post(
     path: str, request: RequestModel | None, answer: type[Answer], **params: Any
 ) -> ApiCall[Answer]:
+    """Return a POST of a request model whose JSON response is parsed as the model `answer`."""
     return ApiCall("POST", _ROOT + path, answer.model_validate, params, _body(request))
 
 
 def _patch(
     path: str, request: RequestModel, answer: type[Answer], *, rev: int | None = None
 ) -> ApiCall[Answer]:
+    """Return a PATCH of a request model whose JSON response is parsed as the model `answer`."""
     return ApiCall("PATCH", _ROOT + path, answer.model_validate, body=_body(request), rev=rev)
 
 
 def _body(request: RequestModel | None) -> dict[str, Any] | None:
+    """Return a request model as JSON types, without fields that were not set; None for None."""
     return None if request is None else request.model_dump(exclude_unset=True)

@@ -59,7 +59,7 @@ class Client:
             api_key: `None` means WEFT_API_KEY, if set.
         """
         self.connection = Connection(base_url, api_key)
-        self._http = httpx2.Client(**self.connection.options())
+        self._http = httpx2.Client(**self.connection.http_client_options())
 
     def call(self, call: ApiCall[T]) -> T:
         """Send a request and return its result. Raises: the library's errors; Unreachable.
@@ -217,7 +217,7 @@ class AsyncClient:
     def __init__(self, base_url: str | None = None, api_key: str | None = None) -> None:
         """Store the address and the key, as `Client` does; nothing is sent yet."""
         self.connection = Connection(base_url, api_key)
-        self._http = httpx2.AsyncClient(**self.connection.options())
+        self._http = httpx2.AsyncClient(**self.connection.http_client_options())
 
     async def call(self, call: ApiCall[T]) -> T:
         """Send a request and return its result, like `Client.call`."""

@@ -25,7 +25,10 @@ _HINT = "start one with weft serve, or set WEFT_HOST to its address"
 
 
 class Connection:
-    """Address and key of a client, and its error handling. Errors never contain the key."""
+    """A client's address, API key and error handling; shared by `Client` and `AsyncClient`.
+
+    Errors never contain the key.
+    """
 
     def __init__(self, base_url: str | None, api_key: str | None) -> None:
         server_address: ServerAddress = (
@@ -36,8 +39,8 @@ class Connection:
         self._key = key or ""
         self.is_verified = False  # a Weft server has answered
 
-    def options(self) -> dict[str, Any]:
-        """Return the keyword arguments for creating the HTTP client: address, headers, timeout."""
+    def http_client_options(self) -> dict[str, Any]:
+        """Return keyword arguments for `httpx2.Client`: base URL, headers with the key, timeout."""
         headers = {"user-agent": "weft"}
         if self._key:
             if not (self._key.isascii() and self._key.isprintable()):

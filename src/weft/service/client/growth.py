@@ -86,17 +86,20 @@ class GrowthReader:
         return []
 
     def _add_branches(self, data: dict[str, Any]) -> None:
+        """Register the branches that an event announces."""
         for branch in data.get("branches", ()):
             self._nodes[branch["branch"]] = branch["node"]
             self._n_shown.setdefault(branch["branch"], 0)
 
     def _token_deltas(self, entries: list[list[Any]]) -> list[BranchDelta]:
+        """Return a delta for each branch with new tokens in an event."""
         by_branch: dict[int, list[list[Any]]] = {}
         for entry in entries:
             by_branch.setdefault(entry[0], []).append(entry)
         return [self._delta(branch, own_entries) for branch, own_entries in by_branch.items()]
 
     def _delta(self, branch: int, entries: list[list[Any]]) -> BranchDelta:
+        """Return the delta of one branch. entries: its new tokens."""
         text = "".join(entry[2] for entry in entries)
         self._n_shown[branch] = self._n_shown.get(branch, 0) + len(text)
         tokens = [entry for entry in entries if entry[1] is not None]
@@ -110,6 +113,7 @@ class GrowthReader:
         )
 
     def _end_deltas(self, branch: int, reason: str | None) -> list[BranchDelta]:
+        """Return the last delta of a branch, with its finish reason; [] if it has ended before."""
         if branch in self._ended:
             return []
         self._ended.add(branch)

@@ -18,7 +18,7 @@ _PLAIN = (
 
 
 def plain(scope: Scope) -> dict[str, Any]:
-    """Return the entries of an ASGI scope that can be sent to another process (pickled)."""
+    """Return the entries of an ASGI scope that can be pickled for another process."""
     return {name: scope[name] for name in _PLAIN if name in scope}
 
 
@@ -65,6 +65,7 @@ async def answer(app: App, scope: Scope, body: bytes) -> AsyncGenerator[list[Mes
 
 
 async def _batches(sent: asyncio.Queue[Message | None]) -> AsyncIterator[list[Message]]:
+    """Yield the queued messages, those ready together in one batch. None ends the queue."""
     while True:
         batch = [await sent.get()]
         while not sent.empty():

@@ -30,11 +30,14 @@ _RAY_SETTINGS = ("port", "grace_s")  # configured in the config file of Ray Serv
 
 
 def app(args: Mapping[str, Any]) -> serve.Application:
-    """Return the application for `import_path: weft.service.scale:app` in a config file.
+    """Build the Ray Serve application: an HTTP ingress, and replicas that each run a Weft server.
 
-    args: settings of `ServerConfig` for each replica, such as `models: [org/name]`. The API key and
-    the database come from WEFT_API_KEY and WEFT_DB in Ray's environment. Configure the number and
-    the resources of replicas under `deployments`, by the names Entrance and Replica.
+    Ray calls it for `import_path: weft.service.scale:app` in a Serve config file, with that file's
+    `args`. The API key and the database come from WEFT_API_KEY and WEFT_DB in Ray's environment.
+    Configure the number and the resources of replicas under `deployments`, by the names Entrance
+    and Replica.
+
+    args: settings of `ServerConfig` for each replica, such as `models: [org/name]`.
 
     Raises: ConfigError for invalid settings.
     """
@@ -115,6 +118,7 @@ class IngressReplica:
     """The Ray deployment that receives HTTP requests and forwards them to replicas."""
 
     def __init__(self, args: Mapping[str, Any], replicas: DeploymentHandle) -> None:
+        """Check the settings and open the library. replicas: handle of the deployment `Replica`."""
         self._config = config_of(args)
         self._library = Library(self._config.db)
         self._replicas = replicas

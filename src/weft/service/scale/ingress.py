@@ -35,6 +35,10 @@ class Ingress:
     """
 
     def __init__(self, replicas: DeploymentHandle, library: Library) -> None:
+        """Connect to the replicas.
+
+        replicas: handle of the deployment that answers. library: replaces names of looms by ids.
+        """
         self.replicas = replicas.options(stream=True)
         self.library = library
         self._prompts = PromptRouter()
@@ -54,6 +58,7 @@ class Ingress:
             await asyncio.gather(call, gone, return_exceptions=True)
 
     async def _forward_with_retries(self, scope: Scope, body: bytes, send: Send) -> None:
+        """Forward a request; if it only reads, retry it on another replica after a failure."""
         attempts = MAX_ATTEMPTS if scope["method"] in READS else 1
         for remaining in reversed(range(attempts)):
             try:
@@ -81,6 +86,7 @@ class Ingress:
         return key.key
 
     async def _forward(self, scope: Scope, body: bytes, send: Send) -> None:
+        """Choose the replica by the request's routing key, and relay the response once."""
         forwarded = plain(scope)
         forwarded["headers"] = [
             *(header for header in forwarded["headers"] if header[0] != b"x-request-id"),
@@ -97,6 +103,10 @@ class Ingress:
     async def _relay(
         self, scope: Scope, forwarded: dict[str, Any], body: bytes, send: Send, key: str
     ) -> None:
+        """Send a request to the replica of `key`, and its response to the client.
+
+        forwarded: the scope in the form of `asgi_proxy.plain`.
+        """
         response = self.replicas.options(session_id=key).answer.remote(forwarded, body)
         is_over = False
         try:

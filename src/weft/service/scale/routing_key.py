@@ -96,6 +96,7 @@ def routing_key(path: str, body: bytes = b"") -> RoutingKey:
 
 
 def _key_of_loom(given: str) -> RoutingKey:
+    """Return the key of a loom given by name or id."""
     return RoutingKey(given, is_name=not _ID.fullmatch(given))
 
 
@@ -109,6 +110,7 @@ def repeated_key(headers: Iterable[tuple[bytes, bytes]]) -> str:
 
 
 def _match_key(pattern: re.Pattern[str], given: object) -> RoutingKey:
+    """Return the key of the loom in a path or id that matches the pattern; else the empty key."""
     match = pattern.match(given) if isinstance(given, str) else None
     return RoutingKey() if match is None else RoutingKey(match[1])
 
@@ -140,6 +142,7 @@ def _prompt_key(fields: dict[str, Any]) -> RoutingKey:
 
 
 def _chat_head(given: Any) -> Any:
+    """Return the messages of a chat up to the first user message."""
     if not isinstance(given, list):
         return given
     for end, message in enumerate(given, 1):
