@@ -24,7 +24,7 @@ def text_lines(part: Selection) -> Iterator[str]:
 
 
 def path_text(part: Selection) -> str:
-    """Return the prompt and the texts of the path as one text.
+    """Return the texts from the root to `part.node` as one readable text, for the "text" export.
 
     If the prompt used a chat template, it is a separate paragraph. If the nodes have chat roles,
     the text is a list of messages with their roles.

@@ -9,7 +9,10 @@ from .snapshot import MergedChanges
 
 
 class Change(NamedTuple):
-    """The nodes of the live tree that an operation has added, changed and removed."""
+    """The nodes of the live tree that an operation has added, changed and removed.
+
+    `others`: nodes that changed in other processes and were merged at the same time.
+    """
 
     rev: int  # the loom's revision afterwards
     kind: str

@@ -165,6 +165,7 @@ class _CommitWriter:
         )
 
     def _known(self, node: Heddle, numbers: dict[str, int], bookmark: str | None) -> SavedNode:
+        """Return a new node as a `SavedNode`, with its number and bookmark."""
         position = self._difference.positions[node.id]
         parent = None
         if position.parent is not None:
@@ -183,6 +184,7 @@ class _CommitWriter:
     def _changed(
         self, node_id: str, groups: set[str], bookmarks: dict[str, str | None]
     ) -> SavedNode:
+        """Return a changed node as a `SavedNode`, with new values of these groups of columns."""
         old = self._snapshot.saved[node_id]
         node, position = old.node, self._difference.positions.get(node_id)
         new = SavedNode(
@@ -202,6 +204,7 @@ class _CommitWriter:
         return new
 
     def _values(self, saved: SavedNode, groups: Iterable[str]) -> Values:
+        """Return the columns of these groups for a node's row."""
         values: Values = {}
         params = self._snapshot.params
         for group in groups:
@@ -224,6 +227,7 @@ class _CommitWriter:
         return numbers
 
     def _rows(self, column: sa.Column[Any], wanted: list[Any]) -> Iterable[Any]:
+        """Yield the rows whose column has one of these values, in batches of parameters."""
         for at in range(0, len(wanted), CHUNK):
             yield from self._connection.execute(
                 sa.select(nodes).where(
@@ -245,6 +249,7 @@ class _CommitWriter:
             )
 
     def _keep_params(self, saved: Iterable[SavedNode]) -> None:
+        """Insert rows of sampling parameters that the nodes use and that do not exist yet."""
         keys = {
             self._snapshot.params.key(each.content.params)
             for each in saved
@@ -257,6 +262,7 @@ class _CommitWriter:
 
 
 def _prefix_names(values: Values) -> Values:
+    """Prefix the names of columns, as bind parameters of an UPDATE need names of their own."""
     # In an UPDATE, SQLAlchemy reserves bind parameters with the names of columns.
     return {f"new_{name}": value for name, value in values.items()}
 

@@ -55,7 +55,10 @@ _log = logging.getLogger(__name__)
 
 
 class Database:
-    """An open database. Thread-safe. A forked process gets its own connections."""
+    """An open database of looms: SQLite or PostgreSQL. Thread-safe.
+
+    `read` and `write` run a function in a transaction. A forked process gets its own connections.
+    """
 
     def __init__(self, url: str, *, patience_s: float = 20.0) -> None:
         """Open the database; create or migrate its tables.
@@ -85,6 +88,7 @@ class Database:
             raise
 
     def _bind_to_process(self) -> None:
+        """Drop connections that were inherited from a parent process."""
         self._pid = os.getpid()
         # Serializes the writers of this process; SQLite's file lock serializes processes.
         self._write_lock = threading.Lock() if self.is_sqlite else nullcontext()
@@ -125,6 +129,7 @@ class Database:
     # Transactions
 
     def _run(self, work: Callable[[Connection], T], *, writes: bool) -> T:
+        """Run a function in a transaction; retry while the database is busy or unreachable."""
         until, wait = time.monotonic() + self.patience_s, 0.01
         while True:
             try:
@@ -143,6 +148,7 @@ class Database:
 
     @contextmanager
     def _transaction(self, *, writes: bool) -> Iterator[Connection]:
+        """Yield a connection inside a transaction, which the block's end commits."""
         if self._pid != os.getpid():  # forked: the connections belong to the parent
             self._engine.dispose(close=False)
             self._bind_to_process()
@@ -173,6 +179,7 @@ class Database:
     # Opening
 
     def _create_engine(self) -> Engine:
+        """Create SQLAlchemy's engine, with the settings for this kind of database."""
         try:
             if self.is_sqlite:
                 if self._file is not None:
@@ -197,6 +204,7 @@ class Database:
             ) from error
 
     def _configure(self, connection: sqlite3.Connection, _: object) -> None:
+        """Set the pragmas of a new SQLite connection."""
         connection.isolation_level = None  # transactions are started explicitly
         # SQLite's own lower() handles only ASCII.
         connection.create_function("lower", 1, _lower, deterministic=True)
@@ -223,12 +231,14 @@ class Database:
                 )
 
     def _migrate(self) -> None:
+        """Create or upgrade the tables, under a lock."""
         if self.read(_version) != HEAD:
             self.write(self._upgrade)
         if self._file is not None:
             self._inode = _inode(self._file)
 
     def _upgrade(self, connection: Connection) -> None:
+        """Run Alembic's migrations. Raises: StoreError for tables of a newer version of Weft."""
         lock(connection, is_sqlite=self.is_sqlite)
         version = _version(connection)
         if version == HEAD:  # another process has migrated it
@@ -272,6 +282,7 @@ class Database:
 
 
 def _read_url(text: str) -> URL:
+    """Parse a database URL. Raises: ConfigError."""
     allowed = "sqlite:///FILE and postgresql://USER@HOST/NAME"
     try:
         url = make_url(text)
@@ -292,6 +303,7 @@ def _read_url(text: str) -> URL:
 
 
 def _begin_transaction(connection: Connection) -> None:
+    """Start a write transaction on SQLite, which takes its lock at once."""
     # IMMEDIATE: a transaction that starts as a reader cannot become a writer if others wrote.
     writes = connection.get_execution_options().get("weft_writes")
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
@@ -304,6 +316,7 @@ def lock(connection: Connection, *, is_sqlite: bool) -> None:
 
 
 def _lower(text: str | None) -> str | None:
+    """SQL function: lowercase for all of Unicode, unlike SQLite's own."""
     return None if text is None else text.lower()
 
 
@@ -318,6 +331,7 @@ def _version(connection: Connection) -> str | None:
 
 
 def _inode(file: Path) -> tuple[int, int] | None:
+    """Return the identity of a file; None if it does not exist."""
     try:
         status = os.stat(file)
     except OSError:

@@ -146,6 +146,7 @@ def read_records(data: dict[str, Any], n_vocab: int) -> tuple[list[Record], list
 
 
 def _record(node: object, index: int, n_vocab: int, dropped: list[str]) -> Record:
+    """Validate one node of a file. dropped: receives messages about ignored data."""
     where = f"node {index}"
     if not isinstance(node, dict):
         raise FormatError(f"{where} is {repr_short(node)}; an object belongs there")
@@ -196,6 +197,7 @@ def _savable(meta: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _parent(node: dict[str, Any], index: int) -> int:
+    """Return the index of a node's parent, which must precede it."""
     if index == 0:
         if node.get("parent") is not None:
             raise FormatError("node 0 is the root; its parent must be null")
@@ -204,10 +206,12 @@ def _parent(node: dict[str, Any], index: int) -> int:
 
 
 def _optional(node: dict[str, Any], name: str, kind: type, where: str) -> Any:
+    """Return a field of a type, or None if it is null or missing. Raises: FormatError."""
     return None if node.get(name) is None else require_field(node, name, kind, where)
 
 
 def _reason(node: dict[str, Any], where: str) -> FinishReason | None:
+    """Return a node's finish reason. Raises: FormatError for an unknown one."""
     reason = _optional(node, "finish_reason", str, where)
     if reason is not None and reason not in _REASONS:
         raise FormatError(
@@ -267,6 +271,7 @@ def identity_of(loom: Loom) -> ModelIdentity:
 
 
 def _node_data(node: Heddle, parent: int | None) -> dict[str, Any]:
+    """Return a node as a file has it. parent: index of its parent; None for the root."""
     legal = [json_number(value) for value in node.legal_logmass]
     return {
         "id": node.id,
@@ -287,6 +292,7 @@ def _node_data(node: Heddle, parent: int | None) -> dict[str, Any]:
 
 
 def _dump(record: dict[str, Any], node: Heddle) -> str:
+    """Return a node as one line of JSON. Raises: ConfigError for a meta that is not JSON."""
     try:
         if json.loads(json.dumps(node.meta)) != node.meta:
             raise TypeError("a tuple or a key that is not a text would change")
@@ -363,6 +369,7 @@ def _build_loom(
     loom_class: type[L],
     heddle_class: type[Heddle],
 ) -> L:
+    """Create the loom from validated records."""
     header = require_field(data, "prompt", dict, "the file")
     prompt = Prompt(
         records[0].tokens,
@@ -405,6 +412,7 @@ def bare_loom(
 
 
 def _describe_ids(n_vocab: int) -> str:
+    """Return the kind of token ids for an error message."""
     return f"{n_vocab} token ids" if n_vocab else "pieces of text for tokens"
 
 
@@ -442,6 +450,7 @@ def check_model(lm: LM, identity: ModelIdentity, adapter: object, *, force: bool
 
 
 def _restore_nodes(loom: Loom, records: list[Record]) -> None:
+    """Create the nodes of the records below the root."""
     nodes: list[Heddle] = [loom]
     _fill(loom, records[0])
     for record in records[1:]:
@@ -453,6 +462,7 @@ def _restore_nodes(loom: Loom, records: list[Record]) -> None:
 
 
 def _fill(node: Heddle, record: Record) -> None:
+    """Set a node's values from its record."""
     node.id = record.id
     node.logprobs, node.entropies = record.logprobs, record.entropies
     node.legal_logmass = record.legal_logmass
@@ -465,6 +475,7 @@ def _fill(node: Heddle, record: Record) -> None:
 
 
 def _params(record: Record) -> SamplingParams | None:
+    """Return a record's sampling parameters; None without any. Raises: FormatError."""
     if record.params is None:
         return None
     try:

@@ -110,6 +110,7 @@ class ProcessHeartbeat:
                 self._database.write(self._unregister)
 
     def _unregister(self, connection: Connection) -> None:
+        """Delete the process's row, unless it has nodes in progress."""
         connection.execute(sa.delete(writers).where(writers.c.id == self._id, ~_has_nodes()))
 
 
@@ -145,6 +146,7 @@ def find_dead(connection: Connection, process_ids: Collection[str], database: Da
 def _send_heartbeats(
     reference: weakref.ref[ProcessHeartbeat], process_id: str, closed: threading.Event
 ) -> None:
+    """Send heartbeats until `closed` is set or the object was collected; body of the thread."""
     while not closed.wait(HEARTBEAT_INTERVAL_S):
         heartbeat = reference()
         if heartbeat is None or heartbeat.id != process_id:

@@ -168,6 +168,7 @@ def _existing_numbers(connection: Connection, loom: int, ids: list[str]) -> dict
 
 
 def _parent(snapshot: Snapshot, node: Heddle) -> int | None:
+    """Return the number of a node's parent; None for the root."""
     return None if node.parent is None else snapshot.numbers[node.parent.id]
 
 
@@ -188,10 +189,12 @@ def _last_places(
 
 
 def _stream_of(node: Heddle) -> TextStream | None:
+    """Return a text stream that decodes the node's tokens; None without a tokenizer."""
     return None if node.lm is None else node.lm.text.stream()
 
 
 def _empty(node: Heddle) -> Content:
+    """Return the content of a node before its first token."""
     empty = Content.from_node(node)._replace(tokens=[], logprobs=[], entropies=[], legal_logmass=[])
     return empty._replace(finish_reason=None, stop_string=None, terminal=False)
 
@@ -334,6 +337,7 @@ def interrupt_nodes(connection: Connection, loom: Any, where: sa.ColumnElement[b
 
 @checks_columns
 def _assemble(connection: Connection, row: Any) -> Values:
+    """Join the chunks of a node to the columns of its row."""
     parts = connection.execute(
         sa.select(pieces)
         .where(pieces.c.loom == row.loom, pieces.c.number == row.number)
@@ -371,6 +375,7 @@ def _restore_ancestors(connection: Connection, loom: Any, number: int | None, st
 
 
 def _delete_pieces(connection: Connection, loom: int, numbers: Iterable[int]) -> None:
+    """Delete the chunks of nodes."""
     rows = [{"at": number} for number in numbers]
     if rows:
         statement = sa.delete(pieces).where(

@@ -181,6 +181,7 @@ def scored_path(node: Heddle) -> list[Json]:
 
 
 def _score(node: Heddle) -> float | str | None:
+    """Return the node's score as JSON can represent it."""
     return None if node.score is None else json_number(node.score)
 
 

@@ -103,9 +103,11 @@ class LoomLeases:
         return [LoomLease(*row) for row in rows]
 
     def _lock_row(self, connection: Connection, loom: str) -> LoomLease | None:
+        """Lock the lease's row and return the lease; None if there is none."""
         return self._lease(connection, loom, locks=True)
 
     def _lease(self, connection: Connection, loom: str, *, locks: bool = False) -> LoomLease | None:
+        """Return the unexpired lease of a loom; None if there is none. locks: lock its row."""
         left = (leases.c.expires - self._database.now).label("left_s")
         query = sa.select(leases.c.loom, leases.c.owner, leases.c.term, left)
         query = query.where(leases.c.loom == loom)
@@ -185,6 +187,7 @@ class LeaseHolder:
 
 
 def _check_lease_arguments(loom: str, owner: str, ttl_s: float) -> None:
+    """Raise ConfigError for empty ids and an invalid duration."""
     if not loom or not owner:
         raise ConfigError(f"a lease needs a loom and an owner, not {loom!r} and {owner!r}")
     if not 0 < ttl_s < 1e9:

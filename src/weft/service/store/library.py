@@ -94,6 +94,7 @@ class Library:
         title: str | None,
         loom_id: str,
     ) -> tuple[StoredLoom, PendingCommit | None]:
+        """Insert the rows of a new loom. Returns None as the commit if they exist already."""
         row = connection.execute(sa.select(looms).where(looms.c.id == loom_id)).first()
         if row is not None:
             return StoredLoom(self.database, self._writer, row, loom), None
@@ -297,6 +298,7 @@ class Library:
         return self.database.read(lambda connection: _unknown_name_error(connection, name))
 
     def _row(self, connection: Connection, name: str) -> Any:
+        """Return the row of a loom by its name or id. Raises: ConfigError."""
         if not is_db_text(name):  # no loom can have this name
             raise _unknown_name_error(connection, name)
         row = _find_by_name(connection, name)
@@ -339,6 +341,7 @@ class Library:
         )
 
     def _set_last_loom(self, connection: Connection, terminal: str, loom: str, number: int) -> None:
+        """Store the loom last used in a terminal, in a transaction."""
         row = self._row(connection, loom)
         turn = sa.select(sa.func.coalesce(sa.func.max(terminals.c.turn), 0) + 1).scalar_subquery()
         values = {"loom": row.key, "number": number, "turn": turn}
@@ -351,6 +354,7 @@ class Library:
         connection.execute(old)
 
     def _terminal_state(self, *where: Any) -> TerminalState | None:
+        """Return the latest entry that these conditions select; None if there is none."""
         query = (
             sa.select(looms.c.name, terminals.c.number)
             .join(looms, looms.c.key == terminals.c.loom)
@@ -426,6 +430,7 @@ def check_name(name: str) -> None:
 
 
 def _find_by_name(connection: Connection, name: str) -> Any:
+    """Return the row of a loom that is not removed, by name; None if there is none."""
     query = sa.select(looms).where(looms.c.name == name, looms.c.removed.is_(None))
     return connection.execute(query).first() if is_db_text(name) else None
 
@@ -449,6 +454,7 @@ def _numbered(stem: str) -> Iterator[str]:
 
 
 def _unknown_name_error(connection: Connection, name: str) -> ConfigError:
+    """Return the error for an unknown loom name, with similar names."""
     query = sa.select(looms.c.name).where(looms.c.removed.is_(None))
     names = list(connection.execute(query.order_by(looms.c.turn.desc())).scalars())
     similar = difflib.get_close_matches(name, names, 3, 0.4)
@@ -461,6 +467,7 @@ def _unknown_name_error(connection: Connection, name: str) -> ConfigError:
 def _list(
     connection: Connection, search: str | None, limit: int | None, after: str | None
 ) -> list[LoomSummary]:
+    """Return a page of summaries; arguments as for `Library.looms`."""
     query = sa.select(looms).where(looms.c.removed.is_(None))
     if search:
         pattern = f"%{db_text(search).lower().translate(_LIKE)}%"

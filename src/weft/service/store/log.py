@@ -81,10 +81,12 @@ def runs(numbers: Iterable[int]) -> list[list[int]]:
 
 
 def _numbers(ranges: list[list[int]]) -> list[int]:
+    """Expand runs [first, last] to numbers; the inverse of `runs`."""
     return [number for first, last in ranges for number in range(first, last + 1)]
 
 
 def _encode_bytes(columns: Mapping[str, Any]) -> Columns:
+    """Convert bytes in columns to text, for JSON."""
     return {
         name: {"bytes": base64.b64encode(value).decode()} if isinstance(value, bytes) else value
         for name, value in columns.items()
@@ -92,6 +94,7 @@ def _encode_bytes(columns: Mapping[str, Any]) -> Columns:
 
 
 def _decode_bytes(columns: Mapping[str, Any]) -> Columns:
+    """Undo `_encode_bytes`."""
     return {
         name: base64.b64decode(value["bytes"]) if isinstance(value, dict) else value
         for name, value in columns.items()

@@ -89,6 +89,7 @@ def page(connection: Connection, loom: int, **which: Unpack[PageOptions]) -> lis
 
 
 def _number(connection: Connection, loom: int, name: str | int) -> int:
+    """Return the number of a node given by number or id. Raises: ConfigError."""
     text = db_text(str(name))
     is_number = text.isdecimal() and len(text) <= 9
     condition = nodes.c.number == int(text) if is_number else nodes.c.id == text
@@ -149,6 +150,7 @@ def _pieces(connection: Connection, loom: int, numbers: list[int]) -> dict[int, 
 
 @checks_columns
 def _records(rows: Any, counts: dict[int, int], parts: dict[int, list[Any]]) -> list[NodeRecord]:
+    """Convert rows of nodes to records."""
     records = []
     for row in rows:
         chunks = parts.get(row.number, [])
@@ -181,6 +183,7 @@ def _records(rows: Any, counts: dict[int, int], parts: dict[int, list[Any]]) -> 
 
 
 def _means(logprobs: bytes) -> tuple[float | None, float | None]:
+    """Return the mean probability and the mean logprob of packed logprobs; None without any."""
     if not logprobs:
         return None, None
     values = np.frombuffer(logprobs, "<f8")

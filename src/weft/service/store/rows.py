@@ -131,7 +131,7 @@ class Params:
 
     @checks_columns
     def learn(self, key: str, data: str) -> None:
-        """Add a database row to the cache. data: its JSON."""
+        """Add a row of sampling parameters to the cache. data: its JSON."""
         if key not in self._by_key:
             self._by_key[key] = SamplingParams.from_dict(json.loads(data))
 
@@ -213,6 +213,7 @@ def is_db_text(text: str) -> bool:
 
 
 def _is_encodable(text: str) -> bool:
+    """Return True if a text has no lone surrogates."""
     if "\0" in text:
         return False
     try:

@@ -89,6 +89,7 @@ _COLUMNS = (
 
 
 def _sqlite(terms: list[SearchTerm]) -> sa.Select[Any]:
+    """Return the query for SQLite's FTS5 index."""
     # Normalized words contain no quotes, so any query becomes valid FTS5 syntax.
     match = " AND ".join(
         f'"{" ".join(term.words)}"{" *" if term.is_prefix else ""}' for term in terms
@@ -102,6 +103,7 @@ def _sqlite(terms: list[SearchTerm]) -> sa.Select[Any]:
 
 
 def _postgresql(terms: list[SearchTerm]) -> sa.Select[Any]:
+    """Return the query for PostgreSQL's full-text index."""
     parts = []
     for term in terms:
         last = f"'{term.words[-1]}'{':*' if term.is_prefix else ''}"
@@ -118,6 +120,7 @@ def _postgresql(terms: list[SearchTerm]) -> sa.Select[Any]:
 
 
 def _hit(row: Any, terms: list[SearchTerm]) -> Hit:
+    """Convert a row to a `Hit` with a snippet."""
     text = text_of(row)
     snippet, marks = snippet_of(text, terms)
     if row.number == 0 and (own := strip_template(text, row.prompt)) != text:
@@ -143,6 +146,7 @@ def snippet_of(text: str, terms: list[SearchTerm]) -> tuple[str, list[tuple[int,
 
 
 def _spans(words: list[Word], terms: list[SearchTerm]) -> list[tuple[int, int]]:
+    """Return the (start, end) positions of all matches in a text."""
     spans: list[tuple[int, int]] = []
     for at, word in enumerate(words):
         for term in terms:
@@ -159,6 +163,7 @@ def _spans(words: list[Word], terms: list[SearchTerm]) -> list[tuple[int, int]]:
 
 
 def _matches_at(words: list[Word], at: int, term: SearchTerm) -> bool:
+    """Return True if a term matches the words from index `at` on."""
     here = words[at : at + len(term.words)]
     if len(here) < len(term.words):
         return False

@@ -141,6 +141,7 @@ def try_load(loom: Loom, path: str | os.PathLike[str]) -> str:
 
 
 def _read(data: bytes) -> tuple[SavedPath, dict[str, SavedSlots]]:
+    """Parse and validate a sidecar; return its KV and the slots of each block by key."""
     saved, metadata = unpack_all(data, FORMAT)
     blocks: dict[str, SavedSlots] = {}
     start = 0
@@ -156,6 +157,7 @@ def _read(data: bytes) -> tuple[SavedPath, dict[str, SavedSlots]]:
 def _fill(
     lm: LM, loom: Loom, arrays: Mapping[str, Any], blocks: Mapping[str, SavedSlots]
 ) -> KVLoadResult:
+    """Load the KV of nodes whose key is in `blocks` into the token tree."""
     n_tokens, n_missed = 0, 0
     for node, key, end in _nodes_with_keys(loom, below=True):
         block = blocks.get(key)
@@ -203,6 +205,7 @@ def _nodes_with_keys(node: Heddle, below: bool) -> Iterator[tuple[Heddle, str, i
 
 
 def _hash_tokens(state: Any, node: Heddle) -> int:
+    """Add a node's tokens to a hash; return their number."""
     tokens = node.tokens
     state.update(b"".join(token.to_bytes(8, "little") for token in tokens))
     return len(tokens)

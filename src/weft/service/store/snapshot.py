@@ -130,7 +130,7 @@ class Snapshot:
         """
         difference = Difference()
         visited: set[str] = set()
-        self._check_id(self.loom, visited)
+        self._assign_unique_id(self.loom, visited)
         stack: list[Heddle] = [self.loom]
         difference.positions[self.loom.id] = TreePosition(None, 0.0)
         while stack:
@@ -143,7 +143,7 @@ class Snapshot:
             children = node.children
             if children:
                 for child in children:
-                    self._check_id(child, visited)
+                    self._assign_unique_id(child, visited)
                 self._find_positions(node, children, difference.positions)
                 stack.extend(reversed(children))
         if len(visited) - len(difference.added) < len(self.saved):
@@ -153,10 +153,11 @@ class Snapshot:
             difference.added = [node for node in preorder_by_call(self.loom) if node.id in new]
         return difference
 
-    def _check_id(self, node: Heddle, visited: set[str]) -> None:
-        """Give the node a new id if another node has the same id, and record its id in `visited`.
+    def _assign_unique_id(self, node: Heddle, visited: set[str]) -> None:
+        """Give a node a new random id if an earlier node of the tree has the same one.
 
-        Two nodes have one id if both were loaded from the same file.
+        That happens if both were loaded from one file. visited: ids of earlier nodes; the node's id
+        is added.
         """
         saved = self.saved.get(node.id)
         if saved is not None and saved.node is not node:
@@ -169,6 +170,7 @@ class Snapshot:
         visited.add(node.id)
 
     def _changes(self, node: Heddle, saved: SavedNode, position: TreePosition | None) -> set[str]:
+        """Return the groups of columns in which a node differs from its row."""
         groups: set[str] = set()
         if saved.content.differs(node):
             groups.add("content")
@@ -185,6 +187,7 @@ class Snapshot:
     def _find_positions(
         self, parent: Heddle, children: list[Heddle], positions: dict[str, TreePosition]
     ) -> None:
+        """Add the positions of new and moved children of `parent` to `positions`."""
         number, last = self.numbers.get(parent.id), (-math.inf, 0)
         for child in children:
             saved = self.saved.get(child.id)
@@ -238,6 +241,7 @@ class Snapshot:
         clear_places(loom)
 
     def _revert(self, saved: SavedNode) -> None:
+        """Reset one node to its row."""
         node = saved.node
         if saved.content.differs(node):
             set_content(node, saved.content, node.text)
@@ -282,12 +286,14 @@ class Snapshot:
                         detach_node(sibling)
 
     def _last(self, node: Heddle) -> SavedNode:
+        """Return the last saved values of a node, also of a removed one."""
         saved = self.saved.get(node.id) or self.removed.get(node.id)
         if saved is None:
             raise StoreError(f"the node {node.id} does not belong to the loom")
         return saved
 
     def _by_number(self, number: int | None) -> Heddle:
+        """Return the node with this number, also a removed one; None means the root."""
         node_id = self.ids.get(-1 if number is None else number, "")
         saved = self.saved.get(node_id) or self.removed.get(node_id)
         if saved is None:
@@ -362,6 +368,7 @@ class Snapshot:
                     stack.append(row.number)
 
     def _read(self, row: Any) -> SavedNode:
+        """Convert a row to a `SavedNode`."""
         return SavedNode(
             self.loom,
             row.number,
@@ -374,6 +381,7 @@ class Snapshot:
         )
 
     def _fill(self, node: Heddle, saved: SavedNode, row: Any) -> None:
+        """Set a new node's values from its row."""
         node.id = row.id
         set_content(node, saved.content, text_of(row))
         node.score, node.meta = score_of(row.score), meta_of(row.meta)
@@ -495,6 +503,7 @@ class Snapshot:
 
 
 def _has_meta(node: Heddle, column: str) -> bool:
+    """Return True if the node's meta equals that of the column."""
     try:
         return column == (meta_json(node) if node.meta else "{}")
     except ConfigError:  # a meta that cannot be saved differs from the saved one

@@ -134,6 +134,7 @@ class StoredLoom:
             ) from None
 
     def _by_number(self, number: int) -> Heddle:
+        """Return the node with this number. Raises: ConfigError if there is none."""
         saved = self._snapshot.saved.get(self._snapshot.ids.get(number, ""))
         if saved is not None:
             return saved.node
@@ -296,6 +297,7 @@ class StoredLoom:
         leave: Iterable[Heddle] = (),
         unchanged: Iterable[Heddle] = (),
     ) -> Change:
+        """Merge changes of other processes, write those of the tree, and return all of them."""
         others, left = MergedChanges([], [], []), {each.id for each in leave}
         same = {each.id for each in unchanged}
         pending = self._database.write(
@@ -321,6 +323,10 @@ class StoredLoom:
         left: Collection[str] = (),
         unchanged: Collection[str] = (),
     ) -> PendingCommit | None:
+        """Merge and write in a transaction; arguments as for `commit`.
+
+        Returns: None if there is nothing to write.
+        """
         row = self._lock_row(connection)
         self._check_unchanged(connection, row, unchanged)
         if self._lease is not None and self._in_progress:
@@ -399,6 +405,7 @@ class StoredLoom:
             )
 
     def _accept(self, pending: PendingCommit) -> None:
+        """Take over the values of a transaction that has succeeded."""
         snapshot = self._snapshot
         for node_id in pending.removed:
             snapshot.remove(node_id, growing=bool(self._in_progress))
@@ -462,6 +469,11 @@ class StoredLoom:
     ) -> tuple[
         dict[str, InProgressNode], list[tuple[InProgressNode, Values]], list[InProgressNode], int
     ]:
+        """Write new tokens in a transaction.
+
+        Returns: new nodes in progress by id, saved chunks, nodes whose finish was saved, and the
+        next number.
+        """
         row = self._lock_row(connection)
         writer = self._writer.register(connection)
         if new or self._in_progress:
@@ -521,6 +533,7 @@ class StoredLoom:
         self._database.write(work)
 
     def _end(self, connection: Connection, row: Any, where: sa.ColumnElement[bool]) -> None:
+        """Interrupt the nodes in progress that `where` selects, as one operation of the log."""
         act = act_of_processes(connection, self._key, where)
         steps = interrupt_nodes(connection, row, where)
         if steps.added:
@@ -544,6 +557,7 @@ class StoredLoom:
         self.loom.close()
 
     def _end_own(self, connection: Connection) -> None:
+        """Interrupt the nodes that this process generates, in a transaction."""
         row = self._lock_row(connection)
         if self._lease is not None:
             self._lease.renew(connection, is_finished=True)
@@ -565,6 +579,7 @@ class StoredLoom:
         return Change(self.rev, "sync", *others)
 
     def _sync(self, connection: Connection, others: MergedChanges) -> None:
+        """Read and merge rows of other processes, in a transaction."""
         row = connection.execute(self._select_row).first()
         self._merge(connection, self._check_row(row), others)
 
@@ -574,6 +589,7 @@ class StoredLoom:
         return self._check_row(row)
 
     def _check_row(self, row: Any) -> Any:
+        """Return the loom's row. Raises: StoreError if the loom was removed."""
         if row is None or row.id != self.id:
             raise StoreError(
                 f"the loom {self.name} is not in the database any more",
@@ -583,6 +599,7 @@ class StoredLoom:
         return row
 
     def _merge(self, connection: Connection, loom: Any, others: MergedChanges) -> None:
+        """Merge rows that other processes have written since this one read the loom last."""
         rev: int = loom.rev
         if rev == self.rev:
             return
@@ -645,6 +662,7 @@ class StoredLoom:
         return self.sync()._replace(kind="restore")
 
     def _restore_nodes(self, connection: Connection, key: int, actor: str) -> None:
+        """Restore the nodes of the last removal, in a transaction."""
         row = self._lock_row(connection)
         data = connection.execute(sa.select(_operations.c.data).where(_operations.c.key == key))
         coming = still_removed(connection, self._key, data.scalar_one())
@@ -690,6 +708,11 @@ class StoredLoom:
     def _undo_or_redo(
         self, kind: str, state: str, order: Any, running: Collection[str] = ()
     ) -> Change:
+        """Undo or redo the next operation and its group.
+
+        kind: "undo" or "redo". state: of operations to consider. order: SQL order, the next one
+        first.
+        """
         # Read first: a retry after a lost answer must not undo the next group, too.
         keys, act = self._database.read(
             lambda connection: next_in_log(connection, self._key, state, order)

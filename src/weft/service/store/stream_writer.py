@@ -54,6 +54,7 @@ class StreamWriter:
             self._thread.join()
 
     def _run(self) -> None:
+        """Save new tokens once a second until `close`; body of the thread."""
         while not self._stopped.wait(FLUSH_INTERVAL_S):
             with self._lock:
                 nodes, self._waiting = list(self._waiting.values()), {}
@@ -61,6 +62,7 @@ class StreamWriter:
                 self._save(nodes)
 
     def _save(self, nodes: list[Heddle]) -> None:
+        """Save the new tokens of nodes. A failure is logged: the commit writes them."""
         try:
             self._stored.append(nodes)
         except StoreError as error:  # the next call saves them, or the commit
@@ -87,6 +89,7 @@ def persist_stream(
 
 
 def _register_nodes(writer: StreamWriter, deltas: Iterable[Delta]) -> Generator[Delta, None, None]:
+    """Yield the deltas, and register their nodes with the writer."""
     for delta in deltas:
         if delta.token_ids:
             writer.add(delta.node)

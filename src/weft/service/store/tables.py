@@ -37,6 +37,7 @@ Key = BigInteger().with_variant(Integer, "sqlite")
 
 
 def _of_loom() -> Column[int]:
+    """Return the foreign key to a loom, part of a table's primary key."""
     return Column("loom", Key, ForeignKey("looms.key", ondelete="CASCADE"), nullable=False)
 
 

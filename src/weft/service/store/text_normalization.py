@@ -59,6 +59,7 @@ def split_words(text: str) -> list[Word]:
 
 
 def _split_unicode(text: str) -> list[Word]:
+    """Split a text that is not ASCII; see `split_words`."""
     words: list[Word] = []
     characters: list[str] = []
     start = 0
@@ -88,8 +89,10 @@ def _normalize(character: str) -> str:
 
 
 def _is_mark(character: str) -> bool:
+    """Return True for a combining mark."""
     return unicodedata.category(character).startswith("M")
 
 
 def _is_unspaced(character: str) -> bool:
+    """Return True for a character of a script without spaces between words."""
     return character > "\u3000" and any(low <= ord(character) <= high for low, high in _UNSPACED)

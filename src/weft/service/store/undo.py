@@ -134,6 +134,7 @@ def apply(connection: Connection, loom: Any, key: int, state: str) -> None:
 
 
 def _check_not_growing(connection: Connection, loom: int, numbers: Collection[int]) -> None:
+    """Raise Conflict if one of these nodes is being generated."""
     rows = connection.execute(
         sa.select(nodes.c.parent).where(
             nodes.c.loom == loom, nodes.c.writer.is_not(None), ~nodes.c.removed
