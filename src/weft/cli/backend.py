@@ -292,6 +292,10 @@ def select_backend() -> Backend:
 
 
 def _server_backend(server: RunningServer | None = None, here: Backend | None = None) -> Backend:
+    """Return the backend of a server. server: None takes the address from WEFT_HOST and WEFT_PORT.
+
+    here: local backend for the same looms, or None.
+    """
     from ..service.client import Client
     from .server_backend import ServerBackend
 
@@ -351,6 +355,7 @@ def check_has_tokens(row: LoomSummary) -> None:
 
 
 def _is_file(file: Path) -> bool:
+    """Return True if a file exists and can be examined."""
     try:
         return file.is_file()
     except (OSError, ValueError):  # not a valid file name

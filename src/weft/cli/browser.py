@@ -50,6 +50,7 @@ def show(url: str, *, wait_s: float = 0.0) -> None:
 
 
 def _open(url: str) -> None:
+    """Open a page; errors are ignored."""
     try:
         webbrowser.open(url)
     except webbrowser.Error:  # the caller has printed the address

@@ -146,6 +146,7 @@ class Chat:
             raise typer.Exit(self.failure)
 
     def _suggest_commands(self) -> None:
+        """Write the statistics of the chat, and commands to run next."""
         stats = self.model_handle.stats()
         if stats.steps:
             self.out.facts(str(stats))
@@ -157,6 +158,7 @@ class Chat:
             hints.suggest(*demo, *hints.for_model(model))
 
     def _ask(self, prompt: str) -> str | None:
+        """Write a prompt and read one line; None at the end of input."""
         return ask(self.out, "" if self.as_json else prompt)
 
     def run_command(self, line: str) -> str | None:
@@ -299,6 +301,7 @@ class Chat:
             show_path(self.out, self.session, self.session.at)
 
     def _sampling(self, node: Heddle) -> dict[str, Any]:
+        """Return the sampling parameters of an answer to `node`: earlier ones, and those given."""
         earlier = settings_of(self.session.at) if self.session is not None else {}
         # Stop strings of an earlier `grow` do not apply to a chat.
         earlier.pop("stop", None)

@@ -138,6 +138,7 @@ def kept_looms() -> tuple[int, str, str]:
 
 
 def _system(out: TerminalWriter) -> None:
+    """Write the rows about Python, the machine and the environment."""
     row(out, "weft", f"{__version__} · Python {platform.python_version()} · {platform.platform()}")
     if problem := clash():
         row(out, "", ("x ", "red"), f"{problem}: install only one of them in an environment")
@@ -158,6 +159,7 @@ def _system(out: TerminalWriter) -> None:
 
 
 def _embedded(out: TerminalWriter, trial: ModelTrial) -> None:
+    """Write the row about the embedded model's trial."""
     if not trial.works:
         row(out, "model", ("x ", "red"), f"tiny does not work: {trial.error}")
         row(out, "", "  reinstall weft; the embedded model is part of the package")
@@ -167,12 +169,14 @@ def _embedded(out: TerminalWriter, trial: ModelTrial) -> None:
 
 
 def _one_token(lm: LM) -> str:
+    """Generate one token and return its text."""
     from ..loom import Loom
 
     return Loom(lm, samples.greeting).grow(max_tokens=1, temperature=0.0)[0].text
 
 
 def _kept(out: TerminalWriter) -> None:
+    """Write the rows about saved looms and environment variables."""
     looms, where, problem = kept_looms()
     row(out, "looms", f"{looms} in {where}" if where else str(looms))
     if problem:
@@ -182,6 +186,7 @@ def _kept(out: TerminalWriter) -> None:
 
 
 def _on_disk(out: TerminalWriter) -> None:
+    """Write the rows about models on this machine."""
     names, where = start_screen.cached_models(), start_screen.cache_folder()
     row(
         out,
@@ -230,6 +235,7 @@ def memory() -> tuple[int, int]:
 
 
 def _windows_memory() -> int:
+    """Return total and available memory in bytes, on Windows."""
     import ctypes
 
     if sys.platform != "win32":
@@ -379,6 +385,7 @@ def model_object(model: DiskModel) -> dict[str, Any]:
 
 
 def _described(name: str, folder: Path) -> DiskModel:
+    """Return the row of a model in a folder, from its config.json."""
     from ..engines.checkpoint import architectures, read_config
 
     try:
@@ -396,6 +403,7 @@ def _described(name: str, folder: Path) -> DiskModel:
 
 
 def _can_run(folder: Path) -> bool:
+    """Return True if an installed engine can run the model in a folder."""
     from ..loading import choose_engine
 
     try:

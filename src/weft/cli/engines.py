@@ -116,9 +116,11 @@ def table() -> list[str]:
 
 
 def _row(title: str, row_cells: list[str], first: int, widths: list[int]) -> str:
+    """Return one line of the table. first: width of the first column."""
     padded = [f"{cell:<{width}}" for cell, width in zip(row_cells, widths, strict=True)]
     return f"{title:<{first}}  {' '.join(padded)}".rstrip()
 
 
 def _line(out: TerminalWriter, title: str, *parts: str | tuple[str, str]) -> None:
+    """Write one line about an engine. parts: text or (text, style)."""
     out.line((f"{title:<9}", "bold"), *parts)

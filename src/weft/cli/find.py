@@ -74,6 +74,7 @@ def show_hit(out: TerminalWriter, hit: Hit) -> None:
 
 
 def _line(text: str) -> str:
+    """Return a text on one line, with line breaks as spaces."""
     return text.replace("\n", " ").replace("\t", " ")
 
 

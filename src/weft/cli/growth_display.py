@@ -157,12 +157,14 @@ def show_texts(
 
 
 def _colored(out: TerminalWriter, session: LoomSession, node: Heddle, tint: Tint) -> Text:
+    """Return a node's text with each token in the colour of a statistic."""
     text = color_tokens(out, session.pieces(node), node, tint.scale)
     start = len(text.plain) - len(text.plain.lstrip("\n"))
     return text[start:]
 
 
 def _create_display(out: TerminalWriter, n: int, stream: GenerationStream) -> DeltaDisplay:
+    """Return the display of growing branches: lanes on a terminal, else lines."""
     if not out.is_live:
         return Printer(out, n, first=stream.first)
     return Lanes(out, n, stream.status, first=stream.first)

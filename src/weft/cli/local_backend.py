@@ -382,6 +382,7 @@ class LocalLoomSession(LoomSession):
         return GenerationStream(first, stream, lambda: list(growth.children), status)
 
     def _first_of(self, branches: list[Heddle]) -> int:
+        """Return the node number of the first branch, or the next free one."""
         numbers = self.numbers()
         if self.stored is None:
             for branch in branches:
@@ -516,6 +517,7 @@ class LocalLoomSession(LoomSession):
 
     @cached_property
     def _text(self) -> Tokenizer:
+        """The tokenizer of the loom's model."""
         if self.optional_handle is not None:
             return self._lm.text
         from ..engines.hub import tokenizer_of
@@ -524,6 +526,7 @@ class LocalLoomSession(LoomSession):
 
     @property
     def _lm(self) -> LM:
+        """The loaded model."""
         assert isinstance(self.optional_handle, LocalModel)
         return self.optional_handle.lm
 
@@ -566,6 +569,7 @@ class LocalLoomSession(LoomSession):
         return self._apply(self.stored.redo)
 
     def _apply(self, operation: Callable[[], Change]) -> UndoResult:
+        """Run an undo or redo, and return what it changed."""
         assert self.stored is not None
         previous, path = {each.key: each for each in self.stored.history()}, self.at.path
         change = operation()
@@ -589,9 +593,11 @@ class LocalLoomSession(LoomSession):
 
     @property
     def _kind(self) -> str:
+        """The operation in one word, for the loom's log."""
         return "grow" if self._prompt_meta is None else "run"
 
     def _store(self) -> None:
+        """Create the loom's rows, if it is not saved yet."""
         self.stored = self.backend.library.create(self.loom)
         self.name = self.stored.name
 

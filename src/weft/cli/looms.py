@@ -194,6 +194,7 @@ def remove_nodes(backend: Backend, numbers: list[str], loom: str | None) -> list
 
 
 def _report(as_json: bool, verb: str, names: list[str]) -> None:
+    """Write the removed or restored names, as a line or as JSON. verb: "removed" or "restored"."""
     if as_json:
         write_object({verb: names})
     else:

@@ -109,6 +109,7 @@ class LoadProgress:
             self._bar("loading", done, total if total > 1 or done else None, "")
 
     def _downloaded(self, done: int, total: int, note: str) -> None:
+        """Report the progress of a download. done, total: bytes."""
         if not self.out.is_live:
             self._write_line(done, total, note)
             return
@@ -117,12 +118,14 @@ class LoadProgress:
         self._bar("downloading", done, total, f"{done / 1e6:.1f} of {total / 1e6:.1f} MB")
 
     def _bar(self, phase: str, done: int, total: int | None, size: str) -> None:
+        """Draw a progress bar."""
         if phase not in self._tasks:
             self._bars.start()
             self._tasks[phase] = self._bars.add_task(phase, total=total, size=size)
         self._bars.update(self._tasks[phase], completed=done, total=total, size=size)
 
     def _write_line(self, done: int, total: int, note: str) -> None:
+        """Write a line about a download, at most every 10 s."""
         now = time.monotonic()
         if done in (0, total) or now - self._last_line > _PROGRESS_INTERVAL_S:
             self._last_line = now

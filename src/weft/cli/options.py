@@ -70,6 +70,7 @@ def complete_looms_and_nodes(context: typer.Context, incomplete: str) -> list[tu
 
 
 def _looms() -> Iterator[tuple[str, str]]:
+    """Yield (name, prompt) of the saved looms, for completion."""
     from .backend import select_backend
 
     try:
@@ -83,6 +84,7 @@ def _looms() -> Iterator[tuple[str, str]]:
 
 
 def _nodes(loom: str | None) -> Iterator[tuple[str, str]]:
+    """Yield (number, text) of a loom's nodes, for completion."""
     from .backend import select_backend
 
     with select_backend() as backend:
@@ -93,6 +95,7 @@ def _nodes(loom: str | None) -> Iterator[tuple[str, str]]:
 
 
 def _line(text: str) -> str:
+    """Return a text shortened to one line."""
     line = escape_controls(" ".join(text.split()))
     return line if len(line) <= _LABEL else f"{line[: _LABEL - 1]}…"
 
@@ -440,6 +443,7 @@ def is_typed() -> bool:
 
 
 def _piped() -> str:
+    """Return the text that is piped to stdin; "" for a terminal."""
     if sys.stdin is None or sys.stdin.closed or is_typed():
         return ""
     try:

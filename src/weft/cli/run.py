@@ -389,6 +389,7 @@ def run_command(out: TerminalWriter, session: LoomSession, request: GrowRequest,
 def _grow(
     out: TerminalWriter, session: LoomSession, request: GrowRequest, number: str, text: str
 ) -> None:
+    """Run the key command that grows branches. number: as typed; text: the text to add first."""
     node = session.node(number)
     request = request.with_settings_of(node)
     if text:

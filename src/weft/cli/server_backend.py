@@ -417,6 +417,7 @@ class ServerLoomSession(LoomSession):
     # Reading
 
     def _read(self, data: LoomObject) -> Loom:
+        """Read all nodes of the server's loom, and return the copy."""
         from ..loom import Loom
         from ..loom.loom import Prompt
         from ..loom.node import new_child
@@ -436,6 +437,7 @@ class ServerLoomSession(LoomSession):
         return loom
 
     def _nodes(self, **which: Any) -> Iterator[NodeObject]:
+        """Yield nodes of the server's loom, page by page. which: arguments of `Client.nodes`."""
         after = None
         while True:
             page = self.client.nodes(self.id, fields=_ALL_FIELDS, limit=_PAGE, after=after, **which)
@@ -444,6 +446,7 @@ class ServerLoomSession(LoomSession):
                 return
 
     def _fill(self, node: Heddle, data: NodeObject) -> None:
+        """Set a node's values from the server's."""
         from .._core.sampling.params import SamplingParams
         from ..loom.node import set_text, set_tokens
 
@@ -477,6 +480,7 @@ class ServerLoomSession(LoomSession):
         return self._numbers
 
     def _number(self, node: Heddle) -> int:
+        """Return a node's number on the server."""
         return self._numbers[node.id]
 
     # Growing
@@ -502,6 +506,7 @@ class ServerLoomSession(LoomSession):
     def _follow(
         self, parent: Heddle, job: JobReply, branches: list[Heddle]
     ) -> Generator[Delta, None, None]:
+        """Yield a job's deltas, and add the finished branches to the copy and to `branches`."""
         from ..lm.results import Delta
         from ..loom.node import new_child
         from ..service.client.growth import GrowthReader
@@ -581,6 +586,7 @@ class ServerLoomSession(LoomSession):
         return self._add(node, change.added[0].node)
 
     def _add(self, parent: Heddle, number: int) -> Heddle:
+        """Read one node from the server and add it to the copy."""
         from ..loom.node import new_child
 
         node = new_child(parent)
@@ -693,6 +699,7 @@ class ServerLoomSession(LoomSession):
         return self._apply("undone", self.client.redo)
 
     def _apply(self, state: str, operation: Callable[[str], Any]) -> UndoResult:
+        """Run an undo or redo on the server, read the loom again, and return what changed."""
         operations = [each for each in self.client.history(self.id).data if each.state == state]
         logged = operations[0 if state == "done" else -1] if operations else None
         try:
@@ -709,6 +716,7 @@ class ServerLoomSession(LoomSession):
 
 
 def _summary(loom: LoomObject) -> LoomSummary:
+    """Convert the server's description of a loom to a LoomSummary."""
     changed = datetime.fromisoformat(loom.changed).timestamp() if loom.changed else 0.0
     return LoomSummary(
         loom.id,

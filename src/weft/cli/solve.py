@@ -297,6 +297,7 @@ def _search_to_end(
     is_drawn: bool,
     as_json: bool,
 ) -> SearchResult:
+    """Run the search, draw its tree meanwhile, and save the result."""
     quiet = out if is_drawn else TerminalWriter(out.console, False, out.is_ascii)
 
     def on_level(level: Level, show: Callable[[Level], object]) -> None:
@@ -335,6 +336,7 @@ def _report(
     *,
     as_text: bool,
 ) -> None:
+    """Write the answer, the tree and the cost of a search."""
     if as_text:
         out.write(f"{result.text}\n")
         out = TerminalWriter.for_stream(sys.stderr)
@@ -347,6 +349,7 @@ def _report(
 
 
 def _draw_result(out: TerminalWriter, result: SearchResult) -> None:
+    """Draw the tree of a finished search."""
     out.console.print(picture_of(out, result.loom, result.best))
     out.line()
     if len(result.votes) > 1:

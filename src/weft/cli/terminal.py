@@ -21,6 +21,7 @@ def terminal() -> str:
 
 
 def _session() -> list[str]:
+    """Return the parts of the terminal's id on Linux and macOS."""
     try:
         leader = _leader()
     except OSError:
@@ -66,10 +67,12 @@ _PARENT, _SESSION, _START_TIME = 1, 3, 19
 
 
 def _process_status(process: int) -> list[str]:
+    """Return the fields of /proc/PID/stat; [] if it cannot be read."""
     return _read(Path(f"/proc/{process}/stat")).rpartition(")")[2].split()
 
 
 def _console() -> list[str]:
+    """Return the parts of the terminal's id on Windows."""
     import ctypes
 
     window = ctypes.windll.kernel32.GetConsoleWindow()  # type: ignore[attr-defined]
@@ -78,6 +81,7 @@ def _console() -> list[str]:
 
 
 def _read(file: Path) -> str:
+    """Return a file's text; "" if it cannot be read."""
     try:
         return file.read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -40,6 +40,7 @@ def redo(
 def _report(
     session: LoomSession, result: UndoResult, action: str, inverse: str, *, as_json: bool
 ) -> None:
+    """Write what an undo or redo changed, as a line or as JSON. inverse: the verb to suggest."""
     numbers = session.numbers()
     added = sorted(numbers[node.id] for node in result.added)
     changed = sorted(numbers[node.id] for node in result.changed)

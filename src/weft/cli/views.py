@@ -206,6 +206,7 @@ def ending(node: Heddle) -> str:
 def _show_tinted(
     out: TerminalWriter, session: LoomSession, node: Heddle, scale: ColorScale
 ) -> None:
+    """Write the path to a node, each token in the colour of its statistic."""
     from rich.text import Text
 
     text = Text()
@@ -220,6 +221,7 @@ def _show_tinted(
 
 
 def _write(out: TerminalWriter, text: str) -> None:
+    """Write a text without markup."""
     if out.is_live:
         out.block("", text.strip("\n"))
     else:
@@ -293,5 +295,6 @@ def show_next(
 
 
 def _end_of(node: Heddle) -> str:
+    """Return the last 60 characters of a node's text, on one line."""
     text = " ".join(node_label(node).split())
     return text if len(text) <= 60 else f"…{text[-59:]}"
