@@ -87,3 +87,10 @@ def test_subject_of_73_characters_after_the_recorded_commit_is_listed(
     git("commit", "--allow-empty", "--message", "c" * 73)
     monkeypatch.setattr(prose, "ROOT", tmp_path)
     assert [subject.partition(" ")[2] for subject in prose.long_subjects(since)] == ["c" * 73]
+
+
+def test_public_name_with_a_banned_word_is_allowed_in_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "src" / "weft" / "errors.py"
+    path.parent.mkdir(parents=True)
+    path.write_text("class NotFound: ...\nclass Found: ...\n")
+    assert [breach.text for breach in prose.breaches_in_python(path)] == ["Found"]
