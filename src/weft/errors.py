@@ -86,7 +86,7 @@ class ForwardError(EngineError):
 
 
 class CapacityError(WeftError):
-    """Something does not fit."""
+    """A request exceeds a memory budget or the model's context."""
 
 
 class KVFull(CapacityError):
@@ -127,7 +127,7 @@ class ContextOverflow(CapacityError, ValueError):
 
 
 class TreeError(WeftError):
-    """The node does not allow this operation."""
+    """A node or branch does not allow this operation."""
 
 
 class StaleHandle(TreeError):
@@ -213,10 +213,9 @@ class NotFound(WeftError, LookupError):
 
 
 class Conflict(WeftError):
-    """Another client has changed the object, or is working on it.
+    """Another client has changed the object that you edit, or is working on it.
 
-    rev: its current revision, or None.
-    code: the reason, in responses of the server.
+    rev: its current revision, or None. code: the reason, in responses of the server.
     """
 
     def __init__(

@@ -225,11 +225,13 @@ class NamedSource:
         return self._lm(engine, text, defaults)
 
     def _load(self, name: str, source: str | os.PathLike[str], **more: Any) -> Engine:
+        """Load the engine `name` from `source`. more: options besides those of this object."""
         if self.limits["offload_bytes"] is not None and name in OWN and not OWN[name].offload:
             raise_offload_unsupported(name)  # before loading, which takes long
         return _load_engine(name, source, {**self.given, **more})
 
     def _lm(self, engine: Engine, tokenizer: Any, defaults: ModelDefaults | None = None) -> LM:
+        """Return the LM of a loaded engine; closes the engine on an error."""
         return _finish(
             engine, tokenizer, self.source, self.budget, self.limits, defaults, self.chat_template
         )
@@ -294,6 +296,7 @@ def _load_object(
     limits: Mapping[str, Any],
     options: dict[str, Any],
 ) -> LM:
+    """Return the LM of a model object that the caller has loaded."""
     kind = type(model)
     if isinstance(model, Engine):
         raise ConfigError(f"model is a {kind.__name__}, which is an engine: {_ENGINE_OBJECTS}")
@@ -331,6 +334,7 @@ def _load_object(
 
 
 def _check_same_tokenizer(lm: LM, given: Any) -> None:
+    """Raise ConfigError if an LM is given with another tokenizer than its own."""
     if given is None or given is lm.tokenizer or Tokenizer.wrap(given).is_like(lm.text):
         return
     raise ConfigError(
@@ -347,6 +351,7 @@ def _adopt(
     limits: Mapping[str, Any],
     options: dict[str, Any],
 ) -> LM:
+    """Adopt a model object by the engine `name`, and return its LM."""
     engine = call_with(
         name, engine_class(name), "adopt", (model,), {**options, "n_ctx": limits["n_ctx"]}
     )
@@ -380,6 +385,7 @@ def _assemble(
     limits: Mapping[str, Any],
     defaults: ModelDefaults,
 ) -> LM:
+    """Create the LM from an engine and a tokenizer; log its settings."""
     n_vocab = engine.info.n_vocab
     wrong = [token for token in text.stop_ids if token >= n_vocab > 0]
     if wrong:
@@ -424,6 +430,7 @@ def summarize(lm: LM) -> str:
 
 
 def _bos(text: Tokenizer) -> str:
+    """Return a description of the begin token that texts get."""
     token_id = text.bos_token_id
     if token_id is None:
         return "none"
@@ -443,6 +450,7 @@ def _host_budget() -> int:
 
 
 def _load_engine(name: str, source: str | os.PathLike[str], given: dict[str, Any]) -> Engine:
+    """Import the engine and call its `load` with the given options."""
     chosen = engine_class(name)
     try:
         engine = call_with(name, chosen, "load", (source,), given)
@@ -513,6 +521,7 @@ def choose_engine(model: Any, folder: Path) -> str:
 
 
 def _not_installed(model: Any, engine: str, why: str) -> EngineUnavailable:
+    """Return the error for an engine whose package is missing."""
     hint = install_hint(engine)
     return EngineUnavailable(
         f"{model} needs the {engine} engine, which is not installed: {why}; run: {hint}", hint=hint
@@ -659,6 +668,7 @@ def parse_bytes(budget: str | int, name: str = "kv_budget", *, auto: bool = True
 
 
 def _generation_config(folder: Path) -> dict[str, Any]:
+    """Return generation_config.json of a folder; {} if it is missing."""
     file = folder / "generation_config.json"
     values = read_json(file, ModelLoadError, "not valid JSON", nan=True) if file.exists() else {}
     if not isinstance(values, dict):

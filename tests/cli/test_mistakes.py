@@ -238,13 +238,13 @@ def test_more_branches_than_there_can_be_are_refused_before_any_is_made(weft, ke
     """Nothing is allocated for that many branches, not even displays."""
     result = weft(*verb, "-n", str(10**20))
     assert result.exit_code == 2
-    assert "allowed is a whole number from 1 to 65536" in result.stderr
+    assert "allowed is an integer from 1 to 65536" in result.stderr
 
 
 def test_no_tree_has_less_than_no_children(weft, kept) -> None:
     result = weft("tree", "--top", "-3")
     assert result.exit_code == 2
-    assert "--top is -3; allowed is a whole number from 0 on" in result.stderr
+    assert "--top is -3; allowed is an integer from 0 on" in result.stderr
 
 
 @pytest.mark.parametrize("more", [(), ("-m", "tiny")])

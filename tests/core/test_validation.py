@@ -26,7 +26,7 @@ def test_whole_numbers_come_back_as_ints(given: Any) -> None:
     "given", [True, np.True_, 2.0, "2", None, [2], 0, 4, pytest.param(-(10**5000), id="huge")]
 )
 def test_others_are_refused_by_name(given: Any) -> None:
-    with pytest.raises(ConfigError, match=r"^n is .*; allowed is a whole number from 1 to 3$"):
+    with pytest.raises(ConfigError, match=r"^n is .*; allowed is an integer from 1 to 3$"):
         check_int("n", given, 1, 3)
 
 

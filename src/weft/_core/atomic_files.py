@@ -97,12 +97,14 @@ def remove_stale_temp_files(folder: Path) -> None:
 
 @lru_cache(maxsize=1024)
 def _sweep_once(folder: Path) -> None:
+    """Remove stale temporary files of a folder, once per process."""
     remove_stale_temp_files(folder)
 
 
 def _replace(
     target: Path, content: bytes | str | Iterable[str], old: os.stat_result | None
 ) -> None:
+    """Write a temporary file and rename it to the target. old: status of the file to replace."""
     # In the same folder, so that the last step is one rename. The temporary name is not derived
     # from
     # the target's, which may be too long, and cannot be mistaken for a user's file.
@@ -154,6 +156,7 @@ def open_temp(folder: Path) -> BinaryIO:
 
 
 def _remove_unless_written(path: str) -> None:
+    """Delete a temporary file after a failure."""
     age = time.time() - os.stat(path).st_mtime
     with open(path, "r+b") as file:
         locked = _try_lock(file.fileno())
@@ -194,6 +197,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _encoded(content: bytes | str | Iterable[str]) -> Iterable[bytes]:
+    """Yield the content as bytes."""
     if isinstance(content, bytes):
         return [content]
     parts = [content] if isinstance(content, str) else content
@@ -201,6 +205,7 @@ def _encoded(content: bytes | str | Iterable[str]) -> Iterable[bytes]:
 
 
 def _status(name: str | bytes) -> os.stat_result | None:
+    """Return the status of a file; None if it does not exist."""
     try:
         return os.stat(name)
     except FileNotFoundError:
@@ -301,6 +306,7 @@ def with_filename(path: AnyPath) -> Iterator[None]:
 
 
 def _no_number(name: str) -> None:
+    """Reject NaN and Infinity while parsing JSON. Raises: ValueError."""
     raise ValueError(f"{name} is no JSON")
 
 
@@ -313,6 +319,7 @@ def _memory_bytes() -> float:
 
 
 def _open_now(path: str, flags: int) -> int:
+    """Open a file without waiting for a writer of a pipe."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
@@ -352,9 +359,7 @@ def parse_int(value: object, where: str, low: int, high: int | None = None) -> i
         if value >= low and (high is None or value < high):
             return value
     last = "" if high is None else f" to {high - 1}"
-    raise FormatError(
-        f"{where} is {repr_short(value)}; a whole number from {low}{last} belongs there"
-    )
+    raise FormatError(f"{where} is {repr_short(value)}; an integer from {low}{last} belongs there")
 
 
 def json_number(value: float) -> float | str:

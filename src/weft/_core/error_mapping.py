@@ -15,7 +15,7 @@ CLIENT_GONE = 499  # the client has disconnected; appears only in the log
 
 
 class ErrorMapping(NamedTuple):
-    """How an error ends the command and a request.
+    """Translation of one error class to an exit code, an HTTP status and an OpenAI error.
 
     exit_code: of the command.
 
@@ -77,7 +77,7 @@ ERROR_MAPPINGS: dict[type[BaseException], ErrorMapping] = {
     errors.StoreUnavailable: ErrorMapping(FAILURE, 503, _BUSY, "store_unavailable"),
     errors.FormatError: ErrorMapping(FAILURE, 400, _REQUEST, "unknown_format"),
     errors.ModelMismatch: ErrorMapping(
-        FAILURE, 409, _CONFLICT, "model_mismatch", "take the model that the loom was made with"
+        FAILURE, 409, _CONFLICT, "model_mismatch", "use the model that created the loom"
     ),
     errors.LeaseLost: ErrorMapping(FAILURE, 409, _CONFLICT, "lease_lost", "try again"),
     errors.NotFound: ErrorMapping(

@@ -21,7 +21,7 @@ def check_int(name: str, value: Any, low: int | None = None, high: int | None = 
     number = as_index(value)
     if number is None or not _is_within(number, low, high):
         given = _shown(number, value)
-        raise ConfigError(f"{name} is {given}; allowed is a whole number{_range(low, high)}")
+        raise ConfigError(f"{name} is {given}; allowed is an integer{_range(low, high)}")
     return number
 
 
@@ -69,7 +69,7 @@ def find_lone_surrogate(text: str) -> int | None:
 
 def lone_surrogate_message(name: str, text: str, at: int) -> str:
     """Return the error message for a text with a lone surrogate at index `at`."""
-    return f"{name} has half a character at {at} ({text[at]!r}, a lone surrogate); give whole ones"
+    return f"{name} has half a character at {at} ({text[at]!r}, a lone surrogate); repair the text"
 
 
 def as_index(value: Any) -> int | None:
@@ -115,6 +115,7 @@ def check_number(
 
 
 def _shown(integer: int | None, value: Any) -> str:
+    """Return a rejected number for the message."""
     # Python raises ValueError when it formats a huge integer.
     if integer is not None and integer.bit_length() > 256:
         return f"a number of {integer.bit_length()} bits"
@@ -122,10 +123,12 @@ def _shown(integer: int | None, value: Any) -> str:
 
 
 def _is_within(number: int, low: int | None, high: int | None) -> bool:
+    """Return True if a number is within the bounds."""
     return (low is None or number >= low) and (high is None or number <= high)
 
 
 def _range(low: int | None, high: int | None) -> str:
+    """Return the bounds as text for the message, such as " from 1 to 8"."""
     if low is None:
         return "" if high is None else f" up to {high}"
     return f" from {low} on" if high is None else f" from {low} to {high}"
@@ -140,4 +143,5 @@ def warn_of_prompt(message: str) -> None:
 
 
 def _is_own(module: str) -> bool:
+    """Return True for a module of this package."""
     return module.partition(".")[0] == "weft"
