@@ -114,7 +114,7 @@ def engines_page() -> str:
         "`Unsupported`, by name. [Write one](write-an-engine.md).",
         "",
         "*Steps*: token by token, with all logits: what branches, `next`, AsyncLM and Weft's own",
-        "constraints stand on. An engine without them generates whole runs.",
+        "constraints stand on. An engine without them generates full sequences.",
         "",
         "| engine | takes | install |",
         "| --- | --- | --- |",
