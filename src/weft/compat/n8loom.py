@@ -74,7 +74,7 @@ class Heddle(_Heddle):
         lm, place = lm_of(self), at_end(self)
         exported = kv_fragments.export(lm, place)
         is_mlx = lm.info.name == "mlx"
-        layers = lm.kv.engine_cache(place) if is_mlx else _layers(lm, [exported], 0)
+        layers = lm.kv.engine_cache(place) if is_mlx else _batch_layers(lm, [exported], 0)
         return PromptCache(layers, [place.ids()], 0, exported.marks, is_path=True)
 
 
@@ -161,7 +161,7 @@ class PromptCache(list[Any]):
         """
         _check_full_prefix(self)
         arrays = map(_used_slots, self)
-        layers = [(_on_host(keys)[0], _on_host(values)[0]) for keys, values in arrays]
+        layers = [(_to_numpy(keys)[0], _to_numpy(values)[0]) for keys, values in arrays]
         if min(keys.shape[1] for keys, _ in layers) < len(self.token_ids):  # sliding windows
             return lm.place(self.token_ids, namespace=self.marks.get(kv_fragments.ADAPTER))
         return kv_fragments.load(lm, self.token_ids, layers, self.marks)
@@ -215,12 +215,12 @@ def load_for_loom(
             "adapter_path is not supported; a loom names its adapter: lm.add_adapter(name, folder),"
             " then Loom(lm, prompt, adapter=name)"
         )
-    tokenizer = _tokenizer(path_or_hf_repo, tokenizer_config) if tokenizer_config else None
+    tokenizer = _load_tokenizer(path_or_hf_repo, tokenizer_config) if tokenizer_config else None
     lm = load(path_or_hf_repo, tokenizer)
     return lm, lm.tokenizer
 
 
-def _tokenizer(model: str, config: Mapping[str, Any]) -> Any:
+def _load_tokenizer(model: str, config: Mapping[str, Any]) -> Any:
     """Load the tokenizer of a model with Transformers.
 
     config: keywords of `AutoTokenizer.from_pretrained`.
@@ -269,16 +269,16 @@ def prompt_to_cache(
     ids = list(prompt_ids)[: len(prompt_ids) - offset]
     cache = _as_prompt_cache([] if c is None else c)
     existing = cache.token_ids
-    before = cache.place(lm) if any(layer.offset for layer in cache) else None
-    exported = kv_fragments.export(lm, lm.place(ids, after=before))
-    cache[:] = _filled(cache, _layers(lm, [exported], 0))
+    previous = cache.place(lm) if any(layer.offset for layer in cache) else None
+    exported = kv_fragments.export(lm, lm.place(ids, after=previous))
+    cache[:] = _updated_layers(cache, _batch_layers(lm, [exported], 0))
     cache.describe(CachedRows([existing + ids], 0, exported.marks, cache.is_path))
     if c is not None and c is not cache:
         c[:] = cache
     return cache, len(ids)
 
 
-def _filled(old: Sequence[Any], new: list[Any]) -> list[Any]:
+def _updated_layers(old: Sequence[Any], new: list[Any]) -> list[Any]:
     """Return the layers of a cache after a prompt has run.
 
     Args:
@@ -300,15 +300,15 @@ def frag_cache(cache: Sequence[Any], start_idx: int = 0, end_idx: int = -1) -> l
     NOTE: the default end_idx, -1, leaves out the last token, as in N8Loom.
     """
     start, stop, _ = slice(start_idx, end_idx).indices(cache[0].offset if cache else 0)
-    return _cut(_as_prompt_cache(cache), 0, start, stop)
+    return _fragments_of_row(_as_prompt_cache(cache), 0, start, stop)
 
 
 def clip_frag(frags: Sequence[KVFrag], token_limit: int) -> list[KVFrag]:
     """Return fragments, one per layer, cut to their first `token_limit` tokens."""
     return [
         KVFrag(
-            _copied(frag.keys[:, :, :token_limit]),
-            _copied(frag.values[:, :, :token_limit]),
+            _copy_array(frag.keys[:, :, :token_limit]),
+            _copy_array(frag.values[:, :, :token_limit]),
             frag.token_ids[:token_limit],
             frag.start,
             frag.marks,
@@ -329,7 +329,7 @@ def frag_batch_gen(
         generated_lengths: number of new tokens of each branch.
     """
     return [
-        _cut(_as_prompt_cache(cache), row, total_prompt_len, total_prompt_len + length)
+        _fragments_of_row(_as_prompt_cache(cache), row, total_prompt_len, total_prompt_len + length)
         for row, length in enumerate(generated_lengths)
     ]
 
@@ -345,9 +345,9 @@ def fuse_cache_frags(frags: Sequence[Sequence[KVFrag]], offset: int = 0) -> Prom
     """
     layers = []
     for layer in frags:
-        _check_joints(layer)
-        keys, values = (_joined([frag[kind] for frag in layer]) for kind in (0, 1))
-        layers.append(_layer(keys, values))
+        _check_adjacent(layer)
+        keys, values = (_concatenate([frag[kind] for frag in layer]) for kind in (0, 1))
+        layers.append(_cache_layer(keys, values))
     first = list(frags[0]) if frags else []
     ids = [token for frag in first for token in frag.token_ids]
     if not first:
@@ -397,7 +397,7 @@ def generate_batched(
     to the longest.
     """
     options = {"top_p": top_p or 1.0, "repetition_penalty": repetition_penalty, **kwargs}
-    lm, growth = _growth(
+    lm, growth = _create_growth(
         model, tokenizer, prompt, prompt_cache, streamed=False,
         n=batch_size, temp=temp, max_tokens=max_tokens, min_p=min_p, stop_strings=stop_strings,
         **options,
@@ -406,7 +406,7 @@ def generate_batched(
     rows = [child.tokens for child in children]
     lengths = [len(row) for row in rows]
     start = growth.branches[0].origin.depth
-    cache = _generated(lm, children, start)
+    cache = _generated_cache(lm, children, start)
     return rows, cache, start, lengths, [child.terminal for child in children]
 
 
@@ -435,7 +435,7 @@ def generate_batched_stream(
     new tokens in "prompt_cache". The arguments are those of `generate_batched`.
     """
     options = {"top_p": top_p or 1.0, "repetition_penalty": repetition_penalty, **kwargs}
-    lm, growth = _growth(
+    lm, growth = _create_growth(
         model, tokenizer, prompt, prompt_cache, streamed=True,
         n=batch_size, temp=temp, max_tokens=max_tokens, min_p=min_p, stop_strings=stop_strings,
         **options,
@@ -443,11 +443,11 @@ def generate_batched_stream(
     start = growth.branches[0].origin.depth
     for item in items(growth):
         if item["type"] == "final":
-            item["prompt_cache"] = _generated(lm, growth.children, start)
+            item["prompt_cache"] = _generated_cache(lm, growth.children, start)
         yield item
 
 
-def _growth(
+def _create_growth(
     model: Any,
     tokenizer: Any,
     prompt: Sequence[int],
@@ -460,7 +460,7 @@ def _growth(
     params = known_params(**sampling)
     cache = _as_prompt_cache(layers or [])
     if cache.token_ids or any(layer.offset for layer in cache):
-        root = Heddle(lm, None, _path(cache, list(prompt)))
+        root = Heddle(lm, None, _full_path(cache, list(prompt)))
         place = cache.place(lm)
         tokens = root.tokens
         if tokens[: place.depth] == cache.token_ids:
@@ -472,7 +472,7 @@ def _growth(
     return lm, growth
 
 
-def _path(cache: PromptCache, prompt: list[int]) -> list[int]:
+def _full_path(cache: PromptCache, prompt: list[int]) -> list[int]:
     """Return the full path of a cache and a prompt; see `generate_batched`."""
     cached = cache.token_ids
     if prompt[: len(cached)] == cached:
@@ -484,13 +484,13 @@ def _path(cache: PromptCache, prompt: list[int]) -> list[int]:
     return [*cached, *prompt]
 
 
-def _generated(lm: LM, children: Sequence[_Heddle], start: int) -> PromptCache:
+def _generated_cache(lm: LM, children: Sequence[_Heddle], start: int) -> PromptCache:
     exported = [kv_fragments.export(lm, child.place) for child in children]
     rows = [child.tokens for child in children]
-    return PromptCache(_layers(lm, exported, start), rows, start, exported[0].marks)
+    return PromptCache(_batch_layers(lm, exported, start), rows, start, exported[0].marks)
 
 
-def _layers(lm: LM, exported: Sequence[ExportedKV], start: int) -> list[Any]:
+def _batch_layers(lm: LM, exported: Sequence[ExportedKV], start: int) -> list[Any]:
     """Return one cache object per layer that contains several paths as rows.
 
     Args:
@@ -500,15 +500,15 @@ def _layers(lm: LM, exported: Sequence[ExportedKV], start: int) -> list[Any]:
     """
     to_array = lm.engine.library_array
     return [
-        _layer(
-            to_array(_stacked([keys[:, start:] for keys, _ in layer])),
-            to_array(_stacked([values[:, start:] for _, values in layer])),
+        _cache_layer(
+            to_array(_stack_padded([keys[:, start:] for keys, _ in layer])),
+            to_array(_stack_padded([values[:, start:] for _, values in layer])),
         )
         for layer in zip(*(each.layers for each in exported), strict=True)
     ]
 
 
-def _stacked(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
+def _stack_padded(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
     heads, _, size = rows[0].shape
     out = np.zeros((len(rows), heads, max(row.shape[1] for row in rows), size), rows[0].dtype)
     for index, row in enumerate(rows):
@@ -516,12 +516,12 @@ def _stacked(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
     return out
 
 
-def _cut(cache: PromptCache, row: int, start: int, stop: int) -> list[KVFrag]:
+def _fragments_of_row(cache: PromptCache, row: int, start: int, stop: int) -> list[KVFrag]:
     ids = cache.rows[row][start:stop] if cache.rows else ()
     pick = (slice(row, row + 1), slice(None), slice(start, stop))
     begin = cache.start + start
     return [
-        KVFrag(_copied(keys[pick]), _copied(values[pick]), ids, begin, cache.marks)
+        KVFrag(_copy_array(keys[pick]), _copy_array(values[pick]), ids, begin, cache.marks)
         for keys, values in map(_used_slots, cache)
     ]
 
@@ -533,11 +533,11 @@ def _is_mlx(array: Any) -> bool:
     return type(array).__module__.partition(".")[0] == "mlx"
 
 
-def _copied(array: Any) -> Any:
+def _copy_array(array: Any) -> Any:
     return array if _is_mlx(array) else array.copy()  # arrays of MLX are values
 
 
-def _joined(arrays: Sequence[Any]) -> Any:
+def _concatenate(arrays: Sequence[Any]) -> Any:
     if not _is_mlx(arrays[0]):
         return np.concatenate(arrays, axis=2)
     import mlx.core as mx
@@ -545,7 +545,7 @@ def _joined(arrays: Sequence[Any]) -> Any:
     return mx.concatenate(list(arrays), axis=2)
 
 
-def _on_host(array: Any) -> NDArray[Any]:
+def _to_numpy(array: Any) -> NDArray[Any]:
     if _is_mlx(array) and str(array.dtype).endswith("bfloat16"):
         import mlx.core as mx
 
@@ -553,7 +553,7 @@ def _on_host(array: Any) -> NDArray[Any]:
     return np.asarray(array)
 
 
-def _layer(keys: Any, values: Any) -> Any:
+def _cache_layer(keys: Any, values: Any) -> Any:
     """Return the cache object of one layer with these arrays.
 
     It is mlx-lm's own for MLX arrays, else a `KVCache`.
@@ -582,12 +582,12 @@ def _as_prompt_cache(cache: Sequence[Any]) -> PromptCache:
     return PromptCache(cache, cached.rows, cached.start, cached.marks, is_path=cached.is_path)
 
 
-def _check_joints(frags: Sequence[KVFrag]) -> None:
-    for before, after in zip(frags, frags[1:], strict=False):
-        end = before.start + before.keys.shape[2]
-        if end != after.start:
+def _check_adjacent(frags: Sequence[KVFrag]) -> None:
+    for previous, following in zip(frags, frags[1:], strict=False):
+        end = previous.start + previous.keys.shape[2]
+        if end != following.start:
             raise ConfigError(
-                f"a fragment that begins at token {after.start} cannot follow one that ends at "
+                f"a fragment that begins at token {following.start} cannot follow one that ends at "
                 f"{end}: keys depend on their position. Fuse fragments of one path, in order"
             )
 

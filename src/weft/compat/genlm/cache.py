@@ -129,7 +129,7 @@ class CachedContext:
 
     def has_token(self, token_id: int) -> bool:
         """Return True if the tree contains this context followed by this token."""
-        at, n_matched, _, _ = self._walk([*self._ids, token_id])
+        at, n_matched, _, _ = self._look_up([*self._ids, token_id])
         return n_matched > len(self._ids)
 
     def get_token(self, token_id: int) -> CachedContext:
@@ -166,9 +166,9 @@ class CachedContext:
 
     @property
     def _node(self) -> CacheNode:
-        return self._walk(self._ids)[0]
+        return self._look_up(self._ids)[0]
 
-    def _walk(self, ids: Sequence[int]) -> tuple[CacheNode, int, CacheNode | None, int]:
+    def _look_up(self, ids: Sequence[int]) -> tuple[CacheNode, int, CacheNode | None, int]:
         return walk(self._lm, self._lm.place(ids, namespace=self._lora_name))
 
     def __repr__(self) -> str:

@@ -17,7 +17,7 @@ from ...errors import ConfigError
 from ...lm.lm import LM
 from ...loom import kv_fragments
 from .cache import CachedContext
-from .models import GenlmModel, with_engine
+from .models import GenlmModel, load_on_engine
 
 if TYPE_CHECKING:
     from ..._core.kv.place import Place
@@ -85,7 +85,7 @@ class AsyncMlxLM(GenlmModel):
 
         Raises: EngineUnavailable where mlx-lm is not installed.
         """
-        lm = with_engine("mlx", model_name, None)
+        lm = load_on_engine("mlx", model_name, None)
         from ...engines.mlx.library import load_tokenizer
 
         return cls(lm, load_tokenizer(resolve(model_name)), **kwargs)
@@ -144,9 +144,9 @@ class AsyncMlxLM(GenlmModel):
         if before is None or not self.kv_cachable:
             return node, n_matched, None, self._caches[lora_name], 0
         place = self.lm.place(ids[:base], namespace=lora_name)
-        return node, n_matched, self._past(place), before, base
+        return node, n_matched, self._kv_array(place), before, base
 
-    def _past(self, place: Place) -> Any:
+    def _kv_array(self, place: Place) -> Any:
         layers = kv_fragments.export(self.lm, place).layers
         keys, values = (np.stack([layer[kind] for layer in layers]) for kind in (0, 1))
         return self.lm.engine.library_array(np.stack([keys, values]))
@@ -166,19 +166,19 @@ class AsyncMlxLM(GenlmModel):
                 on the left. None: store no KV.
             logprobs: log-probabilities after each query, [N, V]. None: store none.
         """
-        for number, query in enumerate(queries):
+        for index, query in enumerate(queries):
             ids = int_list("prompt", query.prompt)
             name = getattr(query, "lora_name", None)
             place = self.lm.place(ids, namespace=name)
             if prompt_cache is not None and self.kv_cachable:
                 marks = {"dtype": np.array(self.lm.info.dtype)}
                 marks |= {} if name is None else {kv_fragments.ADAPTER: name}
-                layers = [_row(cache, number, len(ids)) for cache in prompt_cache]
+                layers = [_unpadded_row(cache, index, len(ids)) for cache in prompt_cache]
                 place = kv_fragments.load(self.lm, ids, layers, marks)
             if logprobs is not None:
-                self._keep(place, np.asarray(logprobs[number], dtype=np.float32))
+                self._cache_logprobs(place, np.asarray(logprobs[index], dtype=np.float32))
 
-    def _keep(self, place: Place, logprobs: np.ndarray) -> None:
+    def _cache_logprobs(self, place: Place, logprobs: np.ndarray) -> None:
         """Store log-probabilities [V] as the cached row of a place in the token tree."""
         tree, rows = self.lm.tree, self.lm.scheduler.logits_cache
 
@@ -197,7 +197,7 @@ class AsyncMlxLM(GenlmModel):
         mx.clear_cache()
 
 
-def _row(cache: Any, number: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+def _unpadded_row(cache: Any, index: int, length: int) -> tuple[np.ndarray, np.ndarray]:
     """Return keys and values of one row, [n_kv_heads, length, head_dim], without its padding.
 
     Args:
@@ -208,7 +208,7 @@ def _row(cache: Any, number: int, length: int) -> tuple[np.ndarray, np.ndarray]:
     import mlx.core as mx
 
     padding = getattr(cache, "left_padding", None)
-    start = 0 if padding is None else int(padding[number])
-    used = (each[number, :, start : start + length] for each in (cache.keys, cache.values))
+    start = 0 if padding is None else int(padding[index])
+    used = (each[index, :, start : start + length] for each in (cache.keys, cache.values))
     keys, values = (np.array(each.astype(mx.float32)) for each in used)
     return keys, values

@@ -183,13 +183,13 @@ class GenlmModel(AsyncLM):
         if self.batch_size is not None and len(self.queries) >= self.batch_size:
             self.batch_evaluate_queries()
         else:
-            future.get_loop().call_soon(self._answer_waiting)
+            future.get_loop().call_soon(self._start_queries)
 
     def batch_evaluate_queries(self) -> None:
         """Run all queued queries in one batch; each gets its own result or error."""
         queries, self.queries = self.queries, []
         for name in dict.fromkeys(query.lora_name for query in queries):
-            self._evaluate([query for query in queries if query.lora_name == name], name)
+            self._evaluate_batch([query for query in queries if query.lora_name == name], name)
 
     def reset_async_queries(self) -> None:
         """Cancel all waiting queries and their futures."""
@@ -198,29 +198,29 @@ class GenlmModel(AsyncLM):
         for query in queries:
             query.future.cancel()
 
-    def _evaluate(self, queries: list[Query], name: str | None) -> None:
-        open_ones = [query for query in queries if not query.future.done()]
+    def _evaluate_batch(self, queries: list[Query], name: str | None) -> None:
+        pending = [query for query in queries if not query.future.done()]
         try:
-            prompts = [list(query.prompt) for query in open_ones]
+            prompts = [list(query.prompt) for query in pending]
             rows = self.batch_next_token_logprobs_sync(prompts, **lora_kwargs(name))
         except Exception as error:
-            if len(open_ones) == 1:
-                open_ones[0].future.set_exception(error)
+            if len(pending) == 1:
+                pending[0].future.set_exception(error)
                 return
-            for query in open_ones:  # the error is one query's own
-                self._evaluate([query], name)
+            for query in pending:  # the error is one query's own
+                self._evaluate_batch([query], name)
             return
-        for query, row in zip(open_ones, rows, strict=True):
+        for query, row in zip(pending, rows, strict=True):
             query.future.set_result(row)
 
-    def _answer_waiting(self) -> None:
+    def _start_queries(self) -> None:
         queries, self.queries = self.queries, []
         for query in queries:
-            task = asyncio.ensure_future(self._answer(query))
+            task = asyncio.ensure_future(self._run_query(query))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _answer(self, query: Query) -> None:
+    async def _run_query(self, query: Query) -> None:
         try:
             row = await self.next_token_logprobs(query.prompt, **lora_kwargs(query.lora_name))
         except Exception as error:
@@ -301,7 +301,7 @@ class AsyncTransformer(GenlmModel):
         if bitsandbytes_opts:
             options["quantization_config"] = _bitsandbytes(bitsandbytes_opts)
         if options.keys() <= _LOADED_BY_WEFT:
-            return cls(*loaded(model_id, load_options(options)), **kwargs)
+            return cls(*load_with_tokenizer(model_id, load_options(options)), **kwargs)
         return cls(*_from_pretrained(model_id, options), **kwargs)
 
 
@@ -311,7 +311,7 @@ class AsyncVirtualLM(GenlmModel):
     def __init__(
         self,
         async_llm_engine: Any = None,
-        *more: Any,
+        *positional: Any,
         llm_engine: Any = None,
         logprobs_capture: Any = None,
         cache_size: int = 0,
@@ -335,7 +335,7 @@ class AsyncVirtualLM(GenlmModel):
             "cache_size": cache_size,
             "batch_size": batch_size,
             "timeout": timeout,
-        } | _by_position(more)
+        } | _by_position(positional)
         lm = LM.of(llm_engine if async_llm_engine is None else async_llm_engine)
         own = lm.engine.tokenizer()
         super().__init__(
@@ -360,7 +360,7 @@ class AsyncVirtualLM(GenlmModel):
 
         Raises: EngineUnavailable if vLLM is not installed.
         """
-        return cls(with_engine("vllm", model_name, engine_opts), **kwargs)
+        return cls(load_on_engine("vllm", model_name, engine_opts), **kwargs)
 
     @property
     def underlying_model(self) -> Any:
@@ -388,16 +388,17 @@ class AsyncVirtualLM(GenlmModel):
         await asyncio.to_thread(self.cleanup)
 
 
-def _by_position(more: tuple[Any, ...]) -> dict[str, Any]:
+def _by_position(positional: tuple[Any, ...]) -> dict[str, Any]:
     """Return the positional arguments of `AsyncVirtualLM` after the engine, by name."""
     names = ["cache_size", "cache_opts"]
-    if more and not isinstance(more[0], int):
+    if positional and not isinstance(positional[0], int):
         names = ["logprobs_capture", *names, "batch_size", "timeout"]
-    if len(more) > len(names):
+    if len(positional) > len(names):
         raise ConfigError(
-            f"{len(more) + 1} arguments by position; allowed are the engine and {', '.join(names)}"
+            f"{len(positional) + 1} arguments by position; allowed are the engine and "
+            f"{', '.join(names)}"
         )
-    return dict(zip(names, more, strict=False))
+    return dict(zip(names, positional, strict=False))
 
 
 # Option of `from_pretrained` → the equivalent option of `weft.load`.
@@ -406,18 +407,18 @@ _HUB = {"revision", "token", "local_files_only"}
 _LOADED_BY_WEFT = {*_RENAMED, *_HUB, "trust_remote_code", "quantization_config"}
 
 
-def loaded(model_id: str, options: Mapping[str, Any]) -> tuple[LM, Any]:
+def load_with_tokenizer(model_id: str, options: Mapping[str, Any]) -> tuple[LM, Any]:
     """Load a model; return its LM and its Transformers tokenizer, from the same files.
 
     Args:
         model_id: "tiny", a folder, or a Hub id.
         options: keywords of `weft.load`, and which revision or cache of the Hub to use.
     """
-    folder = _folder(model_id, options)
+    folder = _resolve_folder(model_id, options)
     given = {name: value for name, value in options.items() if name not in _HUB}
     lm = load(EMBEDDED if model_id == EMBEDDED else folder, **{"engine": "torch", **given})
     lm.engine.info = replace(lm.engine.info, model=display_name(model_id))
-    return lm, _tokenizer(model_id, folder, options)
+    return lm, _load_tokenizer(model_id, folder, options)
 
 
 def _from_pretrained(model_id: str, hf_opts: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -432,7 +433,7 @@ def _from_pretrained(model_id: str, hf_opts: Mapping[str, Any]) -> tuple[Any, An
         raise EngineUnavailable('AsyncTransformer needs Transformers: pip install "weft-lm[torch]"')
     from transformers import AutoModelForCausalLM
 
-    folder = _folder(model_id, hf_opts)
+    folder = _resolve_folder(model_id, hf_opts)
     options = {name: value for name, value in hf_opts.items() if name not in _HUB}
     options.setdefault("dtype", options.pop("torch_dtype", "auto"))
     if find_spec("accelerate") is not None:
@@ -443,10 +444,10 @@ def _from_pretrained(model_id: str, hf_opts: Mapping[str, Any]) -> tuple[Any, An
         raise ModelLoadError(
             f"Transformers cannot load {model_id} with {', '.join(options)}: {error}"
         ) from error
-    return model, _tokenizer(model_id, folder, hf_opts)
+    return model, _load_tokenizer(model_id, folder, hf_opts)
 
 
-def _folder(model_id: str, options: Mapping[str, Any]) -> Any:
+def _resolve_folder(model_id: str, options: Mapping[str, Any]) -> Any:
     return resolve(
         model_id,
         remote_code=options.get("trust_remote_code", False),
@@ -455,7 +456,7 @@ def _folder(model_id: str, options: Mapping[str, Any]) -> Any:
     )
 
 
-def _tokenizer(model_id: str, folder: Any, options: Mapping[str, Any]) -> Any:
+def _load_tokenizer(model_id: str, folder: Any, options: Mapping[str, Any]) -> Any:
     from transformers import AutoTokenizer  # a dependency of the torch engine
 
     remote_code = options.get("trust_remote_code", False)
@@ -504,7 +505,7 @@ def cap_rows(lm: LM, n_rows: int) -> None:
     rows.budget_bytes = min(rows.budget_bytes, n_bytes)
 
 
-def with_engine(engine: str, name: str, options: Mapping[str, Any] | None) -> LM:
+def load_on_engine(engine: str, name: str, options: Mapping[str, Any] | None) -> LM:
     """Load a model on an engine, and return its LM.
 
     Args:

@@ -52,13 +52,13 @@ class TokenCharacterTrie:
             key, symbols = _key_and_edges(entry)
             if key in leaves:
                 raise ConfigError(f"Duplicate word in vocabulary: {key!r}")
-            at = 0
+            node = 0
             for symbol in symbols:
-                at = _child(nodes, at, symbol)
-            leaves[key] = _child(nodes, at, (None, position))
-        self._number(nodes, leaves)
+                node = _get_or_add_child(nodes, node, symbol)
+            leaves[key] = _get_or_add_child(nodes, node, (None, position))
+        self._renumber(nodes, leaves)
 
-    def _number(self, nodes: list[dict[Hashable, int]], leaves: dict[Hashable, int]) -> None:
+    def _renumber(self, nodes: list[dict[Hashable, int]], leaves: dict[Hashable, int]) -> None:
         """Set the attributes, with nodes numbered so that children precede their parents.
 
         One pass in that order then computes all sums.
@@ -70,13 +70,13 @@ class TokenCharacterTrie:
         order: list[int] = []
         stack = [0]
         while stack:
-            at = stack.pop()
-            order.append(at)
-            stack += nodes[at].values()
+            node = stack.pop()
+            order.append(node)
+            stack += nodes[node].values()
         new = {old: number for number, old in enumerate(reversed(order))}
         self.children: list[dict[Hashable, int]] = [{} for _ in nodes]
         for old, edges in enumerate(nodes):
-            self.children[new[old]] = {edge: new[below] for edge, below in edges.items()}
+            self.children[new[old]] = {edge: new[child] for edge, child in edges.items()}
         self.root = new[0]
         self.word2leaf = {key: new[leaf] for key, leaf in leaves.items()}
         self.leaf2word = {leaf: key for key, leaf in self.word2leaf.items()}
@@ -86,18 +86,18 @@ class TokenCharacterTrie:
         is_inner[self.idx_to_leaf[:, 1]] = False
         self.ordering = np.flatnonzero(is_inner)
         self._parents = np.full(len(nodes), -1, dtype=np.int64)
-        for at, edges in enumerate(self.children):
-            self._parents[list(edges.values())] = at
-        self._levels = list(self._by_depth())
+        for node, edges in enumerate(self.children):
+            self._parents[list(edges.values())] = node
+        self._levels = list(self._level_indices())
 
-    def _by_depth(self) -> list[tuple[Ints, Ints, Ints]]:
+    def _level_indices(self) -> list[tuple[Ints, Ints, Ints]]:
         """Return index arrays for adding up weights level by level, the deepest level first.
 
         Each level is (nodes sorted by parent, index of each parent's first node, parents).
         """
         depth = np.zeros(len(self.children), dtype=np.int64)
-        for at in range(len(depth) - 2, -1, -1):  # parents have larger numbers
-            depth[at] = depth[self._parents[at]] + 1
+        for node in range(len(depth) - 2, -1, -1):  # parents have larger numbers
+            depth[node] = depth[self._parents[node]] + 1
         levels = []
         for level in range(int(depth.max(initial=0)), 0, -1):
             nodes = np.flatnonzero(depth == level)
@@ -115,9 +115,9 @@ class TokenCharacterTrie:
     def node2prefix(self) -> dict[int, list[Any]]:
         """For each node, the labels on the path from the root; a leaf's own label is left out."""
         prefixes: dict[int, list[Any]] = {self.root: []}
-        for at in range(self.root, -1, -1):
-            for edge, below in self.children[at].items():
-                prefixes[below] = prefixes[at] if _is_leaf(edge) else [*prefixes[at], edge]
+        for node in range(self.root, -1, -1):
+            for edge, child in self.children[node].items():
+                prefixes[child] = prefixes[node] if _is_leaf(edge) else [*prefixes[node], edge]
         return prefixes
 
     def weight_sum(self, ws: Any) -> Any:
@@ -136,25 +136,25 @@ class TokenCharacterTrie:
 
     def batch_weight_sum(self, ws: Any) -> Any:
         """Return `weight_sum` of each row: [B, V] → float64 [B, nodes]."""
-        return self._upward(ws, 0.0, np.add)
+        return self._combine_upward(ws, 0.0, np.add)
 
     def batch_weight_max(self, ws: Any) -> Any:
         """Return `weight_max` of each row: [B, V] → float64 [B, nodes]."""
-        return self._upward(ws, -np.inf, np.maximum)
+        return self._combine_upward(ws, -np.inf, np.maximum)
 
-    def _upward(self, ws: Any, empty: float, joining: np.ufunc) -> Weights:
-        rows = np.stack([self._checked(np.asarray(on_host(row), np.float64)) for row in ws])
+    def _combine_upward(self, ws: Any, empty: float, combine: np.ufunc) -> Weights:
+        rows = np.stack([self._check_length(np.asarray(to_host(row), np.float64)) for row in ws])
         out = np.full((len(rows), len(self.children)), empty, dtype=np.float64)
         out[:, self.idx_to_leaf[:, 1]] = rows
         for nodes, starts, parents in self._levels:
-            out[:, parents] = joining.reduceat(out[:, nodes], starts, axis=1)
+            out[:, parents] = combine.reduceat(out[:, nodes], starts, axis=1)
         return out
 
     def _preprocess_ws(self, ws: Any) -> Any:
         """Return weights, such as a torch tensor, as a NumPy array on the host."""
-        return np.asarray(on_host(ws))
+        return np.asarray(to_host(ws))
 
-    def _checked(self, row: Any) -> Any:
+    def _check_length(self, row: Any) -> Any:
         if len(row) != len(self.decode):
             raise ConfigError(f"{len(row)} weights for {len(self.decode)} words; give one each")
         return row
@@ -167,14 +167,14 @@ class TokenCharacterTrie:
         if ws is not None and len(ws) != len(self.children):
             raise ConfigError(f"{len(ws)} weights for {len(self.children)} nodes; give one each")
         lines = ["digraph trie {"]
-        for at, edges in enumerate(self.children):
-            weight = "" if ws is None else f"\\n{float(ws[at]):.4f}"
-            lines.append(f'  {at} [label="{at}{weight}"];')
-            for edge, below in edges.items():
+        for node, edges in enumerate(self.children):
+            weight = "" if ws is None else f"\\n{float(ws[node]):.4f}"
+            lines.append(f'  {node} [label="{node}{weight}"];')
+            for edge, child in edges.items():
                 shown = ascii(chr(edge))[1:-1] if isinstance(edge, int) else str(edge)
                 shown = "end" if _is_leaf(edge) else shown
                 quoted = shown.replace("\\", "\\\\").replace('"', '\\"')
-                lines.append(f'  {at} -> {below} [label="{quoted}"];')
+                lines.append(f'  {node} -> {child} [label="{quoted}"];')
         return "\n".join([*lines, "}"])
 
 
@@ -199,7 +199,7 @@ class ParallelTokenCharacterTrie(TokenCharacterTrie):
         """
         if not HAS_TORCH:
             return super().batch_weight_sum(ws).astype(np.float32)
-        return self._on_device(self._preprocess_ws(ws), 0.0)
+        return self._combine_on_device(self._preprocess_ws(ws), 0.0)
 
     def batch_weight_max(self, ws: Any) -> Any:
         """Return `weight_max` of each row as NumPy arrays: [B, V] → float32 [B, nodes].
@@ -208,9 +208,9 @@ class ParallelTokenCharacterTrie(TokenCharacterTrie):
         """
         if not HAS_TORCH:
             return super().batch_weight_max(ws).astype(np.float32)
-        return self._on_device(self._preprocess_ws(ws), -np.inf)
+        return self._combine_on_device(self._preprocess_ws(ws), -np.inf)
 
-    def _on_device(self, rows: Any, empty: float) -> Any:
+    def _combine_on_device(self, rows: Any, empty: float) -> Any:
         """Return the weights of all nodes, [B, nodes], from weights of the entries, [B, V].
 
         empty: the weight of a node without entries. 0 computes sums, -inf computes maxima.
@@ -219,7 +219,7 @@ class ParallelTokenCharacterTrie(TokenCharacterTrie):
 
         shape = (len(self.children), len(rows))
         out = torch.full(shape, empty, device=self.device)
-        leaves, levels = self._places
+        leaves, levels = self._device_indices
         out[leaves] = rows.T
         for nodes, parents in levels:
             if empty == 0:
@@ -230,15 +230,17 @@ class ParallelTokenCharacterTrie(TokenCharacterTrie):
         return out.T.contiguous().cpu().numpy()
 
     @cached_property
-    def _places(self) -> tuple[Any, list[tuple[Any, Any]]]:
+    def _device_indices(self) -> tuple[Any, list[tuple[Any, Any]]]:
         """Index tensors on the device: the leaves, and (nodes, parents) of each level."""
         import torch
 
-        def put(numbers: Any) -> Any:
+        def to_device(numbers: Any) -> Any:
             return torch.from_numpy(numbers.astype(np.int64)).to(self.device)
 
-        levels = [(put(nodes), put(self._parents[nodes])) for nodes, _, _ in self._levels]
-        return put(self.idx_to_leaf[:, 1]), levels
+        levels = [
+            (to_device(nodes), to_device(self._parents[nodes])) for nodes, _, _ in self._levels
+        ]
+        return to_device(self.idx_to_leaf[:, 1]), levels
 
     def _preprocess_ws(self, ws: Any) -> Any:
         """Return rows of weights as one float32 tensor on the device; without torch, an array."""
@@ -246,7 +248,7 @@ class ParallelTokenCharacterTrie(TokenCharacterTrie):
             return np.stack([np.asarray(row, np.float32) for row in ws])
         import torch
 
-        rows = [torch.as_tensor(self._checked(row)) for row in ws]
+        rows = [torch.as_tensor(self._check_length(row)) for row in ws]
         return torch.stack([row.to(self.device, torch.float32) for row in rows])
 
 
@@ -300,17 +302,17 @@ class AsyncTokenCharacterTrie:
         waiting = self._pending.setdefault(loop, [])
         waiting.append((op, request, future))
         if len(waiting) == 1:
-            loop.call_soon(self._answer, loop)
+            loop.call_soon(self._run_batch, loop)
         return future
 
-    def _answer(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _run_batch(self, loop: asyncio.AbstractEventLoop) -> None:
         requests = [each for each in self._pending.pop(loop, []) if not each[2].done()]
         for kind in ("sum", "max"):
             chosen = [(ws, future) for name, ws, future in requests if name == kind]
             if chosen:
-                self._answer_kind(kind, chosen)
+                self._run_kind(kind, chosen)
 
-    def _answer_kind(self, kind: str, requests: list[tuple[Any, asyncio.Future[Any]]]) -> None:
+    def _run_kind(self, kind: str, requests: list[tuple[Any, asyncio.Future[Any]]]) -> None:
         call = self.trie.batch_weight_sum if kind == "sum" else self.trie.batch_weight_max
         try:
             rows = call([ws for ws, _ in requests])
@@ -319,7 +321,7 @@ class AsyncTokenCharacterTrie:
                 requests[0][1].set_exception(error)
                 return
             for request in requests:  # the error is one caller's own
-                self._answer_kind(kind, [request])
+                self._run_kind(kind, [request])
             return
         for (_, future), row in zip(requests, rows, strict=True):
             future.set_result(row)
@@ -334,17 +336,17 @@ class AsyncTokenCharacterTrie:
         """Do nothing. The method exists because genlm's programs call it."""
 
 
-def on_host(row: Any) -> Any:
+def to_host(row: Any) -> Any:
     """Return a tensor as an array on the host; other values unchanged."""
     return row.detach().cpu().numpy() if hasattr(row, "detach") else row
 
 
-def _child(nodes: list[dict[Hashable, int]], at: int, edge: Hashable) -> int:
-    below = nodes[at].get(edge)
-    if below is None:
-        below = nodes[at][edge] = len(nodes)
+def _get_or_add_child(nodes: list[dict[Hashable, int]], node: int, edge: Hashable) -> int:
+    child = nodes[node].get(edge)
+    if child is None:
+        child = nodes[node][edge] = len(nodes)
         nodes.append({})
-    return below
+    return child
 
 
 def _key_and_edges(entry: Any) -> tuple[Hashable, Any]:
