@@ -1,1 +1,1 @@
-"""The names of other systems: scripts for these run after changing their import line."""
+"""Weft under the names of N8Loom and genlm-backend; their programs only change an import line."""

@@ -105,8 +105,8 @@ class KVCache:
 class CachedRows(NamedTuple):
     """The tokens that a `PromptCache` contains.
 
-    Each layer of the cache has it as the attribute `weft_rows`, so that a list of layers is
-    recognized without the cache.
+    Each layer of the cache has this as its attribute `weft_rows`. So Weft recognizes a plain list
+    of layers as such a cache.
     """
 
     rows: list[list[int]]  # token ids of each row
@@ -116,7 +116,7 @@ class CachedRows(NamedTuple):
 
 
 class PromptCache(list[Any]):
-    """The KV of token sequences: a list with one `KVCache` per layer.
+    """The KV of one or more token sequences: a list with one `KVCache` per layer.
 
     For an MLX model the layers are mlx-lm's own cache objects.
 
@@ -141,9 +141,9 @@ class PromptCache(list[Any]):
         self.describe(CachedRows([list(row) for row in rows], start, marks or {}, is_path))
 
     def describe(self, cached: CachedRows) -> None:
-        """Record which tokens the cache contains, on the cache and on each layer.
+        """Set `rows`, `start`, `marks` and `is_path`, here and as `weft_rows` of each layer.
 
-        A single layer is then recognized too.
+        A list of these layers is then recognized, too.
         """
         self.rows, self.start, self.marks, self.is_path = cached
         for layer in self:
@@ -253,7 +253,7 @@ def prompt_to_cache(
     prefill_step_size: int = 512,
     offset: int = 0,
 ) -> tuple[PromptCache, int]:
-    """Compute the KV of a prompt; return (its cache, number of ids that were added to it).
+    """Compute the KV of a prompt; return (cache, number of token ids added to it).
 
     Args:
         model: an LM, or a loaded model.
@@ -295,7 +295,7 @@ def _updated_layers(old: Sequence[Any], new: list[Any]) -> list[Any]:
 
 
 def frag_cache(cache: Sequence[Any], start_idx: int = 0, end_idx: int = -1) -> list[KVFrag]:
-    """Return one fragment per layer with the tokens of a cache from start_idx to before end_idx.
+    """Cut tokens from a cache: return one KV fragment per layer, from start_idx to before end_idx.
 
     NOTE: the default end_idx, -1, leaves out the last token, as in N8Loom.
     """
@@ -304,7 +304,7 @@ def frag_cache(cache: Sequence[Any], start_idx: int = 0, end_idx: int = -1) -> l
 
 
 def clip_frag(frags: Sequence[KVFrag], token_limit: int) -> list[KVFrag]:
-    """Return fragments, one per layer, cut to their first `token_limit` tokens."""
+    """Return the fragments (one per layer) cut to their first `token_limit` tokens."""
     return [
         KVFrag(
             _copy_array(frag.keys[:, :, :token_limit]),
@@ -320,7 +320,7 @@ def clip_frag(frags: Sequence[KVFrag], token_limit: int) -> list[KVFrag]:
 def frag_batch_gen(
     cache: Sequence[Any], total_prompt_len: int, generated_lengths: Sequence[int]
 ) -> list[list[KVFrag]]:
-    """Cut the cache of a batch into fragments for each branch: `[branch][layer]`.
+    """Split the cache of a batch into the KV fragments of each branch: `[branch][layer]`.
 
     Args:
         cache: the cache, with one row per branch.
@@ -335,7 +335,7 @@ def frag_batch_gen(
 
 
 def fuse_cache_frags(frags: Sequence[Sequence[KVFrag]], offset: int = 0) -> PromptCache:
-    """Join fragments of one path into a cache.
+    """Join the KV fragments of one path into a cache that a prompt can continue.
 
     Args:
         frags: `[layer][fragment]`, in path order.
@@ -377,7 +377,7 @@ def generate_batched(
     stop_strings: Sequence[str] = (),
     **kwargs: Any,
 ) -> tuple[list[list[int]], PromptCache, int, list[int], list[bool]]:
-    """Generate `batch_size` continuations of a prompt in one batch.
+    """Generate `batch_size` continuations of a prompt in one batch; returns a 5-tuple.
 
     Args:
         model: an LM, or a loaded model.
@@ -392,9 +392,12 @@ def generate_batched(
         top_p: 0 is off, like 1.
         kwargs: further SamplingParams, such as `seed`.
 
-    Returns: (token ids of each continuation, cache of the new tokens, length of the prompt,
-    lengths, flags of those that ended with an end token). Rows of the cache are padded with zeros
-    to the longest.
+    Returns: a tuple (B continuations):
+        token ids: the new tokens of each continuation, [B] lists.
+        cache: a PromptCache of the new tokens only, one row per continuation, padded with zeros.
+        prompt length: number of tokens of the full prompt.
+        lengths: number of new tokens of each continuation.
+        ended: True for each continuation that ended with an end token.
     """
     options = {"top_p": top_p or 1.0, "repetition_penalty": repetition_penalty, **kwargs}
     lm, growth = _create_growth(
@@ -429,7 +432,7 @@ def generate_batched_stream(
     prefill_step_size: int = 512,
     **kwargs: Any,
 ) -> Generator[StreamItem, None, None]:
-    """Generate as `generate_batched` does, but yield N8Loom's stream items.
+    """Like `generate_batched`, but yield N8Loom's stream items while tokens are generated.
 
     Items of type "update" have the tokens so far. The last item, "final", also has the KV of the
     new tokens in "prompt_cache". The arguments are those of `generate_batched`.
@@ -456,6 +459,10 @@ def _create_growth(
     streamed: bool,
     **sampling: Any,
 ) -> tuple[LM, Growth]:
+    """Create the generation of `generate_batched`: return the LM and a `Growth` to run.
+
+    layers: the caller's cache. sampling: SamplingParams by name.
+    """
     lm = LM.of(model, tokenizer)
     params = known_params(**sampling)
     cache = _as_prompt_cache(layers or [])
@@ -473,7 +480,7 @@ def _create_growth(
 
 
 def _full_path(cache: PromptCache, prompt: list[int]) -> list[int]:
-    """Return the full path of a cache and a prompt; see `generate_batched`."""
+    """Return the token ids of a cache followed by a prompt; see `generate_batched`."""
     cached = cache.token_ids
     if prompt[: len(cached)] == cached:
         return prompt
@@ -485,6 +492,10 @@ def _full_path(cache: PromptCache, prompt: list[int]) -> list[int]:
 
 
 def _generated_cache(lm: LM, children: Sequence[_Heddle], start: int) -> PromptCache:
+    """Return the cache of the children's new tokens, one row per child.
+
+    start: position of the first new token.
+    """
     exported = [kv_fragments.export(lm, child.place) for child in children]
     rows = [child.tokens for child in children]
     return PromptCache(_batch_layers(lm, exported, start), rows, start, exported[0].marks)
@@ -509,6 +520,7 @@ def _batch_layers(lm: LM, exported: Sequence[ExportedKV], start: int) -> list[An
 
 
 def _stack_padded(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Stack arrays [heads, T, size] into one [rows, heads, max T, size], padded with zeros."""
     heads, _, size = rows[0].shape
     out = np.zeros((len(rows), heads, max(row.shape[1] for row in rows), size), rows[0].dtype)
     for index, row in enumerate(rows):
@@ -517,6 +529,7 @@ def _stack_padded(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 def _fragments_of_row(cache: PromptCache, row: int, start: int, stop: int) -> list[KVFrag]:
+    """Return one KV fragment per layer: the tokens from `start` to before `stop` of one row."""
     ids = cache.rows[row][start:stop] if cache.rows else ()
     pick = (slice(row, row + 1), slice(None), slice(start, stop))
     begin = cache.start + start
@@ -534,10 +547,12 @@ def _is_mlx(array: Any) -> bool:
 
 
 def _copy_array(array: Any) -> Any:
+    """Return a copy of an array; an MLX array itself, because it never changes."""
     return array if _is_mlx(array) else array.copy()  # arrays of MLX are values
 
 
 def _concatenate(arrays: Sequence[Any]) -> Any:
+    """Join arrays of keys or values along the sequence axis, 2."""
     if not _is_mlx(arrays[0]):
         return np.concatenate(arrays, axis=2)
     import mlx.core as mx
@@ -546,6 +561,7 @@ def _concatenate(arrays: Sequence[Any]) -> Any:
 
 
 def _to_numpy(array: Any) -> NDArray[Any]:
+    """Return an array as a NumPy array; bfloat16 of MLX becomes float32."""
     if _is_mlx(array) and str(array.dtype).endswith("bfloat16"):
         import mlx.core as mx
 
@@ -554,10 +570,7 @@ def _to_numpy(array: Any) -> NDArray[Any]:
 
 
 def _cache_layer(keys: Any, values: Any) -> Any:
-    """Return the cache object of one layer with these arrays.
-
-    It is mlx-lm's own for MLX arrays, else a `KVCache`.
-    """
+    """Return the cache object of one layer: mlx-lm's own for MLX arrays, else a `KVCache`."""
     if not _is_mlx(keys):
         return KVCache(keys, values)
     from mlx_lm.models.cache import KVCache as MlxCache
@@ -583,6 +596,7 @@ def _as_prompt_cache(cache: Sequence[Any]) -> PromptCache:
 
 
 def _check_adjacent(frags: Sequence[KVFrag]) -> None:
+    """Raise ConfigError if a fragment does not begin where the previous one ends."""
     for previous, following in zip(frags, frags[1:], strict=False):
         end = previous.start + previous.keys.shape[2]
         if end != following.start:
@@ -593,6 +607,7 @@ def _check_adjacent(frags: Sequence[KVFrag]) -> None:
 
 
 def _check_full_prefix(cache: PromptCache) -> None:
+    """Raise ConfigError unless the cache is one row from the start of a path, with token ids."""
     n_slots = cache[0].offset if cache else 0
     if cache.start or len(cache.rows) != 1 or len(cache.token_ids) != n_slots:
         raise ConfigError(

@@ -12,7 +12,10 @@ from ...lm.lm import LM
 
 
 class OutputCache:
-    """An LRU cache of at most `maxsize` outputs. A miss is a KeyError."""
+    """An LRU cache of model outputs, used like a dict.
+
+    Reading a key that is not in the cache raises KeyError.
+    """
 
     def __init__(self, maxsize: int, move_to_cpu: bool = False) -> None:
         """Create an empty cache.
@@ -50,7 +53,7 @@ class OutputCache:
 
 
 class TokenTrie:
-    """A node of a trie of contexts, with the log-probabilities after its context.
+    """A trie of token contexts: a node stores the log-probabilities after its context.
 
     Nothing is evicted: the trie only grows, until `clear_kv_cache` or its deletion.
     """
@@ -61,17 +64,17 @@ class TokenTrie:
         self.past_key_values: Any = None
 
     def has_token(self, token_id: int) -> bool:
-        """Return True if a context continues with this token."""
+        """Return True if this node has a child for the token."""
         return token_id in self.children
 
     def get_token(self, token_id: int) -> TokenTrie:
-        """Return the node after a token. Raises: KeyError if there is none."""
+        """Return the child for a token. Raises: KeyError if there is none."""
         return self.children[token_id]
 
     def add_token(self, token_id: int, logprobs: Any = None) -> TokenTrie:
-        """Return the node after a token, which is created if it is new.
+        """Return the child for a token; create it if there is none.
 
-        logprobs: log-probabilities to store on the node; None keeps those that it has.
+        logprobs: log-probabilities [V] to store on the child; None keeps those that it has.
         """
         child = self.children.setdefault(token_id, TokenTrie())
         if logprobs is not None:
@@ -101,6 +104,7 @@ class TokenTrie:
             node.past_key_values = None
 
     def _nodes(self) -> Iterator[TokenTrie]:
+        """Yield this node and all nodes below it."""
         stack = [self]
         while stack:
             node = stack.pop()
@@ -112,9 +116,9 @@ class TokenTrie:
 
 
 class CachedContext:
-    """A context in an LM's token tree, with the interface of `TokenTrie`.
+    """A read-only view of one context in an LM's token tree, with the interface of `TokenTrie`.
 
-    It is read-only. Each attribute is looked up in the tree when it is read.
+    Each attribute is looked up in the tree when it is read, because the LM may evict data.
 
     Args:
         lm: the LM.
@@ -150,7 +154,10 @@ class CachedContext:
 
     @property
     def past_key_values(self) -> CachedContext | None:
-        """This object if the context has KV, else None. The KV itself stays in the engine."""
+        """This object if the context has KV, else None; a value to pass back as `past`.
+
+        The KV itself stays in the engine.
+        """
         return self if self.has_kv else None
 
     @property
@@ -166,9 +173,14 @@ class CachedContext:
 
     @property
     def _node(self) -> CacheNode:
+        """The token tree's node at the end of the context."""
         return self._look_up(self._ids)[0]
 
     def _look_up(self, ids: Sequence[int]) -> tuple[CacheNode, int, CacheNode | None, int]:
+        """Return what `walk` finds in the token tree for these token ids.
+
+        (node, tokens matched, deepest node with KV or None, tokens with KV).
+        """
         return walk(self._lm, self._lm.place(ids, namespace=self._lora_name))
 
     def __repr__(self) -> str:
@@ -176,6 +188,7 @@ class CachedContext:
 
 
 def _log_softmax(row: Any) -> Any:
+    """Return the log-softmax of a row of logits [V], a torch tensor or an array."""
     if type(row).__module__.startswith("torch"):
         return row.float().log_softmax(-1)
     return log_softmax(row)

@@ -29,9 +29,10 @@ CLIENTS = ("genlm.control", "genlm.bytes")
 
 
 def install(*, replace: bool = False) -> None:
-    """Make `import genlm.backend` return Weft's modules in this process; further calls do nothing.
+    """Replace genlm-backend: `import genlm.backend` returns Weft's modules in this process.
 
-    genlm-control, genlm-bytes and other programs then run on Weft without a change to them.
+    genlm-control, genlm-bytes and other programs then run on Weft without a change to them. Call it
+    before importing these. Further calls do nothing.
 
     Args:
         replace: hide an installed genlm-backend in this process.
@@ -60,17 +61,19 @@ def install(*, replace: bool = False) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """An import finder for the modules of `MODULES`; it comes before the search of sys.path."""
+    """Import finder for genlm-backend's module names; Python asks it before searching sys.path."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        """Return a spec if the module is one of `MODULES`, else None."""
         return spec_from_loader(fullname, _Alias()) if fullname in MODULES else None
 
 
 class _Alias(Loader):
-    """An import loader that puts Weft's module into sys.modules under the requested name."""
+    """Import loader that puts Weft's module into sys.modules under genlm-backend's name."""
 
     def exec_module(self, module: ModuleType) -> None:
+        """Replace the new, empty module in sys.modules by Weft's module."""
         # An import returns the entry of sys.modules after loading.
         sys.modules[module.__name__] = import_module(MODULES[module.__name__])

@@ -27,10 +27,10 @@ __all__ = ["AsyncMlxLM", "Query"]
 
 @dataclass(slots=True)
 class MlxQuery:
-    """A queued context, and the future that gets its log-probabilities.
+    """A queued request for next-token log-probabilities, and the future that receives them.
 
     past, node, next_token_index: accepted, because genlm-backend's callers pass results of
-    `walk_cache`; without effect.
+        `walk_cache`; without effect.
     """
 
     prompt: Sequence[int]
@@ -45,7 +45,7 @@ Query = MlxQuery
 
 
 class AsyncMlxLM(GenlmModel):
-    """A loaded MLX model with genlm-backend's interface.
+    """genlm-backend's class for MLX models: next-token log-probabilities for asyncio.
 
     Attributes:
         mlx_lm_model: the model of mlx-lm.
@@ -92,7 +92,7 @@ class AsyncMlxLM(GenlmModel):
 
     @cached_property
     def generation_stream(self) -> Any:
-        """A stream of MLX, for programs that read this attribute. Weft does not compute on it."""
+        """An MLX stream, for programs that read this attribute. Weft does not compute on it."""
         import mlx.core as mx
 
         return mx.new_stream(mx.default_device())
@@ -104,11 +104,11 @@ class AsyncMlxLM(GenlmModel):
         past: Any = None,
         lora_name: str | None = None,
     ) -> None:
-        """Queue a query; see `GenlmModel.add_query` for when it runs.
+        """Queue a request for the log-probabilities after a context, to run in the next batch.
 
         Args:
             query: an `MlxQuery`, or token ids.
-            future: for token ids, the future that gets their log-probabilities.
+            future: for token ids, the future that receives their log-probabilities [V].
             past: has no effect.
             lora_name: the LoRA adapter; None: the base model.
 
@@ -147,6 +147,7 @@ class AsyncMlxLM(GenlmModel):
         return node, n_matched, self._kv_array(place), before, base
 
     def _kv_array(self, place: Place) -> Any:
+        """Return a path's KV as one MLX array [2, n_layers, n_kv_heads, T, head_dim]."""
         layers = kv_fragments.export(self.lm, place).layers
         keys, values = (np.stack([layer[kind] for layer in layers]) for kind in (0, 1))
         return self.lm.engine.library_array(np.stack([keys, values]))
@@ -190,7 +191,7 @@ class AsyncMlxLM(GenlmModel):
         self.lm.driver.exclusive(keep)
 
     def clear_cache(self) -> None:
-        """Evict all rows and KV that no running work uses, and free MLX's device cache."""
+        """Evict all cached rows and KV that no request uses, and free MLX's device cache."""
         super().clear_cache()
         import mlx.core as mx
 
@@ -198,11 +199,11 @@ class AsyncMlxLM(GenlmModel):
 
 
 def _unpadded_row(cache: Any, index: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return keys and values of one row, [n_kv_heads, length, head_dim], without its padding.
+    """Return the keys and values of one row of a batch, [n_kv_heads, length, head_dim] each.
 
     Args:
-        cache: mlx-lm's cache object of one layer.
-        number: index of the row.
+        cache: mlx-lm's cache object of one layer, padded on the left.
+        index: index of the row.
         length: number of its tokens.
     """
     import mlx.core as mx

@@ -25,9 +25,9 @@ HAS_TORCH = find_spec("torch") is not None
 
 
 class MockAsyncLM(AbstractAsyncLM):
-    """A mock model with random log-probabilities, which depend only on the context.
+    """A model for tests: random log-probabilities that depend only on the context; no weights.
 
-    Their seed is the sum of (i + 1) * token over the context, modulo 2**32.
+    The random seed is the sum of (i + 1) * token over the context, modulo 2**32.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -36,7 +36,7 @@ class MockAsyncLM(AbstractAsyncLM):
 
     @classmethod
     def from_name(cls, model_name: str, **kwargs: Any) -> MockAsyncLM:
-        """Return a mock with the tokenizer of a model: "tiny", a folder, or a Hub id.
+        """Create a mock with the tokenizer of a model: "tiny", a folder, or a Hub id.
 
         The tokenizer is the one of Transformers if that package is installed.
         """
@@ -61,13 +61,20 @@ class MockAsyncLM(AbstractAsyncLM):
     def next_token_logprobs_sync(
         self, token_ids: Sequence[int], lora_name: str | None = None
     ) -> Any:
-        """The blocking form of `next_token_logprobs`; the context may be empty."""
+        """Return the random log-probabilities after a context: float32 [V].
+
+        Like `next_token_logprobs` without `await`. The context may be empty; `lora_name` has no
+        effect.
+        """
         if lora_name is not None:
             raise ConfigError(f"the mock has no LoRA adapters; lora_name is {lora_name!r}")
         return self._get_logprobs(token_ids)
 
     def _get_logprobs(self, token_ids: Sequence[int]) -> Any:
-        """Return the random log-probabilities of a context: float32 [V]. May be overridden."""
+        """Return the random log-probabilities of a context: float32 [V].
+
+        Subclasses may override this.
+        """
         seed = sum((at + 1) * int(token) for at, token in enumerate(token_ids)) % 2**32
         logits = np.random.RandomState(seed).rand(len(self.byte_vocab)).astype(np.float32)
         if HAS_TORCH:
@@ -83,7 +90,7 @@ _DTYPES = {"float": "float32", "half": "float16"}
 
 @dataclass(slots=True)
 class Query:
-    """A queued context, and the future that gets its log-probabilities.
+    """A queued request for next-token log-probabilities, and the future that receives them.
 
     prompt: token ids of the context.
     past: accepted, because genlm-backend's callers pass it; without effect.
@@ -97,10 +104,10 @@ class Query:
 
 
 class GenlmModel(AsyncLM):
-    """Base class of the models with genlm-backend's interface, such as its query methods.
+    """Base class of genlm-backend's model classes: an `AsyncLM` with genlm's query methods.
 
     Attributes:
-        queries: queries that wait for a result.
+        queries: queries that wait for the next batch.
         timeout: without effect; a batch starts when no more callers arrive.
         timer: always None.
     """
@@ -153,9 +160,9 @@ class GenlmModel(AsyncLM):
     def next_token_logprobs_uncached(
         self, token_ids: Sequence[int], lora_name: str | None = None
     ) -> Any:
-        """Return the log-probabilities after a context: float32 [V], without any cache.
+        """Compute the log-probabilities after a context without any cache: float32 [V].
 
-        It runs one forward of the full context, and blocks, as in genlm.
+        It runs one forward of the full context and blocks. Use it to check cached results.
         """
         return self._to_output(self._exact.plain(self._place(token_ids, lora_name)))
 
@@ -168,14 +175,14 @@ class GenlmModel(AsyncLM):
         past: Any = None,
         lora_name: str | None = None,
     ) -> None:
-        """Queue a query.
+        """Queue a request for the log-probabilities after a context.
 
-        All queued queries run in one batch: when `batch_size` of them wait, else in the next pass
-        of the event loop.
+        All queued requests run in one batch: when `batch_size` of them wait, else in the next
+        iteration of the event loop.
 
         Args:
             query: token ids of the context.
-            future: gets the log-probabilities, or the error.
+            future: receives the log-probabilities [V], or the error.
             past: has no effect.
             lora_name: the LoRA adapter; None: the base model.
         """
@@ -186,19 +193,23 @@ class GenlmModel(AsyncLM):
             future.get_loop().call_soon(self._start_queries)
 
     def batch_evaluate_queries(self) -> None:
-        """Run all queued queries in one batch; each gets its own result or error."""
+        """Run all queued requests now, as one batch, and block until their futures are set."""
         queries, self.queries = self.queries, []
         for name in dict.fromkeys(query.lora_name for query in queries):
             self._evaluate_batch([query for query in queries if query.lora_name == name], name)
 
     def reset_async_queries(self) -> None:
-        """Cancel all waiting queries and their futures."""
+        """Cancel all queued requests and their futures."""
         super().reset_async_queries()
         queries, self.queries = self.queries, []
         for query in queries:
             query.future.cancel()
 
     def _evaluate_batch(self, queries: list[Query], name: str | None) -> None:
+        """Run queries of one adapter as one batch; if it fails, run them one by one.
+
+        name: the adapter; None: the base model.
+        """
         pending = [query for query in queries if not query.future.done()]
         try:
             prompts = [list(query.prompt) for query in pending]
@@ -214,6 +225,7 @@ class GenlmModel(AsyncLM):
             query.future.set_result(row)
 
     def _start_queries(self) -> None:
+        """Start a task for each queued request."""
         queries, self.queries = self.queries, []
         for query in queries:
             task = asyncio.ensure_future(self._run_query(query))
@@ -221,6 +233,7 @@ class GenlmModel(AsyncLM):
             task.add_done_callback(self._tasks.discard)
 
     async def _run_query(self, query: Query) -> None:
+        """Await one request's log-probabilities and set its future's result or error."""
         try:
             row = await self.next_token_logprobs(query.prompt, **lora_kwargs(query.lora_name))
         except Exception as error:
@@ -234,18 +247,19 @@ class GenlmModel(AsyncLM):
 
     @property
     def cache(self) -> CachedContext:
-        """The LM's token tree with genlm's trie interface: the root of the base model."""
+        """The LM's cached contexts with genlm's trie interface: the root of the base model."""
         return CachedContext(self.lm, ())
 
     @property
     def _caches(self) -> dict[str | None, CachedContext]:
+        """The roots of the cached contexts: adapter name → root; None → the base model."""
         names = (None, *self.lm.adapters)
         return {name: CachedContext(self.lm, (), name) for name in names}
 
     def walk_cache(  # type: ignore[override]  # nodes that can be walked on from
         self, token_ids: Sequence[int], lora_name: str | None = None
     ) -> tuple[CachedContext, int, CachedContext | None, int]:
-        """Return how much of a context is cached: (node, n_matched, past, base).
+        """Look up how much of a context is cached; return (node, n_matched, past, base).
 
         node: the longest prefix of the context that is in the token tree; `n_matched` is its
             number of tokens.
@@ -260,7 +274,7 @@ class GenlmModel(AsyncLM):
 
 
 class AsyncTransformer(GenlmModel):
-    """A loaded Transformers model with genlm-backend's interface."""
+    """genlm-backend's class for Transformers models: next-token log-probabilities for asyncio."""
 
     def __init__(
         self, hf_model: Any, hf_tokenizer: Any, batch_size: int = 20, timeout: float = 0.02
@@ -306,7 +320,7 @@ class AsyncTransformer(GenlmModel):
 
 
 class AsyncVirtualLM(GenlmModel):
-    """A vLLM engine with genlm-backend's interface."""
+    """genlm-backend's class for vLLM engines: next-token log-probabilities for asyncio."""
 
     def __init__(
         self,
@@ -319,11 +333,11 @@ class AsyncVirtualLM(GenlmModel):
         batch_size: int = 20,
         timeout: float = 0.02,
     ) -> None:
-        """Wrap a vLLM engine, by any of genlm-backend's three signatures.
+        """Wrap a vLLM engine. All three signatures of genlm-backend's versions work.
 
         Args:
             async_llm_engine, llm_engine: the engine, by the older or the newer name.
-            more: by position (cache_size, cache_opts), or (logprobs_capture, cache_size,
+            positional: by position (cache_size, cache_opts), or (logprobs_capture, cache_size,
                 cache_opts, batch_size, timeout).
             logprobs_capture: accepted, not used.
             cache_size: maximum number of cached rows; 0: the LM's own byte budget.
@@ -364,15 +378,15 @@ class AsyncVirtualLM(GenlmModel):
 
     @property
     def underlying_model(self) -> Any:
-        """The model object inside vLLM's engine."""
+        """The PyTorch model object inside vLLM's engine."""
         return self.lm.model
 
     async def release_all(self) -> None:
-        """Cancel all waiting queries."""
+        """Cancel all queued requests."""
         self.reset_async_queries()
 
     def cleanup(self) -> None:
-        """Close the engine."""
+        """Close the engine and free its memory."""
         self.lm.close()
 
     def __enter__(self) -> AsyncVirtualLM:
@@ -389,7 +403,7 @@ class AsyncVirtualLM(GenlmModel):
 
 
 def _by_position(positional: tuple[Any, ...]) -> dict[str, Any]:
-    """Return the positional arguments of `AsyncVirtualLM` after the engine, by name."""
+    """Name the positional arguments of `AsyncVirtualLM` after the engine: argument name → value."""
     names = ["cache_size", "cache_opts"]
     if positional and not isinstance(positional[0], int):
         names = ["logprobs_capture", *names, "batch_size", "timeout"]
@@ -448,6 +462,7 @@ def _from_pretrained(model_id: str, hf_opts: Mapping[str, Any]) -> tuple[Any, An
 
 
 def _resolve_folder(model_id: str, options: Mapping[str, Any]) -> Any:
+    """Return the local folder of a model, downloaded from the Hub if necessary."""
     return resolve(
         model_id,
         remote_code=options.get("trust_remote_code", False),
@@ -457,6 +472,7 @@ def _resolve_folder(model_id: str, options: Mapping[str, Any]) -> Any:
 
 
 def _load_tokenizer(model_id: str, folder: Any, options: Mapping[str, Any]) -> Any:
+    """Load a model's Transformers tokenizer from its folder."""
     from transformers import AutoTokenizer  # a dependency of the torch engine
 
     remote_code = options.get("trust_remote_code", False)
@@ -483,7 +499,7 @@ def load_options(hf_opts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _bitsandbytes(options: Mapping[str, Any]) -> Any:
-    """Return a Transformers `BitsAndBytesConfig` for quantized weights.
+    """Create a Transformers `BitsAndBytesConfig` for quantized weights.
 
     Raises: EngineUnavailable without bitsandbytes.
     """
@@ -499,7 +515,7 @@ def _bitsandbytes(options: Mapping[str, Any]) -> Any:
 
 
 def cap_rows(lm: LM, n_rows: int) -> None:
-    """Lower the LM's byte budget of cached logits rows to that of `n_rows` rows."""
+    """Limit the LM's cache of logits rows to the bytes of `n_rows` rows, if that is less."""
     n_bytes = check_int("cache_size", n_rows, 0) * 4 * lm.info.n_vocab
     rows = lm.scheduler.logits_cache
     rows.budget_bytes = min(rows.budget_bytes, n_bytes)

@@ -20,11 +20,11 @@ Ints = NDArray[np.int64]
 
 
 class TokenCharacterTrie:
-    """A trie over the bytes or characters of a vocabulary.
+    """A trie over the bytes or characters of a vocabulary: weights of tokens → weights of prefixes.
 
-    From weights of tokens it computes the weight of every prefix. Each edge is labelled with one
-    byte or character, and each vocabulary entry has its own leaf. Nodes are numbered so that
-    children have smaller numbers than their parents.
+    Use it to turn next-token probabilities into probabilities of next bytes. Each edge is labelled
+    with one byte or character, and each vocabulary entry has its own leaf. Nodes are numbered so
+    that children have smaller numbers than their parents.
 
     Attributes:
         decode: the vocabulary: Tokens, whose labels are their bytes, or other iterables of labels.
@@ -113,7 +113,7 @@ class TokenCharacterTrie:
 
     @cached_property
     def node2prefix(self) -> dict[int, list[Any]]:
-        """For each node, the labels on the path from the root; a leaf's own label is left out."""
+        """Node → the labels on the path from the root to it, without a leaf's own label."""
         prefixes: dict[int, list[Any]] = {self.root: []}
         for node in range(self.root, -1, -1):
             for edge, child in self.children[node].items():
@@ -121,28 +121,39 @@ class TokenCharacterTrie:
         return prefixes
 
     def weight_sum(self, ws: Any) -> Any:
-        """Return for each node the sum of the weights of all entries below it: float64 [nodes].
+        """Sum the weights of all vocabulary entries below each node, such as the mass of a prefix.
 
         ws: weights of the entries, [V].
+
+        Returns: float64 [n_nodes], indexed by node.
         """
         return self.batch_weight_sum([ws])[0]
 
     def weight_max(self, ws: Any) -> Any:
-        """Return for each node the maximum weight of all entries below it: float64 [nodes].
+        """Return the largest weight of the vocabulary entries below each node.
+
+        With `weight_sum`'s arguments, the largest probability of a token that starts with the
+        prefix.
 
         ws: weights of the entries, [V].
+
+        Returns: float64 [n_nodes], indexed by node.
         """
         return self.batch_weight_max([ws])[0]
 
     def batch_weight_sum(self, ws: Any) -> Any:
-        """Return `weight_sum` of each row: [B, V] → float64 [B, nodes]."""
+        """Compute `weight_sum` of each row: [B, V] → float64 [B, n_nodes]."""
         return self._combine_upward(ws, 0.0, np.add)
 
     def batch_weight_max(self, ws: Any) -> Any:
-        """Return `weight_max` of each row: [B, V] → float64 [B, nodes]."""
+        """Compute `weight_max` of each row: [B, V] → float64 [B, n_nodes]."""
         return self._combine_upward(ws, -np.inf, np.maximum)
 
     def _combine_upward(self, ws: Any, empty: float, combine: np.ufunc) -> Weights:
+        """Combine the weights [B, V] of leaves into weights of all nodes [B, n_nodes].
+
+        empty: weight of a node without entries. combine: `np.add` or `np.maximum`.
+        """
         rows = np.stack([self._check_length(np.asarray(to_host(row), np.float64)) for row in ws])
         out = np.full((len(rows), len(self.children)), empty, dtype=np.float64)
         out[:, self.idx_to_leaf[:, 1]] = rows
@@ -155,12 +166,13 @@ class TokenCharacterTrie:
         return np.asarray(to_host(ws))
 
     def _check_length(self, row: Any) -> Any:
+        """Return the row; raise ConfigError unless it has one weight per vocabulary entry."""
         if len(row) != len(self.decode):
             raise ConfigError(f"{len(row)} weights for {len(self.decode)} words; give one each")
         return row
 
     def visualize(self, ws: Any = None) -> str:
-        """Return the trie as Graphviz DOT.
+        """Return a drawing of the trie as Graphviz DOT source.
 
         ws: one weight per node to write on it, as `weight_sum` returns them; None: no weights.
         """
@@ -179,7 +191,7 @@ class TokenCharacterTrie:
 
 
 class ParallelTokenCharacterTrie(TokenCharacterTrie):
-    """A trie that computes in float32, with torch if it is installed.
+    """A `TokenCharacterTrie` that computes in float32, on a GPU if torch has one.
 
     device: "cpu" or "cuda"; None: "cuda" if it is available.
     """
@@ -193,25 +205,19 @@ class ParallelTokenCharacterTrie(TokenCharacterTrie):
         self.device = device or ("cuda" if _has_cuda() else "cpu")
 
     def batch_weight_sum(self, ws: Any) -> Any:
-        """Return `weight_sum` of each row as NumPy arrays: [B, V] → float32 [B, nodes].
-
-        With torch, they are computed on the trie's device.
-        """
+        """Compute `weight_sum` of each row on the device: [B, V] → NumPy float32 [B, n_nodes]."""
         if not HAS_TORCH:
             return super().batch_weight_sum(ws).astype(np.float32)
         return self._combine_on_device(self._preprocess_ws(ws), 0.0)
 
     def batch_weight_max(self, ws: Any) -> Any:
-        """Return `weight_max` of each row as NumPy arrays: [B, V] → float32 [B, nodes].
-
-        With torch, they are computed on the trie's device.
-        """
+        """Compute `weight_max` of each row on the device: [B, V] → NumPy float32 [B, n_nodes]."""
         if not HAS_TORCH:
             return super().batch_weight_max(ws).astype(np.float32)
         return self._combine_on_device(self._preprocess_ws(ws), -np.inf)
 
     def _combine_on_device(self, rows: Any, empty: float) -> Any:
-        """Return the weights of all nodes, [B, nodes], from weights of the entries, [B, V].
+        """Combine the weights [B, V] of entries into weights of all nodes [B, n_nodes], with torch.
 
         empty: the weight of a node without entries. 0 computes sums, -inf computes maxima.
         """
@@ -253,9 +259,9 @@ class ParallelTokenCharacterTrie(TokenCharacterTrie):
 
 
 class AsyncTokenCharacterTrie:
-    """A trie for asyncio: requests in the same pass of an event loop run as one batch.
+    """A trie for asyncio: concurrent requests run as one batch of `TokenCharacterTrie`.
 
-    It needs no background task.
+    A batch has all requests of one iteration of the event loop. There is no background task.
     """
 
     def __init__(self, trie: TokenCharacterTrie) -> None:
@@ -267,7 +273,7 @@ class AsyncTokenCharacterTrie:
     def from_vocab(
         cls, vocab: Sequence[Any], backend: str = "parallel", **kwargs: Any
     ) -> AsyncTokenCharacterTrie:
-        """Return a trie over a vocabulary.
+        """Build a trie over a vocabulary.
 
         Args:
             vocab: the entries, as for `TokenCharacterTrie`.
@@ -281,15 +287,15 @@ class AsyncTokenCharacterTrie:
         return cls(kinds[backend](vocab, **kwargs))
 
     async def weight_sum(self, ws: Any) -> Any:
-        """Return what `TokenCharacterTrie.weight_sum` returns, computed in a shared batch."""
+        """Like `TokenCharacterTrie.weight_sum`, computed in a batch with concurrent requests."""
         return await (await self._queue_request(ws, "sum"))
 
     async def weight_max(self, ws: Any) -> Any:
-        """Return what `TokenCharacterTrie.weight_max` returns, computed in a shared batch."""
+        """Like `TokenCharacterTrie.weight_max`, computed in a batch with concurrent requests."""
         return await (await self._queue_request(ws, "max"))
 
     async def _queue_request(self, request: Any, op: str) -> asyncio.Future[Any]:
-        """Queue a request, and return the future of its result.
+        """Queue a request for the next batch, and return the future of its result.
 
         Args:
             request: weights of the entries, [V].
@@ -306,6 +312,7 @@ class AsyncTokenCharacterTrie:
         return future
 
     def _run_batch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Run the queued requests of an event loop: one batch of sums, one of maxima."""
         requests = [each for each in self._pending.pop(loop, []) if not each[2].done()]
         for kind in ("sum", "max"):
             chosen = [(ws, future) for name, ws, future in requests if name == kind]
@@ -313,6 +320,10 @@ class AsyncTokenCharacterTrie:
                 self._run_kind(kind, chosen)
 
     def _run_kind(self, kind: str, requests: list[tuple[Any, asyncio.Future[Any]]]) -> None:
+        """Run (weights, future) requests as one batch; if it fails, run them one by one.
+
+        kind: "sum" or "max".
+        """
         call = self.trie.batch_weight_sum if kind == "sum" else self.trie.batch_weight_max
         try:
             rows = call([ws for ws, _ in requests])
@@ -327,21 +338,22 @@ class AsyncTokenCharacterTrie:
             future.set_result(row)
 
     def start(self) -> None:
-        """Do nothing. The method exists because genlm's programs call it."""
+        """Do nothing; genlm's programs call this method."""
 
     async def cleanup(self) -> None:
-        """Do nothing. The method exists because genlm's programs call it."""
+        """Do nothing; genlm's programs call this method."""
 
     def shutdown(self) -> None:
-        """Do nothing. The method exists because genlm's programs call it."""
+        """Do nothing; genlm's programs call this method."""
 
 
 def to_host(row: Any) -> Any:
-    """Return a tensor as an array on the host; other values unchanged."""
+    """Return a tensor as a NumPy array on the host; other values unchanged."""
     return row.detach().cpu().numpy() if hasattr(row, "detach") else row
 
 
 def _get_or_add_child(nodes: list[dict[Hashable, int]], node: int, edge: Hashable) -> int:
+    """Return the child of a node for an edge label; add it if there is none."""
     child = nodes[node].get(edge)
     if child is None:
         child = nodes[node][edge] = len(nodes)
@@ -350,20 +362,19 @@ def _get_or_add_child(nodes: list[dict[Hashable, int]], node: int, edge: Hashabl
 
 
 def _key_and_edges(entry: Any) -> tuple[Hashable, Any]:
-    """Return a vocabulary entry's key in `word2leaf`, and the bytes or characters of its path.
-
-    These label the path to the entry's leaf in the trie.
-    """
+    """Return a vocabulary entry's key in `word2leaf`, and the labels of the path to its leaf."""
     if isinstance(entry, Token):
         return (entry.byte_string, entry.token_id), entry.byte_string
     return entry, entry
 
 
 def _is_leaf(edge: Hashable) -> bool:
+    """Return True if the label is that of an edge to a leaf: (None, position of the entry)."""
     return isinstance(edge, tuple) and len(edge) == 2 and edge[0] is None
 
 
 def _has_cuda() -> bool:
+    """Return True if torch is installed and has a CUDA device."""
     if not HAS_TORCH:
         return False
     import torch

@@ -1,4 +1,4 @@
-"""Byte vocabularies under genlm-backend's names."""
+"""genlm-backend's functions for the bytes of a tokenizer's tokens."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ByteDecoderError(ConfigError):
 def decode_vocab(
     tokenizer: Any, byte2str_fallback: str = "tokenizer"
 ) -> tuple[list[Token], list[str]]:
-    """Return the bytes and the text of every token, two lists indexed by token id.
+    """Return the bytes and the text of every token of a tokenizer: two lists indexed by token id.
 
     Tokens of equal bytes stay distinct.
 
@@ -106,6 +106,7 @@ def _decoder_kinds(tokenizer: Any) -> set[str]:
 
 
 def _texts(wrapped: Tokenizer, spelled: Sequence[bytes], fallback: str) -> list[str]:
+    """Return a text for each token's bytes; `fallback` is `byte2str_fallback` of `decode_vocab`."""
     if fallback == "tokenizer":
         return token_texts(spelled, wrapped.spelling)
     other = "latin-1" if fallback == "latin1" else "utf-8"
