@@ -93,7 +93,7 @@ class SamplingControls(State):
         Replaces earlier steering. Forks do not inherit it.
         """
         self.check_open()
-        self.steering, self.drawn = self.biases(biases), None
+        self.steering, self.drawn = self.validate_biases(biases), None
 
     def clear_steer(self) -> None:
         """Remove the steering."""
@@ -102,7 +102,7 @@ class SamplingControls(State):
     def set_logit_bias(self, biases: Mapping[int, float] | Iterable[tuple[int, float]]) -> None:
         """Add biases to the logits of these tokens, replacing earlier ones. Forks inherit them."""
         self.check_open()
-        self.set_params(replace_params(self.params, logit_bias=self.biases(biases)))
+        self.set_params(replace_params(self.params, logit_bias=self.validate_biases(biases)))
 
     def clear_logit_bias(self) -> None:
         """Remove the logit bias."""
@@ -125,8 +125,8 @@ class SamplingControls(State):
             use = {"constraint": "set_grammar", "seed": "reseed_sampler"}.get(name, "nothing")
             raise ConfigError(f"{name} is not set here; use {UNSUPPORTED_PARAMS.get(name, use)}")
         resolved = SamplingParams.resolve(sampling, defaults)
-        own = {"constraint": self.params.constraint, "seed": self.params.seed}
-        resolved = replace_params(resolved, **own)
+        kept = {"constraint": self.params.constraint, "seed": self.params.seed}
+        resolved = replace_params(resolved, **kept)
         if resolved != self.params:
             self.set_params(resolved)
 
@@ -139,7 +139,7 @@ class SamplingControls(State):
         Raises: GrammarError, ConfigError.
         """
         self.check_open()
-        constraint = None if grammar in (None, "") else constraint_of(grammar)
+        constraint = None if grammar in (None, "") else grammar_to_constraint(grammar)
         self.set_params(replace_params(self.params, constraint=constraint), new_grammar=True)
 
     def set_grammar_lazy(self, grammar: Any, triggers: Sequence[Any]) -> None:
@@ -150,18 +150,18 @@ class SamplingControls(State):
         """
         from ..constraints import Lazy
 
-        self.set_grammar(Lazy(constraint_of(grammar), tuple(triggers)))
+        self.set_grammar(Lazy(grammar_to_constraint(grammar), tuple(triggers)))
 
     def reseed_sampler(self, seed: int) -> None:
         """Draw from the random stream of this seed."""
         self.check_open()
-        self.reseed(checked_seed(seed), (0,))
+        self.reseed(validate_seed(seed), (0,))
 
     def is_legal(self, token: int) -> bool:
         """Return True if the grammar allows a token next, or if there is no grammar."""
         self.check_open()
         matcher = self.sampler.matcher
-        return matcher is None or matcher.is_allowed(self.checked_token(token))
+        return matcher is None or matcher.is_allowed(self.validate_token(token))
 
     def legal(self) -> NDArray[np.bool_]:
         """Return which tokens the grammar allows next: bool [V]; all True without a grammar.
@@ -187,7 +187,7 @@ class SamplingControls(State):
     def model_surprisal(self, token: int, base: Base = "nats") -> float:
         """Return -log p of a token at the tip by the model's raw distribution, in `base`."""
         self.lm.see_weights()
-        return convert_nats(surprisal(self.model_logits(), self.checked_token(token)), base)
+        return convert_nats(surprisal(self.model_logits(), self.validate_token(token)), base)
 
     @property
     def perplexity(self) -> float:
@@ -217,16 +217,18 @@ class SamplingControls(State):
 
 
 def merge_params(
-    params: SamplingParams | Mapping[str, Any] | None, sampling: dict[str, Any], own: SamplingParams
+    params: SamplingParams | Mapping[str, Any] | None,
+    sampling: dict[str, Any],
+    defaults: SamplingParams,
 ) -> tuple[SamplingParams, dict[str, Any]]:
     """Return the defaults and the explicit parameters of a call; `params` may be either."""
     if params is None or isinstance(params, SamplingParams):
-        return params or own, sampling
+        return params or defaults, sampling
     if not isinstance(params, Mapping):
         raise ConfigError(
             f"params is {params!r}; allowed are SamplingParams, or a mapping of their keywords"
         )
-    return own, {**params, **sampling}
+    return defaults, {**params, **sampling}
 
 
 def replace_params(params: SamplingParams, **changed: Any) -> SamplingParams:
@@ -234,7 +236,7 @@ def replace_params(params: SamplingParams, **changed: Any) -> SamplingParams:
     return SamplingParams.resolve(changed, params)
 
 
-def checked_seed(seed: int) -> int:
+def validate_seed(seed: int) -> int:
     """Return the seed. Raises: ConfigError if it is None or not a valid seed."""
     checked = SamplingParams(seed=seed).seed
     if checked is None:
@@ -242,7 +244,7 @@ def checked_seed(seed: int) -> int:
     return checked
 
 
-def constraint_of(grammar: Any) -> Any:
+def grammar_to_constraint(grammar: Any) -> Any:
     """Return the constraint of a grammar; a str is GBNF."""
     if not isinstance(grammar, str):
         return grammar
@@ -328,7 +330,7 @@ class Branch(
         for name in set(sampling) & set(UNSUPPORTED_PARAMS):
             raise ConfigError(f"{name} has no meaning for a branch: {UNSUPPORTED_PARAMS[name]}")
         if grammar is not None:
-            sampling["constraint"] = constraint_of(grammar)
+            sampling["constraint"] = grammar_to_constraint(grammar)
         resolved = SamplingParams.resolve(sampling, defaults)
         if resolved.seed is None:
             resolved = replace_params(resolved, seed=fresh_seed())
@@ -403,7 +405,7 @@ class Branch(
         """
         self.check_open()
         self.lm.see_weights()
-        self.accept_without_run(self.checked_token(token))
+        self.accept_without_run(self.validate_token(token))
 
     def __iter__(self) -> Iterator[Produced]:
         """Draw and commit until an end token, which is neither committed nor yielded."""
@@ -436,8 +438,8 @@ class Branch(
         Cost: O(1); with `at`, O(accepted tokens).
         """
         self.check_open()
-        self._check_none_ahead("fork")
-        position = self.position if at is None else self._on_path("at", at)
+        self._check_nothing_accepted_ahead("fork")
+        position = self.position if at is None else self._validate_position("at", at)
         is_tip = position == self.position
         last = self.last if is_tip else self.accepted_by(position)
         sampler = self.sampler.clone() if is_tip else self.sampler_at(last, self.sampler.stream)
@@ -453,7 +455,7 @@ class Branch(
         if seed is None:
             child.reseed(self.seed, (*self.lineage, position, ordinal))
         else:
-            child.reseed(checked_seed(seed), (0,))
+            child.reseed(validate_seed(seed), (0,))
         child._parent, child._fork_head = self, position
         if self._forks is None:
             self._forks = Forks()
@@ -468,8 +470,8 @@ class Branch(
 
         Cost: O(accepted tokens).
         """
-        self._check_none_ahead("rewind")
-        stream_seed = None if seed is None else checked_seed(seed)
+        self._check_nothing_accepted_ahead("rewind")
+        stream_seed = None if seed is None else validate_seed(seed)
         if check_int("n", n, 0, self.position):
             self._rewind_to(self.position - n)
         if stream_seed is not None:
@@ -620,10 +622,10 @@ class Branch(
         state = "ended" if self.ended_by is not None else f"at {self._depth} tokens"
         return f"<Branch {self.number} {state}>"
 
-    def _on_path(self, name: str, position: int) -> int:
+    def _validate_position(self, name: str, position: int) -> int:
         return check_int(name, position, 0, self.position)
 
-    def _check_none_ahead(self, call: str) -> None:
+    def _check_nothing_accepted_ahead(self, call: str) -> None:
         self.check_open()
         if self.ahead:
             raise ConfigError(f"{self!r} has accepted tokens to commit; do that before {call}")

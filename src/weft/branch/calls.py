@@ -70,38 +70,38 @@ class CommitCall:
 
     def stages(self) -> Iterator[Stage]:
         """Read the logits that surprisals need and the cache lost; then run the tokens."""
-        parts = [_CommitPart(branch, token) for branch, token in self._pairs]
+        entries = [_BranchCommit(branch, token) for branch, token in self._pairs]
         # A step runs sequences of one adapter, so those of each adapter are adjacent.
-        if len({part.branch.base.namespace for part in parts}) > 1:
-            parts.sort(key=lambda part: part.branch.adapter or "")
-        unscored = [part.branch for part in parts if part.needs_logits()]
+        if len({entry.branch.base.namespace for entry in entries}) > 1:
+            entries.sort(key=lambda entry: entry.branch.adapter or "")
+        unscored = [entry.branch for entry in entries if entry.needs_logits()]
         if unscored:
             yield from ReadCall(self.lm, unscored).stages()
-        if not parts:
+        if not entries:
             return
-        lines = [part.branch.open_sequence() for part in parts]
-        tokens = [part.token for part in parts]
-        item = work.Commit(lines, tokens, [part.next_sampler() for part in parts])
+        sequences = [entry.branch.open_sequence() for entry in entries]
+        tokens = [entry.token for entry in entries]
+        item = work.Commit(sequences, tokens, [entry.next_sampler() for entry in entries])
 
         def apply(answers: list[Any]) -> None:
-            for part, sequence, answer in zip(parts, lines, answers[0], strict=True):
-                part.finish(sequence, answer)
+            for entry, sequence, answer in zip(entries, sequences, answers[0], strict=True):
+                entry.finish(sequence, answer)
 
         yield Stage([item], apply)
 
 
-class _CommitPart:
+class _BranchCommit:
     """One branch's share of a commit."""
 
     __slots__ = ("branch", "is_accepted", "is_unscored", "sampler", "steering", "token", "used")
 
     def __init__(self, branch: Branch, token: int) -> None:
         self.branch = branch
-        self.token = branch.checked_token(token)
+        self.token = branch.validate_token(token)
         if branch.position >= branch.lm.n_ctx:
             branch.lm.place((self.token,), after=branch.place)  # raises ContextOverflow
         self.is_accepted = branch.is_accepted_ahead(self.token)
-        self.is_unscored = not self.is_accepted or branch.lacks_surprisal()
+        self.is_unscored = not self.is_accepted or branch.is_surprisal_unknown()
         self.used = self.sampler = branch.sampler
         self.steering = branch.steering
         if not self.is_accepted and self.used.needs_host:
@@ -150,24 +150,24 @@ class PrefillCall:
 
     def stages(self) -> Iterator[Stage]:
         """Yield one stage: the tokens of each branch are one item."""
-        parts: list[_PrefillPart] = []
+        entries: list[_BranchPrefill] = []
         for branch, tokens in self._pairs:
             if isinstance(tokens, str) or not _is_iterable(tokens):
                 raise ConfigError(
                     f"tokens are {tokens!r:.80}; allowed is a sequence of token ids. Of a text they"
                     " are lm.tokenize(text), of chat messages lm.format_chat(messages).ids"
                 )
-            ids = [branch.checked_token(token) for token in tokens]
+            ids = [branch.validate_token(token) for token in tokens]
             if ids:
                 _warn_of_prompt(branch, ids)
-                parts.append(_PrefillPart(branch, ids))
+                entries.append(_BranchPrefill(branch, ids))
 
         def apply(answers: list[Any]) -> None:
-            for part, answer in zip(parts, answers, strict=True):
-                part.finish(*answer)
+            for entry, answer in zip(entries, answers, strict=True):
+                entry.finish(*answer)
 
-        if parts:
-            yield Stage([Extend(part.place, (), part.outputs()) for part in parts], apply)
+        if entries:
+            yield Stage([Extend(entry.place, (), entry.outputs()) for entry in entries], apply)
 
 
 def _warn_of_prompt(branch: Branch, ids: Sequence[int]) -> None:
@@ -181,7 +181,7 @@ def _warn_of_prompt(branch: Branch, ids: Sequence[int]) -> None:
         text.warn_of_end_space(ids)
 
 
-class _PrefillPart:
+class _BranchPrefill:
     """One branch's share of a prefill.
 
     n_ahead: how many of its first tokens `accept` has accepted already.
@@ -195,7 +195,7 @@ class _PrefillPart:
         self.place = branch.lm.place(ids, after=branch.place)
         self.n_ahead = branch.check_ahead(ids)
         unscored = (
-            n for n in range(self.n_ahead) if branch.position + n and branch.lacks_surprisal(n)
+            n for n in range(self.n_ahead) if branch.position + n and branch.is_surprisal_unknown(n)
         )
         self.first = next(unscored, self.n_ahead)
 

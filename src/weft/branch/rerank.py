@@ -81,32 +81,32 @@ class Rerank:
         Raises: ContextOverflow for a document that is too long.
         """
         scores: list[float] = []
-        for items in self._groups(query, documents):
+        for items in self._batches(query, documents):
             tickets = self.lm.submit(items)
             self.lm.drive(tickets)
-            scores += map(self._odds, tickets)
+            scores += map(self._log_odds, tickets)
         return scores
 
     async def ascore(self, query: str, documents: Sequence[str]) -> list[float]:
         """Await `score`."""
         scores: list[float] = []
-        for items in self._groups(query, documents):
+        for items in self._batches(query, documents):
             tickets = await self.lm.asubmit(items)
             await self.lm.adrive(tickets)
-            scores += map(self._odds, tickets)
+            scores += map(self._log_odds, tickets)
         return scores
 
     def rank(self, query: str, documents: Sequence[str], top: int | None = None) -> list[Ranked]:
         """Return the `top` best documents (None: all), best first; equal ones in input order."""
-        return _ranked(documents, self.score(query, documents), top)
+        return _sort_by_score(documents, self.score(query, documents), top)
 
     async def arank(
         self, query: str, documents: Sequence[str], top: int | None = None
     ) -> list[Ranked]:
         """Await `rank`."""
-        return _ranked(documents, await self.ascore(query, documents), top)
+        return _sort_by_score(documents, await self.ascore(query, documents), top)
 
-    def _groups(self, query: str, documents: Sequence[str]) -> Iterator[list[Extend]]:
+    def _batches(self, query: str, documents: Sequence[str]) -> Iterator[list[Extend]]:
         if isinstance(documents, str):
             raise ConfigError("documents is one text; give a list of texts")
         for first in range(0, len(documents), self.n_at_once):
@@ -123,11 +123,11 @@ class Rerank:
         messages = [*self._first, {"role": "user", "content": question}]
         return [*text.encode_chat(messages), *self._shared]
 
-    def _odds(self, ticket: Ticket) -> float:
+    def _log_odds(self, ticket: Ticket) -> float:
         logits = ticket.result()[0]
         return float(logits[self._good]) - float(logits[self._bad])
 
 
-def _ranked(documents: Sequence[str], scores: list[float], top: int | None) -> list[Ranked]:
+def _sort_by_score(documents: Sequence[str], scores: list[float], top: int | None) -> list[Ranked]:
     ranked = [Ranked(i, score, documents[i]) for i, score in enumerate(scores)]
     return sorted(ranked, key=lambda document: -document.score)[:top]

@@ -56,18 +56,18 @@ def save(branch: Branch, path: str | Path | None) -> dict[str, Any]:
     return data
 
 
-def load(kind: type[Branch], lm: LM, source: Mapping[str, Any] | str | Path) -> Branch:
+def load(branch_class: type[Branch], lm: LM, source: Mapping[str, Any] | str | Path) -> Branch:
     """Return a branch from data or a file; see `Branch.load`."""
     if isinstance(source, Mapping):
-        return _loaded(kind, lm, source)
+        return _validate_and_restore(branch_class, lm, source)
     data = atomic_files.read_json(
         source, FormatError, "no saved branch, or is broken", unread=StoreError
     )
     with atomic_files.with_filename(source):
-        return _loaded(kind, lm, data)
+        return _validate_and_restore(branch_class, lm, data)
 
 
-def _loaded(kind: type[Branch], lm: LM, data: object) -> Branch:
+def _validate_and_restore(branch_class: type[Branch], lm: LM, data: object) -> Branch:
     if not isinstance(data, Mapping) or data.get("format") != FORMAT:
         raise FormatError(f'this file is no saved branch: "format" is not "{FORMAT}"')
     version = data.get("version")
@@ -82,26 +82,26 @@ def _loaded(kind: type[Branch], lm: LM, data: object) -> Branch:
         which = "model" if adapter is None else f"model, or another LoRA adapter named {adapter!r}"
         raise ModelMismatch(f"the branch was saved with another {which}; load it with that one")
     try:
-        return _restored(kind, lm, data)
+        return _restore(branch_class, lm, data)
     except ContextOverflow:  # the file is valid
         raise
     except (ConfigError, ConstraintError, *atomic_files.PARSE_ERRORS) as error:
         raise FormatError(f"{SUBJECT} is broken: {error}") from error
 
 
-def _restored(kind: type[Branch], lm: LM, data: Mapping[str, Any]) -> Branch:
+def _restore(branch_class: type[Branch], lm: LM, data: Mapping[str, Any]) -> Branch:
     saved = SamplingParams.from_dict(require_field(data, "params", dict, SUBJECT))
     params = SamplingParams.resolve({}, saved)  # with the current draw rule
     if saved.draw_rule != params.draw_rule:
         _log.warning("an earlier version saved the branch: its seed now draws other tokens")
     seed = parse_int(data.get("seed"), f"seed of {SUBJECT}", 0, 2**64)
-    lineage = tuple(_int_list(data, "lineage", 2**63))
-    tokens = _int_list(data, "tokens", lm.info.n_vocab or lm.text.n_vocab)
-    ahead = _int_list(data, "ahead", lm.info.n_vocab or lm.text.n_vocab)
+    lineage = tuple(_parse_int_list(data, "lineage", 2**63))
+    tokens = _parse_int_list(data, "tokens", lm.info.n_vocab or lm.text.n_vocab)
+    ahead = _parse_int_list(data, "ahead", lm.info.n_vocab or lm.text.n_vocab)
     stream = stream_of(seed, lineage)
     place = lm.place(tokens, namespace=data.get("adapter"))
     lm.check_path(ahead, len(tokens))
-    branch = kind(lm, place, params, lm.sampler(params, stream, in_steps=True))
+    branch = branch_class(lm, place, params, lm.sampler(params, stream, in_steps=True))
     branch.seed, branch.lineage = seed, lineage
     for index, entry in enumerate(require_field(data, "accepted", list, SUBJECT)):
         where = f"accepted token {index} of {SUBJECT}"
@@ -119,12 +119,12 @@ def _restored(kind: type[Branch], lm: LM, data: Mapping[str, Any]) -> Branch:
         raise FormatError(f"{SUBJECT} has more tokens ahead than accepted ones")
     branch.ahead = ahead
     steering = {"logit_bias": data.get("steering") or {}}
-    branch.steering = branch.biases(SamplingParams.from_dict(steering).logit_bias)
+    branch.steering = branch.validate_biases(SamplingParams.from_dict(steering).logit_bias)
     branch.sampler = branch.sampler_at(branch.last, stream)
     branch.row = LogitsRow() if tokens else None
     return branch
 
 
-def _int_list(data: Mapping[str, Any], name: str, high: int) -> list[int]:
+def _parse_int_list(data: Mapping[str, Any], name: str, high: int) -> list[int]:
     given = require_field(data, name, list, SUBJECT)
     return [parse_int(each, f"{name} of {SUBJECT}", 0, high) for each in given]

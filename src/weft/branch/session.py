@@ -73,7 +73,7 @@ class Session:
     def messages(self) -> list[Message]:
         """The chat so far, with the trunk's unfinished answer."""
         turn = self._turn_of(self._trunk)
-        return list(self._first) if turn is None else self._with_answer(turn)
+        return list(self._first) if turn is None else self._messages_with_answer(turn)
 
     # Turns ------------------------------------------------------------------------------------
 
@@ -151,16 +151,16 @@ class Session:
         return f"<Session of {len(self.messages)} messages, {self._trunk!r}>"
 
     def _run(self, message: Message, answer: str = "") -> None:
-        trunk, (ids, turn) = self._trunk, self._next(message)
+        trunk, (ids, turn) = self._trunk, self._prepare(message)
         trunk.prefill([*ids, *self._encode_text(answer)])
         self._turns[trunk] = turn
 
     async def _arun(self, message: Message, answer: str = "") -> None:
-        trunk, (ids, turn) = self._trunk, self._next(message)
+        trunk, (ids, turn) = self._trunk, self._prepare(message)
         await trunk.aprefill([*ids, *self._encode_text(answer)])
         self._turns[trunk] = turn
 
-    def _next(self, message: Message) -> tuple[list[int], _SessionTurn]:
+    def _prepare(self, message: Message) -> tuple[list[int], _SessionTurn]:
         """Return the tokens that a message adds to the trunk, and the turn that it starts."""
         trunk = self._trunk
         turn = self._turn_of(trunk)
@@ -168,7 +168,7 @@ class Session:
             messages: list[Message] = [*self._first, message]
             ids = self.lm.text.encode_chat(messages, **self._template_variables())
         else:
-            history = None if turn is None else self._with_answer(turn)
+            history = None if turn is None else self._messages_with_answer(turn)
             messages = [*(self._first if history is None else history), message]
             ids = self.lm.turn_delta(
                 [message], history=history, tools=self.tools, template_kwargs=self.template_kwargs
@@ -185,7 +185,7 @@ class Session:
             turn = turn.previous
         return turn
 
-    def _with_answer(self, turn: _SessionTurn) -> list[Message]:
+    def _messages_with_answer(self, turn: _SessionTurn) -> list[Message]:
         answer = self.lm.text.decode(self._trunk.tokens[turn.start :])
         return [*turn.messages, {"role": "assistant", "content": answer}]
 

@@ -143,7 +143,7 @@ class State:
         if self.ended_by is not None:
             raise StaleHandle(f"{self!r} was ended by {self.ended_by}; fork or create another")
 
-    def checked_token(self, token: int) -> int:
+    def validate_token(self, token: int) -> int:
         """Return a token id as int. Raises: ConfigError for an id outside the vocabulary."""
         n_vocab = self.lm.info.n_vocab or self.lm.text.n_vocab
         if type(token) is int and 0 <= token < n_vocab:
@@ -200,7 +200,7 @@ class State:
             )
         return n
 
-    def lacks_surprisal(self, number: int = 0) -> bool:
+    def is_surprisal_unknown(self, number: int = 0) -> bool:
         """Return True if a token accepted ahead has no surprisal yet.
 
         number: its index among the tokens accepted ahead. Its logits exist after the tokens before
@@ -287,10 +287,12 @@ class State:
         """Return the sampler with the steering applied."""
         return self.sampler.with_biases(self.steering) if self.steering else self.sampler
 
-    def biases(self, given: Mapping[int, float] | Iterable[tuple[int, float]]) -> dict[int, float]:
+    def validate_biases(
+        self, given: Mapping[int, float] | Iterable[tuple[int, float]]
+    ) -> dict[int, float]:
         """Return validated token biases."""
         biases = SamplingParams(logit_bias=given).logit_bias
-        return {self.checked_token(token): bias for token, bias in biases}
+        return {self.validate_token(token): bias for token, bias in biases}
 
     # Sampler ----------------------------------------------------------------------------------
 
@@ -451,11 +453,11 @@ def draw(branches: Sequence[State]) -> list[Produced]:
     # Read once: another thread may clear the cached tokens at any time.
     cached = [branch.drawn for branch in branches]
     missing = [branch for branch, drawn in zip(branches, cached, strict=True) if drawn is None]
-    fresh = iter(_draw(missing) if missing else ())
+    fresh = iter(_draw_uncached(missing) if missing else ())
     return [next(fresh) if drawn is None else drawn for drawn in cached]
 
 
-def _draw(branches: Sequence[State]) -> list[Produced]:
+def _draw_uncached(branches: Sequence[State]) -> list[Produced]:
     rows = [branch.effective_logits() for branch in branches]
     samplers = [branch.steered_sampler() for branch in branches]
     positions = [branch.position for branch in branches]
