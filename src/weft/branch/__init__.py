@@ -1,4 +1,4 @@
-"""Branches: decoding state that can be forked, one token at a time."""
+"""Branches: decoding state that can be forked and advanced one token at a time."""
 
 from __future__ import annotations
 

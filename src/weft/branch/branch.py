@@ -45,13 +45,13 @@ UNSUPPORTED_PARAMS = {
 
 
 class SamplingControls(State):
-    """Methods that change how a branch draws its next token, and that inspect its distribution."""
+    """The part of `Branch` that controls how it draws, and inspects its next-token distribution."""
 
     # Settings ----------------------------------------------------------------------------------
 
     @property
     def logits(self) -> Floats:
-        """A copy of the raw logits at the tip, or of those set by `set_logits`: float32 [V].
+        """A copy of the raw logits after the last token, or of those of `set_logits`: float32 [V].
 
         Runs the model if the logits were evicted.
         """
@@ -59,7 +59,7 @@ class SamplingControls(State):
         return self.effective_logits().copy()
 
     def set_logits(self, logits: Any) -> None:
-        """Draw from these logits instead, until the next commit or prefill.
+        """Replace the logits that the next token is drawn from, until the next commit or prefill.
 
         `logprob`, entropy, surprisal and perplexity remain those of the model.
 
@@ -88,15 +88,15 @@ class SamplingControls(State):
         self.custom_logits, self.drawn = array, None
 
     def steer(self, biases: Mapping[int, float] | Iterable[tuple[int, float]]) -> None:
-        """Add biases to the logits of these tokens: -inf bans a token, inf leaves only it.
+        """Add biases to the logits of these tokens: -inf bans a token, inf bans all others.
 
-        Replaces earlier steering. Forks do not inherit it.
+        Replaces earlier steering. Unlike `set_logit_bias`, forks do not inherit it.
         """
         self.check_open()
         self.steering, self.drawn = self.validate_biases(biases), None
 
     def clear_steer(self) -> None:
-        """Remove the steering."""
+        """Remove the biases of `steer`."""
         self.steer({})
 
     def set_logit_bias(self, biases: Mapping[int, float] | Iterable[tuple[int, float]]) -> None:
@@ -111,7 +111,7 @@ class SamplingControls(State):
     def set_sampler_params(
         self, params: SamplingParams | Mapping[str, Any] | None = None, **sampling: Any
     ) -> None:
-        """Draw with other parameters from now on; the random stream and penalty counts continue.
+        """Change the sampling parameters of later draws; random stream and penalty counts continue.
 
         Args:
             params: SamplingParams that replace all, or a mapping of keywords.
@@ -131,7 +131,7 @@ class SamplingControls(State):
             self.set_params(resolved)
 
     def set_grammar(self, grammar: Any = None) -> None:
-        """Allow only what a grammar allows, from its beginning; None or "" removes the grammar.
+        """Constrain later tokens to a grammar, from its start; None or "" removes the grammar.
 
         Args:
             grammar: GBNF text, or anything that `constraint=` accepts.
@@ -143,7 +143,7 @@ class SamplingControls(State):
         self.set_params(replace_params(self.params, constraint=constraint), new_grammar=True)
 
     def set_grammar_lazy(self, grammar: Any, triggers: Sequence[Any]) -> None:
-        """Apply a grammar once one of `triggers` occurs; before it, anything is allowed.
+        """Constrain tokens to a grammar only after one of `triggers` occurs in the text.
 
         Args:
             triggers: words (str), or patterns and tokens as in `weft.constraints.Lazy`.
@@ -153,7 +153,7 @@ class SamplingControls(State):
         self.set_grammar(Lazy(grammar_to_constraint(grammar), tuple(triggers)))
 
     def reseed_sampler(self, seed: int) -> None:
-        """Draw from the random stream of this seed."""
+        """Restart the branch's random numbers from this seed."""
         self.check_open()
         self.reseed(validate_seed(seed), (0,))
 
@@ -164,7 +164,7 @@ class SamplingControls(State):
         return matcher is None or matcher.is_allowed(self.validate_token(token))
 
     def legal(self) -> NDArray[np.bool_]:
-        """Return which tokens the grammar allows next: bool [V]; all True without a grammar.
+        """Return a mask of the tokens that the grammar allows next: bool [V]; all True without one.
 
         If the grammar forces a text, only the next token of one tokenization is allowed; it
         contains no banned token.
@@ -180,12 +180,12 @@ class SamplingControls(State):
     # Statistics -------------------------------------------------------------------------------
 
     def model_entropy(self, base: Base = "nats") -> float:
-        """Return the entropy of the model's raw distribution at the tip, in `base`."""
+        """Return the entropy of the model's raw next-token distribution, in `base`."""
         self.lm.see_weights()
         return convert_nats(entropy(self.model_logits()), base)
 
     def model_surprisal(self, token: int, base: Base = "nats") -> float:
-        """Return -log p of a token at the tip by the model's raw distribution, in `base`."""
+        """Return -log p of a token as the next one, by the model's raw distribution, in `base`."""
         self.lm.see_weights()
         return convert_nats(surprisal(self.model_logits(), self.validate_token(token)), base)
 
@@ -197,7 +197,7 @@ class SamplingControls(State):
 
     @property
     def sampling_perplexity(self) -> float:
-        """The perplexity under the filtered distributions, over the tokens that `produce` drew."""
+        """exp of the mean surprisal of drawn tokens under the filtered distributions."""
         self.check_open()
         return perplexity(self.last.kept, self.last.n_kept) if self.last else math.inf
 
@@ -221,7 +221,13 @@ def merge_params(
     sampling: dict[str, Any],
     defaults: SamplingParams,
 ) -> tuple[SamplingParams, dict[str, Any]]:
-    """Return the defaults and the explicit parameters of a call; `params` may be either."""
+    """Split a call's sampling arguments into (default parameters, explicit keywords).
+
+    Args:
+        params: SamplingParams replace the defaults; a mapping adds to the keywords.
+        sampling: the keywords.
+        defaults: the parameters to use without `params`.
+    """
     if params is None or isinstance(params, SamplingParams):
         return params or defaults, sampling
     if not isinstance(params, Mapping):
@@ -232,7 +238,7 @@ def merge_params(
 
 
 def replace_params(params: SamplingParams, **changed: Any) -> SamplingParams:
-    """Return validated parameters with some values changed."""
+    """Return a validated copy of the parameters with some values changed."""
     return SamplingParams.resolve(changed, params)
 
 
@@ -245,7 +251,7 @@ def validate_seed(seed: int) -> int:
 
 
 def grammar_to_constraint(grammar: Any) -> Any:
-    """Return the constraint of a grammar; a str is GBNF."""
+    """Return the constraint that a grammar stands for; a str is parsed as GBNF."""
     if not isinstance(grammar, str):
         return grammar
     from ..constraints import GBNF
@@ -267,7 +273,7 @@ class Branch(
     Listed,
     instead="fork() it, or save it and open it elsewhere: branch.save(path), Branch.load(lm, path)",
 ):
-    """A sequence being decoded: tokens, logits at the tip, and a sampler with all its state.
+    """A sequence being decoded: tokens, logits after the last one, and a sampler with its state.
 
     A branch is cheap: its tokens are a place in the LM's tree. Branches with the same prefix share
     its KV. Any number of branches may be live. If the KV budget is full, the KV of idle branches is
@@ -287,7 +293,7 @@ class Branch(
     """
 
     def __init__(self, lm: LM, place: Any = None, params: Any = None, sampler: Any = None) -> None:
-        """Not for users: call `Branch.create` or `fork`, which validate their arguments."""
+        """Internal: users call `Branch.create` or `fork`, which validate their arguments."""
         if sampler is None:
             raise ConfigError("make a branch with Branch.create(lm), or with fork()")
         super().__init__(lm, place, params, sampler)
@@ -308,7 +314,7 @@ class Branch(
         adapter: str | None = None,
         **sampling: Any,
     ) -> Branch:
-        """Return an empty branch.
+        """Create an empty branch.
 
         Args:
             position: must be 0.
@@ -341,9 +347,9 @@ class Branch(
     # Running ----------------------------------------------------------------------------------
 
     def prefill(self, tokens: Sequence[int]) -> None:
-        """Run tokens without accepting them: grammar, penalties and metrics are unchanged.
+        """Append prompt tokens and run them; grammar, penalties and metrics ignore them.
 
-        The logits after the last token become those of the tip.
+        Afterwards the branch has the logits after the last token.
 
         Args:
             tokens: token ids; none does nothing.
@@ -357,7 +363,9 @@ class Branch(
         await arun(PrefillCall(self.lm, [(self, tokens)]))
 
     def commit(self, token: int) -> None:
-        """Accept a token and run it. Atomic: on any failure nothing has changed.
+        """Append a generated token, run the model on it, and update grammar, penalties and metrics.
+
+        Atomic: on any failure nothing has changed.
 
         Raises: ConstraintError if the grammar forbids the token; ContextOverflow; KVFull;
         ForwardError.
@@ -369,10 +377,10 @@ class Branch(
         await arun(CommitCall(self.lm, [(self, token)]))
 
     def produce(self) -> Produced:
-        """Draw the next token. Changes nothing; runs the model only if the logits were evicted.
+        """Draw the next token without appending it. Runs the model only if the logits were evicted.
 
-        The token is drawn from the logits after the last token that ran. Tokens passed to `accept`
-        affect grammar and penalties, but not the logits.
+        Changes nothing. The token is drawn from the logits after the last token that ran. Tokens
+        passed to `accept` affect grammar and penalties, but not the logits.
 
         Raises: DeadEnd if no token is allowed; ConfigError without logits.
         """
@@ -394,9 +402,7 @@ class Branch(
         return draw([self])[0]
 
     def accept(self, token: int) -> None:
-        """Accept a token that is decoded elsewhere: update grammar, penalties and metrics.
-
-        Runs nothing.
+        """Count a token that the caller will run later: update grammar, penalties and metrics only.
 
         A later commit or prefill of the same token does not count it again. Atomic: on a failure
         nothing has changed.
@@ -408,7 +414,10 @@ class Branch(
         self.accept_without_run(self.validate_token(token))
 
     def __iter__(self) -> Iterator[Produced]:
-        """Draw and commit until an end token, which is neither committed nor yielded."""
+        """Draw and commit tokens, and yield each, until an end token.
+
+        The end token is neither committed nor yielded.
+        """
         while not (piece := self.produce()).is_stop:
             self.commit(piece.token)
             yield piece
@@ -424,7 +433,7 @@ class Branch(
     def fork(
         self, at: int | None = None, *, seed: int | None = None, clone_logits: bool = True
     ) -> Branch:
-        """Return another branch that continues from here, or from position `at` of this path.
+        """Create a branch that continues from here, or from position `at` of this path.
 
         Runs nothing.
 
@@ -478,6 +487,7 @@ class Branch(
             self.reseed(stream_seed, (0,))
 
     def _rewind_to(self, position: int) -> None:
+        """Remove the tokens from `position` on, with their penalties, grammar state and metrics."""
         last = self.accepted_by(position)
         sampler = self.sampler_at(last, self.sampler.stream)
         with deferred_interrupt():
@@ -586,7 +596,7 @@ class Branch(
         return self.ended_by is not None
 
     def save(self, path: str | Path | None = None) -> dict[str, Any]:
-        """Return tokens, sampler state, grammar state and metrics as JSON data.
+        """Serialize tokens, sampler state, grammar state and metrics as JSON data.
 
         Args:
             path: also write the data to this file, atomically.
@@ -600,7 +610,7 @@ class Branch(
 
     @classmethod
     def load(cls, lm: LM, source: Mapping[str, Any] | str | Path) -> Branch:
-        """Return a branch from the data or file of `save`. KV and logits are computed when used.
+        """Restore a branch from the data or file of `save`. KV and logits are computed when used.
 
         Raises:
             FormatError: the file is no saved branch, or is broken.
@@ -623,9 +633,11 @@ class Branch(
         return f"<Branch {self.number} {state}>"
 
     def _validate_position(self, name: str, position: int) -> int:
+        """Return `position`; raise ConfigError unless it is from 0 to the branch's position."""
         return check_int(name, position, 0, self.position)
 
     def _check_nothing_accepted_ahead(self, call: str) -> None:
+        """Raise ConfigError if `accept` counted tokens that have not run yet."""
         self.check_open()
         if self.ahead:
             raise ConfigError(f"{self!r} has accepted tokens to commit; do that before {call}")

@@ -1,7 +1,7 @@
-"""Calls that run the model for branches: one atomic unit of work, on the thread or awaited.
+"""The model calls behind `Branch` and `BranchStore`: commit, prefill and reading logits.
 
 `run(call)` takes the branches exclusively, submits each stage of the call to the scheduler, waits,
-and applies the answers. `BranchStore.commit` is `run(CommitCall(lm, pairs))`.
+and applies the results. `BranchStore.commit` is `run(CommitCall(lm, pairs))`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Pairs = Sequence[tuple["Branch", Any]]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Items that the scheduler runs together, and the function that applies their answers."""
+    """Work items that the scheduler runs together, and a function that applies their results."""
 
     items: Sequence[Item]
     apply: Callable[[list[Any]], None]
@@ -47,7 +47,10 @@ class Stage:
 
 
 class BranchCall(Protocol):
-    """A call on branches of one LM. Its constructor validates the branches; it changes nothing."""
+    """A call on branches of one LM, such as a commit.
+
+    The constructor validates its arguments and changes nothing; `run` executes the call.
+    """
 
     lm: LM
     branches: Sequence[Branch]
@@ -61,7 +64,12 @@ class BranchCall(Protocol):
 
 
 class CommitCall:
-    """Accept a token and run it, on each branch. All state advances on copies."""
+    """The call behind `commit`: append a token to each branch and run it.
+
+    State advances on copies until the run has succeeded.
+
+    pairs: (branch, token id).
+    """
 
     def __init__(self, lm: LM, pairs: Pairs) -> None:
         self.lm = lm
@@ -69,7 +77,7 @@ class CommitCall:
         self._pairs = pairs
 
     def stages(self) -> Iterator[Stage]:
-        """Read the logits that surprisals need and the cache lost; then run the tokens."""
+        """First read evicted logits that surprisals need; then run the tokens."""
         entries = [_BranchCommit(branch, token) for branch, token in self._pairs]
         # A step runs sequences of one adapter, so those of each adapter are adjacent.
         if len({entry.branch.base.namespace for entry in entries}) > 1:
@@ -84,6 +92,7 @@ class CommitCall:
         item = work.Commit(sequences, tokens, [entry.next_sampler() for entry in entries])
 
         def apply(answers: list[Any]) -> None:
+            """Store the new state of all branches."""
             for entry, sequence, answer in zip(entries, sequences, answers[0], strict=True):
                 entry.finish(sequence, answer)
 
@@ -91,7 +100,7 @@ class CommitCall:
 
 
 class _BranchCommit:
-    """One branch's share of a commit."""
+    """One branch's token in a `CommitCall`, with the sampler's state after it."""
 
     __slots__ = ("branch", "is_accepted", "is_unscored", "sampler", "steering", "token", "used")
 
@@ -109,7 +118,7 @@ class _BranchCommit:
             self.sampler.accept(self.token)
 
     def needs_logits(self) -> bool:
-        """Return True if the token's surprisal needs logits that must be read again."""
+        """Return True if the token's surprisal needs logits that must be computed again."""
         branch = self.branch
         if not self.is_unscored or branch.row is None:
             return False
@@ -118,10 +127,11 @@ class _BranchCommit:
         return not is_known and branch.lm.scheduler.logits_cache.read(branch.row) is None
 
     def next_sampler(self) -> Sampler:
-        """Return the sampler of the next token, which the same step draws."""
+        """Return the sampler for the token after this one, which the same step draws in advance."""
         return self.sampler.with_biases(self.steering) if self.steering else self.sampler
 
     def finish(self, sequence: TokenSequence, answer: Committed) -> None:
+        """Store the branch's new state: the token, the sampler, the logits and the drawn token."""
         branch, token = self.branch, self.token
         raw, kept = branch.surprisals(token) or (None, None) if self.is_unscored else (None, None)
         if self.is_accepted:
@@ -141,7 +151,12 @@ class _BranchCommit:
 
 
 class PrefillCall:
-    """Run tokens on each branch without accepting them: penalties, grammar and metrics stay."""
+    """The call behind `prefill`: append tokens to each branch and run them.
+
+    Penalties, grammar and metrics ignore the tokens.
+
+    pairs: (branch, token ids).
+    """
 
     def __init__(self, lm: LM, pairs: Pairs) -> None:
         self.lm = lm
@@ -163,6 +178,7 @@ class PrefillCall:
                 entries.append(_BranchPrefill(branch, ids))
 
         def apply(answers: list[Any]) -> None:
+            """Store the new state of all branches."""
             for entry, answer in zip(entries, answers, strict=True):
                 entry.finish(*answer)
 
@@ -171,7 +187,7 @@ class PrefillCall:
 
 
 def _warn_of_prompt(branch: Branch, ids: Sequence[int]) -> None:
-    """Warn if a prompt lacks BOS, or if it ends in a space and a grammar follows."""
+    """Log a warning if a prompt lacks BOS, or if it ends in a space and a grammar follows."""
     text = branch.lm.text
     if not branch.position:
         text.warn_without_bos(ids)
@@ -182,10 +198,12 @@ def _warn_of_prompt(branch: Branch, ids: Sequence[int]) -> None:
 
 
 class _BranchPrefill:
-    """One branch's share of a prefill.
+    """One branch's tokens in a `PrefillCall`.
 
-    n_ahead: how many of its first tokens `accept` has accepted already.
-    first: index of the first of these without a surprisal; the run computes it.
+    The first tokens may have been counted by `accept` already; the run adds their surprisals.
+
+    n_ahead: number of these tokens.
+    first: index of the first of them whose surprisal is unknown.
     """
 
     __slots__ = ("branch", "first", "n_ahead", "place")
@@ -200,12 +218,17 @@ class _BranchPrefill:
         self.first = next(unscored, self.n_ahead)
 
     def outputs(self) -> tuple[Want, ...]:
+        """Return the results to request: the logits after the tokens, and surprisals if needed."""
         start, row = self.branch.position, Logits(self.place.depth, cached=True)
         if self.first == self.n_ahead:
             return (row,)
         return row, Scores(start + self.first, start + self.n_ahead)
 
     def finish(self, row: LogitsRow, scores: Score | None = None) -> None:
+        """Store the branch's new state.
+
+        row: the logits after the tokens. scores: logprobs of the tokens without a surprisal.
+        """
         surprisals: list[float | None] = [None] * self.n_ahead
         if scores is not None:
             surprisals[self.first :] = (-scores.logprobs).tolist()
@@ -215,7 +238,10 @@ class _BranchPrefill:
 
 
 class ReadCall:
-    """Compute evicted logits again: each branch runs one token and writes no KV."""
+    """The call that computes evicted logits again: it runs the last token of each branch.
+
+    It stores the logits in the cache of logits rows and writes no KV.
+    """
 
     def __init__(self, lm: LM, branches: Sequence[Branch]) -> None:
         self.lm = lm
@@ -225,6 +251,7 @@ class ReadCall:
         """Yield one stage: the logits at the tip of each branch."""
 
         def apply(answers: list[list[Any]]) -> None:
+            """Store the logits of all branches in the cache."""
             for branch, answer in zip(self.branches, answers, strict=True):
                 branch.lm.scheduler.logits_cache.set(branch.require_row(), answer[0], keep=True)
 
@@ -235,7 +262,7 @@ class ReadCall:
 
 
 def run(call: BranchCall) -> None:
-    """Run a call's stages on the scheduler. Other calls on its branches wait until it ends."""
+    """Execute a call on the scheduler, blocking. Other calls on its branches wait until it ends."""
     lm = call.lm
     with (
         exclusive(BranchRegistry.for_lm(lm), call.branches),
@@ -250,7 +277,7 @@ def run(call: BranchCall) -> None:
 
 
 async def arun(call: BranchCall) -> None:
-    """Await a call's stages. A cancelled call leaves the branches unchanged."""
+    """Execute a call, awaited. A cancelled call leaves the branches unchanged."""
     lm = call.lm
     async with aexclusive(BranchRegistry.for_lm(lm), call.branches):
         with restore_on_error(call.branches):
@@ -263,9 +290,10 @@ async def arun(call: BranchCall) -> None:
 
 @contextmanager
 def restore_on_error(branches: Sequence[Branch]) -> Iterator[None]:
-    """After an error, release the branches' sequences, on which a commit may still be running.
+    """Context manager: after an error, leave the branches as they were before the call.
 
-    Reading `place` moves a branch from its sequence back to a place in the token tree.
+    Reading `place` moves a branch from its sequence, on which a commit may still run, back to a
+    place in the token tree.
     """
     try:
         yield
@@ -277,7 +305,7 @@ def restore_on_error(branches: Sequence[Branch]) -> Iterator[None]:
 
 
 def check_pairs(lm: LM, pairs: Pairs, call: str) -> list[Branch]:
-    """Return the branches of a call's pairs.
+    """Validate the pairs of a call and return their branches.
 
     Raises: StaleHandle for an ended branch; ConfigError for a branch of another LM, a branch that
     occurs twice, and anything that is no pair.
@@ -309,7 +337,7 @@ def _is_iterable(value: object) -> bool:
 
 @contextmanager
 def exclusive(registry: BranchRegistry, branches: Sequence[Branch]) -> Iterator[None]:
-    """Give the calling thread exclusive use of the branches; block while other calls use them."""
+    """Context manager: lock the branches for this call; block while other calls use them."""
     claim: Future[Any] = Future()
     try:
         while (other := _try_claim(registry, branches, claim)) is not None:
@@ -325,7 +353,7 @@ def exclusive(registry: BranchRegistry, branches: Sequence[Branch]) -> Iterator[
 
 @asynccontextmanager
 async def aexclusive(registry: BranchRegistry, branches: Sequence[Branch]) -> AsyncIterator[None]:
-    """The same for a task; the event loop is not blocked."""
+    """Async context manager: like `exclusive`, without blocking the event loop."""
     claim: Future[Any] = Future()
     try:
         while (other := _try_claim(registry, branches, claim)) is not None:
@@ -338,7 +366,10 @@ async def aexclusive(registry: BranchRegistry, branches: Sequence[Branch]) -> As
 def _try_claim(
     registry: BranchRegistry, branches: Sequence[Branch], claim: Future[Any]
 ) -> Future[Any] | None:
-    """Claim all branches, or none: return the claim of another call to wait for."""
+    """Claim all branches for a call, or none.
+
+    Returns: None on success, else the claim of another call to wait for.
+    """
     with deferred_interrupt(), registry.claim_lock:
         for branch in branches:
             if branch.claimed_by is not None:
@@ -349,6 +380,7 @@ def _try_claim(
 
 
 def _release(registry: BranchRegistry, branches: Sequence[Branch], claim: Future[Any]) -> None:
+    """Remove a call's claim from its branches, and wake the calls that wait for it."""
     with deferred_interrupt(), registry.claim_lock:
         for branch in branches:
             if branch.claimed_by is claim:

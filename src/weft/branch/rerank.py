@@ -1,4 +1,4 @@
-"""`Rerank`: score documents for a query by the model's own "yes" or "no"."""
+"""`Rerank`: score documents for a query by the model's probability of "yes" against "no"."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ QUESTION = (
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """A document, its index in the input, and its score."""
+    """One result of `Rerank.rank`: a document, its index in the input, and its score."""
 
     index: int
     score: float
@@ -31,15 +31,16 @@ class Ranked:
 
     @property
     def p(self) -> float:
-        """The probability of the first word against the second."""
+        """The score as a probability, 0 to 1, of the first word against the second."""
         return 0.5 * (1.0 + math.tanh(self.score / 2))
 
 
 class Rerank:
-    """Scores documents for a query by the log-odds of one word over another after a question.
+    """Scores how well documents answer a query, with a language model as the cross-encoder.
 
-    Nothing is generated. The common beginning of the prompts runs once, then the documents run in
-    batches. A score is unbounded; higher is better.
+    The score is the log-odds of "yes" over "no" after a question about the document. Nothing is
+    generated. The common beginning of the prompts runs once, then the documents run in batches. A
+    score is unbounded; higher is better.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class Rerank:
         return _sort_by_score(documents, await self.ascore(query, documents), top)
 
     def _batches(self, query: str, documents: Sequence[str]) -> Iterator[list[Extend]]:
+        """Yield the work items of each batch of documents."""
         if isinstance(documents, str):
             raise ConfigError("documents is one text; give a list of texts")
         for first in range(0, len(documents), self.n_at_once):
@@ -115,6 +117,7 @@ class Rerank:
             yield [Extend(place, (), (Logits(place.depth),)) for place in places]
 
     def _prompt(self, query: str, document: str) -> list[int]:
+        """Return the token ids of the question about a document and of the words' shared tokens."""
         text = self.lm.text
         before, _, after = self.question.partition("{document}")
         question = before.replace("{query}", query) + document + after.replace("{query}", query)
@@ -124,10 +127,12 @@ class Rerank:
         return [*text.encode_chat(messages), *self._shared]
 
     def _log_odds(self, ticket: Ticket) -> float:
+        """Return the log-odds of the first word from an item's result."""
         logits = ticket.result()[0]
         return float(logits[self._good]) - float(logits[self._bad])
 
 
 def _sort_by_score(documents: Sequence[str], scores: list[float], top: int | None) -> list[Ranked]:
+    """Return the `top` best documents (None: all), best first."""
     ranked = [Ranked(i, score, documents[i]) for i, score in enumerate(scores)]
     return sorted(ranked, key=lambda document: -document.score)[:top]

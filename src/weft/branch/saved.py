@@ -34,7 +34,7 @@ SUBJECT = "the saved branch"  # in error messages
 
 
 def save(branch: Branch, path: str | Path | None) -> dict[str, Any]:
-    """Return a branch as data; see `Branch.save`."""
+    """Serialize a branch; see `Branch.save`."""
     adapter = branch.adapter
     accepted = [[a.position, a.token, *a.own()] for a in accepted_chain(branch.last)]
     data = {
@@ -57,7 +57,7 @@ def save(branch: Branch, path: str | Path | None) -> dict[str, Any]:
 
 
 def load(branch_class: type[Branch], lm: LM, source: Mapping[str, Any] | str | Path) -> Branch:
-    """Return a branch from data or a file; see `Branch.load`."""
+    """Restore a branch from data or a file; see `Branch.load`."""
     if isinstance(source, Mapping):
         return _validate_and_restore(branch_class, lm, source)
     data = atomic_files.read_json(
@@ -68,6 +68,7 @@ def load(branch_class: type[Branch], lm: LM, source: Mapping[str, Any] | str | P
 
 
 def _validate_and_restore(branch_class: type[Branch], lm: LM, data: object) -> Branch:
+    """Check format, version, model and adapter of saved data; return the branch."""
     if not isinstance(data, Mapping) or data.get("format") != FORMAT:
         raise FormatError(f'this file is no saved branch: "format" is not "{FORMAT}"')
     version = data.get("version")
@@ -90,6 +91,7 @@ def _validate_and_restore(branch_class: type[Branch], lm: LM, data: object) -> B
 
 
 def _restore(branch_class: type[Branch], lm: LM, data: Mapping[str, Any]) -> Branch:
+    """Return a branch with the saved tokens and state."""
     saved = SamplingParams.from_dict(require_field(data, "params", dict, SUBJECT))
     params = SamplingParams.resolve({}, saved)  # with the current draw rule
     if saved.draw_rule != params.draw_rule:
@@ -126,5 +128,6 @@ def _restore(branch_class: type[Branch], lm: LM, data: Mapping[str, Any]) -> Bra
 
 
 def _parse_int_list(data: Mapping[str, Any], name: str, high: int) -> list[int]:
+    """Return a field of saved data that must be a list of integers from 0 to `high`."""
     given = require_field(data, name, list, SUBJECT)
     return [parse_int(each, f"{name} of {SUBJECT}", 0, high) for each in given]

@@ -16,7 +16,12 @@ Message = Mapping[str, Any]
 
 
 class _SessionTurn(NamedTuple):
-    """One turn of a chat: where its answer begins, and the messages before it."""
+    """One turn of a chat; turns form a chain.
+
+    previous: the turn before; None for the first.
+    start: position where the answer begins.
+    messages: the chat before the answer.
+    """
 
     previous: _SessionTurn | None
     start: int  # position of the answer's first token
@@ -66,19 +71,19 @@ class Session:
 
     @property
     def trunk(self) -> Branch:
-        """The branch that the next turn continues."""
+        """The branch whose tokens are the chat; the next turn continues it."""
         return self._trunk
 
     @property
     def messages(self) -> list[Message]:
-        """The chat so far, with the trunk's unfinished answer."""
+        """The chat so far as messages, with the trunk's unfinished answer."""
         turn = self._turn_of(self._trunk)
         return list(self._first) if turn is None else self._messages_with_answer(turn)
 
     # Turns ------------------------------------------------------------------------------------
 
     def prefill_user(self, content: str) -> None:
-        """Run a user message, up to where the answer begins.
+        """Append a user message and run it, up to where the answer begins.
 
         Raises: ConfigError if the template rejects the messages; ContextOverflow.
         """
@@ -89,7 +94,7 @@ class Session:
         await self._arun({"role": "user", "content": content})
 
     def prefill_tool_result(self, content: str, call_id: str | None = None) -> None:
-        """Run the result of a tool that the answer called."""
+        """Append the result of a tool that the answer called, and run it."""
         self._run(_tool_result(content, call_id))
 
     async def aprefill_tool_result(self, content: str, call_id: str | None = None) -> None:
@@ -97,7 +102,7 @@ class Session:
         await self._arun(_tool_result(content, call_id))
 
     def prefill_assistant(self, content: str) -> None:
-        """Run a text as part of the answer, instead of drawing it."""
+        """Append a given text to the answer and run it, instead of drawing it."""
         self._trunk.prefill(self._encode_text(content))
 
     async def aprefill_assistant(self, content: str) -> None:
@@ -105,7 +110,7 @@ class Session:
         await self._trunk.aprefill(self._encode_text(content))
 
     def commit_turn(self, query: str, response: str) -> None:
-        """Run a question and its full answer, both given by the caller."""
+        """Append a question and its full answer, both given by the caller, and run them."""
         self._run({"role": "user", "content": query}, response)
 
     async def acommit_turn(self, query: str, response: str) -> None:
@@ -115,9 +120,7 @@ class Session:
     # The trunk --------------------------------------------------------------------------------
 
     def swap(self, branch: Branch) -> Branch:
-        """Continue from another branch, such as a fork of the trunk.
-
-        Returns: the previous trunk, still live.
+        """Make another branch, such as a fork, the trunk; return the previous one, still live.
 
         Raises: StaleHandle; ConfigError for a branch of another LM.
         """
@@ -131,7 +134,7 @@ class Session:
         return previous
 
     def promote(self, branch: Branch) -> None:
-        """Continue from a branch and end the previous trunk and all its other forks."""
+        """Make another branch the trunk, and end the previous trunk and all its other forks."""
         previous = self.swap(branch)
         if previous is not branch and not previous.disposed:
             branch.detach()
@@ -151,11 +154,13 @@ class Session:
         return f"<Session of {len(self.messages)} messages, {self._trunk!r}>"
 
     def _run(self, message: Message, answer: str = "") -> None:
+        """Append a message and the beginning of its answer, and run them on the trunk."""
         trunk, (ids, turn) = self._trunk, self._prepare(message)
         trunk.prefill([*ids, *self._encode_text(answer)])
         self._turns[trunk] = turn
 
     async def _arun(self, message: Message, answer: str = "") -> None:
+        """Like `_run`, awaited."""
         trunk, (ids, turn) = self._trunk, self._prepare(message)
         await trunk.aprefill([*ids, *self._encode_text(answer)])
         self._turns[trunk] = turn
@@ -176,7 +181,7 @@ class Session:
         return ids, _SessionTurn(turn, trunk.position + len(ids), tuple(messages))
 
     def _turn_of(self, branch: Branch) -> _SessionTurn | None:
-        """Return the turn of a branch: its own, or the one in which it was forked."""
+        """Return the current turn of a branch; a fork has the turn in which it was forked."""
         at, limit = branch, branch.position
         while (turn := self._turns.get(at)) is None and at.parent is not None:
             limit = min(limit, at.fork_head)
@@ -186,6 +191,7 @@ class Session:
         return turn
 
     def _messages_with_answer(self, turn: _SessionTurn) -> list[Message]:
+        """Return a turn's messages and the answer that the trunk has so far."""
         answer = self.lm.text.decode(self._trunk.tokens[turn.start :])
         return [*turn.messages, {"role": "assistant", "content": answer}]
 
@@ -193,10 +199,12 @@ class Session:
         return self.lm.text.continuation(content) if content else []
 
     def _template_variables(self) -> dict[str, Any]:
+        """Return the variables of the chat template: the caller's, and the tools."""
         given = {} if self.tools is None else {"tools": self.tools}
         return {**self.template_kwargs, **given}
 
 
 def _tool_result(content: str, call_id: str | None) -> Message:
+    """Return the chat message of a tool's result."""
     message = {"role": "tool", "content": content}
     return message if call_id is None else {**message, "tool_call_id": call_id}

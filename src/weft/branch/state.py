@@ -35,7 +35,7 @@ Floats = NDArray[np.float32]
 
 
 class State:
-    """The state that commits and draws change. Users hold a `Branch`, its subclass."""
+    """The internal state of a `Branch`, its subclass; commits and draws change it."""
 
     def __init__(self, lm: LM, place: Place, params: SamplingParams, sampler: Sampler) -> None:
         self.lm = lm
@@ -80,6 +80,10 @@ class State:
 
     @drawn.setter
     def drawn(self, drawn: Produced | None) -> None:
+        """The next token, already drawn from the current logits; `produce` returns it again.
+
+        None if it was not drawn yet, or if the cached logits were cleared since.
+        """
         self._drawn, self._drawn_when = drawn, self._rows.n_clears
 
     @property
@@ -97,6 +101,11 @@ class State:
 
     @place.setter
     def place(self, place: Place) -> None:
+        """The tip's place in the token tree, for other calls of the LM.
+
+        Reading it ends the open sequence: the scheduler moves committed tokens into the tree at the
+        next step, and the next commit is slower. `base`, `ids` and `position` avoid that.
+        """
         sequence, self.sequence = self.sequence, None
         if sequence is not None:
             self.lm.scheduler.sequences.release(sequence)
@@ -104,11 +113,11 @@ class State:
 
     @property
     def base(self) -> Place:
-        """The tip, or the place where the branch's open sequence begins."""
+        """The place where the branch's open sequence begins; the tip without one."""
         return self._place if self.sequence is None else self.sequence.base
 
     def tip(self) -> Place:
-        """Return the tip as a read-only place, without slowing down the next commit."""
+        """Return the tip as a read-only place. It keeps the open sequence, unlike `place`."""
         sequence = self.sequence
         if sequence is None:
             return self._place
@@ -124,13 +133,13 @@ class State:
             return sequence.end().ids()[: self._depth]
 
     def open_sequence(self) -> TokenSequence:
-        """Return the sequence that commits extend; open one at the tip if there is none."""
+        """Return the scheduler's sequence that commits extend; open one if there is none."""
         if self.sequence is None:
             self.sequence = self.lm.scheduler.sequences.create(self, self._place)
         return self.sequence
 
     def advance(self, sequence: TokenSequence, token: int) -> None:
-        """Move the tip by one token that a commit has run on a sequence of this branch."""
+        """Move the tip forward by one token that a commit has run on a sequence of this branch."""
         if self.unused_in is not None:
             self.unused_in.set_used(self)
         if self.sequence is sequence:
@@ -158,12 +167,15 @@ class State:
     # Accepting --------------------------------------------------------------------------------
 
     def produced(self, token: int, logprob: float, kept: float) -> Produced:
-        """Return a drawn token as users get it."""
+        """Return a drawn token as a `Produced`, with its text.
+
+        logprob: by the model. kept: logprob among the tokens that the filters kept.
+        """
         is_stop = token in self.lm.text.stop_ids
         return Produced(token, self.stream.peek(token), is_stop, logprob, kept)
 
     def accept_without_run(self, token: int) -> None:
-        """Accept a token without running it."""
+        """Update sampler, grammar and metrics for a token without running the model on it."""
         at = self.position + len(self.ahead)
         if at >= self.lm.n_ctx:
             self.lm.check_path((token,), at)  # raises ContextOverflow
@@ -178,9 +190,9 @@ class State:
             self.ahead.append(token)
 
     def is_accepted_ahead(self, token: int) -> bool:
-        """Return True if `accept` has accepted this token already.
+        """Return True if `accept` has already counted this token, so that a commit must not.
 
-        Raises: ConfigError for another token.
+        Raises: ConfigError if it has counted another token.
         """
         if not self.ahead:
             return False
@@ -188,9 +200,9 @@ class State:
         return True
 
     def check_ahead(self, ids: Sequence[int]) -> int:
-        """Return how many of these tokens `accept` has accepted.
+        """Return how many of these tokens `accept` has already counted.
 
-        Raises: ConfigError if they differ.
+        Raises: ConfigError if they differ from the counted ones.
         """
         n = min(len(ids), len(self.ahead))
         if list(ids[:n]) != self.ahead[:n]:
@@ -201,10 +213,10 @@ class State:
         return n
 
     def is_surprisal_unknown(self, number: int = 0) -> bool:
-        """Return True if a token accepted ahead has no surprisal yet.
+        """Return True if a token that `accept` counted has no surprisal yet.
 
         number: its index among the tokens accepted ahead. Its logits exist after the tokens before
-        it ran.
+            it ran.
         """
         behind = len(self.ahead) - number - 1
         record = next(islice(accepted_chain(self.last), behind, None))
@@ -227,7 +239,7 @@ class State:
         del self.ahead[: len(values)]
 
     def surprisals(self, token: int) -> tuple[float | None, float | None] | None:
-        """Return the token's raw and filtered surprisal in nats.
+        """Return a token's raw and filtered surprisal in nats, from the current logits.
 
         Each is None if unknown; the pair is None if both are.
         """
@@ -242,7 +254,10 @@ class State:
     # Logits -----------------------------------------------------------------------------------
 
     def set_tip(self, place: Place, row: LogitsRow | None) -> None:
-        """Move the branch to another tip. row: its logits; None to read them when needed."""
+        """Move the branch to another place.
+
+        row: the logits there; None to compute them when needed.
+        """
         if self.unused_in is not None:
             self.unused_in.set_used(self)
         self.place = place
@@ -250,12 +265,15 @@ class State:
         self.row = (row or LogitsRow()) if place.depth else None
 
     def effective_logits(self) -> Floats:
-        """Return the logits that draws use: custom ones or the model's; read-only."""
+        """Return the logits that draws use, [V], read-only: custom ones, else the model's."""
         self.check_open()
         return self.model_logits() if self.custom_logits is None else self.custom_logits
 
     def model_logits(self) -> Floats:
-        """Return the model's logits at the tip, read-only. Runs the model if they were evicted."""
+        """Return the model's logits after the last token, [V]; read-only.
+
+        Runs the model if they were evicted.
+        """
         from .calls import ReadCall, run
 
         row = self.require_row()
@@ -266,38 +284,44 @@ class State:
         return logits
 
     def require_row(self) -> LogitsRow:
-        """Return the logits row of the tip. Raises: ConfigError if there is none."""
+        """Return the reference to the cached logits. Raises: ConfigError before any token ran."""
         self.check_open()
         if self.row is None:
             raise ConfigError(f"{self!r} has no logits yet; prefill or commit a token first")
         return self.row
 
     def row_for_draw(self) -> LogitsRow | None:
-        """Return the row that a draw reads; None if the branch has custom logits only."""
+        """Return the reference to the cached logits that a draw reads.
+
+        None if the branch has custom logits only.
+        """
         self.check_open()
         return None if self.row is None and self.custom_logits is not None else self.require_row()
 
     def model_logprob(self, token: int, logprob: float) -> float:
-        """Return a drawn token's logprob by the model. logprob: by the logits it was drawn from."""
+        """Return a drawn token's logprob by the model.
+
+        logprob: by the logits it was drawn from, which may be custom.
+        """
         if self.custom_logits is None or self.row is None:
             return logprob
         return -surprisal(self.model_logits(), token)
 
     def steered_sampler(self) -> Sampler:
-        """Return the sampler with the steering applied."""
+        """Return the sampler with the biases of `steer` added."""
         return self.sampler.with_biases(self.steering) if self.steering else self.sampler
 
     def validate_biases(
         self, given: Mapping[int, float] | Iterable[tuple[int, float]]
     ) -> dict[int, float]:
-        """Return validated token biases."""
+        """Return token biases as a dict; raise ConfigError for an invalid token or value."""
         biases = SamplingParams(logit_bias=given).logit_bias
         return {self.validate_token(token): bias for token, bias in biases}
 
     # Sampler ----------------------------------------------------------------------------------
 
     def set_params(self, params: SamplingParams, *, new_grammar: bool = False) -> None:
-        """Draw with other parameters; keep the random stream, counted tokens and grammar."""
+        """Change the sampling parameters; keep the random stream, counted tokens and grammar."""
         fresh = self.lm.sampler(params, self.sampler.stream, in_steps=True)
         fresh.add_generated(accepted_tokens(self.last) if fresh.history is not None else ())
         if new_grammar:
@@ -307,7 +331,10 @@ class State:
         self.params, self.sampler, self.drawn = params, fresh, None
 
     def sampler_at(self, last: Accepted | None, stream: int) -> Sampler:
-        """Return a sampler in its state after `last`. Cost: O(accepted tokens)."""
+        """Return a sampler in its state after the accepted token `last`. Cost: O(accepted tokens).
+
+        stream: the random stream.
+        """
         sampler = self.lm.sampler(self.params, stream)
         if sampler.needs_host:
             tokens = accepted_tokens(last)
@@ -322,7 +349,10 @@ class State:
         return next((each for each in accepted_chain(self.last) if each.position < position), None)
 
     def reseed(self, seed: int, lineage: tuple[int, ...]) -> None:
-        """Draw from another random stream."""
+        """Replace the random stream.
+
+        lineage: numbers of the forks from the root to this branch, which select the stream.
+        """
         self.seed, self.lineage = seed, lineage
         self.sampler = self.sampler.clone()
         self.sampler.stream = stream_of(seed, lineage)
@@ -335,7 +365,7 @@ LN2 = math.log(2)
 
 @dataclass(frozen=True, slots=True)
 class Produced:
-    """A token that a branch drew and has not committed.
+    """A token that `produce` drew and that is not committed yet.
 
     Attributes:
         token: its id.
@@ -378,9 +408,15 @@ class Metrics:
 
 
 class Accepted:
-    """An accepted token with running sums, linked to the one before it; forks share the chain.
+    """An accepted token, linked to the one before it, with running sums of surprisals.
 
-    position: index of the token in the path. Surprisals are in nats; None where unknown.
+    Forks share the chain.
+
+    position: index of the token in the path.
+    token: its id.
+    n: number of accepted tokens up to here.
+    raw, n_raw: sum of the known raw surprisals up to here, in nats, and their number.
+    kept, n_kept: the same for surprisals under the filtered distributions.
     """
 
     __slots__ = ("kept", "n", "n_kept", "n_raw", "position", "previous", "raw", "token")
@@ -411,7 +447,7 @@ class Accepted:
         self.n_kept: int = n_kept
 
     def own(self) -> tuple[float | None, float | None]:
-        """Return the raw and filtered surprisal of this token; None where unknown."""
+        """Return this token's own raw and filtered surprisal, in nats; None where unknown."""
         previous = self.previous
         raw, n_raw = (previous.raw, previous.n_raw) if previous is not None else (0.0, 0)
         kept, n_kept = (previous.kept, previous.n_kept) if previous is not None else (0.0, 0)
@@ -422,33 +458,34 @@ class Accepted:
 
 
 def accepted_chain(last: Accepted | None) -> Iterator[Accepted]:
-    """Yield accepted tokens, the last one first."""
+    """Yield the accepted tokens from `last` back to the first."""
     while last is not None:
         yield last
         last = last.previous
 
 
 def accepted_tokens(last: Accepted | None) -> list[int]:
-    """Return the accepted tokens in order. Cost: O(tokens)."""
+    """Return the ids of the accepted tokens, first to last. Cost: O(tokens)."""
     return [each.token for each in accepted_chain(last)][::-1]
 
 
 def perplexity(total: float, n: int) -> float:
-    """Return exp of the mean surprisal; inf without any."""
+    """Return exp(total / n): `total` is a sum of `n` surprisals in nats. inf if n is 0."""
     return math.exp(total / n) if n else math.inf
 
 
 def convert_nats(nats: float, base: str) -> float:
-    """Return nats in "nats" or "bits". Raises: ValueError for another base."""
+    """Convert nats to `base`, "nats" or "bits". Raises: ValueError for another base."""
     if base not in ("nats", "bits"):
         raise ValueError(f'base is {base!r}; allowed are "nats" and "bits"')
     return nats / LN2 if base == "bits" else nats
 
 
 def draw(branches: Sequence[State]) -> list[Produced]:
-    """Draw a token for each branch from its logits, in one batch, and cache it.
+    """Draw the next token of each branch, in one batch, and store it as `drawn`.
 
-    Raises: DeadEnd if some branches have no allowed token; the other branches have drawn then.
+    Branches with a stored token return it. Raises: DeadEnd if some branches have no allowed token;
+    the other branches have drawn then.
     """
     # Read once: another thread may clear the cached tokens at any time.
     cached = [branch.drawn for branch in branches]
@@ -458,6 +495,7 @@ def draw(branches: Sequence[State]) -> list[Produced]:
 
 
 def _draw_uncached(branches: Sequence[State]) -> list[Produced]:
+    """Draw a token for each branch, ignoring stored ones."""
     rows = [branch.effective_logits() for branch in branches]
     samplers = [branch.steered_sampler() for branch in branches]
     positions = [branch.position for branch in branches]
@@ -478,6 +516,10 @@ def _draw_uncached(branches: Sequence[State]) -> list[Produced]:
 
 
 def _draw_error(branch: State, token: int, dead: Sequence[State]) -> WeftError:
+    """Return the error for branches without an allowed token, or with invalid logits.
+
+    token: the error code that the draw returned for `branch`.
+    """
     if token == BROKEN:
         return ForwardError(f"the model gave logits with NaN or +inf for {branch!r}")
     matcher = branch.sampler.matcher
@@ -493,10 +535,10 @@ def _draw_error(branch: State, token: int, dead: Sequence[State]) -> WeftError:
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """How full an LM is.
+    """How full an LM's KV memory is; returned by `BranchStore.pressure()`.
 
     Attributes:
-        capacity: slots of the KV budget; None without one.
+        capacity: slots (KV of one token) of the budget; None without one.
         resident: slots with tokens, or reserved for the next ones of running branches.
         pinned: slots that cannot be evicted now.
         n_branches: live branches.
@@ -529,11 +571,12 @@ class Forks:
         self._used: WeakValueDictionary[int, State] | None = None
 
     def add(self, fork: State) -> None:
+        """Add a new fork, with a strong reference."""
         self._unused[fork.number] = fork
         fork.unused_in = self
 
     def set_used(self, fork: State) -> None:
-        """Replace the reference to a fork that has run a token by a weak one."""
+        """Make the reference to a fork weak, after it has run a token."""
         fork.unused_in = None
         if self._unused.pop(fork.number, None) is not None:
             if self._used is None:
@@ -541,6 +584,7 @@ class Forks:
             self._used[fork.number] = fork
 
     def discard(self, fork: State) -> None:
+        """Remove a fork that has ended."""
         fork.unused_in = None
         self._unused.pop(fork.number, None)
         if self._used is not None:
@@ -568,7 +612,7 @@ class BranchRegistry:
         return lm.face_state.setdefault(cls, cls(lm)) if registry is None else registry
 
     def active(self, branch: State) -> bool:
-        """Return True if a branch's KV is resident."""
+        """Return True if the KV of the branch's last token is resident."""
         return 0 < branch.position == self.kv_tokens(branch)
 
     def kv_tokens(self, branch: State) -> int:
@@ -581,7 +625,7 @@ class BranchRegistry:
             return lm.scheduler.sequences.n_cached(branch.tip())
 
     def available(self) -> int:
-        """Return how many more branches `n_seq_max` allows; 0 if none."""
+        """Return how many more live branches `n_seq_max` allows; 0 if none."""
         return max(0, self.lm().n_seq_max - len(self.branches))
 
     def pressure(self) -> Pressure:
@@ -599,7 +643,7 @@ class BranchRegistry:
         )
 
     def lm(self) -> LM:
-        """Return the LM, which its branches keep alive."""
+        """Return the LM; it exists as long as one of its branches."""
         lm = self._lm()
         assert lm is not None
         return lm

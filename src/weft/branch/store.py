@@ -1,4 +1,4 @@
-"""`BranchStore`: calls on many branches, in one forward."""
+"""`BranchStore`: commit, prefill and draw for many branches in one forward."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @remedied({}, camel_case=True)
 class BranchStore(Listed):
-    """All branches of one LM, and calls that run many of them together.
+    """Batched calls on branches of one LM: commit, prefill and draw many in one forward.
 
     A store has no state of its own: any number of stores over one LM are equivalent.
     """
@@ -35,7 +35,7 @@ class BranchStore(Listed):
         self._registry = BranchRegistry.for_lm(lm)
 
     def commit(self, pairs: Sequence[tuple[Branch, int]]) -> None:
-        """Accept a token and run it on each branch, in one forward for all of them.
+        """Append a token to each branch and run the model on all of them, in one forward.
 
         Branches may differ in depth. More branches than `n_batch` take more forwards. Atomic: on
         any failure no branch has changed, and the same call can be repeated.
@@ -54,9 +54,9 @@ class BranchStore(Listed):
         await arun(CommitCall(self.lm, pairs))
 
     def prefill(self, pairs: Sequence[tuple[Branch, Sequence[int]]]) -> None:
-        """Run tokens on each branch, in ceil(total / n_batch) forwards; atomic, as `commit` is.
+        """Append prompt tokens to each branch and run them, in ceil(total / n_batch) forwards.
 
-        Grammar, penalties and metrics ignore these tokens.
+        Atomic, as `commit` is. Grammar, penalties and metrics ignore these tokens.
 
         Args:
             pairs: (branch, token ids) pairs; each branch once.
@@ -69,6 +69,8 @@ class BranchStore(Listed):
 
     def produce(self, branches: Sequence[Branch]) -> list[Produced]:
         """Draw the next token of each branch in one batch. Changes nothing.
+
+        Returns: one `Produced` per branch.
 
         Raises: DeadEnd, with the branches that have no allowed token.
         """
@@ -87,6 +89,7 @@ class BranchStore(Listed):
         return draw(branches)
 
     def _without_rows(self, branches: Sequence[Branch]) -> list[Branch]:
+        """Return the branches whose logits must be computed before they can draw."""
         check_pairs(self.lm, [(branch, None) for branch in branches], "produce")
         rows = ((branch, branch.row_for_draw()) for branch in branches if branch.drawn is None)
         read = self.lm.scheduler.logits_cache.read
