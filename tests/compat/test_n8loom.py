@@ -244,14 +244,14 @@ def test_load_for_loom_gives_what_loom_takes() -> None:
 
 def test_bfloat16_arrays_survive_as_float32() -> None:
     """B2: NumPy has no bfloat16."""
-    from weft.loom.kv_fragments import _narrowed, _widened
+    from weft.loom.kv_fragments import _to_bfloat16, _to_float32
 
     bits = np.arange(0, 2**16, 7, dtype=np.uint16)
     bits = bits[(bits & 0x7F80) != 0x7F80]  # no infinities and NaNs
     marks = {"k.0.dtype": np.array("bfloat16")}
-    wide = _widened(bits, marks, "k.0")
+    wide = _to_float32(bits, marks, "k.0")
     assert wide.dtype == np.float32
-    assert (_narrowed(wide, marks, "k.0") == bits).all()
+    assert (_to_bfloat16(wide, marks, "k.0") == bits).all()
 
 
 @pytest.mark.torch

@@ -386,9 +386,9 @@ def test_what_users_type_is_no_special_token(lm: weft.LM, loom: Loom) -> None:
 def test_run_items_carry_only_what_they_need(loom: Loom) -> None:
     """Without stop strings and stream there is no sink: the host does nothing per token."""
     from weft._core.sampling.params import SamplingParams
-    from weft.loom.grow import plan, seeded
+    from weft.loom.grow import plan, with_seed
 
-    growth = plan([loom], seeded(SamplingParams(n=2)), force=False, streamed=False)
+    growth = plan([loom], with_seed(SamplingParams(n=2)), force=False, streamed=False)
     assert all(isinstance(run, Run) and run.sink is None for run in growth._runs)
 
 

@@ -27,11 +27,11 @@ from ..lm.lm import LM
 from ..loom import Heddle as _Heddle
 from ..loom import KVFrag, StreamItem, kv_fragments
 from ..loom import Loom as _Loom
-from ..loom.grow import Growth, seeded
+from ..loom.grow import Growth, with_seed
 from ..loom.heddle import at_end
 from ..loom.kv_fragments import ExportedKV
-from ..loom.n8loom_names import items
 from ..loom.n8loom_names import params as known_params
+from ..loom.n8loom_names import stream_items
 from ..loom.node import lm_of, set_place
 
 if TYPE_CHECKING:
@@ -444,7 +444,7 @@ def generate_batched_stream(
         **options,
     )  # fmt: skip
     start = growth.branches[0].origin.depth
-    for item in items(growth):
+    for item in stream_items(growth):
         if item["type"] == "final":
             item["prompt_cache"] = _generated_cache(lm, growth.children, start)
         yield item
@@ -475,7 +475,7 @@ def _create_growth(
     else:
         root = Heddle(lm, None, list(prompt))
     growth = Growth(lm, streamed=streamed)
-    growth.add(root, seeded(params))
+    growth.add(root, with_seed(params))
     return lm, growth
 
 

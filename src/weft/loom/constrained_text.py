@@ -46,20 +46,20 @@ def parsed_text(node: HeddleState) -> Any:
     if constraint is None:
         raise ConfigError("this node was grown without a constraint; its text is all there is")
     text = "".join(each.text for each in constrained_nodes(node, constraint))
-    return constraint.parse(text.removeprefix(_prefix(node, constraint)))
+    return constraint.parse(text.removeprefix(_moved_spaces(node, constraint)))
 
 
-def healed_constraint(node: HeddleState, constraint: Constraint) -> Constraint:
+def allow_moved_spaces(node: HeddleState, constraint: Constraint) -> Constraint:
     """Return the constraint for branches of a node.
 
     In a loom with `heal=True`, spaces were moved from the prompt's end to the generated text. The
     result then allows these spaces first.
     """
-    prefix = _prefix(node, constraint)
+    prefix = _moved_spaces(node, constraint)
     return after(prefix, constraint) if prefix else constraint
 
 
-def _prefix(node: HeddleState, constraint: Constraint) -> str:
+def _moved_spaces(node: HeddleState, constraint: Constraint) -> str:
     """Return the spaces moved from the prompt into a constrained text; "" if there are none."""
     nodes = constrained_nodes(node, constraint)
     prompt = nodes[0].parent if nodes else node

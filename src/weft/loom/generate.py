@@ -36,7 +36,7 @@ def generate(
     **sampling: Any,
 ) -> Branches:
     """Return `n` answers; see `LM.generate`."""
-    loom = _loom(lm, prompt, system=system, template=template)
+    loom = _create_loom(lm, prompt, system=system, template=template)
     return loom.grow(n, params, show=False, **sampling)
 
 
@@ -51,11 +51,11 @@ async def agenerate(
     **sampling: Any,
 ) -> Branches:
     """Await `n` answers; see `LM.agenerate`."""
-    loom = _loom(lm, prompt, system=system, template=template)
+    loom = _create_loom(lm, prompt, system=system, template=template)
     return await loom.agrow(n, params, **sampling)
 
 
-def _loom(lm: LM, prompt: Prompt, *, system: str | None, template: bool) -> Loom:
+def _create_loom(lm: LM, prompt: Prompt, *, system: str | None, template: bool) -> Loom:
     if isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], str):
         raise ConfigError(
             f"generate takes one prompt, not a list of {len(prompt)} texts. Write"

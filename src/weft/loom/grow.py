@@ -19,7 +19,7 @@ from .._core.sched.work import FinishReason, Run, RunState, Ticket
 from .._core.tokens.text import TextStream
 from ..errors import ConfigError, ConstraintError, Terminal
 from ..lm.results import Delta
-from .constrained_text import constrained_tokens, healed_constraint, warn_of_prompt_before
+from .constrained_text import allow_moved_spaces, constrained_tokens, warn_of_prompt_before
 from .node import (
     child_list,
     growing_lists,
@@ -55,12 +55,12 @@ class Branches(Listed, list["Heddle"]):
 
     def __init__(
         self,
-        made: Iterable[Heddle] = (),
+        children: Iterable[Heddle] = (),
         *,
         skipped: Iterable[Heddle] = (),
         failed: Iterable[ConstraintError] = (),
     ) -> None:
-        super().__init__(made)
+        super().__init__(children)
         self.skipped: list[Heddle] = list(skipped)
         self.failed: list[ConstraintError] = list(failed)
 
@@ -192,14 +192,14 @@ class SiblingOrder:
         """
         at = bisect.bisect(self._numbers, number)
         children = child_list(self._parent)
-        where = self._where(children, at)
+        where = self._insertion_index(children, at)
         if not self._attached:
             self._first = where
         children.insert(where, child)
         self._numbers.insert(at, number)
         self._attached.insert(at, child)
 
-    def _where(self, children: list[Heddle], at: int) -> int:
+    def _insertion_index(self, children: list[Heddle], at: int) -> int:
         """Return the index in `children` at which to insert a child.
 
         at: the number of attached children of this call that precede it.
@@ -372,18 +372,18 @@ class Growth:
             pending = PendingBranch(index, child, node, origin, watch, siblings)
             if self._channel is not None:
                 pending.text = self.lm.text.stream()
-            self._runs.append(self._run(child, pending))
+            self._runs.append(self._create_run(child, pending))
             self.branches.append(pending)
         return self.branches[-params.n :]
 
-    def _run(self, child: Heddle, pending: PendingBranch) -> Run:
+    def _create_run(self, child: Heddle, pending: PendingBranch) -> Run:
         params = child.params
         assert params is not None
         assert params.seed is not None
         compiled = params
         if params.constraint is not None:
             pending.stop_ids = params.constraint.stop_ids
-            constraint = healed_constraint(pending.parent, params.constraint)
+            constraint = allow_moved_spaces(pending.parent, params.constraint)
             compiled = replace(params, constraint=constraint)
         sampler = self.lm.sampler(compiled, stream_of(params.seed, child.lineage))
         if sampler.matcher is not None:
@@ -416,7 +416,7 @@ class Growth:
         try:
             self._submit()
             if display is not None:
-                self._show(display)
+                self._run_with_display(display)
             self.lm.drive(self._tickets)
             return self._finish_all()
         except KeyboardInterrupt:
@@ -424,16 +424,16 @@ class Growth:
                 self._cancel("interrupted")
                 self.lm.drive(self._tickets)
             finally:
-                self._finish_kept()
+                self._finish_successful()
             raise
 
-    def _show(self, display: GrowthDisplay) -> None:
+    def _run_with_display(self, display: GrowthDisplay) -> None:
         assert self._channel is not None
         try:
             display.open()
             for events in self.lm.pump(self._channel, self._tickets):
-                for pending, of_one in self._sorted(events):
-                    display.push(pending.index, *pending.new_texts(of_one))
+                for pending, branch_events in self._group_by_branch(events):
+                    display.push(pending.index, *pending.new_texts(branch_events))
         finally:
             display.close()
 
@@ -448,20 +448,20 @@ class Growth:
         except asyncio.CancelledError:
             self._cancel("cancelled")
             await self.lm.adrive(self._tickets)
-            self._finish_kept()
+            self._finish_successful()
             raise
         return self._finish_all()
 
     @deferred_interrupt()  # an interrupt here would leave runs without a ticket to cancel them
     def _submit(self) -> None:
         if self._runs:
-            self._take(self.lm.submit(self._runs))
+            self._register_tickets(self.lm.submit(self._runs))
 
     async def _asubmit(self) -> None:
         if self._runs:
-            self._take(await self.lm.asubmit(self._runs))
+            self._register_tickets(await self.lm.asubmit(self._runs))
 
-    def _take(self, tickets: list[Ticket]) -> None:
+    def _register_tickets(self, tickets: list[Ticket]) -> None:
         self._tickets = tickets
         for pending, ticket in zip(self.branches, self._tickets, strict=True):
             pending.ticket = ticket
@@ -471,11 +471,11 @@ class Growth:
     @deferred_interrupt()
     def _finish_all(self) -> Branches:
         self._raise_errors()
-        self._finish_kept()
+        self._finish_successful()
         return self.children
 
     @deferred_interrupt()
-    def _finish_kept(self) -> None:
+    def _finish_successful(self) -> None:
         for pending in self.branches:
             if pending.ticket is not None and pending.ticket.done and pending.ticket.error is None:
                 pending.finish()
@@ -496,8 +496,8 @@ class Growth:
         try:
             self._submit()
             for events in self.lm.pump(self._channel, self._tickets):
-                yield self._sorted(events)
-            yield self._sorted(self._missed())
+                yield self._group_by_branch(events)
+            yield self._group_by_branch(self._final_events())
         except KeyboardInterrupt:
             self.abandon("interrupted")
             raise
@@ -511,8 +511,8 @@ class Growth:
         try:
             await self._asubmit()
             async for events in self.lm.apump(self._channel, self._tickets):
-                yield self._sorted(events)
-            yield self._sorted(self._missed())
+                yield self._group_by_branch(events)
+            yield self._group_by_branch(self._final_events())
         finally:
             self.abandon(self.reason)
         self._raise_errors()
@@ -540,10 +540,10 @@ class Growth:
             if not pending.over:
                 pending.keep(reason)
 
-    def _missed(self) -> list[Event]:
+    def _final_events(self) -> list[Event]:
         return [Event(pending.index, None) for pending in self.branches if not pending.over]
 
-    def _sorted(self, events: Iterable[Event]) -> list[BranchEvents]:
+    def _group_by_branch(self, events: Iterable[Event]) -> list[BranchEvents]:
         by_branch: dict[int, list[Event]] = {}
         for event in events:
             if not self.branches[event.branch].over:
@@ -619,13 +619,13 @@ def delta(pending: PendingBranch, events: list[Event]) -> Delta:
     if new:
         pending.stop = new[-1].stop
     if is_over:
-        _end(pending)
+        _end_branch(pending)
     reason = child.finish_reason
     return Delta(pending.index, child, tokens, piece, logprobs, reason, entropies, texts)
 
 
 @deferred_interrupt()
-def _end(pending: PendingBranch) -> None:
+def _end_branch(pending: PendingBranch) -> None:
     if pending.ticket is not None and pending.ticket.error is not None:
         pending.over, pending.child.finish_reason = True, "error"
     else:
@@ -644,7 +644,7 @@ def plan(
         streamed: as for `Growth`.
         first: number of the first branch; the numbers select the random streams.
     """
-    params = seeded(params)
+    params = with_seed(params)
     growth = Growth(lm_of(nodes[0]), streamed=streamed)
     for place, node in enumerate(nodes):
         if node.terminal and not force:
@@ -665,7 +665,7 @@ def is_quick(nodes: list[Heddle], params: SamplingParams) -> bool:
     return is_few and all(map(is_place_known, nodes))
 
 
-def seeded(params: SamplingParams) -> SamplingParams:
+def with_seed(params: SamplingParams) -> SamplingParams:
     """Return the same parameters with a seed: a fresh one if none was given."""
     return params if params.seed is not None else replace(params, seed=fresh_seed())
 
@@ -744,7 +744,7 @@ class LazyChildren(UserList["Heddle"]):
         return self.nodes
 
 
-def call_on_each(nodes: list[Heddle], func: Callable[[Heddle], Any]) -> list[Any]:
+def call_on_leaves(nodes: list[Heddle], func: Callable[[Heddle], Any]) -> list[Any]:
     """Call `func` on each node, and return the results.
 
     Growing calls of `func` on its node are deferred; those of all nodes run as one batch.

@@ -20,7 +20,16 @@ from ..errors import ConfigError
 from ..lm.results import Delta, Distribution, Normalize, TextScore, TokenProb
 from ..lm.scoring import check_normalize, end_token, text_score
 from . import n8loom_names
-from .grow import Branches, Growth, adeltas, call_on_each, check_not_terminal, deltas, plan, seeded
+from .grow import (
+    Branches,
+    Growth,
+    adeltas,
+    call_on_leaves,
+    check_not_terminal,
+    deltas,
+    plan,
+    with_seed,
+)
 from .kv_fragments import KVFrag, fragments
 from .node import (
     HeddleState,
@@ -331,7 +340,7 @@ class Heddle(Listed, RenderMixin):
         *,
         streamed: bool = False,
     ) -> Growth | None:
-        params = params_of(n, params, sampling, self.default_sampling)
+        params = resolve_params(n, params, sampling, self.default_sampling)
         check_bool("force", force)
         first = 0
         if at is None or isinstance(at, Heddle):
@@ -367,7 +376,7 @@ class Heddle(Listed, RenderMixin):
         """
         if isinstance(text, str):
             return add_text(self, text, special)
-        return add_tokens(self, ids_of(self, text, special))
+        return add_tokens(self, encode_continuation(self, text, special))
 
     # Scoring
 
@@ -529,7 +538,7 @@ class Heddle(Listed, RenderMixin):
         if self._defers_to is not None:
             _ = self.place  # raises now what growing would raise later
             # A UserList, which behaves like a list.
-            return self._defers_to.defer(self, seeded(params))  # type: ignore[return-value]
+            return self._defers_to.defer(self, with_seed(params))  # type: ignore[return-value]
         return plan([self], params, force=False, streamed=False).run()
 
     def make_child_stream(
@@ -548,7 +557,9 @@ class Heddle(Listed, RenderMixin):
         own = {"n": n, "max_tokens": max_tokens, "min_p": min_p, **kwargs}
         params = n8loom_names.params(temp=temp, stop_strings=stop_strings, **own)
         first = self._first_number(params)
-        return n8loom_names.items(plan([self], params, force=False, streamed=True, first=first))
+        return n8loom_names.stream_items(
+            plan([self], params, force=False, streamed=True, first=first)
+        )
 
     def ramify(self, arg: str | list[str] | None = None, **kwargs: Any) -> Any:
         """N8Loom's call that adds text children or generates children.
@@ -572,7 +583,7 @@ class Heddle(Listed, RenderMixin):
 
     def at_all_leaves(self, func: Callable[[Heddle], Any]) -> list[Any]:
         """Call `func` on every leaf below and return the results; see `apply_at_leaves`."""
-        return call_on_each(leaves_below(self), func)
+        return call_on_leaves(leaves_below(self), func)
 
     def apply_at_leaves(self, *funcs: Callable[[Heddle], Any]) -> list[Any]:
         """Call functions one after the other, each on every leaf that exists at that time.
@@ -584,7 +595,7 @@ class Heddle(Listed, RenderMixin):
         """
         results: list[Any] = []
         for func in funcs:
-            results = call_on_each(leaves_below(self), func)
+            results = call_on_leaves(leaves_below(self), func)
         return results
 
     def _first_number(self, params: SamplingParams) -> int:
@@ -595,7 +606,7 @@ class Heddle(Listed, RenderMixin):
         return 0 if self._defers_to is None else self._defers_to.number(self, params)
 
 
-def params_of(
+def resolve_params(
     n: int | SamplingParams | None,
     params: SamplingParams | None,
     sampling: Mapping[str, Any],
@@ -658,7 +669,9 @@ def distribution(lm: LM, logits: NDArray[np.float32], top: int) -> Distribution:
     )
 
 
-def ids_of(node: HeddleState, text: str | Sequence[int], special: bool | None) -> Sequence[int]:
+def encode_continuation(
+    node: HeddleState, text: str | Sequence[int], special: bool | None
+) -> Sequence[int]:
     """Return the token ids of a text as a continuation of the node.
 
     Args:
@@ -709,7 +722,7 @@ def measure_item(
     special, end: as for `Heddle.measure`.
     Raises: ConfigError if the text has no tokens.
     """
-    ids = list(ids_of(node, text, special))
+    ids = list(encode_continuation(node, text, special))
     if not ids:
         raise ConfigError("there is nothing to measure: the text has no tokens")
     place, lm = at_end(node), lm_of(node)

@@ -96,7 +96,7 @@ def export(lm: LM, place: Place) -> ExportedKV:
     if place.namespace is not None:
         marks[ADAPTER] = lm.adapters.name_of(place.namespace)
     layers = [
-        (_widened(arrays[key], marks, key), _widened(arrays[value], marks, value))
+        (_to_float32(arrays[key], marks, key), _to_float32(arrays[value], marks, value))
         for key, value in names
     ]
     return ExportedKV(layers, marks)
@@ -117,8 +117,8 @@ def load(
     """
     arrays = dict(marks)
     for i, (keys, values) in enumerate(layers):
-        arrays[f"k.{i}"] = _narrowed(keys, marks, f"k.{i}")
-        arrays[f"v.{i}"] = _narrowed(values, marks, f"v.{i}")
+        arrays[f"k.{i}"] = _to_bfloat16(keys, marks, f"k.{i}")
+        arrays[f"v.{i}"] = _to_bfloat16(values, marks, f"v.{i}")
     return lm.kv.insert(ids, arrays, adapter=arrays.pop(ADAPTER, None))
 
 
@@ -149,13 +149,13 @@ def _is_bfloat16(marks: Mapping[str, Any], name: str) -> bool:
     return (of_values if of_values and name.startswith("v") else of_keys) == "bfloat16"
 
 
-def _widened(array: NDArray[Any], marks: Mapping[str, Any], name: str) -> NDArray[Any]:
+def _to_float32(array: NDArray[Any], marks: Mapping[str, Any], name: str) -> NDArray[Any]:
     if not _is_bfloat16(marks, name):
         return array
     return (array.astype(np.uint32) << 16).view(np.float32)
 
 
-def _narrowed(array: NDArray[Any], marks: Mapping[str, Any], name: str) -> NDArray[Any]:
+def _to_bfloat16(array: NDArray[Any], marks: Mapping[str, Any], name: str) -> NDArray[Any]:
     if not _is_bfloat16(marks, name):
         return array
     bits = np.ascontiguousarray(array, dtype=np.float32).view(np.uint32)

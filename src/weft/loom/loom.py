@@ -119,7 +119,7 @@ class Loom(Heddle):
             for name, value in given.items():
                 if value is not None:
                     raise ConfigError(f"{name} has no meaning for a loom without a model")
-            self._begin_text(prompt, heddle_class)
+            self._initialize_text(prompt, heddle_class)
             return
         binding = ModelBinding.from_model(model, tokenizer)
         lm = binding.text_lm()
@@ -141,7 +141,7 @@ class Loom(Heddle):
                 )
             ids, left = strip_end_spaces(lm.text, rendered.ids)
             rendered = rendered._replace(ids=ids)
-        self._begin(binding, rendered, heddle_class)
+        self._initialize(binding, rendered, heddle_class)
         if left:
             self.meta[HEAL] = left
         if len(rendered.messages) > 1:
@@ -149,7 +149,7 @@ class Loom(Heddle):
         binding.adapter = adapter
         self._place = lm.place(rendered.ids, namespace=adapter)
 
-    def _begin(
+    def _initialize(
         self, binding: ModelBinding, prompt: Prompt, heddle_class: type[Heddle] | None
     ) -> None:
         super().__init__(binding, None, prompt.ids)
@@ -159,14 +159,14 @@ class Loom(Heddle):
             self.heddle_class = heddle_class
         self.created = datetime.now(UTC).isoformat(timespec="seconds")
 
-    def _begin_text(self, prompt: object, heddle_class: type[Heddle] | None) -> None:
+    def _initialize_text(self, prompt: object, heddle_class: type[Heddle] | None) -> None:
         from ..service.store.file import NO_MODEL
 
         if not isinstance(prompt, str):
             raise ConfigError(
                 f"a loom without a model takes a text as its prompt, not {type(prompt).__name__}"
             )
-        self._begin(ModelBinding(None, is_text=True), Prompt([], prompt, False), heddle_class)
+        self._initialize(ModelBinding(None, is_text=True), Prompt([], prompt, False), heddle_class)
         self._text, self.saved_by = prompt, NO_MODEL
 
     @classmethod
@@ -181,7 +181,7 @@ class Loom(Heddle):
             heddle_class: the class of the nodes below; None: that of the loom's class.
         """
         loom = cls.__new__(cls)
-        loom._begin(binding, prompt, heddle_class)
+        loom._initialize(binding, prompt, heddle_class)
         return loom
 
     def _encode_own(self, text: str) -> list[int]:
@@ -345,7 +345,7 @@ def read_prompt(
             raise ConfigError("system needs a text prompt; put it into the token ids yourself")
         ids = checked_ids(prompt)  # type: ignore[arg-type]
         tokenizer.warn_without_bos(ids)
-        result = Prompt(ids, tokenizer.decode(ids) if _all_known(tokenizer, ids) else "", False)
+        result = Prompt(ids, tokenizer.decode(ids) if _are_valid_ids(tokenizer, ids) else "", False)
     else:
         raise ConfigError(
             "a prompt is a text, a list of chat messages or a list of token ids, "
@@ -398,15 +398,15 @@ def _from_messages(
     ids = tokenizer.chat_ids(pieces)  # with its BOS, if the template writes one
     contents = [m.get("content") for m in messages if isinstance(m, dict) and m["role"] == "user"]
     user_prompt = contents[-1] if contents and isinstance(contents[-1], str) else ""
-    return Prompt(ids, user_prompt, True, _texts(messages))
+    return Prompt(ids, user_prompt, True, _text_messages(messages))
 
 
-def _texts(messages: list[Any]) -> list[dict[str, Any]]:
+def _text_messages(messages: list[Any]) -> list[dict[str, Any]]:
     """Return messages that consist of text only; [] if any of them contains something else."""
     kept = [{"role": m.get("role"), "content": m.get("content")} for m in messages]
     plain = all(isinstance(value, str) for each in kept for value in each.values())
     return kept if plain and kept == messages else []
 
 
-def _all_known(tokenizer: Tokenizer, ids: Sequence[int]) -> bool:
+def _are_valid_ids(tokenizer: Tokenizer, ids: Sequence[int]) -> bool:
     return all(0 <= token < tokenizer.n_vocab for token in ids)

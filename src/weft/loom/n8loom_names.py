@@ -15,7 +15,7 @@ _NEUTRAL = SamplingParams()
 
 
 def params(
-    *, temp: float = 0.8, stop_strings: str | Sequence[str] = (), **own: Any
+    *, temp: float = 0.8, stop_strings: str | Sequence[str] = (), **more: Any
 ) -> SamplingParams:
     """Convert N8Loom's sampling parameters to SamplingParams.
 
@@ -28,14 +28,14 @@ def params(
             `stop_strings`.
     """
     known = {"temperature": temp, "stop": stop_strings or None, "temperature_first": True}
-    return SamplingParams.resolve({**known, **own}, _NEUTRAL)
+    return SamplingParams.resolve({**known, **more}, _NEUTRAL)
 
 
 StreamItem = dict[str, Any]
 """One item of `make_child_stream`: JSON data, except for the nodes in "children" of the last."""
 
 
-def items(growth: Growth) -> Generator[StreamItem, None, Branches]:
+def stream_items(growth: Growth) -> Generator[StreamItem, None, Branches]:
     """Run a growth and yield N8Loom's stream items; return the children.
 
     An item is a dict of type "update" for each step. The last one has the type "final".
@@ -59,7 +59,7 @@ def items(growth: Growth) -> Generator[StreamItem, None, Branches]:
                         "tokens": [list(ids) for ids in tokens],
                         "decoded_texts": list(texts),
                         "ended": list(ended),
-                        "deltas": [_as_dict(new) for new in deltas],
+                        "deltas": [_delta_as_dict(new) for new in deltas],
                     }
         except KeyboardInterrupt:
             growth.abandon("interrupted")
@@ -78,7 +78,7 @@ def items(growth: Growth) -> Generator[StreamItem, None, Branches]:
     return growth.children
 
 
-def _as_dict(new: Delta) -> dict[str, Any]:
+def _delta_as_dict(new: Delta) -> dict[str, Any]:
     return {
         "branch": new.branch,
         "node_id": new.node.id,

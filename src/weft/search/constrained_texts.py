@@ -10,7 +10,7 @@ from .._core.sampling.params import SamplingParams
 from ..constraints import EachLine, Matcher, as_constraint
 from ..lm.lm import LM
 from ..loom import Heddle
-from ..loom.constrained_text import constrained_tokens, healed_constraint
+from ..loom.constrained_text import allow_moved_spaces, constrained_tokens
 
 
 class ConstrainedTexts:
@@ -56,7 +56,7 @@ class ConstrainedTexts:
 
     def _matcher(self, node: Heddle) -> Matcher:
         """Return the constraint's matcher in its state after a node's text."""
-        matcher = self.lm.constraints.matcher(healed_constraint(node, self.constraint))
+        matcher = self.lm.constraints.matcher(allow_moved_spaces(node, self.constraint))
         return _advanced(matcher, constrained_tokens(node, self.constraint))
 
     def _tokenizations(self, text: str) -> Iterator[list[int]]:
