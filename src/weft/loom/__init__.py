@@ -1,4 +1,4 @@
-"""Looms: trees of text whose nodes can be grown, edited, measured and saved."""
+"""Looms: trees of generated text whose nodes can be grown, edited, scored and saved."""
 
 from .grow import Branches
 from .heddle import Heddle

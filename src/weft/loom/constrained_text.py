@@ -1,4 +1,4 @@
-"""Constrained text that spans several nodes of a path: where it begins, and its parsed value."""
+"""Constrained text that spans several nodes of a path: its nodes, tokens and parsed value."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def constrained_tokens(node: HeddleState, constraint: Any) -> list[int]:
 
 
 def parsed_text(node: HeddleState) -> Any:
-    """Return the parsed value of a constrained text; see `Heddle.parsed`."""
+    """Join the nodes of a node's constrained text and parse it; see `Heddle.parsed`."""
     constraint = node.params.constraint if node.params is not None else None
     if constraint is None:
         raise ConfigError("this node was grown without a constraint; its text is all there is")
@@ -50,17 +50,17 @@ def parsed_text(node: HeddleState) -> Any:
 
 
 def allow_moved_spaces(node: HeddleState, constraint: Constraint) -> Constraint:
-    """Return the constraint for branches of a node.
+    """Return the constraint that a node's new branches must follow.
 
     In a loom with `heal=True`, spaces were moved from the prompt's end to the generated text. The
-    result then allows these spaces first.
+    returned constraint then allows these spaces first; otherwise it is `constraint` itself.
     """
     prefix = _moved_spaces(node, constraint)
     return after(prefix, constraint) if prefix else constraint
 
 
 def _moved_spaces(node: HeddleState, constraint: Constraint) -> str:
-    """Return the spaces moved from the prompt into a constrained text; "" if there are none."""
+    """Return the spaces that `heal` moved from the prompt into a constrained text, or ""."""
     nodes = constrained_nodes(node, constraint)
     prompt = nodes[0].parent if nodes else node
     prefix = "" if prompt is None else prompt.meta.get(HEAL)
@@ -68,7 +68,7 @@ def _moved_spaces(node: HeddleState, constraint: Constraint) -> str:
 
 
 def warn_of_prompt_before(node: HeddleState, constraint: Constraint) -> None:
-    """Warn if a constraint begins after a prompt or added text that ends in a space."""
+    """Log a warning if a constraint begins after a prompt or added text that ends in a space."""
     is_given = node.params is None and not getattr(node, "chat_template_used", False)
     if is_given and can_begin_after(constraint) and node.lm is not None:
         node.lm.text.warn_of_end_space(node.tokens)

@@ -1,4 +1,4 @@
-"""`LM.generate`: answers to a prompt as nodes of a new loom."""
+"""`LM.generate`: answers to a prompt, as nodes of a new loom."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class GeneratedNode(Heddle):
-    """A node whose `str` is its text; that of other nodes is a drawing of their tree."""
+    """A node returned by `LM.generate`: its `str` is its text, not a drawing of the tree."""
 
     def __str__(self) -> str:
         return self.text
@@ -35,7 +35,7 @@ def generate(
     template: bool,
     **sampling: Any,
 ) -> Branches:
-    """Return `n` answers; see `LM.generate`."""
+    """Generate `n` answers to a prompt in a new loom; the implementation of `LM.generate`."""
     loom = _create_loom(lm, prompt, system=system, template=template)
     return loom.grow(n, params, show=False, **sampling)
 
@@ -50,12 +50,13 @@ async def agenerate(
     template: bool,
     **sampling: Any,
 ) -> Branches:
-    """Await `n` answers; see `LM.agenerate`."""
+    """Async version of `generate`; the implementation of `LM.agenerate`."""
     loom = _create_loom(lm, prompt, system=system, template=template)
     return await loom.agrow(n, params, **sampling)
 
 
 def _create_loom(lm: LM, prompt: Prompt, *, system: str | None, template: bool) -> Loom:
+    """Create the loom of a prompt; raise ConfigError for a list of prompts."""
     if isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], str):
         raise ConfigError(
             f"generate takes one prompt, not a list of {len(prompt)} texts. Write"

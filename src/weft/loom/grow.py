@@ -96,7 +96,7 @@ class Event(NamedTuple):
 
 
 class StopStrings:
-    """A search for stop strings in a growing text, also across token boundaries.
+    """Detects stop strings in text that arrives token by token, also across token boundaries.
 
     Args:
         stops: the stop strings.
@@ -114,7 +114,7 @@ class StopStrings:
         self._tail = b""
 
     def push(self, piece: bytes) -> str | None:
-        """Add the bytes of one token; return the stop string that they complete, or None.
+        """Append the bytes of one token; return the stop string that they complete, or None.
 
         If they complete several, return the one that ends first; if several end there, the longest.
         """
@@ -135,7 +135,7 @@ class StopStrings:
 
 
 class StopWatcher:
-    """A callback for each token of a run: it detects stop strings and sends events to a channel.
+    """Callback after each token of a branch: detects stop strings, and sends events.
 
     It has no reference to a node, because the scheduler may keep it longer than the tree exists.
 
@@ -143,7 +143,7 @@ class StopWatcher:
         branch: index of the branch in the call.
         lm: the LM.
         params: the sampling parameters, with the stop strings.
-        channel: gets an `Event` per token; None: only stop strings are detected.
+        channel: receives an `Event` per token; None: only stop strings are detected.
     """
 
     def __init__(
@@ -168,15 +168,15 @@ class StopWatcher:
         return "stop" if self.stopped is not None else None
 
     def on_end(self, ticket: Ticket) -> None:
-        """Send the event that the branch has ended; called after all of its tokens."""
+        """Send the event that the branch has ended; the scheduler calls this after all tokens."""
         if self._channel is not None:
             self._channel.put(Event(self.branch, None))
 
 
 class SiblingOrder:
-    """Attaches the branches of one call to one parent, in the order of their numbers.
+    """Attaches the branches of one call to one parent, in order of their numbers.
 
-    The order in which the branches end does not matter.
+    Branches may end in any order.
     """
 
     def __init__(self, parent: Heddle) -> None:
@@ -217,12 +217,12 @@ class SiblingOrder:
 
 
 class PendingBranch:
-    """A branch that is growing: its future child node, and the tokens delivered so far.
+    """A branch that is being generated: its future child node, and the tokens delivered so far.
 
     Args:
         index: index of the branch in the call.
-        child: the node that gets the tokens; it is attached at the end.
-        parent: the node that grows.
+        child: the node that receives the tokens; it is attached at the end.
+        parent: the node that it continues.
         origin: the parent's place in the token tree when the call started.
         watch: detects stop strings and sends events; None if the call needs neither.
         siblings: attaches the call's branches of this parent.
@@ -269,9 +269,9 @@ class PendingBranch:
     def new_texts(
         self, events: list[Event]
     ) -> tuple[list[tuple[str, float | None]], FinishReason | None]:
-        """Return what a display needs of new events: ([(text, logprob)], finish reason).
+        """Convert new events for a display: ([(text, logprob) of each token], finish reason).
 
-        There is one pair for each new token. The finish reason is None while the branch grows.
+        The finish reason is None until the branch has ended.
         """
         assert self.text is not None
         assert self.ticket is not None
@@ -308,6 +308,10 @@ class PendingBranch:
         self._attach(None)
 
     def _attach(self, end: Place | None) -> None:
+        """Attach the child to its parent, unless it was cancelled before its first token.
+
+        end: the place in the token tree after the child's tokens; None: compute it when used.
+        """
         self.over = True
         child = self.child
         if not child.tokens and child.finish_reason in ("cancelled", "interrupted"):
@@ -322,7 +326,7 @@ BranchEvents = tuple[PendingBranch, list[Event]]
 
 
 class Growth:
-    """All branches of one call of `grow` or `stream`.
+    """All branches that one call of `grow` or `stream` generates.
 
     Plan them with `add`. Then call one of `run`, `arun`, `news` and `anews`, once.
 
@@ -343,10 +347,10 @@ class Growth:
         self.reason: FinishReason = "cancelled"  # of branches that have not ended when it closes
 
     def add(self, node: Heddle, params: SamplingParams, *, first: int = 0) -> list[PendingBranch]:
-        """Plan `params.n` branches of a node, and return them. Runs nothing.
+        """Plan `params.n` branches of a node; return them. Nothing runs yet.
 
         Args:
-            node: the node that grows.
+            node: the node to continue.
             params: the sampling parameters, with a seed.
             first: number of the first branch; the numbers select the random streams.
 
@@ -377,6 +381,7 @@ class Growth:
         return self.branches[-params.n :]
 
     def _create_run(self, child: Heddle, pending: PendingBranch) -> Run:
+        """Return the scheduler's work item of a branch, with its sampler and stop rules."""
         params = child.params
         assert params is not None
         assert params.seed is not None
@@ -407,11 +412,11 @@ class Growth:
     # All at once
 
     def run(self, display: GrowthDisplay | None = None) -> Branches:
-        """Run all branches to their end, attach the children and return them.
+        """Generate all branches, attach the children and return them.
 
         On an error no child is attached; see also `Branches.failed`.
 
-        display: shows the branches while they grow, which needs `streamed=True`. None: no display.
+        display: shows the branches meanwhile, which needs `streamed=True`. None: no display.
         """
         try:
             self._submit()
@@ -428,6 +433,7 @@ class Growth:
             raise
 
     def _run_with_display(self, display: GrowthDisplay) -> None:
+        """Run the branches and pass new tokens to the display."""
         assert self._channel is not None
         try:
             display.open()
@@ -438,7 +444,7 @@ class Growth:
             display.close()
 
     async def arun(self) -> Branches:
-        """The async form of `run`, without a display.
+        """Async version of `run`, without a display.
 
         If the task is cancelled, branches keep their tokens, with finish_reason "cancelled".
         """
@@ -454,14 +460,17 @@ class Growth:
 
     @deferred_interrupt()  # an interrupt here would leave runs without a ticket to cancel them
     def _submit(self) -> None:
+        """Submit all runs to the scheduler."""
         if self._runs:
             self._register_tickets(self.lm.submit(self._runs))
 
     async def _asubmit(self) -> None:
+        """Async version of `_submit`."""
         if self._runs:
             self._register_tickets(await self.lm.asubmit(self._runs))
 
     def _register_tickets(self, tickets: list[Ticket]) -> None:
+        """Store the scheduler's ticket of each branch."""
         self._tickets = tickets
         for pending, ticket in zip(self.branches, self._tickets, strict=True):
             pending.ticket = ticket
@@ -470,24 +479,27 @@ class Growth:
 
     @deferred_interrupt()
     def _finish_all(self) -> Branches:
+        """Attach all children and return them; raise the first error instead."""
         self._raise_errors()
         self._finish_successful()
         return self.children
 
     @deferred_interrupt()
     def _finish_successful(self) -> None:
+        """Attach the children of all runs that have finished without an error."""
         for pending in self.branches:
             if pending.ticket is not None and pending.ticket.done and pending.ticket.error is None:
                 pending.finish()
 
     def _cancel(self, reason: FinishReason) -> None:
+        """Cancel all runs; `reason` becomes their finish reason."""
         for ticket in self._tickets:
             ticket.cancel(reason)
 
     # Step by step
 
     def news(self) -> Generator[list[BranchEvents], None, None]:
-        """Run the branches and yield the events of each step, grouped by branch.
+        """Run the branches; yield the events of each step, grouped by branch.
 
         The caller passes the events of each branch to `delta`, which applies them to the child. If
         the generator is closed early, branches are attached with the tokens that `delta` applied.
@@ -506,7 +518,7 @@ class Growth:
         self._raise_errors()
 
     async def anews(self) -> AsyncGenerator[list[BranchEvents], None]:
-        """The async form of `news`."""
+        """Async version of `news`."""
         assert self._channel is not None
         try:
             await self._asubmit()
@@ -541,9 +553,11 @@ class Growth:
                 pending.keep(reason)
 
     def _final_events(self) -> list[Event]:
+        """Return an end event for each branch that has not ended yet."""
         return [Event(pending.index, None) for pending in self.branches if not pending.over]
 
     def _group_by_branch(self, events: Iterable[Event]) -> list[BranchEvents]:
+        """Group events by their branch, without those of branches that have ended."""
         by_branch: dict[int, list[Event]] = {}
         for event in events:
             if not self.branches[event.branch].over:
@@ -584,7 +598,7 @@ def deltas(growth: Growth | None) -> Generator[Delta, None, Branches]:
 
 
 async def adeltas(growth: Growth | None) -> AsyncGenerator[Delta, None]:
-    """The async form of `deltas`, for a running event loop."""
+    """Async version of `deltas`."""
     if growth is None:
         return
     async with aclosing(growth.anews()) as steps:
@@ -626,6 +640,7 @@ def delta(pending: PendingBranch, events: list[Event]) -> Delta:
 
 @deferred_interrupt()
 def _end_branch(pending: PendingBranch) -> None:
+    """Mark the branch as failed if its run failed; else attach its child."""
     if pending.ticket is not None and pending.ticket.error is not None:
         pending.over, pending.child.finish_reason = True, "error"
     else:
@@ -635,12 +650,12 @@ def _end_branch(pending: PendingBranch) -> None:
 def plan(
     nodes: list[Heddle], params: SamplingParams, *, force: bool, streamed: bool, first: int = 0
 ) -> Growth:
-    """Plan the branches of one call, and return them as a `Growth`. Runs nothing.
+    """Plan the branches of one call; return them as a `Growth`. Nothing runs yet.
 
     Args:
-        nodes: the nodes that grow, at least one.
+        nodes: the nodes to continue, at least one.
         params: the sampling parameters; `n` branches for each node.
-        force: grow terminal nodes too. Otherwise they are in `skipped`, and the log warns.
+        force: continue terminal nodes too. Otherwise they are in `skipped`, and the log warns.
         streamed: as for `Growth`.
         first: number of the first branch; the numbers select the random streams.
     """
@@ -657,7 +672,7 @@ def plan(
 
 
 def is_quick(nodes: list[Heddle], params: SamplingParams) -> bool:
-    """Return True if `plan` takes well under a millisecond for these nodes and parameters.
+    """Return True if `plan` takes under a millisecond, so that it may run on an event loop.
 
     There are then few branches, no constraint to compile, and no place to compute.
     """
@@ -666,14 +681,14 @@ def is_quick(nodes: list[Heddle], params: SamplingParams) -> bool:
 
 
 def with_seed(params: SamplingParams) -> SamplingParams:
-    """Return the same parameters with a seed: a fresh one if none was given."""
+    """Return the parameters with a seed; draw a random one if they have none."""
     return params if params.seed is not None else replace(params, seed=fresh_seed())
 
 
 def check_not_terminal(node: Heddle, how: str = "force=True") -> None:
     """Raise Terminal for a node that ended with an end token.
 
-    how: the option that grows such a node anyway, for the message.
+    how: the option that continues such a node anyway, for the message.
     """
     if node.terminal:
         raise Terminal(
@@ -684,7 +699,7 @@ def check_not_terminal(node: Heddle, how: str = "force=True") -> None:
 
 
 class DeferredGrowth:
-    """Growing calls that `apply_at_leaves` collects and runs in one batch.
+    """Collects the generating calls that `apply_at_leaves` makes, to run them as one batch.
 
     The calls run when a caller first reads the children of one of their nodes, at the latest after
     the last leaf. A leaf gets the same children as if it were grown alone. Leaves with equal paths
@@ -696,7 +711,7 @@ class DeferredGrowth:
         self._numbers: Counter[tuple[tuple[int, ...], int | None]] = Counter()
 
     def defer(self, node: Heddle, params: SamplingParams) -> LazyChildren:
-        """Add a growing call; return the list that will contain its children."""
+        """Add a generating call on a node; return a list that will contain its children."""
         children = LazyChildren(self)
         self._calls.append((node, params, self.number(node, params), children))
         set_pending_growth(node, self)
@@ -730,7 +745,7 @@ class DeferredGrowth:
 
 
 class LazyChildren(UserList["Heddle"]):
-    """A list of children that runs its deferred call when it is first read."""
+    """A list of children that are generated when the list is first read."""
 
     def __init__(self, deferred: DeferredGrowth) -> None:
         self.deferred: DeferredGrowth | None = deferred
@@ -738,16 +753,16 @@ class LazyChildren(UserList["Heddle"]):
 
     @property
     def data(self) -> list[Heddle]:  # type: ignore[override]
-        """The children; runs the deferred call if it has not run."""
+        """The children; runs all deferred calls if they have not run."""
         if self.deferred is not None:
             self.deferred.flush()
         return self.nodes
 
 
 def call_on_leaves(nodes: list[Heddle], func: Callable[[Heddle], Any]) -> list[Any]:
-    """Call `func` on each node, and return the results.
+    """Call `func` on each node; return the results.
 
-    Growing calls of `func` on its node are deferred; those of all nodes run as one batch.
+    If `func` generates children of its node, these calls run as one batch for all nodes.
     """
     deferred = DeferredGrowth()
     results = []
@@ -767,21 +782,21 @@ def call_on_leaves(nodes: list[Heddle], func: Callable[[Heddle], Any]) -> list[A
 
 
 class GrowthDisplay(Protocol):
-    """Shows the branches of a call while they grow."""
+    """Shows the branches of a call while they are generated."""
 
     def open(self) -> None:
-        """Show that the call has started."""
+        """Show the display, when the call starts."""
         ...
 
     def push(
         self, branch: int, pieces: list[tuple[str, float | None]], ended: FinishReason | None
     ) -> None:
-        """Add the new tokens of a branch.
+        """Show the new tokens of a branch.
 
         Args:
             branch: index of the branch in the call.
             pieces: (text, logprob) of each token; the logprob is None if it is not reported.
-            ended: the finish reason; None while the branch grows.
+            ended: the finish reason; None until the branch ends.
         """
         ...
 

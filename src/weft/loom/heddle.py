@@ -53,9 +53,9 @@ if TYPE_CHECKING:
 
 
 class RenderMixin(HeddleState):
-    """Methods of `Heddle` that draw a node's tree as text, HTML, Graphviz and Mermaid.
+    """The part of `Heddle` that draws a node's tree as text, HTML, Graphviz and Mermaid.
 
-    They do not change the tree.
+    These methods do not change the tree.
     """
 
     def show(
@@ -340,6 +340,10 @@ class Heddle(Listed, RenderMixin):
         *,
         streamed: bool = False,
     ) -> Growth | None:
+        """Validate the arguments of `grow` or `stream`; return the planned branches.
+
+        None if `at` is empty.
+        """
         params = resolve_params(n, params, sampling, self.default_sampling)
         check_bool("force", force)
         first = 0
@@ -511,7 +515,7 @@ class Heddle(Listed, RenderMixin):
     # N8Loom's names
 
     def add_text_child(self, text: str | Sequence[int], *, special: bool | None = None) -> Heddle:
-        """Call `add` with these arguments; N8Loom's name for it."""
+        """N8Loom's name for `add`."""
         return self.add(text, special=special)
 
     def make_children(
@@ -550,9 +554,10 @@ class Heddle(Listed, RenderMixin):
         stop_strings: str | Sequence[str] = (),
         **kwargs: Any,
     ) -> Generator[n8loom_names.StreamItem, None, Branches]:
-        """N8Loom's form of `stream`: yields N8Loom's dicts, with an additional key "deltas".
+        """N8Loom's form of `stream`: yield a dict of all branches' texts after each step.
 
-        "deltas" has the new tokens of each branch. The generator returns the children.
+        The dicts have an additional key "deltas" with the new tokens of each branch. The generator
+        returns the children.
         """
         own = {"n": n, "max_tokens": max_tokens, "min_p": min_p, **kwargs}
         params = n8loom_names.params(temp=temp, stop_strings=stop_strings, **own)
@@ -582,7 +587,7 @@ class Heddle(Listed, RenderMixin):
         return self.make_child_stream(**kwargs) if streamed else self.make_children(**kwargs)
 
     def at_all_leaves(self, func: Callable[[Heddle], Any]) -> list[Any]:
-        """Call `func` on every leaf below and return the results; see `apply_at_leaves`."""
+        """N8Loom's name for `apply_at_leaves` with one function."""
         return call_on_leaves(leaves_below(self), func)
 
     def apply_at_leaves(self, *funcs: Callable[[Heddle], Any]) -> list[Any]:
@@ -612,7 +617,7 @@ def resolve_params(
     sampling: Mapping[str, Any],
     defaults: SamplingParams,
 ) -> SamplingParams:
-    """Return the sampling parameters of a call of `grow` or `stream`.
+    """Combine the arguments of a `grow` or `stream` call into validated sampling parameters.
 
     Args:
         n: number of branches, or all parameters; None: that of `params`.
@@ -641,7 +646,7 @@ def resolve_params(
 
 
 def at_end(node: HeddleState) -> Place:
-    """Return the node's place. Raises: ConfigError if the path is empty."""
+    """Return the node's place in the token tree. Raises: ConfigError if the path is empty."""
     place = node.place
     if not place.depth:
         raise ConfigError("the node's path is empty: there is no context to score after. Add text")
@@ -649,7 +654,7 @@ def at_end(node: HeddleState) -> Place:
 
 
 def next_item(node: HeddleState, top: int) -> Extend:
-    """Return the work item of `Heddle.next`: the raw logits after the node."""
+    """Return the scheduler's work item of `Heddle.next`: it reads the raw logits after the node."""
     check_int("top", top, 1)
     place = at_end(node)
     return Extend(place, (), (Logits(place.depth),))

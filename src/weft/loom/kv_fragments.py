@@ -1,4 +1,4 @@
-"""KV as arrays for callers: fragments of nodes, layers of paths."""
+"""Copies of KV as arrays: fragments of nodes, and the layers of full paths."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class KVFrag(tuple[Any, Any]):
 
 
 class ExportedKV(NamedTuple):
-    """The KV of a full path.
+    """The KV of a full path, copied from the engine.
 
     layers: for each layer (keys, values), arrays [n_kv_heads, T, head_dim].
     marks: what the engine stores in addition to the arrays, by name.
@@ -145,17 +145,20 @@ def fragments(node: HeddleState) -> list[KVFrag]:
 
 
 def _is_bfloat16(marks: Mapping[str, Any], name: str) -> bool:
+    """Return True if the engine's array of this name is bfloat16, stored as uint16 bits."""
     of_keys, _, of_values = str(marks.get(f"{name}.dtype", marks.get("dtype"))).partition("/")
     return (of_values if of_values and name.startswith("v") else of_keys) == "bfloat16"
 
 
 def _to_float32(array: NDArray[Any], marks: Mapping[str, Any], name: str) -> NDArray[Any]:
+    """Return a bfloat16 array (uint16 bits) as float32; other arrays unchanged."""
     if not _is_bfloat16(marks, name):
         return array
     return (array.astype(np.uint32) << 16).view(np.float32)
 
 
 def _to_bfloat16(array: NDArray[Any], marks: Mapping[str, Any], name: str) -> NDArray[Any]:
+    """Return a float32 array as bfloat16 (uint16 bits) if the engine's array is; else unchanged."""
     if not _is_bfloat16(marks, name):
         return array
     bits = np.ascontiguousarray(array, dtype=np.float32).view(np.uint32)

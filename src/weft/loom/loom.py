@@ -152,6 +152,7 @@ class Loom(Heddle):
     def _initialize(
         self, binding: ModelBinding, prompt: Prompt, heddle_class: type[Heddle] | None
     ) -> None:
+        """Set the attributes of a new loom with this prompt."""
         super().__init__(binding, None, prompt.ids)
         self.user_prompt = prompt.user_prompt
         self.chat_template_used = prompt.chat_template_used
@@ -160,6 +161,7 @@ class Loom(Heddle):
         self.created = datetime.now(UTC).isoformat(timespec="seconds")
 
     def _initialize_text(self, prompt: object, heddle_class: type[Heddle] | None) -> None:
+        """Set the attributes of a loom of texts, which has no model."""
         from ..service.store.file import NO_MODEL
 
         if not isinstance(prompt, str):
@@ -185,6 +187,7 @@ class Loom(Heddle):
         return loom
 
     def _encode_own(self, text: str) -> list[int]:
+        """Tokenize a new text of the root; special tokens in it are parsed."""
         # The text of a root shows its special tokens, so they are parsed again.
         return self._binding.text_lm().text.encode(text, special=True, add_bos=False)
 
@@ -240,9 +243,9 @@ class Loom(Heddle):
     ) -> Self:
         """Read a saved loom. Without an LM it can be read, searched and saved, but not grown.
 
-        If a node's logprobs cover only some of its tokens, they are ignored; `dropped` of the loom
-        says for which nodes. Saved KV is loaded if it matches this model and these tokens; other KV
-        is computed when it is used.
+        If a node's logprobs cover only some of its tokens, they are ignored, and `dropped` names
+        the nodes. Saved KV is loaded if it matches this model and these tokens; other KV is
+        computed when it is used.
 
         Args:
             path: a file that `save` or an export wrote.
@@ -285,7 +288,13 @@ _EMPTY = "the prompt is empty: there are no tokens to continue. Give it some tex
 
 
 class Prompt(NamedTuple):
-    """A prompt as token ids, with the texts that it was rendered from."""
+    """A prompt as token ids, with the texts that it was rendered from.
+
+    ids: the token ids.
+    user_prompt: the last user message, or the raw text.
+    chat_template_used: True if a chat template rendered it.
+    messages: the chat messages; () if there are none, or not only texts.
+    """
 
     ids: list[int]  # [] in a loom of texts
     user_prompt: str  # the user's text, without a template
@@ -303,7 +312,7 @@ def read_prompt(
     system: str | None = None,
     check: Callable[[str], None] | None = None,
 ) -> Prompt:
-    """Return a prompt as token ids, rendered by the chat template if necessary.
+    """Tokenize a prompt, rendered by the chat template if necessary.
 
     Args:
         tokenizer: the model's tokenizer.
@@ -363,6 +372,7 @@ def _from_text(
     system: str | None,
     check: Callable[[str], None] | None,
 ) -> Prompt:
+    """Tokenize a raw text, without a chat template."""
     if system is not None:
         raise ConfigError(
             "system needs a chat template: this model has none, or template=False. Put it into "
@@ -383,6 +393,7 @@ def _from_messages(
     system: str | None,
     check: Callable[[str], None] | None,
 ) -> Prompt:
+    """Render chat messages by the chat template, and tokenize them."""
     if not template or tokenizer.chat_template is None:
         raise ConfigError(
             "chat messages need a chat template: this model has none, or template=False. Give a "
@@ -402,11 +413,15 @@ def _from_messages(
 
 
 def _text_messages(messages: list[Any]) -> list[dict[str, Any]]:
-    """Return messages that consist of text only; [] if any of them contains something else."""
+    """Return the messages, to save with the loom, if all contents are texts.
+
+    [] if a message has other content, such as an image.
+    """
     kept = [{"role": m.get("role"), "content": m.get("content")} for m in messages]
     plain = all(isinstance(value, str) for each in kept for value in each.values())
     return kept if plain and kept == messages else []
 
 
 def _are_valid_ids(tokenizer: Tokenizer, ids: Sequence[int]) -> bool:
+    """Return True if all ids are in the tokenizer's vocabulary."""
     return all(0 <= token < tokenizer.n_vocab for token in ids)

@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 
 def is_lm(model: object) -> bool:
-    """Return True for an LM. Imports the LM's module only when it is called."""
+    """Return True for an LM. Does not import the LM's module before the first call."""
     from ..lm.lm import LM
 
     return isinstance(model, LM)
 
 
 class ModelBinding:
-    """The model of a loom, and whether the loom is closed. All nodes share one binding."""
+    """The model of a loom, and whether the loom is closed; all nodes of a loom share one object."""
 
     __slots__ = ("adapter", "closed", "is_chat", "is_text", "lm", "model", "tokenizer")
 
@@ -35,7 +35,7 @@ class ModelBinding:
 
     @classmethod
     def from_model(cls, model: Any, tokenizer: Any = None) -> ModelBinding:
-        """Return a binding to a model. An existing binding is returned unchanged.
+        """Bind an LM or a loaded model object. An existing binding is returned unchanged.
 
         Args:
             model: an LM, or a loaded model object, which always gets the same LM.
@@ -49,7 +49,7 @@ class ModelBinding:
         return cls(lm, model, lm.tokenizer if tokenizer is None else tokenizer)
 
     def text_lm(self) -> LM:
-        """Return the LM, to use its tokenizer. A closed loom is accepted.
+        """Return the LM for tokenizing and decoding only; allowed after the loom is closed.
 
         Raises: ConfigError without a model.
         """
@@ -68,7 +68,7 @@ class ModelBinding:
         return self.lm
 
     def live_lm(self) -> LM:
-        """Return the LM, to run it.
+        """Return the LM for running the model.
 
         Raises: ConfigError without a model; StaleHandle if the loom is closed.
         """

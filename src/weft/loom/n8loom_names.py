@@ -1,4 +1,4 @@
-"""N8Loom's names on a `Heddle`: its sampling parameters and its stream items."""
+"""N8Loom's names on a `Heddle`: sampling parameters and stream items."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def params(
     Args:
         temp: the temperature.
         stop_strings: the stop strings.
-        own: parameters by Weft's names; `temperature` and `stop` override `temp` and
+        more: parameters by Weft's names; `temperature` and `stop` override `temp` and
             `stop_strings`.
     """
     known = {"temperature": temp, "stop": stop_strings or None, "temperature_first": True}
@@ -79,6 +79,7 @@ def stream_items(growth: Growth) -> Generator[StreamItem, None, Branches]:
 
 
 def _delta_as_dict(new: Delta) -> dict[str, Any]:
+    """Return a branch's new tokens as a dict, an entry of "deltas"."""
     return {
         "branch": new.branch,
         "node_id": new.node.id,
@@ -94,7 +95,9 @@ def _delta_as_dict(new: Delta) -> dict[str, Any]:
 def ramify_texts(arg: object) -> list[str] | None:
     """Return the texts that a call of `ramify` adds; None if the call generates.
 
-    arg: the argument of `ramify`. Raises: ConfigError unless it is None or a list of texts.
+    arg: the argument of `ramify`.
+
+    Raises: ConfigError unless it is None, a text or a list of texts.
     """
     if arg is None:
         return None
