@@ -84,8 +84,8 @@ def test_a_loaded_model_has_one_lm_and_is_let_go_with_it() -> None:
 
     model = AutoModelForCausalLM.from_pretrained(TINY)
     tokenizer = AutoTokenizer.from_pretrained(TINY)
-    one, two = weft.load(model, tokenizer), weft.LM.of(model, tokenizer)
-    assert one is two is weft.LM.of(one)
+    one, two = weft.load(model, tokenizer), weft.LM.from_model(model, tokenizer)
+    assert one is two is weft.LM.from_model(one)
     assert one.model is model
     assert one.tokenizer is tokenizer
     gone = weakref.ref(one)

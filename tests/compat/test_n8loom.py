@@ -268,7 +268,7 @@ def test_a_bfloat16_model_has_fragments() -> None:
     loom = n8loom.Loom(model, tokenizer, samples.game24)
     node = loom.add_text_child("4 + 9 = 13")
     assert node.frag[0].keys.dtype == np.float32
-    lm = weft.LM.of(model, tokenizer)
+    lm = weft.LM.from_model(model, tokenizer)
     want = logits(lm, node.place)
     frags = [each.frag for each in node.path]
     fused = n8loom.fuse_cache_frags([list(layer) for layer in zip(*frags, strict=True)])

@@ -17,7 +17,7 @@ from fakes import BrokenEngine
 from weft import AsyncLM, Branch, Loom
 from weft._core.tokens.codec import Token
 from weft.asynclm import AbstractAsyncLM
-from weft.asynclm.asynclm import ExactRows, Paths, sampler_of, top_of
+from weft.asynclm.asynclm import ExactRows, PrefixGroups, create_sampler, top_of_row
 from weft.errors import BatchAbandoned, ConfigError, ContextOverflow, ForwardError
 
 
@@ -355,7 +355,7 @@ def test_strict_rows_may_be_asked_from_many_threads_with_room_for_two(make, monk
     lm = make("numpy")
     exact = ExactRows(lm, 2 * 4 * lm.info.n_vocab)
     places = [lm.place([5 + n]) for n in range(4)]
-    monkeypatch.setattr(exact, "plain", lambda place: np.array(place.ids(), np.float32))
+    monkeypatch.setattr(exact, "compute", lambda place: np.array(place.ids(), np.float32))
     wrong: list[object] = []
 
     def ask(seed: int) -> None:
@@ -423,9 +423,9 @@ def test_a_batch_answers_in_the_callers_order_however_contexts_lie_on_paths(make
         same(model.batch_next_token_logprobs_sync(contexts), expected)
         lm.clear_cache()
         same(asyncio.run(model.batch_next_token_logprobs(contexts)), expected)
-    paths = Paths([[1, 2], [3], [1], [1, 2], [1, 2, 4], [3]])
+    paths = PrefixGroups([[1, 2], [3], [1], [1, 2], [1, 2, 4], [3]])
     assert list(paths) == [([1, 2, 4], [1, 2, 3]), ([3], [1])]
-    assert paths.in_order(["abc", "x"]) == ["b", "x", "a", "b", "c", "x"]
+    assert paths.restore_order(["abc", "x"]) == ["b", "x", "a", "b", "c", "x"]
 
 
 def test_all_prefixes_of_a_context_are_one_call(make, kind, oracle) -> None:
@@ -464,7 +464,7 @@ def test_top_rows_are_the_first_of_sorted_ones(make, monkeypatch, parts: int) ->
     for wrong in (0, None, 1.5, lm.info.n_vocab + 1):
         with pytest.raises(ConfigError, match="^k is"):
             model.batch_top_logprobs_sync(contexts, wrong)
-    ties = top_of(np.array([1, 3, 3, 0, 3], np.float32), 2)
+    ties = top_of_row(np.array([1, 3, 3, 0, 3], np.float32), 2)
     assert ties.ids.tolist() == [1, 2]
 
 
@@ -567,7 +567,7 @@ def test_samples_are_those_of_the_other_faces(make, kind) -> None:
     (node,) = loom.grow(n=1, seed=3, max_tokens=12, temperature=1.0, show=False)
     assert asyncio.run(model.sample(loom.tokens, 12, ends, seed=3)) == node.tokens
     by_hand = AbstractAsyncLM._samples(
-        model, [loom.tokens], 12, ends, [sampler_of(1.0, 3, 0)], None
+        model, [loom.tokens], 12, ends, [create_sampler(1.0, 3, 0)], None
     )
     assert asyncio.run(by_hand) == [node.tokens]
     branch = Branch.create(lm, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=3)

@@ -134,7 +134,7 @@ class AbstractAsyncLM(ABC):
         k = check_int("k", k, 1)
 
         async def one(ids: Sequence[int]) -> TopRows:
-            return top_of(await self.next_token_logprobs(ids, **lora_kwargs(lora_name)), k)
+            return top_of_row(await self.next_token_logprobs(ids, **lora_kwargs(lora_name)), k)
 
         return concat_top(await asyncio.gather(*map(one, token_ids_list)), k)
 
@@ -145,7 +145,7 @@ class AbstractAsyncLM(ABC):
         k = check_int("k", k, 1)
         options = lora_kwargs(lora_name)
         rows = (self.next_token_logprobs_sync(ids, **options) for ids in token_ids_list)
-        return concat_top([top_of(row, k) for row in rows], k)
+        return concat_top([top_of_row(row, k) for row in rows], k)
 
     async def sample(
         self,
@@ -174,8 +174,8 @@ class AbstractAsyncLM(ABC):
         arguments.
         """
         prompts = [int_list("prompt_token_ids", prompt_token_ids)]
-        n, ends = check_int("max_tokens", max_tokens, 0), checked_ends(eos_token_ids)
-        samplers = [sampler_of(temperature, seed, 0)]
+        n, ends = check_int("max_tokens", max_tokens, 0), validate_end_ids(eos_token_ids)
+        samplers = [create_sampler(temperature, seed, 0)]
         return (await self._samples(prompts, n, ends, samplers, lora_name))[0]
 
     async def batch_sample(
@@ -193,9 +193,9 @@ class AbstractAsyncLM(ABC):
         `sample`.
         """
         prompts = [int_list("a prompt", prompt) for prompt in prompt_token_ids_list]
-        n, ends = check_int("max_tokens", max_tokens, 0), checked_ends(eos_token_ids)
+        n, ends = check_int("max_tokens", max_tokens, 0), validate_end_ids(eos_token_ids)
         seed = fresh_seed() if seed is None else seed
-        samplers = [sampler_of(temperature, seed, number) for number in range(len(prompts))]
+        samplers = [create_sampler(temperature, seed, number) for number in range(len(prompts))]
         return await self._samples(prompts, n, ends, samplers, lora_name)
 
     async def _samples(
@@ -206,6 +206,7 @@ class AbstractAsyncLM(ABC):
         samplers: Sequence[Sampler],
         lora_name: str | None,
     ) -> list[list[int]]:
+
         async def one(prompt: Sequence[int], sampler: Sampler) -> list[int]:
             tokens, path, chain = list[int](), list(prompt), BatchSampler([sampler])
             while len(tokens) < max_tokens:
@@ -353,7 +354,7 @@ class AsyncLM(AbstractAsyncLM):
         if self.strict:
             place = self._place(token_ids, lora_name)
             return self._to_output((await self._exact.arows([place]))[0])
-        ((row,),) = await self._aread([self._read_of(checked_ids(token_ids), lora_name)])
+        ((row,),) = await self._aread([self._create_read(validate_ids(token_ids), lora_name)])
         return self._to_output(row)
 
     def next_token_logprobs_sync(
@@ -365,7 +366,7 @@ class AsyncLM(AbstractAsyncLM):
         """
         if self.strict:
             return self._to_output(self._exact.rows([self._place(token_ids, lora_name)])[0])
-        ((row,),) = self._read([self._read_of(checked_ids(token_ids), lora_name)])
+        ((row,),) = self._read([self._create_read(validate_ids(token_ids), lora_name)])
         return self._to_output(row)
 
     async def batch_next_token_logprobs(
@@ -382,10 +383,10 @@ class AsyncLM(AbstractAsyncLM):
         """
         if self.strict:
             places = [self._place(ids, lora_name) for ids in token_ids_list]
-            return self._stacked(await self._exact.arows(places))
-        paths = Paths([checked_ids(ids) for ids in token_ids_list])
-        answers = await self._aread(self._reads(paths, lora_name))
-        return self._stacked(paths.in_order(answers))
+            return self._stack_output(await self._exact.arows(places))
+        paths = PrefixGroups([validate_ids(ids) for ids in token_ids_list])
+        results = await self._aread(self._create_reads(paths, lora_name))
+        return self._stack_output(paths.restore_order(results))
 
     def batch_next_token_logprobs_sync(
         self, token_ids_list: Contexts, lora_name: str | None = None
@@ -393,9 +394,11 @@ class AsyncLM(AbstractAsyncLM):
         """The blocking form of `batch_next_token_logprobs`, with the same arguments and result."""
         if self.strict:
             places = [self._place(ids, lora_name) for ids in token_ids_list]
-            return self._stacked(self._exact.rows(places))
-        paths = Paths([checked_ids(ids) for ids in token_ids_list])
-        return self._stacked(paths.in_order(self._read(self._reads(paths, lora_name))))
+            return self._stack_output(self._exact.rows(places))
+        paths = PrefixGroups([validate_ids(ids) for ids in token_ids_list])
+        return self._stack_output(
+            paths.restore_order(self._read(self._create_reads(paths, lora_name)))
+        )
 
     async def prefix_logprobs(self, token_ids: Sequence[int], lora_name: str | None = None) -> Any:
         """Return the log-probabilities after every prefix of a context: float32 [T, V], nats.
@@ -408,15 +411,15 @@ class AsyncLM(AbstractAsyncLM):
         """
         if self.strict:
             return await super().prefix_logprobs(token_ids, lora_name)
-        reads = self._reads([all_depths(token_ids)], lora_name)
-        return self._stacked((await self._aread(reads))[0])
+        reads = self._create_reads([all_depths(token_ids)], lora_name)
+        return self._stack_output((await self._aread(reads))[0])
 
     def prefix_logprobs_sync(self, token_ids: Sequence[int], lora_name: str | None = None) -> Any:
         """The blocking form of `prefix_logprobs`, with the same arguments and result."""
         if self.strict:
             return super().prefix_logprobs_sync(token_ids, lora_name)
-        reads = self._reads([all_depths(token_ids)], lora_name)
-        return self._stacked(self._read(reads)[0])
+        reads = self._create_reads([all_depths(token_ids)], lora_name)
+        return self._stack_output(self._read(reads)[0])
 
     async def batch_top_logprobs(
         self, token_ids_list: Contexts, k: int, lora_name: str | None = None
@@ -430,18 +433,22 @@ class AsyncLM(AbstractAsyncLM):
             k: number of tokens, from 1 to the size of the vocabulary.
             lora_name: the name of a LoRA adapter; None: the base model.
         """
-        k, rows = self._checked_top(k), list[TopRows]()
-        for some in self._chunks(token_ids_list):
-            rows += [top_of(r, k) for r in await self.batch_next_token_logprobs(some, lora_name)]
+        k, rows = self._validate_k(k), list[TopRows]()
+        for some in self._contexts_per_batch(token_ids_list):
+            rows += [
+                top_of_row(r, k) for r in await self.batch_next_token_logprobs(some, lora_name)
+            ]
         return TopRows(*map(self._to_output, concat_top(rows, k)))
 
     def batch_top_logprobs_sync(
         self, token_ids_list: Contexts, k: int, lora_name: str | None = None
     ) -> TopRows:
         """The blocking form of `batch_top_logprobs`, with the same arguments and result."""
-        k, rows = self._checked_top(k), list[TopRows]()
-        for some in self._chunks(token_ids_list):
-            rows += [top_of(row, k) for row in self.batch_next_token_logprobs_sync(some, lora_name)]
+        k, rows = self._validate_k(k), list[TopRows]()
+        for some in self._contexts_per_batch(token_ids_list):
+            rows += [
+                top_of_row(row, k) for row in self.batch_next_token_logprobs_sync(some, lora_name)
+            ]
         return TopRows(*map(self._to_output, concat_top(rows, k)))
 
     async def next_token_logprobs_uncached(
@@ -451,14 +458,16 @@ class AsyncLM(AbstractAsyncLM):
 
         Awaitable here; a blocking call on the classes of `weft.compat.genlm`, as in genlm.
         """
-        return self._to_output(await self._exact.aplain(self._place(token_ids, lora_name)))
+        return self._to_output(await self._exact.acompute(self._place(token_ids, lora_name)))
 
-    def _reads(
+    def _create_reads(
         self, paths: Iterable[tuple[list[int], Sequence[int]]], lora_name: str | None
     ) -> list[Extend]:
-        return [self._read_of(ids, lora_name, depths) for ids, depths in paths]
+        return [self._create_read(ids, lora_name, depths) for ids, depths in paths]
 
-    def _read_of(self, ids: list[int], lora_name: str | None, depths: Sequence[int] = ()) -> Extend:
+    def _create_read(
+        self, ids: list[int], lora_name: str | None, depths: Sequence[int] = ()
+    ) -> Extend:
         """Return a work item that reads the logits after a context or its prefixes.
 
         The item references only the tree's root, so the path's KV can be evicted before and after
@@ -473,7 +482,7 @@ class AsyncLM(AbstractAsyncLM):
         wants = [Logits(depth, False, is_far) for depth in depths or (len(ids),)]
         return Extend(root, ids, tuple(wants))
 
-    def _rows_of(self, ticket: Ticket) -> list[Floats]:
+    def _result_rows(self, ticket: Ticket) -> list[Floats]:
         """Return the log-probabilities that a finished work item of `_read_of` has read."""
         try:
             return [self._logprobs(answer) for answer in ticket.result()]
@@ -497,18 +506,19 @@ class AsyncLM(AbstractAsyncLM):
         """Run work items and return the rows of each, with at most `batch_size` in flight."""
         semaphore = self._semaphore()
         if semaphore is not None:
-            return await self._aread_some(semaphore, reads)
+            return await self._aread_limited(semaphore, reads)
         tickets = await self.lm.asubmit(reads)
         self._pending.update(tickets)
         try:
             await self.lm.adrive(tickets)
         finally:
             self._pending.difference_update(tickets)
-        return [self._rows_of(ticket) for ticket in tickets]
+        return [self._result_rows(ticket) for ticket in tickets]
 
-    async def _aread_some(
+    async def _aread_limited(
         self, semaphore: asyncio.Semaphore, reads: list[Extend]
     ) -> list[list[Floats]]:
+
         async def one(read: Extend) -> list[Floats]:
             async with semaphore:
                 (ticket,) = await self.lm.asubmit([read])
@@ -517,13 +527,13 @@ class AsyncLM(AbstractAsyncLM):
                     await self.lm.adrive([ticket])
                 finally:
                     self._pending.discard(ticket)
-                return self._rows_of(ticket)
+                return self._result_rows(ticket)
 
         return list(await asyncio.gather(*map(one, reads)))
 
     def _read(self, reads: list[Extend]) -> list[list[Floats]]:
         size = self.batch_size or max(1, len(reads))
-        answers: list[list[Floats]] = []
+        results: list[list[Floats]] = []
         for at in range(0, len(reads), size):
             tickets = self.lm.submit(reads[at : at + size])
             self._pending.update(tickets)
@@ -531,8 +541,8 @@ class AsyncLM(AbstractAsyncLM):
                 self.lm.drive(tickets)
             finally:
                 self._pending.difference_update(tickets)
-            answers += map(self._rows_of, tickets)
-        return answers
+            results += map(self._result_rows, tickets)
+        return results
 
     # Sampling ---------------------------------------------------------------------------------
 
@@ -553,9 +563,9 @@ class AsyncLM(AbstractAsyncLM):
         ]
         tickets = await self.lm.asubmit(runs)
         await self.lm.adrive(tickets)
-        return [self._sampled(ticket.result(), max_tokens) for ticket in tickets]
+        return [self._tokens_of_sample(ticket.result(), max_tokens) for ticket in tickets]
 
-    def _sampled(self, result: RunResult, max_tokens: int) -> list[int]:
+    def _tokens_of_sample(self, result: RunResult, max_tokens: int) -> list[int]:
         if result.finish_reason == "context":
             _log.warning(
                 "the context of %d tokens was full after %d of %d sampled tokens; ask for fewer,"
@@ -622,7 +632,7 @@ class AsyncLM(AbstractAsyncLM):
     # Parts ------------------------------------------------------------------------------------
 
     def _place(self, token_ids: Sequence[int], lora_name: str | None) -> Place:
-        return self.lm.place(checked_ids(token_ids), namespace=lora_name)
+        return self.lm.place(validate_ids(token_ids), namespace=lora_name)
 
     def _semaphore(self) -> asyncio.Semaphore | None:
         if self.batch_size is None:
@@ -637,11 +647,11 @@ class AsyncLM(AbstractAsyncLM):
     def _vocab_bytes(self) -> list[bytes]:
         return self.lm.text.vocab_bytes
 
-    def _chunks(self, token_ids_list: Contexts) -> Iterator[Contexts]:
+    def _contexts_per_batch(self, token_ids_list: Contexts) -> Iterator[Contexts]:
         size = max(1, TOP_BYTES // (4 * max(self.lm.info.n_vocab, 1)))
         return (token_ids_list[at : at + size] for at in range(0, len(token_ids_list), size))
 
-    def _checked_top(self, k: int) -> int:
+    def _validate_k(self, k: int) -> int:
         number = check_int("k", k, 1)
         if number > self.lm.info.n_vocab > 0:
             raise ConfigError(f"k is {k}; allowed is 1 to {self.lm.info.n_vocab}, the vocabulary")
@@ -664,7 +674,7 @@ class AsyncLM(AbstractAsyncLM):
         tensor = torch.from_numpy(values)
         return tensor if self._device is None else tensor.to(self._device)
 
-    def _stacked(self, rows: Sequence[Floats]) -> Any:
+    def _stack_output(self, rows: Sequence[Floats]) -> Any:
         if not rows:
             return self._to_output(np.zeros((0, self.lm.info.n_vocab), dtype=np.float32))
         if all(isinstance(row, np.ndarray) for row in rows):
@@ -674,7 +684,7 @@ class AsyncLM(AbstractAsyncLM):
         return torch.stack([torch.as_tensor(row, device=self._device) for row in rows])
 
 
-class Paths:
+class PrefixGroups:
     """Groups of contexts: each group has one longest context, the others are its prefixes.
 
     One forward of the longest context gives the rows of its group.
@@ -702,17 +712,17 @@ class Paths:
         """Yield (longest context, numbers of tokens of the contexts) for each group."""
         return iter(self._paths)
 
-    def in_order(self, answers: Sequence[Sequence[Floats]]) -> list[Floats]:
+    def restore_order(self, results: Sequence[Sequence[Floats]]) -> list[Floats]:
         """Return the row of each context, in the order in which the contexts were given.
 
         answers: for each group, in iteration order, the rows after its contexts.
         """
-        return [answers[path][depth] for path, depth in self._answers]
+        return [results[path][depth] for path, depth in self._answers]
 
 
 def all_depths(token_ids: Sequence[int]) -> tuple[list[int], Sequence[int]]:
     """Return a context and the numbers of tokens of all its prefixes, 1 to its length."""
-    ids = checked_ids(token_ids)
+    ids = validate_ids(token_ids)
     return ids, range(1, len(ids) + 1)
 
 
@@ -730,7 +740,7 @@ def lora_kwargs(lora_name: str | None) -> dict[str, str]:
     return {} if lora_name is None else {"lora_name": lora_name}
 
 
-def sampler_of(temperature: float, seed: int | None, number: int) -> Sampler:
+def create_sampler(temperature: float, seed: int | None, number: int) -> Sampler:
     """Return the sampler of one sample.
 
     Args:
@@ -743,7 +753,7 @@ def sampler_of(temperature: float, seed: int | None, number: int) -> Sampler:
     return Sampler(params, stream_of(params.seed, (number,)))
 
 
-def checked_ids(token_ids: Any) -> list[int]:
+def validate_ids(token_ids: Any) -> list[int]:
     """Return a context as a list of ints.
 
     Raises: ConfigError for an empty context, and for anything but token ids.
@@ -754,7 +764,7 @@ def checked_ids(token_ids: Any) -> list[int]:
     return ids
 
 
-def checked_ends(eos_token_ids: Any) -> frozenset[int]:
+def validate_end_ids(eos_token_ids: Any) -> frozenset[int]:
     """Return end tokens as a set, which may be empty. Raises: ConfigError for other values."""
     if isinstance(eos_token_ids, set | frozenset):
         eos_token_ids = list(eos_token_ids)
@@ -781,7 +791,7 @@ def int_list(name: str, given: Any) -> list[int]:
 
 def prefixes_of(token_ids: Sequence[int]) -> list[list[int]]:
     """Return every prefix of a context, from its first token to all of it."""
-    ids = checked_ids(token_ids)
+    ids = validate_ids(token_ids)
     return [ids[:n] for n in range(1, len(ids) + 1)]
 
 
@@ -801,7 +811,7 @@ def on_host(row: Any) -> NDArray[np.float32]:
     return np.asarray(row, dtype=np.float32)
 
 
-def top_of(row: Any, k: int) -> TopRows:
+def top_of_row(row: Any, k: int) -> TopRows:
     """Return the `k` likeliest tokens of one row [V], or all tokens if there are fewer.
 
     Both arrays of the result are [k], without the dimension of contexts.

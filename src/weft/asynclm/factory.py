@@ -53,7 +53,7 @@ def load_model_by_name(
             " model: AsyncLM(weft.load(model, tokenizer))"
         )
     options, engines = dict(llm_opts or {}), engine_names()
-    chosen = backend if backend is not None else _best(name, engines, options)
+    chosen = backend if backend is not None else _choose_backend(name, engines, options)
     if chosen in GENLM_BACKENDS:
         from ..compat.genlm import BACKENDS
 
@@ -69,7 +69,7 @@ def load_model_by_name(
     return AsyncLM(load(name, engine=chosen, **options), **own)
 
 
-def _best(name: str, engines: tuple[str, ...], options: dict[str, Any]) -> str:
+def _choose_backend(name: str, engines: tuple[str, ...], options: dict[str, Any]) -> str:
     """Choose the backend of a model for which the caller named none.
 
     Args:

@@ -39,7 +39,7 @@ class ExactRows:
         self._lock = threading.Lock()  # of the rows and of the thread's start
         self._thread: ThreadPoolExecutor | None = None
 
-    def plain(self, place: Place) -> Floats:
+    def compute(self, place: Place) -> Floats:
         """Return the log-probabilities after a place, from one forward without the cache: [V]."""
         ids = place.ids()
 
@@ -54,11 +54,11 @@ class ExactRows:
 
         A row that is not cached costs a forward.
         """
-        return [self._row(place).copy() for place in places]
+        return [self._cached_row(place).copy() for place in places]
 
-    async def aplain(self, place: Place) -> Floats:
+    async def acompute(self, place: Place) -> Floats:
         """The async form of `plain`; it does not block the event loop."""
-        return await self._on_thread(lambda: self.plain(place))
+        return await self._on_thread(lambda: self.compute(place))
 
     async def arows(self, places: Sequence[Place]) -> list[Floats]:
         """The async form of `rows`; it does not block the event loop."""
@@ -69,7 +69,7 @@ class ExactRows:
         with self._lock:
             self._rows.clear()
 
-    def _row(self, place: Place) -> Floats:
+    def _cached_row(self, place: Place) -> Floats:
         self._lm.see_weights()
         key = (self._lm.scheduler.logits_cache.n_clears, place.namespace, *place.ids())
         with self._lock:
@@ -77,7 +77,7 @@ class ExactRows:
             if row is not None:
                 self._rows.move_to_end(key)
                 return row
-        row = self.plain(place)
+        row = self.compute(place)
         with self._lock:
             self._rows[key] = row
             while len(self._rows) > self._n_rows:
@@ -110,29 +110,29 @@ def walk(lm: LM, place: Place) -> tuple[CacheNode, int, CacheNode | None, int]:
     """Return what `AsyncLM.walk_cache` returns for the context of a place."""
     ids = place.ids()
 
-    def look() -> tuple[CacheNode, int, CacheNode | None, int]:
+    def look_up() -> tuple[CacheNode, int, CacheNode | None, int]:
         cursor = lm.tree.match(ids, place.namespace)
         matched = resolve(cursor).depth
         base = resident_depth(cursor, len(ids) - 1)
-        past = view(lm, Cursor(cursor.node, base)) if base else None
-        return view(lm, cursor), matched, past, base
+        past = snapshot(lm, Cursor(cursor.node, base)) if base else None
+        return snapshot(lm, cursor), matched, past, base
 
-    return lm.driver.exclusive(look)
+    return lm.driver.exclusive(look_up)
 
 
-def view(lm: LM, cursor: Cursor) -> CacheNode:
+def snapshot(lm: LM, cursor: Cursor) -> CacheNode:
     """Return a snapshot of a place. The caller has the driver's lock."""
     at = resolve(cursor)
     row = lm.scheduler.logits_cache.get(at)
     return CacheNode(at.depth, at.node.fragment is not None, None if row is None else row.copy())
 
 
-def resident_depth(cursor: Cursor, below: int) -> int:
+def resident_depth(cursor: Cursor, limit: int) -> int:
     """Return how many tokens at the start of a path have KV without a gap.
 
     below: maximum of the result.
     """
-    depth = min(resolve(cursor).depth, below)
+    depth = min(resolve(cursor).depth, limit)
     for node in climb(cursor):
         if node.fragment is None:
             depth = min(depth, node.start)

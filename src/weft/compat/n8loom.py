@@ -179,7 +179,7 @@ class PromptCache(list[Any]):
         Raises: Unsupported if the library has no such object; ConfigError for a cache that is not
         one row from the start of a path.
         """
-        lm = LM.of(model, tokenizer)
+        lm = LM.from_model(model, tokenizer)
         return lm.kv.engine_cache(self.place(lm))
 
 
@@ -265,7 +265,7 @@ def prompt_to_cache(
     """
     if offset < 0 or offset > len(prompt_ids):
         raise ConfigError(f"offset is {offset}; allowed is 0 to {len(prompt_ids)}")
-    lm = LM.of(model, tokenizer)
+    lm = LM.from_model(model, tokenizer)
     ids = list(prompt_ids)[: len(prompt_ids) - offset]
     cache = _as_prompt_cache([] if c is None else c)
     existing = cache.token_ids
@@ -463,7 +463,7 @@ def _create_growth(
 
     layers: the caller's cache. sampling: SamplingParams by name.
     """
-    lm = LM.of(model, tokenizer)
+    lm = LM.from_model(model, tokenizer)
     params = known_params(**sampling)
     cache = _as_prompt_cache(layers or [])
     if cache.token_ids or any(layer.offset for layer in cache):

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from .lm import LM
 
 
-class Loaded(NamedTuple):
+class LoadedAdapter(NamedTuple):
     """One loaded LoRA adapter."""
 
-    space: str  # its namespace, which selects its root in the token tree
+    namespace: str  # its namespace, which selects its root in the token tree
     fingerprint: str  # of its weights
 
 
@@ -28,7 +28,7 @@ class Adapters:
     """
 
     def __init__(self) -> None:
-        self._loaded: dict[str, Loaded] = {}
+        self._loaded: dict[str, LoadedAdapter] = {}
         self._n_loaded = 0
 
     def __iter__(self) -> Iterator[str]:
@@ -37,13 +37,13 @@ class Adapters:
     def __contains__(self, name: object) -> bool:
         return name in self._loaded
 
-    def space(self, name: str | None) -> str | None:
+    def namespace(self, name: str | None) -> str | None:
         """Return the namespace of the adapter with this name; None for the base model.
 
         name: the adapter; None: the base model.
         Raises: ConfigError for an unknown name.
         """
-        return None if name is None else self._get(name).space
+        return None if name is None else self._get(name).namespace
 
     def fingerprint(self, name: str | None) -> str:
         """Return a fingerprint of an adapter's weights; "" for the base model, whose name is None.
@@ -73,13 +73,13 @@ class Adapters:
             raise ConfigError(f"an adapter's folder is {folder!r}; allowed is a path or a Hub id")
 
         def load() -> None:
-            space = f"{name}#{self._n_loaded + 1}"
-            fingerprint = lm.engine.add_adapter(space, path)
+            namespace = f"{name}#{self._n_loaded + 1}"
+            fingerprint = lm.engine.add_adapter(namespace, path)
             self._n_loaded += 1
-            before = self._loaded.get(name)
-            self._loaded[name] = Loaded(space, fingerprint)
-            if before is not None:
-                _drop_namespace(lm, name, before.space, "replaced; repeat the call")
+            previous = self._loaded.get(name)
+            self._loaded[name] = LoadedAdapter(namespace, fingerprint)
+            if previous is not None:
+                _drop_namespace(lm, name, previous.namespace, "replaced; repeat the call")
 
         _check_open(lm)
         path = resolve_adapter(folder)
@@ -96,17 +96,17 @@ class Adapters:
         def unload() -> None:
             loaded = self._get(name)
             del self._loaded[name]
-            _drop_namespace(lm, name, loaded.space, "removed; add it again")
+            _drop_namespace(lm, name, loaded.namespace, "removed; add it again")
 
         _check_open(lm)
         lm.driver.exclusive(unload)
 
     @staticmethod
-    def name_of(space: str | None) -> str | None:
+    def name_of(namespace: str | None) -> str | None:
         """Return the name of the adapter with this namespace; None for the base model."""
-        return None if space is None else space.rpartition("#")[0]
+        return None if namespace is None else namespace.rpartition("#")[0]
 
-    def _get(self, name: str) -> Loaded:
+    def _get(self, name: str) -> LoadedAdapter:
         loaded = self._loaded.get(name)
         if loaded is None:
             known = ", ".join(sorted(self._loaded)) or "none"
@@ -114,9 +114,9 @@ class Adapters:
         return loaded
 
 
-def _drop_namespace(lm: LM, name: str, space: str, why: str) -> None:
-    lm.scheduler.drop_namespace(space, f"the LoRA adapter {name!r} was {why}")
-    lm.engine.remove_adapter(space)
+def _drop_namespace(lm: LM, name: str, namespace: str, why: str) -> None:
+    lm.scheduler.drop_namespace(namespace, f"the LoRA adapter {name!r} was {why}")
+    lm.engine.remove_adapter(namespace)
 
 
 def _check_open(lm: LM) -> None:

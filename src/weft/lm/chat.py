@@ -33,7 +33,7 @@ class ChatPrompt(str):
     _template: str | None
 
     @classmethod
-    def of(
+    def from_pieces(
         cls,
         text: Tokenizer,
         pieces: Sequence[tuple[str, bool]],

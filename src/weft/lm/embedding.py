@@ -32,11 +32,11 @@ def embed(
         pooling = lm.info.pooling or "mean"
     if pooling not in get_args(Pooling):
         raise ConfigError(f"pooling is {pooling!r}; allowed are {', '.join(get_args(Pooling))}")
-    ids = [_token_ids(lm, index, text) for index, text in enumerate(_checked(texts))]
+    ids = [_token_ids(lm, index, text) for index, text in enumerate(_check_texts(texts))]
     out = np.empty((len(ids), lm.info.n_embd), np.float32)
-    for indices in _packed([len(one) for one in ids], lm.scheduler.n_batch):
+    for indices in _batches([len(one) for one in ids], lm.scheduler.n_batch):
         some = [ids[index] for index in indices]
-        states = lm.driver.exclusive(lambda some=some: _states(lm, some))  # type: ignore[misc]
+        states = lm.driver.exclusive(lambda some=some: _hidden_states(lm, some))  # type: ignore[misc]
         for index, state in zip(indices, states, strict=True):
             out[index] = _pool(state, pooling)
     if normalize:
@@ -50,7 +50,7 @@ def _check_open(lm: LM) -> None:
         raise StaleHandle("this LM is closed; load it again")
 
 
-def _checked(texts: Sequence[str | Sequence[int]]) -> Sequence[str | Sequence[int]]:
+def _check_texts(texts: Sequence[str | Sequence[int]]) -> Sequence[str | Sequence[int]]:
     if isinstance(texts, str | bytes) or not isinstance(texts, Sequence):
         raise ConfigError(f"texts is a {type(texts).__name__}; allowed is a list of texts")
     return texts
@@ -77,7 +77,7 @@ def _token_ids(lm: LM, index: int, text: str | Sequence[int]) -> list[int]:
     return ids
 
 
-def _packed(lengths: Sequence[int], n_batch: int) -> Iterator[list[int]]:
+def _batches(lengths: Sequence[int], n_batch: int) -> Iterator[list[int]]:
     """Yield groups of indices of texts, one group per forward.
 
     A text longer than a forward is a group of its own.
@@ -98,7 +98,7 @@ def _packed(lengths: Sequence[int], n_batch: int) -> Iterator[list[int]]:
         yield group
 
 
-def _states(lm: LM, ids: list[list[int]]) -> list[NDArray[np.float32]]:
+def _hidden_states(lm: LM, ids: list[list[int]]) -> list[NDArray[np.float32]]:
     """Return the final hidden states of full texts, [T, n_embd] each.
 
     It uses the engine directly, so it must not run during a step.
@@ -106,11 +106,13 @@ def _states(lm: LM, ids: list[list[int]]) -> list[NDArray[np.float32]]:
     _check_open(lm)  # it may have been closed since `embed` started
     engine, n_batch = lm.engine, lm.scheduler.n_batch
     if len(ids) == 1 and len(ids[0]) > n_batch:
-        return [_in_parts(engine, ids[0], n_batch)]
+        return [_hidden_states_of_long_text(engine, ids[0], n_batch)]
     return engine.hidden_states([Row((), one, 0) for one in ids])
 
 
-def _in_parts(engine: Engine, ids: list[int], n_batch: int) -> NDArray[np.float32]:
+def _hidden_states_of_long_text(
+    engine: Engine, ids: list[int], n_batch: int
+) -> NDArray[np.float32]:
     """Return the final hidden states of one text that is longer than a forward: [T, n_embd].
 
     It runs in several forwards; their KV is freed afterwards.

@@ -151,7 +151,7 @@ class LM(
         self.load_arguments: dict[str, Any] = {}  # arguments of `load` for an already loaded model
 
     @classmethod
-    def of(cls, model: Any, tokenizer: Any = None) -> LM:
+    def from_model(cls, model: Any, tokenizer: Any = None) -> LM:
         """Return the LM of a loaded model object, which is created at the first call.
 
         Later calls with the same object return the same LM. An LM is returned unchanged.
@@ -194,7 +194,7 @@ class LM(
         self.check_path(ids, 0 if after is None else after.depth)
         name = None if after is None else after.namespace
         if namespace is not None and after is None:
-            name = self.adapters.space(namespace)
+            name = self.adapters.namespace(namespace)
         return Place(self.tree.holds, name, after, list(ids))
 
     def root(self, namespace: str | None = None) -> Place:
@@ -202,7 +202,7 @@ class LM(
 
         namespace: the name of the LoRA adapter whose tree to use; None: the base model's tree.
         """
-        return Place(self.tree.holds, self.adapters.space(namespace))
+        return Place(self.tree.holds, self.adapters.namespace(namespace))
 
     def check_path(self, ids: Sequence[int], n_before: int = 0) -> None:
         """Check token ids that follow `n_before` other tokens, without creating a place.
@@ -583,7 +583,7 @@ class LM(
             self.check_length("".join(piece for piece, _ in pieces))
         contents = [each.get("content") for each in messages if each.get("role") == "user"]
         last = contents[-1] if contents else None
-        return ChatPrompt.of(
+        return ChatPrompt.from_pieces(
             self.text,
             pieces,
             user_prompt=last if isinstance(last, str) else "",

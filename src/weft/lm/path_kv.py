@@ -313,7 +313,7 @@ class PathKV:
         """
         place = self._place(path)
         start = check_int("start", start, 0, max(place.depth - 1, 0))
-        return self._with_resident(place, lambda cursor: self._export(cursor, start))
+        return self._call_when_resident(place, lambda cursor: self._export(cursor, start))
 
     def insert(
         self, ids: Sequence[int], arrays: Mapping[str, Any], *, adapter: str | None = None
@@ -365,7 +365,7 @@ class PathKV:
                 f"the {self._lm.info.name} engine's library has no cache object of its own"
             )
         place = self._place(path)
-        return self._with_resident(place, lambda cursor: make(self._lm.tree.path(cursor)))
+        return self._call_when_resident(place, lambda cursor: make(self._lm.tree.path(cursor)))
 
     def _place(self, path: Path) -> Place:
         self._check_addressable()
@@ -390,7 +390,7 @@ class PathKV:
             depth = node.start
         return KvSizes(device, host)
 
-    def _after(self, place: Place, start: int) -> list[Node]:
+    def _nodes_after(self, place: Place, start: int) -> list[Node]:
         """Return the tree nodes of the path's tokens after the first `start`, last node first."""
         tree = self._lm.tree
         self._lm.scheduler.sequences.close_idle()  # theirs goes into the tree
@@ -399,7 +399,7 @@ class PathKV:
 
     def _trim(self, place: Place, length: int) -> Place:
         tree, start = self._lm.tree, place.at(length)
-        for node in self._after(place, length):
+        for node in self._nodes_after(place, length):
             tree.host.free(node)
             if is_evictable(node):
                 tree.drop(node)
@@ -407,7 +407,7 @@ class PathKV:
 
     def _offload(self, place: Place, start: int) -> int:
         tree = self._lm.tree
-        nodes = self._after(place, start)
+        nodes = self._nodes_after(place, start)
         n = sum(len(node.tokens) for node in nodes)
         if n > tree.host.capacity:
             raise KVFull(
@@ -437,7 +437,7 @@ class PathKV:
             self._compute(place)
         return place
 
-    def _with_resident(self, place: Place, use: Callable[[Cursor], T]) -> T:
+    def _call_when_resident(self, place: Place, function: Callable[[Cursor], T]) -> T:
         """Return `use(cursor)`, called between steps while the path's KV is on the device.
 
         Missing KV is computed before.
@@ -445,13 +445,13 @@ class PathKV:
         self._check_addressable()
         while True:
             self._compute(place)
-            result = self._lm.driver.exclusive(lambda: self._try_use(place, use))
+            result = self._lm.driver.exclusive(lambda: self._call_if_resident(place, function))
             if result is not None:
                 return result[0]
 
-    def _try_use(self, place: Place, use: Callable[[Cursor], T]) -> tuple[T] | None:
+    def _call_if_resident(self, place: Place, function: Callable[[Cursor], T]) -> tuple[T] | None:
         cursor = self._lm.tree.place(place)
-        return (use(cursor),) if cursor.node.resident else None
+        return (function(cursor),) if cursor.node.resident else None
 
     def _export(self, cursor: Cursor, start: int) -> dict[str, Any]:
         fragments = self._lm.tree.fragments
@@ -462,23 +462,23 @@ class PathKV:
             if end > start:
                 data, length = fragments.export(span.fragment), span.length
                 first = max(start - (end - length), 0)
-                parts.append((_slots(data, first, length), length - first))
+                parts.append((_cut_exported(data, first, length), length - first))
         return join_exported(parts)
 
     def _try_fill(self, place: Place, arrays: Mapping[str, Any], start: int) -> bool:
         tree = self._lm.tree
-        fragments, room = tree.fragments, tree.budget
+        fragments, budget = tree.fragments, tree.budget
         assert fragments is not None
         cursor = tree.pin(tree.cut(tree.place(place)))
         try:
             missing = [node for node in tree.up(cursor) if not node.resident]
             if not missing:
                 return True
-            first, above = missing[-1].start, missing[-1].parent
-            if first < start or room.is_exceeded:
+            first, parent_node = missing[-1].start, missing[-1].parent
+            if first < start or budget.is_exceeded:
                 return False
-            parent = above.fragment if above is not None else None
-            data = _slots(arrays, first - start, place.depth - start)
+            parent = parent_node.fragment if parent_node is not None else None
+            data = _cut_exported(arrays, first - start, place.depth - start)
             tree.fill(cursor, first, fragments.load(data, parent))
             return True
         finally:
@@ -488,24 +488,24 @@ class PathKV:
         """Insert the KV that the path lacks; return False if running work occupies the room."""
         self._check_addressable()
         tree = self._lm.tree
-        fragments, room = tree.fragments, tree.budget
+        fragments, budget = tree.fragments, tree.budget
         assert fragments is not None
-        if room.capacity is not None and place.depth > room.capacity:
+        if budget.capacity is not None and place.depth > budget.capacity:
             raise KVFull(
-                f"{place.depth} slots do not fit in the KV budget of {room.capacity}",
+                f"{place.depth} slots do not fit in the KV budget of {budget.capacity}",
                 needed=place.depth,
-                capacity=room.capacity,
+                capacity=budget.capacity,
             )
         cursor = tree.pin(tree.cut(tree.place(place)))
         try:
-            if room.unevictable > (room.capacity or room.unevictable) or not tree.make_room():
+            if budget.unevictable > (budget.capacity or budget.unevictable) or not tree.make_room():
                 return False
             missing = [node for node in tree.up(cursor) if not node.resident]
             if missing:
                 start = missing[-1].start
-                above = missing[-1].parent
+                parent_node = missing[-1].parent
                 data = slice_exported(arrays, start, cursor.depth)
-                parent = above.fragment if above is not None else None
+                parent = parent_node.fragment if parent_node is not None else None
                 tree.fill(cursor, start, fragments.load(data, parent))
             return True
         finally:
@@ -534,7 +534,7 @@ def join_exported(parts: Sequence[tuple[Mapping[str, Any], int]]) -> dict[str, A
     }
 
 
-def _slots(arrays: Mapping[str, Any], start: int, end: int) -> dict[str, Any]:
+def _cut_exported(arrays: Mapping[str, Any], start: int, end: int) -> dict[str, Any]:
     """Return the exported KV of the tokens from `start` to before `end`."""
     return {
         name: array[:, start:end] if name.startswith(("k.", "v.")) else array
@@ -553,7 +553,7 @@ def slice_exported(arrays: Mapping[str, Any], start: int, end: int) -> dict[str,
                 raise ConfigError(
                     f"{name} has {array.shape[1]} slots, but the path has {end} tokens"
                 )
-    return _slots(arrays, start, end)
+    return _cut_exported(arrays, start, end)
 
 
 def check_compatible(lm: LM, saved: SavedPath) -> None:

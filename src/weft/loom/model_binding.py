@@ -45,7 +45,7 @@ class ModelBinding:
             return model
         from ..lm.lm import LM
 
-        lm = LM.of(model, tokenizer)
+        lm = LM.from_model(model, tokenizer)
         return cls(lm, model, lm.tokenizer if tokenizer is None else tokenizer)
 
     def text_lm(self) -> LM:

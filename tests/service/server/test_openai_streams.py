@@ -168,7 +168,7 @@ class Turn:
             text="", n_sent_chars=0, tokens=[], ends=ends, is_over=False, certain=0,
             token_texts=lambda first, n: texts[first : first + n],
         )  # fmt: skip
-        prompt = ChatPrompt.of(
+        prompt = ChatPrompt.from_pieces(
             weft.load(shallow()).text, [], user_prompt="", template=None, tools=(), tool_choice=None
         )
         self.turn = ChatTurn(prompt, self.reply, reads_calls=True)

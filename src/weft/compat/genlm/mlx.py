@@ -72,7 +72,7 @@ class AsyncMlxLM(GenlmModel):
             timeout, prefill_step_size, cache_opts: have no effect.
             cache_size: maximum number of cached rows; 0: the LM's own byte budget.
         """
-        lm, rows = LM.of(mlx_lm_model, tokenizer), cache_size or None
+        lm, rows = LM.from_model(mlx_lm_model, tokenizer), cache_size or None
         super().__init__(lm, tokenizer, batch_size=batch_size, timeout=timeout, cache_size=rows)
         self.mlx_lm_model = self.model
         self.prefill_step_size = prefill_step_size

@@ -164,7 +164,7 @@ class GenlmModel(AsyncLM):
 
         It runs one forward of the full context and blocks. Use it to check cached results.
         """
-        return self._to_output(self._exact.plain(self._place(token_ids, lora_name)))
+        return self._to_output(self._exact.compute(self._place(token_ids, lora_name)))
 
     # Explicit queries -------------------------------------------------------------------------
 
@@ -287,7 +287,7 @@ class AsyncTransformer(GenlmModel):
             batch_size: maximum number of contexts in flight.
             timeout: has no effect.
         """
-        lm = LM.of(hf_model, hf_tokenizer)
+        lm = LM.from_model(hf_model, hf_tokenizer)
         super().__init__(lm, hf_tokenizer, batch_size=batch_size, timeout=timeout)
 
     @classmethod
@@ -350,7 +350,7 @@ class AsyncVirtualLM(GenlmModel):
             "batch_size": batch_size,
             "timeout": timeout,
         } | _by_position(positional)
-        lm = LM.of(llm_engine if async_llm_engine is None else async_llm_engine)
+        lm = LM.from_model(llm_engine if async_llm_engine is None else async_llm_engine)
         own = lm.engine.tokenizer()
         super().__init__(
             lm,

@@ -274,7 +274,7 @@ def _open_ended(
         raise ConfigError("the chat template omits the last message, so it cannot be continued")
     lm.check_length("".join(piece for piece, _ in pieces))
     user_texts = [message["content"] for message in messages if message["role"] == "user"]
-    return ChatPrompt.of(
+    return ChatPrompt.from_pieces(
         lm.text,
         [piece for piece in pieces if piece[0]],
         user_prompt=user_texts[-1] if user_texts else "",
