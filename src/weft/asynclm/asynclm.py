@@ -37,7 +37,7 @@ Contexts = Sequence[Sequence[int]]
 
 
 class TopRows(NamedTuple):
-    """The k likeliest tokens after each of N contexts, likeliest first.
+    """The k likeliest tokens after each of N contexts, likeliest first; see `batch_top_logprobs`.
 
     Equally likely tokens are in the order of their ids.
 
@@ -86,7 +86,7 @@ class AbstractAsyncLM(ABC):
     def next_token_logprobs_sync(
         self, token_ids: Sequence[int], lora_name: str | None = None
     ) -> Any:
-        """The blocking form of `next_token_logprobs`, with the same arguments and result."""
+        """Blocking version of `next_token_logprobs`, with the same arguments and result."""
 
     async def batch_next_token_logprobs(
         self, token_ids_list: Contexts, lora_name: str | None = None
@@ -103,7 +103,7 @@ class AbstractAsyncLM(ABC):
     def batch_next_token_logprobs_sync(
         self, token_ids_list: Contexts, lora_name: str | None = None
     ) -> Any:
-        """The blocking form of `batch_next_token_logprobs`, with the same arguments and result."""
+        """Blocking version of `batch_next_token_logprobs`, with the same arguments and result."""
         options = lora_kwargs(lora_name)
         return stack_rows([self.next_token_logprobs_sync(ids, **options) for ids in token_ids_list])
 
@@ -118,7 +118,7 @@ class AbstractAsyncLM(ABC):
         return await self.batch_next_token_logprobs(prefixes_of(token_ids), **options)
 
     def prefix_logprobs_sync(self, token_ids: Sequence[int], lora_name: str | None = None) -> Any:
-        """The blocking form of `prefix_logprobs`, with the same arguments and result."""
+        """Blocking version of `prefix_logprobs`, with the same arguments and result."""
         return self.batch_next_token_logprobs_sync(prefixes_of(token_ids), **lora_kwargs(lora_name))
 
     async def batch_top_logprobs(
@@ -134,6 +134,7 @@ class AbstractAsyncLM(ABC):
         k = check_int("k", k, 1)
 
         async def one(ids: Sequence[int]) -> TopRows:
+            """Return the likeliest tokens after one context."""
             return top_of_row(await self.next_token_logprobs(ids, **lora_kwargs(lora_name)), k)
 
         return concat_top(await asyncio.gather(*map(one, token_ids_list)), k)
@@ -141,7 +142,7 @@ class AbstractAsyncLM(ABC):
     def batch_top_logprobs_sync(
         self, token_ids_list: Contexts, k: int, lora_name: str | None = None
     ) -> TopRows:
-        """The blocking form of `batch_top_logprobs`, with the same arguments and result."""
+        """Blocking version of `batch_top_logprobs`, with the same arguments and result."""
         k = check_int("k", k, 1)
         options = lora_kwargs(lora_name)
         rows = (self.next_token_logprobs_sync(ids, **options) for ids in token_ids_list)
@@ -156,7 +157,7 @@ class AbstractAsyncLM(ABC):
         seed: int | None = None,
         lora_name: str | None = None,
     ) -> list[int]:
-        """Return tokens drawn after a prompt, up to and without an end token.
+        """Draw tokens after a prompt until an end token; return them without the end token.
 
         A sample that fills the context ends there, and the log warns.
 
@@ -187,7 +188,7 @@ class AbstractAsyncLM(ABC):
         seed: int | None = None,
         lora_name: str | None = None,
     ) -> list[list[int]]:
-        """Return the tokens that are drawn after each prompt; see `sample`.
+        """Draw tokens after each of several prompts; return one list of token ids per prompt.
 
         Equal prompts get different samples, also with a seed. The other arguments are those of
         `sample`.
@@ -206,8 +207,13 @@ class AbstractAsyncLM(ABC):
         samplers: Sequence[Sampler],
         lora_name: str | None,
     ) -> list[list[int]]:
+        """Draw tokens after each prompt, one sampler per prompt.
+
+        ends: the end tokens.
+        """
 
         async def one(prompt: Sequence[int], sampler: Sampler) -> list[int]:
+            """Draw the tokens after one prompt."""
             tokens, path, chain = list[int](), list(prompt), BatchSampler([sampler])
             while len(tokens) < max_tokens:
                 try:
@@ -229,7 +235,7 @@ class AbstractAsyncLM(ABC):
         return list(await asyncio.gather(*map(one, prompts, samplers)))
 
     def clear_cache(self) -> None:
-        """Clear cached results. This class has none; subclasses may override it."""
+        """Clear cached results. Does nothing here; subclasses with a cache override it."""
         return None
 
     def add_new_lora(self, lora_path: str, lora_name: str = "lora_1") -> None:
@@ -247,11 +253,11 @@ class AbstractAsyncLM(ABC):
         raise NotImplementedError(f"{type(self).__name__} takes no LoRA adapters")
 
     def set_lora(self, lora_path: str, lora_name: str = "lora_1") -> None:
-        """Raise RuntimeError. Weft has no active adapter; pass `lora_name` to each call."""
+        """Raise RuntimeError: Weft has no active adapter. Pass `lora_name` to each call instead."""
         raise RuntimeError("there is no active adapter; give lora_name= to each call")
 
     def clear_lora(self) -> None:
-        """Raise RuntimeError. Weft has no active adapter; pass `lora_name` to each call."""
+        """Raise RuntimeError: Weft has no active adapter. Pass `lora_name` to each call instead."""
         raise RuntimeError("there is no active adapter; leave lora_name out of the call")
 
     @property
@@ -275,6 +281,7 @@ class AbstractAsyncLM(ABC):
         return token_texts(self._vocab_bytes(), Tokenizer.wrap(self.tokenizer).spelling)
 
     def _vocab_bytes(self) -> list[bytes]:
+        """Return the bytes of every token, by id."""
         return Tokenizer.wrap(self.tokenizer).vocab_bytes
 
 
@@ -282,10 +289,10 @@ TOP_BYTES = 64 << 20  # full rows on the host at once while `batch_top_logprobs`
 
 
 class AsyncLM(AbstractAsyncLM):
-    """Next-token log-probabilities over an `LM`.
+    """Next-token log-probabilities over an `LM`, for asyncio programs that score many contexts.
 
-    All callers in one pass of an event loop share a step, without timers. Equal contexts run once.
-    The KV of every context is cached and shared with looms and branches of the LM. Rows are
+    All callers in one iteration of an event loop share a step, without timers. Equal contexts run
+    once. The KV of every context is cached and shared with looms and branches of the LM. Rows are
     float32, normalized copies. Cancelling one caller does not affect others. An AsyncLM can be used
     from successive event loops and from any thread; the model never runs on the loop's thread.
 
@@ -360,7 +367,7 @@ class AsyncLM(AbstractAsyncLM):
     def next_token_logprobs_sync(
         self, token_ids: Sequence[int], lora_name: str | None = None
     ) -> Any:
-        """The blocking form of `next_token_logprobs`, with the same arguments and result.
+        """Blocking version of `next_token_logprobs`, with the same arguments and result.
 
         Called in an event loop, it blocks that loop.
         """
@@ -391,7 +398,7 @@ class AsyncLM(AbstractAsyncLM):
     def batch_next_token_logprobs_sync(
         self, token_ids_list: Contexts, lora_name: str | None = None
     ) -> Any:
-        """The blocking form of `batch_next_token_logprobs`, with the same arguments and result."""
+        """Blocking version of `batch_next_token_logprobs`, with the same arguments and result."""
         if self.strict:
             places = [self._place(ids, lora_name) for ids in token_ids_list]
             return self._stack_output(self._exact.rows(places))
@@ -415,7 +422,7 @@ class AsyncLM(AbstractAsyncLM):
         return self._stack_output((await self._aread(reads))[0])
 
     def prefix_logprobs_sync(self, token_ids: Sequence[int], lora_name: str | None = None) -> Any:
-        """The blocking form of `prefix_logprobs`, with the same arguments and result."""
+        """Blocking version of `prefix_logprobs`, with the same arguments and result."""
         if self.strict:
             return super().prefix_logprobs_sync(token_ids, lora_name)
         reads = self._create_reads([all_depths(token_ids)], lora_name)
@@ -443,7 +450,7 @@ class AsyncLM(AbstractAsyncLM):
     def batch_top_logprobs_sync(
         self, token_ids_list: Contexts, k: int, lora_name: str | None = None
     ) -> TopRows:
-        """The blocking form of `batch_top_logprobs`, with the same arguments and result."""
+        """Blocking version of `batch_top_logprobs`, with the same arguments and result."""
         k, rows = self._validate_k(k), list[TopRows]()
         for some in self._contexts_per_batch(token_ids_list):
             rows += [
@@ -454,15 +461,17 @@ class AsyncLM(AbstractAsyncLM):
     async def next_token_logprobs_uncached(
         self, token_ids: Sequence[int], lora_name: str | None = None
     ) -> Any:
-        """Return the log-probabilities from one forward of the full context, without any cache.
+        """Compute the log-probabilities after a context in one forward: float32 [V].
 
-        Awaitable here; a blocking call on the classes of `weft.compat.genlm`, as in genlm.
+        It uses no cache, so it can check cached results. It is awaitable here; on the classes of
+        `weft.compat.genlm` it is a blocking call, as in genlm.
         """
         return self._to_output(await self._exact.acompute(self._place(token_ids, lora_name)))
 
     def _create_reads(
         self, paths: Iterable[tuple[list[int], Sequence[int]]], lora_name: str | None
     ) -> list[Extend]:
+        """Return one work item per (context, numbers of tokens of its prefixes to read)."""
         return [self._create_read(ids, lora_name, depths) for ids, depths in paths]
 
     def _create_read(
@@ -483,18 +492,18 @@ class AsyncLM(AbstractAsyncLM):
         return Extend(root, ids, tuple(wants))
 
     def _result_rows(self, ticket: Ticket) -> list[Floats]:
-        """Return the log-probabilities that a finished work item of `_read_of` has read."""
+        """Return the log-probabilities [V] that a finished work item of `_create_read` has read."""
         try:
             return [self._logprobs(answer) for answer in ticket.result()]
         except Cancelled as error:
             raise BatchAbandoned("the query was reset before it was answered") from error
 
     def _logprobs(self, answer: Any) -> Any:
-        """Return the log-probabilities of a result of a work item.
-
-        answer: raw logits [V], or a reference to logits that the engine has on its device.
+        """Normalize a result of a work item to log-probabilities.
 
         The result stays on the device if `on_device` is set.
+
+        result: raw logits [V], or a reference to logits that the engine has on its device.
         """
         if not isinstance(answer, RetainedRow):
             return log_softmax(answer)
@@ -503,7 +512,7 @@ class AsyncLM(AbstractAsyncLM):
         return answer.rows.logprobs(answer.number, on_host=self._device is None)
 
     async def _aread(self, reads: list[Extend]) -> list[list[Floats]]:
-        """Run work items and return the rows of each, with at most `batch_size` in flight."""
+        """Run work items; return the rows of each. At most `batch_size` run at once."""
         semaphore = self._semaphore()
         if semaphore is not None:
             return await self._aread_limited(semaphore, reads)
@@ -518,8 +527,10 @@ class AsyncLM(AbstractAsyncLM):
     async def _aread_limited(
         self, semaphore: asyncio.Semaphore, reads: list[Extend]
     ) -> list[list[Floats]]:
+        """Run work items, each after it has acquired the semaphore; return the rows of each."""
 
         async def one(read: Extend) -> list[Floats]:
+            """Run one work item and return its rows."""
             async with semaphore:
                 (ticket,) = await self.lm.asubmit([read])
                 self._pending.add(ticket)
@@ -532,6 +543,7 @@ class AsyncLM(AbstractAsyncLM):
         return list(await asyncio.gather(*map(one, reads)))
 
     def _read(self, reads: list[Extend]) -> list[list[Floats]]:
+        """Blocking version of `_aread`."""
         size = self.batch_size or max(1, len(reads))
         results: list[list[Floats]] = []
         for at in range(0, len(reads), size):
@@ -554,6 +566,7 @@ class AsyncLM(AbstractAsyncLM):
         samplers: Sequence[Sampler],
         lora_name: str | None,
     ) -> list[list[int]]:
+        """Draw tokens after each prompt as runs of the scheduler, which share its steps."""
         places = [self._place(prompt, lora_name) for prompt in prompts]
         if max_tokens < 1:
             return [[] for _ in places]
@@ -566,6 +579,7 @@ class AsyncLM(AbstractAsyncLM):
         return [self._tokens_of_sample(ticket.result(), max_tokens) for ticket in tickets]
 
     def _tokens_of_sample(self, result: RunResult, max_tokens: int) -> list[int]:
+        """Return the tokens of a finished run; warn if the context was full before it ended."""
         if result.finish_reason == "context":
             _log.warning(
                 "the context of %d tokens was full after %d of %d sampled tokens; ask for fewer,"
@@ -579,24 +593,24 @@ class AsyncLM(AbstractAsyncLM):
     # The cache --------------------------------------------------------------------------------
 
     def cache_kv(self, prompt_tokens: Sequence[int], lora_name: str | None = None) -> None:
-        """Compute the KV of a context now. Never necessary, because every query caches its KV."""
+        """Compute the KV of a context in advance. Optional: every query caches its KV."""
         tickets = self.lm.submit([Extend(self._place(prompt_tokens, lora_name))])
         self.lm.drive(tickets)
         tickets[0].result()
 
     def clear_cache(self) -> None:
-        """Clear all cached rows, and all KV of the LM that no running work uses."""
+        """Clear all cached rows, and all KV of the LM that no request uses."""
         self._exact.clear()
         self.lm.clear_cache()
 
     def clear_kv_cache(self) -> None:
-        """Clear the LM's KV that no running work uses; cached rows stay."""
+        """Clear the LM's KV that no request uses; cached rows stay."""
         self.lm.driver.exclusive(lambda: self.lm.tree.clear(rows=False))
 
     def walk_cache(
         self, token_ids: Sequence[int], lora_name: str | None = None
     ) -> tuple[CacheNode, int, CacheNode | None, int]:
-        """Return how much of a context is cached: (node, n_matched, past, base).
+        """Look up how much of a context is cached; return (node, n_matched, past, base).
 
         node: a snapshot of the longest prefix that is in the token tree; `n_matched` is its number
             of tokens.
@@ -632,9 +646,11 @@ class AsyncLM(AbstractAsyncLM):
     # Parts ------------------------------------------------------------------------------------
 
     def _place(self, token_ids: Sequence[int], lora_name: str | None) -> Place:
+        """Validate a context and return its place in the token tree."""
         return self.lm.place(validate_ids(token_ids), namespace=lora_name)
 
     def _semaphore(self) -> asyncio.Semaphore | None:
+        """Return the running loop's semaphore for `batch_size`; None without a limit."""
         if self.batch_size is None:
             return None
         loop = asyncio.get_running_loop()
@@ -645,20 +661,23 @@ class AsyncLM(AbstractAsyncLM):
         return semaphore
 
     def _vocab_bytes(self) -> list[bytes]:
+        """Return the bytes of every token, by id."""
         return self.lm.text.vocab_bytes
 
     def _contexts_per_batch(self, token_ids_list: Contexts) -> Iterator[Contexts]:
+        """Yield the contexts in groups whose full rows take at most 64 MiB."""
         size = max(1, TOP_BYTES // (4 * max(self.lm.info.n_vocab, 1)))
         return (token_ids_list[at : at + size] for at in range(0, len(token_ids_list), size))
 
     def _validate_k(self, k: int) -> int:
+        """Return `k`; raise ConfigError unless it is from 1 to the size of the vocabulary."""
         number = check_int("k", k, 1)
         if number > self.lm.info.n_vocab > 0:
             raise ConfigError(f"k is {k}; allowed is 1 to {self.lm.info.n_vocab}, the vocabulary")
         return number
 
     def _to_output(self, values: Any) -> Any:
-        """Return an array as the type that `as_torch` and `on_device` request.
+        """Convert an array to the type that `as_torch` and `on_device` request.
 
         A tensor on the device is returned unchanged.
         """
@@ -675,6 +694,7 @@ class AsyncLM(AbstractAsyncLM):
         return tensor if self._device is None else tensor.to(self._device)
 
     def _stack_output(self, rows: Sequence[Floats]) -> Any:
+        """Stack rows [V] to one output [N, V], of the type that the caller gets."""
         if not rows:
             return self._to_output(np.zeros((0, self.lm.info.n_vocab), dtype=np.float32))
         if all(isinstance(row, np.ndarray) for row in rows):
@@ -685,9 +705,9 @@ class AsyncLM(AbstractAsyncLM):
 
 
 class PrefixGroups:
-    """Groups of contexts: each group has one longest context, the others are its prefixes.
+    """Groups contexts so that one forward of the longest one gives the rows of the others.
 
-    One forward of the longest context gives the rows of its group.
+    The other contexts of a group are its prefixes.
     """
 
     def __init__(self, contexts: Sequence[list[int]]) -> None:
@@ -713,21 +733,21 @@ class PrefixGroups:
         return iter(self._paths)
 
     def restore_order(self, results: Sequence[Sequence[Floats]]) -> list[Floats]:
-        """Return the row of each context, in the order in which the contexts were given.
+        """Return the row of each context, in the order of the contexts.
 
-        answers: for each group, in iteration order, the rows after its contexts.
+        results: for each group, in iteration order, the rows after its contexts.
         """
         return [results[path][depth] for path, depth in self._answers]
 
 
 def all_depths(token_ids: Sequence[int]) -> tuple[list[int], Sequence[int]]:
-    """Return a context and the numbers of tokens of all its prefixes, 1 to its length."""
+    """Return a context and the lengths of all its prefixes: 1 to its number of tokens."""
     ids = validate_ids(token_ids)
     return ids, range(1, len(ids) + 1)
 
 
 def genlm_token_class() -> Any:
-    """Return the token class of genlm's packages if this program has imported them, else None.
+    """Return the token class of genlm's packages if the program has imported them, else None.
 
     Code of these packages accepts only instances of that class, and torch tensors.
     """
@@ -736,12 +756,15 @@ def genlm_token_class() -> Any:
 
 
 def lora_kwargs(lora_name: str | None) -> dict[str, str]:
-    """Return {"lora_name": lora_name}; {} for None, because subclasses may lack the parameter."""
+    """Return {"lora_name": lora_name}, or {} for None.
+
+    Subclasses may lack this parameter.
+    """
     return {} if lora_name is None else {"lora_name": lora_name}
 
 
 def create_sampler(temperature: float, seed: int | None, number: int) -> Sampler:
-    """Return the sampler of one sample.
+    """Return the sampler of one sample, with its own random stream.
 
     Args:
         temperature: the temperature; 0 takes the likeliest token.
@@ -775,9 +798,10 @@ NOT_LISTS = (str, bytes, bytearray, set, frozenset, dict)  # of ids, though they
 
 
 def int_list(name: str, given: Any) -> list[int]:
-    """Return a list, tuple, array or tensor of token ids as a list of ints.
+    """Convert a list, tuple, array or tensor of token ids to a list of ints.
 
     name: the argument's name, for the message.
+
     Raises: ConfigError for other values.
     """
     values = given.tolist() if hasattr(given, "tolist") else given
@@ -790,7 +814,7 @@ def int_list(name: str, given: Any) -> list[int]:
 
 
 def prefixes_of(token_ids: Sequence[int]) -> list[list[int]]:
-    """Return every prefix of a context, from its first token to all of it."""
+    """Return every prefix of a context, shortest first: its first token, …, the full context."""
     ids = validate_ids(token_ids)
     return [ids[:n] for n in range(1, len(ids) + 1)]
 
@@ -805,7 +829,7 @@ def stack_rows(rows: Sequence[Any]) -> Any:
 
 
 def on_host(row: Any) -> NDArray[np.float32]:
-    """Return a row, which can be a tensor on a device, as a NumPy array on the host."""
+    """Copy a row to the host if it is a tensor on a device; return a NumPy array."""
     if type(row).__module__.startswith("torch"):
         row = row.detach().cpu().numpy()
     return np.asarray(row, dtype=np.float32)
@@ -824,7 +848,7 @@ def top_of_row(row: Any, k: int) -> TopRows:
 
 
 def concat_top(rows: Sequence[TopRows], k: int) -> TopRows:
-    """Stack the top tokens of N contexts, each [k], to [N, k].
+    """Stack the likeliest tokens of N contexts, [k] each, to a `TopRows` with arrays [N, k].
 
     k: the width of the result if there are no rows.
     """

@@ -1,4 +1,4 @@
-"""`load_model_by_name`: load a model and return its `AsyncLM`, by genlm's backend names."""
+"""`load_model_by_name`: load a model as an `AsyncLM`, by genlm's names of backends."""
 
 from __future__ import annotations
 
@@ -90,6 +90,7 @@ def _choose_backend(name: str, engines: tuple[str, ...], options: dict[str, Any]
 
 
 def _has_cuda() -> bool:
+    """Return True if torch is installed and has a CUDA device."""
     if find_spec("torch") is None:
         return False
     import torch

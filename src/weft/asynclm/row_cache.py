@@ -1,4 +1,4 @@
-"""Rows and views behind `AsyncLM`: exact rows, and snapshots of places in the tree."""
+"""Helpers of `AsyncLM`: rows of exact log-probabilities, and snapshots of the token tree."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Value = TypeVar("Value")
 
 
 class ExactRows:
-    """Log-probabilities from forwards of a single context, with a cache of them.
+    """Cache of exact log-probabilities: each row is computed by a forward of its context alone.
 
-    Each forward runs alone between two steps of the LM, because batching would change the last
-    bits. One worker thread of this object waits for them on behalf of event loops. The methods can
-    be called from any thread.
+    Batching would change the last bits. A forward runs between two steps of the LM. One worker
+    thread of this object waits for forwards on behalf of event loops. The methods can be called
+    from any thread.
 
     n_bytes: maximum size of the cache.
     """
@@ -40,36 +40,41 @@ class ExactRows:
         self._thread: ThreadPoolExecutor | None = None
 
     def compute(self, place: Place) -> Floats:
-        """Return the log-probabilities after a place, from one forward without the cache: [V]."""
+        """Compute the log-probabilities after a place in one forward, without the cache.
+
+        Returns: float32 [V].
+        """
         ids = place.ids()
 
         def forward() -> Floats:
+            """Run the engine on the full context; return the logits of the last token."""
             row = Row((), ids, 0, None, (len(ids) - 1,), (), place.namespace)
             return self._lm.engine.forward([row]).logits(0)
 
         return log_softmax(self._lm.driver.exclusive(forward))
 
     def rows(self, places: Sequence[Place]) -> list[Floats]:
-        """Return copies of the log-probabilities after places, [V] each.
+        """Return copies of the log-probabilities after places, float32 [V] each.
 
         A row that is not cached costs a forward.
         """
         return [self._cached_row(place).copy() for place in places]
 
     async def acompute(self, place: Place) -> Floats:
-        """The async form of `plain`; it does not block the event loop."""
+        """Async version of `compute`: waits in a thread, so the event loop is not blocked."""
         return await self._on_thread(lambda: self.compute(place))
 
     async def arows(self, places: Sequence[Place]) -> list[Floats]:
-        """The async form of `rows`; it does not block the event loop."""
+        """Async version of `rows`: waits in a thread, so the event loop is not blocked."""
         return await self._on_thread(lambda: self.rows(places))
 
     def clear(self) -> None:
-        """Clear the cache."""
+        """Remove all cached rows."""
         with self._lock:
             self._rows.clear()
 
     def _cached_row(self, place: Place) -> Floats:
+        """Return the cached row of a place; compute it if it is missing."""
         self._lm.see_weights()
         key = (self._lm.scheduler.logits_cache.n_clears, place.namespace, *place.ids())
         with self._lock:
@@ -85,6 +90,7 @@ class ExactRows:
         return row
 
     async def _on_thread(self, work: Callable[[], Value]) -> Value:
+        """Run a blocking function on the worker thread, and await its result."""
         with self._lock:
             if self._thread is None:
                 self._thread = ThreadPoolExecutor(1, "weft-exact")
@@ -94,11 +100,11 @@ class ExactRows:
 
 @dataclass(frozen=True, slots=True)
 class CacheNode:
-    """A snapshot of a place in the token tree.
+    """A snapshot of a context in the token tree: how long it is, and what is cached for it.
 
-    n_tokens: number of tokens of its path.
-    has_kv: True if the path's last token has KV.
-    logits: a copy of the raw logits after the path, float32 [V]; None if they are not cached.
+    n_tokens: number of tokens of the context.
+    has_kv: True if its last token has KV.
+    logits: a copy of the raw logits after it, float32 [V]; None if they are not cached.
     """
 
     n_tokens: int
@@ -107,10 +113,11 @@ class CacheNode:
 
 
 def walk(lm: LM, place: Place) -> tuple[CacheNode, int, CacheNode | None, int]:
-    """Return what `AsyncLM.walk_cache` returns for the context of a place."""
+    """Look up the context of a place; return what `AsyncLM.walk_cache` returns."""
     ids = place.ids()
 
     def look_up() -> tuple[CacheNode, int, CacheNode | None, int]:
+        """Look up the context between two steps."""
         cursor = lm.tree.match(ids, place.namespace)
         matched = resolve(cursor).depth
         base = resident_depth(cursor, len(ids) - 1)
@@ -121,7 +128,7 @@ def walk(lm: LM, place: Place) -> tuple[CacheNode, int, CacheNode | None, int]:
 
 
 def snapshot(lm: LM, cursor: Cursor) -> CacheNode:
-    """Return a snapshot of a place. The caller has the driver's lock."""
+    """Return a snapshot of a place. The caller must hold the driver's lock."""
     at = resolve(cursor)
     row = lm.scheduler.logits_cache.get(at)
     return CacheNode(at.depth, at.node.fragment is not None, None if row is None else row.copy())
@@ -130,7 +137,7 @@ def snapshot(lm: LM, cursor: Cursor) -> CacheNode:
 def resident_depth(cursor: Cursor, limit: int) -> int:
     """Return how many tokens at the start of a path have KV without a gap.
 
-    below: maximum of the result.
+    limit: maximum of the result.
     """
     depth = min(resolve(cursor).depth, limit)
     for node in climb(cursor):

@@ -14,14 +14,18 @@ if TYPE_CHECKING:
 
 
 class LoadedAdapter(NamedTuple):
-    """One loaded LoRA adapter."""
+    """One loaded LoRA adapter.
+
+    namespace: its name and load count, which select its root in the token tree.
+    fingerprint: identifies its weights.
+    """
 
     namespace: str  # its namespace, which selects its root in the token tree
     fingerprint: str  # of its weights
 
 
 class Adapters:
-    """The loaded LoRA adapters of one LM. Iteration yields their names.
+    """The loaded LoRA adapters of one LM, by name. Iteration yields their names.
 
     Each adapter has its own root in the token tree. A namespace consists of a name and a load
     count, so KV of an earlier adapter with the same name is never reused.
@@ -38,9 +42,10 @@ class Adapters:
         return name in self._loaded
 
     def namespace(self, name: str | None) -> str | None:
-        """Return the namespace of the adapter with this name; None for the base model.
+        """Return the namespace in the token tree of the adapter with this name.
 
-        name: the adapter; None: the base model.
+        name: the adapter; None: the base model, whose namespace is None.
+
         Raises: ConfigError for an unknown name.
         """
         return None if name is None else self._get(name).namespace
@@ -73,6 +78,7 @@ class Adapters:
             raise ConfigError(f"an adapter's folder is {folder!r}; allowed is a path or a Hub id")
 
         def load() -> None:
+            """Load the adapter's weights, between two steps, and replace an earlier one."""
             namespace = f"{name}#{self._n_loaded + 1}"
             fingerprint = lm.engine.add_adapter(namespace, path)
             self._n_loaded += 1
@@ -94,6 +100,7 @@ class Adapters:
         """
 
         def unload() -> None:
+            """Remove the adapter between two steps."""
             loaded = self._get(name)
             del self._loaded[name]
             _drop_namespace(lm, name, loaded.namespace, "removed; add it again")
@@ -103,7 +110,7 @@ class Adapters:
 
     @staticmethod
     def name_of(namespace: str | None) -> str | None:
-        """Return the name of the adapter with this namespace; None for the base model."""
+        """Return the adapter's name of a namespace; None for the base model."""
         return None if namespace is None else namespace.rpartition("#")[0]
 
     def _get(self, name: str) -> LoadedAdapter:
@@ -115,6 +122,10 @@ class Adapters:
 
 
 def _drop_namespace(lm: LM, name: str, namespace: str, why: str) -> None:
+    """Cancel the work of an adapter and free its KV and weights.
+
+    why: the end of the error message of this work.
+    """
     lm.scheduler.drop_namespace(namespace, f"the LoRA adapter {name!r} was {why}")
     lm.engine.remove_adapter(namespace)
 

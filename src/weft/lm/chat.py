@@ -1,4 +1,4 @@
-"""A rendered chat: the prompt's text, its tokens, and the format of its answer."""
+"""`ChatPrompt`: a rendered chat with its token ids and the format of its answer."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class ChatPrompt(str):
 
     @cached_property
     def constraint(self) -> Constraint | None:
-        """A value for `constraint=` that makes tool calls valid; None without tools.
+        """A value for `constraint=` that makes tool calls in the answer valid; None without tools.
 
         With tool_choice "auto", the default, text is free until a call starts. "required", or a
         tool's name, demands a call; "none" gives no constraint.
@@ -90,11 +90,11 @@ class ChatPrompt(str):
         )
 
     def parse(self, text: str, *, is_partial: bool = False, reads_calls: bool = True) -> ChatOutput:
-        """Split an answer into text, reasoning and tool calls; see `parse_chat_output`.
+        """Split an answer to this prompt into text, reasoning and tool calls.
 
         Args:
             text: the answer to this prompt.
-            is_partial: the answer is still growing.
+            is_partial: the answer is not complete yet, as in a stream.
             reads_calls: False leaves tool calls in the text.
         """
         return parse_chat_output(

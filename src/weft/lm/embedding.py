@@ -1,4 +1,4 @@
-"""Embed texts: pool the model's final hidden states."""
+"""The implementation of `LM.embed`: pool the model's final hidden states into vectors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def embed(
     pooling: Pooling | None = None,
     normalize: bool = True,
 ) -> NDArray[np.float32]:
-    """Return a vector for each text; see `LM.embed`."""
+    """Compute an embedding vector for each text: float32 [N, n_embd]; see `LM.embed`."""
     _check_open(lm)
     if pooling is None:
         pooling = lm.info.pooling or "mean"
@@ -51,12 +51,17 @@ def _check_open(lm: LM) -> None:
 
 
 def _check_texts(texts: Sequence[str | Sequence[int]]) -> Sequence[str | Sequence[int]]:
+    """Return the texts; raise ConfigError for anything but a list."""
     if isinstance(texts, str | bytes) or not isinstance(texts, Sequence):
         raise ConfigError(f"texts is a {type(texts).__name__}; allowed is a list of texts")
     return texts
 
 
 def _token_ids(lm: LM, index: int, text: str | Sequence[int]) -> list[int]:
+    """Return the validated token ids of one text.
+
+    index: index of the text in the call, for error messages.
+    """
     if isinstance(text, bytes) or not isinstance(text, Sequence) or not text:
         raise ConfigError(f"text {index} is {text!r:.60}; give a text that is not empty")
     if isinstance(text, str):
@@ -78,7 +83,7 @@ def _token_ids(lm: LM, index: int, text: str | Sequence[int]) -> list[int]:
 
 
 def _batches(lengths: Sequence[int], n_batch: int) -> Iterator[list[int]]:
-    """Yield groups of indices of texts, one group per forward.
+    """Yield indices of texts in groups that fit in one forward.
 
     A text longer than a forward is a group of its own.
 
@@ -99,7 +104,7 @@ def _batches(lengths: Sequence[int], n_batch: int) -> Iterator[list[int]]:
 
 
 def _hidden_states(lm: LM, ids: list[list[int]]) -> list[NDArray[np.float32]]:
-    """Return the final hidden states of full texts, [T, n_embd] each.
+    """Compute the final hidden states of full texts: [T, n_embd] each.
 
     It uses the engine directly, so it must not run during a step.
     """
@@ -113,7 +118,7 @@ def _hidden_states(lm: LM, ids: list[list[int]]) -> list[NDArray[np.float32]]:
 def _hidden_states_of_long_text(
     engine: Engine, ids: list[int], n_batch: int
 ) -> NDArray[np.float32]:
-    """Return the final hidden states of one text that is longer than a forward: [T, n_embd].
+    """Compute the final hidden states of a text that is longer than a forward: [T, n_embd].
 
     It runs in several forwards; their KV is freed afterwards.
     """
@@ -132,6 +137,7 @@ def _hidden_states_of_long_text(
 
 
 def _pool(state: NDArray[np.float32], pooling: Pooling) -> NDArray[np.float32]:
+    """Combine a text's hidden states [T, n_embd] into one vector [n_embd]."""
     if pooling == "mean":
         mean: NDArray[np.float32] = state.mean(axis=0, dtype=np.float64).astype(np.float32)
         return mean

@@ -77,7 +77,7 @@ class Pin:
     """
 
     def __init__(self, lm: LM, place: Place) -> None:
-        """Not for users; see `PathKV.pin`."""
+        """Internal: users call `PathKV.pin`."""
         self._lm = lm
         self.place = place
         self._hold: PinHold | None = None
@@ -89,9 +89,9 @@ class Pin:
         return hold is not None and not self._lm.closed and hold in self._lm.tree.pins
 
     def try_take(self) -> bool:
-        """Pin the path, and return True if there was room. Internal.
+        """Pin the path if there is room for its KV; return True on success. Internal.
 
-        The caller has the driver's lock, so that no step runs.
+        The caller must hold the driver's lock, so that no step runs.
         """
         tree, name = self._lm.tree, self.place.namespace
         if self._lm.closed:
@@ -126,7 +126,7 @@ class Pin:
 
 
 class PathKV:
-    """Manual control over the KV of paths: size, pin, offload, copy, trim, export, save, load.
+    """Control over the KV of single paths: size, pin, offload, copy, trim, export, save, load.
 
     Get it as `lm.kv`. A path is a sequence of token ids, a `Place`, or a handle with a place, such
     as a `Heddle`. KV is a cache of tokens: no method changes a path's tokens, and missing KV is
@@ -287,6 +287,7 @@ class PathKV:
             return self._load(unpack(data))
 
     def _load(self, saved: SavedPath) -> Place:
+        """Validate a saved path and insert its KV; return the place after its tokens."""
         info = self._lm.info
         check_compatible(self._lm, saved)
         if not saved.fits(info.n_layers, info.kv_bytes_per_token):
@@ -368,6 +369,7 @@ class PathKV:
         return self._call_when_resident(place, lambda cursor: make(self._lm.tree.path(cursor)))
 
     def _place(self, path: Path) -> Place:
+        """Return the place of a path given in any allowed form; raise ConfigError for others."""
         self._check_addressable()
         if isinstance(path, HasPlace):
             path = path.place
@@ -383,6 +385,7 @@ class PathKV:
         return path
 
     def _sizes(self, place: Place) -> KvSizes:
+        """Count the path's tokens with KV on the device, and on the host only."""
         cursor, device = self._lm.tree.find(place), self._lm.scheduler.sequences.n_cached(place)
         depth, host = cursor.depth, 0
         for node in self._lm.tree.up(cursor):
@@ -398,6 +401,7 @@ class PathKV:
         return [n for n in tree.up(tree.cut(tree.place(place))) if n.start >= start]
 
     def _trim(self, place: Place, length: int) -> Place:
+        """Drop unused KV after the first `length` tokens; return the place there."""
         tree, start = self._lm.tree, place.at(length)
         for node in self._nodes_after(place, length):
             tree.host.free(node)
@@ -406,6 +410,10 @@ class PathKV:
         return start
 
     def _offload(self, place: Place, start: int) -> int:
+        """Move unused KV after the first `start` tokens to the host.
+
+        Returns: how many tokens then have KV on the host only.
+        """
         tree = self._lm.tree
         nodes = self._nodes_after(place, start)
         n = sum(len(node.tokens) for node in nodes)
@@ -423,24 +431,27 @@ class PathKV:
         return sum(len(node.tokens) for node in nodes if node.host is not None)
 
     def _compute(self, place: Place) -> None:
+        """Compute the path's missing KV."""
         self._lm.drive(tickets := self._lm.submit([Extend(place)]))
         tickets[0].result()
 
     async def _acompute(self, place: Place) -> None:
+        """Async version of `_compute`."""
         tickets = await self._lm.asubmit([Extend(place)])
         await self._lm.adrive(tickets)
         tickets[0].result()
 
     def _insert_or_compute(self, place: Place, arrays: Mapping[str, Any]) -> Place:
+        """Insert the path's KV; if running work occupies its room, queue its computation."""
         slice_exported(arrays, 0, place.depth)
         if not self._lm.driver.exclusive(lambda: self._insert(place, arrays)):
             self._compute(place)
         return place
 
     def _call_when_resident(self, place: Place, function: Callable[[Cursor], T]) -> T:
-        """Return `use(cursor)`, called between steps while the path's KV is on the device.
+        """Compute the path's missing KV, then return `function(cursor)`, called between two steps.
 
-        Missing KV is computed before.
+        The path's KV is on the device during the call.
         """
         self._check_addressable()
         while True:
@@ -450,10 +461,12 @@ class PathKV:
                 return result[0]
 
     def _call_if_resident(self, place: Place, function: Callable[[Cursor], T]) -> tuple[T] | None:
+        """Return (function(cursor),) if the path's last token has KV on the device, else None."""
         cursor = self._lm.tree.place(place)
         return (function(cursor),) if cursor.node.resident else None
 
     def _export(self, cursor: Cursor, start: int) -> dict[str, Any]:
+        """Copy the KV of a path's tokens from `start` on to the host; see `export`."""
         fragments = self._lm.tree.fragments
         assert fragments is not None
         parts, end = [], 0
@@ -466,6 +479,7 @@ class PathKV:
         return join_exported(parts)
 
     def _try_fill(self, place: Place, arrays: Mapping[str, Any], start: int) -> bool:
+        """Insert the missing KV of a path from exported arrays; see `try_fill`."""
         tree = self._lm.tree
         fragments, budget = tree.fragments, tree.budget
         assert fragments is not None
@@ -485,7 +499,13 @@ class PathKV:
             tree.unpin(cursor)
 
     def _insert(self, place: Place, arrays: Mapping[str, Any]) -> bool:
-        """Insert the KV that the path lacks; return False if running work occupies the room."""
+        """Insert the parts of exported KV that the path lacks; compute nothing.
+
+        arrays: the KV of the full path, as `export` returns it.
+
+        Returns: False if running work occupies the room that the KV needs; nothing is inserted
+        then.
+        """
         self._check_addressable()
         tree = self._lm.tree
         fragments, budget = tree.fragments, tree.budget
@@ -512,12 +532,13 @@ class PathKV:
             tree.unpin(cursor)
 
     def _check_addressable(self) -> None:
+        """Raise Unsupported for an engine that hides its KV."""
         if self._lm.tree.fragments is None:
             raise Unsupported(f"the {self._lm.info.name} engine keeps its KV to itself")
 
 
 def join_exported(parts: Sequence[tuple[Mapping[str, Any], int]]) -> dict[str, Any]:
-    """Concatenate consecutive parts of one path's exported KV.
+    """Concatenate exported KV of consecutive parts of one path.
 
     parts: (arrays, length) in path order; the first `length` tokens of the arrays are used.
     """
@@ -543,7 +564,7 @@ def _cut_exported(arrays: Mapping[str, Any], start: int, end: int) -> dict[str, 
 
 
 def slice_exported(arrays: Mapping[str, Any], start: int, end: int) -> dict[str, Any]:
-    """Return the part from `start` to before `end` of a full path's exported KV.
+    """Like `_cut_exported`, for the exported KV of a full path.
 
     Raises: ConfigError unless the path has `end` tokens.
     """
@@ -583,7 +604,7 @@ VERSION = 1
 
 
 class SavedPath(NamedTuple):
-    """The content of a KV file: one path and its KV."""
+    """The content of a KV file: the tokens of one path, their KV, and the model's identity."""
 
     fingerprint: str  # of the weights of the model and of the adapter
     model: str  # name of the model, for messages
@@ -611,7 +632,7 @@ class SavedPath(NamedTuple):
 
 
 def pack(saved: SavedPath, format: str = FORMAT, **more: str) -> bytes:
-    """Return the bytes of a safetensors file with a path's KV, and metadata that identifies it.
+    """Serialize a path's KV as the bytes of a safetensors file, with the model's identity.
 
     Args:
         saved: the path and its KV.
@@ -637,18 +658,19 @@ def pack(saved: SavedPath, format: str = FORMAT, **more: str) -> bytes:
 
 
 def unpack(data: bytes) -> SavedPath:
-    """Read the bytes of a file of one path, as `pack` returns them.
+    """Parse a KV file of one path, as `pack` writes it.
 
-    Raises: FormatError if they are no such file, or the file is broken or of a newer version.
+    Raises: FormatError if the data is no such file, is broken, or has a newer version.
     """
     return unpack_all(data, FORMAT)[0]
 
 
 def unpack_all(data: bytes, format: str) -> tuple[SavedPath, dict[str, str]]:
-    """Read the bytes of a file that `pack` returned; return its content and its metadata.
+    """Parse a KV file that `pack` wrote; return its content and its metadata.
 
     format: the format name that the file must have.
-    Raises: FormatError if the data is no such file, or the file is broken or of a newer version.
+
+    Raises: FormatError if the data is no such file, is broken, or has a newer version.
     """
     import numpy as np
     from safetensors import SafetensorError
@@ -698,6 +720,7 @@ def _metadata(data: bytes, format: str) -> dict[str, str]:
 
 
 def _checksum(arrays: Mapping[str, Any]) -> int:
+    """Return the CRC-32 of all arrays, in order of their names."""
     import numpy as np
 
     total = 0

@@ -36,12 +36,12 @@ class TokenProb:
 
 
 class Distribution(tuple[TokenProb, ...]):
-    """The likeliest next tokens, likeliest first: a tuple of TokenProb."""
+    """The likeliest next tokens, likeliest first: a tuple of `TokenProb`, from `Heddle.next`."""
 
     __slots__ = ()
 
     def p_of(self, text: str) -> float:
-        """Return the summed p of the listed tokens with this text; 0.0 if none is listed."""
+        """Return the total probability of the listed tokens with this text; 0.0 without any."""
         return sum(entry.p for entry in self if entry.text == text)
 
     def __repr__(self) -> str:
@@ -178,4 +178,5 @@ class Delta:
 
 
 def _more(length: int) -> list[str]:
+    """Return a last line that counts the rows beyond a screen, as a list; [] if all fit."""
     return [f"  … {length - _SCREEN} more"] if length > _SCREEN else []

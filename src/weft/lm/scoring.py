@@ -151,10 +151,15 @@ def read_request(
 
 
 def _ids_after(lm: LM, prompt: str, n_before: int, candidate: str) -> list[int]:
+    """Return the tokens that a candidate adds to those of the prompt.
+
+    n_before: number of the prompt's tokens.
+    """
     return lm.text.encode(prompt + candidate)[n_before:]
 
 
 def _check_candidates(candidates: Sequence[Text]) -> None:
+    """Raise ConfigError unless this is a list with at least one text or list of token ids."""
     if isinstance(candidates, str | bytes | Mapping) or not isinstance(candidates, Sequence):
         raise ConfigError(
             f"candidates is a {type(candidates).__name__}; allowed is a list of texts or of lists"
@@ -171,6 +176,10 @@ def _candidate(
     ids_of: Callable[[str], list[int]],
     ending: list[int],
 ) -> Candidate:
+    """Validate one candidate and tokenize it.
+
+    number: its index, for error messages. ending: tokens to append.
+    """
     if isinstance(given, bytes | Mapping) or not isinstance(given, Sequence):
         raise ConfigError(
             f"candidate {number} is {given!r:.60}; allowed is a text or a list of token ids"

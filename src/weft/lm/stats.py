@@ -11,7 +11,7 @@ from .._core.sched.scheduler import Scheduler
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Stats:
-    """Statistics of one LM since it was loaded; `str` gives a one-line summary."""
+    """Statistics of one LM since it was loaded, from `LM.stats()`; `str` gives a summary line."""
 
     prefilled: int  # prompt tokens that ran
     reused: int  # path tokens whose KV was resident when work started
@@ -80,7 +80,7 @@ def format_bytes(n_bytes: int) -> str:
 
 
 def gather_stats(scheduler: Scheduler) -> Stats:
-    """Return the statistics of a scheduler and its tree. Cost: O(nodes of the tree)."""
+    """Collect the statistics of a scheduler and its token tree. Cost: O(nodes of the tree)."""
     tree, counters, rows = scheduler.tree, scheduler.counters, scheduler.logits_cache
     with scheduler.lock:
         tree.drain_released()
@@ -116,7 +116,7 @@ def gather_stats(scheduler: Scheduler) -> Stats:
 
 
 def unshared_tokens(tree: TokenTree) -> int:
-    """Return the number of tokens with KV if every branch had its own copy of its path.
+    """Return how many tokens would have KV if every branch had its own copy of its path.
 
     `TokenTree` shares the KV of common prefixes, so the real number is smaller. A leaf with KV
     counts once for each branch that ends there, or on tokens below it without KV.
