@@ -260,7 +260,7 @@ def _check_index(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """Return the index's file name by tensor name."""
+    """Return the file name of each tensor, from model.safetensors.index.json."""
     weight_map = _read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelLoadError(f"{index} has no weight_map; download the folder again")

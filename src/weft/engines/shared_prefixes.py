@@ -224,7 +224,7 @@ def pad_queries(batch: Sequence[SharedPrefix[F]]) -> QueryPadding:
 
 
 class VisibleKeys(NamedTuple):
-    """Keys of a prefix inside the sliding window of at least one query.
+    """The keys of a prefix that some query sees through its sliding window.
 
     Args:
         low: index of the first one; all later keys follow.

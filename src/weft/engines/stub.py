@@ -39,6 +39,7 @@ class StubFragments(Fragments):
         self._slots = 0
 
     def new(self, parent: Fragment | None) -> Fragment:
+        """Return an empty fragment."""
         return Fragment()
 
     def write(self, fragment: Fragment, n_slots: int) -> None:
@@ -47,15 +48,18 @@ class StubFragments(Fragments):
         self._slots += n_slots
 
     def split(self, fragment: Fragment, at: int) -> Fragment:
+        """Cut before slot `at`; return the new upper part."""
         if not 0 < at < fragment.length:
             raise ValueError(f"cannot cut {fragment.length} slots before slot {at}")
         fragment.length -= at
         return Fragment(at)
 
     def join(self, upper: Fragment, lower: Fragment) -> None:
+        """Add `upper`'s number of slots to `lower`."""
         lower.length += upper.length
 
     def trim(self, fragment: Fragment, length: int) -> None:
+        """Remove the slots from `length` on."""
         if not 0 <= length <= fragment.length:
             raise ValueError(f"cannot trim {fragment.length} slots to {length}")
         self._slots -= fragment.length - length
@@ -65,13 +69,16 @@ class StubFragments(Fragments):
         """Do nothing: fragments take the slots they have and no more."""
 
     def free(self, fragment: Fragment) -> None:
+        """Remove all slots."""
         self.trim(fragment, 0)
 
     def export(self, fragment: Fragment) -> dict[str, NDArray[Any]]:
+        """Return arrays of zeros that only contain the number of slots."""
         keys = np.zeros((1, fragment.length, 1), np.int8)
         return {"k.0": keys, "v.0": keys[:, :, :0]}
 
     def load(self, data: dict[str, NDArray[Any]], parent: Fragment | None) -> Fragment:
+        """Create a fragment with the number of slots of exported arrays."""
         keys, values = data.get("k.0"), data.get("v.0")
         if keys is None or values is None or values.shape != keys[..., :0].shape:
             raise ModelMismatch("the KV data lacks keys or values; drop it and recompute")
@@ -82,6 +89,7 @@ class StubFragments(Fragments):
         return fragment
 
     def usage(self) -> Usage:
+        """Return the counted slots and 0 bytes."""
         return Usage(self._slots, 0)
 
 
@@ -95,17 +103,21 @@ class StubOutput(Output):
         """Return at once: there is nothing to compute."""
 
     def logits(self, index: int) -> NDArray[np.float32]:
+        """Return the constant logits: float32 [V]."""
         row = np.zeros(self.n_vocab, np.float32)
         row[TOKEN] = 50.0
         return row
 
     def retain(self, indices: Sequence[int]) -> OutputLogits:
+        """Keep this output, whose logits are constant."""
         return OutputLogits(self, indices, 4 * self.n_vocab * len(indices))
 
     def scores(self) -> list[list[Score]]:
+        """Return no scores."""
         raise NotImplementedError("the stub engine scores nothing")
 
     def draw(self, batch: DrawBatch) -> Draws:
+        """Return fixed tokens, without sampling."""
         n = len(batch.rows)
         zeros = np.zeros(n, np.float32)
         return HostDraws(DrawResult(np.full(n, TOKEN, np.int64), zeros, zeros, zeros))
@@ -131,6 +143,7 @@ class StubEngine(Engine):
         self._output = StubOutput(n_vocab)
 
     def forward(self, rows: Sequence[Row]) -> Output:
+        """Count the rows and extend their fragments, without computing."""
         self.n_rows += len(rows)
         for row in rows:
             if row.kv_out is not None:

@@ -96,9 +96,11 @@ class SequenceFragments(Fragments):
         return self.leases.split(_as_path_fragment(fragment), at)
 
     def join(self, upper: Fragment, lower: Fragment) -> None:
+        """Merge `upper` into its child `lower`. The cache does not change."""
         self.leases.join(_as_path_fragment(upper), _as_path_fragment(lower))
 
     def attach(self, fragment: Fragment, parent: Fragment | None) -> None:
+        """Move a fragment, with all below it, to another parent; see `Leases.attach`."""
         self.leases.attach(
             _as_path_fragment(fragment), None if parent is None else _as_path_fragment(parent)
         )

@@ -48,7 +48,7 @@ class Strand:
         self._into: Strand | None = None
 
     def find(self) -> Strand:
-        """Return the strand that this one was merged into, else itself. Cost: O(1), amortised."""
+        """Return the strand into which this one was merged, else itself. Cost: O(1), amortised."""
         last = self
         while last._into is not None:
             last = last._into

@@ -51,6 +51,7 @@ class SlotShape(tuple[KVShape, ...]):
 
     @property
     def n_layers(self) -> int:
+        """Number of layers."""
         return len(self) // 2
 
     @property
@@ -127,11 +128,13 @@ class MlxMemory(PaddedPool[MlxFragment, RowTailBuffer]):
         self.plan = None
 
     def copy_slots(self, kv: MlxFragment, capacity: int) -> Arrays:
+        """Return new arrays of `capacity` slots that start with the fragment's slots."""
         if not kv.length:
             return self.slot.zeros(capacity)
         return self.slot.copy_parts(self.views(kv, kv.length), capacity)
 
     def concatenate(self, parts: Sequence[MlxFragment]) -> Arrays:
+        """Return new arrays with the slots of several fragments, in order."""
         views = zip(*(self.views(kv, kv.length) for kv in parts), strict=True)
         joined = (mx.concatenate(list(each), axis=1) for each in views)
         return self.slot.copy_parts(joined, sum(kv.length for kv in parts))
@@ -139,6 +142,7 @@ class MlxMemory(PaddedPool[MlxFragment, RowTailBuffer]):
     # `Fragments`
 
     def export(self, fragment: Fragment) -> dict[str, NDArray[Any]]:
+        """Copy the fragment's slots to host arrays; see `Fragments.export`."""
         kv = own(fragment, MlxFragment)
         parts = self.views(kv, kv.length) if kv.length else self.slot.zeros(0)
         mx.eval(parts)
@@ -149,6 +153,7 @@ class MlxMemory(PaddedPool[MlxFragment, RowTailBuffer]):
         return data
 
     def load(self, data: dict[str, NDArray[Any]]) -> MlxFragment:
+        """Create a fragment from exported arrays; see `Fragments.load`."""
         parts = [
             _from_host(data, f"{'kv'[number % 2]}.{number // 2}", shape)
             for number, shape in enumerate(self.slot)
@@ -291,22 +296,28 @@ class MlxFragments(Fragments):
         self._on_worker = on_worker
 
     def new(self, parent: Fragment | None) -> MlxFragment:
+        """Return an empty fragment. `parent` is unused."""
         return MlxFragment()
 
     def split(self, fragment: Fragment, at: int) -> MlxFragment:
+        """Cut before slot `at`; return the new upper part."""
         upper: MlxFragment = self._on_worker(lambda: self._memory.split(fragment, at))
         return upper
 
     def join(self, upper: Fragment, lower: Fragment) -> None:
+        """Move `upper`'s slots before those of `lower`."""
         self._on_worker(lambda: self._memory.join(upper, lower))
 
     def trim(self, fragment: Fragment, length: int) -> None:
+        """Remove the slots from `length` on."""
         self._memory.trim(fragment, length)
 
     def settle(self, fragment: Fragment) -> None:
+        """Release unused capacity of a fragment that will not grow soon."""
         self._on_worker(lambda: self._memory.settle(fragment))
 
     def free(self, fragment: Fragment) -> None:
+        """Release all slots of the fragment."""
         home = own(fragment, MlxFragment).home
         if isinstance(home, SharedBlock) and len(home.users) > 1:  # the other users may move
             self._on_worker(lambda: self._memory.free(fragment))
@@ -314,14 +325,17 @@ class MlxFragments(Fragments):
             self._memory.free(fragment)
 
     def export(self, fragment: Fragment) -> dict[str, NDArray[Any]]:
+        """Copy the fragment's slots to host arrays; see `Fragments.export`."""
         data: dict[str, NDArray[Any]] = self._on_worker(lambda: self._memory.export(fragment))
         return data
 
     def load(self, data: dict[str, NDArray[Any]], parent: Fragment | None) -> MlxFragment:
+        """Create a fragment from exported arrays. `parent` is unused."""
         fragment: MlxFragment = self._on_worker(lambda: self._memory.load(data))
         return fragment
 
     def usage(self) -> Usage:
+        """Return the slots in use and the bytes allocated for them."""
         return self._memory.usage()
 
 

@@ -253,6 +253,7 @@ def fingerprint_of(model: nn.Module) -> str:
 
 
 def _samples(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...], NDArray[np.float32]]]:
+    """Yield name, shape and sampled float32 values of every weight, for the fingerprint."""
     for name, array in tree_flatten(model.parameters()):
         at = mx.array(checkpoint.sample_positions(array.size))
         yield name, tuple(array.shape), np.array(array.reshape(-1)[at].astype(mx.float32))

@@ -109,6 +109,7 @@ class TreeStep(PackedStep):
         self._causal_biases: dict[tuple[int, int | None], mx.array | None] = {}
 
     def run(self, head: ModelHead, tokens: Sequence[Sequence[int]]) -> mx.array:
+        """Run all tokens as one batch [T, 1]; return the hidden states [T, 1, E], not evaluated."""
         packed = [token for i in self.plan.order for token in tokens[i]]
         self.context.step = self
         try:
@@ -117,12 +118,14 @@ class TreeStep(PackedStep):
             self.context.step = None
 
     def state(self) -> list[mx.array]:
+        """Return the new slots and the changed buffers, to be evaluated."""
         changed = super().state() if self.plan.prefill_groups or self.plan.long_rows else []
         for group in self.plan.decode_groups:
             changed += group.buffer.slots
         return changed
 
     def release(self) -> None:
+        """Release the plan's views of buffers."""
         if self.plan.prefill_groups or self.plan.long_rows:  # not for the next step
             self.plan.levels, self.plan.long_rows = [], []
 
@@ -320,6 +323,7 @@ class PathStep(PackedStep):
         self.starts = [0, *accumulate(row.n_tokens for row in rows)][: len(rows)]
 
     def run(self, head: ModelHead, tokens: Sequence[Sequence[int]]) -> mx.array:
+        """Run rows one by one, with a cache of each path; return the hidden states [T, 1, E]."""
         hidden: list[mx.array] = []
         new_kv: list[list[tuple[mx.array, mx.array]]] = []
         for row, ids in zip(self.rows, tokens, strict=True):
@@ -349,6 +353,7 @@ class FullSequenceStep(PackedStep):
         self.starts = [0, *accumulate(row.n_tokens for row in rows)][: len(rows)]
 
     def run(self, head: ModelHead, tokens: Sequence[Sequence[int]]) -> mx.array:
+        """Run full paths in padded batches; return the hidden states [T, 1, E]."""
         hidden: dict[int, mx.array] = {}
         for paths in calls(rows_of(tuple(ids) for ids in tokens), CALL_TOKENS):
             longest = max(len(path.ids) for path in paths)

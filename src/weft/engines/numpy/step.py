@@ -56,6 +56,7 @@ class PackedRow(NamedTuple):
 
     @property
     def n_tokens(self) -> int:
+        """Number of the row's tokens."""
         return self.hi - self.lo
 
 
@@ -465,6 +466,7 @@ class SpanPart:
         self._causal_mask = causal_mask
 
     def scores(self, queries: Floats, layer: int) -> Floats:
+        """Return the scores of one layer: [K, n, G, S]."""
         picked = queries[:, self.where]
         k, n, g, d = picked.shape
         flat = picked.reshape(k, n * g, d)
@@ -476,6 +478,7 @@ class SpanPart:
         return scores
 
     def weighted_values(self, weights: Floats, layer: int) -> Floats:
+        """Return the weighted sums of the values of one layer: [K, n, G, D]."""
         k, n, g, s = weights.shape
         flat = weights.reshape(k, n * g, s)
         first, *others = self._values[layer]
@@ -506,12 +509,14 @@ class TailPart:
         self._mask = mask
 
     def scores(self, queries: Floats, layer: int) -> Floats:
+        """Return the scores of one layer: [K, n, G, S]."""
         scores: Floats = np.matvec(self._keys[layer], queries[:, self.where])
         if self._mask is not None:
             scores += self._mask
         return scores
 
     def weighted_values(self, weights: Floats, layer: int) -> Floats:
+        """Return the weighted sums of the values of one layer: [K, n, G, D]."""
         mixed: Floats = np.vecmat(weights, self._values[layer])
         return mixed
 

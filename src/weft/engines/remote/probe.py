@@ -366,6 +366,7 @@ class _Prober:
             self._raise_wrong_tokenizer(new, text, decoded)
 
     def _raise_wrong_tokenizer(self, ids: list[int], text: str, decoded: str) -> NoReturn:
+        """Raise the error for a tokenizer that decodes the server's ids to another text."""
         raise ConfigError(
             f"wrong tokenizer: it decodes tokens {ids} as {decoded!r}, the server as"
             f" {text!r:.200}; pass the tokenizer of {self.server.model}"

@@ -380,10 +380,10 @@ class StreamingRequest:
 def _skip_replayed(
     choice: RequestChoice, tokens: list[int], logprobs: Logprobs
 ) -> tuple[list[int], Logprobs]:
-    """Return the tokens after those that were replayed.
+    """Drop the tokens that a resumed stream repeats; return the new ones.
 
     Raises:
-        ForwardError: the replayed tokens differ.
+        ForwardError: the repeated tokens differ from those received before.
     """
     n = min(len(choice.replayed), len(tokens))
     if tokens[:n] != choice.replayed[:n]:

@@ -135,12 +135,15 @@ class PieceTokenizer(Tokenizer):
         return b"".join(map(piece_bytes, ids)).decode(errors="replace")
 
     def stream(self, *, first: bool = False) -> TextStream:
+        """Return a decoder that turns ids to text one by one."""
         return PieceStream()
 
     def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes of a piece."""
         return piece_bytes(token_id)
 
     def spelling(self, token_id: int) -> str:
+        """Return the text of a piece."""
         return self.token_text(token_id)
 
     def _encode(self, text: str, *, special: bool, decorated: bool = False) -> list[int]:
@@ -187,15 +190,19 @@ class PieceStream(TextStream):
         self._text = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token_id: int) -> str:
+        """Add a piece; return the complete characters that it ends."""
         return self._text.decode(piece_bytes(token_id))
 
     def peek(self, token_id: int) -> str:
+        """Return what `push` would return, without adding the piece."""
         return self.clone().push(token_id)
 
     def clone(self) -> PieceStream:
+        """Return a copy that continues independently."""
         twin = PieceStream()
         twin._text.setstate(self._text.getstate())
         return twin
 
     def flush(self) -> str:
+        """Return the text of incomplete characters at the end."""
         return self._text.decode(b"", final=True)

@@ -148,10 +148,12 @@ class TorchOutput(Output):
         return self._device_logits.dtype
 
     def synchronize(self) -> None:
+        """Wait until the device has computed the logits."""
         if self._done is not None:
             self._done.synchronize()
 
     def logits(self, index: int) -> NDArray[np.float32]:
+        """Wait, and return a copy of logits `index` on the host: float32 [V]."""
         if self._host_logits is not None:
             return self._host_logits[index].copy()
         return _to_host(self._device_logits[index]).copy()
@@ -165,9 +167,11 @@ class TorchOutput(Output):
         return DeviceLogits(logits, indices)
 
     def scores(self) -> list[list[Score]]:
+        """Return one list per row, one `Score` per `ScoreSpan`."""
         return self._scores
 
     def draw(self, batch: DrawBatch) -> Draws:
+        """Start sampling from these logits; see `Output.draw`."""
         if self._sampler.supports(batch):
             return self._sampler.draw(self._device_logits, batch)
         return self._sampler.on_host(self._host(), batch)

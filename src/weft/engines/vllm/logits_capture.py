@@ -45,11 +45,14 @@ class LogitsCapture(FirstInterface, SecondInterface):
         return False
 
     def update_state(self, batch_update: Any) -> None:
-        """First interface: requests were added, removed or moved."""
+        """Handle added, removed and moved requests; called by vLLM's first model runner."""
         process_dict_updates(self._targets, batch_update, lambda params, *_: target_of(params))
 
     def add_request(self, req_idx: int, sampling_params: Any) -> bool:
-        """Second interface: a request was added at a place of the batch."""
+        """Handle a request at place `req_idx` of the batch; called by vLLM's second model runner.
+
+        Returns True if the request wants its logits.
+        """
         target = target_of(sampling_params)
         if target is None:
             self._targets.pop(req_idx, None)

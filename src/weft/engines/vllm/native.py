@@ -245,7 +245,7 @@ def event_of(number: int, given: Any) -> GenerationEvent:
 
 
 def as_forward_error(error: BaseException) -> ForwardError:
-    """Return the error of a failed run or step."""
+    """Convert any error of a failed run or step to a ForwardError."""
     name = type(error).__name__
     if name == "EngineDeadError":
         message = (

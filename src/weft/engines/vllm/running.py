@@ -156,7 +156,7 @@ class RunningEngine:
             self._shut_down()
 
     def _release(self) -> None:
-        """End this process's open requests on an engine of the caller."""
+        """Close the open requests of this process; the engine itself belongs to the caller."""
         if self._reader is not None:
             with contextlib.suppress(RuntimeError):
                 self.loop.post(_run_in_background, self._reader.close())

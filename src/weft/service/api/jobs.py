@@ -46,7 +46,7 @@ class CandidateObject(ResponseModel):
 
 
 class RoundObject(ResponseModel):
-    """A round of a search: its candidates, and the nodes it continues with."""
+    """A round of a search: the candidates that were scored, and those that it continues with."""
 
     round: int = Field(description="The number of the round, from 1.")
     candidates: list[CandidateObject]
@@ -101,7 +101,7 @@ class JobReply(ResponseModel):
 
 
 class CancelJob(RequestModel):
-    """The branches to cancel; generated tokens are kept."""
+    """The branches of a job to cancel; null cancels the job. Generated tokens are kept."""
 
     branches: list[int] | None = Field(default=None, description="Indices of branches; null: all.")
 

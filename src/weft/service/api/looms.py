@@ -74,7 +74,7 @@ class EditLoom(RequestModel):
 
 
 class LoomTree(ResponseModel):
-    """A loom's tree, nested."""
+    """A loom's nodes as nested objects, from the root."""
 
     loom: str
     rev: int

@@ -113,7 +113,7 @@ class TokenPiece(ResponseModel):
 
 
 class TokenizeReply(ResponseModel):
-    """The tokens of a text."""
+    """The tokens of a text: their ids, and the text of each."""
 
     token_ids: list[int]
     tokens: list[TokenPiece]
@@ -145,7 +145,7 @@ class ApplyTemplate(RequestModel):
 
 
 class ApplyTemplateReply(ResponseModel):
-    """The prompt of a chat."""
+    """The prompt that the chat template renders from messages: its text and its tokens."""
 
     prompt: str
     token_ids: list[int]

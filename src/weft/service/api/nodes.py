@@ -263,7 +263,7 @@ class MeasureText(RequestModel):
 
 
 class MeasureReply(ResponseModel):
-    """The raw log-probability of each token of a text."""
+    """The model's log-probability of each token of a text."""
 
     node: int
     token_ids: list[int]
@@ -295,7 +295,7 @@ class TokenObject(ResponseModel):
 
 
 class TokenList(ResponseModel):
-    """A node's tokens."""
+    """The tokens of a node, with their recorded statistics."""
 
     node: int
     measured: bool = Field(description="true: computed by the model; false: recorded values.")
@@ -303,7 +303,7 @@ class TokenList(ResponseModel):
 
 
 class PathReply(ResponseModel):
-    """The path to a node, in one of several formats."""
+    """The path from the root to a node, as text, tokens, messages or nodes."""
 
     node: int
     path: list[int] = Field(description="Node numbers, the root first.")
@@ -402,7 +402,7 @@ class KvRequest(RequestModel):
 
 
 class ForgetKv(RequestModel):
-    """Evicts the KV of a loom; optionally the path of one node keeps it."""
+    """The KV of a loom to evict: all, or all but the path to one node."""
 
     keep: int | str | None = Field(
         default=None, description="A node whose path keeps its KV; null: none."
@@ -410,7 +410,7 @@ class ForgetKv(RequestModel):
 
 
 class Changed(ResponseModel):
-    """A change: added and changed nodes, and the numbers of removed ones."""
+    """The effect of an edit: added and changed nodes, and the numbers of removed ones."""
 
     rev: int
     kind: str

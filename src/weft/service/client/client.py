@@ -49,7 +49,11 @@ def async_method(
 
 
 class Client:
-    """Access to a server's looms, models and jobs. A context manager; thread-safe."""
+    """A client of a Weft server: looms, models and jobs. A context manager; thread-safe.
+
+    Methods without a description here are the functions of `calls`; they return the parsed
+    response.
+    """
 
     def __init__(self, base_url: str | None = None, api_key: str | None = None) -> None:
         """Store the address and the key; nothing is sent yet.

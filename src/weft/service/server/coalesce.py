@@ -41,7 +41,7 @@ class Coalescer(Generic[Item]):
             raise pending.error
 
     async def _run_all(self, own: _Pending[Item]) -> None:
-        """Wait for the lock, then process all waiting items in one batch, `own` among them."""
+        """Process all waiting items in one batch, `own` among them. The caller holds the lock."""
         batch, self._waiting = self._waiting, []
         error: Exception | None = None
         try:
@@ -57,7 +57,7 @@ class Coalescer(Generic[Item]):
 
 @dataclass(eq=False, slots=True)
 class _Pending(Generic[Item]):
-    """An item that waits for its batch, and the future that its caller awaits."""
+    """An item that waits for its batch. Then `is_done` is True and `error` that of the batch."""
 
     item: Item
     is_done: bool = False

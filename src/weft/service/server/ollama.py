@@ -190,7 +190,7 @@ class OllamaRequest(OpenAIModel):
 
 
 class OllamaMessage(OpenAIModel):
-    """One turn."""
+    """A message of a chat: a role, and content or tool calls."""
 
     role: str = Field(min_length=1)
     content: str | None = None
@@ -362,6 +362,7 @@ class OllamaCall:
         yield {**self._chunk(_NOTHING), **self._final_fields()}
 
     def _chunk(self, delta: ChatDelta) -> Json:
+        """Return a chunk of the stream for the new part of an answer."""
         return _chunk(self._body, delta)
 
     def _new_delta(self) -> ChatDelta:
@@ -391,7 +392,7 @@ class OllamaCall:
 
 
 class ShowRequest(OpenAIModel):
-    """The model to describe."""
+    """The model to describe, for `/api/show`."""
 
     model: str
     verbose: bool | None = None

@@ -35,7 +35,7 @@ def _run_tanh_gelu(_module: nn.Module, _step: AttentionStep, _form: bool, x: Ten
 
 
 def _is_written_out(module: nn.Module) -> bool:
-    """Return True for a parameterless activation of Transformers that computes tanh GELU."""
+    """Return True for an activation module that computes tanh GELU in several operations."""
     kind = type(module)
     if kind.__module__ != "transformers.activations" or "forward" in module.__dict__:
         return False
@@ -126,7 +126,7 @@ def _interleave(gates: Tensor, ups: Tensor, *, are_neighbours: bool) -> Tensor:
 
 
 def _short(number: float) -> float:
-    """Return a number rounded to the digits that source code would have."""
+    """Round a measured constant to the few digits that source code would have."""
     return float(f"{number:.5g}")
 
 

@@ -190,7 +190,7 @@ def _is_on_gpu(weight: nn.Parameter) -> bool:
 
 
 def is_known(model: PreTrainedModel) -> bool:
-    """Return True for a model of a known class whose modules were not changed."""
+    """Return True for a model of a class that `FusedDecoder` runs, with unchanged modules."""
     kind = type(model)
     return (
         f"{kind.__module__}.{kind.__qualname__}" in _MODELS

@@ -110,7 +110,7 @@ def _matches(module: Any, form: _ExpertOps) -> bool:
 
 
 def _reference(x: Tensor, chosen: Tensor, shares: Tensor, experts: MoEWeights) -> Tensor:
-    """Return the experts' weighted outputs, computed pair by pair."""
+    """Return the experts' weighted outputs [T, E] by plain operations, to verify a module."""
     ids = chosen.flatten().tolist()
     ups = _products(x.repeat_interleave(chosen.shape[1], 0), experts.up, experts.up_bias, ids)
     if experts.gate is not None:

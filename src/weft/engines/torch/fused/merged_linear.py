@@ -188,7 +188,7 @@ class _SiblingNumber(NamedTuple):
 
 
 def _adjacent_layers(model: nn.Module) -> Iterator[list[nn.Linear]]:
-    """Yield groups of layers whose weights are adjacent in memory, in the order of addresses."""
+    """Yield groups of linear layers whose weights are adjacent in memory, by address."""
     by_storage: dict[int, list[nn.Linear]] = defaultdict(list)
     for module in model.modules():
         weight = module._parameters.get("weight")

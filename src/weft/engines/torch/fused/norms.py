@@ -88,7 +88,7 @@ def _is_plain(weight: Tensor) -> bool:
 
 
 def _rows(weight: Tensor | None) -> Tensor:
-    """Return rows that distinguish RMS norms from other norms."""
+    """Return random inputs on which RMS norms and other norms differ: [n, width]."""
     width = _WIDTH if weight is None else len(weight)
     seeded = torch.Generator().manual_seed(0)
     rows = [torch.randn(width, generator=seeded) * by + on for by, on in _SIZES]

@@ -214,7 +214,7 @@ def _random_weights(shape: Sequence[int], device: torch.device) -> Tensor:
 
 
 def _rows_for(module: Any, layer: str | None) -> Tensor:
-    """Return rows that give logits of several magnitudes."""
+    """Return random inputs for a router, so that its logits have several magnitudes: [n, E]."""
     weight = _weight_of(module, layer)
     n_in = min(weight.shape[1], _N_IN)
     result = torch.zeros(len(_SIZES), _N_EACH, weight.shape[1], device=weight.device)
@@ -224,7 +224,7 @@ def _rows_for(module: Any, layer: str | None) -> Tensor:
 
 
 def _routers(module: Any, top_k: int) -> Iterator[RouterSpec]:
-    """Yield possible router specifications, the usual one first."""
+    """Yield selection rules that a router may follow, the usual one first."""
     tensors = module.__dict__
     n, n_kept = tensors.get("num_group", tensors.get("n_group")), tensors.get("topk_group")
     groups: list[ExpertGroups | None] = [None]

@@ -26,6 +26,7 @@ class CanonicalBackend(PaddedBackend):
     """The padded backend, with steps whose bits do not depend on other rows."""
 
     def start_step(self, rows: Sequence[Row]) -> CanonicalStep:
+        """Return a step whose bits do not depend on other rows."""
         return CanonicalStep(rows, self)
 
     def single_sequence_for(self, rows: Sequence[Row]) -> SingleSequenceCache | None:
@@ -39,6 +40,7 @@ class CanonicalStep(PaddedStep):
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec
     ) -> Tensor:
+        """Attend row by row over a copy of each row's path; see `AttentionStep.attend`."""
         q, k, v = query[0], key[0], value[0]
         if self.plan.prefill_groups:
             self.keys[layer], self.values[layer] = k, v

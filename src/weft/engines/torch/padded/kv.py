@@ -144,13 +144,16 @@ class PaddedKVPool(PaddedPool[PaddedKVFragment, TorchTailBuffer], KVBackend):
         self._copies = HostTransfer(layout.device)
 
     def on_slots_moved(self) -> None:
+        """Discard the step plan."""
         self.plan = None
 
     def on_fragments_cut(self) -> None:
+        """Discard the step plan and the copy of a single sequence."""
         self.plan = self.single_sequence = None
 
     @torch.inference_mode()
     def copy_slots(self, kv: PaddedKVFragment, capacity: int) -> Slots:
+        """Return new tensors of `capacity` slots that start with the fragment's slots."""
         if capacity == kv.length:
             return self._copy(kv)
         slots = self.layout.empty(capacity)
@@ -160,6 +163,7 @@ class PaddedKVPool(PaddedPool[PaddedKVFragment, TorchTailBuffer], KVBackend):
 
     @torch.inference_mode()
     def concatenate(self, parts: Sequence[PaddedKVFragment]) -> Slots:
+        """Return new tensors with the slots of several fragments, in order."""
         slots, at = self.layout.empty(sum(kv.length for kv in parts)), 0
         for kv in parts:
             slots.copy_from(_slots_of(kv), (slice(at, at + kv.length),), _where(kv))
@@ -169,15 +173,18 @@ class PaddedKVPool(PaddedPool[PaddedKVFragment, TorchTailBuffer], KVBackend):
     # The protocol
 
     def new(self, parent: Fragment | None) -> PaddedKVFragment:
+        """Return an empty fragment. `parent` is unused."""
         return PaddedKVFragment()
 
     def settle(self, fragment: Fragment) -> None:
+        """Release unused capacity of a fragment that will not grow soon."""
         if self.single_sequence is not None and self.single_sequence.is_of(fragment):
             self.single_sequence = None
         super().settle(fragment)
 
     @torch.inference_mode()
     def export(self, fragment: Fragment) -> dict[str, NDArray[Any]]:
+        """Copy the fragment's slots to host arrays; see `Fragments.export`."""
         kv = own(fragment, PaddedKVFragment)
         data: dict[str, NDArray[Any]] = {}
         with self._copies.copying_out():
@@ -190,6 +197,7 @@ class PaddedKVPool(PaddedPool[PaddedKVFragment, TorchTailBuffer], KVBackend):
 
     @torch.inference_mode()
     def load(self, data: dict[str, NDArray[Any]], parent: Fragment | None) -> PaddedKVFragment:
+        """Create a fragment from exported arrays. `parent` is unused."""
         with on_engine_stream(self.layout.device):
             return self._loaded(data)
 
@@ -218,6 +226,7 @@ class PaddedKVPool(PaddedPool[PaddedKVFragment, TorchTailBuffer], KVBackend):
         return out
 
     def usage(self) -> Usage:
+        """Return the memory in use, with the copy of a single sequence."""
         n_slots, n_bytes = super().usage()
         return Usage(
             n_slots, n_bytes + (0 if self.single_sequence is None else self.single_sequence.n_bytes)

@@ -40,6 +40,7 @@ class PaddedBackend(PaddedKVPool):
     """The padded KV pool with its steps."""
 
     def start_step(self, rows: Sequence[Row]) -> PaddedStep:
+        """Return a step of these rows; the plan of the last step is reused if it fits."""
         return PaddedStep(rows, self)
 
 
@@ -79,6 +80,7 @@ class PaddedStep(AttentionStep):
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec
     ) -> Tensor:
+        """Attend all rows in one layer; see `AttentionStep.attend`."""
         q, k, v = query[0], key[0], value[0]
         if self.single_sequence is not None and _is_plain(q, v, spec):
             return self._run_alone(self.single_sequence, layer, q, k, v, spec)
@@ -118,6 +120,7 @@ class PaddedStep(AttentionStep):
         return single_sequence.attend(layer, q, k, v, spec)
 
     def commit(self) -> None:
+        """Keep the new slots: the rows' fragments grow."""
         if self.plan.prefill_groups:
             self._keep_chunks()
         for row in self.rows:

@@ -153,7 +153,7 @@ class TreeAttentionMetadata:
         return self._prefixes.is_complete()
 
     def drop(self) -> None:
-        """Release table regions: no step uses this object any more."""
+        """Release the regions of the slot table that this metadata uses."""
         self._prefixes.drop()
 
     def work(self, group: int) -> Work:
@@ -228,7 +228,7 @@ class TreeAttentionMetadata:
         return runs
 
     def _reserve(self, segments: Ints, old_rows: Ints, host_positions: Ints) -> None:
-        """Reserve slots for known rows; rows that outgrow their segment get a new one."""
+        """Reserve slots for the next tokens; create segments again that become too small."""
         full = np.flatnonzero((host_positions >= segments[:, LIMIT]) & (old_rows >= 0))
         if not len(full):
             return
@@ -248,7 +248,10 @@ class TreeAttentionMetadata:
         old_rows: Ints,
         host_positions: Ints,
     ) -> bool:
-        """Create the segments of new rows and upload all; False if new metadata is needed."""
+        """Update the metadata for rows that have ended or started.
+
+        Creates the segments of new rows and uploads all. Returns False if new metadata is needed.
+        """
         new_rows = np.flatnonzero(old_rows < 0)
         numbers = new_rows.tolist()
         if 2 * len(numbers) > len(fragments):
@@ -283,7 +286,7 @@ class TreeAttentionMetadata:
     # Construction
 
     def _pack(self) -> None:
-        """Order the rows, and find the query tokens below every node."""
+        """Order the rows depth first, and set the range of query tokens below every node."""
         above = self._prefixes
         ranks = above.ranks.take(self._leaf_nodes)
         self._order = order = ranks.argsort(kind="stable")
@@ -399,7 +402,8 @@ class TreeAttentionMetadata:
         )
 
     def _items(self, group: int) -> tuple[Ints, list[int]]:
-        """Return the items, and their number in each tile class.
+        """Return the work items of the attention kernel, ordered by tile class, and the number in
+        each class.
 
         group: query heads per KV head.
         """

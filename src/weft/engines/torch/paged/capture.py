@@ -52,10 +52,11 @@ class _EagerStep(CapturedStep):
         self.hidden = run().clone()
 
     def replay(self) -> None:
+        """Call the recorded function again."""
         self.hidden.copy_(self._run())
 
     def release(self) -> None:
-        pass
+        """Do nothing: the step has no memory of its own."""
 
 
 def replay_without_graph(run: Runnable) -> CapturedStep:
@@ -97,10 +98,12 @@ class _CudaGraphStep(CapturedStep):
         self._graph, self.hidden, self._capture_stream = graph, hidden, capture_stream
 
     def replay(self) -> None:
+        """Launch the graph."""
         with _playing:
             self._graph.captured()
 
     def release(self) -> None:
+        """Keep the graph's memory until the last replay has ended."""
         # The graph's memory belongs to its capture stream. With expandable segments, PyTorch may
         # unmap it after waiting only for that stream.
         with capturing:
@@ -108,9 +111,11 @@ class _CudaGraphStep(CapturedStep):
 
 
 def retry_with_free_memory(attempt: Callable[[bool], Result]) -> Result:
-    """Return attempt(False), or attempt(True) if memory runs out.
+    """Call `attempt(False)`; if memory runs out, call `attempt(True)`, which must free memory
+    first.
 
-    The error, which references the failed attempt's tensors, is released before the second attempt.
+    Returns the result of the call. The error, which references the failed attempt's tensors, is
+    released before the second attempt.
     """
     with suppress(torch.OutOfMemoryError):
         return attempt(False)

@@ -340,7 +340,7 @@ class CudaGraphRunner:
 
 
 def bucket_of(n: int) -> int:
-    """Return the tokens of a graph for a step of n tokens.
+    """Return the padded number of tokens of the CUDA graph that runs a step of n tokens.
 
     These are 1, 2, 4, 8, then powers of two and the values halfway between, and multiples of 64
     from 128 on.

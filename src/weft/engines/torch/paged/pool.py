@@ -136,7 +136,7 @@ class SlotTable:
 
 
 class SlotPool(KVBackend):
-    """Fragments as lists of slots. `paged.step` adds the steps.
+    """KV pool of one engine: fragments are lists of slot numbers. `PagedBackend` adds the steps.
 
     Attributes:
         keys, values: by layer, [S + 1, K, D] and [S + 1, K, Dv]; replaced when the pool grows.
@@ -226,6 +226,7 @@ class SlotPool(KVBackend):
 
     @torch.inference_mode()
     def export(self, fragment: Fragment) -> dict[str, NDArray[Any]]:
+        """Copy the fragment's slots to host arrays; see `Fragments.export`."""
         kv = as_paged(fragment)
         data: dict[str, NDArray[Any]] = {}
         with self._copies.copying_out():
@@ -238,6 +239,7 @@ class SlotPool(KVBackend):
 
     @torch.inference_mode()
     def load(self, data: dict[str, NDArray[Any]], parent: Fragment | None) -> PagedFragment:
+        """Create a fragment from exported arrays. `parent` is unused."""
         kinds: list[list[Tensor]] = [[], []]
         for layer, shape in enumerate(self._shapes):
             for name, like, tensors in zip("kv", self._empty(shape, 0), kinds, strict=True):

@@ -126,7 +126,7 @@ class PrefixIndex:
         return np.array(sorted(result), np.int64)
 
     def cut(self, chunk: int) -> None:
-        """Split the segments of all nodes into chunks of `chunk` slots; merged nodes have none."""
+        """Split nodes into chunks of `chunk` slots, one work item each; merged nodes have none."""
         self.chunk = chunk
         segments = self.segments
         segments[:, CHUNKS] = np.where(segments[:, N] > 0, chunks_of(segments[:, N], chunk), 0)
@@ -137,7 +137,7 @@ class PrefixIndex:
         segments[:, BEFORE] = before
 
     def forget_moved(self, moved: set[PagedFragment]) -> None:
-        """Remove nodes whose slots have moved in the table."""
+        """Remove nodes whose slot lists have moved in the table; their segments are out of date."""
         if self._fragments.isdisjoint(moved):
             return
         for number, lists in enumerate(self._lists):
@@ -150,7 +150,7 @@ class PrefixIndex:
         self._numbers = {key: n for key, n in self._numbers.items() if n not in gone}
 
     def is_complete(self) -> bool:
-        """Return True if no row is below a removed node."""
+        """Return True if no row's path contains a node that `forget_moved` has removed."""
         return not self._moved or not self.segments[self._moved, SIZE].any()
 
     def drop(self) -> None:

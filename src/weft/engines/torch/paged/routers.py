@@ -16,14 +16,14 @@ _MAX_EXPERTS = 1024
 
 @triton.jit
 def first_argmax(scores, is_free, lane, END: tl.constexpr):
-    """Return the first index of the largest score among the free ones."""
+    """Return the first index of the largest score among those where `is_free` is true (Triton)."""
     best = tl.max(tl.where(is_free, scores, -float("inf")), 0)
     return tl.min(tl.where(is_free & (scores == best), lane, END), 0)
 
 
 @triton.jit
 def select_groups(scores, N: tl.constexpr, N_KEPT: tl.constexpr, BY_TWO: tl.constexpr):
-    """Return a mask of scores whose groups may be selected."""
+    """Return a mask of the scores whose expert groups may be selected (Triton)."""
     SIZE: tl.constexpr = scores.shape[0] // N
     by_group = tl.reshape(scores, [N, SIZE])
     best = tl.max(by_group, 1)

@@ -130,6 +130,7 @@ class PagedBackend(SlotPool):
         return Usage(n_slots, n_bytes - n_temporary * self.layout.slot_bytes)
 
     def clear(self) -> None:
+        """Remove all fragments and the cached plan."""
         self._drop_plan()
         self._temporary = []
         super().clear()
@@ -180,6 +181,7 @@ class PagedStep(AttentionStep):
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec
     ) -> Tensor:
+        """Store new keys and values, and attend; see `AttentionStep.attend`."""
         keys, values = self._memory.keys[layer], self._memory.values[layer]
         store(key[0], value[0], self.slots, keys, values)
         work = self.work(query.shape[1] // key.shape[1])
@@ -192,6 +194,7 @@ class PagedStep(AttentionStep):
         rotary: RotaryArgs,
         spec: AttentionSpec,
     ) -> Tensor:
+        """Apply norms and rotary embedding, store, and attend; see `AttentionStep.attend_qkv`."""
         keys, values = self._memory.keys[layer], self._memory.values[layer]
         work = self.work(rotary.n_queries // keys.shape[1])
         query = rotary_and_store_kv(heads, rotary, self.slots, keys, values)
@@ -200,17 +203,21 @@ class PagedStep(AttentionStep):
     def rotary_angles(
         self, positions: Tensor, frequencies: Tensor, scaling: float, dtype: torch.dtype
     ) -> Tensor:
+        """Return scaled cosines, then sines: [T, D]."""
         return rotary_angles(positions, frequencies, scaling, dtype)
 
     def supports_rotary(self, heads: Sequence[Tensor], cos: Tensor, sin: Tensor, axis: int) -> bool:
+        """Return True if `apply_rotary` supports these shapes and strides."""
         return supports_rotary(heads, cos, sin, axis)
 
     def apply_rotary(
         self, heads: Sequence[Tensor], cos: Tensor, sin: Tensor, axis: int, pairs: RotaryLayout
     ) -> tuple[Tensor, ...]:
+        """Apply rotary embedding; see `AttentionStep.apply_rotary`."""
         return apply_rotary(heads, cos, sin, axis, pairs)
 
     def supports_rms_norm(self, x: Tensor, weight: Tensor | None) -> bool:
+        """Return True if `rms_norm` supports x [..., E] and weight [E]."""
         return supports_rms_norm(x, weight)
 
     def rms_norm(
@@ -222,33 +229,41 @@ class PagedStep(AttentionStep):
         *,
         is_centred: bool = False,
     ) -> Tensor:
+        """Return the RMS norm of rows; see `AttentionStep.rms_norm`."""
         return rms_norm(x, weight, eps, shift, is_centred=is_centred)
 
     def supports_act_and_mul(self, gate: Tensor, up: Tensor) -> bool:
+        """Return True if `act_and_mul` supports these."""
         return supports_act_and_mul(gate, up)
 
     def act_and_mul(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+        """Return activation(gate) * up."""
         return act_and_mul(gate, up, activation)
 
     def supports_routing(self, logits: Tensor, bias: Tensor | None, router: RouterSpec) -> bool:
+        """Return True if `select_experts` supports logits [T, X] and bias [X]."""
         return supports_routing(logits, bias, router)
 
     def select_experts(
         self, logits: Tensor, bias: Tensor | None, router: RouterSpec
     ) -> tuple[Tensor, Tensor]:
+        """Return the selected experts and their weights, [T, k] each."""
         return select_experts(logits, bias, router)
 
     def supports_fused_experts(
         self, x: Tensor, chosen: Tensor, shares: Tensor, experts: MoEWeights
     ) -> bool:
+        """Return True if `fused_experts` supports these and is faster than the module."""
         return supports_fused_experts(x, chosen, shares, experts)
 
     def fused_experts(
         self, x: Tensor, chosen: Tensor, shares: Tensor, experts: MoEWeights
     ) -> Tensor:
+        """Return the weighted sum of the selected experts' outputs: [T, E]."""
         return fused_experts(x, chosen, shares, experts)
 
     def commit(self) -> None:
+        """Keep the new slots: the rows' fragments grow."""
         if self._plan.is_steady:
             self._memory.grow_all_by_one(self._plan.lists)
             return

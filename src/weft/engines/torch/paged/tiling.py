@@ -26,7 +26,10 @@ Ints = NDArray[np.signedinteger]
 
 
 def chunks_of(n: Ints, chunk: int) -> Ints:
-    """Return the number of chunks of segments with n slots; a short rest joins the last one."""
+    """Return into how many chunks of `chunk` slots each segment of n slots is split.
+
+    A short rest joins the last chunk.
+    """
     return np.maximum(1, -(-(n - chunk // 4) // chunk))
 
 
@@ -63,7 +66,7 @@ class TiledWork(NamedTuple):
 
 
 def tile_work(segments: Ints, n_tiles: Ints, chunk: int) -> TiledWork:
-    """Return the items: every chunk of a segment combined with every tile of it.
+    """Return the work items of segments: each chunk of slots combined with each tile of query rows.
 
     segments: [n, ITEM_FIELDS]. n_tiles: of `tiles_of`. chunk: slots of a chunk.
     """

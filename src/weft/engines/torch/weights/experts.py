@@ -87,6 +87,7 @@ class PackedExperts(nn.Module):
         self._packed[name] = [each if is_in_place else packed(each) for each in weights]
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """Add the stacks in their original layout to a state dict."""
         for name, weights in self._packed.items():
             if name not in self._versions:
                 with torch.inference_mode():
@@ -95,6 +96,7 @@ class PackedExperts(nn.Module):
         super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        """Pack the stacks in a state dict."""
         state_dict = dict(state_dict)
         for name, weights in self._packed.items():
             if name not in self._versions and prefix + name in state_dict:

@@ -40,6 +40,7 @@ class _Tracing(nn.Module):
     """Mixin of a layer that records its calls, and that other code reads its weight."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """Record the call and its input, then run the layer."""
         trace: _Trace = self.__dict__[_ATTRIBUTE]
         trace.calls.append(_Call(self, x, version_of(x)))
         trace.inside = self

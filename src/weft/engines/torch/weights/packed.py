@@ -63,6 +63,7 @@ class PackedLinear(nn.Linear):
             return self._transposed(self._packed.to_dense()).contiguous()
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the layer's output, [..., out]. x: [..., in]."""
         return self.product(x)
 
     def is_few(self, x: Tensor) -> bool:
@@ -98,11 +99,13 @@ class PackedLinear(nn.Linear):
         return weight
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """Add the weight in its original layout to a state dict."""
         if "weight" not in self._parameters:
             destination[prefix + "weight"] = self.weight
         super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        """Pack the weight in a state dict."""
         if "weight" not in self._parameters and prefix + "weight" in state_dict:
             state_dict = dict(state_dict)
             self._pack(state_dict.pop(prefix + "weight").detach().to(self._packed.dtype))

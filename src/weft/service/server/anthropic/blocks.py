@@ -21,7 +21,7 @@ class CacheableBlock(OpenAIModel):
 
 
 class TextBlock(CacheableBlock):
-    """Text."""
+    """A content block with text."""
 
     type: Literal["text"]
     text: str
@@ -37,7 +37,7 @@ class ThinkingBlock(OpenAIModel):
 
 
 class ToolUseBlock(CacheableBlock):
-    """A call in an earlier assistant turn."""
+    """A content block with a tool call of an earlier assistant turn."""
 
     type: Literal["tool_use"]
     id: str = Field(min_length=1)
@@ -57,7 +57,7 @@ TextBlocks = Annotated[
 
 
 class ToolResultBlock(CacheableBlock):
-    """The result of a call."""
+    """A content block with the result of a tool call."""
 
     type: Literal["tool_result"]
     tool_use_id: str = Field(min_length=1)
@@ -93,7 +93,7 @@ _BLOCKS_OF = {
 
 
 class BlockMessage(OpenAIModel):
-    """One turn."""
+    """One turn of a conversation: a role, and a text or content blocks."""
 
     role: Literal["user", "assistant", "system"]
     content: ContentBlocks

@@ -121,7 +121,7 @@ class ThinkingConfig(OpenAIModel):
 
 
 class OutputFormat(OpenAIModel):
-    """The schema of the answer's text."""
+    """The JSON schema that the answer's text must match."""
 
     model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=True)
 
@@ -240,6 +240,7 @@ class MessagesRequest(CountRequest):
     @field_validator("thread")
     @classmethod
     def _reject_thread(cls, value: Any) -> None:
+        """Reject a stored conversation, in the way that Anthropic's SDK expects."""
         if value is not None:
             # These details make Anthropic's SDK send the full conversation instead.
             raise RequestError(

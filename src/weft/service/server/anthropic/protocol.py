@@ -21,7 +21,7 @@ class MessageUsage(ResponseModel):
 
 
 class MessageReply(ResponseModel):
-    """An assistant's message."""
+    """The assistant's message: content blocks, stop reason and token counts."""
 
     id: str
     type: Literal["message"]

@@ -33,7 +33,7 @@ _BATCH = 16  # texts per batch; other calls continue between batches
 
 
 class EmbeddingRequest(OpenAIModel):
-    """The texts to embed."""
+    """The request of an embedding: one or more texts, or lists of token ids."""
 
     model: str | None = None
     input: (

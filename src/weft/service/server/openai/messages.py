@@ -46,7 +46,7 @@ class CalledFunction(OpenAIModel):
 
 
 class MessageCall(OpenAIModel):
-    """A tool call of an earlier assistant turn."""
+    """A tool call in an earlier assistant message."""
 
     id: str | None = None
     type: Literal["function"] = "function"
@@ -57,7 +57,7 @@ class MessageCall(OpenAIModel):
 
 
 class ChatMessage(OpenAIModel):
-    """One turn."""
+    """A message of a chat request: a role, and content or tool calls."""
 
     role: str = Field(min_length=1, description="system, developer, user, assistant or tool.")
     content: str | list[TextPart] | None = None

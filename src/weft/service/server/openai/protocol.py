@@ -57,7 +57,7 @@ class CompletionLogprobs(ResponseModel):
 
 
 class PromptLogprob(ResponseModel):
-    """An entry of `prompt_logprobs`; its key is the token id."""
+    """The logprob of one prompt token; an entry of `prompt_logprobs`, by token id."""
 
     logprob: float
     rank: int | None
@@ -68,13 +68,13 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 class CachedTokens(ResponseModel):
-    """Details of the prompt tokens."""
+    """Details of `prompt_tokens`."""
 
     cached_tokens: int = Field(description="Prompt tokens whose KV was cached.")
 
 
 class CompletionUsage(ResponseModel):
-    """Token counts of a call."""
+    """Token counts of a completion or a chat completion."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -83,14 +83,14 @@ class CompletionUsage(ResponseModel):
 
 
 class CallFunction(ResponseModel):
-    """The function of a tool call."""
+    """The function that a tool call names, and its arguments."""
 
     name: str
     arguments: str = Field(description="The arguments, as JSON text.")
 
 
 class ReplyCall(ResponseModel):
-    """A tool call of the model."""
+    """A tool call that the model makes in a chat completion."""
 
     id: str
     type: Literal["function"]
@@ -104,7 +104,7 @@ class CallDelta(ReplyCall):
 
 
 class ReplyMessage(ResponseModel):
-    """The assistant's turn."""
+    """The assistant's message in a chat completion."""
 
     role: Literal["assistant"]
     content: str | None
@@ -114,7 +114,7 @@ class ReplyMessage(ResponseModel):
 
 
 class MessageDelta(ResponseModel):
-    """The new part of an assistant's turn."""
+    """The new part of an assistant's message, in a chunk of a stream."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
@@ -123,7 +123,7 @@ class MessageDelta(ResponseModel):
 
 
 class ChatChoice(ResponseModel):
-    """One of the n answers."""
+    """One of the n answers of a chat completion."""
 
     index: int
     message: ReplyMessage
@@ -152,7 +152,7 @@ class _Head(ResponseModel):
 
 
 class ChatCompletion(_Head):
-    """A chat completion."""
+    """A chat completion of `/v1/chat/completions`: n answers and the token counts."""
 
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
@@ -190,7 +190,7 @@ class CompletionChunkChoice(CompletionChoice):
 
 
 class TextCompletion(_Head):
-    """A completion."""
+    """A completion of `/v1/completions`: the continuations of all prompts."""
 
     object: Literal["text_completion"]
     choices: list[CompletionChoice]
@@ -230,7 +230,7 @@ class EmbeddingList(ResponseModel):
 
 
 class OutputText(ResponseModel):
-    """Text of an output message."""
+    """The text of an output message."""
 
     type: Literal["output_text"]
     text: str
@@ -239,7 +239,7 @@ class OutputText(ResponseModel):
 
 
 class ReasoningText(ResponseModel):
-    """Text of the reasoning."""
+    """The text of a reasoning item."""
 
     type: Literal["reasoning_text"]
     text: str
@@ -249,7 +249,7 @@ ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
 class OutputMessage(ResponseModel):
-    """A message of the model."""
+    """An output item: a message of the model."""
 
     id: str
     type: Literal["message"]
@@ -259,7 +259,7 @@ class OutputMessage(ResponseModel):
 
 
 class OutputReasoning(ResponseModel):
-    """The model's reasoning."""
+    """An output item: the model's reasoning."""
 
     id: str
     type: Literal["reasoning"]
@@ -269,7 +269,7 @@ class OutputReasoning(ResponseModel):
 
 
 class OutputCall(ResponseModel):
-    """A call of a function."""
+    """An output item: a call of a function."""
 
     id: str
     type: Literal["function_call"]
@@ -283,20 +283,20 @@ OutputItem = Annotated[OutputMessage | OutputReasoning | OutputCall, Field(discr
 
 
 class InputDetails(ResponseModel):
-    """Details of the input tokens."""
+    """Details of a response's `input_tokens`."""
 
     cached_tokens: int
     cache_write_tokens: int
 
 
 class OutputDetails(ResponseModel):
-    """Details of the output tokens."""
+    """Details of a response's `output_tokens`."""
 
     reasoning_tokens: int
 
 
 class ResponseUsage(ResponseModel):
-    """Token counts of a response."""
+    """Token counts of a response of `/v1/responses`."""
 
     input_tokens: int
     input_tokens_details: InputDetails
@@ -306,14 +306,14 @@ class ResponseUsage(ResponseModel):
 
 
 class ResponseError(ResponseModel):
-    """Why a response failed."""
+    """The error of a response whose status is "failed"."""
 
     code: str
     message: str
 
 
 class ResponseObject(ResponseModel):
-    """A response."""
+    """A response of `/v1/responses`: status, output items, and the options of its request."""
 
     id: str
     object: Literal["response"]
@@ -351,7 +351,7 @@ class DeletedResponse(ResponseModel):
 
 
 class InputItemPage(ResponseModel):
-    """A page of the items that a response was given."""
+    """A page of the input items of a stored response."""
 
     object: Literal["list"]
     data: list[Json]

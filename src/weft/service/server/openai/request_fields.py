@@ -62,7 +62,7 @@ class OpenAIModel(BaseModel):
 
 
 class StreamOptions(OpenAIModel):
-    """Options of a stream; they do not change the text."""
+    """Options of a streamed answer; they do not change the text."""
 
     include_usage: bool | None = Field(
         None, description="Add a last chunk with the usage and no choices."
@@ -71,7 +71,7 @@ class StreamOptions(OpenAIModel):
 
 
 class LoomOptions(OpenAIModel):
-    """Weft's own options."""
+    """Weft's own options of an OpenAI request: where to save the choices, and extra logprobs."""
 
     save: bool | None = Field(
         None, description="Save the prompt and the answers as nodes of a loom."

@@ -65,7 +65,7 @@ _NAMES = {
 
 
 class TextFormat(OpenAIModel):
-    """The format of the answer."""
+    """The format of a response's text: free text, JSON, or JSON of a schema."""
 
     model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=True)
 
@@ -77,7 +77,7 @@ class TextFormat(OpenAIModel):
 
 
 class TextOptions(OpenAIModel):
-    """Options of the answer's text."""
+    """Options of a response's text."""
 
     format: TextFormat | None = None
     verbosity: str | None = Field(
@@ -86,7 +86,7 @@ class TextOptions(OpenAIModel):
 
 
 class ReasoningOptions(OpenAIModel):
-    """Options of the reasoning."""
+    """Options of a response's reasoning."""
 
     effort: str | None = Field(
         None, description="For chat templates with this variable; else only none and minimal."

@@ -40,7 +40,7 @@ class FunctionTool(OpenAIModel):
 
 
 class OfferedTool(OpenAIModel):
-    """A tool of a chat request."""
+    """A function that a chat request offers to the model."""
 
     type: Literal["function"]
     function: FunctionTool
@@ -52,13 +52,13 @@ class OfferedTool(OpenAIModel):
 
 
 class NamedFunction(OpenAIModel):
-    """A function by its name."""
+    """The name of a function, in a `tool_choice`."""
 
     name: str = Field(min_length=1)
 
 
 class NamedTool(OpenAIModel):
-    """The tool that the model must call."""
+    """A `tool_choice` that names the function that the model must call."""
 
     type: Literal["function"]
     function: NamedFunction
