@@ -44,12 +44,12 @@ export interface components {
                 [key: string]: unknown;
             }[] | null;
         };
-        /** @description The prompt of a chat. */
+        /** @description The prompt that the chat template renders from messages: its text and its tokens. */
         ApplyTemplateReply: {
             prompt: string;
             token_ids: number[];
         };
-        /** @description One branch of a job; its node exists from the first token. */
+        /** @description One branch of a job, and its node, which exists from the first token. */
         BranchObject: {
             /** @description The branch's index in the job. */
             branch: number;
@@ -61,12 +61,12 @@ export interface components {
             node: number;
             parent: number;
         };
-        /** @description The branches to cancel; generated tokens are kept. */
+        /** @description The branches of a job to cancel; null cancels the job. Generated tokens are kept. */
         CancelJob: {
             /** @description Indices of branches; null: all. */
             branches?: number[] | null;
         };
-        /** @description A node from a round of a search. */
+        /** @description A node that a round of a search has generated or scored. */
         CandidateObject: {
             /** @description The source that proposed it, if there are several. */
             by?: string | null;
@@ -74,7 +74,7 @@ export interface components {
             /** @description The search's score of the node; null: not scored. */
             score: number | string | null;
         };
-        /** @description A change: added and changed nodes, and the numbers of removed ones. */
+        /** @description The effect of an edit: added and changed nodes, and the numbers of removed ones. */
         Changed: {
             added?: components["schemas"]["NodeObject"][];
             changed?: components["schemas"]["NodeObject"][];
@@ -82,7 +82,7 @@ export interface components {
             removed?: number[];
             rev: number;
         };
-        /** @description How many tokens of a node to keep. */
+        /** @description The number of a node's tokens to keep; the others become a child, or are dropped. */
         ClipNode: {
             /**
              * @description keep: the cut tokens become a child with the children; drop: remove all.
@@ -95,7 +95,7 @@ export interface components {
             /** @description Number of tokens to keep. */
             keep?: number | null;
         };
-        /** @description The position of a copy of a node and its descendants. */
+        /** @description The place for a copy of a node and its descendants: in this loom, another, or a new one. */
         CopyNode: {
             /** @description Instead: the name of a new loom, whose prompt is the path to the node. */
             new_loom?: string | null;
@@ -145,7 +145,7 @@ export interface components {
         DetokenizeReply: {
             text: string;
         };
-        /** @description Changes of a loom. */
+        /** @description Changes of a loom's name or notes; fields that are left out stay. */
         EditLoom: {
             /** @description The notes; replaces all of them. */
             meta?: {
@@ -203,12 +203,12 @@ export interface components {
         ErrorReply: {
             error: components["schemas"]["ErrorDetail"];
         };
-        /** @description The KV of a loom to evict. */
+        /** @description The KV of a loom to evict: all, or all but the path to one node. */
         ForgetKv: {
             /** @description A node whose path keeps its KV; null: none. */
             keep?: number | string | null;
         };
-        /** @description A sibling that shares a node's first tokens. */
+        /** @description A sibling to add that shares a node's first tokens, then has another token or text. */
         ForkNode: {
             /** @description Number of shared tokens. */
             at_token: number;
@@ -384,7 +384,7 @@ export interface components {
              */
             more?: boolean;
         };
-        /** @description A node whose text matches a search. */
+        /** @description A node whose text matches a search, with the places of the matches. */
         HitObject: {
             loom: string;
             name: string;
@@ -397,7 +397,7 @@ export interface components {
             /** @description The node's text; in a search over all looms an excerpt. */
             text: string;
         };
-        /** @description The result of an import. */
+        /** @description The result of an import: the new looms, the file's format, and what was left out. */
         Imported: {
             /** @description Descriptions of the file's content that looms cannot represent. */
             dropped: string[];
@@ -409,7 +409,7 @@ export interface components {
         JobList: {
             data: components["schemas"]["JobObject"][];
         };
-        /** @description A job: work that continues in the background. */
+        /** @description A job: a growth, a search or the load of a model, which runs in the background. */
         JobObject: {
             /** @description The request of a run. */
             asked?: {
@@ -511,7 +511,7 @@ export interface components {
              */
             node?: number;
         };
-        /** @description A model to load. */
+        /** @description A model to load. Settings that are left out follow the server's configuration. */
         LoadModel: {
             /** @default auto */
             device?: string;
@@ -603,7 +603,7 @@ export interface components {
             /** @description Send it as `after` for the next page. */
             next?: string | null;
         };
-        /** @description A loom's tree, nested. */
+        /** @description A loom's nodes as nested objects, from the root. */
         LoomTree: {
             loom: string;
             rev: number;
@@ -612,7 +612,7 @@ export interface components {
                 [key: string]: unknown;
             };
         };
-        /** @description The raw log-probability of each token of a text. */
+        /** @description The model's log-probability of each token of a text. */
         MeasureReply: {
             logprobs: (number | string | null)[];
             mean: number | string | null;
@@ -721,7 +721,7 @@ export interface components {
             top_p?: number | null;
             typical_p?: number | null;
         };
-        /** @description The KV of a node's path. */
+        /** @description State of the KV of a node's path: on the device, on the host, or missing. */
         NodeKv: {
             /** @description Size of its own tokens' KV on the device. */
             bytes: number;
@@ -759,7 +759,7 @@ export interface components {
             legal_logmass?: (number | string | null)[] | null;
             /** @description With fields=tokens. */
             logprobs?: (number | string | null)[] | null;
-            /** @description The operation that created it, if known; with fields=made. */
+            /** @description The operation that created it, if known; with fields=`made`. */
             made?: components["schemas"]["NodeOrigin"] | null;
             /** @description Mean log-probability of the sampled tokens. */
             mean_logprob: number | string | null;
@@ -791,7 +791,7 @@ export interface components {
             /** @description With fields=tokens. */
             token_ids?: number[] | null;
         };
-        /** @description The operation that created a node. */
+        /** @description The operation that created a node: its kind, author, time and model. */
         NodeOrigin: {
             /** @description The author, from X-Weft-Actor. */
             actor: string;
@@ -822,7 +822,7 @@ export interface components {
         OperationList: {
             data: components["schemas"]["OperationObject"][];
         };
-        /** @description One operation in a loom's log. */
+        /** @description One operation in a loom's log: what was done, when and by whom. */
         OperationObject: {
             actor: string;
             /** @description ISO 8601. */
@@ -837,7 +837,7 @@ export interface components {
             /** @description done, undone, or dropped (can no longer be redone). */
             state: string;
         };
-        /** @description The path to a node, in one of several formats. */
+        /** @description The path from the root to a node, as text, tokens, messages or nodes. */
         PathReply: {
             messages?: {
                 [key: string]: unknown;
@@ -863,7 +863,7 @@ export interface components {
             /** @description Their names before the removal. */
             names: string[];
         };
-        /** @description A round of a search: its candidates, and the nodes it continues with. */
+        /** @description A round of a search: the candidates that were scored, and those that it continues with. */
         RoundObject: {
             candidates: components["schemas"]["CandidateObject"][];
             /** @description The cost of all rounds so far. */
@@ -902,7 +902,7 @@ export interface components {
             token_accepted?: boolean;
             version: string;
         };
-        /** @description The loom shown in a terminal. */
+        /** @description The loom that a terminal has shown, and the node that was read. */
         SetLastLoom: {
             /** @description A name or id. */
             loom: string;
@@ -912,7 +912,11 @@ export interface components {
              */
             node?: number;
         };
-        /** @description The position at which to split a node. */
+        /**
+         * @description The position at which a node is split in two: a number of tokens, or of characters.
+         *
+         *     The upper node keeps the tokens before it. The lower node gets the rest and the children.
+         */
         SplitNode: {
             /** @description Characters of the upper part's text. */
             at_char?: number | null;
@@ -1007,7 +1011,7 @@ export interface components {
         StrategyList: {
             data: components["schemas"]["StrategyObject"][];
         };
-        /** @description A search strategy. */
+        /** @description A search strategy, such as best-of-n or beam search, and the numbers that it accepts. */
         StrategyObject: {
             /** @description What `breadth` counts; null: not supported. */
             breadth: string | null;
@@ -1040,7 +1044,7 @@ export interface components {
             /** @description U+FFFD for a part of a character. */
             text: string;
         };
-        /** @description A node's tokens. */
+        /** @description The tokens of a node, with their recorded statistics. */
         TokenList: {
             data: components["schemas"]["TokenObject"][];
             /** @description true: computed by the model; false: recorded values. */
@@ -1079,7 +1083,7 @@ export interface components {
             /** @default 0 */
             prompt_tokens?: number;
         };
-        /** @description The tokens of a text. */
+        /** @description The tokens of a text: their ids, and the text of each. */
         TokenizeReply: {
             token_ids: number[];
             tokens: components["schemas"]["TokenPiece"][];
