@@ -40,7 +40,7 @@ CONSTRUCTORS = frozenset({"of", "at", "begin"})
 IN_PROSE = re.compile(
     r"(?i)(?<![\w.`/-])(?!tell me )"  # prompts in examples
     r"(told|tells?|said|asked|made|held|seen|met|meets?|beside|aside|somebody"
-    r"|nobody|whoever|letters?|whole|anew|figures|refuse[sd]?"
+    r"|nobody|whoever|letters?|whole(?! numbers?\b)|anew|figures|refuse[sd]?"
     r"|(?<!not )(?<!be )(?<!never )found)(?![\w`(=/-])"
 )
 # Public names that cannot change, by file.

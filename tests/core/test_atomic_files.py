@@ -36,18 +36,18 @@ def names(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("content", ["tëxt", "tëxt".encode(), ["të", "", "xt"]])
-def test_what_is_written_is_read(tmp_path: Path, content: Any) -> None:
+def test_written_content_is_read_back(tmp_path: Path, content: Any) -> None:
     atomic_files.write(tmp_path / "x", content)
     assert atomic_files.read_text(tmp_path / "x") == "tëxt"
     assert names(tmp_path) == ["x"]
 
 
-def test_a_lone_surrogate_is_written_as_its_escape(tmp_path: Path) -> None:
+def test_lone_surrogate_is_written_as_its_escape(tmp_path: Path) -> None:
     atomic_files.write(tmp_path / "x", "a\udc80")
     assert atomic_files.read(tmp_path / "x") == b"a\\udc80"
 
 
-def test_a_failure_in_the_middle_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+def test_failure_in_the_middle_leaves_only_the_old_file(tmp_path: Path) -> None:
     def content() -> Iterator[str]:
         yield "new" * 100_000
         raise ConfigError("this cannot be written")
@@ -59,13 +59,13 @@ def test_a_failure_in_the_middle_leaves_the_old_file_and_nothing_else(tmp_path: 
     assert names(tmp_path) == ["x"]
 
 
-def test_the_longest_name_that_a_file_may_have_can_be_written(tmp_path: Path) -> None:
+def test_longest_allowed_file_name_can_be_written(tmp_path: Path) -> None:
     atomic_files.write(tmp_path / ("x" * 255), "1")
     assert names(tmp_path) == ["x" * 255]
 
 
 @posix
-def test_a_link_stays_a_link_and_a_mode_a_mode(tmp_path: Path) -> None:
+def test_write_keeps_a_link_and_a_mode(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     atomic_files.write(tmp_path / "there" / "x", "old")
     (tmp_path / "there" / "x").chmod(0o600)
@@ -77,14 +77,14 @@ def test_a_link_stays_a_link_and_a_mode_a_mode(tmp_path: Path) -> None:
 
 
 @posix
-def test_a_link_to_nothing_makes_what_it_points_to(tmp_path: Path) -> None:
+def test_write_to_a_dangling_link_creates_its_target(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("x")
     atomic_files.write(tmp_path / "link", "new")
     assert (tmp_path / "x").read_text() == "new"
 
 
 @posix
-def test_what_is_no_file_is_written_straight(tmp_path: Path) -> None:
+def test_pipe_or_device_is_written_directly(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     heard: list[str] = []
     reader = threading.Thread(target=lambda: heard.append((tmp_path / "pipe").read_text()))
@@ -99,7 +99,7 @@ def test_what_is_no_file_is_written_straight(tmp_path: Path) -> None:
 
 @posix
 @pytest.mark.skipif(os.name != "nt" and os.geteuid() == 0, reason="root may write everything")
-def test_what_is_protected_stays(tmp_path: Path) -> None:
+def test_write_protected_file_is_unchanged(tmp_path: Path) -> None:
     atomic_files.write(tmp_path / "x", "old")
     (tmp_path / "x").chmod(0o400)
     for attempt in (
@@ -111,7 +111,7 @@ def test_what_is_protected_stays(tmp_path: Path) -> None:
     assert (tmp_path / "x").read_text() == "old"
 
 
-def test_what_is_only_tried_is_not_changed(tmp_path: Path) -> None:
+def test_check_of_a_path_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "old").write_text("old")
     atomic_files.check_writable(tmp_path / "old")
     atomic_files.check_writable(tmp_path / "new")
@@ -120,7 +120,7 @@ def test_what_is_only_tried_is_not_changed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["", "no/folder/x", "a\0b", "."])
-def test_a_place_that_cannot_be_written_is_a_store_error(
+def test_path_that_cannot_be_written_raises_a_store_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -132,21 +132,21 @@ def test_a_place_that_cannot_be_written_is_a_store_error(
     assert names(tmp_path) == []
 
 
-def test_nothing_else_writes_files() -> None:
+def test_only_atomic_files_writes_files() -> None:
     writes = re.compile(
         r"""\.write_(text|bytes)\(|open\([^)\n]*["'][rb]*[wxa+]|O_(WRONLY|RDWR|CREAT)|shutil\.[cm]|tempfile"""
         r"""|save_file|np\.save"""
     )
     package = Path(atomic_files.__file__).parents[1]
-    # What the library that downloads writes is its own, in a folder that goes again.
+    # The download library writes files of its own, in a temporary folder.
     kept = ("os.devnull, os.O_WRONLY", "import tempfile", "tempfile.TemporaryDirectory(")
 
     def written(text: str) -> bool:
-        for each in kept:
-            text = text.replace(each, "")
+        for allowed_text in kept:
+            text = text.replace(allowed_text, "")
         return writes.search(text) is not None
 
-    found = {
+    writers = {
         file.relative_to(package).as_posix()
         for file in package.rglob("*.py")
         if written(file.read_text("utf-8"))
@@ -154,25 +154,25 @@ def test_nothing_else_writes_files() -> None:
     # The board is memory that processes share, and has no name once it is there; the
     # runtime file of a server must be private from the start.
     allowed = ("_core/atomic_files.py", "engines/vllm/shared_logits.py")
-    assert found == {*allowed, "service/api/runtime_file.py"}
+    assert writers == {*allowed, "service/api/runtime_file.py"}
 
 
 # Leftovers
 
 
-def test_what_a_killed_write_left_goes_with_the_next_write(tmp_path: Path) -> None:
+def test_leftover_of_a_killed_write_is_removed_by_the_next_write(tmp_path: Path) -> None:
     (tmp_path / LEFTOVER).write_text("half")
     os.utime(tmp_path / LEFTOVER, (1, 1))
     others = [".weft-0123.part", "weft-0123456789abcdef.part", f"{LEFTOVER}.bak", ".x.part"]
     for other in others:
-        (tmp_path / other).write_text("somebody's")
+        (tmp_path / other).write_text("other content")
     (tmp_path / ".weft-fedcba9876543210.part").mkdir()
     atomic_files.write(tmp_path / "x", "1")
     assert names(tmp_path) == sorted([".weft-fedcba9876543210.part", *others, "x"])
 
 
 @posix
-def test_what_another_process_still_writes_stays(tmp_path: Path) -> None:
+def test_leftover_of_a_running_process_stays(tmp_path: Path) -> None:
     """Not even when it has been at it for an hour, and goes the moment it dies."""
     code = (
         "import sys; from weft._core import atomic_files\n"
@@ -200,7 +200,7 @@ def test_what_another_process_still_writes_stays(tmp_path: Path) -> None:
 
 
 @posix
-def test_where_files_cannot_be_locked_only_old_leftovers_go(
+def test_without_file_locks_only_old_leftovers_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(atomic_files, "_try_lock", lambda fd: None)
@@ -213,7 +213,7 @@ def test_where_files_cannot_be_locked_only_old_leftovers_go(
 
 
 @posix
-def test_a_part_that_is_swept_before_its_lock_is_made_again(
+def test_temporary_file_removed_before_its_lock_is_created_once_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock, left = atomic_files._try_lock, [True, True]
@@ -242,7 +242,7 @@ KILLED = ["plain", "save", "branch", "kv", "run", "grow", "chat", "resume"]
         *(pytest.param([name], 50, marks=pytest.mark.slow) for name in KILLED),
     ],
 )
-def test_a_killed_write_leaves_the_old_file_or_the_new_one(
+def test_killed_write_leaves_the_old_file_or_the_new_one(
     tmp_path: Path, names: list[str], n_kills: int
 ) -> None:
     script = Path(__file__).parents[1] / "kills.py"
@@ -263,7 +263,7 @@ def test_a_killed_write_leaves_the_old_file_or_the_new_one(
 
 
 @posix
-def test_a_pipe_is_read_to_its_end_and_one_that_nobody_fills_is_empty(tmp_path: Path) -> None:
+def test_pipe_is_read_to_its_end_and_a_pipe_without_writer_is_empty(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     assert atomic_files.read(tmp_path / "pipe") == b""
 
@@ -282,7 +282,7 @@ def test_a_pipe_is_read_to_its_end_and_one_that_nobody_fills_is_empty(tmp_path: 
 
 
 @pytest.mark.parametrize("path", ["", "nothing", "a\0b", "."])
-def test_what_cannot_be_read_is_named(
+def test_unreadable_path_raises_and_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -292,13 +292,13 @@ def test_what_cannot_be_read_is_named(
 
 @posix
 @pytest.mark.parametrize("device", ["/dev/zero", "/dev/null"])
-def test_a_device_is_no_file(device: str) -> None:
+def test_device_is_not_read_as_a_file(device: str) -> None:
     with pytest.raises(StoreError, match="a device"):
         atomic_files.read(device)
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         (b"", "line 1 column 1"),
         (b'{\n "a": }', "line 2 column 7"),
@@ -309,18 +309,20 @@ def test_a_device_is_no_file(device: str) -> None:
         (b"NaN", "NaN is no JSON"),
     ],
 )
-def test_broken_json_says_where(tmp_path: Path, content: bytes, says: str) -> None:
+def test_broken_json_raises_and_names_the_position(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
     (tmp_path / "x").write_bytes(content)
-    with pytest.raises(FormatError, match=f"x is no such thing: .*{says}"):
+    with pytest.raises(FormatError, match=f"x is no such thing: .*{message}"):
         atomic_files.read_json(tmp_path / "x", FormatError, "no such thing")
 
 
-def test_json_may_begin_with_the_mark_that_editors_write(tmp_path: Path) -> None:
+def test_json_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b'\xef\xbb\xbf{"a": 1}')
     assert atomic_files.read_json(tmp_path / "x", FormatError, "") == {"a": 1}
 
 
-def test_messages_show_values_in_short() -> None:
+def test_messages_show_shortened_values() -> None:
     deep: Any = []
     for _ in range(100_000):
         deep = [deep]

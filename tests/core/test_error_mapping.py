@@ -17,7 +17,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_error_has_its_own_row(kind: type[errors.WeftError]) -> None:
+def test_every_error_has_a_mapping(kind: type[errors.WeftError]) -> None:
     outcome = ERROR_MAPPINGS[kind]
     assert outcome is map_error(kind("x"))
     assert outcome.exit_code in (1, 2, 3, 4, 130)
@@ -26,12 +26,12 @@ def test_every_error_has_its_own_row(kind: type[errors.WeftError]) -> None:
     assert outcome.code == outcome.code.lower()
 
 
-def test_what_a_client_did_wrong_is_not_told_as_the_servers_fault() -> None:
+def test_errors_of_clients_map_to_4xx_and_ours_to_5xx() -> None:
     for kind, outcome in ERROR_MAPPINGS.items():
         assert (outcome.status < 500) == (outcome.kind not in _OURS), kind
 
 
-def test_an_error_that_is_its_own_cause_ends() -> None:
+def test_error_that_is_its_own_cause_ends_the_search() -> None:
     error = errors.KVFull("x")
     error.__cause__ = error
     assert map_error(error).status == 503
@@ -40,7 +40,7 @@ def test_an_error_that_is_its_own_cause_ends() -> None:
 _OURS = ("server_error", "unavailable_error", "not_supported_error")
 
 
-def test_no_memory_is_told_however_it_is_said() -> None:
+def test_out_of_memory_errors_of_all_libraries_are_recognized() -> None:
     """PyTorch's error on a CPU is a RuntimeError like any other, but for its words."""
 
     def caused(error: Exception) -> errors.ForwardError:
@@ -48,13 +48,13 @@ def test_no_memory_is_told_however_it_is_said() -> None:
         outer.__cause__ = error
         return outer
 
-    told = RuntimeError(
+    torch_error = RuntimeError(
         "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"
     )
-    for error in (MemoryError(), told, caused(MemoryError()), caused(told)):
+    for error in (MemoryError(), torch_error, caused(MemoryError()), caused(torch_error)):
         assert errors.is_out_of_memory(error)
         assert map_error(error).exit_code == 4
-    for said in (
+    for message in (
         "Triton Error [CUDA]: out of memory",
         "CUBLAS_STATUS_ALLOC_FAILED when calling …",
         "[metal::malloc] Attempting to allocate 48736917632 bytes which is greater than …",
@@ -62,8 +62,8 @@ def test_no_memory_is_told_however_it_is_said() -> None:
         "could not create a primitive",
         "can't start new thread",
     ):
-        assert errors.is_out_of_memory(RuntimeError(said))
-        assert not errors.is_out_of_memory(ValueError(said))
+        assert errors.is_out_of_memory(RuntimeError(message))
+        assert not errors.is_out_of_memory(ValueError(message))
     unknown = RuntimeError("could not create a primitive descriptor for a matmul primitive")
     for error in (
         unknown,

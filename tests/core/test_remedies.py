@@ -1,4 +1,4 @@
-"""What users of other libraries try first is an error that names what to write here."""
+"""Names of other libraries raise an error that names what to write in Weft."""
 
 from __future__ import annotations
 

@@ -57,13 +57,13 @@ def write(system: Path, files: dict[str, str]) -> Path:
         ({"proc/self/cgroup": "nonsense\n"}, None),
     ],
 )
-def test_a_quota_is_found_wherever_it_is_set(
+def test_cpu_quota_of_any_cgroup_version_is_read(
     tmp_path: Path, files: dict[str, str], quota: float | None
 ) -> None:
     assert system_resources.cgroup_quota(write(tmp_path, files)) == quota
 
 
-def test_a_quota_below_the_cores_counts_and_one_is_the_least(
+def test_usable_cores_are_limited_by_the_quota_and_at_minimum_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(system_resources, "_SYSTEM", tmp_path)
@@ -78,7 +78,7 @@ def test_a_quota_below_the_cores_counts_and_one_is_the_least(
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system has no CPU affinity")
-def test_a_process_that_is_pinned_counts_one() -> None:
+def test_pinned_process_has_one_usable_core() -> None:
     code = (
         "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))});"
         "from weft._core.system_resources import usable_cores; print(usable_cores())"
@@ -89,11 +89,11 @@ def test_a_process_that_is_pinned_counts_one() -> None:
 
 def has_four(monkeypatch: pytest.MonkeyPatch, n_usable: int = 4) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    held = set(range(n_usable))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: held, raising=False)
+    cores = set(range(n_usable))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores, raising=False)
 
 
-def test_what_runs_elsewhere_says_nothing_of_the_cores_a_process_is_held_to(
+def test_load_of_other_processes_does_not_reduce_the_cores_of_a_pinned_process(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     has_four(monkeypatch, 2)
@@ -101,17 +101,17 @@ def test_what_runs_elsewhere_says_nothing_of_the_cores_a_process_is_held_to(
 
 
 @pytest.mark.parametrize(
-    ("told", "idle"),
+    ("loadavg", "idle"),
     [("0.50 1.00 2.00 1/412 99\n", 4), ("0 0 0 3/412 99", 2), ("0 0 0 9/412 99", 1)],
 )
-def test_idle_cores_are_those_that_nothing_else_runs_on(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: str, idle: int
+def test_idle_cores_are_cores_minus_running_threads(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, loadavg: str, idle: int
 ) -> None:
     has_four(monkeypatch)
-    assert system_resources.idle_cores(write(tmp_path, {"proc/loadavg": told})) == idle
+    assert system_resources.idle_cores(write(tmp_path, {"proc/loadavg": loadavg})) == idle
 
 
-def test_where_nobody_tells_who_runs_the_load_says_it(
+def test_without_proc_idle_cores_follow_the_load_average(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     has_four(monkeypatch)
@@ -121,7 +121,7 @@ def test_where_nobody_tells_who_runs_the_load_says_it(
     assert system_resources.idle_cores(tmp_path) == 4
 
 
-def test_times_of_threads_are_read_in_seconds(tmp_path: Path) -> None:
+def test_thread_times_are_in_seconds(tmp_path: Path) -> None:
     files = {
         "proc/self/task/7/schedstat": "1500000000 500000000 12\n",
         "proc/self/task/9/schedstat": "0 0 0\n",
@@ -132,14 +132,14 @@ def test_times_of_threads_are_read_in_seconds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["0 0 0\n", "nonsense\n"])
-def test_times_of_threads_that_are_not_kept_are_empty(tmp_path: Path, text: str) -> None:
+def test_thread_times_without_a_source_are_empty(tmp_path: Path, text: str) -> None:
     assert system_resources.thread_times(tmp_path) == {}
     assert (
         system_resources.thread_times(write(tmp_path, {"proc/self/task/7/schedstat": text})) == {}
     )
 
 
-def test_openmp_threads_sleep_at_barriers_unless_the_user_says_otherwise(
+def test_openmp_threads_wait_passively_unless_the_user_sets_a_policy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")

@@ -16,7 +16,7 @@ from weft.search.core import Budget
 
 
 @pytest.mark.parametrize("given", [2, np.int64(2), np.uint8(2), np.array(2)])
-def test_whole_numbers_come_back_as_ints(given: Any) -> None:
+def test_integers_of_numpy_become_ints(given: Any) -> None:
     number = check_int("n", given, 1, 3)
     assert type(number) is int
     assert number == 2
@@ -25,29 +25,29 @@ def test_whole_numbers_come_back_as_ints(given: Any) -> None:
 @pytest.mark.parametrize(
     "given", [True, np.True_, 2.0, "2", None, [2], 0, 4, pytest.param(-(10**5000), id="huge")]
 )
-def test_others_are_refused_by_name(given: Any) -> None:
+def test_values_that_are_no_allowed_integer_raise_with_their_name(given: Any) -> None:
     with pytest.raises(ConfigError, match=r"^n is .*; allowed is an integer from 1 to 3$"):
         check_int("n", given, 1, 3)
 
 
 @pytest.mark.parametrize("given", [1, 0.25, np.float32(0.5), np.int64(1)])
-def test_numbers_come_back_as_floats(given: Any) -> None:
-    found = check_number("x", given, low=0, high=1, open_low=True)
-    assert type(found) is float
-    assert found == given
+def test_numbers_of_numpy_become_floats(given: Any) -> None:
+    number = check_number("x", given, low=0, high=1, open_low=True)
+    assert type(number) is float
+    assert number == given
 
 
 @pytest.mark.parametrize(
     "given",
     [True, "1", None, [1], 1j, math.nan, math.inf, 0, -1, 2, pytest.param(10**5000, id="huge")],
 )
-def test_what_is_no_number_within_bounds_is_refused_by_name(given: Any) -> None:
+def test_value_that_is_no_number_within_bounds_raises_with_its_name(given: Any) -> None:
     with pytest.raises(ConfigError, match=r"^x is .*; allowed is a finite number > 0 and <= 1$"):
         check_number("x", given, low=0, high=1, open_low=True)
 
 
 @pytest.mark.torch
-def test_a_tensor_of_a_bool_is_no_whole_number() -> None:
+def test_tensor_of_a_bool_is_not_an_integer() -> None:
     torch = pytest.importorskip("torch")
     with pytest.raises(ConfigError, match=r"n is tensor\(True\)"):
         check_int("n", torch.tensor(True))
@@ -65,7 +65,7 @@ def test_what_is_kept_of_a_small_number_counts_as_far_as_others() -> None:
         assert node.trim(np.uint8(2)).tokens == before[:-2]
 
 
-def test_one_of_names_what_is_allowed_and_takes_no_number_for_a_bool() -> None:
+def test_one_of_names_the_allowed_values_and_takes_no_number_for_a_bool() -> None:
     check_choice("flag", None, (None, True, False))
     for wrong in (1, 0, "no", "True"):
         with pytest.raises(ConfigError, match=f"flag is {wrong!r}; allowed are True and False"):
@@ -83,7 +83,7 @@ class Caller:
 
 
 @pytest.mark.parametrize(
-    ("function", "told"),
+    ("function", "parameters"),
     [
         (lambda: None, "no argument"),
         (lambda node, extra: None, "(node, extra)"),
@@ -94,19 +94,17 @@ class Caller:
         (dict.get, "(self, key, default=None, /)"),
     ],
 )
-def test_a_function_that_one_argument_cannot_be_handed_to_is_refused(
-    function: Any, told: str
-) -> None:
+def test_function_that_takes_no_single_argument_raises(function: Any, parameters: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check_unary("value", function, "a text")
-    assert str(caught.value) == f"value takes {told}; it has to take one argument, a text"
+    assert str(caught.value) == f"value takes {parameters}; it has to take one argument, a text"
 
 
 @pytest.mark.parametrize(
     "function",
     [
         len,
-        max,  # does not tell what it takes
+        max,  # has no signature
         str.upper,
         Caller.__call__,
         partial(Caller().method, extra=1),
@@ -114,5 +112,5 @@ def test_a_function_that_one_argument_cannot_be_handed_to_is_refused(
         lambda *nodes, **options: None,
     ],
 )
-def test_a_function_that_takes_one_argument_or_does_not_tell_is_taken(function: Any) -> None:
+def test_function_with_one_argument_or_without_signature_passes(function: Any) -> None:
     check_unary("value", function, "a text")

@@ -18,7 +18,7 @@ def place(tree: TokenTree, ids: list[int], after: Place | None = None) -> Place:
     return Place(tree.holds, None, after, ids)
 
 
-def test_a_cursor_is_the_same_place_after_splits_and_joins(tree: TokenTree) -> None:
+def test_cursor_after_splits_and_joins_names_the_same_place(tree: TokenTree) -> None:
     end = tree.pin(tree.extend(tree.root(), [1, 2, 3, 4, 5, 6]))
     inside = Cursor(end.node, 2)
     for depth in (4, 2, 1):
@@ -33,7 +33,7 @@ def test_a_cursor_is_the_same_place_after_splits_and_joins(tree: TokenTree) -> N
     assert path_ids(Cursor(upper, 2)) == [1, 2]
 
 
-def test_following_forward_links_shortens_them(tree: TokenTree) -> None:
+def test_reading_forward_links_shortens_them(tree: TokenTree) -> None:
     """Three joins in a row, each into the next node."""
     ends = [tree.pin(tree.extend(tree.root(), [1, 2, 3, 4][: n + 1])) for n in range(4)]
     for end in ends[1:]:
@@ -44,7 +44,7 @@ def test_following_forward_links_shortens_them(tree: TokenTree) -> None:
     assert first.joined is not ends[1].node
 
 
-def test_the_tokens_of_a_path_can_be_read_from_any_depth_on(tree: TokenTree) -> None:
+def test_path_read_from_any_depth_gives_its_tokens(tree: TokenTree) -> None:
     end = tree.pin(tree.extend(tree.root(), [1, 2, 3, 4, 5]))
     tree.split(end.node, 3)
     assert [path_ids(end, first) for first in (0, 2, 3, 4, 5)] == [
@@ -57,31 +57,31 @@ def test_the_tokens_of_a_path_can_be_read_from_any_depth_on(tree: TokenTree) -> 
 
 
 @pytest.mark.parametrize("settled", [0, 1, 2, 3])
-def test_a_place_is_the_same_in_and_outside_the_tree(tree: TokenTree, settled: int) -> None:
+def test_place_in_or_outside_the_tree_has_the_same_tokens(tree: TokenTree, settled: int) -> None:
     """Three places in a row; the first `settled` of them are in the tree."""
     one = place(tree, [1, 2])
     two = place(tree, [3], one)
     three = place(tree, [4, 5], two)
-    for each in (one, two, three)[:settled]:
-        tree.place(each)
-    assert [each.depth for each in (one, two, three)] == [2, 3, 5]
+    for point in (one, two, three)[:settled]:
+        tree.place(point)
+    assert [point.depth for point in (one, two, three)] == [2, 3, 5]
     assert three.ids() == [1, 2, 3, 4, 5]
     assert [three.at(depth).ids() for depth in range(6)] == [[1, 2, 3, 4, 5][:n] for n in range(6)]
     assert (three.cursor is None) == (settled < 3)
-    assert [each.depth for each in three.pending()] == [2, 3, 5][settled:]
+    assert [point.depth for point in three.pending()] == [2, 3, 5][settled:]
     copy = three.fork()
     assert (copy.ids(), copy.depth) == ([1, 2, 3, 4, 5], 5)
     assert tree.ids(tree.place(copy)) == [1, 2, 3, 4, 5]
 
 
-def test_a_depth_beyond_the_path_is_refused(tree: TokenTree) -> None:
+def test_depth_beyond_the_path_raises(tree: TokenTree) -> None:
     one = place(tree, [1, 2])
     for depth in (-1, 3):
         with pytest.raises(ValueError, match=f"depth {depth} is not on this path of 2 tokens"):
             one.at(depth)
 
 
-def test_a_place_that_enters_the_tree_lets_go_of_the_one_it_followed(tree: TokenTree) -> None:
+def test_place_that_enters_the_tree_drops_its_predecessor(tree: TokenTree) -> None:
     one = place(tree, [1, 2])
     two = place(tree, [3], one)
     assert (two.after, two.own_ids) == (one, [3])
@@ -92,14 +92,14 @@ def test_a_place_that_enters_the_tree_lets_go_of_the_one_it_followed(tree: Token
     assert tree.ids(tree.place(two)) == [1, 2, 3]
 
 
-def test_tokens_are_known_while_a_place_holds_them_and_forgotten_after(tree: TokenTree) -> None:
+def test_tokens_of_a_place_are_matched_until_the_place_is_dropped(tree: TokenTree) -> None:
     one = place(tree, [1, 2])
     tree.place(one)
     two = one.at(1)
     del one
     gc.collect()
     tree.drain_released()
-    assert tree.ids(tree.match([1, 2])) == [1, 2]  # a held node stays whole
+    assert tree.ids(tree.match([1, 2])) == [1, 2]  # a node with a hold is not split
     del two
     tree.drain_released()
     tree.drain_released()
@@ -108,7 +108,7 @@ def test_tokens_are_known_while_a_place_holds_them_and_forgotten_after(tree: Tok
     tree.check()
 
 
-def test_the_place_before_all_tokens_needs_no_node(tree: TokenTree) -> None:
+def test_place_before_all_tokens_has_no_node(tree: TokenTree) -> None:
     start = place(tree, [])
     assert (start.ids(), start.depth) == ([], 0)
     assert tree.place(start) == tree.root()

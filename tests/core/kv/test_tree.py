@@ -43,24 +43,24 @@ def slots(tree: TokenTree, cursor: Cursor) -> list[tuple[int, int]]:
         (list(range(1000)), [*range(700), 0, *range(701, 1000)], 0, 700),
     ],
 )
-def test_the_common_prefix_is_as_long_as_it_is_token_by_token(
+def test_common_prefix_equals_comparison_token_by_token(
     known: list[int], ids: list[int], offset: int, same: int
 ) -> None:
     assert common_prefix(known, ids, offset) == same
 
 
-def test_match_finds_the_longest_known_prefix_and_changes_nothing() -> None:
+def test_match_returns_longest_known_prefix_and_changes_nothing() -> None:
     tree = TokenTree(ListFragments())
     tree.pin(tree.extend(tree.root(), [1, 2, 3]))
     tree.pin(tree.extend(tree.root(), [1, 2, 5]))
     before = tree.n_nodes
-    found = {tuple(ids): tree.match(ids).depth for ids in ([1, 2, 5, 6], [1, 9], [7], [1, 2])}
-    assert found == {(1, 2, 5, 6): 3, (1, 9): 1, (7,): 0, (1, 2): 2}
+    depths = {tuple(ids): tree.match(ids).depth for ids in ([1, 2, 5, 6], [1, 9], [7], [1, 2])}
+    assert depths == {(1, 2, 5, 6): 3, (1, 9): 1, (7,): 0, (1, 2): 2}
     assert tree.match((1, 2, 3)).depth == 3
     assert tree.n_nodes == before
 
 
-def test_a_place_is_found_as_far_as_it_is_known_and_nothing_changes() -> None:
+def test_find_of_place_returns_its_known_part_and_changes_nothing() -> None:
     tree = TokenTree(ListFragments())
     tree.pin(tree.extend(tree.root(), [1, 2, 3, 4]))
     tree.pin(tree.extend(tree.root(), [1, 2, 5]))
@@ -72,14 +72,14 @@ def test_a_place_is_found_as_far_as_it_is_known_and_nothing_changes() -> None:
             place = Place(tree.holds, None, Place(tree.holds, None, start, rest[:cut]), rest[cut:])
             assert tree.find(place).depth == depth
             assert tree.ids(tree.find(place)) == [1, *rest][:depth]
-    held = tree.hold(tree.match([1, 2, 3]))
-    assert tree.find(held).depth == 3
-    assert tree.find(Place(tree.holds, None, held, [4, 4])).depth == 4
+    hold = tree.hold(tree.match([1, 2, 3]))
+    assert tree.find(hold).depth == 3
+    assert tree.find(Place(tree.holds, None, hold, [4, 4])).depth == 4
     assert tree.find(Place(tree.holds, "law", None, [1, 2])).depth == 0
     assert (tree.n_nodes, start.cursor) == (before, None)
 
 
-def test_namespaces_share_nothing() -> None:
+def test_equal_paths_in_two_namespaces_share_nothing() -> None:
     tree = TokenTree(ListFragments())
     plain = tree.pin(tree.extend(tree.root(), [1, 2]))
     other = tree.pin(tree.extend(tree.root("law"), [1, 2]))
@@ -88,7 +88,7 @@ def test_namespaces_share_nothing() -> None:
     tree.check()
 
 
-def test_what_became_resident_meanwhile_wins_over_a_later_copy() -> None:
+def test_kv_that_became_resident_meanwhile_replaces_a_later_copy() -> None:
     """Two computed the same six tokens; the second one's first four slots are duplicates."""
     kv = ListFragments()
     tree = TokenTree(kv)
@@ -135,7 +135,7 @@ def failing_fill(tree: TokenTree, kv: ListFragments) -> None:
         ("attach", 2, failing_fill),
     ],
 )
-def test_no_slot_is_lost_when_the_engine_fails_half_way(
+def test_engine_failure_half_way_loses_no_slot(
     method: str, number: int, use: Callable[[TokenTree, ListFragments], None]
 ) -> None:
     kv = ListFragments()
@@ -148,7 +148,7 @@ def test_no_slot_is_lost_when_the_engine_fails_half_way(
     tree.check()
 
 
-def test_a_tail_reserves_in_the_engines_measure_and_gives_back_what_it_has_not_used() -> None:
+def test_tail_reserves_in_the_engines_unit_and_returns_unused_slots() -> None:
     kv = ListFragments()
     kv.growth = 4
     tree = TokenTree(kv, capacity=20)
@@ -166,10 +166,10 @@ def test_a_tail_reserves_in_the_engines_measure_and_gives_back_what_it_has_not_u
 
 
 class Owner:
-    """Whose pin it is."""
+    """The owner of a pin."""
 
 
-def test_a_pin_by_hand_leaves_what_grows_its_next_slots() -> None:
+def test_pin_by_hand_keeps_the_slots_that_a_tail_reserves_next() -> None:
     kv = ListFragments()
     kv.growth = 4
     tree = TokenTree(kv, capacity=16)
@@ -188,7 +188,7 @@ def test_a_pin_by_hand_leaves_what_grows_its_next_slots() -> None:
     tree.drop_tail(tail)
 
 
-def test_a_tail_that_holds_nothing_ends_where_it_began() -> None:
+def test_empty_tail_ends_where_it_started() -> None:
     kv = ListFragments()
     tree = TokenTree(kv)
     end = compute(tree, kv, [1, 2])
@@ -198,11 +198,11 @@ def test_a_tail_that_holds_nothing_ends_where_it_began() -> None:
     tree.check()
 
 
-def test_a_tree_without_fragments_grows_by_single_tokens() -> None:
+def test_tree_without_fragments_extends_by_single_tokens() -> None:
     assert TokenTree(None).budget.growth == 1
 
 
-def test_chains_are_joined_from_eight_nodes_on_and_long_nodes_stay_apart() -> None:
+def test_chain_of_eight_short_nodes_is_joined_and_long_nodes_are_not() -> None:
     kv = ListFragments()
     tree = TokenTree(kv)
     ends = [compute(tree, kv, list(range(1, n + 1))) for n in range(1, 9)]
@@ -218,7 +218,7 @@ def test_chains_are_joined_from_eight_nodes_on_and_long_nodes_stay_apart() -> No
     tree.check()
 
 
-def test_the_least_recently_used_leaf_goes_first_and_its_parent_after_it() -> None:
+def test_lru_leaf_is_evicted_first_and_its_parent_next() -> None:
     kv = ListFragments()
     tree = TokenTree(kv, capacity=8)
     for ids in ([1, 2, 3], [1, 2, 3, 4], [5, 6]):
@@ -236,20 +236,20 @@ def test_the_least_recently_used_leaf_goes_first_and_its_parent_after_it() -> No
     assert not tree.make_room()
 
 
-def test_tokens_that_a_place_holds_are_known_after_their_kv_is_gone() -> None:
+def test_tokens_of_a_place_are_known_after_their_kv_is_evicted() -> None:
     kv = ListFragments()
     tree = TokenTree(kv)
-    held = tree.hold(compute(tree, kv, [1, 2]))
-    cursor = held.cursor
+    hold = tree.hold(compute(tree, kv, [1, 2]))
+    cursor = hold.cursor
     assert cursor is not None
     tree.unpin(cursor)
     tree.clear()
     assert kv.usage().slots == 0
-    assert held.ids() == [1, 2]
+    assert hold.ids() == [1, 2]
     assert not cursor.node.resident
 
 
-def test_stale_entries_of_the_eviction_queue_do_not_pile_up() -> None:
+def test_stale_entries_of_the_eviction_queue_do_not_accumulate() -> None:
     kv = ListFragments()
     tree = TokenTree(kv)
     end = compute(tree, kv, [1, 2])
@@ -259,19 +259,19 @@ def test_stale_entries_of_the_eviction_queue_do_not_pile_up() -> None:
     assert len(tree.queue) <= 4 * tree.n_nodes + 65
 
 
-def test_a_path_that_is_used_again_and_again_is_queued_once_and_evicted_in_its_turn() -> None:
+def test_path_used_50_times_is_queued_once_and_evicted_in_order() -> None:
     kv = ListFragments()
     tree = TokenTree(kv, capacity=6)
     first, other = compute(tree, kv, [1, 2]), compute(tree, kv, [3, 4])
-    held = tree.hold(other)
+    hold = tree.hold(other)
     tree.unpin(other)
     tree.unpin(first)
     n_queued = len(tree.queue)
     for _ in range(50):
         tree.unpin(tree.pin(first))
     assert len(tree.queue) == n_queued
-    del held
-    tree.drain_released()  # nobody holds it any more, so it goes before what was used since
+    del hold
+    tree.drain_released()  # without a hold, it is evicted before paths that were used later
     tree.pin(tree.extend(tree.root(), [5, 6, 7]))
     assert tree.make_room()
     assert (first.node.resident, other.node.resident) == (True, False)
@@ -281,7 +281,7 @@ def test_a_path_that_is_used_again_and_again_is_queued_once_and_evicted_in_its_t
     tree.check()
 
 
-def test_a_queue_that_was_made_anew_takes_what_it_has_dropped() -> None:
+def test_rebuilt_queue_accepts_a_node_it_has_dropped() -> None:
     queue = EvictionQueue()
     one, two = (Node([i], 0, None, None) for i in range(2))
     one.last_used, two.last_used = 1, 2
@@ -293,7 +293,7 @@ def test_a_queue_that_was_made_anew_takes_what_it_has_dropped() -> None:
     assert [queue.pop(lambda node: True) for _ in range(3)] == [one, two, None]
 
 
-def test_a_leaf_whose_key_changed_is_offered_again_under_the_new_one() -> None:
+def test_leaf_whose_key_changed_is_queued_under_the_new_key() -> None:
     queue = EvictionQueue()
     one, two = (Node([i], 0, None, None) for i in range(2))
     one.last_used, two.last_used = 1, 2
@@ -305,24 +305,24 @@ def test_a_leaf_whose_key_changed_is_offered_again_under_the_new_one() -> None:
     assert len(queue) == 0
 
 
-def test_a_node_shows_where_its_kv_is() -> None:
+def test_repr_of_node_names_where_its_kv_is() -> None:
     kv = ListFragments()
     tree = TokenTree(kv, capacity=3, host_capacity=9)
     end = compute(tree, kv, [1, 2, 3])
     assert repr(end.node) == "<Node 0..3 device pins=1 holds=0>"
-    held = tree.hold(end)
+    hold = tree.hold(end)
     tree.unpin(end)
     other = tree.pin(tree.extend(tree.root(), [4]))
     assert tree.make_room()
     assert repr(end.node) == "<Node 0..3 host pins=0 holds=1>"
     assert repr(other.node) == "<Node 0..1 absent pins=1 holds=0>"
-    assert held.depth == 3
+    assert hold.depth == 3
 
 
 # The host tier --------------------------------------------------------------------------------
 
 
-def test_the_oldest_host_copy_goes_first_and_too_large_ones_are_not_made() -> None:
+def test_oldest_host_copy_is_evicted_first_and_oversized_nodes_are_not_copied() -> None:
     kv = ListFragments()
     tree = TokenTree(kv, host_capacity=5)
     ends = [compute(tree, kv, ids) for ids in ([1, 2], [3, 4], [5, 6], [*range(10, 16)])]
@@ -337,11 +337,11 @@ def test_the_oldest_host_copy_goes_first_and_too_large_ones_are_not_made() -> No
     tree.check()
 
 
-def test_a_node_cut_in_two_has_its_host_copy_in_two() -> None:
+def test_split_of_a_node_splits_its_host_copy() -> None:
     kv = ListFragments()
     tree = TokenTree(kv, host_capacity=9)
     end = compute(tree, kv, [1, 2, 3, 4])
-    held = tree.hold(end)
+    hold = tree.hold(end)
     tree.unpin(end)
     tree.drop(end.node, offload=True)
     upper = tree.split(end.node, 3)
@@ -353,17 +353,17 @@ def test_a_node_cut_in_two_has_its_host_copy_in_two() -> None:
     tree.load_host(end.node)
     assert tree.host.slots == 0
     assert slots(tree, end) == [(1, 0), (2, 1), (3, 2), (4, 3)]
-    assert held.depth == 4
+    assert hold.depth == 4
     tree.check()
 
 
-def test_half_a_host_copy_does_not_keep_the_memory_of_the_whole() -> None:
-    whole = {"k.0": np.zeros((2, 100, 4)), "v.0": np.zeros((2, 100, 4))}
-    for half, n in zip(split_exported(whole, 97), (97, 3), strict=True):
+def test_half_of_a_host_copy_does_not_keep_the_memory_of_the_full_copy() -> None:
+    export = {"k.0": np.zeros((2, 100, 4)), "v.0": np.zeros((2, 100, 4))}
+    for half, n in zip(split_exported(export, 97), (97, 3), strict=True):
         assert all(array.base is None and array.shape == (2, n, 4) for array in half.values())
 
 
-def test_a_node_that_is_not_resident_has_nothing_to_copy() -> None:
+def test_node_without_kv_has_nothing_to_copy() -> None:
     tier = HostTier(5)
     node = Node([1], 0, None, None)
     assert tier.offload(node, ListFragments()) == []
@@ -371,7 +371,7 @@ def test_a_node_that_is_not_resident_has_nothing_to_copy() -> None:
     assert (tier.slots, node.host) == (0, None)
 
 
-def test_what_describes_the_whole_is_in_both_halves_of_an_export() -> None:
+def test_values_that_are_no_slots_are_in_both_halves_of_an_export() -> None:
     class Slots(list[int]):
         def __getitem__(self, key: Any) -> Any:
             _, part = key
@@ -384,7 +384,7 @@ def test_what_describes_the_whole_is_in_both_halves_of_an_export() -> None:
     )
 
 
-def test_a_leaf_whose_copy_to_the_host_fails_is_dropped() -> None:
+def test_leaf_whose_copy_to_the_host_fails_is_dropped() -> None:
     kv = ListFragments()
     tree = TokenTree(BrokenFragments(kv, "export", 0), capacity=4, host_capacity=9)
     tree.unpin(compute(tree, kv, [1, 2, 3]))
@@ -408,7 +408,7 @@ def grown(kv: ListFragments, tree: TokenTree) -> tuple[Cursor, Cursor]:
     return leaf, end
 
 
-def test_a_leaf_takes_in_its_child_with_its_rows() -> None:
+def test_leaf_absorbs_its_child_with_its_rows() -> None:
     kv = ListFragments()
     tree = TokenTree(kv)
     leaf, end = grown(kv, tree)
@@ -424,7 +424,7 @@ def test_a_leaf_takes_in_its_child_with_its_rows() -> None:
     tree.check()
 
 
-def test_slots_that_somebody_else_has_brought_meanwhile_are_given_back() -> None:
+def test_absorb_of_a_path_filled_meanwhile_frees_the_extra_slots() -> None:
     kv = ListFragments()
     tree = TokenTree(kv)
     leaf, end = grown(kv, tree)
@@ -438,7 +438,7 @@ def test_slots_that_somebody_else_has_brought_meanwhile_are_given_back() -> None
     tree.check()
 
 
-def test_a_leaf_that_got_another_child_meanwhile_gives_the_new_slots_away() -> None:
+def test_leaf_with_a_new_child_meanwhile_frees_the_new_slots() -> None:
     kv = ListFragments()
     tree = TokenTree(kv)
     leaf, end = grown(kv, tree)
@@ -453,7 +453,7 @@ def test_a_leaf_that_got_another_child_meanwhile_gives_the_new_slots_away() -> N
     tree.check()
 
 
-def test_nodes_of_which_none_can_be_joined_stay_as_they_are() -> None:
+def test_nodes_that_cannot_be_joined_stay_as_they_are() -> None:
     kv = ListFragments()
     tree = TokenTree(BrokenFragments(kv, "join", 0))
     ends = [compute(tree, kv, list(range(1, n + 1))) for n in range(1, 9)]
@@ -465,7 +465,7 @@ def test_nodes_of_which_none_can_be_joined_stay_as_they_are() -> None:
     assert tree.join(ends[-1]) == 7
 
 
-def test_a_fragment_that_cannot_be_parted_keeps_what_was_its_own() -> None:
+def test_fragment_that_cannot_be_split_keeps_its_own_slots() -> None:
     """A leaf grew by what it computed for its child, and meanwhile another child came."""
     kv = ListFragments()
     tree = TokenTree(BrokenFragments(kv, "split", 0))

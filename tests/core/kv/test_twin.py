@@ -13,11 +13,11 @@ from weft._core.kv.pins import PinHold
 from weft._core.kv.place import Cursor, Place, Tail, resolve
 from weft._core.kv.tree import TokenTree
 
-CAPACITY, MAX_PATHS, MOST_PLACES = 60, 6, 16
+CAPACITY, MAX_PATHS, MAX_PLACES = 60, 6, 16
 
 
 class Owner:
-    """Who pins by hand."""
+    """The owner of pins by hand."""
 
 
 class Twin:
@@ -44,7 +44,7 @@ class Twin:
 
     def op_extend(self) -> None:
         base, ids = self.some_place(), self.tokens()
-        if len(self.known) >= MOST_PLACES or (base is not None and base.depth > CAPACITY):
+        if len(self.known) >= MAX_PLACES or (base is not None and base.depth > CAPACITY):
             return
         place = Place(self.tree.holds, None, base, ids)
         if self.random.random() < 0.7:
@@ -53,7 +53,7 @@ class Twin:
 
     def op_fork_or_clip(self) -> None:
         place = self.some_place()
-        if place is None or len(self.known) >= MOST_PLACES:
+        if place is None or len(self.known) >= MAX_PLACES:
             return
         ids = self.known[place]
         depth = self.random.randrange(len(ids) + 1)
@@ -141,7 +141,7 @@ class Twin:
             self.tree.drop_tail(tail)
             return
         end = self.tree.end_tail(tail, own)
-        if len(self.known) < MOST_PLACES:
+        if len(self.known) < MAX_PLACES:
             self.known[self.tree.hold(end)] = ids + tuple(own)
         self.tree.join(end, minimum=self.random.choice([2, 8]))
 
@@ -177,14 +177,14 @@ class Twin:
             assert tuple(place.ids()) == ids
             assert place.depth == len(ids)
         for ids in self.known.values():
-            found = self.tree.match(list(ids))
-            assert tuple(self.tree.ids(found)) == ids[: found.depth]
+            match = self.tree.match(list(ids))
+            assert tuple(self.tree.ids(match)) == ids[: match.depth]
         for cursor, ids in self.pins:
             if all(node.resident for node in self.tree.up(cursor)):
                 self.check_slots(resolve(Cursor(cursor.node, len(ids))), ids)
         for _, hold, ids in self.by_hand:
             assert tuple(self.tree.ids(hold.cursor)) == ids
-            assert hold.cursor.depth == hold.cursor.node.end, "no more is pinned than was asked for"
+            assert hold.cursor.depth == hold.cursor.node.end, "only the requested tokens are pinned"
             if all(node.resident for node in self.tree.up(hold.cursor)):
                 self.computed.add(id(hold))
                 self.check_slots(hold.cursor, ids)
@@ -218,7 +218,7 @@ class Twin:
     ("capacity", "max_paths", "host"),
     [(None, None, 0), (CAPACITY, None, 0), (CAPACITY, None, 40), (CAPACITY, MAX_PATHS, 0)],
 )
-def test_100_000_random_operations_agree_with_the_twin(
+def test_100_000_random_operations_agree_with_the_reference(
     capacity: int | None, max_paths: int | None, host: int
 ) -> None:
     """25,000 operations for each kind of room."""
@@ -229,7 +229,7 @@ def test_100_000_random_operations_agree_with_the_twin(
 
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), capacity=st.sampled_from([None, 12, CAPACITY]))
-def test_short_random_sequences_agree_after_every_operation(
+def test_short_random_sequences_agree_with_the_reference_after_every_operation(
     seed: int, capacity: int | None
 ) -> None:
     twin = Twin(seed, capacity, None, 8)

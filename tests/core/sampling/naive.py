@@ -67,8 +67,8 @@ def typical(logits: Sequence[float], share: float) -> list[float]:
 
 def min_p(logits: Sequence[float], share: float) -> list[float]:
     p = softmax(logits)
-    least = share * max(p)
-    return keep(logits, {i for i, x in enumerate(p) if x >= least})
+    floor = share * max(p)
+    return keep(logits, {i for i, x in enumerate(p) if x >= floor})
 
 
 def penalise(

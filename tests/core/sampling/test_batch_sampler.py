@@ -62,32 +62,32 @@ def draw(
 
 
 def mixed(n: int) -> list[Sampler]:
-    made = [sampler(i, **RECIPES[i % len(RECIPES)]) for i in range(n)]
-    for i, each in enumerate(made):
-        each.add_prompt([i, 2, 2])
-        each.accept(3)
-        each.accept(i + 1)
-        each.accept(3)
-    return made
+    samplers = [sampler(i, **RECIPES[i % len(RECIPES)]) for i in range(n)]
+    for i, chain in enumerate(samplers):
+        chain.add_prompt([i, 2, 2])
+        chain.accept(3)
+        chain.accept(i + 1)
+        chain.accept(3)
+    return samplers
 
 
 @pytest.mark.parametrize(("n_vocab", "rounds"), [(150, 20), (700, 4), (4096, 1), (4160, 1)])
-def test_draws_equal_the_naive_twin(n_vocab: int, rounds: int) -> None:
+def test_draws_of_28_mixed_rows_equal_the_naive_twin(n_vocab: int, rounds: int) -> None:
     """Mixed rules in one batch of 28 rows."""
     for seed in range(rounds):
         samplers = mixed(28)
         logits = logits_of(28, n_vocab, seed)
         positions = np.arange(28) + seed
         got = draw(samplers, logits, positions=positions.tolist())
-        for i, each in enumerate(samplers):
-            noise = naive.noise(each.stream, i + seed, range(n_vocab))
-            expected = naive.draw(logits[i].tolist(), each.params, noise, [i, 2, 2], [3, i + 1, 3])
-            assert got.ids[i] == expected, (seed, i, each.params)
+        for i, chain in enumerate(samplers):
+            noise = naive.noise(chain.stream, i + seed, range(n_vocab))
+            expected = naive.draw(logits[i].tolist(), chain.params, noise, [i, 2, 2], [3, i + 1, 3])
+            assert got.ids[i] == expected, (seed, i, chain.params)
 
 
 @pytest.mark.parametrize("n_vocab", [3, 64, 65, 2048, 5000])
 @pytest.mark.parametrize("alike", [True, False])
-def test_a_row_draws_the_same_bits_alone_and_in_a_batch(n_vocab: int, alike: bool) -> None:
+def test_row_draws_the_same_token_alone_and_in_a_batch(n_vocab: int, alike: bool) -> None:
     n_vocab = max(n_vocab, 3 if alike else 64)
     samplers = [sampler(i) for i in range(33)] if alike else mixed(33)
     logits = logits_of(33, n_vocab).copy()
@@ -95,8 +95,8 @@ def test_a_row_draws_the_same_bits_alone_and_in_a_batch(n_vocab: int, alike: boo
     together = draw(samplers, logits)
     backwards = draw(samplers[::-1], logits, list(range(33))[::-1], list(range(33))[::-1])
     assert np.array_equal(together.ids, backwards.ids[::-1])
-    for i, each in enumerate(samplers):
-        alone = draw([each], logits[i : i + 1], positions=[i])
+    for i, one in enumerate(samplers):
+        alone = draw([one], logits[i : i + 1], positions=[i])
         for name in ("ids", "logprobs", "entropies"):
             assert getattr(alone, name)[0] == getattr(together, name)[i], name
 
@@ -112,14 +112,14 @@ def test_many_samplers_on_one_row_draw_as_on_copies_of_it(recipe: dict[str, Any]
         assert np.array_equal(getattr(shared, name), getattr(copied, name)), name
 
 
-def test_rows_may_come_in_any_order() -> None:
+def test_rows_in_any_order_draw_the_same_tokens() -> None:
     samplers = mixed(5)
     logits = logits_of(8, 90)
     for rows in ([6, 0, 3, 7, 1], [2, 3, 4, 5, 6], [7, 6, 5, 4, 3]):
         assert np.array_equal(draw(samplers, logits, rows).ids, draw(samplers, logits[rows]).ids)
 
 
-def test_figures_are_raw_whatever_the_rules() -> None:
+def test_scores_of_draws_are_raw_under_any_rules() -> None:
     samplers = mixed(28)
     logits = logits_of(28, 300)
     got = draw(samplers, logits)
@@ -130,7 +130,7 @@ def test_figures_are_raw_whatever_the_rules() -> None:
     assert got.logprobs.dtype == got.entropies.dtype == np.float32
 
 
-def test_a_kept_chain_draws_like_a_new_one_step_after_step() -> None:
+def test_reused_batch_sampler_draws_like_a_new_one_at_every_step() -> None:
     samplers = mixed(9)
     chain = BatchSampler(samplers)
     for step in range(40):
@@ -141,8 +141,8 @@ def test_a_kept_chain_draws_like_a_new_one_step_after_step() -> None:
             BatchSampler(samplers).draw(logits, np.arange(9), at),
         )
         assert np.array_equal(kept.ids, fresh.ids)
-        for each, token in zip(samplers, kept.ids.tolist(), strict=True):
-            each.accept(token)
+        for one, token in zip(samplers, kept.ids.tolist(), strict=True):
+            one.accept(token)
 
 
 def test_draws_follow_the_probabilities() -> None:
@@ -150,8 +150,8 @@ def test_draws_follow_the_probabilities() -> None:
     logits = logits_of(1, 8)
     got = draw([sampler(i) for i in range(8000)], logits, [0] * 8000, [5] * 8000)
     expected = 8000 * np.array(naive.softmax(logits[0].tolist()))
-    seen = np.bincount(got.ids, minlength=8)
-    assert ((seen - expected) ** 2 / expected).sum() < 40
+    counts = np.bincount(got.ids, minlength=8)
+    assert ((counts - expected) ** 2 / expected).sum() < 40
 
 
 FLAT: list[dict[str, Any]] = [
@@ -164,23 +164,23 @@ FLAT: list[dict[str, Any]] = [
 ]
 
 
-def test_flat_rows_draw_as_the_naive_twin_and_tell_their_share() -> None:
-    """Where filters keep so much that they cut by value; `kept` against the ranked tokens."""
+def test_flat_rows_draw_as_the_naive_twin_and_report_the_kept_mass() -> None:
+    """Wide filters cut by value; `kept` is compared with the ranked tokens."""
     samplers = [sampler(i, **FLAT[i % len(FLAT)]) for i in range(24)]
     for seed in range(4):
         logits = (logits_of(24, 5000, seed) * np.float32(0.1)).round(1)
         at = np.arange(24, dtype=np.uint64) + np.uint64(seed)
         got = BatchSampler(samplers).draw(logits, np.arange(24), at, kept=True)
         assert got.kept is not None
-        for i, each in enumerate(samplers):
-            noise = naive.noise(each.stream, i + seed, range(5000))
-            expected = naive.draw(logits[i].tolist(), each.params, noise)
-            assert got.ids[i] == expected, (seed, i, each.params)
-            chance = probabilities(logits[i], each.params)[expected]
+        for i, chain in enumerate(samplers):
+            noise = naive.noise(chain.stream, i + seed, range(5000))
+            expected = naive.draw(logits[i].tolist(), chain.params, noise)
+            assert got.ids[i] == expected, (seed, i, chain.params)
+            chance = probabilities(logits[i], chain.params)[expected]
             assert got.kept[i] == pytest.approx(np.log(chance), abs=1e-5)
 
 
-def test_the_last_of_equals_within_an_edge_can_be_drawn_and_the_next_cannot() -> None:
+def test_last_of_equals_within_a_cutoff_can_be_drawn_and_the_next_cannot() -> None:
     """The best of every group, and as many of the equal rest as it takes: all of them come."""
     logits = np.zeros((1, 5000), dtype=np.float32)
     logits[0, :64] = logits[0, 4096:4160] = 1.0
@@ -189,7 +189,7 @@ def test_the_last_of_equals_within_an_edge_can_be_drawn_and_the_next_cannot() ->
     assert drawn == set(np.flatnonzero(probabilities(logits[0], samplers[0].params)).tolist())
 
 
-def test_many_samplers_may_draw_within_the_edge_of_one_flat_row() -> None:
+def test_many_samplers_draw_within_the_cutoff_of_one_flat_row() -> None:
     logits = logits_of(2, 5000) * np.float32(0.1)
     for recipe in FLAT[:-1]:
         samplers = [sampler(i, **recipe) for i in range(12)]
@@ -199,25 +199,25 @@ def test_many_samplers_may_draw_within_the_edge_of_one_flat_row() -> None:
         )
 
 
-def test_positions_and_streams_both_matter() -> None:
+def test_draw_depends_on_position_and_on_stream() -> None:
     logits = np.zeros((1, 1000), dtype=np.float32)
     by_position = draw([sampler()] * 20, logits, [0] * 20, list(range(20))).ids
     by_stream = draw([sampler(i) for i in range(20)], logits, [0] * 20, [0] * 20).ids
     assert len(set(by_position.tolist())) > 15
     assert len(set(by_stream.tolist())) > 15
-    again = draw([sampler()] * 20, logits, [0] * 20, [3] * 20).ids
-    assert set(again.tolist()) == {by_position[3]}
+    repeated = draw([sampler()] * 20, logits, [0] * 20, [3] * 20).ids
+    assert set(repeated.tolist()) == {by_position[3]}
 
 
 @pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 1e-300}, {"top_k": 1}])
-def test_greedy_takes_the_lowest_of_the_largest(options: dict[str, Any]) -> None:
+def test_greedy_draws_the_lowest_id_of_the_largest_logits(options: dict[str, Any]) -> None:
     logits = np.array([[1.0, 5.0, 5.0, 2.0]], dtype=np.float32)
     ids = draw([sampler(i, **options) for i in range(30)], logits, [0] * 30).ids
     # A tiny temperature still shares between equals.
     assert set(ids.tolist()) == ({1, 2} if options.get("temperature") == 1e-300 else {1})
 
 
-def test_greedy_comes_after_bias_and_penalties() -> None:
+def test_greedy_is_applied_after_bias_and_penalties() -> None:
     logits = np.array([[1.0, 5.0, 4.0, 2.0]], dtype=np.float32)
     assert draw([sampler(temperature=0, logit_bias={3: 3.5})], logits).ids.tolist() == [3]
     tired = sampler(temperature=0, repetition_penalty=2.0)
@@ -225,7 +225,7 @@ def test_greedy_comes_after_bias_and_penalties() -> None:
     assert draw([tired], logits).ids.tolist() == [2]
 
 
-def test_temperature_first_changes_what_the_filters_see() -> None:
+def test_temperature_first_changes_the_input_of_the_filters() -> None:
     logits = np.log(np.array([[0.7, 0.2, 0.1]], dtype=np.float32))
     options: dict[str, Any] = {"temperature": 3.0, "min_p": 0.3}
     last = draw([sampler(i, **options) for i in range(300)], logits, [0] * 300)
@@ -313,17 +313,17 @@ def test_extreme_parameters_still_draw_a_possible_token(options: dict[str, Any])
     assert alone[0] in range(4)
 
 
-def test_ids_outside_the_vocabulary_and_broken_logits_are_errors() -> None:
+def test_ids_outside_the_vocabulary_and_broken_logits_raise() -> None:
     with pytest.raises(ConfigError, match="token id 6 in logit_bias"):
         draw([sampler(logit_bias={6: 1.0})], logits_of(1, 6))
-    seen = sampler(presence_penalty=1.0)
-    seen.add_prompt([9])
+    penalized = sampler(presence_penalty=1.0)
+    penalized.add_prompt([9])
     with pytest.raises(ConfigError, match="token id 9"):
-        draw([seen], logits_of(1, 6))
+        draw([penalized], logits_of(1, 6))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_row_that_is_no_logits_is_marked_and_the_others_draw(bad: float) -> None:
+def test_row_of_broken_logits_is_marked_and_the_other_rows_draw(bad: float) -> None:
     samplers, logits = [sampler(i) for i in range(3)], logits_of(3, 90).copy()
     want = draw(samplers, logits)
     logits[1] = bad if np.isneginf(bad) else logits[1]
@@ -361,13 +361,13 @@ def test_a_clone_counts_on_its_own() -> None:
     assert sampler().clone().history is None
 
 
-def test_an_empty_chain_draws_nothing() -> None:
+def test_empty_batch_draws_nothing() -> None:
     batch = DrawBatch(np.zeros(0, dtype=np.int64), BatchSampler([]), np.zeros(0, dtype=np.uint64))
     got = batch.sampler.draw(logits_of(1, 4), batch.rows, batch.positions)
     assert len(got.ids) == len(got.logprobs) == len(got.entropies) == 0
 
 
-def test_top_p_of_a_row_too_flat_for_float32_keeps_all_but_the_least() -> None:
+def test_top_p_of_a_row_too_flat_for_float32_draws_as_without_top_p() -> None:
     random = np.random.default_rng(0)
     logits = (random.standard_normal((1, 9001)) * 1e-41).astype(np.float32)
     heat = {"temperature": 1e30, "temperature_first": True}
@@ -387,8 +387,8 @@ def test_top_p_that_equals_cannot_reach_keeps_what_min_p_keeps() -> None:
     assert np.array_equal(both.draw(logits, rows, at).ids, alone.draw(logits, rows, at).ids)
 
 
-def test_legal_logmass_is_the_raw_mass_that_mask_and_bans_leave() -> None:
-    """Whatever the temperature, filters, penalties and finite biases are."""
+def test_legal_logmass_is_the_raw_mass_under_mask_and_bans() -> None:
+    """Temperature, filters, penalties and finite biases do not change it."""
     logits = logits_of(4, 300)
     legal, banned = [3, 7, 8, 150, 299], 7
     rules: list[dict[str, Any]] = [
@@ -397,10 +397,10 @@ def test_legal_logmass_is_the_raw_mass_that_mask_and_bans_leave() -> None:
         {"temperature": 0, "presence_penalty": 2.0},
         {"logit_bias": {banned: -np.inf}},
     ]
-    made = [
+    samplers = [
         Sampler(SamplingParams(**each), i, allowing(legal, 300)) for i, each in enumerate(rules)
     ]
-    drawn = draw(made, logits)
+    drawn = draw(samplers, logits)
     assert drawn.legal_logmass is not None
     for row, (values, rule) in enumerate(zip(logits.tolist(), rules, strict=True)):
         left = [each for each in legal if rule.get("logit_bias", {}).get(each) != -np.inf]

@@ -21,7 +21,7 @@ def samplers(n: int) -> list[Sampler]:
     return [Sampler(SamplingParams(), stream_of(3, (i,))) for i in range(n)]
 
 
-def test_a_batch_names_consecutive_rows_and_keeps_the_positions() -> None:
+def test_batch_of_consecutive_rows_keeps_the_positions() -> None:
     chain = BatchSampler(samplers(3))
     batch = draw_batch(chain, 4, [10, 20, 1 << 40])
     assert batch.sampler is chain
@@ -43,29 +43,29 @@ def test_draws_from_a_list_of_rows_equal_those_of_each_row_alone() -> None:
         assert alone.entropies[0] == together.entropies[i]
 
 
-def test_equal_row_objects_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[int, ...]] = []
+def test_equal_row_objects_are_scored_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes: list[tuple[int, ...]] = []
     real = BatchSampler.draw
 
     def draw(self: BatchSampler, table: np.ndarray, *rest: np.ndarray, kept: bool) -> object:
-        seen.append(table.shape)
+        shapes.append(table.shape)
         return real(self, table, *rest, kept=kept)
 
     monkeypatch.setattr(BatchSampler, "draw", draw)
     row = logits(1)[0]
     draw_rows([row] * 6, samplers(6), range(6))
-    assert seen == [(1, 40)]
+    assert shapes == [(1, 40)]
 
 
 @pytest.mark.parametrize("cuts", [[], [1], [2, 5], [1, 2, 3, 4, 5, 6]])
 @pytest.mark.parametrize("top", [0, 3])
-def test_scores_in_parts_join_to_the_scores_of_the_whole(cuts: list[int], top: int) -> None:
+def test_joined_scores_of_parts_equal_the_scores_of_all_rows(cuts: list[int], top: int) -> None:
     table, targets = logits(7), np.arange(7)
-    whole = metrics.score(table, targets, top)
+    expected = metrics.score(table, targets, top)
     edges = [0, *cuts, 7]
     parts: list[Score] = [
         metrics.score(table[a:b], targets[a:b], top) for a, b in zip(edges, edges[1:], strict=False)
     ]
     joined = join_scores(parts)
     for name in FIELDS:
-        np.testing.assert_array_equal(getattr(joined, name), getattr(whole, name))
+        np.testing.assert_array_equal(getattr(joined, name), getattr(expected, name))

@@ -36,17 +36,17 @@ def rows(n_vocab: int, *, tied: bool, holes: bool, scale: float = 2) -> np.ndarr
 
 
 def left(logits: np.ndarray, params: list[SamplingParams]) -> list[dict[int, float]]:
-    """What stays of each row: token ids in order, with their tempered heights."""
+    """Return the kept ids of each row, in order, with their tempered logits."""
     arrays = SamplingArrays.from_params(params)
     total = filters.mass(logits, logits.max(axis=1), arrays.temperature_before)
     peaks, every = group_peaks(logits), np.arange(len(logits))
-    found: dict[int, dict[int, float]] = {}
+    kept_of_row: dict[int, dict[int, float]] = {}
     for part in filters.filter_logits(logits, peaks, arrays, every, total):
         for row, ids, heights, log_total in zip(*part, strict=True):
             kept = {int(i): float(h) for i, h in zip(ids, heights, strict=True) if np.isfinite(h)}
             assert log_total == pytest.approx(np.log(np.exp(list(kept.values())).sum()))
-            found[int(row)] = kept
-    return [found[row] for row in range(len(logits))]
+            kept_of_row[int(row)] = kept
+    return [kept_of_row[row] for row in range(len(logits))]
 
 
 def staying(logits: list[float]) -> set[int]:
@@ -67,7 +67,7 @@ def test_filter_equals_its_naive_twin(
 
 
 @pytest.mark.parametrize(("name", "twin", "values"), FILTERS[:3])
-def test_ties_go_to_the_lower_id(name: str, twin: Twin, values: list[Any]) -> None:
+def test_ties_are_kept_in_order_of_lower_id(name: str, twin: Twin, values: list[Any]) -> None:
     logits = rows(60, tied=True, holes=True)
     # Off the round shares, so that no sum falls on one.
     values = values if name == "top_k" else [value * 0.9987 for value in values]
@@ -76,7 +76,7 @@ def test_ties_go_to_the_lower_id(name: str, twin: Twin, values: list[Any]) -> No
         assert set(kept) == staying(twin(row, value))
 
 
-def test_every_filter_is_held_against_a_naive_twin() -> None:
+def test_every_filter_has_a_naive_twin() -> None:
     assert {case.values[0] for case in FILTERS} == set(filters.CUTS), (
         "a filter needs a row of FILTERS"
     )
@@ -84,7 +84,7 @@ def test_every_filter_is_held_against_a_naive_twin() -> None:
 
 @pytest.mark.parametrize("pair", list(itertools.combinations(filters.CUTS, 2)), ids="-".join)
 @pytest.mark.parametrize("n_vocab", [33, 600])
-def test_two_filters_cut_one_after_the_other(pair: tuple[str, str], n_vocab: int) -> None:
+def test_two_filters_cut_in_order(pair: tuple[str, str], n_vocab: int) -> None:
     """The second sees what the first has left, and all of it: no floor may take that away."""
     cases = {case.values[0]: case.values[1:] for case in FILTERS}
     (first, values), (second, others) = (cases[name] for name in pair)
@@ -96,7 +96,7 @@ def test_two_filters_cut_one_after_the_other(pair: tuple[str, str], n_vocab: int
             assert set(kept) == staying(second(first(row, one), two))
 
 
-def test_filters_follow_each_other_and_the_temperature_where_it_belongs() -> None:
+def test_filters_and_temperature_apply_in_their_order() -> None:
     logits = rows(5000, tied=False, holes=True)
     chained = dict(top_k=300, typical_p=0.9, top_p=0.8, min_p=0.02, temperature=1.7)
     options = [{**chained, "temperature_first": first} for first in (False, True)]
@@ -115,7 +115,7 @@ def test_filters_follow_each_other_and_the_temperature_where_it_belongs() -> Non
 
 
 @pytest.mark.parametrize(("name", "twin", "values"), FILTERS)
-def test_filter_leaves_its_input_and_a_row_is_the_same_alone(
+def test_filter_keeps_its_input_and_gives_a_row_the_same_result_alone(
     name: str, twin: Twin, values: list[Any]
 ) -> None:
     logits = rows(5000, tied=False, holes=True)
@@ -128,7 +128,7 @@ def test_filter_leaves_its_input_and_a_row_is_the_same_alone(
 @pytest.mark.parametrize("n_vocab", [5, 700, 9000])
 @pytest.mark.parametrize("scale", [0.0, 0.1, 0.6])
 @pytest.mark.parametrize("tied", [False, True])
-def test_the_edge_of_flat_rows_is_where_their_order_ends(
+def test_cutoff_of_flat_rows_keeps_the_tokens_that_ranking_keeps(
     n_vocab: int, scale: float, tied: bool
 ) -> None:
     """By value the same tokens stay as by rank; tied rows have few values, scale 0 has one."""
@@ -152,35 +152,35 @@ def test_the_edge_of_flat_rows_is_where_their_order_ends(
     ranked = left(logits, params)
     arrays, every = SamplingArrays.from_params(params), np.arange(len(params))
     total = filters.mass(logits, logits.max(axis=1), arrays.temperature_before)
-    met = []
+    filtered = []
     for part in filters.filter_or_cutoff(logits, group_peaks(logits), arrays, every, total):
-        met += part.rows.tolist()
+        filtered += part.rows.tolist()
         if isinstance(part, filters.Cutoff):
-            for row, least, last in zip(*part, strict=True):
+            for row, cutoff, last in zip(*part, strict=True):
                 values = logits[row]
-                kept = (values > least) | ((values == least) & (np.arange(n_vocab) <= last))
+                kept = (values > cutoff) | ((values == cutoff) & (np.arange(n_vocab) <= last))
                 assert set(np.flatnonzero(kept).tolist()) == set(ranked[row]), options[row]
         else:
             for row, ids, heights in zip(part.rows, part.ids, part.heights, strict=True):
                 assert set(ids[np.isfinite(heights)].tolist()) == set(ranked[row])
-    assert sorted(met) == every.tolist()
+    assert sorted(filtered) == every.tolist()
 
 
 @pytest.mark.parametrize("name", list(filters.CUTS))
-def test_at_least_the_likeliest_or_most_typical_token_stays(name: str) -> None:
+def test_tightest_filter_keeps_one_token(name: str) -> None:
     tight = SamplingParams(**{name: 1e-9 if name in ("top_p", "typical_p") else 1})
     kept = left(rows(100, tied=False, holes=True), [tight] * 5)
     assert all(kept)
 
 
-def test_top_p_keeps_the_smallest_set_that_reaches_its_share() -> None:
+def test_top_p_keeps_the_smallest_set_that_reaches_its_mass() -> None:
     logits = np.log(np.array([[0.1, 0.4, 0.3, 0.2]] * 4, dtype=np.float32))
     kept = left(logits, [SamplingParams(top_p=p) for p in (0.39, 0.6, 0.75, 0.95)])
     assert [sorted(row) for row in kept] == [[1], [1, 2], [1, 2, 3], [0, 1, 2, 3]]
 
 
-def test_penalties_follow_the_rule() -> None:
-    """Repetition on all seen tokens, presence and frequency on generated ones."""
+def test_penalties_equal_the_naive_twin() -> None:
+    """Repetition applies to all tokens, presence and frequency to generated ones."""
     logits = np.array(
         [[2.0, -2.0, 2.0, -2.0, 1.0], [1.0, 1.0, 1.0, 1.0, -np.inf]], dtype=np.float32
     )

@@ -15,7 +15,7 @@ def counted(history: History) -> dict[int, int]:
 
 
 def naive(prompt: list[int], generated: list[int], last_n: int | None) -> dict[int, int]:
-    """What a plain look at the last tokens says: each id, and how often it was generated."""
+    """Return how often each of the last tokens was generated, by scanning them."""
     marked = [(token, 0) for token in prompt] + [(token, 1) for token in generated]
     recent = marked if last_n is None else marked[max(len(marked) - last_n, 0) :]
     out = {token: 0 for token, _ in recent}
@@ -24,7 +24,7 @@ def naive(prompt: list[int], generated: list[int], last_n: int | None) -> dict[i
 
 
 @pytest.mark.parametrize("last_n", [None, 1, 2, 7, 64, 1000])
-def test_history_equals_a_look_at_the_last_tokens(last_n: int | None) -> None:
+def test_history_equals_a_scan_of_the_last_tokens(last_n: int | None) -> None:
     rng = np.random.default_rng(0)
     prompt, generated = rng.integers(0, 40, 90).tolist(), list[int]()
     history = History(last_n)
@@ -38,7 +38,7 @@ def test_history_equals_a_look_at_the_last_tokens(last_n: int | None) -> None:
         assert counted(history) == naive(prompt, generated, last_n)
 
 
-def test_a_sampler_looks_back_as_far_as_it_is_told() -> None:
+def test_sampler_with_penalty_last_n_counts_only_the_last_n_tokens() -> None:
     sampler = Sampler(SamplingParams(presence_penalty=1, penalty_last_n=3), 0)
     sampler.add_prompt(range(10))
     sampler.accept(5)

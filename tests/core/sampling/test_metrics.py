@@ -19,10 +19,10 @@ def test_logprob_and_entropy_equal_their_naive_twins(shift: float, scale: float)
     logits = (some_logits(scale=scale) + np.float32(shift)).astype(np.float32)
     logits[1, 5:50] = -np.inf
     ids = np.arange(6) * 3
-    found = score(logits, ids)
-    assert found.logprobs.dtype == found.entropies.dtype == np.float32
-    figures = zip(logits.tolist(), ids, found.logprobs, found.entropies, strict=True)
-    for row, at, p, h in figures:
+    scores = score(logits, ids)
+    assert scores.logprobs.dtype == scores.entropies.dtype == np.float32
+    rows = zip(logits.tolist(), ids, scores.logprobs, scores.entropies, strict=True)
+    for row, at, p, h in rows:
         assert p == pytest.approx(naive.logprob(row, at), abs=1e-5, rel=1e-5)
         assert h == pytest.approx(naive.entropy(row), abs=1e-5)
 
@@ -31,14 +31,14 @@ def test_entropy_is_never_negative_and_a_forbidden_token_has_no_probability() ->
     logits = np.full((2, 50), -np.inf, dtype=np.float32)
     logits[:, 7] = 3
     logits[1, 8] = 3 - 80
-    found = score(logits, np.array([7, 9]))
-    assert found.logprobs.tolist() == [0, -np.inf]
-    assert found.entropies[0] == 0
-    assert found.entropies.min() >= 0
+    scores = score(logits, np.array([7, 9]))
+    assert scores.logprobs.tolist() == [0, -np.inf]
+    assert scores.entropies[0] == 0
+    assert scores.entropies.min() >= 0
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_broken_logits_are_an_error_not_a_token(bad: float) -> None:
+def test_broken_logits_raise(bad: float) -> None:
     logits = some_logits()
     logits[2, 3] = bad
     with pytest.raises(ForwardError, match="logits"):
@@ -74,7 +74,7 @@ def test_score_agrees_with_sorting_everything(top: int) -> None:
     assert np.allclose(answer.top_logprobs, expected, atol=1e-5)
 
 
-def test_moments_are_the_same_with_kept_memory_and_input_stays() -> None:
+def test_moments_with_reused_memory_are_the_same_and_input_is_unchanged() -> None:
     logits = some_logits()
     logits.flags.writeable = False
     scratch = BufferPool()
@@ -83,7 +83,7 @@ def test_moments_are_the_same_with_kept_memory_and_input_stays() -> None:
         assert all(np.array_equal(a, b) for a, b in zip(kept, fresh, strict=True))
 
 
-def test_scratch_keeps_small_buffers_and_lets_large_ones_go() -> None:
+def test_buffer_pool_reuses_small_buffers_and_frees_large_ones() -> None:
     scratch = BufferPool()
     assert scratch.get("a", (2, 3), np.float32) is scratch.get("a", (2, 3), np.float32)
     assert scratch.get("a", (2, 4), np.float32).shape == (2, 4)

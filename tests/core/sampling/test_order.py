@@ -32,7 +32,7 @@ def in_order(row: np.ndarray) -> list[int]:
 
 
 @pytest.mark.parametrize("n_vocab", SIZES)
-def test_group_peaks_equal_a_look_at_every_member(n_vocab: int) -> None:
+def test_group_peaks_equal_a_scan_of_every_member(n_vocab: int) -> None:
     values = rows(n_vocab)
     peaks = group_peaks(values)
     assert peaks.shape == (5, n_groups(n_vocab))
@@ -45,7 +45,7 @@ def test_group_peaks_equal_a_look_at_every_member(n_vocab: int) -> None:
 
 
 @pytest.mark.parametrize("n_vocab", [*SIZES, 2048, 8192, 8192 + 64])
-def test_members_lie_outside_of_a_vocabulary_only_where_its_groups_are_ragged(n_vocab: int) -> None:
+def test_members_exceed_the_vocabulary_only_if_its_groups_are_ragged(n_vocab: int) -> None:
     ids = members(np.arange(n_groups(n_vocab)), n_vocab)
     assert sorted(ids[ids < n_vocab].tolist()) == list(range(n_vocab))
     assert has_ragged_groups(n_vocab) == bool((ids >= n_vocab).any())
@@ -53,7 +53,7 @@ def test_members_lie_outside_of_a_vocabulary_only_where_its_groups_are_ragged(n_
 
 @pytest.mark.parametrize("n_vocab", SIZES)
 @pytest.mark.parametrize("floor", [-np.inf, -0.5, 0.0, 1.9, 99.0])
-def test_rank_equals_a_stable_sort_of_what_is_above_the_floor(n_vocab: int, floor: float) -> None:
+def test_rank_equals_a_stable_sort_of_values_above_the_floor(n_vocab: int, floor: float) -> None:
     values = rows(n_vocab)
     floors = np.full(5, floor, dtype=np.float32)
     floors[1] -= 1
@@ -67,7 +67,7 @@ def test_rank_equals_a_stable_sort_of_what_is_above_the_floor(n_vocab: int, floo
 
 
 @pytest.mark.parametrize("n_vocab", SIZES)
-def test_floors_are_reached_by_as_many_as_are_wanted(n_vocab: int) -> None:
+def test_floor_is_reached_by_the_requested_number_of_values(n_vocab: int) -> None:
     values = rows(n_vocab)
     peaks = group_peaks(values)
     for wanted in ([3, 1, 2, 5, 64], [7] * 5, [1000] * 5, [1, 70, 1, 1, 1]):
@@ -80,7 +80,7 @@ def test_floors_are_reached_by_as_many_as_are_wanted(n_vocab: int) -> None:
 @pytest.mark.parametrize("n", [1, 2, 10, 600])
 def test_largest_equals_a_stable_sort(n_vocab: int, n: int) -> None:
     values = rows(n_vocab)
-    found = largest(values, n)
-    assert found.dtype == np.int64
+    ids = largest(values, n)
+    assert ids.dtype == np.int64
     for row in range(5):
-        assert found[row].tolist() == in_order(values[row])[:n]
+        assert ids[row].tolist() == in_order(values[row])[:n]

@@ -23,7 +23,7 @@ from weft.constraints import JsonSchema
 from weft.errors import ConfigError
 
 
-def test_defaults_are_neutral() -> None:
+def test_default_params_are_neutral() -> None:
     params = SamplingParams()
     assert (params.n, params.max_tokens, params.temperature) == (1, 256, 1.0)
     assert (params.top_p, params.top_k, params.min_p, params.typical_p) == (1.0, 0, 0.0, 1.0)
@@ -49,25 +49,25 @@ def test_defaults_are_neutral() -> None:
         *[("temperature_first", bad) for bad in (1, None, "yes")],
     ],
 )
-def test_a_value_outside_what_is_allowed_is_refused_by_name(name: str, value: Any) -> None:
+def test_value_out_of_range_raises_and_names_the_parameter(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=name) as caught:
         SamplingParams(**{name: value})
     assert "allowed" in str(caught.value)
 
 
-def test_a_stop_string_of_half_a_character_is_refused() -> None:
+def test_stop_string_of_half_a_character_raises() -> None:
     with pytest.raises(ConfigError, match="stop has half a character at 1"):
         SamplingParams(stop="a\ud800")
 
 
-def test_numpy_numbers_are_taken_and_become_plain() -> None:
+def test_numpy_numbers_become_plain_numbers() -> None:
     params = SamplingParams(n=np.int64(3), temperature=np.float32(0.5), seed=np.uint64(2**63))
     assert type(params.n) is int
     assert type(params.temperature) is float
     assert params.seed == 2**63
 
 
-def test_a_constraint_is_kept_as_a_value() -> None:
+def test_constraint_is_stored_as_a_value() -> None:
     params = SamplingParams(constraint={"type": "object"})
     assert params.constraint == JsonSchema({"type": "object"})
     assert params == SamplingParams(constraint=JsonSchema('{"type": "object"}'))
@@ -76,7 +76,7 @@ def test_a_constraint_is_kept_as_a_value() -> None:
         SamplingParams(constraint=3)
 
 
-def test_equal_params_are_equal_and_hash_alike_however_written() -> None:
+def test_equal_params_written_differently_are_equal_and_hash_alike() -> None:
     one = SamplingParams(stop="a", logit_bias={5: 1, 2: -math.inf})
     two = SamplingParams(stop=["a", "a"], logit_bias={2: -math.inf, 5: 1.0})
     assert one == two
@@ -99,14 +99,16 @@ def test_equal_params_are_equal_and_hash_alike_however_written() -> None:
         ("nonsense", "Allowed are: n, max_tokens"),
     ],
 )
-def test_a_foreign_keyword_is_refused_with_the_right_one(foreign: str, right: str) -> None:
+def test_keyword_of_another_library_raises_and_names_the_right_one(
+    foreign: str, right: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         SamplingParams.resolve({foreign: 1})
     assert right in str(caught.value)
     assert right in caught.value.hint
 
 
-def test_given_values_beat_defaults_and_the_rest_stays() -> None:
+def test_given_values_replace_defaults_and_other_defaults_stay() -> None:
     defaults = SamplingParams(temperature=0.5, stop="x", logit_bias={1: 2.0})
     resolved = SamplingParams.resolve({"temperature": 0, "n": 2}, defaults)
     assert resolved == SamplingParams(n=2, temperature=0, stop="x", logit_bias={1: 2.0})
@@ -114,14 +116,14 @@ def test_given_values_beat_defaults_and_the_rest_stays() -> None:
     assert SamplingParams.resolve({}) == SamplingParams()
 
 
-def test_params_survive_json_exactly() -> None:
+def test_params_after_a_json_round_trip_are_equal() -> None:
     params = SamplingParams(
         n=3, top_k=5, stop=["\n", "é"], seed=2**64 - 1, logit_bias={7: -math.inf, 9: 0.1}
     )
     text = json.dumps(params.to_dict(), allow_nan=False)
     assert SamplingParams.from_dict(json.loads(text)) == params
     assert json.loads(text)["draw_rule"] == DRAW_RULE == params.draw_rule
-    # What the first version saved said nothing of the rule, and is told apart when saved again.
+    # Version 1 saved no draw rule; a second save records draw_rule=1.
     first = SamplingParams.from_dict({"seed": 3})
     assert first.draw_rule == 1
     assert SamplingParams.from_dict(first.to_dict()) == first != SamplingParams(seed=3)
@@ -132,18 +134,18 @@ def test_params_survive_json_exactly() -> None:
         SamplingParams.from_dict({"max_new_tokens": 3})
 
 
-def test_repr_shows_what_differs_from_neutral() -> None:
+def test_repr_shows_fields_that_differ_from_neutral() -> None:
     assert repr(SamplingParams(n=2, stop="a")) == "SamplingParams(n=2, stop=('a',))"
 
 
-def test_generation_config_counts_only_when_it_samples() -> None:
+def test_generation_config_without_do_sample_is_ignored() -> None:
     config = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "max_length": 20, "min_p": None}
     assert SamplingParams.from_generation_config(config) == SamplingParams()
     taken = SamplingParams.from_generation_config({**config, "do_sample": True})
     assert taken == SamplingParams(temperature=0.6, top_p=0.95, top_k=20)
 
 
-def test_a_repetition_penalty_counts_without_do_sample_as_in_greedy_decoding() -> None:
+def test_repetition_penalty_without_do_sample_is_used() -> None:
     config = {"temperature": 0.6, "top_p": 0.95, "repetition_penalty": 1.2}
     for given in (config, {**config, "do_sample": False}):
         assert SamplingParams.from_generation_config(given) == SamplingParams(
@@ -151,7 +153,7 @@ def test_a_repetition_penalty_counts_without_do_sample_as_in_greedy_decoding() -
         )
 
 
-def test_rules_of_generation_config_that_are_not_followed_are_named_once(
+def test_unsupported_rules_of_generation_config_are_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     followed = {"temperature": 0.7, "top_k": 7, "repetition_penalty": 1.1, "max_new_tokens": 5}
@@ -167,23 +169,23 @@ def test_rules_of_generation_config_that_are_not_followed_are_named_once(
     }
     cuts = {"epsilon_cutoff": 3e-4, "eta_cutoff": 3e-4}
 
-    def told(config: dict[str, object]) -> list[str]:
+    def warnings_of(config: dict[str, object]) -> list[str]:
         caplog.clear()
         with caplog.at_level(logging.WARNING, logger="weft"):
             SamplingParams.from_generation_config(config)
         return [record.getMessage() for record in caplog.records]
 
     plain = {**followed, **neutral, **also_neutral}
-    assert told(plain) == told({**plain, "do_sample": True}) == []
-    (warning,) = told({**plain, **rules, **cuts, "do_sample": True})
+    assert warnings_of(plain) == warnings_of({**plain, "do_sample": True}) == []
+    (warning,) = warnings_of({**plain, **rules, **cuts, "do_sample": True})
     assert all(name in warning for name in [*rules, *cuts])
     assert not any(name in warning for name in [*followed, "num_beams", "guidance_scale"])
-    (warning,) = told({**plain, **rules, **cuts})  # greedy decoding has no filters
+    (warning,) = warnings_of({**plain, **rules, **cuts})  # greedy decoding has no filters
     assert all(name in warning for name in rules)
     assert not any(name in warning for name in cuts)
 
 
-def test_a_bad_value_in_generation_config_is_left_out_with_a_warning(
+def test_invalid_value_in_generation_config_is_dropped_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="weft"):
@@ -196,13 +198,13 @@ def test_a_bad_value_in_generation_config_is_left_out_with_a_warning(
 
 def test_options_name_exactly_the_fields() -> None:
     names = [field.name for field in dataclasses.fields(SamplingParams)]
-    names.remove("draw_rule")  # said, not chosen
+    names.remove("draw_rule")  # recorded, not chosen
     assert list(inspect.signature(SamplingParams).parameters) == names
     names.remove("unset")  # of a model's defaults, not of calls
     assert {"n", *get_type_hints(BranchOptions)} == set(names)
 
 
-def test_given_values_are_no_longer_unset() -> None:
+def test_given_values_are_not_unset() -> None:
     server = SamplingParams(unset=SERVER_SAMPLING)
     assert server.summary() == "the server's sampling"
     assert SamplingParams.from_dict(server.to_dict()) == server != SamplingParams()
@@ -214,7 +216,7 @@ def test_given_values_are_no_longer_unset() -> None:
     assert SamplingParams.resolve({"temperature": 0}, server).summary() == "greedy"
 
 
-def test_every_keyword_has_a_row_of_the_table_and_every_filter_its_function() -> None:
+def test_every_keyword_has_a_table_row_and_every_filter_a_function() -> None:
     assert sorted(PARAMETERS) == sorted(NAMES)
     in_order = [name for name, row in PARAMETERS.items() if row.is_filter]
     assert list(CUTS) == in_order, "a filter's row and its line in CUTS stand in the same order"
@@ -223,7 +225,7 @@ def test_every_keyword_has_a_row_of_the_table_and_every_filter_its_function() ->
         assert row.flag is None or f"--{name.replace('_', '-')}" in row.flag.names
 
 
-def test_no_name_of_another_library_is_ours_or_means_two_things() -> None:
+def test_foreign_keywords_are_unique_and_not_our_own() -> None:
     foreign = [name for row in PARAMETERS.values() for name in (*row.aliases, *row.near_aliases)]
     assert len(set(foreign)) == len(foreign)
     assert not set(foreign) & set(NAMES)

@@ -1,4 +1,4 @@
-"""What a draw picks from, told instead of drawn."""
+"""Probabilities of the tokens that a draw selects from."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def expected(logits: np.ndarray, params: SamplingParams) -> list[float]:
         {"logit_bias": {3: -np.inf, 5: 4.0}, "top_k": 4},
     ],
 )
-def test_probabilities_are_those_of_the_naive_chain(given: dict) -> None:
+def test_probabilities_equal_the_naive_chain(given: dict) -> None:
     logits = (np.random.default_rng(3).standard_normal(40) * 2).astype(np.float32)
     params = SamplingParams(**given)
-    found = probabilities(logits, params)
-    assert found == pytest.approx(expected(logits, params), abs=1e-6)
-    assert found.sum() == pytest.approx(1)
+    result = probabilities(logits, params)
+    assert result == pytest.approx(expected(logits, params), abs=1e-6)
+    assert result.sum() == pytest.approx(1)

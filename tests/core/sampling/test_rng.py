@@ -22,7 +22,7 @@ def u64(*values: int) -> np.ndarray:
     return np.array(values, dtype=np.uint64)
 
 
-def test_philox_gives_the_known_answers_of_its_authors() -> None:
+def test_philox_gives_the_published_answers() -> None:
     words = philox(
         u64(0, ALL, 0x299F31D0A4093822),
         u64(0, ALL, 0x85A308D3243F6A88),
@@ -36,7 +36,7 @@ def test_philox_gives_the_known_answers_of_its_authors() -> None:
     ]
 
 
-def test_splitmix_gives_the_known_answers_of_its_authors() -> None:
+def test_splitmix_gives_the_published_answers() -> None:
     """The first outputs from 1234567, as published with the reference code."""
     assert splitmix(u64(1234567), np.arange(5, dtype=np.uint64)).tolist() == [
         6457827717110365317,
@@ -61,7 +61,7 @@ def test_few_and_many_streams_have_the_same_keys_as_the_naive_twin() -> None:
 
 @pytest.mark.parametrize("n_groups", [3, 64, 5000])
 @pytest.mark.parametrize("n", [1, 5, 40])
-def test_noise_made_ahead_equals_noise_made_when_asked(n: int, n_groups: int) -> None:
+def test_prefetched_noise_equals_noise_computed_on_demand(n: int, n_groups: int) -> None:
     streams = [stream_of(3, (i,)) for i in range(n)]
     ahead = StreamNoise(streams)
     start = np.arange(n, dtype=np.uint64) * np.uint64(7)
@@ -75,7 +75,7 @@ def test_noise_made_ahead_equals_noise_made_when_asked(n: int, n_groups: int) ->
     for step in [*range(40), 39, 41, 42, 3, 4, 1000, 1001, 0]:
         check(start + np.uint64(step), n_groups)
     check(start + np.uint64(1), n_groups)
-    check(start + np.uint64(2), n_groups + 1)  # another vocabulary, where some was made ahead
+    check(start + np.uint64(2), n_groups + 1)  # another vocabulary, with some noise prefetched
     check(start + np.arange(n, dtype=np.uint64), n_groups)
 
 

@@ -1,4 +1,4 @@
-"""What holds where a call gives no sampling: one answer in looms, branches and over HTTP."""
+"""Sampling of calls that give none: the same in looms, branches and over HTTP."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def test_parameters_of_the_call_replace_single_defaults(lm: weft.LM) -> None:
 
 def test_sampling_params_object_replaces_all_defaults(lm: weft.LM) -> None:
     loom, params = Loom(lm, MESSAGES), SamplingParams(n=2, max_tokens=2, top_p=0.9, seed=1)
-    made = loom.grow(params)
-    assert [child.params for child in made] == [params, params]
+    children = loom.grow(params)
+    assert [child.params for child in children] == [params, params]
     assert len(loom.grow(3, params)) == 3
     assert loom.grow(params, max_tokens=1)[0].params == SamplingParams(
         n=2, max_tokens=1, top_p=0.9, seed=1
@@ -83,8 +83,8 @@ def test_n_may_follow_sampling_params_as_keyword(lm: weft.LM) -> None:
 
     async def awaited() -> list[Any]:
         streamed = [delta async for delta in node.astream(params, n=2)]
-        made = [await node.agrow(params, n=2), await model.agenerate(MESSAGES, params, n=2)]
-        return [*made, [delta.node for delta in streamed if delta.finish_reason]]
+        results = [await node.agrow(params, n=2), await model.agenerate(MESSAGES, params, n=2)]
+        return [*results, [delta.node for delta in streamed if delta.finish_reason]]
 
     calls = [
         node.grow(params, n=2),
@@ -92,8 +92,10 @@ def test_n_may_follow_sampling_params_as_keyword(lm: weft.LM) -> None:
         model.generate(MESSAGES, params, n=2),
         *asyncio.run(awaited()),
     ]
-    for made in calls:
-        assert [child.params for child in made] == [SamplingParams(n=2, max_tokens=2, seed=1)] * 2
+    for results in calls:
+        assert [child.params for child in results] == [
+            SamplingParams(n=2, max_tokens=2, seed=1)
+        ] * 2
     assert inspect.iscoroutinefunction(loom.agrow)
     assert inspect.iscoroutinefunction(lm.agenerate)
     assert not inspect.iscoroutinefunction(loom.grow)
@@ -158,7 +160,7 @@ def test_gguf_file_keeps_the_named_sampling(tmp_path: Path) -> None:
     assert not any("sampling" in key for key in read_gguf(tmp_path / "b.gguf").values)
 
 
-def test_repetition_penalty_of_greedy_files_is_kept_beside_llama_cpps() -> None:
+def test_repetition_penalty_of_greedy_files_is_kept_with_llama_cpps_defaults() -> None:
     defaults = ModelDefaults.from_generation_config({"temperature": 0.1, "repetition_penalty": 1.2})
     assert defaults.raw == SamplingParams(repetition_penalty=1.2)
     assert defaults.chat == SamplingParams(repetition_penalty=1.2, **LLAMA_CPP)
@@ -183,8 +185,8 @@ def test_loom_branch_and_server_draw_the_same_text(named: dict[str, Any], tmp_pa
     assert branch.text == grown.text
     config = ServerConfig(models=(str(folder),), engine="numpy", port=0)
     with serving(config) as server:
-        asked = {"max_tokens": N_TOKENS, "seed": SEED}
-        chat = server.client.post("/v1/chat/completions", json={"messages": MESSAGES, **asked})
+        options = {"max_tokens": N_TOKENS, "seed": SEED}
+        chat = server.client.post("/v1/chat/completions", json={"messages": MESSAGES, **options})
         response = server.client.post(
             "/v1/responses",
             json={"input": MESSAGES, "max_output_tokens": N_TOKENS},

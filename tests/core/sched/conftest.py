@@ -11,12 +11,12 @@ from rig import MakeRig, Rig
 
 @pytest.fixture
 def make() -> Iterator[MakeRig]:
-    made: list[Rig] = []
+    rigs: list[Rig] = []
 
     def make_rig(*args: object, **options: object) -> Rig:
-        made.append(Rig(*args, **options))  # type: ignore[arg-type]
-        return made[-1]
+        rigs.append(Rig(*args, **options))  # type: ignore[arg-type]
+        return rigs[-1]
 
     yield make_rig
-    for rig in made:
+    for rig in rigs:
         rig.finish()

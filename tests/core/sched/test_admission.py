@@ -13,7 +13,7 @@ def ages(rig: Rig) -> list[int]:
     return [age for age, job in sorted(rig.scheduler.queues.waiting) if not job.done]
 
 
-def test_a_younger_job_never_overtakes_one_that_waits(make: MakeRig) -> None:
+def test_younger_job_does_not_overtake_a_waiting_one(make: MakeRig) -> None:
     rig = make(capacity=10, n_batch=2)
     paths = [[1, 2, 3, 4, 5, 6], [7, 8, 9, 10, 11, 12], [13]]
     tickets = rig.submit(*(Extend(rig.place(path)) for path in paths))
@@ -27,7 +27,7 @@ def test_a_younger_job_never_overtakes_one_that_waits(make: MakeRig) -> None:
     assert ended[0] == 0
 
 
-def test_a_parked_job_returns_to_its_place_by_age(make: MakeRig) -> None:
+def test_preempted_job_returns_to_its_place_by_age(make: MakeRig) -> None:
     rig = make(capacity=14)
     items = [run(rig.place([i]), i, max_tokens=9) for i in range(3)]
     tickets = rig.submit(*items)
@@ -43,7 +43,7 @@ def test_a_parked_job_returns_to_its_place_by_age(make: MakeRig) -> None:
 
 
 @pytest.mark.parametrize("growth", [1, 4])
-def test_what_is_admitted_is_older_than_all_that_waits(make: MakeRig, growth: int) -> None:
+def test_admitted_jobs_are_older_than_all_waiting_ones(make: MakeRig, growth: int) -> None:
     """Room for a run and a half: the oldest go on, and none is parked for a queued one."""
     engine = MemoryEngine()
     engine.kv.growth = growth
@@ -61,7 +61,7 @@ def test_what_is_admitted_is_older_than_all_that_waits(make: MakeRig, growth: in
     assert rig.scheduler.counters.preempted > 0
 
 
-def test_a_run_that_is_alone_uses_the_last_slots_though_they_are_less_than_it_reserves(
+def test_single_run_uses_the_last_slots_below_its_reservation(
     make: MakeRig,
 ) -> None:
     engine = MemoryEngine()
@@ -76,7 +76,7 @@ def test_a_run_that_is_alone_uses_the_last_slots_though_they_are_less_than_it_re
         ticket.result()
 
 
-def test_a_path_that_can_never_fit_fails_and_the_next_is_admitted(make: MakeRig) -> None:
+def test_path_that_can_never_fit_fails_and_the_next_job_is_admitted(make: MakeRig) -> None:
     rig = make(capacity=4)
     big, small = rig.submit(Extend(rig.place([1] * 5)), Extend(rig.place([2, 3])))
     rig.driver.drive([big, small])
@@ -87,11 +87,11 @@ def test_a_path_that_can_never_fit_fails_and_the_next_is_admitted(make: MakeRig)
     assert small.result() == []
 
 
-def test_a_job_that_needs_others_room_waits_for_the_flight_to_land(make: MakeRig) -> None:
+def test_job_that_needs_slots_of_others_waits_for_the_step_in_flight(make: MakeRig) -> None:
     engine = LateFake(MemoryEngine())
     rig = make(engine, capacity=6)
-    held = rig.place([1, 2, 3, 4])
-    rig.drive(Extend(held))
+    place = rig.place([1, 2, 3, 4])
+    rig.drive(Extend(place))
     (first,) = rig.submit(Extend(rig.place([5])))
     rig.step()
     assert rig.scheduler.in_flight is not None
@@ -101,7 +101,7 @@ def test_a_job_that_needs_others_room_waits_for_the_flight_to_land(make: MakeRig
     assert rig.tree.n_evicted >= 2
 
 
-def test_no_more_paths_are_resident_than_the_engine_can_tag(make: MakeRig) -> None:
+def test_resident_paths_do_not_exceed_the_limit_of_the_engine(make: MakeRig) -> None:
     """The fake counts them before every forward."""
     rig = make(SequenceFake(MemoryEngine(), 3))
     items = [run(rig.place([i, 1, 2]), i) for i in range(6)]
@@ -109,7 +109,7 @@ def test_no_more_paths_are_resident_than_the_engine_can_tag(make: MakeRig) -> No
         assert_result(rig, item, result)
 
 
-def test_an_evicted_path_comes_back_from_the_host_without_a_forward(make: MakeRig) -> None:
+def test_evicted_path_is_loaded_from_the_host_without_a_forward(make: MakeRig) -> None:
     engine = MemoryEngine()
     rig = make(engine, capacity=8, host_capacity=10)
     one, two = rig.place([1, 2, 3, 4, 5]), rig.place([6, 7, 8, 9, 10])
@@ -121,7 +121,7 @@ def test_an_evicted_path_comes_back_from_the_host_without_a_forward(make: MakeRi
     assert rig.tree.n_evicted == 10
 
 
-def test_idle_kv_beyond_its_limit_goes_to_the_host_and_is_not_computed_again(
+def test_idle_kv_above_its_limit_is_offloaded_and_not_recomputed(
     make: MakeRig,
 ) -> None:
     engine = MemoryEngine(idle_slots=4)
@@ -138,7 +138,7 @@ def test_idle_kv_beyond_its_limit_goes_to_the_host_and_is_not_computed_again(
     assert ticket.reused == 5
 
 
-def test_idle_kv_on_device_and_host_is_at_most_the_capacity(make: MakeRig) -> None:
+def test_idle_kv_on_device_and_host_does_not_exceed_the_capacity(make: MakeRig) -> None:
     rig = make(MemoryEngine(idle_slots=4), capacity=12)
     for first in range(1, 25, 4):
         rig.drive(Extend(rig.place([*range(first, first + 4)])))
@@ -165,7 +165,7 @@ def test_idle_kv_stays_on_the_device_for_engines_without_a_limit(make: MakeRig) 
     assert (rig.tree.host.slots, rig.tree.budget.resident) == (0, 10)
 
 
-def test_the_length_of_a_path_counts_what_a_run_has_drawn(make: MakeRig) -> None:
+def test_length_of_a_path_includes_drawn_tokens_of_a_run(make: MakeRig) -> None:
     rig = make()
     place = rig.place([1, 2])
     extend, drawing = rig.submit(Extend(place, [3]), run(rig.place([4], place), max_tokens=9))
@@ -176,18 +176,18 @@ def test_the_length_of_a_path_counts_what_a_run_has_drawn(make: MakeRig) -> None
     assert job.longest_path() == 3 + job.n_drawn > 3
 
 
-def test_a_ticket_says_how_much_of_its_path_was_there(make: MakeRig) -> None:
+def test_ticket_reports_how_many_tokens_were_reused(make: MakeRig) -> None:
     rig = make()
-    first, again = [1, 2, 3], [1, 2, 3, 4, 5]
+    first, longer = [1, 2, 3], [1, 2, 3, 4, 5]
     (ticket,) = rig.submit(Extend(rig.place(first)))
     assert ticket.reused is None
     rig.driver.drive([ticket])
-    tickets = rig.submit(Extend(rig.place(again)), run(rig.place(again), 1, max_tokens=2))
+    tickets = rig.submit(Extend(rig.place(longer)), run(rig.place(longer), 1, max_tokens=2))
     rig.driver.drive(tickets)
-    assert [ticket.reused, *(each.reused for each in tickets)] == [0, 3, 5]
+    assert [ticket.reused, *(done.reused for done in tickets)] == [0, 3, 5]
 
 
-def test_an_engine_that_keeps_its_kv_to_itself_tells_of_none(make: MakeRig) -> None:
+def test_ticket_of_an_engine_without_visible_kv_reports_no_reuse(make: MakeRig) -> None:
     rig = make(MemoryEngine(hidden=True))
     (ticket,) = rig.submit(Extend(rig.place([1, 2]), (), (Logits(2),)))
     rig.driver.drive([ticket])

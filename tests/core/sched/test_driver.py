@@ -40,7 +40,7 @@ class Threads(MemoryEngine):
         return super().forward(rows)
 
 
-def beside(work: Callable[[], object]) -> threading.Thread:
+def start_thread(work: Callable[[], object]) -> threading.Thread:
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     return thread
@@ -57,7 +57,7 @@ def logits_item(rig: Rig, ids: list[int]) -> Extend:
 
 
 def in_a_fork(work: Callable[[], list[str]]) -> list[str]:
-    """Return what is found in a process that is forked from this one."""
+    """Run `work` in a fork of this process and return its result."""
     reads, writes = os.pipe()
     child = os.fork()
     if not child:
@@ -78,37 +78,37 @@ def in_a_fork(work: Callable[[], list[str]]) -> list[str]:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-def test_a_forked_process_is_told_that_the_thread_is_not_its_own(make: MakeRig) -> None:
-    """It waited for ever: for a step that nobody makes, or a lock that nobody gives back."""
+def test_call_in_a_forked_process_raises_that_the_thread_is_of_its_parent(make: MakeRig) -> None:
+    """The call would wait forever: no thread runs the step or releases the lock."""
     rig = make(engine=Threads())
-    asked = [
+    calls = [
         lambda: rig.driver.drive(rig.driver.submit([logits_item(rig, [1, 2, 3])])),
         lambda: rig.driver.exclusive(lambda: None),
     ]
-    awaited = [lambda: asyncio.run(rig.driver.asubmit([logits_item(rig, [1, 2, 3])]))]
+    awaited_calls = [lambda: asyncio.run(rig.driver.asubmit([logits_item(rig, [1, 2, 3])]))]
 
-    def told() -> list[str]:
-        found = []
-        for ask in asked if rig.driver._thread is None else asked + awaited:
+    def errors() -> list[str]:
+        messages = []
+        for call in calls if rig.driver._thread is None else calls + awaited_calls:
             try:
-                ask()
+                call()
             except StaleHandle as error:
-                found.append(str(error))
-        return found
+                messages.append(str(error))
+        return messages
 
-    assert told() == []
-    assert in_a_fork(told) == []  # nobody has a thread yet: it is as good as its parent
+    assert errors() == []
+    assert in_a_fork(errors) == []  # without a thread a fork works like its parent
     rig.driver.start()
-    assert told() == []
-    found = in_a_fork(told)
-    assert len(found) == 3
-    assert all(f"by a thread of process {os.getpid()}" in each for each in found)
+    assert errors() == []
+    errors_of_fork = in_a_fork(errors)
+    assert len(errors_of_fork) == 3
+    assert all(f"by a thread of process {os.getpid()}" in message for message in errors_of_fork)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.parametrize("has_thread", [False, True])
-def test_a_fork_waits_for_the_step_of_another_thread(make: MakeRig, *, has_thread: bool) -> None:
-    """Its locks were held for ever in the other process, where a close did not end."""
+def test_fork_waits_for_the_step_of_another_thread(make: MakeRig, *, has_thread: bool) -> None:
+    """Otherwise its locks stay locked in the other process, where close() hangs."""
     engine = Threads()
     rig, begun, forking = make(engine), threading.Event(), threading.Event()
     pause = rig.driver.before_fork
@@ -125,79 +125,79 @@ def test_a_fork_waits_for_the_step_of_another_thread(make: MakeRig, *, has_threa
     rig.driver.before_fork = pause_of_fork  # type: ignore[method-assign]
     if has_thread:
         rig.driver.start()
-    thread = beside(lambda: rig.drive(logits_item(rig, [1, 2])))
+    thread = start_thread(lambda: rig.drive(logits_item(rig, [1, 2])))
     assert begun.wait()
 
     def closed() -> list[str]:
         engine.during = lambda: None
-        found = [str(rig.driver._stepping.locked())]
+        states = [str(rig.driver._stepping.locked())]
         if not has_thread:
             rig.drive(logits_item(rig, [5, 6]))
         rig.driver.close()
-        return [*found, str(rig.driver.closed)]
+        return [*states, str(rig.driver.closed)]
 
     assert in_a_fork(closed) == ["False", "True"]
     join(thread)
-    rig.drive(logits_item(rig, [3]))  # nothing is held here
+    rig.drive(logits_item(rig, [3]))  # no lock is taken in this process
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-def test_a_fork_in_a_step_that_does_not_end_soon_is_told(
+def test_fork_during_a_step_that_does_not_end_soon_raises(
     make: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver_module, "MAX_EXIT_WAIT_S", 0.05)
     engine = Threads()
-    rig, begun, goes_on = make(engine), threading.Event(), threading.Event()
+    rig, begun, proceed = make(engine), threading.Event(), threading.Event()
 
     def slow() -> None:
         begun.set()
-        goes_on.wait()
+        proceed.wait()
 
     engine.during = slow
-    thread = beside(lambda: rig.drive(logits_item(rig, [1, 2])))
+    thread = start_thread(lambda: rig.drive(logits_item(rig, [1, 2])))
     assert begun.wait()
 
-    def asked() -> list[str]:
-        found = []
-        for ask in (
+    def errors_of_calls() -> list[str]:
+        messages = []
+        for call in (
             lambda: rig.drive(logits_item(rig, [3])),
             lambda: rig.driver.exclusive(lambda: None),
             rig.driver.try_drain,
-            lambda: found.extend(in_a_fork(lambda: asked_once_more())),
+            lambda: messages.extend(in_a_fork(lambda: error_in_second_fork())),
             rig.driver.close,
         ):
             try:
-                ask()
+                call()
             except StaleHandle as error:
-                found.append(str(error))
-        return found
+                messages.append(str(error))
+        return messages
 
-    def asked_once_more() -> list[str]:
-        with pytest.raises(StaleHandle) as refused:
+    def error_in_second_fork() -> list[str]:
+        with pytest.raises(StaleHandle) as caught:
             rig.drive(logits_item(rig, [3]))
-        return [str(refused.value)]
+        return [str(caught.value)]
 
-    found = in_a_fork(asked)
-    assert len(found) == 3
-    assert all("in the middle of a step" in each for each in found)
-    goes_on.set()
+    errors = in_a_fork(errors_of_calls)
+    assert len(errors) == 3
+    assert all("in the middle of a step" in message for message in errors)
+    proceed.set()
     join(thread)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-def test_a_sink_may_fork(make: MakeRig) -> None:
-    """A step is its own thread's: nobody waits for it."""
+def test_sink_may_fork(make: MakeRig) -> None:
+    """The step belongs to the thread that forks, so the fork does not wait for it."""
     engine = Threads()
     rig = make(engine)
-    found: list[list[str]] = []
-    engine.during = lambda: found.append(in_a_fork(lambda: ["there"]))
+    results: list[list[str]] = []
+    engine.during = lambda: results.append(in_a_fork(lambda: ["there"]))
     rig.drive(logits_item(rig, [1]))
-    assert found == [["there"]]
+    assert results == [["there"]]
     engine.during = lambda: None
     rig.drive(logits_item(rig, [2]))
 
 
-def test_one_thread_alone_steps_by_itself(make: MakeRig) -> None:
+def test_single_thread_steps_inline(make: MakeRig) -> None:
     engine = Threads()
     rig = make(engine)
     before = set(threading.enumerate())
@@ -206,11 +206,11 @@ def test_one_thread_alone_steps_by_itself(make: MakeRig) -> None:
     assert set(threading.enumerate()) <= before  # those of other tests may end meanwhile
 
 
-def test_a_second_thread_hands_the_work_to_the_driver_for_good(make: MakeRig) -> None:
+def test_second_thread_moves_all_work_to_the_driver_thread(make: MakeRig) -> None:
     engine = Threads()
     rig = make(engine)
     rig.drive(logits_item(rig, [1]))
-    join(beside(lambda: rig.drive(logits_item(rig, [2]))))
+    join(start_thread(lambda: rig.drive(logits_item(rig, [2]))))
     engine.threads.clear()
     rig.drive(logits_item(rig, [3]))
     assert threading.get_ident() not in engine.threads
@@ -220,14 +220,14 @@ def test_a_second_thread_hands_the_work_to_the_driver_for_good(make: MakeRig) ->
 def test_an_engine_that_wants_its_own_thread_is_called_from_one_only(make: MakeRig) -> None:
     engine = Threads(same_thread_only=True)
     rig = make(engine)
-    join(*(beside(lambda i=i: rig.drive(logits_item(rig, [i]))) for i in range(3)))
+    join(*(start_thread(lambda i=i: rig.drive(logits_item(rig, [i]))) for i in range(3)))
     rig.drive(logits_item(rig, [7]))
     assert len(engine.threads) == 1
     assert threading.get_ident() not in engine.threads
     assert {rig.driver.exclusive(threading.get_ident)} == engine.threads
 
 
-def test_exclusive_work_of_an_engine_with_its_own_thread_fails_as_it_would_here(
+def test_exclusive_work_on_an_engine_thread_raises_in_the_caller(
     make: MakeRig,
 ) -> None:
     rig = make(MemoryEngine(same_thread_only=True))
@@ -238,7 +238,7 @@ def test_exclusive_work_of_an_engine_with_its_own_thread_fails_as_it_would_here(
         rig.driver.exclusive(lambda: None)
 
 
-def test_two_who_close_an_lm_with_its_own_thread_both_return(make: MakeRig) -> None:
+def test_two_threads_that_close_an_lm_with_its_own_thread_both_return(make: MakeRig) -> None:
     """The second one's errand comes when the thread has gone."""
     engine = Threads(same_thread_only=True)
     rig = make(engine)
@@ -257,14 +257,14 @@ def test_two_who_close_an_lm_with_its_own_thread_both_return(make: MakeRig) -> N
     assert last[0] != threading.get_ident()
 
 
-def test_a_caller_that_steps_lets_the_thread_take_over_between_steps(make: MakeRig) -> None:
+def test_caller_that_steps_lets_the_driver_thread_take_over_between_steps(make: MakeRig) -> None:
     engine = Threads()
     rig = make(engine)
     others: list[threading.Thread] = []
 
     def second_caller() -> None:
         if not others:
-            others.append(beside(lambda: rig.drive(logits_item(rig, [5]))))
+            others.append(start_thread(lambda: rig.drive(logits_item(rig, [5]))))
             while rig.driver._thread is None:
                 time.sleep(0.001)
 
@@ -276,25 +276,25 @@ def test_a_caller_that_steps_lets_the_thread_take_over_between_steps(make: MakeR
     assert len(engine.threads) == 2
 
 
-def test_who_awaits_what_another_thread_steps_inline_is_told(
+def test_awaited_work_done_in_another_threads_inline_step_is_delivered(
     make: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The driver thread was started during that step, which has done all there is: it has none."""
+    """That step starts the driver thread but does all work itself, so the thread has none."""
     rig = make(MemoryEngine())
     driver, step = rig.driver, rig.scheduler.step
     begun, entered = threading.Event(), threading.Event()
     other: list[threading.Thread] = []
-    found: list[object] = []
+    results: list[object] = []
 
     async def ask() -> None:
         tickets = await driver.asubmit([Extend(rig.place([4, 5]), (), (Logits(2),))])
         await driver.when_done(tickets)
-        found.append(tickets[0].result())
+        results.append(tickets[0].result())
 
     def stepping() -> None:
         if not begun.is_set():
             begun.set()  # before the other thread: its work may enter at once
-            other.append(beside(lambda: asyncio.run(ask())))
+            other.append(start_thread(lambda: asyncio.run(ask())))
             entered.wait()
         step()
 
@@ -310,7 +310,7 @@ def test_who_awaits_what_another_thread_steps_inline_is_told(
     (ticket,) = driver.submit([Extend(rig.place([1, 2, 3]), (), (Logits(3),))])
     driver.drive([ticket])
     join(*other)
-    assert len(found) == 1
+    assert len(results) == 1
 
 
 def test_work_submitted_while_the_thread_sleeps_wakes_it(make: MakeRig) -> None:
@@ -329,7 +329,7 @@ def test_work_submitted_while_the_thread_sleeps_wakes_it(make: MakeRig) -> None:
 
 @pytest.mark.parametrize("who", ["caller", "thread", "owner"])
 @pytest.mark.parametrize("what", ["drive", "exclusive", "close"])
-def test_a_sink_that_waits_for_its_own_lm_is_refused(make: MakeRig, what: str, who: str) -> None:
+def test_sink_that_waits_for_its_own_lm_raises(make: MakeRig, what: str, who: str) -> None:
     """It would wait for ever for the step that it is part of."""
     rig = make(MemoryEngine(same_thread_only=who == "owner"))
     if who == "thread":
@@ -389,7 +389,7 @@ def test_leaving_a_pump_early_cancels_nothing(make: MakeRig) -> None:
 # Exclusive ------------------------------------------------------------------------------------
 
 
-def test_exclusive_work_finds_nothing_in_flight(make: MakeRig) -> None:
+def test_exclusive_work_runs_with_no_step_in_flight(make: MakeRig) -> None:
     engine = LateFake(MemoryEngine())
     rig = make(engine)
     item = run(rig.place([1]))
@@ -411,7 +411,7 @@ def test_exclusive_work_that_fails_lets_the_next_step_run(make: MakeRig) -> None
 # The end --------------------------------------------------------------------------------------
 
 
-def test_a_closed_driver_takes_no_work_and_closing_again_changes_nothing(make: MakeRig) -> None:
+def test_submit_to_a_closed_driver_raises_and_a_second_close_changes_nothing(make: MakeRig) -> None:
     rig = make()
     rig.driver.close()
     rig.driver.close()
@@ -421,13 +421,13 @@ def test_a_closed_driver_takes_no_work_and_closing_again_changes_nothing(make: M
     assert rig.driver._thread is None
 
 
-def test_close_ends_the_thread_and_fails_what_it_had(make: MakeRig) -> None:
+def test_close_ends_the_thread_and_cancels_its_work(make: MakeRig) -> None:
     rig = make()
-    inside, go = threading.Event(), threading.Event()
+    inside, proceed = threading.Event(), threading.Event()
 
     def sink(state: RunState) -> FinishReason | None:
         inside.set()
-        assert go.wait()
+        assert proceed.wait()
         return None
 
     rig.driver.start()
@@ -435,24 +435,24 @@ def test_close_ends_the_thread_and_fails_what_it_had(make: MakeRig) -> None:
     assert thread is not None
     (ticket,) = rig.submit(run(rig.place([1]), sink=sink, max_tokens=30))
     assert inside.wait()
-    closing = beside(rig.driver.close)
-    go.set()
+    closing = start_thread(rig.driver.close)
+    proceed.set()
     join(closing, thread)
     with pytest.raises(Cancelled, match="closed"):
         ticket.result()
 
 
-def test_who_waits_for_what_a_closed_lm_never_does_is_told(make: MakeRig) -> None:
+def test_wait_for_work_of_a_closed_lm_raises(make: MakeRig) -> None:
     rig, other = make(), make()
     rig.driver.start()
     foreign = other.submit(logits_item(other, [1]))
-    told: list[BaseException] = []
+    errors: list[BaseException] = []
 
     def wait() -> None:
         try:
             rig.driver.drive(foreign)
         except StaleHandle as error:
-            told.append(error)
+            errors.append(error)
 
     inside, wait_of_driver = threading.Event(), rig.driver._wait
 
@@ -461,15 +461,15 @@ def test_who_waits_for_what_a_closed_lm_never_does_is_told(make: MakeRig) -> Non
         wait_of_driver(is_done)
 
     rig.driver._wait = enter_wait  # type: ignore[method-assign]
-    waiting = beside(wait)
+    waiting = start_thread(wait)
     inside.wait()
     rig.driver.close()
     join(waiting)
-    assert "closed while this waited" in str(told[0])
+    assert "closed while this waited" in str(errors[0])
     other.driver.drive(foreign)
 
 
-def test_a_forgotten_lm_ends_its_thread() -> None:
+def test_garbage_collected_lm_ends_its_thread() -> None:
     rig = Rig()
     rig.driver.start()
     thread = rig.driver._thread
@@ -481,7 +481,7 @@ def test_a_forgotten_lm_ends_its_thread() -> None:
 
 
 def test_an_lm_closed_while_its_thread_looks_for_work_ends_it(make: MakeRig) -> None:
-    """Closed after a turn that found nothing, before the thread sleeps."""
+    """Closed after a turn without work, before the thread sleeps."""
     rig = make()
     turn = rig.driver.run_once
 
@@ -497,10 +497,10 @@ def test_an_lm_closed_while_its_thread_looks_for_work_ends_it(make: MakeRig) -> 
     rig.driver.closed = False
 
 
-def test_work_that_comes_before_the_thread_sleeps_is_done_at_once(
+def test_work_submitted_before_the_thread_sleeps_is_done_at_once(
     make: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Submitted after a turn that found nothing: the thread looks again instead of sleeping."""
+    """Submitted after a turn without work: the thread checks for work before it sleeps."""
     monkeypatch.setattr(driver_module, "IDLE_S", 1e6)
     rig = make()
     turn, tickets = rig.driver.run_once, []
@@ -508,7 +508,7 @@ def test_work_that_comes_before_the_thread_sleeps_is_done_at_once(
     def turn_then_work() -> bool:
         worked = turn()
         if not tickets:
-            tickets.extend(rig.scheduler.submit([logits_item(rig, [1])]))  # wakes nobody
+            tickets.extend(rig.scheduler.submit([logits_item(rig, [1])]))  # wakes no thread
         return worked
 
     rig.driver.run_once = turn_then_work  # type: ignore[method-assign]
@@ -518,7 +518,7 @@ def test_work_that_comes_before_the_thread_sleeps_is_done_at_once(
     assert tickets[0].result()[0].tolist() == logits_after([1]).tolist()
 
 
-def test_a_step_that_ends_programs_is_noted_and_the_thread_goes_on(
+def test_system_exit_in_a_step_fails_its_tickets_and_the_thread_continues(
     make: MakeRig, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Fatal(Threads):
@@ -534,10 +534,10 @@ def test_a_step_that_ends_programs_is_noted_and_the_thread_goes_on(
     with pytest.raises(ForwardError, match="SystemExit: fatal"):
         ticket.result()
     assert rig.ask([2], Logits(1))[0].tolist() == logits_after([2]).tolist()
-    assert "asked to exit" in caplog.text
+    assert "to exit" in caplog.text
 
 
-def test_a_thread_that_a_defect_ends_leaves_nobody_waiting(
+def test_defect_that_ends_the_thread_fails_all_tickets(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig = Rig(n_batch=1)
@@ -560,9 +560,7 @@ def test_a_thread_that_a_defect_ends_leaves_nobody_waiting(
         rig.submit(logits_item(rig, [1]))
 
 
-def test_work_submitted_while_an_lm_closes_is_refused(
-    make: MakeRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_work_submitted_during_close_raises(make: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = make()
     submit = rig.scheduler.submit
 
@@ -575,7 +573,7 @@ def test_work_submitted_while_an_lm_closes_is_refused(
         rig.submit(logits_item(rig, [1]))
 
 
-def test_places_that_are_copied_and_dropped_do_not_pile_up_without_a_step(make: MakeRig) -> None:
+def test_places_copied_and_dropped_without_a_step_do_not_accumulate(make: MakeRig) -> None:
     rig = make()
     rig.drive(Extend(rig.place([1, 2, 3])))
     place = rig.place([1, 2, 3])
@@ -589,7 +587,7 @@ def test_places_that_are_copied_and_dropped_do_not_pile_up_without_a_step(make: 
     rig.tree.check()
 
 
-def test_what_is_let_go_of_during_a_step_waits_for_its_end(make: MakeRig) -> None:
+def test_places_released_during_a_step_are_drained_after_it(make: MakeRig) -> None:
     engine = MemoryEngine()
     rig = make(engine)
     places = [rig.place([1, 2, n]) for n in range(3)]
@@ -609,7 +607,7 @@ def test_what_is_let_go_of_during_a_step_waits_for_its_end(make: MakeRig) -> Non
     assert not rig.tree.holds.released
 
 
-def test_places_may_outlive_the_driver() -> None:
+def test_place_may_outlive_the_driver() -> None:
     rig = Rig()
     relieve = rig.tree.holds.on_backlog
     assert relieve is not None

@@ -32,7 +32,7 @@ def logits_item(rig: Rig, ids: list[int]) -> Extend:
     return Extend(rig.place(ids), (), (Logits(len(ids)),))
 
 
-def test_what_one_pass_of_a_loop_submits_is_one_step(make: MakeRig) -> None:
+def test_calls_submitted_in_one_loop_pass_run_in_one_step(make: MakeRig) -> None:
     """Some callers are a pass or two behind the first: they are waited for, without a timer."""
     engine = MemoryEngine()
     rig = make(engine, n_batch=64)
@@ -50,7 +50,7 @@ def test_what_one_pass_of_a_loop_submits_is_one_step(make: MakeRig) -> None:
     assert engine.sizes == [16]
 
 
-def test_no_step_comes_between_what_is_gathered(make: MakeRig) -> None:
+def test_gathered_calls_run_in_one_step(make: MakeRig) -> None:
     """The thread is there and awake while eight callers enter one by one."""
     engine = MemoryEngine()
     rig = make(engine, n_batch=64)
@@ -70,7 +70,7 @@ def test_no_step_comes_between_what_is_gathered(make: MakeRig) -> None:
     assert engine.sizes == [16]
 
 
-def test_a_refused_submission_is_told_to_its_own_caller(make: MakeRig) -> None:
+def test_failed_submission_raises_in_its_own_caller_only(make: MakeRig) -> None:
     rig = make()
     place = rig.place([1])
 
@@ -84,13 +84,13 @@ def test_a_refused_submission_is_told_to_its_own_caller(make: MakeRig) -> None:
     assert len(result.tokens) == 2
 
 
-def test_who_is_cancelled_before_work_enters_leaves_none_behind(make: MakeRig) -> None:
+def test_task_cancelled_before_its_work_enters_leaves_no_work(make: MakeRig) -> None:
     """Before its work entered, and right after that; nothing goes on before all are cancelled."""
     rig = make()
-    go = threading.Event()
+    proceed = threading.Event()
 
     def sink(state: RunState) -> FinishReason | None:
-        go.wait()
+        proceed.wait()
         return None
 
     item = run(rig.place([1]), max_tokens=40, stop_ids=frozenset(), sink=sink)
@@ -105,7 +105,7 @@ def test_who_is_cancelled_before_work_enters_leaves_none_behind(make: MakeRig) -
 
     for n_passes in (1, 2, 3):
         asyncio.run(main(n_passes))
-    go.set()
+    proceed.set()
     while not rig.scheduler.is_idle:
         time.sleep(0.001)
     assert rig.scheduler.counters.decoded <= 4  # of two runs that had begun
@@ -130,7 +130,7 @@ def test_two_loops_in_two_threads_get_their_own_answers(make: MakeRig) -> None:
     assert got == {i: logits_after([1, i]).tolist() for i in range(12)}
 
 
-def test_loops_may_come_while_results_are_handed_out(make: MakeRig) -> None:
+def test_new_event_loops_during_delivery_of_results_break_nothing(make: MakeRig) -> None:
     """The table of loops is read by one thread and grown by others, switched as often as can be."""
     rig = make(n_batch=1)
     switch = sys.getswitchinterval()
@@ -157,7 +157,7 @@ def test_loops_may_come_while_results_are_handed_out(make: MakeRig) -> None:
     assert rig.driver._thread.is_alive()
 
 
-def test_the_table_of_loops_is_read_under_the_lock_it_grows_under(make: MakeRig) -> None:
+def test_table_of_loops_is_read_under_the_lock_that_guards_its_growth(make: MakeRig) -> None:
     rig = make()
 
     class Watched(dict[Any, Any]):
@@ -176,10 +176,10 @@ def test_the_table_of_loops_is_read_under_the_lock_it_grows_under(make: MakeRig)
 
 def test_cancelling_a_task_cancels_its_tickets(make: MakeRig) -> None:
     rig = make()
-    go = threading.Event()
+    proceed = threading.Event()
 
     def sink(state: RunState) -> FinishReason | None:
-        go.wait()
+        proceed.wait()
         return None
 
     async def main() -> Any:
@@ -190,7 +190,7 @@ def test_cancelling_a_task_cancels_its_tickets(make: MakeRig) -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        go.set()
+        proceed.set()
         await rig.driver.adrive(tickets)
         return tickets[0].result()
 
@@ -232,13 +232,13 @@ def test_waiting_for_what_is_done_returns_at_once(make: MakeRig) -> None:
     asyncio.run(main())
 
 
-def test_a_closed_driver_refuses_async_work_and_tells_who_waits(make: MakeRig) -> None:
+def test_closed_driver_rejects_async_work_and_cancels_waiting_tasks(make: MakeRig) -> None:
     rig = make()
-    inside, go = threading.Event(), threading.Event()
+    inside, proceed = threading.Event(), threading.Event()
 
     def sink(state: RunState) -> FinishReason | None:
         inside.set()
-        go.wait()
+        proceed.wait()
         return None
 
     async def main() -> None:
@@ -248,7 +248,7 @@ def test_a_closed_driver_refuses_async_work_and_tells_who_waits(make: MakeRig) -
         closing = asyncio.create_task(asyncio.to_thread(rig.driver.close))
         while not rig.driver.closed:
             await asyncio.sleep(0)
-        go.set()
+        proceed.set()
         await waiting
         await closing
         with pytest.raises(Cancelled):
@@ -259,7 +259,7 @@ def test_a_closed_driver_refuses_async_work_and_tells_who_waits(make: MakeRig) -
     asyncio.run(main())
 
 
-def test_a_loop_that_was_closed_is_not_told() -> None:
+def test_flush_of_a_closed_loop_sets_no_future() -> None:
     loop = asyncio.new_event_loop()
     bridge = EventLoopBridge(list.clear)
     waiter = Waiter(bridge, loop)
@@ -270,7 +270,7 @@ def test_a_loop_that_was_closed_is_not_told() -> None:
     assert not waiter.future.done()
 
 
-def test_only_futures_that_still_wait_are_set() -> None:
+def test_flush_sets_only_futures_that_still_wait() -> None:
     bridge = EventLoopBridge(list.clear)
 
     async def main() -> None:
@@ -286,7 +286,7 @@ def test_only_futures_that_still_wait_are_set() -> None:
     asyncio.run(main())
 
 
-def test_many_calls_begin_in_many_passes_and_are_one_step(make: MakeRig) -> None:
+def test_many_calls_start_in_several_loop_passes_and_run_in_one_step(make: MakeRig) -> None:
     engine = MemoryEngine()
     rig = make(engine, n_batch=4096)
     n, passes = 5 * MAX_PER_PASS + 3, list[int]()
@@ -306,13 +306,13 @@ def test_many_calls_begin_in_many_passes_and_are_one_step(make: MakeRig) -> None
             passes.append(0)
         return await asyncio.gather(*tasks)
 
-    found = asyncio.run(main())
-    assert found == [float(logits_after([i % 7, i % 11, i % 13])[0]) for i in range(n)]
+    values = asyncio.run(main())
+    assert values == [float(logits_after([i % 7, i % 11, i % 13])[0]) for i in range(n)]
     assert max(passes) <= MAX_PER_PASS
     assert len(engine.sizes) <= 3  # a node that others pass is computed before them
 
 
-def test_a_call_that_is_cancelled_before_its_turn_takes_none(make: MakeRig) -> None:
+def test_call_cancelled_before_its_turn_takes_no_turn(make: MakeRig) -> None:
     rig = make()
 
     async def begin() -> None:
@@ -333,24 +333,24 @@ def test_a_call_that_is_cancelled_before_its_turn_takes_none(make: MakeRig) -> N
     assert asyncio.run(main()) < 10
 
 
-def test_a_loop_never_waits_for_the_schedulers_lock(make: MakeRig) -> None:
+def test_event_loop_never_waits_for_the_schedulers_lock(make: MakeRig) -> None:
     rig = make()
-    held, go = threading.Event(), threading.Event()
+    locked, proceed = threading.Event(), threading.Event()
 
     def hold() -> None:
         with rig.scheduler.lock:
-            held.set()
-            go.wait()
+            locked.set()
+            proceed.wait()
 
     async def main() -> list[Any]:
         holder = threading.Thread(target=hold)
         holder.start()
-        await asyncio.to_thread(held.wait)
+        await asyncio.to_thread(locked.wait)
         tasks = [asyncio.create_task(answer(rig, logits_item(rig, [1, i]))) for i in range(4)]
         for _ in range(20):
             await asyncio.sleep(0)
         assert not any(task.done() for task in tasks)
-        go.set()
+        proceed.set()
         return await asyncio.gather(*tasks)
 
     assert [row[0].tolist() for row in asyncio.run(main())] == [
@@ -358,8 +358,8 @@ def test_a_loop_never_waits_for_the_schedulers_lock(make: MakeRig) -> None:
     ]
 
 
-def test_work_that_ends_between_steps_is_told_to_its_loop(make: MakeRig) -> None:
-    """Its namespace goes while it waits; no step follows that would tell."""
+def test_work_that_ends_between_steps_is_reported_to_its_loop(make: MakeRig) -> None:
+    """Its namespace is dropped while it waits; no step follows that could report it."""
     rig = make()
     item = Extend(Place(rig.tree.holds, "adapter", None, [1, 2]), (), (Logits(2),))
 
@@ -381,7 +381,7 @@ def test_work_that_ends_between_steps_is_told_to_its_loop(make: MakeRig) -> None
     asyncio.run(main())
 
 
-def test_what_enters_a_driver_that_was_closed_meanwhile_is_told(make: MakeRig) -> None:
+def test_work_that_enters_a_driver_closed_meanwhile_raises(make: MakeRig) -> None:
     rig = make()
 
     async def main() -> None:
@@ -394,7 +394,7 @@ def test_what_enters_a_driver_that_was_closed_meanwhile_is_told(make: MakeRig) -
     asyncio.run(main())
 
 
-def test_a_driver_that_is_closed_as_somebody_begins_to_wait_tells_them(
+def test_driver_closed_when_a_wait_starts_ends_the_wait(
     make: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = make()

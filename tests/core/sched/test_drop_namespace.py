@@ -21,13 +21,13 @@ ENGINES: dict[str, Callable[[], Engine]] = {
 
 
 class Owner:
-    """Who has a line."""
+    """Owner of a sequence."""
 
 
 @pytest.mark.parametrize("kind", ENGINES)
 @pytest.mark.parametrize("n_steps", range(6))
-def test_work_of_a_namespace_that_goes_fails_alone(make: MakeRig, kind: str, n_steps: int) -> None:
-    """Whether it is queued, waiting, live, in flight or committing."""
+def test_dropped_namespace_fails_its_own_work_only(make: MakeRig, kind: str, n_steps: int) -> None:
+    """The work may be queued, waiting, live, in flight or committing."""
     rig = make(ENGINES[kind](), n_batch=8)
     owner, places = Owner(), {n: rig.place([1, 2, 3], namespace=n) for n in (None, "law", "med")}
     sequences = {n: rig.scheduler.sequences.create(owner, place) for n, place in places.items()}
@@ -54,7 +54,7 @@ def test_work_of_a_namespace_that_goes_fails_alone(make: MakeRig, kind: str, n_s
     assert all(node.namespace != "law" or not node.resident for node in rig.tree.nodes())
 
 
-def test_the_root_of_a_namespace_goes_with_the_last_place_in_it(make: MakeRig) -> None:
+def test_root_of_a_dropped_namespace_is_removed_with_its_last_place(make: MakeRig) -> None:
     rig = make()
     place = rig.place([1, 2], namespace="law")
     rig.drive(Extend(place))
@@ -66,7 +66,7 @@ def test_the_root_of_a_namespace_goes_with_the_last_place_in_it(make: MakeRig) -
     assert not rig.tree.roots.keys() & {"law", "med"}
 
 
-def test_work_in_two_namespaces_that_both_went_fails_once(make: MakeRig) -> None:
+def test_work_in_two_dropped_namespaces_fails_once(make: MakeRig) -> None:
     """They went after it was prepared, and before it entered."""
     rig, owner = make(), Owner()
     places = [rig.place([1, 2], namespace=name) for name in ("law", "med")]
@@ -83,15 +83,15 @@ def test_work_in_two_namespaces_that_both_went_fails_once(make: MakeRig) -> None
 
 
 @pytest.mark.parametrize("kind", ENGINES)
-def test_a_commit_of_lines_of_several_namespaces_gives_each_its_own(
+def test_commit_of_sequences_in_several_namespaces_uses_each_namespace(
     make: MakeRig, kind: str
 ) -> None:
     rig, owner = make(ENGINES[kind]()), Owner()
     names = [None, None, "law", "med", "med"]
     places = [rig.place([1, number], namespace=name) for number, name in enumerate(names)]
     sequences = [rig.scheduler.sequences.create(owner, place) for place in places]
-    (found,) = rig.drive(Commit(sequences, [5] * 5, [sampler(n) for n in range(5)]))
-    for number, each in enumerate(found):
-        row = rig.scheduler.logits_cache.read(each.row)
+    (results,) = rig.drive(Commit(sequences, [5] * 5, [sampler(n) for n in range(5)]))
+    for number, result in enumerate(results):
+        row = rig.scheduler.logits_cache.read(result.row)
         assert row is not None
         assert row.tolist() == logits_after([1, number, 5]).tolist()

@@ -28,14 +28,14 @@ def fake(**options: Any) -> OwnLoopFake:
     return OwnLoopFake(MemoryEngine(), **options)
 
 
-def made_by_hand(
-    engine: OwnLoopFake, told: Callable[[GenerationRequest, EventCallback], None]
+def with_script(
+    engine: OwnLoopFake, script: Callable[[GenerationRequest, EventCallback], None]
 ) -> OwnLoopFake:
-    """Let the engine tell exactly this of what it is asked for."""
+    """Make the engine emit exactly the events of `script`."""
 
-    def start(asked: GenerationRequest, tell: EventCallback) -> list[Any]:
-        engine.native.started.append(asked)
-        told(asked, tell)
+    def start(request: GenerationRequest, emit: EventCallback) -> list[Any]:
+        engine.native.started.append(request)
+        script(request, emit)
         return []
 
     engine.native.start = start  # type: ignore[method-assign]
@@ -43,20 +43,20 @@ def made_by_hand(
     return engine
 
 
-def test_siblings_are_asked_for_together() -> None:
+def test_siblings_are_requested_together() -> None:
     engine = fake(most=8)
     rig = Rig(engine)
     place = rig.place(PROMPT)
     items = [run(place, i, temperature=0.9) for i in range(5)]
     for item, result in zip(items, rig.drive(*items), strict=True):
         assert_result(rig, item, result)
-    (asked,) = engine.native.started
-    assert asked.tokens == tuple(PROMPT)
-    assert asked.streams == tuple(item.sampler.stream for item in items)
+    (request,) = engine.native.started
+    assert request.tokens == tuple(PROMPT)
+    assert request.streams == tuple(item.sampler.stream for item in items)
     rig.finish()
 
 
-def test_no_more_are_on_their_way_than_the_engine_names() -> None:
+def test_number_of_requests_in_flight_does_not_exceed_the_engines_limit() -> None:
     engine = fake(most=3)
     rig = Rig(engine)
     items = [run(rig.place([*PROMPT, i]), i) for i in range(4)]
@@ -73,12 +73,12 @@ def test_equal_greedy_runs_are_one_with_the_longest_length() -> None:
     items = [run(rig.place(PROMPT), i, temperature=0, max_tokens=2 + i) for i in range(4)]
     for item, result in zip(items, rig.drive(*items), strict=True):
         assert_result(rig, item, result)
-    (asked,) = engine.native.started
-    assert (len(asked.streams), asked.max_tokens) == (1, 5)
+    (request,) = engine.native.started
+    assert (len(request.streams), request.max_tokens) == (1, 5)
     rig.finish()
 
 
-def test_steps_go_on_beside() -> None:
+def test_steps_run_next_to_an_engine_run() -> None:
     rig = Rig(fake())
     place = rig.place(PROMPT)
     item = run(place, 0, max_tokens=20)
@@ -89,7 +89,7 @@ def test_steps_go_on_beside() -> None:
 
 
 @pytest.mark.parametrize("fail_on", [0, 3, 7])
-def test_a_failure_is_its_siblings_alone(fail_on: int) -> None:
+def test_failure_of_a_request_fails_its_siblings_only(fail_on: int) -> None:
     engine = fake(fail_on={fail_on})
     rig = Rig(engine)
     items = [run(rig.place(PROMPT), i, max_tokens=12) for i in range(4)]
@@ -102,13 +102,13 @@ def test_a_failure_is_its_siblings_alone(fail_on: int) -> None:
         if ticket.error is None:
             assert_result(rig, item, ticket.result())
     rig.tree.check()
-    again = run(rig.place(PROMPT), 9)
-    (result,) = rig.drive(again)
-    assert_result(rig, again, result)
+    item_after = run(rig.place(PROMPT), 9)
+    (result,) = rig.drive(item_after)
+    assert_result(rig, item_after, result)
     rig.finish()
 
 
-def test_an_engine_that_does_not_begin_fails_those_runs_alone() -> None:
+def test_engine_that_fails_to_start_fails_those_runs_only() -> None:
     engine = fake()
     rig = Rig(engine)
     begin = engine.native.start
@@ -122,12 +122,12 @@ def test_an_engine_that_does_not_begin_fails_those_runs_alone() -> None:
     rig.finish()
 
 
-def test_a_sink_ends_a_run_and_what_is_told_later_is_not_heard() -> None:
-    def told(asked: GenerationRequest, tell: EventCallback) -> None:
-        tell(GenerationEvent(0, (3, 4, 5), (-1.0, -1.0, -1.0), (0.5, 0.5, 0.5)))
-        tell(GenerationEvent(0, (6,), (-1.0,), (0.5,), end="length"))
+def test_sink_that_ends_a_run_ignores_later_events() -> None:
+    def script(request: GenerationRequest, emit: EventCallback) -> None:
+        emit(GenerationEvent(0, (3, 4, 5), (-1.0, -1.0, -1.0), (0.5, 0.5, 0.5)))
+        emit(GenerationEvent(0, (6,), (-1.0,), (0.5,), end="length"))
 
-    rig = Rig(made_by_hand(fake(), told))
+    rig = Rig(with_script(fake(), script))
 
     def sink(state: RunState) -> Any:
         return "stop" if state.tokens[-1] == 4 else None
@@ -138,17 +138,17 @@ def test_a_sink_ends_a_run_and_what_is_told_later_is_not_heard() -> None:
     rig.finish()
 
 
-def test_a_cancelled_run_keeps_what_it_has_and_the_engine_hears_of_it() -> None:
+def test_cancelled_run_keeps_its_tokens_and_is_cancelled_in_the_engine() -> None:
     engine = fake()
     rig = Rig(engine, n_ctx=2 * ENDLESS)
-    seen = threading.Event()
+    reached = threading.Event()
 
     def sink(state: RunState) -> None:
         if len(state.tokens) >= 3:
-            seen.set()
+            reached.set()
 
     (ticket,) = rig.submit(run(rig.place(PROMPT), 0, max_tokens=ENDLESS, sink=sink))
-    while not seen.is_set():
+    while not reached.is_set():
         rig.step()
     ticket.cancel()
     rig.driver.drive([ticket])
@@ -161,7 +161,7 @@ def test_a_cancelled_run_keeps_what_it_has_and_the_engine_hears_of_it() -> None:
     rig.finish()
 
 
-def test_figures_that_are_not_told_are_absent() -> None:
+def test_scores_that_the_engine_does_not_report_are_absent() -> None:
     rig = Rig(fake(figures=False))
     item = run(rig.place(PROMPT), 0)
     (result,) = rig.drive(item)
@@ -171,23 +171,23 @@ def test_figures_that_are_not_told_are_absent() -> None:
     rig.finish()
 
 
-def test_figures_that_are_told_of_some_tokens_are_those_of_none() -> None:
-    def told(asked: GenerationRequest, tell: EventCallback) -> None:
-        tell(GenerationEvent(0, (3,), (-1.0,), (0.5,)))
-        tell(GenerationEvent(0, (4,), (-2.0,)))
-        tell(GenerationEvent(0, (5,), (-2.0,), (0.5,), end="length"))
+def test_entropies_missing_for_one_token_are_absent_for_all() -> None:
+    def script(request: GenerationRequest, emit: EventCallback) -> None:
+        emit(GenerationEvent(0, (3,), (-1.0,), (0.5,)))
+        emit(GenerationEvent(0, (4,), (-2.0,)))
+        emit(GenerationEvent(0, (5,), (-2.0,), (0.5,), end="length"))
 
-    rig = Rig(made_by_hand(fake(), told))
+    rig = Rig(with_script(fake(), script))
     (result,) = rig.drive(run(rig.place(PROMPT), 0, max_tokens=3))
     assert (result.tokens, result.logprobs, result.entropies) == ([3, 4, 5], [-1.0, -2.0, -2.0], [])
     rig.finish()
 
 
-def test_what_a_run_wants_at_most_it_gets_at_most() -> None:
-    def told(asked: GenerationRequest, tell: EventCallback) -> None:
-        tell(GenerationEvent(0, range(asked.max_tokens + 5), end="length"))
+def test_run_takes_no_more_tokens_than_max_tokens() -> None:
+    def script(request: GenerationRequest, emit: EventCallback) -> None:
+        emit(GenerationEvent(0, range(request.max_tokens + 5), end="length"))
 
-    rig = Rig(made_by_hand(fake(), told))
+    rig = Rig(with_script(fake(), script))
     (result,) = rig.drive(run(rig.place(PROMPT), 0, max_tokens=4))
     assert result.tokens == [0, 1, 2, 3]
     rig.finish()
@@ -196,13 +196,13 @@ def test_what_a_run_wants_at_most_it_gets_at_most() -> None:
 def test_the_context_ends_a_run() -> None:
     rig = Rig(fake(), n_ctx=9)
     item, full = run(rig.place(PROMPT), 0, max_tokens=50), run(rig.place(range(9)), 1)
-    for each, result in zip((item, full), rig.drive(item, full), strict=True):
-        assert_result(rig, each, result)
+    for expected, result in zip((item, full), rig.drive(item, full), strict=True):
+        assert_result(rig, expected, result)
         assert result.finish_reason == "context"
     rig.finish()
 
 
-def test_what_the_engine_would_not_honour_is_run_by_steps() -> None:
+def test_run_with_a_parameter_the_engine_lacks_runs_by_steps() -> None:
     engine = fake()
     engine.native.unsupported_params = lambda params: (  # type: ignore[method-assign]
         "typical_p" if params.typical_p < 1 else None
@@ -211,11 +211,11 @@ def test_what_the_engine_would_not_honour_is_run_by_steps() -> None:
     own, stepped = run(rig.place(PROMPT), 0), run(rig.place(PROMPT), 1, typical_p=0.9)
     for item, result in zip((own, stepped), rig.drive(own, stepped), strict=True):
         assert_result(rig, item, result)
-    assert [asked.params.typical_p for asked in engine.native.started] == [1.0]
+    assert [request.params.typical_p for request in engine.native.started] == [1.0]
     rig.finish()
 
 
-def test_without_steps_everything_else_is_refused_by_name() -> None:
+def test_engine_without_steps_raises_and_names_what_it_lacks() -> None:
     engine = fake(steps=False)
     engine.native.unsupported_params = lambda params: (  # type: ignore[method-assign]
         "typical_p=0.9" if params.typical_p < 1 else None
@@ -229,19 +229,19 @@ def test_without_steps_everything_else_is_refused_by_name() -> None:
     item = run(place, 0)
     (result,) = rig.drive(item)
     assert_result(rig, item, result)
-    assert engine.calls  # its own loop's alone: rows of one whole path
+    assert engine.calls  # calls of its own loop only: rows with one complete path
     rig.finish()
 
 
 def test_many_threads_and_a_loop_share_the_engine() -> None:
     rig = Rig(fake(most=4))
-    made: dict[int, Any] = {}
+    results: dict[int, Any] = {}
 
     def work(number: int) -> None:
         item = run(rig.place([*PROMPT, number]), number)
-        made[number] = (item, rig.drive(item)[0])
+        results[number] = (item, rig.drive(item)[0])
 
-    async def asked() -> list[Any]:
+    async def results_of_loop() -> list[Any]:
         items = [run(rig.place([*PROMPT, 9, i]), 20 + i) for i in range(5)]
         tickets = await rig.driver.asubmit(items)
         await rig.driver.adrive(tickets)
@@ -250,17 +250,17 @@ def test_many_threads_and_a_loop_share_the_engine() -> None:
     threads = [threading.Thread(target=work, args=(number,)) for number in range(5)]
     for thread in threads:
         thread.start()
-    for item, result in asyncio.run(asked()):
+    for item, result in asyncio.run(results_of_loop()):
         assert_result(rig, item, result)
     for thread in threads:
         thread.join()
-    assert len(made) == 5
-    for item, result in made.values():
+    assert len(results) == 5
+    for item, result in results.values():
         assert_result(rig, item, result)
     rig.finish()
 
 
-def test_a_close_ends_what_is_on_its_way() -> None:
+def test_close_ends_requests_in_flight() -> None:
     rig = Rig(fake(), n_ctx=2 * ENDLESS)
     (ticket,) = rig.submit(run(rig.place(PROMPT), 0, max_tokens=ENDLESS))
     rig.step(3)
@@ -275,8 +275,8 @@ def test_an_end_or_an_error_is_the_last_event() -> None:
     assert GenerationEvent(0, error=ConfigError("no")).is_last
 
 
-class AtMost(Matcher):
-    """Allows tokens below a bound, any number of them; the text may end where `may_end` says."""
+class Below(Matcher):
+    """Allows tokens below a bound, any number of them; `may_end`: the text may end."""
 
     def __init__(self, bound: int, *, may_end: bool = False) -> None:
         self.bound = bound
@@ -300,8 +300,8 @@ class AtMost(Matcher):
     def must_end(self) -> bool:
         return False
 
-    def clone(self) -> AtMost:
-        return AtMost(self.bound, may_end=self.can_end)
+    def clone(self) -> Below:
+        return Below(self.bound, may_end=self.can_end)
 
 
 def constrained(item: Run, matcher: Matcher) -> Run:
@@ -309,64 +309,64 @@ def constrained(item: Run, matcher: Matcher) -> Run:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "may_end", "says"),
+    ("tokens", "may_end", "message"),
     [
         ((3, 4), True, None),
         ((3, 4), False, "a text that its constraint does not let end, after 2 tokens"),
         ((3, 9), True, "9 is not allowed"),
     ],
 )
-def test_an_engine_is_held_to_the_constraint(
-    tokens: tuple[int, ...], may_end: bool, says: str | None
+def test_engine_output_that_breaks_the_constraint_fails_the_run(
+    tokens: tuple[int, ...], may_end: bool, message: str | None
 ) -> None:
-    def told(asked: GenerationRequest, tell: EventCallback) -> None:
-        tell(GenerationEvent(0, tokens, end="stop"))
+    def script(request: GenerationRequest, emit: EventCallback) -> None:
+        emit(GenerationEvent(0, tokens, end="stop"))
 
-    rig = Rig(made_by_hand(fake(), told))
-    item = constrained(run(rig.place(PROMPT), 0), AtMost(8, may_end=may_end))
+    rig = Rig(with_script(fake(), script))
+    item = constrained(run(rig.place(PROMPT), 0), Below(8, may_end=may_end))
     (ticket,) = rig.drive_quietly(item)
-    if says is None:
+    if message is None:
         result = ticket.result()
         assert (result.tokens, result.finish_reason) == (list(tokens), "stop")
         assert result.ended_by is None  # the engine did not name a token
     else:
-        assert says in str(ticket.error)
+        assert message in str(ticket.error)
     rig.finish()
 
 
-def test_logprobs_that_are_told_of_some_tokens_are_those_of_none() -> None:
-    def told(asked: GenerationRequest, tell: EventCallback) -> None:
-        tell(GenerationEvent(0, (3,), (-1.0,), (0.5,)))
-        tell(GenerationEvent(0, (4,), None, (0.5,)))
-        tell(GenerationEvent(0, (5,), end="length"))
+def test_logprobs_missing_for_one_token_are_absent_for_all() -> None:
+    def script(request: GenerationRequest, emit: EventCallback) -> None:
+        emit(GenerationEvent(0, (3,), (-1.0,), (0.5,)))
+        emit(GenerationEvent(0, (4,), None, (0.5,)))
+        emit(GenerationEvent(0, (5,), end="length"))
 
-    rig = Rig(made_by_hand(fake(), told))
+    rig = Rig(with_script(fake(), script))
     (result,) = rig.drive(run(rig.place(PROMPT), 0, max_tokens=3))
     assert (result.tokens, result.logprobs, result.entropies) == ([3, 4, 5], [], [])
     rig.finish()
 
 
-def test_a_length_that_the_context_sets_is_the_contexts() -> None:
-    def told(asked: GenerationRequest, tell: EventCallback) -> None:
-        tell(GenerationEvent(0, range(3), end="length"))
+def test_length_limit_set_by_the_context_is_reported_as_context() -> None:
+    def script(request: GenerationRequest, emit: EventCallback) -> None:
+        emit(GenerationEvent(0, range(3), end="length"))
 
-    rig = Rig(made_by_hand(fake(), told), n_ctx=8)
+    rig = Rig(with_script(fake(), script), n_ctx=8)
     (result,) = rig.drive(run(rig.place(PROMPT), 0, max_tokens=50))
     assert (result.tokens, result.finish_reason) == ([0, 1, 2], "context")
     rig.finish()
 
 
-def test_an_end_before_the_context_is_full_is_the_engines() -> None:
-    def told(asked: GenerationRequest, tell: EventCallback) -> None:
-        tell(GenerationEvent(0, (1,), end="length"))  # it has less room than its own limit says
+def test_length_end_before_the_context_is_full_is_reported_as_length() -> None:
+    def script(request: GenerationRequest, emit: EventCallback) -> None:
+        emit(GenerationEvent(0, (1,), end="length"))  # it has less room than its own limit says
 
-    rig = Rig(made_by_hand(fake(), told))
+    rig = Rig(with_script(fake(), script))
     (result,) = rig.drive(run(rig.place(PROMPT), 0, max_tokens=50))
     assert (result.tokens, result.finish_reason) == ([1], "length")
     rig.finish()
 
 
-def test_a_run_that_the_engine_cannot_cancel_is_over_all_the_same() -> None:
+def test_run_that_the_engine_cannot_cancel_ends() -> None:
     rig = Rig(fake(), n_ctx=2 * ENDLESS)
     engine = rig.engine
     assert isinstance(engine, OwnLoopFake)
@@ -387,7 +387,7 @@ def test_a_run_that_the_engine_cannot_cancel_is_over_all_the_same() -> None:
     rig.finish()
 
 
-def test_a_run_whose_sampler_cannot_see_the_prompt_fails_alone() -> None:
+def test_run_whose_sampler_cannot_see_the_prompt_fails_alone() -> None:
     class Blind(Sampler):
         def add_prompt(self, tokens: Any) -> None:
             raise Boom("add_prompt")
@@ -435,7 +435,7 @@ def test_scores_alone_are_taken_without_steps_where_the_engine_scores() -> None:
     rig.finish()
 
 
-def test_a_constraint_that_has_begun_stays_here() -> None:
+def test_constraint_that_has_advanced_stays_in_the_scheduler() -> None:
     rig = Rig(engine := fake())
     begun = run(rig.place(PROMPT)).sampler
     assert why_not_generated(begun, engine.native) is None
@@ -445,16 +445,16 @@ def test_a_constraint_that_has_begun_stays_here() -> None:
     rig.finish()
 
 
-def test_siblings_are_of_one_length() -> None:
+def test_siblings_of_different_lengths_are_separate_requests() -> None:
     rig = Rig(engine := fake())
     items = [run(rig.place(PROMPT), i, temperature=0.9, max_tokens=2 + i) for i in range(3)]
     for item, result in zip(items, rig.drive(*items), strict=True):
         assert_result(rig, item, result)
-    assert [asked.max_tokens for asked in engine.native.started] == [2, 3, 4]
+    assert [request.max_tokens for request in engine.native.started] == [2, 3, 4]
     rig.finish()
 
 
-def test_siblings_stop_at_the_same_tokens() -> None:
+def test_siblings_with_different_stop_tokens_are_separate_requests() -> None:
     rig = Rig(engine := fake())
     stops = [frozenset({40}), frozenset({40}), frozenset({41})]
     items = [
@@ -462,21 +462,21 @@ def test_siblings_stop_at_the_same_tokens() -> None:
     ]
     for item, result in zip(items, rig.drive(*items), strict=True):
         assert_result(rig, item, result)
-    assert [(asked.stop_ids, len(asked.streams)) for asked in engine.native.started] == [
+    assert [(request.stop_ids, len(request.streams)) for request in engine.native.started] == [
         (frozenset({40}), 2),
         (frozenset({41}), 1),
     ]
     rig.finish()
 
 
-def test_an_end_is_heard_once_and_nothing_that_ended_is_cancelled() -> None:
+def test_second_end_of_a_sibling_is_ignored_and_ended_siblings_are_not_cancelled() -> None:
     cancelled: list[int] = []
 
-    def told(asked: GenerationRequest, tell: EventCallback) -> None:
+    def script(request: GenerationRequest, emit: EventCallback) -> None:
         for sibling in (0, 0, 1):
-            tell(GenerationEvent(sibling, (3,), (-1.0,), (0.5,), end="length"))
+            emit(GenerationEvent(sibling, (3,), (-1.0,), (0.5,), end="length"))
 
-    engine = made_by_hand(fake(), told)
+    engine = with_script(fake(), script)
     engine.native.cancel = lambda _, sibling: cancelled.append(sibling)  # type: ignore[method-assign]
     rig = Rig(engine)
     results = rig.drive(*(run(rig.place(PROMPT), i, temperature=0.9) for i in range(2)))
@@ -486,39 +486,39 @@ def test_an_end_is_heard_once_and_nothing_that_ended_is_cancelled() -> None:
     rig.finish()
 
 
-def test_no_more_is_asked_for_than_the_context_has_room_for() -> None:
+def test_requested_length_is_limited_by_the_context() -> None:
     rig = Rig(engine := fake(), n_ctx=len(PROMPT) + 3)
     item = run(rig.place(PROMPT), max_tokens=50, stop_ids=frozenset())
     (result,) = rig.drive(item)
     assert_result(rig, item, result)
-    assert [asked.max_tokens for asked in engine.native.started] == [3]
+    assert [request.max_tokens for request in engine.native.started] == [3]
     rig.finish()
 
 
-def test_runs_with_constraints_go_one_by_one() -> None:
+def test_runs_with_constraints_are_requested_one_by_one() -> None:
     """Each has a matcher of its own here, and is given to the engine with it."""
     engine = fake()
     engine.native.unsupported_params = lambda params: None  # type: ignore[method-assign]
     rig = Rig(engine)
-    items = [constrained(run(rig.place(PROMPT), i), AtMost(16, may_end=True)) for i in range(3)]
+    items = [constrained(run(rig.place(PROMPT), i), Below(16, may_end=True)) for i in range(3)]
     rig.drive(*items)
-    assert [len(asked.streams) for asked in engine.native.started] == [1, 1, 1]
+    assert [len(request.streams) for request in engine.native.started] == [1, 1, 1]
     rig.finish()
 
 
-def test_what_is_cancelled_is_cancelled_there_and_nobody_waits_for_it() -> None:
+def test_cancelled_runs_are_cancelled_in_the_engine_without_waiting() -> None:
     cancelled: list[int] = []
-    engine = made_by_hand(fake(), lambda asked, tell: None)
+    engine = with_script(fake(), lambda request, emit: None)
     engine.native.cancel = lambda _, sibling: cancelled.append(sibling)  # type: ignore[method-assign]
     rig = Rig(engine)
     tickets = rig.submit(*(run(rig.place(PROMPT), i, temperature=0.9) for i in range(3)))
     rig.step()
-    abroad = rig.scheduler.engine_runs
-    assert abroad is not None
-    assert not abroad.is_idle
+    engine_runs = rig.scheduler.engine_runs
+    assert engine_runs is not None
+    assert not engine_runs.is_idle
     for ticket in tickets:
         ticket.cancel()
     rig.driver.drive(tickets)
     assert sorted(cancelled) == [0, 1, 2]
-    assert abroad.is_idle
+    assert engine_runs.is_idle
     rig.finish()

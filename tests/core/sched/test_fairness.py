@@ -1,4 +1,4 @@
-"""Nobody waits for all of what somebody else has brought."""
+"""No request waits for all the work of another caller."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weft.errors import ConfigError
 LONG = [at % 16 for at in range(400)]
 
 
-def test_a_short_path_does_not_wait_for_all_of_a_long_one(make: MakeRig) -> None:
+def test_short_path_does_not_wait_for_all_of_a_long_one(make: MakeRig) -> None:
     rig = make(n_batch=16, n_ctx=512)
     (long,) = rig.submit(Extend(rig.place(LONG), (), (Logits(400),)))
     rig.step()
@@ -27,7 +27,7 @@ def test_a_short_path_does_not_wait_for_all_of_a_long_one(make: MakeRig) -> None
     rig.driver.drive([long])
 
 
-def test_a_long_path_is_read_however_many_short_ones_come(make: MakeRig) -> None:
+def test_long_path_is_computed_while_short_ones_keep_arriving(make: MakeRig) -> None:
     rig = make(n_batch=16, n_ctx=512)
     (long,) = rig.submit(Extend(rig.place(LONG), (), (Logits(400),)))
     for step in range(60):
@@ -37,7 +37,7 @@ def test_a_long_path_is_read_however_many_short_ones_come(make: MakeRig) -> None
     assert long.done
 
 
-def test_while_runs_are_live_a_step_reads_a_quarter_of_a_batch(make: MakeRig) -> None:
+def test_step_with_live_runs_prefills_a_quarter_of_a_batch(make: MakeRig) -> None:
     engine = MemoryEngine()
     rig = make(engine, n_batch=16, n_ctx=512)
     live = run(rig.place([1, 2, 3]), max_tokens=200)
@@ -51,8 +51,10 @@ def test_while_runs_are_live_a_step_reads_a_quarter_of_a_batch(make: MakeRig) ->
 
 
 @pytest.mark.parametrize("n_tokens", [15, 16, 17, 32, 50])
-def test_runs_of_one_prompt_begin_together_however_long_it_is(make: MakeRig, n_tokens: int) -> None:
-    """A prompt that fills a step counts once: nobody is left a step behind the others."""
+def test_runs_of_one_prompt_start_together_at_any_prompt_length(
+    make: MakeRig, n_tokens: int
+) -> None:
+    """A prompt that fills a step counts once: no run starts a step after the others."""
     engine = MemoryEngine()
     rig = make(engine, n_batch=16)
     place = rig.place(LONG[:n_tokens])
@@ -63,7 +65,7 @@ def test_runs_of_one_prompt_begin_together_however_long_it_is(make: MakeRig, n_t
     assert engine.sizes == [16] * n_steps + [rest] * bool(rest) + [6] * 3
 
 
-def test_a_step_that_does_for_all_takes_the_oldest_first(make: MakeRig) -> None:
+def test_step_with_room_for_four_prompts_answers_all_four(make: MakeRig) -> None:
     engine = MemoryEngine()
     rig = make(engine, n_batch=16)
     tickets = rig.submit(*(Extend(rig.place([at] * 4), (), (Logits(4),)) for at in range(4)))
@@ -74,7 +76,7 @@ def test_a_step_that_does_for_all_takes_the_oldest_first(make: MakeRig) -> None:
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("max_num_batched_tokens", [2048, 700, None])
-def test_512_runs_ride_each_step_of_an_engine_that_takes_so_many(
+def test_512_runs_share_each_step_of_an_engine_that_takes_so_many(
     make: MakeRig, late: bool, max_num_batched_tokens: int | None
 ) -> None:
     """While a book is read. Without `max_num_batched_tokens` 384 run at a time."""
@@ -92,16 +94,16 @@ def test_512_runs_ride_each_step_of_an_engine_that_takes_so_many(
         assert set(inner.sizes[1:7]) <= {384, 512}
         assert len(inner.sizes) > 8
     else:
-        beside = min(512, max_num_batched_tokens - 512)
+        n_prefill = min(512, max_num_batched_tokens - 512)
         # A chunk of the book goes on where the one before has landed: late, each second step.
-        assert inner.sizes[1:7:2] == [512 + beside] * 3
-        assert inner.sizes[2:7:2] == [512 + (0 if late else beside)] * 3
+        assert inner.sizes[1:7:2] == [512 + n_prefill] * 3
+        assert inner.sizes[2:7:2] == [512 + (0 if late else n_prefill)] * 3
     for item, ticket in list(zip(items, tickets, strict=True))[::50]:
         assert_result(rig, item, ticket.result())
     rig.driver.drive([book])
 
 
-def test_more_runs_than_a_step_takes_run_the_oldest_first(make: MakeRig) -> None:
+def test_step_with_room_for_fewer_runs_takes_the_oldest(make: MakeRig) -> None:
     engine = MemoryEngine()
     engine.info = replace(engine.info, max_num_batched_tokens=12)
     rig = make(engine, n_batch=4)
@@ -111,7 +113,7 @@ def test_more_runs_than_a_step_takes_run_the_oldest_first(make: MakeRig) -> None
     assert engine.sizes[1:] == [12] * 4 + [8] * 4
 
 
-def test_a_step_takes_a_token_at_least() -> None:
+def test_max_num_batched_tokens_of_zero_raises() -> None:
     with pytest.raises(
         ConfigError, match=r"max_num_batched_tokens is 0; allowed are None and 1 or more"
     ):

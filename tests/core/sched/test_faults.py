@@ -1,4 +1,4 @@
-"""Every call of the engine may fail at any time: what met it fails, everything else goes on."""
+"""Every engine call may fail at any time: its work fails, all other work continues."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def check_work(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("call", [*CALLS, "any"])
-def test_a_call_that_fails_fails_what_met_it_and_nothing_else(kind: str, call: str) -> None:
+def test_failing_call_fails_its_own_work_only(kind: str, call: str) -> None:
     if kind == "hidden" and call not in {*ANSWERS, "any"}:
         pytest.skip("a hidden engine has no fragments")
     check_work(kind, call, CHANCES.get(call, 0.1), 60, 3, n_later=30)
@@ -85,7 +85,7 @@ def test_a_call_that_fails_fails_what_met_it_and_nothing_else(kind: str, call: s
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("call", [*CALLS, "any"])
 @pytest.mark.parametrize("seed", range(10, 15))
-def test_a_call_that_fails_fails_what_met_it_and_nothing_else_for_long(
+def test_failing_call_fails_its_own_work_only_over_600_turns(
     kind: str, call: str, seed: int
 ) -> None:
     if kind == "hidden" and call not in {*ANSWERS, "any"}:
@@ -99,12 +99,12 @@ class Once(Odds):
     def __init__(self, call: str, number: int) -> None:
         super().__init__([call], 0)
         self.number = number
-        self.n_met = 0
+        self.n_calls = 0
 
     def meet(self, call: str) -> None:
         if call in self.calls:
-            self.n_met += 1
-            if self.n_met == self.number + 1:
+            self.n_calls += 1
+            if self.n_calls == self.number + 1:
                 self.n_failed[call] += 1
                 raise MemoryError(f"no room for {call}")
 
@@ -128,27 +128,27 @@ def check_each_call(call: str, n_turns: int, seed: int) -> None:
     """The same work as often as it makes a call, another one failing each time."""
     counted = Once(call, -1)
     do_work(counted, n_turns, seed)
-    assert counted.n_met > 5
-    for number in range(counted.n_met):
+    assert counted.n_calls > 5
+    for number in range(counted.n_calls):
         odds = Once(call, number)
         do_work(odds, n_turns, seed)
         assert odds.n_failed[call] == 1
 
 
 @pytest.mark.parametrize("call", ["attach", "split", "load"])
-def test_each_single_call_may_be_the_one_that_fails(call: str) -> None:
+def test_failure_of_any_single_call_is_survived(call: str) -> None:
     check_each_call(call, 40, 0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("call", ["new", "settle", "attach", "split", "load"])
 @pytest.mark.parametrize("seed", range(1, 4))
-def test_each_single_call_may_be_the_one_that_fails_in_more_work(call: str, seed: int) -> None:
+def test_failure_of_any_single_call_in_more_work_is_survived(call: str, seed: int) -> None:
     check_each_call(call, 60, seed)
 
 
 class Owner:
-    """Who has a line."""
+    """Owner of a sequence."""
 
 
 def broken(*failures: tuple[str, int], late: bool = False) -> Wrapped:
@@ -164,7 +164,7 @@ def broken(*failures: tuple[str, int], late: bool = False) -> Wrapped:
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("number", range(5))
-def test_a_tail_that_cannot_be_made_fails_its_run_alone(
+def test_tail_that_cannot_be_created_fails_its_run_alone(
     make: MakeRig, number: int, late: bool
 ) -> None:
     rig = make(broken(("new", number), late=late), n_batch=4)
@@ -183,23 +183,23 @@ def test_a_tail_that_cannot_be_made_fails_its_run_alone(
 
 @pytest.mark.parametrize("method", ["settle", "attach", "split", "trim"])
 @pytest.mark.parametrize("number", range(4))
-def test_a_run_whose_kv_the_engine_cannot_keep_is_answered_all_the_same(
+def test_run_whose_kv_the_engine_cannot_keep_returns_its_result(
     make: MakeRig, method: str, number: int
 ) -> None:
-    """Its tokens are known; who goes on from there has them computed again."""
+    """Its tokens are known; a continuation recomputes their KV."""
     rig = make(broken((method, number + (method in ("settle", "attach")))), n_ctx=40)
     rig.drive(Extend(rig.place([1, 2, 3])))
     items = [run(rig.place([1, 2, 3]), i) for i in range(4)]
     results = [ticket.result() for ticket in rig.drive_quietly(*items)]
     for item, result in zip(items, results, strict=True):
         assert_result(rig, item, result)
-    again = [run(result.end, 7) for result in results]
-    for item, ticket in zip(again, rig.drive_quietly(*again), strict=True):
+    continuations = [run(result.end, 7) for result in results]
+    for item, ticket in zip(continuations, rig.drive_quietly(*continuations), strict=True):
         if ticket.error is None:
             assert_result(rig, item, ticket.result())
 
 
-def test_a_run_whose_end_has_no_node_yet_is_answered_and_goes_on(make: MakeRig) -> None:
+def test_run_whose_end_has_no_node_yet_returns_and_can_continue(make: MakeRig) -> None:
     """Others went on where it parts from them, and the engine can't split their node for it."""
     odds = Odds(["split"], 0)
     rig = make(FlakyEngine(MemoryEngine(), odds), n_ctx=40)
@@ -212,8 +212,8 @@ def test_a_run_whose_end_has_no_node_yet_is_answered_and_goes_on(make: MakeRig) 
     assert_result(rig, item, result)
     assert odds.n_failed["split"] == 2  # for its slots, then for its end
     odds.chance = 0
-    again = run(result.end, 7)
-    assert_result(rig, again, *rig.drive(again))
+    continuation = run(result.end, 7)
+    assert_result(rig, continuation, *rig.drive(continuation))
 
 
 def test_nodes_that_the_engine_cannot_join_stay_as_they_are(
@@ -224,17 +224,17 @@ def test_nodes_that_the_engine_cannot_join_stay_as_they_are(
         rig.tree, "growable_leaf", lambda node: None
     )  # as if siblings had been there
     path = list(range(1, 11))
-    held = [rig.place(path[:n]) for n in range(1, 11)]
-    for place in held:
+    places = [rig.place(path[:n]) for n in range(1, 11)]
+    for place in places:
         rig.drive(Extend(place))
         rig.tree.check()
     assert rig.tree.n_nodes < 10
-    assert [place.ids() for place in held] == [path[:n] for n in range(1, 11)]
+    assert [place.ids() for place in places] == [path[:n] for n in range(1, 11)]
     assert rig.ask(path, Logits(10))[0].tolist() == logits_after(path).tolist()
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_a_commit_that_cannot_be_undone_is_computed_again(make: MakeRig, number: int) -> None:
+def test_commit_that_cannot_be_undone_is_recomputed(make: MakeRig, number: int) -> None:
     """Its second pass fails, and what the first has written cannot be trimmed."""
     wrapped = broken(("trim", number))
     engine = BrokenEngine(wrapped, {5})
@@ -249,14 +249,14 @@ def test_a_commit_that_cannot_be_undone_is_computed_again(make: MakeRig, number:
     rig.driver.drive([failed])
     with pytest.raises(ForwardError, match="forward 5"):
         failed.result()
-    (again,) = rig.submit(Commit(sequences, [9] * 4, [None] * 4))
-    rig.driver.drive([again])
-    for token, found in zip([4, 5, 6, 7], again.result(), strict=True):
-        logits = rig.scheduler.logits_cache.read(found.row)
+    (repeated,) = rig.submit(Commit(sequences, [9] * 4, [None] * 4))
+    rig.driver.drive([repeated])
+    for token, result in zip([4, 5, 6, 7], repeated.result(), strict=True):
+        logits = rig.scheduler.logits_cache.read(result.row)
         assert logits.tolist() == logits_after([1, 2, 3, token, 9]).tolist()
 
 
-def test_what_cannot_be_freed_counts_as_taken_until_it_is(make: MakeRig) -> None:
+def test_slots_that_cannot_be_freed_count_as_used_until_freed(make: MakeRig) -> None:
     rig = make(broken(("free", 0)), capacity=6)
     rig.drive(Extend(rig.place([1, 2, 3, 4])))
     (ticket,) = rig.submit(Extend(rig.place([5, 6, 7, 8])))
@@ -267,7 +267,7 @@ def test_what_cannot_be_freed_counts_as_taken_until_it_is(make: MakeRig) -> None
     assert not rig.tree.unfreed
 
 
-def test_a_job_refused_in_a_step_that_fails_has_its_answer(make: MakeRig) -> None:
+def test_job_rejected_in_a_failing_step_has_its_error(make: MakeRig) -> None:
     """The engine fails while the job after it is admitted."""
     rig = make(broken(("split", 0)), capacity=4)
     rig.drive(Extend(rig.place([1, 2, 3, 4])))
@@ -280,7 +280,7 @@ def test_a_job_refused_in_a_step_that_fails_has_its_answer(make: MakeRig) -> Non
         tickets[1].result()
 
 
-def test_a_job_that_fails_beside_a_step_in_flight_does_not_touch_it(make: MakeRig) -> None:
+def test_job_that_fails_with_a_step_in_flight_does_not_change_that_step(make: MakeRig) -> None:
     rig = make(broken(("split", 0), late=True))
     rig.drive(Extend(rig.place([1, 2, 3, 4])))
     (flying,) = rig.submit(Extend(rig.place([7, 8]), (), (Logits(2),)))
@@ -297,7 +297,7 @@ def test_a_job_that_fails_beside_a_step_in_flight_does_not_touch_it(make: MakeRi
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_an_error_that_nobody_foresaw_answers_all_that_is_open(
+def test_unexpected_error_fails_all_open_tickets(
     make: MakeRig, monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
     """Of Weft's own code."""
@@ -315,7 +315,7 @@ def test_an_error_that_nobody_foresaw_answers_all_that_is_open(
     assert_result(rig, item, *rig.drive(item))
 
 
-def test_work_that_cannot_even_be_undone_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_while_failing_tickets_fails_them_all(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig()
     queues = rig.scheduler.queues
     tickets = rig.submit(*(run(rig.place([1, 2, i]), max_tokens=50) for i in range(3)))
@@ -342,14 +342,14 @@ def test_a_sampler_that_fails_before_its_first_draw_fails_alone(make: MakeRig) -
     first = items[0].sampler
     blind = replace(items[0], sampler=Blind(first.params, first.stream))
     (alone,) = rig.drive_quietly(blind)
-    beside, other = rig.drive_quietly(replace(blind), items[1])
+    second, other = rig.drive_quietly(replace(blind), items[1])
     assert isinstance(alone.error, ForwardError)
-    assert isinstance(beside.error, ForwardError)
+    assert isinstance(second.error, ForwardError)
     assert_result(rig, items[1], other.result())
 
 
 class Odd(Matcher):
-    """Allows all but 15; says that `forces` must follow; its mask cannot be made if `is_broken`."""
+    """Allows all but 15 and forces `forces`; its mask raises if `is_broken`."""
 
     def __init__(self, forces: Sequence[int] = (), *, is_broken: bool = False) -> None:
         self.forces = forces
@@ -376,23 +376,23 @@ class Odd(Matcher):
         return Odd(self.forces, is_broken=self.is_broken)
 
 
-def held_to(item: Run, matcher: Matcher) -> Run:
+def with_matcher(item: Run, matcher: Matcher) -> Run:
     return replace(item, sampler=Sampler(item.sampler.params, item.sampler.stream, matcher))
 
 
-def test_a_mask_that_cannot_be_made_fails_its_run_alone(make: MakeRig) -> None:
+def test_mask_that_cannot_be_computed_fails_its_run_alone(make: MakeRig) -> None:
     rig = make()
     items = [run(rig.place([1, 2, 3]), i) for i in range(3)]
-    (alone,) = rig.drive_quietly(held_to(items[0], Odd(is_broken=True)))
+    (alone,) = rig.drive_quietly(with_matcher(items[0], Odd(is_broken=True)))
     assert isinstance(alone.error, ForwardError)
-    bad, *others = rig.drive_quietly(held_to(items[0], Odd(is_broken=True)), *items[1:])
+    bad, *others = rig.drive_quietly(with_matcher(items[0], Odd(is_broken=True)), *items[1:])
     assert isinstance(bad.error, ForwardError)
     for item, ticket in zip(items[1:], others, strict=True):
         assert_result(rig, item, ticket.result())
 
 
 class Failing(Odd):
-    """Fails when it is asked what must follow."""
+    """Raises when the scheduler reads its forced tokens."""
 
     def forced(self, banned: Set[int] = frozenset()) -> list[int]:
         raise Boom("forced")
@@ -401,14 +401,14 @@ class Failing(Odd):
         return Failing()
 
 
-def test_a_constraint_that_cannot_say_what_it_forces_fails_its_run_alone(make: MakeRig) -> None:
-    """And before its row is made: nothing is run for who has failed."""
+def test_constraint_whose_forced_tokens_raise_fails_its_run_alone(make: MakeRig) -> None:
+    """The run fails before its row is created: no forward runs for it."""
     engine = Wrapped(MemoryEngine())
     rig = make(engine)
     item = run(rig.place([1, 2, 3]), 1)
     rig.drive(Extend(rig.place([1, 2, 3])))
     engine.calls.clear()
-    bad, good = rig.drive_quietly(held_to(run(rig.place([1, 2, 3]), 0), Failing()), item)
+    bad, good = rig.drive_quietly(with_matcher(run(rig.place([1, 2, 3]), 0), Failing()), item)
     with pytest.raises(ForwardError, match="forced"):
         bad.result()
     assert_result(rig, item, good.result())
@@ -416,7 +416,7 @@ def test_a_constraint_that_cannot_say_what_it_forces_fails_its_run_alone(make: M
 
 
 @pytest.mark.parametrize("is_end", [True, False])
-def test_what_is_forced_and_cannot_be_run_is_left_to_the_draw(make: MakeRig, is_end: bool) -> None:
+def test_forced_tokens_that_cannot_run_are_drawn_instead(make: MakeRig, is_end: bool) -> None:
     """An end token is not run, nor what the constraint then does not allow."""
     rig = make()
     free = run(rig.place([1, 2, 3]))
@@ -424,11 +424,11 @@ def test_what_is_forced_and_cannot_be_run_is_left_to_the_draw(make: MakeRig, is_
     assert 15 not in tokens
     end = next(token for token in range(15) if token not in tokens)
     item = replace(free, stop_ids=frozenset({end}))
-    (result,) = rig.drive(held_to(item, Odd([end if is_end else 15])))
+    (result,) = rig.drive(with_matcher(item, Odd([end if is_end else 15])))
     assert (result.tokens, result.finish_reason) == (tokens, "length")
 
 
-def test_what_cannot_be_trimmed_is_trimmed_later(make: MakeRig) -> None:
+def test_tail_that_cannot_be_trimmed_is_trimmed_later(make: MakeRig) -> None:
     rig = make(broken(("trim", 0)))
     rig.drive(Extend(rig.place([1, 2, 3, 4])))
     tree = rig.tree
@@ -444,7 +444,7 @@ def test_what_cannot_be_trimmed_is_trimmed_later(make: MakeRig) -> None:
     tree.free(tail)
 
 
-def test_a_row_that_cannot_be_made_fails_its_run_alone(
+def test_row_that_cannot_be_created_fails_its_run_alone(
     make: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = make()
@@ -464,12 +464,12 @@ def test_a_row_that_cannot_be_made_fails_its_run_alone(
         assert_result(rig, items[n], tickets[n].result())
 
 
-def test_who_fails_when_told_of_an_answer_fails_nobody_else(make: MakeRig) -> None:
+def test_failing_callback_of_a_ticket_fails_no_other_ticket(make: MakeRig) -> None:
     rig = make()
     tickets = rig.submit(*(Extend(rig.place([1, 2, n]), (), (Logits(3),)) for n in range(3)))
 
     def failing(ticket: Ticket) -> None:
-        raise Boom("what was told cannot be done")
+        raise Boom("the callback failed")
 
     tickets[1].on_done(failing)
     rig.driver.drive(tickets)
@@ -477,13 +477,13 @@ def test_who_fails_when_told_of_an_answer_fails_nobody_else(make: MakeRig) -> No
         assert ticket.result()[0].tolist() == logits_after([1, 2, n]).tolist()
 
 
-def test_who_fails_when_told_of_a_commit_fails_nobody_else(make: MakeRig) -> None:
+def test_failing_callback_of_a_commit_fails_no_other_work(make: MakeRig) -> None:
     rig, owner = make(), Owner()
     sequence = rig.scheduler.sequences.create(owner, rig.place([1, 2, 3]))
     (ticket,) = rig.submit(Commit([sequence], [4], [None]))
 
     def failing(ticket: Ticket) -> None:
-        raise Boom("what was told cannot be done")
+        raise Boom("the callback failed")
 
     ticket.on_done(failing)
     other = run(rig.place([1, 2]))
@@ -493,7 +493,7 @@ def test_who_fails_when_told_of_a_commit_fails_nobody_else(make: MakeRig) -> Non
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_logits_that_are_no_numbers_end_their_run_by_an_error(make: MakeRig, bad: float) -> None:
+def test_logits_that_are_not_numbers_fail_their_run(make: MakeRig, bad: float) -> None:
     engine = MemoryEngine()
     rig = make(engine)
     fine = run(rig.place([1, 2]), max_tokens=3)
@@ -514,7 +514,7 @@ def test_logits_that_are_no_numbers_end_their_run_by_an_error(make: MakeRig, bad
         tickets[1].result()
 
 
-def test_weights_that_are_changed_are_seen_before_the_next_work(make: MakeRig) -> None:
+def test_changed_weights_are_noticed_before_the_next_work(make: MakeRig) -> None:
     class Changing(MemoryEngine):
         mark = 1
 
@@ -531,10 +531,10 @@ def test_weights_that_are_changed_are_seen_before_the_next_work(make: MakeRig) -
     assert engine.sizes == [3, 3]
 
 
-def test_work_that_comes_after_weights_were_changed_waits_for_what_runs_with_others(
+def test_work_after_a_weight_change_waits_for_runs_with_the_old_weights(
     make: MakeRig,
 ) -> None:
-    """It would meet KV of the old ones for as long as there is always something that runs."""
+    """Otherwise it would use KV of the old weights as long as some run is live."""
 
     class Changing(MemoryEngine):
         mark = 1
@@ -558,25 +558,25 @@ def test_work_that_comes_after_weights_were_changed_waits_for_what_runs_with_oth
     before = len(engine.sizes)
     rig.driver.drive([later])
     assert later.result()[0].tolist() == logits_after([1, 2, 3, 4]).tolist()
-    assert engine.sizes[before:] == [4]  # all of it anew
+    assert engine.sizes[before:] == [4]  # everything is recomputed
 
 
-def test_what_is_forced_for_a_step_that_is_put_off_runs_in_the_next(
+def test_forced_tokens_of_a_postponed_step_run_in_the_next(
     make: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = make()
-    item = held_to(run(rig.place([1, 2, 3]), max_tokens=9), Odd([4, 5]))
+    item = with_matcher(run(rig.place([1, 2, 3]), max_tokens=9), Odd([4, 5]))
     (want,) = rig.drive(item)
     rig.driver.exclusive(rig.scheduler.clear)
-    fit, seen = rig.scheduler.admission.reserve_slots, list[bool]()
+    fit, calls = rig.scheduler.admission.reserve_slots, list[bool]()
 
     def put_off(*given: Any, **more: Any) -> bool:
-        seen.append(True)
-        return len(seen) % 2 == 0 and fit(*given, **more)
+        calls.append(True)
+        return len(calls) % 2 == 0 and fit(*given, **more)
 
     monkeypatch.setattr(rig.scheduler.admission, "reserve_slots", put_off)
-    (ticket,) = rig.submit(held_to(run(rig.place([1, 2, 3]), max_tokens=9), Odd([4, 5])))
+    (ticket,) = rig.submit(with_matcher(run(rig.place([1, 2, 3]), max_tokens=9), Odd([4, 5])))
     while not ticket.done:
         rig.step()
-    assert len(seen) > 3
+    assert len(calls) > 3
     assert ticket.result().tokens == want.tokens

@@ -40,9 +40,7 @@ def drive_and_check(rig: Rig, *items: Run) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_first_draws_are_those_of_the_rule_from_new_and_from_kept_rows(
-    make: MakeRig, kind: str
-) -> None:
+def test_first_draws_from_new_and_cached_rows_follow_the_rule(make: MakeRig, kind: str) -> None:
     rig = make(KINDS[kind]())
     one, other = rig.place([1, 2, 1, 3]), rig.place([4, 4])
     drive_and_check(rig, *runs_at(one), *runs_at(other))
@@ -52,7 +50,7 @@ def test_first_draws_are_those_of_the_rule_from_new_and_from_kept_rows(
     drive_and_check(rig, *runs_at(one, 90), *runs_at(other, 90), *runs_at(new, 90))
 
 
-def test_no_logits_come_to_the_host_for_runs_that_overlap(make: MakeRig) -> None:
+def test_overlapping_runs_fetch_no_logits_to_the_host(make: MakeRig) -> None:
     engine = LateFake(MemoryEngine())
     rig = make(engine)
     place = rig.place([1, 2, 3])
@@ -67,7 +65,7 @@ def test_no_logits_come_to_the_host_for_runs_that_overlap(make: MakeRig) -> None
     assert engine.n_fetched == 1
 
 
-def test_a_run_that_begins_at_a_kept_row_does_not_hold_up_what_runs(make: MakeRig) -> None:
+def test_run_that_starts_at_a_cached_row_does_not_delay_live_runs(make: MakeRig) -> None:
     """Its first token is drawn by a step that the live run rides, too, and is not waited for."""
     engine = LateFake(MemoryEngine())
     rig = make(engine)
@@ -88,10 +86,10 @@ def test_a_run_that_begins_at_a_kept_row_does_not_hold_up_what_runs(make: MakeRi
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("kept", [False, True])
-def test_first_draws_that_fail_together_are_made_one_by_one(
+def test_first_draws_that_fail_together_are_repeated_one_by_one(
     make: MakeRig, monkeypatch: pytest.MonkeyPatch, late: bool, kept: bool
 ) -> None:
-    """The prompt is counted once all the same, and nobody fails."""
+    """The prompt is counted once, and no run fails."""
     engine = LateFake(MemoryEngine()) if late else MemoryEngine()
     rig = make(engine)
     place = rig.place([1, 2, 1, 3])
@@ -118,7 +116,7 @@ def test_first_draws_that_fail_together_are_made_one_by_one(
     assert n_failed == 1
 
 
-def test_runs_that_are_cancelled_or_fail_before_their_first_draw_leave_nothing(
+def test_runs_cancelled_or_failed_before_their_first_draw_leave_nothing(
     make: MakeRig,
 ) -> None:
     for n_steps in range(4):

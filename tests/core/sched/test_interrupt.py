@@ -1,4 +1,4 @@
-"""Ctrl-C is seen between steps."""
+"""Ctrl-C is handled between steps."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_ctrl_c_in_the_last_step_is_raised_after_it(handler: list[int]) -> None:
     assert handler == [signal.SIGINT]
 
 
-def test_ctrl_c_inside_of_two_is_raised_by_the_outer_one_once(handler: list[int]) -> None:
+def test_ctrl_c_in_nested_scopes_is_raised_once_by_the_outer(handler: list[int]) -> None:
     def nested(check: Callable[[], None]) -> None:
         with deferred_interrupt():
             signal.raise_signal(signal.SIGINT)
@@ -63,7 +63,7 @@ def test_ctrl_c_inside_of_two_is_raised_by_the_outer_one_once(handler: list[int]
     assert handler == [signal.SIGINT]
 
 
-def test_a_decorated_function_holds_ctrl_c_back_in_every_call(handler: list[int]) -> None:
+def test_decorated_function_defers_ctrl_c_in_every_call(handler: list[int]) -> None:
     reached = []
 
     @deferred_interrupt()
@@ -84,7 +84,7 @@ def test_a_decorated_function_holds_ctrl_c_back_in_every_call(handler: list[int]
 
 
 @pytest.mark.parametrize("ignored", [signal.SIG_IGN, signal.SIG_DFL])
-def test_a_handler_that_is_none_of_pythons_is_left_alone(ignored: signal.Handlers) -> None:
+def test_handler_that_is_not_pythons_is_unchanged(ignored: signal.Handlers) -> None:
     before = signal.signal(signal.SIGINT, ignored)
     try:
         with deferred_interrupt() as check:
@@ -96,20 +96,20 @@ def test_a_handler_that_is_none_of_pythons_is_left_alone(ignored: signal.Handler
 
 
 def test_other_threads_do_not_touch_the_handler(handler: list[int]) -> None:
-    seen: list[object] = []
+    handlers: list[object] = []
 
     def work() -> None:
         with deferred_interrupt() as check:
             check()
-            seen.append(signal.getsignal(signal.SIGINT))
+            handlers.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert seen == [signal.getsignal(signal.SIGINT)]
+    assert handlers == [signal.getsignal(signal.SIGINT)]
 
 
-def test_ctrl_c_while_the_thread_steps_keeps_what_the_run_made(
+def test_ctrl_c_while_the_thread_steps_keeps_the_tokens_of_the_run(
     make: MakeRig, handler: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pressed while the caller waits; the step that it falls in ends when the caller has heard."""
@@ -158,15 +158,15 @@ class Struck(threading.Condition):
         return taken
 
     def is_free(self) -> bool:
-        """Asked by another thread."""
+        """Return True once the lock can be taken; called by another thread."""
         self.acquire()  # hangs if an interrupt has left it taken
         self.release()
         return True
 
 
 @pytest.mark.parametrize("at", [1, 2, 3])
-def test_ctrl_c_of_one_who_waits_leaves_nothing_taken(make: MakeRig, at: int) -> None:
-    """While the thread steps: it goes on, and so does whoever asks next."""
+def test_ctrl_c_in_a_waiting_caller_leaves_no_lock_taken(make: MakeRig, at: int) -> None:
+    """The thread keeps stepping and answers the next call."""
     rig = make()
     news = rig.driver._changed = Struck(at)
     rig.driver._caller = 0  # another thread has called before

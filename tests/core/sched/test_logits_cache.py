@@ -41,7 +41,7 @@ def keep(
     return rows
 
 
-def found(cache: LogitsCache, at: Cursor) -> float | None:
+def first_logit(cache: LogitsCache, at: Cursor) -> float | None:
     logits = cache.get(at)
     return None if logits is None else float(logits[0])
 
@@ -58,19 +58,19 @@ class Output(HostOutput):
         return super().logits(index)
 
 
-def test_a_row_is_found_where_it_was_put_and_nowhere_else() -> None:
+def test_row_is_read_at_the_place_where_it_was_put_only() -> None:
     tree, end = path()
     cache = store_of(tree, 10)
     assert cache.get(end) is None
     put(cache, end, 1)
-    assert found(cache, end) == 1
+    assert first_logit(cache, end) == 1
     assert cache.get(Cursor(end.node, 5)) is None
     with pytest.raises(ValueError, match="read-only"):
         cache.get(end)[0] = 3
 
 
 @pytest.mark.parametrize("in_tree", [False, True])
-def test_rows_are_fetched_when_they_are_read_and_once(in_tree: bool) -> None:
+def test_row_is_fetched_once_at_its_first_read(in_tree: bool) -> None:
     tree, _ = path()
     output, cache = Output(6), store_of(tree, 10)
     rows = keep(cache, output, [1, 2, 3, 4, 5], in_tree=in_tree)
@@ -83,10 +83,10 @@ def test_rows_are_fetched_when_they_are_read_and_once(in_tree: bool) -> None:
 
 @pytest.mark.parametrize("error", [RuntimeError, ForwardError])
 @pytest.mark.parametrize("in_tree", [False, True])
-def test_a_row_that_the_engine_does_not_give_is_forgotten(
+def test_row_that_the_engine_fails_to_give_is_dropped(
     in_tree: bool, error: type[Exception]
 ) -> None:
-    """The error says whose it is; the rows beside it stay, and nothing is counted for it."""
+    """The error is raised for that row; rows next to it stay and it costs no bytes."""
 
     class Failing(Output):
         def logits(self, index: int) -> np.ndarray:
@@ -107,7 +107,7 @@ def test_a_row_that_the_engine_does_not_give_is_forgotten(
     assert cache.used_bytes == ROW
 
 
-def test_rows_are_copied_at_once_where_an_output_would_be_kept_for_little() -> None:
+def test_rows_are_copied_at_once_from_an_output_kept_for_few_rows() -> None:
     tree, _ = path()
     output, cache = Output(64), store_of(tree, 10)
     rows = keep(cache, output, [2, 4])
@@ -117,7 +117,7 @@ def test_rows_are_copied_at_once_where_an_output_would_be_kept_for_little() -> N
 
 
 @pytest.mark.parametrize("in_tree", [False, True])
-def test_rows_that_nobody_holds_make_room(in_tree: bool) -> None:
+def test_rows_without_readers_are_evicted(in_tree: bool) -> None:
     tree, _ = path()
     cache = store_of(tree, 4)
     kept = keep(cache, Output(2), [0, 1], in_tree=in_tree)
@@ -127,7 +127,7 @@ def test_rows_that_nobody_holds_make_room(in_tree: bool) -> None:
     assert [cache.read(row) is not None for row in kept] == [True, True]
 
 
-def test_an_output_that_nobody_has_read_goes_as_one_and_read_rows_stay() -> None:
+def test_unread_output_is_evicted_at_once_and_read_rows_stay() -> None:
     tree, _ = path()
     cache = store_of(tree, 4)
     rows = keep(cache, Output(3), [0, 1, 2])
@@ -142,7 +142,7 @@ def test_an_output_that_nobody_has_read_goes_as_one_and_read_rows_stay() -> None
     assert not any(cache.read(row) is not None for row in [*rows, *others])
 
 
-def test_the_least_recently_used_row_goes_first() -> None:
+def test_lru_row_is_evicted_first() -> None:
     tree, end = path()
     cache = store_of(tree, 2)
     places = [Cursor(end.node, depth) for depth in (1, 2, 3)]
@@ -150,21 +150,21 @@ def test_the_least_recently_used_row_goes_first() -> None:
     put(cache, places[1], 2)
     cache.get(places[0])
     put(cache, places[2], 3)
-    assert [found(cache, place) for place in places] == [1, None, 3]
+    assert [first_logit(cache, place) for place in places] == [1, None, 3]
     assert cache.used_bytes == 2 * ROW
     assert set(end.node.logits_rows) == {1, 3}
 
 
-def test_a_row_put_again_replaces_the_old_one() -> None:
+def test_row_put_twice_replaces_the_first() -> None:
     tree, end = path()
     cache = store_of(tree, 2)
     old = put(cache, end, 1)
     put(cache, end, 2)
-    assert found(cache, end) == 2
+    assert first_logit(cache, end) == 2
     assert old.node is None
     del old
     put(cache, Cursor(end.node, 2), 3)
-    assert found(cache, end) == 2
+    assert first_logit(cache, end) == 2
     assert cache.used_bytes == 2 * ROW
 
 
@@ -180,7 +180,7 @@ def test_rows_that_are_too_large_or_at_the_root_are_not_kept() -> None:
     assert cache.get(tree.root()) is None
 
 
-def test_a_row_that_is_read_right_after_stays_that_long() -> None:
+def test_row_kept_without_capacity_is_readable_until_the_next_row() -> None:
     tree, _ = path()
     cache, row, other = store_of(tree, 0), LogitsRow(), LogitsRow()
     cache.set(row, np.full(4, 7, np.float32), keep=True)
@@ -197,13 +197,13 @@ def test_rows_stay_at_their_places_when_a_node_is_split_and_joined() -> None:
         put(cache, Cursor(end.node, depth), depth)
     tree.split(end.node, 3)
     want = {1: None, 2: 2, 3: None, 4: 4, 5: None, 6: 6}
-    assert {depth: found(cache, Cursor(end.node, depth)) for depth in want} == want
+    assert {depth: first_logit(cache, Cursor(end.node, depth)) for depth in want} == want
     assert set(end.node.logits_rows) == {4, 6}
     assert tree.join(end, minimum=2) == 1
-    assert {depth: found(cache, Cursor(end.node, depth)) for depth in want} == want
+    assert {depth: first_logit(cache, Cursor(end.node, depth)) for depth in want} == want
 
 
-def test_a_row_keeps_its_tokens_known_until_it_has_to_go() -> None:
+def test_row_keeps_its_tokens_known_until_it_is_evicted() -> None:
     tree, end = path()
     cache = store_of(tree, 2)
     put(cache, Cursor(end.node, 4), 1)
@@ -212,14 +212,14 @@ def test_a_row_keeps_its_tokens_known_until_it_has_to_go() -> None:
     assert tree.match(list(range(6))).depth == 6
     others = [tree.pin(tree.extend(tree.root(), [token])) for token in (8, 9)]
     put(cache, others[0], 3)
-    assert found(cache, end) == 2
+    assert first_logit(cache, end) == 2
     put(cache, others[1], 4)
     put(cache, others[0], 5)
     assert tree.match(list(range(6))).depth == 0
     assert cache.used_bytes == 2 * ROW
 
 
-def test_clear_forgets_all_rows() -> None:
+def test_clear_drops_all_rows() -> None:
     tree, end = path()
     cache = store_of(tree, 10)
     put(cache, end, 1)
@@ -231,10 +231,10 @@ def test_clear_forgets_all_rows() -> None:
     assert cache.read(filled) is None
     assert cache.used_bytes == 0
     put(cache, end, 3)
-    assert found(cache, end) == 3
+    assert first_logit(cache, end) == 3
 
 
-def test_rows_that_the_tree_cleared_make_room_like_any_other() -> None:
+def test_rows_of_a_cleared_tree_are_evicted_like_others() -> None:
     tree, end = path()
     cache = store_of(tree, 2)
     put(cache, end, 1)
@@ -244,4 +244,4 @@ def test_rows_that_the_tree_cleared_make_room_like_any_other() -> None:
     for depth in (1, 3):
         put(cache, Cursor(end.node, depth), depth)
     assert cache.used_bytes == 2 * ROW
-    assert [found(cache, Cursor(end.node, depth)) for depth in (1, 3)] == [1, 3]
+    assert [first_logit(cache, Cursor(end.node, depth)) for depth in (1, 3)] == [1, 3]

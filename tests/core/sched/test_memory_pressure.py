@@ -1,4 +1,4 @@
-"""An engine that finds no memory: nothing is lost, what ran is done again with less."""
+"""An engine out of memory: no work is lost, and interrupted work is repeated in smaller steps."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ KINDS: dict[str, Callable[..., Engine]] = {
 
 
 class Clock:
-    """What the time is; it stands still."""
+    """A clock that a test sets."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
@@ -54,9 +54,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def tight_of(engine: Engine) -> Tight:
-    found: Any = engine if isinstance(engine, Tight) else engine.inner
-    assert isinstance(found, Tight)
-    return found
+    tight: Any = engine if isinstance(engine, Tight) else engine.inner
+    assert isinstance(tight, Tight)
+    return tight
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -79,7 +79,7 @@ def test_random_work_loses_nothing(kind: str, where: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("where", ["forward", "wait", "draw"])
 @pytest.mark.parametrize("forces", [0, 2, 6])
-def test_runs_say_the_same_in_smaller_steps(
+def test_runs_in_smaller_steps_give_the_same_results(
     make: MakeRig, clock: Clock, kind: str, where: str, forces: int
 ) -> None:
     """Penalised ones have counted each token once, constrained ones stand where they stood."""
@@ -87,11 +87,11 @@ def test_runs_say_the_same_in_smaller_steps(
     expected = usual.drive(*mixed(usual, forces=forces))
     engine = KINDS[kind](most_tokens=3, where=where)
     rig = make(engine)
-    for found, wanted in zip(rig.drive(*mixed(rig, forces=forces)), expected, strict=True):
-        assert (found.tokens, found.finish_reason) == (wanted.tokens, wanted.finish_reason)
-        np.testing.assert_allclose(found.logprobs, wanted.logprobs)
-        np.testing.assert_allclose(found.entropies, wanted.entropies)
-        assert found.end.ids() == wanted.end.ids()
+    for result, wanted in zip(rig.drive(*mixed(rig, forces=forces)), expected, strict=True):
+        assert (result.tokens, result.finish_reason) == (wanted.tokens, wanted.finish_reason)
+        np.testing.assert_allclose(result.logprobs, wanted.logprobs)
+        np.testing.assert_allclose(result.entropies, wanted.entropies)
+        assert result.end.ids() == wanted.end.ids()
     assert tight_of(engine).n_refused
 
 
@@ -103,8 +103,8 @@ def test_first_tokens_from_kept_rows_are_drawn_on_the_host(make: MakeRig, kind: 
         engine = KINDS[kind](where=where)
         rig = make(engine)
         rig.drive(Extend(rig.place([]), path, (Logits(3),)))
-        made = rig.drive(*(run(rig.place(path), index, max_tokens=4) for index in range(3)))
-        texts.append([(each.tokens, each.logprobs) for each in made])
+        results = rig.drive(*(run(rig.place(path), index, max_tokens=4) for index in range(3)))
+        texts.append([(result.tokens, result.logprobs) for result in results])
         assert (tight_of(engine).n_refused > 0) == (where == "rows")
     assert texts[0] == texts[1]
 
@@ -130,7 +130,7 @@ def test_wants_are_answered_in_smaller_steps(make: MakeRig, clock: Clock, kind: 
 
 @pytest.mark.parametrize("where", ["forward", "wait", "draw", "keep"])
 @pytest.mark.parametrize("kind", ["plain", "late", "sequence"])
-def test_a_commit_is_done_again_from_its_first_line(
+def test_commit_in_smaller_steps_restarts_from_its_first_sequence(
     make: MakeRig, clock: Clock, kind: str, where: str
 ) -> None:
     engine = KINDS[kind](where=where)
@@ -143,17 +143,19 @@ def test_a_commit_is_done_again_from_its_first_line(
         tokens = [(turn + n) % 5 for n in range(6)]
         (ticket,) = rig.submit(Commit(sequences, tokens, [sampler(n) for n in range(6)]))
         rig.driver.drive([ticket])
-        for n, found in enumerate(ticket.result()):
+        for n, result in enumerate(ticket.result()):
             paths[n].append(tokens[n])
-            logits = rig.scheduler.logits_cache.read(found.row)
+            logits = rig.scheduler.logits_cache.read(result.row)
             np.testing.assert_array_equal(logits, logits_after(paths[n]))
-            assert found.drawn[0] == int(draw_after(paths[n], sampler(n)).ids[0])
+            assert result.drawn[0] == int(draw_after(paths[n], sampler(n)).ids[0])
     assert tight_of(engine).n_refused
 
 
 @pytest.mark.parametrize("kind", ["plain", "sequence", "late", "late below"])
-def test_there_are_as_many_slots_as_the_engine_has(make: MakeRig, clock: Clock, kind: str) -> None:
-    """Six runs want 60 slots, and 40 of the 100 that were promised are there."""
+def test_capacity_shrinks_to_the_slots_that_fit_into_memory(
+    make: MakeRig, clock: Clock, kind: str
+) -> None:
+    """Six runs want 60 slots, and 40 of the 100 of its capacity fit into memory."""
     engine = KINDS[kind](most_slots=40)
     rig = make(engine, capacity=100)
     items = [run(rig.place([1, 2, 3]), i, max_tokens=10) for i in range(6)]
@@ -162,7 +164,7 @@ def test_there_are_as_many_slots_as_the_engine_has(make: MakeRig, clock: Clock, 
     assert tight_of(engine).n_refused
     assert rig.tree.budget.capacity == 40
     assert rig.scheduler.counters.preempted
-    # Nobody else's path can have more, and it says so.
+    # No path of another caller can have more, and the error states the limit.
     (ticket,) = rig.drive_quietly(Extend(rig.place([]), [4] * 50))
     with pytest.raises(KVFull, match=r"50 tokens cannot fit in the 40 slots that fit into memory"):
         ticket.result()
@@ -175,11 +177,11 @@ def test_there_are_as_many_slots_as_the_engine_has(make: MakeRig, clock: Clock, 
 
 @pytest.mark.parametrize("capacity", [100, None])
 @pytest.mark.parametrize("kind", ["plain", "sequence", "late", "late below"])
-def test_kv_that_can_be_computed_again_goes_where_smaller_steps_do_not_do(
+def test_idle_kv_is_evicted_when_smaller_steps_are_not_enough(
     make: MakeRig, clock: Clock, kind: str, capacity: int | None
 ) -> None:
-    """Nobody says how many slots there are: runs may need more of them than half of what was held,
-    and get them as long as they are there.
+    """The number of slots is unknown: runs may need more than half of the used slots,
+    and get them as long as they fit.
     """
     engine = KINDS[kind](most_units=40)
     rig = make(engine, capacity=capacity)
@@ -196,7 +198,7 @@ def test_kv_that_can_be_computed_again_goes_where_smaller_steps_do_not_do(
 
 
 @pytest.mark.parametrize("error", [MemoryError("no"), KVFull("no", needed=1, capacity=4)])
-def test_kv_that_cannot_come_back_from_the_host_is_computed_again(
+def test_kv_that_cannot_be_loaded_from_the_host_is_recomputed(
     make: MakeRig, clock: Clock, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def load(*given: object) -> None:
@@ -213,8 +215,10 @@ def test_kv_that_cannot_come_back_from_the_host_is_computed_again(
     assert rig.tree.host.slots == 5  # those that went for it
 
 
-def test_what_the_room_does_not_count_is_made_room_for(make: MakeRig, clock: Clock) -> None:
-    """Rows that keep nothing take slots, too: what nobody needs goes for them."""
+def test_slots_that_the_budget_does_not_count_are_freed_by_eviction(
+    make: MakeRig, clock: Clock
+) -> None:
+    """Rows that keep nothing take slots, too: idle KV is evicted for them."""
     engine = Tight(MemoryEngine(), most_slots=32)
     rig = make(engine, capacity=32, n_batch=32, row_cache_bytes=0)
     for first in range(4):
@@ -229,7 +233,7 @@ def test_what_the_room_does_not_count_is_made_room_for(make: MakeRig, clock: Clo
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_cannot_be_smaller_fails_and_the_others_go_on(
+def test_row_that_cannot_be_smaller_fails_and_others_continue(
     make: MakeRig, clock: Clock, kind: str
 ) -> None:
     engine = KINDS[kind]()
@@ -251,10 +255,10 @@ def test_what_cannot_be_smaller_fails_and_the_others_go_on(
 
 
 @pytest.mark.parametrize("kind", ["plain", "late", "late below"])
-def test_who_had_ended_or_was_cancelled_is_done_with(
+def test_ended_and_cancelled_runs_are_not_repeated_in_smaller_steps(
     make: MakeRig, clock: Clock, kind: str
 ) -> None:
-    """What is undone is not wanted any more: a stop token, a limit, a cancelled ticket."""
+    """Undone work may have ended: a stop token, a limit, a cancelled ticket."""
     for n_steps in range(1, 9):
         engine = KINDS[kind]()
         rig = make(engine)
@@ -270,8 +274,8 @@ def test_who_had_ended_or_was_cancelled_is_done_with(
         rig.tree.check()
 
 
-def test_a_forced_row_that_finds_no_memory_is_run_as_it_is(make: MakeRig, clock: Clock) -> None:
-    """Its sampler is past what is forced: that is neither lost nor counted twice."""
+def test_forced_row_without_memory_is_run_one_token_at_a_time(make: MakeRig, clock: Clock) -> None:
+    """Its sampler is past the forced tokens, which are neither lost nor counted twice."""
     usual = make(MemoryEngine())
     expected = usual.drive(
         *(constrained(usual.place([1, 2]), i, Parity(6), max_tokens=20) for i in range(3))
@@ -289,16 +293,16 @@ def test_a_forced_row_that_finds_no_memory_is_run_as_it_is(make: MakeRig, clock:
 
         engine.inner.forward = failing  # type: ignore[method-assign]
         items = [constrained(rig.place([1, 2]), i, Parity(6), max_tokens=20) for i in range(3)]
-        for found, wanted in zip(rig.drive(*items), expected, strict=True):
-            assert found.tokens == wanted.tokens
-            assert len(found.logprobs) == 20
+        for result, wanted in zip(rig.drive(*items), expected, strict=True):
+            assert result.tokens == wanted.tokens
+            assert len(result.logprobs) == 20
 
 
 class Owner:
-    """Who has something."""
+    """Owner of a pin."""
 
 
-def test_what_is_pinned_by_hand_is_not_asked_for_again_and_again(make: MakeRig) -> None:
+def test_kv_pinned_by_hand_is_not_requested_repeatedly(make: MakeRig) -> None:
     engine, owner = Tight(MemoryEngine()), Owner()
     rig = make(engine, capacity=100)
     pinned = rig.place([7] * 20)
@@ -311,7 +315,7 @@ def test_what_is_pinned_by_hand_is_not_asked_for_again_and_again(make: MakeRig) 
     assert engine.n_refused < 10
 
 
-def test_paths_that_are_asked_for_together_need_what_they_share_once(make: MakeRig) -> None:
+def test_paths_requested_together_count_a_shared_prefix_once(make: MakeRig) -> None:
     engine = Tight(MemoryEngine())
     rig = make(engine, capacity=500)
     for first in range(6):
@@ -326,7 +330,7 @@ def test_paths_that_are_asked_for_together_need_what_they_share_once(make: MakeR
 
 
 @pytest.mark.parametrize("capacity", range(8, 24))
-def test_a_row_of_forced_tokens_takes_the_slots_that_it_has(make: MakeRig, capacity: int) -> None:
+def test_row_of_forced_tokens_uses_the_slots_it_already_has(make: MakeRig, capacity: int) -> None:
     rig = make(MemoryEngine(), capacity=capacity)
     expected = make(MemoryEngine())
     wanted = expected.drive(constrained(expected.place([1, 2]), 0, Parity(6), max_tokens=20))
@@ -368,7 +372,7 @@ class Spoiling(Tight):
 
 
 @pytest.mark.parametrize("at", range(2, 9))
-def test_what_an_undone_step_has_written_is_not_kept(make: MakeRig, at: int) -> None:
+def test_kv_written_by_an_undone_step_is_not_kept(make: MakeRig, at: int) -> None:
     """Nor where a run has ended in the step before."""
     rig = make(LateFake(Spoiling(at)))
 
@@ -384,8 +388,8 @@ def test_what_an_undone_step_has_written_is_not_kept(make: MakeRig, at: int) -> 
         np.testing.assert_array_equal(answer, logits_after(ids))
 
 
-def test_a_pool_that_is_still_empty_does_not_make_the_room_empty(make: MakeRig) -> None:
-    """It says how many slots it has, and half of the step's would have been made."""
+def test_empty_pool_does_not_reduce_the_capacity_to_zero(make: MakeRig) -> None:
+    """The pool reports its slots; halving the step alone would have been too little."""
 
     class Pool(Tight):
         def forward(self, rows: Sequence[Row]) -> Output:
@@ -404,7 +408,7 @@ def test_a_pool_that_is_still_empty_does_not_make_the_room_empty(make: MakeRig) 
     assert engine.n_refused
 
 
-def test_an_engine_that_has_slots_and_no_room_is_asked_a_few_times(make: MakeRig) -> None:
+def test_engine_with_slots_but_no_memory_is_called_few_times(make: MakeRig) -> None:
     class Full(Tight):
         is_full = False
 
@@ -426,7 +430,7 @@ def test_an_engine_that_has_slots_and_no_room_is_asked_a_few_times(make: MakeRig
 
 
 @pytest.mark.parametrize("n_steps", range(1, 5))
-def test_a_run_that_was_sent_back_goes_on_beside_the_leaf_that_others_let_grow(
+def test_preempted_run_continues_next_to_a_leaf_that_others_extended(
     make: MakeRig, n_steps: int
 ) -> None:
     rig = make(LateFake(MemoryEngine()))
@@ -448,7 +452,9 @@ def test_a_run_that_was_sent_back_goes_on_beside_the_leaf_that_others_let_grow(
     assert_result(rig, item, ticket.result())
 
 
-def test_between_steps_there_is_what_there_would_be_in_one(make: MakeRig, clock: Clock) -> None:
+def test_pin_between_steps_after_the_relax_time_restores_the_capacity(
+    make: MakeRig, clock: Clock
+) -> None:
     engine, owner = Tight(MemoryEngine(), most_slots=40), Owner()
     rig = make(engine, capacity=100)
     rig.drive(*(run(rig.place([1, 2, 3]), i, max_tokens=10) for i in range(6)))
@@ -459,7 +465,7 @@ def test_between_steps_there_is_what_there_would_be_in_one(make: MakeRig, clock:
     assert rig.tree.budget.capacity == 100
 
 
-def test_less_is_asked_for_each_time_and_all_again_later(clock: Clock) -> None:
+def test_limits_shrink_with_every_failure_and_relax_over_time(clock: Clock) -> None:
     room = SlotBudget(100, None)
     pressure = MemoryPressure(room, splits_rows=True)
     assert not pressure.reduce(RuntimeError("broken"), 4, 40, 0)
@@ -504,7 +510,7 @@ def test_less_is_asked_for_each_time_and_all_again_later(clock: Clock) -> None:
     assert room.capacity == 30
     assert not pressure.reduce(MemoryError(), 1, 1, 59)
     assert pressure.reduce(KVFull("no", needed=8, capacity=25), 1, 1, 20)
-    assert not pressure.grow(35)  # the engine has said it
+    assert not pressure.grow(35)  # the engine has reported this limit
     unlimited = MemoryPressure(SlotBudget(None, None), splits_rows=False)
     assert unlimited.reduce(KVFull("no", needed=8, capacity=70), 2, 40, 0)
     assert unlimited.max_step_tokens == 20

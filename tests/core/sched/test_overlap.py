@@ -28,7 +28,7 @@ from weft.errors import DeadEnd
 
 
 class Noting(Wrapped):
-    """Notes in `log` when it is asked to run and to draw."""
+    """Appends to `log` at each forward and each draw."""
 
     def __init__(self, inner: Engine, log: list[str]) -> None:
         super().__init__(inner)
@@ -39,17 +39,17 @@ class Noting(Wrapped):
         output = self.inner.forward(rows)
         real = output.draw
 
-        class Told(type(output)):  # type: ignore[misc]
+        class LoggingOutput(type(output)):  # type: ignore[misc]
             def draw(self, batch: DrawBatch) -> Any:
                 log.append("draw")
                 return real(batch)
 
         log = self.log
-        output.__class__ = Told
+        output.__class__ = LoggingOutput
         return output
 
 
-def test_all_rows_of_a_mixed_batch_ride_each_step(make: MakeRig) -> None:
+def test_all_rows_of_a_mixed_batch_run_in_each_step(make: MakeRig) -> None:
     engine = LateFake(MemoryEngine())
     rig = make(engine)
     items = mixed(rig)
@@ -61,7 +61,7 @@ def test_all_rows_of_a_mixed_batch_ride_each_step(make: MakeRig) -> None:
 
 @pytest.mark.parametrize("forces", [0, 1, 2, 3, 6])
 @pytest.mark.parametrize("n_tokens", [4, 9, 20])
-def test_a_mixed_batch_gives_what_it_gives_without_overlap(
+def test_mixed_batch_gives_the_same_results_with_and_without_overlap(
     make: MakeRig, forces: int, n_tokens: int
 ) -> None:
     texts: list[list[RunResult]] = []
@@ -76,7 +76,7 @@ def test_a_mixed_batch_gives_what_it_gives_without_overlap(
         np.testing.assert_allclose(one.logprobs, two.logprobs, atol=1e-6)
 
 
-def test_long_forced_texts_run_in_one_row_also_under_overlap(make: MakeRig) -> None:
+def test_long_forced_texts_run_in_one_row_with_overlap_too(make: MakeRig) -> None:
     """Of every 8 tokens 6 are forced, 5 of which run behind the first one."""
     inner = MemoryEngine()
     rig = make(LateFake(inner))
@@ -89,10 +89,10 @@ def test_long_forced_texts_run_in_one_row_also_under_overlap(make: MakeRig) -> N
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_masks_are_begun_early_or_while_the_forward_runs(
+def test_masks_are_started_before_or_during_the_forward(
     make: MakeRig, monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
-    """Beside the forward either way: one that overlaps still runs when it is asked to draw."""
+    """The mask runs during the forward: with overlap, the forward still runs at the draw."""
     log: list[str] = []
     begin = Masks.begin
 
@@ -107,7 +107,7 @@ def test_masks_are_begun_early_or_while_the_forward_runs(
     assert log == ["begin", "forward", "draw", *turn * 5]  # the first draw is the prefill's own
 
 
-def test_a_run_that_has_ended_does_not_draw_again(
+def test_run_that_has_ended_does_not_draw_another_token(
     make: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its row is in flight when its last token lands; the draw of that step is for the others."""
@@ -145,7 +145,7 @@ def test_a_dead_end_under_overlap_fails_its_run_alone(make: MakeRig) -> None:
     assert_result(rig, other, second.result())
 
 
-def test_a_bias_forbids_no_token_that_is_forced_also_under_overlap(make: MakeRig) -> None:
+def test_bias_forbids_no_forced_token_with_overlap_too(make: MakeRig) -> None:
     texts = []
     for engine in (LateFake(MemoryEngine()), MemoryEngine()):
         rig = make(engine)
@@ -157,7 +157,7 @@ def test_a_bias_forbids_no_token_that_is_forced_also_under_overlap(make: MakeRig
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_what_is_committed_beside_a_live_run_joins(make: MakeRig, late: bool) -> None:
+def test_nodes_committed_during_a_live_run_are_joined(make: MakeRig, late: bool) -> None:
     """200 nodes of a token each become a few, though a step is in flight all the time."""
     engine = LateFake(MemoryEngine()) if late else MemoryEngine()
     rig = make(engine, n_ctx=2000, n_batch=64)
@@ -183,7 +183,7 @@ def test_what_is_committed_beside_a_live_run_joins(make: MakeRig, late: bool) ->
     rig.driver.drive([ticket])
 
 
-def test_a_chain_that_a_live_run_reads_joins_once_it_has_ended(make: MakeRig) -> None:
+def test_chain_read_by_a_live_run_is_joined_after_the_run(make: MakeRig) -> None:
     """It hangs at its end, so every step in flight reads the chain."""
     rig = make(LateFake(MemoryEngine()), n_ctx=200)
     place, ids = rig.place([1]), [1]
@@ -206,7 +206,7 @@ def test_a_chain_that_a_live_run_reads_joins_once_it_has_ended(make: MakeRig) ->
     rig.tree.check()
 
 
-def test_a_leaf_gives_its_spare_room_back_beside_a_live_run(make: MakeRig) -> None:
+def test_leaf_returns_its_spare_slots_during_a_live_run(make: MakeRig) -> None:
     rig = make(LateFake(MemoryEngine()), n_ctx=200)
     (ticket,) = rig.submit(run(rig.place([1, 2]), max_tokens=100))
     rig.step(3)
@@ -225,7 +225,7 @@ def test_a_leaf_gives_its_spare_room_back_beside_a_live_run(make: MakeRig) -> No
 
 
 @pytest.mark.parametrize("n", [2, 4, 8])
-def test_a_run_waits_for_who_writes_where_it_begins(make: MakeRig, n: int) -> None:
+def test_run_waits_for_the_writer_of_the_place_where_it_starts(make: MakeRig, n: int) -> None:
     """It is live, and older ones leave it no row; what grows where it begins comes between."""
     rig = make(LateFake(MemoryEngine()), n_batch=2)
     paths = [[1, 2, 3], [8, 8, 8]]

@@ -11,7 +11,7 @@ from weft._core.sched.work import Extend, Logits, Scores
 PATH = [3, 1, 2, 2, 1, 3, 0, 1, 2, 0, 3]
 
 
-def test_no_step_runs_more_tokens_than_the_budget(make: MakeRig) -> None:
+def test_step_runs_no_more_tokens_than_the_budget(make: MakeRig) -> None:
     engine = MemoryEngine()
     rig = make(engine, n_batch=4)
     rig.drive(*(Extend(rig.place([i, *PATH])) for i in range(3)))
@@ -19,8 +19,8 @@ def test_no_step_runs_more_tokens_than_the_budget(make: MakeRig) -> None:
     assert sum(engine.sizes) == 3 * (len(PATH) + 1)
 
 
-def test_what_is_known_is_read_again_in_pieces_within_the_budget(make: MakeRig) -> None:
-    """Two answers over the whole path at once: three tokens a step, and no slot is written."""
+def test_cached_path_is_read_in_chunks_within_the_budget(make: MakeRig) -> None:
+    """Two score requests over the full path run three tokens a step and write no slot."""
     engine = MemoryEngine()
     rig = make(engine, n_batch=3, row_cache_bytes=0)
     rig.ask(PATH)
@@ -39,15 +39,15 @@ def test_what_is_known_is_read_again_in_pieces_within_the_budget(make: MakeRig) 
 def test_equal_work_in_one_step_is_one_row(make: MakeRig) -> None:
     engine = MemoryEngine()
     rig = make(engine, n_batch=64)
-    asked = (Logits(5), Scores(2, 5))
-    answers = rig.drive(*(Extend(rig.place(PATH), (), asked) for _ in range(4)))
+    wants = (Logits(5), Scores(2, 5))
+    answers = rig.drive(*(Extend(rig.place(PATH), (), wants) for _ in range(4)))
     assert engine.sizes == [len(PATH)]
     for logits, scores in answers:
         np.testing.assert_array_equal(logits, logits_after(PATH[:5]))
         np.testing.assert_array_equal(scores.logprobs, score_of(PATH, 2, 5, 0).logprobs)
 
 
-def test_work_that_comes_while_its_path_is_in_flight_waits_for_it(make: MakeRig) -> None:
+def test_work_whose_path_is_in_flight_waits_for_it(make: MakeRig) -> None:
     engine = LateFake(MemoryEngine())
     rig = make(engine, n_batch=64)
     (first,) = rig.submit(Extend(rig.place(PATH), (), (Logits(len(PATH)),)))
@@ -59,7 +59,7 @@ def test_work_that_comes_while_its_path_is_in_flight_waits_for_it(make: MakeRig)
     assert first.result()[0].tolist() == second.result()[0].tolist()
 
 
-def test_a_hidden_engine_gets_one_row_for_all_that_is_open_on_a_path(make: MakeRig) -> None:
+def test_hidden_engine_gets_one_row_for_all_open_wants_of_a_path(make: MakeRig) -> None:
     engine = HiddenFake(MemoryEngine())
     rig = make(engine, n_batch=64)
     logits, score = rig.ask(PATH, Logits(4), Scores(2, 7))
@@ -68,7 +68,7 @@ def test_a_hidden_engine_gets_one_row_for_all_that_is_open_on_a_path(make: MakeR
     assert [[row.n_tokens for row in rows] for rows in engine.calls] == [[6]]
 
 
-def test_a_hidden_task_that_waits_for_its_answers_gets_no_second_row(make: MakeRig) -> None:
+def test_hidden_task_that_waits_for_its_answers_gets_no_second_row(make: MakeRig) -> None:
     rig = make(HiddenFake(MemoryEngine()), n_batch=64)
     (ticket,) = rig.submit(Extend(rig.place(PATH), (), (Logits(4),)))
     queues = rig.scheduler.queues
@@ -92,7 +92,7 @@ def test_a_hidden_task_that_waits_for_its_answers_gets_no_second_row(make: MakeR
         ((8, 9), [(2, 8)]),
     ],
 )
-def test_what_is_taken_of_a_need_is_open_no_more(
+def test_part_taken_from_a_want_is_no_longer_open(
     make: MakeRig, taken: tuple[int, int], left: list[tuple[int, int]]
 ) -> None:
     """The need is [2, 8)."""

@@ -1,4 +1,4 @@
-"""A program that ends while the LM's thread steps: it ends as it was told to."""
+"""A program that ends while the LM's thread steps exits cleanly."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ asyncio.run(weft.AsyncLM(lm).next_token_logprobs([5, 6]))
 
 CONSTRAINED = """
 import atexit, logging, sys, threading
-logging.basicConfig()  # what is logged is told
+logging.basicConfig()  # log messages reach stderr
 import weft
 from weft.constraints import Regex
 lm = weft.load("tiny", engine=sys.argv[1])
-loom, seen = weft.Loom(lm, "Once"), threading.Event()
+loom, streaming = weft.Loom(lm, "Once"), threading.Event()
 def last():
-    seen.clear()
-    print(seen.wait())  # the thread goes on meanwhile
+    streaming.clear()
+    print(streaming.wait())  # the thread keeps running
     some = loom.grow(n=2, max_tokens=9, seed=1, constraint=Regex("[a-z ]{3,9}"), show=False)
     print(all(node.text.strip().islower() for node in some))
 atexit.register(last)
 def grow():
     for event in loom.stream(n=2, max_tokens=900, constraint=Regex("[a-z ]{900,1000}")):
-        seen.set()
+        streaming.set()
 threading.Thread(target=grow, daemon=True).start()
-seen.wait()
+streaming.wait()
 """
 
 INLINE = """
@@ -90,19 +90,19 @@ def ran(program: str, *given: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", program, *given], capture_output=True, text=True)
 
 
-def test_a_step_under_way_is_ended_first() -> None:
+def test_running_step_ends_before_the_program_exits() -> None:
     for _ in range(3):
         done = ran(CANCELLED)
         assert (done.returncode, done.stderr) == (3, "")
 
 
-def test_an_lm_still_answers_after_its_thread_has_ended() -> None:
+def test_lm_still_answers_after_its_thread_has_ended() -> None:
     done = ran(LATER)
     assert (done.returncode, done.stdout.strip()) == (0, "True"), done.stderr
 
 
 @pytest.mark.parametrize("engine", ["numpy", "torch"])
-def test_what_is_constrained_goes_on_while_the_program_ends(engine: str) -> None:
+def test_constrained_generation_continues_while_the_program_ends(engine: str) -> None:
     """Python's executors take no more work by then; masks are filled without."""
     pytest.importorskip("llguidance")
     done = ran(CONSTRAINED, engine)
@@ -111,7 +111,7 @@ def test_what_is_constrained_goes_on_while_the_program_ends(engine: str) -> None
 
 
 @pytest.mark.parametrize("engine", ["numpy", "torch"])
-def test_a_step_that_a_daemon_thread_makes_is_ended_first(engine: str) -> None:
+def test_step_of_a_daemon_thread_ends_before_the_program_exits(engine: str) -> None:
     """The LM has no thread of its own there; what the program does last is answered."""
     for _ in range(3):
         done = ran(INLINE, engine)
@@ -119,7 +119,7 @@ def test_a_step_that_a_daemon_thread_makes_is_ended_first(engine: str) -> None:
         assert done.stdout.split() == ["True", "True"]
 
 
-def test_ctrl_c_in_the_end_of_a_program_waits_for_the_step_as_well() -> None:
+def test_ctrl_c_at_program_exit_waits_for_the_step_too() -> None:
     """It ended the wait, and the thread died within PyTorch, which aborts the process."""
     done = ran(INTERRUPTED)
     assert done.returncode in (0, 130, -signal.SIGINT), (done.returncode, done.stderr)

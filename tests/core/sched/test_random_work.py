@@ -23,7 +23,7 @@ ENGINES: dict[str, Callable[[], Engine]] = {
 
 @pytest.mark.parametrize("capacity", [None, 40])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_random_work_gives_what_the_rule_says_and_leaves_nothing(
+def test_random_work_gives_the_results_of_the_rule_and_leaves_nothing(
     engine: str, capacity: int | None
 ) -> None:
     """400 operations; a step runs 8 tokens at most, so that nearly everything is chunked."""

@@ -12,7 +12,7 @@ from weft.errors import DeadEnd, ForwardError, KVFull
 FORBIDDEN: dict[str, Any] = {"logit_bias": {i: float("-inf") for i in range(16)}}
 
 
-def test_the_stop_id_that_ends_a_run_is_told_and_in_no_list(make: MakeRig) -> None:
+def test_stop_id_that_ends_a_run_is_reported_and_in_no_list(make: MakeRig) -> None:
     rig = make()
     place = rig.place([1, 2])
     tokens, _ = text_after([1, 2], run(place, max_tokens=20), rig.n_ctx)
@@ -24,7 +24,7 @@ def test_the_stop_id_that_ends_a_run_is_told_and_in_no_list(make: MakeRig) -> No
     assert_result(rig, item, result)
 
 
-def test_a_stop_id_drawn_first_ends_a_run_with_nothing(make: MakeRig) -> None:
+def test_stop_id_drawn_first_ends_a_run_without_tokens(make: MakeRig) -> None:
     rig = make()
     place = rig.place([1, 2])
     first = text_after([1, 2], run(place), rig.n_ctx)[0][0]
@@ -33,25 +33,25 @@ def test_a_stop_id_drawn_first_ends_a_run_with_nothing(make: MakeRig) -> None:
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_sink_ends_its_run_and_no_other(make: MakeRig, late: bool) -> None:
-    """With late results one more draw is in flight by then: it is not wanted."""
+def test_sink_ends_its_own_run_only(make: MakeRig, late: bool) -> None:
+    """With late results one more draw is in flight by then: its result is dropped."""
     rig = make(LateFake(MemoryEngine()) if late else MemoryEngine())
-    seen: list[list[int]] = []
+    token_lists: list[list[int]] = []
 
     def sink(state: RunState) -> FinishReason | None:
-        seen.append(list(state.tokens))
+        token_lists.append(list(state.tokens))
         return "stop" if len(state.tokens) == 3 else None
 
     place = rig.place([1, 2])
     short, long = run(place, 0, sink=sink, max_tokens=9), run(place, 1, max_tokens=9)
     one, two = rig.drive(short, long)
     assert (len(one.tokens), one.finish_reason) == (3, "stop")
-    assert seen == [one.tokens[:n] for n in (1, 2, 3)]
+    assert token_lists == [one.tokens[:n] for n in (1, 2, 3)]
     assert one.tokens == text_after([1, 2], short, rig.n_ctx)[0][:3]
     assert_result(rig, long, two)
 
 
-def test_a_failing_sink_fails_its_member_of_a_merged_run_only(make: MakeRig) -> None:
+def test_failing_sink_fails_only_its_member_of_a_merged_run(make: MakeRig) -> None:
     rig = make()
 
     def sink(state: RunState) -> FinishReason | None:
@@ -70,14 +70,16 @@ def test_a_failing_sink_fails_its_member_of_a_merged_run_only(make: MakeRig) -> 
 
 
 @pytest.mark.parametrize("n_batch", [1, 3, 5])
-def test_the_oldest_runs_step_when_a_step_has_not_room_for_all(make: MakeRig, n_batch: int) -> None:
+def test_step_with_room_for_some_runs_advances_the_oldest(make: MakeRig, n_batch: int) -> None:
     rig = make(n_batch=n_batch)
     place = rig.place([1, 2, 3])
     items = [run(place, i, max_tokens=5) for i in range(7)]
     tickets = rig.submit(*items)
     while not any(ticket.done for ticket in tickets):
-        made = [ticket.job.n_drawn for ticket in tickets]
-        assert made == sorted(made, reverse=True), "an older run has made less than a younger one"
+        n_drawn = [ticket.job.n_drawn for ticket in tickets]
+        assert n_drawn == sorted(n_drawn, reverse=True), (
+            "an older run has drawn less than a younger one"
+        )
         rig.step()
     rig.driver.drive(tickets)
     for item, ticket in zip(items, tickets, strict=True):
@@ -85,7 +87,7 @@ def test_the_oldest_runs_step_when_a_step_has_not_room_for_all(make: MakeRig, n_
 
 
 @pytest.mark.parametrize("engine", [MemoryEngine, lambda: HiddenFake(MemoryEngine())])
-def test_a_run_at_the_contexts_end_makes_nothing_and_before_it_what_fits(
+def test_run_at_the_context_limit_draws_nothing_and_before_it_what_fits(
     make: MakeRig, engine: Any
 ) -> None:
     rig = make(engine(), n_ctx=6)
@@ -96,7 +98,7 @@ def test_a_run_at_the_contexts_end_makes_nothing_and_before_it_what_fits(
     assert_result(rig, near, two)
 
 
-def test_a_run_that_ends_for_its_own_reason_at_the_contexts_end_keeps_that_reason(
+def test_run_that_stops_at_the_context_limit_reports_its_own_reason(
     make: MakeRig,
 ) -> None:
     rig = make(n_ctx=6)
@@ -107,7 +109,7 @@ def test_a_run_that_ends_for_its_own_reason_at_the_contexts_end_keeps_that_reaso
     assert one.tokens == two.tokens
 
 
-def test_a_run_without_a_legal_token_fails_and_those_drawn_with_it_go_on(make: MakeRig) -> None:
+def test_run_without_a_legal_token_fails_alone(make: MakeRig) -> None:
     rig = make()
     place = rig.place([1, 2])
     items = [run(place, i, **(FORBIDDEN if i == 1 else {})) for i in range(3)]
@@ -119,7 +121,7 @@ def test_a_run_without_a_legal_token_fails_and_those_drawn_with_it_go_on(make: M
         assert_result(rig, items[i], tickets[i].result())
 
 
-def test_a_failed_step_drops_the_tails_of_its_runs(make: MakeRig) -> None:
+def test_failed_step_drops_the_tails_of_its_runs(make: MakeRig) -> None:
     rig = make(BrokenEngine(MemoryEngine(), {3}))
     place = rig.place([1, 2])
     tickets = rig.submit(run(place, 0), run(place, 1))
@@ -134,7 +136,7 @@ def test_a_failed_step_drops_the_tails_of_its_runs(make: MakeRig) -> None:
     assert_result(rig, item, result)
 
 
-def test_runs_of_a_hidden_engine_carry_their_whole_path(make: MakeRig) -> None:
+def test_rows_of_a_hidden_engine_contain_their_full_path(make: MakeRig) -> None:
     memory = MemoryEngine()
     rig = make(HiddenFake(memory))
     item = run(rig.place([1, 2, 3]))
@@ -143,19 +145,19 @@ def test_runs_of_a_hidden_engine_carry_their_whole_path(make: MakeRig) -> None:
     assert memory.sizes == [3, 4, 5, 6, 7, 8]
 
 
-def test_a_later_run_finds_what_an_earlier_one_left(make: MakeRig) -> None:
+def test_later_run_reuses_kv_of_an_earlier_one(make: MakeRig) -> None:
     engine = MemoryEngine()
     rig = make(engine)
     first = run(rig.place([1, 2]), temperature=0, max_tokens=12)
     (result,) = rig.drive(first)
     engine.sizes = []
-    again = run(rig.place([1, 2, *result.tokens[:6]]), temperature=0, max_tokens=2)
-    (more,) = rig.drive(again)
+    continuation = run(rig.place([1, 2, *result.tokens[:6]]), temperature=0, max_tokens=2)
+    (more,) = rig.drive(continuation)
     assert more.tokens == result.tokens[6:8]
     assert engine.sizes == [1, 1]  # one token read again for its logits, one drawn and run
 
 
-def test_a_parked_run_resumes_by_computing_what_was_evicted(make: MakeRig) -> None:
+def test_preempted_run_recomputes_evicted_kv_and_resumes(make: MakeRig) -> None:
     rig = make(capacity=14)
     items = [run(rig.place([i] * 3), i, max_tokens=9) for i in range(3)]
     for item, result in zip(items, rig.drive(*items), strict=True):
@@ -166,7 +168,7 @@ def test_a_parked_run_resumes_by_computing_what_was_evicted(make: MakeRig) -> No
     assert rig.tree.n_evicted > 0
 
 
-def test_penalties_of_a_parked_run_go_on_where_they_were(make: MakeRig) -> None:
+def test_penalties_of_a_preempted_run_resume_unchanged(make: MakeRig) -> None:
     rig = make(capacity=14)
     options = {"repetition_penalty": 1.8, "frequency_penalty": 0.6, "max_tokens": 9}
     items = [run(rig.place([i] * 3), i, **options) for i in range(3)]
@@ -175,7 +177,7 @@ def test_penalties_of_a_parked_run_go_on_where_they_were(make: MakeRig) -> None:
     assert rig.scheduler.counters.preempted > 0
 
 
-def test_a_live_run_that_outgrows_all_room_fails_and_leaves_none_of_it(make: MakeRig) -> None:
+def test_live_run_that_outgrows_the_capacity_fails_and_frees_its_kv(make: MakeRig) -> None:
     rig = make(capacity=8)
     (ticket,) = rig.submit(run(rig.place([1, 2, 3]), max_tokens=30))
     rig.driver.drive([ticket])

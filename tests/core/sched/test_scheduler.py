@@ -26,20 +26,20 @@ class Raising(Wrapped):
         return self.inner.forward(rows)
 
 
-def test_an_atomic_call_of_runs_is_refused(make: MakeRig) -> None:
+def test_atomic_call_of_runs_raises(make: MakeRig) -> None:
     rig = make()
     with pytest.raises(ConfigError, match="extends only"):
         rig.submit(run(rig.place([1])), atomic=True)
     assert rig.scheduler.is_idle
 
 
-def test_an_empty_call_has_no_tickets_and_no_work(make: MakeRig) -> None:
+def test_empty_call_has_no_tickets_and_no_work(make: MakeRig) -> None:
     rig = make()
     assert rig.submit(atomic=True) == []
     assert rig.scheduler.is_idle
 
 
-def test_a_join_over_the_place_of_a_run_that_begins_does_not_stop_it(
+def test_join_over_the_start_of_a_run_does_not_stop_it(
     make: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Eight nodes of one token become one in the step that draws the run's first token."""
@@ -48,8 +48,8 @@ def test_a_join_over_the_place_of_a_run_that_begins_does_not_stop_it(
         rig.tree, "growable_leaf", lambda node: None
     )  # as if siblings had been there
     path = [1, 2, 3, 4, 5, 6, 7, 8, 9]
-    held = [rig.place(path[:n]) for n in range(1, 8)]
-    for place in held:
+    places = [rig.place(path[:n]) for n in range(1, 8)]
+    for place in places:
         rig.drive(Extend(place))
     item = run(rig.place(path[:3]), temperature=0)
     tickets = rig.submit(item, Extend(rig.place(path[:8])), Extend(rig.place(path)))
@@ -62,7 +62,7 @@ def test_a_join_over_the_place_of_a_run_that_begins_does_not_stop_it(
 
 @pytest.mark.parametrize("n_batch", [1, 2, 3])
 @pytest.mark.parametrize("capacity", [7, 8, 9])
-def test_runs_in_little_room_are_parked_and_end_as_ever(
+def test_runs_in_little_room_are_preempted_and_finish_normally(
     make: MakeRig, capacity: int, n_batch: int
 ) -> None:
     rig = make(n_batch=n_batch, capacity=capacity)
@@ -74,7 +74,7 @@ def test_runs_in_little_room_are_parked_and_end_as_ever(
         assert_result(rig, item, result)
 
 
-def test_work_that_cannot_go_on_fails_instead_of_being_tried_for_ever(
+def test_work_that_cannot_progress_fails_instead_of_looping(
     make: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = make(capacity=4)
@@ -99,12 +99,12 @@ def test_a_cancelled_member_of_equal_greedy_runs_leaves_the_others(make: MakeRig
     rig.driver.drive(tickets)
     assert_result(rig, items[0], tickets[0].result())
     assert_result(rig, items[2], tickets[2].result())
-    made = tickets[1].result()
-    assert made.tokens == tickets[0].result().tokens[: len(made.tokens)]
-    assert made.end.ids() == [1, 2, *made.tokens]
+    result = tickets[1].result()
+    assert result.tokens == tickets[0].result().tokens[: len(result.tokens)]
+    assert result.end.ids() == [1, 2, *result.tokens]
 
 
-def test_a_ticket_that_is_done_cannot_be_cancelled(make: MakeRig) -> None:
+def test_ticket_that_is_done_cannot_be_cancelled(make: MakeRig) -> None:
     rig = make()
     item = run(rig.place([1]), max_tokens=1)
     (ticket,) = rig.submit(item)
@@ -115,7 +115,7 @@ def test_a_ticket_that_is_done_cannot_be_cancelled(make: MakeRig) -> None:
         ticket.result()
 
 
-def test_a_run_cancelled_in_the_queue_has_made_nothing(make: MakeRig) -> None:
+def test_run_cancelled_in_the_queue_has_no_tokens(make: MakeRig) -> None:
     rig = make(capacity=6)
     first, second = run(rig.place([1, 2, 3])), run(rig.place([4, 5, 6, 7]))
     tickets = rig.submit(first, second)
@@ -128,7 +128,7 @@ def test_a_run_cancelled_in_the_queue_has_made_nothing(make: MakeRig) -> None:
     assert result.end.ids() == [4, 5, 6, 7]
 
 
-def test_a_parked_run_that_is_cancelled_keeps_what_it_made(make: MakeRig) -> None:
+def test_preempted_run_that_is_cancelled_keeps_its_tokens(make: MakeRig) -> None:
     rig = make(capacity=12)
     items = [run(rig.place([i + 1]), i, max_tokens=9) for i in range(2)]
     tickets = rig.submit(*items)
@@ -136,14 +136,14 @@ def test_a_parked_run_that_is_cancelled_keeps_what_it_made(make: MakeRig) -> Non
         rig.step()
     tickets[1].cancel()
     rig.step()
-    made = tickets[1].result()
-    assert 0 < len(made.tokens) < 9
-    assert made.end.ids() == [2, *made.tokens]
+    result = tickets[1].result()
+    assert 0 < len(result.tokens) < 9
+    assert result.end.ids() == [2, *result.tokens]
     rig.driver.drive(tickets)
     assert_result(rig, items[0], tickets[0].result())
 
 
-def test_one_cancelled_extend_of_an_atomic_call_ends_them_all(make: MakeRig) -> None:
+def test_one_cancelled_extend_of_an_atomic_call_cancels_all(make: MakeRig) -> None:
     rig = make(n_batch=2)
     tickets = rig.submit(*(Extend(rig.place([i, 2, 3])) for i in range(3)), atomic=True)
     rig.step()
@@ -154,7 +154,7 @@ def test_one_cancelled_extend_of_an_atomic_call_ends_them_all(make: MakeRig) -> 
             ticket.result()
 
 
-def test_a_step_that_fails_after_its_work_was_cancelled_changes_nothing(make: MakeRig) -> None:
+def test_failing_step_after_its_work_was_cancelled_changes_nothing(make: MakeRig) -> None:
     rig = make(LateFake(MemoryEngine(), {0}))
     (ticket,) = rig.submit(Extend(rig.place([1, 2]), (), (Logits(2),)))
     rig.step()
@@ -166,7 +166,7 @@ def test_a_step_that_fails_after_its_work_was_cancelled_changes_nothing(make: Ma
     assert rig.ask([1, 2], Logits(2))[0].tolist() == logits_after([1, 2]).tolist()
 
 
-def test_an_interrupt_inside_a_forward_fails_its_tickets_and_is_raised(make: MakeRig) -> None:
+def test_interrupt_inside_a_forward_fails_its_tickets_and_is_raised(make: MakeRig) -> None:
     rig = make(Raising(MemoryEngine(), KeyboardInterrupt()))
     (ticket,) = rig.submit(Extend(rig.place([1])))
     with pytest.raises(KeyboardInterrupt):
@@ -176,7 +176,7 @@ def test_an_interrupt_inside_a_forward_fails_its_tickets_and_is_raised(make: Mak
     assert rig.ask([1], Logits(1))[0].tolist() == logits_after([1]).tolist()
 
 
-def test_an_engines_own_error_reaches_the_ticket_as_it_is(make: MakeRig) -> None:
+def test_error_raised_by_an_engine_reaches_the_ticket_unchanged(make: MakeRig) -> None:
     error = ForwardError("the device is gone")
     rig = make(Raising(MemoryEngine(), error))
     (ticket,) = rig.submit(Extend(rig.place([1])))
@@ -186,7 +186,7 @@ def test_an_engines_own_error_reaches_the_ticket_as_it_is(make: MakeRig) -> None
     assert isinstance(other.__cause__, ValueError)
 
 
-def test_a_failed_read_of_a_hidden_engine_leaves_nothing_pinned(make: MakeRig) -> None:
+def test_failed_read_of_a_hidden_engine_leaves_nothing_pinned(make: MakeRig) -> None:
     rig = make(BrokenEngine(HiddenFake(MemoryEngine()), {0}))
     (ticket,) = rig.submit(Extend(rig.place([1, 2]), (), (Logits(2),)))
     rig.driver.drive([ticket])
@@ -213,7 +213,7 @@ def test_each_adapter_has_its_own_forward_and_its_own_kv(make: MakeRig) -> None:
     assert rig.scheduler.counters.prefilled == 2 + 3
 
 
-def test_a_launch_that_fails_half_way_waits_for_the_half_that_was_launched(
+def test_launch_that_fails_half_way_waits_for_the_launched_half(
     make: MakeRig,
 ) -> None:
     """The second adapter's forward raises while the first one's still runs on the device."""
@@ -228,7 +228,7 @@ def test_a_launch_that_fails_half_way_waits_for_the_half_that_was_launched(
     assert rig.ask([1, 2], Logits(2))[0].tolist() == logits_after([1, 2]).tolist()
 
 
-def test_close_fails_what_waits_and_what_is_in_flight(make: MakeRig) -> None:
+def test_close_fails_waiting_work_and_work_in_flight(make: MakeRig) -> None:
     rig = make(LateFake(MemoryEngine()), capacity=5)
     tickets = rig.submit(
         Extend(rig.place([1, 2, 3]), (), (Logits(3),)), Extend(rig.place([4, 5, 6]))
@@ -244,7 +244,7 @@ def test_close_fails_what_waits_and_what_is_in_flight(make: MakeRig) -> None:
     assert rig.scheduler.is_idle
 
 
-def test_a_run_that_outgrows_the_room_alone_says_so(make: MakeRig) -> None:
+def test_single_run_that_outgrows_the_capacity_raises_kv_full(make: MakeRig) -> None:
     rig = make(capacity=5)
     (ticket,) = rig.submit(run(rig.place([1, 2]), max_tokens=30))
     rig.driver.drive([ticket])

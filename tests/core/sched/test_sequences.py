@@ -27,7 +27,7 @@ ENGINES: dict[str, Callable[[set[int]], Engine]] = {
 
 
 class Owner:
-    """Who has a line. `ids`: what its path must be."""
+    """Owner of a sequence. `ids`: its expected path."""
 
     def __init__(self, rig: Rig, place: Place, ids: Sequence[int], number: int) -> None:
         self.rig = rig
@@ -48,16 +48,16 @@ def commit(owners: Sequence[Owner], tokens: Sequence[int], rig: Rig) -> Ticket:
 
 def assert_committed(owners: Sequence[Owner], tokens: Sequence[int], ticket: Ticket) -> None:
     """A commit gave what the rule says; the owners' paths go on."""
-    for owner, token, found in zip(owners, tokens, ticket.result(), strict=True):
+    for owner, token, result in zip(owners, tokens, ticket.result(), strict=True):
         owner.ids.append(token)
-        logits = owner.rig.scheduler.logits_cache.read(found.row)
+        logits = owner.rig.scheduler.logits_cache.read(result.row)
         assert logits is not None
         np.testing.assert_array_equal(logits, logits_after(owner.ids))
         drawn = draw_after(owner.ids, owner.sampler)
         assert drawn.kept is not None
-        assert found.drawn is not None
-        assert found.drawn[0] == int(drawn.ids[0])
-        np.testing.assert_allclose(found.drawn[1:], [drawn.logprobs[0], drawn.kept[0]], atol=1e-6)
+        assert result.drawn is not None
+        assert result.drawn[0] == int(drawn.ids[0])
+        np.testing.assert_allclose(result.drawn[1:], [drawn.logprobs[0], drawn.kept[0]], atol=1e-6)
 
 
 def assert_path(rig: Rig, sequence: TokenSequence, ids: Sequence[int]) -> None:
@@ -69,8 +69,8 @@ def assert_path(rig: Rig, sequence: TokenSequence, ids: Sequence[int]) -> None:
 @pytest.mark.parametrize(
     "seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 40))]
 )
-def test_random_commits_give_what_the_rule_says(make: MakeRig, kind: str, seed: int) -> None:
-    """Beside runs and extends, in little room, with failures, forks and owners that go."""
+def test_random_commits_give_the_results_of_the_rule(make: MakeRig, kind: str, seed: int) -> None:
+    """With runs, extends, little room, failures, forks and dropped owners."""
     rng = random.Random(seed)
     fail_on = set(rng.sample(range(8, 200), 8)) if seed % 2 else set()
     engine = ENGINES[kind](fail_on)
@@ -127,7 +127,7 @@ def test_random_commits_give_what_the_rule_says(make: MakeRig, kind: str, seed: 
 
 
 @pytest.mark.parametrize("n_batch", [3, 8, 64])
-def test_a_commit_takes_as_few_forwards_as_there_are_batches(make: MakeRig, n_batch: int) -> None:
+def test_commit_takes_one_forward_per_batch(make: MakeRig, n_batch: int) -> None:
     rig = make(n_batch=n_batch)
     rig.drive(Extend(rig.place([1, 2, 3])))
     owners = [Owner(rig, rig.place([1, 2, 3]), [1, 2, 3], n) for n in range(8)]
@@ -140,7 +140,7 @@ def test_a_commit_takes_as_few_forwards_as_there_are_batches(make: MakeRig, n_ba
         assert len(rig.engine.sizes) - before == -(-8 // n_batch)
 
 
-def test_a_pass_that_fails_takes_back_those_before_it(make: MakeRig) -> None:
+def test_failing_pass_undoes_the_passes_before_it(make: MakeRig) -> None:
     engine = BrokenEngine(MemoryEngine(), set())
     rig = make(engine, n_batch=4)
     owners = [Owner(rig, rig.place([1, 2, 3]), [1, 2, 3], n) for n in range(8)]
@@ -154,11 +154,11 @@ def test_a_pass_that_fails_takes_back_those_before_it(make: MakeRig) -> None:
     for owner in owners:
         assert owner.sequence.tail is not None
         assert owner.sequence.tail.fragment.length == len(owner.sequence.tokens) == 1
-    rig.driver.drive([again := commit(owners, tokens, rig)])
-    assert_committed(owners, tokens, again)
+    rig.driver.drive([repeated := commit(owners, tokens, rig)])
+    assert_committed(owners, tokens, repeated)
 
 
-def test_idle_lines_make_room_for_others_and_wake(make: MakeRig) -> None:
+def test_idle_sequences_make_room_for_others_and_resume(make: MakeRig) -> None:
     rig = make(capacity=24)
     owners = [Owner(rig, rig.place([n]), [n], n) for n in range(4)]
     for _ in range(3):
@@ -172,7 +172,7 @@ def test_idle_lines_make_room_for_others_and_wake(make: MakeRig) -> None:
         assert_committed([owner], [6], ticket)
 
 
-def test_what_a_line_has_run_is_found_by_others(make: MakeRig) -> None:
+def test_kv_computed_by_a_sequence_is_reused_by_others(make: MakeRig) -> None:
     rig = make()
     owner = Owner(rig, rig.place([1, 2]), [1, 2], 0)
     for token in (3, 4, 5):
@@ -187,7 +187,7 @@ def test_what_a_line_has_run_is_found_by_others(make: MakeRig) -> None:
     assert rig.scheduler.counters.prefilled == before
 
 
-def test_the_kv_of_lines_is_told_to_whoever_asks_and_none_of_them_closes(make: MakeRig) -> None:
+def test_n_cached_counts_kv_of_open_sequences_and_closes_none(make: MakeRig) -> None:
     rig = make(MemoryEngine())
     sequences, prompt = rig.scheduler.sequences, [1, 2, 3, 4, 5]
     rig.drive(Extend(rig.place(prompt)))
@@ -196,25 +196,31 @@ def test_the_kv_of_lines_is_told_to_whoever_asks_and_none_of_them_closes(make: M
         ticket = commit([near, far], tokens, rig)
         rig.driver.drive([ticket])
 
-    def told(*ids: int) -> int:
+    def cached(*ids: int) -> int:
         with rig.scheduler.lock:
             return sequences.n_cached(rig.place(ids))
 
     opened = list(sequences.opened)
-    assert told(*prompt, 6, 7) == told(*prompt, 6, 7, 2) == 7
-    assert told(*prompt, 6, 2) == 6
-    assert told(*prompt, 2) == told(*prompt) == 5
-    assert (told(1, 2, 9, 9), told(9, 8, 8, 1), told(9), told(2), told()) == (2, 3, 1, 0, 0)
+    assert cached(*prompt, 6, 7) == cached(*prompt, 6, 7, 2) == 7
+    assert cached(*prompt, 6, 2) == 6
+    assert cached(*prompt, 2) == cached(*prompt) == 5
+    assert (cached(1, 2, 9, 9), cached(9, 8, 8, 1), cached(9), cached(2), cached()) == (
+        2,
+        3,
+        1,
+        0,
+        0,
+    )
     assert list(sequences.opened) == opened
     sequences.release(near.sequence)  # forked, say
-    assert told(*prompt, 6, 7) == 7
+    assert cached(*prompt, 6, 7) == 7
     with rig.scheduler.lock:
         far.sequence.drop(rig.tree)  # the engine could not keep it
-    assert told(9, 8, 8) == 1
+    assert cached(9, 8, 8) == 1
     rig.finish()
 
 
-def test_lines_whose_owners_are_gone_hold_nothing(make: MakeRig) -> None:
+def test_sequences_without_owners_use_no_slots(make: MakeRig) -> None:
     rig = make()
     owner = Owner(rig, rig.place([1, 2]), [1, 2], 0)
     rig.driver.drive([commit([owner], [3], rig)])
@@ -234,7 +240,7 @@ def test_lines_whose_owners_are_gone_hold_nothing(make: MakeRig) -> None:
     assert not rig.scheduler.sequences.opened
 
 
-def test_a_commit_that_is_cancelled_in_flight_ends_when_it_has_landed(make: MakeRig) -> None:
+def test_commit_cancelled_in_flight_ends_when_its_step_has_finished(make: MakeRig) -> None:
     rig = make(LateFake(MemoryEngine()))
     owner = Owner(rig, rig.place([1, 2, 3]), [1, 2, 3], 0)
     rig.drive(Extend(rig.place([1, 2, 3]), (), (Logits(3),)))
@@ -252,7 +258,7 @@ def test_a_commit_that_is_cancelled_in_flight_ends_when_it_has_landed(make: Make
     assert_result(rig, other, generated.result())
 
 
-def test_a_line_whose_owner_goes_while_it_runs_is_closed_when_that_has_landed(
+def test_sequence_released_in_flight_is_closed_when_its_step_has_finished(
     make: MakeRig,
 ) -> None:
     rig = make(LateFake(MemoryEngine()))
@@ -271,7 +277,7 @@ def test_a_line_whose_owner_goes_while_it_runs_is_closed_when_that_has_landed(
     assert owner.sequence not in rig.scheduler.sequences.opened
 
 
-def test_a_commit_waits_for_who_writes_where_its_lines_begin(make: MakeRig) -> None:
+def test_commit_waits_for_the_writer_of_the_place_where_it_starts(make: MakeRig) -> None:
     """It is done in two steps, and what grows where the last of its lines begins comes between."""
     rig = make(LateFake(MemoryEngine()), n_batch=2)
     paths = [[1, 2, 3], [1, 2, 4], [8, 8, 8]]

@@ -15,18 +15,18 @@ def ticket(make: MakeRig) -> Ticket:
     return Ticket(Extend(make().place([1])), deque())
 
 
-def test_the_result_of_open_work_is_refused(ticket: Ticket) -> None:
+def test_result_of_open_work_raises(ticket: Ticket) -> None:
     with pytest.raises(Cancelled, match="not done yet"):
         ticket.result()
 
 
-def test_the_first_answer_of_a_ticket_stays(ticket: Ticket) -> None:
+def test_second_answer_of_a_ticket_is_ignored(ticket: Ticket) -> None:
     ticket.resolve(7)
     ticket.resolve(error=Boom("late"))
     assert ticket.result() == 7
 
 
-def test_callbacks_run_once_whether_added_before_or_after_the_answer(ticket: Ticket) -> None:
+def test_callback_added_before_or_after_the_answer_runs_once(ticket: Ticket) -> None:
     heard: list[tuple[str, object]] = []
     ticket.on_done(lambda done: heard.append(("before", done.value)))
     assert heard == []
@@ -35,7 +35,7 @@ def test_callbacks_run_once_whether_added_before_or_after_the_answer(ticket: Tic
     assert heard == [("before", 7), ("after", 7)]
 
 
-def test_a_cancellation_is_noted_once(ticket: Ticket) -> None:
+def test_second_cancellation_of_a_ticket_is_ignored(ticket: Ticket) -> None:
     ticket.cancel("interrupted")
     ticket.cancel("cancelled")
     assert (ticket.cancel_reason, len(ticket._inbox)) == ("interrupted", 1)

@@ -1,4 +1,4 @@
-"""Small real tokenizers of each kind, made in the process."""
+"""Small real tokenizers of each kind, built in the process."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ TINY = Path(weft.__path__[0]) / "data" / "tiny"
 
 def byte_level(*, bos: bool = False) -> Tokenizer:
     """GPT-2 like; with `bos` Llama-3 like: the post-processor puts a begin token first."""
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=400,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         special_tokens=["<|begin|>", "<|end|>"],
         show_progress=False,
     )
-    made.train_from_iterator(CORPUS, trainer)
+    tokenizer.train_from_iterator(CORPUS, trainer)
     if bos:
-        made.post_processor = processors.Sequence(
+        tokenizer.post_processor = processors.Sequence(
             [
                 processors.ByteLevel(trim_offsets=False),
                 processors.TemplateProcessing(
@@ -52,7 +52,7 @@ def byte_level(*, bos: bool = False) -> Tokenizer:
                 ),
             ]
         )
-    return made
+    return tokenizer
 
 
 def sentencepiece() -> Tokenizer:
@@ -60,7 +60,7 @@ def sentencepiece() -> Tokenizer:
     names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     names += [*"▁helowrdxa\n", "ll", "he", "llo", "▁he", "▁hello", "hello", "wo", "▁wo", "▁x", "▁a"]
     merges = ["l l", "h e", "ll o", "▁ he", "▁he llo", "he llo", "w o", "▁ wo", "▁ x", "▁ a"]
-    made = Tokenizer(
+    tokenizer = Tokenizer(
         models.BPE(
             vocab={name: index for index, name in enumerate(names)},
             merges=[(left, right) for left, right in map(str.split, merges)],
@@ -69,10 +69,10 @@ def sentencepiece() -> Tokenizer:
             byte_fallback=True,
         )
     )
-    made.normalizer = normalizers.Sequence(
+    tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
     )
-    made.decoder = decoders.Sequence(
+    tokenizer.decoder = decoders.Sequence(
         [
             decoders.Replace("▁", " "),
             decoders.ByteFallback(),
@@ -80,62 +80,62 @@ def sentencepiece() -> Tokenizer:
             decoders.Strip(" ", 1, 0),
         ]
     )
-    made.add_special_tokens(["<unk>", "<s>", "</s>"])
-    made.post_processor = processors.TemplateProcessing(
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", 1)]
     )
-    return made
+    return tokenizer
 
 
 def metaspace(scheme: str = "first") -> Tokenizer:
     """Unigram with a Metaspace pre-tokenizer, as T5-like files have it."""
-    made = Tokenizer(models.Unigram())
-    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
-    made.decoder = decoders.Metaspace(prepend_scheme=scheme)
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme=scheme)
     trainer = trainers.UnigramTrainer(
         vocab_size=120, special_tokens=["<unk>", "</s>"], unk_token="<unk>", show_progress=False
     )
-    made.train_from_iterator(CORPUS, trainer)
-    return made
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return tokenizer
 
 
 def wordpiece() -> Tokenizer:
     names = ["[UNK]", "hello", "world", "##s", "wo", "##rld", "x", "[CLS]", "[SEP]"]
-    made = Tokenizer(
+    tokenizer = Tokenizer(
         models.WordPiece({name: index for index, name in enumerate(names)}, unk_token="[UNK]")
     )
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.decoder = decoders.WordPiece(cleanup=False)
-    made.add_special_tokens(["[CLS]", "[SEP]"])
-    made.post_processor = processors.TemplateProcessing(
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.decoder = decoders.WordPiece(cleanup=False)
+    tokenizer.add_special_tokens(["[CLS]", "[SEP]"])
+    tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 7), ("[SEP]", 8)]
     )
-    return made
+    return tokenizer
 
 
 def words() -> Tokenizer:
-    """Whole words and no decoder at all; the added token leaves a hole in the ids."""
-    made = Tokenizer(models.WordLevel({"a": 0, "b": 1, "[UNK]": 5}, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.add_tokens([AddedToken("two words")])
-    return made
+    """Complete words and no decoder at all; the added token leaves a hole in the ids."""
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "[UNK]": 5}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_tokens([AddedToken("two words")])
+    return tokenizer
 
 
 def metaspace_bytes() -> Tokenizer:
     """Llama files as written today: Metaspace before the first word, byte fallback."""
-    made = sentencepiece()
-    made.normalizer = None
-    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    return made
+    tokenizer = sentencepiece()
+    tokenizer.normalizer = None
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    return tokenizer
 
 
 def duplicates() -> Tokenizer:
     """Byte-level, where several ids have the same bytes, and ids between them have none."""
-    made = byte_level()
-    vocab = json.loads(made.to_str())
+    tokenizer = byte_level()
+    vocab = json.loads(tokenizer.to_str())
     table = vocab["model"]["vocab"]
     n = 1 + max(table.values())
-    # No letter of the byte alphabet: the token is the text itself, which others spell in bytes.
+    # Characters outside the byte alphabet: their tokens are the text itself.
     for index, name in enumerate(('"', " ", "日", "🙂", "true", "{")):
         vocab["added_tokens"].append(
             {
@@ -153,23 +153,23 @@ def duplicates() -> Tokenizer:
 
 def with_words(*words: str) -> Tokenizer:
     """Byte-level, with tokens added that are these words."""
-    made = byte_level()
-    made.add_tokens([AddedToken(word, normalized=False) for word in words])
-    return made
+    tokenizer = byte_level()
+    tokenizer.add_tokens([AddedToken(word, normalized=False) for word in words])
+    return tokenizer
 
 
 def characters() -> Tokenizer:
-    """WordPiece over letters and signs of ASCII, and no more: most text cannot be written in it."""
+    """WordPiece over ASCII characters only: most text cannot be written in it."""
     signs = [chr(code) for code in range(33, 127)]
     names = ["[UNK]", *signs, *(f"##{sign}" for sign in signs), "the", "##ing", "yes", "no"]
-    made = Tokenizer(
+    tokenizer = Tokenizer(
         models.WordPiece({name: index for index, name in enumerate(names)}, unk_token="[UNK]")
     )
-    made.normalizer = normalizers.Lowercase()
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    made.decoder = decoders.WordPiece(cleanup=False)
-    made.add_special_tokens(["[UNK]", "[CLS]", "[SEP]"])
-    return made
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(cleanup=False)
+    tokenizer.add_special_tokens(["[UNK]", "[CLS]", "[SEP]"])
+    return tokenizer
 
 
 def mistral(version: str = "tokenizer.model.v1") -> Tokenizer:
@@ -181,21 +181,23 @@ def tekken() -> Tokenizer:
     """Mistral's byte-level vocabulary of 131,072 tokens; other words fall into bytes."""
     data = json.loads(_mistral_file("tekken_240718.json").read_text("utf-8"))
     n_special = data["config"]["default_num_special_tokens"]
-    letters = {byte: letter for letter, byte in _byte_letters().items()}
+    char_of_byte = {byte: char for char, byte in _byte_of_char().items()}
     size = data["config"]["default_vocab_size"] - n_special
-    names = ["".join(letters[b] for b in b64decode(e["token_bytes"])) for e in data["vocab"][:size]]
+    names = [
+        "".join(char_of_byte[b] for b in b64decode(e["token_bytes"])) for e in data["vocab"][:size]
+    ]
     vocab = {f"<SPECIAL_{index}>": index for index in range(n_special)}
     vocab["</s>"] = vocab.pop("<SPECIAL_2>")
     vocab |= {name: index + n_special for index, name in enumerate(names)}
-    made = Tokenizer(models.BPE(vocab=vocab, merges=[], ignore_merges=True))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens(list(vocab)[: n_special - 1] + ["</s>"])
-    return made
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], ignore_merges=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(vocab)[: n_special - 1] + ["</s>"])
+    return tokenizer
 
 
 def from_sentencepiece(model: bytes) -> Tokenizer:
-    """Read a SentencePiece BPE file by hand: pieces with score and kind, and what merges make them.
+    """Read a SentencePiece BPE file by hand: pieces and their merges.
 
     A merge is of the two halves of a piece, the likelier piece first, as Transformers has it.
     """
@@ -205,11 +207,11 @@ def from_sentencepiece(model: bytes) -> Tokenizer:
     for piece, score, kind in pieces:
         if kind == 1:
             halves = [(piece[:at], piece[at:]) for at in range(1, len(piece))]
-            found = [(a, b) for a, b in halves if a in vocab and b in vocab]
-            found.sort(key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
-            merges += [(score, a, b) for a, b in found]
+            pairs = [(a, b) for a, b in halves if a in vocab and b in vocab]
+            pairs.sort(key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
+            merges += [(score, a, b) for a, b in pairs]
     merges.sort(key=lambda merge: -merge[0])
-    made = Tokenizer(
+    tokenizer = Tokenizer(
         models.BPE(
             vocab=vocab,
             merges=[(a, b) for _, a, b in merges],
@@ -219,10 +221,10 @@ def from_sentencepiece(model: bytes) -> Tokenizer:
         )
     )
     spelled = sentencepiece()
-    made.normalizer, made.decoder = spelled.normalizer, spelled.decoder
-    made.add_special_tokens([piece for piece, _, kind in pieces if kind in (2, 3)])
-    made.post_processor = spelled.post_processor
-    return made
+    tokenizer.normalizer, tokenizer.decoder = spelled.normalizer, spelled.decoder
+    tokenizer.add_special_tokens([piece for piece, _, kind in pieces if kind in (2, 3)])
+    tokenizer.post_processor = spelled.post_processor
+    return tokenizer
 
 
 def _pieces(model: bytes) -> Iterator[tuple[str, float, int]]:
@@ -262,14 +264,14 @@ def _fields(data: bytes) -> Iterator[tuple[int, bytes | int]]:
 
 def _mistral_file(name: str) -> Path:
     """A file of the mistral-common package, which is not imported."""
-    found = importlib.util.find_spec("mistral_common")
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec("mistral_common")
+    if spec is None or not spec.submodule_search_locations:
         pytest.skip("mistral-common is not installed")
-    return Path(found.submodule_search_locations[0]) / "data" / name
+    return Path(spec.submodule_search_locations[0]) / "data" / name
 
 
-def _byte_letters() -> dict[str, int]:
-    """Letter → byte of byte-level BPE, from the library's own alphabet."""
+def _byte_of_char() -> dict[str, int]:
+    """Character → byte of byte-level BPE, from the library's own alphabet."""
     own = [*range(33, 127), *range(161, 173), *range(174, 256)]
     rest = [byte for byte in range(256) if byte not in set(own)]
     return {chr(b): b for b in own} | {chr(256 + at): byte for at, byte in enumerate(rest)}

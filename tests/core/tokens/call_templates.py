@@ -91,7 +91,7 @@ FORMS: dict[str, Form] = {
         "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }}[/INST]{% elif"
         " m.role == 'tool' %}[TOOL_RESULTS]{{ m.tool_call_id }} {{ m.content }}[/TOOL_RESULTS]"
         "{% elif m.tool_calls %}[TOOL_CALLS][{% for c in m.tool_calls %}{% if c.id | length != 9 %}"
-        "{{ raise_exception('ids have nine letters') }}{% endif %}"
+        "{{ raise_exception('ids have nine characters') }}{% endif %}"
         '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}, "id":'
         ' "{{ c.id }}"}{{ ", " if not loop.last }}{% endfor %}]</s>{% else %}{{ m.content }}</s>'
         "{% endif %}{% endfor %}",
@@ -133,7 +133,7 @@ FORMS: dict[str, Form] = {
         ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜end｜>"),
     ),
     "kimi": Form(
-        "{% set seen = [] %}{% for m in messages %}{% set _ = seen.append(m) %}<|im_{{ m.role }}|>"
+        "{% set past = [] %}{% for m in messages %}{% set _ = past.append(m) %}<|im_{{ m.role }}|>"
         "{{ m.content or '' }}{% if m.tool_calls %}<|tool_calls_section_begin|>{% for c in"
         " m.tool_calls %}<|tool_call_begin|>{{ c.id }}<|tool_call_argument_begin|>"
         "{% if c.function.arguments is string %}{{ c.function.arguments }}{% else %}"
@@ -188,7 +188,7 @@ FORMS: dict[str, Form] = {
         '<call>call:f{city:<|"|>Paris<|"|>,n:3}</call>',
         ("<turn>", "<call>", "</call>", '<|"|>', "<end>"),
     ),
-    "granite, told": Form(
+    "granite, listed": Form(
         "{% if tools %}<|role|>tools<|end_role|>{{ tools | tojson }} Answer with <|tool_call|>"
         " and a list.<|eot|>{% endif %}{% for m in messages %}<|role|>{{ m.role }}<|end_role|>"
         "{{ m.content }}<|eot|>\n{% endfor %}"
@@ -196,7 +196,7 @@ FORMS: dict[str, Form] = {
         '<|tool_call|>[{"name": "f", "arguments": {"city": "Paris", "n": 3}}]',
         ("<|role|>", "<|end_role|>", "<|tool_call|>", "<|eot|>"),
     ),
-    "phi, told": Form(
+    "phi, listed": Form(
         "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% if m.role == 'system' and"
         " m.tools %}<|tool|>{{ m.tools }}<|/tool|>{% endif %}<|end|>{% endfor %}"
         "{% if add_generation_prompt %}<|assistant|>{% endif %}",

@@ -19,18 +19,18 @@ def render(template: str, messages: Any = USER, **options: Any) -> str:
     return render_chat(template, messages, **options)
 
 
-def test_a_template_gets_the_messages_and_the_special_tokens() -> None:
+def test_template_receives_messages_and_special_tokens() -> None:
     text = render(SIMPLE, bos_token="[B]", eos_token="[E]")
     assert text == "[B]<user>Hi[E]<assistant>"
     assert render(SIMPLE, add_generation_prompt=False) == "<user>Hi"
 
 
-def test_blocks_are_trimmed_as_templates_expect() -> None:
+def test_template_blocks_are_trimmed() -> None:
     template = "{% for m in messages %}\n    {% if true %}\nA\n    {% endif %}\n{% endfor %}\nB"
     assert render(template) == "A\nB"
 
 
-def test_the_names_that_templates_use_are_there() -> None:
+def test_names_that_templates_use_are_defined() -> None:
     assert render("{{ {'b': 1, 'a': 'é<'} | tojson }}") == '{"b": 1, "a": "é<"}'
     assert render("{{ [1] | tojson(indent=1) }}") == "[\n 1\n]"
     assert render("{{ strftime_now('%Y') }}") in {str(datetime.now().year + i) for i in (-1, 0)}
@@ -45,7 +45,7 @@ def test_the_names_that_templates_use_are_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "said"),
+    ("template", "message"),
     [
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         ("{% if %}", "Expected an expression"),
@@ -55,15 +55,15 @@ def test_the_names_that_templates_use_are_there() -> None:
         ("{{ messages.append(1) }}", "unsafe"),
     ],
 )
-def test_what_a_template_refuses_is_told_with_its_own_words(template: str, said: str) -> None:
+def test_error_in_a_template_raises_with_its_message(template: str, message: str) -> None:
     with pytest.raises(ConfigError, match="chat template") as caught:
         render(template)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "template=False" in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("messages", "said"),
+    ("messages", "message"),
     [
         ([], "no messages"),
         ("Hi", "messages are 'Hi'"),
@@ -77,18 +77,18 @@ def test_what_a_template_refuses_is_told_with_its_own_words(template: str, said:
         ([{"role": "user", "content": object()}], "allowed is a string"),
     ],
 )
-def test_messages_of_the_wrong_shape_are_refused(messages: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_messages_of_the_wrong_shape_raise(messages: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         check_messages(messages)
 
 
-def test_long_wrong_values_are_shown_short() -> None:
+def test_long_wrong_values_are_shortened_in_the_error() -> None:
     with pytest.raises(ConfigError) as caught:
         check_messages("x" * 500)
     assert len(str(caught.value)) < 200
 
 
-def test_parts_and_silent_tool_calls_are_messages() -> None:
+def test_content_parts_and_tool_calls_without_text_are_messages() -> None:
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
         {"role": "assistant", "content": None, "tool_calls": [{"id": 1}]},
@@ -98,10 +98,10 @@ def test_parts_and_silent_tool_calls_are_messages() -> None:
     assert checked[0] is not messages[0]
 
 
-def test_an_unknown_role_is_told_those_that_are_rendered() -> None:
+def test_unknown_role_raises_with_the_roles_that_the_template_renders() -> None:
     bogus = [{"role": "bogus", "content": "Hi"}]
-    said = "'bogus'.*does not know; allowed are system, user, assistant, tool$"
-    with pytest.raises(ConfigError, match=said):
+    message = "'bogus'.*does not know; allowed are system, user, assistant, tool$"
+    with pytest.raises(ConfigError, match=message):
         check_roles(SIMPLE, bogus, "<bogus>Hi")
     named = (
         "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no') }}"
@@ -114,7 +114,7 @@ def test_an_unknown_role_is_told_those_that_are_rendered() -> None:
             check_roles(named, bogus, "", **given)
 
 
-def test_a_special_token_is_no_role() -> None:
+def test_special_token_is_not_a_role() -> None:
     """Though it stands in the template, as roles do."""
     template = "{{ '<|end|>' }}{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}"
     with pytest.raises(ConfigError, match=r"has role '<\|end\|>'"):

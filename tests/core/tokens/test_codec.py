@@ -74,7 +74,7 @@ def test_without_a_decoder_words_are_apart_and_holes_are_empty() -> None:
     assert first_space_is_dummy(backend)
 
 
-def test_byte_level_is_seen_from_the_pre_tokenizer_too() -> None:
+def test_byte_level_is_recognized_by_the_pre_tokenizer_too() -> None:
     backend = builders.byte_level()
     expected = byte_vocab(backend)
     backend.decoder = None
@@ -92,14 +92,14 @@ def test_replacements_by_pattern_and_word_ends_are_spelled() -> None:
     assert byte_vocab(backend)[0] == b"a\\1\\1b"
 
 
-def test_a_decoder_without_bytes_is_unsupported_by_name() -> None:
+def test_decoder_without_bytes_raises_unsupported_with_its_name() -> None:
     backend = Tokenizer(models.BPE(vocab={"a": 0}, merges=[]))
     backend.decoder = decoders.CTC()
     with pytest.raises(Unsupported, match="CTC"):
         byte_vocab(backend)
 
 
-def test_an_empty_vocabulary_is_an_empty_list() -> None:
+def test_empty_vocabulary_gives_an_empty_list() -> None:
     assert byte_vocab(Tokenizer(models.BPE())) == []
 
 

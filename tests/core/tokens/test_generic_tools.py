@@ -43,7 +43,7 @@ def rendered(text: Tokenizer, *messages: Any, **options: Any) -> str:
 
 
 @pytest.mark.parametrize("template", [ROLES, STRICT])
-def test_a_template_without_tools_has_the_generic_form(template: str) -> None:
+def test_template_without_tools_has_the_generic_form(template: str) -> None:
     text = tokenizer(Form(template, ""))
     form = text.chat_form()
     assert form.is_generic
@@ -70,14 +70,14 @@ def test_tools_are_described_in_the_system_message_or_the_first_of_the_user() ->
 
 
 @pytest.mark.parametrize("template", [ROLES, STRICT])
-def test_earlier_calls_and_results_are_in_the_prompt(template: str) -> None:
+def test_past_calls_and_results_are_in_the_prompt(template: str) -> None:
     text = tokenizer(Form(template, ""))
-    said = rendered(text, user("Q?"), CALLS, *RESULTS, user("And?"), tools=TOOLS)
+    prompt = rendered(text, user("Q?"), CALLS, *RESULTS, user("And?"), tools=TOOLS)
     assert (
         'Let me look.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>\n'
         '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call><|end|>'
-    ) in said
-    assert said.endswith(
+    ) in prompt
+    assert prompt.endswith(
         "<|user|><tool_response>\n46\n</tool_response>\n\n<tool_response>\nnoon\n"
         "</tool_response>\n\nAnd?<|end|>"
     )
@@ -101,10 +101,10 @@ def test_the_generic_form_works_in_process_on_the_embedded_model() -> None:
     n_ends = lm.format_chat(chat).ids.count(lm.eog_token)
     assert prompt.ids.count(lm.eog_token) == n_ends + 1  # of the system message
     node = weft.Loom(lm, prompt).grow(max_tokens=80, seed=1, constraint=prompt.constraint)[0]
-    said = prompt.parse(node.text)
-    (call,) = said.tool_calls
+    output = prompt.parse(node.text)
+    (call,) = output.tool_calls
     assert call.name in ("add", "now")
-    chat += [said.message(), {"role": "tool", "content": "46"}]
+    chat += [output.message(), {"role": "tool", "content": "46"}]
     after = lm.format_chat(chat, tools=tools)
     assert after.startswith(str(prompt))
     assert after.endswith("<tool_response>\n46\n</tool_response><|end|><|assistant|>")

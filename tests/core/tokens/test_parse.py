@@ -33,14 +33,14 @@ JSON = '{"name": "f", "arguments": {"x": 1}}'
         ('{"name": "f", "parameters": {"x": 1}}', ChatOutput("", "", (CALL,))),
         (f"<|python_tag|>{JSON}; {JSON}", ChatOutput("", "", (CALL, CALL))),
         ('{"name": "f", "arguments": "{\\"x\\": 1}"}', ChatOutput("", "", (CALL,))),
-        # A later call that is cut is not told beside whole ones.
+        # A later call that is cut is dropped after complete ones.
         (f'ok <tool_call>{JSON}</tool_call>\n<tool_call>{{"na', ChatOutput("ok", "", (CALL,))),
         (f"<tool_call>{JSON}</tool_call><tool_c", ChatOutput("", "", (CALL,))),
         (f'[TOOL_CALLS][{JSON}, {{"name": "f", "arg', ChatOutput("", "", (CALL,))),
         (f'{JSON}; {{"name": "f', ChatOutput("", "", (CALL,))),
     ],
 )
-def test_known_forms_are_taken_apart(text: str, want: ChatOutput) -> None:
+def test_known_forms_are_parsed_into_parts(text: str, want: ChatOutput) -> None:
     assert parse_chat_output(text) == want
 
 
@@ -66,25 +66,25 @@ def test_known_forms_are_taken_apart(text: str, want: ChatOutput) -> None:
         "[" * 100_000,
     ],
 )
-def test_malformed_calls_are_content_as_they_stand(text: str) -> None:
+def test_malformed_calls_are_returned_as_content(text: str) -> None:
     assert parse_chat_output(text) == ChatOutput(text)
 
 
-def test_a_prompt_that_opened_the_thinking_is_told() -> None:
+def test_prompt_with_open_thinking_starts_in_the_reasoning() -> None:
     assert parse_chat_output("hm</think>Hi", thinking_open=True) == ChatOutput("Hi", "hm")
     assert parse_chat_output("hm", thinking_open=True) == ChatOutput("", "hm")
 
 
-def test_a_partial_text_shows_no_half_marks() -> None:
+def test_partial_text_shows_no_partial_marks() -> None:
     text = f"<think>so</think>Ok <tool_call>{JSON}</tool_call>"
     for end in range(len(text) + 1):
-        found = parse_chat_output(text[:end], is_partial=True)
-        assert "so".startswith(found.reasoning)
-        assert "Ok ".startswith(found.content)
+        output = parse_chat_output(text[:end], is_partial=True)
+        assert "so".startswith(output.reasoning)
+        assert "Ok ".startswith(output.content)
     assert parse_chat_output(text, is_partial=True) == ChatOutput("Ok", "so", (CALL,))
 
 
-def test_nothing_raises() -> None:
+def test_no_text_raises() -> None:
     parts = ["<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", JSON, "[", "]"]
     parts += ["{", "}", '"', ";", "<|python_tag|>", "a", "\n", "\ud800", "NaN", "1e999"]
     rng = random.Random(7)
@@ -95,7 +95,7 @@ def test_nothing_raises() -> None:
 
 
 @pytest.mark.parametrize("is_partial", [False, True])
-def test_without_tools_what_looks_like_a_call_is_content(is_partial: bool) -> None:
-    said = '<think>so</think>\n{"name": "f", "arguments": {}} <tool_call>'
-    found = parse_chat_output(said, reads_calls=False, is_partial=is_partial)
-    assert found == ChatOutput('{"name": "f", "arguments": {}} <tool_call>', "so")
+def test_text_like_a_call_is_content_without_tools(is_partial: bool) -> None:
+    text = '<think>so</think>\n{"name": "f", "arguments": {}} <tool_call>'
+    output = parse_chat_output(text, reads_calls=False, is_partial=is_partial)
+    assert output == ChatOutput('{"name": "f", "arguments": {}} <tool_call>', "so")

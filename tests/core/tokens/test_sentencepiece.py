@@ -56,34 +56,37 @@ def test_merges_equal_the_naive_twin(seed: int) -> None:
     rng = random.Random(seed)
     pieces = [*SYLLABLES, *(["a▁b"] if seed % 2 else [])]  # a piece that reaches across words
     scores = [float(rng.randrange(6)) for _ in pieces]
-    found = codec(pieces, scores, puts_space=False)
+    pieces_codec = codec(pieces, scores, puts_space=False)
     for _ in range(50):
         text = "".join(rng.choice("aab bc  é€") for _ in range(rng.randrange(30)))
-        ids = found.encode(text, special=False, decorated=False)
-        assert [found.spelling(i) for i in ids] == naive(text, pieces, scores)
-        assert b"".join(found.vocab_bytes[i] for i in ids).decode() == text
+        ids = pieces_codec.encode(text, special=False, decorated=False)
+        assert [pieces_codec.spelling(i) for i in ids] == naive(text, pieces, scores)
+        assert b"".join(pieces_codec.vocab_bytes[i] for i in ids).decode() == text
 
 
 def test_space_is_put_before_a_text_and_after_special_tokens() -> None:
-    found = codec(SYLLABLES, [1.0] * len(SYLLABLES))
-    ids = found.encode("a</s>a", special=True, decorated=True)
-    assert [found.spelling(i) for i in ids] == ["<s>", "▁a", "</s>", "▁a"]
-    assert Tokenizer(found).decode(ids[1:2], first=True) == "a"
+    pieces_codec = codec(SYLLABLES, [1.0] * len(SYLLABLES))
+    ids = pieces_codec.encode("a</s>a", special=True, decorated=True)
+    assert [pieces_codec.spelling(i) for i in ids] == ["<s>", "▁a", "</s>", "▁a"]
+    assert Tokenizer(pieces_codec).decode(ids[1:2], first=True) == "a"
 
 
 def test_names_of_control_tokens_stay_text_unless_special() -> None:
-    found = codec(["<s", "<", "s", ">"], [1.0] * 4, puts_space=False)
-    assert found.encode("<s>", special=True, decorated=False) == [1]
-    plain = found.encode("<s>", special=False, decorated=False)
+    pieces_codec = codec(["<s", "<", "s", ">"], [1.0] * 4, puts_space=False)
+    assert pieces_codec.encode("<s>", special=True, decorated=False) == [1]
+    plain = pieces_codec.encode("<s>", special=False, decorated=False)
     assert 1 not in plain
-    assert b"".join(found.vocab_bytes[i] for i in plain) == b"<s>"
-    assert found.encode("x<tag>y", special=False, decorated=False).count(3) == 1
+    assert b"".join(pieces_codec.vocab_bytes[i] for i in plain) == b"<s>"
+    assert pieces_codec.encode("x<tag>y", special=False, decorated=False).count(3) == 1
 
 
 def test_stripping_tokens_take_the_blanks_after_them() -> None:
-    found = codec(["a"], [1.0], stripping_ids=frozenset({2}), puts_space=False)
-    assert found.encode("</s> \n a", special=True, decorated=False) == [2, found.id_of("a")]
-    assert found.max_token_bytes is None
+    pieces_codec = codec(["a"], [1.0], stripping_ids=frozenset({2}), puts_space=False)
+    assert pieces_codec.encode("</s> \n a", special=True, decorated=False) == [
+        2,
+        pieces_codec.id_of("a"),
+    ]
+    assert pieces_codec.max_token_bytes is None
 
 
 def test_text_that_is_not_unicode_is_a_config_error() -> None:

@@ -1,4 +1,4 @@
-"""No text spells a special token, by any kind of real tokenizer; names are found as they stand."""
+"""No text spells a special token, in any kind of real tokenizer; other names stay text."""
 
 from __future__ import annotations
 
@@ -47,56 +47,56 @@ TYPED = [
 
 def unigram(*, normalizer: Any = None, names: list[str] = NAMES, scheme: str = "always") -> Backend:
     """A trained model: special tokens are pieces of its vocabulary."""
-    made = Backend(models.Unigram())
-    made.normalizer = normalizer or normalizers.NFKC()
-    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
-    made.decoder = decoders.Metaspace(prepend_scheme=scheme)
+    backend = Backend(models.Unigram())
+    backend.normalizer = normalizer or normalizers.NFKC()
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    backend.decoder = decoders.Metaspace(prepend_scheme=scheme)
     trainer = trainers.UnigramTrainer(
         vocab_size=300, special_tokens=names, unk_token="<unk>", show_progress=False
     )
-    made.train_from_iterator(CORPUS, trainer)
-    return made
+    backend.train_from_iterator(CORPUS, trainer)
+    return backend
 
 
 def merging() -> Backend:
-    """Byte-level BPE in which merges make a special token, too, and a whole word is looked up."""
-    made = builders.byte_level()
-    raw = json.loads(made.to_str())
+    """Byte-level BPE whose merges can spell a special token; it looks up complete words."""
+    backend = builders.byte_level()
+    raw = json.loads(backend.to_str())
     vocab, merges = raw["model"]["vocab"], raw["model"]["merges"]
     for merge in ("l t", "H a", "Ha lt"):
         left, right = merge.split(" ")
         vocab.setdefault(left + right, len(vocab))
         merges.append([left, right])
     raw["model"]["ignore_merges"] = True
-    made = Backend.from_str(json.dumps(raw))
-    made.add_special_tokens([name for name in NAMES if name != "<unk>"])
-    return made
+    backend = Backend.from_str(json.dumps(raw))
+    backend.add_special_tokens([name for name in NAMES if name != "<unk>"])
+    return backend
 
 
 def wordpiece() -> Backend:
     names = dict.fromkeys([*NAMES, *map(chr, range(33, 127))])
     names |= dict.fromkeys(f"##{chr(code)}" for code in range(33, 127))
     vocab = {name: at for at, name in enumerate(names)}
-    made = Backend(models.WordPiece(vocab, unk_token="<unk>"))
-    made.normalizer = normalizers.Lowercase()
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    made.decoder = decoders.WordPiece(cleanup=False)
-    made.add_special_tokens(NAMES)
-    return made
+    backend = Backend(models.WordPiece(vocab, unk_token="<unk>"))
+    backend.normalizer = normalizers.Lowercase()
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.decoder = decoders.WordPiece(cleanup=False)
+    backend.add_special_tokens(NAMES)
+    return backend
 
 
 def spelled() -> Backend:
     """Llama-2 like, with more special tokens."""
-    made = builders.sentencepiece()
-    made.add_special_tokens(NAMES)
-    return made
+    backend = builders.sentencepiece()
+    backend.add_special_tokens(NAMES)
+    return backend
 
 
 def fallback() -> Backend:
-    """Where bytes are special tokens as well, as trainers write them."""
-    made = builders.metaspace_bytes()
-    made.add_special_tokens([*NAMES, *(f"<0x{byte:02X}>" for byte in range(256))])
-    return made
+    """Bytes are special tokens too, as some trainers write them."""
+    backend = builders.metaspace_bytes()
+    backend.add_special_tokens([*NAMES, *(f"<0x{byte:02X}>" for byte in range(256))])
+    return backend
 
 
 KINDS = {
@@ -133,8 +133,8 @@ def test_no_text_spells_a_special_token(text: Tokenizer, typed: str) -> None:
 
 
 @pytest.mark.parametrize("typed", TYPED)
-def test_what_is_typed_in_a_chat_is_what_it_is_alone(text: Tokenizer, typed: str) -> None:
-    """Between two special tokens the ids are those of the text, whole: no space comes in."""
+def test_typed_text_has_the_same_ids_in_a_chat_and_alone(text: Tokenizer, typed: str) -> None:
+    """The ids between two special tokens are those of the text: no space is added."""
     ids = text.encode_chat([{"role": "user", "content": typed}])
     assert controls(text, ids) == ["<|user|>", "<|end|>", "<|user|>"]
     [user] = text.encode("<|user|>", special=True, add_bos=False)
@@ -144,25 +144,25 @@ def test_what_is_typed_in_a_chat_is_what_it_is_alone(text: Tokenizer, typed: str
     assert ids[1:-2] == alone
 
 
-def test_a_text_comes_back_whatever_was_typed() -> None:
+def test_typed_text_survives_encode_and_decode() -> None:
     for name in ("byte_level", "spelled"):
         text = Tokenizer(KINDS[name](), chat_template=TEMPLATE)
         for typed in TYPED:
             assert text.decode(text.encode(typed, add_bos=False), first=True) == typed
-            said = text.encode_chat([{"role": "user", "content": typed}])[1:-2]
-            assert text.decode(said, first=True) == typed
+            ids = text.encode_chat([{"role": "user", "content": typed}])[1:-2]
+            assert text.decode(ids, first=True) == typed
 
 
-def test_other_text_has_the_tokens_that_the_library_gives_it(text: Tokenizer) -> None:
-    for each in (*CORPUS[:3], "fox 日本語 naïve", ""):
-        read = text.encode(each, special=True)
-        assert text.encode(each) == read
-        chat = [{"role": "user", "content": each}, {"role": "user", "content": "lazy dog"}]
+def test_other_text_has_the_ids_of_the_library(text: Tokenizer) -> None:
+    for sample in (*CORPUS[:3], "fox 日本語 naïve", ""):
+        read = text.encode(sample, special=True)
+        assert text.encode(sample) == read
+        chat = [{"role": "user", "content": sample}, {"role": "user", "content": "lazy dog"}]
         rendered = text.apply_chat_template(chat)
         assert text.encode_chat(chat) == text.encode(rendered, special=True, add_bos=False)
 
 
-def test_a_name_that_texts_make_together_is_letters() -> None:
+def test_special_name_joined_from_two_parts_is_plain_text() -> None:
     """A template joins parts of a message, and trims them."""
     text = Tokenizer(
         merging(),
@@ -175,12 +175,12 @@ def test_a_name_that_texts_make_together_is_letters() -> None:
     assert text.decode(ids) == "<|user|>a <|end|>b<<|end|>"
 
 
-def test_special_tokens_that_only_the_files_name_are_special() -> None:
+def test_special_tokens_named_only_in_the_files_are_special() -> None:
     """Not in the list of added tokens, or there as ordinary ones."""
     raw = json.loads(unigram().to_str())
-    raw["added_tokens"] = [each for each in raw["added_tokens"] if each["content"] != "</s>"]
-    for each in raw["added_tokens"]:
-        each["special"] = each["content"] != "<|end|>"
+    raw["added_tokens"] = [entry for entry in raw["added_tokens"] if entry["content"] != "</s>"]
+    for entry in raw["added_tokens"]:
+        entry["special"] = entry["content"] != "<|end|>"
     text = Tokenizer(
         Backend.from_str(json.dumps(raw)), special_tokens={"eos_token": "</s>"}, stop_ids=[4]
     )
@@ -189,7 +189,7 @@ def test_special_tokens_that_only_the_files_name_are_special() -> None:
     assert not {2, 4} & set(text.encode("</s><|end|> x</s>"))
 
 
-def test_a_letter_that_is_a_special_token_stays_a_letter() -> None:
+def test_character_that_is_a_special_token_stays_a_character() -> None:
     """Some files name "!" as what fills rows; a line's end may end a text."""
     backend = builders.byte_level()
     backend.add_special_tokens(["!"])
@@ -198,16 +198,16 @@ def test_a_letter_that_is_a_special_token_stays_a_letter() -> None:
     text = Tokenizer(backend, special_tokens={"pad_token": "!"}, stop_ids=[ends])
     assert text.decode(text.encode("wow! é\n\n")) == "wow! é\n\n"
     assert ends not in text.special_ids
-    for made in (unigram(names=[*NAMES, "\x03"]), unigram(names=[*NAMES, "~"])):
-        assert made.token_to_id("~") is not None
-        typed = Tokenizer(made)
+    for trained in (unigram(names=[*NAMES, "\x03"]), unigram(names=[*NAMES, "~"])):
+        assert trained.token_to_id("~") is not None
+        typed = Tokenizer(trained)
         assert controls(typed, typed.encode("a\x03 b")) == []
     backend = builders.sentencepiece()
     backend.add_special_tokens(["l"])
     assert Tokenizer(backend).decode(Tokenizer(backend).encode("hello", add_bos=False)) == " hello"
 
 
-def test_names_are_found_the_longest_first() -> None:
+def test_longest_special_name_is_matched_first() -> None:
     """As by the plain expression of all of them."""
     names = ["<a>", "<ab>", "<a", "x", "", "<|e|>", "<|e|><|x", "(", "a b"]
     plain = re.compile("|".join(map(re.escape, sorted(filter(None, names), key=len)[::-1])))
@@ -216,7 +216,7 @@ def test_names_are_found_the_longest_first() -> None:
     assert pattern_of(frozenset({""})).split("abc") == ["abc"]
 
 
-def test_text_between_two_special_tokens_is_one() -> None:
+def test_text_between_two_special_tokens_is_tokenized_as_one() -> None:
     pieces = [("<s>a ", False), ("<s>", True), ("b<t>", False), ("c<s>", False)]
     assert [
         each for each in segments(pieces, pattern_of(frozenset({"<s>", "<t>"}))) if each[0]
@@ -229,7 +229,7 @@ def test_text_between_two_special_tokens_is_one() -> None:
     ]
 
 
-def test_names_are_cut_where_a_library_would_make_tokens_of_them() -> None:
+def test_special_names_are_cut_in_a_vocabulary_that_cannot_be_changed() -> None:
     """A vocabulary that cannot be changed: its pieces are looked up as they stand."""
     backend = spelled()
     raw = json.loads(backend.to_str())
@@ -271,7 +271,7 @@ class Looked(Codec):
 
 
 @pytest.mark.parametrize("typed", TYPED)
-def test_any_library_reads_a_chat_so(typed: str) -> None:
+def test_backend_with_lookups_only_encodes_a_chat_the_same(typed: str) -> None:
     chat = [{"role": "user", "content": typed}, {"role": "user", "content": "hello"}]
     for kind in (merging, spelled):
         text = Tokenizer(kind(), chat_template=TEMPLATE)
@@ -280,7 +280,7 @@ def test_any_library_reads_a_chat_so(typed: str) -> None:
         )
 
 
-def test_a_copy_is_made_only_where_a_text_may_spell_a_special_token() -> None:
+def test_second_backend_is_built_only_for_text_that_may_spell_a_special_token() -> None:
     tokenizer = Tokenizer(builders.byte_level(), chat_template="{{ messages[0].content }}<|end|>")
     codec: Any = tokenizer._codec
     assert tokenizer.encode("Hello <b> there")
@@ -291,7 +291,7 @@ def test_a_copy_is_made_only_where_a_text_may_spell_a_special_token() -> None:
 
 
 @pytest.mark.parametrize("options", [{"single_word": True}, {"lstrip": True, "rstrip": True}])
-def test_a_templates_token_is_that_wherever_it_stands(options: dict[str, bool]) -> None:
+def test_special_token_of_a_template_is_matched_at_any_place(options: dict[str, bool]) -> None:
     backend = builders.byte_level()
     backend.add_special_tokens([AddedToken("<|e|>", **options)])
     tokenizer = Tokenizer(backend, chat_template="{{ messages[0].content }}<|e|>")
@@ -303,15 +303,15 @@ def test_a_templates_token_is_that_wherever_it_stands(options: dict[str, bool]) 
         assert tokenizer.decode(ids) == f"{content}<|e|>"
 
 
-def test_a_letter_that_is_a_special_token_is_written() -> None:
-    """As a pad token "!" of a model whose letters no merge joins."""
+def test_character_that_is_a_special_token_is_encoded() -> None:
+    """As a pad token "!" of a model whose merges join no characters."""
     backend = Backend(models.BPE({"a": 0, "b": 1, "!": 2}, []))
     backend.add_special_tokens(["!"])
     assert Tokenizer(backend).encode("ab!") == [0, 1, 2]
 
 
-def test_a_template_sees_how_texts_end() -> None:
-    """The beginning of a name is hidden from it only where a whole one would come of it."""
+def test_template_sees_the_real_end_of_texts() -> None:
+    """The start of a special name is masked only if it would complete the name."""
     template = (
         "{% for m in messages %}{% if '<' in m.content %}[{{ m.content }}]{% else %}"
         "{{ m.content }}{% endif %}{% endfor %}<|end|>"

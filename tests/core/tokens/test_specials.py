@@ -1,4 +1,4 @@
-"""A special token's string in a message is text: nobody ends a turn by writing how turns end."""
+"""The string of a special token in a message is text: no user can end a turn by writing it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def tiny() -> Tokenizer:
 
 
 @pytest.mark.parametrize(
-    "said", ["hi <|end|> there", "<|end|>", "<|user|><|end|>x", "<|end|> <|end|>"]
+    "content", ["hi <|end|> there", "<|end|>", "<|user|><|end|>x", "<|end|> <|end|>"]
 )
-def test_special_strings_in_a_message_become_ordinary_tokens(tiny: Tokenizer, said: str) -> None:
-    ids = tiny.encode_chat([{"role": "user", "content": said}])
+def test_special_strings_in_a_message_become_ordinary_tokens(tiny: Tokenizer, content: str) -> None:
+    ids = tiny.encode_chat([{"role": "user", "content": content}])
     plain = tiny.encode_chat([{"role": "user", "content": "x"}])
     specials = [token for token in ids if token in tiny.special_ids]
     assert specials == [token for token in plain if token in tiny.special_ids]
-    assert tiny.decode(ids) == tiny.apply_chat_template([{"role": "user", "content": said}])
+    assert tiny.decode(ids) == tiny.apply_chat_template([{"role": "user", "content": content}])
 
 
 def test_messages_without_special_strings_are_encoded_as_one_text(tiny: Tokenizer) -> None:
@@ -33,7 +33,7 @@ def test_messages_without_special_strings_are_encoded_as_one_text(tiny: Tokenize
     assert tiny.encode_chat(messages) == tiny.encode(rendered, special=True, add_bos=False)
 
 
-def test_marks_come_back_in_place() -> None:
+def test_marked_special_strings_are_restored_in_place() -> None:
     messages = [{"role": "user", "content": "a<s>b<s><t>"}, {"role": "x", "content": ["parts"]}]
     marked, options, restore = mark_specials(messages, ["<s>", "<t>", ""], {"bos_token": "<s>"})
     assert marked[1] == messages[1]
@@ -59,20 +59,20 @@ EVERYWHERE = """{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% for m i
 def test_special_strings_anywhere_in_a_chat_are_text(tiny: Tokenizer) -> None:
     """Parts of a content, reasoning, names and arguments of calls, descriptions of tools."""
 
-    def chat(say: str) -> list[int]:
-        call = {"function": {"name": f"f{say}", "arguments": {"x": [f"a {say}"], f"k{say}": 1}}}
+    def chat(text: str) -> list[int]:
+        call = {"function": {"name": f"f{text}", "arguments": {"x": [f"a {text}"], f"k{text}": 1}}}
         return tiny.encode_chat(
             [
-                {"role": "user", "content": [{"type": "text", "text": f"parts {say}"}]},
+                {"role": "user", "content": [{"type": "text", "text": f"parts {text}"}]},
                 {
                     "role": "assistant",
                     "content": "",
-                    "reasoning_content": say,
+                    "reasoning_content": text,
                     "tool_calls": [call],
                 },
             ],
             template=EVERYWHERE,
-            tools=[{"type": "function", "function": {"name": "f", "description": say}}],
+            tools=[{"type": "function", "function": {"name": "f", "description": text}}],
         )
 
     def specials(ids: list[int]) -> list[int]:
@@ -84,6 +84,6 @@ def test_special_strings_anywhere_in_a_chat_are_text(tiny: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("text", ["lone \udc80 surrogate", 5, None])
-def test_what_is_no_text_is_refused(tiny: Tokenizer, text: str) -> None:
+def test_values_that_are_no_text_raise(tiny: Tokenizer, text: str) -> None:
     with pytest.raises(ConfigError, match="no text that can be tokenised"):
         tiny.encode(text)

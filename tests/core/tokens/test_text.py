@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from weft._core.tokens.text import TextStream
 
-# Whole and cut characters, stray continuation bytes, overlong and surrogate forms.
+# Complete and cut characters, stray continuation bytes, overlong and surrogate forms.
 PIECES = [
     b"",
     b" ",
@@ -33,14 +33,14 @@ def test_streamed_text_equals_one_decode_of_all_bytes(tokens: list[int]) -> None
 
 
 @given(ids)
-def test_a_dummy_space_is_left_out_once_at_the_start(tokens: list[int]) -> None:
+def test_dummy_space_at_the_start_is_removed_once(tokens: list[int]) -> None:
     stream = TextStream(PIECES, strip_first_space=True)
     text = "".join(stream.push(token) for token in tokens) + stream.flush()
     joined = b"".join(PIECES[token] for token in tokens)
     assert text == joined.removeprefix(b" ").decode(errors="replace")
 
 
-def test_an_unfinished_character_waits() -> None:
+def test_incomplete_character_waits_for_its_bytes() -> None:
     stream = TextStream(["日".encode()[:2], "日".encode()[2:]])
     assert stream.push(0) == ""
     assert stream.push(1) == "日"
@@ -49,8 +49,8 @@ def test_an_unfinished_character_waits() -> None:
     assert stream.flush() == ""
 
 
-def test_a_clone_waits_for_the_same_character() -> None:
-    """What follows is no part of it: the character is broken, in both."""
+def test_clone_waits_for_the_same_character() -> None:
+    """The next token does not complete it: the character is broken, in both streams."""
     stream = TextStream(["日".encode()[:2], b"a", "日".encode()[2:]])
     stream.push(0)
     twin, other = stream.clone(), stream.clone()

@@ -12,33 +12,33 @@ from weft._core.tokens.token_bounds import max_token_bytes
 
 
 def composed() -> Tokenizer:
-    made = builders.byte_level()
-    made.normalizer = normalizers.NFC()
-    return made
+    tokenizer = builders.byte_level()
+    tokenizer.normalizer = normalizers.NFC()
+    return tokenizer
 
 
 def stripped() -> Tokenizer:
-    made = builders.byte_level()
-    made.normalizer = normalizers.Strip()
-    return made
+    tokenizer = builders.byte_level()
+    tokenizer.normalizer = normalizers.Strip()
+    return tokenizer
 
 
 def cut_at_spaces() -> Tokenizer:
-    made = builders.byte_level()
+    tokenizer = builders.byte_level()
     parts = [pre_tokenizers.Split(" ", "removed"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    made.pre_tokenizer = pre_tokenizers.Sequence(parts)
-    return made
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(parts)
+    return tokenizer
 
 
 def with_greedy() -> Tokenizer:
-    made = builders.byte_level()
-    made.add_tokens([AddedToken("<mask>", lstrip=True)])
-    return made
+    tokenizer = builders.byte_level()
+    tokenizer.add_tokens([AddedToken("<mask>", lstrip=True)])
+    return tokenizer
 
 
 def without_a_byte() -> Tokenizer:
-    made = builders.byte_level()
-    text = made.to_str().replace('"\u0100":', '"\u65e5":')
+    tokenizer = builders.byte_level()
+    text = tokenizer.to_str().replace('"\u0100":', '"\u65e5":')
     return Tokenizer.from_str(text)
 
 
@@ -66,7 +66,7 @@ TEXTS = [
     ],
 )
 @pytest.mark.parametrize("text", TEXTS)
-def test_no_token_stands_for_more_than_the_longest(
+def test_no_token_spells_more_bytes_than_the_maximum(
     make: Callable[[], Tokenizer], text: str
 ) -> None:
     backend = make()
@@ -89,19 +89,19 @@ def test_no_token_stands_for_more_than_the_longest(
         without_a_byte,
     ],
 )
-def test_where_text_may_be_left_out_no_length_is_sure(make: Callable[[], Tokenizer]) -> None:
+def test_tokenizer_that_may_drop_text_has_no_maximum(make: Callable[[], Tokenizer]) -> None:
     assert max_token_bytes(make()) is None
 
 
-def test_nfc_makes_no_less_than_a_fourth_of_a_text() -> None:
+def test_nfc_shortens_a_text_by_a_factor_of_4_or_less() -> None:
     """The longest text that becomes a character is that of its parts, each in its longest form."""
     longest: dict[str, int] = {}
     for code in range(sys.maxunicode + 1):
         character = chr(code)
         if 0xD800 <= code < 0xE000:
             continue
-        whole = unicodedata.normalize("NFC", character)
-        longest[whole] = max(longest.get(whole, 0), len(character.encode()))
+        normal = unicodedata.normalize("NFC", character)
+        longest[normal] = max(longest.get(normal, 0), len(character.encode()))
     for code in range(sys.maxunicode + 1):
         character = chr(code)
         if 0xD800 <= code < 0xE000 or unicodedata.normalize("NFC", character) != character:

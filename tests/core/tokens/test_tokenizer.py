@@ -58,7 +58,7 @@ def tiny() -> Tokenizer:
     return Tokenizer.from_folder(builders.TINY)
 
 
-def test_the_embedded_folder_is_read_whole(tiny: Tokenizer) -> None:
+def test_all_files_of_the_embedded_folder_are_read(tiny: Tokenizer) -> None:
     assert (tiny.pad_token_id, tiny.bos_token_id, tiny.eos_token_id) == (0, 1, 5)
     assert tiny.stop_ids == {5}
     assert tiny.special_ids == {0, 1, 2, 3, 4, 5}
@@ -68,7 +68,7 @@ def test_the_embedded_folder_is_read_whole(tiny: Tokenizer) -> None:
     assert Tokenizer.from_folder(str(builders.TINY), stop_ids=[3]).stop_ids == {3, 5}
 
 
-def test_a_chat_prompt_of_the_embedded_model_has_its_special_tokens(tiny: Tokenizer) -> None:
+def test_chat_prompt_of_the_embedded_model_has_its_special_tokens(tiny: Tokenizer) -> None:
     text = tiny.apply_chat_template([{"role": "user", "content": "Hi"}])
     assert text == "<|bos|><|user|>Hi<|end|><|assistant|>"
     ids = tiny.encode(text, special=True, add_bos=False)
@@ -79,16 +79,16 @@ def test_a_chat_prompt_of_the_embedded_model_has_its_special_tokens(tiny: Tokeni
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_text_comes_back_from_its_tokens(kinds: dict[str, Tokenizer], text: str) -> None:
+def test_text_survives_encode_and_decode(kinds: dict[str, Tokenizer], text: str) -> None:
     for name in ("byte_level", "byte_level_bos", "sentencepiece", "tiny"):
-        each = kinds[name]
-        ids = each.encode(text, add_bos=False)
-        assert each.decode(ids, first=True) == text, name
-        assert not set(ids) & each.special_ids, name
+        tokenizer = kinds[name]
+        ids = tokenizer.encode(text, add_bos=False)
+        assert tokenizer.decode(ids, first=True) == text, name
+        assert not set(ids) & tokenizer.special_ids, name
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_a_continuation_adds_neither_space_nor_begin_token(
+def test_continuation_adds_neither_space_nor_begin_token(
     kinds: dict[str, Tokenizer], text: str
 ) -> None:
     for name in ("byte_level", "byte_level_bos", "sentencepiece", "tiny"):
@@ -96,11 +96,11 @@ def test_a_continuation_adds_neither_space_nor_begin_token(
         assert kinds[name].decode(ids) == text, name
 
 
-def test_a_continuation_is_what_follows_an_x(kinds: dict[str, Tokenizer]) -> None:
-    for name, each in kinds.items():
-        before, whole = (each.encode(t, add_bos=False) for t in ("x", "x, hello"))
-        if whole[: len(before)] == before:
-            assert each.continuation(", hello") == whole[len(before) :], name
+def test_continuation_has_the_ids_of_text_after_an_x(kinds: dict[str, Tokenizer]) -> None:
+    for name, tokenizer in kinds.items():
+        before, full = (tokenizer.encode(t, add_bos=False) for t in ("x", "x, hello"))
+        if full[: len(before)] == before:
+            assert tokenizer.continuation(", hello") == full[len(before) :], name
     assert (
         kinds["sentencepiece"].continuation("hello")
         == kinds["sentencepiece"].encode("xhello", add_bos=False)[1:]
@@ -108,7 +108,7 @@ def test_a_continuation_is_what_follows_an_x(kinds: dict[str, Tokenizer]) -> Non
     assert kinds["tiny"].continuation("") == []
 
 
-def test_a_continuation_that_merges_with_one_anchor_uses_another() -> None:
+def test_continuation_that_merges_with_one_anchor_uses_another() -> None:
     """In this vocabulary "xa" is one token, so the text after an x would lose its head."""
     backend = builders.byte_level()
     raw = json.loads(backend.to_str())
@@ -119,24 +119,26 @@ def test_a_continuation_that_merges_with_one_anchor_uses_another() -> None:
     assert merging.decode(merging.continuation("a")) == "a"
 
 
-def test_a_continuation_without_any_fitting_anchor_is_the_plain_text() -> None:
+def test_continuation_without_fitting_anchor_is_encoded_as_plain_text() -> None:
     each = Tokenizer.wrap(builders.words())
     assert each.continuation("b") == [1]
     empty = Tokenizer.wrap(builders.wordpiece())
     assert empty.continuation("world", special=True) == [2]
 
 
-def test_special_tokens_in_text_count_only_when_asked(kinds: dict[str, Tokenizer]) -> None:
+def test_special_tokens_in_text_are_matched_with_special_true_only(
+    kinds: dict[str, Tokenizer],
+) -> None:
     for name, text in (("byte_level", "a<|end|>b"), ("sentencepiece", "a</s>b")):
-        each = kinds[name]
-        for encode in (each.encode, each.continuation):
-            assert len(set(encode(text, special=True)[1:]) & each.special_ids) == 1, name
+        tokenizer = kinds[name]
+        for encode in (tokenizer.encode, tokenizer.continuation):
+            assert len(set(encode(text, special=True)[1:]) & tokenizer.special_ids) == 1, name
             plain = encode(text)
-            assert not set(plain[1:]) & each.special_ids, name
-            assert each.decode(plain).endswith(text), name
+            assert not set(plain[1:]) & tokenizer.special_ids, name
+            assert tokenizer.decode(plain).endswith(text), name
 
 
-def test_add_bos_means_one_none_or_as_the_tokenizer_does(tmp_path: Path) -> None:
+def test_add_bos_adds_one_none_or_the_default(tmp_path: Path) -> None:
     config = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "pad_token": None}
     each = Tokenizer.from_folder(folder(tmp_path, builders.sentencepiece(), config))
     plain = each.encode("hello", add_bos=False)
@@ -153,20 +155,20 @@ def test_add_bos_means_one_none_or_as_the_tokenizer_does(tmp_path: Path) -> None
     assert bert.encode("hello") == [7, 1, 8]
 
 
-def test_streaming_and_whole_decoding_agree(kinds: dict[str, Tokenizer]) -> None:
-    for name, each in kinds.items():
-        ids = [*each.encode("é 日本🙂 hello", add_bos=False), 10**6, *each.special_ids]
+def test_streamed_and_complete_decoding_agree(kinds: dict[str, Tokenizer]) -> None:
+    for name, tokenizer in kinds.items():
+        ids = [*tokenizer.encode("é 日本🙂 hello", add_bos=False), 10**6, *tokenizer.special_ids]
         for first in (True, False):
-            stream = each.stream(first=first)
+            stream = tokenizer.stream(first=first)
             text = "".join(map(stream.push, ids)) + stream.flush()
-            assert text == each.decode(ids, first=first), name
+            assert text == tokenizer.decode(ids, first=first), name
 
 
-def test_the_dummy_space_goes_only_at_the_start_of_a_text(kinds: dict[str, Tokenizer]) -> None:
-    each = kinds["sentencepiece"]
-    ids = each.encode("hello world", add_bos=False)
-    assert each.decode(ids, first=True) == "hello world"
-    assert each.decode(ids) == " hello world"
+def test_dummy_space_is_removed_only_at_the_start_of_a_text(kinds: dict[str, Tokenizer]) -> None:
+    tokenizer = kinds["sentencepiece"]
+    ids = tokenizer.encode("hello world", add_bos=False)
+    assert tokenizer.decode(ids, first=True) == "hello world"
+    assert tokenizer.decode(ids) == " hello world"
 
 
 def test_token_bytes_and_text_of_odd_ids(tiny: Tokenizer) -> None:
@@ -176,7 +178,7 @@ def test_token_bytes_and_text_of_odd_ids(tiny: Tokenizer) -> None:
     assert [tiny.token_text(i) for i in halves] == ["\ufffd"]
 
 
-def test_wrapping_leaves_the_owners_object_as_it_was() -> None:
+def test_wrapping_does_not_change_the_wrapped_object() -> None:
     backend = builders.byte_level()
     backend.enable_truncation(2)
     backend.enable_padding(length=9)
@@ -192,7 +194,7 @@ def test_wrapping_leaves_the_owners_object_as_it_was() -> None:
     assert Tokenizer.wrap(each) is each
 
 
-def test_a_tokenizer_object_with_a_backend_is_wrapped_with_its_settings() -> None:
+def test_wrapped_tokenizer_object_keeps_its_settings() -> None:
     given = SimpleNamespace(
         backend_tokenizer=builders.sentencepiece(),
         special_tokens_map={"bos_token": "<s>", "eos_token": "</s>"},
@@ -204,13 +206,13 @@ def test_a_tokenizer_object_with_a_backend_is_wrapped_with_its_settings() -> Non
     assert each.object is given
 
 
-def test_a_tokenizer_without_a_backend_is_unsupported() -> None:
+def test_tokenizer_without_a_backend_raises_unsupported() -> None:
     with pytest.raises(Unsupported, match="SimpleNamespace has no tokenizers backend"):
         Tokenizer.wrap(SimpleNamespace())
 
 
 @pytest.mark.torch
-def test_a_transformers_tokenizer_gives_the_same_ids_and_prompt() -> None:
+def test_transformers_tokenizer_gives_the_same_ids_and_prompt() -> None:
     transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoTokenizer.from_pretrained(builders.TINY)
     ours = Tokenizer.wrap(theirs)
@@ -234,7 +236,7 @@ def test_a_transformers_tokenizer_gives_the_same_ids_and_prompt() -> None:
         (5, None),
     ],
 )
-def test_the_chat_template_may_be_one_or_named(
+def test_single_and_named_chat_templates_are_read(
     tmp_path: Path, given: object, template: str | None
 ) -> None:
     path = folder(tmp_path, builders.byte_level(), {"chat_template": given})
@@ -243,14 +245,14 @@ def test_the_chat_template_may_be_one_or_named(
     assert Tokenizer.from_folder(path).chat_template == "file"
 
 
-def test_without_a_chat_template_the_error_says_what_to_do() -> None:
-    each = Tokenizer.wrap(builders.byte_level())
+def test_missing_chat_template_raises_with_the_remedy() -> None:
+    tokenizer = Tokenizer.wrap(builders.byte_level())
     with pytest.raises(ConfigError, match="template=False"):
-        each.apply_chat_template([{"role": "user", "content": "Hi"}])
+        tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}])
 
 
 @pytest.mark.parametrize(("eos", "stops"), [([0, 1], {0, 1}), (1, {1}), (None, {1})])
-def test_stop_ids_join_all_files(tmp_path: Path, eos: object, stops: set[int]) -> None:
+def test_stop_ids_of_all_files_are_joined(tmp_path: Path, eos: object, stops: set[int]) -> None:
     path = folder(
         tmp_path,
         builders.byte_level(),
@@ -260,7 +262,7 @@ def test_stop_ids_join_all_files(tmp_path: Path, eos: object, stops: set[int]) -
     assert Tokenizer.from_folder(path).stop_ids == stops
 
 
-def test_two_tokens_of_one_id_are_a_broken_file(tmp_path: Path) -> None:
+def test_two_tokens_with_one_id_raise(tmp_path: Path) -> None:
     """The library reads it, and one of them is never written."""
     tokenizer = json.loads(builders.byte_level().to_str())
     vocab = tokenizer["model"]["vocab"]
@@ -270,7 +272,7 @@ def test_two_tokens_of_one_id_are_a_broken_file(tmp_path: Path) -> None:
         Tokenizer.from_folder(tmp_path).encode("a")
 
 
-def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
+def test_missing_and_broken_files_raise_with_their_name(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"no tokenizer\.json"):
         Tokenizer.from_folder(tmp_path)
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0"', encoding="utf-8")
@@ -293,10 +295,10 @@ def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("special", [False, True])
-def test_a_long_text_has_the_ids_of_its_parts(special: bool) -> None:
-    """It goes another way through the library."""
+def test_long_text_has_the_ids_of_its_parts(special: bool) -> None:
+    """The library encodes it by another path."""
     with weft.load() as lm:
-        part = "<|user|>One day a fox found 37 eggs.\n"
+        part = "<|user|>One day a fox ate 37 eggs.\n"
         ids = lm.text.encode(part, special=special, add_bos=False)
         n = 70_000 // len(part) + 1
         assert lm.text.encode(part * n, special=special, add_bos=False) == ids * n

@@ -1,4 +1,4 @@
-"""Calls by every kind of template: found by rendering, parsed, and written again the same."""
+"""Tool calls in every kind of template: detected by rendering, parsed, and written back equal."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def user(content: str) -> dict[str, Any]:
 
 def message(calls: Calls, *, as_text: bool = False) -> dict[str, Any]:
     """Return an assistant's message as people write it: without ids."""
-    made = [
+    calls_of_message = [
         {
             "type": "function",
             "function": {
@@ -84,7 +84,7 @@ def message(calls: Calls, *, as_text: bool = False) -> dict[str, Any]:
         }
         for name, given in calls
     ]
-    return {"role": "assistant", "content": "", "tool_calls": made}
+    return {"role": "assistant", "content": "", "tool_calls": calls_of_message}
 
 
 def rendered(text: Tokenizer, *messages: dict[str, Any]) -> str:
@@ -94,150 +94,152 @@ def rendered(text: Tokenizer, *messages: dict[str, Any]) -> str:
 
 def turn_of(text: Tokenizer, form: Form, calls: Calls) -> str:
     """Return what the template writes for calls, from their mark on."""
-    said = rendered(text, message(calls))
-    return said[said.index(form.turn[:3], said.index("Q?")) :]
+    prompt = rendered(text, message(calls))
+    return prompt[prompt.index(form.turn[:3], prompt.index("Q?")) :]
 
 
-def test_a_turn_is_written_as_published_templates_do(text: Tokenizer, form: Form) -> None:
+def test_written_turn_equals_that_of_published_templates(text: Tokenizer, form: Form) -> None:
     assert form.turn in rendered(text, message(PARIS))
 
 
 @pytest.mark.parametrize("calls", CASES, ids=range(len(CASES)))
-def test_calls_are_encoded_once_and_come_back(text: Tokenizer, form: Form, calls: Calls) -> None:
-    """What is parsed of a turn, put into the history, is the same turn."""
+def test_calls_are_encoded_once_and_parsed_back(text: Tokenizer, form: Form, calls: Calls) -> None:
+    """A turn that is parsed and put into the history renders as the same turn."""
     if len(calls) > 1 and not form.several:
         return
-    whole = rendered(text, message(calls))
-    assert rendered(text, message(calls, as_text=True)) == whole
-    said = parse_chat_output(turn_of(text, form, calls), form=text.chat_form(), tools=TOOLS)
-    assert [(call.name, json.loads(call.arguments)) for call in said.tool_calls] == calls
-    assert rendered(text, said.message()) == whole
-    assert rendered(text, {**said.message(), "tool_calls": list(said.tool_calls)}) == whole
+    prompt = rendered(text, message(calls))
+    assert rendered(text, message(calls, as_text=True)) == prompt
+    output = parse_chat_output(turn_of(text, form, calls), form=text.chat_form(), tools=TOOLS)
+    assert [(call.name, json.loads(call.arguments)) for call in output.tool_calls] == calls
+    assert rendered(text, output.message()) == prompt
+    assert rendered(text, {**output.message(), "tool_calls": list(output.tool_calls)}) == prompt
 
 
-def test_a_turn_without_its_end_token_and_text_before_calls(text: Tokenizer, form: Form) -> None:
+def test_turn_without_end_token_and_text_before_calls_are_parsed(
+    text: Tokenizer, form: Form
+) -> None:
     how = text.chat_form()
     assert parse_chat_output(form.turn, form=how, tools=TOOLS).tool_calls[0].name == "f"
     assert how.calls is not None
     if how.calls.marker:
-        said = parse_chat_output(f"Let me look. {form.turn}", form=how, tools=TOOLS)
-        assert (said.content, len(said.tool_calls)) == ("Let me look.", 1)
+        output = parse_chat_output(f"Let me look. {form.turn}", form=how, tools=TOOLS)
+        assert (output.content, len(output.tool_calls)) == ("Let me look.", 1)
 
 
-def test_what_is_no_whole_call_is_content_as_it_stands(text: Tokenizer, form: Form) -> None:
-    """A turn cut anywhere is parsed without an error; nothing is made up."""
+def test_incomplete_call_is_returned_as_content(text: Tokenizer, form: Form) -> None:
+    """A turn cut anywhere is parsed without an error; no call is invented."""
     how = text.chat_form()
     for end in range(len(form.turn)):
-        said = parse_chat_output(form.turn[:end], form=how, tools=TOOLS)
-        for call in said.tool_calls:
+        output = parse_chat_output(form.turn[:end], form=how, tools=TOOLS)
+        for call in output.tool_calls:
             assert (call.name, json.loads(call.arguments)) == PARIS[0]
         parse_chat_output(form.turn[end:], form=how, tools=TOOLS)
-        found = parse_chat_output(f"Ok. {form.turn[:end]}", form=how, tools=TOOLS, is_partial=True)
+        partial = parse_chat_output(
+            f"Ok. {form.turn[:end]}", form=how, tools=TOOLS, is_partial=True
+        )
         if how.calls is not None and how.calls.marker and end > len(how.calls.marker):
-            assert found.content in ("Ok.", "Ok. ")
+            assert partial.content in ("Ok.", "Ok. ")
 
 
-def test_a_later_call_that_is_cut_is_never_told_beside_whole_ones(
-    text: Tokenizer, form: Form
-) -> None:
-    """Wherever it is cut, and the same while the text is coming and when it is over."""
+def test_later_call_that_is_cut_is_never_returned(text: Tokenizer, form: Form) -> None:
+    """At every cut, while the text is generated and when it is complete."""
     if not form.several:
         return
     how, two = text.chat_form(), CASES[-1]
-    whole = turn_of(text, form, two).rstrip()
+    turn = turn_of(text, form, two).rstrip()
     for name in (how.end or form.specials[-1], *ENDS):
-        whole = whole.removesuffix(name).rstrip()
+        turn = turn.removesuffix(name).rstrip()
     before = "Let me look. " if how.calls is not None and how.calls.marker else ""
-    n_seen = set()
-    for end in range(1, len(whole) + 1):
-        cut = before + whole[:end]
-        said = parse_chat_output(cut, form=how, tools=TOOLS)
-        told = parse_chat_output(cut, form=how, tools=TOOLS, is_partial=True)
-        made = [(call.name, json.loads(call.arguments)) for call in said.tool_calls]
-        assert made == two[: len(made)]
-        assert told.tool_calls == said.tool_calls
-        assert told.content.strip() == before.strip()
-        assert said.content.strip() == (before if made else cut).strip()
-        n_seen.add(len(made))
-    assert n_seen == {0, 1, 2}
+    counts = set()
+    for end in range(1, len(turn) + 1):
+        cut = before + turn[:end]
+        final = parse_chat_output(cut, form=how, tools=TOOLS)
+        partial = parse_chat_output(cut, form=how, tools=TOOLS, is_partial=True)
+        parsed = [(call.name, json.loads(call.arguments)) for call in final.tool_calls]
+        assert parsed == two[: len(parsed)]
+        assert partial.tool_calls == final.tool_calls
+        assert partial.content.strip() == before.strip()
+        assert final.content.strip() == (before if parsed else cut).strip()
+        counts.add(len(parsed))
+    assert counts == {0, 1, 2}
 
 
-def test_a_call_without_a_mark_is_no_content_while_it_comes() -> None:
-    """What cannot become a call is told at once."""
+def test_partial_call_without_a_mark_is_not_content() -> None:
+    """Text that cannot become a call is content at once."""
     for kind in ("llama", "python"):
         form, how = FORMS[kind], tokenizer(FORMS[kind]).chat_form()
         for end in range(1, len(form.turn)):
-            said = parse_chat_output(form.turn[:end], form=how, tools=TOOLS, is_partial=True)
-            assert said.content == ""
+            output = parse_chat_output(form.turn[:end], form=how, tools=TOOLS, is_partial=True)
+            assert output.content == ""
         for text in ('{"age": 4', "[1] says", "Hi"):
-            said = parse_chat_output(text, form=how, tools=TOOLS, is_partial=True)
-            assert said == ChatOutput(text)
+            output = parse_chat_output(text, form=how, tools=TOOLS, is_partial=True)
+            assert output == ChatOutput(text)
 
 
-def test_ids_are_made_up_and_go_to_the_answers() -> None:
+def test_missing_call_ids_are_created_and_copied_to_the_answers() -> None:
     text = tokenizer(FORMS["mistral"])
     two = [("f", {"n": 1}), ("get_it", {"n": 2})]
     answers = [{"role": "tool", "content": "one"}, {"role": "tool", "content": "two"}]
-    said = rendered(text, message(two), *answers)
-    assert '"id": "call00000"' in said
-    assert "[TOOL_RESULTS]call00000 one[/TOOL_RESULTS][TOOL_RESULTS]call00001 two" in said
+    prompt = rendered(text, message(two), *answers)
+    assert '"id": "call00000"' in prompt
+    assert "[TOOL_RESULTS]call00000 one[/TOOL_RESULTS][TOOL_RESULTS]call00001 two" in prompt
     given = message(PARIS)
     given["tool_calls"][0]["id"] = "abcdefghi"
-    said = rendered(text, given, {"role": "tool", "tool_call_id": "abcdefghi", "content": "x"})
-    assert said.count("abcdefghi") == 2
-    with pytest.raises(ConfigError, match="nine letters"):
+    prompt = rendered(text, given, {"role": "tool", "tool_call_id": "abcdefghi", "content": "x"})
+    assert prompt.count("abcdefghi") == 2
+    with pytest.raises(ConfigError, match="nine characters"):
         rendered(text, {**given, "tool_calls": [{**given["tool_calls"][0], "id": "abc"}]})
 
 
-def test_a_name_that_only_the_id_says_is_in_it() -> None:
+def test_tool_name_of_a_template_with_ids_only_is_in_the_id() -> None:
     text = tokenizer(FORMS["kimi"])
     given = message([("f", {"n": 1}), ("get_it", {"n": 2})])
     given["tool_calls"][0]["id"] = "mine"
-    said = rendered(text, given, message(PARIS))
-    assert [f"functions.{name}<" in said for name in ("f:0", "get_it:1", "f:2")] == [True] * 3
-    assert "mine" not in said
+    prompt = rendered(text, given, message(PARIS))
+    assert [f"functions.{name}<" in prompt for name in ("f:0", "get_it:1", "f:2")] == [True] * 3
+    assert "mine" not in prompt
 
 
-def test_what_the_model_of_the_harmony_form_writes_itself_is_read() -> None:
+def test_call_written_by_a_harmony_model_is_parsed() -> None:
     """Its template puts the name before the channel, the model after it."""
     how = tokenizer(FORMS["harmony"]).chat_form()
-    said = parse_chat_output(
+    output = parse_chat_output(
         "<|channel|>analysis<|message|>Weather? A tool.<|end|><|start|>assistant<|channel|>"
         'commentary to=functions.f <|constrain|>json<|message|>{"city": "Rome"}<|call|>',
         form=how,
     )
-    assert said == ChatOutput("", "Weather? A tool.", (ToolCall("f", '{"city": "Rome"}'),))
-    said = parse_chat_output(
+    assert output == ChatOutput("", "Weather? A tool.", (ToolCall("f", '{"city": "Rome"}'),))
+    output = parse_chat_output(
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hi",
         form=how,
     )
-    assert said == ChatOutput("Hi", "Hm.")
+    assert output == ChatOutput("Hi", "Hm.")
 
 
-def test_reasoning_goes_where_the_template_reads_it() -> None:
+def test_reasoning_is_written_where_the_template_reads_it() -> None:
     text = tokenizer(FORMS["ministral"])
-    said = parse_chat_output("[THINK]Hm.[/THINK]Hi", form=text.chat_form())
-    assert said == ChatOutput("Hi", "Hm.")
-    assert "[THINK]Hm.[/THINK]Hi" in rendered(text, said.message())
+    output = parse_chat_output("[THINK]Hm.[/THINK]Hi", form=text.chat_form())
+    assert output == ChatOutput("Hi", "Hm.")
+    assert "[THINK]Hm.[/THINK]Hi" in rendered(text, output.message())
     harmony = tokenizer(FORMS["harmony"])
     thought = ChatOutput("", "Hm.", (ToolCall("f", "{}"),)).message()
     assert "analysis<|message|>Hm.<|end|>" in rendered(harmony, thought)
 
 
-def test_what_surrounds_the_content_is_left_out() -> None:
+def test_marks_around_the_content_are_removed() -> None:
     how = tokenizer(FORMS["command"]).chat_form()
-    said = parse_chat_output("<|START_RESPONSE|>Hi<|END_RESPONSE|>", form=how)
-    assert said == ChatOutput("Hi")
+    output = parse_chat_output("<|START_RESPONSE|>Hi<|END_RESPONSE|>", form=how)
+    assert output == ChatOutput("Hi")
 
 
-def test_calls_that_a_template_would_leave_out_are_refused() -> None:
+def test_calls_that_a_template_would_drop_raise() -> None:
     deepseek = tokenizer(FORMS["deepseek"])
     with pytest.raises(ConfigError, match="leaves the calls out"):
         rendered(deepseek, {**message(PARIS), "content": "Let me look."})
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "message"),
     [
         (5, "has the tool call 5"),
         ({"function": {"arguments": {}}}, "has the tool call"),
@@ -246,15 +248,15 @@ def test_calls_that_a_template_would_leave_out_are_refused() -> None:
         ({"function": {"name": "f", "arguments": 5}}, "JSON text of an object"),
     ],
 )
-def test_what_is_no_call_is_refused(call: Any, told: str) -> None:
+def test_value_that_is_no_call_raises(call: Any, message: str) -> None:
     text = tokenizer(FORMS["hermes"])
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         rendered(text, {"role": "assistant", "content": None, "tool_calls": [call]})
     with pytest.raises(ConfigError, match="allowed is a list of calls"):
         rendered(text, {"role": "assistant", "content": None, "tool_calls": {"name": "f"}})
 
 
-def test_unknown_roles_are_refused() -> None:
+def test_unknown_roles_raise() -> None:
     chatml = tokenizer(FORMS["hermes"])
     strict = tokenizer(
         Form(
@@ -277,7 +279,7 @@ def test_unknown_roles_are_refused() -> None:
         assert "Be brief." in rendered(chatml, {"role": role, "content": "Be brief."})
 
 
-def test_nothing_that_a_model_writes_raises(text: Tokenizer, form: Form) -> None:
+def test_no_generated_text_raises(text: Tokenizer, form: Form) -> None:
     how = text.chat_form()
     parts = [*re.findall(r"\w+|\s+|[^\w\s]+", form.turn), *form.specials, how.think[0], "[" * 3000]
     parts += [
@@ -299,10 +301,10 @@ def test_nothing_that_a_model_writes_raises(text: Tokenizer, form: Form) -> None
     rng = random.Random(11)
     for _ in range(400):
         start = rng.randrange(len(form.turn))
-        said = form.turn[:start] + "".join(rng.choices(parts, k=rng.randrange(6)))
-        said += form.turn[start + rng.randrange(3) :]
+        generated = form.turn[:start] + "".join(rng.choices(parts, k=rng.randrange(6)))
+        generated += form.turn[start + rng.randrange(3) :]
         for is_partial in (False, True):
-            parse_chat_output(said, form=how, tools=TOOLS, is_partial=is_partial)
+            parse_chat_output(generated, form=how, tools=TOOLS, is_partial=is_partial)
 
 
 def test_special_tokens_in_arguments_stay_text(text: Tokenizer, form: Form) -> None:

@@ -1,4 +1,4 @@
-"""Turn deltas: what was run + the delta is the whole chat, by every known kind of template."""
+"""Turn deltas: the tokens so far + the delta are the complete chat, for every known template."""
 
 from __future__ import annotations
 
@@ -66,51 +66,51 @@ def assistant(content: str) -> dict[str, Any]:
     return {"role": "assistant", "content": content}
 
 
-def test_the_separator_is_the_end_token_and_blank_text(kind: str, text: Tokenizer) -> None:
+def test_separator_is_the_end_token_and_blank_text(kind: str, text: Tokenizer) -> None:
     separator = turn_separator(text)
     assert text.decode(separator) == KINDS[kind][3]
     assert separator[0] in text.stop_ids
 
 
-def test_tokens_so_far_and_the_delta_are_the_whole_chat(kind: str, text: Tokenizer) -> None:
-    """Each answer is followed by its delta; the whole is rendered anew to compare."""
+def test_tokens_so_far_plus_delta_equal_the_complete_chat(kind: str, text: Tokenizer) -> None:
+    """Each answer is followed by its delta, and compared with a render of the complete chat."""
     chat: list[dict[str, Any]] = [user(TURNS[0][0])]
-    for (_, said), (asked, _) in zip(TURNS, TURNS[1:], strict=False):
+    for (_, answer), (question, _) in zip(TURNS, TURNS[1:], strict=False):
         # What a template trims of an answer it would trim of the words that were run, too.
-        chat.append(assistant(said.strip()))
-        new = [user(asked)]
-        whole = text.encode_chat([*chat, *new])
+        chat.append(assistant(answer.strip()))
+        new = [user(question)]
+        complete = text.encode_chat([*chat, *new])
         delta = turn_delta(text, new, history=chat)
-        n_before = len(whole) - len(delta)
-        assert whole[n_before:] == delta
-        before = text.decode(whole[:n_before])
-        assert before.endswith(said.strip())
+        n_before = len(complete) - len(delta)
+        assert complete[n_before:] == delta
+        before = text.decode(complete[:n_before])
+        assert before.endswith(answer.strip())
         assert delta[0] in text.stop_ids
         assert turn_delta(text, new) == delta
         chat += new
 
 
-def test_what_was_generated_goes_on_where_the_delta_begins(kind: str, text: Tokenizer) -> None:
-    """Prompt ids + generated ids + delta, turn by turn, say what the whole rendering says."""
+def test_delta_after_generated_tokens_equals_the_complete_chat(kind: str, text: Tokenizer) -> None:
+    """Prompt ids + generated ids + delta, turn by turn, equal the ids of the complete chat."""
     chat = [user("one")]
     ids = text.encode_chat(chat)
-    for said in ("An answer", "and another", "last"):
+    for answer in ("An answer", "and another", "last"):
         space = " " if kind == "mistral" else ""
-        ids += text.continuation(space + said)
-        new = [user(f"after {said}")]
+        ids += text.continuation(space + answer)
+        new = [user(f"after {answer}")]
         ids += turn_delta(text, new)
-        chat += [assistant(said), *new]
+        chat += [assistant(answer), *new]
         assert ids == text.encode_chat(chat)
 
 
 @pytest.mark.parametrize(("name", "block"), [("qwen", "helpful assistant"), ("smollm", "SmolLM")])
-def test_an_automatic_system_block_comes_once(name: str, block: str) -> None:
+def test_automatic_system_block_appears_once(name: str, block: str) -> None:
     text = tokenizer(name)
     assert block in text.apply_chat_template([user("x")])
     assert block not in text.decode(turn_delta(text, [user("x")]))
 
 
-def test_no_generation_prompt_and_template_variables_are_passed_on() -> None:
+def test_template_options_are_passed_on() -> None:
     text = tokenizer("qwen")
     short = turn_delta(text, [user("x")], add_generation_prompt=False)
     assert text.decode(short) == "<|im_end|>\n<|im_start|>user\nx<|im_end|>\n"
@@ -118,7 +118,7 @@ def test_no_generation_prompt_and_template_variables_are_passed_on() -> None:
     assert text.decode(silent).endswith("assistant\n<think></think>")
 
 
-def test_what_a_template_refuses_is_said() -> None:
+def test_error_raised_by_a_template_is_passed_on() -> None:
     gemma = tokenizer("gemma")
     with pytest.raises(ConfigError, match="System role not supported"):
         gemma.encode_chat([{"role": "system", "content": "s"}, user("x")])
@@ -127,7 +127,7 @@ def test_what_a_template_refuses_is_said() -> None:
             turn_delta(tokenizer(name), [user("x"), user("y")])
 
 
-def test_what_cannot_be_a_turn_is_refused() -> None:
+def test_values_that_cannot_be_a_turn_raise() -> None:
     text = tokenizer("phi3")
     with pytest.raises(ConfigError, match="no new messages"):
         turn_delta(text, [])
