@@ -47,7 +47,7 @@ ALL = [
 ]
 
 
-# Texts of one choice: prefixes of one another, letters of many bytes, what grammars give a meaning.
+# Texts of one choice: prefixes of one another, multi-byte characters, marks that grammars read.
 MANY = [
     *(f"item {number}" for number in range(20_000)),
     *("a" * length for length in range(1, 20)),
@@ -88,16 +88,16 @@ def fits(compiler: Compiler, constraint, text: str) -> bool:
 
 
 @pytest.mark.parametrize("constraint", ALL, ids=lambda each: type(each).__name__)
-def test_a_constraint_is_a_value_that_data_keeps(constraint) -> None:
+def test_constraint_survives_a_json_round_trip(constraint) -> None:
     data = json.loads(json.dumps(constraint.to_dict()))
     assert from_dict(data) == constraint
     assert hash(from_dict(data)) == hash(constraint)
     params = SamplingParams(constraint=constraint, seed=1)
-    again = SamplingParams.from_dict(json.loads(json.dumps(params.to_dict())))
-    assert again == params
+    restored = SamplingParams.from_dict(json.loads(json.dumps(params.to_dict())))
+    assert restored == params
 
 
-def test_a_choice_of_very_many_texts_allows_these_and_no_others(compiler: Compiler) -> None:
+def test_choice_of_20_000_texts_allows_these_and_no_others(compiler: Compiler) -> None:
     first, texts = compiler.matcher(Choice(MANY)), {text.encode() for text in MANY}
 
     @cache
@@ -113,9 +113,9 @@ def test_a_choice_of_very_many_texts_allows_these_and_no_others(compiler: Compil
             bits = np.zeros(n_words(compiler.n_vocab), dtype=np.int32)
             matcher.fill(bits)
             allowed = np.unpackbits(bits.view(np.uint8), bitorder="little")
-            found = np.flatnonzero(allowed[: compiler.n_vocab]).tolist()
+            ids = np.flatnonzero(allowed[: compiler.n_vocab]).tolist()
             # Where the text is forced, the library takes one way of writing it.
-            assert set(found) == after(done) or found == matcher.forced()[:1]
+            assert set(ids) == after(done) or ids == matcher.forced()[:1]
             assert matcher.may_end == (done in texts)
             if token is not None:
                 matcher.accept(token)
@@ -123,7 +123,7 @@ def test_a_choice_of_very_many_texts_allows_these_and_no_others(compiler: Compil
         assert done == text.encode()
 
 
-def test_a_choice_of_few_texts_has_the_masks_and_forced_tokens_of_its_rule(
+def test_choice_of_few_texts_has_the_masks_and_forced_tokens_of_its_rule(
     compiler: Compiler,
 ) -> None:
     """A seed draws from a choice what it drew when each text was an alternative of a rule."""
@@ -144,15 +144,15 @@ def test_a_choice_of_few_texts_has_the_masks_and_forced_tokens_of_its_rule(
                     two.accept(token)
 
 
-def test_what_users_hand_in_becomes_a_constraint_or_is_refused() -> None:
+def test_user_values_become_a_constraint_or_raise() -> None:
     pydantic = pytest.importorskip("pydantic", reason="pydantic is not installed")
 
     class Owl(pydantic.BaseModel):
         name: str
         age: int
 
-    made = as_constraint(Owl)
-    assert made.parse('{"name": "Lena", "age": 3}') == Owl(name="Lena", age=3)
+    constraint = as_constraint(Owl)
+    assert constraint.parse('{"name": "Lena", "age": 3}') == Owl(name="Lena", age=3)
     assert as_constraint({"type": "object"}) == JsonSchema('{"type": "object"}')
     assert as_constraint({3, 4}) == Allow([4, 3])
     with pytest.raises(ConfigError, match="allowed is a Pydantic class"):
@@ -178,7 +178,7 @@ OVERLAPPING = {"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda: Regex("((("), "line 1.*unclosed group"),
         (lambda: GBNF("root ::= ((("), "line 1: expected"),
@@ -192,11 +192,11 @@ OVERLAPPING = {"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]
         (lambda: JsonSchema('{"const": 1e999}'), "not JSON"),
         (lambda: JsonSchema("3"), "allowed is an object"),
         (lambda: JsonSchema(False), "no JSON fits"),
-        (lambda: JsonSchema('{"const": "\\ud83d"}'), "half a letter"),
-        # its own option is none of ours
+        (lambda: JsonSchema('{"const": "\\ud83d"}'), "half a "),
+        # the library's own option is not accepted
         (lambda: JsonSchema(OVERLAPPING), "oneOf whose options may overlap .*; write anyOf"),
         (lambda: Lark(f"start: %json {json.dumps(OVERLAPPING)}"), "line 1.*; write anyOf"),
-        (lambda: Regex("\ud83d"), "half a letter"),
+        (lambda: Regex("\ud83d"), "half a "),
         (lambda: Lark(_ring(3_000)), "deep"),  # llguidance would crash
         (lambda: Regex("ab\na(?=b)"), "Regex is not valid: line 1: regex parse error"),
         (lambda: Lark("start: b\nb: c ~ 3"), 'line 2: at 2.4.: unknown name: "c"$'),
@@ -204,12 +204,12 @@ OVERLAPPING = {"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]
         (lambda: GBNF("  "), "not empty"),
     ],
 )
-def test_a_wrong_grammar_says_line_and_reason_at_once(compiler, make, said: str) -> None:
-    with pytest.raises(GrammarError, match=said):
+def test_invalid_grammar_raises_with_line_and_reason(compiler, make, message: str) -> None:
+    with pytest.raises(GrammarError, match=message):
         compiler.matcher(make())
 
 
-def test_a_one_of_whose_options_have_a_const_of_their_own_is_taken(compiler) -> None:
+def test_one_of_whose_options_have_their_own_const_is_accepted(compiler) -> None:
     options = [
         {
             "type": "object",
@@ -237,14 +237,14 @@ def test_a_one_of_whose_options_have_a_const_of_their_own_is_taken(compiler) -> 
         (Lark(_ring(200)), ["ab", "aaab"], ["a"]),
     ],
 )
-def test_what_fits_is_allowed_and_nothing_else(compiler, constraint, good, bad) -> None:
+def test_fitting_texts_are_allowed_and_no_others(compiler, constraint, good, bad) -> None:
     assert all(fits(compiler, constraint, text) for text in good)
     assert not any(fits(compiler, constraint, text) for text in bad)
 
 
-def test_a_forbidden_token_changes_nothing_and_a_clone_goes_its_own_way(compiler) -> None:
+def test_forbidden_token_changes_nothing_and_a_clone_advances_alone(compiler) -> None:
     matcher = compiler.matcher(Regex("ab|cd"))
-    a, b, c, d = (compiler.text.encode(letter, add_bos=False)[0] for letter in "abcd")
+    a, b, c, d = (compiler.text.encode(character, add_bos=False)[0] for character in "abcd")
     with pytest.raises(ConstraintError):
         matcher.accept(b)
     twin = matcher.clone()
@@ -261,10 +261,10 @@ def test_a_forbidden_token_changes_nothing_and_a_clone_goes_its_own_way(compiler
     matcher.accept(end)
     assert matcher.must_end
     assert not twin.may_end
-    assert compiler.matcher(Regex("ab|cd")).is_allowed(c)  # the one kept stands at its beginning
+    assert compiler.matcher(Regex("ab|cd")).is_allowed(c)  # the cached matcher is at its start
 
 
-def test_masks_of_a_batch_are_those_asked_one_token_at_a_time(compiler) -> None:
+def test_masks_of_a_batch_equal_those_of_single_tokens(compiler) -> None:
     constraints = [Regex("[0-9]+"), None, Allow({9, 70}), Choice(["yes", "no"]), Regex("[0-9]+")]
     constraints.append(AnyOf([Regex("[0-9]+"), Choice(["yes", "no"])]))
     matchers = [None if each is None else compiler.matcher(each) for each in constraints]
@@ -297,22 +297,22 @@ def test_masks_of_a_batch_are_those_asked_one_token_at_a_time(compiler) -> None:
         ([re.compile("<c.ll>")], "say", False),
     ],
 )
-def test_a_lazy_grammar_begins_where_its_trigger_does(compiler, triggers, text, is_on) -> None:
+def test_lazy_grammar_starts_at_its_trigger(compiler, triggers, text, is_on) -> None:
     matcher = compiler.matcher(Lazy(Regex(r"<c.ll>[0-9]{2}"), triggers))
     for token in compiler.text.encode(text, add_bos=False):
         matcher.accept(token)
-    letter, digit = (compiler.text.encode(each, add_bos=False)[0] for each in "z7")
-    assert matcher.is_allowed(letter) is not is_on
-    assert matcher.is_allowed(digit)
+    z, seven = (compiler.text.encode(each, add_bos=False)[0] for each in "z7")
+    assert matcher.is_allowed(z) is not is_on
+    assert matcher.is_allowed(seven)
     assert matcher.may_end is not is_on
     twin = matcher.clone()
     for _ in range(2):
-        matcher.accept(digit)
+        matcher.accept(seven)
     assert matcher.must_end is is_on
     assert not twin.must_end
 
 
-def test_a_lazy_grammar_may_wait_for_a_token_and_refuses_a_trigger_it_cannot_begin_with(
+def test_lazy_grammar_waits_for_a_token_and_rejects_an_impossible_trigger(
     compiler,
 ) -> None:
     start = compiler.text.encode("x", add_bos=False)[0]
@@ -336,7 +336,7 @@ def test_a_lazy_grammar_may_wait_for_a_token_and_refuses_a_trigger_it_cannot_beg
 
 
 @pytest.mark.parametrize("required", [(), ("a",), ("b",), ("c",), ("a", "c"), ("a", "b", "c")])
-def test_a_schema_as_gbnf_takes_the_same_objects(compiler, required) -> None:
+def test_schema_as_gbnf_accepts_the_same_objects(compiler, required) -> None:
     schema = {
         "type": "object",
         "properties": {key: {"type": "integer"} for key in "abc"},
@@ -367,8 +367,8 @@ def test_the_parts_of_a_schema_have_their_rules(compiler, schema, good, bad) -> 
     assert not any(fits(compiler, GBNF(text), each) for each in bad)
 
 
-def test_what_gbnf_cannot_say_is_refused_by_name() -> None:
-    for schema, said in (
+def test_schema_keyword_without_gbnf_raises_and_is_named() -> None:
+    for schema, message in (
         ({"type": "string", "pattern": "a+"}, "pattern"),
         ({"type": "nosuch"}, "nosuch"),
         ({"$ref": "#/$defs/x"}, "not in the schema"),
@@ -376,11 +376,11 @@ def test_what_gbnf_cannot_say_is_refused_by_name() -> None:
         ("[]", "allowed is an object"),
         ({"properties": {"a": 3}}, "no schema"),
     ):
-        with pytest.raises(GrammarError, match=said):
+        with pytest.raises(GrammarError, match=message):
             json_schema_to_grammar(schema)
 
 
-def test_a_text_that_breaks_off_is_told_as_unfinished() -> None:
+def test_parse_of_a_truncated_text_raises_unfinished() -> None:
     with weft.load("tiny") as lm:
         loom = weft.Loom(lm, "A person:")
         schema = {"type": "object", "properties": {"name": {"type": "string"}}}
@@ -416,7 +416,7 @@ def test_any_of_forces_what_all_open_options_force(compiler) -> None:
     assert matcher.must_end
 
 
-def test_any_of_nothing_is_refused() -> None:
+def test_any_of_without_options_raises() -> None:
     with pytest.raises(ConfigError, match="allowed is a list of constraints"):
         AnyOf([])
 

@@ -29,12 +29,12 @@ TEXTS = ["hello there world", "the answer is yellow", '{"name": "naïve 🙂"}']
 
 
 @cache
-def without_byte(letter: str) -> Compiler:
+def without_byte(character: str) -> Compiler:
     """Return the embedded tokenizer; the entry of one byte spells another text."""
     data = json.loads((TINY / "tokenizer.json").read_text(encoding="utf-8"))
     model = data["model"]
-    model["vocab"]["unused_entry"] = model["vocab"].pop(letter)
-    model["merges"] = [pair for pair in model["merges"] if letter not in pair]
+    model["vocab"]["unused_entry"] = model["vocab"].pop(character)
+    model["merges"] = [pair for pair in model["merges"] if character not in pair]
     text = Tokenizer.wrap(tokenizers.Tokenizer.from_str(json.dumps(data)), stop_ids=[0])
     return Compiler(text, text.n_vocab)
 
@@ -80,13 +80,13 @@ def test_cuts_are_the_shortest_ones_that_a_search_over_all_tokens_finds() -> Non
         text = bytes(random_.choice(b"abc") for _ in range(random_.randint(1, 9)))
         vocabulary = Vocabulary(spellings)
         cuts = vocabulary.cuts(text, len(text), banned)
-        found = cuts.from_start()
+        tokens = cuts.from_start()
         shortest = brute_cuts(spellings, text, banned)
         assert cuts.has_cut(0) == (shortest is not None)
-        assert len(found) == (shortest or 0)
-        if found:
-            assert b"".join(spellings[token] for token in found) == text
-            assert banned.isdisjoint(found)
+        assert len(tokens) == (shortest or 0)
+        if tokens:
+            assert b"".join(spellings[token] for token in tokens) == text
+            assert banned.isdisjoint(tokens)
         written = [
             bytes((token - 9,)) if token >= 9 else spellings[token]
             for token in vocabulary.cut(text, 9)
@@ -94,12 +94,12 @@ def test_cuts_are_the_shortest_ones_that_a_search_over_all_tokens_finds() -> Non
         assert b"".join(written) == text
 
 
-@pytest.mark.parametrize("letter", ["ñ", "q", "z"])
+@pytest.mark.parametrize("character", ["ñ", "q", "z"])
 @pytest.mark.parametrize("text", TEXTS)
 def test_text_is_forced_as_the_tokenizer_cuts_it_if_the_vocabulary_lacks_a_byte(
-    letter: str, text: str
+    character: str, text: str
 ) -> None:
-    compiler = without_byte(letter)
+    compiler = without_byte(character)
     own = compiler.text.encode(text, add_bos=False)
     assert b"".join(compiler.spellings[token] for token in own) == text.encode()
     matcher = compiler.matcher(Choice([text]))
@@ -135,7 +135,7 @@ CONSTRAINTS: list[tuple[Constraint, bytes]] = [
 
 
 @pytest.mark.parametrize(("constraint", "text"), CONSTRAINTS)
-def test_a_forced_text_is_cut_without_banned_tokens_if_there_is_such_a_cut(
+def test_forced_text_is_cut_without_banned_tokens_if_possible(
     compiler: Compiler, constraint: Constraint, text: bytes
 ) -> None:
     random_ = random.Random(7)

@@ -233,7 +233,7 @@ def test_keywords(schema: Any, good: list[str], bad: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("schema", "said"),
+    ("schema", "message"),
     [
         ({"contains": {"const": 1}, "type": "array"}, "at #: contains is not supported"),
         ({"not": {"const": 1}}, "at #: not is not supported"),
@@ -267,9 +267,9 @@ def test_keywords(schema: Any, good: list[str], bad: list[str]) -> None:
         ({"items": {"minimum": "3"}}, "at #/items: minimum is '3'"),
     ],
 )
-def test_unsupported_keyword_is_named_with_its_place(schema: Any, said: str) -> None:
-    said = said.replace("(?=x)", r"\(\?=x\)")
-    with pytest.raises(GrammarError, match=said):
+def test_unsupported_keyword_is_named_with_its_place(schema: Any, message: str) -> None:
+    message = message.replace("(?=x)", r"\(\?=x\)")
+    with pytest.raises(GrammarError, match=message):
         compiler().matcher(JsonSchema(schema))
 
 
@@ -401,7 +401,7 @@ def test_names_are_compared_after_a_prefix(prefix: str) -> None:
     assert not takes(twice, prefix + '{<{"a":1,"a":2}')
 
 
-def test_a_schema_of_many_properties_compiles_in_linear_space() -> None:
+def test_schema_of_many_properties_compiles_in_linear_space() -> None:
     sizes = []
     for n in (100, 200):
         properties = {f"property {i}": {"type": "integer"} for i in range(n)}

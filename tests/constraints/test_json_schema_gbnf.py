@@ -25,7 +25,7 @@ from weft.constraints.base import Compiler, Constraint, Matcher, n_words
 from weft.errors import GrammarError
 
 SUITE = Path(__file__).parent / "json_schema_suite"
-# Why a schema may be refused: always by name.
+# Reasons to reject a schema; each names the keyword.
 NAMED = (
     "cannot be written in GBNF|not supported|is not in the schema|no JSON fits the schema"
     "|leads to itself|is not valid: at #"
@@ -47,23 +47,25 @@ def takes(start: Matcher, text: str) -> bool:
     return matcher.may_end
 
 
-def drawn(start: Matcher, rng: random.Random, most: int = 200) -> str | None:
+def drawn(start: Matcher, rng: random.Random, max_tokens: int = 200) -> str | None:
     """A text drawn under the masks; None if it does not end in time."""
-    made, matcher = compiler(), start.clone()
-    bits = np.empty(n_words(made.n_vocab), dtype=np.int32)
+    grammar_compiler, matcher = compiler(), start.clone()
+    bits = np.empty(n_words(grammar_compiler.n_vocab), dtype=np.int32)
     tokens: list[int] = []
-    ends = made.stop_ids
-    while not matcher.must_end and len(tokens) < most:
+    ends = grammar_compiler.stop_ids
+    while not matcher.must_end and len(tokens) < max_tokens:
         matcher.fill(bits)
-        (ids,) = np.unpackbits(bits.view(np.uint8), bitorder="little")[: made.n_vocab].nonzero()
-        assert ids.size, made.text.decode(tokens)
-        signs = [each for each in ids.tolist() if made.spellings[each] in b'"}],']
+        (ids,) = np.unpackbits(bits.view(np.uint8), bitorder="little")[
+            : grammar_compiler.n_vocab
+        ].nonzero()
+        assert ids.size, grammar_compiler.text.decode(tokens)
+        signs = [each for each in ids.tolist() if grammar_compiler.spellings[each] in b'"}],']
         token = rng.choice([*signs, *rng.sample(ids.tolist(), k=min(2, ids.size))])
         if token in ends:
             break
         matcher.accept(token)
         tokens.append(token)
-    return made.text.decode(tokens) if matcher.may_end else None
+    return grammar_compiler.text.decode(tokens) if matcher.may_end else None
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -116,9 +118,9 @@ def orders(value: Any) -> Iterator[Any]:
 
 
 def is_written(value: Any, schema: Any, *, is_open: bool = False) -> bool:
-    """Whether the grammar writes JSON of this form, as `json_schema_to_grammar` says.
+    """Return True if the grammar writes JSON of this form, as `json_schema_to_grammar` documents.
 
-    Not written are whole numbers as 1.0 (or without .0 where a const has it), and properties that
+    It does not write integers as 1.0 (or without .0 where a const has it), and properties that
     are not listed, where others are.
     """
     if "." in json.dumps([value, schema.get("const"), schema.get("enum")]):
@@ -155,8 +157,10 @@ def some(cases: list[Any], n: int) -> list[Any]:
 @both_forms
 @pytest.mark.parametrize("is_open", [pytest.param(True, marks=pytest.mark.slow), False])
 @pytest.mark.parametrize("group", some(list(groups()), 5))
-def test_an_official_case_is_right_or_refused_by_name(group: Any, is_open: bool, form: Any) -> None:
-    """What it takes is valid; what is valid and of its form it takes."""
+def test_official_case_is_accepted_correctly_or_raises_with_a_name(
+    group: Any, is_open: bool, form: Any
+) -> None:
+    """Accepted values are valid; valid values of the grammar's form are accepted."""
     schema = group["schema"]
     try:
         start = matcher_of(schema, form, open_objects=is_open)
@@ -164,17 +168,17 @@ def test_an_official_case_is_right_or_refused_by_name(group: Any, is_open: bool,
         assert re.search(NAMED, str(error)), error  # noqa: PT017
         return
     for case in group["tests"]:
-        found = any(takes(start, text) for text in forms(case["data"]))
-        if found:
+        is_accepted = any(takes(start, text) for text in forms(case["data"]))
+        if is_accepted:
             assert case["valid"], case
         elif case["valid"]:
             assert not is_written(case["data"], schema, is_open=is_open), case
 
 
 @pytest.mark.parametrize(
-    ("write", "n_least"), [(json_schema_to_grammar, 160), (lambda s: JsonSchema(s).grammar(), 195)]
+    ("write", "n_min"), [(json_schema_to_grammar, 160), (lambda s: JsonSchema(s).grammar(), 195)]
 )
-def test_most_official_cases_can_be_written(write: Any, n_least: int) -> None:
+def test_160_official_cases_or_more_can_be_written(write: Any, n_min: int) -> None:
     """The rest needs what no grammar can say, or refers to other documents."""
     n_written = 0
     for case in groups():
@@ -183,7 +187,7 @@ def test_most_official_cases_can_be_written(write: Any, n_least: int) -> None:
             n_written += 1
         except GrammarError:
             pass
-    assert n_written >= n_least
+    assert n_written >= n_min
 
 
 # Any schema --------------------------------------------------------------------------------------
@@ -201,10 +205,10 @@ class Some:
         rng = self.rng
         if rng.random() < 0.08:
             return rng.choice([True, False, {}])
-        made: dict[str, Any] = {}
+        parts: dict[str, Any] = {}
         for _ in range(rng.choice([1, 1, 2, 2, 3])):
-            made |= rng.choice(self.words(depth))()
-        return made
+            parts |= rng.choice(self.words(depth))()
+        return parts
 
     def words(self, depth: int) -> list[Any]:
         rng = self.rng
@@ -254,7 +258,7 @@ class Some:
     [*range(10), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(10, 40))],
 )
 @both_forms
-def test_any_schema_is_right_or_refused_by_name(seed: int, form: Any) -> None:
+def test_random_schema_is_compiled_correctly_or_raises_with_a_name(seed: int, form: Any) -> None:
     """Texts drawn from its grammar are valid, and of any JSON no more is taken than is valid."""
     some = Some(seed)
     for _ in range(3):
@@ -279,9 +283,9 @@ def test_any_schema_is_right_or_refused_by_name(seed: int, form: Any) -> None:
             if form is JsonSchema and text is not None:
                 json.loads(text, object_pairs_hook=unique)
         for value in values:
-            found = any(takes(start, text) for text in forms(value))
-            assert not found or is_valid(schema, value), (schema, value)
-            if not found and not isinstance(value, dict | list) and is_written(value, schema):
+            is_accepted = any(takes(start, text) for text in forms(value))
+            assert not is_accepted or is_valid(schema, value), (schema, value)
+            if not is_accepted and not isinstance(value, dict | list) and is_written(value, schema):
                 assert not is_valid(schema, value), (schema, value)
 
 
@@ -407,7 +411,7 @@ def test_any_schema_is_right_or_refused_by_name(seed: int, form: Any) -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_a_schema_says_is_what_its_grammar_takes(schema: Any, good: Any, bad: Any) -> None:
+def test_grammar_of_a_schema_accepts_its_values_only(schema: Any, good: Any, bad: Any) -> None:
     start = matcher_of(schema)
     for text in good:
         assert is_valid(schema, json.loads(text))
@@ -417,7 +421,7 @@ def test_what_a_schema_says_is_what_its_grammar_takes(schema: Any, good: Any, ba
 
 
 @pytest.mark.parametrize(
-    ("schema", "said"),
+    ("schema", "message"),
     [
         ({"type": "string", "pattern": "a+"}, "at #: pattern cannot be written"),
         (
@@ -447,7 +451,7 @@ def test_what_a_schema_says_is_what_its_grammar_takes(schema: Any, good: Any, ba
         ({"minItems": float("inf")}, "JSON parse error"),
         ({"const": float("nan")}, "JSON parse error"),
         ('{"enum": [1, NaN]}', "JSON parse error"),
-        ({"const": "\ud800"}, "half a letter"),
+        ({"const": "\ud800"}, "half a "),
         ({"enum": "abc"}, "enum is 'abc'"),
         (
             {"allOf": [{"anyOf": [{"const": i} for i in range(30)]} for _ in range(3)]},
@@ -458,12 +462,12 @@ def test_what_a_schema_says_is_what_its_grammar_takes(schema: Any, good: Any, ba
         ({"const": {1, 2}}, "JSON parse error"),
     ],
 )
-def test_what_cannot_be_written_is_refused_by_name(schema: Any, said: str) -> None:
-    with pytest.raises(GrammarError, match=said):
+def test_schema_that_cannot_be_written_raises_with_its_place(schema: Any, message: str) -> None:
+    with pytest.raises(GrammarError, match=message):
         json_schema_to_grammar(schema)
 
 
-def test_schemas_nested_by_the_thousand_are_refused() -> None:
+def test_schemas_nested_thousands_deep_raise() -> None:
     nested: Any = {"type": "integer"}
     for _ in range(5_000):
         nested = {"type": "array", "items": nested}
@@ -479,7 +483,7 @@ def test_schemas_nested_by_the_thousand_are_refused() -> None:
             compiler().matcher(JsonSchema(schema))
 
 
-def test_an_object_of_many_properties_is_written_in_time() -> None:
+def test_object_of_many_properties_is_written_in_time() -> None:
     properties = {f"property {i}": {"type": "integer"} for i in range(300)}
     text = json_schema_to_grammar({"type": "object", "properties": properties})
     assert len(text) < 300_000

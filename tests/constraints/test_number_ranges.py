@@ -60,8 +60,8 @@ def test_number_pattern_takes_exactly_the_numbers_of_its_range(seed: int) -> Non
                     for text in (f"{edge + step}{fraction}", f"-{edge + step}{fraction}"):
                         if text.startswith("--") or not Fraction(text) and text.startswith("-"):
                             continue
-                        found = is_between(Fraction(text), low, high)
-                        assert takes(pattern, text) == found, (text, low, high)
+                        is_inside = is_between(Fraction(text), low, high)
+                        assert takes(pattern, text) == is_inside, (text, low, high)
 
 
 @pytest.mark.parametrize(

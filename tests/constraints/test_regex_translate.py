@@ -1,4 +1,4 @@
-"""Compiled patterns as constraints and as triggers: what they match is what Python says."""
+"""Compiled patterns as constraints and as triggers: they match what Python matches."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PATTERNS = [
     re.compile(r"[^\W\d_]+[\s\S]"),
     re.compile("a.b"),
     re.compile("a.b", re.S),
-    re.compile("a[ #]b  # not [ ] said", re.X),
+    re.compile("a[ #]b  # no [ ] here", re.X),
     re.compile(r"^(?P<first>a|b)*?(?:[\]\-^&~|]{2,3})$"),
     re.compile(r"\Aa{2,}?b?\Z"),
     re.compile("<[^<>]+>\n?"),
@@ -40,7 +40,7 @@ PATTERNS = [
     re.compile("(?:a|b(?:c|d)?)e*"),
     re.compile(r"[\&\&\-\-\|\|~\~]"),
 ]
-LETTERS = "abcdexABKkK \t\n\x1c_-.!&~|^]<>0123456789äéßẞſÄÉSs²½٣日本🙂ÿÀà\u0301"
+CHARACTERS = "abcdexABKkK \t\n\x1c_-.!&~|^]<>0123456789äéßẞſÄÉSs²½٣日本🙂ÿÀà\u0301"
 
 
 @cache
@@ -49,8 +49,8 @@ def compiler() -> Compiler:
     return Compiler(text, text.n_vocab)
 
 
-def takes(matcher: Matcher, made: Compiler, text: str) -> bool:
-    ids = made.ids_of(text.encode())
+def takes(matcher: Matcher, grammar_compiler: Compiler, text: str) -> bool:
+    ids = grammar_compiler.ids_of(text.encode())
     if not matcher.takes(ids):
         return False
     for token in ids:
@@ -59,21 +59,21 @@ def takes(matcher: Matcher, made: Compiler, text: str) -> bool:
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=lambda each: f"{each.pattern} {each.flags:x}")
-def test_a_compiled_pattern_matches_what_python_says(pattern: re.Pattern[str]) -> None:
-    """The twin: `fullmatch`, over texts of letters that differ in case, class and kind."""
-    made = compiler()
-    start = made.matcher(Regex(pattern))
+def test_compiled_pattern_matches_what_python_matches(pattern: re.Pattern[str]) -> None:
+    """The twin: `fullmatch`, over texts whose characters differ in case, class and kind."""
+    grammar_compiler = compiler()
+    start = grammar_compiler.matcher(Regex(pattern))
     rng = random.Random(pattern.pattern)
-    found = set()
+    results = set()
     for _ in range(400):
-        text = "".join(rng.choices(LETTERS, k=rng.randint(1, 6)))
+        text = "".join(rng.choices(CHARACTERS, k=rng.randint(1, 6)))
         if rng.random() < 0.7:  # near what fits
             text = rng.choice(NEAR) + rng.choice(["", "", text[:1]])
         text = "".join(rng.choice([c, c.upper(), c.lower()]) for c in text)
         matches = pattern.fullmatch(text) is not None
-        assert takes(start.clone(), made, text) == matches, text
-        found.add(matches)
-    assert False in found
+        assert takes(start.clone(), grammar_compiler, text) == matches, text
+        results.add(matches)
+    assert False in results
 
 
 NEAR = [
@@ -86,17 +86,19 @@ NEAR = [
 ]
 
 
-def test_pythons_classes_are_those_of_every_letter() -> None:
-    """What `_CLASSES` rests on, letter by letter."""
+def test_python_character_classes_equal_the_unicode_categories() -> None:
+    """`_CLASSES` relies on this, character by character."""
     for code in range(sys.maxunicode + 1):
-        letter = chr(code)
-        kind = unicodedata.category(letter)
-        assert (re.match(r"\w", letter) is not None) == (kind[0] in "LN" or letter == "_"), code
-        assert (re.match(r"\d", letter) is not None) == (kind == "Nd")
+        character = chr(code)
+        kind = unicodedata.category(character)
+        assert (re.match(r"\w", character) is not None) == (kind[0] in "LN" or character == "_"), (
+            code
+        )
+        assert (re.match(r"\d", character) is not None) == (kind == "Nd")
 
 
-def test_what_a_pattern_cannot_have_is_refused_by_name() -> None:
-    for text, flags, said in (
+def test_unsupported_pattern_raises_and_is_named() -> None:
+    for text, flags, message in (
         ("a(?=b)", 0, "look-around"),
         ("(?<!a)b", 0, "look-around"),
         (r"(a)\1", 0, "a reference to a group"),
@@ -107,7 +109,7 @@ def test_what_a_pattern_cannot_have_is_refused_by_name() -> None:
         ("^a$", re.M, "MULTILINE"),
         ("abc", re.A | re.I, "ASCII together"),
     ):
-        with pytest.raises(GrammarError, match=said):
+        with pytest.raises(GrammarError, match=message):
             Regex(re.compile(text, flags))
     with pytest.raises(GrammarError, match="of bytes"):
         Regex(re.compile(b"a"))  # type: ignore[arg-type]
@@ -131,14 +133,14 @@ def test_every_operation_of_pythons_parser_is_known() -> None:
     assert [str(name) for name, _ in _parsed(re.compile("a|b."))] == ["BRANCH"]
 
 
-def test_a_compiled_pattern_is_kept_with_what_its_flags_say() -> None:
-    made = Regex(re.compile("owl", re.I))
-    assert from_dict(json.loads(json.dumps(made.to_dict()))) == made
+def test_compiled_pattern_is_saved_with_its_flags() -> None:
+    constraint = Regex(re.compile("owl", re.I))
+    assert from_dict(json.loads(json.dumps(constraint.to_dict()))) == constraint
     assert Regex(re.compile("[0-9]+")) == Regex(as_regex(re.compile("[0-9]+")))
     lazy = Lazy(Choice(["owl", "OWL"]), [re.compile("o(w)l", re.I), "x"])
-    again = from_dict(json.loads(json.dumps(lazy.to_dict())))
-    assert again == lazy
-    assert again.triggers[0].flags & re.I
+    restored = from_dict(json.loads(json.dumps(lazy.to_dict())))
+    assert restored == lazy
+    assert restored.triggers[0].flags & re.I
     for wrong in ({"pattern": "("}, {"flags": 1}, {"pattern": 3}, {"pattern": "a", "flags": "i"}):
         with pytest.raises(FormatError, match="no saved pattern"):
             from_dict({"lazy": {"regex": "a"}, "triggers": [wrong]})
@@ -161,47 +163,49 @@ LAZIES = [
 ]
 
 
-def naive(made: Compiler, lazy: Lazy, text: bytes) -> set[int]:
+def naive(grammar_compiler: Compiler, lazy: Lazy, text: bytes) -> set[int]:
     """The tokens that may come after a text without a trigger: every token tried, nothing kept."""
-    inner = made.matcher(lazy.constraint)
+    inner = grammar_compiler.matcher(lazy.constraint)
     allowed = set()
-    for token in range(made.n_vocab):
-        whole = text + made.text.token_bytes(token)
-        starts = [whole.find(each.encode()) for each in lazy.triggers if isinstance(each, str)]
-        letters = whole.decode(errors="surrogateescape")
-        for each in lazy.triggers:
-            if isinstance(each, re.Pattern) and (match := each.search(letters)):
-                before = letters[: match.start()]
+    for token in range(grammar_compiler.n_vocab):
+        full = text + grammar_compiler.text.token_bytes(token)
+        starts = [
+            full.find(trigger.encode()) for trigger in lazy.triggers if isinstance(trigger, str)
+        ]
+        characters = full.decode(errors="surrogateescape")
+        for trigger in lazy.triggers:
+            if isinstance(trigger, re.Pattern) and (match := trigger.search(characters)):
+                before = characters[: match.start()]
                 starts.append(len(before.encode(errors="surrogateescape")))
         starts = [start for start in starts if start >= 0]
-        is_end = token in made.stop_ids
-        if is_end or not starts or inner.takes(made.ids_of(whole[min(starts) :])):
+        is_end = token in grammar_compiler.stop_ids
+        if is_end or not starts or inner.takes(grammar_compiler.ids_of(full[min(starts) :])):
             allowed.add(token)
     return allowed
 
 
 @pytest.mark.parametrize("lazy", LAZIES, ids=lambda each: str(each.triggers))
 @pytest.mark.parametrize("kind", ["long words", "sentencepiece"])
-def test_no_token_crosses_a_trigger_into_what_the_grammar_forbids(kind: str, lazy: Lazy) -> None:
-    """The twin tries every token on the whole text."""
-    made = _long_words() if kind == "long words" else _pieces()
-    bits = np.empty(n_words(made.n_vocab), dtype=np.int32)
+def test_no_token_crosses_a_trigger_into_forbidden_text(kind: str, lazy: Lazy) -> None:
+    """The twin tries every token on the full text."""
+    grammar_compiler = _long_words() if kind == "long words" else _pieces()
+    bits = np.empty(n_words(grammar_compiler.n_vocab), dtype=np.int32)
     rng = random.Random(str(lazy.triggers))
     kept_out = 0
     for text in ("", "x <", "the", "an o", "aa", "É", "<t 1", " fo", "x\n", "a"):
-        matcher, seen = made.matcher(lazy), b""
-        for token in made.ids_of(text.encode()):
+        matcher, prefix = grammar_compiler.matcher(lazy), b""
+        for token in grammar_compiler.ids_of(text.encode()):
             if matcher.is_allowed(token) and matcher._inner is None:
                 matcher.accept(token)
-                seen += made.text.token_bytes(token)
+                prefix += grammar_compiler.text.token_bytes(token)
         if matcher._inner is not None:
             continue
         matcher.fill(bits)
-        allowed = np.unpackbits(bits.view(np.uint8), bitorder="little")[: made.n_vocab]
-        expected = naive(made, lazy, seen)
+        allowed = np.unpackbits(bits.view(np.uint8), bitorder="little")[: grammar_compiler.n_vocab]
+        expected = naive(grammar_compiler, lazy, prefix)
         assert set(allowed.nonzero()[0].tolist()) == expected
-        kept_out += made.n_vocab - len(expected)
-        for token in rng.sample(range(made.n_vocab), 60):
+        kept_out += grammar_compiler.n_vocab - len(expected)
+        for token in rng.sample(range(grammar_compiler.n_vocab), 60):
             assert matcher.is_allowed(token) == (token in expected)
             twin = matcher.clone()
             if token in expected:
@@ -229,24 +233,24 @@ def _pieces() -> Compiler:
 
 
 def test_flags_of_a_trigger_are_honoured() -> None:
-    made = compiler()
+    grammar_compiler = compiler()
     lazy = Lazy(Regex("(?i)owl[0-9]"), [re.compile("owl", re.I)])
     for text in ("an owl", "an OwL"):
-        matcher = made.matcher(lazy)
-        for token in made.ids_of(text.encode()):
+        matcher = grammar_compiler.matcher(lazy)
+        for token in grammar_compiler.ids_of(text.encode()):
             matcher.accept(token)
         assert not matcher.may_end
-        assert matcher.takes(made.ids_of(b"7"))
-        assert not matcher.takes(made.ids_of(b"s"))
+        assert matcher.takes(grammar_compiler.ids_of(b"7"))
+        assert not matcher.takes(grammar_compiler.ids_of(b"s"))
 
 
-def test_a_trigger_that_is_nothing_or_bytes_is_refused() -> None:
+def test_empty_or_bytes_trigger_raises() -> None:
     for trigger in (re.compile("y*"), re.compile(""), re.compile(b"a"), -1, True):
         with pytest.raises(ConfigError, match="triggers are"):
             Lazy(Regex("a"), [trigger])
 
 
-def test_a_beginning_is_found_in_every_beginning_of_a_match() -> None:
+def test_prefix_pattern_matches_every_prefix_of_a_match() -> None:
     """For texts that a pattern matches, and every cut of them, with anything before."""
     texts = {
         re.compile("ow(l|ls) [0-9]{2,3}", re.I): ["OwL 12", "owls 123"],
@@ -260,8 +264,8 @@ def test_a_beginning_is_found_in_every_beginning_of_a_match() -> None:
         for text in matched:
             assert pattern.fullmatch(text)
             for at in range(1, len(text)):
-                found = begun.search("..." + text[:at])
-                assert found is not None
-                assert len(found[0]) >= at
+                match = begun.search("..." + text[:at])
+                assert match is not None
+                assert len(match[0]) >= at
         assert begun.search("...!") is None or pattern.search("!")
     assert prefix_pattern(re.compile(r"\bx")) is None

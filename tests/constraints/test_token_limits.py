@@ -18,7 +18,7 @@ pytestmark = pytest.mark.fluent
 
 
 def allowed_by(limits: TokenLimits, ends: frozenset[int], before: list[int], token: int) -> bool:
-    """Whether a token may follow others, read from the limits alone."""
+    """Return True if a token may follow others, computed from the limits only."""
     text = [*before, token]
     if limits.allowed is not None and token not in limits.allowed:
         return False
@@ -52,7 +52,7 @@ def test_masks_follow_the_limits() -> None:
             matcher.accept(before[-1])
 
 
-def test_limits_hold_beside_another_constraint_and_are_saved() -> None:
+def test_limits_apply_with_another_constraint_and_are_saved() -> None:
     lm = weft.load(shallow())
     inner = Regex("[ab]{4}")
     word = tuple(lm.text.continuation("a"))

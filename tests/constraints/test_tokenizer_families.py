@@ -27,7 +27,7 @@ from weft.errors import ConstraintError
 from weft.lm.lm import LM
 
 # name → the tokenizer, and its end tokens
-WHOLE: dict[str, Callable[[], Tokenizer]] = {
+COMPLETE: dict[str, Callable[[], Tokenizer]] = {
     "embedded": lambda: Tokenizer.from_folder(Path(str(files("weft") / "data" / "tiny"))),
     "byte-level": lambda: Tokenizer.wrap(builders.byte_level(bos=True), stop_ids=[1]),
     "several ends": lambda: Tokenizer.wrap(builders.byte_level(), stop_ids=[0, 1, 9_999]),
@@ -69,7 +69,7 @@ def is_record(text: str) -> bool:
     return True
 
 
-# what is asked for, whether a text is it, and texts that are
+# constraint, predicate of its texts, and texts that fit
 CASES: list[tuple[Constraint, Callable[[str], object], list[str]]] = [
     (JsonSchema(SCHEMA), is_record, ['{"name": "\\n\\"", "näme 🙂": "日本", "age": 7}']),
     (
@@ -99,7 +99,7 @@ CASES: list[tuple[Constraint, Callable[[str], object], list[str]]] = [
 def tokenizer(name: str) -> Tokenizer:
     if name in REAL:
         return Tokenizer.from_folder(real_model(f"tokenizers/{name}"))
-    return (WHOLE | PARTIAL)[name]()
+    return (COMPLETE | PARTIAL)[name]()
 
 
 @cache
@@ -141,40 +141,42 @@ def walk(compiler: Compiler, matcher: Matcher, rng: random.Random, *, forces: bo
 @pytest.mark.parametrize(
     ("name", "wider"),
     [
-        *((name, wider) for name in WHOLE for wider in WIDER),
+        *((name, wider) for name in COMPLETE for wider in WIDER),
         *(pytest.param(name, 45, marks=pytest.mark.models) for name in REAL),
     ],
 )
-def test_whatever_is_drawn_under_the_masks_fits(name: str, wider: int) -> None:
-    """The twin: a validator of each form that knows nothing of tokens."""
-    made = compiler(name, wider)
+def test_any_text_drawn_under_the_masks_fits(name: str, wider: int) -> None:
+    """The twin: a validator of each form, without tokens."""
+    grammar_compiler = compiler(name, wider)
     rng = random.Random(f"{name} {wider}")
     for constraint, fits, _ in CASES:
         for forces in (True, False) if name in REAL else (True, False, True):
-            tokens = walk(made, made.matcher(constraint), rng, forces=forces)
-            text = b"".join(map(made.text.token_bytes, tokens)).decode()
+            tokens = walk(
+                grammar_compiler, grammar_compiler.matcher(constraint), rng, forces=forces
+            )
+            text = b"".join(map(grammar_compiler.text.token_bytes, tokens)).decode()
             assert fits(text), text
 
 
-@pytest.mark.parametrize("name", [*WHOLE, *REAL_PARAMS])
-def test_texts_that_fit_are_taken_as_the_tokenizer_writes_them(name: str) -> None:
-    made = compiler(name, 7)
+@pytest.mark.parametrize("name", [*COMPLETE, *REAL_PARAMS])
+def test_fitting_texts_are_accepted_as_the_tokenizer_writes_them(name: str) -> None:
+    grammar_compiler = compiler(name, 7)
     for constraint, _, texts in CASES:
         for text in texts:
-            matcher = made.matcher(constraint)
-            for token in made.ids_of(text.encode()):
+            matcher = grammar_compiler.matcher(constraint)
+            for token in grammar_compiler.ids_of(text.encode()):
                 assert matcher.is_allowed(token)
                 matcher.accept(token)
             assert matcher.may_end
 
 
-@pytest.mark.parametrize("name", [*WHOLE, *PARTIAL, *REAL_PARAMS])
+@pytest.mark.parametrize("name", [*COMPLETE, *PARTIAL, *REAL_PARAMS])
 def test_forced_text_is_that_text_without_a_space_before_it(name: str) -> None:
-    made = compiler(name, 5)
+    grammar_compiler = compiler(name, 5)
     for text in (' "the"', '{"the"', "the 日本", "🙂"):
-        matcher = made.matcher(Choice([text + "!", text + "?"]))
+        matcher = grammar_compiler.matcher(Choice([text + "!", text + "?"]))
         forced = matcher.forced()
-        spelled = b"".join(made.spellings[token] for token in forced)
+        spelled = b"".join(grammar_compiler.spellings[token] for token in forced)
         assert text.encode().startswith(spelled)
         assert forced or name in PARTIAL
         for token in forced:
@@ -182,15 +184,15 @@ def test_forced_text_is_that_text_without_a_space_before_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PARTIAL)
-def test_a_text_that_no_tokens_write_is_a_dead_end_and_no_other_text(name: str) -> None:
-    made = compiler(name, 0)
-    bits = np.empty(n_words(made.n_vocab), dtype=np.int32)
+def test_text_that_no_tokens_write_is_a_dead_end(name: str) -> None:
+    grammar_compiler = compiler(name, 0)
+    bits = np.empty(n_words(grammar_compiler.n_vocab), dtype=np.int32)
     for constraint in (Choice(["€"]), JsonSchema({"const": "€"}), Regex("€"), Lark('start: "€"')):
-        matcher = made.matcher(constraint)
+        matcher = grammar_compiler.matcher(constraint)
         for _ in range(3):  # a quotation mark may be written
             matcher.fill(bits)
             mask = np.unpackbits(bits.view(np.uint8), bitorder="little")
-            (allowed,) = mask[: made.n_vocab].nonzero()
+            (allowed,) = mask[: grammar_compiler.n_vocab].nonzero()
             if not allowed.size:
                 break
             matcher.accept(int(allowed[0]))
@@ -200,15 +202,18 @@ def test_a_text_that_no_tokens_write_is_a_dead_end_and_no_other_text(name: str) 
         assert not matcher.forced()
 
 
-@pytest.mark.parametrize("name", WHOLE)
-def test_a_batch_of_masks_fits_the_model_and_not_the_tokenizer(name: str) -> None:
+@pytest.mark.parametrize("name", COMPLETE)
+def test_batch_of_masks_has_the_size_of_the_models_vocabulary(name: str) -> None:
     for wider in WIDER:
-        made = compiler(name, wider)
-        matchers = [made.matcher(case[0]) for case in CASES] + [None, made.matcher(Allow({5}))]
-        logits = np.zeros((len(matchers), made.n_vocab), dtype=np.float32)
+        grammar_compiler = compiler(name, wider)
+        matchers = [grammar_compiler.matcher(case[0]) for case in CASES] + [
+            None,
+            grammar_compiler.matcher(Allow({5})),
+        ]
+        logits = np.zeros((len(matchers), grammar_compiler.n_vocab), dtype=np.float32)
         masked = _masked(logits, matchers)
         assert np.isfinite(masked[-2]).all()
-        assert np.isfinite(masked[-1]).sum() == len({5, *made.stop_ids})
+        assert np.isfinite(masked[-1]).sum() == len({5, *grammar_compiler.stop_ids})
         for row, matcher in zip(masked[:-2], matchers, strict=False):
             alone = _masked(logits[:1], [matcher])[0]
             assert (np.isfinite(row) == np.isfinite(alone)).all()
@@ -221,7 +226,7 @@ def _masked(logits: np.ndarray, matchers: list[Matcher | None]) -> np.ndarray:
     return masks.over(logits, np.arange(len(matchers)))
 
 
-# The whole way, with a model ---------------------------------------------------------------------
+# -- with a model ----------------------------------------------------------------------------------
 
 
 @pytest.fixture(params=["byte-level", "no end", "sentencepiece", "duplicates"])
@@ -237,15 +242,15 @@ def lm(request: pytest.FixtureRequest, name: str, tmp_path: Path) -> Iterator[LM
     config = CONFIG | {"vocab_size": size, "max_position_embeddings": 256}
     (tmp_path / "config.json").write_text(json.dumps(config))
     write_safetensors(tmp_path / "model.safetensors", random_tensors(config))
-    with LM(NumpyEngine.load(tmp_path), text) as made:
-        yield made
+    with LM(NumpyEngine.load(tmp_path), text) as model:
+        yield model
 
 
-def test_every_face_draws_what_fits(lm: LM) -> None:
+def test_loom_and_branch_draw_fitting_texts(lm: LM) -> None:
     loom = Loom(lm, "hello")
     for constraint, fits, _ in CASES:
-        made = loom.grow(n=3, constraint=constraint, max_tokens=200, seed=1, show=False)
-        for node in made:
+        nodes = loom.grow(n=3, constraint=constraint, max_tokens=200, seed=1, show=False)
+        for node in nodes:
             text = b"".join(map(lm.text.token_bytes, node.tokens)).decode()
             assert node.finish_reason == "length" or fits(text)
             assert node.tokens
@@ -259,22 +264,22 @@ def test_every_face_draws_what_fits(lm: LM) -> None:
 
 
 @pytest.mark.slow
-def test_a_vocabulary_of_131072_tokens() -> None:
+def test_masks_of_a_vocabulary_of_131072_tokens_allow_fitting_texts() -> None:
     text = Tokenizer.wrap(builders.tekken(), stop_ids=[2])
     for wider in (0, 128, 17):
-        made = Compiler(text, text.n_vocab + wider)
+        grammar_compiler = Compiler(text, text.n_vocab + wider)
         rng = random.Random(wider)
         for constraint, fits, _ in CASES:
-            tokens = walk(made, made.matcher(constraint), rng, forces=True)
+            tokens = walk(grammar_compiler, grammar_compiler.matcher(constraint), rng, forces=True)
             assert fits(b"".join(map(text.token_bytes, tokens)).decode())
 
 
-def test_an_end_token_that_the_model_does_not_have_is_no_end(text: Tokenizer) -> None:
+def test_end_token_outside_the_models_vocabulary_is_ignored(text: Tokenizer) -> None:
     ends = Tokenizer.wrap(text._codec._backend, stop_ids=[5, 10_000])
-    made = Compiler(ends, 2048)
-    assert made.stop_ids == {5}
+    grammar_compiler = Compiler(ends, 2048)
+    assert grammar_compiler.stop_ids == {5}
     with pytest.raises(ConstraintError):
-        made.matcher(Regex("a")).accept(5)
+        grammar_compiler.matcher(Regex("a")).accept(5)
 
 
 @pytest.fixture

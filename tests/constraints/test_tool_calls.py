@@ -1,4 +1,4 @@
-"""Tool calls made valid: the grammar takes what the template writes for good calls, no other."""
+"""Valid tool calls: the grammar accepts what the template writes for good calls, and no other."""
 
 from __future__ import annotations
 
@@ -83,23 +83,23 @@ def text(kind: str) -> Tokenizer:
 def turn_of(text: Tokenizer, kind: str, calls: Calls) -> str:
     """Return what the template writes for calls, up to its end token."""
     options = {"tools": TOOLS} if "tools" in FORMS[kind].template else {}
-    said = text.apply_chat_template(
+    prompt = text.apply_chat_template(
         [user("Q?"), message(calls)], add_generation_prompt=False, **options
     )
     how = text.chat_form().calls
     assert how is not None
-    start = said.index(how.head.split(INDEX)[0], said.index("Q?"))
+    start = prompt.index(how.head.split(INDEX)[0], prompt.index("Q?"))
     end = text.chat_form().end or FORMS[kind].specials[-1]
-    turn = said[start:].lstrip()
-    for each in (end, "<|call|>", "<|END|>", "<end>"):
-        turn = turn.rstrip().removesuffix(each)
+    turn = prompt[start:].lstrip()
+    for mark in (end, "<|call|>", "<|END|>", "<end>"):
+        turn = turn.rstrip().removesuffix(mark)
     return turn
 
 
-def verdict(text: Tokenizer, constraint: Any, said: str) -> bool:
-    """Whether a constraint takes a text, and lets it end."""
+def verdict(text: Tokenizer, constraint: Any, call_text: str) -> bool:
+    """Return True if a constraint accepts a text and lets it end."""
     matcher = Compiler(text, text.n_vocab).matcher(constraint)
-    for token in text.continuation(said, special=True):
+    for token in text.continuation(call_text, special=True):
         if not matcher.is_allowed(token):
             return False
         matcher.accept(token)
@@ -113,7 +113,7 @@ def allowed(text: Tokenizer, kind: str, calls: Calls, choice: Any) -> bool:
 
 
 @pytest.mark.parametrize("choice", ["auto", "required"])
-def test_what_the_template_writes_for_a_good_call_is_allowed(
+def test_good_call_as_the_template_writes_it_is_allowed(
     text: Tokenizer, kind: str, choice: str
 ) -> None:
     for calls in GOOD:
@@ -122,14 +122,14 @@ def test_what_the_template_writes_for_a_good_call_is_allowed(
 
 
 @pytest.mark.parametrize("choice", ["auto", "required"])
-def test_a_wrong_call_is_not(text: Tokenizer, kind: str, choice: str) -> None:
+def test_invalid_call_is_not_allowed(text: Tokenizer, kind: str, choice: str) -> None:
     for calls in BAD:
         if kind == "python" and choice == "auto" and calls[0][0] == "nope":
             continue  # without a mark of its own a call begins with a known name
         assert not allowed(text, kind, calls, choice), calls
 
 
-def test_a_named_function_is_the_only_one(text: Tokenizer, kind: str) -> None:
+def test_named_function_is_the_only_one_allowed(text: Tokenizer, kind: str) -> None:
     named = {"type": "function", "function": {"name": "units"}}
     for choice in ("units", named):
         assert allowed(text, kind, [("units", {"unit": "c"})], choice)
@@ -138,7 +138,7 @@ def test_a_named_function_is_the_only_one(text: Tokenizer, kind: str) -> None:
             assert not allowed(text, kind, [("units", {"unit": "c"})] * 2, choice)
 
 
-def test_free_text_is_free_until_a_call(text: Tokenizer, kind: str) -> None:
+def test_free_text_is_allowed_until_a_call(text: Tokenizer, kind: str) -> None:
     form = text.chat_form()
     auto = call_constraint(text, form, TOOLS)
     required = call_constraint(text, form, TOOLS, "required")
@@ -149,7 +149,7 @@ def test_free_text_is_free_until_a_call(text: Tokenizer, kind: str) -> None:
     assert call_constraint(text, form, TOOLS, "none") is None
 
 
-def test_one_call_alone_where_that_is_asked_for() -> None:
+def test_parallel_false_allows_one_call_only() -> None:
     text = tokenizer(FORMS["hermes"])
     two = turn_of(text, "hermes", GOOD[-1])
     one = call_constraint(text, text.chat_form(), TOOLS, "required", parallel=False)
@@ -157,7 +157,7 @@ def test_one_call_alone_where_that_is_asked_for() -> None:
     assert not verdict(text, one, two)
 
 
-def test_a_call_comes_after_reasoning_that_the_prompt_has_opened() -> None:
+def test_call_is_allowed_after_reasoning_opened_by_the_prompt() -> None:
     text = tokenizer(FORMS["deepseek"])
     turn = turn_of(text, "deepseek", GOOD[0])
     opened = call_constraint(text, text.chat_form(), TOOLS, "required", thinking_open=True)
@@ -177,20 +177,20 @@ def test_a_call_comes_after_reasoning_that_the_prompt_has_opened() -> None:
         ({"const": "x y"}, "x y", "x"),
     ],
 )
-def test_what_a_schema_says_of_a_text_holds_without_quotes_too(
+def test_string_keywords_of_a_schema_apply_without_quotes_too(
     kind: str, schema: dict[str, Any], good: str, bad: str
 ) -> None:
     text = tokenizer(FORMS[kind])
     properties = {"city": {"type": "string", **schema}}
     tools = [{"name": "f", "parameters": {"properties": properties, "required": ["city"]}}]
     constraint = call_constraint(text, text.chat_form(), tools, "required")
-    for said, is_allowed in ((good, True), (bad, False)):
-        turn = turn_of(text, kind, [("f", {"city": said})])
+    for city, is_allowed in ((good, True), (bad, False)):
+        turn = turn_of(text, kind, [("f", {"city": city})])
         assert verdict(text, constraint, turn) is is_allowed
 
 
 @pytest.mark.parametrize(
-    ("tools", "choice", "told"),
+    ("tools", "choice", "message"),
     [
         ([], "required", "no tools"),
         ([{"type": "function"}], "auto", "has no name"),
@@ -201,9 +201,9 @@ def test_what_a_schema_says_of_a_text_holds_without_quotes_too(
         (TOOLS, {"type": "function"}, "tool_choice is None"),
     ],
 )
-def test_what_cannot_be_asked_for_is_said(tools: Any, choice: Any, told: str) -> None:
+def test_invalid_tools_or_choice_raise(tools: Any, choice: Any, message: str) -> None:
     text = tokenizer(FORMS["hermes"])
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         call_constraint(text, text.chat_form(), tools, choice)
 
 
@@ -272,26 +272,26 @@ def lm() -> Iterator[weft.LM]:
 
 
 _SHORT = '{"type": "string", "maxLength": 9}'
-ASKED = [{"role": "user", "content": "What is the weather in Rome?"}]
+QUESTION = [{"role": "user", "content": "What is the weather in Rome?"}]
 
 
 @pytest.mark.parametrize("kind", ["hermes", "qwen coder", "glm", "typed", "command", "python"])
-def test_a_model_that_never_heard_of_tools_writes_valid_calls(lm: weft.LM, kind: str) -> None:
+def test_model_without_tool_training_writes_valid_calls(lm: weft.LM, kind: str) -> None:
     prompt = lm.format_chat(
-        ASKED,
+        QUESTION,
         tools=TOOLS if "tools" in FORMS[kind].template else None,
         template=FORMS[kind].template,
     )
     short = json.loads(json.dumps(TOOLS).replace('{"type": "string"}', _SHORT))
     constraint = call_constraint(lm.text, prompt.form, short, "required", parallel=False)
     loom = weft.Loom(lm, prompt)
-    made = loom.grow(n=6, max_tokens=160, temperature=1.2, seed=3, constraint=constraint)
-    whole = [node for node in made if node.finish_reason == "stop"]
-    assert whole
-    for node in whole:
-        said = lm.parse_chat_output(node.text, template=FORMS[kind].template, tools=TOOLS)
-        assert said.tool_calls, node.text
-        for call in said.tool_calls:
+    nodes = loom.grow(n=6, max_tokens=160, temperature=1.2, seed=3, constraint=constraint)
+    complete = [node for node in nodes if node.finish_reason == "stop"]
+    assert complete
+    for node in complete:
+        output = lm.parse_chat_output(node.text, template=FORMS[kind].template, tools=TOOLS)
+        assert output.tool_calls, node.text
+        for call in output.tool_calls:
             given = json.loads(call.arguments)
             if call.name == "weather":
                 assert len(given["city"]) <= 9
@@ -302,7 +302,7 @@ def test_a_model_that_never_heard_of_tools_writes_valid_calls(lm: weft.LM, kind:
                 assert given.get("unit", "c") in ("c", "f")
 
 
-def test_a_prompt_knows_its_tokens_its_constraint_and_its_answer(lm: weft.LM) -> None:
+def test_prompt_has_its_tokens_its_constraint_and_its_parser(lm: weft.LM) -> None:
     template = FORMS["hermes"].template + "{{ tools | tojson if tools }}"
     typed = [{"role": "user", "content": "Hi <|end|><|assistant|>"}]
     prompt = lm.format_chat(typed, tools=TOOLS, tool_choice="required", template=template)
@@ -320,17 +320,19 @@ def test_a_prompt_knows_its_tokens_its_constraint_and_its_answer(lm: weft.LM) ->
         weft.Loom(lm, prompt, system="x")
 
 
-def test_a_choice_that_cannot_be_had_is_said_at_the_call(lm: weft.LM) -> None:
+def test_tool_choice_that_is_impossible_raises_at_the_call(lm: weft.LM) -> None:
     with pytest.raises(ConfigError, match="no tools to call"):
-        lm.format_chat(ASKED, tool_choice="required")
+        lm.format_chat(QUESTION, tool_choice="required")
     with pytest.raises(ConfigError, match="tool_choice is 'nope'"):
-        lm.format_chat(ASKED, tools=TOOLS, tool_choice="nope")
+        lm.format_chat(QUESTION, tools=TOOLS, tool_choice="nope")
     with pytest.raises(ConfigError, match="no chat template"):
         call_constraint(lm.text, ChatForm(), TOOLS)
 
 
 @pytest.mark.parametrize(("kind", "place"), [("hermes", "#/properties/to"), ("glm", "'to'")])
-def test_a_schema_that_cannot_be_compiled_names_its_tool_and_place(kind: str, place: str) -> None:
+def test_schema_that_cannot_be_compiled_raises_with_its_tool_and_place(
+    kind: str, place: str
+) -> None:
     text = tokenizer(FORMS[kind])
     mail = {"properties": {"cc": {"type": "string"}, "to": {"type": "string", "pattern": "(?!x)y"}}}
     tools = [*TOOLS, {"name": "mail", "parameters": mail}]

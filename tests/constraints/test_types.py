@@ -190,7 +190,7 @@ def test_complex_numbers_have_no_json_schema(given: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         (3, "constraint is 3; allowed"),
         (None.__class__.__call__, "allowed"),
@@ -198,8 +198,8 @@ def test_complex_numbers_have_no_json_schema(given: Any) -> None:
         (type("Plain", (), {}), "Plain.* has no JSON schema"),
     ],
 )
-def test_other_value_is_rejected(given: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_other_value_is_rejected(given: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         as_constraint(given)
 
 

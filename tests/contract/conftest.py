@@ -48,22 +48,21 @@ PAGED_CORE = frozenset(
         "test_5_export_free_load_changes_nothing",
         "test_5_offloading_and_bringing_back_changes_nothing",
         "test_6_a_clipped_path_equals_a_fresh_prefix",
-        "test_a_pool_that_cannot_grow_gives_the_same",
-        "test_unused_capacity_is_at_most_growth_and_settle_releases_it",
+        "test_pool_that_cannot_grow_gives_the_same",
+        "test_unused_capacity_is_limited_by_growth_and_freed_by_settle",
     }
 )
 # Tests that need no steps: a server only supports native runs.
 OF_NATIVE_RUNS = frozenset(
     {
-        "test_10_a_text_is_the_same_alone_and_in_a_batch_on_every_engine",
+        "test_10_text_is_the_same_alone_and_in_a_batch_on_every_engine",
         "test_10_async_gives_the_same_as_sync",
         "test_10_streamed_tokens_are_the_runs_tokens",
-        "test_a_failing_sink_fails_its_own_run_only",
-        "test_a_run_that_reaches_the_context_ends_there",
-        "test_a_sample_that_does_not_fit_says_so",
+        "test_failing_sink_fails_its_own_run_only",
+        "test_run_that_reaches_the_context_limit_ends_there",
         "test_eight_threads_get_the_same_texts_as_alone",
         "test_equal_greedy_runs_are_one_run",
-        "test_many_constraints_and_none_share_a_batch",
+        "test_different_constraints_and_none_share_a_batch",
         "test_more_runs_than_a_step_has_tokens_all_end",
         "test_engine_info_is_consistent",
     }
@@ -142,7 +141,7 @@ def _load_paged() -> Engine:
     return TorchEngine.load(shallow(), dtype="float32", kv="paged")
 
 
-def _load_whole() -> Engine:
+def _load_recompute() -> Engine:
     """The torch engine for models without KV of single tokens, over one that would have it."""
     pytest.importorskip("torch", reason="torch is not installed")
     from transformers import AutoModelForCausalLM
@@ -150,7 +149,9 @@ def _load_whole() -> Engine:
     from weft.engines.torch.recompute.engine import RecomputeEngine
 
     model = AutoModelForCausalLM.from_pretrained(shallow())
-    return RecomputeEngine(model.float(), "it was asked for", n_ctx=None, fingerprint="whole")
+    return RecomputeEngine(
+        model.float(), "the test requests it", n_ctx=None, fingerprint="recompute"
+    )
 
 
 def _load_mlx() -> Engine:
@@ -188,7 +189,7 @@ LOADERS: dict[str, NewEngine] = {
     "numpy": _load_numpy,
     "torch": _load_torch,
     "paged": _load_paged,
-    "whole": _load_whole,
+    "whole": _load_recompute,
     "mlx": _load_mlx,
     "llamacpp": _load_llamacpp,
     "remote": _load_remote,
@@ -198,7 +199,7 @@ LOADERS: dict[str, NewEngine] = {
 
 @pytest.fixture
 def new_engine(request: pytest.FixtureRequest) -> Iterator[NewEngine]:
-    """Load an engine that nobody shares: it may be closed."""
+    """Load an engine of the test's own: it may be closed."""
     created: list[Engine] = []
 
     def load() -> Engine:

@@ -77,9 +77,9 @@ class Exactness:
     dtype = "float32"
 
 
-def within(least: float = 0.0) -> float:
+def within(lower_bound: float = 0.0) -> float:
     """Return the tolerance of the engine's dtype, at least this."""
-    return max(least, TOLERANCE[Exactness.dtype])
+    return max(lower_bound, TOLERANCE[Exactness.dtype])
 
 
 def assert_close(got: NDArray[np.float32], want: NDArray[np.float32]) -> None:

@@ -35,7 +35,7 @@ def counted(make, kind="numpy", **options):
     return make(kind, wrap=lambda engine: BrokenEngine(engine, set()), **options)
 
 
-def test_every_prefix_of_a_path_is_answered_in_one_step(make, kind, oracle) -> None:
+def test_all_prefixes_of_a_path_are_answered_in_one_step(make, kind, oracle) -> None:
     lm = counted(make, kind)
     model, ids = AsyncLM(lm), prompt_ids(lm)
     expected = log_softmax(oracle(ids))
@@ -52,7 +52,7 @@ def test_every_prefix_of_a_path_is_answered_in_one_step(make, kind, oracle) -> N
     same(asyncio.run(model.next_token_logprobs_uncached(ids)), expected[-1])
 
 
-def test_a_leaf_grows_while_another_path_reads_a_part_of_it(make, kind, oracle) -> None:
+def test_leaf_grows_while_another_path_reads_a_part_of_it(make, kind, oracle) -> None:
     """A step writes to a node that another of its rows stands in the middle of."""
     lm = make(kind)
     model, ids = AsyncLM(lm), [token % 100 + 20 for token in range(7, 147)]
@@ -74,7 +74,7 @@ def test_a_leaf_grows_while_another_path_reads_a_part_of_it(make, kind, oracle) 
         same(row, log_softmax(oracle(path))[-1])
 
 
-def test_a_gather_is_one_step_and_equal_contexts_run_once(make, kind, oracle) -> None:
+def test_gather_is_one_step_and_equal_contexts_run_once(make, kind, oracle) -> None:
     lm = counted(make, kind)
     model, ids = AsyncLM(lm), prompt_ids(lm)
     model.cache_kv(ids)
@@ -107,7 +107,7 @@ def test_equal_suffixes_under_different_prefixes_never_mix(make, kind, oracle) -
         same(model.next_token_logprobs_sync(one), log_softmax(oracle(one))[-1])
 
 
-def test_a_row_is_the_callers_own(make) -> None:
+def test_returned_row_is_the_callers_own_copy(make) -> None:
     model = AsyncLM(make("numpy"))
     ids = prompt_ids(model.lm)
     row = model.next_token_logprobs_sync(ids)
@@ -116,7 +116,7 @@ def test_a_row_is_the_callers_own(make) -> None:
     np.testing.assert_array_equal(model.next_token_logprobs_sync(ids), kept)
 
 
-def test_what_is_wrong_reaches_its_own_caller_only(make) -> None:
+def test_invalid_context_raises_in_its_own_call_only(make) -> None:
     lm = make("numpy")
     model, ids = AsyncLM(lm), prompt_ids(lm)
 
@@ -141,7 +141,7 @@ def test_what_is_wrong_reaches_its_own_caller_only(make) -> None:
         AsyncLM("tiny")
 
 
-def test_a_failed_step_reaches_its_callers_and_the_next_call_works(make, kind) -> None:
+def test_failed_step_raises_in_its_calls_and_the_next_call_works(make, kind) -> None:
     lm = counted(make, kind)
     model, ids = AsyncLM(lm), prompt_ids(lm)
     model.cache_kv(ids)
@@ -156,7 +156,7 @@ def test_a_failed_step_reaches_its_callers_and_the_next_call_works(make, kind) -
 
 
 @pytest.mark.parametrize("when", ["at once", "in a step"])
-def test_cancelling_half_of_2_000_waiters_harms_no_other(make, oracle, when: str) -> None:
+def test_cancelling_half_of_2_000_waiting_calls_changes_no_other(make, oracle, when: str) -> None:
     lm = make("numpy", n_batch=64)
     model, ids = AsyncLM(lm), prompt_ids(lm)
     model.cache_kv(ids)
@@ -185,7 +185,7 @@ def test_cancelling_half_of_2_000_waiters_harms_no_other(make, oracle, when: str
     assert lm.stats().pinned_tokens == before
 
 
-def test_reset_tells_those_who_wait(make) -> None:
+def test_reset_raises_batch_abandoned_in_waiting_calls(make) -> None:
     lm = make("numpy", n_batch=4)
     model, ids = AsyncLM(lm), [7 + i % 50 for i in range(400)]
 
@@ -202,7 +202,7 @@ def test_reset_tells_those_who_wait(make) -> None:
     assert asyncio.run(model.next_token_logprobs(ids)).shape == (lm.info.n_vocab,)
 
 
-def test_a_caller_that_has_its_answer_leaves_nothing_behind(make, kind) -> None:
+def test_answered_call_leaves_no_state(make, kind) -> None:
     """Neither a query to reset nor a hold on the tree, while its path's KV is kept."""
     lm = make(kind)
     model, ids = AsyncLM(lm), prompt_ids(lm)
@@ -223,7 +223,7 @@ def test_a_caller_that_has_its_answer_leaves_nothing_behind(make, kind) -> None:
     assert lm.tree.root().node.holds == 0
 
 
-def test_a_long_context_is_checked_as_a_short_one(make) -> None:
+def test_long_context_is_validated_like_a_short_one(make) -> None:
     lm = make("numpy")
     model, n_vocab = AsyncLM(lm), lm.info.n_vocab
     for n in (3, 300):
@@ -237,7 +237,7 @@ def test_a_long_context_is_checked_as_a_short_one(make) -> None:
         model.next_token_logprobs_sync([5] * (lm.n_ctx + 1))
 
 
-def test_callers_that_go_on_have_their_work_counted_once(make, kind, oracle) -> None:
+def test_extended_contexts_prefill_one_token_and_reuse_the_rest(make, kind, oracle) -> None:
     """Each asks for the context before and a token: that token is computed, the others reused."""
     lm = make(kind)
     if lm.info.kv == "hidden":
@@ -264,7 +264,7 @@ def test_callers_that_go_on_have_their_work_counted_once(make, kind, oracle) -> 
     lm.tree.check()
 
 
-def test_several_loops_and_threads_ask_one_model(make, oracle) -> None:
+def test_several_loops_and_threads_call_one_model(make, oracle) -> None:
     lm = make("numpy")
     model, ids = AsyncLM(lm), prompt_ids(lm)
     result: dict[int, object] = {}
@@ -287,18 +287,18 @@ def test_several_loops_and_threads_ask_one_model(make, oracle) -> None:
     same(asyncio.run(inside()), log_softmax(oracle(ids))[-1])
 
 
-def test_the_event_loop_is_free_while_a_long_prompt_runs(make) -> None:
+def test_event_loop_is_free_while_a_long_prompt_runs(make) -> None:
     """The step ends when the loop, which goes round meanwhile, lets it."""
     lm = counted(make)
     model, forward = AsyncLM(lm), lm.engine.forward
-    inside, go = threading.Event(), threading.Event()
+    inside, proceed = threading.Event(), threading.Event()
 
-    def held(rows):
+    def blocked(rows):
         inside.set()
-        assert go.wait(), "the loop is not free"
+        assert proceed.wait(), "the loop is not free"
         return forward(rows)
 
-    lm.engine.forward = held
+    lm.engine.forward = blocked
 
     async def main() -> None:
         task = asyncio.ensure_future(model.next_token_logprobs([7 + i % 90 for i in range(512)]))
@@ -307,13 +307,13 @@ def test_the_event_loop_is_free_while_a_long_prompt_runs(make) -> None:
         for _ in range(20):
             await asyncio.sleep(0.001)
             assert not task.done()
-        go.set()
+        proceed.set()
         await task
 
     asyncio.run(main())
 
 
-def test_rows_stay_within_their_budget_and_come_back_for_a_token(make, oracle) -> None:
+def test_logits_rows_stay_within_their_budget_and_cost_one_token_to_restore(make, oracle) -> None:
     lm = counted(make)
     model, ids = AsyncLM(lm), prompt_ids(lm)
     lm.scheduler.logits_cache.budget_bytes = 8 * 4 * lm.info.n_vocab
@@ -351,7 +351,7 @@ def test_strict_batches_are_the_plain_rows(make) -> None:
     assert model.batch_next_token_logprobs_sync([]).shape == (0, lm.info.n_vocab)
 
 
-def test_strict_rows_may_be_asked_from_many_threads_with_room_for_two(make, monkeypatch) -> None:
+def test_strict_rows_in_six_threads_are_copies_with_a_cache_for_two(make, monkeypatch) -> None:
     lm = make("numpy")
     exact = ExactRows(lm, 2 * 4 * lm.info.n_vocab)
     places = [lm.place([5 + n]) for n in range(4)]
@@ -394,7 +394,7 @@ def test_equal_strict_contexts_run_once(make) -> None:
     assert len(lm.engine.calls) == 1
 
 
-def test_plain_rows_take_no_place_in_the_loops_own_executor(make) -> None:
+def test_plain_rows_do_not_use_the_loops_default_executor(make) -> None:
     lm = make("numpy")
     model, strict, ids = AsyncLM(lm), AsyncLM(lm, strict=True), prompt_ids(lm)
 
@@ -412,7 +412,7 @@ def test_plain_rows_take_no_place_in_the_loops_own_executor(make) -> None:
     np.testing.assert_array_equal(rows[:40], rows[40:])
 
 
-def test_a_batch_answers_in_the_callers_order_however_contexts_lie_on_paths(make, oracle) -> None:
+def test_batch_answers_are_in_the_order_of_the_contexts(make, oracle) -> None:
     lm = make("numpy")
     model, rng = AsyncLM(lm), random.Random(4)
     words = [[7, 8, 9, 10], [7, 8, 11], [12], [12, 7]]
@@ -442,7 +442,7 @@ def test_all_prefixes_of_a_context_are_one_call(make, kind, oracle) -> None:
 
 
 @pytest.mark.parametrize("parts", [1, 100])
-def test_top_rows_are_the_first_of_sorted_ones(make, monkeypatch, parts: int) -> None:
+def test_top_rows_are_the_first_of_sorted_rows(make, monkeypatch, parts: int) -> None:
     lm = make("numpy")
     monkeypatch.setattr("weft.asynclm.asynclm.TOP_BYTES", parts * 4 * lm.info.n_vocab)
     model, ids = AsyncLM(lm), prompt_ids(lm)
@@ -468,7 +468,7 @@ def test_top_rows_are_the_first_of_sorted_ones(make, monkeypatch, parts: int) ->
     assert ties.ids.tolist() == [1, 2]
 
 
-def test_what_is_no_context_is_refused_by_name(make) -> None:
+def test_invalid_context_raises_and_is_named(make) -> None:
     model = AsyncLM(make("numpy"))
     for wrong in (None, {5, 6}, frozenset([5]), b"ab", {5: 6}, "ab", 5, [None], np.array([1.5])):
         with pytest.raises(ConfigError, match="^token_ids is .*integers"):
@@ -521,7 +521,7 @@ def test_sample_at_the_end_of_the_context_keeps_what_was_drawn(make, kind, caplo
     assert asyncio.run(model.sample(ids, 99, first, seed=1)) == []  # it ended before
 
 
-def test_a_batch_size_may_be_changed(make) -> None:
+def test_batch_size_may_be_changed(make) -> None:
     lm = counted(make)
     model, ids = AsyncLM(lm, batch_size=4), prompt_ids(lm)
     model.cache_kv(ids)
@@ -537,9 +537,7 @@ def test_a_batch_size_may_be_changed(make) -> None:
 
 
 @pytest.mark.torch
-def test_a_program_over_genlms_packages_gets_tensors_and_tokens_of_theirs(
-    make, monkeypatch
-) -> None:
+def test_program_over_genlms_packages_gets_their_tensors_and_tokens(make, monkeypatch) -> None:
     import torch
 
     class Theirs(Token):
@@ -560,7 +558,7 @@ def test_a_program_over_genlms_packages_gets_tensors_and_tokens_of_theirs(
     assert isinstance(alone.next_token_logprobs_sync(ids), np.ndarray)
 
 
-def test_samples_are_those_of_the_other_faces(make, kind) -> None:
+def test_samples_equal_those_of_loom_and_branch(make, kind) -> None:
     lm = drawn_by_weft(make(kind))
     model, loom = AsyncLM(lm), Loom(lm, PROMPT)
     ends = lm.text.stop_ids
@@ -575,7 +573,7 @@ def test_samples_are_those_of_the_other_faces(make, kind) -> None:
     assert [piece.token for piece, _ in zip(branch, range(12), strict=False)] == node.tokens
 
 
-def test_batch_samples_differ_end_where_told_and_repeat_under_a_seed(make) -> None:
+def test_batch_samples_differ_end_at_eos_and_repeat_with_a_seed(make) -> None:
     lm = make("numpy")
     model, ids = AsyncLM(lm), prompt_ids(lm, STORY)
 
@@ -593,7 +591,7 @@ def test_batch_samples_differ_end_where_told_and_repeat_under_a_seed(make) -> No
     assert ended == greedy[0][: greedy[0].index(greedy[0][3])]
 
 
-def test_the_cache_is_seen_kept_and_cleared(make) -> None:
+def test_cache_kv_and_clear_cache_change_the_cached_tokens(make) -> None:
     lm = make("numpy")
     model, ids = AsyncLM(lm), prompt_ids(lm)
     assert model.walk_cache(ids)[1:] == (0, None, 0)
@@ -642,10 +640,10 @@ def spoilt(lm, at, value) -> None:
 @pytest.mark.parametrize(
     ("at", "value"), [(5, np.nan), (5, np.inf), (slice(None), -np.inf), (slice(None), np.nan)]
 )
-def test_a_row_that_is_no_distribution_is_refused_to_who_asked(
+def test_row_with_nan_or_inf_raises_in_its_own_calls_only(
     make, kind, strict, at, value, recwarn
 ) -> None:
-    """By every form of the call, whether it is new or known; others of its step get theirs."""
+    """By every form of the call, new or cached; other calls of its step get their rows."""
     lm = counted(make, kind)
     spoilt(lm, at, value)
     model, fine, broken = AsyncLM(lm, strict=strict), [3, 4, 5], [3, 4, SPOILT]
@@ -669,7 +667,7 @@ def test_a_row_that_is_no_distribution_is_refused_to_who_asked(
 
 
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
-def test_tokens_that_the_model_bans_are_none_of_it(make, kind) -> None:
+def test_tokens_that_the_model_bans_have_no_probability(make, kind) -> None:
     lm = counted(make, kind)
     spoilt(lm, slice(0, 9), -np.inf)
     row = np.asarray(AsyncLM(lm).next_token_logprobs_sync([3, SPOILT]))
@@ -692,7 +690,7 @@ def test_batch_size_caps_the_contexts_of_a_step(make) -> None:
 
 
 @pytest.mark.torch
-def test_the_torch_engine_gives_tensors(make) -> None:
+def test_torch_engine_returns_tensors(make) -> None:
     import torch
 
     lm = make("torch")
@@ -732,7 +730,7 @@ class Half(AbstractAsyncLM):
     """A model that lacks them."""
 
 
-def test_methods_without_lora_name_make_a_whole_model(text) -> None:
+def test_subclass_without_lora_name_has_all_methods(text) -> None:
     model = Known(text)
     assert asyncio.run(model.batch_next_token_logprobs([[1], [2]])).shape == (2, 2048)
     assert model.batch_next_token_logprobs_sync([[1], [2]]).shape == (2, 2048)
@@ -747,7 +745,7 @@ def test_methods_without_lora_name_make_a_whole_model(text) -> None:
         asyncio.run(model.sample([5], 3, [], lora_name="law"))
 
 
-def test_two_methods_make_a_whole_model(text) -> None:
+def test_subclass_with_two_methods_has_all_methods(text) -> None:
     model = Two(text)
     assert asyncio.run(model.batch_next_token_logprobs([[1], [2]])).shape == (2, 2048)
     assert model.batch_next_token_logprobs_sync([[1], [2]]).shape == (2, 2048)

@@ -58,7 +58,7 @@ def test_lockstep_branches_agree_with_the_oracle_and_share_each_forward(make, ki
     same(best.logits, oracle(best.tokens)[-1])
 
 
-def test_prefill_of_any_mix_takes_as_few_forwards_as_there_are_batches(make, kind, oracle) -> None:
+def test_prefill_of_any_mix_takes_one_forward_per_batch(make, kind, oracle) -> None:
     lm = make(kind, n_batch=32, wrap=lambda engine: BrokenEngine(engine, set()))
     store = BranchStore(lm)
     ids = [7 + i % 90 for i in range(60)]
@@ -71,7 +71,7 @@ def test_prefill_of_any_mix_takes_as_few_forwards_as_there_are_batches(make, kin
         same(branch.logits, oracle(branch.tokens)[-1])
 
 
-def test_fork_anywhere_and_rewind_run_nothing_where_the_kv_is_there(make, kv_kind, oracle) -> None:
+def test_fork_and_rewind_with_existing_kv_run_no_forward(make, kv_kind, oracle) -> None:
     lm = make(kv_kind)
     branch = root(lm)
     start = branch.position
@@ -94,7 +94,7 @@ def test_fork_anywhere_and_rewind_run_nothing_where_the_kv_is_there(make, kv_kin
 
 
 @pytest.mark.parametrize("n_before", [0, 1])
-def test_a_failed_commit_changes_nothing_and_may_be_made_again(make, kind, n_before) -> None:
+def test_failed_commit_changes_nothing_and_can_be_repeated(make, kind, n_before) -> None:
     lm = make(kind, wrap=lambda engine: BrokenEngine(engine, set()))
     store, parent = BranchStore(lm), root(lm, repetition_penalty=1.3)
     branches = [parent.fork() for _ in range(3)]
@@ -118,7 +118,7 @@ def test_a_failed_commit_changes_nothing_and_may_be_made_again(make, kind, n_bef
         assert branch.metrics.n_accepted == n_before + 1
 
 
-def test_a_failed_commit_leaves_the_grammar_where_it_was(make, kind) -> None:
+def test_failed_commit_does_not_advance_the_grammar(make, kind) -> None:
     lm = make(kind, wrap=lambda engine: BrokenEngine(engine, set()))
     branch = root(lm, constraint=Regex("ab"))
     a, b = (lm.tokenize(char, add_bos=False)[0] for char in "ab")
@@ -131,7 +131,7 @@ def test_a_failed_commit_leaves_the_grammar_where_it_was(make, kind) -> None:
     assert not branch.is_legal(a)
 
 
-def test_what_is_set_while_a_commit_is_on_its_way_holds_for_the_next_draw(make) -> None:
+def test_parameters_set_during_a_commit_apply_to_the_next_draw(make) -> None:
     lm = make("numpy")
 
     async def main(change) -> int:
@@ -153,7 +153,7 @@ def test_what_is_set_while_a_commit_is_on_its_way_holds_for_the_next_draw(make) 
     assert biased == 42
 
 
-def test_a_bias_that_forbids_all_is_told_by_the_draw_and_not_by_the_commit(make) -> None:
+def test_bias_that_forbids_all_tokens_raises_at_the_draw_and_not_at_commit(make) -> None:
     lm = make("numpy")
     branch = root(lm, temperature=1.0)
     branch.set_logit_bias(dict.fromkeys(range(lm.info.n_vocab), -math.inf))
@@ -184,7 +184,7 @@ def test_kv_full_in_the_middle_of_a_commit_changes_nothing(make, kv_kind) -> Non
     assert branches[0].position == position + 1
 
 
-def test_what_is_wrong_with_a_call_is_said_before_anything_ran(make) -> None:
+def test_invalid_commit_raises_before_anything_runs(make) -> None:
     lm = make("numpy")
     store, branch = BranchStore(lm), root(lm)
     other, child = branch.fork(), branch.fork()
@@ -217,7 +217,7 @@ class _Foreign:
         self.scheduler, self.face_state = lm.scheduler, {}
 
 
-def test_ended_branches_say_at_once_which_call_ended_them(make) -> None:
+def test_use_of_an_ended_branch_names_the_call_that_ended_it(make) -> None:
     lm = make("numpy")
     parent = root(lm)
     child = parent.fork()
@@ -237,7 +237,7 @@ def test_ended_branches_say_at_once_which_call_ended_them(make) -> None:
         parent.commit(5)
 
 
-def test_accept_then_commit_counts_once(make) -> None:
+def test_accept_then_commit_counts_a_token_once(make) -> None:
     lm = make("numpy")
     one, two = root(lm), root(lm)
     token = one.produce().token
@@ -257,7 +257,7 @@ def test_accept_then_commit_counts_once(make) -> None:
     assert two.tokens[-1] == 9
 
 
-def test_a_token_that_the_context_has_no_room_for_is_not_accepted(make) -> None:
+def test_token_without_room_in_the_context_is_not_accepted(make) -> None:
     """It could never be run, and a branch with accepted tokens neither forks nor rewinds."""
     lm = make("numpy", n_ctx=8)
     branch = Branch.create(lm, **{**NEUTRAL, "seed": 1, "frequency_penalty": 0.5})
@@ -275,7 +275,7 @@ def test_a_token_that_the_context_has_no_room_for_is_not_accepted(make) -> None:
     assert branch.fork().tokens == [40, 41, 42, 43, 44, 45, 46]
 
 
-def test_a_saved_branch_whose_accepted_tokens_have_no_room_is_not_loaded(make) -> None:
+def test_saved_branch_whose_accepted_tokens_have_no_room_is_not_loaded(make) -> None:
     branch = Branch.create(make("numpy", n_ctx=8), seed=1)
     branch.prefill([40, 41, 42, 43, 44, 45, 46])
     branch.accept(50)
@@ -297,7 +297,7 @@ def test_after_accept_the_logits_are_those_before_it_and_the_grammar_is_after_it
     assert branch.logits.tolist() != before
 
 
-def test_figures_are_those_of_the_raw_distribution(make, oracle) -> None:
+def test_perplexity_and_entropy_are_those_of_the_raw_distribution(make, oracle) -> None:
     lm = make("numpy")
     branch = root(lm, temperature=0.7, top_k=5)
     start = branch.position
@@ -394,7 +394,7 @@ def test_logits_are_copies_can_be_set_and_merged(make) -> None:
 
 @pytest.mark.parametrize("are_kept", [True, False])
 @pytest.mark.parametrize("way", ["set", "merged"])
-def test_figures_are_the_models_whatever_logits_are_set(make, kind, way, are_kept) -> None:
+def test_scores_are_the_models_when_logits_are_set_or_merged(make, kind, way, are_kept) -> None:
     lm = make(kind)
     store, bent = BranchStore(lm), root(lm)
     plain = bent.fork()
@@ -415,13 +415,13 @@ def test_figures_are_the_models_whatever_logits_are_set(make, kind, way, are_kep
         fork = bent.fork()
         np.testing.assert_array_equal(fork.logits, bent.logits)
         assert fork.model_surprisal(5) == bent.model_surprisal(5)
-        token = drawn.token if step < 2 else 7  # one that nobody drew
+        token = drawn.token if step < 2 else 7  # a token that was not drawn
         store.commit([(bent, token), (plain, token)])
         assert bent.perplexity == pytest.approx(plain.perplexity, rel=1e-3)
         same(bent.logits, plain.logits)
 
 
-def test_logits_that_are_set_where_the_model_has_none_count_for_no_figure(make) -> None:
+def test_logits_set_where_the_model_has_none_count_for_no_score(make) -> None:
     branch = Branch.create(make("numpy"), **NEUTRAL)
     branch.set_logits(np.zeros(branch.lm.info.n_vocab))
     piece = branch.produce()
@@ -457,7 +457,7 @@ def test_other_parameters_keep_the_stream_and_the_counts(make) -> None:
             changed.set_sampler_params(**{name: 1})
 
 
-def test_forks_draw_from_their_own_streams_unless_told(make) -> None:
+def test_forks_draw_from_their_own_streams_without_a_seed(make) -> None:
     lm = make("numpy")
     branch = root(lm, temperature=1.5)
     texts = set()
@@ -474,7 +474,7 @@ def test_forks_draw_from_their_own_streams_unless_told(make) -> None:
     assert second.fork().produce() == first.fork().produce()
 
 
-def test_iteration_is_the_manual_loop_and_a_break_leaves_the_branch_whole(make) -> None:
+def test_iteration_equals_the_manual_loop_and_may_be_resumed_after_a_break(make) -> None:
     lm = make("numpy")
     branch, manual = root(lm), root(lm)
     start = branch.position
@@ -559,35 +559,35 @@ def test_more_branches_than_fit_live_asleep_and_wake(make, kv_kind, oracle) -> N
 
 
 @pytest.mark.parametrize("look", ["ids", "branch", "nothing"])
-def test_the_kv_that_is_told_is_what_commits_and_forks_have(make, kv_kind, look) -> None:
+def test_reported_kv_is_that_of_commits_and_forks(make, kv_kind, look) -> None:
     lm = make(kv_kind)
     store, branch = BranchStore(lm), root(lm)
     start = branch.position
 
-    def told(each: Branch) -> set[int]:
-        """What reading tells; asked twice, as reading changes nothing."""
+    def sizes_of(one: Branch) -> set[int]:
+        """Return the reported KV sizes, read twice: reading changes nothing."""
         if look == "ids":
-            sizes = [lm.kv.size(each.tokens) for _ in range(2)]
+            sizes = [lm.kv.size(one.tokens) for _ in range(2)]
         else:
-            sizes = [lm.kv.size(each) for _ in range(2)] if look == "branch" else []
-        return {each.metrics.kv_tokens, *sizes} if each.is_active else set()
+            sizes = [lm.kv.size(one) for _ in range(2)] if look == "branch" else []
+        return {one.metrics.kv_tokens, *sizes} if one.is_active else set()
 
     for token in (20, 21, 22):
         branch.commit(token)
-        assert told(branch) == {branch.position}
+        assert sizes_of(branch) == {branch.position}
     fork, earlier = branch.fork(), branch.fork(at=start + 2)
     before = lm.stats()
-    assert told(branch) == told(fork) == {start + 3}
-    assert told(earlier) == {start + 2}
+    assert sizes_of(branch) == sizes_of(fork) == {start + 3}
+    assert sizes_of(earlier) == {start + 2}
     assert lm.kv.size([*earlier.tokens, 9, 9]) == start + 2
     fork.commit(23)
-    assert told(fork) == {start + 4}
-    assert told(branch) == {start + 3}
+    assert sizes_of(fork) == {start + 4}
+    assert sizes_of(branch) == {start + 3}
     pressure = store.pressure()
     assert pressure.n_active == pressure.n_branches == 3
     branch.commit(24)
     branch.rewind(2)
-    assert told(branch) == {start + 2}
+    assert sizes_of(branch) == {start + 2}
     after = lm.stats()
     assert (after.prefilled, after.recomputed) == (before.prefilled, before.recomputed)
     lm.tree.check()
@@ -628,13 +628,13 @@ def test_available_is_n_seq_max_minus_live_branches(make) -> None:
     assert store.available == 7
 
 
-def test_a_loop_that_forks_while_available_ends(make) -> None:
+def test_loop_that_forks_while_available_ends(make) -> None:
     lm = make("sequence", n_seq_max=8)
     store, parent = BranchStore(lm), root(lm)
     while store.available:
         parent.fork()
     assert len(parent.children) == 7
-    parent.children[0].commit(20)  # used, and nobody holds it
+    parent.children[0].commit(20)  # used, and not referenced
     gc.collect()
     assert (len(parent.children), store.available) == (6, 1)
 
@@ -699,7 +699,7 @@ def test_dropped_branches_leave_nothing_pinned(make) -> None:
     assert lm.stats().kv_tokens == 0
 
 
-def test_a_saved_branch_goes_on_as_the_first_would(make, tmp_path) -> None:
+def test_loaded_branch_continues_as_the_saved_one(make, tmp_path) -> None:
     lm = make("numpy")
     branch = root(lm, temperature=1.3, repetition_penalty=1.2, seed=4).fork()
     for _ in range(5):
@@ -715,7 +715,7 @@ def test_a_saved_branch_goes_on_as_the_first_would(make, tmp_path) -> None:
         branch.commit(token)
 
 
-def test_characters_over_several_tokens_come_whole(make) -> None:
+def test_characters_of_several_tokens_are_returned_complete(make) -> None:
     lm = make("numpy")
     branch = root(lm)
     ids = lm.tokenize("é漢🦊", add_bos=False)
@@ -731,7 +731,7 @@ def test_characters_over_several_tokens_come_whole(make) -> None:
     assert "" in pieces
 
 
-def test_the_batch_size_changes_no_token(make, oracle) -> None:
+def test_batch_size_changes_no_token(make, oracle) -> None:
     texts = []
     for n_batch in (3, 7, 512):
         lm = make("numpy", n_batch=n_batch)
@@ -743,7 +743,7 @@ def test_the_batch_size_changes_no_token(make, oracle) -> None:
     assert texts[0][-1] == int(oracle(texts[0][:-1])[-1].argmax())
 
 
-def test_create_refuses_what_has_no_meaning(make) -> None:
+def test_create_with_meaningless_parameters_raises(make) -> None:
     lm = make("numpy")
     with pytest.raises(ValueError, match="position is 5"):
         Branch.create(lm, 5)
@@ -769,8 +769,8 @@ def test_random_sequences_of_calls_agree_with_a_naive_twin(make, oracle, n) -> N
         twin = random_calls(lm, random.Random(seed), seed)
         branch, tokens = random.Random(seed).choice(list(twin.items()))
         same(branch.logits, oracle(tokens)[-1])
-        for each in twin:
-            each.end("the test")
+        for owner in twin:
+            owner.end("the test")
 
 
 def random_calls(lm, rng: random.Random, seed: int) -> dict[Branch, list[int]]:
@@ -789,10 +789,10 @@ def random_calls(lm, rng: random.Random, seed: int) -> dict[Branch, list[int]]:
             twin[branch.fork(at=at)] = twin[branch][:at]
         elif call == "commit":
             some = rng.sample(list(twin), rng.randint(1, min(3, len(twin))))
-            pairs = [(each, rng.randrange(5, 300)) for each in some]
+            pairs = [(item, rng.randrange(5, 300)) for item in some]
             store.commit(pairs)
-            for each, token in pairs:
-                twin[each].append(token)
+            for item, token in pairs:
+                twin[item].append(token)
         elif call == "rewind" and len(twin[branch]) > 5:
             n = rng.randint(1, 4)
             branch.rewind(n)
@@ -809,7 +809,7 @@ def random_calls(lm, rng: random.Random, seed: int) -> dict[Branch, list[int]]:
 
 @pytest.mark.parametrize("run", ["together", "in two prefills", "two commits", "commit, prefill"])
 def test_tokens_accepted_ahead_are_each_scored_by_the_row_before_them(make, kind, run) -> None:
-    """However they are run afterwards, the figures are those of plain commits."""
+    """However they are run afterwards, the scores are those of plain commits."""
     lm = make(kind)
     plain, ahead = root(lm), root(lm)
     tokens = [70, 81, 92]
@@ -837,7 +837,7 @@ def test_tokens_accepted_ahead_are_each_scored_by_the_row_before_them(make, kind
     same(ahead.logits, plain.logits)
 
 
-def test_tokens_accepted_before_any_row_have_no_figure_for_the_first(make) -> None:
+def test_tokens_accepted_before_any_row_have_no_score_for_the_first(make) -> None:
     lm = make("numpy")
     ahead, plain = Branch.create(lm, seed=1), Branch.create(lm, seed=1)
     for token in (40, 50):
@@ -848,7 +848,7 @@ def test_tokens_accepted_before_any_row_have_no_figure_for_the_first(make) -> No
     assert ahead.perplexity == pytest.approx(plain.perplexity, rel=1e-4)
 
 
-def test_a_dead_end_names_its_branches_and_the_others_have_drawn(make) -> None:
+def test_dead_end_names_its_branches_and_the_others_have_drawn(make) -> None:
     lm = make("numpy")
     store, parent = BranchStore(lm), root(lm)
     branches = [parent.fork() for _ in range(4)]
@@ -868,13 +868,13 @@ def test_a_dead_end_names_its_branches_and_the_others_have_drawn(make) -> None:
     assert list(caught.value.token_ids) == Loom(lm, PROMPT).tokens
 
 
-def test_parameters_are_taken_as_a_mapping_too(make) -> None:
+def test_parameters_may_be_a_mapping(make) -> None:
     lm = make("numpy", defaults=ModelDefaults.from_generation_config({}))
     message = {"temperature": 0.3, "seed": 5}
     one = Branch.create(lm, 0, message)
     two = Branch.create(lm, 0, **message)
     assert one.params == two.params
-    assert one.params.top_k == 40  # what is not said stays
+    assert one.params.top_k == 40  # other defaults stay
     assert Branch.create(lm, 0, message, temperature=0.5).params.temperature == 0.5
     one.set_sampler_params({"top_k": 3})
     assert (one.params.top_k, one.params.temperature) == (3, 0.3)
@@ -886,7 +886,7 @@ def test_parameters_are_taken_as_a_mapping_too(make) -> None:
 
 
 @pytest.mark.parametrize("last_n", [1, 3, None])
-def test_penalties_look_back_as_far_as_they_are_told(make, last_n) -> None:
+def test_penalty_last_n_limits_penalties_in_forks_rewinds_and_files(make, last_n) -> None:
     """After forks, rewinds, changed settings and a file, as after plain commits."""
     lm = make("numpy")
     options = {"presence_penalty": 50.0, "temperature": 0.0, "penalty_last_n": last_n}
@@ -912,7 +912,7 @@ def test_penalties_look_back_as_far_as_they_are_told(make, last_n) -> None:
         assert same_state.produce().token == wanted
 
 
-def test_a_saved_branch_keeps_its_steering(make, tmp_path) -> None:
+def test_saved_branch_keeps_its_steering(make, tmp_path) -> None:
     lm = make("numpy")
     branch = root(lm, temperature=0.0)
     first = branch.produce().token
@@ -928,7 +928,7 @@ def test_a_saved_branch_keeps_its_steering(make, tmp_path) -> None:
     assert Branch.load(lm, older).produce().token == first
 
 
-def test_children_are_those_that_live_in_the_order_of_their_forks(make) -> None:
+def test_children_are_the_live_forks_in_order(make) -> None:
     lm = make("numpy")
     parent = root(lm)
     forks = [parent.fork() for _ in range(6)]
@@ -942,8 +942,8 @@ def test_children_are_those_that_live_in_the_order_of_their_forks(make) -> None:
     assert forks[0].parent is None
 
 
-def test_a_loop_of_commits_leaves_all_logits_on_the_device(make) -> None:
-    """What is drawn is drawn there; a row comes over when somebody looks at it, once."""
+def test_loop_of_commits_leaves_all_logits_on_the_device(make) -> None:
+    """Tokens are drawn on the device; a row is copied once, at its first read."""
     lm = make("late")
     store, root = BranchStore(lm), Branch.create(lm, seed=1)
     root.prefill(lm.text.encode("Once upon a time"))
@@ -951,7 +951,7 @@ def test_a_loop_of_commits_leaves_all_logits_on_the_device(make) -> None:
     branches = [root.fork() for _ in range(4)]
     store.commit([(branch, branch.produce().token) for branch in branches])
     n_fetched = lm.engine.n_fetched
-    assert n_fetched == 1  # the four first draws look at one row
+    assert n_fetched == 1  # the four first draws read one row
     for _ in range(10):
         store.commit([(branch, branch.produce().token) for branch in branches])
     assert lm.engine.n_fetched == n_fetched

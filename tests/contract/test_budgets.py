@@ -19,7 +19,7 @@ FEW_BUDGETS = [1, 6, 18, 40, 120]  # Triton's interpreter takes seconds a step
 
 
 def work(lm) -> list[object]:
-    """What each piece of some mixed work gives: tokens, logits, or None for KVFull."""
+    """Return the result of each piece of mixed work: tokens, logits, or None for KVFull."""
     ids = prompt_ids(lm)[:8]
     items = [
         run_item(lm, lm.place(ids), 3, 0, max_tokens=10, stop_ids=frozenset()),
@@ -74,7 +74,7 @@ def test_any_budget_gives_equal_results_or_kvfull(kind: str, make: Make) -> None
 
 @pytest.mark.parametrize("kind", WITH_KV)
 @pytest.mark.parametrize("short", [{"most_tokens": 2}, {"most_slots": 34}], ids=["step", "kv"])
-def test_less_memory_than_was_promised_gives_the_same(
+def test_less_memory_than_configured_gives_the_same(
     kind: str, short: dict[str, int], make: Make
 ) -> None:
     """Others take it on the same device: steps that find none are done again with less."""
@@ -98,7 +98,7 @@ def test_less_memory_than_was_promised_gives_the_same(
 
 
 @pytest.mark.parametrize("kind", ["paged"])
-def test_a_pool_that_cannot_grow_gives_the_same(
+def test_pool_that_cannot_grow_gives_the_same(
     kind: str, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PyTorch itself says that there is no memory, in the midst of a step."""

@@ -30,20 +30,22 @@ SCHEMA = {
 WARM = {"temperature": 1.5, "show": False}
 
 
-def test_every_text_fits_and_its_figures_are_the_raw_ones(make, kind, oracle) -> None:
+def test_constrained_texts_fit_and_their_scores_are_raw(make, kind, oracle) -> None:
     lm = make(kind)
     loom = Loom(lm, record)
-    made = loom.grow(n=6, max_tokens=80, constraint=SCHEMA, seed=1, **WARM)
-    for node in made:
+    nodes = loom.grow(n=6, max_tokens=80, constraint=SCHEMA, seed=1, **WARM)
+    for node in nodes:
         assert node.terminal
         assert node.finish_reason == "stop"
         assert list(node.parsed) == ["name", "animal", "age"]
-    if lm.info.own_random:  # and masks of its own: it tells no figures of constrained runs
+    if lm.info.own_random:  # and masks of its own: it reports no scores of constrained runs
         return
-    for node in made:
+    for node in nodes:
         assert len(node.tokens) == len(node.logprobs) == len(node.entropies)
-    assert lm.stats().steps < max(len(node.tokens) for node in made)  # what is forced runs together
-    node = made[0]
+    assert lm.stats().steps < max(
+        len(node.tokens) for node in nodes
+    )  # what is forced runs together
+    node = nodes[0]
     rows = oracle(node.get_prefix_tokens()).astype(np.float64)[len(loom.tokens) - 1 : -1]
     logp = rows - np.log(np.exp(rows).sum(1, keepdims=True))
     expected = logp[np.arange(len(node.tokens)), node.tokens]
@@ -52,16 +54,16 @@ def test_every_text_fits_and_its_figures_are_the_raw_ones(make, kind, oracle) ->
     np.testing.assert_allclose(node.entropies, entropies, atol=10 * TOLERANCE["float32"])
 
 
-def test_legal_logmass_is_the_mass_of_all_tokens_that_may_come_next(make, kind, oracle) -> None:
-    """One a token; one more for an end token where the text could go on. Forced: its logprob."""
+def test_legal_logmass_is_the_mass_of_all_allowed_tokens(make, kind, oracle) -> None:
+    """One per token, and one for an end token that was not forced. Forced tokens: their logprob."""
     lm = make(kind)
     loom = Loom(lm, record)
     pattern = Regex("(owl|fox)(es ?)*")
-    made = loom.grow(n=8, max_tokens=12, constraint=pattern, seed=3, **WARM)
+    nodes = loom.grow(n=8, max_tokens=12, constraint=pattern, seed=3, **WARM)
     if lm.info.own_random:
-        assert not any(node.legal_logmass for node in made)
+        assert not any(node.legal_logmass for node in nodes)
         return
-    for node in made:
+    for node in nodes:
         rows = oracle(node.get_prefix_tokens()).astype(np.float64)[len(loom.tokens) - 1 :]
         matcher = lm.constraints.matcher(pattern)
         expected = []
@@ -77,7 +79,7 @@ def test_legal_logmass_is_the_mass_of_all_tokens_that_may_come_next(make, kind, 
         assert len(node.legal_logmass) == n
         for got, allowed in zip(node.legal_logmass, expected, strict=False):
             assert min(abs(got - value) for value in allowed) < 1e-3
-    assert any(node.terminal and len(node.legal_logmass) > len(node.tokens) for node in made)
+    assert any(node.terminal and len(node.legal_logmass) > len(node.tokens) for node in nodes)
     (free,) = loom.grow(n=1, max_tokens=3, seed=1, **WARM)
     assert free.legal_logmass == []
 
@@ -94,8 +96,8 @@ def test_forced_tokens_change_no_text(make, kind, monkeypatch, options) -> None:
             monkeypatch.setattr(GrammarMatcher, "forced", lambda self, banned=None: [])
         loom = Loom(make(kind, **limits), record)
         wanted = {"max_tokens": 80, **options}
-        made = loom.grow(n=4, constraint=JsonSchema(SCHEMA), seed=4, **wanted, **WARM)
-        grown.append(made)
+        nodes = loom.grow(n=4, constraint=JsonSchema(SCHEMA), seed=4, **wanted, **WARM)
+        grown.append(nodes)
     for one, two in zip(*grown, strict=True):
         assert one.tokens == two.tokens
         assert (one.finish_reason, one.terminal) == (two.finish_reason, two.terminal)
@@ -103,17 +105,17 @@ def test_forced_tokens_change_no_text(make, kind, monkeypatch, options) -> None:
         np.testing.assert_allclose(one.logprobs, two.logprobs, atol=1e-3)
 
 
-def test_many_constraints_and_none_share_a_batch(make, kind) -> None:
+def test_different_constraints_and_none_share_a_batch(make, kind) -> None:
     lm = make(kind)
     loom = Loom(lm, STORY)
     alone = loom.grow(n=2, max_tokens=12, seed=1, **WARM)
     patterns = ["[0-9]{4}", "(ab)+c", None, "yes|no"]
     nodes = [loom.add(" ") for _ in patterns]
-    made = []
+    groups = []
     for node, pattern in zip(nodes, patterns, strict=True):
         options = {} if pattern is None else {"constraint": Regex(pattern)}
-        made.append(node.grow(n=3, max_tokens=12, seed=2, **options, **WARM))
-    for pattern, branches in zip(patterns, made, strict=True):
+        groups.append(node.grow(n=3, max_tokens=12, seed=2, **options, **WARM))
+    for pattern, branches in zip(patterns, groups, strict=True):
         if pattern is not None:
             ended = [branch.text for branch in branches if branch.terminal]
             assert all(re.fullmatch(pattern, text) for text in ended)
@@ -121,7 +123,7 @@ def test_many_constraints_and_none_share_a_batch(make, kind) -> None:
     assert [node.text for node in repeated] == [node.text for node in alone]
 
 
-def test_a_text_that_was_cut_short_is_gone_on_with(make, kind) -> None:
+def test_truncated_text_is_continued_under_its_constraint(make, kind) -> None:
     lm = make(kind)
     loom = Loom(lm, record)
     (begun,) = loom.grow(n=1, max_tokens=6, constraint=SCHEMA, seed=2, **WARM)
@@ -130,14 +132,14 @@ def test_a_text_that_was_cut_short_is_gone_on_with(make, kind) -> None:
         _ = begun.parsed
     for child in begun.grow(n=3, max_tokens=80, constraint=SCHEMA, seed=3, **WARM):
         assert child.parsed == json.loads(begun.text + child.text)
-    # Another constraint begins anew.
+    # Another constraint starts from its beginning.
     (other,) = begun.grow(n=1, max_tokens=8, constraint=Choice(["yes"]), **WARM)
     assert (other.text, other.parsed) == ("yes", "yes")
     with pytest.raises(ConfigError, match="without a constraint"):
         _ = loom.grow(n=1, max_tokens=2, **WARM)[0].parsed
 
 
-def test_a_saved_loom_keeps_its_constraints(make, tmp_path) -> None:
+def test_saved_loom_keeps_its_constraints(make, tmp_path) -> None:
     loom = Loom(make("numpy"), record)
     loom.grow(n=1, max_tokens=80, constraint=SCHEMA, seed=1, **WARM)
     loom.save(tmp_path / "a.loom.json")
@@ -147,22 +149,22 @@ def test_a_saved_loom_keeps_its_constraints(make, tmp_path) -> None:
     assert repeated.legal_logmass == loom.children[0].legal_logmass != []
 
 
-def test_a_dead_end_fails_its_own_branch_only(make, kind) -> None:
+def test_dead_end_fails_its_own_branch_only(make, kind) -> None:
     lm = make(kind)
     loom = Loom(lm, STORY)
     digits = {lm.tokenize(d, add_bos=False)[0]: -np.inf for d in "0123456789"}
     with pytest.raises(DeadEnd, match="no token after 0 new ones"):
         loom.grow(n=2, constraint=Regex("[0-9]"), logit_bias=digits, **WARM)
-    letter = lm.tokenize("a", add_bos=False)[0]
+    token = lm.tokenize("a", add_bos=False)[0]
     only = {**digits, **{end: -np.inf for end in lm.text.stop_ids}}
-    with pytest.raises(DeadEnd, match=rf"no token after 1 new ones.*\[{letter}\]"):
+    with pytest.raises(DeadEnd, match=rf"no token after 1 new ones.*\[{token}\]"):
         loom.grow(n=1, constraint=Regex("a[0-9][0-9]"), logit_bias=only, **WARM)
     assert loom.grow(
         n=1, max_tokens=4, logit_bias=dict.fromkeys(lm.text.stop_ids, -np.inf), **WARM
     )[0].text
 
 
-def test_a_wrong_grammar_is_told_before_anything_runs(make) -> None:
+def test_invalid_grammar_raises_before_anything_runs(make) -> None:
     lm = make("numpy")
     loom = Loom(lm, STORY)
     with pytest.raises(GrammarError):
@@ -175,7 +177,7 @@ def test_a_wrong_grammar_is_told_before_anything_runs(make) -> None:
     assert not loom.children
 
 
-def test_a_branch_under_a_grammar_forks_rewinds_and_refuses(make, kind) -> None:
+def test_branch_with_a_grammar_forks_rewinds_and_rejects_tokens(make, kind) -> None:
     lm = make(kind)
     ids = Loom(lm, record).tokens
     branch = Branch.create(lm, grammar='root ::= "{" [a-z] [a-z] [a-z] "}"', seed=1)
@@ -189,9 +191,9 @@ def test_a_branch_under_a_grammar_forks_rewinds_and_refuses(make, kind) -> None:
     while len(branch.text) < 3:
         branch.commit(branch.produce().token)
     forks = [branch.fork() for _ in range(3)]
-    for each in (branch, *forks):
-        assert list(each)
-        assert re.fullmatch(r"\{[a-z]{3}\}", each.text)
+    for one in (branch, *forks):
+        assert list(one)
+        assert re.fullmatch(r"\{[a-z]{3}\}", one.text)
     branch.rewind(len(branch.tokens) - len(ids))
     assert branch.is_legal(lm.tokenize("{", add_bos=False)[0])
     assert not branch.is_legal(wrong)
@@ -201,7 +203,7 @@ def test_a_branch_under_a_grammar_forks_rewinds_and_refuses(make, kind) -> None:
     assert branch.is_legal(wrong)
 
 
-def test_a_lazy_grammar_in_a_run() -> None:
+def test_lazy_grammar_in_a_run() -> None:
     lazy = Lazy(Regex(r'"age": 99\}'), ['"age"'])
     with load("tiny") as lm:  # which writes such a record by itself
         grown = Loom(lm, record).grow(n=4, max_tokens=60, constraint=lazy, seed=1, **WARM)
@@ -239,7 +241,7 @@ CHOSEN = Lark(f'start: "c" | "a" ("b" | "d") ({_MANY})\n{_RULES}')
         for each in KINDS
     ],
 )
-def test_a_fault_inside_the_grammar_library_is_an_error_and_no_end(make, kind, grammar) -> None:
+def test_failure_inside_the_grammar_library_raises_an_error(make, kind, grammar) -> None:
     lm = make(kind)
     loom = Loom(lm, STORY)
     b = lm.tokenize("b", add_bos=False)[0]
@@ -250,17 +252,17 @@ def test_a_fault_inside_the_grammar_library_is_an_error_and_no_end(make, kind, g
     assert not isinstance(caught.value, DeadEnd)
     assert len(str(caught.value)) < 400
     assert not loom.children
-    # What is live beside it goes on.
+    # Live runs next to it continue.
     other = Loom(lm, record)
     plain = {"n": 3, "max_tokens": 20, "seed": 1}
     alone = [node.text for node in other.grow(**plain)]
 
-    async def beside():
+    async def run_both():
         del calls["show"]
         both = (loom.agrow(n=2, **calls), other.agrow(**plain))
         return await asyncio.gather(*both, return_exceptions=True)
 
-    failed, fine = asyncio.run(beside())
+    failed, fine = asyncio.run(run_both())
     assert isinstance(failed, ConstraintError)
     assert [node.text for node in fine] == alone
     with Branch.create(lm, grammar=grammar) as branch:
@@ -271,34 +273,34 @@ def test_a_fault_inside_the_grammar_library_is_an_error_and_no_end(make, kind, g
         assert branch.text == "a"
 
 
-def test_a_branch_without_a_token_left_takes_none_of_its_call_with_it(make, kind, caplog) -> None:
+def test_branch_without_a_legal_token_fails_alone_in_its_call(make, kind, caplog) -> None:
     lm = make(kind)
     loom = Loom(lm, STORY)
     digits = {lm.tokenize(d, add_bos=False)[0]: -np.inf for d in "0123456789"}
-    # Some begin with a letter that a letter follows, some with one that wants a digit.
+    # Some first characters require a capital, the others a digit.
     halves = Regex("[a-m][A-Z]|[n-z][0-9]")
     calls = {"constraint": halves, "logit_bias": digits, "temperature": 100, "show": False}
-    made = loom.grow(n=8, seed=5, **calls)
-    assert 0 < len(made) < 8
-    assert len(made) + len(made.failed) == 8
-    assert all(isinstance(error, DeadEnd) for error in made.failed)
-    assert all(node.text[0] < "n" and node.terminal for node in made)
-    assert loom.children == list(made)
-    assert "failed" in repr(made)
-    assert "failed" in made._repr_html_()
-    assert f"{len(made.failed)} of 8 branches failed" in caplog.text
+    nodes = loom.grow(n=8, seed=5, **calls)
+    assert 0 < len(nodes) < 8
+    assert len(nodes) + len(nodes.failed) == 8
+    assert all(isinstance(error, DeadEnd) for error in nodes.failed)
+    assert all(node.text[0] < "n" and node.terminal for node in nodes)
+    assert loom.children == list(nodes)
+    assert "failed" in repr(nodes)
+    assert "failed" in nodes._repr_html_()
+    assert f"{len(nodes.failed)} of 8 branches failed" in caplog.text
     # Streamed, it is the same.
     del calls["show"]
     reported = {}
     for delta in loom.stream(n=8, seed=5, **calls):
         reported[delta.branch] = delta.finish_reason or reported.get(delta.branch)
-    assert sorted(reported.values()) == ["error"] * len(made.failed) + ["stop"] * len(made)
+    assert sorted(reported.values()) == ["error"] * len(nodes.failed) + ["stop"] * len(nodes)
     leaves = [loom.add(" x"), loom.add(" y")]
     loom.apply_at_leaves(lambda leaf: leaf.ramify(n=6, seed=5, **calls))
     assert all(0 < len(leaf.children) < 6 for leaf in leaves)
 
 
-def test_what_was_begun_and_what_begins_are_two_texts_when_greedy(make, kind) -> None:
+def test_continued_and_new_greedy_texts_differ(make, kind) -> None:
     """Both stand at the same place of the token tree, with equal parameters."""
     lm = make(kind)
     loom = Loom(lm, STORY)
@@ -306,12 +308,12 @@ def test_what_was_begun_and_what_begins_are_two_texts_when_greedy(make, kind) ->
     (begun,) = loom.grow(n=1, max_tokens=1, **cold)
     begins = loom.add("a")
     assert begun.tokens == begins.tokens
-    made = loom.grow(n=1, at=[begun, begins], max_tokens=9, **cold)
-    assert made[0].text.startswith("bbb")
-    assert made[1].text.startswith("abbb")
+    nodes = loom.grow(n=1, at=[begun, begins], max_tokens=9, **cold)
+    assert nodes[0].text.startswith("bbb")
+    assert nodes[1].text.startswith("abbb")
 
 
-def test_a_forced_end_needs_no_end_token(make, kind) -> None:
+def test_forced_end_needs_no_end_token(make, kind) -> None:
     """An end token that a bias forbids is not missed where the text is over anyway."""
     lm = make(kind)
     loom = Loom(lm, STORY)
@@ -321,7 +323,7 @@ def test_a_forced_end_needs_no_end_token(make, kind) -> None:
             assert (node.finish_reason, node.terminal) == ("stop", True)
 
 
-def test_a_dead_branch_of_a_batch_takes_no_draw_of_the_others(make, kind) -> None:
+def test_dead_branch_of_a_batch_takes_no_draw_of_the_others(make, kind) -> None:
     lm = make(kind)
     ids = Loom(lm, STORY).tokens
     digits = {lm.tokenize(d, add_bos=False)[0]: -np.inf for d in "0123456789"}

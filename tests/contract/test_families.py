@@ -50,7 +50,7 @@ def assert_close(
     np.testing.assert_allclose(got, want, atol=TOLERANCE[dtype], rtol=0)
 
 
-def test_a_tree_of_paths_agrees_with_plain_forwards(family: tuple[LM, Plain]) -> None:
+def test_tree_of_paths_agrees_with_plain_forwards(family: tuple[LM, Plain]) -> None:
     """Laws 1 to 4, 6 and 8: shared prefixes, companions of other lengths, splits, clips."""
     lm, plain = family
     paths = [
@@ -88,7 +88,7 @@ def test_export_import_drop_and_recompute_agree(family: tuple[LM, Plain]) -> Non
 
 
 def test_greedy_runs_and_scores_follow_the_plain_model(family: tuple[LM, Plain]) -> None:
-    """Decoding one token at a time in tails, and scoring the whole path afterwards."""
+    """Decoding one token at a time in tails, and scoring the full path afterwards."""
     lm, plain = family
     starts = [PROMPT, [*PROMPT[:6], 90], [33]]
     options = {"temperature": 0, "max_tokens": 12, "stop_ids": frozenset()}

@@ -21,7 +21,7 @@ def broken(*numbers: int) -> Callable[[Engine], Engine]:
     return lambda engine: BrokenEngine(engine, set(numbers))
 
 
-def test_a_failing_prefill_fails_its_tickets_and_the_next_call_works(make: Make) -> None:
+def test_failing_prefill_fails_its_tickets_and_the_next_call_works(make: Make) -> None:
     lm = make("numpy", broken(0))
     ids = prompt_ids(lm)
     tickets = lm.submit([Extend(lm.place(ids), (), (Logits(len(ids)),)) for _ in range(2)])
@@ -39,7 +39,7 @@ def test_a_failing_prefill_fails_its_tickets_and_the_next_call_works(make: Make)
 
 
 @pytest.mark.parametrize("number", [1, 4])
-def test_a_failing_decode_step_fails_its_runs_only(make: Make, number: int) -> None:
+def test_failing_decode_step_fails_its_runs_only(make: Make, number: int) -> None:
     lm = make("numpy", broken(number))
     place = lm.place(prompt_ids(lm))
     tickets = lm.submit([run_item(lm, place, 1, i) for i in range(3)])
@@ -53,7 +53,7 @@ def test_a_failing_decode_step_fails_its_runs_only(make: Make, number: int) -> N
 
 
 @pytest.mark.parametrize("number", range(6))
-def test_a_step_that_fails_late_takes_the_one_launched_from_it(make: Make, number: int) -> None:
+def test_late_failure_of_a_step_fails_the_step_launched_after_it(make: Make, number: int) -> None:
     lm = make("numpy", lambda engine: LateFake(engine, {number}))
     place = lm.place(prompt_ids(lm))
     tickets = lm.submit([run_item(lm, place, 1, i, stop_ids=frozenset()) for i in range(3)])
@@ -80,7 +80,7 @@ def test_steps_do_overlap(make: Make) -> None:
     lm.tree.check()
 
 
-def test_a_failing_sink_fails_its_own_run_only(kind: str, make: Make) -> None:
+def test_failing_sink_fails_its_own_run_only(kind: str, make: Make) -> None:
     lm = make(kind)
     place = lm.place(prompt_ids(lm))
 
@@ -113,12 +113,12 @@ def test_ctrl_c_keeps_generated_tokens(make: Make) -> None:
 
     lm = make("numpy")
     place = lm.place(prompt_ids(lm))
-    seen = 0
+    n_tokens = 0
 
     def sink(state: object) -> None:
-        nonlocal seen
-        seen += 1
-        if seen == 6:
+        nonlocal n_tokens
+        n_tokens += 1
+        if n_tokens == 6:
             signal.raise_signal(signal.SIGINT)
 
     tickets = lm.submit([run_item(lm, place, 1, i, sink=sink, max_tokens=50) for i in range(2)])
@@ -133,7 +133,7 @@ def test_ctrl_c_keeps_generated_tokens(make: Make) -> None:
     assert run_all(lm, [run_item(lm, place, 1, max_tokens=3)])[0].tokens
 
 
-def test_a_step_that_fails_while_it_is_launched_is_waited_for(make: Make) -> None:
+def test_step_that_fails_at_launch_is_waited_for(make: Make) -> None:
     """Its forward runs on although its draws failed: its fragments may not go before it."""
 
     class BadDraw(LateFake):
@@ -175,9 +175,7 @@ def test_cancelled_run_releases_its_tokens_without_a_step(make: Make) -> None:
 
 @pytest.mark.parametrize("own_thread", [False, True])
 @pytest.mark.parametrize("what", ["drive", "clear_cache", "close"])
-def test_a_sink_that_waits_for_its_lm_fails_instead_of_blocking(
-    make: Make, what: str, own_thread: bool
-) -> None:
+def test_sink_that_waits_for_its_lm_raises(make: Make, what: str, own_thread: bool) -> None:
     lm = make("numpy")
     ids = prompt_ids(lm)
 
@@ -196,7 +194,7 @@ def test_a_sink_that_waits_for_its_lm_fails_instead_of_blocking(
     assert not lm.closed
 
 
-def test_an_engine_that_exits_does_not_take_the_driver_thread_along(make: Make) -> None:
+def test_system_exit_in_an_engine_does_not_end_the_driver_thread(make: Make) -> None:
     class Exits(BrokenEngine):
         def forward(self, rows: Sequence[Row]) -> Output:
             if not self.calls:
@@ -242,7 +240,7 @@ def test_error_of_the_driver_thread_wakes_all_callers(
     lm.scheduler.close()
 
 
-def test_nothing_is_stepped_after_a_close_that_came_first(make: Make) -> None:
+def test_no_step_runs_after_a_close(make: Make) -> None:
     lm = make("numpy")
     (ticket,) = lm.submit([Extend(lm.place(prompt_ids(lm)))])
     turn = lm.driver._stepping_turn

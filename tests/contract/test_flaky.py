@@ -36,7 +36,7 @@ def asking(lm: LM, number: int) -> np.ndarray:
 
 
 def committing(lm: LM, number: int) -> list[list[int]]:
-    """What two branches draw in lockstep."""
+    """Return the tokens that two branches draw in lockstep."""
     root = Branch.create(lm, seed=number)
     root.prefill(prompt_ids(lm)[:7])
     branches, store = [root, root.fork()], BranchStore(lm)
@@ -58,7 +58,7 @@ def same(got: Any, want: Any) -> None:
 @pytest.mark.programs
 @pytest.mark.parametrize("calls", [MEMORY, PROTOCOL], ids=["memory", "all"])
 @pytest.mark.parametrize("n_rounds", [3, pytest.param(40, marks=pytest.mark.slow, id="long")])
-def test_eight_threads_over_an_engine_that_fails_get_their_own_or_an_error(
+def test_eight_threads_over_a_failing_engine_get_their_own_result_or_an_error(
     kind: str, make: Make, calls: tuple[str, ...], n_rounds: int
 ) -> None:
     if kind == "paged" and n_rounds > 3:

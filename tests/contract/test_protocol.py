@@ -51,7 +51,7 @@ def grown(engine: Engine, first: int, n_single: int = 0) -> Fragment:
 
 
 def check_slots(engine: Engine, *fragments: Fragment) -> None:
-    """The fragments hold the beginning of IDS, as far as the next token can tell."""
+    """Check that the fragments contain the first tokens of IDS, by predicting the next."""
     path = tuple(Span(fragment, fragment.length) for fragment in fragments)
     at = sum(span.length for span in path)
     result = engine.forward([Row(path, IDS[at : at + 1], at, None, (0,))]).logits(0)
@@ -85,7 +85,7 @@ def test_join_undoes_split(engine: Engine, n_single: int) -> None:
     store.free(lower)
 
 
-def test_a_half_that_grows_leaves_the_other_as_it_was(engine: Engine) -> None:
+def test_half_that_grows_leaves_the_other_unchanged(engine: Engine) -> None:
     if engine.info.kv == "sequence":
         pytest.skip("there a fragment that others stand on does not grow")
     store, lower = store_of(engine), grown(engine, 7)
@@ -160,7 +160,7 @@ def test_load_of_another_models_kv_raises(
     store.free(fragment)
 
 
-def test_unused_capacity_is_at_most_growth_and_settle_releases_it(engine: Engine) -> None:
+def test_unused_capacity_is_limited_by_growth_and_freed_by_settle(engine: Engine) -> None:
     store, slot = store_of(engine), engine.info.kv_bytes_per_token
     fragments = [store.new(None) for _ in range(4)]
     for at in range(5):
@@ -176,7 +176,7 @@ def test_unused_capacity_is_at_most_growth_and_settle_releases_it(engine: Engine
 
 
 @pytest.mark.parametrize("start", [0, 2, 5])
-def test_scores_from_anywhere_in_a_row_are_those_of_its_logits(engine: Engine, start: int) -> None:
+def test_scores_from_any_start_equal_those_of_its_logits(engine: Engine, start: int) -> None:
     targets = (8, 50, 7)
     span = ScoreSpan(start, targets, 2)
     (none, (score,)) = engine.forward([Row((), [7], 0), Row((), IDS, 0, scores=(span,))]).scores()
@@ -210,7 +210,7 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_a_forward_that_raises_has_changed_nothing(engine: Engine, what: str) -> None:
+def test_forward_that_raises_changes_nothing(engine: Engine, what: str) -> None:
     store = store_of(engine)
     good, bad = grown(engine, 4), grown(engine, 4)
     row: dict[str, Any] = {"prefix": (), "tokens": [1], "position": 4, "kv_out": bad, **WRONG[what]}

@@ -44,7 +44,7 @@ def expected() -> dict[int, list[list[int]]]:
     return {}
 
 
-def test_10_a_text_is_the_same_alone_and_in_a_batch_on_every_engine(
+def test_10_text_is_the_same_alone_and_in_a_batch_on_every_engine(
     kind: str, make: Make, expected: dict[int, list[list[int]]]
 ) -> None:
     lm = make(kind)
@@ -76,7 +76,7 @@ def test_10_async_gives_the_same_as_sync(kind: str, make: Make) -> None:
     assert asyncio.run(both()) == want[:2]
 
 
-def test_a_gather_of_n_callers_is_one_step(kind: str, make: Make) -> None:
+def test_gather_of_n_callers_is_one_step(kind: str, make: Make) -> None:
     lm = make(kind)
     ids = prompt_ids(lm)
 
@@ -133,7 +133,7 @@ def test_eight_threads_get_the_same_texts_as_alone(kind: str, make: Make) -> Non
     assert [got[i] for i in range(8)] == want
 
 
-def test_prefix_equal_work_is_done_once(kv_kind: str, make: Make) -> None:
+def test_equal_prefixes_are_computed_once(kv_kind: str, make: Make) -> None:
     lm = make(kv_kind)
     ids = prompt_ids(lm)
     paths = [ids, ids, [*ids, 40], [*ids, 40, 41], [*ids[:5], 50]]
@@ -154,7 +154,7 @@ def test_equal_greedy_runs_are_one_run(kind: str, make: Make) -> None:
         assert result.end.ids() == place.ids() + result.tokens
 
 
-def test_the_row_cache_answers_without_a_step(kind: str, make: Make) -> None:
+def test_logits_cache_answers_without_a_step(kind: str, make: Make) -> None:
     lm = make(kind)
     ids = prompt_ids(lm)
     first = logits_at(lm, ids)
@@ -167,7 +167,7 @@ def test_the_row_cache_answers_without_a_step(kind: str, make: Make) -> None:
 
 
 @pytest.mark.parametrize("slots", [120, 70])
-def test_a_small_budget_parks_evicts_and_recomputes_but_gives_the_same_texts(
+def test_small_budget_preempts_and_recomputes_but_gives_the_same_texts(
     kv_kind: str, make: Make, slots: int
 ) -> None:
     want = tokens_of(batch(make(kv_kind), 3, max_tokens=24))
@@ -179,7 +179,7 @@ def test_a_small_budget_parks_evicts_and_recomputes_but_gives_the_same_texts(
     assert stats.kv_tokens <= slots
 
 
-def test_a_path_that_cannot_fit_alone_raises_and_leaves_the_tree_as_it_was(
+def test_path_that_cannot_fit_alone_raises_and_does_not_change_the_tree(
     kv_kind: str, make: Make
 ) -> None:
     lm = make(kv_kind, kv_slots=30)
@@ -203,7 +203,7 @@ def test_a_path_that_cannot_fit_alone_raises_and_leaves_the_tree_as_it_was(
     assert len(run_all(lm, [run_item(lm, lm.place(ids), 1, max_tokens=5)])[0].tokens) == 5
 
 
-def test_an_atomic_call_that_cannot_fit_together_runs_nothing(kv_kind: str, make: Make) -> None:
+def test_atomic_call_that_cannot_fit_together_runs_nothing(kv_kind: str, make: Make) -> None:
     lm = make(kv_kind, kv_slots=40)
     ids = prompt_ids(lm)
     logits_at(lm, ids)
@@ -220,7 +220,7 @@ def test_an_atomic_call_that_cannot_fit_together_runs_nothing(kv_kind: str, make
     assert [ticket.result() for ticket in tickets] == [[]] * 4
 
 
-def test_a_run_that_reaches_the_context_ends_there(kind: str, make: Make) -> None:
+def test_run_that_reaches_the_context_limit_ends_there(kind: str, make: Make) -> None:
     lm = make(kind, n_ctx=30)
     ids = prompt_ids(lm)
     options = {"max_tokens": 50, "stop_ids": frozenset(), "temperature": 0}
@@ -247,10 +247,10 @@ def test_cancelled_run_keeps_its_tokens(kind: str, make: Make) -> None:
     lm.drive([keep, drop])
     partial = drop.result()
     assert partial.finish_reason == "cancelled"
-    n_made = len(partial.tokens)
-    assert 0 < n_made < 400
-    full = run_all(lm, [run_item(lm, place, 1, 1, **{**long, "max_tokens": n_made + 1})])[0]
-    assert full.tokens[:n_made] == partial.tokens
+    n_tokens = len(partial.tokens)
+    assert 0 < n_tokens < 400
+    full = run_all(lm, [run_item(lm, place, 1, 1, **{**long, "max_tokens": n_tokens + 1})])[0]
+    assert full.tokens[:n_tokens] == partial.tokens
     assert partial.end.ids() == place.ids() + partial.tokens
 
 
@@ -294,7 +294,7 @@ def test_next_run_reuses_the_tail_of_a_finished_run(kv_kind: str, make: Make) ->
     assert lm.stats().prefilled == before + 1  # only the last token, drawn and not run yet
 
 
-def test_the_start_of_many_greedy_runs_costs_no_more_than_linear(make: Make) -> None:
+def test_start_of_many_greedy_runs_costs_linear_time_or_less(make: Make) -> None:
     """2,000 of them took 40 s when each was compared with all the others."""
 
     def cost(n: int) -> int:
@@ -314,7 +314,7 @@ def test_the_start_of_many_greedy_runs_costs_no_more_than_linear(make: Make) -> 
     assert cost(400) < 2.5 * cost(200)
 
 
-def test_an_atomic_call_that_just_fits_runs(kv_kind: str, make: Make) -> None:
+def test_atomic_call_that_just_fits_runs(kv_kind: str, make: Make) -> None:
     """One of its paths ends inside a node whose rest may go."""
     lm = make(kv_kind, kv_slots=16)
     ask(lm, lm.place(list(range(40, 52))))
@@ -324,13 +324,13 @@ def test_an_atomic_call_that_just_fits_runs(kv_kind: str, make: Make) -> None:
     assert [ticket.result() for ticket in tickets] == [[], []]
 
 
-def test_a_parked_run_goes_on_when_its_kv_comes_back_from_the_host(make: Make) -> None:
+def test_preempted_run_continues_with_kv_loaded_from_the_host(make: Make) -> None:
     want = tokens_of(batch(make("sequence"), 3, max_tokens=12))
     lm = make("sequence", n_seq_max=1, offload_slots=1000)
     assert tokens_of(batch(lm, 3, max_tokens=12)) == want
 
 
-def test_a_gather_of_hundreds_of_callers_is_one_step(make: Make) -> None:
+def test_gather_of_hundreds_of_callers_is_one_step(make: Make) -> None:
     lm = make("numpy")
     place = lm.place([40, 41])
     ask(lm, place)
@@ -347,12 +347,12 @@ def test_a_gather_of_hundreds_of_callers_is_one_step(make: Make) -> None:
     assert lm.stats().steps == before + 1
 
 
-def test_a_task_cancelled_while_it_hands_its_work_over_leaves_none(make: Make) -> None:
+def test_task_cancelled_at_submission_leaves_no_work(make: Make) -> None:
     lm = make("numpy")
-    place, go = lm.place(prompt_ids(lm)), threading.Event()
+    place, proceed = lm.place(prompt_ids(lm)), threading.Event()
 
     def sink(state: object) -> None:
-        go.wait()  # nothing goes on before all are cancelled
+        proceed.wait()  # nothing goes on before all are cancelled
 
     async def work() -> None:
         item = run_item(lm, place, 1, max_tokens=500, stop_ids=frozenset(), sink=sink)
@@ -368,7 +368,7 @@ def test_a_task_cancelled_while_it_hands_its_work_over_leaves_none(make: Make) -
 
     for n_passes in (1, 2, 3):  # before it was handed over, and after
         asyncio.run(cancel_after(n_passes))
-    go.set()
+    proceed.set()
     while not lm.scheduler.is_idle:
         time.sleep(0.001)
     assert lm.stats().decoded <= 4  # of two runs that had begun

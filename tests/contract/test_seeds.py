@@ -19,18 +19,18 @@ from weft.lm.lm import LM
 
 FEW, MANY = 24, 64  # tokens of a text: by default, and by `-m slow`
 LEVEL = 2e-5  # logits of one row differ by so much at most in batches of other shapes
-COMPANIES = [1, 6, 29]  # how many others run beside
+COMPANIES = [1, 6, 29]  # numbers of other runs in the batch
 
 
 def texts(
-    lm: LM, prompt: Sequence[int], seeds: Sequence[int], n_beside: int, n_tokens: int
+    lm: LM, prompt: Sequence[int], seeds: Sequence[int], n_others: int, n_tokens: int
 ) -> list[list[int]]:
-    """Tokens of one run a seed, beside others of other prompts, lengths and rules."""
+    """Tokens of one run a seed, in a batch with runs of other prompts, lengths and rules."""
     requested = [
         run_item(lm, lm.place(prompt), seed, max_tokens=n_tokens, stop_ids=frozenset())
         for seed in seeds
     ]
-    beside = [
+    others = [
         run_item(
             lm,
             lm.place([*prompt[: 3 + i], *range(20, 20 + 5 * i)]),
@@ -39,9 +39,9 @@ def texts(
             stop_ids=frozenset(),
             **[{}, {"top_k": 20}, {"temperature": 0.5}][i % 3],
         )
-        for i in range(n_beside)
+        for i in range(n_others)
     ]
-    mixed = [*beside[::2], *requested, *beside[1::2]]
+    mixed = [*others[::2], *requested, *others[1::2]]
     by_item = dict(zip(map(id, mixed), run_all(lm, mixed), strict=True))
     return [by_item[id(item)].tokens for item in requested]
 
@@ -54,19 +54,19 @@ def assert_same(
     lm: LM,
     prompt: Sequence[int],
     seeds: Sequence[int],
-    found: list[list[int]],
+    results: list[list[int]],
     want: list[list[int]],
-    said: object,
+    context: object,
 ) -> None:
     """Texts are equal, but from a token on where two stood level to the rounding of logits."""
-    for seed, got, wanted in zip(seeds, found, want, strict=True):
+    for seed, got, wanted in zip(seeds, results, want, strict=True):
         if got == wanted:
             continue
         at = next(i for i, pair in enumerate(zip(got, wanted, strict=True)) if len({*pair}) == 2)
         heights = standings(lm, [*prompt, *wanted[:at]], seed)
         gap = abs(heights[got[at]] - heights[wanted[at]])
-        assert heights[wanted[at]] > heights.max() - LEVEL, (said, seed, at)
-        assert gap < LEVEL, (said, seed, at, gap)
+        assert heights[wanted[at]] > heights.max() - LEVEL, (context, seed, at)
+        assert gap < LEVEL, (context, seed, at, gap)
 
 
 def standings(lm: LM, ids: Sequence[int], seed: int) -> NDArray[np.float64]:
@@ -80,34 +80,34 @@ def standings(lm: LM, ids: Sequence[int], seed: int) -> NDArray[np.float64]:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("beside", ["none", "paged", *OPTIONAL])
+@pytest.mark.parametrize("other", ["none", "paged", *OPTIONAL])
 @pytest.mark.parametrize(
     ("seeds", "n_tokens"),
     [(range(1), FEW), pytest.param(range(1, 42), MANY, marks=pytest.mark.slow, id="many")],
 )
-def test_a_seed_gives_the_same_tokens_alone_in_company_and_on_every_engine(
-    make: Make, beside: str, seeds: range, n_tokens: int
+def test_seed_gives_the_same_tokens_alone_in_a_batch_and_on_every_engine(
+    make: Make, other: str, seeds: range, n_tokens: int
 ) -> None:
-    """NumPy, torch and the fakes agree, and NumPy with each engine beside them.
+    """NumPy, torch and the fakes agree, and NumPy agrees with each other engine.
 
-    An engine that generates whole runs by itself draws by its own rule: it agrees with itself.
+    An engine that generates complete runs by itself draws by its own rule: it agrees with itself.
     """
     want = None
     ours = [kind for kind in KINDS if kind not in (*OPTIONAL, "paged")]
-    for kind in ours if beside == "none" else ("numpy", beside):
+    for kind in ours if other == "none" else ("numpy", other):
         lm = make(kind)
         prompt = prompt_ids(lm, "Tell me a story about a fox.")
         if want is None or lm.info.capabilities.native_runs:
             want = alone(lm, prompt, seeds, n_tokens)
-        # A hidden engine runs whole paths every step, and Triton's interpreter is slow: dear, and
-        # their batches are like others'.
+        # A hidden engine runs full paths every step, and Triton's interpreter is slow. These are
+        # expensive, and their batches are like others'.
         is_dear = lm.info.kv == "hidden" or kind == "paged"
-        for n_beside in COMPANIES[:1] if is_dear else COMPANIES:
-            found = texts(lm, prompt, seeds, n_beside, n_tokens)
+        for n_others in COMPANIES[:1] if is_dear else COMPANIES:
+            results = texts(lm, prompt, seeds, n_others, n_tokens)
             if lm.info.capabilities.native_runs:
-                assert found == want, (kind, n_beside)
+                assert results == want, (kind, n_others)
             else:
-                assert_same(lm, prompt, seeds, found, want, (kind, n_beside))
+                assert_same(lm, prompt, seeds, results, want, (kind, n_others))
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def wide_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("seeds", "n_tokens"),
     [(range(1), FEW), pytest.param(range(1, 22), MANY, marks=pytest.mark.slow, id="many")],
 )
-def test_a_seed_gives_the_same_tokens_over_a_wide_flat_vocabulary(
+def test_seed_gives_the_same_tokens_over_a_large_flat_vocabulary(
     text: Tokenizer, wide_folder: Path, seeds: range, n_tokens: int
 ) -> None:
     from weft.engines.numpy import NumpyEngine
@@ -155,7 +155,7 @@ def test_a_seed_gives_the_same_tokens_over_a_wide_flat_vocabulary(
         if want is None:
             want = alone(lm, prompt, seeds, n_tokens)
             assert len({tuple(tokens) for tokens in want}) == len(seeds)
-        for n_beside in COMPANIES:
-            found = texts(lm, prompt, seeds, n_beside, n_tokens)
-            assert_same(lm, prompt, seeds, found, want, (engine.info.name, n_beside))
+        for n_others in COMPANIES:
+            results = texts(lm, prompt, seeds, n_others, n_tokens)
+            assert_same(lm, prompt, seeds, results, want, (engine.info.name, n_others))
         lm.close()

@@ -25,9 +25,9 @@ def test_posterior_mean_is_that_of_the_beta() -> None:
     )
 
 
-@pytest.mark.parametrize(("score", "goes_deeper"), [(0.98, True), (0.02, False)])
-def test_a_good_family_is_followed_and_a_bad_one_gets_new_members(
-    lm: weft.LM, score: float, goes_deeper: bool
+@pytest.mark.parametrize(("score", "is_followed"), [(0.98, True), (0.02, False)])
+def test_good_line_is_continued_and_a_bad_one_gets_siblings(
+    lm: weft.LM, score: float, is_followed: bool
 ) -> None:
     """200 descents each; the odds of the wrong majority are below 1 in 10,000."""
     loom = Loom(lm, samples.game24)
@@ -46,7 +46,7 @@ def test_a_good_family_is_followed_and_a_bad_one_gets_new_members(
     open_ids, rng = frontier.expandable(widens=True), Random(2)
     ends = [descend(loom, frontier, open_ids, rng) for _ in range(200)]
     deeper = sum(step in node.path for node in ends)
-    assert deeper > 110 if goes_deeper else deeper < 60
+    assert deeper > 110 if is_followed else deeper < 60
     for node in list(loom.walk()):  # all of them have been completed
         ended = node.add("no")
         ended.terminal, ended.meta["answer"] = True, "likeliest"
@@ -55,7 +55,7 @@ def test_a_good_family_is_followed_and_a_bad_one_gets_new_members(
     assert sum(want.n or 0 for want in wanted) == 20
 
 
-def stand_in(lm: weft.LM, lines: dict[str, float]) -> tuple[Search, Loom]:
+def search_with_lines(lm: weft.LM, lines: dict[str, float]) -> tuple[Search, Loom]:
     """A search of the sample puzzle with these first lines and their scores."""
     loom = Loom(lm, samples.game24)
     for line, score in lines.items():
@@ -65,10 +65,10 @@ def stand_in(lm: weft.LM, lines: dict[str, float]) -> tuple[Search, Loom]:
     ), loom
 
 
-def test_what_was_completed_from_above_is_not_completed_again(lm: weft.LM) -> None:
-    """The likeliest tokens after the likeliest line are known; a drawn answer says nothing."""
+def test_line_completed_from_its_parent_is_not_completed_once_more(lm: weft.LM) -> None:
+    """The likeliest tokens after the likeliest line are known; a drawn answer does not count."""
     likely, other = "13 - 10 = 3 (left: 3 4 9)\n", "4 + 9 = 13 (left: 10 13 13)\n"
-    result, loom = stand_in(lm, {likely: 0.9, other: 0.8, "4 - 4 = 0 (left: 0)\n": 0.1})
+    result, loom = search_with_lines(lm, {likely: 0.9, other: 0.8, "4 - 4 = 0 (left: 0)\n": 0.1})
     judge = Judge(result, as_share=True)
 
     def first(*, anywhere: bool = True) -> list[str]:
@@ -83,9 +83,9 @@ def test_what_was_completed_from_above_is_not_completed_again(lm: weft.LM) -> No
     assert first() == [likely, other]
 
 
-def test_lines_that_were_there_already_speak_against_drawing_more(lm: weft.LM) -> None:
+def test_existing_lines_reduce_the_value_of_drawing_more(lm: weft.LM) -> None:
     """200 descents each; the odds of failing by chance are below 1 in 10,000."""
-    result, loom = stand_in(lm, {"13 - 10 = 3 (left: 3 4 9)\n": 0.3})
+    result, loom = search_with_lines(lm, {"13 - 10 = 3 (left: 3 4 9)\n": 0.3})
     step = loom.children[0]
 
     def wider() -> int:
@@ -108,7 +108,7 @@ def test_repeated_lines_are_counted_where_they_were_drawn(lm: weft.LM) -> None:
     assert result.solved
 
 
-def test_an_easy_puzzle_costs_one_answer(lm: weft.LM) -> None:
+def test_easy_puzzle_costs_one_answer(lm: weft.LM) -> None:
     result, likeliest = search.adaptive(lm, samples.game24), search.greedy(lm, samples.game24)
     assert (result.text, result.cost.tokens) == (likeliest.text, likeliest.cost.tokens)
 

@@ -40,7 +40,7 @@ def test_majority_wins_and_all_branches_stay(lm: weft.LM) -> None:
     assert "1216" in repr(result)
 
 
-def test_votes_count_answers_and_ties_go_to_the_likelier(lm: weft.LM) -> None:
+def test_votes_count_answers_and_ties_prefer_the_likelier(lm: weft.LM) -> None:
     with Loom(lm, samples.sum) as loom:
         new = []
         for text, logprob in [("a", -1.0), ("b", -0.5), ("a", -2.0), ("b", -3.0), ("", -0.1)]:
@@ -54,7 +54,7 @@ def test_votes_count_answers_and_ties_go_to_the_likelier(lm: weft.LM) -> None:
     ]
 
 
-def test_cut_branches_do_not_vote_when_whole_ones_do(lm: weft.LM) -> None:
+def test_cut_branches_vote_only_if_no_complete_branch_does(lm: weft.LM) -> None:
     with Loom(lm, samples.sum) as loom:
         cut, full = loom.add("The answer is 1"), loom.add("The answer is 95.")
         cut.finish_reason, full.finish_reason = "length", "stop"
@@ -62,7 +62,7 @@ def test_cut_branches_do_not_vote_when_whole_ones_do(lm: weft.LM) -> None:
         assert [vote.answer for vote in count_votes([cut], answer_number)] == ["1"]
 
 
-def test_a_checker_picks_a_right_answer(lm: weft.LM) -> None:
+def test_checker_selects_a_right_answer(lm: weft.LM) -> None:
     puzzle = Game24((6, 9, 12, 12))
     result = best_of_n(lm, puzzle.prompt, n=12, seed=1)
     right = [puzzle.is_solved(node.text) for node in result.loom.children]
@@ -86,7 +86,7 @@ def test_token_budget_is_never_exceeded(lm: weft.LM, budget: int) -> None:
     assert result.cost.stopped == "tokens"
 
 
-def test_seconds_are_honoured(lm: weft.LM) -> None:
+def test_budget_of_seconds_ends_the_search(lm: weft.LM) -> None:
     result = best_of_n(lm, samples.story, n=8, seed=1, budget_s=0.02)
     assert result.cost.stopped == "seconds"
     assert all(node.tokens for node in result.loom.children)
@@ -100,11 +100,11 @@ def test_greedy_is_the_likeliest_answer(lm: weft.LM) -> None:
     assert result.cost.tokens == len(alone.tokens) + 1
 
 
-def test_numbers_of_numpy_are_taken(lm: weft.LM) -> None:
+def test_numpy_numbers_are_accepted(lm: weft.LM) -> None:
     assert best_of_n(lm, samples.sum, n=np.int64(2), max_tokens=4).cost.candidates == 2
 
 
-def test_mistakes_are_named(lm: weft.LM) -> None:
+def test_invalid_options_raise_and_are_named(lm: weft.LM) -> None:
     with pytest.raises(ConfigError, match="n is 0"):
         best_of_n(lm, samples.sum, n=0)
     with pytest.raises(ConfigError, match="from 1 to 65536"):

@@ -36,7 +36,7 @@ def searched(name: str, lm: weft.LM, **options: Any) -> search.SearchResult:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_where_nothing_passes_nothing_is_solved(name: str, lm: weft.LM) -> None:
+def test_verifier_that_passes_nothing_solves_nothing(name: str, lm: weft.LM) -> None:
     result = searched(name, lm, verifier=lambda text: False)
     assert result.solved is False
     assert result.votes == ()
@@ -44,7 +44,7 @@ def test_where_nothing_passes_nothing_is_solved(name: str, lm: weft.LM) -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_a_verifier_decides_in_every_search(name: str, lm: weft.LM) -> None:
+def test_verifier_decides_in_every_search(name: str, lm: weft.LM) -> None:
     result = searched(name, lm, verifier=lambda text: "95" in text and text.endswith("."))
     assert result.solved is True
     assert result.best.meta["solved"] is True
@@ -52,7 +52,7 @@ def test_a_verifier_decides_in_every_search(name: str, lm: weft.LM) -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_a_value_scores_all_of_a_round_in_one_call_in_every_search(name: str, lm: weft.LM) -> None:
+def test_value_scores_a_round_in_one_call_in_every_search(name: str, lm: weft.LM) -> None:
     batches: list[list[str]] = []
 
     def value(texts: list[str]) -> list[float]:
@@ -99,11 +99,11 @@ def test_async_functions_are_awaited_at_once_and_give_the_same(name: str, lm: we
     assert max(at_once) > 1 or name not in ("best-of-n", "smc")
 
 
-def test_the_parameters_name_says_what_is_handed_over(lm: weft.LM) -> None:
+def test_parameter_name_of_a_function_selects_its_argument(lm: weft.LM) -> None:
     loom = Loom(lm, samples.sum)
     observed: dict[str, Any] = {}
 
-    def of(name: str, answer: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def named_function(name: str, answer: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def function(thing: Any) -> Any:
             observed[name] = thing
             return answer(thing)
@@ -113,10 +113,14 @@ def test_the_parameters_name_says_what_is_handed_over(lm: weft.LM) -> None:
         return scope["named"]  # type: ignore[no-any-return]
 
     for name in ("node", "text"):
-        search.best_of_n(lm, loom, n=1, max_tokens=8, value=of(name, lambda thing: 1.0))
+        search.best_of_n(lm, loom, n=1, max_tokens=8, value=named_function(name, lambda thing: 1.0))
     for name in ("nodes", "texts"):
         search.best_of_n(
-            lm, loom, n=1, max_tokens=8, value=of(name, lambda things: [1.0] * len(things))
+            lm,
+            loom,
+            n=1,
+            max_tokens=8,
+            value=named_function(name, lambda things: [1.0] * len(things)),
         )
     assert isinstance(observed["node"], Heddle)
     assert isinstance(observed["text"], str)
@@ -149,7 +153,7 @@ def test_any_callable_is_a_value(value: Any, lm: weft.LM) -> None:
 
 
 @pytest.mark.parametrize("name", ["value", "verifier", "propose", "potential", "progress"])
-def test_a_function_that_does_not_take_one_argument_is_refused_before_anything_runs(
+def test_function_without_a_single_argument_raises_before_anything_runs(
     name: str, lm: weft.LM
 ) -> None:
     before = lm.stats().steps
@@ -159,7 +163,7 @@ def test_a_function_that_does_not_take_one_argument_is_refused_before_anything_r
     assert lm.stats().steps == before
 
 
-def test_an_extract_that_does_not_take_one_argument_is_refused(lm: weft.LM) -> None:
+def test_extract_without_a_single_argument_raises(lm: weft.LM) -> None:
     with pytest.raises(ConfigError, match="extract takes no argument; .* one argument, a text"):
         search.best_of_n(lm, samples.sum, extract=lambda: None)  # type: ignore[misc, arg-type]
 
@@ -183,7 +187,7 @@ def dropping(function: Callable[[], Any]) -> Callable[[Any], Any]:
         dropping(lambda: [1.0]),
     ],
 )
-def test_a_function_that_can_take_one_argument_is_called(value: Any, lm: weft.LM) -> None:
+def test_function_that_can_take_one_argument_is_called(value: Any, lm: weft.LM) -> None:
     result = search.best_of_n(lm, samples.sum, n=1, max_tokens=8, value=value)
     assert result.loom.children[0].score == 1.0
 
@@ -226,7 +230,7 @@ def test_one_loop_serves_all_rounds_of_a_plain_search(lm: weft.LM) -> None:
 
 
 @pytest.mark.parametrize("is_awaited", [False, True])
-def test_an_error_of_a_function_is_raised_and_the_others_are_cancelled(
+def test_error_of_a_function_is_raised_and_the_others_are_cancelled(
     is_awaited: bool, lm: weft.LM
 ) -> None:
     ended: list[str] = []
@@ -260,8 +264,8 @@ def test_an_error_of_a_function_is_raised_and_the_others_are_cancelled(
     assert [node.text for node in loom.children] == ["a", "b", "c"]
 
 
-def test_what_was_begun_is_closed_when_a_later_call_fails_at_once(lm: weft.LM) -> None:
-    """Else Python warns of coroutines that nobody awaited, and warnings are errors here."""
+def test_started_calls_are_closed_when_a_later_call_fails_at_once(lm: weft.LM) -> None:
+    """Otherwise Python warns of coroutines that were never awaited; warnings are errors here."""
 
     async def late(text: str) -> bool:
         return True
@@ -305,14 +309,16 @@ def test_what_was_begun_is_closed_when_a_later_call_fails_at_once(lm: weft.LM) -
         ({"propose": {"a": "guess"}}, "'both', 'continue', 'suggest'"),
     ],
 )
-def test_mistakes_are_named(options: dict[str, Any], message: str, lm: weft.LM) -> None:
+def test_invalid_functions_raise_and_are_named(
+    options: dict[str, Any], message: str, lm: weft.LM
+) -> None:
     with pytest.raises(ConfigError, match=message):
         search.best_of_n(lm, samples.sum, **{"n": 2, "max_tokens": 8, "seed": 1, **options})
 
 
 @pytest.mark.parametrize("given", [math.inf, math.nan, pytest.param(10**400, id="huge")])
 @pytest.mark.parametrize("name", EVERY)
-def test_a_value_has_to_be_a_finite_number_in_every_search(
+def test_value_must_be_a_finite_number_in_every_search(
     name: str, given: float, lm: weft.LM
 ) -> None:
     text = (
@@ -323,18 +329,18 @@ def test_a_value_has_to_be_a_finite_number_in_every_search(
 
 
 @pytest.mark.parametrize("name", ["mcts", "adaptive"])
-def test_what_means_are_made_of_is_no_infinity(name: str, lm: weft.LM) -> None:
+def test_infinite_value_raises_in_searches_that_average(name: str, lm: weft.LM) -> None:
     with pytest.raises(ConfigError, match="value returned -inf .* one finite number per node$"):
         searched(name, lm, value=lambda node: -math.inf)
 
 
 @pytest.mark.parametrize("name", [n for n in EVERY if n not in ("mcts", "adaptive", "smc")])
-def test_a_search_that_ranks_takes_the_worst(name: str, lm: weft.LM) -> None:
+def test_search_that_ranks_accepts_minus_infinity(name: str, lm: weft.LM) -> None:
     result = searched(name, lm, value=lambda node: -math.inf)
     assert all(node.score in (None, -math.inf) for node in result.loom.walk())
 
 
-def test_the_mean_logprob_of_a_path_without_tokens_is_a_value(lm: weft.LM) -> None:
+def test_mean_logprob_of_a_path_without_tokens_is_a_value(lm: weft.LM) -> None:
     ends = dict.fromkeys(lm.text.stop_ids, math.inf)
     result = search.best_of_n(lm, samples.sum, n=2, value=score.mean_logprob, logit_bias=ends)
     assert [node.score for node in result.loom.children] == [-math.inf] * 2
@@ -354,20 +360,20 @@ def test_the_mean_logprob_of_a_path_without_tokens_is_a_value(lm: weft.LM) -> No
         ({"propose": lambda nodes: [["a"]], "max_tokens": 8}, "max_tokens has no meaning without"),
     ],
 )
-def test_mistakes_of_proposers_are_named(
+def test_invalid_proposers_raise_and_are_named(
     options: dict[str, Any], message: str, lm: weft.LM
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         search.best_of_n(lm, samples.sum, n=2, **options)
 
 
-def test_greedy_refuses_what_would_make_it_another_search(lm: weft.LM) -> None:
+def test_greedy_with_options_of_other_searches_raises(lm: weft.LM) -> None:
     for name, value in [("temperature", 1.0), ("propose", "continue"), ("state", 1)]:
         with pytest.raises(ConfigError, match=f"{name} has no meaning for greedy"):
             search.greedy(lm, samples.sum, **{name: value})  # type: ignore[arg-type]
 
 
-def test_answers_of_a_tree_that_was_there_are_seen_by_the_checker_of_now(lm: weft.LM) -> None:
+def test_existing_answers_are_verified_by_the_current_verifier(lm: weft.LM) -> None:
     loom = Loom(lm, samples.sum)
     first = search.best_of_n(lm, loom, n=2, seed=1, verifier=lambda text: True)
     assert first.best.meta["solved"] is True

@@ -1,4 +1,4 @@
-"""The laws of every search: ask and tell, budgets, progress, going on from a file, both calls."""
+"""The laws of every search: recorded proposals, budgets, progress, resuming, both calls."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from weft.search import STRATEGIES, Level, SearchOptions, SearchResult, Strategy
 from weft.search.driver import Algorithm, Search
 
 NAMES = list(STRATEGIES)
-# By levels, particles, rounds and whole answers; `make test-programs` shows the laws on the others.
+# By levels, particles, rounds and full answers; `make test-programs` runs the other searches.
 SOON = ("tot", "smc", "adaptive", "best-of-n")
 CASES = [name if name in SOON else pytest.param(name, marks=pytest.mark.programs) for name in NAMES]
 CALLS = sorted({row.call for row in STRATEGIES.values()})
@@ -38,20 +38,20 @@ class Stop(Exception):
 
 
 @pytest.fixture(scope="module")
-def told() -> dict[str, list[Level]]:
-    """What each search of `found` has told of its rounds."""
+def levels_of() -> dict[str, list[Level]]:
+    """The progress reports of each search."""
     return {}
 
 
 @pytest.fixture(scope="module")
-def found(lm: weft.LM, told: dict[str, list[Level]]) -> Callable[[str], SearchResult]:
+def result_of(lm: weft.LM, levels_of: dict[str, list[Level]]) -> Callable[[str], SearchResult]:
     """Each search of the sample puzzle, run once."""
     new: dict[str, SearchResult] = {}
 
     def get(name: str) -> SearchResult:
         if name not in new:
-            told[name] = []
-            new[name] = small(name, lm, puzzle(name), progress=told[name].append)
+            levels_of[name] = []
+            new[name] = small(name, lm, puzzle(name), progress=levels_of[name].append)
         return new[name]
 
     return get
@@ -62,8 +62,8 @@ def test_every_strategy_of_the_table_is_tested_here() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_search_solves_an_easy_puzzle(name: str, found: Any) -> None:
-    result = found(name)
+def test_easy_puzzle_is_solved_by_every_search(name: str, result_of: Any) -> None:
+    result = result_of(name)
     assert result.solved
     assert result.best in set(result.loom.walk())
     assert result.cost.candidates > 0
@@ -71,8 +71,8 @@ def test_every_search_solves_an_easy_puzzle(name: str, found: Any) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_a_search_stands_on_may_go_meanwhile(name: str, lm: weft.LM) -> None:
-    """It goes on without, or says so."""
+def test_node_removed_during_a_search_is_skipped_or_raises(name: str, lm: weft.LM) -> None:
+    """The search continues without the node, or raises."""
 
     def remove(level: Level) -> None:
         for node in level.kept[:1]:
@@ -91,8 +91,8 @@ def test_what_a_search_stands_on_may_go_meanwhile(name: str, lm: weft.LM) -> Non
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_broken_off_and_resumed_is_as_never_broken_off(
-    name: str, lm: weft.LM, found: Any, tmp_path: Path
+def test_interrupted_and_resumed_search_equals_an_uninterrupted_one(
+    name: str, lm: weft.LM, result_of: Any, tmp_path: Path
 ) -> None:
     """Also: the same seed gives the same tree, with every text and score."""
     file, observed = tmp_path / "search.weft", list[int]()
@@ -108,10 +108,10 @@ def test_broken_off_and_resumed_is_as_never_broken_off(
         with pytest.raises(Stop):
             small(name, lm, puzzle(name), resume=file, progress=stop)
     result = small(name, lm, puzzle(name), resume=file, progress=lambda level: None)
-    assert alike(result.loom, found(name).loom)
-    assert result.text == found(name).text
-    assert result.cost.tokens == found(name).cost.tokens
-    assert result.log_evidence == pytest.approx(found(name).log_evidence)
+    assert alike(result.loom, result_of(name).loom)
+    assert result.text == result_of(name).text
+    assert result.cost.tokens == result_of(name).cost.tokens
+    assert result.log_evidence == pytest.approx(result_of(name).log_evidence)
     # A search that is over is read, not run.
     before = lm.stats().decoded
     second = small(name, lm, puzzle(name), resume=file)
@@ -126,8 +126,8 @@ def test_broken_off_and_resumed_is_as_never_broken_off(
         for name in NAMES
     ],
 )
-def test_told_in_any_order_and_twice_the_awaited_search_is_the_plain_one(
-    name: str, lm: weft.LM, found: Any, monkeypatch: pytest.MonkeyPatch
+def test_results_recorded_twice_in_any_order_give_the_plain_search(
+    name: str, lm: weft.LM, result_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for algorithm in algorithms():
         monkeypatch.setattr(algorithm, "record", _twice_shuffled(algorithm.record))
@@ -138,8 +138,8 @@ def test_told_in_any_order_and_twice_the_awaited_search_is_the_plain_one(
         return result
 
     result = asyncio.run(both())
-    assert alike(result.loom, found(name).loom)
-    assert result.text == found(name).text
+    assert alike(result.loom, result_of(name).loom)
+    assert result.text == result_of(name).text
 
 
 def algorithms() -> list[Any]:
@@ -150,7 +150,7 @@ def algorithms() -> list[Any]:
 
 
 def _twice_shuffled(record: Any) -> Any:
-    def told(self: Any, search: Search, nodes: Sequence[Heddle]) -> Sequence[Heddle]:
+    def record_shuffled(self: Any, search: Search, nodes: Sequence[Heddle]) -> Sequence[Heddle]:
         mixed = list(nodes)
         Random(7).shuffle(mixed)
         first = list(record(self, search, mixed))
@@ -160,12 +160,12 @@ def _twice_shuffled(record: Any) -> Any:
         assert json.loads(json.dumps(state)) == state
         return first
 
-    return told
+    return record_shuffled
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_token_budget_is_never_exceeded(name: str, lm: weft.LM, found: Any) -> None:
-    budget = min(100, found(name).cost.tokens // 2)
+def test_token_budget_is_never_exceeded(name: str, lm: weft.LM, result_of: Any) -> None:
+    budget = min(100, result_of(name).cost.tokens // 2)
     before = lm.stats().decoded
     result = small(name, lm, puzzle(name), budget_tokens=budget)
     assert result.cost.tokens == lm.stats().decoded - before <= budget
@@ -173,8 +173,8 @@ def test_token_budget_is_never_exceeded(name: str, lm: weft.LM, found: Any) -> N
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_kv_budget_bounds_the_tree(name: str, lm: weft.LM, found: Any) -> None:
-    slot, loom = lm.info.kv_bytes_per_token, found(name).loom
+def test_kv_budget_bounds_the_tree(name: str, lm: weft.LM, result_of: Any) -> None:
+    slot, loom = lm.info.kv_bytes_per_token, result_of(name).loom
     n_below = sum(len(node.tokens) for node in loom.get_all_children())
     max_value = min(120, len(loom.tokens) + n_below // 2)
     result = small(name, lm, puzzle(name), budget_kv_bytes=max_value * slot)
@@ -189,10 +189,10 @@ def test_seconds_end_a_search(name: str, lm: weft.LM) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_progress_tells_each_round_in_order(
-    name: str, found: Any, told: dict[str, list[Level]]
+def test_progress_reports_each_round_in_order(
+    name: str, result_of: Any, levels_of: dict[str, list[Level]]
 ) -> None:
-    result, levels = found(name), told[name]
+    result, levels = result_of(name), levels_of[name]
     assert levels
     assert [level.depth for level in levels] == list(range(1, len(levels) + 1))
     tokens = [level.cost.tokens for level in levels]
@@ -202,9 +202,7 @@ def test_progress_tells_each_round_in_order(
 
 
 @pytest.mark.programs
-def test_killed_in_the_middle_of_a_round_it_goes_on_to_the_same_answer(
-    lm: weft.LM, tmp_path: Path
-) -> None:
+def test_search_killed_in_a_round_resumes_to_the_same_answer(lm: weft.LM, tmp_path: Path) -> None:
     """The process gets SIGKILL while the third round is being valued."""
     if os.name != "posix":
         pytest.skip("needs SIGKILL")
@@ -235,9 +233,7 @@ weft.search.tot(weft.load("tiny"), {samples.game24!r}, seed=1, breadth=2, n_cont
 
 
 @pytest.mark.parametrize("name", ["smc", "beam", "best-of-n"])
-def test_a_constraint_holds_from_the_first_line_to_the_completed_end(
-    name: str, lm: weft.LM
-) -> None:
+def test_constraint_applies_from_the_first_line_to_the_end(name: str, lm: weft.LM) -> None:
     """Lines of 9 tokens and two rounds: the end is always the completion's."""
     schema = {
         "type": "object",
@@ -248,11 +244,11 @@ def test_a_constraint_holds_from_the_first_line_to_the_completed_end(
     options: dict[str, Any] = {"constraint": schema, "temperature": 1.5}
     if name in DEEP:
         options |= {"depth": 2, "max_tokens": 9, "stop": None, "answer_tokens": 60}
-    found = small(name, lm, samples.record, **options)
-    assert set(json.loads(found.text)) == {"name", "age"}
+    result = small(name, lm, samples.record, **options)
+    assert set(json.loads(result.text)) == {"name", "age"}
 
 
-def test_a_file_of_another_search_is_refused(lm: weft.LM, tmp_path: Path) -> None:
+def test_file_of_another_search_raises(lm: weft.LM, tmp_path: Path) -> None:
     file, plain = tmp_path / "search.weft", tmp_path / "plain.weft"
     options: dict[str, Any] = {"n": 2, "max_tokens": 4, "resume": file}
     search.best_of_n(lm, samples.sum, seed=1, **options)
@@ -289,7 +285,7 @@ def test_plain_calls_work_inside_a_running_loop(lm: weft.LM) -> None:
     )
 
 
-def test_awaited_searches_leave_the_loop_free_and_run_beside_each_other(lm: weft.LM) -> None:
+def test_awaited_searches_run_concurrently_and_leave_the_loop_free(lm: weft.LM) -> None:
     async def three() -> tuple[list[SearchResult], int]:
         ticks, over = 0, False
 
@@ -311,7 +307,7 @@ def test_awaited_searches_leave_the_loop_free_and_run_beside_each_other(lm: weft
     assert ticks > 10
 
 
-def test_a_cancelled_search_leaves_the_tree_whole(lm: weft.LM) -> None:
+def test_cancelled_search_leaves_a_consistent_tree(lm: weft.LM) -> None:
     loom = Loom(lm, samples.game24)
 
     async def begin_and_cancel() -> None:
@@ -382,16 +378,18 @@ def test_other_prompts_are_searched_without_a_checker(name: str, lm: weft.LM) ->
         ("best-of-n", {"reward_model": len}, "Here it is value"),
     ],
 )
-def test_mistakes_are_named(name: str, options: dict[str, Any], message: str, lm: weft.LM) -> None:
+def test_invalid_options_raise_and_are_named(
+    name: str, options: dict[str, Any], message: str, lm: weft.LM
+) -> None:
     with pytest.raises(ConfigError, match=message):
         small(name, lm, puzzle(name), **options)
 
 
 @pytest.mark.parametrize("row", STRATEGIES.values(), ids=STRATEGIES)
-def test_what_a_mistyped_keyword_may_be_is_what_the_search_takes(
+def test_error_of_a_mistyped_keyword_lists_the_keywords_of_the_search(
     row: Strategy, lm: weft.LM
 ) -> None:
-    """Nothing that is listed is refused for its name, and nothing of its own is left out."""
+    """Every listed keyword is accepted, and every keyword of the search is listed."""
     function = call(row.name)
     with pytest.raises(ConfigError) as caught:
         function(lm, samples.sum, qqqq=1)
@@ -408,7 +406,7 @@ def test_what_a_mistyped_keyword_may_be_is_what_the_search_takes(
 
 @pytest.mark.parametrize("wrong", ["1", 1j, [None], {}, True, float("nan")])
 def test_every_number_of_every_search_is_checked_at_the_call(wrong: Any, lm: weft.LM) -> None:
-    """Told by the annotations: another strategy's numbers are checked here too."""
+    """The annotations list the numbers; another strategy's numbers are checked here too."""
     before, requests = lm.stats().decoded, 0
     for name in CALLS:
         function = getattr(search, name)
@@ -416,8 +414,8 @@ def test_every_number_of_every_search_is_checked_at_the_call(wrong: Any, lm: wef
             each.name: each.annotation for each in inspect.signature(function).parameters.values()
         }
         for keyword, kind in annotations.items():
-            told = getattr(kind, "__forward_arg__", str(kind))
-            if not set(told.split(" | ")) <= {"int", "float", "None", "Counts"}:
+            annotation = getattr(kind, "__forward_arg__", str(kind))
+            if not set(annotation.split(" | ")) <= {"int", "float", "None", "Counts"}:
                 continue
             with pytest.raises(ConfigError, match=rf"^{keyword} (is|has) "):
                 function(lm, samples.sum, **{keyword: wrong})
@@ -427,7 +425,7 @@ def test_every_number_of_every_search_is_checked_at_the_call(wrong: Any, lm: wef
 
 
 @pytest.mark.parametrize("row", STRATEGIES.values(), ids=STRATEGIES)
-def test_what_is_no_model_is_told_how_to_load_one(row: Strategy, tmp_path: Path) -> None:
+def test_value_that_is_no_model_raises_with_how_to_load_one(row: Strategy, tmp_path: Path) -> None:
     wrong: list[tuple[Any, str]] = [
         ("tiny", r"""^lm is 'tiny'; .* give weft\.load\("tiny"\)$"""),
         (tmp_path, r"^lm is .*Path\(.* give weft\.load\("),
@@ -439,7 +437,7 @@ def test_what_is_no_model_is_told_how_to_load_one(row: Strategy, tmp_path: Path)
 
 
 @pytest.mark.parametrize("row", STRATEGIES.values(), ids=STRATEGIES)
-def test_a_file_that_cannot_be_written_is_refused_before_a_token_is_spent(
+def test_file_that_cannot_be_written_raises_before_a_token_is_generated(
     row: Strategy, lm: weft.LM, tmp_path: Path
 ) -> None:
     before = lm.stats()

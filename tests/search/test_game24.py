@@ -68,7 +68,7 @@ def test_unreadable_lines_have_no_state(line: str) -> None:
         ("", False),
     ],
 )
-def test_only_a_true_answer_of_exactly_the_numbers_solves(answer: str, right: bool) -> None:
+def test_answer_solves_only_if_true_and_of_exactly_the_numbers(answer: str, right: bool) -> None:
     assert PUZZLE.is_solved(answer) is right
 
 
@@ -87,7 +87,7 @@ def test_evaluate_equals_the_recipes_syntax_tree_on_random_expressions() -> None
 @pytest.mark.parametrize(
     "text", ["", "()", "1 +", "* 2", "-1", "1 2", "(1", "1)", "1 / 0", "2 // 1"]
 )
-def test_evaluate_refuses_what_is_no_arithmetic(text: str) -> None:
+def test_evaluate_of_text_that_is_no_arithmetic_returns_none(text: str) -> None:
     assert evaluate(text) is None
 
 

@@ -59,7 +59,7 @@ def test_constraint_that_depth_bounds_as_well_is_no_reason(lm: weft.LM, name: st
     assert result.cost.stopped is None
 
 
-def test_search_of_constrained_lines_goes_on_from_its_file(lm: weft.LM, tmp_path: Path) -> None:
+def test_search_of_constrained_lines_resumes_from_its_file(lm: weft.LM, tmp_path: Path) -> None:
     options = {"n": 3, "depth": 2, "seed": 1, "max_tokens": 30, "line_constraint": LINE}
     result = search.smc(lm, PROMPT, resume=tmp_path / "a.loom.json", **options)
     second = search.smc(lm, PROMPT, resume=tmp_path / "a.loom.json", **options)
@@ -68,7 +68,7 @@ def test_search_of_constrained_lines_goes_on_from_its_file(lm: weft.LM, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"line_constraint": LINE, "constraint": LINE}, "leave out one"),
         ({"line_constraint": LINE, "stop": None}, "needs lines that end at a stop string"),
@@ -76,9 +76,9 @@ def test_search_of_constrained_lines_goes_on_from_its_file(lm: weft.LM, tmp_path
     ],
 )
 def test_line_constraint_that_cannot_hold_is_an_error(
-    lm: weft.LM, options: dict[str, Any], told: str
+    lm: weft.LM, options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         search.tot(lm, PROMPT, **options)
 
 
@@ -88,7 +88,7 @@ def test_line_constraint_of_full_answers_is_an_error(lm: weft.LM, name: str) -> 
         getattr(search, name)(lm, PROMPT, line_constraint=LINE)
 
 
-def test_constraint_of_the_full_text_goes_on_where_another_model_writes(lm: weft.LM) -> None:
+def test_constraint_of_the_full_text_applies_when_another_model_proposes(lm: weft.LM) -> None:
     two = Regex("[a-z]{3,5}\n[0-9]{2}")
     with weft.load("tiny") as other:
         options = {"propose": other, "constraint": two, "n": 1, "depth": 2, "seed": 1}
@@ -107,7 +107,7 @@ def test_constraint_of_the_full_text_goes_on_where_another_model_writes(lm: weft
     assert weighed.log_evidence == pytest.approx(-1.79, abs=0.4)
 
 
-# Texts that no mask has seen
+# Texts that no mask has filtered
 
 
 @pytest.mark.parametrize("kind", ["constraint", "line_constraint"])

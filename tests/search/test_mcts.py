@@ -67,20 +67,20 @@ def test_uct_picks_like_a_naive_twin(scored: Search, exploration: float) -> None
     assert [want.node for want in picked] == [naive(twin, exploration)]
 
 
-def test_a_batch_opens_different_nodes(scored: Search) -> None:
+def test_batch_opens_different_nodes(scored: Search) -> None:
     judge = Judge(scored, as_share=True)
     wanted = [want.node.id for want in UCT(judge, 3, 8, 9, 0.5, 0).next_work(scored)]
     # Of four leaves one is a state that is followed elsewhere.
     assert len(wanted) == len(set(wanted)) == 2
 
 
-def test_bounds_are_the_mean_and_what_few_visits_leave_open() -> None:
+def test_bounds_are_the_mean_and_the_uncertainty_of_few_visits() -> None:
     bounds = upper_confidence_bounds({"a": 1, "b": 4}, {"a": 0.5, "b": 2.0}, 5, 1.0)
     assert bounds["a"] == pytest.approx(0.5 + math.sqrt(math.log(5)))
     assert bounds["b"] == pytest.approx(0.5 + math.sqrt(math.log(5) / 4))
 
 
-def test_rollouts_are_whole_answers_that_count_as_visits(lm: weft.LM) -> None:
+def test_rollouts_are_full_answers_that_count_as_visits(lm: weft.LM) -> None:
     options = {"rounds": 1, "batch": 1, "rollouts": 3, **FEW}
     result = search.mcts(lm, PUZZLE.prompt, seed=1, **options)
     answers = [node for node in result.loom.children if node.meta.get("answer")]

@@ -42,7 +42,7 @@ MORE: dict[str, dict[str, Any]] = {"adaptive": {"rounds": 3, "batch": 4}}
 @pytest.mark.parametrize(
     "name", [name for name, row in STRATEGIES.items() if "propose" not in row.unused()]
 )
-def test_each_node_says_which_model_wrote_it(name: str, lm: weft.LM, other: weft.LM) -> None:
+def test_each_node_records_the_model_that_wrote_it(name: str, lm: weft.LM, other: weft.LM) -> None:
     result = small(
         name,
         lm,
@@ -68,7 +68,9 @@ def test_each_node_says_which_model_wrote_it(name: str, lm: weft.LM, other: weft
         }
 
 
-def test_another_model_continues_the_whole_path_as_it_reads_it(lm: weft.LM, other: weft.LM) -> None:
+def test_another_model_continues_the_full_path_with_its_own_tokens(
+    lm: weft.LM, other: weft.LM
+) -> None:
     """Its greedy line is what it writes after prompt and path as one text of its own."""
     loom = Loom(lm, samples.sum)
     node = loom.add("37 + 58 is")
@@ -89,14 +91,14 @@ def test_another_model_continues_the_whole_path_as_it_reads_it(lm: weft.LM, othe
     assert result.best.meta["by"] == "random"
 
 
-def test_a_model_that_is_asked_writes_as_itself(lm: weft.LM) -> None:
+def test_search_with_its_own_model_as_proposer_equals_the_plain_search(lm: weft.LM) -> None:
     """The same model under a name: the tree is the one of the search without names."""
     named = search.tot(lm, samples.game24, propose={"tiny": lm}, seed=1, breadth=2, n_continue=4)
     plain = search.tot(lm, samples.game24, seed=1, breadth=2, n_continue=4)
     assert [node.text for node in named.loom.walk()] == [node.text for node in plain.loom.walk()]
 
 
-def test_the_awaited_search_of_several_models_is_the_plain_one(lm: weft.LM, other: weft.LM) -> None:
+def test_awaited_search_of_several_models_equals_the_plain_one(lm: weft.LM, other: weft.LM) -> None:
     options: dict[str, Any] = {
         "propose": {"trained": lm, "random": other},
         "n": 4,
@@ -108,7 +110,7 @@ def test_the_awaited_search_of_several_models_is_the_plain_one(lm: weft.LM, othe
     assert [n.text for n in plain.loom.children] == [n.text for n in awaited.loom.children]
 
 
-def test_the_adaptive_search_turns_to_who_writes_better(lm: weft.LM, other: weft.LM) -> None:
+def test_adaptive_search_prefers_the_model_that_writes_better(lm: weft.LM, other: weft.LM) -> None:
     """Digits are what the trained model writes; the other gets nothing right."""
     result = search.adaptive(
         lm,
@@ -129,7 +131,7 @@ def test_the_adaptive_search_turns_to_who_writes_better(lm: weft.LM, other: weft
     assert wrote["trained"] > 2 * wrote["random"]
 
 
-def test_token_ids_are_no_prompt_for_two_models(lm: weft.LM, other: weft.LM) -> None:
+def test_token_ids_as_prompt_for_two_models_raise(lm: weft.LM, other: weft.LM) -> None:
     with pytest.raises(ConfigError, match="as a text or as chat messages"):
         search.best_of_n(lm, Loom(lm, samples.sum).tokens, n=2, propose={"a": lm, "b": other})
 
@@ -149,7 +151,7 @@ def naive(lm: weft.LM, prompt: str, texts: list[str]) -> float:
 
 
 @pytest.mark.parametrize("name", DEEP)
-def test_text_that_a_proposer_wrote_scores_what_the_model_finds_it_worth(
+def test_text_of_a_proposer_is_scored_by_the_model(
     name: str, lm: weft.LM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In logprobs, as a share where the strategy's judge says so, or as a judge of its own says."""
@@ -192,7 +194,7 @@ def test_sampled_and_added_text_of_one_path_count_alike(lm: weft.LM) -> None:
     assert not end.path[2].logprobs
 
 
-def test_what_was_read_is_not_read_again(lm: weft.LM) -> None:
+def test_scored_text_is_not_scored_twice(lm: weft.LM) -> None:
     loom = Loom(lm, samples.sum)
     node = loom.add("37 + 58 = 95.")
     first = score.mean_logprob([node])
@@ -209,7 +211,7 @@ def test_best_of_n_prefers_the_likelier_of_texts_that_were_proposed(lm: weft.LM)
 
 
 @pytest.mark.parametrize("options", [{"complete": False}, {"answer_tokens": 0}])
-def test_no_words_are_added_to_a_finished_answer(options: dict[str, Any], lm: weft.LM) -> None:
+def test_finished_answer_gets_no_added_words(options: dict[str, Any], lm: weft.LM) -> None:
     before = lm.stats().decoded
     for name in DEEP:
         result = call(name)(

@@ -23,7 +23,7 @@ TWO = {"max_tokens": 1, "stop": None, "depth": 2, "top_k": 2, "temperature": 1.0
 
 
 def potentials(nodes: list[Heddle]) -> list[float]:
-    """Prefer some tokens: a number that depends on the whole path."""
+    """Prefer some tokens: a number that depends on the full path."""
     return [sum(0.9 * (t % 3) for n in node.path[1:] for t in n.tokens) for node in nodes]
 
 
@@ -44,7 +44,7 @@ def exact(lm: weft.LM) -> tuple[float, dict[tuple[int, ...], float]]:
 
 
 @pytest.mark.parametrize("ess", [0.0, 0.5, 1.0])
-def test_evidence_is_what_exact_enumeration_says(lm: weft.LM, ess: float) -> None:
+def test_evidence_equals_exact_enumeration(lm: weft.LM, ess: float) -> None:
     """1,000 particles: the standard error is about 2 %; off by 8 % once in 10,000 runs or less."""
     expected, _ = exact(lm)
     loom = Loom(lm, samples.opening, template=False)
@@ -70,7 +70,7 @@ def test_evidence_of_no_potential_is_one(lm: weft.LM) -> None:
     assert search.smc(lm, samples.sum, n=4, max_tokens=4, depth=2, seed=1).log_evidence == 0.0
 
 
-def test_impossible_paths_do_not_go_on(lm: weft.LM) -> None:
+def test_impossible_paths_are_not_continued(lm: weft.LM) -> None:
     def only_first(nodes: list[Heddle]) -> list[float]:
         lowest = min(node.path[1].tokens[0] for node in nodes)
         return [0.0 if n.path[1].tokens[0] == lowest else -math.inf for n in nodes]
@@ -79,12 +79,12 @@ def test_impossible_paths_do_not_go_on(lm: weft.LM) -> None:
     result = search.smc(lm, loom, n=40, ess=0.0, potential=only_first, seed=5, **TWO)
     assert len(loom.children) == 40
     lowest = min(node.tokens[0] for node in loom.children)
-    gone_on = [node for node in loom.children if node.children]
-    assert gone_on == [node for node in loom.children if node.tokens[0] == lowest]
-    assert result.log_evidence == pytest.approx(math.log(len(gone_on) / 40))
+    continued = [node for node in loom.children if node.children]
+    assert continued == [node for node in loom.children if node.tokens[0] == lowest]
+    assert result.log_evidence == pytest.approx(math.log(len(continued) / 40))
 
 
-def test_where_nothing_is_possible_the_evidence_is_zero(lm: weft.LM) -> None:
+def test_evidence_without_possible_paths_is_zero(lm: weft.LM) -> None:
     none = search.smc(
         lm, samples.sum, n=4, seed=1, max_tokens=4, potential=lambda nodes: [-math.inf] * len(nodes)
     )
@@ -93,7 +93,7 @@ def test_where_nothing_is_possible_the_evidence_is_zero(lm: weft.LM) -> None:
 
 
 @pytest.mark.parametrize("given", [math.inf, math.nan])
-def test_a_potential_is_finite_or_the_log_of_0(given: float, lm: weft.LM) -> None:
+def test_potential_is_finite_or_the_log_of_0(given: float, lm: weft.LM) -> None:
     text = f"potential returned {given} for one node; .* one finite number per node, or -inf$"
     with pytest.raises(ConfigError, match=text):
         search.smc(lm, samples.sum, n=2, seed=1, max_tokens=4, potential=lambda node: given)
@@ -116,7 +116,7 @@ def test_weights_far_below_zero_do_not_underflow() -> None:
     assert log_mean_exp([-math.inf]) == -math.inf
 
 
-def test_on_a_task_a_hopeless_particle_weighs_next_to_nothing_and_is_not_impossible() -> None:
+def test_hopeless_particle_of_a_task_has_a_tiny_weight() -> None:
     lm = weft.load("tiny")
     result = search.smc(lm, samples.game24, n=16, seed=2, ess=0.0, depth=2, temperature=2.0)
     scores = [node.score for node in result.loom.walk() if node.score is not None]
@@ -197,15 +197,15 @@ def test_constrained_particles_follow_the_enumerated_posterior(lm: weft.LM, ess:
         )
         assert result.log_evidence is not None
         estimates.append(math.exp(result.log_evidence))
-        squares = math.fsum(each.weight**2 for each in result.particles)
+        squares = math.fsum(weight.weight**2 for weight in result.particles)
         n_effective = 500 / 3 if ess else 1 / squares
         shares, draws = Counter[tuple[int, ...]](), Counter[tuple[int, ...]]()
         for particle in result.particles:
             path = tuple(particle.node.get_prefix_tokens(1))
             shares[path] += particle.weight
             draws[path] += 1 / 500
-        for path, each in mass.items():
-            expected = each / evidence
+        for path, weight in mass.items():
+            expected = weight / evidence
             total += n_effective * (shares[path] - expected) ** 2 / expected
             unweighted += n_effective * (draws[path] - expected) ** 2 / expected
     assert total < 160

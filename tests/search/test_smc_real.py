@@ -18,9 +18,9 @@ CITIES = "Athens Berlin Cairo Dublin Lisbon London Madrid Moscow Oslo Paris Rome
 QUESTION = "What is the capital of Italy?"
 
 
-def shares(found: search.SearchResult) -> Counter[str]:
+def shares(result: search.SearchResult) -> Counter[str]:
     total = Counter[str]()
-    for particle in found.particles:
+    for particle in result.particles:
         total[particle.text] += particle.weight
     return total
 

@@ -20,7 +20,7 @@ from weft.errors import ConfigError, FormatError
 from weft.search import STRATEGIES
 
 CODE = "4321"
-# What a strategy needs beside its own defaults to find the code.
+# Options that a strategy needs, besides its defaults, to find the code.
 MORE: dict[str, dict[str, Any]] = {"smc": {"n": 400, "ess": 1.0}}
 
 
@@ -47,7 +47,7 @@ def crack(name: str, lm: weft.LM | None = None, prompt: Any = "", **options: Any
 
 
 @pytest.mark.parametrize("name", DEEP)
-def test_a_search_over_states_needs_no_model(name: str) -> None:
+def test_search_over_states_needs_no_model(name: str) -> None:
     result = crack(name)
     assert result.solved
     assert result.state == result.text == CODE
@@ -59,7 +59,7 @@ def test_a_search_over_states_needs_no_model(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DEEP)
-def test_with_a_model_the_model_is_not_asked_and_adds_no_word(name: str, lm: weft.LM) -> None:
+def test_model_of_a_search_over_states_is_not_called(name: str, lm: weft.LM) -> None:
     before = lm.stats()
     result = crack(name, lm, samples.sum, state="")
     assert result.state == result.text == CODE
@@ -182,9 +182,7 @@ def test_states_that_the_model_scores_answer_with_a_complete_path(name: str, lm:
 
 
 @pytest.mark.parametrize("name", ["mcts", "adaptive"])
-def test_search_that_comes_to_no_complete_path_answers_with_the_deepest(
-    name: str, lm: weft.LM
-) -> None:
+def test_search_without_a_complete_path_answers_with_the_deepest(name: str, lm: weft.LM) -> None:
     words = " ".join("abcdefghijklmn").split()
     result = call(name)(
         lm,
@@ -197,8 +195,8 @@ def test_search_that_comes_to_no_complete_path_answers_with_the_deepest(
     assert len(result.state) == max(map(len, result.states.values())) > 1
 
 
-def test_equal_states_are_followed_once_and_unhashable_ones_always() -> None:
-    """Two orders of the same steps end in one state; lists cannot be told from each other."""
+def test_equal_states_are_expanded_once_and_unhashable_ones_always() -> None:
+    """Two orders of the same steps end in one state; lists have no hash to compare."""
     opened = Counter[str]()
 
     def sums(state: Any) -> list[tuple[str, Any]]:
@@ -215,20 +213,20 @@ def test_equal_states_are_followed_once_and_unhashable_ones_always() -> None:
     assert opened["[3]"] == 2
 
 
-def test_a_start_that_is_solved_is_the_answer() -> None:
+def test_solved_start_is_the_answer() -> None:
     result = crack("tot", prompt=CODE)
     assert (result.solved, result.state, result.cost.candidates) == (True, CODE, 0)
 
 
 @pytest.mark.parametrize("name", DEEP)
-def test_where_nothing_can_be_proposed_the_search_ends(name: str) -> None:
+def test_search_without_proposals_ends(name: str) -> None:
     result = crack(name, propose=lambda state: propose(state)[:2] if len(state) < 2 else [])
     assert result.solved is False
     assert len(result.text) <= 2
     assert all(len(state) <= 2 for state in result.states.values())
 
 
-def test_adaptive_takes_what_is_left_before_it_asks_again() -> None:
+def test_adaptive_uses_remaining_proposals_before_it_calls_the_function() -> None:
     """A finite list of proposals is handed out piece by piece, and a node without any is closed."""
     requests = Counter[str]()
 
@@ -238,11 +236,11 @@ def test_adaptive_takes_what_is_left_before_it_asks_again() -> None:
 
     result = crack("adaptive", propose=few, rounds=60, batch=2, widen=1, verifier=None, depth=None)
     assert len(result.states) == 1 + 6 + 36
-    # Asked once more when all of it was used, in case there is something new.
+    # The function is called once more when all are used, in case there are new ones.
     assert max(requests.values()) <= 2
 
 
-def test_two_proposers_each_say_what_they_wrote() -> None:
+def test_nodes_of_two_proposers_record_their_proposer() -> None:
     result = crack(
         "adaptive",
         propose={
@@ -301,7 +299,7 @@ def test_lines_of_a_task_have_its_states(lm: weft.LM) -> None:
     assert any(state is not None for state in observed)
 
 
-def test_the_model_may_complete_a_path_of_states(lm: weft.LM) -> None:
+def test_model_may_complete_a_path_of_states(lm: weft.LM) -> None:
     result = search.tot(
         lm,
         samples.game24,
@@ -316,7 +314,7 @@ def test_the_model_may_complete_a_path_of_states(lm: weft.LM) -> None:
     assert "Answer:" in result.text
 
 
-def test_without_a_model_what_only_a_model_can_do_is_refused() -> None:
+def test_options_that_need_a_model_raise_without_one() -> None:
     for options, message in [
         ({}, "propose has to be a function"),
         ({"propose": "continue"}, "propose has to be a function"),
@@ -355,7 +353,9 @@ def test_kv_budget_bounds_what_functions_write(lm: weft.LM) -> None:
 
 
 @pytest.mark.parametrize("name", DEEP)
-def test_broken_off_and_resumed_is_as_never_broken_off(name: str, tmp_path: Path) -> None:
+def test_interrupted_and_resumed_search_equals_an_uninterrupted_one(
+    name: str, tmp_path: Path
+) -> None:
     file = tmp_path / "search.json"
 
     class Stop(Exception):
@@ -373,7 +373,7 @@ def test_broken_off_and_resumed_is_as_never_broken_off(name: str, tmp_path: Path
     assert crack(name, resume=file).cost.candidates == result.cost.candidates
 
 
-def test_tuples_and_sets_come_back_as_they_were(tmp_path: Path) -> None:
+def test_tuples_and_sets_survive_a_save_and_a_resume(tmp_path: Path) -> None:
     file = tmp_path / "search.json"
     first = (("fox", 1), frozenset[int]())
     options: dict[str, Any] = {
@@ -390,7 +390,7 @@ def test_tuples_and_sets_come_back_as_they_were(tmp_path: Path) -> None:
         search.tot(None, ("owl",), resume=file, **options)
 
 
-def test_a_state_that_cannot_be_read_is_a_broken_file(tmp_path: Path) -> None:
+def test_state_that_cannot_be_read_raises_broken_file(tmp_path: Path) -> None:
     file = tmp_path / "search.json"
     crack("tot", resume=file)
     file.write_text(file.read_text().replace("'4'", "__import__('os').abort()"))
@@ -399,7 +399,7 @@ def test_a_state_that_cannot_be_read_is_a_broken_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs SIGKILL")
-def test_killed_in_the_middle_of_a_round_it_goes_on_to_the_same_answer(tmp_path: Path) -> None:
+def test_search_killed_in_a_round_resumes_to_the_same_answer(tmp_path: Path) -> None:
     file = tmp_path / "search.json"
     program = f"""
 import os, signal
@@ -420,14 +420,14 @@ search.tot(None, "", propose=propose, score=score, depth=4, seed=1, resume={str(
     assert resumed.state == CODE
 
 
-def test_below_a_node_the_state_has_to_be_said(lm: weft.LM) -> None:
+def test_search_below_a_node_without_state_raises(lm: weft.LM) -> None:
     loom = Loom(lm, samples.sum)
     with pytest.raises(ConfigError, match="needs its state: give state="):
         crack("tot", lm, loom.add("4"))
     assert crack("tot", lm, loom.add("4"), state="4", depth=3).text == CODE
 
 
-def test_a_loom_of_texts_is_searched_further(tmp_path: Path) -> None:
+def test_loom_of_texts_can_be_searched(tmp_path: Path) -> None:
     first = crack("tot", verifier=None, depth=2)
     second = crack("tot", prompt=first.best, state=first.state, depth=2)
     assert second.loom is first.loom

@@ -28,7 +28,7 @@ from weft.search.strategies import (
 )
 
 
-def test_the_rows_name_searches_that_there_are() -> None:
+def test_rows_name_existing_searches() -> None:
     for name, row in STRATEGIES.items():
         assert row.name == name
         assert callable(getattr(search, row.call))
@@ -38,7 +38,7 @@ def test_the_rows_name_searches_that_there_are() -> None:
     }
 
 
-def test_the_rows_know_their_searches_keywords_and_defaults() -> None:
+def test_rows_list_the_keywords_and_defaults_of_their_searches() -> None:
     for row in STRATEGIES.values():
         taken = inspect.signature(getattr(search, row.call)).parameters
         for count in (row.breadth, row.n):
@@ -49,7 +49,7 @@ def test_the_rows_know_their_searches_keywords_and_defaults() -> None:
             assert row.n is not None
 
 
-def test_what_the_numbers_mean_is_told_from_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_meanings_of_numbers_are_written_from_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     few, wide = Count("paths", ("few",), 8), Count("paths", ("wide",), 5)
     rows = [
         Strategy("one", "", "", call="one", breadth=few, n=Count("lines", ("n",))),
@@ -65,7 +65,7 @@ def test_what_the_numbers_mean_is_told_from_the_rows(monkeypatch: pytest.MonkeyP
     assert defaults("n") == ""
 
 
-def test_each_strategy_is_told_of_with_each_number_that_it_takes() -> None:
+def test_meaning_of_each_number_lists_every_strategy_that_takes_it() -> None:
     numbers: tuple[Literal["breadth", "n"], ...] = ("breadth", "n")
     for number in numbers:
         rows = {row.name for row in STRATEGIES.values() if number not in row.unused()}
@@ -81,7 +81,7 @@ def test_each_strategy_is_told_of_with_each_number_that_it_takes() -> None:
             )
 
 
-def test_a_row_runs_its_search_with_its_own_names_for_the_numbers(lm: weft.LM) -> None:
+def test_row_runs_its_search_with_its_own_names_for_the_numbers(lm: weft.LM) -> None:
     row = STRATEGIES["tot-dfs"]
     assert row.options(breadth=2, n=3, seed=1) == {
         "order": "dfs",
@@ -99,7 +99,7 @@ def test_a_row_runs_its_search_with_its_own_names_for_the_numbers(lm: weft.LM) -
 
 
 @pytest.mark.parametrize("row", STRATEGIES.values(), ids=STRATEGIES)
-def test_what_a_strategy_has_no_use_for_is_refused(row: Strategy, lm: weft.LM) -> None:
+def test_number_that_a_strategy_does_not_use_raises(row: Strategy, lm: weft.LM) -> None:
     for name in row.unused():
         with pytest.raises(ConfigError, match=f"{name} has no meaning for {row.name}"):
             row.run(lm, samples.sum, **{name: 2})  # type: ignore[arg-type]
@@ -109,7 +109,7 @@ def test_what_a_strategy_has_no_use_for_is_refused(row: Strategy, lm: weft.LM) -
 
 
 @pytest.mark.parametrize("row", STRATEGIES.values(), ids=STRATEGIES)
-def test_what_contradicts_itself_is_refused(row: Strategy) -> None:
+def test_contradicting_options_raise(row: Strategy) -> None:
     for name, value in row.fixed.items():
         assert row.options(**{name: value}) == row.options()
         with pytest.raises(ConfigError, match=f"{name} is {value!r} for {row.name}; leave it out"):
@@ -122,7 +122,7 @@ def test_what_contradicts_itself_is_refused(row: Strategy) -> None:
                     row.options(**{name: 2, keyword: 3})  # type: ignore[arg-type]
 
 
-def test_the_table_is_read_without_loading_what_runs_models() -> None:
+def test_table_is_read_without_loading_models() -> None:
     code = (
         "import sys, weft.search.strategies\n"
         "print(len({'numpy', 'weft.lm.lm', 'weft.loom'} & set(sys.modules)))"
@@ -131,7 +131,7 @@ def test_the_table_is_read_without_loading_what_runs_models() -> None:
     assert proc.stdout.split() == ["0"]
 
 
-def test_no_file_stands_in_a_searchs_place() -> None:
+def test_no_submodule_has_the_name_of_a_search() -> None:
     """A submodule with a function's name would hide it, whichever was imported first."""
     code = (
         "import pkgutil, importlib, weft.search as s\n"
@@ -143,7 +143,7 @@ def test_no_file_stands_in_a_searchs_place() -> None:
     assert proc.stdout.strip() == "[]"
 
 
-def test_unknown_names_are_an_attribute_error() -> None:
+def test_unknown_names_raise_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'qqq'; it has STRATEGIES, Cost,"):
         search.qqq  # noqa: B018
     assert not hasattr(search, "__wrapped__")

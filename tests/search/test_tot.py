@@ -27,32 +27,32 @@ def small(lm: weft.LM, prompt: object = EASY.prompt, **options: object) -> Searc
 
 
 @dataclass
-class Seen:
-    """A search that was run once, for the tests that look at it and change nothing."""
+class Run:
+    """One run of a search, for tests that only read it."""
 
     result: SearchResult
     levels: list[Level]
     decoded: int
 
 
-def seen(lm: weft.LM, call: Callable[..., SearchResult]) -> Seen:
+def run_once(lm: weft.LM, call: Callable[..., SearchResult]) -> Run:
     levels: list[Level] = []
     lm.clear_cache()
     before = lm.stats().decoded
     result = call(lm, EASY.prompt, seed=1, progress=levels.append)
-    return Seen(result, levels, lm.stats().decoded - before)
+    return Run(result, levels, lm.stats().decoded - before)
 
 
 @pytest.fixture(scope="module")
-def plain(lm: weft.LM) -> Seen:
+def plain(lm: weft.LM) -> Run:
     """`small`, as it is."""
-    return seen(lm, small)
+    return run_once(lm, small)
 
 
 @pytest.fixture(scope="module")
-def whole(lm: weft.LM) -> Seen:
+def default_run(lm: weft.LM) -> Run:
     """`tot` without numbers."""
-    return seen(lm, tot)
+    return run_once(lm, tot)
 
 
 def texts(loom: Heddle) -> list[str]:
@@ -60,8 +60,8 @@ def texts(loom: Heddle) -> list[str]:
 
 
 @pytest.mark.parametrize("puzzle", [EASY, pytest.param(HARD, marks=pytest.mark.programs)])
-def test_puzzle_is_solved_within_the_target(lm: weft.LM, whole: Seen, puzzle: Game24) -> None:
-    result = whole.result if puzzle is EASY else tot(lm, puzzle.prompt, seed=1)
+def test_puzzle_is_solved_within_the_target(lm: weft.LM, default_run: Run, puzzle: Game24) -> None:
+    result = default_run.result if puzzle is EASY else tot(lm, puzzle.prompt, seed=1)
     assert result.solved
     assert puzzle.is_solved(result.text)
     assert result.cost.tokens < 5000
@@ -69,7 +69,7 @@ def test_puzzle_is_solved_within_the_target(lm: weft.LM, whole: Seen, puzzle: Ga
     assert result.best.path[0] is result.loom
 
 
-def test_every_candidate_stays_in_the_tree_with_its_score(plain: Seen) -> None:
+def test_every_candidate_stays_in_the_tree_with_its_score(plain: Run) -> None:
     levels, result = plain.levels, plain.result
     assert [level.depth for level in levels] == [1, 2, 3]
     in_tree = set(result.loom.walk())
@@ -84,21 +84,21 @@ def test_every_candidate_stays_in_the_tree_with_its_score(plain: Seen) -> None:
     assert n_candidates == result.cost.candidates == result.cost.valued
 
 
-def test_equal_lines_below_a_node_are_one_candidate(plain: Seen) -> None:
+def test_equal_lines_below_a_node_are_one_candidate(plain: Run) -> None:
     for node in plain.result.loom.walk():
         if node.children and not any(child.terminal for child in node.children):
             counts = Counter(child.text.strip() for child in node.children)
             assert max(counts.values()) == 1
 
 
-def test_one_state_is_followed_once(whole: Seen) -> None:
-    for level in whole.levels[:-1]:
+def test_state_reached_twice_is_expanded_once(default_run: Run) -> None:
+    for level in default_run.levels[:-1]:
         states = [EASY.state(tuple(n.crown().strip().split("\n"))) for n in level.kept]
         assert len(set(states)) == len(states)
 
 
 @pytest.mark.programs
-def test_same_seed_same_tree_and_another_seed_another(lm: weft.LM, plain: Seen) -> None:
+def test_same_seed_same_tree_and_another_seed_another(lm: weft.LM, plain: Run) -> None:
     lm.clear_cache()
     assert texts(small(lm).loom) == texts(plain.result.loom)
     assert texts(small(lm, seed=2).loom) != texts(plain.result.loom)
@@ -124,7 +124,7 @@ def test_frontier_grows_in_one_batch(lm: weft.LM) -> None:
         assert steps <= tokens + 12
 
 
-def test_tokens_are_counted_as_the_model_counts_them(plain: Seen) -> None:
+def test_tokens_are_counted_as_the_model_counts_them(plain: Run) -> None:
     assert plain.result.cost.tokens == plain.decoded
 
 
@@ -137,7 +137,7 @@ def test_token_budget_is_never_exceeded(lm: weft.LM, budget: int) -> None:
 
 
 @pytest.mark.programs
-def test_small_kv_budget_changes_nothing(lm: weft.LM, plain: Seen) -> None:
+def test_small_kv_budget_changes_nothing(lm: weft.LM, plain: Run) -> None:
     """Parking, eviction and recompute in the middle of a search."""
     with weft.load("tiny", kv_budget=120 * lm.info.kv_bytes_per_token) as tight:
         result = texts(small(tight).loom)
@@ -146,7 +146,7 @@ def test_small_kv_budget_changes_nothing(lm: weft.LM, plain: Seen) -> None:
     assert result == texts(plain.result.loom)
 
 
-def test_token_budget_that_suffices_changes_nothing(lm: weft.LM, plain: Seen) -> None:
+def test_token_budget_that_suffices_changes_nothing(lm: weft.LM, plain: Run) -> None:
     assert texts(small(lm, budget_tokens=100_000).loom) == texts(plain.result.loom)
 
 
@@ -155,23 +155,21 @@ def test_small_token_budget_still_ends_in_an_answer(lm: weft.LM) -> None:
     assert "Answer:" in result.text
 
 
-def test_seconds_are_honoured(lm: weft.LM, whole: Seen) -> None:
+def test_budget_of_seconds_ends_the_search(lm: weft.LM, default_run: Run) -> None:
     result = tot(lm, EASY.prompt, seed=1, budget_s=0.05)
     assert result.cost.stopped == "seconds"
-    assert result.cost.tokens < whole.result.cost.tokens
+    assert result.cost.tokens < default_run.result.cost.tokens
     assert lm.stats().pinned_tokens >= 0
 
 
-def test_seconds_that_suffice_change_the_order_of_children_at_most(
-    lm: weft.LM, plain: Seen
-) -> None:
+def test_sufficient_seconds_change_only_the_order_of_children(lm: weft.LM, plain: Run) -> None:
     """Timed growth attaches a child when it ends."""
     timed = small(lm, budget_s=1e6)
     assert timed.text == plain.result.text
     assert sorted(texts(timed.loom)) == sorted(texts(plain.result.loom))
 
 
-def test_callable_value_ranks(lm: weft.LM) -> None:
+def test_callable_value_ranks_candidates(lm: weft.LM) -> None:
     requests: list[int] = []
 
     def longest_first(nodes: list[Heddle]) -> list[float]:
@@ -214,7 +212,7 @@ def test_one_kind_of_proposals_alone(lm: weft.LM, propose: str) -> None:
     assert all(sampled) if propose == "continue" else not any(sampled)
 
 
-def test_search_goes_on_below_a_node(lm: weft.LM) -> None:
+def test_search_below_a_node_stays_below_it(lm: weft.LM) -> None:
     loom = Loom(lm, EASY.prompt)
     step = loom.add("13 - 9 = 4 (left: 4 4 10)\n")
     result = small(lm, step)
@@ -245,7 +243,7 @@ def test_verdict_is_the_softmax_of_the_two_words(lm: weft.LM) -> None:
         assert value == pytest.approx(naive, abs=1e-6)
 
 
-def test_verdicts_that_begin_alike_are_told_apart_where_they_part(lm: weft.LM) -> None:
+def test_verdicts_with_a_common_start_are_compared_after_it(lm: weft.LM) -> None:
     with pytest.raises(ConfigError, match="begins with the other"):
         verdicts(lm, [samples.verdict], ("sure", "sure"))
     values = verdicts(lm, [samples.verdict], ("sure", "so")).values
@@ -277,7 +275,9 @@ def test_verdicts_that_begin_alike_are_told_apart_where_they_part(lm: weft.LM) -
         ({"propose": lambda nodes: None}, "a list of texts for each node"),
     ],
 )
-def test_mistakes_are_named(lm: weft.LM, options: dict[str, object], message: str) -> None:
+def test_invalid_options_raise_and_are_named(
+    lm: weft.LM, options: dict[str, object], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         small(lm, **options)
 
@@ -289,7 +289,7 @@ def test_suggesting_needs_a_task(lm: weft.LM) -> None:
 
 @pytest.mark.programs
 @pytest.mark.skipif(os.name != "posix", reason="needs a signal to the own process")
-def test_interrupt_leaves_a_whole_tree_that_can_be_searched_again(lm: weft.LM) -> None:
+def test_interrupt_leaves_a_tree_that_can_be_searched_once_more(lm: weft.LM) -> None:
     loom = Loom(lm, EASY.prompt)
     levels: list[Level] = []
     pressed: list[threading.Thread] = []
