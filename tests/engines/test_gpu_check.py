@@ -1,4 +1,4 @@
-"""The programs for a card, at toy size on a CPU: all of them run, and what fails is told."""
+"""The GPU programs, at toy size on a CPU: all of them run, and failures are reported."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ def check(tmp_path: Path, *words: str) -> tuple[int, dict[str, Any], str]:
     return done.returncode, json.loads(out.read_text()), done.stdout
 
 
-def what(told: dict[str, Any]) -> set[str]:
-    return {each["what"] for each in told["figures"]}
+def kinds(part_report: dict[str, Any]) -> set[str]:
+    return {each["kinds"] for each in part_report["figures"]}
 
 
 @pytest.mark.slow
-def test_all_that_a_card_is_to_show_runs_at_toy_size(tmp_path: Path) -> None:
+def test_all_gpu_programs_run_at_toy_size(tmp_path: Path) -> None:
     code, report, printed = check(tmp_path)
     assert code == 0, printed
     parts = report["parts"]
     kernels = {"kernel", "copy", "tree", "prompt", "cut", "deep", "tiles", "host"}
-    assert what(parts["kernels"]) == kernels
-    assert what(parts["trees"]) == {"rates", "tree", "engine alone", "flat reads"}
-    assert what(parts["laws"]) == {"truth"}
-    assert what(parts["contract"]) == {"contract"}
-    assert what(parts["draws"]) == {"draw"}
-    assert what(parts["prefill"]) == {"rates", "prefill"}
-    assert what(parts["callers"]) == {"sampled decode", "callers"}
-    assert what(parts["experts"]) == {"copy", "experts", "router"}
-    assert what(parts["transformers"]) == {"generate", "continuous batching"}
-    assert not [each for told in parts.values() for each in told["figures"] if "error" in each]
+    assert kinds(parts["kernels"]) == kernels
+    assert kinds(parts["trees"]) == {"rates", "tree", "engine alone", "flat reads"}
+    assert kinds(parts["laws"]) == {"truth"}
+    assert kinds(parts["contract"]) == {"contract"}
+    assert kinds(parts["draws"]) == {"draw"}
+    assert kinds(parts["prefill"]) == {"rates", "prefill"}
+    assert kinds(parts["callers"]) == {"sampled decode", "callers"}
+    assert kinds(parts["experts"]) == {"copy", "experts", "router"}
+    assert kinds(parts["transformers"]) == {"generate", "continuous batching"}
+    assert not [each for part in parts.values() for each in part["figures"] if "error" in each]
 
 
-def test_a_part_that_fails_is_told_and_the_rest_goes_on(tmp_path: Path) -> None:
-    """The engine refuses an option that it does not know; kernels know of no options."""
+def test_failing_part_is_reported_and_the_others_run(tmp_path: Path) -> None:
+    """The engine rejects an unknown option; the kernels take no options."""
     words = ("--option", "no_such_option", "1", "--parts", "kernels", "prefill")
     code, report, printed = check(tmp_path, *words)
     assert code == 1
@@ -59,7 +59,7 @@ def test_a_part_that_fails_is_told_and_the_rest_goes_on(tmp_path: Path) -> None:
     assert len(report["parts"]["kernels"]["figures"]) > 10
 
 
-def test_a_python_without_what_it_needs_is_told_before_any_part(tmp_path: Path) -> None:
+def test_python_without_requirements_is_reported_before_any_part(tmp_path: Path) -> None:
     bare = ["-I", "-S", str(ROOT / "benchmarks" / "gpu_check.py")]  # no site-packages
     done = subprocess.run(
         [sys.executable, *bare, "--dry", "--out", str(tmp_path / "report.json")],
@@ -73,16 +73,16 @@ def test_a_python_without_what_it_needs_is_told_before_any_part(tmp_path: Path) 
 
 def program_of(name: str) -> Any:
     """A program of the benchmarks, as a module."""
-    found = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
-    assert found is not None
-    assert found.loader is not None
-    program = importlib.util.module_from_spec(found)
-    found.loader.exec_module(program)
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
     return program
 
 
-def told_of(tmp_path: Path, script: str, limit: float = 30.0) -> dict[str, Any]:
-    """What is told of a part that runs this; `notes` is its file, which it may write to."""
+def report_of(tmp_path: Path, script: str, limit: float = 30.0) -> dict[str, Any]:
+    """Return the report of a part that runs this; `notes` is its file, which it may write to."""
     file = tmp_path / "part.py"
     file.write_text(
         "import os, subprocess, sys, time\n"
@@ -90,8 +90,10 @@ def told_of(tmp_path: Path, script: str, limit: float = 30.0) -> dict[str, Any]:
     )
     program = program_of("gpu_check")
     options = type("Options", (), {"dry": True, "option": []})()
-    told: dict[str, Any] = program.run(program.Part("part", [str(file)], limit), limit, options)
-    return told
+    part_report: dict[str, Any] = program.run(
+        program.Part("part", [str(file)], limit), limit, options
+    )
+    return part_report
 
 
 OF_MODEL = (
@@ -117,7 +119,7 @@ class Impatient(subprocess.Popen):  # type: ignore[type-arg]
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process is gone, or waits for nothing but being asked how it ended."""
+    """Return True if a process has exited, or is a zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -125,26 +127,26 @@ def has_ended(pid: int) -> bool:
     return state.rpartition(")")[2].split()[0] in "ZX"
 
 
-def test_a_part_that_takes_too_long_leaves_what_it_has(
+def test_part_that_takes_too_long_keeps_its_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subprocess, "Popen", Impatient)
     script = 'notes.write(\'{"what": "first"}\\n\')\nnotes.flush()\ntime.sleep(600)\n'
-    told = told_of(tmp_path, script, 1.0)
-    assert told["figures"] == [{"what": "first"}]
-    assert told["error"] == "ended after 1 s"
-    assert told["failed"] == 1
+    part_report = report_of(tmp_path, script, 1.0)
+    assert part_report["figures"] == [{"kinds": "first"}]
+    assert part_report["error"] == "ended after 1 s"
+    assert part_report["failed"] == 1
 
 
-def test_a_figure_that_a_part_was_ended_in_takes_nothing_down(tmp_path: Path) -> None:
+def test_incomplete_result_of_a_killed_part_is_reported_as_broken(tmp_path: Path) -> None:
     half = 'notes.write(\'{"what": "first"}\\n{"what": "sec\')\n'
-    told = told_of(tmp_path, half + "notes.flush()\nos.kill(os.getpid(), 9)\n")
-    assert told["figures"] == [{"what": "first"}]
-    assert told["broken"] == '{"what": "sec'
-    assert told["error"] == "ended with -9"
+    part_report = report_of(tmp_path, half + "notes.flush()\nos.kill(os.getpid(), 9)\n")
+    assert part_report["figures"] == [{"kinds": "first"}]
+    assert part_report["broken"] == '{"what": "sec'
+    assert part_report["error"] == "ended with -9"
 
 
-def test_what_comes_after_an_attempt_that_lost_the_card_is_tried_in_another_process(
+def test_attempts_after_a_lost_card_run_in_another_process(
     tmp_path: Path,
 ) -> None:
     script = OF_MODEL + (
@@ -154,18 +156,18 @@ def test_what_comes_after_an_attempt_that_lost_the_card_is_tried_in_another_proc
         "for number in range(4):\n"
         "    record.attempt('try', lambda: {'is': 2 // (number % 2)}, number=number)\n"
     )
-    told = told_of(tmp_path, script, 60.0)
-    tries = [each for each in told["figures"] if each["what"] == "try"]
+    part_report = report_of(tmp_path, script, 60.0)
+    tries = [each for each in part_report["figures"] if each["kinds"] == "try"]
     assert [each["number"] for each in tries] == [0, 1, 2, 3]
     assert ["error" in each for each in tries] == [True, False, True, False]
-    assert told["failed"] == 2
-    assert "error" not in told
+    assert part_report["failed"] == 2
+    assert "error" not in part_report
 
 
-def test_what_comes_after_an_attempt_that_a_signal_ended_is_tried_in_another_process(
+def test_attempts_after_a_signal_run_in_another_process(
     tmp_path: Path,
 ) -> None:
-    """Once: what ends at its import, or when all is done, is not started for ever."""
+    """A part that ends at its import, or after its last attempt, is not restarted forever."""
     script = OF_MODEL + (
         "record = gpu_model.Record(notes.name)\n"
         "record.add('card')\n"
@@ -174,39 +176,39 @@ def test_what_comes_after_an_attempt_that_a_signal_ended_is_tried_in_another_pro
         "    record.attempt('try', job, number=number)\n"
         "os.kill(os.getpid(), 11)\n"
     )
-    told = told_of(tmp_path, script, 60.0)
-    tries = [each for each in told["figures"] if each["what"] == "try"]
+    part_report = report_of(tmp_path, script, 60.0)
+    tries = [each for each in part_report["figures"] if each["kinds"] == "try"]
     assert [each["number"] for each in tries] == [0, 1, 2, 3]
     assert [each.get("error") for each in tries] == ["a process ended in it", None] * 2
-    assert told["error"] == "ended with -11"
-    assert told["failed"] == 3
-    assert len(told["figures"]) <= 4 + 4
+    assert part_report["error"] == "ended with -11"
+    assert part_report["failed"] == 3
+    assert len(part_report["figures"]) <= 4 + 4
 
 
-def test_what_is_no_number_is_told_in_json_that_any_reader_takes(tmp_path: Path) -> None:
-    told = told_of(tmp_path, 'notes.write(\'{"worst": NaN, "ms": [-Infinity]}\\n\')\n')
-    assert told["figures"] == [{"worst": "NaN", "ms": ["-Infinity"]}]
-    json.dumps(told, allow_nan=False)
+def test_nan_and_infinity_are_reported_as_json_strings(tmp_path: Path) -> None:
+    part_report = report_of(tmp_path, 'notes.write(\'{"worst": NaN, "ms": [-Infinity]}\\n\')\n')
+    assert part_report["figures"] == [{"worst": "NaN", "ms": ["-Infinity"]}]
+    json.dumps(part_report, allow_nan=False)
 
 
 @pytest.mark.parametrize("ends", ["", "time.sleep(600)\n"])
-def test_what_a_part_has_started_ends_with_it(
+def test_processes_started_by_a_part_end_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
-    """Nobody waits for it, and it does not keep the card from the parts that follow."""
+    """They are not waited for, and do not block the card for the parts that follow."""
     if ends:
         monkeypatch.setattr(subprocess, "Popen", Impatient)
     child = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])"
     script = f"notes.write('{{\"pid\": %d}}' % {child}.pid)\nnotes.flush()\n{ends}"
-    told = told_of(tmp_path, script)
-    assert told.get("error") == ("ended after 30 s" if ends else None)
-    (figure,) = told["figures"]
+    part_report = report_of(tmp_path, script)
+    assert part_report.get("error") == ("ended after 30 s" if ends else None)
+    (figure,) = part_report["figures"]
     while not has_ended(figure["pid"]):
         time.sleep(0.01)
     assert has_ended(figure["pid"])
 
 
-def test_a_report_that_cannot_be_written_is_told_before_anything_runs(tmp_path: Path) -> None:
+def test_report_that_cannot_be_written_raises_before_anything_runs(tmp_path: Path) -> None:
     out = str(tmp_path / "nowhere" / "report.json")
     command = [sys.executable, "benchmarks/gpu_check.py", "--dry", "--out", out]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

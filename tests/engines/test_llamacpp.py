@@ -53,11 +53,11 @@ PROMPTS = [
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The embedded model as GGUF files, a type each."""
-    made = tmp_path_factory.mktemp("gguf")
+    directory = tmp_path_factory.mktemp("gguf")
     for kind in ("f32", "f16", "q8_0"):
-        export_gguf(TINY, made / f"{kind}.gguf", kind)
-    windowed(made / "windowed.gguf", made / "f32.gguf")
-    return made
+        export_gguf(TINY, directory / f"{kind}.gguf", kind)
+    windowed(directory / "windowed.gguf", directory / "f32.gguf")
+    return directory
 
 
 def load(path: Path, **options: Any) -> weft.LM:
@@ -89,14 +89,14 @@ def engine() -> Iterator[LlamaCppEngine]:
 # The same model as elsewhere ------------------------------------------------------------------
 
 
-def test_50_greedy_texts_are_those_of_the_numpy_engine(lm: weft.LM, reference: weft.LM) -> None:
+def test_50_greedy_texts_equal_those_of_the_numpy_engine(lm: weft.LM, reference: weft.LM) -> None:
     assert len(set(PROMPTS)) == 50
     for prompt in PROMPTS:
-        found, wanted = (
+        tokens, wanted = (
             weft.Loom(each, prompt).grow(max_tokens=24, temperature=0)[0].tokens
             for each in (lm, reference)
         )
-        assert found == wanted, prompt
+        assert tokens == wanted, prompt
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
@@ -119,7 +119,7 @@ print(loaded - before, count() - loaded)
     assert done.stdout.split() == ["0", "3"]
 
 
-def test_the_files_tokenizer_is_the_folders(lm: weft.LM, reference: weft.LM) -> None:
+def test_tokenizer_of_the_file_equals_that_of_the_folder(lm: weft.LM, reference: weft.LM) -> None:
     ours, theirs = lm.text, reference.text
     assert ours.vocab_bytes == theirs.vocab_bytes
     assert ours.special_ids == theirs.special_ids
@@ -127,33 +127,35 @@ def test_the_files_tokenizer_is_the_folders(lm: weft.LM, reference: weft.LM) -> 
     assert (ours.bos_token_id, ours.eos_token_id) == (theirs.bos_token_id, theirs.eos_token_id)
     assert ours.chat_template == theirs.chat_template
     rng = random.Random(0)
-    letters = "abc XYZ 0123 \n\t.,<|user|> éß漢字😀\u200b"
-    texts = ["", " ", *PROMPTS, *["".join(rng.choices(letters, k=20)) for _ in range(200)]]
+    characters = "abc XYZ 0123 \n\t.,<|user|> éß漢字😀\u200b"
+    texts = ["", " ", *PROMPTS, *["".join(rng.choices(characters, k=20)) for _ in range(200)]]
     for text in texts:
         for special in (False, True):
             assert ours.encode(text, special=special) == theirs.encode(text, special=special)
-            found = ours.continuation(text, special=special)
-            assert found == theirs.continuation(text, special=special)
-            assert ours.decode(found) == theirs.decode(found)
+            ids = ours.continuation(text, special=special)
+            assert ids == theirs.continuation(text, special=special)
+            assert ours.decode(ids) == theirs.decode(ids)
     with pytest.raises(ConfigError, match="no text"):
         ours.encode("\ud800")
 
 
-def test_constraints_and_embeddings_are_those_of_the_numpy_engine(
+def test_constraints_and_embeddings_equal_those_of_the_numpy_engine(
     lm: weft.LM, reference: weft.LM
 ) -> None:
-    made = []
-    for each in (lm, reference):
-        loom = weft.Loom(each, samples.record)
-        made.append(loom.grow(max_tokens=40, temperature=0, constraint={"type": "object"})[0].text)
-    assert made[0] == made[1]
+    texts_of_engines = []
+    for model in (lm, reference):
+        loom = weft.Loom(model, samples.record)
+        texts_of_engines.append(
+            loom.grow(max_tokens=40, temperature=0, constraint={"type": "object"})[0].text
+        )
+    assert texts_of_engines[0] == texts_of_engines[1]
     texts = ["a fox", "What is 37 + 58?"]
     for pooling in ("mean", "cls", "last"):
-        found, wanted = (e.embed(texts, pooling=pooling) for e in (lm, reference))
-        np.testing.assert_allclose(found, wanted, atol=1e-4)
+        vectors, wanted = (e.embed(texts, pooling=pooling) for e in (lm, reference))
+        np.testing.assert_allclose(vectors, wanted, atol=1e-4)
 
 
-def test_embeddings_are_pooled_as_the_file_says(folder: Path, lm: weft.LM) -> None:
+def test_embeddings_are_pooled_as_in_the_file(folder: Path, lm: weft.LM) -> None:
     texts = ["a fox", "an owl and a bear"]
     assert lm.info.pooling is None
     np.testing.assert_array_equal(lm.embed(texts), lm.embed(texts, pooling="mean"))
@@ -163,13 +165,13 @@ def test_embeddings_are_pooled_as_the_file_says(folder: Path, lm: weft.LM) -> No
         assert np.abs(other.embed(texts) - other.embed(texts, pooling="mean")).max() > 0.01
 
 
-def test_a_model_is_sampled_as_its_file_says(folder: Path, lm: weft.LM) -> None:
+def test_model_is_sampled_with_the_defaults_of_its_file(folder: Path, lm: weft.LM) -> None:
     assert lm.defaults == SamplingParams()
     with load(folder / "windowed.gguf") as other:
         assert (other.defaults.temperature, other.defaults.top_k) == (0.5, 7)
 
 
-def test_quantised_weights_and_kv_run_and_say_so(folder: Path) -> None:
+def test_quantised_weights_and_kv_run_and_are_reported(folder: Path) -> None:
     with load(folder / "q8_0.gguf", dtype="auto", type_k="q8_0", type_v="q8_0") as lm:
         assert lm.info.dtype == "q8_0"
         assert lm.info.extra["kv_types"] == ["q8_0", "q8_0"]
@@ -181,7 +183,7 @@ def test_quantised_weights_and_kv_run_and_say_so(folder: Path) -> None:
 
 
 @pytest.mark.torch
-def test_the_torch_engine_reads_the_same_file_dequantised(folder: Path, reference: weft.LM) -> None:
+def test_torch_engine_computes_the_dequantised_file(folder: Path, reference: weft.LM) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     with weft.load(folder / "f32.gguf", engine="torch") as lm:
         assert lm.info.name == "torch"
@@ -189,17 +191,17 @@ def test_the_torch_engine_reads_the_same_file_dequantised(folder: Path, referenc
             "12 <|user|>", special=True
         )
         for prompt in PROMPTS[:3]:
-            found, wanted = (
+            tokens, wanted = (
                 weft.Loom(each, prompt).grow(max_tokens=12, temperature=0)[0].tokens
                 for each in (lm, reference)
             )
-            assert found == wanted
+            assert tokens == wanted
 
 
 # Windows, many branches, saving ---------------------------------------------------------------
 
 
-def test_a_branch_may_begin_before_a_sliding_window(folder: Path) -> None:
+def test_branch_may_start_before_a_sliding_window(folder: Path) -> None:
     """The library writes over cells that have left every window, unless two sequences see them."""
     file = folder / "windowed.gguf"
     engine = LlamaCppEngine.load(file, dtype="float32", n_threads=1, kv_bytes=600 * 1024)
@@ -236,7 +238,7 @@ def test_a_branch_may_begin_before_a_sliding_window(folder: Path) -> None:
     engine.close()
 
 
-def test_more_branches_than_sequences_grow_and_wake(lm: weft.LM) -> None:
+def test_more_branches_than_sequences_grow_and_resume(lm: weft.LM) -> None:
     assert lm.info.max_paths is not None
     n = 2 * lm.info.max_paths
     grown = weft.Loom(lm, samples.story).grow(n=n, max_tokens=4, seed=3)
@@ -247,14 +249,14 @@ def test_more_branches_than_sequences_grow_and_wake(lm: weft.LM) -> None:
     for number, branch in enumerate(branches):
         branch.reseed_sampler(number)
         branch.commit(branch.produce().token)
-    again = root.fork()
-    again.reseed_sampler(0)
-    again.commit(again.produce().token)
-    assert again.perplexity == branches[0].perplexity
-    np.testing.assert_allclose(again.logits, branches[0].logits, atol=1e-4)
+    repeated = root.fork()
+    repeated.reseed_sampler(0)
+    repeated.commit(repeated.produce().token)
+    assert repeated.perplexity == branches[0].perplexity
+    np.testing.assert_allclose(repeated.logits, branches[0].logits, atol=1e-4)
 
 
-def test_a_tree_and_a_branch_come_back_from_their_files(lm: weft.LM, tmp_path: Path) -> None:
+def test_saved_tree_and_branch_are_loaded_equal(lm: weft.LM, tmp_path: Path) -> None:
     loom = weft.Loom(lm, samples.game24)
     texts = [node.text for node in loom.grow(n=2, max_tokens=8, seed=1)]
     loom.save(tmp_path / "a.loom.json")
@@ -263,11 +265,11 @@ def test_a_tree_and_a_branch_come_back_from_their_files(lm: weft.LM, tmp_path: P
     branch = weft.Branch.create(lm)
     branch.prefill(lm.tokenize("Once upon a"))
     branch.save(tmp_path / "b.branch")
-    again = weft.Branch.load(lm, tmp_path / "b.branch")
-    np.testing.assert_allclose(again.logits, branch.logits, atol=1e-4)
+    loaded = weft.Branch.load(lm, tmp_path / "b.branch")
+    np.testing.assert_allclose(loaded.logits, branch.logits, atol=1e-4)
 
 
-def test_kv_of_another_type_is_of_the_same_model_and_refused_by_name(folder: Path) -> None:
+def test_kv_of_another_type_raises_and_names_both(folder: Path) -> None:
     kinds = {
         "float32": {},
         "float16": {"dtype": "float16"},
@@ -296,14 +298,14 @@ def test_kv_of_another_type_is_of_the_same_model_and_refused_by_name(folder: Pat
 def test_rows_of_any_length_and_number_are_cut_into_batches(engine: LlamaCppEngine) -> None:
     ids = [random.Random(2).randrange(6, 2000) for _ in range(700)]
     span = ScoreSpan(0, tuple(ids[1:] + [7]), 2)
-    whole = engine.forward([Row((), ids, 0, None, (0, 699), (span,))])
+    complete = engine.forward([Row((), ids, 0, None, (0, 699), (span,))])
     store = engine.fragments
     fragment = store.new(None)
     for at in range(0, 700, 100):
         engine.forward([Row((), ids[at : at + 100], at, fragment)])
     last = engine.forward([Row((Span(fragment, 699),), ids[699:], 699, None, (0,))]).logits(0)
-    np.testing.assert_allclose(whole.logits(1), last, atol=1e-4)
-    ((score,),) = whole.scores()
+    np.testing.assert_allclose(complete.logits(1), last, atol=1e-4)
+    ((score,),) = complete.scores()
     assert score.logprobs.shape == (700,)
     rows = [Row((Span(fragment, n),), [5], n, None, (0,)) for n in range(1, 601)]
     many = engine.forward(rows)
@@ -328,7 +330,7 @@ def test_rows_of_separate_paths_run_apart_from_prompts() -> None:
     assert groups_of([prompt, *one_token(100, 8)], 2_000) == [list(range(1, 9)), [0]]
 
 
-def test_rows_that_share_most_of_their_paths_run_in_one_batch() -> None:
+def test_rows_with_long_shared_paths_run_in_one_batch() -> None:
     assert groups_of(one_token(1_030, 64), 1_000 + 64 * 30) == [list(range(64))]
 
 
@@ -346,16 +348,16 @@ def test_70_separate_paths_have_the_logits_of_each_alone() -> None:
     engine.close()
 
 
-def test_logits_stay_what_they_were_whatever_runs_later(engine: LlamaCppEngine) -> None:
+def test_logits_do_not_change_after_later_forwards(engine: LlamaCppEngine) -> None:
     first = engine.forward([Row((), [5, 6, 7], 0, None, (2,))])
-    again = engine.forward([Row((), [5, 6, 7], 0, None, (2,))]).logits(0)
+    repeated = engine.forward([Row((), [5, 6, 7], 0, None, (2,))]).logits(0)
     engine.forward([Row((), [9, 9, 9], 0, None, (0, 1, 2))])
-    np.testing.assert_array_equal(first.logits(0), again)
+    np.testing.assert_array_equal(first.logits(0), repeated)
     engine.close()
-    np.testing.assert_array_equal(first.logits(0), again)
+    np.testing.assert_array_equal(first.logits(0), repeated)
 
 
-def test_what_does_not_fit_raises_and_leaves_no_cell_behind(engine: LlamaCppEngine) -> None:
+def test_step_that_does_not_fit_raises_and_leaves_no_cell(engine: LlamaCppEngine) -> None:
     store = engine.fragments
     assert engine.info.kv_slots is not None
     fragment = store.new(None)
@@ -375,7 +377,7 @@ def test_what_does_not_fit_raises_and_leaves_no_cell_behind(engine: LlamaCppEngi
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"dtype": "float8"}, "dtype is 'float8'"),
         ({"type_k": "q3_k"}, "type_k is 'q3_k'"),
@@ -395,12 +397,12 @@ def test_what_does_not_fit_raises_and_leaves_no_cell_behind(engine: LlamaCppEngi
         ({"flash_attention": "yes"}, "flash_attention is 'yes'"),
     ],
 )
-def test_options_out_of_range_are_refused(options: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_options_out_of_range_raise(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         LlamaCppEngine.load(shallow_gguf(), **{"dtype": "float32", **options})
 
 
-def test_what_progress_raises_stops_the_loading() -> None:
+def test_error_of_progress_stops_the_loading() -> None:
     heard: list[int] = []
 
     def progress(phase: str, done: int, total: int, note: str) -> None:
@@ -413,18 +415,18 @@ def test_what_progress_raises_stops_the_loading() -> None:
     assert heard
 
 
-def test_fewer_branches_may_be_asked_for() -> None:
+def test_n_seq_max_limits_the_branches() -> None:
     with weft.load(shallow_gguf(), n_seq_max=3, engine_options={"n_threads": 1}) as lm:
         assert lm.info.max_paths == lm.tree.budget.max_paths == 3
         assert len(weft.Loom(lm, samples.story).grow(n=12, max_tokens=3, seed=1)) == 12
 
 
-def test_an_unknown_option_is_refused_by_name() -> None:
+def test_unknown_option_raises_and_is_named() -> None:
     with pytest.raises(ConfigError, match="no option 'n_gpu'"):
         weft.load(shallow_gguf(), engine_options={"n_gpu": 1})
 
 
-def test_an_engine_that_nobody_holds_is_freed_and_a_closed_one_forgets(
+def test_collected_engine_is_freed_and_a_closed_one_forgets_fragments(
     engine: LlamaCppEngine,
 ) -> None:
     other = LlamaCppEngine.load(shallow_gguf(), n_threads=1, kv_bytes=1 << 20)
@@ -443,14 +445,14 @@ def test_an_engine_that_nobody_holds_is_freed_and_a_closed_one_forgets(
     assert not finalizer.alive
 
 
-def test_the_tokenizer_outlives_the_engine() -> None:
+def test_tokenizer_outlives_the_engine() -> None:
     with load(shallow_gguf()) as lm:
         text, ids = lm.text, lm.tokenize("hello")
     assert text.encode("hello") == ids
     assert text.decode(ids[1:]) == "hello"
 
 
-def test_the_librarys_messages_are_logged_and_not_printed(
+def test_messages_of_the_library_are_logged_and_not_printed(
     capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG, logger="weft.engines.llamacpp"):
@@ -498,13 +500,13 @@ SPOILT: dict[str, tuple[Spoil, str]] = {
 
 
 @pytest.mark.parametrize("what", SPOILT)
-def test_a_broken_file_is_an_error_that_names_it(what: str, tmp_path: Path) -> None:
-    spoil, says = SPOILT[what]
+def test_broken_file_raises_and_is_named(what: str, tmp_path: Path) -> None:
+    spoil, message = SPOILT[what]
     data = bytearray(shallow_gguf().read_bytes())
     spoil(data)
     file = tmp_path / "broken.gguf"
     file.write_bytes(data)
-    with pytest.raises((ModelLoadError, Unsupported), match=says) as raised:
+    with pytest.raises((ModelLoadError, Unsupported), match=message) as raised:
         LlamaCppEngine.load(file, n_threads=1, kv_bytes=1 << 20)
     assert "broken.gguf" in str(raised.value)
 
@@ -545,7 +547,9 @@ for seed in range(int(sys.argv[4]), int(sys.argv[5])):
 @pytest.mark.parametrize(
     ("first", "last"), [(0, 60), pytest.param(60, 2000, marks=pytest.mark.slow)]
 )
-def test_no_header_with_wrong_bytes_ends_the_process(first: int, last: int, tmp_path: Path) -> None:
+def test_header_with_wrong_bytes_never_ends_the_process(
+    first: int, last: int, tmp_path: Path
+) -> None:
     file = shallow_gguf()
     end = min(tensor.begin for tensor in read_gguf(file).tensors.values())
     given = [str(file), str(tmp_path), str(end), str(first), str(last)]
@@ -554,7 +558,7 @@ def test_no_header_with_wrong_bytes_ends_the_process(first: int, last: int, tmp_
     assert done.returncode == 0, (seeds[-1:], done.stderr[-2000:])
 
 
-def test_what_is_no_language_model_is_refused_by_name(tmp_path: Path) -> None:
+def test_file_that_is_no_language_model_raises_and_is_named(tmp_path: Path) -> None:
     from gguf import GGUFWriter
 
     writer = GGUFWriter(tmp_path / "a.gguf", "clip")
@@ -571,6 +575,6 @@ def test_what_is_no_language_model_is_refused_by_name(tmp_path: Path) -> None:
         weft.load(shallow_gguf(), engine="mlx")
 
 
-def test_a_folder_is_no_gguf_file() -> None:
+def test_folder_that_is_no_gguf_file_raises() -> None:
     with pytest.raises(Unsupported, match="is a model folder, for numpy or torch"):
         weft.load(shallow(), engine="llamacpp")

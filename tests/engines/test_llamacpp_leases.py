@@ -36,11 +36,11 @@ class TaggedCells:
         self.cells = [cell for cell in self.cells if cell[2]]
 
     def write(self, lease: int, position: int, name: str) -> None:
-        seen = [at for at, _, tags in self.cells if lease in tags]
-        assert sorted(seen) == list(range(position)), "the library would refuse this"
+        positions = [at for at, _, tags in self.cells if lease in tags]
+        assert sorted(positions) == list(range(position)), "the library would reject this"
         self.cells.append((position, name, {lease}))
 
-    def seen(self, lease: int) -> list[str]:
+    def names_of(self, lease: int) -> list[str]:
         return [name for _, name, tags in sorted(self.cells, key=lambda c: c[0]) if lease in tags]
 
 
@@ -51,16 +51,16 @@ class World:
         self.rng = random.Random(seed)
         self.cells = TaggedCells(n_leases)
         self.leases = Leases(self.cells)
-        self.held: dict[PathFragment, list[str]] = {}
+        self.names: dict[PathFragment, list[str]] = {}
         self.above: dict[PathFragment, PathFragment | None] = {}
         self.n_names = 0
 
     def path(self, fragment: PathFragment | None) -> list[str]:
-        found: list[str] = []
+        names: list[str] = []
         while fragment is not None:
-            found = self.held[fragment] + found
+            names = self.names[fragment] + names
             fragment = self.above[fragment]
-        return found
+        return names
 
     def below(self, fragment: PathFragment) -> list[PathFragment]:
         return [each for each, above in self.above.items() if above is fragment]
@@ -75,33 +75,33 @@ class World:
             self.n_names += 1
             name = f"t{self.n_names}"
             self.cells.write(fragment.lease, fragment.end, name)
-            self.held[fragment].append(name)
+            self.names[fragment].append(name)
             fragment.length += 1
 
     def new(self, parent: PathFragment | None, n: int) -> PathFragment:
         fragment = PathFragment(parent)
-        self.held[fragment], self.above[fragment] = [], parent
+        self.names[fragment], self.above[fragment] = [], parent
         self.write(fragment, n)
         return fragment
 
     def forget(self, fragment: PathFragment) -> None:
         self.leases.drop(fragment)
         fragment.length = 0
-        del self.held[fragment], self.above[fragment]
+        del self.names[fragment], self.above[fragment]
 
     def check(self) -> None:
-        leaves = [f for f in self.held if not self.below(f)]
+        leaves = [f for f in self.names if not self.below(f)]
         assert self.leases.n_free == self.leases.n_leases - len(leaves)
-        for fragment in self.held:
-            shown = self.cells.seen(fragment.lease)
+        for fragment in self.names:
+            shown = self.cells.names_of(fragment.lease)
             assert shown[: fragment.end] == self.path(fragment)
             if fragment in leaves:
                 assert len(shown) == fragment.end
-        known = {name for names in self.held.values() for name in names}
+        known = {name for names in self.names.values() for name in names}
         assert {name for _, name, _ in self.cells.cells} == known
 
     def step(self) -> None:
-        rng, some = self.rng, list(self.held)
+        rng, some = self.rng, list(self.names)
         kind = rng.choice(["new", "new", "fork", "grow", "free", "split", "join", "trim", "double"])
         leaves = [f for f in some if not self.below(f)]
         if kind == "new" or not some:
@@ -121,7 +121,7 @@ class World:
             length = rng.randint(1, leaf.length)
             self.leases.trim_leaf(leaf, length)
             leaf.length = length
-            del self.held[leaf][length:]
+            del self.names[leaf][length:]
         else:
             self.double(rng.choice(leaves))
 
@@ -131,7 +131,10 @@ class World:
         at = self.rng.randint(1, fragment.length - 1)
         upper = self.leases.split(fragment, at)
         self.above[upper], self.above[fragment] = self.above[fragment], upper
-        self.held[upper], self.held[fragment] = self.held[fragment][:at], self.held[fragment][at:]
+        self.names[upper], self.names[fragment] = (
+            self.names[fragment][:at],
+            self.names[fragment][at:],
+        )
         return upper
 
     def join(self, lower: PathFragment) -> None:
@@ -139,38 +142,38 @@ class World:
         if upper is None or len(self.below(upper)) != 1:
             return
         self.leases.join(upper, lower)
-        self.held[lower] = self.held[upper] + self.held[lower]
+        self.names[lower] = self.names[upper] + self.names[lower]
         self.above[lower] = self.above.pop(upper)
-        del self.held[upper]
+        del self.names[upper]
 
     def double(self, leaf: PathFragment) -> None:
-        """What the tree does where a tail turns out to repeat a node: its head goes."""
+        """Do what the tree does if a tail repeats a node: its head is dropped."""
         parent = self.above[leaf]
         twin = self.new(parent, leaf.length + self.rng.randint(1, 3))
         head = self.leases.split(twin, leaf.length)
-        names = self.held[twin][leaf.length :]
+        names = self.names[twin][leaf.length :]
         self.leases.drop(head)
         head.length = 0
-        self.held[twin], self.above[twin] = names, leaf
+        self.names[twin], self.above[twin] = names, leaf
         self.leases.attach(twin, leaf)
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_every_lease_shows_its_path_whatever_is_done(seed: int) -> None:
+def test_every_lease_has_the_names_of_its_path_after_random_operations(seed: int) -> None:
     world = World(seed)
     for _ in range(60):
         if world.leases.n_free < 2:
-            for leaf in [f for f in world.held if not world.below(f)][:20]:
+            for leaf in [f for f in world.names if not world.below(f)][:20]:
                 world.forget(leaf)
         world.step()
         world.check()
-    while world.held:
-        world.forget(next(f for f in world.held if not world.below(f)))
+    while world.names:
+        world.forget(next(f for f in world.names if not world.below(f)))
     assert world.leases.n_free == world.leases.n_leases
     assert world.cells.cells == []
 
 
-def test_a_fragment_that_grows_lets_what_began_at_its_end_stay_there() -> None:
+def test_growing_fragment_keeps_children_at_its_old_end() -> None:
     world = World(0)
     leaf = world.new(None, 3)
     child = world.new(leaf, 2)
@@ -178,16 +181,16 @@ def test_a_fragment_that_grows_lets_what_began_at_its_end_stay_there() -> None:
     for _ in range(2):  # as a leaf that takes in more, before others are cut off it
         world.n_names += 1
         world.cells.write(leaf.lease, leaf.end, f"t{world.n_names}")
-        world.held[leaf].append(f"t{world.n_names}")
+        world.names[leaf].append(f"t{world.n_names}")
         leaf.length += 1
-    assert world.cells.seen(child.lease) == world.held[leaf][:3] + world.held[child]
+    assert world.cells.names_of(child.lease) == world.names[leaf][:3] + world.names[child]
     upper = world.leases.split(leaf, 3)
     world.above |= {upper: None, leaf: upper, child: upper}
-    world.held[upper], world.held[leaf] = world.held[leaf][:3], world.held[leaf][3:]
+    world.names[upper], world.names[leaf] = world.names[leaf][:3], world.names[leaf][3:]
     world.check()
 
 
-def test_a_fragment_cut_back_gets_what_began_there() -> None:
+def test_trimmed_fragment_gets_the_children_at_its_new_end() -> None:
     world = World(0)
     leaf = world.new(None, 3)
     child = world.new(leaf, 2)
@@ -201,7 +204,7 @@ def test_a_fragment_cut_back_gets_what_began_there() -> None:
     world.check()
 
 
-def test_leases_run_out_with_an_error_and_nothing_has_changed() -> None:
+def test_lack_of_leases_raises_and_changes_nothing() -> None:
     world = World(0, n_leases=2)
     root = world.new(None, 2)
     world.new(root, 1)
@@ -212,7 +215,7 @@ def test_leases_run_out_with_an_error_and_nothing_has_changed() -> None:
     world.check()
 
 
-def test_a_path_of_100_000_fragments_takes_one_lease() -> None:
+def test_path_of_100_000_fragments_takes_one_lease() -> None:
     leases = Leases(TaggedCells(4))
     tip = None
     for _ in range(100_000):
@@ -228,7 +231,7 @@ def test_a_path_of_100_000_fragments_takes_one_lease() -> None:
     assert leases.n_free == 4
 
 
-def test_what_begins_at_the_end_of_a_fragment_that_grows_too_has_a_lease_of_its_own() -> None:
+def test_child_at_the_end_of_a_growing_fragment_has_its_own_lease() -> None:
     world = World(0)
     leaf = world.new(None, 3)
     other = PathFragment(leaf)
@@ -236,12 +239,12 @@ def test_what_begins_at_the_end_of_a_fragment_that_grows_too_has_a_lease_of_its_
     for fragment in (leaf, other):
         world.cells.write(fragment.lease, 3, f"of {fragment is leaf}")
         fragment.length += 1
-    assert world.cells.seen(leaf.lease) == [*world.held[leaf], "of True"]
-    assert world.cells.seen(other.lease) == [*world.held[leaf], "of False"]
+    assert world.cells.names_of(leaf.lease) == [*world.names[leaf], "of True"]
+    assert world.cells.names_of(other.lease) == [*world.names[leaf], "of False"]
     assert other in leaf.side_branches
 
 
-def test_growth_that_failed_leaves_what_began_beside_it() -> None:
+def test_failed_growth_keeps_siblings() -> None:
     world = World(0)
     root = world.new(None, 2)
     leaf = PathFragment(root)
@@ -253,32 +256,32 @@ def test_growth_that_failed_leaves_what_began_beside_it() -> None:
     world.leases.trim_leaf(leaf, 0)
     assert other.parent is leaf
     assert not other.is_loose
-    assert world.cells.seen(other.lease) == [*world.held[root], "other"]
+    assert world.cells.names_of(other.lease) == [*world.names[root], "other"]
     assert leaf.lease == other.lease == root.lease
 
 
 def grown(world: World, n: int, n_more: int) -> tuple[PathFragment, PathFragment]:
-    """Return a fragment of `n` slots that has grown by `n_more`, and what began before that."""
+    """Return a fragment of `n` slots that has grown by `n_more`, and its earlier child."""
     leaf = world.new(None, n)
-    aside = world.new(leaf, 2)
+    side = world.new(leaf, 2)
     world.write(leaf, n_more)
-    return leaf, aside
+    return leaf, side
 
 
-def test_what_is_aside_stays_with_the_fragment_that_two_become() -> None:
+def test_side_child_stays_with_the_joined_fragment() -> None:
     world = World(0)
-    upper, aside = grown(world, 3, 2)
-    names = world.held[upper][:3] + world.held[aside]
+    upper, side = grown(world, 3, 2)
+    names = world.names[upper][:3] + world.names[side]
     lower = world.new(upper, 2)
     world.leases.join(upper, lower)
-    assert aside.parent is lower
-    assert world.cells.seen(aside.lease) == names
-    world.leases.drop(aside)
+    assert side.parent is lower
+    assert world.cells.names_of(side.lease) == names
+    world.leases.drop(side)
     assert not lower.side_branches
-    assert world.cells.seen(lower.lease) == world.held[upper] + world.held[lower]
+    assert world.cells.names_of(lower.lease) == world.names[upper] + world.names[lower]
 
 
-def test_what_is_below_another_path_sees_that_one_and_its_old_one_is_a_leaf() -> None:
+def test_fragment_moved_below_another_path_has_its_names() -> None:
     world = World(0)
     old, new = world.new(None, 3), world.new(None, 3)
     fragment = world.new(old, 2)
@@ -289,23 +292,23 @@ def test_what_is_below_another_path_sees_that_one_and_its_old_one_is_a_leaf() ->
     world.check()
 
 
-def test_what_begins_within_a_path_is_aside_there() -> None:
+def test_fragment_that_starts_inside_a_path_is_a_side_child() -> None:
     world = World(0)
     old, new = world.new(None, 3), world.new(None, 5)
     fragment = world.new(old, 2)
     world.leases.attach(fragment, new)
     assert list(new.side_branches) == [fragment]
-    assert world.cells.seen(fragment.lease) == world.held[new][:3] + world.held[fragment]
-    assert world.cells.seen(new.lease) == world.held[new]
-    assert world.cells.seen(old.lease) == world.held[old]
+    assert world.cells.names_of(fragment.lease) == world.names[new][:3] + world.names[fragment]
+    assert world.cells.names_of(new.lease) == world.names[new]
+    assert world.cells.names_of(old.lease) == world.names[old]
 
 
-def test_slots_that_go_are_seen_by_nothing_below_or_aside() -> None:
+def test_dropped_slots_are_removed_from_children_and_side_children() -> None:
     world = World(0)
     root = world.new(None, 2)
     leaf = world.new(root, 3)
-    aside = world.new(leaf, 1)
+    side = world.new(leaf, 1)
     world.write(leaf, 2)
     world.leases.drop(root)
-    assert not set(world.held[root]) & {name for _, name, _ in world.cells.cells}
-    assert world.cells.seen(aside.lease) == world.held[leaf][:3] + world.held[aside]
+    assert not set(world.names[root]) & {name for _, name, _ in world.cells.cells}
+    assert world.cells.names_of(side.lease) == world.names[leaf][:3] + world.names[side]

@@ -53,18 +53,18 @@ def logits_of_tree(engine: LlamaCppEngine, n_branches: int, n_tokens: int) -> li
     engine.forward([Row((), ids, 0, prompt, ())])
     path = (Span(prompt, 100),)
     branches = [engine.fragments.new(prompt) for _ in range(n_branches)]
-    found = []
+    logits = []
     for step in range(n_tokens):
         rows = [
             Row(path, [10 + step + i], 100 + step, branch, (0,))
             for i, branch in enumerate(branches)
         ]
         output = engine.forward(rows)
-        found += [output.logits(i) for i in range(n_branches)]
+        logits += [output.logits(i) for i in range(n_branches)]
     for branch in branches:
         engine.fragments.free(branch)
     engine.fragments.free(prompt)
-    return found
+    return logits
 
 
 @pytest.mark.usefixtures("small_start")
@@ -74,7 +74,7 @@ def test_context_that_grows_gives_the_logits_of_a_large_one(
     grown = LlamaCppEngine.load(file, dtype="float32", n_threads=1)
     n_cells, n_leases = grown._context.n_cells, grown._context.n_leases
     assert grown.info.kv_slots == 1 << 15
-    found = logits_of_tree(grown, 24, 40)
+    logits = logits_of_tree(grown, 24, 40)
     assert (grown._context.n_cells, grown._context.n_leases) > (n_cells, n_leases)
     assert grown.fragments.usage().slots == 0
     grown.close()
@@ -82,7 +82,7 @@ def test_context_that_grows_gives_the_logits_of_a_large_one(
     wanted = logits_of_tree(large, 24, 40)
     assert large._context.n_cells >= large.info.kv_slots
     large.close()
-    for got, want in zip(found, wanted, strict=True):
+    for got, want in zip(logits, wanted, strict=True):
         np.testing.assert_allclose(got, want, atol=1e-4)
 
 
@@ -104,7 +104,7 @@ def test_answer_of_the_last_step_survives_growth() -> None:
 
 
 @pytest.mark.usefixtures("small_start")
-def test_growth_ends_at_the_leases_that_were_asked_for() -> None:
+def test_growth_ends_at_the_requested_number_of_leases() -> None:
     engine = LlamaCppEngine.load(shallow_gguf(), n_threads=1, n_seq_max=4)
     ids = [(3 * i + 5) % 500 for i in range(500)]
     for _ in range(12):
@@ -117,7 +117,7 @@ def test_growth_ends_at_the_leases_that_were_asked_for() -> None:
 
 
 @pytest.mark.usefixtures("small_start")
-def test_growth_without_memory_is_kv_full(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_growth_without_memory_raises_kv_full(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = LlamaCppEngine.load(shallow_gguf(), n_threads=1)
     monkeypatch.setattr(settings_module, "available_bytes", lambda: 1000)
     prompt = engine.fragments.new(None)
@@ -130,14 +130,14 @@ def test_growth_without_memory_is_kv_full(monkeypatch: pytest.MonkeyPatch) -> No
     engine.close()
 
 
-def test_first_context_without_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_context_without_memory_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings_module, "available_bytes", lambda: 1000)
     with pytest.raises(ModelLoadError, match="1000 are free"):
         LlamaCppEngine.load(shallow_gguf(), n_threads=1)
 
 
 @pytest.mark.usefixtures("small_start")
-def test_idle_prompts_go_to_the_host_and_come_back_with_their_numbers() -> None:
+def test_idle_prompts_are_offloaded_and_loaded_with_equal_logprobs() -> None:
     prompts = [[300 + n] * 300 for n in range(4)]
     options = {"n_threads": 1}
     with weft.load(shallow_gguf(), dtype="float32", n_ctx=400, engine_options=options) as lm:
@@ -166,7 +166,9 @@ def test_loom_grows_past_the_first_context() -> None:
         assert [node.text for node in nodes] == texts
 
 
-def test_bytes_of_tokens_longer_than_the_buffer_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_of_tokens_longer_than_the_buffer_are_complete(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     header = read_gguf(shallow_gguf())
     pieces = vocabulary_module.read_tokenizer(header).vocab_bytes
     monkeypatch.setattr(vocabulary_module, "_PIECE_BYTES", 2)

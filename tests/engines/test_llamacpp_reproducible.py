@@ -27,9 +27,9 @@ def load(file: Path, **options: object) -> LlamaCppEngine:
 
 
 def grow(engine: LlamaCppEngine, ids: list[int], size: int, company: int, seed: int) -> list[bytes]:
-    """Return the bits of a path's logits, run `size` tokens at a time beside other paths.
+    """Return the bits of a path's logits, run `size` tokens at a time in a batch of paths.
 
-    Other paths come and go, so that cells of all ages are freed in between.
+    Other paths start and end, so that cells of all ages are freed in between.
     """
     rng = random.Random(seed)
     own = engine.fragments.new(None)
@@ -53,12 +53,12 @@ def grow(engine: LlamaCppEngine, ids: list[int], size: int, company: int, seed: 
         output = engine.forward([*mixed[:place], rows[0], *mixed[place:]])
         before = sum(len(row.logits_at) for row in mixed[:place])
         bits += [output.logits(before + i).tobytes() for i in range(n)]
-        for other in [each for each in others if rng.random() < 0.3]:
+        for other in [fragment for fragment in others if rng.random() < 0.3]:
             others.remove(other)
             engine.fragments.free(other)
         at += n
-    for each in (own, *others):
-        engine.fragments.free(each)
+    for fragment in (own, *others):
+        engine.fragments.free(fragment)
     return bits
 
 
@@ -72,7 +72,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", ["f32", "q8_0", "windowed"])
-def test_path_has_the_same_bits_in_any_company(files: Path, name: str) -> None:
+def test_path_has_the_same_bits_in_any_batch(files: Path, name: str) -> None:
     engine = load(files / f"{name}.gguf")
     ids = [(7 * i + 3) % 900 + 5 for i in range(70)]
     alone = grow(engine, ids, 1, 0, 0)
@@ -81,7 +81,7 @@ def test_path_has_the_same_bits_in_any_company(files: Path, name: str) -> None:
     engine.close()
 
 
-def test_path_has_the_same_bits_below_a_prefix_that_was_computed_again(files: Path) -> None:
+def test_path_has_the_same_bits_below_a_recomputed_prefix(files: Path) -> None:
     """The prefix then lies above the cells of what follows it; they are sorted."""
     engine = load(files / "q8_0.gguf")
     ids = [(7 * i + 3) % 900 + 5 for i in range(50)]
@@ -90,27 +90,27 @@ def test_path_has_the_same_bits_below_a_prefix_that_was_computed_again(files: Pa
     engine.forward([Row((), ids[:30], 0, prefix, ())])
     below = engine.fragments.new(prefix)
     engine.forward([Row((Span(prefix, 30),), ids[30:40], 30, below, ())])
-    again = engine.fragments.new(None)
-    engine.forward([Row((), ids[:30], 0, again, ())])
+    recomputed = engine.fragments.new(None)
+    engine.forward([Row((), ids[:30], 0, recomputed, ())])
     engine.fragments.free(prefix)
-    engine.fragments.attach(below, again)
-    path = (Span(again, 30),)
-    found = []
+    engine.fragments.attach(below, recomputed)
+    path = (Span(recomputed, 30),)
+    bits = []
     for at in range(40, 50):
         output = engine.forward([Row(path, [ids[at]], at, below, (0,))])
-        found.append(output.logits(0).tobytes())
-    assert found == alone[40:]
+        bits.append(output.logits(0).tobytes())
+    assert bits == alone[40:]
     engine.close()
 
 
-def test_claim_that_does_not_hold_is_refused_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_false_claim_of_reproducibility_raises_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = iter(range(100))
     monkeypatch.setattr(batch_invariance, "_run", lambda *_: np.full((3, 5), next(calls)))
     with pytest.raises(Unsupported, match="does not hold"):
         load(shallow_gguf())
 
 
-def test_flash_attention_off_is_refused() -> None:
+def test_flash_attention_off_raises() -> None:
     with pytest.raises(ConfigError, match="needs flash attention"):
         load(shallow_gguf(), flash_attention=False)
 

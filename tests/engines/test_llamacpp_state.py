@@ -1,4 +1,4 @@
-"""What llama.cpp says of a sequence's cells is taken apart and put together, without llama.cpp."""
+"""llama.cpp's state of a sequence is parsed and written, without llama.cpp."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def shape_of(item_bytes: int) -> BlockShape:
     return BlockShape((StateLayer(1, KEY),) * 2, (StateLayer(1, VALUE),) * 2, item_bytes)
 
 
-def said(order: list[int], keys: list[Bytes], values: list[Bytes], item: int) -> bytes:
-    """What the library says when cell i holds position 7 + order[i]."""
+def library_state(order: list[int], keys: list[Bytes], values: list[Bytes], item: int) -> bytes:
+    """Return the state that the library writes if cell i has position 7 + order[i]."""
     parts = [struct.pack("<II", 1, N)]
     parts += [struct.pack("<iIi", 7 + at, 1, 0) for at in order]
     parts.append(struct.pack("<II", bool(item), 2))
@@ -51,33 +51,35 @@ def said(order: list[int], keys: list[Bytes], values: list[Bytes], item: int) ->
 
 @pytest.mark.parametrize("item", [0, ITEM])
 @pytest.mark.parametrize("order", [[0, 1, 2, 3, 4], [3, 0, 4, 1, 2]])
-def test_a_state_is_read_in_the_order_of_positions(order: list[int], item: int) -> None:
+def test_state_is_read_in_the_order_of_positions(order: list[int], item: int) -> None:
     keys, values = layers(0, KEY), layers(1, VALUE)
-    ((shape, positions, found_keys, found_values),) = read_state(said(order, keys, values, item))
+    ((shape, positions, read_keys, read_values),) = read_state(
+        library_state(order, keys, values, item)
+    )
     assert shape == shape_of(item)
     assert positions == [7, 8, 9, 10, 11]
-    for found, want in zip([*found_keys, *found_values], [*keys, *values], strict=True):
-        np.testing.assert_array_equal(found, want)
+    for array, want in zip([*read_keys, *read_values], [*keys, *values], strict=True):
+        np.testing.assert_array_equal(array, want)
 
 
 @pytest.mark.parametrize("item", [0, ITEM])
-def test_what_is_written_is_what_the_library_would_say_of_cells_in_order(item: int) -> None:
+def test_written_state_equals_that_of_the_library_for_ordered_cells(item: int) -> None:
     keys, values = layers(0, KEY), layers(1, VALUE)
     written = write_state([shape_of(item)] * 2, 7, [keys] * 2, [values] * 2)
-    assert written == said([0, 1, 2, 3, 4], keys, values, item) * 2
+    assert written == library_state([0, 1, 2, 3, 4], keys, values, item) * 2
     assert len(read_state(written)) == 2
 
 
 @pytest.mark.parametrize("n_left", [3, 11, 40, 90])
-def test_a_state_that_ends_early_is_none(n_left: int) -> None:
-    whole = said([0, 1, 2, 3, 4], layers(0, KEY), layers(1, VALUE), 0)
+def test_state_that_ends_early_raises(n_left: int) -> None:
+    state = library_state([0, 1, 2, 3, 4], layers(0, KEY), layers(1, VALUE), 0)
     with pytest.raises(StateError, match="ends early"):
-        read_state(whole[:n_left])
+        read_state(state[:n_left])
 
 
-def test_cells_of_two_streams_or_of_two_sequences_are_refused() -> None:
-    whole = said([0, 1, 2, 3, 4], layers(0, KEY), layers(1, VALUE), 0)
+def test_cells_of_two_streams_or_two_sequences_raise() -> None:
+    state = library_state([0, 1, 2, 3, 4], layers(0, KEY), layers(1, VALUE), 0)
     with pytest.raises(StateError, match="more than one stream"):
-        read_state(struct.pack("<I", 2) + whole[4:])
+        read_state(struct.pack("<I", 2) + state[4:])
     with pytest.raises(StateError, match="more than a position"):
-        read_state(whole[:12] + struct.pack("<I", 2) + whole[16:])
+        read_state(state[:12] + struct.pack("<I", 2) + state[16:])

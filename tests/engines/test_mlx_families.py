@@ -30,7 +30,7 @@ Path = tuple[Span, ...]
 
 
 class Bench:
-    """One engine and its oracle; a path is its spans, and beside it the tokens on it."""
+    """One engine and its oracle; a path is its spans and the tokens on it."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -66,13 +66,13 @@ def bench(request: pytest.FixtureRequest) -> Bench:
     return Bench(build(request.param))
 
 
-def test_the_family_attends_as_is_known(request: pytest.FixtureRequest, bench: Bench) -> None:
+def test_family_attends_as_is_known(request: pytest.FixtureRequest, bench: Bench) -> None:
     name = request.node.callspec.params["bench"]
     assert bench.engine.info.extra["attention"] == CONFIGS[name][2]
 
 
 def test_full_and_chunked_prefill_agree(bench: Bench) -> None:
-    """Beyond LONG_ROW tokens a row meets its path by MLX's own attention."""
+    """Beyond LONG_ROW tokens a row is computed by MLX's own attention."""
     fragment = bench.store.new(None)
     output = bench.engine.forward([Row((), IDS[:90], 0, fragment, tuple(range(90)))])
     want = plain_logits(bench.model, IDS[:90])
@@ -82,7 +82,7 @@ def test_full_and_chunked_prefill_agree(bench: Bench) -> None:
         bench.check(bench.node((), IDS[:110], chunk), IDS[:110])
 
 
-def test_a_tree_of_many_short_nodes_decodes_as_its_paths(bench: Bench) -> None:
+def test_tree_of_many_short_nodes_decodes_as_its_paths(bench: Bench) -> None:
     """Bundles, banks of uneven tails, companions of any kind."""
     trunk = bench.node((), IDS[:11])
     paths = [(trunk, IDS[:11]), ((), [])]
@@ -109,7 +109,7 @@ def test_a_tree_of_many_short_nodes_decodes_as_its_paths(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("joined", [0, 4, 1024])
-def test_a_path_of_many_short_nodes_decodes_as_its_tokens(
+def test_path_of_many_short_nodes_decodes_as_its_tokens(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, joined: int
 ) -> None:
     """Nodes one below the other, with rows below them all, some and one; one is longer."""

@@ -65,14 +65,14 @@ def lm() -> Iterator[weft.LM]:
 def test_loaded_float32_weights_are_column_major_on_cpu(lm: weft.LM) -> None:
     model, plain = lm.engine.model, mlx_lm.load(str(shallow()))[0]
     plain.set_dtype(mx.float32)
-    laid = {name: array for name, array in tree_flatten(model.parameters()) if array.ndim == 2}
+    matrices = {name: array for name, array in tree_flatten(model.parameters()) if array.ndim == 2}
     on_cpu = mx.default_device().type == mx.cpu
     for name, array in tree_flatten(plain.parameters()):
-        if name in laid:
-            assert mx.array_equal(laid[name], array), name
-            rows, _ = memoryview(laid[name]).strides or (0, 0)
-            is_met = "embed" not in name or lm.engine.model.args.tie_word_embeddings
-            assert (rows == 4) is (on_cpu and is_met), name
+        if name in matrices:
+            assert mx.array_equal(matrices[name], array), name
+            rows, _ = memoryview(matrices[name]).strides or (0, 0)
+            is_column_major = "embed" not in name or lm.engine.model.args.tie_word_embeddings
+            assert (rows == 4) is (on_cpu and is_column_major), name
     bf16 = MlxEngine.load(shallow(), dtype="bfloat16")
     head = bf16.model.model.layers[0].mlp.up_proj.weight
     assert memoryview(head).strides == (2 * head.shape[1], 2)
@@ -122,7 +122,7 @@ def test_quantised_weights_run_as_the_library_runs_them(quantised: Path) -> None
         assert repeated.info.model == "4bit"
 
 
-def test_the_engine_is_chosen_by_what_a_folder_holds(
+def test_engine_is_chosen_by_the_content_of_a_folder(
     quantised: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from weft import loading
@@ -137,7 +137,7 @@ def test_the_engine_is_chosen_by_what_a_folder_holds(
         loading.choose_engine(quantised, quantised)
 
 
-def test_kv_of_the_same_weights_is_that_of_other_engines(lm: weft.LM) -> None:
+def test_kv_of_the_same_weights_is_loaded_from_other_engines(lm: weft.LM) -> None:
     ids = lm.tokenize("The owl saw the moon.")
     saved = lm.kv.to_bytes(ids)
     with weft.LM(NumpyEngine.load(shallow()), lm.text) as other:
@@ -152,7 +152,7 @@ def test_kv_of_the_same_weights_is_that_of_other_engines(lm: weft.LM) -> None:
         assert mine.depth == len(ids)
 
 
-def test_a_loaded_model_has_the_fingerprint_of_its_folder(lm: weft.LM) -> None:
+def test_loaded_model_has_the_fingerprint_of_its_folder(lm: weft.LM) -> None:
     model, tokenizer = mlx_lm.load(str(shallow()))[:2]
     with weft.load(model, tokenizer) as other:
         assert other.info.fingerprint == lm.info.fingerprint
@@ -161,14 +161,14 @@ def test_a_loaded_model_has_the_fingerprint_of_its_folder(lm: weft.LM) -> None:
         assert other.text.stop_ids == lm.text.stop_ids
 
 
-def test_weights_that_are_still_to_be_computed_are_computed_by_their_owner() -> None:
+def test_lazy_weights_are_computed_by_their_owner() -> None:
     model, tokenizer = mlx_lm.load(str(shallow()), lazy=True)[:2]
     model.set_dtype(mx.float32)
     with weft.load(model, tokenizer) as lm:
         assert len(weft.Loom(lm, "Hi").grow(max_tokens=3, temperature=0)[0].tokens) == 3
 
 
-# What it refuses
+# -- errors ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
@@ -190,7 +190,7 @@ def changed(folder: Path, **values: Any) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["nobodys_model", "../llama", "", None, 7])
-def test_models_that_the_library_does_not_have_are_refused(tmp_path: Path, kind: Any) -> None:
+def test_models_that_the_library_lacks_raise(tmp_path: Path, kind: Any) -> None:
     folder = changed(copy_of(shallow(), tmp_path), model_type=kind)
     with pytest.raises((Unsupported, ModelLoadError), match="mlx"):
         weft.load(str(folder), engine="mlx")
@@ -199,13 +199,13 @@ def test_models_that_the_library_does_not_have_are_refused(tmp_path: Path, kind:
 @pytest.mark.parametrize(
     "values", [{"num_attention_heads": 7}, {"hidden_size": 128}, {"num_hidden_layers": 3}]
 )
-def test_weights_of_another_shape_are_refused(tmp_path: Path, values: dict[str, int]) -> None:
+def test_weights_of_another_shape_raise(tmp_path: Path, values: dict[str, int]) -> None:
     folder = changed(copy_of(shallow(), tmp_path), **values)
     with pytest.raises(ModelLoadError, match="model"):
         weft.load(str(folder), engine="mlx")
 
 
-def test_options_out_of_range_are_refused() -> None:
+def test_options_out_of_range_raise() -> None:
     for options in ({"device": "cuda"}, {"dtype": "int8"}, {"n_ctx": 0}, {"n_ctx": 10**6}):
         with pytest.raises(ConfigError):
             weft.load(str(shallow()), engine="mlx", **options)
@@ -220,7 +220,7 @@ def test_options_out_of_range_are_refused() -> None:
         weft.load(model, "tokenizer", engine="torch")
 
 
-def test_rows_beyond_the_model_are_refused() -> None:
+def test_rows_outside_the_model_raise() -> None:
     engine = MlxEngine.adopt(build("llama"), n_ctx=8)
     assert engine.info.context_length == 8
     with pytest.raises(ContextOverflow):
@@ -276,7 +276,7 @@ def program(code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_process_may_end_in_any_state_and_its_limits_stay() -> None:
+def test_process_may_exit_in_any_state_and_keeps_its_limits() -> None:
     """MLX aborts where a thread that ran it ends late; and mlx-lm lowers the limit of files."""
     done = program(
         f"""
@@ -351,7 +351,7 @@ def test_threads_loops_and_the_owner_use_one_model_together() -> None:
     assert result == [True] * 9
 
 
-def test_closing_while_it_runs_ends_what_runs() -> None:
+def test_close_during_a_step_ends_running_work() -> None:
     lm = weft.load(str(shallow()), engine="mlx")
     caught: list[BaseException] = []
 
@@ -372,7 +372,7 @@ def test_closing_while_it_runs_ends_what_runs() -> None:
     lm.close()
 
 
-def test_a_collected_lm_gives_its_memory_back() -> None:
+def test_collected_lm_frees_its_memory() -> None:
     gc.collect()
     mx.clear_cache()
     before = mx.get_active_memory()
@@ -388,7 +388,7 @@ def test_a_collected_lm_gives_its_memory_back() -> None:
 
 
 def test_live_branches_hold_the_prompt_once() -> None:
-    """MLX's own figure; weights and the logits of the prompt aside."""
+    """The memory that MLX reports, without weights and the logits of the prompt."""
     with weft.load(str(shallow()), engine="mlx", dtype="float32") as lm:
         ids = [(i * 7) % 900 + 20 for i in range(300)]
         loom = weft.Loom(lm, ids)

@@ -26,7 +26,7 @@ class Rig(SimpleNamespace):
     engine: NumpyEngine
     plain: PlainLlama
 
-    def whole(self, path: tuple[Span, ...], ids: Sequence[int]) -> tuple[Fragment, NDArray[Any]]:
+    def run_row(self, path: tuple[Span, ...], ids: Sequence[int]) -> tuple[Fragment, NDArray[Any]]:
         """Run `ids` as one row into a new fragment; all logits."""
         fragment = self.engine.fragments.new(path[-1].fragment if path else None)
         row = Row(path, ids, sum(span.length for span in path), fragment, tuple(range(len(ids))))
@@ -67,7 +67,7 @@ def assert_close(one: NDArray[Any], other: NDArray[Any]) -> None:
 
 
 def test_one_long_row_equals_the_plain_forward(rig: Rig) -> None:
-    _, logits = rig.whole((), IDS)
+    _, logits = rig.run_row((), IDS)
     assert_close(logits, rig.plain(IDS))
 
 
@@ -91,8 +91,8 @@ def test_many_and_single_tokens_may_alternate_in_one_fragment(rig: Rig) -> None:
 
 
 def test_extending_a_child_leaves_its_sibling_unchanged(rig: Rig) -> None:
-    root, _ = rig.whole((), IDS[:20])
-    one, _ = rig.whole(full(root), IDS[20:25])
+    root, _ = rig.run_row((), IDS[:20])
+    one, _ = rig.run_row(full(root), IDS[20:25])
     before = rig.peek(full(root, one), 3)
     two = rig.engine.fragments.new(root)
     for at in range(12):
@@ -101,8 +101,8 @@ def test_extending_a_child_leaves_its_sibling_unchanged(rig: Rig) -> None:
     rig.check(full(root, two), IDS[:20] + IDS[50:62])
 
 
-def test_a_fragment_still_growing_may_be_read_by_others(rig: Rig) -> None:
-    root, _ = rig.whole((), IDS[:9])
+def test_growing_fragment_may_be_read_by_others(rig: Rig) -> None:
+    root, _ = rig.run_row((), IDS[:9])
     tail = rig.engine.fragments.new(root)
     for at in range(10):
         row = Row(full(root), [IDS[9 + at]], 9 + at, tail, (0,))
@@ -112,8 +112,8 @@ def test_a_fragment_still_growing_may_be_read_by_others(rig: Rig) -> None:
 
 
 def test_companions_and_their_order_do_not_matter(rig: Rig) -> None:
-    root, _ = rig.whole((), IDS[:16])
-    child, _ = rig.whole(full(root), IDS[16:22])
+    root, _ = rig.run_row((), IDS[:16])
+    child, _ = rig.run_row(full(root), IDS[16:22])
     cases = [
         ((), IDS[:5]),
         (full(root), [IDS[40]]),
@@ -143,14 +143,14 @@ def test_companions_and_their_order_do_not_matter(rig: Rig) -> None:
 
 
 def test_equal_suffixes_under_different_prefixes_differ(rig: Rig) -> None:
-    one, _ = rig.whole((), IDS[:6])
-    two, _ = rig.whole((), IDS[6:12])
+    one, _ = rig.run_row((), IDS[:6])
+    two, _ = rig.run_row((), IDS[6:12])
     assert np.abs(rig.peek(full(one), 3) - rig.peek(full(two), 3)).max() > 0.01
 
 
 def test_rows_that_decode_together_agree_with_the_twin_at_every_step(rig: Rig) -> None:
     """Rows join late and leave early, in the middle of the bank; row objects are reused."""
-    root, _ = rig.whole((), IDS[:10])
+    root, _ = rig.run_row((), IDS[:10])
     path = full(root)
     rows: list[Row] = []
     texts: list[list[int]] = []
@@ -174,17 +174,17 @@ def test_rows_that_decode_together_agree_with_the_twin_at_every_step(rig: Rig) -
             rig.check((*path, *full(row.kv_out)), text)
 
 
-@pytest.mark.parametrize("most", [9, 4096])
-def test_a_path_of_many_short_nodes_decodes_as_its_tokens(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, most: int
+@pytest.mark.parametrize("max_copied", [9, 4096])
+def test_path_of_many_short_nodes_decodes_as_its_tokens(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, max_copied: int
 ) -> None:
     """Nodes one below the other, with rows below them all and below some; one is longer."""
     monkeypatch.setattr(plan, "MAX_SHORT", 4)
-    monkeypatch.setattr(plan, "MAX_COPIED", most)
+    monkeypatch.setattr(plan, "MAX_COPIED", max_copied)
     paths: list[tuple[Span, ...]] = [()]
     for size in (2, 1, 3, 7, 1, 4, 2):
         at = sum(span.length for span in paths[-1])
-        fragment, _ = rig.whole(paths[-1], IDS[at : at + size])
+        fragment, _ = rig.run_row(paths[-1], IDS[at : at + size])
         paths.append((*paths[-1], *full(fragment)))
     below = [paths[i] for i in (3, 7, 7, 7, 0)]
     tails = [rig.engine.fragments.new(None) for _ in below]
@@ -200,14 +200,14 @@ def test_a_path_of_many_short_nodes_decodes_as_its_tokens(
             assert_close(output.logits(number), rig.plain(known)[-1])
 
 
-@pytest.mark.parametrize("most", [0, 5, 12, 4096])
-def test_short_views_are_copied_up_to_the_limit(most: int) -> None:
+@pytest.mark.parametrize("max_slots", [0, 5, 12, 4096])
+def test_short_views_are_copied_up_to_the_limit(max_slots: int) -> None:
     views = [
         np.zeros((1, 2, 1, n, 4), np.float32) for n in (4, 5, plan.MAX_SHORT + 1, 3, plan.MAX_SHORT)
     ]
-    short, others = plan._split_short(views, most)
-    assert sum(view.shape[3] for view in short) <= most
-    assert len(short) == {0: 0, 5: 0, 12: 3, 4096: 4}[most]
+    short, others = plan._split_short(views, max_slots)
+    assert sum(view.shape[3] for view in short) <= max_slots
+    assert len(short) == {0: 0, 5: 0, 12: 3, 4096: 4}[max_slots]
     assert {id(view) for view in [*short, *others]} == {id(view) for view in views}
     assert len(short) + len(others) == len(views)
 
@@ -215,7 +215,7 @@ def test_short_views_are_copied_up_to_the_limit(most: int) -> None:
 def test_short_nodes_one_below_the_other_are_one_product(rig: Rig) -> None:
     path: tuple[Span, ...] = ()
     for at in range(0, 20, 4):
-        fragment, _ = rig.whole(path, IDS[at : at + 4])
+        fragment, _ = rig.run_row(path, IDS[at : at + 4])
         path = (*path, *full(fragment))
     rows = [Row(path, [3], 20, rig.engine.fragments.new(None), (0,)) for _ in range(2)]
     step_plan = plan.StepPlan(rows, rig.engine._config, rig.engine.fragments)
@@ -227,7 +227,7 @@ def test_short_nodes_one_below_the_other_are_one_product(rig: Rig) -> None:
 @pytest.mark.parametrize("at", [1, 5, 11])
 def test_split_anywhere_changes_nothing(rig: Rig, at: int) -> None:
     store = rig.engine.fragments
-    lower, _ = rig.whole((), IDS[:12])
+    lower, _ = rig.run_row((), IDS[:12])
     tail = store.new(lower)
     for i in range(12):
         rig.engine.forward([Row(full(lower), [IDS[12 + i]], 12 + i, tail)])
@@ -241,22 +241,22 @@ def test_split_anywhere_changes_nothing(rig: Rig, at: int) -> None:
 
 def test_join_undoes_split_and_joins_strangers(rig: Rig) -> None:
     store = rig.engine.fragments
-    whole, _ = rig.whole((), IDS[:12])
-    child, _ = rig.whole(full(whole), IDS[12:17])
-    upper = store.split(whole, 4)
+    fragment, _ = rig.run_row((), IDS[:12])
+    child, _ = rig.run_row(full(fragment), IDS[12:17])
+    upper = store.split(fragment, 4)
     kept_alive = store.usage()
-    store.join(upper, whole)
+    store.join(upper, fragment)
     assert store.usage() == kept_alive
-    assert whole.length == 12
-    rig.check(full(whole, child), IDS[:17])
-    store.join(whole, child)
+    assert fragment.length == 12
+    rig.check(full(fragment, child), IDS[:17])
+    store.join(fragment, child)
     assert child.length == 17
     rig.check(full(child), IDS[:17])
 
 
 def test_trim_forgets_the_end_only(rig: Rig) -> None:
     store = rig.engine.fragments
-    fragment, _ = rig.whole((), IDS[:12])
+    fragment, _ = rig.run_row((), IDS[:12])
     for i in range(5):
         rig.engine.forward([Row((), [IDS[12 + i]], 12 + i, fragment)])
     for length in (15, 12, 7, 1):
@@ -268,7 +268,7 @@ def test_trim_forgets_the_end_only(rig: Rig) -> None:
 
 def test_export_free_load_changes_nothing(rig: Rig) -> None:
     store = rig.engine.fragments
-    root, _ = rig.whole((), IDS[:8])
+    root, _ = rig.run_row((), IDS[:8])
     child = store.new(root)
     for i in range(6):
         rig.engine.forward([Row(full(root), [IDS[8 + i]], 8 + i, child)])
@@ -281,7 +281,7 @@ def test_export_free_load_changes_nothing(rig: Rig) -> None:
 
 
 def test_a_row_without_dest_leaves_nothing(rig: Rig) -> None:
-    root, _ = rig.whole((), IDS[:8])
+    root, _ = rig.run_row((), IDS[:8])
     kept_alive = rig.engine.fragments.usage()
     output = rig.engine.forward([Row(full(root), IDS[8:15], 8, None, (2, 6))])
     assert_close(output.logits(0), rig.plain(IDS[:11])[-1])

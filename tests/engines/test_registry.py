@@ -126,8 +126,8 @@ def test_retained_logits_are_the_requested_ones(
     for number, index in enumerate(indices):
         assert kept.logits(number).tolist() == logits[index].tolist()
         assert not np.shares_memory(kept.logits(number), logits)
-    is_whole = kind is HostOutput and len(indices) > 1
-    assert kept.n_bytes == (4 if is_whole else len(indices)) * 12
+    keeps_all = kind is HostOutput and len(indices) > 1
+    assert kept.n_bytes == (4 if keeps_all else len(indices)) * 12
 
 
 def test_an_engine_draws_from_kept_rows_of_any_output() -> None:

@@ -181,7 +181,7 @@ def test_streamed_pieces_are_the_text(lm: LM, plain: LM) -> None:
 
 @pytest.mark.parametrize("lack", LACKS)
 def test_characters_of_many_tokens_and_split_bytes(serve: Serve, lack: str) -> None:
-    """The server is made to say letters beyond its vocabulary, in chunks of one byte."""
+    """The server generates characters outside its vocabulary, in chunks of one byte."""
     owner = ("--owner", "nobody") if lack == "all but text" else ()
     server, text_out = serve(*LACKS[lack], *owner), "naïve 🦊 日本語 e\u0301"
     options = {"dialect": "vllm"}
@@ -290,7 +290,7 @@ def test_the_context_ends_a_text(server: Started) -> None:
 
 @pytest.fixture
 def stepping(server: Started) -> Iterator[LM]:
-    """With whole rows of logprobs, as vLLM gives them with --max-logprobs -1."""
+    """With full rows of logprobs, as vLLM gives them with --max-logprobs -1."""
     with weft.load(server.base, TINY, engine_options={"steps": True}) as lm:
         yield lm
 
@@ -298,15 +298,15 @@ def stepping(server: Started) -> Iterator[LM]:
 def test_full_rows_support_all_interfaces(stepping: LM, plain: LM) -> None:
     lm = stepping
     with Loom(lm, PROMPTS[0]) as ours, Loom(plain, PROMPTS[0]) as theirs:
-        assert [each.id for each in ours.next(5)] == [each.id for each in theirs.next(5)]
+        assert [model.id for model in ours.next(5)] == [model.id for model in theirs.next(5)]
         results, want = ours.measure(" Once upon"), theirs.measure(" Once upon")
         assert results.logprobs == pytest.approx(want.logprobs, abs=1e-4)
     ids = lm.tokenize("Once upon")
     row = asyncio.run(weft.AsyncLM(lm).next_token_logprobs(ids))
     assert row == pytest.approx(asyncio.run(weft.AsyncLM(plain).next_token_logprobs(ids)), abs=1e-4)
     texts = []
-    for each in (lm, plain):
-        branch = Branch.create(each, seed=1)
+    for model in (lm, plain):
+        branch = Branch.create(model, seed=1)
         branch.prefill(ids)
         fork = branch.fork()
         for _ in range(4):
@@ -419,7 +419,7 @@ def test_the_code_of_the_guide_runs(
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"most": 0}, "most is 0"),
         ({"dialect": "klingon"}, "dialect is 'klingon'; allowed are auto"),
@@ -428,8 +428,8 @@ def test_the_code_of_the_guide_runs(
         ({"patience": 3}, "no option 'patience'"),
     ],
 )
-def test_wrong_options_are_refused(server: Started, options: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_invalid_options_raise(server: Started, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         weft.load(server.base, TINY, engine_options=options)
     for name in ("device", "dtype"):
         with pytest.raises(ConfigError, match=name):

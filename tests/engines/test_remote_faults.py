@@ -109,8 +109,8 @@ def test_siblings_of_a_broken_request_continue_separately(server: Started) -> No
         requested = server.bodies()[n_before:]
         assert requested[0]["n"] == 3
         assert all("n" not in body for body in requested[1:])
-        n_told = sum(len(body["prompt"]) - len(requested[0]["prompt"]) for body in requested[1:])
-        assert n_told == 9  # nothing of what was told is generated again
+        n_resent = sum(len(body["prompt"]) - len(requested[0]["prompt"]) for body in requested[1:])
+        assert n_resent == 9  # received tokens are not generated once more
 
 
 def test_retry_after_is_waited_for(server: Started, lm: LM, want: str) -> None:
@@ -232,7 +232,7 @@ def test_a_proxy_of_the_environment_never_sees_what_is_not_encrypted(
     locked: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody listens there
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # no process listens there
     with weft.load(locked.base, TINY, token=KEY) as lm:
         assert grown(lm)
 
@@ -282,8 +282,8 @@ def test_server_that_restarts_in_time_causes_no_error(want: str) -> None:
             assert "".join(pieces) == want
     finally:
         server.stop()
-        for each in box:
-            each.stop()
+        for started in box:
+            started.stop()
 
 
 def test_search_resumes_after_the_server_was_killed(tmp_path: Path) -> None:
@@ -355,11 +355,11 @@ def test_penalties_and_constraints_replay_from_the_start(
     assert len({json.dumps(body) for body in server.bodies()[n_before:]}) == 1
 
 
-def test_another_text_on_that_second_try_is_an_error(server: Started, lm: LM) -> None:
+def test_different_text_on_the_second_try_raises(server: Started, lm: LM) -> None:
     """A server that does not honour seeds: what a constraint has read cannot be gone on from."""
     native: Any = lm.engine.native
-    say, seeds = native.builder.body, itertools.count()
-    native.builder.body = lambda *given, **more: {**say(*given, **more), "seed": next(seeds)}
+    body, seeds = native.builder.body, itertools.count()
+    native.builder.body = lambda *given, **more: {**body(*given, **more), "seed": next(seeds)}
     server.fault(broken("break", 20))
     with pytest.raises(ForwardError, match="another text when it was requested again"):
         Loom(lm, PROMPT).grow(n=1, max_tokens=60, constraint=Regex("[0-9]{40}"), temperature=5.0)
@@ -380,9 +380,9 @@ LONG_ERRORS = [
 ]
 
 
-@pytest.mark.parametrize(("text", "figures"), LONG_ERRORS)
-def test_a_path_that_is_too_long_is_understood(text: str, figures: tuple[int, int]) -> None:
-    assert overflow_of({"error": {"message": text}}) == figures
+@pytest.mark.parametrize(("text", "numbers"), LONG_ERRORS)
+def test_error_of_a_too_long_path_is_parsed(text: str, numbers: tuple[int, int]) -> None:
+    assert overflow_of({"error": {"message": text}}) == numbers
     assert overflow_of({"error": {"message": "the queue is too long"}}) is None
 
 

@@ -72,8 +72,8 @@ class OtherServer:
         while not self.answers():
             if self.process.poll() is not None:
                 self.stop()
-                said = self.log.read_text(errors="replace")[-2000:]
-                pytest.fail(f"the server did not start: {said}")
+                log_end = self.log.read_text(errors="replace")[-2000:]
+                pytest.fail(f"the server did not start: {log_end}")
             time.sleep(0.3)
 
     def answers(self) -> bool:
@@ -91,7 +91,7 @@ class OtherServer:
 
 
 def has(python: str, *modules: str) -> bool:
-    """Whether a Python can find these."""
+    """Return True if a Python can import these modules."""
     code = "import importlib.util as u, sys; sys.exit(any(u.find_spec(m) is None for m in %r))"
     done = subprocess.run([python, "-c", code % (modules,)], check=False, capture_output=True)
     return done.returncode == 0
@@ -209,14 +209,14 @@ def test_penalties_act_as_ours_or_are_refused(lm: LM, plain: LM, params: dict[st
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_constraints_are_honoured_over_there(lm: LM, temperature: float) -> None:
-    def said(constraint: Any) -> str:
+    def text_of(constraint: Any) -> str:
         options: dict[str, Any] = {"temperature": temperature, "seed": 3, "max_tokens": 60}
         text: str = Loom(lm, PROMPTS[3]).grow(n=1, constraint=constraint, **options)[0].text
         return text
 
-    assert said(Choice(["naïve 🦊 日本語"])) == "naïve 🦊 日本語"
-    assert said(GBNF('root ::= [0-9] [0-9] "x"')).endswith("x")
-    assert said(SCHEMA).startswith('{"name": "')
+    assert text_of(Choice(["naïve 🦊 日本語"])) == "naïve 🦊 日本語"
+    assert text_of(GBNF('root ::= [0-9] [0-9] "x"')).endswith("x")
+    assert text_of(SCHEMA).startswith('{"name": "')
 
 
 def test_siblings_in_one_request(other: OtherServer) -> None:
@@ -263,7 +263,7 @@ def test_single_steps_with_full_rows(other: OtherServer, plain: LM) -> None:
 
 def test_without_a_tokenizer_here(other: OtherServer) -> None:
     with weft.load(other.base, n_ctx=2048) as lm:
-        created = Loom(lm, "The fox said:").grow(n=2, seed=1, max_tokens=6, temperature=1.2)
+        created = Loom(lm, "The fox sang:").grow(n=2, seed=1, max_tokens=6, temperature=1.2)
         assert len(created) == 2
     options = {"api": "chat"}
     with weft.load(other.base, n_ctx=2048, engine_options=options) as lm:

@@ -216,7 +216,7 @@ def test_ids_are_of_no_table_and_none_but_pieces_are_taken(lm: LM, tmp_path: Pat
     loom.save(file)
     data = json.loads(file.read_text())
     assert data["model"]["n_vocab"] is None
-    data["model"]["n_vocab"] = 3 << 512  # as earlier ones said it
+    data["model"]["n_vocab"] = 3 << 512  # as earlier versions wrote it
     file.write_text(json.dumps(data))
     assert str(Loom.open(file, lm)) == str(Loom.open(file)) == str(loom)
     with weft.load("tiny", engine="numpy") as other, pytest.raises(ModelMismatch, match="pieces"):

@@ -46,7 +46,7 @@ def test_an_address_is_read_and_written() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "says"),
+    ("url", "error"),
     [
         ("http://", "no host"),
         ("http://user:hunter2@host/v1", "user, a password"),
@@ -55,8 +55,8 @@ def test_an_address_is_read_and_written() -> None:
         ("http://[::1/v1", "cannot be read"),
     ],
 )
-def test_what_is_no_address_is_refused_without_its_secrets(url: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=says) as caught:
+def test_invalid_address_raises_without_its_secrets(url: str, error: str) -> None:
+    with pytest.raises(ConfigError, match=error) as caught:
         Address.parse(url)
     assert "hunter2" not in str(caught.value)
 
@@ -97,13 +97,13 @@ def test_a_key_that_is_none_is_refused_unseen() -> None:
         assert key not in str(caught.value)
 
 
-# What is said ----------------------------------------------------------------------------------
+# -- requests --------------------------------------------------------------------------------------
 
 
 def body(
     dialect: str, text: Tokenizer, capabilities: ServerCapabilities = ALL, **params: Any
 ) -> dict[str, Any]:
-    """What a run of three tokens after three is in a dialect."""
+    """Return the request body of a run of three tokens after three, in a dialect."""
     requested = SamplingParams(**params)
     wording = RequestBuilder("m", DIALECTS[dialect], capabilities, text)
     assert wording.unsupported_params(requested) is None
@@ -112,16 +112,21 @@ def body(
 
 
 def test_neutral_values_are_always_sent(text: Tokenizer) -> None:
-    said = body("vllm", text)
-    assert (said["top_k"], said["top_p"], said["min_p"]) == (-1, 1.0, 0.0)
-    assert said["repetition_penalty"] == 1.0
-    said = body("llama-server", text)
-    assert (said["top_k"], said["top_p"], said["min_p"], said["typical_p"]) == (0, 1.0, 0.0, 1.0)
+    request = body("vllm", text)
+    assert (request["top_k"], request["top_p"], request["min_p"]) == (-1, 1.0, 0.0)
+    assert request["repetition_penalty"] == 1.0
+    request = body("llama-server", text)
+    assert (request["top_k"], request["top_p"], request["min_p"], request["typical_p"]) == (
+        0,
+        1.0,
+        0.0,
+        1.0,
+    )
     assert "top_k" not in body("openai", text)
 
 
 def test_every_supported_parameter_is_sent(text: Tokenizer) -> None:
-    """Each alone, in every dialect: refused by its name, or in the request."""
+    """Each alone, in every dialect: rejected with its name, or in the request."""
     values = {
         "top_k": 7, "typical_p": 0.7, "top_p": 0.7, "min_p": 0.07, "repetition_penalty": 1.7,
         "presence_penalty": 0.7, "frequency_penalty": 0.7, "logit_bias": {7: 7.0},
@@ -133,10 +138,10 @@ def test_every_supported_parameter_is_sent(text: Tokenizer) -> None:
             requested = SamplingParams(temperature_first=first, **{name: value})  # type: ignore[arg-type]
             refused = wording.unsupported_params(requested)
             if name in dialect.params:
-                said = body(dialect.name, text, temperature_first=first, **{name: value})
+                request = body(dialect.name, text, temperature_first=first, **{name: value})
                 assert refused is None
                 want = {"7": 7.0} if name == "logit_bias" else value
-                assert said[dialect.params[name]] == want
+                assert request[dialect.params[name]] == want
             else:
                 assert refused is not None
                 assert refused.startswith(name)
@@ -152,9 +157,9 @@ def test_server_with_filter_order_receives_the_order(text: Tokenizer) -> None:
 
 
 def test_greedy_runs_send_no_seed_and_no_filters(text: Tokenizer) -> None:
-    said = body("vllm", text, temperature=0, top_k=7, min_p=0.5)
-    assert "seed" not in said
-    assert (said["temperature"], said["top_k"], said["min_p"]) == (0, -1, 0.0)
+    request = body("vllm", text, temperature=0, top_k=7, min_p=0.5)
+    assert "seed" not in request
+    assert (request["temperature"], request["top_k"], request["min_p"]) == (0, -1, 0.0)
 
 
 def test_seeds_fit_into_what_servers_take(text: Tokenizer) -> None:
@@ -272,8 +277,8 @@ def test_an_id_beyond_the_vocabulary_is_another_model_s(text: Tokenizer) -> None
 
 
 @given(said=st.text(alphabet=st.characters(codec="utf-8")))
-def test_text_without_ids_is_the_same_text_in_tokens(text: Tokenizer, said: str) -> None:
-    (reported,) = read_deltas({"choices": [{"text": said}]})
+def test_text_without_ids_has_the_same_text_in_tokens(text: Tokenizer, sample: str) -> None:
+    (reported,) = read_deltas({"choices": [{"text": sample}]})
     ids, logprobs = TokenMatcher(text, text.n_vocab).tokens(reported)
-    assert text.decode(ids) == said
+    assert text.decode(ids) == sample
     assert logprobs is None or not ids

@@ -47,17 +47,17 @@ def chain(*lengths: int, start: int = 0, stop: int = 8) -> QuerySpans:
     return result
 
 
-def found_of(query_spans: QuerySpans, memory: Any = None) -> list[SharedPrefix[PaddedFragment]]:
+def prefixes_of(query_spans: QuerySpans, memory: Any = None) -> list[SharedPrefix[PaddedFragment]]:
     return find_shared_prefixes(query_spans, memory or Apart())
 
 
 def lengths_of(query_spans: QuerySpans, memory: Any = None) -> list[list[int]]:
-    return [[length for _, length in stretch.spans] for stretch in found_of(query_spans, memory)]
+    return [[length for _, length in stretch.spans] for stretch in prefixes_of(query_spans, memory)]
 
 
 def test_adjacent_short_spans_with_equal_queries_are_merged() -> None:
     query_spans = chain(3, MAX_MERGED - 5, 5)
-    (stretch,) = found_of(query_spans)
+    (stretch,) = prefixes_of(query_spans)
     assert stretch.spans == tuple(
         (query_span.fragment, query_span.length) for query_span in query_spans
     )
@@ -74,16 +74,16 @@ def test_long_spans_and_spans_of_other_queries_are_not_merged() -> None:
 
 
 def test_growing_path_is_not_moved_repeatedly() -> None:
-    """What has come together to more than MAX_MERGED stays, and the next ones begin anew."""
+    """A merged run of more than MAX_MERGED slots stays, and the next spans start another."""
     each = MAX_MERGED // 4
     for n in range(1, 20):
-        result = found_of(chain(*[each] * n))
+        result = prefixes_of(chain(*[each] * n))
         assert [len(s.spans) for s in result] == [5] * (n // 5) + [n % 5] * (n % 5 > 0)
         for one, other in pairwise(result):
             assert other.first == one.first + one.length
 
 
-def test_fragment_moved_often_is_not_moved_again() -> None:
+def test_fragment_moved_often_is_not_moved_once_more() -> None:
     """Two paths that part below a trunk, stepped in turn, would take it to and fro."""
     query_spans = chain(3, 4, 5, 6)
     fragments = [query_span.fragment for query_span in query_spans]
@@ -121,12 +121,12 @@ def test_short_prefixes_are_put_into_batches() -> None:
         ([MAX_COPIED - MAX_SHORT, MAX_SHORT], True),
         ([MAX_COPIED - MAX_SHORT, MAX_SHORT + 1], False),
     ):
-        (stretch,) = found_of(chain(*lengths))
+        (stretch,) = prefixes_of(chain(*lengths))
         assert stretch.is_short == is_short
 
 
 def test_prefixes_of_similar_length_have_one_size() -> None:
-    sizes = [found_of(chain(*[32] * n))[0].size for n in (1, 2, 3, 4, 6, 7, 8)]
+    sizes = [prefixes_of(chain(*[32] * n))[0].size for n in (1, 2, 3, 4, 6, 7, 8)]
     assert sizes == [7, 7, 7, 8, 8, 8, 9]
 
 

@@ -53,7 +53,7 @@ def test_fragments_check_what_they_get() -> None:
 
 
 def test_unloadable_kv_is_not_saved(text: Tokenizer, tmp_path: Path) -> None:
-    """The file was written, and found broken by who read it."""
+    """Otherwise the file would be written, and its reader would report it as broken."""
     file = tmp_path / "path.kv"
     for info in ({"n_layers": 2}, {"kv_bytes_per_token": 8}):
         with LM(saying(**info), text) as lm, pytest.raises(Unsupported, match="form of its own"):

@@ -28,7 +28,7 @@ def busy(threads: int) -> float:
 
 
 def noisy(machine: Machine, seed: int) -> Machine:
-    """A tenth of the forwards meet something else."""
+    """A tenth of the forwards are slowed by other work."""
     rng = random.Random(seed)
     return lambda n: machine(n) * (rng.uniform(2, 8) if rng.random() < 0.1 else rng.uniform(1, 1.2))
 
@@ -45,10 +45,12 @@ def ran(choice: ThreadTuner, machine: Machine, seconds: float) -> float:
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("most", [2, 3, 8])
-def test_it_is_near_the_best_fixed_number_idle_and_busy(seed: int, most: int) -> None:
+@pytest.mark.parametrize("max_threads", [2, 3, 8])
+def test_tuned_count_is_near_the_best_fixed_count_idle_and_busy(
+    seed: int, max_threads: int
+) -> None:
     for machine in (idle, busy):
-        choice = ThreadTuner(most, TrialLoss(), lambda: 8)
+        choice = ThreadTuner(max_threads, TrialLoss(), lambda: 8)
         best = min(choice.counts, key=machine)
         mean = ran(choice, noisy(machine, seed), 4.0)
         fixed = noisy(machine, seed)
@@ -82,36 +84,36 @@ def test_trials_of_all_sizes_pay_into_one_account() -> None:
 def test_more_threads_than_idle_cores_are_not_tried() -> None:
     n_idle = 1
     choice = ThreadTuner(4, TrialLoss(), lambda: n_idle)
-    assert seen_in(choice, busy, 600) == {1}
+    assert counts_in(choice, busy, 600) == {1}
     n_idle = 2
-    assert seen_in(choice, idle, 60) == {1, 2}
+    assert counts_in(choice, idle, 60) == {1, 2}
     n_idle = 4
-    assert seen_in(choice, idle, 600) == {1, 2, 4}
+    assert counts_in(choice, idle, 600) == {1, 2, 4}
     n_idle = 1  # from two only down
-    assert seen_in(choice, idle, 600) <= {1, 2, 4}
+    assert counts_in(choice, idle, 600) <= {1, 2, 4}
 
 
-def test_its_own_threads_that_still_spin_do_not_end_a_series_of_trials() -> None:
+def test_spinning_threads_of_the_process_do_not_end_a_series_of_trials() -> None:
     """They count as running for a while after a forward with more than one."""
-    asked = 0
+    n_calls = 0
 
     def idle_cores() -> int:
-        nonlocal asked
-        asked += 1
-        return 2 if asked == 1 else 1
+        nonlocal n_calls
+        n_calls += 1
+        return 2 if n_calls == 1 else 1
 
     choice = ThreadTuner(2, TrialLoss(), idle_cores)
-    seen_in(choice, idle, 20)
+    counts_in(choice, idle, 20)
     assert choice.counts[choice.index] == 2
-    asked, choice = 0, ThreadTuner(2, TrialLoss(), idle_cores)
+    n_calls, choice = 0, ThreadTuner(2, TrialLoss(), idle_cores)
     took = []
     for _ in range(600):
         took.append(choice.threads)
         choice.add(busy(took[-1]), 1)
-    assert took.count(2) == 1  # it went badly: not again before the cores are idle
+    assert took.count(2) == 1  # it was slow: no second trial before the cores are idle
 
 
-def seen_in(choice: ThreadTuner, machine: Machine, n: int) -> set[int]:
+def counts_in(choice: ThreadTuner, machine: Machine, n: int) -> set[int]:
     """The numbers that n forwards took."""
     observed = set()
     for _ in range(n):
@@ -142,7 +144,7 @@ def test_a_forward_limits_the_blas_and_gives_its_setting_back() -> None:
 
 
 @pytest.mark.usefixtures("unset")
-def test_tuned_count_is_at_most_the_usable_cores(
+def test_tuned_count_does_not_exceed_the_usable_cores(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for cores in (1, 2, 3):

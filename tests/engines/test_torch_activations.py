@@ -1,4 +1,4 @@
-"""GELU by a tanh at once: which modules are found, and that they do as before."""
+"""GELU by one tanh: which modules are fused, and that they compute the same."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ DEVICE = torch.device("cpu" if kernel.is_interpreted() else "cuda")
     [("gelu_new", True), ("gelu_fast", True), ("gelu_accurate", True), ("gelu", False),
      ("gelu_10", False), ("quick_gelu", False), ("silu", False), ("relu2", False)],
 )  # fmt: skip
-def test_tanh_gelu_in_several_operations_is_recognised(name: str, *, is_found: bool) -> None:
+def test_tanh_gelu_in_several_operations_is_recognised(name: str, *, is_fused: bool) -> None:
     module = torch.nn.ModuleDict({"act": ACT2FN[name]})
     attach_context(module)
-    assert fuse_activations(module) == is_found
+    assert fuse_activations(module) == is_fused
     x = torch.linspace(-4, 4, 99)
     torch.testing.assert_close(module["act"](x), ACT2FN[name](x))  # no step runs
 

@@ -27,7 +27,7 @@ def _inputs(
     return q, k, v
 
 
-def _whole_softmax(q: Any, k: Any, v: Any, spec: AttentionSpec, bias: Any = 0.0) -> tuple[Any, Any]:
+def _full_softmax(q: Any, k: Any, v: Any, spec: AttentionSpec, bias: Any = 0.0) -> tuple[Any, Any]:
     scores = (q.double() @ k.double().transpose(-1, -2)) * spec.scale
     if spec.softcap:
         scores = torch.tanh(scores / spec.softcap) * spec.softcap
@@ -45,7 +45,7 @@ def test_fused_and_plain_products_equal_a_softmax(
 ) -> None:
     q, k, v = _inputs(dtype, queries=queries)
     spec = AttentionSpec(0.3)
-    want, want_lse = _whole_softmax(q, k, v, spec)
+    want, want_lse = _full_softmax(q, k, v, spec)
     for out, lse in (attention.attend(q, k, v, spec), attention.plain(q, k, v, spec)):
         assert lse.dtype == torch.float32
         assert (out.double() - want).abs().max() < tolerance
@@ -56,7 +56,7 @@ def test_softcap_and_unequal_head_sizes_take_the_plain_product() -> None:
     q, k, v = _inputs(value_dim=5)
     for spec in (AttentionSpec(0.3), AttentionSpec(0.3, softcap=1.5)):
         out, lse = attention.attend(q, k, v, spec)
-        want, want_lse = _whole_softmax(q, k, v, spec)
+        want, want_lse = _full_softmax(q, k, v, spec)
         torch.testing.assert_close(out.double(), want, atol=1e-5, rtol=0)
         torch.testing.assert_close(lse.double(), want_lse, atol=1e-5, rtol=0)
 
@@ -73,7 +73,7 @@ def test_a_query_that_sees_nothing_weighs_nothing(softcap: float | None) -> None
     assert torch.isneginf(lse[:, :, 1]).all()
     assert (out[:, :, 1] == 0).all()
     recorded = [0, 2, 3]
-    want, want_lse = _whole_softmax(q[:, :, recorded], k, v, spec, mask.bias[recorded])
+    want, want_lse = _full_softmax(q[:, :, recorded], k, v, spec, mask.bias[recorded])
     torch.testing.assert_close(out[:, :, recorded].double(), want, atol=1e-5, rtol=0)
     torch.testing.assert_close(lse[:, :, recorded].double(), want_lse, atol=1e-5, rtol=0)
 
@@ -84,7 +84,7 @@ def test_merged_parts_equal_full_attention(cut: int) -> None:
     spec = AttentionSpec(0.3)
     out, lse = attention.attend(q, k[:, :, :cut], v[:, :, :cut], spec)
     attention.merge(out, lse, *attention.attend(q, k[:, :, cut:], v[:, :, cut:], spec))
-    want, want_lse = _whole_softmax(q, k, v, spec)
+    want, want_lse = _full_softmax(q, k, v, spec)
     torch.testing.assert_close(out.double(), want, atol=1e-5, rtol=0)
     torch.testing.assert_close(lse.double(), want_lse, atol=1e-5, rtol=0)
 
@@ -125,7 +125,7 @@ def test_causal_rows_equal_a_masked_softmax(
     hidden = (behind < 0) | (behind >= (window or S))
     bias = torch.zeros(S, S).masked_fill(hidden, -math.inf)
     repeated = (t.repeat_interleave(2, 1) for t in (k, v))
-    want, want_lse = _whole_softmax(q, *repeated, spec, bias)
+    want, want_lse = _full_softmax(q, *repeated, spec, bias)
     choices = [attention.causal_bands(S, window, q)] + ([None] if window is None else [])
     for bands in choices:
         out, lse = attention.attend_causal(q, k, v, spec, bands)

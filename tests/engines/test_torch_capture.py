@@ -1,7 +1,7 @@
 """How a step is captured on a card: by which streams, and what a capture that fails leaves behind.
 
-`Cuda` stands in for `torch.cuda`, whose captures need a card: it notes what is asked of it. What a
-card makes of it, `tests/gpu` shows.
+`Cuda` stands in for `torch.cuda`, whose captures need a card: it records the calls. The
+tests in `tests/gpu` run on a card.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ CARD = torch.device("cuda", 0)
 
 
 class Cuda:
-    """A stand-in for `torch.cuda`. said: what was asked, in order; now: the name of a stream."""
+    """A stand-in for `torch.cuda`. calls: all calls, in order; now: the name of a stream."""
 
     OutOfMemoryError = torch.OutOfMemoryError
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.calls: list[str] = []
         self.now = "lane"
         self.n_streams = 0
         self.fails_to_end = False
@@ -39,7 +39,7 @@ class Cuda:
     def Stream(self, _: Any, priority: int) -> Any:
         assert priority == -1
         self.n_streams += 1
-        return _Stream(self, ("root", "aside")[self.n_streams - 1])
+        return _Stream(self, ("root", "side")[self.n_streams - 1])
 
     def CUDAGraph(self) -> Any:
         return _Graph(self)
@@ -69,7 +69,7 @@ class Cuda:
         return (0, 7)
 
     def empty_cache(self) -> None:
-        self.said.append("empties")
+        self.calls.append("empties")
 
 
 class _Stream:
@@ -79,10 +79,10 @@ class _Stream:
         self.cuda, self.name = cuda, name
 
     def wait_stream(self, other: Any) -> None:
-        self.cuda.said.append(f"{self.name} waits for {other.name}")
+        self.cuda.calls.append(f"{self.name} waits for {other.name}")
 
     def synchronize(self) -> None:
-        self.cuda.said.append(f"host waits for {self.name}")
+        self.cuda.calls.append(f"host waits for {self.name}")
 
 
 class _Graph:
@@ -90,10 +90,10 @@ class _Graph:
         self.cuda = cuda
 
     def capture_begin(self, **_: Any) -> None:
-        self.cuda.said.append(f"begins on {self.cuda.now}")
+        self.cuda.calls.append(f"begins on {self.cuda.now}")
 
     def capture_end(self) -> None:
-        self.cuda.said.append("ends")
+        self.cuda.calls.append("ends")
         if self.cuda.fails_to_end:
             raise RuntimeError("operation failed due to a previous error during capture")
 
@@ -102,13 +102,13 @@ class _Graph:
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     result = Cuda()
     low = SimpleNamespace(
-        _cuda_endAllocateToPool=lambda *_: result.said.append("ends allocations"),
-        _cuda_releasePool=lambda *_: result.said.append("releases"),
+        _cuda_endAllocateToPool=lambda *_: result.calls.append("ends allocations"),
+        _cuda_releasePool=lambda *_: result.calls.append("releases"),
     )
-    stand_in = SimpleNamespace(
+    fake_torch = SimpleNamespace(
         cuda=result, _C=low, OutOfMemoryError=torch.OutOfMemoryError, zeros=lambda *_, **__: None
     )
-    monkeypatch.setattr(capture, "torch", stand_in)
+    monkeypatch.setattr(capture, "torch", fake_torch)
     monkeypatch.setattr(capture, "_streams", {})
     as_of(monkeypatch, 2, 15)
     return result
@@ -125,7 +125,7 @@ def running(cuda: Cuda, errors: list[BaseException | None] | None = None) -> Cal
     left = list(errors or [])
 
     def run() -> Any:
-        cuda.said.append(f"runs on {cuda.now}")
+        cuda.calls.append(f"runs on {cuda.now}")
         error = left.pop(0) if left else None
         if error is not None:
             raise error
@@ -134,15 +134,15 @@ def running(cuda: Cuda, errors: list[BaseException | None] | None = None) -> Cal
     return run
 
 
-WARM = ["aside waits for lane", "runs on aside", "runs on aside", "lane waits for aside"]
-CAPTURE = ["begins on root", "aside waits for root", "runs on aside", "root waits for aside"]
-WAITS = ["host waits for root", "host waits for aside"]
+WARM = ["side waits for lane", "runs on side", "runs on side", "lane waits for side"]
+CAPTURE = ["begins on root", "side waits for root", "runs on side", "root waits for side"]
+WAITS = ["host waits for root", "host waits for side"]
 
 
 def test_a_capture_begins_where_nothing_is_multiplied(cuda: Cuda) -> None:
     """PyTorch 2.12 to 2.14 give back cuBLAS's memory of that stream when any of its graphs goes."""
     GraphRecorder(CARD)(running(cuda))
-    assert cuda.said == [*WARM, *CAPTURE, "ends"]
+    assert cuda.calls == [*WARM, *CAPTURE, "ends"]
 
 
 def test_recorders_of_a_card_share_its_streams(cuda: Cuda) -> None:
@@ -155,7 +155,7 @@ def test_a_capture_without_memory_is_tried_with_what_pytorch_keeps(cuda: Cuda) -
     run = running(cuda, [None, None, torch.OutOfMemoryError()])
     GraphRecorder(CARD)(run)
     tight = [*WARM, "empties", *CAPTURE, "ends"]
-    assert cuda.said == [*WARM, *CAPTURE, "ends", *WAITS, *tight]
+    assert cuda.calls == [*WARM, *CAPTURE, "ends", *WAITS, *tight]
 
 
 def test_failed_attempt_releases_its_tensors() -> None:
@@ -197,11 +197,11 @@ def test_a_capture_that_another_thread_ended_leaves_nothing(
     recorder = GraphRecorder(CARD)
     with pytest.raises(RuntimeError, match="previous error"):
         recorder(running(cuda))
-    assert cuda.said == [*WARM, *CAPTURE, "ends", *WAITS, *mended]
-    cuda.said.clear()
+    assert cuda.calls == [*WARM, *CAPTURE, "ends", *WAITS, *mended]
+    cuda.calls.clear()
     with pytest.raises(ValueError, match="elsewhere"):  # before a capture has begun
         recorder(running(cuda, [ValueError("elsewhere")]))
-    assert ("releases" in cuda.said) == (release < (2, 13))
+    assert ("releases" in cuda.calls) == (release < (2, 13))
 
 
 def test_an_error_of_a_step_ends_its_capture(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,11 +209,11 @@ def test_an_error_of_a_step_ends_its_capture(cuda: Cuda, monkeypatch: pytest.Mon
     run = running(cuda, [None, None, ValueError("of a layer")])
     with pytest.raises(ValueError, match="of a layer"):
         GraphRecorder(CARD)(run)
-    assert cuda.said == [*WARM, *CAPTURE, "ends", *WAITS]  # it ended well: the graph gives back
+    assert cuda.calls == [*WARM, *CAPTURE, "ends", *WAITS]  # it ended well: the graph gives back
 
 
 def test_graph_is_freed_after_its_replay(cuda: Cuda) -> None:
     captured = GraphRecorder(CARD)(running(cuda))
-    cuda.said.clear()
+    cuda.calls.clear()
     captured.release()
-    assert cuda.said == ["aside waits for lane"]
+    assert cuda.calls == ["side waits for lane"]

@@ -1,4 +1,4 @@
-"""PyTorch's passes over rows of logits beside NumPy's, and whole draws by either."""
+"""PyTorch's passes over rows of logits compared with NumPy's, and full draws by either."""
 
 from __future__ import annotations
 

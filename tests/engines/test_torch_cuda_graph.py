@@ -68,8 +68,8 @@ class Leaves:
 @pytest.mark.parametrize(
     "name", ["llama", *(pytest.param(n, marks=pytest.mark.slow) for n in ("gemma2", "gpt_oss"))]
 )
-def test_a_played_step_is_the_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While leaves take slots anew, end one by one, and go on."""
+def test_replayed_step_equals_a_plain_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves reserve more slots, end one by one, and continue."""
     monkeypatch.setattr(pool, "GROW_BY", 4)
     played, plain = engine_of(name), engine_of(name, graphs=False)
     ours, theirs = Leaves(played, 5), Leaves(plain, 5)
@@ -83,7 +83,7 @@ def test_a_played_step_is_the_step(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_frame_serves_smaller_steps_and_forgets_them() -> None:
-    """What fills a frame up meets nothing, and writes into nobody's slot."""
+    """The padding of a graph attends to nothing, and writes into no slot of a row."""
     played, plain = engine_of(), engine_of(graphs=False)
     ours, theirs = Leaves(played, 8), Leaves(plain, 8)
     for n in [8] * 4 + [5, 8, 4, 7, 8]:
@@ -121,7 +121,7 @@ def test_frames_of_single_parts_and_of_merged_ones_do_not_serve_each_other() -> 
 
 
 def test_a_frame_serves_as_leaves_end_and_others_join() -> None:
-    """The plan changes beneath what was captured: what it reads is filled anew."""
+    """The plan changes beneath what was captured: its inputs are refilled."""
     played, plain = engine_of(), engine_of(graphs=False)
     ours, theirs = Leaves(played, 5), Leaves(plain, 5)
     for number in range(8):
@@ -185,7 +185,7 @@ def test_graphs_are_released_before_the_pool_grows(
     pool.reserve(pool.new(None), 4000)
     assert recorded == [0]
     engine._graphs = None
-    pool.reserve(pool.new(None), 8000)  # nobody is asked who is gone
+    pool.reserve(pool.new(None), 8000)  # no graphs are left to release
 
 
 def test_weights_that_are_forgotten_take_it_with_them() -> None:
@@ -253,10 +253,10 @@ def test_buffers_that_are_put_elsewhere_are_noticed() -> None:
     model.model.layers[0].register_buffer("scores", torch.zeros(3))
     model.model.layers[0].register_buffer("table", torch.zeros(3), persistent=False)
     engine = TorchEngine.adopt(model, kv="paged", graphs=True)
-    lie = engine._guard.addresses()
+    before = engine._guard.addresses()
     stored = dict(engine.model.named_buffers())
     stored["model.layers.0.scores"].data = torch.ones(3)
-    assert engine._guard.addresses() != lie
+    assert engine._guard.addresses() != before
 
 
 @pytest.mark.parametrize(("n_short", "failure"), [(1, torch.OutOfMemoryError), (3, RuntimeError)])
@@ -293,11 +293,11 @@ def test_failed_captures_are_retried_a_few_times(
 def test_what_cannot_be_captured_is_run_as_it_is_and_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuses(run: Any) -> Any:
+    def fail_capture(run: Any) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing\nmore of it")
 
     engine, plain = engine_of(), engine_of(graphs=False)
-    monkeypatch.setattr(engine._graphs, "_record", refuses)
+    monkeypatch.setattr(engine._graphs, "_record", fail_capture)
     ours, theirs = Leaves(engine, 3), Leaves(plain, 3)
     with caplog.at_level(logging.WARNING, logger="weft.engines.torch"):
         for _ in range(12):
@@ -332,12 +332,12 @@ def test_a_step_that_cannot_be_played_is_run_as_it_is(
     """PyTorch 2.11 plays no graph while another thread captures one; then it does again."""
     engine, plain = engine_of(), engine_of(graphs=False)
     ours, theirs = Leaves(engine, 3), Leaves(plain, 3)
-    replay, n_asked = capture._EagerStep.replay, 0
+    replay, n_replays = capture._EagerStep.replay, 0
 
     def plays_at_times(self: Any) -> None:
-        nonlocal n_asked
-        n_asked += 1
-        if n_asked % 3 == 1 or n_asked > 9:
+        nonlocal n_replays
+        n_replays += 1
+        if n_replays % 3 == 1 or n_replays > 9:
             raise RuntimeError("Offset increment outside graph capture")
         replay(self)
 
@@ -350,7 +350,7 @@ def test_a_step_that_cannot_be_played_is_run_as_it_is(
     for _ in range(12):  # for good, now: it is not tried for ever
         torch.testing.assert_close(ours.step(), theirs.step(), rtol=1e-4, atol=1e-4)
     assert "Offset increment" in str(engine.stats()["not_captured_because"])
-    assert n_asked == 12
+    assert n_replays == 12
     assert len(caplog.records) == 1
 
 
@@ -377,7 +377,7 @@ def test_a_loom_grows_the_same_from_frames() -> None:
     assert texts[True] == texts[False]
 
 
-def test_buckets_contain_their_steps_with_at_most_half_padding() -> None:
+def test_buckets_contain_their_steps_with_limited_padding() -> None:
     for n in range(1, 1025):
         assert n <= bucket_of(n) <= max(8, 1.5 * n + 1)
         assert n <= 128 or bucket_of(n) < n + 64
@@ -388,7 +388,7 @@ def test_buckets_contain_their_steps_with_at_most_half_padding() -> None:
 def test_a_step_of_many_tokens_gets_a_frame_of_its_own_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Products take as long as a frame has tokens, whoever made it first."""
+    """Products take as long as a graph has tokens, independent of the step that captured it."""
     monkeypatch.setattr(cuda_graph, "_MANY_TOKENS", 8)
     monkeypatch.setattr(cuda_graph, "_FINE", 8)
     engine = engine_of()
@@ -418,7 +418,7 @@ def test_a_replay_runs_over_what_its_tensors_hold() -> None:
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "qwen2", "mistral"])
 def test_heads_turned_in_one_kernel_give_the_models_own_logits(name: str) -> None:
-    """The fused decoder over paged KV, its weights side by side; beside Transformers' code."""
+    """The fused decoder over paged KV, weights side by side, equals Transformers' code."""
     with torch.inference_mode(False):
         model = build(name).to(DEVICE)
     want = [plain_logits(model, ids) for ids in ([5, 7, 11, 2], [5, 7, 9])]

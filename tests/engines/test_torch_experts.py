@@ -1,4 +1,4 @@
-"""A mixture's experts as four kernels: which are found, and what they give."""
+"""A mixture's experts as four kernels: which are fused, and their results."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def actual(model: Any) -> list[Any]:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("name", [*MIXTURES, "phi3"])
 def test_experts_of_a_family_are_patched(name: str, dtype: str) -> None:
-    """What those of gpt_oss cut off, too."""
+    """Also those with the limits of gpt_oss."""
     forms = actual(build(name, getattr(torch, dtype)))
     assert len(forms) == MIXTURES.get(name, 0)
     gate = (
@@ -69,8 +69,8 @@ class Mixture(torch.nn.Module):
 
     def forward(self, x: Any, chosen: Any, shares: Any) -> Any:
         out = torch.zeros_like(x)
-        for token, (ids, each) in enumerate(zip(chosen, shares, strict=True)):
-            for n, share in zip(ids, each, strict=True):
+        for token, (ids, token_shares) in enumerate(zip(chosen, shares, strict=True)):
+            for n, share in zip(ids, token_shares, strict=True):
                 between = self._apply_gate(
                     torch.nn.functional.linear(x[token], self.gate_up_proj[n])
                 )
@@ -98,7 +98,7 @@ class CutOff(Mixture):
 
 
 class CutOffFarOut(Mixture):
-    """Where only large numbers show it."""
+    """A mixture whose limits change large numbers only."""
 
     def _apply_gate(self, both: Any) -> Any:
         return super()._apply_gate(both).clamp(-100, 100)
@@ -218,7 +218,7 @@ def test_fused_experts_accept_transposed_weights_and_any_gate(
 
 @pytest.mark.parametrize("gate", GATES[-3:])
 def test_no_number_stays_none_below_a_limit(gate: GatedActivation) -> None:
-    """So that a broken model is seen."""
+    """So that a broken model is noticed."""
     given = Given(5, 1, 2, 32, 16, torch.float32)
     given.x[3, 5] = float("nan")
     created = kernels.fused_experts(
@@ -358,7 +358,7 @@ CHANGES = [_write, _replace, _parametrise, _activate, _hook_the_activation, _hoo
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_somebody_changes_counts(change: Any) -> None:
+def test_later_change_of_a_module_changes_the_result(change: Any) -> None:
     """In a step that has nothing but these kernels."""
     module = mixture().to(DEVICE)
     call = attach_context(module)
@@ -406,8 +406,8 @@ CARDS = {90: 232_448, 80: 166_912, 89: 101_376, 120: 101_376}
 def test_products_fit_a_card(
     capability: int, tile: str, gate: GatedActivation | None, sibling: str
 ) -> None:
-    """Weights are read ahead, several at once, and nothing is spilled. beside: which numbers of
-    theirs lie beside each other: of what is summed, or of the result.
+    """Weights are read ahead, several at once, and nothing is spilled. sibling: which strides
+    are 1: those of the summed numbers, or of the result.
     """
     size = getattr(kernels, tile)
     fixed = {

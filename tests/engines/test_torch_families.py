@@ -133,7 +133,7 @@ def test_a_mixed_step_continues_as_decodes_of_uneven_length(bench: Bench) -> Non
 
 
 @pytest.mark.parametrize("joined", [0, 4, 1024])
-def test_a_path_of_many_short_nodes_decodes_as_its_tokens(
+def test_path_of_many_short_nodes_decodes_as_its_tokens(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, joined: int
 ) -> None:
     """Nodes one below the other, with rows below them all, some and one; one is longer."""
@@ -296,7 +296,7 @@ def test_steps_are_ordered_whatever_stream_their_callers_have(kv: str) -> None:
 
 
 def test_long_rope_is_fixed_by_the_context_and_not_by_companions() -> None:
-    """A path past the short context makes Transformers use long factors for the whole forward."""
+    """A path past the short context makes Transformers use long factors for all rows."""
     model = build("phi3_longrope")
     ids = [(3 * i) % 100 + 3 for i in range(90)]
     long = Bench(model)

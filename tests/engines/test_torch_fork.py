@@ -78,7 +78,7 @@ assert torch.get_num_threads() == 2
 
 @pytest.mark.parametrize("many", [True, False])
 def test_fork_inside_a_forward_computes_with_one_thread(*, many: bool) -> None:
-    """Whether the forward had all threads or fewer: its end gives the child none back."""
+    """The forward may have all threads or fewer: its end gives the child none back."""
     kept = {name: each for name, each in os.environ.items() if "NUM_THREADS" not in name}
     kept["PYTHONPATH"] = os.pathsep.join(sys.path)
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Activation and product of gated parts as one kernel: which are found, and what they give."""
+"""Activation and product of gated parts as one kernel: which are fused, and their results."""
 
 from __future__ import annotations
 
@@ -165,8 +165,8 @@ def test_half_with_the_gate_is_recognised(*, is_turned: bool) -> None:
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_the_kernel_gates_as_pytorch_does(activation: Any, dtype: str) -> None:
-    """More tokens than a program takes, and more numbers, neither a multiple; far out, too. Held
-    against float64: PyTorch's own float32 differs from one processor to another.
+    """More tokens than a program takes, and more numbers, neither a multiple; far out too. Compared
+    with float64: PyTorch's own float32 differs from one processor to another.
     """
     seeded = torch.Generator(DEVICE).manual_seed(1)
     both = torch.randn(1, 70, 2 * 1100 + 8, device=DEVICE, generator=seeded) * 6

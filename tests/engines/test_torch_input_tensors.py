@@ -1,4 +1,4 @@
-"""A steady step of the torch engine: no masks of Transformers' own, nothing sent, nobody waits."""
+"""A steady step of the torch engine: no masks of Transformers' own, no copies, no waits."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Drawn:
         self.ids = torch.tensor(ids)
 
     def result(self) -> DrawResult:
-        raise AssertionError("the host asked for draws that are on the device")
+        raise AssertionError("the host read draws that are on the device")
 
 
 class Branches:
@@ -97,10 +97,10 @@ class Watch(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen[func.overloadpacket.__name__] += 1
+        self.counts[func.overloadpacket.__name__] += 1
         return func(*args, **(kwargs or {}))
 
 
@@ -117,7 +117,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
             real = getattr(torch, name)
 
             def noting(*given: Any, real: Any = real, **more: Any) -> Any:
-                watch.seen["upload"] += 1
+                watch.counts["upload"] += 1
                 return real(*given, **more)
 
             patch.setattr(torch, name, noting)
@@ -140,13 +140,15 @@ def test_a_steady_step_sends_nothing_to_the_device_and_waits_for_nothing(
         rows = branches.rows([FutureTokens(draws, i) for i in range(4)])
         with watched(monkeypatch) as watch:
             output = engine.forward(rows)
-        actual = {name: n for name, n in watch.seen.items() if name in {*WAITS, *UPLOADS, "upload"}}
+        actual = {
+            name: n for name, n in watch.counts.items() if name in {*WAITS, *UPLOADS, "upload"}
+        }
         if step:
             assert actual == {}
         else:
             assert actual["upload"]  # the plan
-        assert watch.seen["mm"] + watch.seen["addmm"] + watch.seen["linear"] > 3
-    # The twin is told by the host, in one go: the plan of the others was theirs alone.
+        assert watch.counts["mm"] + watch.counts["addmm"] + watch.counts["linear"] > 3
+    # The twin gets its tokens from the host: the plan of the others was theirs alone.
     for step in range(5):
         expected = twin.step([[(11 * step + i) % 100] for i in range(4)])
     got = np.stack([output.logits(i) for i in range(4)])
@@ -173,7 +175,9 @@ def test_a_steady_step_over_paged_kv_sends_nothing_either(monkeypatch: pytest.Mo
         rows = branches.rows([FutureTokens(draws, i) for i in range(4)])
         with watched(monkeypatch) as watch:
             engine.forward(rows)
-        actual = {name: n for name, n in watch.seen.items() if name in {*WAITS, *UPLOADS, "upload"}}
+        actual = {
+            name: n for name, n in watch.counts.items() if name in {*WAITS, *UPLOADS, "upload"}
+        }
         assert (actual == {}) == (step > 0), step
 
 
@@ -198,7 +202,7 @@ def test_texts_are_the_same_where_steps_overlap() -> None:
 
 @pytest.mark.parametrize("numbers", [[0, 1, 2], [2, 0, 1], [1, None, 0], [None, 2, None]])
 def test_tokens_that_are_late_are_those_that_were_drawn(numbers: list[int | None]) -> None:
-    """In any order, beside tokens that the host knows; -1 is any token."""
+    """In any order, mixed with tokens known on the host; -1 is any token."""
     engine = TorchEngine.adopt(build("qwen3"))
     branches, twin = Branches(engine, [1, 4, 2]), Branches(engine, [1, 4, 2])
     for ids in ([5, 6, 7], [60, 61, 62]):
@@ -245,7 +249,7 @@ def test_cached_tensors_contain_the_given_numbers() -> None:
 
 
 def test_protocol_of_draws_is_checked_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not row by row: a protocol is asked for by all of its names, which takes microseconds."""
+    """Not row by row: a protocol check tests all of its names, which takes microseconds."""
     requested = []
 
     class Counting(type):

@@ -1,4 +1,4 @@
-"""What the torch engine loads, what it refuses, and why."""
+"""Models that the torch engine loads, models that it rejects, and the reasons."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_converted_model_raises_until_it_is_converted_back(name: str) -> None:
     assert float((torch.from_numpy(got) - want).abs().max()) < 1e-4
 
 
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the system tells no mappings")
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the system lists no mappings")
 def test_copied_weights_are_in_memory_once(folder: Path) -> None:
     engine = TorchEngine.load(folder)
     gc.collect()
@@ -389,13 +389,13 @@ class _Unsaid:
     sliding_window = None
 
     def __init__(self, config: Any) -> None:
-        self.whole = config
+        self.config = config
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["whole"], name)
+        return getattr(self.__dict__["config"], name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Unsaid:
-        return _Unsaid(copy.deepcopy(self.whole, memo))
+        return _Unsaid(copy.deepcopy(self.config, memo))
 
 
 def test_model_with_a_window_only_in_its_mask_is_recomputed() -> None:

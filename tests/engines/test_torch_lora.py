@@ -133,7 +133,7 @@ def test_an_adapter_on_the_hub_is_loaded_by_its_id(tmp_path, text, monkeypatch) 
 
 @pytest.mark.parametrize("family", ["llama", "bloom", "mamba"])
 def test_two_adapters_and_the_model_alone_never_mix_in_a_gather(tmp_path, text, family) -> None:
-    """Asked for a token more each time, so that each goes on from what it computed itself."""
+    """Each call adds one token, so that each adapter continues its own KV."""
     rows = {None: plain_rows(build(family))}
     for seed, name in enumerate(("law", "med")):
         adapter(tmp_path / name, family, seed)
@@ -352,7 +352,7 @@ def test_branches_with_and_without_an_adapter_run_together(tmp_path, text) -> No
 
 
 def test_a_search_in_a_loom_with_an_adapter_asks_the_adapter(tmp_path, text) -> None:
-    """What a judge or a task asks is run as the loom's nodes are."""
+    """Prompts of a judge or a task run with the loom's adapter."""
     from weft.search import best_of_n
     from weft.search.score import judge, verdicts
 

@@ -1,4 +1,4 @@
-"""Where there is no memory, at any moment: what fails has changed nothing, and goes well again."""
+"""Lack of memory at any moment: the failed call changes nothing, and succeeds later."""
 
 from __future__ import annotations
 
@@ -103,9 +103,9 @@ class Life:
         self.store.settle(self.parts[name][-1])
 
     def free(self, name: int) -> None:
-        self.last = tuple(each for each in self.last if each != name)
-        for each in self.parts.pop(name):
-            self.store.free(each)
+        self.last = tuple(fragment for fragment in self.last if fragment != name)
+        for fragment in self.parts.pop(name):
+            self.store.free(fragment)
 
     def run(self) -> None:
         self.repeated(partial(self.begin, 0, 5))
@@ -159,7 +159,7 @@ def test_whatever_takes_memory_may_fail_once(
 
 
 def test_load_without_memory_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is no trait of the model: it would run whole paths, without a word of memory."""
+    """Otherwise the model would be recomputed, and the lack of memory not be reported."""
 
     def scarce(*_: Any) -> Any:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 GB")

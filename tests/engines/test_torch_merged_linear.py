@@ -79,7 +79,7 @@ class Products:
         ("cohere", [["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"]]),
         ("gpt_oss", [["q_proj", "k_proj", "v_proj"]]),
         ("deepseek_v3", [["q_a_proj", "kv_a_proj_with_mqa"], ["gate_proj", "up_proj"]]),
-        # One number of a token, beside which the others would lie across what is read at once.
+        # One number per token; merged with it, the others would not be aligned.
         ("qwen2_moe", [["q_proj", "k_proj", "v_proj"], ["gate_proj", "up_proj"]]),
         ("phi3", []),
         ("gpt2", []),
@@ -234,20 +234,20 @@ def test_changes_of_a_layer_count(change: str, *, has_bias: bool) -> None:
     x = torch.randn(1, 3, 8)
     with torch.no_grad():
         module.first(x), module.second(x)
-        for each in (module, twin):
-            OTHERS[change](each.first)
+        for pair in (module, twin):
+            OTHERS[change](pair.first)
         for _ in range(2):
             actual = []
-            for each in (module, twin):
+            for pair in (module, twin):
                 given = x.clone()
-                actual.append([layer(given) for layer in (each.first, each.second, each.first)])
+                actual.append([layer(given) for layer in (pair.first, pair.second, pair.first)])
             for one, other in zip(*actual, strict=True):
                 torch.testing.assert_close(one, other)
 
 
 @torch.inference_mode()
 def test_an_adapters_hooks_leave_them_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They write to nothing; of others nobody knows."""
+    """They write to no input; other hooks may."""
     module = running(Two())
     fuse_siblings(module)
     products, x = Products(monkeypatch), torch.randn(3, 8)

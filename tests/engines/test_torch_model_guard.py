@@ -1,4 +1,4 @@
-"""What the owner of a model does beside an engine that runs it: trains it, and casts."""
+"""An owner trains or casts a model while an engine runs it."""
 
 from __future__ import annotations
 
@@ -235,15 +235,15 @@ def test_a_closed_lm_has_no_cache_and_its_branches_are_stale(text: Tokenizer, na
 
 
 class _Recorder:
-    """A tool of the owner's that looks at a layer, with what no copy can be made of."""
+    """A tool of the owner that observes a layer and has a member that cannot be copied."""
 
     def __init__(self) -> None:
-        self.seen: list[int] = []
+        self.sizes: list[int] = []
         self.lock = threading.Lock()
 
     def see(self, module: Any, given: Any, out: Any) -> None:
         with self.lock:
-            self.seen.append(out.shape[-2])
+            self.sizes.append(out.shape[-2])
 
 
 def _look(store: list[int], module: Any, given: Any) -> None:
@@ -256,10 +256,10 @@ def test_hooks_of_the_user_store_into_the_users_objects(text: Tokenizer) -> None
     model.model.layers[1].mlp.register_forward_hook(recorder.see)
     model.model.layers[0].mlp.register_forward_pre_hook(functools.partial(_look, store))
     with weft.LM(TorchEngine.adopt(model), text) as lm:
-        recorder.seen.clear()
+        recorder.sizes.clear()
         store.clear()
         AsyncLM(lm).next_token_logprobs_sync(IDS)
-        assert recorder.seen == store == [len(IDS)]
+        assert recorder.sizes == store == [len(IDS)]
 
 
 def test_hook_bound_to_a_module_is_copied() -> None:

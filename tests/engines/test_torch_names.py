@@ -1,4 +1,4 @@
-"""Whose weights files are of, where an owner trains the model that an engine runs."""
+"""Fingerprints in files while an owner trains the model that an engine runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Norms of a model's own modules, as one kernel each: which are found, and what they give."""
+"""Norms of a model's own modules, as one kernel each: which are fused, and their results."""
 
 from __future__ import annotations
 

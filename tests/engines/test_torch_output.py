@@ -1,4 +1,4 @@
-"""Logits of the torch engine stay where they are until somebody reads them."""
+"""Logits of the torch engine stay on their device until they are read."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def test_kept_rows_keep_their_dtype_and_only_what_is_wanted(
     output = TorchOutput(logits, [])
     kept = output.retain(indices)
     assert kept.tensor.dtype == dtype
-    n_held = len(indices) if len(indices) < 3 else 6
-    assert kept.n_bytes == n_held * 50 * dtype.itemsize
+    n_rows = len(indices) if len(indices) < 3 else 6
+    assert kept.n_bytes == n_rows * 50 * dtype.itemsize
     for number, index in enumerate(indices):
         expected = logits[index].float().numpy()
         assert np.array_equal(kept.logits(number), expected)
@@ -79,7 +79,7 @@ def test_logprobs_of_neighbours_are_computed_together_and_cached_once(
     assert created == [1, 3, 3, 2]
     assert other.logprobs(5, on_host=on_host) is not None
     assert first.logprobs(6, on_host=on_host) is not None
-    assert created == [1, 3, 3, 2, 1]  # what one row is asked of drives out nothing
+    assert created == [1, 3, 3, 2, 1]  # a block for one row evicts nothing
     assert other.logprobs(4, on_host=on_host) is not None
     assert other._block is not None
     assert first._block is None
@@ -89,7 +89,7 @@ def test_logprobs_of_neighbours_are_computed_together_and_cached_once(
 def test_callers_get_far_rows_without_their_logits_on_the_host(
     on_device: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a card: every answer that nobody had read before is made of what the engine keeps."""
+    """As on a card: every answer without a fetched row is computed from the logits on the card."""
     contexts = [[5, 9, 40 + i] for i in range(6)] + [[5, 9, 40]]
     with weft.load(str(shallow()), engine="torch") as lm:
         near = weft.AsyncLM(lm)
@@ -116,7 +116,7 @@ def test_callers_get_far_rows_without_their_logits_on_the_host(
         np.testing.assert_allclose(together.numpy(), np.stack(want), atol=1e-5)
         np.testing.assert_allclose(depths.numpy()[-1], want[0], atol=1e-5)
         assert tops.ids.tolist()[0][0] == int(want[0].argmax())
-        # A row that came to the host for somebody else is as good.
+        # A row that another call has fetched is used as well.
         weft.Loom(lm, contexts[1]).next(1)
         mixed = model.batch_next_token_logprobs_sync(contexts[:3])
         np.testing.assert_allclose(mixed.numpy(), np.stack(want[:3]), atol=1e-5)
@@ -127,7 +127,7 @@ def test_callers_get_far_rows_without_their_logits_on_the_host(
 def test_a_row_that_is_no_distribution_is_refused_on_the_host(
     value: float, *, is_first: bool
 ) -> None:
-    """Alone or made with its neighbours, which are fine."""
+    """Alone or computed with its neighbours, which are valid."""
     logits = torch.randn(4, 9, generator=torch.Generator().manual_seed(1))
     logits[2] = value
     kept = DeviceLogits(logits)

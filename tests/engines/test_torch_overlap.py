@@ -1,6 +1,6 @@
-"""Steps launched from draws that nobody has seen: on the device, over paged KV.
+"""Steps launched from draws that the host has not read: on the device, over paged KV.
 
-A card's engine says `async_scheduling`, and draws on its device. Here a CPU plays the card.
+An engine on a card sets `async_scheduling`, and draws on its device. Here a CPU is the card.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def unseen(ids: list[int], monkeypatch: pytest.MonkeyPatch) -> TorchDraws:
 
 
 def test_future_tokens_run_like_known_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In any order, beside tokens that the host knows; a draw of no token is run as token 0."""
+    """In any order, mixed with tokens known on the host; a draw of no token is run as token 0."""
     engine = TorchEngine.adopt(build("llama").to(DEVICE), kv="paged", graphs=False)
     trunk = engine.fragments.new(None)
     engine.forward([Row((), [3, 4, 5], 0, trunk)])

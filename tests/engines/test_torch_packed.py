@@ -42,8 +42,8 @@ def packed(model) -> list[PackedLinear]:
     return [module for module in model.modules() if isinstance(module, PackedLinear)]
 
 
-def is_held_once(layer: PackedLinear) -> bool:
-    """Whether a layer has its weight packed alone, or meets it as it lies."""
+def is_stored_once(layer: PackedLinear) -> bool:
+    """Return True if a layer has its weight packed only, or uses it unpacked."""
     stored = layer._parameters.get("weight")
     return stored is None or stored.data_ptr() == layer._packed.data_ptr()
 
@@ -160,7 +160,7 @@ def test_loaded_weights_are_packed_if_that_is_faster(folder: Path, tmp_path: Pat
         assert not packed(TorchEngine.load(folder, dtype=dtype, packed_weights=False).model)
     model = TorchEngine.load(folder, dtype="bfloat16").model
     assert len(packed(model)) == 3 * 7 + 1
-    assert all(map(is_held_once, packed(model)))
+    assert all(map(is_stored_once, packed(model)))
     wide = build("llama").config
     wide.intermediate_size = (1 << 19) // wide.hidden_size
     type(build("llama"))(wide).save_pretrained(tmp_path / "wide")
@@ -252,8 +252,8 @@ def test_tied_output_layer_is_packed_and_the_embedding_stays(tmp_path: Path, cap
     assert head.weight is engine.model.get_input_embeddings().weight
     np.testing.assert_allclose(stepped(engine), plain_logits(model, IDS).numpy(), atol=2e-4)
     with torch.no_grad():
-        for each in (model, engine.model):
-            each.get_input_embeddings().weight.mul_(1.5)
+        for owner in (model, engine.model):
+            owner.get_input_embeddings().weight.mul_(1.5)
     np.testing.assert_allclose(stepped(engine), plain_logits(model, IDS).numpy(), atol=3e-4)
 
 
@@ -369,8 +369,8 @@ def test_wrong_or_missing_products_leave_weights_unpacked(
 
 # Experts ---------------------------------------------------------------------------------------
 
-# Told apart by how Transformers declares their experts: plain, with biases and transposed, with an
-# expert of all tokens beside them, and in a model without KV of its tokens.
+# They differ in how Transformers declares their experts: plain, with biases and transposed, with an
+# expert for all tokens, and in a model without KV of its tokens.
 MIXTURES = ["mixtral", "gpt_oss", "deepseek_v3", "qwen3_next"]
 
 
@@ -406,7 +406,7 @@ def test_packed_experts_give_the_same_logits_and_load_weights(
     first.save_pretrained(tmp_path / "model")
     model = TorchEngine.load(tmp_path / "model", packed_weights=True).model
     stacks = [n for n, _ in model.named_parameters() if "experts" in n and "bias" not in n]
-    assert bool(stacks) == is_widened(dtype)  # beside what is packed they are not
+    assert bool(stacks) == is_widened(dtype)  # packed stacks are no parameters
     twin = copy.deepcopy(model)
     for key, weight in first.state_dict().items():
         assert torch.equal(model.state_dict()[key], weight), key

@@ -1,4 +1,4 @@
-"""Tree attention over a pool of slots: against one plain softmax a token, over its whole path."""
+"""Tree attention over a pool of slots equals a plain softmax per token over its full path."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Node:
 
 
 class Twin:
-    """A tree in a pool of one layer, and beside it as lists of tensors."""
+    """A tree in a pool of one layer, and the same tree as lists of tensors."""
 
     def __init__(
         self, heads: int = 2, kv: int = 1, dims: tuple[int, int] = (8, 8), dtype: str = "float32"
@@ -83,7 +83,7 @@ class Twin:
         self.random = random.Random(1)
         self.generator = torch.Generator().manual_seed(1)
         self.nodes: dict[int, Node] = {}
-        self.n_made = 0
+        self.n_added = 0
 
     def normal(self, *shape: int) -> Any:
         return torch.randn(*shape, generator=self.generator).to(DEVICE, self.dtype)
@@ -98,9 +98,9 @@ class Twin:
         return self.add(self.memory.load(data, None), stored, parent)
 
     def add(self, fragment: Fragment, stored: Sequence[Any], parent: int | None) -> int:
-        self.n_made += 1
-        self.nodes[self.n_made] = Node(fragment, stored, parent)
-        return self.n_made
+        self.n_added += 1
+        self.nodes[self.n_added] = Node(fragment, stored, parent)
+        return self.n_added
 
     def above(self, number: int | None) -> list[Node]:
         chain: list[Node] = []
@@ -242,7 +242,7 @@ def softmax(q: Any, keys: Any, values: Any, spec: AttentionSpec) -> Any:
 
 
 def ragged(twin: Twin) -> list[Part]:
-    """A trunk, nodes of uneven length, leaves that grow beside rows that keep nothing."""
+    """A trunk, nodes of uneven length, leaves that grow next to rows that keep nothing."""
     trunk = twin.node(None, 40)
     child = twin.node(trunk, 7)
     leaf, other, empty = twin.node(child, 3), twin.node(trunk, 1), twin.node(child, 0)
@@ -287,7 +287,7 @@ def test_windows_caps_sinks_and_groups_agree_with_a_softmax(name: str, kv: int) 
 def test_nodes_merged_into_a_row_agree_with_a_softmax(
     name: str, n_heads: int, n_kv: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Met with the row's own list, in tiles of any size; and some rows' parts are merged."""
+    """Computed with the row's own list, in tiles of any size; some rows' parts are merged."""
     monkeypatch.setattr(attention_metadata, "_CHUNK", 64)
     spec = SPECS[name]
     if spec.sinks is not None:
@@ -307,7 +307,7 @@ def test_nodes_merged_into_a_row_agree_with_a_softmax(
 
 @pytest.mark.parametrize("window", [None, 40, 64, 130, 200])
 def test_keys_visible_to_a_full_tile_agree_with_a_softmax(window: int | None) -> None:
-    """Long nodes, so that whole blocks lie before, between and behind those that are masked."""
+    """Long nodes, so that full blocks are before, between and behind the masked ones."""
     twin = Twin(4, 2)
     trunk = twin.node(None, 333)
     leaves = [twin.node(trunk, n) for n in (0, 70, 129)]
@@ -350,7 +350,7 @@ def test_segments_of_many_queries_use_broad_tiles(
     assert twin.step(parts, AttentionSpec(0.3, window=90)) < (5e-3 if dtype == "float16" else NEAR)
     work = twin.last.work(2)
     assert (len(work.broad), len(work.wide) > 0, len(work.narrow) > 0) == (*attended, True)
-    assert_met_once(twin, twin.rows([(trunk, None, 130)]), 2)
+    assert_attended_once(twin, twin.rows([(trunk, None, 130)]), 2)
 
 
 def test_long_prompt_is_one_part_in_each_of_its_steps() -> None:
@@ -366,7 +366,7 @@ def test_long_prompt_is_one_part_in_each_of_its_steps() -> None:
     leaves = [memory.new(kv) for _ in range(300)]
     path = (Span(kv, 16384),)
     step = memory.start_step([Row(path, [0], 16384, leaf) for leaf in leaves])
-    assert len(step.work(4).broad) * 8 > 132  # but where few tiles meet much, it is cut
+    assert len(step.work(4).broad) * 8 > 132  # but few tiles with many keys are cut
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -446,7 +446,7 @@ def test_leaves_reserve_some_slots_and_give_them_back() -> None:
     assert sum(len(leaf.slots) for leaf in leaves) == memory.usage().slots == 64 * 400
 
 
-def assert_met_once(twin: Twin, rows: list[Row], group: int) -> paged_step.PagedStep:
+def assert_attended_once(twin: Twin, rows: list[Row], group: int) -> paged_step.PagedStep:
     """Every slot of every path and list is in one part of each query, in order, and no more is."""
     step = twin.memory.start_step(rows)
     work, table = step.work(group), twin.memory.table.on_device().cpu().numpy()
@@ -460,11 +460,11 @@ def assert_met_once(twin: Twin, rows: list[Row], group: int) -> paged_step.Paged
             above = table[at_above : at_above + n_above].tolist()
             for m in range(m0, min(m0 + n_rows, n_query)):
                 token = start + m // group
-                n_seen = max(0, min(n, positions[token] + 1 - first))
+                n_visible = max(0, min(n, positions[token] + 1 - first))
                 actual = attended.setdefault((token, m % group), {})
                 assert ordinal not in actual
-                actual[ordinal] = above + table[at : at + n_seen].tolist()
-    n_met = 0
+                actual[ordinal] = above + table[at : at + n_visible].tolist()
+    n_checked = 0
     assert sorted(step.order) == list(range(len(rows)))
     for row, kv, start in zip(rows, step._plan.lists, step.starts, strict=True):
         path = [slot for span in row.prefix for slot in span.fragment.slots[: span.length]]
@@ -475,11 +475,11 @@ def assert_met_once(twin: Twin, rows: list[Row], group: int) -> paged_step.Paged
             assert step.slots[token] == want[-1]
             for head in range(group):
                 actual = attended[token, head]
-                n_met += 1
+                n_checked += 1
                 assert sorted(actual) == list(range(len(actual)))
                 assert [slot for part in sorted(actual) for slot in actual[part]] == want
             assert first_part[token + 1] - first_part[token] == len(actual)
-    assert n_met == len(attended)
+    assert n_checked == len(attended)
     assert work.n_parts == first_part[-1]
     return step
 
@@ -501,7 +501,7 @@ def test_metadata_covers_every_slot_of_every_path_once(monkeypatch: pytest.Monke
         (twin.nodes[n].parent, n, twin.random.choice([1, 30])) for n in twin.leaves()
     ]
     parts += [(twin.random.choice(numbers[:20]), None, n) for n in (1, 2, 80)]
-    assert_met_once(twin, twin.rows(parts), 3)
+    assert_attended_once(twin, twin.rows(parts), 3)
 
 
 def chain(twin: Twin, sizes: Sequence[int], parent: int | None = None) -> list[int]:
@@ -520,9 +520,9 @@ def test_short_nodes_one_below_the_other_are_one_part() -> None:
     nodes = chain(twin, [3, 20, 7] * 8, trunk)
     leaves: list[Part] = [(nodes[-1], twin.node(nodes[-1], 2), 1) for _ in range(5)]
     n_trunk = 3  # 256 slots each
-    step = assert_met_once(twin, twin.rows(leaves), 2)
+    step = assert_attended_once(twin, twin.rows(leaves), 2)
     assert step.work(2).n_parts == 5 * (n_trunk + 1 + 1)
-    step = assert_met_once(twin, twin.rows([*leaves, (nodes[9], None, 40)]), 2)
+    step = assert_attended_once(twin, twin.rows([*leaves, (nodes[9], None, 40)]), 2)
     assert step.work(2).n_parts == 45 * (n_trunk + 1 + 1)
     assert twin.step([*leaves, (nodes[9], None, 40)], AttentionSpec(0.3, window=100)) < NEAR
 
@@ -533,15 +533,15 @@ def test_short_forking_nodes_are_merged_if_that_saves_parts() -> None:
     nodes = chain(twin, [4] * 12)
     deep: list[Part] = [(nodes[-1], twin.node(nodes[-1], 0), 1) for _ in range(20)]
     sides: list[Part] = [(node, twin.node(node, 0), 1) for node in nodes[:-1]]
-    step = assert_met_once(twin, twin.rows([*deep, *sides]), 2)
-    assert step.work(2).n_parts == 2 * 20 + 11  # what is above a side alone is met with it
+    step = assert_attended_once(twin, twin.rows([*deep, *sides]), 2)
+    assert step.work(2).n_parts == 2 * 20 + 11  # nodes above a single side are computed with it
     twin, trunk = Twin(2, 1), 0
     trunk = twin.node(None, 200)
     others = [twin.node(trunk, 3) for _ in range(2)]
     few: list[Part] = [(node, twin.node(node, 0), 1) for node in others]
-    assert assert_met_once(twin, twin.rows(few), 2).work(2).n_parts == 2 * 2
+    assert assert_attended_once(twin, twin.rows(few), 2).work(2).n_parts == 2 * 2
     crowd: list[Part] = [(node, twin.node(node, 0), 1) for node in others for _ in range(30)]
-    assert assert_met_once(twin, twin.rows(crowd), 2).work(2).n_parts == 60 * 2
+    assert assert_attended_once(twin, twin.rows(crowd), 2).work(2).n_parts == 60 * 2
 
 
 def test_no_more_than_a_chunk_is_handed_down() -> None:
@@ -550,19 +550,19 @@ def test_no_more_than_a_chunk_is_handed_down() -> None:
     nodes = chain(twin, [100] * 9)
     leaves: list[Part] = [(nodes[-1], twin.node(nodes[-1], 0), 1) for _ in range(4)]
 
-    def n_met(parts: list[Part]) -> int:
-        work = assert_met_once(twin, twin.rows(parts), 2).work(2)
+    def n_attended(parts: list[Part]) -> int:
+        work = assert_attended_once(twin, twin.rows(parts), 2).work(2)
         fields = tiling.N, tiling.N_ABOVE
         return sum(int(items[:, each].sum()) for items in work.by_tile for each in fields)
 
-    before = n_met(leaves)
+    before = n_attended(leaves)
     joined = [*leaves, (nodes[7], twin.node(nodes[7], 0), 1)]
-    assert n_met(joined) <= before + attention_metadata._CHUNK + pool._REGION
+    assert n_attended(joined) <= before + attention_metadata._CHUNK + pool._REGION
     twin = Twin(2, 1)
     low = chain(twin, [30, 30])[-1]
     ends = [twin.node(low, 3) for _ in range(2)]
     crowd: list[Part] = [(ends[i % 2], twin.node(ends[i % 2], 0), 1) for i in range(10)]
-    assert assert_met_once(twin, twin.rows(crowd), 2).work(2).n_parts == 10 * 3
+    assert assert_attended_once(twin, twin.rows(crowd), 2).work(2).n_parts == 10 * 3
 
 
 def test_metadata_follows_a_search_from_its_best_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -597,7 +597,7 @@ def test_merged_lists_are_released_with_their_metadata(monkeypatch: pytest.Monke
     for _ in range(40):
         for some in (leaves[:1], leaves, [(low, None, 3)]):
             step = twin.memory.start_step(twin.rows(some))
-            n_each = 1 if step.work(2).is_single else 2  # what is above one row is met with it
+            n_each = 1 if step.work(2).is_single else 2  # nodes above one row are computed with it
             assert (step.work(2).n_parts, n_each) == (
                 n_each * sum(n for _, _, n in some),
                 2 - (some == leaves[:1]),
@@ -630,7 +630,7 @@ def test_released_slots_are_not_attended() -> None:
     twin = Twin(2, 1)
     top, middle, low = chain(twin, [4, 64, 4])
     leaf = twin.node(low, 0)
-    assert_met_once(twin, twin.rows([(low, leaf, 1)]), 2).commit()
+    assert_attended_once(twin, twin.rows([(low, leaf, 1)]), 2).commit()
     assert twin.memory.table.moved == set()
     twin.nodes[leaf].tensors = [torch.zeros(1, *h.shape[1:]) for h in twin.nodes[leaf].tensors]
     kv, other = twin.nodes[middle].fragment, twin.memory.new(None)
@@ -638,11 +638,11 @@ def test_released_slots_are_not_attended() -> None:
     twin.memory.reserve(other, 32)
     twin.memory.reserve(kv, 63)  # in its own region
     twin.memory.grew(kv, 63)
-    assert_met_once(twin, twin.rows([(low, leaf, 1)]), 2)
+    assert_attended_once(twin, twin.rows([(low, leaf, 1)]), 2)
 
 
 class Planned:
-    """Counts the plans that are made, and keeps the last one."""
+    """Counts the created plans, and keeps the last one."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.n = 0
@@ -666,10 +666,10 @@ class Runs:
         self.live = live or twin.leaves()
 
     def step(self, group: int, others: Sequence[Part] = ()) -> paged_step.PagedStep:
-        """Step once, look at all that is met, and go on."""
+        """Step once, check all attended slots, and commit."""
         parts: list[Part] = [(self.twin.nodes[n].parent, n, 1) for n in self.live]
         parts += others
-        step = assert_met_once(self.twin, self.twin.rows(parts), group)
+        step = assert_attended_once(self.twin, self.twin.rows(parts), group)
         step.commit()
         for _, number, n in parts:
             if number is not None:
@@ -762,18 +762,18 @@ def test_lists_that_are_lost_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> No
     twin = Twin(2, 1)
     trunk = twin.node(None, 8)
     rows = twin.rows([(trunk, twin.node(trunk, 0), 1)])
-    assert_met_once(twin, rows, 2)
+    assert_attended_once(twin, rows, 2)
     for _ in range(40):
         twin.memory.start_step(twin.rows([(trunk, None, 2)]))
         assert len(twin.memory.table.moved) <= 17
-    assert_met_once(twin, rows, 2)
+    assert_attended_once(twin, rows, 2)
 
 
 def test_metadata_follows_changes_of_its_fragments(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Fragments are split, joined, trimmed, settled, freed and moved between steps in which leaves
-    end and join; regions are small, so that lists move and tables are made anew.
+    end and join; regions are small, so that lists move and tables are rebuilt.
     """
     monkeypatch.setattr(attention_metadata, "_CHUNK", 64)
     monkeypatch.setattr(pool, "SMALLEST_POOL", 8)
@@ -798,7 +798,7 @@ def test_metadata_follows_changes_of_its_fragments(
 
 
 def test_leaves_that_grow_keep_their_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For hundreds of tokens, past their regions; where they are is found on the device."""
+    """For hundreds of tokens, past their regions; their places are computed on the device."""
     twin = Twin()
     trunk = twin.node(None, 10)
     parts: list[Part] = [(trunk, twin.node(trunk, 30 + 7 * i), 1) for i in range(5)]
@@ -930,7 +930,7 @@ def test_a_pool_that_cannot_grow_keeps_no_layer_that_is_larger(
 
 
 def test_a_pool_on_a_card_that_is_full_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is moved in vain costs all that was captured over it."""
+    """A move without effect would cost all graphs captured over the pool."""
     twin = Twin()
     leaf = twin.node(twin.node(None, 250), 0)
     before = (twin.memory.n_moves, *map(id, twin.memory.keys))
@@ -966,7 +966,7 @@ def test_host_memory_is_released_once_the_device_has_read_it() -> None:
 
 
 def test_kv_leaves_layer_after_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it leaves there is little room: copies of all layers would not find any."""
+    """Memory is short when KV is offloaded: copies of all layers would not fit."""
     shape = LayerShape(1, 8, 8, torch.float32, torch.float32)
     memory = PagedBackend(Layout.from_shapes([shape] * 5, DEVICE))
     named = [f"{name}.{layer}" for layer in range(5) for name in "kv"]
@@ -1173,11 +1173,11 @@ def test_heads_of_many_programs_are_stored(dims: tuple[int, int]) -> None:
     [(256, torch.bfloat16, True), (512, torch.bfloat16, False), (64, torch.float32, False)],
 )
 def test_tiles_of_128_rows_are_for_heads_that_fit_a_processor(
-    size: int, dtype: torch.dtype, *, is_met: bool
+    size: int, dtype: torch.dtype, *, is_allowed: bool
 ) -> None:
     shapes = [LayerShape(8, 64, 64, torch.bfloat16, torch.bfloat16)]
     shapes.append(LayerShape(2, size, size, dtype, dtype))  # one of few layers is enough
-    assert kernel.has_broad(Layout.from_shapes(shapes, torch.device("cpu"))) == is_met
+    assert kernel.has_broad(Layout.from_shapes(shapes, torch.device("cpu"))) == is_allowed
 
 
 @pytest.mark.parametrize(("size", "dtype"), [(256, torch.float32), (512, torch.bfloat16)])
@@ -1276,7 +1276,7 @@ def test_tiles_compile_for_sm_90(size: int, n_rows: int, is_plain: bool) -> None
     assert result.stack == 0
     assert result.registers <= 255
     if n_rows == kernel.BROAD or (n_rows == kernel.WIDE and size <= 128):
-        assert result.ahead > 0  # the next keys come while these are met
+        assert result.ahead > 0  # the next keys are loaded during these products
 
 
 @pytest.mark.slow
@@ -1285,7 +1285,7 @@ def test_tiles_compile_for_sm_90(size: int, n_rows: int, is_plain: bool) -> None
 def test_many_heads_a_group_wait_for_no_single_product(
     n_heads: int, size: int, n_rows: int
 ) -> None:
-    """Tiles of 64 and 128 rows meet what lies above one token, too, where 16 do not hold it."""
+    """Tiles of 64 and 128 rows also compute nodes above one token, if 16 rows are too few."""
     fixed = kernel.tile_config(n_heads, 1, size, size, n_rows, 2)
     requested = {"HAS_CAP": False, "HAS_WINDOW": False, "IS_SINGLE_PART": False}
     result = compiled("paged.kernel", "tree_attention_kernel", {**fixed, **requested})

@@ -89,7 +89,7 @@ def test_switched_adapters_raise_until_they_are_switched_back(
     model = wrapped.get_base_model()
     with weft.LM(TorchEngine.adopt(model), text) as lm:
         assert off(lm, model, IDS) < 1e-3
-        for _ in range(2):  # what was asked before is not given, either
+        for _ in range(2):  # cached rows are not returned, either
             with switch(wrapped):
                 for ids in (IDS, [*IDS, 5]):
                     with pytest.raises(ForwardError, match="PEFT adapters of .* were switched"):

@@ -63,7 +63,7 @@ def test_a_tree_equals_the_models_own_plain_forward(
     engine.forward([Row((), IDS[:9], 0, trunk)])
     above = (Span(trunk, 9),)
     tails = [store.new(trunk) for _ in range(3)]
-    for step in range(4):  # beside each other, and beside a prefill
+    for step in range(4):  # in one step with each other and with a prefill
         rows = [
             Row(above, [IDS[20 + 5 * i + step]], 9 + step, tail, (0,))
             for i, tail in enumerate(tails)

@@ -1,4 +1,4 @@
-"""Models without KV of single tokens run whole paths, and equal their own plain forward."""
+"""Models without KV of single tokens recompute full paths, and equal their plain forward."""
 
 from __future__ import annotations
 
@@ -270,7 +270,7 @@ def test_states_stay_within_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None
         for i in range(4):
             _near(output.logits(i), plain_logits(model, [40 + i, *IDS[:n]])[-1])
     assert (4, 1) in shapes  # while it was short
-    assert shapes[-1] == (4, 30)  # then it was run whole
+    assert shapes[-1] == (4, 30)  # then the full path was run
     with pytest.raises(ConfigError, match="state_bytes"):
         TorchEngine.adopt(model, state_bytes=-1)
     with pytest.raises(ConfigError, match="kv_budget"):
@@ -280,7 +280,7 @@ def test_states_stay_within_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None
 def test_an_end_that_was_kept_twice_is_forgotten_once() -> None:
     model = build("bloom")
     engine = TorchEngine.adopt(model)
-    for _ in range(2):  # the second time for its first position, so it is run whole again
+    for _ in range(2):  # the second time for its first position, so the full path is run once more
         engine.forward([complete(IDS[:20], 0, 19)])
     engine.clear_caches()
     assert len(engine._runner.states) == engine._runner.states._used_bytes == 0

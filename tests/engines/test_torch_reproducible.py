@@ -1,4 +1,4 @@
-"""`reproducible=True` on torch: a row has the same bits in any company, or the load refuses."""
+"""`reproducible=True` on torch: a row has the same bits in any company, or the load raises."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def load(dtype: str) -> TorchEngine:
 
 
 def grow(engine: TorchEngine, size: int, company: int, seed: int) -> list[bytes]:
-    """Return the bits of a path's logits, run `size` tokens at a time beside other paths."""
+    """Return the bits of a path's logits, run `size` tokens at a time in a batch of paths."""
     rng = random.Random(seed)
     prompt = engine.fragments.new(None)
     engine.forward([Row((), IDS[:10], 0, prompt, ())])
@@ -56,7 +56,7 @@ def grow(engine: TorchEngine, size: int, company: int, seed: int) -> list[bytes]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_path_has_the_same_bits_in_any_company(dtype: str) -> None:
+def test_path_has_the_same_bits_in_any_batch(dtype: str) -> None:
     engine = load(dtype)
     alone = grow(engine, 1, 0, 0)
     for seed, (size, company) in enumerate([(60, 0), (1, 3), (9, 8), (40, 20)]):
@@ -68,13 +68,13 @@ def test_path_has_the_same_bits_in_any_company(dtype: str) -> None:
     usual.close()
 
 
-def test_claim_that_does_not_hold_is_refused_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_false_claim_of_reproducibility_raises_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = iter(range(100))
     monkeypatch.setattr(alone_module, "_run", lambda *_: np.full((3, 5), float(next(calls))))
     with pytest.raises(Unsupported, match="does not hold"):
         TorchEngine.load(TINY, dtype="bfloat16", reproducible=True)
 
 
-def test_paged_kv_is_refused() -> None:
+def test_paged_kv_raises() -> None:
     with pytest.raises(ConfigError, match="needs padded KV"):
         TorchEngine.load(TINY, kv="paged", reproducible=True)

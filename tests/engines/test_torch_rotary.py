@@ -181,7 +181,7 @@ def test_the_owners_classes_stay_what_they_are(name: str) -> None:
 
 
 def test_a_forward_that_others_have_put_there_stays() -> None:
-    """Whether it is of one module, or wraps that of the class without saying what it calls."""
+    """The forward may be of one module, or wrap that of the class without naming it."""
     model = build("gemma2")
     attention: Any = model.model.layers[0].self_attn
     own = type(attention).forward

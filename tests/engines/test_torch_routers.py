@@ -1,4 +1,4 @@
-"""A mixture's routers as one kernel: which are found, and what they choose."""
+"""A mixture's routers as one kernel: which are fused, and their choices."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class InStep:
 
 
 def both(module: Any, *given: Any) -> tuple[Any, Any, int]:
-    """What a module of ours makes without a step and in one, and how often the step did it."""
+    """Return the results of a module without and with a step, and the number of fused calls."""
     in_step, call = InStep(), module.call
     with torch.inference_mode():
         plain = module.inner(*given)
@@ -174,7 +174,7 @@ def test_a_router_chooses_as_its_own_code_does(name: str) -> None:
 
 @pytest.mark.parametrize("name", ROUTERS)
 def test_in_half_precision_shares_have_the_dtype_that_they_had(name: str) -> None:
-    """And logits are made as they were: where two are the same, either may be chosen."""
+    """And logits are computed as before: of two equal ones, either may be chosen."""
     module = ours(router_of(name, torch.float16), torch.float16)
     form = module.inner.__dict__["weft_form"]
     x = torch.randn(40, 64, generator=torch.Generator().manual_seed(1)).to(DEVICE, torch.float16)
@@ -254,7 +254,7 @@ def test_of_the_same_scores_the_first_are_chosen_each_once() -> None:
 @pytest.mark.parametrize("function", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("is_normed", [False, True])
 def test_what_is_no_number_is_chosen_and_stays_none(function: Any, *, is_normed: bool) -> None:
-    """So that a broken model is seen; PyTorch has such numbers above all others, too."""
+    """So that a broken model is noticed; PyTorch has such numbers above all others, too."""
     logits = torch.randn(3, 8, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     logits[0, 5] = float("nan")
     logits[1] = float("nan")
@@ -395,7 +395,7 @@ def _hook(module: Any) -> None:
 
 
 @pytest.mark.parametrize("change", [_write, _replace, _parametrise, _hook])
-def test_what_somebody_changes_counts(change: Any) -> None:
+def test_later_change_of_a_router_changes_the_result(change: Any) -> None:
     module = ours(Plain().to(DEVICE))
     x = torch.randn(7, 16, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     before, result, n = both(module, x)

@@ -32,7 +32,7 @@ DEVICE = torch.device("cpu" if is_interpreted() else "cuda")
 
 @pytest.fixture(autouse=True)
 def _as_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines draw on the device, and ask anew whether it does so well."""
+    """Engines draw on the device, and repeat the check of its draws."""
     monkeypatch.setattr(sampler, "is_for_triton", lambda _: True)
     monkeypatch.setattr(check, "_agreed", set())
 
@@ -49,7 +49,7 @@ def test_correct_kernels_pass_the_check(n_vocab: int, dtype: Any) -> None:
 
 
 def changed(owner: Any, name: str, change: Callable[[Any], Any]) -> tuple[Any, str, Any]:
-    """What a part of the draw would be that makes something else."""
+    """Return the patch of a part of the draw whose result is changed."""
     complete = getattr(owner, name)
     return owner, name, lambda *args, **named: change(complete(*args, **named))
 

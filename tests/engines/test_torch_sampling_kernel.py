@@ -1,4 +1,4 @@
-"""The draw in Triton beside the NumPy reference: same tokens, same figures, two launches."""
+"""The draw in Triton compared with the NumPy reference: same tokens, same scores, two launches."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),
 ]
 DEVICE = torch.device("cpu" if kernel.is_interpreted() else "cuda")
-# Scores of one tile that are as near as this may change places: they are found in float32.
+# Scores of one tile that are this near may change places: they are computed in float32.
 LEVEL = 1e-5
 
 
@@ -268,7 +268,7 @@ def test_the_load_check_passes_kernels_that_draw_as_the_reference(
 
 
 def _no_edge(logits: Any, rows: Any, *_: Any, **__: Any) -> Any:
-    """What filters leave where their kernels cut nothing."""
+    """Cutoffs of kernels that cut nothing."""
     threshold = torch.full(rows.shape, -torch.inf, device=rows.device)
     return draw_kernel.Cutoffs(threshold, torch.full_like(rows, logits.shape[1]))
 

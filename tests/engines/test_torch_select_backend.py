@@ -84,29 +84,29 @@ def test_a_card_has_paged_kv_where_the_model_passes(
 def test_a_card_whose_kernels_fail_has_padded_kv(
     trial: Trial, caplog: pytest.LogCaptureFixture, broken: str
 ) -> None:
-    """Wrong everywhere, in tiles of one class over whole blocks of keys, in merges of many parts,
-    in what is played; or they raise, then or later."""
+    """Wrong everywhere, in tiles of one class over full blocks of keys, in merges of many parts,
+    in a replayed graph; or they raise, then or later."""
     attend, fill, logits = step.tree_attention, cuda_graph.GraphBuffers.fill, TorchOutput.logits
-    n_met = 0
+    n_calls = 0
 
     def attend_wrongly(query: Any, keys: Any, values: Any, work: Any, *rest: Any) -> Any:
-        nonlocal n_met
-        n_met += 1
+        nonlocal n_calls
+        n_calls += 1
         if broken == "launch":
             raise RuntimeError("CUDA error: no kernel image is available")
         items = getattr(work, broken, None)
-        is_met = broken == "kernel" or (
+        is_wrong = broken == "kernel" or (
             broken == "merge" and work.n_parts > kernel._MANY_PARTS * query.shape[1]
         )
-        is_met |= items is not None and bool((items[:, 1] >= 64).any())
-        return attend(query, keys, values, work, *rest) * (0.5 if is_met else 1)
+        is_wrong |= items is not None and bool((items[:, 1] >= 64).any())
+        return attend(query, keys, values, work, *rest) * (0.5 if is_wrong else 1)
 
     def fill_wrongly(self: Any, ids: Any, attended: Any) -> None:
         fill(self, 0 * ids, attended)
 
-    def tell_late(self: Any, number: int) -> Any:
-        nonlocal n_met
-        was, n_met = n_met, 0
+    def logits_late(self: Any, number: int) -> Any:
+        nonlocal n_calls
+        was, n_calls = n_calls, 0
         if was:  # a kernel of ours has run since
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         return logits(self, number)
@@ -115,7 +115,7 @@ def test_a_card_whose_kernels_fail_has_padded_kv(
     if broken == "frame":
         trial.patch.setattr(cuda_graph.GraphBuffers, "fill", fill_wrongly)
     if broken == "late":
-        trial.patch.setattr(TorchOutput, "logits", tell_late)
+        trial.patch.setattr(TorchOutput, "logits", logits_late)
     # Tiles of 128 rows are for half precision alone, where a prompt then has no smaller ones.
     is_tile = broken in ("narrow", "wide", "broad")
     dtype = torch.float16 if is_tile else torch.float32

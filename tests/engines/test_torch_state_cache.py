@@ -1,4 +1,4 @@
-"""The ends of recent paths: which are found, which are handed on, which go first."""
+"""The ends of recent paths: which are matched, which are reused, which are evicted first."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_batches_of_full_runs_are_copied() -> None:
     assert repeated.batch.cache.get_seq_length() == 3
 
 
-def test_most_recently_used_batch_is_evicted_last() -> None:
+def test_batch_used_last_is_evicted_last() -> None:
     ends = StateCache(2 * BYTES)
     ends.keep(cache_of(1.0), keys([1, 2, 3]), is_full_run=True)
     ends.keep(cache_of(2.0), keys([4, 5, 6]), is_full_run=True)

@@ -57,7 +57,7 @@ def _error(output: Any, index: int, model: Any, ids: list[int]) -> float:
 
 
 def _allocated(engine: TorchEngine) -> int:
-    """Bytes of the distinct buffers behind all tensors of the store, found without its counters."""
+    """Bytes of the distinct buffers behind all tensors of the store, without its counters."""
     memory = engine.fragments
     slots = [b.slots for b in memory._buffers.values()]
     slots += {id(f.home): f.home.slots for f in _ALL if isinstance(f.home, SharedBlock)}.values()
@@ -79,7 +79,7 @@ class Twin:
     def __init__(self, engine: TorchEngine, model: Any, seed: int) -> None:
         self.engine, self.model, self.random = engine, model, random.Random(seed)
         self.nodes: dict[int, tuple[Fragment, list[int], int | None]] = {}
-        self.n_made = 0
+        self.n_added = 0
 
     def above(self, number: int | None) -> list[int]:
         chain = []
@@ -100,10 +100,10 @@ class Twin:
         return [i for i in self.nodes if i not in parents]
 
     def make(self, fragment: Fragment, tokens: list[int], parent: int | None) -> int:
-        self.n_made += 1
-        self.nodes[self.n_made] = (fragment, tokens, parent)
+        self.n_added += 1
+        self.nodes[self.n_added] = (fragment, tokens, parent)
         _ALL.append(fragment)
-        return self.n_made
+        return self.n_added
 
     def extend(self) -> None:
         """Grow some leaves and hang new ones below any nodes, in one step; check all logits."""
@@ -451,7 +451,7 @@ def test_contiguous_fragments_are_adjacent_and_ordered(engine: TorchEngine) -> N
     assert not memory.is_contiguous([two, one])
     assert not memory.is_contiguous([three, four])
     before = memory.usage()
-    memory.make_contiguous([four, two])  # what stays in the old block has no hole beside it
+    memory.make_contiguous([four, two])  # the rest of the old block has no hole next to it
     assert memory.usage() == before
     assert memory.is_contiguous([one, three])
 
@@ -459,7 +459,7 @@ def test_contiguous_fragments_are_adjacent_and_ordered(engine: TorchEngine) -> N
 def test_a_long_tail_is_not_moved_to_its_path(
     engine: TorchEngine, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It grows in its block, and beside its path there would be no room."""
+    """It grows in its block, and next to its path there would be no room."""
     monkeypatch.setattr(padded_pool, "LONG", 16)
     memory, path = engine.fragments, _chain(engine, 2, 2)
     tail = memory.new(None)

@@ -39,7 +39,7 @@ def with_three(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def seen_inside(engine: TorchEngine, n_rows: int) -> set[int]:
+def counts_inside(engine: TorchEngine, n_rows: int) -> set[int]:
     """The numbers of threads that a layer sees in a forward that is let one."""
     to, recorded = engine._threads._limit.to, []
     engine._threads._limit.to = lambda _: to(1)
@@ -54,14 +54,14 @@ def seen_inside(engine: TorchEngine, n_rows: int) -> set[int]:
 @pytest.mark.usefixtures("with_three")
 def test_a_forward_leaves_the_number_of_threads_as_it_was() -> None:
     engine = TorchEngine.adopt(build("llama"))
-    assert seen_inside(engine, 2) == {1}
+    assert counts_inside(engine, 2) == {1}
     assert torch.get_num_threads() == 3
 
 
 @pytest.mark.usefixtures("with_three")
 def test_what_is_to_be_the_same_to_the_last_bit_takes_all_threads() -> None:
     """One path that has no KV and gets none, as `AsyncLM(strict=True)` asks."""
-    assert seen_inside(TorchEngine.adopt(build("llama")), 1) == {3}
+    assert counts_inside(TorchEngine.adopt(build("llama")), 1) == {3}
 
 
 @pytest.mark.usefixtures("with_three")

@@ -1,4 +1,4 @@
-"""Edges of filters found by Triton, against a sort of each row in float64."""
+"""Cutoffs of filters computed by Triton, compared with a sort of each row in float64."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ EXTREME = 1 - 1e-12
 
 
 class Row(NamedTuple):
-    """What a row of a batch is asked for."""
+    """The filters of a row of a batch."""
 
     top_k: int = 0
     top_p: float = 1.0
@@ -77,7 +77,7 @@ class Naive(NamedTuple):
     n_by_floor: int
 
     @classmethod
-    def of(cls, y: np.ndarray, requested: Row) -> Naive:
+    def from_row(cls, y: np.ndarray, requested: Row) -> Naive:
         y = y.astype(np.float64)
         ids = np.flatnonzero(y > -np.inf)
         order = ids[np.lexsort((ids, -y[ids]))][: requested.top_k or None]
@@ -90,7 +90,7 @@ class Naive(NamedTuple):
             return cls(order, mass, n, int((below >= np.log(requested.min_p)).sum()))
 
     def check(self, ids: np.ndarray, requested: Row) -> bool:
-        """Whether these ids are the ones; if others, prove that top-p's share was near."""
+        """Return True if these are the ids; for others, prove that top-p was near."""
         n = len(ids)
         assert np.array_equal(ids, np.sort(self.order[:n])), "likelier first, equals by id"
         if n == min(self.n_by_mass, self.n_by_floor):
@@ -131,7 +131,7 @@ def random_logits(random: np.random.Generator, n: int, n_vocab: int, dtype: Any)
 
 
 def random_masks(random: np.random.Generator, n: int, n_vocab: int) -> tuple[Any, np.ndarray]:
-    """Which tokens rows allow, bool [n, V], and as bits: few, half, nearly all or all of them."""
+    """Return allowed tokens per row, bool [n, V], and as bits: few, half, nearly all or all."""
     share = random.choice([0.02, 0.5, 0.99, 1], (n, 1))
     allowed = random.random((n, n_vocab)) < share
     allowed[:, random.integers(n_vocab)] = True
@@ -185,7 +185,7 @@ def n_not_the_same(
         y = logits[int(rows[b])].float().numpy()
         y = y if allowed is None else np.where(allowed[b], y, -np.inf)
         if (y > -np.inf).any():
-            n += not Naive.of(y, row).check(kept(y, out, b), row) and row.top_p != EXTREME
+            n += not Naive.from_row(y, row).check(kept(y, out, b), row) and row.top_p != EXTREME
     return n
 
 
@@ -199,8 +199,8 @@ def test_of_equals_on_an_edge_the_first_ids_are_kept() -> None:
     requested += [Row(top_k=4000, min_p=0.5), Row(top_k=4000, min_p=0.1), Row(min_p=1.0)]
     out = cutoffs_of(torch.from_numpy(logits), requested, np.zeros(len(requested), dtype=np.int64))
     for b, row in enumerate(requested):
-        assert Naive.of(logits[0], row).check(kept(logits[0], out, b), row), row
-    assert out.last[2] == 9000, "all equals are kept, and nobody has to look for the last"
+        assert Naive.from_row(logits[0], row).check(kept(logits[0], out, b), row), row
+    assert out.last[2] == 9000, "all equals are kept, so the last one is not searched"
     assert len(set(out.last[[1, 3, 6]].tolist())) == 3
 
 
@@ -345,14 +345,14 @@ class Compiling(edges._Search):
             {(i,): [["tt.divisibility", 16]] for i in aligned},
         )
         target = GPUTarget("cuda", 90, 32)
-        made = triton.compile(source, target=target, options={"num_warps": 8})
+        binary = triton.compile(source, target=target, options={"num_warps": 8})
         tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-            file.write(made.asm["cubin"])
+            file.write(binary.asm["cubin"])
             file.flush()
-            told = subprocess.check_output([tool, "--dump-resource-usage", file.name], text=True)
-        stack, registers = (re.search(of + ":([0-9]+)", told)[1] for of in ("STACK", "REG"))
-        print(kernel.__name__, made.metadata.shared, stack, registers)
+            usage = subprocess.check_output([tool, "--dump-resource-usage", file.name], text=True)
+        stack, registers = (re.search(of + ":([0-9]+)", usage)[1] for of in ("STACK", "REG"))
+        print(kernel.__name__, binary.metadata.shared, stack, registers)
 
 
 logits = torch.empty((4, 128256), dtype=getattr(torch, sys.argv[1]))

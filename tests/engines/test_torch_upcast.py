@@ -1,4 +1,4 @@
-"""16-bit weights that a CPU does not multiply: widened as they are met, held once.
+"""16-bit weights that a CPU does not multiply: widened when used, stored once.
 
 Which CPUs those are is set here, so that all run these, whatever they have themselves.
 """
@@ -56,7 +56,7 @@ def n_threads(request: pytest.FixtureRequest):
 def test_a_product_is_that_of_float32_rounded_once(
     dtype, shape: tuple[int, int], n_threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of any number of rows; by row and by column, in whole blocks and what is left of them."""
+    """Of any number of rows; by row and by column, in full blocks and their rest."""
     monkeypatch.setattr(upcast, "_BLOCK_BYTES", 1 << 14)
     n_out, n_in = shape
     generator = torch.Generator().manual_seed(0)
@@ -64,9 +64,9 @@ def test_a_product_is_that_of_float32_rounded_once(
     bias = torch.randn(n_out, generator=generator).to(dtype)
     for rows in [(n_in,), (0, n_in), (1, n_in), (3, n_in), (4, n_in), (33, n_in), (2, 3, n_in)]:
         x = torch.randn(*rows, 2, generator=generator)[..., 0].to(dtype)
-        for lies in (weight, weight.t().contiguous().t()):
+        for stored in (weight, weight.t().contiguous().t()):
             for given in (bias, None):
-                got = upcast.widened_product(x, lies, given)
+                got = upcast.widened_product(x, stored, given)
                 wide = None if given is None else given.float()
                 want = F.linear(x.float(), weight.float(), wide).to(dtype)
                 assert (got.dtype, got.shape) == (dtype, want.shape)
@@ -124,9 +124,9 @@ def test_gradients_reach_an_owners_weights_through_the_engines_copy(
 ) -> None:
     model, plain = build(name, torch.bfloat16), build(name, torch.bfloat16)
     engine = TorchEngine.adopt(model)
-    for each in (engine.model, plain):
-        each(torch.tensor([IDS])).logits.float().logsumexp(-1).sum().backward()
-    got, want = (dict(each.named_parameters()) for each in (model, plain))
+    for owner in (engine.model, plain):
+        owner(torch.tensor([IDS])).logits.float().logsumexp(-1).sum().backward()
+    got, want = (dict(owner.named_parameters()) for owner in (model, plain))
     assert any(weight.grad.any() for weight in want.values() if weight.grad is not None)
     for key, weight in want.items():
         torch.testing.assert_close(got[key].grad, weight.grad, atol=0.05, rtol=0.05)

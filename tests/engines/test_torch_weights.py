@@ -1,4 +1,4 @@
-"""Weights that are changed in place: nothing that was computed before is met again."""
+"""Weights that are changed in place: no result computed before is used."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def truth(model, ids) -> np.ndarray:
 
 def test_every_face_answers_by_the_weights_as_they_are(model, lm) -> None:
     branch, other = Branch.create(lm, seed=1, temperature=0.0), Branch.create(lm, seed=2)
-    for each in (branch, other):
-        each.prefill(IDS[:-1])
-        each.commit(IDS[-1])
+    for one in (branch, other):
+        one.prefill(IDS[:-1])
+        one.commit(IDS[-1])
     loom, model_of = Loom(lm, IDS, template=False), AsyncLM(lm, as_torch=False)
     strict = AsyncLM(lm, as_torch=False, strict=True)
     before = truth(model, IDS)

@@ -79,8 +79,8 @@ def rows_after(lm: LM, ids: list[int], *, adapter: str | None = None) -> np.ndar
     return output.logits(0)
 
 
-def held_by_vllm(lm: LM) -> set[str]:
-    """Return the requests that vLLM has not ended: they hold places in its batch, and KV."""
+def open_requests_of(lm: LM) -> set[str]:
+    """Return the requests that vLLM has not ended: they take places in its batch, and KV."""
     states = lm.engine._running.engine.output_processor.request_states
     return {state.external_req_id for state in states.values()}
 
@@ -88,7 +88,7 @@ def held_by_vllm(lm: LM) -> set[str]:
 def check_nothing_leaked(lm: LM) -> None:
     """The requests that vLLM holds are those that are kept, and every slot is free, once."""
     reader = reader_of(lm)
-    kept_alive = {name for name in held_by_vllm(lm) if name.startswith("weft-row-")}
+    kept_alive = {name for name in open_requests_of(lm) if name.startswith("weft-row-")}
     assert len(kept_alive) == len(reader._idle) <= reader.max_idle
     assert reader._idle_tokens == sum(len(ids) for _, ids in reader._idle)
     assert reader.buffer is not None
@@ -118,7 +118,7 @@ def test_logprobs_of_native_runs_are_raw(lm: LM, reference: LM) -> None:
         twin = Loom(reference, ids[: len(loom.tokens)], template=False)
         want = twin.measure(ids[len(loom.tokens) :]).logprobs
         np.testing.assert_allclose(node.logprobs, want, atol=1e-4)
-        assert node.entropies == []  # vLLM tells none
+        assert node.entropies == []  # vLLM reports none
 
 
 def test_the_same_seed_gives_the_same_texts_and_siblings_differ(lm: LM) -> None:
@@ -140,21 +140,21 @@ def test_a_stream_may_be_left_and_the_rest_is_not_generated(lm: LM) -> None:
     assert len(node.tokens) == 4
 
 
-# Whole runs, as the engine tells them -----------------------------------------------------------
+# -- native runs -----------------------------------------------------------------------------------
 
 
-class Told:
-    """A run that is handed to vLLM, and what is told of each of its siblings."""
+class NativeRun:
+    """A run submitted to vLLM, and the events of each sibling."""
 
-    def __init__(self, lm: LM, ids: Sequence[int], **asked: Any) -> None:
-        asked = {"stop_ids": frozenset(), "max_tokens": 16, "streams": (1,), **asked}
-        params = SamplingParams(**asked.pop("params", {"temperature": 0}))
+    def __init__(self, lm: LM, ids: Sequence[int], **options: Any) -> None:
+        options = {"stop_ids": frozenset(), "max_tokens": 16, "streams": (1,), **options}
+        params = SamplingParams(**options.pop("params", {"temperature": 0}))
         assert lm.engine.native is not None
         self.native = lm.engine.native
         self.news: queue.SimpleQueue[GenerationEvent] = queue.SimpleQueue()
-        self.events: list[list[GenerationEvent]] = [[] for _ in asked["streams"]]
+        self.events: list[list[GenerationEvent]] = [[] for _ in options["streams"]]
         self.handle = self.native.start(
-            GenerationRequest(tuple(ids), params, **asked), self.news.put
+            GenerationRequest(tuple(ids), params, **options), self.news.put
         )
 
     def hear(self) -> GenerationEvent:
@@ -177,19 +177,19 @@ class Told:
 
 def test_a_run_ends_at_its_end_token_and_does_not_hold_it(lm: LM) -> None:
     ids = lm.tokenize(PROMPTS[30])
-    free = Told(lm, ids, max_tokens=12)
+    free = NativeRun(lm, ids, max_tokens=12)
     tokens = free.tokens()
     assert len(tokens) == 12
     assert free.events[0][-1].end == "length"
     at = next(n for n in range(4, 12) if tokens[n] not in tokens[:n])
-    ended = Told(lm, ids, max_tokens=12, stop_ids=frozenset({tokens[at], 0}))
+    ended = NativeRun(lm, ids, max_tokens=12, stop_ids=frozenset({tokens[at], 0}))
     assert ended.tokens() == tokens[:at]
     assert (ended.events[0][-1].end, ended.events[0][-1].ended_by) == ("stop", tokens[at])
     np.testing.assert_allclose(ended.logprobs(), free.logprobs()[:at], atol=1e-4)
 
 
 def test_cancelled_sibling_ends_and_the_others_continue(lm: LM) -> None:
-    run = Told(lm, lm.tokenize(PROMPT), streams=(1, 2, 3), max_tokens=400, params={})
+    run = NativeRun(lm, lm.tokenize(PROMPT), streams=(1, 2, 3), max_tokens=400, params={})
     while not all(run.events):
         run.hear()
     run.native.cancel(run.handle, 1)
@@ -198,16 +198,16 @@ def test_cancelled_sibling_ends_and_the_others_continue(lm: LM) -> None:
     for other in (0, 2):
         assert len(run.tokens(other)) == 400
         assert run.events[other][-1].end == "length"
-    assert not any(name.startswith("weft-run-") for name in held_by_vllm(lm))
+    assert not any(name.startswith("weft-run-") for name in open_requests_of(lm))
 
 
 def test_run_cancelled_before_its_start_reports_its_end(lm: LM) -> None:
-    """The loop does something else meanwhile, and then meets both at once."""
-    loop, go_on = lm.engine._running.loop.loop, threading.Event()
-    loop.call_soon_threadsafe(go_on.wait)
-    run = Told(lm, lm.tokenize(PROMPT), streams=(1, 2), max_tokens=16, params={})
+    """The loop is busy meanwhile, and then handles both at once."""
+    loop, proceed = lm.engine._running.loop.loop, threading.Event()
+    loop.call_soon_threadsafe(proceed.wait)
+    run = NativeRun(lm, lm.tokenize(PROMPT), streams=(1, 2), max_tokens=16, params={})
     run.native.cancel(run.handle, 1)
-    go_on.set()
+    proceed.set()
     assert run.tokens(1) == []
     assert run.events[1][-1].end == "cancelled"
     assert len(run.tokens(0)) == 16
@@ -281,9 +281,9 @@ def test_biases_and_end_tokens_count_under_a_constraint_too(lm: LM, reference: L
     (end, *_) = sorted(reference.tokenizer.stop_ids)
     for bias in ({31: 60.0}, {31: 60.0, end: 90.0}):
         for constraint in (None, {30, 31, 32}):
-            asked = {"logit_bias": bias, "constraint": constraint}
+            options = {"logit_bias": bias, "constraint": constraint}
             ours, theirs = (
-                Loom(of, PROMPT).grow(max_tokens=6, temperature=0, show=False, **asked)[0]
+                Loom(of, PROMPT).grow(max_tokens=6, temperature=0, show=False, **options)[0]
                 for of in (lm, reference)
             )
             assert ours.tokens == theirs.tokens
@@ -351,7 +351,7 @@ def test_requests_that_vllm_holds_are_those_that_are_kept(lm: LM) -> None:
     check_nothing_leaked(lm)
     lm.engine._running.loop.call(reader.close())
     check_nothing_leaked(lm)
-    assert not held_by_vllm(lm)
+    assert not open_requests_of(lm)
 
 
 def test_rows_that_fail_or_are_left_leak_nothing(lm: LM, reference: LM) -> None:
@@ -384,14 +384,14 @@ def test_requests_that_are_kept_hold_no_more_tokens_than_they_may(lm: LM) -> Non
     reader = LogitsReader(
         running.engine, lm.info.n_vocab, buffer=None, max_idle=8, max_idle_tokens=50
     )
-    before = len(held_by_vllm(lm))
+    before = len(open_requests_of(lm))
     kept = {1: 1, 2: 2, 3: 2, 4: 2}
     for number in kept:
         ids = (*range(900 + number, 920 + number),)
         running.loop.call(reader.rows([(None, ids)], {None: None}))
-        assert len(reader._idle) == len(held_by_vllm(lm)) - before == kept[number]
+        assert len(reader._idle) == len(open_requests_of(lm)) - before == kept[number]
     running.loop.call(reader.rows([(None, (9,) * 60)], {None: None}))  # too long to be kept
-    assert len(reader._idle) == len(held_by_vllm(lm)) - before == reader._idle_tokens == 0
+    assert len(reader._idle) == len(open_requests_of(lm)) - before == reader._idle_tokens == 0
 
 
 @pytest.mark.parametrize(("n_blocks", "longest"), [(100, 512), (20, 512), (33, 512), (9, 64)])
@@ -417,12 +417,12 @@ class Requests:
 
     async def generate(self, given: Any, *_: Any, **__: Any) -> AsyncIterator[Any]:
         if isinstance(given, dict):
-            yield told(noise(given["prompt_token_ids"]))
+            yield message(noise(given["prompt_token_ids"]))
             return
         ids: list[int] = []
-        async for each in given:
-            ids += each.prompt["prompt_token_ids"]
-            yield told(noise(ids))
+        async for chunk in given:
+            ids += chunk.prompt["prompt_token_ids"]
+            yield message(noise(ids))
             if self.keeps_drawn:
                 ids.append(int(noise(ids).argmax()))
 
@@ -431,7 +431,7 @@ def noise(ids: Sequence[int]) -> np.ndarray:
     return log_softmax(np.random.default_rng(list(ids)).normal(0, 2, 50).astype(np.float32))
 
 
-def told(row: np.ndarray) -> Any:
+def message(row: np.ndarray) -> Any:
     logprobs = SimpleNamespace(token_ids=[*range(50)], logprobs=row.tolist())
     return SimpleNamespace(outputs=[SimpleNamespace(logprobs=logprobs)])
 
@@ -566,7 +566,7 @@ def test_texts_of_native_constraints_fit_them(lm: LM) -> None:
     for node in Loom(lm, PROMPT).grow(n=5, max_tokens=40, seed=2, constraint=schema, show=False):
         assert node.finish_reason == "stop"
         assert json.dumps(json.loads(node.text)) == node.text  # no spaces but those of Weft
-        assert node.logprobs == []  # vLLM tells those of what the grammar left
+        assert node.logprobs == []  # vLLM reports those of the masked distribution
     for node in Loom(lm, PROMPT).grow(
         n=5, max_tokens=9, seed=2, constraint=Allow({30, 31}), show=False
     ):
@@ -592,7 +592,7 @@ def adapter_folder(folder: Path, *, rank: int = 4, seed: int = 0) -> tuple[Path,
     checkpoint = open_checkpoint(TINY)
     weights = {name: checkpoint.read(name) for name in checkpoint.tensors}
     halves = {}
-    for name in [each for each in weights if "q_proj" in each or "down_proj" in each]:
+    for name in [file for file in weights if "q_proj" in file or "down_proj" in file]:
         n_out, n_in = weights[name].shape
         down = rng.normal(0, 0.05, (rank, n_in)).astype(np.float32)
         up = rng.normal(0, 0.05, (n_out, rank)).astype(np.float32)
@@ -601,11 +601,11 @@ def adapter_folder(folder: Path, *, rank: int = 4, seed: int = 0) -> tuple[Path,
         weights[name] = weights[name] + 2 * up @ down
     save_file(halves, adapter / "adapter_model.safetensors")
     save_file(weights, merged / "model.safetensors")
-    told = json.loads((TINY / "config.json").read_text()) | {"dtype": "float32"}
-    (merged / "config.json").write_text(json.dumps(told))
-    for each in TINY.iterdir():
-        if not (merged / each.name).exists():
-            (merged / each.name).write_bytes(each.read_bytes())
+    message = json.loads((TINY / "config.json").read_text()) | {"dtype": "float32"}
+    (merged / "config.json").write_text(json.dumps(message))
+    for file in TINY.iterdir():
+        if not (merged / file.name).exists():
+            (merged / file.name).write_bytes(file.read_bytes())
     return adapter, merged
 
 
@@ -619,9 +619,9 @@ def test_an_adapter_a_request_is_the_merged_model(lm: LM, tmp_path: Path) -> Non
         assert node.text == want.text
         np.testing.assert_allclose(node.logprobs, want.logprobs, atol=1e-3)
         ids = lm.tokenize(PROMPT)
-        asked = AsyncLM(lm, as_torch=False).next_token_logprobs_sync(ids, lora_name="extra")
+        rows = AsyncLM(lm, as_torch=False).next_token_logprobs_sync(ids, lora_name="extra")
         theirs = AsyncLM(full, as_torch=False).next_token_logprobs_sync(ids)
-        np.testing.assert_allclose(asked, theirs, atol=1e-3)
+        np.testing.assert_allclose(rows, theirs, atol=1e-3)
         assert Loom(lm, PROMPT).grow(max_tokens=12, temperature=0, show=False)[0].text == text
     lm.remove_adapter("extra")
     with pytest.raises(ModelLoadError, match="adapter_config"):
@@ -635,10 +635,10 @@ def test_open_request_continues_with_its_own_adapter(lm: LM, reference: LM, tmp_
         lm.engine.add_adapter("bent#1", adapter)
         wanted = {None: rows_after(reference, ids), "bent#1": rows_after(full, ids)}
         assert np.abs(wanted[None] - wanted["bent#1"]).max() > 0.1
-        for above, asked in ((None, "bent#1"), ("bent#1", None)):
+        for above, name in ((None, "bent#1"), ("bent#1", None)):
             lm.engine._running.loop.call(reader.close())
             rows_after(lm, ids[:-1], adapter=above)
-            np.testing.assert_allclose(rows_after(lm, ids, adapter=asked), wanted[asked], atol=1e-3)
+            np.testing.assert_allclose(rows_after(lm, ids, adapter=name), wanted[name], atol=1e-3)
         before = reader.n_extended
         rows_after(lm, ids[:-1], adapter="bent#1")
         np.testing.assert_allclose(
@@ -683,9 +683,11 @@ MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "error", "told"), MISTAKES, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(
+    ("given", "error", "output_of"), MISTAKES, ids=lambda value: str(value)[:40]
+)
 def test_mistakes_raise_before_a_process_starts(
-    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], error: Any, told: str
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], error: Any, message: str
 ) -> None:
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -693,22 +695,22 @@ def test_mistakes_raise_before_a_process_starts(
         raise AssertionError("a process was started")
 
     monkeypatch.setattr(AsyncLLM, "__init__", started)
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=message):
         weft.load("tiny", engine="vllm", **given)
 
 
 def test_broken_folder_error_names_the_file(tmp_path: Path) -> None:
-    for each in TINY.iterdir():
-        (tmp_path / each.name).write_bytes(each.read_bytes())
+    for file in TINY.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
     weights = tmp_path / "model.safetensors"
     full = weights.read_bytes()
     weights.write_bytes(full[: len(full) // 2])
     with pytest.raises(ModelLoadError, match=r"model\.safetensors.*truncated"):
         weft.load(tmp_path, engine="vllm")
     weights.write_bytes(full)
-    told = json.loads((TINY / "config.json").read_text())
-    told |= {"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"}
-    (tmp_path / "config.json").write_text(json.dumps(told))
+    broken_config = json.loads((TINY / "config.json").read_text())
+    broken_config |= {"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"}
+    (tmp_path / "config.json").write_text(json.dumps(broken_config))
     with pytest.raises((Unsupported, ModelLoadError, ConfigError)):
         weft.load(tmp_path, engine="vllm")
 

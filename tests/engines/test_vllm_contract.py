@@ -90,7 +90,7 @@ def test_open_request_drops_its_sample_on_the_next_input() -> None:
 
 def test_v1_logits_are_written_to_the_requested_slots() -> None:
     tap, buffer = tapped()
-    assert not tap.is_argmax_invariant()  # else nobody asks it where all are greedy
+    assert not tap.is_argmax_invariant()  # otherwise vLLM skips it for greedy batches
     plain = SamplingParams(max_tokens=4)
     wishes = [row_params((slot, buffer.ticket())) for slot in (2, 0)]
     added = [(0, wishes[0], [1], []), (1, plain, [1], []), (2, wishes[1], [1], [])]
@@ -116,7 +116,9 @@ def test_v2_logits_are_written_to_the_requested_slots() -> None:
     ctx = SimpleNamespace(expanded_idx_mapping=torch.tensor([3, 7]))
     tap.apply(torch.arange(8.0).reshape(2, 4), ctx)
     assert buffer.read(1, 1).tolist() == [4, 5, 6, 7]
-    assert not tap.add_request(7, SamplingParams(max_tokens=4))  # the place is somebody else's now
+    assert not tap.add_request(
+        7, SamplingParams(max_tokens=4)
+    )  # the place belongs to another request now
     tap.apply(torch.zeros(2, 4), ctx)
     assert buffer.read(1, 1).tolist() == [4, 5, 6, 7]
 

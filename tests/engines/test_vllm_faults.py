@@ -36,7 +36,7 @@ PROMPT = "Use 4 9 10 13 to make 24."
 
 
 def is_at_work(process: psutil.Process) -> bool:
-    """Whether a process is there, and no mere entry that nobody has asked for yet."""
+    """Return True if a process runs, and is no zombie."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
@@ -45,10 +45,10 @@ def is_at_work(process: psutil.Process) -> bool:
 
 def vllm_processes(pid: int | None = None) -> list[Any]:
     result = []
-    for each in psutil.Process(pid).children(recursive=True):
+    for process in psutil.Process(pid).children(recursive=True):
         try:
-            if "VLLM::" in " ".join(each.cmdline()):
-                result.append(each)
+            if "VLLM::" in " ".join(process.cmdline()):
+                result.append(process)
         except psutil.Error:
             pass
     return result
@@ -79,8 +79,8 @@ def test_engine_exit_in_mid_run_raises_and_keeps_the_tree() -> None:
 
     def kill_soon() -> None:
         time.sleep(1.0)
-        for each in vllm_processes():
-            each.kill()
+        for process in vllm_processes():
+            process.kill()
 
     def grow_on() -> None:
         while True:
@@ -148,7 +148,7 @@ def test_a_program_leaves_no_process_however_it_ends(tmp_path: Path, how: str) -
         assert "Traceback" not in process.stderr.read()
 
 
-# Engines of somebody else -----------------------------------------------------------------------
+# -- engines of the caller ------------------------------------------------------------------------
 
 
 def started(**options: Any) -> Any:
