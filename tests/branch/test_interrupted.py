@@ -29,7 +29,7 @@ def test_interrupted_commit_of_two_branches_changes_both_or_neither(everywhere: 
         store = BranchStore(lm)
         prompt = lm.tokenize(samples.opening)
 
-        def made() -> list[Branch]:
+        def committed_branches() -> list[Branch]:
             first = Branch.create(lm, seed=1, repetition_penalty=1.1)
             first.prefill(prompt)
             branches = [first, first.fork()]
@@ -37,7 +37,7 @@ def test_interrupted_commit_of_two_branches_changes_both_or_neither(everywhere: 
             return branches
 
         def state(branches: list[Branch]) -> list[Any]:
-            # What was drawn ahead goes with the state that it was drawn in.
+            # A token drawn ahead belongs to the state in which it was drawn.
             return [
                 (each.tokens, each.save()["accepted"], each.produce().token) for each in branches
             ]
@@ -45,13 +45,13 @@ def test_interrupted_commit_of_two_branches_changes_both_or_neither(everywhere: 
         def commit(branches: list[Branch]) -> None:
             store.commit([(each, 41) for each in branches])
 
-        branches = made()
+        branches = committed_branches()
         before = state(branches)
         with interrupted(PLACES) as observed:
             commit(branches)
         after = state(branches)
         for at in range(len(observed)) if everywhere else between_lines(observed, FINISHING):
-            branches = made()
+            branches = committed_branches()
             assert state(branches) == before
             with pytest.raises(KeyboardInterrupt), interrupted(PLACES, at):
                 commit(branches)

@@ -1,4 +1,4 @@
-"""Saved branches, awaited stores, and what a store tells."""
+"""Saved branches, awaited stores, and the state that a store reports."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def branch(lm) -> Branch:
     return new
 
 
-def test_a_file_that_holds_no_branch_is_refused(lm, branch, tmp_path) -> None:
+def test_file_without_a_branch_raises(lm, branch, tmp_path) -> None:
     data = branch.save()
     for wrong, error in (
         ({**data, "version": 99}, FormatError),
@@ -45,16 +45,14 @@ def test_a_file_that_holds_no_branch_is_refused(lm, branch, tmp_path) -> None:
         Branch.load(lm, tmp_path / "nosuch.json")
 
 
-def test_an_adapter_that_is_not_there_is_told_with_the_file_that_wants_it(
-    lm, branch, tmp_path
-) -> None:
+def test_missing_adapter_raises_and_names_the_file(lm, branch, tmp_path) -> None:
     file = tmp_path / "x.json"
     file.write_text(json.dumps({**branch.save(), "adapter": "law"}))
     with pytest.raises(ConfigError, match=r"x\.json: unknown LoRA adapter: 'law'"):
         Branch.load(lm, file)
 
 
-def test_the_grammar_of_a_saved_branch_goes_on(lm, branch) -> None:
+def test_loaded_branch_continues_its_grammar(lm, branch) -> None:
     minus = lm.tokenize("-", add_bos=False)[0]
     branch.commit(minus)
     second = Branch.load(lm, json.loads(json.dumps(branch.save())))
@@ -62,7 +60,7 @@ def test_the_grammar_of_a_saved_branch_goes_on(lm, branch) -> None:
     assert second.legal().tolist() == branch.legal().tolist()
 
 
-def test_a_store_is_awaited_and_tells_what_there_is(lm, branch) -> None:
+def test_awaited_store_produces_commits_and_reports_pressure(lm, branch) -> None:
     store = BranchStore(lm)
     forks = [branch.fork() for _ in range(3)]
 
@@ -91,8 +89,8 @@ def test_a_store_is_awaited_and_tells_what_there_is(lm, branch) -> None:
         store.produce(forks)
 
 
-def test_a_set_of_tokens_bounds_a_branch(lm) -> None:
-    chars = {lm.tokenize(letter, add_bos=False)[0] for letter in "abc"}
+def test_grammar_of_a_token_set_limits_a_branch(lm) -> None:
+    chars = {lm.tokenize(character, add_bos=False)[0] for character in "abc"}
     new = Branch.create(lm, grammar=Allow(chars), seed=1)
     new.prefill(lm.tokenize(samples.opening))
     assert set(new.legal().nonzero()[0]) == chars | lm.text.stop_ids

@@ -45,7 +45,7 @@ def root(lm: LM, **options) -> Branch:
 
 
 def plain(lm: LM, ids: list[int]) -> np.ndarray:
-    """The row after some tokens, asked of the scheduler alone."""
+    """The row after some tokens, computed by the scheduler alone."""
     lm.clear_cache()
     (ticket,) = tickets = lm.submit([Extend(lm.place(ids), (), (Logits(len(ids)),))])
     lm.drive(tickets)
@@ -57,7 +57,7 @@ def lockstep(store: BranchStore, branches: list[Branch], n: int) -> None:
         store.commit([(branch, branch.produce().token) for branch in branches])
 
 
-def test_what_a_commit_draws_ahead_is_what_produce_would_draw(lm: LM) -> None:
+def test_token_drawn_ahead_by_commit_equals_that_of_produce(lm: LM) -> None:
     ahead = root(lm, temperature=1.2)
     for _ in range(5):
         early = ahead.produce()
@@ -69,7 +69,7 @@ def test_what_a_commit_draws_ahead_is_what_produce_would_draw(lm: LM) -> None:
         ahead.commit(early.token)
 
 
-def test_settings_changed_after_a_commit_hold_for_the_next_draw(lm: LM) -> None:
+def test_settings_changed_after_a_commit_apply_to_the_next_draw(lm: LM) -> None:
     branch = root(lm, temperature=0.0)
     branch.commit(branch.produce().token)
     first = branch.produce().token
@@ -82,7 +82,7 @@ def test_settings_changed_after_a_commit_hold_for_the_next_draw(lm: LM) -> None:
     assert branch.produce().token == first
 
 
-def test_rows_of_branches_that_go_on_are_those_of_their_paths(lm: LM) -> None:
+def test_rows_of_continued_branches_are_those_of_their_paths(lm: LM) -> None:
     store, parent = BranchStore(lm), root(lm)
     branches = [parent.fork() for _ in range(5)]
     lockstep(store, branches, 4)
@@ -93,7 +93,7 @@ def test_rows_of_branches_that_go_on_are_those_of_their_paths(lm: LM) -> None:
         np.testing.assert_allclose(branch.logits, plain(lm, branch.tokens), atol=1e-4)
 
 
-def test_rows_that_were_dropped_are_read_again(lm: LM) -> None:
+def test_evicted_rows_are_recomputed(lm: LM) -> None:
     store, parent = BranchStore(lm), root(lm)
     branches = [parent.fork() for _ in range(3)]
     lockstep(store, branches, 2)
@@ -103,7 +103,7 @@ def test_rows_that_were_dropped_are_read_again(lm: LM) -> None:
     np.testing.assert_allclose(branches[0].logits, plain(lm, branches[0].tokens), atol=1e-4)
 
 
-def test_figures_of_a_token_that_was_not_drawn_survive_a_dropped_row(lm: LM) -> None:
+def test_scores_of_a_token_that_was_not_drawn_survive_an_evicted_row(lm: LM) -> None:
     kept, dropped = root(lm), root(lm)
     for branch in (kept, dropped):
         branch.commit(77)
@@ -115,7 +115,7 @@ def test_figures_of_a_token_that_was_not_drawn_survive_a_dropped_row(lm: LM) -> 
     assert dropped.perplexity == pytest.approx(kept.perplexity, rel=1e-4)
 
 
-def test_another_face_finds_what_branches_have_run(lm: LM) -> None:
+def test_loom_reuses_the_kv_of_branches(lm: LM) -> None:
     loom = Loom(lm, "Use 4 9 10 13 to make 24.")
     branch = Branch.create(lm, seed=2)
     branch.prefill(loom.tokens)
@@ -132,7 +132,7 @@ def test_another_face_finds_what_branches_have_run(lm: LM) -> None:
 
 
 @pytest.mark.parametrize("n_passes", range(5))
-def test_a_cancelled_commit_leaves_the_branch_as_it_was(lm: LM, n_passes: int) -> None:
+def test_cancelled_commit_does_not_change_the_branch(lm: LM, n_passes: int) -> None:
     """However far it came: the loop is given a few passes before the cancel."""
     branches = [root(lm).fork() for _ in range(3)]
     store = BranchStore(lm)
@@ -156,7 +156,7 @@ def test_a_cancelled_commit_leaves_the_branch_as_it_was(lm: LM, n_passes: int) -
         np.testing.assert_allclose(branch.logits, plain(lm, branch.tokens), atol=1e-4)
 
 
-def test_ended_branches_give_their_room_back(lm: LM) -> None:
+def test_ended_branches_free_their_slots(lm: LM) -> None:
     store, parent = BranchStore(lm), root(lm)
     branches = [parent.fork() for _ in range(4)]
     lockstep(store, branches, 3)
@@ -169,7 +169,7 @@ def test_ended_branches_give_their_room_back(lm: LM) -> None:
     assert lm.stats().kv_tokens == 0
 
 
-def test_a_penalty_window_looks_back_over_prefill_commits_forks_and_rewinds(lm: LM) -> None:
+def test_penalty_window_covers_prefill_commits_forks_and_rewinds(lm: LM) -> None:
     options = dict(seed=3, temperature=0.9, presence_penalty=4.0, penalty_last_n=2)
     branch = Branch.create(lm, **options)
     branch.prefill([*range(30, 50)])
@@ -182,7 +182,7 @@ def test_a_penalty_window_looks_back_over_prefill_commits_forks_and_rewinds(lm: 
         assert set(one.sampler.history.ids.tolist()) == set(one.tokens[-2:])
 
 
-def test_a_prefill_of_many_passes_that_fails_changes_nothing(engine: NumpyEngine) -> None:
+def test_failing_prefill_of_many_passes_changes_nothing(engine: NumpyEngine) -> None:
     broken = BrokenEngine(engine, {3})
     lm = LM(broken, Tokenizer.from_folder(shallow()), n_batch=16)
     store = BranchStore(lm)
@@ -196,7 +196,7 @@ def test_a_prefill_of_many_passes_that_fails_changes_nothing(engine: NumpyEngine
     lm.driver.close()
 
 
-def test_a_commit_of_more_branches_than_a_batch_is_one_call(engine: NumpyEngine) -> None:
+def test_commit_of_more_branches_than_a_batch_is_one_call(engine: NumpyEngine) -> None:
     wrapped = BrokenEngine(engine, set())
     lm = LM(wrapped, Tokenizer.from_folder(shallow()), n_batch=20)
     store, parent = BranchStore(lm), root(lm)
@@ -220,7 +220,7 @@ def test_a_commit_of_more_branches_than_a_batch_is_one_call(engine: NumpyEngine)
     lm.driver.close()
 
 
-def test_commits_from_two_threads_are_each_right(lm: LM) -> None:
+def test_commits_from_two_threads_are_both_correct(lm: LM) -> None:
     parent = root(lm)
     groups = [[parent.fork(seed=10 * g + i) for i in range(3)] for g in range(2)]
     twins = [[parent.fork(seed=10 * g + i) for i in range(3)] for g in range(2)]
@@ -233,7 +233,7 @@ def test_commits_from_two_threads_are_each_right(lm: LM) -> None:
 
 
 @pytest.mark.parametrize("token", [np.array([2]), np.array([[2]]), [2], None, "2", 2.0, True])
-def test_what_is_no_token_id_is_refused_by_name_and_changes_nothing(lm: LM, token: Any) -> None:
+def test_invalid_token_id_raises_and_changes_nothing(lm: LM, token: Any) -> None:
     branch, store = Branch.create(lm, seed=1), BranchStore(lm)
     branch.prefill([5, 6])
     for call in (lambda: store.commit([(branch, token)]), lambda: branch.commit(token)):
@@ -249,7 +249,7 @@ def test_what_is_no_token_id_is_refused_by_name_and_changes_nothing(lm: LM, toke
 
 
 @pytest.mark.parametrize("when", range(1, 10))
-def test_every_branch_draws_though_the_cache_is_cleared_meanwhile(
+def test_every_branch_draws_if_the_cache_is_cleared_meanwhile(
     lm: LM, when: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By another thread, at any time: what was drawn before is forgotten with the rows."""

@@ -40,8 +40,8 @@ def forks(lm: LM, n: int) -> list[Branch]:
     return [root.fork() for _ in range(n)]
 
 
-def held(lm: LM) -> float:
-    """Bytes that the engine holds for a byte of KV."""
+def bytes_per_kv_byte(lm: LM) -> float:
+    """Bytes that the engine allocates for a byte of KV."""
     usage = lm.engine.fragments.usage()
     return usage.bytes / (usage.slots * lm.info.kv_bytes_per_token)
 
@@ -54,24 +54,24 @@ def right(lm: LM, branches: list[Branch]) -> None:
         np.testing.assert_allclose(branch.logits, fresh.logits, atol=1e-4)
 
 
-def test_each_live_branch_costs_at_most_twice_its_kv(lm: LM) -> None:
+def test_memory_of_live_branches_is_twice_their_kv_or_less(lm: LM) -> None:
     branches, store = forks(lm, 60), BranchStore(lm)
     for _ in range(9):
         pieces = store.produce(branches)
         store.commit([(b, p.token) for b, p in zip(branches, pieces, strict=True)])
-        assert held(lm) <= 2
+        assert bytes_per_kv_byte(lm) <= 2
     rows = [branch.logits for branch in branches]
     right(lm, branches[::7])
     for row, branch in zip(rows, branches, strict=True):
         np.testing.assert_allclose(row, branch.logits, atol=1e-4)
 
 
-def test_a_few_that_go_far_do_not_widen_the_others(lm: LM) -> None:
+def test_few_longer_branches_do_not_widen_the_others(lm: LM) -> None:
     branches, store = forks(lm, 60), BranchStore(lm)
     store.commit([(b, 70 + n) for n, b in enumerate(branches)])
     for token in range(30):
         store.commit([(branches[n], 50 + token) for n in (1, 30, 31)])
-        assert held(lm) <= 3
+        assert bytes_per_kv_byte(lm) <= 3
     store.commit([(b, 9) for b in branches[20:40]])  # rows apart from each other
     kept = [branches[n] for n in (0, 1, 20, 30, 31, 39, 59)]
     rows = [branch.logits for branch in kept]
@@ -80,7 +80,7 @@ def test_a_few_that_go_far_do_not_widen_the_others(lm: LM) -> None:
         np.testing.assert_allclose(row, branch.logits, atol=1e-4)
 
 
-def test_memory_of_branches_that_ended_is_given_back(lm: LM) -> None:
+def test_memory_of_ended_branches_is_freed(lm: LM) -> None:
     branches, store = forks(lm, 60), BranchStore(lm)
     for token in range(3):
         store.commit([(b, 70 + n + token) for n, b in enumerate(branches)])

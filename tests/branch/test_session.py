@@ -22,13 +22,13 @@ def answer(branch: Branch, n: int = 6) -> str:
     return "".join(piece.text for _, piece in zip(range(n), branch, strict=False))
 
 
-def whole(lm, messages) -> list[int]:
-    """The tokens of a whole chat up to its last answer's words, rendered at once."""
+def chat_ids(lm, messages) -> list[int]:
+    """The tokens of a complete chat up to the text of its last answer, rendered at once."""
     *before, last = messages
     return [*lm.text.encode_chat(before), *lm.text.continuation(last["content"])]
 
 
-def test_each_turn_runs_what_it_adds_and_the_trunk_is_the_whole_chat(lm) -> None:
+def test_turns_prefill_their_delta_and_the_trunk_is_the_complete_chat(lm) -> None:
     session = Session(lm, seed=1, temperature=1.0)
     assert session.messages == []
     session.prefill_user(samples.sum)
@@ -43,12 +43,12 @@ def test_each_turn_runs_what_it_adds_and_the_trunk_is_the_whole_chat(lm) -> None
     assert roles == ["user", "assistant"] * 4
     assert [m["content"] for m in session.messages[1::2]] == [first, "", "Seven.", "Because"]
     assert session.trunk.text.startswith(first)
-    whole_text = lm.detokenize(session.trunk.tokens)
-    assert whole_text == lm.detokenize(whole(lm, session.messages))
+    chat_text = lm.detokenize(session.trunk.tokens)
+    assert chat_text == lm.detokenize(chat_ids(lm, session.messages))
     assert added < len(session.trunk.tokens)
 
 
-def test_the_best_of_some_forks_is_promoted_and_the_others_end(lm) -> None:
+def test_promoted_fork_survives_and_the_others_end(lm) -> None:
     session = Session(lm, seed=1, temperature=1.5)
     session.prefill_user(samples.sum)
     root = session.trunk
@@ -73,7 +73,7 @@ def test_the_best_of_some_forks_is_promoted_and_the_others_end(lm) -> None:
         session.swap(Branch.create(weft.load(shallow(), engine="numpy")))
 
 
-def test_a_swapped_trunk_lives_on_and_forks_know_the_turn_they_are_in(lm) -> None:
+def test_swapped_trunk_stays_live_and_forks_have_their_own_turn(lm) -> None:
     session = Session(lm, seed=1, temperature=1.5)
     session.prefill_user(samples.sum)
     text = answer(session.trunk)
@@ -99,7 +99,7 @@ def test_a_swapped_trunk_lives_on_and_forks_know_the_turn_they_are_in(lm) -> Non
     session.close()
 
 
-def test_a_session_is_awaited(lm) -> None:
+def test_session_can_be_awaited(lm) -> None:
     async def main() -> list[str]:
         session = Session(lm, seed=1)
         await session.aprefill_user(samples.sum)
@@ -110,7 +110,7 @@ def test_a_session_is_awaited(lm) -> None:
     assert asyncio.run(main()) == [samples.sum, "Nine", "a", "b"]
 
 
-def test_mistakes_of_a_session_are_named_and_change_nothing(lm) -> None:
+def test_invalid_session_calls_raise_and_change_nothing(lm) -> None:
     with pytest.raises(ConfigError):
         Session(lm, template_kwargs={"no_such_variable": 1})
     with pytest.raises(ConfigError):
@@ -145,7 +145,7 @@ def test_documents_are_scored_by_the_odds_of_one_word_over_another(lm) -> None:
     assert rerank.score("24", []) == []
 
 
-def test_what_prompts_have_in_common_is_run_once(lm) -> None:
+def test_common_prefix_of_prompts_is_computed_once(lm) -> None:
     rerank = Rerank(lm)
     query = "which of these has a fox in it, and why? " * 4
     documents = [f"{n} {samples.story}" for n in range(8)]
@@ -156,7 +156,7 @@ def test_what_prompts_have_in_common_is_run_once(lm) -> None:
     assert lm.stats().prefilled - before < 8 * n_prompt / 2
 
 
-def test_mistakes_of_a_rerank_are_named(lm) -> None:
+def test_invalid_rerank_calls_raise_and_are_named(lm) -> None:
     for wrong in (
         {"question": "{query}"},
         {"words": ("yes", "yes")},

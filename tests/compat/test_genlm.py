@@ -50,7 +50,7 @@ def text() -> Tokenizer:
 # Tokens and vocabularies ------------------------------------------------------------------------
 
 
-def test_a_token_is_bytes_with_an_id() -> None:
+def test_token_is_bytes_with_an_id() -> None:
     one, same, twin = Token(3, b"ab"), Token(3, b"xx"), Token(4, b"ab")
     assert one == same
     assert one != twin
@@ -76,11 +76,11 @@ def tokenizers_of_each_kind():
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, models, pre_tokenizers
 
-    chars = {letter: i for i, letter in enumerate(pre_tokenizers.ByteLevel.alphabet())}
+    chars = {character: i for i, character in enumerate(pre_tokenizers.ByteLevel.alphabet())}
     level = Backend(models.BPE(chars, []))
     level.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     level.decoder = decoders.ByteLevel()
-    # "a" is there twice: as a letter and as its byte.
+    # "a" is there twice: as a character and as its byte.
     pieces = {"<unk>": 0, "▁": 1, "a": 2, "▁a": 3, **{f"<0x{b:02X}>": 4 + b for b in range(256)}}
     fallback = Backend(models.BPE(pieces, [("▁", "a")], byte_fallback=True, unk_token="<unk>"))
     fallback.decoder = decoders.Sequence(
@@ -109,7 +109,7 @@ def test_byte_vocabularies_are_exact_and_keep_duplicates_apart(kind: str) -> Non
         assert [token.byte_string for token in tokens] == [b" ", b"b", b" b", "é".encode()]
 
 
-def test_bytes_that_are_no_text_are_shown_as_asked(text) -> None:
+def test_bytes_that_are_no_text_are_decoded_by_the_given_mode(text) -> None:
     tokens, replaced = decode_vocab(text, "replace")
     broken = next(t.token_id for t in tokens if t.byte_string == b"\xc3")
     assert replaced[broken] == "�"
@@ -139,7 +139,7 @@ def naive(words, weights, best):
 
 @pytest.mark.parametrize("kind", [TokenCharacterTrie, ParallelTokenCharacterTrie])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_the_weight_of_a_prefix_is_that_of_its_words(kind, sign: int) -> None:
+def test_weight_of_a_prefix_is_that_of_its_words(kind, sign: int) -> None:
     tokens = [Token(number, word) for number, word in enumerate(WORDS)]
     trie = kind(tokens)
     weights = [sign * (i + 1.5) for i in range(len(WORDS))]
@@ -161,7 +161,7 @@ def test_the_weight_of_a_prefix_is_that_of_its_words(kind, sign: int) -> None:
     np.testing.assert_allclose(trie.batch_weight_max(rows)[0], trie.weight_max(weights))
 
 
-def test_plain_bytes_warn_and_may_not_be_twice() -> None:
+def test_plain_bytes_warn_and_must_be_unique() -> None:
     with pytest.warns(DeprecationWarning, match="give Tokens"):
         trie = TokenCharacterTrie([b"a", b"ab"])
     assert set(trie.word2leaf) == {b"a", b"ab"}
@@ -178,7 +178,7 @@ def test_plain_bytes_warn_and_may_not_be_twice() -> None:
         ParallelTokenCharacterTrie([Token(0, b"a")], device="tpu")
 
 
-def test_a_cancelled_weight_harms_no_other_and_loops_may_change(text) -> None:
+def test_cancelled_weight_changes_no_other_and_loops_may_change(text) -> None:
     trie = AsyncTokenCharacterTrie.from_vocab(decode_vocab(text)[0], backend="sequential")
     n = text.n_vocab
     expected = trie.trie.weight_sum(np.ones(n))
@@ -209,7 +209,7 @@ def test_a_cancelled_weight_harms_no_other_and_loops_may_change(text) -> None:
 # Caches -------------------------------------------------------------------------------------------
 
 
-def test_an_output_cache_keeps_the_latest_and_setting_again_puts_nobody_out() -> None:
+def test_output_cache_keeps_the_latest_and_a_second_set_evicts_nothing() -> None:
     cache = OutputCache(2)
     cache["a"], cache["b"] = 1, 2
     cache["b"] = 3
@@ -224,7 +224,7 @@ def test_an_output_cache_keeps_the_latest_and_setting_again_puts_nobody_out() ->
     assert len(cache) == 0
 
 
-def test_a_token_trie_loses_nothing_when_added_to_and_may_be_deep() -> None:
+def test_token_trie_keeps_all_tokens_and_may_be_deep() -> None:
     trie = TokenTrie()
     child = trie.add_token(1)
     below = child.add_token(2, logprobs="x")
@@ -243,7 +243,7 @@ def test_a_token_trie_loses_nothing_when_added_to_and_may_be_deep() -> None:
 # Models -------------------------------------------------------------------------------------------
 
 
-def test_the_mock_gives_the_documented_numbers_however_long_the_context(text) -> None:
+def test_mock_gives_the_documented_numbers_at_any_context_length(text) -> None:
     mock = MockAsyncLM(text)
     rows = {ids: np.asarray(mock.next_token_logprobs_sync(list(ids))) for ids in [(), (3, 0), (5,)]}
     drawn = np.random.RandomState(5).rand(text.n_vocab)
@@ -258,7 +258,7 @@ def test_the_mock_gives_the_documented_numbers_however_long_the_context(text) ->
     assert isinstance(load_model_by_name("tiny", backend="mock"), MockAsyncLM)
 
 
-def test_models_by_name_and_what_is_not_there() -> None:
+def test_model_by_name_loads_and_an_unknown_name_raises() -> None:
     model = load_model_by_name("tiny")
     assert isinstance(model, AsyncLM)
     assert model.lm.info.name == "numpy"
@@ -284,8 +284,8 @@ def hf():
 
 
 @pytest.mark.torch
-def test_a_clients_program_runs_on_a_loaded_model(hf) -> None:
-    """What genlm-control does: all prefixes in one batch, lora_name on each call, byte tokens."""
+def test_program_of_a_client_runs_on_a_loaded_model(hf) -> None:
+    """All prefixes in one batch, lora_name in each call, byte tokens: as in genlm-control."""
     import torch
 
     model = AsyncTransformer(*hf)
@@ -314,7 +314,7 @@ def test_a_clients_program_runs_on_a_loaded_model(hf) -> None:
 
 
 @pytest.mark.torch
-def test_queries_put_in_by_hand_are_answered_each_with_its_own(hf) -> None:
+def test_queries_added_by_hand_are_answered_in_order(hf) -> None:
     model = AsyncTransformer(*hf, batch_size=3)
 
     async def program():
@@ -339,7 +339,7 @@ def test_queries_put_in_by_hand_are_answered_each_with_its_own(hf) -> None:
 
 
 @pytest.mark.torch
-def test_a_model_by_name_is_the_transformers_model(hf) -> None:
+def test_model_by_name_is_the_transformers_model(hf) -> None:
     import torch
 
     folder, ids = str(shallow()), hf[1].encode("Once upon a time")
@@ -403,7 +403,7 @@ def test_every_signature_of_the_vllm_class_is_known(hf, monkeypatch: pytest.Monk
 
 
 @pytest.mark.torch
-def test_known_parameters_are_mapped_or_refused(hf, tmp_path) -> None:
+def test_known_parameters_are_mapped_or_raise(hf, tmp_path) -> None:
     with pytest.raises(ConfigError, match="timeout"):
         AsyncTransformer(*hf, timeout=-1)
     folder = str(files("weft") / "data" / "tiny")
@@ -416,7 +416,7 @@ def test_known_parameters_are_mapped_or_refused(hf, tmp_path) -> None:
 
 
 @pytest.mark.torch
-def test_concurrent_extensions_of_stored_contexts_are_each_their_own(hf) -> None:
+def test_concurrent_extensions_of_stored_contexts_stay_separate(hf) -> None:
     """Their known errors: rows mixed between prefixes, caches changed in place, waiters left."""
     import torch
 
@@ -444,7 +444,7 @@ def test_concurrent_extensions_of_stored_contexts_are_each_their_own(hf) -> None
 # Under its names ---------------------------------------------------------------------------------
 
 
-def test_known_programs_may_ask_tokens_for_their_bytes() -> None:
+def test_known_programs_may_read_the_bytes_of_tokens() -> None:
     token = Token(3, b"ab")
     assert Token.as_bytes(token) == Token.as_bytes(b"ab") == b"ab"
     assert type(Token.as_bytes(token)) is bytes
@@ -453,13 +453,13 @@ def test_known_programs_may_ask_tokens_for_their_bytes() -> None:
 
 
 class End:
-    """A mark that is one letter, like genlm-control's end of sequence."""
+    """A mark that is one symbol, like genlm-control's end of sequence."""
 
     def __iter__(self):
         return iter([self])
 
 
-def test_a_trie_takes_some_of_the_tokens_and_end_marks_and_counts_by_position() -> None:
+def test_trie_takes_some_tokens_and_end_marks_and_counts_by_position() -> None:
     end = End()
     some = [Token(7, b"ab"), Token(3, b"a"), Token(9, b"ab"), end]
     trie = TokenCharacterTrie(some)
@@ -490,7 +490,7 @@ def test_both_tries_agree_on_a_vocabulary(text, n: int) -> None:
         )
 
 
-def test_an_unknown_weight_is_refused(text) -> None:
+def test_unknown_weight_raises(text) -> None:
     trie = AsyncTokenCharacterTrie(TokenCharacterTrie([Token(0, b"a")]))
 
     async def main() -> None:
@@ -508,7 +508,7 @@ def test_strings_of_a_vocabulary_stay_apart() -> None:
     from tokenizers import decoders, models, pre_tokenizers
 
     chars = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {letter: number for number, letter in enumerate(chars)}
+    vocab = {character: number for number, character in enumerate(chars)}
     vocab["Ãĥ"] = len(chars)  # bytes c3 83, which are the text Ã, as byte c3 is written
     backend = Backend(models.BPE(vocab, [("Ã", "ĥ")]))
     backend.decoder = decoders.ByteLevel()
@@ -519,7 +519,7 @@ def test_strings_of_a_vocabulary_stay_apart() -> None:
     assert len(set(strings)) == len(tokens)
 
 
-def test_tokens_that_do_not_make_the_text_byte_for_byte_are_refused() -> None:
+def test_tokens_that_do_not_spell_the_text_byte_for_byte_raise() -> None:
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, models
 
@@ -532,7 +532,7 @@ def test_tokens_that_do_not_make_the_text_byte_for_byte_are_refused() -> None:
 
 
 @pytest.mark.torch
-def test_a_byte_decoder_is_held_against_a_tokenizer() -> None:
+def test_byte_decoder_is_validated_against_a_tokenizer() -> None:
     pytest.importorskip("transformers", reason="transformers is not installed")
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, models, pre_tokenizers
@@ -541,11 +541,11 @@ def test_a_byte_decoder_is_held_against_a_tokenizer() -> None:
     from weft._core.tokens.codec import _LETTERS
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Backend(models.BPE({letter: at for at, letter in enumerate(alphabet)}, []))
+    backend = Backend(models.BPE({character: at for at, character in enumerate(alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
-    right = {letter: _LETTERS[ord(letter)] for letter in alphabet}
+    right = {character: _LETTERS[ord(character)] for character in alphabet}
     genlm.check_byte_decoder(tokenizer, right)
     for wrong in ({}, {"a": 999}, {**right, "â": 1}, dict.fromkeys(right, 999)):
         with pytest.raises(genlm.ByteDecoderError):
@@ -571,7 +571,7 @@ def test_str_vocab_of_a_subclass_is_that_of_decode_vocab(text) -> None:
 
 
 @pytest.mark.torch
-def test_a_model_by_name_has_the_transformers_tokenizer(hf) -> None:
+def test_model_by_name_has_the_transformers_tokenizer(hf) -> None:
     import torch
 
     folder = str(files("weft") / "data" / "tiny")
@@ -611,7 +611,7 @@ def test_tiny_by_name_gives_tensors_and_takes_a_batch_size() -> None:
 
 
 @pytest.mark.torch
-def test_on_cuda_torch_is_taken_where_vllm_is_not_installed(monkeypatch, caplog) -> None:
+def test_cuda_without_vllm_selects_torch(monkeypatch, caplog) -> None:
     from weft.asynclm import factory
 
     monkeypatch.setattr(factory, "_has_cuda", lambda: True)
@@ -628,7 +628,7 @@ def test_on_cuda_torch_is_taken_where_vllm_is_not_installed(monkeypatch, caplog)
 
 
 @pytest.mark.torch
-def test_a_query_put_in_is_answered_when_its_loop_is_next_free(hf) -> None:
+def test_added_query_is_answered_when_its_loop_is_next_free(hf) -> None:
     model = AsyncTransformer(*hf)
 
     async def main():
@@ -652,7 +652,7 @@ def test_a_query_put_in_is_answered_when_its_loop_is_next_free(hf) -> None:
 
 
 @pytest.mark.torch
-def test_the_cache_is_walked_like_the_known_trie(hf) -> None:
+def test_cache_is_walked_like_the_known_trie(hf) -> None:
     model = AsyncTransformer(*hf)
     model.clear_cache()
     ids = [5, 6, 7]
@@ -726,16 +726,16 @@ def genlm_at(folder: Path) -> Path:
     return folder
 
 
-def test_known_imports_give_weft_where_genlm_backend_is_not(tmp_path: Path) -> None:
+def test_known_imports_give_weft_without_genlm_backend(tmp_path: Path) -> None:
     install = USE.format(install="weft.compat.genlm.install()")
     done = program(install)
     assert done.returncode == 0, done.stderr
     shutil.rmtree(genlm_at(tmp_path) / "genlm" / "backend")
-    done = program(install + "import genlm.control", tmp_path)  # a client beside it
+    done = program(install + "import genlm.control", tmp_path)  # with a client of it
     assert done.returncode == 0, done.stderr
 
 
-def test_an_installed_genlm_backend_is_replaced_on_request_only(tmp_path: Path) -> None:
+def test_installed_genlm_backend_is_replaced_on_request_only(tmp_path: Path) -> None:
     place = genlm_at(tmp_path)
     done = program(USE.format(install="weft.compat.genlm.install(replace=True)"), place)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""What users of MLX know from N8Loom and genlm-backend runs over what mlx-lm loads."""
+"""The calls of N8Loom and genlm-backend that MLX users have, with models that mlx-lm loads."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def plain(model: Any, ids: list[int], cache: Any = None) -> np.ndarray:
 
 
 @pytest.mark.parametrize("four_bit", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_the_known_reflection_program_gives_sixteen_answers(
+def test_known_reflection_program_gives_sixteen_answers(
     four_bit: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spec = importlib.util.spec_from_file_location("example_mlx", EXAMPLE)
@@ -60,7 +60,7 @@ def test_the_known_reflection_program_gives_sixteen_answers(
     assert capsys.readouterr().out.endswith("16 answers\n")
 
 
-def test_a_nodes_prefix_cache_is_the_models_own(pair: tuple[Any, Any]) -> None:
+def test_prefix_cache_of_a_node_is_the_models_own_class(pair: tuple[Any, Any]) -> None:
     model, tokenizer = pair
     root = n8loom.Loom(model, tokenizer, weft.samples.greeting)
     (child,) = root.make_children(n=1, max_tokens=6, seed=1)
@@ -73,7 +73,7 @@ def test_a_nodes_prefix_cache_is_the_models_own(pair: tuple[Any, Any]) -> None:
     assert np.abs(plain(model, [*ids[-2:], 7], cache) - want).max() <= tolerance(model)
 
 
-def test_fragments_are_arrays_of_mlx_and_fuse_to_a_cache_that_the_model_takes(
+def test_fragments_are_mlx_arrays_and_fuse_to_a_cache_of_the_model(
     pair: tuple[Any, Any],
 ) -> None:
     model, tokenizer = pair
@@ -92,7 +92,7 @@ def test_fragments_are_arrays_of_mlx_and_fuse_to_a_cache_that_the_model_takes(
     assert lm.kv.size(shorter.place(lm)) == 5
 
 
-def test_prompts_go_to_caches_that_the_model_and_weft_continue(pair: tuple[Any, Any]) -> None:
+def test_prompts_are_written_to_caches_that_model_and_weft_continue(pair: tuple[Any, Any]) -> None:
     model, tokenizer = pair
     ids = tokenizer.encode("The owl saw the moon and sang.")
     mine = make_prompt_cache(model)
@@ -116,7 +116,7 @@ def test_prompts_go_to_caches_that_the_model_and_weft_continue(pair: tuple[Any, 
         second.place(weft.load(model, tokenizer))
 
 
-def test_the_owners_model_goes_on_as_before(pair: tuple[Any, Any]) -> None:
+def test_model_of_the_caller_is_unchanged_after_a_loom(pair: tuple[Any, Any]) -> None:
     model, tokenizer = pair
     names = set(dict(model))
     with n8loom.Loom(model, tokenizer, weft.samples.greeting) as loom:
@@ -128,7 +128,7 @@ def test_the_owners_model_goes_on_as_before(pair: tuple[Any, Any]) -> None:
     assert np.abs(stepped[-1] - plain(model, ids)).max() <= tolerance(model)
 
 
-def test_the_known_async_class_answers(pair: tuple[Any, Any]) -> None:
+def test_known_async_class_answers(pair: tuple[Any, Any]) -> None:
     model, tokenizer = pair
     known = AsyncMlxLM(model, tokenizer, cache_size=40)
     ids = tokenizer.encode("The owl saw")
@@ -163,7 +163,7 @@ def test_models_by_name_run_on_mlx() -> None:
         known.lm.close()
 
 
-def test_a_model_by_name_has_mlx_lms_tokenizer() -> None:
+def test_model_by_name_has_mlx_lms_tokenizer() -> None:
     folder = str(shallow())
     known, own = AsyncMlxLM.from_name(folder), load(folder)[1]
     assert type(known.tokenizer) is type(own)
@@ -175,7 +175,7 @@ def test_a_model_by_name_has_mlx_lms_tokenizer() -> None:
     known.lm.close()
 
 
-def test_the_known_forms_of_mlx(pair: tuple[Any, Any]) -> None:
+def test_known_forms_of_mlx_are_accepted(pair: tuple[Any, Any]) -> None:
     model, tokenizer = pair
     known = AsyncMlxLM(model, tokenizer, cache_size=40, prefill_step_size=64)
     assert known.mlx_lm_model is model
@@ -210,7 +210,7 @@ def test_the_known_forms_of_mlx(pair: tuple[Any, Any]) -> None:
         known.add_query(ids)
 
 
-def test_what_is_added_to_the_cache_is_used(pair: tuple[Any, Any]) -> None:
+def test_kv_added_to_the_cache_is_used(pair: tuple[Any, Any]) -> None:
     model, tokenizer = pair
     known = AsyncMlxLM(model, tokenizer)
     long, short = tokenizer.encode("The owl saw the moon."), tokenizer.encode("The bee")
@@ -226,9 +226,9 @@ def test_what_is_added_to_the_cache_is_used(pair: tuple[Any, Any]) -> None:
             setattr(cache, name, mx.concatenate([used, padded], axis=0))
         cache.left_padding = mx.array([0, padding])
     known.clear_cache()
-    made_up = np.full((2, known.lm.info.n_vocab), -5.0, dtype=np.float32)
+    logprobs = np.full((2, known.lm.info.n_vocab), -5.0, dtype=np.float32)
     queries = [Query(long, None), Query(short, None)]
-    known.add_to_cache(queries, caches, made_up)
+    known.add_to_cache(queries, caches, logprobs)
     for ids in (long, short):
         assert known.lm.kv.size(ids) == len(ids)
         assert known.walk_cache(ids)[0].logits[0] == -5.0

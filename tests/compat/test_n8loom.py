@@ -58,7 +58,7 @@ def test_arrays_have_the_known_shape(lm: weft.LM, ids: list[int]) -> None:
     assert values is frags[0].values
 
 
-def test_a_nodes_fragments_fuse_to_its_path(lm: weft.LM) -> None:
+def test_fragments_of_a_node_fuse_to_its_path(lm: weft.LM) -> None:
     loom = n8loom.Loom(lm, lm.tokenizer, samples.game24)
     node = loom.add_text_child("4 + 9").make_children(n=1, max_tokens=4, seed=1)[0]
     frags = [each.frag for each in node.path]
@@ -69,7 +69,7 @@ def test_a_nodes_fragments_fuse_to_its_path(lm: weft.LM) -> None:
     assert np.abs(logits(lm, fused.place(lm)) - want).max() < 1e-4
 
 
-def test_fragments_that_do_not_follow_each_other_are_refused(lm: weft.LM, ids: list[int]) -> None:
+def test_fragments_that_do_not_follow_each_other_raise(lm: weft.LM, ids: list[int]) -> None:
     cache, _ = n8loom.prompt_to_cache(lm, lm.tokenizer, ids)
     tail = n8loom.frag_cache(cache, 9, 12)
     head = n8loom.frag_cache(cache, 0, 5)
@@ -80,7 +80,7 @@ def test_fragments_that_do_not_follow_each_other_are_refused(lm: weft.LM, ids: l
         lone.place(lm)
 
 
-def test_prompt_to_cache_goes_on_in_a_cache_and_leaves_an_offset_out(
+def test_prompt_to_cache_continues_a_cache_and_leaves_an_offset_out(
     lm: weft.LM, ids: list[int]
 ) -> None:
     full, _ = n8loom.prompt_to_cache(lm, lm.tokenizer, ids)
@@ -96,7 +96,7 @@ def test_prompt_to_cache_goes_on_in_a_cache_and_leaves_an_offset_out(
 
 
 @pytest.mark.parametrize("how", ["whole", "last", "one behind", "none"])
-def test_a_cache_and_a_prompt_mean_one_path(lm: weft.LM, ids: list[int], how: str) -> None:
+def test_cache_and_prompt_denote_one_path(lm: weft.LM, ids: list[int], how: str) -> None:
     want, *_ = n8loom.generate_batched(lm, lm.tokenizer, ids, 1, max_tokens=8)
     behind, _ = n8loom.prompt_to_cache(lm, lm.tokenizer, ids, offset=1)
     prompt, cache = {
@@ -118,7 +118,7 @@ def engines() -> list[Any]:
 
 
 @pytest.fixture(scope="module", params=engines())
-def held(request: pytest.FixtureRequest) -> Iterator[weft.LM]:
+def engine_lm(request: pytest.FixtureRequest) -> Iterator[weft.LM]:
     """An LM on each engine."""
     name = request.param
     packages = {"torch": "torch", "mlx": "mlx_lm", "llamacpp": "llama_cpp"}
@@ -129,9 +129,9 @@ def held(request: pytest.FixtureRequest) -> Iterator[weft.LM]:
         yield lm
 
 
-def test_the_cache_loop_of_n8loom_goes_on_after_a_node(held: weft.LM) -> None:
+def test_cache_loop_of_n8loom_continues_after_a_node(engine_lm: weft.LM) -> None:
     """make_children, by hand: the node's own tokens and the cache of its prefix."""
-    lm, tokenizer = held, held.tokenizer
+    lm, tokenizer = engine_lm, engine_lm.tokenizer
     root = n8loom.Loom(lm, tokenizer, samples.game24)
     node = root.add_text_child("4 + 9").add_text_child(" = 13 (left: 10 13 13)")
     want = [child.tokens for child in node.make_children(n=2, temp=0.0, max_tokens=6)]
@@ -152,9 +152,9 @@ def test_the_cache_loop_of_n8loom_goes_on_after_a_node(held: weft.LM) -> None:
         assert final["tokens"] == want
 
 
-def test_a_text_child_by_hand_is_a_text_child(held: weft.LM) -> None:
+def test_text_child_built_by_hand_equals_add_text_child(engine_lm: weft.LM) -> None:
     """The known constructor: the prefix cache is filled, and the child's slots are cut out."""
-    lm, tokenizer = held, held.tokenizer
+    lm, tokenizer = engine_lm, engine_lm.tokenizer
     root = n8loom.Loom(lm, tokenizer, samples.game24)
     child = root.add_text_child("4 + 9 = 13")
     cache = root.get_prefix_cache()
@@ -172,15 +172,15 @@ def test_a_text_child_by_hand_is_a_text_child(held: weft.LM) -> None:
         [[a, b] for a, b in zip(n8loom.frag_cache(cache, 0, n_above), frags, strict=True)]
     )
     want = child.make_children(n=1, temp=0.0, max_tokens=5)[0].tokens
-    for each in (cache, fused):
+    for prompt_cache in (cache, fused):
         new, *_ = n8loom.generate_batched(
-            lm, tokenizer, child.tokens, 1, prompt_cache=each, max_tokens=5
+            lm, tokenizer, child.tokens, 1, prompt_cache=prompt_cache, max_tokens=5
         )
         assert new == [want]
 
 
-def test_a_plain_list_that_was_filled_in_place_knows_its_tokens(held: weft.LM) -> None:
-    lm, tokenizer = held, held.tokenizer
+def test_plain_list_filled_in_place_has_its_tokens(engine_lm: weft.LM) -> None:
+    lm, tokenizer = engine_lm, engine_lm.tokenizer
     ids = n8loom.Loom(lm, samples.game24).tokens
     mine: list[Any] = []
     if lm.info.name == "mlx":
@@ -198,7 +198,7 @@ def test_a_plain_list_that_was_filled_in_place_knows_its_tokens(held: weft.LM) -
     assert new == want
 
 
-def test_a_cache_of_unknown_tokens_is_refused(lm: weft.LM, ids: list[int]) -> None:
+def test_cache_of_unknown_tokens_raises(lm: weft.LM, ids: list[int]) -> None:
     cache, _ = n8loom.prompt_to_cache(lm, lm.tokenizer, ids)
     unknown = [n8loom.KVCache(layer.keys, layer.values) for layer in cache]
     with pytest.raises(ConfigError, match="with token ids"):
@@ -222,7 +222,7 @@ def test_generate_batched_returns_the_known_five(lm: weft.LM, ids: list[int]) ->
         assert np.abs(got - logits(lm, lm.place(ids + new[row]))).max() < 1e-4
 
 
-def test_the_stream_ends_in_what_the_batch_returns(lm: weft.LM, ids: list[int]) -> None:
+def test_stream_ends_with_the_result_of_the_batch(lm: weft.LM, ids: list[int]) -> None:
     options = {"max_tokens": 10, "temp": 0.8, "seed": 3}
     new, cache, *_ = n8loom.generate_batched(lm, lm.tokenizer, ids, 2, **options)
     *updates, final = n8loom.generate_batched_stream(lm, lm.tokenizer, ids, 2, **options)
@@ -232,7 +232,7 @@ def test_the_stream_ends_in_what_the_batch_returns(lm: weft.LM, ids: list[int]) 
     assert updates[-1]["tokens"] == new
 
 
-def test_load_for_loom_gives_what_loom_takes() -> None:
+def test_load_for_loom_returns_arguments_of_loom() -> None:
     model, tokenizer = n8loom.load_for_loom("tiny")
     with model:
         root = n8loom.Loom(model, tokenizer, samples.sum)
@@ -255,7 +255,7 @@ def test_bfloat16_arrays_survive_as_float32() -> None:
 
 
 @pytest.mark.torch
-def test_a_bfloat16_model_has_fragments() -> None:
+def test_bfloat16_model_has_fragments() -> None:
     """B2."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -278,7 +278,7 @@ def test_a_bfloat16_model_has_fragments() -> None:
     assert lm.stats().prefilled - before <= 1
 
 
-def test_a_tokenizer_config_is_that_of_transformers() -> None:
+def test_tokenizer_config_is_that_of_transformers() -> None:
     pytest.importorskip("transformers")
     plain, _ = n8loom.load_for_loom("tiny")
     template = "{% for m in messages %}<<{{ m.content }}>>{% endfor %}"
@@ -293,7 +293,7 @@ def test_a_tokenizer_config_is_that_of_transformers() -> None:
             n8loom.load_for_loom("tiny", **options)
 
 
-def test_a_model_of_another_library_is_refused_in_short_words() -> None:
+def test_model_of_another_library_raises_with_a_short_message() -> None:
     kind = type("Model", (dict,), {"__repr__": lambda self: "x" * 7000})
     kind.__module__ = "mlx_lm.models.llama"
     for call in (
@@ -311,7 +311,7 @@ def test_a_model_of_another_library_is_refused_in_short_words() -> None:
         assert len(str(caught.value)) < 250
 
 
-def test_a_fused_cache_is_taken_by_the_engines_own_model() -> None:
+def test_fused_cache_is_accepted_by_the_engines_own_model() -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     from weft.engines.torch.model import cache_name
@@ -340,8 +340,8 @@ def test_a_fused_cache_is_taken_by_the_engines_own_model() -> None:
 CHAT = "<|bos|><|user|>Hello<|end|><|assistant|>"
 
 
-def test_special_tokens_in_given_text_are_read_as_known(lm: weft.LM) -> None:
-    """A chat prompt made by hand has the tokens that the template gives, not its letters."""
+def test_special_tokens_in_given_text_are_read_as_in_n8loom(lm: weft.LM) -> None:
+    """A chat prompt written by hand has the tokens of the template, not its characters."""
     want = lm.text.encode_chat([{"role": "user", "content": "Hello"}])
     root = n8loom.Loom(lm, CHAT, template=False)
     assert root.tokens == want
@@ -358,7 +358,7 @@ def test_special_tokens_in_given_text_are_read_as_known(lm: weft.LM) -> None:
     assert n8loom.Heddle(lm, None, turn).tokens == ids
 
 
-def test_plain_text_can_be_asked_for_and_what_is_said_in_a_chat_is_text(lm: weft.LM) -> None:
+def test_special_false_and_chat_messages_give_plain_text(lm: weft.LM) -> None:
     plain = lm.text.continuation("<|end|>")
     root = n8loom.Loom(lm, lm.tokenizer, "<|end|>")
     assert root.chat_template_used
@@ -370,7 +370,7 @@ def test_plain_text_can_be_asked_for_and_what_is_said_in_a_chat_is_text(lm: weft
     assert raw.tokens == weft.Loom(lm, CHAT, template=False).tokens
 
 
-def test_an_opened_loom_reads_as_its_class_does(lm: weft.LM, tmp_path: Path) -> None:
+def test_opened_loom_reads_text_as_its_class_does(lm: weft.LM, tmp_path: Path) -> None:
     root = n8loom.Loom(lm, "Hello")
     root.add_text_child("<|end|>")
     root.save(tmp_path / "x.loom.json")

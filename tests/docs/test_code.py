@@ -26,8 +26,8 @@ warnings.filterwarnings("error", category=DeprecationWarning, module="__main__")
 
 def blocks(page: Path) -> list[str]:
     text = page.read_text(encoding="utf-8")
-    found = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    return [block for block in found if HAS_TORCHAO or not block.startswith(TORCHAO)]
+    listings = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    return [block for block in listings if HAS_TORCHAO or not block.startswith(TORCHAO)]
 
 
 PAGES = [page for page in sorted((ROOT / "docs").rglob("*.md")) if blocks(page)]
@@ -43,7 +43,7 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_guides_have_code() -> None:
+def test_guides_have_code() -> None:
     assert {"concepts", "five-minutes", "loom", "models", "n8loom", "search"} <= {
         page.stem for page in PAGES
     }
@@ -54,7 +54,7 @@ def test_the_guides_have_code() -> None:
     [pytest.param(page, marks=pytest.mark.programs if page.stem in LONG else ()) for page in PAGES],
     ids=lambda page: page.stem,
 )
-def test_the_code_of_a_page_runs(page: Path, place: Path) -> None:
+def test_code_of_a_page_runs(page: Path, place: Path) -> None:
     apart = (TORCH, MLX, SERVER)
     # A search goes on until the model has solved its task, and two layers never do.
     layers = {} if page.stem == "search" else {warm.LAYERS: "2"}
@@ -65,13 +65,13 @@ def test_the_code_of_a_page_runs(page: Path, place: Path) -> None:
 @pytest.mark.torch
 @pytest.mark.engines
 @pytest.mark.parametrize("page", WITH_TORCH, ids=lambda page: page.stem)
-def test_the_code_of_a_page_runs_with_torch(page: Path, place: Path) -> None:
+def test_code_of_a_page_runs_with_torch(page: Path, place: Path) -> None:
     run([block for block in blocks(page) if not block.startswith(MLX)], place)
 
 
 @pytest.mark.mlx
 @pytest.mark.parametrize("page", WITH_MLX, ids=lambda page: page.stem)
-def test_the_code_of_a_page_runs_with_mlx(page: Path, place: Path) -> None:
+def test_code_of_a_page_runs_with_mlx(page: Path, place: Path) -> None:
     run([block for block in blocks(page) if not block.startswith(TORCH)], place)
 
 

@@ -1,4 +1,4 @@
-"""Pages say what is there: generated ones are current, commands parse, the menu is whole."""
+"""Pages are current: generated ones equal the code, commands parse, the menu is complete."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 
 
 @pytest.mark.parametrize("name", pages.PAGES)
-def test_a_generated_page_is_what_the_code_says(name: str) -> None:
+def test_generated_page_equals_the_output_of_the_code(name: str) -> None:
     committed = (DOCS / name).read_text(encoding="utf-8")
     assert committed == pages.PAGES[name](), "run `make pages` and commit docs/"
 
 
-def test_a_changed_page_is_noticed(tmp_path: Path) -> None:
+def test_changed_page_is_reported(tmp_path: Path) -> None:
     for name in pages.PAGES:
         (tmp_path / name).write_text(pages.PAGES[name](), encoding="utf-8")
     assert pages.stale(tmp_path) == []
@@ -54,7 +54,7 @@ def test_every_page_is_in_the_menu_once() -> None:
     assert sorted(listed) == sorted(there | set(JOINED.values()))
 
 
-def test_the_overview_names_every_page_of_the_menu() -> None:
+def test_overview_names_every_page_of_the_menu() -> None:
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
     listed = set(re.findall(r"[\w./-]+\.md", nav)) - {"README.md"}
     overview = (DOCS / "README.md").read_text(encoding="utf-8")
@@ -87,7 +87,7 @@ def commands() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("page", "line"), sorted(set(commands())))
-def test_a_command_that_is_shown_parses(page: str, line: str) -> None:
+def test_command_that_is_shown_parses(page: str, line: str) -> None:
     _, *arguments = shlex.split(line)
     group = typer.main.get_command(app)
     with group.make_context("weft", arguments or ["--version"], resilient_parsing=not arguments):
@@ -113,8 +113,8 @@ SPOKEN = [
 
 
 @pytest.mark.parametrize("page", SPOKEN, ids=lambda page: page.name)
-def test_every_file_of_code_that_a_page_names_is_there(page: Path) -> None:
-    """The log and the list of changes tell of files that were."""
+def test_every_source_file_that_a_page_names_exists(page: Path) -> None:
+    """The log and the changelog name files of the past."""
     named = set(NAMED.findall(page.read_text(encoding="utf-8")))
     paths = {name: f"src/{name}" if name.startswith("weft/") else name for name in named}
     assert [name for name, path in sorted(paths.items()) if not (ROOT / path).is_file()] == []
@@ -137,6 +137,6 @@ def test_every_path_that_a_design_or_decision_page_names_exists(page: Path) -> N
     assert missing == []
 
 
-def test_the_structure_page_names_paths() -> None:
+def test_structure_page_names_paths() -> None:
     page = (DOCS / "design" / "structure.md").read_text(encoding="utf-8")
     assert len(PATH_IN_PACKAGE.findall(page)) > 30

@@ -34,10 +34,10 @@ def test_links_lead_on_in_the_site(name: str, markdown: str, want: str | None) -
     assert in_site(markdown, name) == (markdown if want is None else want)
 
 
-def test_what_a_page_would_fetch_is_found(tmp_path: Path) -> None:
+def test_addresses_that_a_page_would_load_are_listed(tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text(
         """<a href="https://followed.example">not loaded</a>
-        <link rel="canonical" href="https://said.example">
+        <link rel="canonical" href="https://canonical.example">
         <link rel="stylesheet" href="https://a.example/x.css">
         <script src="//b.example/y.js"></script>
         <img src="own.png"><p style="background: url(https://c.example/z.png)">
@@ -45,8 +45,8 @@ def test_what_a_page_would_fetch_is_found(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     (tmp_path / "own.css").write_text("p { background: url('https://e.example/v.woff') }", "utf-8")
-    found = [address.split("/")[2] for _, address in requests(tmp_path)]
-    assert found == [f"{letter}.example" for letter in "abcde"]
+    hosts = [address.split("/")[2] for _, address in requests(tmp_path)]
+    assert hosts == [f"{name}.example" for name in "abcde"]
 
 
 # What the theme puts behind code, and what it is coloured with.
@@ -95,7 +95,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
+def test_site_loads_nothing_from_elsewhere(site: Path) -> None:
     assert list(requests(site)) == []
 
 

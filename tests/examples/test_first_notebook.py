@@ -33,14 +33,14 @@ while client.get_iopub_msg(timeout=60)["msg_type"] != "update_display_data":
     pass  # until tokens are shown
 manager.interrupt_kernel()
 assert client.get_shell_msg(timeout=60)["content"]["ename"] == "KeyboardInterrupt"
-told = []
-while not "".join(told).strip():  # after an error a kernel drops what comes for a moment
+outputs = []
+while not "".join(outputs).strip():  # after an error a kernel drops requests for a moment
     answer = client.execute_interactive(
         "print([(c.finish_reason, len(c.tokens) > 0) for c in loom.children])",
-        output_hook=lambda m: told.append(m["content"].get("text", "")),
+        output_hook=lambda m: outputs.append(m["content"].get("text", "")),
     )
     assert answer["content"]["status"] in ("ok", "aborted"), answer
-print("".join(told).strip().splitlines()[-1])
+print("".join(outputs).strip().splitlines()[-1])
 client.stop_channels()
 manager.shutdown_kernel(now=True)
 """
@@ -69,7 +69,7 @@ def code(book: dict[str, Any]) -> list[dict[str, Any]]:
     return [cell for cell in book["cells"] if cell["cell_type"] == "code"]
 
 
-def test_it_is_committed_clean_and_asks_samples_only() -> None:
+def test_committed_notebook_is_clean_and_uses_sample_prompts_only() -> None:
     book = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
     for cell in code(book):
         assert cell["outputs"] == []
@@ -81,7 +81,7 @@ def test_it_is_committed_clean_and_asks_samples_only() -> None:
 
 @pytest.mark.programs
 @needs_kernel
-def test_it_runs_and_shows_static_html_with_text_beside_it(tmp_path: Path) -> None:
+def test_notebook_runs_and_shows_static_html_with_text(tmp_path: Path) -> None:
     run(EXECUTE, str(NOTEBOOK), str(tmp_path))
     book = json.loads((tmp_path / "out.ipynb").read_text(encoding="utf-8"))
     shown = [output for cell in code(book) for output in cell["outputs"]]

@@ -19,8 +19,8 @@ FOLDERS = sorted(folder.name for folder in ROOT.iterdir() if (folder / "main.py"
 OPTIONAL = {"mlx": pytest.mark.mlx}
 RUN = [pytest.param(f, marks=OPTIONAL.get(f, ())) for f in FOLDERS]
 NEEDS = {"mlx": "mlx_lm"}
-# What the last lines must say.
-SAYS = {
+# Text that the last lines must contain.
+OUTPUT = {
     "best_of_n": "best: ",
     "chat": "chosen: The answer is 95.",
     "contrastive": "contrastive: ",
@@ -58,15 +58,15 @@ def module(name: str) -> ModuleType:
 
 @pytest.mark.programs
 @pytest.mark.parametrize("name", RUN)
-def test_it_runs_and_says_what_it_promises(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_runs_and_prints_its_result(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     if name in NEEDS:
         pytest.importorskip(NEEDS[name], reason=f"{NEEDS[name]} is not installed")
     module(name).main()
-    assert SAYS[name] in capsys.readouterr().out
+    assert OUTPUT[name] in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_it_is_short_and_explained(name: str) -> None:
+def test_example_is_short_and_explained(name: str) -> None:
     assert len((ROOT / name / "main.py").read_text("utf-8").splitlines()) < 80
     readme = (ROOT / name / "README.md").read_text("utf-8")
     assert f"python examples/{name}/main.py" in readme
@@ -76,7 +76,7 @@ def test_it_is_short_and_explained(name: str) -> None:
 def test_speculative_tokens_are_distributed_as_the_targets_own(tmp_path: Path) -> None:
     """Chi-square over the first token of 1,000 steps; a right program fails 1 in 10,000 times.
 
-    The same with the draft's distribution in place of the target's must be told apart.
+    The same with the draft's distribution in place of the target's must be rejected.
     """
     example = module("speculative")
     large = example.draft_model(tmp_path / "large", n_layers=3)
@@ -105,10 +105,10 @@ def test_particles_estimate_the_mass_that_the_grammar_leaves() -> None:
     grammar = Choice(["fox", "fox lived", "otter"])
     root = Branch.create(lm, grammar=grammar, temperature=1.0, top_k=0, top_p=1.0, min_p=0, seed=4)
     root.prefill(lm.tokenize("Once upon a time there was an"))
-    found = example.smc(root, 600, np.random.default_rng(1), ess=1.01)
-    assert len({particle.branch.text for particle in found}) > 1
-    assert all(particle.has_ended for particle in found)
-    assert np.exp(example.log_mean(found)) == pytest.approx(mass(root), rel=0.35)
+    particles = example.smc(root, 600, np.random.default_rng(1), ess=1.01)
+    assert len({particle.branch.text for particle in particles}) > 1
+    assert all(particle.has_ended for particle in particles)
+    assert np.exp(example.log_mean(particles)) == pytest.approx(mass(root), rel=0.35)
 
 
 def mass(branch: Branch) -> float:
@@ -133,6 +133,6 @@ CRITICAL = 39.1
 def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
     """Over the 12 likeliest tokens and all others together."""
     top = np.argsort(-expected)[:12]
-    seen = np.append(counts[top], counts.sum() - counts[top].sum())
+    counted = np.append(counts[top], counts.sum() - counts[top].sum())
     due = np.append(expected[top], expected.sum() - expected[top].sum())
-    return float(((seen - due) ** 2 / np.maximum(due, 1e-9)).sum())
+    return float(((counted - due) ** 2 / np.maximum(due, 1e-9)).sum())

@@ -63,7 +63,7 @@ def states(text: Tokenizer) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("n_batch", [512, 9, 3])
-def test_vectors_are_the_librarys_hidden_states(
+def test_vectors_equal_the_librarys_hidden_states(
     engine: Engine, text: Tokenizer, states: list[np.ndarray], n_batch: int
 ) -> None:
     lm = LM(engine, text, n_batch=n_batch)
@@ -90,7 +90,7 @@ def test_equal_texts_have_equal_vectors(engine: Engine, text: Tokenizer) -> None
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
 
 
-def test_no_texts_are_no_vectors(engine: Engine, text: Tokenizer) -> None:
+def test_embed_of_empty_list_returns_empty(engine: Engine, text: Tokenizer) -> None:
     lm = LM(engine, text)
     assert lm.embed([]).shape == (0, lm.info.n_embd)
 
@@ -104,7 +104,7 @@ def test_token_ids_are_embedded_as_their_text(numpy_engine: Engine, text: Tokeni
             lm.embed([wrong])  # type: ignore[list-item]
 
 
-def test_what_cannot_be_embedded_is_refused(numpy_engine: Engine, text: Tokenizer) -> None:
+def test_values_that_cannot_be_embedded_raise(numpy_engine: Engine, text: Tokenizer) -> None:
     lm = LM(numpy_engine, text, n_ctx=8)
     for wrong in ([""], ["a", ""], [3]):
         with pytest.raises(ConfigError, match="give a text that is not empty"):
@@ -118,7 +118,7 @@ def test_what_cannot_be_embedded_is_refused(numpy_engine: Engine, text: Tokenize
 
 
 @pytest.mark.parametrize("texts", [["a"], []])
-def test_a_closed_lm_embeds_nothing(texts: list[str], text: Tokenizer) -> None:
+def test_embed_of_a_closed_lm_raises(texts: list[str], text: Tokenizer) -> None:
     with LM(NumpyEngine.load(TINY), text) as lm:
         pass
     with pytest.raises(StaleHandle, match="this LM is closed; load it again"):
@@ -141,7 +141,9 @@ def test_an_lm_that_is_closed_meanwhile_embeds_no_further(
         lm.embed(["a"])
 
 
-def test_an_engine_without_hidden_states_says_so(numpy_engine: Engine, text: Tokenizer) -> None:
+def test_embed_of_an_engine_without_hidden_states_raises(
+    numpy_engine: Engine, text: Tokenizer
+) -> None:
     with pytest.raises(Unsupported, match="gives no hidden states"):
         LM(HiddenFake(numpy_engine), text).embed(["a"])
 

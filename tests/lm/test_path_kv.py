@@ -78,7 +78,7 @@ def logits(lm: LM, ids: list[int]) -> np.ndarray:
     return row
 
 
-def test_size_is_what_is_resident_of_the_path(lm: LM) -> None:
+def test_size_is_the_resident_part_of_the_path(lm: LM) -> None:
     assert lm.kv.size(IDS) == 0
     logits(lm, IDS[:20])
     assert lm.kv.size(IDS) == lm.kv.size(IDS[:20]) == 20
@@ -87,7 +87,7 @@ def test_size_is_what_is_resident_of_the_path(lm: LM) -> None:
     assert lm.kv.size([*IDS[:5], 9, 9]) == 5
 
 
-def test_every_kind_of_path_is_taken(lm: LM) -> None:
+def test_every_kind_of_path_is_accepted(lm: LM) -> None:
     loom = Loom(lm, IDS)
     child = loom.add([400, 401])
     lm.kv.export(child)
@@ -98,19 +98,19 @@ def test_every_kind_of_path_is_taken(lm: LM) -> None:
         assert lm.kv.size(branch) == 9
 
 
-def test_the_size_is_told_while_a_step_runs(
+def test_size_is_reported_while_a_step_runs(
     engine: Engine, text: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lm = LM(engine, text)
     logits(lm, IDS[:20])
-    inside, go, forward = threading.Event(), threading.Event(), engine.forward
+    inside, proceed, forward = threading.Event(), threading.Event(), engine.forward
 
-    def held(rows: Any) -> Output:
+    def blocked(rows: Any) -> Output:
         inside.set()
-        go.wait()
+        proceed.wait()
         return forward(rows)
 
-    monkeypatch.setattr(engine, "forward", held)
+    monkeypatch.setattr(engine, "forward", blocked)
     computing = threading.Thread(target=logits, args=(lm, IDS))
     computing.start()
     assert inside.wait()
@@ -118,7 +118,7 @@ def test_the_size_is_told_while_a_step_runs(
     asking = threading.Thread(target=lambda: message.append(lm.kv.size(IDS)))
     asking.start()
     asking.join()
-    go.set()
+    proceed.set()
     computing.join()
     asking.join()
     assert message == [20], "what the step computes is not there yet"
@@ -127,18 +127,18 @@ def test_the_size_is_told_while_a_step_runs(
 
 
 @pytest.mark.parametrize("wrong", ["text", b"bytes", 7, None])
-def test_what_is_no_path_is_refused(lm: LM, wrong: object) -> None:
+def test_invalid_path_raises(lm: LM, wrong: object) -> None:
     with pytest.raises(ConfigError, match="is no path; allowed are token ids"):
         lm.kv.size(wrong)  # type: ignore[arg-type]
 
 
-def test_a_path_of_another_lm_is_refused(lm: LM, engine: Engine, text: Tokenizer) -> None:
+def test_path_of_another_lm_raises(lm: LM, engine: Engine, text: Tokenizer) -> None:
     other = LM(engine, text)
     with pytest.raises(ConfigError, match="belongs to another LM"):
         lm.kv.size(other.place(IDS))
 
 
-def test_a_copy_holds_the_path_and_computes_nothing(lm: LM) -> None:
+def test_copy_pins_the_path_and_computes_nothing(lm: LM) -> None:
     place = lm.place(IDS)
     lm.kv.export(place)
     before = lm.stats()
@@ -162,7 +162,7 @@ def test_trim_drops_the_rest_and_recompute_agrees(lm: LM) -> None:
             lm.kv.trim(place, length)  # type: ignore[arg-type]
 
 
-def test_trim_leaves_what_others_continue(lm: LM) -> None:
+def test_trim_keeps_kv_that_others_continue(lm: LM) -> None:
     logits(lm, IDS)
     logits(lm, [*IDS[:20], 500, 501])
     lm.kv.trim(IDS, 10)
@@ -199,7 +199,7 @@ def changed(data: bytes, **metadata: str) -> bytes:
     return struct.pack("<Q", len(head)) + head + data[8 + length :]
 
 
-def test_torn_and_foreign_files_are_refused(lm: LM, tmp_path: Path) -> None:
+def test_damaged_and_foreign_files_raise(lm: LM, tmp_path: Path) -> None:
     from safetensors.numpy import save
 
     data = lm.kv.to_bytes(IDS)
@@ -223,7 +223,7 @@ def test_torn_and_foreign_files_are_refused(lm: LM, tmp_path: Path) -> None:
         lm.kv.save(IDS, tmp_path / "no" / "folder")
 
 
-def test_the_empty_path_has_nothing_to_save(lm: LM) -> None:
+def test_save_of_the_empty_path_raises(lm: LM) -> None:
     with pytest.raises(ConfigError, match="path is empty"):
         lm.kv.to_bytes([])
 
@@ -248,7 +248,7 @@ def test_insert_queues_while_running_work_has_the_room(engine: Engine, text: Tok
     lm.clear_cache()
 
 
-def test_a_hidden_engine_has_none_of_it(engine: Engine, text: Tokenizer, lm: LM) -> None:
+def test_kv_calls_of_a_hidden_engine_raise(engine: Engine, text: Tokenizer, lm: LM) -> None:
     hidden = LM(HiddenFake(engine), text)
     data = lm.kv.to_bytes(IDS)
     arrays = lm.kv.export(IDS)
@@ -260,7 +260,7 @@ def test_a_hidden_engine_has_none_of_it(engine: Engine, text: Tokenizer, lm: LM)
             call()
 
 
-def test_a_sequence_engine_with_all_tags_in_use_still_loads(
+def test_sequence_engine_with_all_tags_in_use_still_loads(
     engine: Engine, text: Tokenizer, lm: LM
 ) -> None:
     data = lm.kv.to_bytes(IDS)
@@ -272,7 +272,7 @@ def test_a_sequence_engine_with_all_tags_in_use_still_loads(
     few.clear_cache()
 
 
-def test_kv_of_another_dtype_names_both() -> None:
+def test_kv_of_another_dtype_raises_with_both_dtypes() -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     dtypes = ("float32", "bfloat16", "float16")
     by_dtype = {dtype: weft.load(shallow(), engine="torch", dtype=dtype) for dtype in dtypes}

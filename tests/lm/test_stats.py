@@ -14,7 +14,7 @@ def stats_of(rig: Rig) -> Stats:
     return gather_stats(rig.scheduler)
 
 
-def test_the_figures_are_those_of_what_was_done() -> None:
+def test_stats_count_the_work_done() -> None:
     rig = Rig(capacity=40)
     rig.drive(Extend(rig.place([1, 2, 3, 4])), Extend(rig.place([1, 2, 3, 5, 6])))
     stats = stats_of(rig)
@@ -30,7 +30,7 @@ def test_the_figures_are_those_of_what_was_done() -> None:
     rig.finish()
 
 
-def test_the_tails_of_live_runs_count_as_held_and_pinned() -> None:
+def test_tails_of_live_runs_count_as_used_and_pinned() -> None:
     rig = Rig()
     tickets = rig.submit(*(run(rig.place([1, 2]), i, max_tokens=9) for i in range(2)))
     rig.step(4)
@@ -42,7 +42,7 @@ def test_the_tails_of_live_runs_count_as_held_and_pinned() -> None:
     rig.finish()
 
 
-def test_an_engine_that_keeps_its_kv_to_itself_has_none_of_ours() -> None:
+def test_engine_without_visible_kv_has_no_kv_stats() -> None:
     rig = Rig(HiddenFake(MemoryEngine()))
     rig.drive(run(rig.place([1])))
     stats = stats_of(rig)
@@ -50,7 +50,7 @@ def test_an_engine_that_keeps_its_kv_to_itself_has_none_of_ours() -> None:
     assert stats.kv_budget_bytes is None
 
 
-def test_what_an_engine_does_out_of_sight_is_not_told_as_nothing() -> None:
+def test_unknown_values_are_left_out_of_the_text() -> None:
     stats = replace(stats_of(Rig()), decoded=5)
     assert "KV" not in str(replace(stats, knows_kv=False))
     assert str(replace(stats, knows_prefill=False, knows_kv=False)) == "decoded 5 · 0 tok/s"
@@ -83,7 +83,7 @@ def test_sizes_are_shown_in_the_unit_people_read(n_bytes: int, shown: str) -> No
     assert format_bytes(n_bytes) == shown
 
 
-def test_without_prefix_caching_what_runs_again_is_counted_and_said() -> None:
+def test_recomputed_tokens_are_counted_and_shown_without_prefix_caching() -> None:
     rig = Rig(HiddenFake(MemoryEngine()))
     rig.drive(run(rig.place([1, 2, 3]), max_tokens=4))
     stats = stats_of(rig)

@@ -30,7 +30,7 @@ def lm(shared: weft.LM) -> Iterator[weft.LM]:
 
 @pytest.fixture(scope="session")
 def fluent() -> Iterator[weft.LM]:
-    """The whole model, where a test is about what it says."""
+    """The full model, for tests about its texts."""
     with weft.load("tiny") as lm:
         yield lm
 

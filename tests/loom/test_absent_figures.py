@@ -1,4 +1,4 @@
-"""Nodes of an engine that does not tell log-probabilities or entropies: absent, never made up."""
+"""Nodes of an engine that reports no log-probabilities or entropies: absent, never invented."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def lm() -> Iterator[LM]:
     engine.close()
 
 
-def test_a_grown_node_has_tokens_and_no_figures(lm: LM) -> None:
+def test_grown_node_has_tokens_and_no_scores(lm: LM) -> None:
     loom = Loom(lm, "Once", template=False)
     children = loom.grow(n=3, max_tokens=5, seed=1)
     for child in children:
@@ -36,7 +36,7 @@ def test_a_grown_node_has_tokens_and_no_figures(lm: LM) -> None:
     assert "[0]    -  <Heddle" in repr(children)
 
 
-def test_streams_tell_texts_without_figures(lm: LM) -> None:
+def test_streams_without_scores_yield_texts(lm: LM) -> None:
     loom = Loom(lm, "Once", template=False)
     deltas = list(loom.stream(n=2, max_tokens=4, seed=1))
     assert all(delta.logprobs == () for delta in deltas)
@@ -52,7 +52,7 @@ def test_streams_tell_texts_without_figures(lm: LM) -> None:
     assert asyncio.run(other()) == texts
 
 
-def test_pictures_and_files_leave_them_out(lm: LM, tmp_path: Path) -> None:
+def test_pictures_and_files_leave_absent_scores_out(lm: LM, tmp_path: Path) -> None:
     loom = Loom(lm, "Once", template=False)
     loom.grow(n=2, max_tokens=4, seed=1)
     assert "Once" in loom.to_html(tint="entropy")

@@ -27,7 +27,7 @@ def ended(loom: Loom) -> Heddle:
     return verdict
 
 
-def test_children_are_recorded_whole(loom: Loom) -> None:
+def test_grown_children_have_all_their_fields(loom: Loom) -> None:
     new = loom.grow(3, max_tokens=6, temperature=0.7, top_k=20, seed=5)
     assert loom.children == new
     for index, child in enumerate(new):
@@ -42,7 +42,7 @@ def test_children_are_recorded_whole(loom: Loom) -> None:
         assert child.mean_p == pytest.approx(sum(math.exp(x) for x in child.logprobs) / 6)
 
 
-def test_a_text_node_has_no_figures_and_never_ranks_first(loom: Loom) -> None:
+def test_text_node_has_no_scores_and_never_ranks_first(loom: Loom) -> None:
     child = loom.add("4 + 9")
     assert child.logprobs == child.entropies == []
     assert child.params is None
@@ -50,13 +50,13 @@ def test_a_text_node_has_no_figures_and_never_ranks_first(loom: Loom) -> None:
     assert child.mean_p == 0.0
 
 
-def test_recorded_logprobs_are_those_that_measure_finds(loom: Loom) -> None:
+def test_recorded_logprobs_equal_those_of_measure(loom: Loom) -> None:
     child = loom.grow(max_tokens=12, seed=2)[0]
     score = loom.measure(child.tokens)
     assert list(score.logprobs) == pytest.approx(child.logprobs, abs=1e-4)
 
 
-def test_a_seed_makes_a_call_reproducible_whatever_else_runs(lm: weft.LM, loom: Loom) -> None:
+def test_call_with_a_seed_is_reproducible_with_other_work_running(lm: weft.LM, loom: Loom) -> None:
     alone = texts(loom.grow(4, max_tokens=10, seed=9))
     with Loom(lm, samples.story) as other:
         other.grow(3, max_tokens=20, seed=1)
@@ -65,7 +65,7 @@ def test_a_seed_makes_a_call_reproducible_whatever_else_runs(lm: weft.LM, loom: 
     assert len(set(alone)) > 1
 
 
-def test_without_a_seed_a_fresh_one_is_recorded_and_repeats_the_call(loom: Loom) -> None:
+def test_fresh_seed_is_recorded_and_repeats_the_call(loom: Loom) -> None:
     first = loom.grow(2, max_tokens=8)
     assert first[0].params is not None
     second = loom.grow(2, max_tokens=8, seed=first[0].params.seed)
@@ -138,7 +138,7 @@ def test_show_is_true_or_false(loom: Loom, given: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
-def test_what_earlier_nodes_generated_is_prompt_to_the_penalties(loom: Loom, name: str) -> None:
+def test_penalties_count_tokens_of_earlier_nodes_as_prompt(loom: Loom, name: str) -> None:
     """A Branch has generated all that it committed, and its prompt was prefilled: not counted."""
     token = loom.lm.tokenize("z")[-1]
     options: dict[str, Any] = {"temperature": 0.0, "logit_bias": {token: 100.0}, name: 200.0}
@@ -154,7 +154,7 @@ def test_what_earlier_nodes_generated_is_prompt_to_the_penalties(loom: Loom, nam
     assert branch.produce().token != token
 
 
-def test_an_end_token_is_terminal_and_not_in_the_tokens(fluent: weft.LM) -> None:
+def test_end_token_makes_a_node_terminal_and_is_not_in_its_tokens(fluent: weft.LM) -> None:
     node = ended(Loom(fluent, samples.game24))
     assert node.finish_reason == "stop"
     assert node.stop_string is None
@@ -162,8 +162,8 @@ def test_an_end_token_is_terminal_and_not_in_the_tokens(fluent: weft.LM) -> None
     assert node.add("\nWait.").grow(max_tokens=2, seed=1)
 
 
-def test_a_stop_string_ends_the_call_and_not_the_branch(fluent: weft.LM) -> None:
-    """B13: seen at the token that completes it; its text stays; the node grows on."""
+def test_stop_string_ends_the_call_and_not_the_branch(fluent: weft.LM) -> None:
+    """B13: matched at the token that completes it; its text stays; the node can grow."""
     loom = Loom(fluent, samples.game24)
     full = loom.grow(max_tokens=40, temperature=0)[0].text
     stop = "= "
@@ -177,7 +177,7 @@ def test_a_stop_string_ends_the_call_and_not_the_branch(fluent: weft.LM) -> None
     assert full.startswith((node.text + on.text)[: len(full)])
 
 
-def test_a_stop_string_split_over_tokens_is_found(loom: Loom) -> None:
+def test_stop_string_split_over_tokens_ends_the_call(loom: Loom) -> None:
     full = loom.grow(max_tokens=20, temperature=0)[0]
     stop = full.text[2:9]
     assert len(loom._binding.text_lm().tokenize(stop)) > 1
@@ -190,7 +190,7 @@ def test_a_stop_string_split_over_tokens_is_found(loom: Loom) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"n": 0}, "n is 0"),
         ({"n": -1}, "n is -1"),
@@ -214,19 +214,19 @@ def test_a_stop_string_split_over_tokens_is_found(loom: Loom) -> None:
         ({"at": ["x"]}, "heddles"),
     ],
 )
-def test_bad_options_are_refused_at_the_call_and_change_nothing(
-    loom: Loom, options: dict[str, Any], says: str
+def test_invalid_options_raise_at_the_call_and_change_nothing(
+    loom: Loom, options: dict[str, Any], message: str
 ) -> None:
     """B10, B11: and the next valid call works."""
     calls = [loom.grow, loom.stream, loom.astream, lambda **o: asyncio.run(loom.agrow(**o))]
     for call in calls:
-        with pytest.raises(ConfigError, match=says):
+        with pytest.raises(ConfigError, match=message):
             call(**options)
     assert loom.children == []
     assert len(loom.grow(max_tokens=1, seed=1)) == 1
 
 
-def test_growing_to_the_end_of_the_context_says_so(lm: weft.LM) -> None:
+def test_growth_to_the_end_of_the_context_ends_with_reason_context(lm: weft.LM) -> None:
     with Loom(lm, [*lm.tokenize(samples.story), *[9] * (lm.n_ctx - 40)]) as loom:
         room = lm.n_ctx - len(loom.tokens)
         node = loom.grow(max_tokens=100, seed=1, logit_bias={5: -math.inf})[0]
@@ -239,7 +239,7 @@ def test_growing_to_the_end_of_the_context_says_so(lm: weft.LM) -> None:
             node.measure("and then a good deal more")
 
 
-def test_an_empty_node_grows(loom: Loom) -> None:
+def test_empty_node_grows(loom: Loom) -> None:
     """B9: an empty text, a node clipped to nothing."""
     expected = texts(loom.grow(2, max_tokens=4, seed=1))
     assert texts(loom.add("").grow(2, max_tokens=4, seed=1)) == expected
@@ -249,7 +249,7 @@ def test_an_empty_node_grows(loom: Loom) -> None:
     assert loom.add("").next(3) == loom.next(3)
 
 
-def test_a_path_without_tokens_cannot_be_grown(lm: weft.LM) -> None:
+def test_path_without_tokens_cannot_be_grown(lm: weft.LM) -> None:
     with Loom(lm, samples.game24) as loom:
         loom.clip(0)
         calls = (loom.grow, loom.next, loom.stream, lambda: loom.measure("x"))
@@ -258,7 +258,7 @@ def test_a_path_without_tokens_cannot_be_grown(lm: weft.LM) -> None:
                 call()
 
 
-def test_a_failed_call_leaves_no_half_made_nodes(
+def test_failed_call_adds_no_nodes(
     lm: weft.LM, loom: Loom, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forward, calls = lm.engine.forward, []
@@ -337,7 +337,7 @@ def test_eight_threads_growing_different_nodes_give_the_texts_of_growing_alone()
         assert all(len(node.children) == 4 for node in nodes)
 
 
-def test_a_budget_that_forces_recompute_changes_no_text() -> None:
+def test_budget_that_forces_recompute_changes_no_text() -> None:
     def grown(budget: Any) -> list[str]:
         with weft.load("tiny", kv_budget=budget) as own, Loom(own, samples.game24) as loom:
             first = loom.grow(4, max_tokens=12, seed=1)
@@ -357,7 +357,7 @@ def test_runs_of_one_call_share_their_prefix(lm: weft.LM) -> None:
         assert own.scheduler.counters.prefilled <= len(loom.tokens) + 8
 
 
-def test_nodes_of_another_model_are_refused(lm: weft.LM, loom: Loom) -> None:
+def test_nodes_of_another_model_raise(lm: weft.LM, loom: Loom) -> None:
     with weft.load("tiny") as own, Loom(own, samples.game24) as other:
         with pytest.raises(ConfigError, match="one model"):
             loom.grow(at=[loom, other])
@@ -377,7 +377,7 @@ def test_adding_text_runs_no_model(lm: weft.LM, loom: Loom) -> None:
     assert len(loom.children) == 1
 
 
-def test_what_users_type_is_no_special_token(lm: weft.LM, loom: Loom) -> None:
+def test_special_token_in_user_text_is_plain_text(lm: weft.LM, loom: Loom) -> None:
     child = loom.add("<|end|>")
     assert not set(child.tokens) & lm.text.special_ids
     assert child.text == "<|end|>"
@@ -392,7 +392,7 @@ def test_run_items_carry_only_what_they_need(loom: Loom) -> None:
     assert all(isinstance(run, Run) and run.sink is None for run in growth._runs)
 
 
-def test_a_budget_too_small_for_one_path_is_kv_full_and_the_tree_is_as_before() -> None:
+def test_budget_too_small_for_one_path_raises_kv_full_and_does_not_change_the_tree() -> None:
     with weft.load("tiny") as own:
         slot = own.info.kv_bytes_per_token
     with weft.load("tiny", kv_budget=slot * 30) as own, Loom(own, samples.game24) as loom:
@@ -407,7 +407,7 @@ def test_a_budget_too_small_for_one_path_is_kv_full_and_the_tree_is_as_before() 
         assert len(loom.grow(2, max_tokens=3, seed=1)) == 2
 
 
-def test_a_failed_branch_of_a_stream_says_so_and_the_others_go_on() -> None:
+def test_failed_branch_of_a_stream_ends_with_error_and_others_continue() -> None:
     with weft.load("tiny") as own:
         slot = own.info.kv_bytes_per_token
     with weft.load("tiny", kv_budget=slot * 60) as own:

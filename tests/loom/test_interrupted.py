@@ -1,4 +1,4 @@
-"""Ctrl-C at any bytecode of a growing call or an edit: what there is of the tree is whole."""
+"""Ctrl-C at any bytecode of a growing call or an edit leaves a consistent tree."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from weft import Heddle, Loom
 PLACES = ("loom/grow.py", "loom/known.py", "loom/node.py")
 OPTIONS: dict[str, Any] = {"max_tokens": 3, "seed": 4, "temperature": 1.0}
 
-Told = dict[int, list[int]]  # tokens by branch, as far as they were told to the caller
+Tokens = dict[int, list[int]]  # tokens by branch, as far as the caller received them
 
 
-def grown(loom: Loom, told: Told) -> None:
+def grown(loom: Loom, tokens_of: Tokens) -> None:
     loom.grow(2, **OPTIONS)
 
 
-def streamed(loom: Loom, told: Told) -> None:
+def streamed(loom: Loom, tokens_of: Tokens) -> None:
     for delta in loom.stream(2, **OPTIONS):
-        told.setdefault(delta.branch, []).extend(delta.token_ids)
+        tokens_of.setdefault(delta.branch, []).extend(delta.token_ids)
 
 
-def known(loom: Loom, told: Told) -> None:
+def known(loom: Loom, tokens_of: Tokens) -> None:
     for item in loom.ramify(n=2, stream=True, max_tokens=3, seed=4):
         for branch, tokens in enumerate(item["tokens"]):
-            told[branch] = tokens
+            tokens_of[branch] = tokens
 
 
 GROWING = {"grow": grown, "stream": streamed, "ramify": known}
@@ -73,7 +73,7 @@ def shape(loom: Loom) -> list[tuple[Any, ...]]:
 
 
 def check(loom: Loom, file: Path) -> None:
-    """Every node is whole, the saved tree is read back whole, and the loom grows on."""
+    """Every node is consistent, the saved tree is read back equal, and the loom can grow."""
     for node in loom.walk():
         assert len(node.logprobs) in (0, len(node.tokens))
         assert len(node.entropies) == len(node.logprobs)
@@ -90,10 +90,10 @@ def check(loom: Loom, file: Path) -> None:
     [("grow", False), ("stream", False)]
     + [pytest.param(name, True, marks=pytest.mark.slow) for name in GROWING],
 )
-def test_an_event_is_applied_whole_or_not_at_all(
+def test_interrupted_growth_applies_each_event_completely_or_not_at_all(
     name: str, everywhere: bool, lm: weft.LM, tmp_path: Path
 ) -> None:
-    act, text = GROWING[name], Told()
+    act, text = GROWING[name], Tokens()
     with Loom(lm, "Use 4 9 10 13 to make 24.") as loom:
         act(loom, text)  # reads the prompt: what is counted below is what comes each time
     text.clear()
@@ -116,7 +116,7 @@ def test_an_event_is_applied_whole_or_not_at_all(
                 assert new[branch].tokens[: len(tokens)] == tokens
             if name == "grow":
                 assert len(new) in (0, 2)
-            # Nothing goes on that nobody asks for.
+            # No work continues without a caller.
             lm.drive([])
             loom.next(1)
             assert lm.scheduler.is_idle
@@ -125,10 +125,10 @@ def test_an_event_is_applied_whole_or_not_at_all(
 
 @pytest.mark.parametrize("name", EDITS)
 @pytest.mark.parametrize("everywhere", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_an_edit_is_done_whole_or_not_at_all(
+def test_interrupted_edit_is_applied_completely_or_not_at_all(
     name: str, everywhere: bool, lm: weft.LM, tmp_path: Path
 ) -> None:
-    def made() -> Loom:
+    def new_loom() -> Loom:
         loom = Loom(lm, [1, 2, 3])
         for tokens in ([10, 11, 12], [20, 21]):
             child: Heddle = loom.add(tokens)
@@ -136,14 +136,14 @@ def test_an_edit_is_done_whole_or_not_at_all(
             child.add([30])
         return loom
 
-    loom = made()
+    loom = new_loom()
     before = shape(loom)
     with interrupted(PLACES) as observed:
         EDITS[name](loom)
     after = shape(loom)
     assert before != after
     for at in range(0, len(observed), 1 if everywhere else 7):
-        loom = made()
+        loom = new_loom()
         with pytest.raises(KeyboardInterrupt), interrupted(PLACES, at):
             EDITS[name](loom)
         check(loom, tmp_path / "x.loom.json")

@@ -15,7 +15,7 @@ from weft._core.tokens.tokenizer import Tokenizer
 from weft.errors import ConfigError, ContextOverflow, StaleHandle
 
 
-def test_a_text_prompt_goes_through_the_chat_template_once(lm: weft.LM) -> None:
+def test_text_prompt_is_rendered_by_the_chat_template_once(lm: weft.LM) -> None:
     loom = Loom(lm, samples.game24)
     rendered = lm.format_chat([{"role": "user", "content": samples.game24}])
     assert loom.text == rendered
@@ -37,7 +37,7 @@ def test_messages_are_the_same_prompt_as_their_text(lm: weft.LM) -> None:
     assert messages.user_prompt == samples.game24
 
 
-def test_raw_text_and_token_ids_are_taken_as_they_are(lm: weft.LM) -> None:
+def test_raw_text_and_token_ids_are_used_unchanged(lm: weft.LM) -> None:
     raw = Loom(lm, "Once upon", template=False)
     assert raw.tokens == lm.tokenize("Once upon")
     assert not raw.chat_template_used
@@ -47,7 +47,7 @@ def test_raw_text_and_token_ids_are_taken_as_they_are(lm: weft.LM) -> None:
     assert not ids.chat_template_used
 
 
-def test_known_argument_forms_make_the_same_loom(lm: weft.LM) -> None:
+def test_known_argument_forms_create_the_same_loom(lm: weft.LM) -> None:
     two = Loom(lm, samples.game24)
     three = Loom(lm, lm.tokenizer, samples.game24)
     named = Loom(model=lm, tokenizer=lm.tokenizer, prompt=samples.game24)
@@ -59,7 +59,7 @@ def test_known_argument_forms_make_the_same_loom(lm: weft.LM) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "options", "says"),
+    ("prompt", "options", "message"),
     [
         ("", {}, "empty"),
         ("", {"template": False}, "empty"),
@@ -77,29 +77,27 @@ def test_known_argument_forms_make_the_same_loom(lm: weft.LM) -> None:
         ([{"role": "user"}], {}, "content"),
     ],
 )
-def test_a_bad_prompt_is_refused_at_the_call(
-    lm: weft.LM, prompt: Any, options: dict[str, Any], says: str
+def test_invalid_prompt_raises_at_the_call(
+    lm: weft.LM, prompt: Any, options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(ConfigError, match=message):
         Loom(lm, prompt, **options)
 
 
-def test_a_prompt_longer_than_the_context_names_both_numbers(lm: weft.LM) -> None:
+def test_prompt_longer_than_the_context_raises_with_both_numbers(lm: weft.LM) -> None:
     with pytest.raises(ContextOverflow) as caught:
         Loom(lm, [3] * (lm.n_ctx + 1))
     assert (caught.value.n_tokens, caught.value.n_ctx) == (lm.n_ctx + 1, lm.n_ctx)
 
 
-def test_a_template_error_is_raised_not_worked_around(
-    lm: weft.LM, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_of_the_chat_template_is_raised(lm: weft.LM, monkeypatch: pytest.MonkeyPatch) -> None:
     """B14."""
     monkeypatch.setattr(lm.text, "chat_template", "{{ raise_exception('no such turn') }}")
     with pytest.raises(ConfigError, match="no such turn"):
         Loom(lm, samples.game24)
 
 
-def test_without_a_template_the_prompt_is_raw_text(
+def test_prompt_without_a_chat_template_is_raw_text(
     lm: weft.LM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lm.text, "chat_template", None)
@@ -110,20 +108,20 @@ def test_without_a_template_the_prompt_is_raw_text(
         Loom(lm, samples.game24, system="x")
 
 
-def test_a_tokenizer_without_bos_keeps_the_first_token_of_text_children() -> None:
+def test_tokenizer_without_bos_keeps_the_first_token_of_text_children() -> None:
     """B4: nothing is trimmed from a continuation but what the encoder added."""
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Backend(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
+    backend = Backend(models.BPE({character: i for i, character in enumerate(alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     plain = Tokenizer.wrap(backend)
     assert plain.decode(plain.continuation("I will")) == "I will"
 
 
-def test_closing_is_idempotent_and_leaves_reading(lm: weft.LM) -> None:
+def test_close_is_idempotent_and_leaves_the_loom_readable(lm: weft.LM) -> None:
     with Loom(lm, samples.game24) as loom:
         child = loom.grow(max_tokens=2, seed=1)[0]
     loom.close()
@@ -152,7 +150,7 @@ def test_handles_dropped_without_close_leave_nothing_pinned() -> None:
         assert own.stats().kv_bytes == 0
 
 
-def test_a_subclass_with_its_own_constructor_makes_children_of_its_class(lm: weft.LM) -> None:
+def test_subclass_with_its_own_constructor_creates_children_of_its_class(lm: weft.LM) -> None:
     class Scored(Heddle):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
@@ -170,7 +168,7 @@ def test_a_subclass_with_its_own_constructor_makes_children_of_its_class(lm: wef
         assert child.split(1) if len(child.tokens) > 1 else True
 
 
-def test_the_known_constructor_makes_a_node_that_add_child_takes(loom: Loom) -> None:
+def test_known_constructor_creates_a_node_that_add_child_accepts(loom: Loom) -> None:
     node = Heddle(loom.model, loom.tokenizer, "4 + 9", None, None)
     assert node.parent is None
     assert node.text == "4 + 9"
@@ -181,7 +179,7 @@ def test_the_known_constructor_makes_a_node_that_add_child_takes(loom: Loom) -> 
     assert twin.next(3) == node.next(3)
 
 
-def test_special_tokens_in_a_text_are_read_where_it_is_asked_for(lm: weft.LM) -> None:
+def test_special_tokens_in_a_text_are_read_with_special_true(lm: weft.LM) -> None:
     prompt, turn = "<|bos|><|user|>Hi<|end|><|assistant|>", "<|end|><|user|>Bye<|end|><|assistant|>"
     loom = Loom(lm, prompt, template=False, special=True)
     assert loom.tokens == lm.text.encode_chat([{"role": "user", "content": "Hi"}])
@@ -196,8 +194,8 @@ def test_special_tokens_in_a_text_are_read_where_it_is_asked_for(lm: weft.LM) ->
         assert len(plain.tokens) > len(delta)
 
 
-def test_a_begin_token_that_a_text_says_is_no_second_one() -> None:
-    """Tokenizers that put one in front, as Llama's, are asked for texts that have it."""
+def test_begin_token_in_a_text_is_not_doubled() -> None:
+    """For tokenizers that add a begin token, as Llama's do."""
     from tokenizers import AddedToken, processors
 
     from core.tokens.builders import byte_level
@@ -216,7 +214,7 @@ def test_a_begin_token_that_a_text_says_is_no_second_one() -> None:
     assert prompt.read_prompt(text, "<s>Hi").ids.count(begin) == 1
 
 
-def test_special_is_refused_where_it_means_nothing(lm: weft.LM, loom: Loom) -> None:
+def test_special_raises_where_it_has_no_meaning(lm: weft.LM, loom: Loom) -> None:
     for given in ("Hi", [{"role": "user", "content": "Hi"}], [1, 2]):
         with pytest.raises(ConfigError, match="special=True needs a text"):
             Loom(lm, given, special=True)
@@ -227,7 +225,7 @@ def test_special_is_refused_where_it_means_nothing(lm: weft.LM, loom: Loom) -> N
 
 
 @pytest.mark.parametrize("given", [None, 5, 1.5, b"ab", {"a": 1}])
-def test_what_is_no_text_is_refused_at_the_call(loom: Loom, given: Any) -> None:
+def test_value_that_is_no_text_raises_at_the_call(loom: Loom, given: Any) -> None:
     for call in (loom.add, loom.add_text_child, loom.measure):
         with pytest.raises(ConfigError, match=r"the text is .*; allowed is a text, or a list of"):
             call(given)
@@ -239,7 +237,7 @@ def test_what_is_no_text_is_refused_at_the_call(loom: Loom, given: Any) -> None:
 
 
 @pytest.mark.parametrize("given", [[1, "a"], [None]])
-def test_ids_that_are_none_are_refused_at_the_call(loom: Loom, given: Any) -> None:
+def test_invalid_token_ids_raise_at_the_call(loom: Loom, given: Any) -> None:
     for call in (loom.add, loom.measure):
         with pytest.raises(ConfigError, match="token ids must be integers"):
             call(given)
@@ -250,7 +248,7 @@ def test_add_of_list_of_lists_is_rejected(loom: Loom) -> None:
         loom.add([[1]])  # type: ignore[list-item]
 
 
-def test_an_unknown_option_is_told_with_the_one_that_is_meant(lm: weft.LM) -> None:
+def test_unknown_option_raises_with_a_suggestion(lm: weft.LM) -> None:
     with pytest.raises(ConfigError, match=r"'templat' of Loom. Did you mean template\?"):
         Loom(lm, "x", templat=False)  # type: ignore[call-overload]
     for wrong in ("contxt", "n_ctxt"):

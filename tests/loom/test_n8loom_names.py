@@ -20,7 +20,7 @@ def test_known_defaults(loom: Loom) -> None:
     assert all(len(child.tokens) <= 8 for child in new)
 
 
-def test_ramify_tells_texts_from_generation(loom: Loom) -> None:
+def test_ramify_adds_texts_and_generates_without_one(loom: Loom) -> None:
     one = loom.ramify("4 + 9")
     assert isinstance(one, Heddle)
     assert one.text == "4 + 9"
@@ -53,7 +53,7 @@ def test_ramify_of_a_text_calls_an_overridden_add_text_child(lm: weft.LM) -> Non
     assert root.children[0].ramify("c").text == "[c]"
 
 
-def test_removing_a_stranger_is_a_value_error(loom: Loom) -> None:
+def test_removing_a_node_that_is_no_child_raises_value_error(loom: Loom) -> None:
     child = loom.add("4 + 9")
     below = child.add(" = ")
     for stranger in (below, loom, child.remove(), None, "4 + 9"):
@@ -62,7 +62,7 @@ def test_removing_a_stranger_is_a_value_error(loom: Loom) -> None:
     assert child.children == [below]
 
 
-def test_known_calls_take_our_names_and_refuse_unknown_ones(loom: Loom) -> None:
+def test_known_calls_accept_weft_names_and_reject_unknown_ones(loom: Loom) -> None:
     new = loom.make_children(2, 0.5, 4, 0.1, ["\n"], seed=3, top_k=5)
     assert (new[0].params.seed, new[0].params.top_k, new[0].params.stop) == (3, 5, ("\n",))
     for options in ({"max_new_tokens": 3}, {"tmep": 1.0}):
@@ -77,7 +77,7 @@ def test_known_calls_take_our_names_and_refuse_unknown_ones(loom: Loom) -> None:
     assert loom.ramify(n=1, max_tokens=1)
 
 
-def test_a_text_child_sees_its_whole_path(lm: weft.LM, loom: Loom) -> None:
+def test_text_child_is_predicted_from_its_full_path(lm: weft.LM, loom: Loom) -> None:
     """B1, B2 of the notes: nothing is dropped, shifted or fed twice."""
     node = loom.add_text_child("I will").grow(max_tokens=3, seed=1)[0].add_text_child(" so")
     fresh = Loom(lm, node.get_prefix_tokens())
@@ -86,14 +86,14 @@ def test_a_text_child_sees_its_whole_path(lm: weft.LM, loom: Loom) -> None:
 
 
 @pytest.mark.parametrize("limit", [2, -1, 0])
-def test_a_clipped_text_node_equals_a_fresh_prefix(lm: weft.LM, loom: Loom, limit: int) -> None:
+def test_clipped_text_node_equals_a_fresh_prefix(lm: weft.LM, loom: Loom, limit: int) -> None:
     """B5, B6."""
     node = loom.add_text_child("13 - 9 = 4 (left").clip(limit)
     fresh = Loom(lm, node.get_prefix_tokens())
     assert node.next(5) == fresh.next(5)
 
 
-def test_a_clipped_ended_node_grows(fluent: weft.LM) -> None:
+def test_clipped_ended_node_grows(fluent: weft.LM) -> None:
     """B6."""
     node = Loom(fluent, samples.verdict).grow(max_tokens=10, seed=3)[0]
     assert node.terminal
@@ -103,7 +103,7 @@ def test_a_clipped_ended_node_grows(fluent: weft.LM) -> None:
     assert len(node.ramify(n=2, max_tokens=2)) == 2
 
 
-def test_setting_the_text_changes_what_follows(lm: weft.LM, loom: Loom) -> None:
+def test_setting_the_text_changes_the_prediction(lm: weft.LM, loom: Loom) -> None:
     """B7: for the node and for what stands below."""
     node = loom.add("4 + 9")
     below = node.add(" = ")
@@ -121,7 +121,7 @@ def test_setting_the_text_changes_what_follows(lm: weft.LM, loom: Loom) -> None:
     assert below.next(3) == Loom(lm, below.get_prefix_tokens()).next(3)
 
 
-def test_a_refused_text_changes_nothing(lm: weft.LM, loom: Loom) -> None:
+def test_rejected_text_changes_nothing(lm: weft.LM, loom: Loom) -> None:
     node = loom.add("4 + 9")
     with pytest.raises(ContextOverflow):
         node.text = "word " * 3000
@@ -131,7 +131,7 @@ def test_a_refused_text_changes_nothing(lm: weft.LM, loom: Loom) -> None:
     assert node.text == "4 + 9"
 
 
-def test_a_moved_subtree_continues_its_new_parent(lm: weft.LM, loom: Loom) -> None:
+def test_moved_subtree_continues_its_new_parent(lm: weft.LM, loom: Loom) -> None:
     """B8."""
     one, two = loom.add("4 + 9"), loom.add("10 + 13")
     child = one.add(" = ")
@@ -144,7 +144,7 @@ def test_a_moved_subtree_continues_its_new_parent(lm: weft.LM, loom: Loom) -> No
         assert node.next(3) == Loom(lm, node.get_prefix_tokens()).next(3)
 
 
-def test_a_removed_child_is_its_own_path(lm: weft.LM, loom: Loom) -> None:
+def test_removed_child_is_its_own_path(lm: weft.LM, loom: Loom) -> None:
     """B8."""
     child = loom.add("4 + 9")
     below = child.add(" = ")
@@ -180,7 +180,7 @@ def test_apply_at_leaves_runs_the_calls_of_all_leaves_as_one_batch(lm: weft.LM, 
         assert [c.tokens for c in alone] == [c.tokens for c in children]
 
 
-def test_children_looked_at_inside_the_function_are_there(loom: Loom) -> None:
+def test_children_read_inside_the_function_exist(loom: Loom) -> None:
     for i in range(3):
         loom.add(f"{i} + ")
 
@@ -193,7 +193,7 @@ def test_children_looked_at_inside_the_function_are_there(loom: Loom) -> None:
     assert new == loom.leaves
 
 
-def test_when_a_function_fails_the_calls_before_it_were_made(loom: Loom) -> None:
+def test_failing_function_of_apply_at_leaves_keeps_the_calls_before_it(loom: Loom) -> None:
     leaves = [loom.add(f"{i} + ") for i in range(3)]
 
     def fail_last(leaf: Heddle) -> None:
@@ -287,7 +287,7 @@ def test_the_reflection_program_runs_on_a_loaded_transformers_model(
 
 
 @pytest.mark.torch
-def test_the_models_own_library_goes_on_from_the_prefix_cache(loaded: tuple[Any, Any]) -> None:
+def test_transformers_model_continues_from_the_prefix_cache(loaded: tuple[Any, Any]) -> None:
     import torch
 
     from weft.engines.torch.model import cache_name
@@ -304,7 +304,7 @@ def test_the_models_own_library_goes_on_from_the_prefix_cache(loaded: tuple[Any,
         assert entry.logprob == pytest.approx(float(result[entry.id]), abs=1e-4)
 
 
-def test_an_engine_without_a_library_has_no_cache_object(loom: Loom) -> None:
+def test_engine_without_a_library_has_no_cache_object(loom: Loom) -> None:
     with pytest.raises(Unsupported, match="numpy"):
         loom.get_prefix_cache()
 

@@ -53,7 +53,7 @@ def lm() -> Iterator[LM]:
 # BOS ----------------------------------------------------------------------------------------------
 
 
-def test_a_loom_of_ids_without_bos_warns_once(lm: LM) -> None:
+def test_loom_of_ids_without_bos_warns_once(lm: LM) -> None:
     ids = lm.tokenize("hello there", add_bos=False)
     with pytest.warns(PromptWarning, match="do not begin with BOS") as record:
         Loom(lm, ids)
@@ -63,7 +63,7 @@ def test_a_loom_of_ids_without_bos_warns_once(lm: LM) -> None:
         Loom(lm, ids)
 
 
-def test_a_branch_of_ids_without_bos_warns(lm: LM) -> None:
+def test_branch_of_ids_without_bos_warns(lm: LM) -> None:
     with Branch.create(lm) as branch, pytest.warns(PromptWarning, match="BOS"):
         branch.prefill(lm.tokenize("hello", add_bos=False))
 
@@ -80,14 +80,14 @@ def test_prompts_with_bos_or_of_text_or_after_others_do_not_warn(lm: LM) -> None
             branch.prefill(lm.tokenize("there", add_bos=False))
 
 
-def test_ids_that_begin_with_a_special_token_are_taken_as_meant(lm: LM) -> None:
+def test_ids_that_start_with_a_special_token_are_used_unchanged(lm: LM) -> None:
     special = next(each for each in sorted(lm.text.special_ids) if each != lm.text.bos_token_id)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Loom(lm, [special, *lm.tokenize("hello", add_bos=False)])
 
 
-def test_a_tokenizer_that_adds_no_bos_does_not_warn() -> None:
+def test_tokenizer_that_adds_no_bos_does_not_warn() -> None:
     text = Tokenizer.wrap(builders.byte_level(), stop_ids=[1])
     assert not text.adds_bos
     with warnings.catch_warnings():
@@ -118,7 +118,7 @@ def test_streams_take_show_as_grow_does(lm: LM) -> None:
 # A space before a constraint ----------------------------------------------------------------------
 
 
-def test_a_given_text_that_ends_in_a_space_before_a_grammar_warns(lm: LM) -> None:
+def test_given_text_that_ends_in_a_space_before_a_grammar_warns(lm: LM) -> None:
     loom = Loom(lm, "Say: ", template=False)
     with pytest.warns(PromptWarning, match="ends in a space") as record:
         loom.grow(constraint=HELLO, max_tokens=4, seed=1)
@@ -149,7 +149,7 @@ def test_other_prompts_and_constraints_do_not_warn(lm: LM) -> None:
 
 
 @pytest.mark.parametrize(("constraint", "answer"), GRAMMARS)
-def test_a_healed_loom_moves_its_end_space_into_constrained_text(
+def test_healed_loom_moves_its_end_space_into_constrained_text(
     lm: LM, constraint: Grammar, answer: str
 ) -> None:
     loom = Loom(lm, "Say:  ", template=False, heal=True)
@@ -168,14 +168,14 @@ def test_a_healed_loom_moves_its_end_space_into_constrained_text(
     assert not matcher.takes(lm.tokenize(answer, add_bos=False))
 
 
-def test_a_healed_text_is_cut_as_the_tokenizer_cuts_the_full_text(lm: LM) -> None:
+def test_healed_text_is_cut_as_the_tokenizer_cuts_the_full_text(lm: LM) -> None:
     only = Choice(["hello there world"])
     loom = Loom(lm, "Say: ", template=False, heal=True)
     (node,) = loom.grow(constraint=only, max_tokens=30, seed=1)
     assert [*loom.tokens, *node.tokens] == lm.tokenize("Say: hello there world")
 
 
-def test_a_healed_loom_goes_on_after_a_cut_and_after_a_file(lm: LM, tmp_path: Path) -> None:
+def test_healed_loom_continues_after_a_cut_and_after_a_file(lm: LM, tmp_path: Path) -> None:
     only = Choice(["hello there world"])
     Loom(lm, "Say: ", template=False, heal=True).save(tmp_path / "a.loom.json")
     loom = Loom.open(tmp_path / "a.loom.json", lm)
@@ -186,7 +186,7 @@ def test_a_healed_loom_goes_on_after_a_cut_and_after_a_file(lm: LM, tmp_path: Pa
     assert rest.parsed == "hello there world"
 
 
-def test_a_healed_prompt_that_is_changed_has_nothing_to_heal(lm: LM) -> None:
+def test_healed_prompt_that_is_changed_has_nothing_to_heal(lm: LM) -> None:
     loom = Loom(lm, "Say: ", template=False, heal=True)
     loom.text = "Now:"
     (node,) = loom.grow(constraint=HELLO, max_tokens=30, seed=1)
@@ -213,7 +213,7 @@ def test_heal_without_an_end_space_changes_nothing(lm: LM) -> None:
     assert node.text in HELLO.texts
 
 
-def test_heal_is_refused_for_token_ids_chats_and_looms_of_texts(lm: LM) -> None:
+def test_heal_of_token_ids_chats_and_looms_of_texts_raises(lm: LM) -> None:
     prompt = lm.format_chat([{"role": "user", "content": "Hi"}], template=CHAT)
     for given in (lm.tokenize("Say: "), prompt):
         with pytest.raises(ConfigError, match="heal=True is for a text"):
@@ -224,7 +224,7 @@ def test_heal_is_refused_for_token_ids_chats_and_looms_of_texts(lm: LM) -> None:
         Loom(lm, "Say: ", template=False, heal=1)  # type: ignore[call-overload]
 
 
-def test_a_prefixed_grammar_is_a_value_that_data_keeps() -> None:
+def test_prefixed_grammar_survives_a_json_round_trip() -> None:
     new: Constraint = Prefixed(" ", HELLO)
     assert from_dict(new.to_dict()) == new
     with pytest.raises(FormatError):

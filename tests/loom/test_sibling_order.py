@@ -1,4 +1,4 @@
-"""Branches of one call stand in branch order, in whatever order they end, and whoever edits."""
+"""Branches of one call are in branch order, independent of their ends and of edits."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ def lm() -> Iterator[weft.LM]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_children_of_a_call_stand_where_a_look_at_all_of_them_puts_them(
-    lm: weft.LM, seed: int
-) -> None:
+def test_children_of_a_call_are_in_the_order_of_a_full_scan(lm: weft.LM, seed: int) -> None:
     rng = random.Random(seed)
     node = weft.Loom(lm, "x")
     others = [node.add_text_child(f" {i}") for i in range(rng.randrange(4))]
@@ -34,7 +32,7 @@ def test_children_of_a_call_stand_where_a_look_at_all_of_them_puts_them(
         expected.insert(min(places, default=len(expected)), child)
         siblings.insert(number, child)
         there[number] = child
-        if rng.random() < 0.2 and others:  # somebody clips a node, another adds one
+        if rng.random() < 0.2 and others:  # one caller clips a node, another adds one
             gone = others.pop()
             node._children[:] = [each for each in node._children if each is not gone]
             expected = [each for each in expected if each is not gone]

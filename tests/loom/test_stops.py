@@ -30,7 +30,7 @@ def test_stop_strings_equal_the_naive_search(stops: list[str], pieces: list[byte
     assert [watch.push(piece) for piece in pieces] == naive_stop(tuple(stops), pieces)
 
 
-def test_a_stop_string_is_seen_at_the_token_that_completes_it() -> None:
+def test_stop_string_is_matched_at_the_token_that_completes_it() -> None:
     watch = StopStrings(("\n\nUser:",))
     assert [watch.push(piece) for piece in (b"a\n", b"\nUs", b"er", b":")] == [
         None,
@@ -41,17 +41,17 @@ def test_a_stop_string_is_seen_at_the_token_that_completes_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stops", "piece", "found"),
+    ("stops", "piece", "expected"),
     [
         (("c", "abc"), b"abc", "abc"),
         (("bcd", "b"), b"abcd", "b"),
         (("x", "dc"), b"adcx", "dc"),
     ],
 )
-def test_the_first_end_wins_and_of_equal_ends_the_longest(
-    stops: tuple[str, ...], piece: bytes, found: str
+def test_first_end_wins_and_the_longest_of_equal_ends(
+    stops: tuple[str, ...], piece: bytes, expected: str
 ) -> None:
-    assert StopStrings(stops).push(piece) == found
+    assert StopStrings(stops).push(piece) == expected
 
 
 def test_the_tail_stays_short() -> None:

@@ -37,7 +37,7 @@ def test_streamed_children_have_exactly_the_tokens_that_were_streamed(loom: Loom
         assert len(child.logprobs) == len(child.entropies) == len(child.tokens)
 
 
-def test_a_stream_makes_the_children_that_grow_makes(loom: Loom) -> None:
+def test_stream_creates_the_children_that_grow_creates(loom: Loom) -> None:
     grown = loom.grow(3, max_tokens=15, stop="\n", seed=4)
     new = sorted(
         list(_follow(loom, n=3, max_tokens=15, stop="\n", seed=4)), key=lambda c: c.lineage
@@ -55,7 +55,7 @@ def _follow(loom: Loom, **options: object) -> list[Heddle]:
     return [delta.node for delta in loom.stream(**options) if delta.finish_reason]
 
 
-def test_a_child_is_attached_when_its_branch_ends_and_not_before(loom: Loom) -> None:
+def test_child_is_attached_when_its_branch_ends_and_not_before(loom: Loom) -> None:
     for delta in loom.stream(2, max_tokens=5, seed=1):
         attached = any(child is delta.node for child in loom.children)
         assert attached == (delta.finish_reason is not None)
@@ -72,7 +72,7 @@ def test_nothing_runs_before_the_first_delta(lm: weft.LM, loom: Loom) -> None:
 
 
 @pytest.mark.parametrize("n_deltas", [1, 2, 3, 7])
-def test_an_abandoned_stream_keeps_what_it_delivered(loom: Loom, n_deltas: int) -> None:
+def test_abandoned_stream_keeps_what_it_delivered(loom: Loom, n_deltas: int) -> None:
     full = loom.grow(2, max_tokens=20, seed=6)
     streamed: dict[int, list[int]] = {}
     for count, delta in enumerate(loom.stream(2, max_tokens=20, seed=6), start=1):
@@ -90,13 +90,13 @@ def test_an_abandoned_stream_keeps_what_it_delivered(loom: Loom, n_deltas: int) 
     assert loom.next(3)
 
 
-def test_a_stream_over_many_nodes_numbers_branches_over_the_call(loom: Loom) -> None:
+def test_stream_over_many_nodes_numbers_branches_over_the_call(loom: Loom) -> None:
     one, two = loom.add("4"), loom.add("9")
     parents = {d.branch: d.node.parent for d in loom.stream(2, at=[one, two], max_tokens=3, seed=1)}
     assert parents == {0: one, 1: one, 2: two, 3: two}
 
 
-def test_the_parent_may_change_while_its_children_stream(loom: Loom) -> None:
+def test_parent_may_change_while_its_children_stream(loom: Loom) -> None:
     node = loom.add("4 + 9 = 13")
     stream = node.stream(max_tokens=6, seed=1)
     next(stream)
@@ -108,7 +108,7 @@ def test_the_parent_may_change_while_its_children_stream(loom: Loom) -> None:
     assert [e.id for e in child.next(5)] == [e.id for e in twin.next(5)]
 
 
-def test_text_of_a_split_character_comes_whole(lm: weft.LM) -> None:
+def test_text_of_a_split_character_is_returned_complete(lm: weft.LM) -> None:
     ids = lm.text.continuation("é漢🦊")
     with Loom(lm, samples.story) as loom:
         node = loom
@@ -121,7 +121,7 @@ def test_text_of_a_split_character_comes_whole(lm: weft.LM) -> None:
 # Asynchronous forms
 
 
-def test_async_forms_give_what_sync_forms_give(loom: Loom) -> None:
+def test_async_methods_return_what_sync_methods_return(loom: Loom) -> None:
     async def ask() -> tuple[list[Heddle], list[Heddle], object, object]:
         grown = await loom.agrow(2, max_tokens=8, seed=3)
         streamed = [d.node async for d in loom.astream(2, max_tokens=8, seed=3) if d.finish_reason]
@@ -153,17 +153,19 @@ def test_sync_calls_work_inside_a_running_loop(loom: Loom) -> None:
     assert asyncio.run(notebook()) == 3
 
 
-def test_a_cancelled_agrow_keeps_what_was_made(loom: Loom, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancelled_agrow_keeps_partial_branches(
+    loom: Loom, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The step in which it is cancelled ends afterwards."""
     assert loom.lm is not None
-    lm, forward, go = loom.lm, loom.lm.engine.forward, threading.Event()
+    lm, forward, proceed = loom.lm, loom.lm.engine.forward, threading.Event()
     before = lm.scheduler.counters.decoded
 
-    def held(rows: Sequence[Row]) -> Output:
-        assert lm.scheduler.counters.decoded < before + 10 or go.wait()
+    def blocked(rows: Sequence[Row]) -> Output:
+        assert lm.scheduler.counters.decoded < before + 10 or proceed.wait()
         return forward(rows)
 
-    monkeypatch.setattr(lm.engine, "forward", held)
+    monkeypatch.setattr(lm.engine, "forward", blocked)
 
     async def ask() -> None:
         task = asyncio.create_task(loom.agrow(2, max_tokens=500, seed=1, logit_bias={5: -1e9}))
@@ -171,7 +173,7 @@ def test_a_cancelled_agrow_keeps_what_was_made(loom: Loom, monkeypatch: pytest.M
             await asyncio.sleep(0.005)
         task.cancel()
         await asyncio.sleep(0)
-        go.set()
+        proceed.set()
         with pytest.raises(asyncio.CancelledError):
             await task
 
@@ -180,7 +182,7 @@ def test_a_cancelled_agrow_keeps_what_was_made(loom: Loom, monkeypatch: pytest.M
     assert all(0 < len(child.tokens) < 500 for child in loom.children)
 
 
-def test_an_abandoned_astream_keeps_what_it_delivered(loom: Loom) -> None:
+def test_abandoned_astream_keeps_what_it_delivered(loom: Loom) -> None:
     streamed: dict[int, list[int]] = {}
 
     async def ask() -> None:
@@ -245,7 +247,7 @@ def test_deltas_of_known_items_are_dicts(loom: Loom) -> None:
         assert [d["finish_reason"] for d in mine][-1] == child.finish_reason
 
 
-def test_an_item_read_late_shows_its_own_moment(loom: Loom) -> None:
+def test_item_read_late_shows_its_own_moment(loom: Loom) -> None:
     items = list(loom.ramify(stream=True, n=2, max_tokens=6, seed=2))
     lengths = [sum(map(len, item["tokens"])) for item in items]
     assert lengths == sorted(lengths)
@@ -254,7 +256,7 @@ def test_an_item_read_late_shows_its_own_moment(loom: Loom) -> None:
     assert sum(len(d["token_ids"]) for d in deltas) == lengths[-1]
 
 
-def test_the_known_stream_returns_its_children_and_honours_terminal(
+def test_known_stream_returns_its_children_and_honours_terminal(
     fluent: weft.LM, loom: Loom
 ) -> None:
     """B12."""
@@ -273,7 +275,7 @@ def test_the_known_stream_returns_its_children_and_honours_terminal(
     assert ended.children == []
 
 
-def test_an_abandoned_known_stream_keeps_what_it_delivered(loom: Loom) -> None:
+def test_abandoned_known_stream_keeps_what_it_delivered(loom: Loom) -> None:
     for item in loom.ramify(stream=True, n=2, max_tokens=30, seed=1):
         last = item
         if sum(map(len, item["tokens"])) >= 6:
@@ -282,7 +284,7 @@ def test_an_abandoned_known_stream_keeps_what_it_delivered(loom: Loom) -> None:
     assert {child.finish_reason for child in loom.children} == {"cancelled"}
 
 
-def test_streamed_children_stand_in_branch_order_though_they_end_in_another(lm: weft.LM) -> None:
+def test_streamed_children_are_in_branch_order_when_they_end_in_another(lm: weft.LM) -> None:
     with Loom(lm, samples.story) as loom:
         first = loom.add("Once")
         deltas = loom.stream(6, max_tokens=150, seed=1)
@@ -299,7 +301,7 @@ def test_streamed_children_stand_in_branch_order_though_they_end_in_another(lm: 
         ({"max_tokens": 3}, ("length", None)),
     ],
 )
-def test_a_stream_that_is_left_after_the_last_token_has_the_runs_own_end(
+def test_stream_left_after_the_last_token_has_the_finish_reason_of_the_run(
     loom: Loom, options: dict[str, Any], ended: tuple[str, str | None]
 ) -> None:
     """The last token and the end of its run are two events: the second may not have been read."""

@@ -30,7 +30,7 @@ def test_texts_are_added_and_read(loom: Loom) -> None:
     assert loom.count_children() == 3
 
 
-def test_it_is_saved_and_goes_on_where_it_was(loom: Loom, tmp_path: Path) -> None:
+def test_saved_loom_of_texts_opens_equal_and_takes_text(loom: Loom, tmp_path: Path) -> None:
     loom.save(tmp_path / "texts.loom.json")
     second = Loom.open(tmp_path / "texts.loom.json")
     assert [(n.text, n.score) for n in second.walk()] == [(n.text, n.score) for n in loom.walk()]
@@ -41,7 +41,7 @@ def test_it_is_saved_and_goes_on_where_it_was(loom: Loom, tmp_path: Path) -> Non
         Loom.open(tmp_path / "texts.loom.json", lm)
 
 
-def test_what_needs_tokens_says_that_there_is_no_model(loom: Loom) -> None:
+def test_calls_that_need_a_model_raise_without_one(loom: Loom) -> None:
     node = loom.children[0]
     for ask in (
         node.grow,
@@ -57,7 +57,7 @@ def test_what_needs_tokens_says_that_there_is_no_model(loom: Loom) -> None:
         Loom(None, [1, 2])
 
 
-def test_a_loom_opened_without_its_model_takes_no_texts(tmp_path: Path) -> None:
+def test_loom_opened_without_its_model_takes_no_texts(tmp_path: Path) -> None:
     """Its tokens are the truth: text without them would be lost when the model is back."""
     with weft.load("tiny") as lm:
         Loom(lm, "Hello").save(tmp_path / "made.loom.json")

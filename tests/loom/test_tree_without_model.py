@@ -43,7 +43,7 @@ def test_walks_are_preorder(loom: Loom) -> None:
     assert loom.count_leaves() == 4
 
 
-def test_a_childless_node_is_its_own_leaf_everywhere(loom: Loom) -> None:
+def test_childless_node_is_its_own_leaf_everywhere(loom: Loom) -> None:
     leaf = loom.find("n4")
     assert leaf.leaves == [leaf]
     assert leaf.get_all_leaves() == [leaf]
@@ -61,7 +61,7 @@ def test_apply_all_children_follows_its_flags(loom: Loom) -> None:
     assert loom.apply_all_children(lambda n: n.id, leaves_only=True) == ["n2", "n3", "n4", "n6"]
 
 
-def test_apply_at_leaves_looks_for_leaves_anew_before_each_function(loom: Loom) -> None:
+def test_apply_at_leaves_finds_the_leaves_before_each_function(loom: Loom) -> None:
     results = loom.apply_at_leaves(
         lambda leaf: leaf.parent.to_leaf() if leaf.id == "n6" else None, lambda leaf: leaf.id
     )
@@ -91,7 +91,7 @@ def test_clip_and_trim_take_the_same_tokens_as_slices(loom: Loom) -> None:
     assert node.trim(9).tokens == []
 
 
-def test_a_clip_that_cuts_drops_children_and_the_end(loom: Loom) -> None:
+def test_clip_that_cuts_drops_children_and_the_end(loom: Loom) -> None:
     with_stub(loom)
     node = loom.find("n5")
     child = node.children[0]
@@ -132,13 +132,13 @@ def test_split_keeps_the_path_and_gives_children_and_end_to_the_lower_node(loom:
 
 
 @pytest.mark.parametrize("at", [0, 2, -2, -3, 9])
-def test_split_refuses_to_make_an_empty_node(loom: Loom, at: int) -> None:
+def test_split_into_an_empty_node_raises(loom: Loom, at: int) -> None:
     with_stub(loom)
     with pytest.raises(ConfigError, match="cannot split"):
         loom.find("n5").split(at)
 
 
-def test_remove_takes_the_subtree_out_and_leaves_it_whole(loom: Loom) -> None:
+def test_remove_returns_a_complete_subtree(loom: Loom) -> None:
     node = loom.find("n1")
     assert node.remove() is node
     assert ids(list(loom.walk())) == ["n0", "n4", "n5", "n6"]
@@ -158,7 +158,7 @@ def test_add_child_moves_a_subtree_to_its_new_parent(loom: Loom) -> None:
     assert loom.find("n3").get_prefix_tokens() == [0, 7, 5, 7, 6, 7, 1, 7, 3, 7]
 
 
-def test_add_child_refuses_what_would_be_no_tree(loom: Loom, tmp_path: Path) -> None:
+def test_add_child_that_would_break_the_tree_raises(loom: Loom, tmp_path: Path) -> None:
     one, two = loom.find("n1"), loom.find("n2")
     with pytest.raises(TreeError, match="child of itself"):
         two.add_child(one)
@@ -169,7 +169,7 @@ def test_add_child_refuses_what_would_be_no_tree(loom: Loom, tmp_path: Path) -> 
         two.add_child(other)
 
 
-def test_without_a_model_growing_says_how_to_get_one(loom: Loom) -> None:
+def test_generation_without_a_model_raises_with_the_remedy(loom: Loom) -> None:
     calls = [
         lambda: loom.grow(),
         lambda: loom.stream(),
@@ -188,7 +188,7 @@ def test_without_a_model_growing_says_how_to_get_one(loom: Loom) -> None:
             call()
 
 
-def test_find_names_the_id_it_did_not_find(loom: Loom) -> None:
+def test_find_of_an_unknown_id_raises_with_the_id(loom: Loom) -> None:
     with pytest.raises(TreeError, match="n99"):
         loom.find("n99")
 
@@ -197,16 +197,16 @@ def test_repr_is_one_line(loom: Loom) -> None:
     node = loom.find("n5")
     node._text = "two\nlines " * 30
     node.score = 0.25
-    for each in (node, loom):
-        assert "\n" not in repr(each)
-        assert len(repr(each)) < 160
+    for one in (node, loom):
+        assert "\n" not in repr(one)
+        assert len(repr(one)) < 160
     assert "n5" in repr(node)
     assert "1 children" in repr(node)
     assert "score 0.25" in repr(node)
 
 
 @pytest.mark.parametrize("attempt", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_copying_a_loom_says_how_it_travels(
+def test_copy_of_a_loom_raises_with_the_remedy(
     loom: Loom, attempt: Callable[[Heddle], object]
 ) -> None:
     for node in (loom, loom.find("n1")):
@@ -215,7 +215,7 @@ def test_copying_a_loom_says_how_it_travels(
 
 
 @pytest.mark.parametrize("good", [None, 1, True, np.float32(0.5), np.array(0.5)])
-def test_a_score_is_a_number_or_none(loom: Loom, good: object) -> None:
+def test_score_is_a_number_or_none(loom: Loom, good: object) -> None:
     loom.score = good
     assert loom.score == good
     assert type(loom.score) in (float, type(None))
@@ -225,7 +225,7 @@ def test_a_score_is_a_number_or_none(loom: Loom, good: object) -> None:
     assert loom.score == good
 
 
-def test_subclasses_make_children_of_their_own_class(tmp_path: Path) -> None:
+def test_subclass_creates_children_of_its_own_class(tmp_path: Path) -> None:
     class Loud(Heddle):
         def display_text(self) -> str:
             return self.text.upper()
@@ -264,8 +264,8 @@ def test_random_edits_agree_with_a_twin_of_plain_lists(tmp_path: Path) -> None:
             node.clip(1)
             twin[node.id] = (twin[node.id][0], twin[node.id][1][:1])
         assert {n.id: ((n.parent.id if n.parent else None), n.tokens) for n in loom.walk()} == twin
-        for each in loom.walk():
-            assert each.get_prefix_tokens() == _prefix(twin, each.id)
+        for descendant in loom.walk():
+            assert descendant.get_prefix_tokens() == _prefix(twin, descendant.id)
 
 
 def _is_below(twin: dict, key: str | None, top: str) -> bool:
@@ -285,7 +285,7 @@ def _prefix(twin: dict, key: str | None) -> list[int]:
 
 
 @pytest.mark.parametrize("depth", [20_000, pytest.param(100_000, marks=pytest.mark.slow)])
-def test_a_deep_chain_is_walked_printed_saved_and_freed(tmp_path: Path, depth: int) -> None:
+def test_deep_chain_is_walked_printed_saved_and_freed(tmp_path: Path, depth: int) -> None:
     loom = open_written(tmp_path / "deep.loom.json", [None, *range(depth - 1)])
     assert loom.count_children() == depth
     assert loom.count_leaves() == 1

@@ -16,27 +16,27 @@ from weft.engines.gguf.tokenizer import read_tokenizer
 pytestmark = [pytest.mark.llamacpp]
 
 
-def assert_equal_tokenizers(file: Path, *, is_whole: bool) -> None:
+def assert_equal_tokenizers(file: Path, *, has_tensors: bool) -> None:
     pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
     from weft.engines.llamacpp import vocabulary
 
-    header = read_gguf(file) if is_whole else read_header(file)
-    found, wanted = read_tokenizer(header), vocabulary.read_tokenizer(header)
-    assert found.stop_ids == wanted.stop_ids
-    assert found.special_ids == wanted.special_ids
-    assert found.chat_template == wanted.chat_template
+    header = read_gguf(file) if has_tensors else read_header(file)
+    own, wanted = read_tokenizer(header), vocabulary.read_tokenizer(header)
+    assert own.stop_ids == wanted.stop_ids
+    assert own.special_ids == wanted.special_ids
+    assert own.chat_template == wanted.chat_template
     for text in TEXTS:
         for special in (False, True):
             for add_bos in (None, False):
                 options = {"special": special, "add_bos": add_bos}
-                assert found.encode(text, **options) == wanted.encode(text, **options), text
+                assert own.encode(text, **options) == wanted.encode(text, **options), text
         ids = wanted.encode(text, add_bos=False)
-        assert found.decode(ids, first=True) == wanted.decode(ids, first=True)
+        assert own.decode(ids, first=True) == wanted.decode(ids, first=True)
 
 
 @pytest.mark.parametrize("name", [SMOLLM2_GGUF, GEMMA3_GGUF])
 def test_tokenizer_of_a_model_equals_llama_cpps(name: str) -> None:
-    assert_equal_tokenizers(real_model(name), is_whole=True)
+    assert_equal_tokenizers(real_model(name), has_tensors=True)
 
 
 @pytest.mark.parametrize("name", VOCABULARIES)
@@ -45,4 +45,4 @@ def test_tokenizer_of_a_vocabulary_equals_llama_cpps(name: str) -> None:
     file = models_dir() / "vocabularies" / f"ggml-vocab-{name}.gguf"
     if not file.exists():
         pytest.skip(f"{file} is absent: make models fetches it")
-    assert_equal_tokenizers(file, is_whole=False)
+    assert_equal_tokenizers(file, has_tensors=False)

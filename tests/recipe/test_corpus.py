@@ -60,12 +60,12 @@ def test_word_problems_end_in_their_answer_and_only_slips_are_wrong() -> None:
 
 
 def test_held_out_puzzles_never_enter_the_corpus() -> None:
-    held, rng = set(game24.held_out24()), Random(4)
-    assert len(held) == 100
+    puzzles, rng = set(game24.held_out24()), Random(4)
+    assert len(puzzles) == 100
     for _ in range(N):
-        found = re.fullmatch(r"Use ([\d ]+) to make 24\.", game24.make24(rng).user or "")
-        if found:
-            assert tuple(sorted(map(int, found[1].split()))) not in held
+        match = re.fullmatch(r"Use ([\d ]+) to make 24\.", game24.make24(rng).user or "")
+        if match:
+            assert tuple(sorted(map(int, match[1].split()))) not in puzzles
 
 
 def test_held_out_puzzles_are_pinned() -> None:
@@ -147,7 +147,7 @@ def test_fractions_on_the_way_are_exact() -> None:
     "text",
     ["", "1 +", "x", "1 ** 2", "-1", "1.5", "True", "1 // 2", "1 / 0", "(" * 300, "f(1)", "\0"],
 )
-def test_what_is_not_arithmetic_is_refused(text: str) -> None:
+def test_text_that_is_not_arithmetic_raises(text: str) -> None:
     with pytest.raises(NotArithmetic):
         evaluate(text)
 

@@ -41,7 +41,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.torch
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_computes_what_its_folder_does(family: str, tmp_path: Path) -> None:
+def test_exported_family_computes_the_logits_of_its_folder(family: str, tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
     torch = pytest.importorskip("torch", reason="torch is not installed")
     import transformers
@@ -63,13 +63,13 @@ def test_a_family_computes_what_its_folder_does(family: str, tmp_path: Path) -> 
     export_gguf(tmp_path / "folder", tmp_path / "model.gguf")
     rows = [Row((), IDS, 0, None, (0, 63))]
     engine = LlamaCppEngine.load(tmp_path / "model.gguf", dtype="float32", n_threads=1)
-    found, wanted = engine.forward(rows), NumpyEngine.load(tmp_path / "folder").forward(rows)
+    result, wanted = engine.forward(rows), NumpyEngine.load(tmp_path / "folder").forward(rows)
     for index in (0, 1):
-        np.testing.assert_allclose(found.logits(index), wanted.logits(index), atol=2e-3)
+        np.testing.assert_allclose(result.logits(index), wanted.logits(index), atol=2e-3)
     engine.close()
 
 
-def test_matrices_are_of_the_type_asked_for_and_the_rest_is_exact(tmp_path: Path) -> None:
+def test_matrices_have_the_requested_type_and_the_rest_is_exact(tmp_path: Path) -> None:
     for kind in ("f32", "f16", "q8_0"):
         export_gguf(shallow(), tmp_path / "a.gguf", kind)
         header = read_gguf(tmp_path / "a.gguf")
@@ -81,31 +81,31 @@ def test_matrices_are_of_the_type_asked_for_and_the_rest_is_exact(tmp_path: Path
 
 def changed(tmp_path: Path, file: str, **values: Any) -> Path:
     folder = shutil.copytree(shallow(), tmp_path / "folder")
-    held = json.loads((folder / file).read_text())
-    (folder / file).write_text(json.dumps({**held, **values}))
+    config = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps({**config, **values}))
     return folder
 
 
 @pytest.mark.parametrize(
-    ("file", "values", "says"),
+    ("file", "values", "message"),
     [
         ("config.json", {"architectures": ["GemmaForCausalLM"]}, "GemmaForCausalLM"),
         ("tokenizer.json", {"normalizer": {"type": "NFC"}}, "byte-level BPE"),
         ("tokenizer.json", {"pre_tokenizer": {"type": "Whitespace"}}, "cuts text"),
     ],
 )
-def test_what_cannot_be_written_is_refused_and_leaves_no_file(
-    file: str, values: dict[str, Any], says: str, tmp_path: Path
+def test_model_that_cannot_be_written_raises_and_leaves_no_file(
+    file: str, values: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     folder = changed(tmp_path, file, **values)
-    with pytest.raises(Unsupported, match=says):
+    with pytest.raises(Unsupported, match=message):
         export_gguf(folder, tmp_path / "a.gguf")
     with pytest.raises(Unsupported, match="'q4_0'"):
         export_gguf(shallow(), tmp_path / "a.gguf", "q4_0")
     assert not list(tmp_path.glob("*.gguf*"))
 
 
-def test_the_command_says_why_it_cannot(
+def test_command_that_cannot_export_prints_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["export", str(tmp_path), str(tmp_path / "a.gguf")])

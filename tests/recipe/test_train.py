@@ -1,4 +1,4 @@
-"""A run of seconds goes the whole way: tokenizer, corpus, training, a folder others can load."""
+"""A run of seconds through all stages: tokenizer, corpus, training, a folder others can load."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.programs
 def test_loss_falls(trained: Path) -> None:
     """From ln 512 = 6.24 at random to below 5; a run that learns nothing stays above 6."""
-    figures = json.loads((trained / "eval.json").read_text())
-    assert figures["steps"] == train.TINY_RUN.steps
-    assert figures["loss"] < 5.0
+    results = json.loads((trained / "eval.json").read_text())
+    assert results["steps"] == train.TINY_RUN.steps
+    assert results["loss"] < 5.0
 
 
 def test_saved_folder_loads_in_transformers(trained: Path) -> None:
@@ -66,8 +66,8 @@ def test_shards_differ_and_batches_cover_every_row_once(trained: Path) -> None:
     assert list(one[:200]) != list(other[:200])
     rows = torch.arange(6 * 4).view(6, 4)
     stream = dataset.batches(rows.flatten(), n_rows=2, length=4, seed=0)
-    seen = torch.cat([next(stream) for _ in range(3)])
-    assert sorted(seen[:, 0].tolist()) == rows[:, 0].tolist()
+    rows_of_batches = torch.cat([next(stream) for _ in range(3)])
+    assert sorted(rows_of_batches[:, 0].tolist()) == rows[:, 0].tolist()
 
 
 def test_rate_ramps_up_stays_and_falls_to_two_percent() -> None:
@@ -78,16 +78,16 @@ def test_rate_ramps_up_stays_and_falls_to_two_percent() -> None:
 
 
 @pytest.mark.slow
-def test_tokenizer_of_the_embedded_model_is_made_again_byte_for_byte(tmp_path: Path) -> None:
+def test_tokenizer_of_the_embedded_model_is_reproduced_byte_for_byte(tmp_path: Path) -> None:
     tokenizer.train_tokenizer(train.Settings().vocab).save_pretrained(tmp_path)
     assert (tmp_path / "tokenizer.json").read_bytes() == (EMBEDDED / "tokenizer.json").read_bytes()
 
 
 @pytest.mark.slow
-def test_embedded_model_keeps_its_figures() -> None:
+def test_embedded_model_keeps_its_accuracy() -> None:
     """A few of each; 10 of 10 word problems and 40 verdicts at 98 %: below 36 once in 10,000."""
     from recipe.evaluate import QUICK, evaluate
 
-    figures = evaluate(EMBEDDED, QUICK)
-    assert figures["word_greedy"] >= 0.95
-    assert figures["value_acc"] >= 0.9
+    results = evaluate(EMBEDDED, QUICK)
+    assert results["word_greedy"] >= 0.95
+    assert results["value_acc"] >= 0.9

@@ -64,24 +64,24 @@ def driven(page: Path, script: str, *flags: str) -> Any:
     text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)
     run = (
         "(async () => {" + script + "})().catch((error) => ({ error: String(error) }))"
-        ".then((value) => { const said = document.createElement('pre'); said.id = 'said';"
-        " said.textContent = JSON.stringify(value); document.body.append(said); });"
+        ".then((value) => { const output = document.createElement('pre'); output.id = 'output';"
+        " output.textContent = JSON.stringify(value); document.body.append(output); });"
     )
     opened = page.with_name("driven.html")
     opened.write_text(text.replace("</body>", f"<script>{run}</script></body>"), encoding="utf-8")
     observed = chromium(opened, "--virtual-time-budget=20000", *flags, "--dump-dom")
-    result = re.search(r'<pre id="said">(.*?)</pre>', observed, re.DOTALL)
+    result = re.search(r'<pre id="output">(.*?)</pre>', observed, re.DOTALL)
     assert result is not None, observed[-2000:]
     return json.loads(html.unescape(result[1]))
 
 
-# What tests in the page need: keys as a keyboard sends them, and what can be seen.
+# Helpers for tests in the page: keys as a keyboard sends them, and the visible nodes.
 TOOLS = """
 const $ = (what) => document.querySelector(what);
 const all = (what) => [...document.querySelectorAll(what)];
 const press = (key) =>
   document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
-const seen = () => all(".node").filter((node) => node.checkVisibility()).map((node) => node.id);
+const visible = () => all(".node").filter((node) => node.checkVisibility()).map((node) => node.id);
 const wait = (ms) => new Promise((done) => setTimeout(done, ms));
 const stops = () => all(".tree summary").filter((each) => each.tabIndex === 0);
 """
@@ -113,7 +113,7 @@ def corner(png: Path) -> tuple[int, ...]:
     return tuple(zlib.decompress(parts)[1:4])
 
 
-def test_the_browser_reads_what_was_written_and_runs_nothing(page: Path) -> None:
+def test_browser_reads_the_page_and_runs_nothing_of_its_texts(page: Path) -> None:
     observed = chromium(page, "--dump-dom")
     assert "<title>hacked" not in observed
     assert "<img" not in observed
@@ -124,7 +124,7 @@ def test_the_browser_reads_what_was_written_and_runs_nothing(page: Path) -> None
     assert observed.count("</ul></details></li>") == observed.count('<details class="fold"')
 
 
-def test_the_policy_lets_the_pages_own_script_run_and_no_other(page: Path) -> None:
+def test_policy_allows_the_pages_own_script_and_no_other(page: Path) -> None:
     assert '<div class="tools">' in chromium(page, "--dump-dom")
     text = page.read_text(encoding="utf-8")
     other = page.with_name("other.html")
@@ -132,39 +132,39 @@ def test_the_policy_lets_the_pages_own_script_run_and_no_other(page: Path) -> No
     assert '<div class="tools" hidden="">' in chromium(other, "--dump-dom")
 
 
-def test_all_is_folded_unfolded_and_brought_back(bush: Path) -> None:
+def test_tree_is_folded_unfolded_and_restored(bush: Path) -> None:
     result = driven(
         bush,
         TOOLS
         + """
-        const first = seen();
-        $("#open").click(); const open = seen().length;
-        $("#fold").click(); const folded = seen().length;
+        const first = visible();
+        $("#open").click(); const open = visible().length;
+        $("#fold").click(); const folded = visible().length;
         $("#path").click();
-        return { first: first.length, open, folded, again: String(first) === String(seen()) };
+        return { first: first.length, open, folded, again: String(first) === String(visible()) };
         """,
     )
     assert result == {"first": 12, "open": 120, "folded": 3, "again": True}
 
 
-def test_the_tree_is_one_stop_and_arrow_keys_go_through_it(bush: Path) -> None:
+def test_tree_is_one_tab_stop_and_arrow_keys_move_in_it(bush: Path) -> None:
     result = driven(
         bush,
         TOOLS
         + """
-        const said = [stops().length];
+        const result = [stops().length];
         stops()[0].focus();
         const keys = "Down Right Right Left Left Left";
         for (const key of [...keys.split(" ").map((key) => `Arrow${key}`), "End", "Home"]) {
           press(key);
           const at = document.activeElement;
           const number = all(".tree summary").indexOf(at);
-          said.push(`${key} ${number} ${at.parentElement.open} ${stops().length}`);
+          result.push(`${key} ${number} ${at.parentElement.open} ${stops().length}`);
         }
         // What is folded away cannot keep the stop.
         press("End"); $("#fold").click(); await wait(50);
-        said.push(stops().length, stops()[0].checkVisibility());
-        return said;
+        result.push(stops().length, stops()[0].checkVisibility());
+        return result;
         """,
     )
     assert result == [
@@ -187,21 +187,21 @@ def test_search_finds_texts_and_numbers_and_shows_them(bush: Path) -> None:
         bush,
         TOOLS
         + """
-        const said = [];
+        const result = [];
         const hits = () => $(".hits output").textContent;
         const search = async (words) => {
           $("#find").value = words;
           $("#find").dispatchEvent(new Event("input"));
           await wait(300);
           const at = $(".node.at");
-          said.push([hits(), at?.querySelector(".no").textContent, at?.checkVisibility()]);
+          result.push([hits(), at?.querySelector(".no").textContent, at?.checkVisibility()]);
         };
         await search("LAST  leaf"); await search("30"); await search("t1"); await search("nowhere");
         await search("#14"); await search("t1");
-        $("#find").focus(); press("Enter"); said.push(hits(), all("rect.hit").length);
-        $("#back").click(); $("#back").click(); said.push(hits());
-        await search(""); said.push(all("rect.hit").length);
-        return said;
+        $("#find").focus(); press("Enter"); result.push(hits(), all("rect.hit").length);
+        $("#back").click(); $("#back").click(); result.push(hits());
+        await search(""); result.push(all("rect.hit").length);
+        return result;
         """,
     )
     text, number, several, none, hashed, _, after_enter, n_bars, after_back, cleared, left = result
@@ -216,7 +216,7 @@ def test_search_finds_texts_and_numbers_and_shows_them(bush: Path) -> None:
     assert [cleared[0], left] == ["", 0]
 
 
-def test_an_address_with_a_number_opens_the_page_there(bush: Path) -> None:
+def test_address_with_a_number_opens_the_page_there(bush: Path) -> None:
     result = driven(
         bush,
         TOOLS
@@ -231,7 +231,7 @@ def test_an_address_with_a_number_opens_the_page_there(bush: Path) -> None:
     assert result == [True, True, True]
 
 
-def test_a_click_in_the_picture_goes_there(bush: Path) -> None:
+def test_click_in_the_picture_selects_the_node(bush: Path) -> None:
     result = driven(
         bush,
         TOOLS
@@ -239,11 +239,11 @@ def test_a_click_in_the_picture_goes_there(bush: Path) -> None:
         const bar = all("rect")[30];
         const about = $("figcaption").textContent;
         bar.dispatchEvent(new PointerEvent("pointermove", { bubbles: true }));
-        const said = $("figcaption").textContent.split(" ")[0];
+        const no = $("figcaption").textContent.split(" ")[0];
         bar.dispatchEvent(new MouseEvent("click", { bubbles: true }));
         $("svg").dispatchEvent(new PointerEvent("pointerleave"));
         const at = $(".node.at");
-        return [at.id === bar.dataset.n, at.checkVisibility(), said === at.querySelector(".no").id,
+        return [at.id === bar.dataset.n, at.checkVisibility(), no === at.querySelector(".no").id,
                 $("figcaption").textContent === about];
         """,
     )

@@ -16,7 +16,7 @@ RAMPS = (PROBABILITY, ENTROPY)
 
 
 @pytest.mark.parametrize("scale", RAMPS)
-def test_a_step_is_how_many_bounds_a_figure_is_beyond(scale) -> None:
+def test_step_is_the_number_of_bounds_that_a_value_exceeds(scale) -> None:
     for value in (0.0, 0.009, 0.01, 0.05, 0.1, 0.3, 0.5, 0.6, 0.7, 0.9, 0.95, 1.0, 2.5, 4.0, 9.0):
         beyond = (
             sum(value < bound for bound in scale.bounds)
@@ -31,7 +31,7 @@ def style(scale: ColorScale, value: float) -> str:
     return scale.styles[scale.level(value)]
 
 
-def test_a_terminal_leaves_what_is_expected_plain_and_writes_figures_beyond_the_limit() -> None:
+def test_terminal_colours_unlikely_values_and_writes_them_beyond_the_limit() -> None:
     assert style(PROBABILITY, 0.9) == style(ENTROPY, 0.09) == ""
     assert style(PROBABILITY, 0.89) == "black on color(230)"
     assert style(PROBABILITY, 0.001) == "black on color(203)"
@@ -42,13 +42,13 @@ def test_a_terminal_leaves_what_is_expected_plain_and_writes_figures_beyond_the_
 
 
 @pytest.mark.parametrize("scale", RAMPS)
-def test_a_terminal_has_a_colour_where_a_page_has_a_tint(scale: ColorScale) -> None:
+def test_terminal_has_a_colour_for_each_tint_of_the_page(scale: ColorScale) -> None:
     for value in (0.0, 0.04, 0.05, 0.1, 0.3, 0.69, 0.7, 0.9, 1.0, 2.5, 3.0, 9.0):
         assert bool(style(scale, value)) == bool(scale.inline_css(value))
     assert len(scale.styles) == len(scale.labels)
 
 
-def test_a_legend_tells_colours_where_there_are_some_and_braces_elsewhere() -> None:
+def test_legend_names_colours_or_braces_without_them() -> None:
     colours = Console(file=io.StringIO(), force_terminal=True, color_system="256")
     shown = [
         legend(TerminalWriter(colours, True, is_ascii), PROBABILITY).plain for is_ascii in (0, 1)

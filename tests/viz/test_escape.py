@@ -31,6 +31,6 @@ def test_one_line_marks_line_ends_within() -> None:
     assert one_line("a\r\nb\n") == "a\\r⏎b"
 
 
-def test_cut_says_that_it_cut() -> None:
+def test_cut_of_a_long_text_ends_with_an_ellipsis() -> None:
     assert cut("abcdef", 6) == "abcdef"
     assert cut("abcdef", 4) == "abc…"

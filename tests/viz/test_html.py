@@ -83,7 +83,7 @@ def scripts(page: str) -> list[str]:
     return re.findall(r"<script[^>]*>(.*?)</script>", page, re.DOTALL)
 
 
-def test_the_page_loads_nothing_and_runs_its_own_script_only(grown: Loom) -> None:
+def test_page_loads_nothing_and_runs_its_own_script_only(grown: Loom) -> None:
     grown.add(NASTY.replace("\ud800", ""))
     page = grown.to_html(top=3)
     reader = read(page)
@@ -103,7 +103,7 @@ def test_the_page_loads_nothing_and_runs_its_own_script_only(grown: Loom) -> Non
 
 
 @pytest.mark.parametrize("field", ["_text", "id", "prompt", "name"])
-def test_whatever_a_file_says_is_escaped(written: Loom, field: str) -> None:
+def test_any_text_of_a_file_is_escaped(written: Loom, field: str) -> None:
     if field == "prompt":
         written.user_prompt = NASTY
     elif field == "name":
@@ -119,7 +119,7 @@ def test_whatever_a_file_says_is_escaped(written: Loom, field: str) -> None:
     assert read(written.to_html(node=lambda n: NASTY)).text.count("<script>alert(1)") >= 5
 
 
-def test_all_text_is_there_and_every_token_has_its_figures(grown: Loom) -> None:
+def test_page_has_all_texts_and_the_scores_of_every_token(grown: Loom) -> None:
     page = grown.to_html()
     text = read(page).text
     for node in grown.walk():
@@ -129,7 +129,7 @@ def test_all_text_is_there_and_every_token_has_its_figures(grown: Loom) -> None:
     assert page.count('class="t p') == sampled
 
 
-def test_alternatives_come_from_the_model_and_agree_with_next(grown: Loom) -> None:
+def test_alternatives_are_those_of_next(grown: Loom) -> None:
     step = grown.children[1]
     before = grown.count_children()
     page = grown.to_html(top=3)
@@ -143,7 +143,7 @@ def test_alternatives_come_from_the_model_and_agree_with_next(grown: Loom) -> No
     assert f"p {percent(first.p)}" in page
 
 
-def test_alternatives_without_a_model_are_refused(written: Loom) -> None:
+def test_alternatives_without_a_model_raise(written: Loom) -> None:
     written.find("n2").logprobs = [-0.1, -0.2]
     with pytest.raises(ConfigError, match="without a model"):
         written.to_html(top=3)
@@ -151,7 +151,7 @@ def test_alternatives_without_a_model_are_refused(written: Loom) -> None:
         written.to_html(top=-1)
 
 
-def test_without_a_model_a_node_is_tinted_by_its_mean(written: Loom) -> None:
+def test_node_without_a_model_is_tinted_by_its_mean(written: Loom) -> None:
     written.find("n2").logprobs = [-0.5, -1.5]
     page = written.to_html()
     assert page.count("data-tip=") == 1
@@ -159,17 +159,17 @@ def test_without_a_model_a_node_is_tinted_by_its_mean(written: Loom) -> None:
 
 
 @pytest.mark.parametrize(("tint", "key"), [("probability", "p"), ("entropy", "h"), ("none", "n")])
-def test_the_tint_is_chosen_by_radio_buttons(written: Loom, tint: str, key: str) -> None:
+def test_tint_is_chosen_by_radio_buttons(written: Loom, tint: str, key: str) -> None:
     radios = [a for t, a in read(written.to_html(tint=tint)).tags if t == "input"]
     assert [a["id"] for a in radios if "checked" in a] == [f"tint-{key}"]
 
 
-def test_a_wrong_tint_is_refused(written: Loom) -> None:
+def test_invalid_tint_raises(written: Loom) -> None:
     with pytest.raises(ConfigError, match="allowed: probability, entropy, none"):
         written.to_html(tint="rainbow")
 
 
-def test_limit_counts_what_is_left_out_where_it_is(written: Loom) -> None:
+def test_limit_counts_omitted_nodes_where_they_are(written: Loom) -> None:
     page = written.to_html(limit=3)
     assert page.count('class="node"') == 2
     assert "… 2 more nodes below" in page
@@ -188,19 +188,21 @@ def test_forks_nest_no_deeper_than_browsers_do(tmp_path: Path) -> None:
     assert f"… {2 * (400 - MAX_FORKS)} more nodes below" in reader.text
 
 
-def test_the_path_to_a_node_is_marked(written: Loom) -> None:
+def test_path_to_a_node_is_marked(written: Loom) -> None:
     page = written.to_html(mark=written.find("n3"))
     assert re.findall(r'class="node on" id="n-(\w+)"', page) == ["n1", "n3"]
 
 
-def test_writing_returns_nothing_and_says_why_it_cannot(written: Loom, tmp_path: Path) -> None:
+def test_to_html_with_a_path_returns_none_and_raises_if_not_writable(
+    written: Loom, tmp_path: Path
+) -> None:
     assert written.to_html(tmp_path / "x.html") is None
     assert (tmp_path / "x.html").read_text(encoding="utf-8") == written.to_html()
     with pytest.raises(StoreError, match="cannot write"):
         written.to_html(tmp_path / "no" / "x.html")
 
 
-def test_a_display_text_of_ones_own_is_what_is_shown(lm: weft.LM) -> None:
+def test_overridden_display_text_is_shown(lm: weft.LM) -> None:
     class Loud(weft.Heddle):
         def display_text(self) -> str:
             return self.text.upper()
@@ -254,20 +256,20 @@ class Folds(Reader):
 
 
 def folds(page: str) -> dict[str, bool]:
-    """Return by node id whether it is seen when the page is opened."""
+    """Return for each node id if it is visible when the page is opened."""
     reader = Folds()
     reader.feed(page)
     reader.close()
     return reader.nodes
 
 
-def test_a_large_tree_is_folded_below_the_best_path_and_a_small_one_is_not(tmp_path: Path) -> None:
+def test_large_tree_is_folded_below_the_best_path_and_a_small_one_is_not(tmp_path: Path) -> None:
     loom = bush(tmp_path)
     observed = folds(loom.to_html())
     assert len(observed) == loom.count_children() - 1 > LARGE
     best = max(loom.leaves, key=lambda leaf: leaf.score or 0)
     expected = {child.id for node in best.path[:-1] for child in node.children}
-    assert {node for node, is_seen in observed.items() if is_seen} == expected
+    assert {node for node, is_visible in observed.items() if is_visible} == expected
     small = bush(tmp_path, n=3, deep=3)
     assert small.count_children() < LARGE
     assert all(folds(small.to_html()).values())
@@ -277,19 +279,19 @@ def test_a_large_tree_is_folded_below_the_best_path_and_a_small_one_is_not(tmp_p
         assert ("<svg" in row.to_html()) is is_large
 
 
-def test_a_marked_path_is_the_one_that_is_open(tmp_path: Path) -> None:
+def test_marked_path_is_the_open_one(tmp_path: Path) -> None:
     loom = bush(tmp_path)
     mark = loom.leaves[5]
     page = loom.to_html(mark=mark)
     expected = {child.id for node in mark.path[:-1] for child in node.children}
-    assert {node for node, is_seen in folds(page).items() if is_seen} == expected
+    assert {node for node, is_visible in folds(page).items() if is_visible} == expected
     assert re.findall(r'class="node on" id="n-(\w+)"', page) == [node.id for node in mark.path[1:]]
-    # Where a reader stands at the prompt, or outside of what is drawn, the best path is shown.
+    # With the mark at the prompt, or outside the drawn part, the best path is shown.
     for elsewhere in (loom, loom.children[1]):
         assert "<h2>Best path</h2>" in loom.children[0].to_html(mark=elsewhere)
 
 
-def test_a_large_tree_begins_with_a_picture_and_the_path_in_words(tmp_path: Path) -> None:
+def test_large_tree_starts_with_a_picture_and_the_path_in_words(tmp_path: Path) -> None:
     loom = bush(tmp_path)
     reader = read(loom.to_html())
     bars = [attrs for tag, attrs in reader.tags if tag == "rect"]
@@ -309,7 +311,7 @@ def test_a_large_tree_begins_with_a_picture_and_the_path_in_words(tmp_path: Path
 
 
 @pytest.mark.parametrize("score", [math.inf, -math.inf, math.nan, 1e308, -1e308])
-def test_a_score_without_measure_is_the_best_or_the_worst(tmp_path: Path, score: float) -> None:
+def test_score_without_measure_is_the_best_or_the_worst(tmp_path: Path, score: float) -> None:
     loom = bush(tmp_path)
     try:
         loom.leaves[0].score = score
@@ -333,7 +335,7 @@ def test_long_rows_of_siblings_are_folded_around_the_path(tmp_path: Path, on: in
     observed = folds(page)
     assert list(observed) == [child.id for child in loom.children]
     first = {child.id for child in loom.children[:24]}
-    assert {node for node, is_seen in observed.items() if is_seen} == first | {mark.id}
+    assert {node for node, is_visible in observed.items() if is_visible} == first | {mark.id}
     counted = [int(n) for n in re.findall(r"(\d+) more branch", page)]
     assert sum(counted) == 100 - len(first | {mark.id})
     read(page)
@@ -344,7 +346,7 @@ def test_long_runs_are_folded_in_the_middle(tmp_path: Path) -> None:
     page = loom.to_html(mark=loom.leaves[0])
     observed = folds(page)
     assert len(observed) == 1000
-    assert [at for at, is_seen in enumerate(observed.values()) if is_seen] == [
+    assert [at for at, is_visible in enumerate(observed.values()) if is_visible] == [
         *range(12),
         *range(988, 1000),
     ]
@@ -352,16 +354,16 @@ def test_long_runs_are_folded_in_the_middle(tmp_path: Path) -> None:
     assert "… 988 more nodes" in page  # in the list of the path
 
 
-def test_a_run_beside_the_path_is_folded_after_its_first_node(tmp_path: Path) -> None:
+def test_run_next_to_the_path_is_folded_after_its_first_node(tmp_path: Path) -> None:
     loom = open_written(tmp_path / "x.loom.json", [None, 0, *range(1, 80), 0])
     page = loom.to_html(mark=loom.children[1])
     observed = folds(page)
-    assert [node for node, is_seen in observed.items() if is_seen] == ["n1", "n81"]
+    assert [node for node, is_visible in observed.items() if is_visible] == ["n1", "n81"]
     assert "79 nodes further" in page
 
 
 @pytest.mark.parametrize("n_siblings", [2, 30])
-def test_however_it_is_folded_nothing_is_nested_too_deep(tmp_path: Path, n_siblings: int) -> None:
+def test_folded_page_is_never_nested_too_deep(tmp_path: Path, n_siblings: int) -> None:
     """A comb: the last of some siblings goes on."""
     parents: list[int | None] = [None]
     for _ in range(MAX_FORKS + 10):
@@ -370,7 +372,7 @@ def test_however_it_is_folded_nothing_is_nested_too_deep(tmp_path: Path, n_sibli
     assert read(loom.to_html()).deepest < 512
 
 
-def test_the_best_path_is_by_score_then_by_what_was_sampled(tmp_path: Path) -> None:
+def test_best_path_is_selected_by_score_then_by_mean_logprob(tmp_path: Path) -> None:
     loom = bush(tmp_path, n=2, deep=2, score=False)
     assert best_path(loom) == []
     assert all(bar != "on" for bar in re.findall(r'rect class="(\w+)"', loom.to_html()))
@@ -396,19 +398,19 @@ def numbers(page: str) -> dict[str, int]:
     return {node: int(shown) for node, _, shown in result}
 
 
-def test_nodes_have_the_numbers_that_the_command_gives(grown: Loom, tmp_path: Path) -> None:
+def test_nodes_have_the_numbers_of_the_command(grown: Loom, tmp_path: Path) -> None:
     from weft.loom.node import preorder_by_call
 
     expected = {node.id: number for number, node in enumerate(preorder_by_call(grown))}
     assert numbers(grown.to_html()) == {id: n for id, n in expected.items() if n}
-    # Of a part they are those of the whole, and the order is that of the numbers.
+    # A part keeps the numbers of the full tree, and the order is that of the numbers.
     part = numbers(grown.children[0].to_html())
     assert part == {node.id: expected[node.id] for node in grown.children[0].walk()}
     shown = list(numbers(grown.to_html()).values())
     assert shown == sorted(shown)
 
 
-def test_tables_leave_out_what_is_certain(lm: weft.LM) -> None:
+def test_tables_leave_out_certain_tokens(lm: weft.LM) -> None:
     loom = Loom(lm, samples.game24)
     node = loom.grow(max_tokens=12, seed=1)[0]
     n = len(node.tokens)
@@ -422,7 +424,7 @@ def test_tables_leave_out_what_is_certain(lm: weft.LM) -> None:
     assert page.count("data-tip=") == n
 
 
-def test_a_huge_tree_has_figures_where_they_say_something(
+def test_huge_tree_has_scores_of_surprising_tokens_only(
     lm: weft.LM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("weft.viz.html.MAX_TABLED", 10)
@@ -440,7 +442,7 @@ def test_a_huge_tree_has_figures_where_they_say_something(
     assert node.text.strip() in read(page).text
 
 
-def test_every_tint_can_be_read_in_light_and_dark() -> None:
+def test_text_on_every_tint_has_a_contrast_of_4_5_in_light_and_dark() -> None:
     """WCAG AA: text on every tint, and soft text on the page, has a contrast of 4.5 or more."""
     css = (VIZ / "page.css").read_text(encoding="utf-8")
     light, dark = (dict(re.findall(r"--([\w-]+): (#\w{6})", part)) for part in halves(css))
@@ -450,7 +452,7 @@ def test_every_tint_can_be_read_in_light_and_dark() -> None:
         for name in ("paper", "card", "spot"):
             assert contrast(colours["soft"], colours[name]) >= 4.5
             assert contrast(colours["accent"], colours[name]) >= 4.5
-        # What is a control is seen by its edge.
+        # A control is visible by its edge.
         assert contrast(colours["field"], colours["paper"]) >= 3
         assert contrast(colours["tip-ink"], colours["tip"]) >= 4.5
         for key in "phs":

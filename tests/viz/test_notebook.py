@@ -1,4 +1,4 @@
-"""What notebooks show: static HTML and text, and lanes drawn over at most ten times a second."""
+"""Notebook output: static HTML and text, and lanes updated ten times a second or less."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Clock:
 
 
 class Kernel:
-    """IPython as a kernel has it: remembers when each display was made and drawn over."""
+    """IPython in a kernel: records when each display was created and updated."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, has_kernel: bool = True) -> None:
-        self.made = 0
+        self.n_displays = 0
         self.drawn: list[tuple[float, str, str]] = []
         self.fail: BaseException | None = None
         shell = SimpleNamespace(kernel=object()) if has_kernel else SimpleNamespace()
@@ -52,7 +52,7 @@ class Kernel:
 
     def display(self, shown: Any, *, display_id: bool) -> Kernel:
         assert display_id
-        self.made += 1
+        self.n_displays += 1
         self.update(shown)
         return self
 
@@ -71,7 +71,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
 # Live lanes
 
 
-def test_grow_shows_its_branches_in_one_display_at_most_ten_times_a_second(
+def test_grow_updates_one_display_ten_times_a_second_or_less(
     lm: weft.LM, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forward, clock = lm.engine.forward, Clock()
@@ -84,7 +84,7 @@ def test_grow_shows_its_branches_in_one_display_at_most_ten_times_a_second(
     monkeypatch.setattr(lm.engine, "forward", slow)
     loom = Loom(lm, samples.story)
     new = loom.grow(n=3, max_tokens=60, seed=1)
-    assert kernel.made == 1
+    assert kernel.n_displays == 1
     assert len(kernel.drawn) >= 4
     times = [at for at, _, _ in kernel.drawn]
     assert all(
@@ -97,11 +97,11 @@ def test_grow_shows_its_branches_in_one_display_at_most_ten_times_a_second(
     assert html.count("display:flex") == 3
 
 
-def test_lanes_change_nothing_of_what_is_grown(lm: weft.LM, kernel: Kernel) -> None:
+def test_lanes_do_not_change_the_result(lm: weft.LM, kernel: Kernel) -> None:
     options: dict[str, Any] = {"n": 4, "max_tokens": 24, "stop": "\n", "seed": 1}
     shown, quiet = Loom(lm, samples.game24), Loom(lm, samples.game24)
     one, other = shown.grow(**options), quiet.grow(**options, show=False)
-    assert kernel.made == 1
+    assert kernel.n_displays == 1
     for a, b in zip(one, other, strict=True):
         assert (a.tokens, a.finish_reason, a.stop_string) == (b.tokens, b.finish_reason, "\n")
         assert a.logprobs == pytest.approx(b.logprobs, abs=1e-4)
@@ -120,7 +120,7 @@ def test_stop_keeps_the_partial_branches(lm: weft.LM, kernel: Kernel) -> None:
     loom.children[0].grow(max_tokens=2, force=True, show=False)
 
 
-def test_a_display_that_fails_costs_no_branch(
+def test_display_that_fails_loses_no_branch(
     lm: weft.LM, kernel: Kernel, caplog: pytest.LogCaptureFixture
 ) -> None:
     kernel.fail = RuntimeError("the socket is gone")
@@ -130,7 +130,7 @@ def test_a_display_that_fails_costs_no_branch(
 
 def test_searches_show_no_lanes(lm: weft.LM, kernel: Kernel) -> None:
     weft.search.best_of_n(lm, samples.sum, n=2, max_tokens=8, seed=1)
-    assert kernel.made == 0
+    assert kernel.n_displays == 0
 
 
 def test_without_ipython_nothing_is_shown(
@@ -147,15 +147,15 @@ def test_imported_but_not_running_ipython_shows_nothing(
 ) -> None:
     monkeypatch.setattr(sys.modules["IPython"], "get_ipython", lambda: None)
     Loom(lm, samples.game24).grow(n=2, max_tokens=4)
-    assert kernel.made == 0
+    assert kernel.n_displays == 0
 
 
-def test_ipython_in_a_terminal_gets_a_line_a_branch(
+def test_ipython_in_a_terminal_gets_a_line_per_branch(
     lm: weft.LM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kernel = Kernel(monkeypatch, has_kernel=False)
     new = Loom(lm, samples.game24).grow(n=2, max_tokens=24, stop="\n", seed=1)
-    assert kernel.made == 0
+    assert kernel.n_displays == 0
     out = capsys.readouterr().out
     assert sorted(out.splitlines()) == [
         f"[{at}] {node.text.strip()}  {len(node.tokens)} tok · stop" for at, node in enumerate(new)
@@ -177,7 +177,7 @@ def test_many_lanes_are_counted_and_model_text_is_escaped() -> None:
 # Static
 
 
-def test_a_loom_shows_itself_as_text_and_as_html_without_style_sheet_or_script(
+def test_loom_is_shown_as_text_and_as_html_without_style_sheet_or_script(
     lm: weft.LM,
 ) -> None:
     loom = Loom(lm, samples.game24)
@@ -221,7 +221,7 @@ def test_results_show_themselves(lm: weft.LM) -> None:
     assert repr(lm.stats()).startswith("Stats(prefilled ")
 
 
-def test_no_branches_say_so(lm: weft.LM) -> None:
+def test_empty_result_is_shown_as_no_branches(lm: weft.LM) -> None:
     none = Loom(lm, samples.game24).grow(at=[])
     assert repr(none) == "no branches"
     assert "no branches" in none._repr_html_()

@@ -18,7 +18,7 @@ def loom(tmp_path: Path) -> Loom:
     return open_written(tmp_path / "x.loom.json", [None, 0, 1, 1, 0, 0, 5])
 
 
-def test_the_drawing_is_this(loom: Loom) -> None:
+def test_drawing_of_a_tree_equals_the_expected_lines(loom: Loom) -> None:
     loom.find("n2").logprobs = [0.0, 0.0]
     loom.find("n3").terminal = True
     loom.find("n6").finish_reason = "length"
@@ -48,7 +48,7 @@ def test_node_and_edge_functions_replace_the_text_and_label_the_lines(loom: Loom
     ]
 
 
-def test_equal_leaves_are_one_line_and_what_goes_on_stands_alone(loom: Loom) -> None:
+def test_equal_leaves_are_one_line_and_inner_nodes_keep_their_own(loom: Loom) -> None:
     for node in ("n2", "n3", "n4", "n5"):
         loom.find(node)._text = "same"
     assert [line.partition("  2 tok")[0].partition("  ×")[0].rstrip() for line in draw(loom)] == [
@@ -62,7 +62,7 @@ def test_equal_leaves_are_one_line_and_what_goes_on_stands_alone(loom: Loom) -> 
     assert "│   └── same  ×2 · 2 tok" in list(draw(loom))
     assert "|   `-- same  x2 , 2 tok" in list(draw(loom, style=ASCII))
     assert list(draw(loom, limit=3))[-1] == "… 3 more nodes"  # of seven, one line is two
-    # Words that tell them apart keep them apart.
+    # Different labels keep them separate.
     assert len(list(draw(loom, node=lambda node: node.id))) == 7
 
 
@@ -85,7 +85,7 @@ def test_model_text_cannot_move_the_cursor_or_add_markup(loom: Loom) -> None:
     assert "&lt;script&gt;" in loom._repr_html_()
 
 
-def test_a_stream_that_cannot_encode_lines_gets_ascii(loom: Loom) -> None:
+def test_stream_that_cannot_encode_lines_gets_ascii(loom: Loom) -> None:
     raw = io.BytesIO()
     loom.find("n3")._text = "Ω"
     out = io.TextIOWrapper(raw, encoding="ascii", write_through=True)
@@ -95,7 +95,7 @@ def test_a_stream_that_cannot_encode_lines_gets_ascii(loom: Loom) -> None:
     assert "`-- \\u03a9" in text
 
 
-def test_a_terminal_gets_colours_and_the_same_text(loom: Loom) -> None:
+def test_terminal_gets_colours_and_the_same_text(loom: Loom) -> None:
     class Terminal(io.StringIO):
         encoding = "utf-8"
 
