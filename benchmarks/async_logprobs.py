@@ -7,7 +7,7 @@ Sides, in turn in one run:
   by hand       one prefill, the KV repeated, 64 batched steps with full log-softmax and multinomial
   genlm         the same tasks through genlm-backend's AsyncTransformer, where it is installed
 
-Then AsyncLM is asked 100,000 contexts (--contexts), and what its caches hold is looked at.
+Then AsyncLM answers 100,000 contexts (--contexts), and the size of its caches is printed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MUST = 1.3
 
 
 async def samplers(model: Any, ids: list[int], n: int, n_new: int) -> int:
-    """n tasks that draw n_new tokens each; the number of tokens made."""
+    """n tasks that draw n_new tokens each; return the number of drawn tokens."""
 
     async def one(seed: int) -> int:
         rng, path = np.random.default_rng(seed), list(ids)
@@ -43,7 +43,7 @@ async def samplers(model: Any, ids: list[int], n: int, n_new: int) -> int:
 
 
 def by_hand(model: Any, ids: list[int], n: int, n_new: int) -> int:
-    """The loop that somebody would write who knows that there is one prompt."""
+    """Run the loop that a user with one known prompt would write."""
     import torch
     from transformers import DynamicCache
 
@@ -96,30 +96,30 @@ def sides(n: int, n_new: int) -> dict[str, Any]:
 
 
 def bounded(n_contexts: int) -> dict[str, Any]:
-    """Ask many contexts of the NumPy engine and return what is held at most."""
+    """Query many contexts on the NumPy engine and return the maximum sizes of the caches."""
     import weft
 
     lm = weft.load("tiny", kv_budget="64MiB")
     model, ids = weft.AsyncLM(lm), prompt_ids()[:32]
     rng = np.random.default_rng(0)
-    most_rows = most_kv = asked = 0
+    max_rows = max_kv = n_answered = 0
 
     async def ask(size: int) -> None:
         tails = rng.integers(0, lm.info.n_vocab, (size, 3))
         await asyncio.gather(*(model.next_token_logprobs([*ids, *tail]) for tail in tails.tolist()))
 
     began = time.perf_counter()
-    while asked < n_contexts:
+    while n_answered < n_contexts:
         asyncio.run(ask(1000))
-        asked += 1000
-        most_rows = max(most_rows, lm.scheduler.logits_cache.used_bytes)
-        most_kv = max(most_kv, lm.stats().kv_bytes)
+        n_answered += 1000
+        max_rows = max(max_rows, lm.scheduler.logits_cache.used_bytes)
+        max_kv = max(max_kv, lm.stats().kv_bytes)
     return {
-        "contexts": asked,
+        "contexts": n_answered,
         "s": round(time.perf_counter() - began, 1),
-        "rows MB": round(most_rows / 1e6, 1),
+        "rows MB": round(max_rows / 1e6, 1),
         "of": round(lm.scheduler.logits_cache.budget_bytes / 1e6, 1),
-        "KV MB": round(most_kv / 1e6, 1),
+        "KV MB": round(max_kv / 1e6, 1),
         "of ": round((64 << 20) / 1e6, 1),
     }
 
@@ -136,8 +136,8 @@ def main() -> None:
     for number in range(options.rounds + 1):
         for name, job in jobs.items():
             began = time.perf_counter()
-            made = job()
-            assert made == options.samplers * options.tokens
+            n_drawn = job()
+            assert n_drawn == options.samplers * options.tokens
             if number:  # the first round warms up
                 taken[name].append(time.perf_counter() - began)
     ratios = {

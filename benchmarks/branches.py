@@ -24,7 +24,7 @@ def resident_bytes() -> int:
 
 
 def measure(engine: str, n: int, n_tokens: int, *, trace: bool) -> list[dict[str, float]]:
-    """Return a row of figures for the forks and for each commit; `trace`: Python's own bytes."""
+    """Measure the forks and each commit, a row each; `trace`: also Python's own bytes."""
     lm = weft.load("tiny", engine=engine, kv_budget="16GiB")
     root, store = Branch.create(lm, seed=1, temperature=1.5), BranchStore(lm)
     root.prefill(lm.tokenize("Use 4 9 10 13 to make 24."))
@@ -34,7 +34,7 @@ def measure(engine: str, n: int, n_tokens: int, *, trace: bool) -> list[dict[str
         branch.prune()
     if trace:
         tracemalloc.start()
-    before, held = resident_bytes(), lm.stats().kv_bytes
+    before, kv_before = resident_bytes(), lm.stats().kv_bytes
     rows = []
 
     def note(what: str, began: float) -> None:
@@ -44,7 +44,7 @@ def measure(engine: str, n: int, n_tokens: int, *, trace: bool) -> list[dict[str
             {
                 "what": what,
                 "cpu_ms": (time.process_time() - began) * 1e3 / n,
-                "kv_bytes": (lm.stats().kv_bytes - held) / n,
+                "kv_bytes": (lm.stats().kv_bytes - kv_before) / n,
                 "engine_bytes": usage.bytes / n,
                 "process_bytes": (resident_bytes() - before - kept) / n,
                 "python_bytes": tracemalloc.get_traced_memory()[0] / n if trace else 0,

@@ -1,9 +1,9 @@
 """CPU time on a machine that other processes use: an engine's own thread count, and fixed ones.
 
-For each number in `--beside`, that many processes count in a loop. Beside them, in turn within one
+For each number in `--beside`, that many processes count in a loop. Next to them, in turn within one
 run, each job loads the model and calls `grow(n=8, max_tokens=30)`: with the engine's own thread
-count ("auto") and with those of `--fixed`. Every job is a process of its own. Figures are CPU
-seconds of the whole process, medians over `--repeat`. `x` is "auto" over the best fixed count; at
+count ("auto") and with those of `--fixed`. Every job is a process of its own. Results are CPU
+seconds of the process, medians over `--repeat`. `x` is "auto" over the best fixed count; at
 most 1.3 is wanted. `pinned` is the same job on one CPU.
 """
 
@@ -105,9 +105,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=30)
     args = parser.parse_args()
     sides: tuple[int | str, ...] = ("auto", *args.fixed)
-    places = [(f"{n} beside", n, False) for n in args.beside]
+    places = [(f"{n} busy", n, False) for n in args.beside]
     if args.pinned:
-        places.append(("pinned, 0 beside", 0, True))
+        places.append(("pinned, 0 busy", 0, True))
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         model = args.model or tiny_for(args.engine, Path(folder))

@@ -1,4 +1,4 @@
-"""What the benchmarks share: a table, one JSON line, medians, and where they ran."""
+"""Shared by the benchmarks: a table, one JSON line, medians, and the machine of a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Row = Mapping[str, object]
 
 
 def reach_recipe() -> None:
-    """Let `import recipe` find the training recipe beside the benchmarks, whatever the folder."""
+    """Make `import recipe` find the training recipe, from any working directory."""
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
 
@@ -43,13 +43,13 @@ def table(rows: Sequence[Row]) -> str:
 def report(name: str, rows: Sequence[Row], **more: Any) -> None:
     """Print the table and the JSON line of a benchmark."""
     print(table(rows))
-    figures = [{key: _rounded(value) for key, value in row.items()} for row in rows]
-    line = {"benchmark": name, **more, "rows": figures, "regime": regime()}
+    rounded = [{key: _rounded(value) for key, value in row.items()} for row in rows]
+    line = {"benchmark": name, **more, "rows": rounded, "regime": regime()}
     print(json.dumps(line, ensure_ascii=False, default=str))
 
 
 def regime() -> dict[str, object]:
-    """Return what figures depend on: machine, versions, threads, and how busy it was."""
+    """Return the conditions of a run: machine, versions, threads and load."""
     threads = {key: value for key, value in os.environ.items() if key.endswith("_NUM_THREADS")}
     return {
         "weft": weft.__version__,

@@ -1,4 +1,4 @@
-"""What constraints cost: records of a JSON schema at temperature 1.5, with it and without.
+"""The cost of constraints: records of a JSON schema at temperature 1.5, with and without.
 
 One run: the same prompts and seeds, a table and one JSON line; `valid` is what a JSON-schema
 validator of its own says of the texts.
@@ -39,7 +39,7 @@ SCHEMA = {
 
 
 def is_valid(text: str) -> bool:
-    """Whether a text is a record of the schema, by a validator that is not ours."""
+    """Return True if a text is a record of the schema, by a validator that is not ours."""
     from jsonschema import ValidationError, validate
 
     try:
@@ -55,7 +55,7 @@ def records(lm: weft.LM, n: int, **sampling: object) -> tuple[list[str], float]:
     began = time.perf_counter()
     while len(texts) < n:
         loom = weft.Loom(lm, weft.samples.record)
-        made = loom.grow(
+        nodes = loom.grow(
             n=min(100, n - len(texts)),
             max_tokens=120,
             temperature=1.5,
@@ -63,7 +63,7 @@ def records(lm: weft.LM, n: int, **sampling: object) -> tuple[list[str], float]:
             show=False,
             **sampling,
         )
-        texts += [node.text for node in made]
+        texts += [node.text for node in nodes]
     return texts, time.perf_counter() - began
 
 

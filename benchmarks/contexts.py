@@ -1,7 +1,7 @@
-"""Many contexts asked at once: what one costs in the host, and how long the loop stands still.
+"""Many concurrent contexts: the host's cost of one, and how long the event loop is blocked.
 
-`--at` contexts, each of its own, are asked at once of an LM over a stub engine with 2,048 tokens in
-the vocabulary: what the model takes is left out, so what stays is Weft's. Beside them a task wakes
+`--at` contexts, each of its own, run at once on an LM over a stub engine with 2,048 tokens in
+the vocabulary: what the model takes is left out, so what stays is Weft's. Meanwhile a task wakes
 every millisecond; the longest time between two of its turns is the gap in which no other task of
 the program ran. Sides, in turn in one run:
 
@@ -10,8 +10,8 @@ the program ran. Sides, in turn in one run:
   genlm-backend   its own batching queue over a model that answers at once, where it is installed
 
 Process CPU time; the gap as CPU time of the loop's thread, and by the clock (other processes are in
-that one). Medians over `--repeat` runs. The collector of cycles has been told of what was there
-before (`gc.freeze`), as servers do.
+that one). Medians over `--repeat` runs. The collector of cycles ignores the objects of
+the start (`gc.freeze`), as in servers.
 """
 
 from __future__ import annotations
@@ -59,8 +59,10 @@ def genlm_side() -> tuple[Ask, Callable[[], object]]:
             rows = torch.zeros((*input_ids.shape, VOCAB))
             return type("Output", (), {"logits": rows, "past_key_values": None})()
 
-    asked: Any = AsyncTransformer(Same(), type("Text", (), {"pad_token_id": 0})(), batch_size=4_096)
-    return asked.next_token_logprobs, lambda: None
+    longest_gaps: Any = AsyncTransformer(
+        Same(), type("Text", (), {"pad_token_id": 0})(), batch_size=4_096
+    )
+    return longest_gaps.next_token_logprobs, lambda: None
 
 
 def bare_side() -> tuple[Ask, Callable[[], object]]:
@@ -84,7 +86,7 @@ def bare_side() -> tuple[Ask, Callable[[], object]]:
     return ask, lambda: None
 
 
-async def asked(ask: Ask, contexts: list[list[int]]) -> tuple[float, float]:
+async def longest_gaps(ask: Ask, contexts: list[list[int]]) -> tuple[float, float]:
     """Ask all at once; return the longest gaps between two turns of another task: CPU ms, ms."""
     gaps, over = [(0.0, 0.0)], False
 
@@ -116,7 +118,7 @@ def run(side: Callable[[], tuple[Ask, Callable[[], object]]], n: int) -> tuple[f
     gc.collect()
     gc.freeze()
     began = time.process_time()
-    gaps = asyncio.run(asked(ask, contexts))
+    gaps = asyncio.run(longest_gaps(ask, contexts))
     took = time.process_time() - began
     gc.unfreeze()
     close()
@@ -131,20 +133,20 @@ def main() -> None:
     sides = {"Weft": weft_side, "bare loop": bare_side}
     if importlib.util.find_spec("genlm") is not None:
         sides["genlm-backend"] = genlm_side
-    found: dict[tuple[str, int], list[tuple[float, ...]]] = {}
+    runs: dict[tuple[str, int], list[tuple[float, ...]]] = {}
     for _ in range(args.repeat):
         for n in args.at:
             for name, side in sides.items():
-                found.setdefault((name, n), []).append(run(side, n))
+                runs.setdefault((name, n), []).append(run(side, n))
     rows = [
         {
             "side": name,
             "contexts": n,
-            "ms a context": median([figures[0] for figures in each]),
-            "gap CPU ms": median([figures[1] for figures in each]),
-            "gap ms": median([figures[2] for figures in each]),
+            "ms a context": median([result[0] for result in each]),
+            "gap CPU ms": median([result[1] for result in each]),
+            "gap ms": median([result[2] for result in each]),
         }
-        for (name, n), each in found.items()
+        for (name, n), each in runs.items()
     ]
     report("contexts", rows, budget={"ms a context": BUDGET_MS, "gap CPU ms at 4,000": GAP_MS})
 

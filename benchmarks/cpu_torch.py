@@ -1,6 +1,6 @@
-"""The torch engine on a CPU beside Transformers' own cached forward, at half a billion weights.
+"""The torch engine on a CPU and Transformers' own cached forward, at half a billion weights.
 
-A random model, made on the spot: of the shape of Qwen2-0.5B (24 layers, 896 wide, 14 heads over 2,
+A random model of the run, of the shape of Qwen2-0.5B (24 layers, 896 wide, 14 heads over 2,
 151,936 tokens in the vocabulary, the output layer is the embedding), or, by `--shape`, of Gemma 3
 with 270 million weights, Pythia with 410 million, or the 32 experts of Granite MoE, 1.3 billion of
 which 0.4 are active. Sides, in turn in one process:
@@ -10,7 +10,7 @@ which 0.4 are active. Sides, in turn in one process:
                 all n a step (`generate` would prefill the prompt n times)
 
 ms a step is CPU time of one thread, the median over the rounds; x is the median of the rounds' own
-ratios. `prefill`: ms a prompt of n that share nothing, asked of `AsyncLM` together, and one batch
+ratios. `prefill`: ms a prompt of n that share nothing, sent to `AsyncLM` together, and one batch
 of Transformers.
 """
 
@@ -62,10 +62,10 @@ READ_BYTES = 1 << 30
 
 def read_rate() -> float:
     """Return the bytes a second that one thread reads from memory, the best of some reductions."""
-    held = torch.ones(READ_BYTES // 4)
+    numbers = torch.ones(READ_BYTES // 4)
     rates = []
     for _ in range(5):
-        for read in (held.sum, held.max, lambda: torch.dot(held, held)):
+        for read in (numbers.sum, numbers.max, lambda: torch.dot(numbers, numbers)):
             began = time.process_time()
             read()
             rates.append(READ_BYTES / (time.process_time() - began))
@@ -91,7 +91,7 @@ SHAPES: dict[str, Callable[[], PretrainedConfig]] = {
         num_attention_heads=4,
         num_key_value_heads=1,
         head_dim=256,
-        sliding_window=1024,  # a longer prompt is cut off in a cache that nobody may crop then
+        sliding_window=1024,  # a longer prompt is cut off in a cache that can then not be cropped
         max_position_embeddings=8192,
     ),
     "granitemoe": lambda: GraniteMoeConfig(
@@ -154,8 +154,8 @@ class Theirs:
 
     def n_bytes(self, cache: DynamicCache) -> int:
         """Return the size of the weights and of one branch's KV."""
-        held = [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
-        return sum(each.numel() * each.element_size() for each in [*self.model.parameters(), *held])
+        kv = [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
+        return sum(each.numel() * each.element_size() for each in [*self.model.parameters(), *kv])
 
     def _draw(self, logits: torch.Tensor) -> torch.Tensor:
         chances = (logits.float() / TEMPERATURE).softmax(-1)
@@ -210,11 +210,11 @@ def compare(dtype: str, options: argparse.Namespace, folder: Path) -> list[dict[
                         node.remove()
 
                 other = theirs.grower(copy.deepcopy(known), n, n_steps)
-                found = in_turn(ours, other, options.rounds, n_steps)
+                times = in_turn(ours, other, options.rounds, n_steps)
                 is_named = options.shape == "qwen2"  # what the targets are about
                 must = MUST.get((dtype, length), {}).get(n, "") if is_named else ""
-                rows.append({"dtype": dtype, "what": "step", "prompt": length, "n": n, **found})
-                rows[-1] |= {"floor ms": floor, "x there": found["transformers ms"] / floor}
+                rows.append({"dtype": dtype, "what": "step", "prompt": length, "n": n, **times})
+                rows[-1] |= {"floor ms": floor, "x there": times["transformers ms"] / floor}
                 rows[-1]["must"] = must
                 print(rows[-1], file=sys.stderr)
                 del other
@@ -232,8 +232,8 @@ def compare(dtype: str, options: argparse.Namespace, folder: Path) -> list[dict[
         def prefill(prompts: Any = prompts) -> None:
             theirs.prefill(prompts())
 
-        found = in_turn(read, prefill, options.rounds, count)
-        rows.append({"dtype": dtype, "what": "prefill", "prompt": 512, "n": count, **found})
+        times = in_turn(read, prefill, options.rounds, count)
+        rows.append({"dtype": dtype, "what": "prefill", "prompt": 512, "n": count, **times})
         rows[-1]["must"] = 1.0
         print(rows[-1], file=sys.stderr)
     lm.close()

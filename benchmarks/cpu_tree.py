@@ -1,4 +1,4 @@
-"""Many continuations of one prompt on a CPU, the whole job: prefill, decode, records.
+"""Many continuations of one prompt on a CPU, the complete job: prefill, decode, records.
 
 The embedded model in float32, a 512-token prompt, 128 new tokens a branch (the end token is banned,
 so every branch has them all), temperature 0.8. Sides, in turn in one run, each in its own process:
@@ -8,7 +8,7 @@ so every branch has them all), temperature 0.8. Sides, in turn in one run, each 
   generate      Transformers' batched generate with num_return_sequences
   sequential    Transformers' generate, one sequence after another, the prompt prefilled every time
 
-tok/s counts new tokens over the whole job, prefill included; medians over the rounds. Weft's sides
+tok/s counts new tokens over the job with its prefill; medians over the rounds. Weft's sides
 record the log-probability and entropy of every token, generate records nothing. With one thread
 the seconds are CPU time, which other work on the machine moves less. Peak memory is that of the
 process.
@@ -36,7 +36,7 @@ MUST = {
     ("torch", 8): 1.5,
     ("torch", 32): 1.6,
 }
-MOST_SEQUENTIAL = 8  # more would only repeat the figure
+MAX_SEQUENTIAL = 8  # more would only repeat the figure
 TINY = Path(str(files("weft") / "data" / "tiny"))
 
 
@@ -45,15 +45,17 @@ def prompt_ids() -> list[int]:
     from weft._core.tokens.tokenizer import Tokenizer
 
     text = Tokenizer.from_folder(TINY)
-    told = "Once upon a time a brave fox named Anna lived near the river. " * 60
-    return text.encode(told)[:N_PROMPT]
+    story = "Once upon a time a brave fox named Anna lived near the river. " * 60
+    return text.encode(story)[:N_PROMPT]
 
 
-Job = Callable[[int], tuple[int, dict[str, Any]]]  # new tokens a branch → tokens made, and more
+Job = Callable[
+    [int], tuple[int, dict[str, Any]]
+]  # new tokens a branch → generated tokens, and more
 
 
 def weft_job(engine: str, n: int) -> Job:
-    """Return the job of one of our sides; it gives the tokens made and what it held."""
+    """Return the job of one of our sides; it returns the generated tokens and its memory."""
     import weft
 
     lm = weft.load("tiny", engine=engine, dtype="float32")
@@ -64,10 +66,12 @@ def weft_job(engine: str, n: int) -> Job:
     def job(n_new: int) -> tuple[int, dict[str, Any]]:
         lm.clear_cache()
         with weft.Loom(lm, ids) as loom:
-            made = sum(len(node.tokens) for node in loom.grow(n=n, max_tokens=n_new, **options))
+            n_generated = sum(
+                len(node.tokens) for node in loom.grow(n=n, max_tokens=n_new, **options)
+            )
             stats = lm.stats()
             ratio = stats.kv_bytes_allocated / max(stats.kv_bytes, 1)
-            return made, {"kv_allocated_per_unique": round(ratio, 3)}
+            return n_generated, {"kv_allocated_per_unique": round(ratio, 3)}
 
     return job
 
@@ -85,7 +89,7 @@ def generate_job(n: int, batch: int) -> Job:
     mask = torch.ones_like(ids)
 
     def job(n_new: int) -> tuple[int, dict[str, Any]]:
-        made = 0
+        n_generated = 0
         for _ in range(n // batch):
             out = model.generate(
                 input_ids=ids,
@@ -97,14 +101,14 @@ def generate_job(n: int, batch: int) -> Job:
                 max_new_tokens=n_new,
                 min_new_tokens=n_new,
             )
-            made += out[:, N_PROMPT:].numel()
-        return made, {}
+            n_generated += out[:, N_PROMPT:].numel()
+        return n_generated, {}
 
     return job
 
 
 def child(side: str, n: int) -> None:
-    """Run one side once, after a warm-up of a few tokens, and print its figures."""
+    """Run one side once, after a warm-up of a few tokens, and print its results."""
     if side in ("numpy", "torch"):
         job = weft_job(side, n)
     else:
@@ -112,9 +116,9 @@ def child(side: str, n: int) -> None:
     clock = time.process_time if os.environ.get("OMP_NUM_THREADS") == "1" else time.perf_counter
     job(4)
     began = clock()
-    made, more = job(N_NEW)
+    n_generated, more = job(N_NEW)
     seconds = clock() - began
-    print(json.dumps({"seconds": seconds, "tokens": made, "peak_mb": peak_mb(), **more}))
+    print(json.dumps({"seconds": seconds, "tokens": n_generated, "peak_mb": peak_mb(), **more}))
 
 
 def peak_mb() -> float:
@@ -130,8 +134,8 @@ def measure(side: str, n: int, threads: int) -> dict[str, Any]:
     env = dict(os.environ, OMP_NUM_THREADS=str(threads), OPENBLAS_NUM_THREADS=str(threads))
     command = [sys.executable, __file__, "--side", side, "--n", str(n)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
-    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return figures
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 def compare(counts: list[int], rounds: int, threads: int, sides: list[str]) -> list[dict[str, Any]]:
@@ -140,18 +144,20 @@ def compare(counts: list[int], rounds: int, threads: int, sides: list[str]) -> l
 
     rows = []
     for n in counts:
-        found: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
+        runs_of: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
         for _ in range(rounds):
             for side in sides:
-                count = min(n, MOST_SEQUENTIAL) if side == "sequential" else n
-                found[side].append(measure(side, count, threads))
-        rates = {s: median([f["tokens"] / f["seconds"] for f in runs]) for s, runs in found.items()}
-        for side, runs in found.items():
+                count = min(n, MAX_SEQUENTIAL) if side == "sequential" else n
+                runs_of[side].append(measure(side, count, threads))
+        rates = {
+            s: median([f["tokens"] / f["seconds"] for f in runs]) for s, runs in runs_of.items()
+        }
+        for side, runs in runs_of.items():
             row: dict[str, Any] = {"n": n, "side": side, "tok/s": round(rates[side])}
             if "generate" in rates:
                 ratios = [
                     (a["tokens"] / a["seconds"]) / (b["tokens"] / b["seconds"])
-                    for a, b in zip(runs, found["generate"], strict=True)
+                    for a, b in zip(runs, runs_of["generate"], strict=True)
                 ]
                 row["x generate"] = round(median(ratios), 2)
             row["must"] = MUST.get((side, n), "")

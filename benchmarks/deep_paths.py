@@ -3,8 +3,8 @@
 A path: `generations` rounds of two texts of `each` tokens, of which the first is gone on from; the
 others stay. Then n branches grow below the ends of all paths at once. Sides, in turn in one run:
 
-  one by one  every node of the path is met on its own (`lanes.MAX_MERGED` of 0)
-  together    short nodes one below the other are met as one
+  one by one  every node of the path is attended on its own (`lanes.MAX_MERGED` of 0)
+  together    short nodes one below the other are attended as one
   one node    the same tokens in one node: what is left to gain
 
 The embedded model, ms a step of CPU time, one thread; x is the median of the rounds' own ratios of
@@ -36,7 +36,7 @@ PROMPT = [(7 * i * i + 13 * i + 5) % 500 + 4 for i in range(32)]
 
 @contextmanager
 def one_by_one() -> Iterator[None]:
-    """Let spans be met as they were before they were put together."""
+    """Attend spans one by one, as before they were merged."""
     before = prefixes.MAX_MERGED, step.MAX_SHORT
     prefixes.MAX_MERGED = step.MAX_SHORT = 0
     try:
@@ -58,13 +58,13 @@ class Side:
         loom = weft.Loom(self.lm, PROMPT)
         self.ends = [loom.add(PROMPT[at : at + 3]) for at in range(paths)]
         for seed in range(generations):
-            made = await asyncio.gather(
+            grown = await asyncio.gather(
                 *(
                     end.agrow(n=2, max_tokens=each, seed=seed, logit_bias=self.no_end)
                     for end in self.ends
                 )
             )
-            self.ends = [first for first, _ in made]
+            self.ends = [first for first, _ in grown]
 
     def copy(self, other: Side) -> None:
         """Have the same paths in one node each."""
@@ -79,9 +79,9 @@ class Side:
             end.agrow(n=n, max_tokens=N_STEPS + 1, temperature=1.0, logit_bias=self.no_end)
             for end in self.ends
         ]
-        made = await asyncio.gather(*jobs)
+        grown = await asyncio.gather(*jobs)
         took = time.process_time() - began
-        for kids in made:
+        for kids in grown:
             for kid in kids:
                 kid.remove()
         return 1e3 * took / N_STEPS

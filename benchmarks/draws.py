@@ -1,6 +1,6 @@
-"""What the draw of a step costs over large vocabularies: NumPy's passes beside PyTorch's.
+"""The cost of a step's draw over large vocabularies: NumPy's passes compared with PyTorch's.
 
-Rows of made-up logits: `zipf` falls as a language model's do, `flat` as a random model's. Sides, in
+Random rows of logits: `zipf` falls as a language model's do, `flat` as a random model's. Sides, in
 turn in one process, log-probabilities and entropies of all tokens included:
 
   numpy    `BatchSampler.draw`, the reference
@@ -63,10 +63,10 @@ def samplers(rule: str, n: int, n_vocab: int) -> list[Sampler]:
     if rule == "a mask":
         bits = random.integers(-(2**31), 2**31, size=n_words(n_vocab), dtype=np.int32)
         matcher = AllowMatcher(frozenset(range(n_vocab)), bits)
-    made = [Sampler(params, stream_of(1, (i,)), matcher) for i in range(n)]
-    for each in made:
-        each.prime(random.integers(n_vocab, size=500).tolist())
-    return made
+    chains = [Sampler(params, stream_of(1, (i,)), matcher) for i in range(n)]
+    for one in chains:
+        one.prime(random.integers(n_vocab, size=500).tolist())
+    return chains
 
 
 def sides(rule: str, logits: np.ndarray) -> dict[str, Callable[[int], object]]:
@@ -77,11 +77,11 @@ def sides(rule: str, logits: np.ndarray) -> dict[str, Callable[[int], object]]:
     def batch(position: int) -> DrawBatch:
         return DrawBatch(rows, chain, np.full(n, position, dtype=np.uint64))
 
-    made: dict[str, Callable[[int], object]] = {
+    draws: dict[str, Callable[[int], object]] = {
         "numpy": lambda position: batch(position).on_host(logits),
         "torch": lambda position: batch(position).on_host(logits, reductions),
     }
-    return made
+    return draws
 
 
 def main() -> None:
@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--rules", nargs="+", choices=list(RULES), default=list(RULES))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    figures = []
+    results = []
     for n_vocab in options.vocabularies:
         for n in options.rows:
             for shape in options.shapes:
@@ -110,8 +110,8 @@ def main() -> None:
                     ms = {name: median(each[1:]) for name, each in taken.items()}
                     place = {"vocabulary": n_vocab, "rows": n, "logits": shape, "rules": rule}
                     named = {f"{name} ms": value for name, value in ms.items()}
-                    figures.append({**place, **named, "x": ms["numpy"] / ms["torch"]})
-    report("draws", figures, threads=options.threads)
+                    results.append({**place, **named, "x": ms["numpy"] / ms["torch"]})
+    report("draws", results, threads=options.threads)
 
 
 if __name__ == "__main__":

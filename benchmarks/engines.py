@@ -1,7 +1,7 @@
-"""Every engine that is installed, beside the best loop of its own library.
+"""Every installed engine, compared with the best loop of its own library.
 
 The embedded model, a 512-token prompt, n branches of 128 new tokens (the end token banned), sampled
-at temperature 0.8: the whole job, prefill included, through `Loom.grow` and through the library's
+at temperature 0.8: the job with its prefill, through `Loom.grow` and through the library's
 own loop, in turn in one run, each in a process of its own:
 
   torch      Transformers' batched generate with num_return_sequences
@@ -42,11 +42,11 @@ NEEDS = {
     "llamacpp": ("llama_cpp", "gguf"),
     "vllm": ("vllm",),
 }
-Job = Callable[[int], int]  # new tokens a branch → tokens made
+Job = Callable[[int], int]  # new tokens a branch → generated tokens
 
 
 def source(engine: str, folder: Path) -> str:
-    """Return what our engine and its peer load; files are made in `folder`."""
+    """Return what our engine and its peer load; files are written to `folder`."""
     if engine != "llamacpp":
         return str(TINY)
     file = folder / "tiny.gguf"
@@ -85,8 +85,8 @@ def their_jobs(engine: str, model: str, n: int) -> list[Job]:
     if engine in ("numpy", "torch"):
         from cpu_tree import generate_job
 
-        made = generate_job(n, n)
-        return [lambda n_new: made(n_new)[0]]
+        job = generate_job(n, n)
+        return [lambda n_new: job(n_new)[0]]
     from importlib import import_module
 
     loops = import_module(f"peers.{engine}").loops(model)
@@ -99,7 +99,7 @@ def their_jobs(engine: str, model: str, n: int) -> list[Job]:
 
 
 def child(engine: str, side: str, n: int, folder: Path) -> None:
-    """Run one side once, after a warm-up of a few tokens, and print its figures."""
+    """Run one side once, after a warm-up of a few tokens, and print its results."""
     model = source(engine, folder)
     jobs = [our_job(engine, model, n)] if side == "weft" else their_jobs(engine, model, n)
     clock = time.perf_counter if engine in BY_THE_CLOCK else time.process_time
@@ -107,18 +107,18 @@ def child(engine: str, side: str, n: int, folder: Path) -> None:
     for job in jobs:
         job(4)
         began = clock()
-        made = job(N_NEW)
-        rates.append(made / (clock() - began))
-        if made != n * N_NEW:
-            raise SystemExit(f"{engine} {side}: {made} tokens instead of {n * N_NEW}")
+        n_generated = job(N_NEW)
+        rates.append(n_generated / (clock() - began))
+        if n_generated != n * N_NEW:
+            raise SystemExit(f"{engine} {side}: {n_generated} tokens instead of {n * N_NEW}")
     print(json.dumps({"rate": max(rates), "peak_mb": peak_mb()}), flush=True)
-    for each in multiprocessing.active_children():  # vLLM's outlive what ends like this
-        each.kill()
+    for process in multiprocessing.active_children():  # vLLM's outlive what ends like this
+        process.kill()
     os._exit(0)  # engines with processes of their own take their time to end
 
 
 def is_there(python: str, engine: str) -> bool:
-    """Whether an engine and its peer can be imported by a Python."""
+    """Return True if an engine and its peer can be imported by a Python."""
     names = ", ".join(map(repr, NEEDS[engine]))
     program = f"import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, [{names}])))"
     return subprocess.run([python, "-c", program], check=False).returncode == 0
@@ -132,8 +132,8 @@ def measure(python: str, engine: str, side: str, n: int, folder: Path) -> dict[s
     done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{engine} {side} n={n}: {done.stderr[-2000:]}")
-    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return figures
+    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 def main() -> None:
@@ -156,12 +156,12 @@ def main() -> None:
                 print(f"{engine}: not installed here", file=sys.stderr)
                 continue
             for n in args.n:
-                found: dict[str, list[dict[str, float]]] = {"weft": [], "own": []}
+                runs_of: dict[str, list[dict[str, float]]] = {"weft": [], "own": []}
                 for _ in range(args.rounds):
-                    for side, runs in found.items():
+                    for side, runs in runs_of.items():
                         runs.append(measure(python, engine, side, n, Path(name)))
-                ours, own = (median([f["rate"] for f in found[s]]) for s in ("weft", "own"))
-                peaks = [median([f["peak_mb"] for f in found[s]]) for s in ("weft", "own")]
+                ours, own = (median([f["rate"] for f in runs_of[s]]) for s in ("weft", "own"))
+                peaks = [median([f["peak_mb"] for f in runs_of[s]]) for s in ("weft", "own")]
                 rows.append(
                     {
                         "engine": engine,

@@ -34,11 +34,11 @@ N_STEPS = 8
 
 
 def product_rows(dtype: str, rounds: int) -> list[dict[str, Any]]:
-    found = []
+    rows = []
     for n_out, n_in in LAYERS:
         count = max(2, CACHE_NUMBERS // (n_out * n_in))
-        made = (torch.randn(n_out, n_in).to(getattr(torch, dtype)) for _ in range(count))
-        weights = itertools.cycle([packed.packed(weight) for weight in made])
+        tensors = (torch.randn(n_out, n_in).to(getattr(torch, dtype)) for _ in range(count))
+        weights = itertools.cycle([packed.packed(weight) for weight in tensors])
         for n in (1, 2, 3, 4):
             x = torch.randn(n, n_in).to(getattr(torch, dtype))
 
@@ -46,12 +46,12 @@ def product_rows(dtype: str, rounds: int) -> list[dict[str, Any]]:
                 packed.product(x, next(weights), None)
 
             row = {"dtype": dtype, "what": f"product {n_in} to {n_out}", "n": n}
-            found.append(row | in_turn(job, 10 * rounds, time.perf_counter, 1e6))
-    return found
+            rows.append(row | in_turn(job, 10 * rounds, time.perf_counter, 1e6))
+    return rows
 
 
 def step_rows(dtype: str, shape: str, rounds: int) -> list[dict[str, Any]]:
-    found = []
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
         random_model(Path(folder), shape, dtype)
         with weft.load(folder, engine="torch", dtype=dtype) as lm:
@@ -63,8 +63,8 @@ def step_rows(dtype: str, shape: str, rounds: int) -> list[dict[str, Any]]:
                         node.remove()
 
                 row = {"dtype": dtype, "what": f"step of {shape}", "n": n}
-                found.append(row | in_turn(job, rounds, time.process_time, 1e3 / N_STEPS))
-    return found
+                rows.append(row | in_turn(job, rounds, time.process_time, 1e3 / N_STEPS))
+    return rows
 
 
 def in_turn(
@@ -76,8 +76,8 @@ def in_turn(
     times: dict[int, list[float]] = {0: [], few: []}
     try:
         for number in range(rounds + 1):
-            for each, kept in times.items():
-                packed._FEW_ROWS = each
+            for few_rows, kept in times.items():
+                packed._FEW_ROWS = few_rows
                 began = clock()
                 job()
                 if number:

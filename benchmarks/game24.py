@@ -64,7 +64,7 @@ STRATEGIES: dict[str, Strategy] = {
 
 def main() -> None:
     options = arguments()
-    puzzles = tuning() if options.tuning else some(held_out(), options.puzzles)
+    puzzles = tuning() if options.tuning else some(holdout(), options.puzzles)
     rows = []
     with weft.load(options.model, engine=options.engine) as lm:
         for name in options.only or STRATEGIES:
@@ -85,7 +85,7 @@ def measure(
 ) -> dict[str, object]:
     """Run one strategy over the puzzles; return its row."""
     solved, tokens, seconds = set[Game24](), [], []
-    hard = set(held_out()[-N_HARD:]) & set(puzzles)
+    hard = set(holdout()[-N_HARD:]) & set(puzzles)
     for puzzle in puzzles:
         lm.clear_cache()
         start = time.perf_counter()
@@ -112,7 +112,7 @@ def last_line(text: str) -> str:
     return text.rsplit("\n", 1)[-1]
 
 
-def held_out() -> list[Game24]:
+def holdout() -> list[Game24]:
     """Return the puzzles kept from training; nothing is ever chosen by them."""
     return [Game24(numbers) for numbers in held_out24()]
 

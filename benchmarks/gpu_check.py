@@ -1,7 +1,7 @@
 """All that a card is to show, in one run of at most nine minutes: `make gpu-check`.
 
 Laws, kernels and the benchmark, each in a process of its own, so that none takes another down; the
-figures of all go into one JSON file, which is written anew after every part. It needs the
+results of all go into one JSON file, which is rewritten after every part. It needs the
 repository and a Python with torch for CUDA and transformers; the contract needs pytest as well.
 With --dry all of it runs at toy size on a CPU, in Triton's interpreter.
 """
@@ -63,66 +63,69 @@ def run(part: Part, limit: float, options: argparse.Namespace) -> dict[str, Any]
             command.append("--dry")
         if part.command[0] != "gpu_kernels.py":
             command += [word for pair in options.option for word in ("--option", *pair)]
-        told, n_begun = _ended(command, limit, options), 0
-        while goes_on(told.get("code", 0)) and (left := limit - (time.monotonic() - began)) > 10:
+        result, n_begun = _ended(command, limit, options), 0
+        while (
+            is_resumed(result.get("code", 0)) and (left := limit - (time.monotonic() - began)) > 10
+        ):
             before, n_begun = n_begun, n_of_begun(notes)
             if n_begun == before:
                 break
-            told = _ended(command, left, options)
-        told.pop("code", None)
+            result = _ended(command, left, options)
+        result.pop("code", None)
         lines, broken = read_lines(notes)
-        told["figures"] = [line for line in lines if "begins" not in line]
+        result["figures"] = [line for line in lines if "begins" not in line]
         if broken:
-            told["broken"] = broken
-            told.setdefault("error", "a figure is cut short")
-    told["s"] = round(time.monotonic() - began, 1)
-    told["failed"] = sum("error" in each for each in told["figures"]) + ("error" in told)
-    return told
+            result["broken"] = broken
+            result.setdefault("error", "a figure is cut short")
+    result["s"] = round(time.monotonic() - began, 1)
+    result["failed"] = sum("error" in each for each in result["figures"]) + ("error" in result)
+    return result
 
 
 def _ended(command: list[str], limit: float, options: argparse.Namespace) -> dict[str, Any]:
     """Run a command, and end it and all that it has started; return what went wrong."""
-    told: dict[str, Any] = {}
-    with tempfile.TemporaryFile() as said:
+    result: dict[str, Any] = {}
+    with tempfile.TemporaryFile() as stderr_file:
         process = subprocess.Popen(
             command, cwd=ROOT, env=_environment(options), start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr_file,
         )  # fmt: skip
         try:
             code = process.wait(limit)
             if code:
-                told |= {"error": f"ended with {code}", "code": code}
+                result |= {"error": f"ended with {code}", "code": code}
         except subprocess.TimeoutExpired:
-            told["error"] = f"ended after {limit:.0f} s"
+            result["error"] = f"ended after {limit:.0f} s"
         finally:  # what a part leaves behind would hold the card while the others are timed
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             try:
                 process.wait(10)
             except subprocess.TimeoutExpired:  # the driver holds it
-                told["error"] = told.get("error", "") + "; it does not end"
-        if told:
-            said.seek(0)
-            told["tail"] = said.read().decode(errors="replace")[-3000:]
-    return told
+                result["error"] = result.get("error", "") + "; it does not end"
+        if result:
+            stderr_file.seek(0)
+            result["tail"] = stderr_file.read().decode(errors="replace")[-3000:]
+    return result
 
 
-def goes_on(code: int) -> bool:
-    """Whether a process that ended so goes on in another one, after what it has noted: the card
-    answered it no more, or a signal ended it. Not where it has begun nothing new.
+def is_resumed(code: int) -> bool:
+    """Return True if a process that ended with this code is resumed in another one, after the
+    results it has written: the card was lost, or a signal ended it. A process that has started
+    nothing new is not resumed.
     """
     return code == LOST or code < 0
 
 
 def n_of_begun(notes: str | Path, **of: Any) -> int:
-    """Return how many figures were begun, of those whose lines say that."""
+    """Return how many measurements were started, of those with these values."""
     return sum("begins" in line and of.items() <= line.items() for line in read_lines(notes)[0])
 
 
 def read_lines(notes: str | Path) -> tuple[list[dict[str, Any]], str]:
-    """Return a part's notes, and the first line that somebody was ended in, if any.
+    """Return a part's notes, and the first incomplete line, if any.
 
-    What is no number is text: JSON has none.
+    NaN and infinities become text: JSON has none.
     """
     lines: list[dict[str, Any]] = []
     broken = ""
@@ -146,13 +149,13 @@ def _environment(options: argparse.Namespace) -> dict[str, str]:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": sys.version.split()[0]}
+    versions = {"python": sys.version.split()[0]}
     for name in ("torch", "triton", "transformers", "numpy", "pytest"):
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            versions[name] = "not installed"
+    return versions
 
 
 def missing() -> str:
@@ -168,39 +171,39 @@ def missing() -> str:
 
 
 def _card() -> dict[str, Any]:
-    """What card there is; asked in a process of its own, so that this one holds none of it."""
-    asked = (
+    """Return the card's properties; read in another process, so that this one uses no card."""
+    program = (
         "import json, torch; p = torch.cuda.get_device_properties(0); print(json.dumps({"
         "'name': p.name, 'bytes': p.total_memory, 'processors': p.multi_processor_count,"
         "'capability': torch.cuda.get_device_capability(0), 'cuda': torch.version.cuda}))"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", asked], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
-        said, errors = process.communicate(timeout=60)
-    except subprocess.TimeoutExpired:  # the driver may hold it, so nobody waits for its end
+        output, errors = process.communicate(timeout=60)
+    except subprocess.TimeoutExpired:  # the driver may block it, so its end is not awaited
         process.kill()
         return {"error": "it did not answer in 60 s"}
     if process.returncode:
         return {"error": errors.strip().splitlines()[-1:]}
-    told: dict[str, Any] = json.loads(said.splitlines()[-1])
-    return told
+    card: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return card
 
 
 def summary(report: dict[str, Any]) -> str:
     """A line a part, and what of it failed."""
     lines = []
-    for name, told in report["parts"].items():
-        n = len(told["figures"])
-        lines.append(f"{name}: {n} figures, {told['failed']} failed, {told['s']} s")
-        wrong = [each for each in told["figures"] if "error" in each]
-        if "error" in told:
-            last = told.get("tail", "").strip().splitlines()[-1:]
-            lines.append("  " + ": ".join([told["error"], *last])[:300])
-        for each in wrong:
-            named = [str(v) for k, v in each.items() if k in ("what", "case", "tree", "engine")]
-            lines.append(f"  {' '.join(named)}: {each['error'][:160]}")
+    for name, result in report["parts"].items():
+        n = len(result["figures"])
+        lines.append(f"{name}: {n} results {result['failed']} failed, {result['s']} s")
+        wrong = [each for each in result["figures"] if "error" in each]
+        if "error" in result:
+            last = result.get("tail", "").strip().splitlines()[-1:]
+            lines.append("  " + ": ".join([result["error"], *last])[:300])
+        for failure in wrong:
+            named = [str(v) for k, v in failure.items() if k in ("what", "case", "tree", "engine")]
+            lines.append(f"  {' '.join(named)}: {failure['error'][:160]}")
     return "\n".join(lines)
 
 
@@ -230,7 +233,7 @@ def main() -> None:
         "options": dict(options.option),
         "parts": {},
     }
-    _write(report, options.out)  # a place that cannot be written to is told now
+    _write(report, options.out)  # a path that cannot be written fails now
     if not options.dry:
         report["card"] = _card()
     scale = options.seconds / TOTAL_S
@@ -240,8 +243,8 @@ def main() -> None:
         report["parts"][part.name] = run(part, limit, options)
         _write(report, options.out)
     print(summary(report))
-    print(f"all figures are in {options.out}")
-    if any(told["failed"] for told in report["parts"].values()):
+    print(f"all results are in {options.out}")
+    if any(result["failed"] for result in report["parts"].values()):
         raise SystemExit(1)
 
 

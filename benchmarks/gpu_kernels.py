@@ -1,10 +1,10 @@
-"""The kernels on a card, alone: beside what they stand for, and their time.
+"""The kernels on a card, alone: compared with what they replace, and their time.
 
   tree    the trees of `gpu_tree` in bfloat16, one layer: milliseconds, and what share of the card's
           measured copy rate the reads of the unique KV are
   prompt  2,048 tokens more of a long prompt, one layer, with tiles of 128 rows and without
   cut     the same trees, cut for fewer programs and for more
-  tiles   all but the first with tiles that are compiled otherwise; only where it is asked for
+  tiles   all but the first with tiles that are compiled otherwise; only on request
   deep    trees below short nodes, which are handed down to what lies below them, and are not
   host    4,096 slots of eight layers to pinned memory and back
   kernel  head sizes, windows, caps, sinks, groups and dtypes over one small tree
@@ -14,8 +14,8 @@
   router  a mixture's choice of experts by the kernel, and by the router's own code
 
 Rows of attention each have their path gathered and attended by PyTorch in float32, drawn tokens are
-those of the NumPy reference, and what experts make is held against each pair alone: an error is a
-figure that failed.
+those of the NumPy reference, and what experts make is compared with each pair alone: an error is a
+failed result.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ from weft.engines.torch.paged.step import PagedBackend, PagedStep
 from weft.engines.torch.sampling.sampler import TorchSampler
 
 COLD = 8  # layers that are timed in turn
-# By rows of a tile. Those of few rows and 32 keys find registers enough beside one of 128 rows on a
+# By rows of a tile. Those of few rows and 32 keys have enough registers next to one of 128 on a
 # processor; the others wait for it to end.
 OTHER_TILES: tuple[tuple[int, dict[str, Any]], ...] = (
-    # Room for one of these beside a tile of 128 rows.
+    # Room for one of these next to a tile of 128 rows.
     (kernel.NARROW, {"num_stages": 2, "maxnreg": 128}),
     (kernel.BROAD, {"maxnreg": 192}),
     (kernel.NARROW, {"BN": 64, "num_stages": 5}),
@@ -142,20 +142,20 @@ class Tree:
         key_dim, value_dim = self.case.dims
 
         def normal(n: int, size: int) -> Tensor:
-            made = torch.randn(1, n, n_tokens, size, device=device(), generator=self.random)
-            return made.to(self.case.dtype)
+            numbers = torch.randn(1, n, n_tokens, size, device=device(), generator=self.random)
+            return numbers.to(self.case.dtype)
 
         return normal(n_heads, key_dim), normal(n_kv, key_dim), normal(n_kv, value_dim)
 
-    def seconds(self, step: PagedStep, fresh: Sequence[Tensor], least_s: float) -> dict[str, Any]:
+    def seconds(self, step: PagedStep, fresh: Sequence[Tensor], min_s: float) -> dict[str, Any]:
         """How long a layer of a step takes."""
         seconds, is_alone = timed_alone(
-            lambda: step.attend(next(self._layers), *fresh, self.spec), least_s
+            lambda: step.attend(next(self._layers), *fresh, self.spec), min_s
         )
         return {"ms": seconds * 1e3, "alone": is_alone}
 
     def softmax(self, row: Row, query: Tensor) -> Tensor:
-        """What a row of one token is to give: float32 [H, Dv]. query: its heads, [H, D]."""
+        """Return the expected output of a row of one token: float32 [H, Dv]. query: [H, D]."""
         spec = self.spec
         assert row.kv_out is not None
         lists = [*row.prefix, (row.kv_out, row.kv_out.length + 1)]
@@ -176,23 +176,23 @@ class Tree:
 
 @torch.inference_mode()
 def check(
-    case: Case, shape: Shape, *, most: int = 1 << 20, least_s: float = 0.2, n_layers: int = 1
+    case: Case, shape: Shape, *, n_checked: int = 1 << 20, min_s: float = 0.2, n_layers: int = 1
 ) -> dict[str, Any]:
-    """Run one layer of a step over a tree, and look at `most` rows of it, about.
+    """Run one layer of a step over a tree, and check about `n_checked` rows of it.
 
-    least_s: for how long it is timed. n_layers: over which it is.
+    min_s: minimum time of the measurement. n_layers: over which it is.
     """
     tree = Tree(case, shape, n_layers=n_layers)
     step = tree.memory.start_step(tree.rows)
     fresh = tree.fresh(len(tree.rows))
     out = step.attend(0, *fresh, tree.spec)[0].float()
     worst = 0.0
-    for number in range(0, len(tree.rows), max(1, len(tree.rows) // most)):
+    for number in range(0, len(tree.rows), max(1, len(tree.rows) // n_checked)):
         start = step.starts[number]
         want = tree.softmax(tree.rows[number], fresh[0][0, :, start])
         worst = float(np.maximum(worst, (out[start] - want).abs().max().item()))  # keeps NaN
-    _show_again(tree, step, fresh, out)
-    took = tree.seconds(step, fresh, least_s)
+    _check_repeats(tree, step, fresh, out)
+    took = tree.seconds(step, fresh, min_s)
     step.commit()
     is_right = worst < NEAR[case.dtype]
     if not is_right:
@@ -201,12 +201,12 @@ def check(
     return {"worst": worst, **took, "parts": n_parts}
 
 
-def _show_again(tree: Tree, step: PagedStep, fresh: Sequence[Tensor], out: Tensor) -> None:
-    """Sums are made in one order: what differs has read what was not there yet."""
+def _check_repeats(tree: Tree, step: PagedStep, fresh: Sequence[Tensor], out: Tensor) -> None:
+    """Repeat the step: sums have one order, so a difference shows a read before a write."""
     for _ in range(1 if tree.memory.layout.device.type == "cpu" else 20):
-        again = step.attend(0, *fresh, tree.spec)[0].float()
-        if not torch.equal(again, out):
-            raise AssertionError(f"once more it is {(again - out).abs().max().item():.3g} off")
+        repeated = step.attend(0, *fresh, tree.spec)[0].float()
+        if not torch.equal(repeated, out):
+            raise AssertionError(f"once more it is {(repeated - out).abs().max().item():.3g} off")
 
 
 RULES: dict[str, dict[str, Any]] = {
@@ -224,12 +224,12 @@ def draw(rule: str, n: int, *, dry: bool) -> dict[str, Any]:
     n_vocab = 5000 if dry else 128256
     random = torch.Generator(device()).manual_seed(n)
     shape = (n, n_vocab)
-    made = torch.randn(shape, device=device(), generator=random) * FLAT
-    logits = made if dry else made.bfloat16()
+    numbers = torch.randn(shape, device=device(), generator=random) * FLAT
+    logits = numbers if dry else numbers.bfloat16()
     params = SamplingParams(**RULES[rule])
     samplers = [Sampler(params, stream_of(1, (i,))) for i in range(n)]
     batch = DrawBatch(np.arange(n), BatchSampler(samplers), np.full(n, 7, np.uint64))
-    figures: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     some = min(n, 16)
     few = DrawBatch(batch.rows[:some], BatchSampler(samplers[:some]), batch.positions[:some])
     want = few.on_host(logits[:some].float().cpu().numpy())
@@ -237,13 +237,13 @@ def draw(rule: str, n: int, *, dry: bool) -> dict[str, Any]:
     got = sampler.draw(logits, batch).result()
     job = partial(sampler.packed, logits, batch)
     seconds, is_alone = timed_alone(job, 0.05)
-    figures |= {"kernels_ms": seconds * 1e3, "kernels_alone": is_alone}
-    figures["kernels_launched_ms"] = timed(job, 0.05) * 1e3
+    result |= {"kernels_ms": seconds * 1e3, "kernels_alone": is_alone}
+    result["kernels_launched_ms"] = timed(job, 0.05) * 1e3
     n_others = int((got.ids[:some] != want.ids).sum())
     off = float(np.abs(got.logprobs[:some] - want.logprobs).max())
     if n_others or not off < 1e-3:
         raise AssertionError(f"{n_others} of {some} differ, logprobs by {off:.3g}")
-    return figures
+    return result
 
 
 @torch.inference_mode()
@@ -270,8 +270,8 @@ def read_on(case: Case, before: int, n: int, *, has_broad: bool) -> dict[str, An
     if not worst < NEAR[case.dtype]:
         raise AssertionError(f"an output is {worst:.3g} off")
     took = tree.seconds(step, fresh, 0.1)
-    n_met = n * before + n * (n + 1) // 2
-    done = 2 * n_met * case.heads[0] * sum(case.dims)
+    n_attended = n * before + n * (n + 1) // 2
+    done = 2 * n_attended * case.heads[0] * sum(case.dims)
     flop_s = done / took["ms"] * 1e3
     return {"worst": worst, **took, "flop_s": flop_s, "broad_items": n_broad}
 
@@ -294,20 +294,20 @@ def handed_down(case: Case, shape: Shape, worth: int) -> dict[str, Any]:
     """Time one layer of a step over a tree whose parts are worth so many slots."""
     was, prefix_index._PART = prefix_index._PART, worth
     try:
-        found = check(case, shape, most=2, n_layers=COLD)
+        result = check(case, shape, n_checked=2, n_layers=COLD)
     finally:
         prefix_index._PART = was
-    return found
+    return result
 
 
 @torch.inference_mode()
-def tiled(case: Case, shape: Shape, n_rows: int, asked: dict[str, int]) -> dict[str, Any]:
+def tiled(case: Case, shape: Shape, n_rows: int, options: dict[str, int]) -> dict[str, Any]:
     """Time one layer of a step over a tree, one class of tiles compiled otherwise."""
     chosen = kernel.tile_config
 
     def other(*sizes: int, n_programs: int) -> dict[str, Any]:
-        made = chosen(*sizes, n_programs=n_programs)
-        return {**made, **asked} if made["BM"] == n_rows else made
+        config = chosen(*sizes, n_programs=n_programs)
+        return {**config, **options} if config["BM"] == n_rows else config
 
     kernel.tile_config = other
     try:
@@ -324,22 +324,22 @@ def to_host_and_back(case: Case, n_slots: int) -> dict[str, Any]:
     tree = Tree(case, Shape((1, 1), (n_slots, 0)), n_layers=COLD)
     memory, (row,) = tree.memory, tree.rows
     fragment, n_bytes = row.prefix[0].fragment, n_slots * memory.layout.slot_bytes
-    figures: dict[str, Any] = {"bytes": n_bytes}
-    for _ in range(3):  # pinned memory is made the first time, and kept
+    result: dict[str, Any] = {"bytes": n_bytes}
+    for _ in range(3):  # pinned memory is allocated the first time, and kept
         synchronise()
         began = time.perf_counter()
         data = memory.export(fragment)
         left = time.perf_counter()
         back = memory.load(data, None)
         synchronise()
-        figures["out_bytes_s"] = n_bytes / (left - began)
-        figures["in_bytes_s"] = n_bytes / (time.perf_counter() - left)
-        again = memory.export(back)
-        wrong = [name for name in data if not np.array_equal(data[name], again[name])]
+        result["out_bytes_s"] = n_bytes / (left - began)
+        result["in_bytes_s"] = n_bytes / (time.perf_counter() - left)
+        exported = memory.export(back)
+        wrong = [name for name in data if not np.array_equal(data[name], exported[name])]
         if wrong:
             raise AssertionError(f"other bytes come back: {', '.join(wrong)}")
         memory.free(back)
-    return figures
+    return result
 
 
 def run_attention(record: Record, *, dry: bool) -> None:
@@ -347,10 +347,10 @@ def run_attention(record: Record, *, dry: bool) -> None:
     llama = Case("llama", (4, 2), dtype=torch.float16) if dry else Case("llama", (32, 8))
 
     def one(shape: Shape) -> dict[str, Any]:
-        found = check(llama, shape, most=8, n_layers=COLD)
+        result = check(llama, shape, n_checked=8, n_layers=COLD)
         n_bytes = shape.n_slots * llama.heads[1] * sum(llama.dims) * llama.dtype.itemsize
-        share = n_bytes / rate["bytes_s"] / found["ms"] * 1e3 if rate else None
-        return {**found, "read_bytes": n_bytes, "share_of_copy_rate": share}
+        share = n_bytes / rate["bytes_s"] / result["ms"] * 1e3 if rate else None
+        return {**result, "read_bytes": n_bytes, "share_of_copy_rate": share}
 
     for name, shape in trees(dry=dry).items():
         record.attempt("tree", partial(one, shape), tree=name)
@@ -363,7 +363,7 @@ def run_attention(record: Record, *, dry: bool) -> None:
     small = Shape((1, 3), (40, 5)) if dry else Shape((1, 4, 12), (300, 70, 9))
     for case in cases(dry=dry):
         named = {"case": case.name, "dtype": str(case.dtype).removeprefix("torch.")}
-        record.attempt("kernel", partial(check, case, small, least_s=0.02), **named)
+        record.attempt("kernel", partial(check, case, small, min_s=0.02), **named)
 
     # What follows decides numbers that were guessed; a run that takes long may end before them.
     record.attempt("host", partial(to_host_and_back, llama, 60 if dry else 4096))
@@ -386,9 +386,9 @@ def run_tiles(record: Record, *, dry: bool) -> None:
     """Time tiles as they are and otherwise, in turn; not a part of `make gpu-check`."""
     llama = Case("llama", (4, 2), dtype=torch.float16) if dry else Case("llama", (32, 8))
     for name, shape in list(trees(dry=dry).items())[1:]:
-        for n_rows, asked in ((kernel.NARROW, {}), *OTHER_TILES):
-            job = partial(tiled, llama, shape, n_rows, asked)
-            record.attempt("tiles", job, tree=name, tile=n_rows, **asked)
+        for n_rows, options in ((kernel.NARROW, {}), *OTHER_TILES):
+            job = partial(tiled, llama, shape, n_rows, options)
+            record.attempt("tiles", job, tree=name, tile=n_rows, **options)
 
 
 def run_draws(record: Record, *, dry: bool) -> None:
@@ -432,20 +432,20 @@ def mix(module: Any, of: Mixture, n: int, rate: float | None) -> dict[str, Any]:
     weights = MoEWeights(module.gate_up_proj, module.down_proj, gate=GatedActivation("silu"))
     ours = partial(experts.fused_experts, x, chosen, shares, weights)
     theirs = partial(module, x, chosen, shares)
-    figures: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, job in (("kernels", ours), ("transformers", theirs)):
         seconds, is_alone = timed_alone(job, 0.05)
-        figures |= {f"{name}_ms": seconds * 1e3, f"{name}_captured": is_alone}
+        result |= {f"{name}_ms": seconds * 1e3, f"{name}_captured": is_alone}
     n_bytes = len(chosen.unique()) * 3 * of.size * of.between * dtype.itemsize
     if rate:
-        figures["share_of_copy_rate"] = n_bytes / rate / figures["kernels_ms"] * 1e3
+        result["share_of_copy_rate"] = n_bytes / rate / result["kernels_ms"] * 1e3
     some = slice(0, min(n, 8))
     want = each_pair(x[some], chosen[some], shares[some], weights)
     for name, job in (("kernels", ours), ("transformers", theirs)):
-        figures[f"{name}_off"] = float(((job()[some] - want).std() / want.std()).cpu())
-    if not figures["kernels_off"] <= max(1e-5, 1.5 * figures["transformers_off"]):
-        raise AssertionError(f"experts are {figures['kernels_off']:.3g} off")
-    return figures
+        result[f"{name}_off"] = float(((job()[some] - want).std() / want.std()).cpu())
+    if not result["kernels_off"] <= max(1e-5, 1.5 * result["transformers_off"]):
+        raise AssertionError(f"experts are {result['kernels_off']:.3g} off")
+    return result
 
 
 def each_pair(x: Tensor, chosen: Tensor, shares: Tensor, weights: MoEWeights) -> Tensor:
@@ -476,7 +476,7 @@ def run_experts(record: Record, *, dry: bool) -> None:
 
 
 class Choosing:
-    """What a router asks of a step."""
+    """The parts of a step that a router uses."""
 
     has_fused_ops = True
     supports_routing = staticmethod(routers.supports_routing)
@@ -501,18 +501,18 @@ def route(module: Any, call: Any, n: int) -> dict[str, Any]:
     random = torch.Generator(device()).manual_seed(n)
     weight = module.weight
     x = torch.randn(n, weight.shape[1], device=device(), generator=random).to(weight.dtype)
-    figures: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     chosen: list[Tensor] = []
     for name, step in (("transformers", None), ("kernel", Choosing())):
         call.step = step
         seconds, is_alone = timed_alone(partial(module, x), 0.05)
-        figures |= {f"{name}_ms": seconds * 1e3, f"{name}_captured": is_alone}
+        result |= {f"{name}_ms": seconds * 1e3, f"{name}_captured": is_alone}
         chosen.append(module(x)[2].sort(-1).values)
     call.step = None
-    figures["same"] = float((chosen[0] == chosen[1]).all(-1).float().mean())
-    if figures["same"] < 0.9:  # logits round to the same number here and there
-        raise AssertionError(f"a router chooses the same for {figures['same']:.0%} of the rows")
-    return figures
+    result["same"] = float((chosen[0] == chosen[1]).all(-1).float().mean())
+    if result["same"] < 0.9:  # logits round to the same number here and there
+        raise AssertionError(f"a router chooses the same for {result['same']:.0%} of the rows")
+    return result
 
 
 def run_routers(record: Record, *, dry: bool) -> None:

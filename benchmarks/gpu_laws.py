@@ -2,7 +2,7 @@
 
 truth     a random model, and a tree that `Loom.grow` makes: the row after every leaf is as near
           to the model in float64 as Transformers' own forward in that dtype is; how many texts
-          are the same a second time is noted, and which memory a load takes that is not told.
+          are the same a second time is recorded, and which memory a load selects by default.
           Captured steps come and go, and memory that goes with them is another's then: what that
           writes stays, and rows are as near as before
 contract  tests/contract over four of the models in processes of their own, where pytest is
@@ -42,13 +42,13 @@ from weft.engines.torch.weight_layout import merge_sibling_weights
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 # Ours may be so much farther from the truth than Transformers' own forward in the same dtype.
 _SLACK = 2.0
-_LEAST = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 3e-2}
-# Those that compare whole texts, or logits of forwards in other company, to the last bits.
+_FLOOR = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 3e-2}
+# Those that compare full texts, or logits of forwards in other company, to the last bits.
 _OF_FLOAT32 = ("asynclm", "branch", "constrained", "runs", "three_faces")
 # The repository's own settings ask for plugins, and make errors of warnings where one is missing.
 _WITH_PYTEST_ALONE = ["-o", "addopts=--import-mode=importlib", "-o", "filterwarnings=default"]
-_SAYS_S = 3.0  # how long pytest may take to say what it has run
-# What the laws of constraints need beside it: without it those are left out, and that is noted.
+_REPORT_S = 3.0  # how long pytest may take to say what it has run
+# Laws of constraints also need llguidance; without it they are left out, which is recorded.
 _OF_CONSTRAINTS = ("constrained", "three_faces")
 _N_VOCAB, _N_CTX = 512, 512
 _COMPANIES = (1, 2, 4, 8)  # leaves that grow together: a captured step for each
@@ -67,13 +67,13 @@ def truth(family: str, dtype: str, given: dict[str, Any], scale: int) -> dict[st
     with weft.LM(engine, words(_N_VOCAB)) as lm:
         loom = weft.Loom(lm, prompt(7 * scale, _N_VOCAB))
         first = loom.grow(n=5, max_tokens=4 * scale, seed=3)
-        again = [node.tokens for node in loom.grow(n=5, max_tokens=4 * scale, seed=3)]
-        same = sum(tokens == node.tokens for tokens, node in zip(again, first, strict=True))
+        repeated = [node.tokens for node in loom.grow(n=5, max_tokens=4 * scale, seed=3)]
+        same = sum(tokens == node.tokens for tokens, node in zip(repeated, first, strict=True))
         for node in first[:3]:
             node.clip(2 * scale - 1)
             node.grow(n=3, max_tokens=scale, seed=5)
         leaves = loom.leaves
-        leaves += grow_beside_others(loom, model.device)
+        leaves += grow_with_others(loom, model.device)
         rows = weft.AsyncLM(lm, as_torch=False)
         ours, theirs = [], []
         for node in leaves:
@@ -81,9 +81,9 @@ def truth(family: str, dtype: str, given: dict[str, Any], scale: int) -> dict[st
             want = _logprobs(exact, ids)
             ours.append(_error(np.asarray(rows.next_token_logprobs_sync(ids)), want))
             theirs.append(_error(_logprobs(model, ids), want))
-        told = getattr(engine, "told", dict)()
+        stats = engine.stats()
     off = float(np.max(ours))  # Python's own passes over what is no number
-    allowed = _SLACK * max(*theirs, _LEAST[dtype])
+    allowed = _SLACK * max(*theirs, _FLOOR[dtype])
     is_near = off <= allowed
     if not is_near:
         raise AssertionError(f"a row is {off:.3g} off; Transformers' is {max(theirs):.3g} off")
@@ -91,12 +91,12 @@ def truth(family: str, dtype: str, given: dict[str, Any], scale: int) -> dict[st
         "off": off,
         "transformers_off": max(theirs),
         "texts_again": same,
-        "engine": told,
+        "engine": stats,
         "auto": _chosen(family, dtype),
     }
 
 
-def grow_beside_others(loom: weft.Loom, place: torch.device) -> list[weft.Heddle]:
+def grow_with_others(loom: weft.Loom, place: torch.device) -> list[weft.Heddle]:
     """Have captured steps go, another take what memory PyTorch then gives back, and grow again: a
     few new leaves.
     """
@@ -115,7 +115,7 @@ def grow_beside_others(loom: weft.Loom, place: torch.device) -> list[weft.Heddle
 
 
 def _chosen(family: str, dtype: str) -> str:
-    """Return the memory of an engine that was not told which; on a card its kernels are to pass."""
+    """Return the KV memory that an engine selects by default; on a card its kernels must pass."""
     model = build_for_laws(family, DTYPES[dtype], _N_VOCAB, _N_CTX).to(device())
     engine = TorchEngine.adopt(model)
     chosen = type(engine.fragments).__name__
@@ -153,8 +153,8 @@ def _started(family: str) -> subprocess.Popen[bytes]:
 def _logprobs(model: Any, ids: list[int]) -> np.ndarray:
     with torch.inference_mode():
         rows = model(torch.tensor([ids], device=model.device), use_cache=False).logits[0, -1]
-        found: np.ndarray = rows.double().log_softmax(-1).cpu().numpy()
-    return found
+        logprobs: np.ndarray = rows.double().log_softmax(-1).cpu().numpy()
+    return logprobs
 
 
 def _error(got: np.ndarray, want: np.ndarray) -> float:
@@ -172,7 +172,7 @@ def contract(names: list[str], record: Record, *, until: float, dry: bool) -> No
         is_late = time.monotonic() > until
         for suite in running if is_late else ():
             suite.process.send_signal(signal.SIGINT)  # pytest counts what it has run, then
-        last = time.monotonic() + _SAYS_S  # for all of them
+        last = time.monotonic() + _REPORT_S  # for all of them
         while waiting and is_late:
             record.add("contract", engine=waiting.pop(0), error="not run: no time was left")
         while waiting and len(running) < n_at_once:
@@ -180,7 +180,7 @@ def contract(names: list[str], record: Record, *, until: float, dry: bool) -> No
         for suite in list(running):
             if suite.process.poll() is not None or is_late:
                 running.remove(suite)
-                record.add("contract", **suite.told(last))
+                record.add("contract", **suite.outcome(last))
         time.sleep(0.2)
 
 
@@ -205,7 +205,7 @@ class Suite:
             command, cwd=ROOT, env=given, stdout=self._out, stderr=subprocess.STDOUT
         )
 
-    def told(self, last: float) -> dict[str, Any]:
+    def result(self, last: float) -> dict[str, Any]:
         """End it, if it has not ended by then, and return what pytest's last lines say."""
         is_late = self.process.poll() is None
         if is_late:
@@ -218,17 +218,17 @@ class Suite:
         self._out.close()
         counted = re.findall(r"(\d+) (passed|failed|errors?|skipped)", text)
         failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)
-        told: dict[str, Any] = {"engine": self.name, **{kind: int(n) for n, kind in counted}}
+        result: dict[str, Any] = {"engine": self.name, **{kind: int(n) for n, kind in counted}}
         if self._left_out:
-            told["left_out"] = self._left_out
-        told["took_s"] = round(time.monotonic() - self.began, 1)
+            result["left_out"] = self._left_out
+        result["took_s"] = round(time.monotonic() - self.began, 1)
         if failed:
-            told["which"] = failed
+            result["which"] = failed
         if is_late:
-            told |= {"error": "ended: no time was left", "tail": text[-1500:]}
+            result |= {"error": "ended: no time was left", "tail": text[-1500:]}
         elif code:
-            told |= {"error": f"pytest ended with {code}", "tail": text[-1500:]}
-        return told
+            result |= {"error": f"pytest ended with {code}", "tail": text[-1500:]}
+        return result
 
 
 def main() -> None:

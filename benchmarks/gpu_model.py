@@ -1,4 +1,4 @@
-"""What the programs for a card share: trees by their shape, the model, rates, and what is noted."""
+"""Shared by the programs for a card: trees by their shape, the model, rates, and records."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def synchronise() -> None:
 
 
 def is_lost() -> bool:
-    """Whether the card answers this process no more."""
+    """Return True if the card no longer answers this process."""
     try:
         synchronise()
     except RuntimeError:
@@ -90,7 +90,7 @@ def is_lost() -> bool:
     return False
 
 
-def timed(job: Callable[[], object], least_s: float = 0.2) -> float:
+def timed(job: Callable[[], object], min_s: float = 0.2) -> float:
     """Return seconds a call takes on the device; on a CPU those of one call."""
     job()
     synchronise()
@@ -107,12 +107,12 @@ def timed(job: Callable[[], object], least_s: float = 0.2) -> float:
         last.record()
         last.synchronize()
         took = first.elapsed_time(last) / 1e3
-        if took >= least_s:
+        if took >= min_s:
             return took / n
         n *= 4
 
 
-def timed_alone(job: Callable[[], object], least_s: float = 0.2) -> tuple[float, bool]:
+def timed_alone(job: Callable[[], object], min_s: float = 0.2) -> tuple[float, bool]:
     """Return seconds a call takes on the device, its launches left out, and whether they were.
 
     Kernels of a few microseconds take less than launching them does: calls are captured, and
@@ -121,7 +121,7 @@ def timed_alone(job: Callable[[], object], least_s: float = 0.2) -> tuple[float,
     job()
     synchronise()
     if not torch.cuda.is_available():
-        return timed(job, least_s), False
+        return timed(job, min_s), False
 
     def some() -> torch.Tensor:
         for _ in range(_CAPTURED):
@@ -131,8 +131,8 @@ def timed_alone(job: Callable[[], object], least_s: float = 0.2) -> tuple[float,
     try:
         captured = GraphRecorder(torch.device("cuda", torch.cuda.current_device()))(some)
     except RuntimeError:
-        return timed(job, least_s), False
-    return timed(captured.replay, least_s) / _CAPTURED, True
+        return timed(job, min_s), False
+    return timed(captured.replay, min_s) / _CAPTURED, True
 
 
 def copy_rate(*, dry: bool) -> float:
@@ -150,7 +150,7 @@ def product_rate(dtype: torch.dtype, *, dry: bool) -> float:
 
 
 def llama(*, dry: bool) -> LlamaForCausalLM:
-    """A random model of the shape of Llama 3 8B in bfloat16, made on the device; dry: a toy."""
+    """A random model of the shape of Llama 3 8B in bfloat16, created on the device; dry: a toy."""
     small = dict(
         vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=2048,
@@ -180,9 +180,9 @@ def read_bytes(model: LlamaForCausalLM) -> int:
 
 def words(n_vocab: int) -> PreTrainedTokenizerFast:
     """A tokenizer whose every token is a word of its own."""
-    made = Tokenizer(models.BPE({f"t{i}": i for i in range(n_vocab)}, []))
-    made.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=made)
+    backend = Tokenizer(models.BPE({f"t{i}": i for i in range(n_vocab)}, []))
+    backend.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
 
 
 def prompt(n: int, n_vocab: int, number: int = 0) -> list[int]:
@@ -195,14 +195,14 @@ def tree_rows(
 ) -> tuple[list[Row], list[Fragment]]:
     """Hang a tree of that shape in a memory, its KV as it lies there.
 
-    flat: every row meets a list of its own of all the slots of its path, so nothing is shared.
+    flat: every row reads a list of its own of all the slots of its path, so nothing is shared.
     Returns a row a leaf that grows, and what is to be freed afterwards.
     """
     level: list[tuple[Span, ...]] = [()]
-    held: list[Fragment] = []
+    fragments: list[Fragment] = []
 
     def hold(n: int) -> Fragment:
-        held.append(kv := memory.new(None))
+        fragments.append(kv := memory.new(None))
         memory.reserve(kv, n)
         memory.grew(kv, n)
         return kv
@@ -215,7 +215,7 @@ def tree_rows(
         for _ in range(shape.n_leaves // len(level)):
             path = _flat(above) if flat else above
             rows.append(Row(path, [5], shape.depth, hold(shape.lengths[-1]), (0,)))
-    return rows, held
+    return rows, fragments
 
 
 def _flat(above: tuple[Span, ...]) -> tuple[Span, ...]:
@@ -231,8 +231,8 @@ class Record:
     """A file of JSON lines, one a figure; what fails is a line, too. Several may write to one."""
 
     def __init__(self, path: str, **of: Any) -> None:
-        """path: its file; attempts that are noted there are not made again. of: what the lines of
-        this record say, where others write to the file, too.
+        """path: its file; its recorded attempts are not repeated. of: values in the lines of
+        this record, if others write to the file, too.
         """
         self._path = Path(path)
         lines = [line for line in read_lines(path)[0] if of.items() <= line.items()]
@@ -240,11 +240,11 @@ class Record:
         self._n_before = sum("attempt" in line for line in lines)
         self._n_begun = sum("begins" in line for line in lines)
 
-    def add(self, what: str, **figures: Any) -> None:
-        print(self._note({"what": what, **figures}), flush=True)
+    def add(self, what: str, **values: Any) -> None:
+        print(self._note({"what": what, **values}), flush=True)
 
-    def _note(self, figures: dict[str, Any]) -> str:
-        line = json.dumps(figures, default=str)
+    def _note(self, values: dict[str, Any]) -> str:
+        line = json.dumps(values, default=str)
         with self._path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
         return line
@@ -267,18 +267,18 @@ class Record:
         named["attempt"] = self._n_attempts
         began = time.perf_counter()
         try:
-            found = job()
+            result = job()
             synchronise()
         except Exception as error:
-            told = "".join(traceback.format_exception(error))[-2000:]
-            self.add(what, **named, error=f"{type(error).__name__}: {error}"[:500], trace=told)
-            found = None
+            trace = "".join(traceback.format_exception(error))[-2000:]
+            self.add(what, **named, error=f"{type(error).__name__}: {error}"[:500], trace=trace)
+            result = None
             if is_lost():
                 os._exit(LOST)  # an orderly end would ask the card
         else:
-            self.add(what, **named, **found, took_s=round(time.perf_counter() - began, 2))
+            self.add(what, **named, **result, took_s=round(time.perf_counter() - began, 2))
         gc.collect()
         if torch.cuda.is_available():
             with suppress(RuntimeError):  # what an allocator says of a capture that failed
                 torch.cuda.empty_cache()
-        return found
+        return result

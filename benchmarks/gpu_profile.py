@@ -1,4 +1,4 @@
-"""Where a step's time goes on a card: its kernels, and what lies between them.
+"""The time of a step on a card: its kernels, and the gaps between them.
 
 Trees grow as in `gpu_tree`; PyTorch's profiler looks at some steps of the last level. Each figure
 is a JSON line in the file of `--json`: milliseconds between steps, how long the card worked, and
@@ -23,7 +23,7 @@ from gpu_tree import DRY, REAL, Ours, Sizes
 from torch.profiler import ProfilerActivity, profile
 
 _STEPS = 8
-_MOST_KERNELS = 40
+_MAX_KERNELS = 40
 
 
 def _profile() -> profile:
@@ -57,7 +57,7 @@ class Looked:
 
 
 def kernels_of(events: Sequence[Any]) -> dict[str, Any]:
-    """What the card did: how long it was busy, and each kernel's time and count, a step."""
+    """Return how long the card was busy, and each kernel's time and count, per step."""
     spans, took, counts = [], defaultdict[str, float](float), Counter[str]()
     for event in events:
         if event.device_type == torch.autograd.DeviceType.CUDA:
@@ -71,14 +71,14 @@ def kernels_of(events: Sequence[Any]) -> dict[str, Any]:
     for start, end in spans:
         busy += max(0.0, end - max(start, until))
         until = max(until, end)
-    ranked = sorted(took, key=took.__getitem__, reverse=True)[:_MOST_KERNELS]
+    ranked = sorted(took, key=took.__getitem__, reverse=True)[:_MAX_KERNELS]
     per_step = {
         name: [round(took[name] / _STEPS, 2), round(counts[name] / _STEPS, 2)] for name in ranked
     }
-    whole = (until - spans[0][0]) if spans else 0.0
+    span = (until - spans[0][0]) if spans else 0.0
     return {
         "busy_ms": busy / _STEPS / 1e3,
-        "from_first_to_last_ms": whole / _STEPS / 1e3,
+        "from_first_to_last_ms": span / _STEPS / 1e3,
         "n_kernels": sum(counts.values()) / _STEPS,
         "us_and_count": per_step,
     }
@@ -92,7 +92,7 @@ def looked_at(
     after = n_steps - _STEPS - 4 if late else sizes.last // 2
     looked = Looked(ours, shape.n_leaves, max(2, after))
     try:
-        found = ours.grow(shape, sizes.last)
+        result = ours.grow(shape, sizes.last)
     finally:
         looked.end()
     if trace is not None:
@@ -100,7 +100,7 @@ def looked_at(
         with trace.open("rb") as plain, gzip.open(f"{trace}.gz", "wb") as packed:
             shutil.copyfileobj(plain, packed)
         trace.unlink()
-    return {**found, **kernels_of(looked.profile.events() or [])}
+    return {**result, **kernels_of(looked.profile.events() or [])}
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Trees on a card: milliseconds a step through the engine and the scheduler, beside other ways.
+"""Trees on a card: milliseconds a step through engine and scheduler, and of other libraries.
 
 A random model of the shape of Llama 3 8B in bfloat16. Parts, each a run of its own:
 
@@ -7,7 +7,7 @@ A random model of the shape of Llama 3 8B in bfloat16. Parts, each a run of its 
            rate, or products by its own product rate); the engine alone, over the tree and with
            every path read on its own (flat)
   prefill  tokens a second of a long prompt, as a share of the measured product rate
-  callers  full-vocabulary log-probabilities for many concurrent AsyncLM callers, beside decode
+  callers  full-vocabulary log-probabilities for many concurrent AsyncLM callers, and decode
   hf       Transformers' `generate`, and its continuous batching
 
 Each figure is a JSON line in the file of `--json`; what fails is a line, and the rest goes on.
@@ -57,7 +57,7 @@ _SETTLES_S = 2.0
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is asked."""
+    """Sizes of the workload."""
 
     last: int  # steps of a tree that are looked at
     prefill: int
@@ -133,9 +133,9 @@ class Ours:
         def noted(rows: Sequence[Row]) -> Any:
             self.calls.append((time.perf_counter(), len(rows)))
             with SharedPrefix(len(rows)) as stretch:
-                made = forward(rows)
+                output = forward(rows)
             self.forwards.append(stretch)
-            return made
+            return output
 
         self.engine.forward = noted
 
@@ -191,13 +191,13 @@ class Ours:
             n_above = count
         took = time.perf_counter() - began
         step_s = self.step_s(shape.n_leaves, last)
-        made = sum(len(node.tokens) for node in level)
-        return {"ms": step_s * 1e3, "grown_s": took, "last_level_tokens": made}
+        n_tokens = sum(len(node.tokens) for node in level)
+        return {"ms": step_s * 1e3, "grown_s": took, "last_level_tokens": n_tokens}
 
     def alone(self, shape: Shape, *, flat: bool) -> float:
         """Seconds of a forward of the engine alone, logits included, draws not."""
         memory = self.engine.fragments
-        rows, held = tree_rows(shape, memory, flat=flat)
+        rows, fragments = tree_rows(shape, memory, flat=flat)
         try:
 
             def step() -> None:
@@ -209,7 +209,7 @@ class Ours:
                 step()
             return timed(step, 0.05)
         finally:
-            for fragment in held:
+            for fragment in fragments:
                 memory.free(fragment)
 
     def forget(self) -> None:
@@ -225,7 +225,7 @@ def floor_ms(model: Any, shape: Shape, kv_bytes: int, rates: dict[str, float]) -
 
 
 class Weights:
-    """What a step reads of a model, and multiplies with."""
+    """The parts of a model that a step reads and multiplies."""
 
     def __init__(self, model: LlamaForCausalLM) -> None:
         self.read_bytes = read_bytes(model)
@@ -248,10 +248,10 @@ def run_trees(record: Record, sizes: Sizes, options: Any) -> None:
     kv_bytes = ours.engine.info.kv_bytes_per_token
 
     def one(name: str, shape: Shape) -> dict[str, Any]:
-        found = {**ours.grow(shape, sizes.last), **floor_ms(weights, shape, kv_bytes, rates)}
-        found["share_of_floor"] = found["floor_ms"] / found["ms"]
+        result = {**ours.grow(shape, sizes.last), **floor_ms(weights, shape, kv_bytes, rates)}
+        result["share_of_floor"] = result["floor_ms"] / result["ms"]
         goal = GOALS.get(name)
-        return {**found, **(goal._asdict() if goal else {}), **_told(ours.engine)}
+        return {**result, **(goal._asdict() if goal else {}), **_engine_stats(ours.engine)}
 
     def alone(shape: Shape, *, flat: bool) -> dict[str, Any]:
         return {"ms": ours.alone(shape, flat=flat) * 1e3}
@@ -261,7 +261,7 @@ def run_trees(record: Record, sizes: Sizes, options: Any) -> None:
         record.attempt("tree", partial(one, name, shape), tree=name, leaves=shape.n_leaves)
         ours.forget()
     for number in range(2):  # the first captures steps
-        record.attempt("whole job", partial(whole_job, ours, sizes, number), round=number)
+        record.attempt("complete job", partial(complete_job, ours, sizes, number), round=number)
     ours.forget()
     for name, shape in shapes.items():
         record.attempt("engine alone", partial(alone, shape, flat=False), tree=name)
@@ -269,14 +269,14 @@ def run_trees(record: Record, sizes: Sizes, options: Any) -> None:
     ours.lm.close()
 
 
-def _told(engine: Any) -> dict[str, Any]:
-    """What the engine says of how it ran its steps, where it says it."""
-    told = getattr(engine, "told", None)
-    return {} if told is None else {"engine": told()}
+def _engine_stats(engine: Any) -> dict[str, Any]:
+    """Return the engine's statistics of its steps, if it has any."""
+    stats = getattr(engine, "stats", None)
+    return {} if stats is None else {"engine": stats()}
 
 
-def whole_job(ours: Ours, sizes: Sizes, number: int) -> dict[str, Any]:
-    """What Transformers is asked in `run_hf`: a prompt is read, and its branches are grown."""
+def complete_job(ours: Ours, sizes: Sizes, number: int) -> dict[str, Any]:
+    """Run the job of `run_hf`: read a prompt and grow its branches."""
     n, n_new = sizes.branches, sizes.new[1]
     began = time.perf_counter()
     loom = weft.Loom(ours.lm, prompt(sizes.shared, ours.n_vocab, 100 + number))
@@ -298,7 +298,7 @@ def run_prefill(record: Record, sizes: Sizes, options: Any) -> None:
         weft.Loom(ours.lm, ids).next(1)
         took = time.perf_counter() - began
         config = model.config
-        # Weights, but the output layer's, which one token meets; and keys and values, half of them.
+        # Weights without the output layer's, which one token uses; and half of the keys and values.
         n_numbers = weights.n_numbers - config.vocab_size * config.hidden_size
         width = config.num_attention_heads * config.head_dim
         attended = 2 * config.num_hidden_layers * width * sizes.prefill**2
@@ -326,7 +326,7 @@ def run_callers(record: Record, sizes: Sizes, options: Any) -> None:
         synchronise()
         return {"ms": ours.step_s(n, n_new) * 1e3, "engine_ms": ours.forward_s(n) * 1e3}
 
-    def asked(way: dict[str, bool], n_before: int) -> dict[str, Any]:
+    def logprobs(way: dict[str, bool], n_before: int) -> dict[str, Any]:
         model = weft.AsyncLM(ours.lm, **way)
 
         async def one(number: int) -> None:
@@ -355,7 +355,7 @@ def run_callers(record: Record, sizes: Sizes, options: Any) -> None:
     ours.forget()
     for way in ({"on_device": True}, {"as_torch": True}, {"as_torch": False}):
         for number in range(2):  # the first captures steps, and makes the pool grow
-            job = partial(asked, way, number)
+            job = partial(logprobs, way, number)
             record.attempt("callers", job, callers=n, tokens=n_new, round=number, **way)
         ours.forget()
     ours.lm.close()
@@ -397,18 +397,18 @@ def run_hf(record: Record, sizes: Sizes, options: Any) -> None:
         )
         brief = copy.deepcopy(config)
         brief.max_new_tokens = 4
-        took, made = 0.0, {}
+        took, outputs = 0.0, {}
         for n, given in ((2, brief), (sizes.branches, config)):  # the first warms up
             synchronise()
             began = time.perf_counter()
-            made = model.generate_batch(
+            outputs = model.generate_batch(
                 inputs=[ids] * n, generation_config=given, progress_bar=False
             )
             synchronise()
             took = time.perf_counter() - began
-        n_tokens = sum(len(each.generated_tokens) for each in made.values())
+        n_tokens = sum(len(each.generated_tokens) for each in outputs.values())
         if not n_tokens:
-            raise RuntimeError("continuous batching has made no tokens")
+            raise RuntimeError("continuous batching returned no tokens")
         return {"s": took, "tokens": n_tokens, "tok_s": n_tokens / took}
 
     record.attempt("continuous batching", batching, n=sizes.branches, prompt=sizes.shared)

@@ -1,4 +1,4 @@
-"""What Weft itself costs a step: scheduler, tree, stop strings and detokenising on a stub engine.
+"""Weft's own cost of a step: scheduler, tree, stop strings and detokenising on a stub engine.
 
 Process CPU time, not wall clock, so other processes do not matter much. One run: prefill once, then
 `--steps` steps of n branches through `Loom.grow`, `Loom.stream` and `BranchStore.commit`; medians
@@ -110,15 +110,15 @@ def caller_us(n: int, n_shared: int, steps: int) -> float:
 def print_callers(repeat: int) -> list[dict[str, Any]]:
     """Time all kinds of callers in turn; print, and return them."""
     record = []
-    print(f"{'callers':>8} {'shared tokens':>14} {'µs a caller and step':>22} {'least':>8}")
+    print(f"{'callers':>8} {'shared tokens':>14} {'µs a caller and step':>22} {'minimum':>8}")
     rounds = [
         [caller_us(n, n_shared, max(6, min(200, 3072 // n))) for n, n_shared in CALLERS]
         for _ in range(repeat)
     ]
     for (n, n_shared), took in zip(CALLERS, zip(*rounds, strict=True), strict=True):
-        median, least = statistics.median(took), min(took)
-        print(f"{n:8} {n_shared:14} {median:22.1f} {least:8.1f}")
-        record.append({"n": n, "n_shared": n_shared, "caller_us": median, "least_us": least})
+        median, minimum = statistics.median(took), min(took)
+        print(f"{n:8} {n_shared:14} {median:22.1f} {minimum:8.1f}")
+        record.append({"n": n, "n_shared": n_shared, "caller_us": median, "least_us": minimum})
     return record
 
 
@@ -134,9 +134,9 @@ def produce_ms(kind: str, steps: int = 40) -> float:
     took = []
     for _ in range(steps):
         began = time.process_time()
-        made = [branch.produce() for branch in branches]
+        pieces = [branch.produce() for branch in branches]
         took.append(time.process_time() - began)
-        pairs = [(b, p.token) for b, p in zip(branches, made, strict=True) if not p.is_stop]
+        pairs = [(b, p.token) for b, p in zip(branches, pieces, strict=True) if not p.is_stop]
         branches = [branch for branch, _ in pairs]
         if len(pairs) < N_PRODUCING:
             break
@@ -166,13 +166,13 @@ def fork_us() -> float:
     lm = make_lm()
     place = lm.place([7] * 32_768)
     lm.drive(lm.submit([Extend(place)]))
-    held, took = lm.stats().kv_tokens, []
+    kv_before, took = lm.stats().kv_tokens, []
     for _ in range(2000):
         began = time.perf_counter()
         fork = place.fork()
         took.append(time.perf_counter() - began)
         del fork
-    assert lm.stats().kv_tokens == held
+    assert lm.stats().kv_tokens == kv_before
     lm.close()
     return statistics.median(took) * 1e6
 
@@ -200,8 +200,8 @@ def main() -> None:
         ]
         budget = BUDGET_MS + BUDGET_US * n / 1e3
         print(f"{n:8}", *(f"{median:15.3f}" for median in medians), f"{budget:10.2f}")
-        figures = {f"{name}_ms": ms for name, ms in zip(names, medians, strict=True)}
-        record.append({"n": n, **figures, "budget_ms": budget})
+        times = {f"{name}_ms": ms for name, ms in zip(names, medians, strict=True)}
+        record.append({"n": n, **times, "budget_ms": budget})
     callers = print_callers(options.repeat)
     fork, branch_fork = fork_us(), branch_fork_us()
     print(f"fork of a 32,768-token path: {fork:.1f} µs; of a branch there: {branch_fork:.1f} µs")

@@ -1,4 +1,4 @@
-"""Weft's llamacpp engine beside a loop by hand over the same C calls, the whole job.
+"""Weft's llamacpp engine compared with a loop by hand over the same C calls, the complete job.
 
 The embedded model as a GGUF file, a 512-token prompt, 128 new tokens a branch (the end token is
 banned), temperature 0.8, the same threads and KV type. The loop draws by Gumbel's trick and records
@@ -36,8 +36,8 @@ def ours(path: Path, ids: list[int], n: int, n_threads: int, clock: Any) -> floa
 
         job(4)
         began = clock()
-        made = job(N_NEW)
-        return made / (clock() - began)
+        n_tokens = job(N_NEW)
+        return n_tokens / (clock() - began)
 
 
 def main() -> None:

@@ -148,7 +148,7 @@ def main() -> None:
 
     results: dict[str, list[dict[str, float]]] = {name: [] for name in given.only}
     for _ in range(given.rounds):
-        for name in given.only:  # in turn, so that all meet the same machine
+        for name in given.only:  # in turn, so that all run under the same load
             path = given.gguf if ARMS[name] == "gguf" else given.folder
             if (result := measure(name, path)) is not None:
                 results[name].append(result)

@@ -1,4 +1,4 @@
-"""One caller on one path: AsyncLM asked for a token more each time, beside a cached forward.
+"""One caller on one path: AsyncLM with one more token per call, compared with a cached forward.
 
 At several lengths, 100 contexts one after the other, each a token longer than the last. Sides,
 in turn in one run:
@@ -58,7 +58,7 @@ def two_layers(folder: Path) -> Path:
     return folder
 
 
-def asked(folder: Path, engine: str, ids: list[int], start: int) -> Iterator[Callable[[], Any]]:
+def calls_of(folder: Path, engine: str, ids: list[int], start: int) -> Iterator[Callable[[], Any]]:
     """Weft's side: the calls after `start` tokens."""
     lm = weft.load(str(folder), engine=engine, dtype="float32")
     model = AsyncLM(lm)
@@ -112,23 +112,23 @@ def main() -> None:
     parser.add_argument("--engines", nargs="+", default=["numpy", "torch"])
     options = parser.parse_args()
     torch.set_num_threads(1)
-    figures = []
-    with tempfile.TemporaryDirectory() as made:
-        models = {"two layers": two_layers(Path(made)), "tiny": TINY}
+    rows = []
+    with tempfile.TemporaryDirectory() as directory:
+        models = {"two layers": two_layers(Path(directory)), "tiny": TINY}
         for name, folder in models.items():
             for engine in options.engines:
                 for start in options.lengths:
                     if name == "tiny" and start + options.calls > 2048:
                         continue
-                    figures.append(measured(name, folder, engine, start, options.calls))
-    report("lone_path", figures, must=MUST)
+                    rows.append(measured(name, folder, engine, start, options.calls))
+    report("lone_path", rows, must=MUST)
 
 
 def measured(name: str, folder: Path, engine: str, start: int, n: int) -> dict[str, Any]:
     rng = np.random.default_rng(start)
     ids = rng.integers(5, 2000, start + n).tolist()
     sides = (
-        asked(folder, engine, ids, start),
+        calls_of(folder, engine, ids, start),
         by_hand(folder, ids, start),
         engine_alone(folder, engine, ids, start),
     )

@@ -1,6 +1,6 @@
 """More live branches than a step takes: 2,000 runs of 12 tokens from one prompt, in one call.
 
-Runs that a step has no room for wait, the oldest go on (`n_batch`, 512 tokens unless told). Sides,
+Runs without room in a step wait, the oldest run first (`n_batch`, by default 512 tokens). Sides,
 in turn, each in a process of its own:
 
   one call   one `grow` of all
@@ -37,7 +37,7 @@ def peak_mb() -> float:
 
 
 def child(side: str, engine: str, n: int, n_new: int) -> None:
-    """Run one side once, after a warm-up, and print its figures."""
+    """Run one side once, after a warm-up, and print its results."""
     lm = weft.load("tiny", engine=engine, n_batch=N_BATCH, kv_budget="16GiB")
     given: dict[str, Any] = {"logit_bias": {lm.eog_token: float("-inf")}, "seed": 1}
     sizes = [min(N_BATCH, n - at) for at in range(0, n, N_BATCH)]
@@ -65,8 +65,8 @@ def measure(side: str, engine: str, n: int, n_new: int) -> dict[str, float]:
     command = [sys.executable, __file__, "--side", side, "--engines", engine]
     command += ["--runs", str(n), "--tokens", str(n_new)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return figures
+    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Many continuations of one prompt with MLX, the whole job: prefill, decode, records.
+"""Many continuations of one prompt with MLX, the complete job: prefill, decode, records.
 
 The embedded model in float32 (or 4-bit, or bfloat16), a 512-token prompt, 128 new tokens a branch
 (the end token is banned), temperature 0.6, min_p 0.05. Sides, in turn in one run, each in its own
@@ -9,7 +9,7 @@ process:
   replicate_once   the prompt prefilled once, its KV repeated for every branch, one batch decoded
   batch_generate   mlx-lm's batch_generate, which prefills the prompt for every branch
 
-tok/s counts new tokens over the whole job, prefill included; medians over the rounds. With
+tok/s counts new tokens over the complete job, prefill included; medians over the rounds. With
 OMP_NUM_THREADS=1 seconds are CPU time, which other work on the machine moves less. Weft's side
 records the log-probability and entropy of every token, the others record nothing. Peak memory is
 MLX's own figure, weights included.
@@ -72,7 +72,7 @@ def weft_job(side: str, n: int, folder: str) -> Job:
 
 
 def child(side: str, n: int, folder: str) -> None:
-    """Run one side once, after a warm-up of a few tokens, and print its figures."""
+    """Run one side once, after a warm-up of a few tokens, and print its results."""
     import mlx.core as mx
     from mlx_lm import load
     from peers import mlx as peers
@@ -103,8 +103,8 @@ def measure(side: str, n: int, folder: Path) -> dict[str, float]:
     """Run one side in a process of its own."""
     command = [sys.executable, __file__, "--side", side, "--n", str(n), "--folder", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return figures
+    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 def compare(counts: list[int], rounds: int, sides: list[str], folder: Path) -> list[dict[str, Any]]:
@@ -113,17 +113,17 @@ def compare(counts: list[int], rounds: int, sides: list[str], folder: Path) -> l
 
     rows = []
     for n in counts:
-        found: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
+        runs_of: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
         for _ in range(rounds):
             for side in sides:
-                found[side].append(measure(side, n, folder))
-        for side, runs in found.items():
+                runs_of[side].append(measure(side, n, folder))
+        for side, runs in runs_of.items():
             row: dict[str, Any] = {"n": n, "side": side}
             row["tok/s"] = round(median([n * N_NEW / run["seconds"] for run in runs]))
             row["CPU s"] = round(median([run["cpu"] for run in runs]), 1)
             row["peak MB"] = round(median([run["peak_mb"] for run in runs]))
-            if "replicate_once" in found:
-                pairs = list(zip(runs, found["replicate_once"], strict=True))
+            if "replicate_once" in runs_of:
+                pairs = list(zip(runs, runs_of["replicate_once"], strict=True))
                 rates = [b["seconds"] / a["seconds"] for a, b in pairs]
                 peaks = [a["peak_mb"] / b["peak_mb"] for a, b in pairs]
                 row["x replicate_once"] = round(median(rates), 2)

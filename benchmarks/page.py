@@ -22,7 +22,7 @@ from .server import Server
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-# Waits for what is asked in every frame; what is told is the time when that frame has been painted.
+# Checks a condition in every frame, and returns the time when that frame has been painted.
 WATCH = """
 window.weftUntil = (isSo, began) => new Promise((done, fail) => {
   setTimeout(() => fail(new Error(`never: ${isSo}`)), 30000)
@@ -53,15 +53,15 @@ def main() -> None:
             executable_path=args.chromium, args=["--no-sandbox", "--enable-precise-memory-info"]
         )
         large = brought(server.url, args.nodes)
-        figures: dict[str, list[float]] = {}
+        results: dict[str, list[float]] = {}
         for _ in range(args.rounds):
             for name, value in measured(browser, server.url, large, args):
-                figures.setdefault(name, []).append(value)
+                results.setdefault(name, []).append(value)
         version = browser.version
         browser.close()
     rows = [
         {"what": name, "median": median(values), "worst": max(values), "bound": BOUNDS.get(name)}
-        for name, values in figures.items()
+        for name, values in results.items()
     ]
     report("page", rows, nodes=args.nodes, rounds=args.rounds, chromium=version)
 
@@ -113,32 +113,32 @@ def brought(url: str, n_nodes: int) -> dict[str, Any]:
 def measured(
     browser: Browser, url: str, large: dict[str, Any], args: argparse.Namespace
 ) -> list[tuple[str, float]]:
-    """Open the page anew, twice, and return what was measured."""
+    """Open the page twice, and return what was measured."""
     context = browser.new_context(viewport={"width": 1440, "height": 900})
     context.add_init_script(WATCH)
     page = context.new_page()
     page.goto(url)
     page.get_by_role("button", name="Grow").first.wait_for()
-    told = [("first paint, ms", painted(page))]
-    told.append(("lanes after the key, ms", lanes(page, url)))
+    results = [("first paint, ms", painted(page))]
+    results.append(("lanes after the key, ms", lanes(page, url)))
     context.close()
     context = browser.new_context(viewport={"width": 1440, "height": 900})
     context.add_init_script(WATCH)
     page = context.new_page()
     page.goto(f"{url}/#{large['name']}")
-    told.append(("open, first rows, ms", when(page, f"{ROWS} > 10")))
+    results.append(("open, first rows, ms", when(page, f"{ROWS} > 10")))
     all_rows = f"document.querySelector('[role=tree]')?.scrollHeight > {0.9 * 28 * args.nodes}"
-    told.append(("open, all nodes, ms", when(page, all_rows)))
+    results.append(("open, all nodes, ms", when(page, all_rows)))
     keys = sorted(arrow_keys(page, args.keys))
-    told.append(("arrow key, median ms", median(keys)))
-    told.append(("arrow key, 95th ms", keys[int(0.95 * len(keys))]))
-    told.append(("rows in the page", page.evaluate(ROWS)))
-    told.append(("search, ms", searched(page, args.nodes)))
-    told.append(("remove a third, ms", removed(page, args.nodes)))
-    told.append(("map frame, median ms", map_frame(page)))
-    told.append(("script heap, MB", page.evaluate("performance.memory.usedJSHeapSize") / 1e6))
+    results.append(("arrow key, median ms", median(keys)))
+    results.append(("arrow key, 95th ms", keys[int(0.95 * len(keys))]))
+    results.append(("rows in the page", page.evaluate(ROWS)))
+    results.append(("search, ms", searched(page, args.nodes)))
+    results.append(("remove a third, ms", removed(page, args.nodes)))
+    results.append(("map frame, median ms", map_frame(page)))
+    results.append(("script heap, MB", page.evaluate("performance.memory.usedJSHeapSize") / 1e6))
     context.close()
-    return told
+    return results
 
 
 def painted(page: Page) -> float:
@@ -164,7 +164,7 @@ def after(page: Page, press: Callable[[], object], is_so: str) -> float:
 
 def arrow_keys(page: Page, n_keys: int) -> list[float]:
     """Go through the tree: down the sides, along siblings, and up again."""
-    told = []
+    times = []
     page.keyboard.press("r")
     page.wait_for_timeout(100)
     keys = ["ArrowRight", "ArrowDown", "ArrowRight", "ArrowDown", "ArrowUp", "ArrowRight",
@@ -172,8 +172,10 @@ def arrow_keys(page: Page, n_keys: int) -> list[float]:
     for at in range(n_keys):
         key = keys[at % len(keys)]
         now = page.evaluate(CURRENT)
-        told.append(after(page, lambda key=key: page.keyboard.press(key), f"{CURRENT} !== '{now}'"))
-    return told
+        times.append(
+            after(page, lambda key=key: page.keyboard.press(key), f"{CURRENT} !== '{now}'")
+        )
+    return times
 
 
 def searched(page: Page, n_nodes: int) -> float:
@@ -200,7 +202,7 @@ def removed(page: Page, n_nodes: int) -> float:
 
 
 def map_frame(page: Page) -> float:
-    """Turn the wheel over the whole tree's map, and return the time from a turn to its frame."""
+    """Turn the wheel over the tree's full map, and return the time from a turn to its frame."""
     page.get_by_role("tab", name="Map").click()
     page.keyboard.press("9")
     page.wait_for_timeout(500)

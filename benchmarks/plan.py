@@ -1,4 +1,4 @@
-"""What the plan of a step over paged KV costs the host, as the shape of the tree changes.
+"""The host's cost of the plan of a step over paged KV, as the shape of the tree changes.
 
 512 leaves below 21 nodes, whose last slots are used up at different steps. A step here is
 `PagedBackend.begin` and `PagedStep.work`, on a CPU's tensors, without the model: process CPU time,
@@ -10,7 +10,7 @@ what the change costs.
   joined        one is new, below a node that others are below
   replaced      both at once: one run ends, another begins
   16 replaced   the same of sixteen
-  whole new     the plan is made from nothing
+  all new       the plan is created from nothing
 
 `--below N` puts the tree below a path of N short nodes, as a search leaves one. Items a KV head and
 parts of its query heads (64 rows of 128 numbers in float32 are 32 kB) are those of the last step.
@@ -83,9 +83,9 @@ class Leaves:
         self.memory.free(as_paged(row.kv_out))
         return row
 
-    def join(self, beside: Row) -> None:
-        position = sum(span.length for span in beside.prefix)
-        self.rows.append(Row(beside.prefix, [5], position, self.memory.new(None), (0,)))
+    def join(self, sibling: Row) -> None:
+        position = sum(span.length for span in sibling.prefix)
+        self.rows.append(Row(sibling.prefix, [5], position, self.memory.new(None), (0,)))
 
     def replace(self, n: int = 1) -> None:
         gone = [self.end() for _ in range(n)]
@@ -112,7 +112,7 @@ def main() -> None:
         "joined": lambda: leaves.join(gone.pop()),
         "replaced": leaves.replace,
         "16 replaced": lambda: leaves.replace(min(16, len(leaves.rows) // 4)),
-        "whole new": leaves.forget,
+        "all new": leaves.forget,
     }
     taken: dict[str, list[float]] = {name: [] for name in changes}
     with torch.inference_mode():
@@ -123,11 +123,11 @@ def main() -> None:
                 for _ in range(leaves.random.randrange(1, 4)):  # or kinds and slots keep in step
                     leaves.step()
     ms = {name: median(each[3:]) for name, each in taken.items()}
-    figures = [
+    rows = [
         {"step": name, "ms": each, "over steady": each - ms["steady"]} for name, each in ms.items()
     ]
     print(f"{sum(map(len, leaves.work.by_tile))} items, {leaves.work.n_parts} parts")
-    report("plan", figures, **vars(options), group=GROUP, n_parts=leaves.work.n_parts)
+    report("plan", rows, **vars(options), group=GROUP, n_parts=leaves.work.n_parts)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the remote engine costs beside a bare HTTP client that asks the same server for the same.
+"""The cost of the remote engine compared with a bare HTTP client with the same requests.
 
 n branches of one prompt, `--tokens` tokens each, streamed with ids and logprobs: by `Loom.grow`,
 scheduler and tree included, and by a loop of httpx2 that reads the messages and keeps the ids. Both
@@ -60,7 +60,7 @@ class Canned(BaseHTTPRequestHandler):
         n, n_tokens = body.get("n", 1), body["max_tokens"]
         for at in range(n_tokens):
             for index in range(n):
-                figures = {
+                logprobs = {
                     "text_offset": [at],
                     "token_logprobs": [-0.125],
                     "tokens": ["x"],
@@ -69,7 +69,7 @@ class Canned(BaseHTTPRequestHandler):
                 choice = {
                     "index": index,
                     "text": "x",
-                    "logprobs": figures,
+                    "logprobs": logprobs,
                     "finish_reason": "length" if at == n_tokens - 1 else None,
                     "stop_reason": None,
                     "prompt_token_ids": None,
@@ -123,19 +123,19 @@ class Bare:
         return self._runner.run(self._all(bodies))
 
     async def _all(self, bodies: list[dict[str, Any]]) -> list[int]:
-        found = await asyncio.gather(*map(self._one, bodies))
-        return [token for ids in found for token in ids]
+        id_lists = await asyncio.gather(*map(self._one, bodies))
+        return [token for ids in id_lists for token in ids]
 
     async def _one(self, body: dict[str, Any]) -> list[int]:
         ids: list[int] = []
-        figures: list[float] = []
+        logprobs: list[float] = []
         url = f"{self._base}/completions"
         async with self._client.stream("POST", url, json=body) as response:
             async for line in response.aiter_lines():
                 if line.startswith("data: {"):
                     for choice in json.loads(line[6:])["choices"]:
                         ids += choice["token_ids"]
-                        figures += choice["logprobs"]["token_logprobs"]
+                        logprobs += choice["logprobs"]["token_logprobs"]
         return ids
 
     def close(self) -> None:
@@ -159,8 +159,8 @@ def compare(base: str, n: int, tokens: int, repeat: int, *, together: bool) -> d
 
         def ours() -> int:
             loom = Loom(lm, PROMPT)
-            made = loom.grow(n=n, max_tokens=tokens, seed=1, stop="no such text", temperature=1.0)
-            return sum(len(node.tokens) for node in made)
+            nodes = loom.grow(n=n, max_tokens=tokens, seed=1, stop="no such text", temperature=1.0)
+            return sum(len(node.tokens) for node in nodes)
 
         bare = Bare(base)
         ours(), bare.ask(bodies)

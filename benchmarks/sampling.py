@@ -1,6 +1,6 @@
-"""What a draw costs on the host: Weft's chain beside Transformers' warpers and a multinomial.
+"""The host's cost of a draw: Weft's chain compared with Transformers' warpers and a multinomial.
 
-Rows of made-up logits, shaped like a language model's (Zipf's law with noise), over a small and a
+Rows of invented logits, shaped like a language model's (Zipf's law with noise), over a small and a
 large vocabulary; log-probability and entropy of every token included on Weft's side. CPU time of
 the process, one thread, medians over `--repeat` rounds that take both sides in turn.
 """
@@ -64,13 +64,13 @@ def ours(logits: np.ndarray, options: dict[str, Any]) -> Callable[[], object]:
 
 def theirs(logits: np.ndarray, options: dict[str, Any]) -> Callable[[], object]:
     table, warpers = torch.from_numpy(logits), LogitsProcessorList()
-    made = {
+    kinds = {
         "temperature": TemperatureLogitsWarper,
         "top_k": TopKLogitsWarper,
         "top_p": TopPLogitsWarper,
         "min_p": MinPLogitsWarper,
     }
-    for name, kind in made.items():
+    for name, kind in kinds.items():
         if name in options:
             warpers.append(kind(options[name]))
     ids = torch.zeros((len(logits), 1), dtype=torch.long)
@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--vocabularies", type=int, nargs="+", default=[2048, 131_072])
     options = parser.parse_args()
     torch.set_num_threads(1)
-    figures = []
+    results = []
     for n_vocab in options.vocabularies:
         for n in options.rows:
             logits = rows(n, n_vocab)
@@ -106,7 +106,7 @@ def main() -> None:
                     side()
                 taken = [[cost_ms(side, n_draws) for side in sides] for _ in range(options.repeat)]
                 mine, other = (median(each) for each in zip(*taken, strict=True))
-                figures.append(
+                results.append(
                     {
                         "rule": rule,
                         "vocabulary": n_vocab,
@@ -116,7 +116,7 @@ def main() -> None:
                         "x": other / mine,
                     }
                 )
-    report("sampling", figures)
+    report("sampling", results)
 
 
 if __name__ == "__main__":

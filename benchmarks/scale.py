@@ -3,7 +3,7 @@
     python benchmarks/scale.py                       200 looms, 16 clients, 20 calls a loom
     python benchmarks/scale.py --db postgresql://…   over a database of yours
 
-What must hold: each node that a client was told has ended is in the database with its tokens; each
+What must hold: each node whose end a client has received is in the database with its tokens; each
 call ends well, after trying again where its replica died; nine calls of ten find the KV of their
 path. Needs the extra `ray`, and initdb of PostgreSQL where no --db is given.
 """
@@ -38,15 +38,17 @@ WORDS = "river lamp engine winter garden paper signal copper meadow anchor viole
 
 
 @dataclass
-class Figures:
-    """What the clients saw; `lock` is held to write."""
+class Results:
+    """Results of the clients; `lock` guards writes."""
 
-    told: dict[str, dict[str, list[int]]] = field(default_factory=dict)  # tokens by loom and node
-    # Whose end an event told of, though the answer broke off before the job's.
-    half_told: dict[str, dict[str, list[int]]] = field(default_factory=dict)
+    # Tokens by loom and node.
+    reported: dict[str, dict[str, list[int]]] = field(default_factory=dict)
+    # Nodes whose end an event reported before the response was cut off.
+    half_reported: dict[str, dict[str, list[int]]] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
-    found: list[tuple[int, int, bool]] = field(default_factory=list)  # cached, prompt, is first
-    again: Counter[str] = field(default_factory=Counter)
+    # Cached tokens, prompt tokens, is the loom's first call.
+    cached_of_calls: list[tuple[int, int, bool]] = field(default_factory=list)
+    retries: Counter[str] = field(default_factory=Counter)
     lost: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -54,10 +56,10 @@ class Figures:
 class Client:
     """One client, with looms of its own; every other one follows its calls by events."""
 
-    def __init__(self, url: str, index: int, figures: Figures) -> None:
+    def __init__(self, url: str, index: int, results: Results) -> None:
         self.http = httpx.Client(base_url=url, timeout=PATIENCE_S)
         self.streams = index % 2 == 1
-        self.figures = figures
+        self.results = results
         self.random = random.Random(index)
         self.tips: dict[str, int] = {}
 
@@ -65,8 +67,8 @@ class Client:
         """Make looms."""
         for _ in range(n):
             words = " ".join(self.random.choices(WORDS, k=24))
-            made = self.again(lambda words=words: self.post("/api/v1/looms", {"prompt": words}))
-            self.tips[made["id"]] = 0
+            loom = self.retry(lambda words=words: self.post("/api/v1/looms", {"prompt": words}))
+            self.tips[loom["id"]] = 0
 
     def grow_all(self, n: int, done: threading.Semaphore) -> None:
         """Grow each of them by a node, so many times."""
@@ -79,35 +81,35 @@ class Client:
         """Grow the tip of a loom by one node."""
         path = f"/api/v1/looms/{loom}/nodes/{self.tips[loom]}/generate"
         # force: whatever the model takes for an end is grown on.
-        asked = {"max_tokens": NEW_TOKENS, "seed": self.random.randrange(1 << 30), "force": True}
+        body = {"max_tokens": NEW_TOKENS, "seed": self.random.randrange(1 << 30), "force": True}
         call = self.streamed if self.streams else self.waited
         began = time.monotonic()
         try:
-            node, number, tokens, usage = self.again(lambda: call(path, asked))
+            node, number, tokens, usage = self.retry(lambda: call(path, body))
         except TimeoutError as error:
-            with self.figures.lock:
-                self.figures.lost.append(str(error))
+            with self.results.lock:
+                self.results.lost.append(str(error))
             return
         took = time.monotonic() - began
         self.tips[loom] = number
-        with self.figures.lock:
-            self.figures.told.setdefault(loom, {})[node] = tokens
-            self.figures.seconds.append(took)
+        with self.results.lock:
+            self.results.reported.setdefault(loom, {})[node] = tokens
+            self.results.seconds.append(took)
             cached, prompt = usage["cached_tokens"], usage["prompt_tokens"]
-            self.figures.found.append((cached or 0, prompt, is_first))
+            self.results.cached_of_calls.append((cached or 0, prompt, is_first))
 
-    def waited(self, path: str, asked: dict[str, Any]) -> Any:
+    def waited(self, path: str, body: dict[str, Any]) -> Any:
         """Make a call that answers when it has ended."""
-        told = self.post(path, {**asked, "wait": True})
-        branch = told["branches"][0]
-        return branch["id"], branch["node"], told["nodes"][0]["token_ids"], told["usage"]
+        reply = self.post(path, {**body, "wait": True})
+        branch = reply["branches"][0]
+        return branch["id"], branch["node"], reply["nodes"][0]["token_ids"], reply["usage"]
 
-    def streamed(self, path: str, asked: dict[str, Any]) -> Any:
+    def streamed(self, path: str, body: dict[str, Any]) -> Any:
         """Make a call and follow its events."""
         tokens: list[int] = []
         branch: dict[str, Any] = {}
         half: dict[str, list[int]] = {}
-        with self.http.stream("POST", path, json={**asked, "stream": True}) as answer:
+        with self.http.stream("POST", path, json={**body, "stream": True}) as answer:
             if answer.status_code >= 400:
                 answer.read()
                 answer.raise_for_status()
@@ -122,7 +124,7 @@ class Client:
                     elif name == "tok":
                         tokens += [entry[1] for entry in data["t"] if entry[1] is not None]
                     elif name == "branch" and data["n_tokens"]:  # without one there is no node
-                        half = self.figures.half_told.setdefault(path.split("/")[4], {})
+                        half = self.results.half_reported.setdefault(path.split("/")[4], {})
                         half[branch["id"]] = tokens
                     elif name == "done":
                         half.pop(branch["id"], None)
@@ -131,13 +133,13 @@ class Client:
                         return branch["id"], branch["node"], tokens, data["usage"]
         raise ConnectionError("the events broke off")
 
-    def post(self, path: str, asked: dict[str, Any]) -> Any:
+    def post(self, path: str, body: dict[str, Any]) -> Any:
         """Make a call. Raises: HTTPStatusError."""
-        answer = self.http.post(path, json=asked)
+        answer = self.http.post(path, json=body)
         answer.raise_for_status()
         return answer.json()
 
-    def again(self, call: Any) -> Any:
+    def retry(self, call: Any) -> Any:
         """Make a call until it ends well. Raises: TimeoutError."""
         until = time.monotonic() + PATIENCE_S
         while True:
@@ -146,15 +148,15 @@ class Client:
             except (httpx.HTTPStatusError, httpx.TransportError, ConnectionError) as error:
                 if isinstance(error, httpx.HTTPStatusError):
                     status = error.response.status_code
-                    told = error.response.json()["error"]
-                    why = f"{status} {told['code']}: {told['message']}"
+                    error_body = error.response.json()["error"]
+                    why = f"{status} {error_body['code']}: {error_body['message']}"
                     if status < 500 and status not in (409, 429):
                         raise
                     wait = float(error.response.headers.get("retry-after", 0.2))
                 else:
                     why, wait = "the connection broke", 0.2
-                with self.figures.lock:
-                    self.figures.again[why] += 1
+                with self.results.lock:
+                    self.results.retries[why] += 1
                 if time.monotonic() > until:
                     raise TimeoutError(why) from error
                 time.sleep(wait)
@@ -192,15 +194,15 @@ def replicas(n: int, port: int, *, haproxy: bool) -> Iterator[str]:
 
 def pids() -> list[int]:
     """Return the processes of the replicas that this program has started."""
-    found = []
+    numbers = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             is_replica = entry.read_bytes().startswith(b"ray::ServeReplica:weft:Replica")
             if is_replica and os.getpid() in ancestors(int(entry.parts[2])):
-                found.append(int(entry.parts[2]))
+                numbers.append(int(entry.parts[2]))
         except OSError:
             continue
-    return sorted(found)
+    return sorted(numbers)
 
 
 def ancestors(pid: int) -> Iterator[int]:
@@ -211,38 +213,38 @@ def ancestors(pid: int) -> Iterator[int]:
         yield pid
 
 
-def wrongs(all_told: dict[str, dict[str, list[int]]], db: str) -> list[str]:
-    """Return what is wrong with the nodes that clients were told of, by what the database has."""
+def wrongs(all_reported: dict[str, dict[str, list[int]]], db: str) -> list[str]:
+    """Return the differences between the nodes that clients received and those in the database."""
     from weft.service.store.library import Library
 
     wrong = []
     with Library(db) as library:
-        for loom, told in all_told.items():
+        for loom, nodes in all_reported.items():
             kept = library.open(loom)
             there = {node.id: list(node.tokens) for node in kept.loom.walk()}
             kept.close()
-            for node, tokens in told.items():
+            for node, tokens in nodes.items():
                 if there.get(node) != tokens:
-                    wrong.append(f"{loom} {node}: told {tokens}, there {there.get(node)}")
+                    wrong.append(f"{loom} {node}: received {tokens}, stored {there.get(node)}")
     return wrong
 
 
-def kill_until_felt(figures: Figures, growing: list[Future[None]]) -> None:
+def kill_until_felt(results: Results, growing: list[Future[None]]) -> None:
     """Kill a replica; another one, if the first was between two calls, as it seldom is."""
-    n_before = figures.again.total()
-    while figures.again.total() == n_before and not all(each.done() for each in growing):
+    n_before = results.retries.total()
+    while results.retries.total() == n_before and not all(each.done() for each in growing):
         for victim in pids()[:1]:
             os.kill(victim, signal.SIGKILL)
         until = time.monotonic() + FELT_S
-        while figures.again.total() == n_before and time.monotonic() < until:
+        while results.retries.total() == n_before and time.monotonic() < until:
             time.sleep(0.05)
 
 
 def run(arguments: argparse.Namespace, db: str) -> int:
     """Grow looms, kill a replica in the middle, and report; 0 if all holds."""
-    figures = Figures()
+    results = Results()
     with replicas(2, arguments.port, haproxy=arguments.haproxy) as url:
-        clients = [Client(url, index, figures) for index in range(arguments.clients)]
+        clients = [Client(url, index, results) for index in range(arguments.clients)]
         shares = [len(range(at, arguments.looms, len(clients))) for at in range(len(clients))]
         n_calls = arguments.looms * arguments.calls
         done = threading.Semaphore(0)
@@ -252,44 +254,52 @@ def run(arguments: argparse.Namespace, db: str) -> int:
             growing = [pool.submit(each.grow_all, arguments.calls, done) for each in clients]
             for _ in range(n_calls // 2):
                 done.acquire(timeout=PATIENCE_S)
-            kill_until_felt(figures, growing)
-            for each in growing:
-                each.result()
+            kill_until_felt(results, growing)
+            for future in growing:
+                future.result()
         seconds = time.monotonic() - began
         n_replicas = len(pids())
-    wrong, half_wrong = wrongs(figures.told, db), wrongs(figures.half_told, db)
-    n_half = sum(map(len, figures.half_told.values()))
-    later = [each for each in figures.found if not each[2]]
+    wrong, half_wrong = wrongs(results.reported, db), wrongs(results.half_reported, db)
+    n_half = sum(map(len, results.half_reported.values()))
+    later = [each for each in results.cached_of_calls if not each[2]]
     rows = [
         {"what": "looms", "figure": arguments.looms, "must": ""},
-        {"what": "calls", "figure": len(figures.seconds), "must": n_calls},
-        {"what": "calls a second", "figure": len(figures.seconds) / seconds, "must": ""},
-        {"what": "median ms a call", "figure": 1e3 * median(figures.seconds), "must": ""},
-        {"what": "slowest call, s", "figure": max(figures.seconds), "must": ""},
-        {"what": "tries beside the first", "figure": sum(figures.again.values()), "must": ""},
-        {"what": "calls that did not end well", "figure": len(figures.lost), "must": 0},
-        {"what": "nodes reported", "figure": sum(map(len, figures.told.values())), "must": n_calls},
+        {"what": "calls", "figure": len(results.seconds), "must": n_calls},
+        {"what": "calls a second", "figure": len(results.seconds) / seconds, "must": ""},
+        {"what": "median ms a call", "figure": 1e3 * median(results.seconds), "must": ""},
+        {"what": "slowest call, s", "figure": max(results.seconds), "must": ""},
+        {"what": "retries", "figure": sum(results.retries.values()), "must": ""},
+        {"what": "calls that did not end well", "figure": len(results.lost), "must": 0},
+        {
+            "what": "nodes reported",
+            "figure": sum(map(len, results.reported.values())),
+            "must": n_calls,
+        },
         {"what": "of them gone or different", "figure": len(wrong), "must": 0},
-        {"what": "ends told in answers that broke off", "figure": n_half, "must": ""},
+        {"what": "ends in responses that were cut off", "figure": n_half, "must": ""},
         {"what": "of them gone or different", "figure": len(half_wrong), "must": 0},
-        {"what": "calls that found their KV", "figure": share_found(figures.found), "must": 0.9},
-        {"what": "the same, a loom's first left out", "figure": share_found(later), "must": 0.9},
+        {
+            "what": "calls with cached KV",
+            "figure": cached_share(results.cached_of_calls),
+            "must": 0.9,
+        },
+        {"what": "the same, a loom's first left out", "figure": cached_share(later), "must": 0.9},
         {"what": "replicas at the end", "figure": n_replicas, "must": 2},
     ]
     report(
         "scale",
         rows,
-        again=dict(figures.again),
+        retries=dict(results.retries),
         wrong=(wrong + half_wrong)[:5],
-        lost=figures.lost[:5],
+        lost=results.lost[:5],
     )
-    is_well = not (wrong or figures.lost) and share_found(later) >= 0.9
-    return 0 if is_well and len(figures.seconds) == n_calls else 1
+    is_well = not (wrong or results.lost) and cached_share(later) >= 0.9
+    return 0 if is_well and len(results.seconds) == n_calls else 1
 
 
-def share_found(found: list[tuple[int, int, bool]]) -> float:
+def cached_share(calls: list[tuple[int, int, bool]]) -> float:
     """Return the share of calls that had to compute no more than two tokens of their path."""
-    return sum(prompt - cached <= 2 for cached, prompt, _ in found) / max(len(found), 1)
+    return sum(prompt - cached <= 2 for cached, prompt, _ in calls) / max(len(calls), 1)
 
 
 def main() -> int:
@@ -313,8 +323,8 @@ def own_database() -> Iterator[str]:
     sys.path.insert(0, str(ROOT / "tests"))
     from postgres import cluster
 
-    with cluster() as made:
-        yield made.url("scale")
+    with cluster() as server:
+        yield server.url("scale")
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ MAX_SLOTS = 248  # sequences that Weft's llamacpp engine has
 READY_S = 600
 # One token each in SmolLM2's vocabulary, after a space.
 WORDS = (
-    "river stone market garden winter letter engine bridge window forest summer paper captain"
+    "river stone market garden winter planet engine bridge window forest summer paper captain"
     " silver village music doctor island morning shadow ocean teacher kitchen mountain station"
     " valley machine horse candle story answer animal color number metal flower street house"
 ).split()
@@ -280,19 +280,19 @@ def measure_part(
     engine: str, part: Part, servers: dict[str, Server], rounds: int | None
 ) -> list[dict[str, object]]:
     """Return a row per server, of medians over the rounds."""
-    found: dict[str, list[dict[str, float]]] = {side: [] for side in servers}
+    runs_of: dict[str, list[dict[str, float]]] = {side: [] for side in servers}
     for number in range(rounds or ROUNDS.get(part.n_clients, 1)):
         for side, server in servers.items():
-            found[side].append(asyncio.run(measure(server, part, number)))
-            shown = {key: round(value, 2) for key, value in found[side][-1].items()}
+            runs_of[side].append(asyncio.run(measure(server, part, number)))
+            shown = {key: round(value, 2) for key, value in runs_of[side][-1].items()}
             print(engine, *part, side, shown, file=sys.stderr)
     rows: list[dict[str, object]] = []
-    for side, results in found.items():
+    for side, results in runs_of.items():
         row: dict[str, object] = {"engine": engine, "shape": part.shape, "clients": part.n_clients}
         row |= {"server": side} | {key: median([r[key] for r in results]) for key in results[0]}
         row |= {"share": "", "CPU share": "", "must": ""}
         rows.append(row)
-    pairs = list(zip(*found.values(), strict=True))
+    pairs = list(zip(*runs_of.values(), strict=True))
     rows[0] = {
         **rows[0],
         "share": median([weft["tok/s"] / peer["tok/s"] for weft, peer in pairs]),

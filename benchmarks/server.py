@@ -60,11 +60,11 @@ def compare(args: argparse.Namespace) -> None:
         args.bias = {str(token): value for token, value in ends.items()}
         rounds = []
         for at in range(args.rounds + 1):
-            told = {**by_library(lm, ends, args, at), **by_clients(server, args, at)}
-            told["ratio"] = told["rate"] / told["library"]
-            print(f"library {told['library']:8.0f} tok/s   server {told['rate']:8.0f} tok/s"
-                  f"   first token {1000 * told['first_s']:.0f} ms")  # fmt: skip
-            rounds.append(told)
+            result = {**by_library(lm, ends, args, at), **by_clients(server, args, at)}
+            result["ratio"] = result["rate"] / result["library"]
+            print(f"library {result['library']:8.0f} tok/s   server {result['rate']:8.0f} tok/s"
+                  f"   first token {1000 * result['first_s']:.0f} ms")  # fmt: skip
+            rounds.append(result)
         # The first round warms both.
         median = {name: statistics.median(r[name] for r in rounds[1:]) for name in rounds[0]}
         print(f"\n{args.clients} clients x {args.tokens} tokens, {args.surface}:"
@@ -88,8 +88,8 @@ def by_library(
 
     loom = weft.Loom(lm, f"{at} {PROMPT}", template=False)
     began, cpu = time.perf_counter(), time.process_time()
-    made = loom.grow(n=args.clients, max_tokens=args.tokens, logit_bias=ends, seed=at)
-    rate = sum(len(node.tokens) for node in made) / (time.perf_counter() - began)
+    nodes = loom.grow(n=args.clients, max_tokens=args.tokens, logit_bias=ends, seed=at)
+    rate = sum(len(node.tokens) for node in nodes) / (time.perf_counter() - began)
     return {"library": rate, "library_cpu_s": time.process_time() - cpu}
 
 
@@ -123,12 +123,12 @@ async def clients(url: str, args: argparse.Namespace) -> dict[str, float]:
     read = by_httpx(url, args.clients) if args.library else partial(by_socket, url)
     began, cpu = time.perf_counter(), time.process_time()
     work = (one(read(path, {**body, "seed": at}), began) for at in range(args.clients))
-    told = await asyncio.gather(*work)
+    results = await asyncio.gather(*work)
     seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
-    n_tokens = sum(n for n, _ in told)
+    n_tokens = sum(n for n, _ in results)
     if n_tokens != args.clients * args.tokens:
         raise SystemExit(f"{n_tokens} tokens came, of {args.clients * args.tokens}")
-    firsts = statistics.median(first for _, first in told)
+    firsts = statistics.median(first for _, first in results)
     return {"rate": n_tokens / seconds, "first_s": firsts, "clients_cpu_s": cpu}
 
 
@@ -161,8 +161,8 @@ async def by_socket(url: str, path: str, body: dict[str, Any]) -> Events:
     left = b""
     while n_bytes := int(await reader.readuntil(b"\r\n"), 16):
         chunk = await reader.readexactly(n_bytes + 2)
-        *whole, left = (left + chunk[:-2]).split(b"\n\n")
-        for event in whole:
+        *events, left = (left + chunk[:-2]).split(b"\n\n")
+        for event in events:
             for line in event.split(b"\n"):
                 if line.startswith(b"data: {"):
                     yield json.loads(line[6:])
@@ -187,10 +187,10 @@ def by_httpx(url: str, n: int) -> Callable[[str, dict[str, Any]], Events]:
 
 def post(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
     """Post a request and return its answer."""
-    asked = Request(url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urlopen(asked, timeout=600) as answer:
-        told: dict[str, Any] = json.load(answer)
-        return told
+    request = Request(url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urlopen(request, timeout=600) as answer:
+        reply: dict[str, Any] = json.load(answer)
+        return reply
 
 
 def four_levels(url: str) -> None:

@@ -32,7 +32,7 @@ WORDS = "ant bee cat dog elk fox gnu hen ibis jay koi lark mole newt owl pig qua
 
 
 def filled(node: Heddle, rng: random.Random, params: SamplingParams) -> Heddle:
-    """Give a node tokens, figures and a text."""
+    """Give a node tokens, scores and a text."""
     set_tokens(node, [rng.randrange(30_000) for _ in range(N_TOKENS)])
     set_text(node, " ".join(rng.choice(WORDS) + str(rng.randrange(50)) for _ in range(12)))
     node.logprobs = [-rng.random() for _ in range(N_TOKENS)]
@@ -141,18 +141,18 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=10_000)
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--postgresql", metavar="URL")
-    asked = parser.parse_args()
-    with databases(asked.postgresql) as urls:
-        found = {name: measured(url, asked.nodes, asked.repeat) for name, url in urls.items()}
+    args = parser.parse_args()
+    with databases(args.postgresql) as urls:
+        times = {name: measured(url, args.nodes, args.repeat) for name, url in urls.items()}
     rows = [
         {
             "what": what,
-            **{name: round(of[what], 1) for name, of in found.items()},
+            **{name: round(of[what], 1) for name, of in times.items()},
             "wanted": WANTED_MS.get(what, ""),
         }
-        for what in found["sqlite"]
+        for what in times["sqlite"]
     ]
-    report("store", rows, nodes=asked.nodes)
+    report("store", rows, nodes=args.nodes)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@ A 512-token prompt of the embedded model has 64 children with texts of 500 token
 are continued by one token. Sides, in turn in one process, with one thread, CPU time:
 
   together      one call for all: the scheduler cuts texts so that each step is full, and a step of
-                512 tokens has 12 to spare beside a text of 500
-  one by one    a call a child: every text runs whole, and steps are not full
+                512 tokens has 12 to spare next to a text of 500
+  one by one    a call a child: every text runs in one step, and steps are not full
 
 must: together ÷ one by one.
 """
@@ -46,17 +46,17 @@ def seconds(loom: Any, numbers: random.Random, *, together: bool) -> float:
 def measure(engine: str, rounds: int) -> dict[str, Any]:
     lm = weft.load("tiny", engine=engine, dtype="float32")
     numbers = random.Random(0)
-    found = []
+    pairs = []
     with weft.Loom(lm, prompt_ids()) as loom:
         loom.grow(n=1, max_tokens=1)  # reads the prompt
         for _ in range(rounds):
-            found.append([seconds(loom, numbers, together=each) for each in (True, False)])
+            pairs.append([seconds(loom, numbers, together=each) for each in (True, False)])
     lm.close()
     return {
         "engine": engine,
-        "together s": median([a for a, _ in found]),
-        "one by one s": median([b for _, b in found]),
-        "together / one by one": median([a / b for a, b in found]),
+        "together s": median([a for a, _ in pairs]),
+        "one by one s": median([b for _, b in pairs]),
+        "together / one by one": median([a / b for a, b in pairs]),
         "must": f"≤ {MUST}",
     }
 

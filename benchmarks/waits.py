@@ -1,8 +1,8 @@
 """How long a user waits: for the first screen, the first token, the demo, a large vocabulary.
 
-  first screen    `weft`, the whole process
+  first screen    `weft`, the complete process
   first token     `weft run PROMPT -n 4`, until the first line begins
-  demo            `weft demo`, the whole process
+  demo            `weft demo`, the complete process
   vocabulary      the bytes of 128,000 tokens, once for each tokenizer
   many places     one greedy token at each of 1,500 nodes, on an engine that computes nothing
 

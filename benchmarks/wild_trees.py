@@ -40,7 +40,7 @@ TINY = files("weft") / "data" / "tiny"
 
 
 class Walk:
-    """Which nodes are taken and removed, by number: the same on every side."""
+    """The numbers of the nodes to grow and remove: the same on every side."""
 
     def __init__(self, rounds: int, at_once: int) -> None:
         self.rounds = rounds
@@ -50,7 +50,7 @@ class Walk:
         """Nodes are numbered as they come; the root is 0."""
         chance = random.Random(7)
         parents: dict[int, int] = {}
-        there, n_made = [0], 1
+        there, n_nodes = [0], 1
         for number in range(self.rounds):
             newest = there[-2 * self.at_once :]
             n = min(self.at_once, len(there))
@@ -59,9 +59,9 @@ class Walk:
             grow(taken)
             for parent in taken:
                 for _ in range(N_CHILDREN):
-                    parents[n_made] = parent
-                    there.append(n_made)
-                    n_made += 1
+                    parents[n_nodes] = parent
+                    there.append(n_nodes)
+                    n_nodes += 1
             if number % PRUNE_EVERY == PRUNE_EVERY - 1:
                 gone = {chance.choice(there[1:])}
                 for node in there:  # children come after their parents
@@ -82,18 +82,18 @@ class Ours:
         self.lm.clear_cache()
         loom = weft.Loom(self.lm, PROMPT)
         nodes: list[weft.Heddle] = [loom]
-        most = 0
+        max_bytes = 0
 
         def grow(taken: list[int]) -> None:
-            nonlocal most
+            nonlocal max_bytes
             at = [nodes[number] for number in taken]
             nodes.extend(
                 loom.grow(N_CHILDREN, at=at, max_tokens=each, logit_bias=self.no_end, **PLAIN)
             )
-            most = max(most, self.lm.stats().kv_bytes)
+            max_bytes = max(max_bytes, self.lm.stats().kv_bytes)
 
         walk.run(grow, lambda gone: nodes[gone[0]].remove())
-        return sum(len(node.tokens) for node in nodes[1:]), most
+        return sum(len(node.tokens) for node in nodes[1:]), max_bytes
 
 
 PLAIN: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -114,10 +114,10 @@ class ByHand:
         cache = DynamicCache(config=config)
         logits = self.model(torch.tensor([PROMPT]), **{self.cache_name: cache}).logits[0, -1]
         kept: dict[int, tuple[Any, torch.Tensor]] = {0: (cache, logits)}
-        n_made, n_tokens, most = 1, 0, 0
+        n_nodes, n_tokens, max_bytes = 1, 0, 0
 
         def grow(taken: list[int]) -> None:
-            nonlocal n_made, n_tokens, most
+            nonlocal n_nodes, n_tokens, max_bytes
             for number in taken:
                 above, logits = kept[number]
                 cache = copy.deepcopy(above)
@@ -130,16 +130,16 @@ class ByHand:
                 for row in range(N_CHILDREN):
                     own = copy.deepcopy(cache)
                     own.batch_select_indices(torch.tensor([row]))
-                    kept[n_made] = own, rows[row]
-                    n_made += 1
-            most = max(most, sum(n_bytes(cache) for cache, _ in kept.values()))
+                    kept[n_nodes] = own, rows[row]
+                    n_nodes += 1
+            max_bytes = max(max_bytes, sum(n_bytes(cache) for cache, _ in kept.values()))
 
         def remove(gone: list[int]) -> None:
             for number in gone:
                 del kept[number]
 
         walk.run(grow, remove)
-        return n_tokens, most
+        return n_tokens, max_bytes
 
     def draw(self, rows: torch.Tensor) -> torch.Tensor:
         rows = rows.clone()
@@ -152,20 +152,20 @@ def n_bytes(cache: DynamicCache) -> int:
 
 
 class Generate(ByHand):
-    """Nodes are texts: each round all of them are read anew."""
+    """Nodes are texts: each round reads all of them."""
 
     @torch.inference_mode()
     def run(self, walk: Walk, each: int) -> tuple[int, int]:
         texts = {0: PROMPT}
-        n_made, n_tokens = 1, 0
+        n_nodes, n_tokens = 1, 0
 
         def grow(taken: list[int]) -> None:
-            nonlocal n_made, n_tokens
+            nonlocal n_nodes, n_tokens
             rows = [texts[number] for number in taken for _ in range(N_CHILDREN)]
             width = max(map(len, rows))
             ids = torch.tensor([[0] * (width - len(row)) + row for row in rows])
             mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
-            made = self.model.generate(
+            outputs = self.model.generate(
                 ids,
                 attention_mask=mask,
                 do_sample=True,
@@ -175,9 +175,9 @@ class Generate(ByHand):
                 suppress_tokens=self.ends,
                 pad_token_id=0,
             )
-            for row, out in zip(rows, made[:, width:].tolist(), strict=True):
-                texts[n_made] = row + out
-                n_made += 1
+            for row, out in zip(rows, outputs[:, width:].tolist(), strict=True):
+                texts[n_nodes] = row + out
+                n_nodes += 1
                 n_tokens += len(out)
 
         walk.run(grow, lambda gone: None)
@@ -188,16 +188,16 @@ def measured(walk: Walk, each: int, repeats: int, engines: list[str]) -> Iterato
     sides: dict[str, Any] = {engine: Ours(engine) for engine in engines}
     sides |= {"by hand": ByHand(), "generate": Generate()}
     times: dict[str, list[float]] = {name: [] for name in sides}
-    told: dict[str, tuple[int, int]] = {}
+    results: dict[str, tuple[int, int]] = {}
     for side in sides.values():
         side.run(Walk(3, walk.at_once), each)
     for _ in range(repeats):
         for name, side in sides.items():
             began = time.process_time()
-            told[name] = side.run(walk, each)
+            results[name] = side.run(walk, each)
             times[name].append(time.process_time() - began)
     for name, took in times.items():
-        n_tokens, most = told[name]
+        n_tokens, max_bytes = results[name]
         yield {
             "rounds": walk.rounds,
             "nodes a round": walk.at_once,
@@ -205,7 +205,7 @@ def measured(walk: Walk, each: int, repeats: int, engines: list[str]) -> Iterato
             "side": name,
             "s": median(took),
             "tok/s": n_tokens / median(took),
-            "KV MB": most / 1e6 if most else None,
+            "KV MB": max_bytes / 1e6 if max_bytes else None,
             "x": median(a / b for a, b in zip(times["by hand"], took, strict=True)),
         }
 

@@ -40,6 +40,20 @@ def test_python_file_lists_names_words_and_openings(code: Path) -> None:
     ]
 
 
+def test_strings_of_training_texts_are_not_checked_and_docstrings_are(tmp_path: Path) -> None:
+    path = tmp_path / "recipe" / "corpus" / "stories.py"
+    path.parent.mkdir(parents=True)
+    path.write_text('"""Stories that nobody told."""\n\nSTORY = "She said nothing."\n')
+    assert rules_of(list(prose.breaches_in_python(path))) == [("words", 1), ("words", 1)]
+
+
+def test_whole_numbers_and_prompts_that_begin_with_tell_me_are_allowed(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("Tell me about a whole number of whole tokens.\n")
+    (breach,) = prose.breaches_in_page(page)
+    assert breach.text.startswith("whole: ")
+
+
 def test_module_name_is_checked_like_an_identifier(code: Path) -> None:
     told = code.rename(code.with_name("told_nodes.py"))
     named = [b.text for b in prose.breaches_in_python(told) if b.line == 1 and b.rule == "names"]

@@ -55,6 +55,8 @@ ALLOWED_NAMES = {
 OPENING = re.compile(r"(?:What|Who|Whose|Where|Wherever|Whether|Which)\b")
 NAME_PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 SENTENCE_END = re.compile(r"(?<=[.!?])(?:\s+|$)|\n\s*\n|\n\s*(?:[-*|]|\d+\.) |\n\s*[\w`, ]+: ")
+# Files with strings that are data: training texts, questions of a task, the words above.
+DATA = ("/recipe/corpus/", "/benchmarks/lm_eval/", "/tools/prose.py")
 NOT_PROSE = re.compile(
     r"(?s:```.*?```|<!--.*?-->)|^(?: {4,}|\||#)[^\n]*|`[^`\n]*`|\]\([^)\n]*\)", re.MULTILINE
 )
@@ -113,8 +115,17 @@ def _breaches_in_node(path: Path, node: ast.AST) -> Iterator[Breach]:
             yield Breach("openings", path, node.body[0].lineno, first_line)
         if docstring:
             yield from _long_sentences(path, node.body[0].lineno, docstring)
-    if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
-        yield from _banned_words(path, node.lineno, node.value)
+    for text in _texts(node, has_data=any(part in path.as_posix() for part in DATA)):
+        yield from _banned_words(path, node.lineno, text)
+
+
+def _texts(node: ast.AST, *, has_data: bool) -> Iterator[str]:
+    """Yield the string to check: any string with a space; in files of data, docstrings only."""
+    match node:
+        case ast.Expr(value=ast.Constant(value=str(text))) if has_data:
+            yield text
+        case ast.Constant(value=str(text)) if " " in text and not has_data:
+            yield text
 
 
 def _is_constructor(node: ast.FunctionDef) -> bool:

@@ -1,4 +1,4 @@
-"""What one would write by hand over llama-cpp-python's C calls: n branches of one prompt.
+"""A loop by hand over llama-cpp-python's C calls: n branches of one prompt.
 
 The prompt is prefilled once, each branch is a copy of its sequence in a unified cache, and every
 step is one batch, filled through NumPy's views; tokens are drawn from a view of all logits.
@@ -27,24 +27,24 @@ def peer(
     temperature: float = 0.8,
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """Return the new tokens a second of the whole job, prefill included."""
+    """Return the new tokens a second of the complete job, prefill included."""
     loop = HandLoop(model_path, n, len(prompt_ids) + n * max_tokens + 64, n_threads)
     loop.run(prompt_ids, 4, temperature)
     began = clock()
-    made = loop.run(prompt_ids, max_tokens, temperature)
-    rate = made / (clock() - began)
+    n_tokens = loop.run(prompt_ids, max_tokens, temperature)
+    rate = n_tokens / (clock() - began)
     loop.close()
     return rate
 
 
 def loops(model_path: str) -> list[Callable[[list[int], int, int], int]]:
-    """Return loop(prompt_ids, n, n_new) -> tokens made, over a context made once for each n."""
-    made: dict[int, HandLoop] = {}
+    """Return loop(prompt_ids, n, n_new) -> generated tokens, over one context for each n."""
+    open_loops: dict[int, HandLoop] = {}
 
     def loop(prompt_ids: list[int], n: int, n_new: int) -> int:
-        if n not in made:
-            made[n] = HandLoop(model_path, n, len(prompt_ids) + n * 128 + 64, 1)
-        return made[n].run(prompt_ids, n_new, 0.8)
+        if n not in open_loops:
+            open_loops[n] = HandLoop(model_path, n, len(prompt_ids) + n * 128 + 64, 1)
+        return open_loops[n].run(prompt_ids, n_new, 0.8)
 
     return [loop]
 

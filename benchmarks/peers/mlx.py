@@ -1,4 +1,4 @@
-"""mlx-lm's own ways to continue one prompt n times, without an end token; seconds of the whole job.
+"""mlx-lm's own ways to continue one prompt n times, without an end token; seconds of the job.
 
 Each takes what `mlx_lm.load` gives: peer(model, tokenizer, prompt_ids, n, max_tokens) -> seconds.
 `loops` gives both for a folder, in float32, for `benchmarks/engines.py`.
@@ -17,7 +17,7 @@ TEMPERATURE, MIN_P = 0.6, 0.05
 
 
 def loops(folder: str) -> list[Callable[[list[int], int, int], int]]:
-    """Return functions (prompt_ids, n, max_tokens) -> tokens made, over one loaded model."""
+    """Return functions (prompt_ids, n, max_tokens) -> generated tokens, over one loaded model."""
     from mlx_lm.utils import load_model
 
     model, _ = load_model(Path(folder))
@@ -45,11 +45,11 @@ def batch_generate(
     sampler = make_sampler(temp=TEMPERATURE, min_p=MIN_P)
     generator = BatchGenerator(model, stop_tokens=[], sampler=sampler)
     generator.insert([list(prompt_ids)] * n, [max_tokens] * n)
-    made = 0
+    n_tokens = 0
     while responses := generator.next_generated():
-        made += len(responses)
+        n_tokens += len(responses)
     generator.close()
-    assert made == n * max_tokens, made
+    assert n_tokens == n * max_tokens, n_tokens
     return time.perf_counter() - began
 
 
@@ -63,24 +63,24 @@ def replicate_once(
     cache = make_prompt_cache(model)
     logits = model(mx.array([list(prompt_ids)]), cache=cache)[:, -1]
     mx.eval(logits, [(each.keys, each.values) for each in cache])
-    for each in cache:
-        each.keys = mx.repeat(each.keys[..., : each.offset, :], n, axis=0)
-        each.values = mx.repeat(each.values[..., : each.offset, :], n, axis=0)
+    for layer in cache:
+        layer.keys = mx.repeat(layer.keys[..., : layer.offset, :], n, axis=0)
+        layer.values = mx.repeat(layer.values[..., : layer.offset, :], n, axis=0)
     tokens = _drawn(mx.repeat(logits, n, axis=0))
     mx.eval(tokens, [(each.keys, each.values) for each in cache])
-    made = []
+    steps = []
     for _ in range(max_tokens - 1):
         following = _drawn(model(tokens[:, None], cache=cache)[:, -1])
         mx.async_eval(following)
-        made.append(tokens.tolist())
+        steps.append(tokens.tolist())
         tokens = following
-    made.append(tokens.tolist())
-    assert [len(step) for step in made] == [n] * max_tokens
+    steps.append(tokens.tolist())
+    assert [len(step) for step in steps] == [n] * max_tokens
     return time.perf_counter() - began
 
 
 def _drawn(logits: mx.array) -> mx.array:
     """Draw a token a row: [B, V] to [B]."""
     logits = logits.astype(mx.float32) / TEMPERATURE
-    least = logits.max(axis=-1, keepdims=True) + mx.log(mx.array(MIN_P))
-    return mx.random.categorical(mx.where(logits < least, -mx.inf, logits))
+    floor = logits.max(axis=-1, keepdims=True) + mx.log(mx.array(MIN_P))
+    return mx.random.categorical(mx.where(logits < floor, -mx.inf, logits))

@@ -17,7 +17,7 @@ ON_CPU: dict[str, Any] = {
 
 
 def loops(folder: str) -> list[Callable[[list[int], int, int], int]]:
-    """Return loop(prompt_ids, n, n_new) -> tokens made, over an engine that is started once."""
+    """Return loop(prompt_ids, n, n_new) -> generated tokens, over an engine started once."""
     llm = started(folder)
 
     def generate(prompt_ids: list[int], n: int, n_new: int) -> int:

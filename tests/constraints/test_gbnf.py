@@ -182,7 +182,7 @@ class Twin:
         if kind == "ref":
             return ends_of.get((value, at), frozenset())
         if kind == "either":
-            return frozenset().union(*(self.ends(inner, text, at, ends_of) for inner in value))
+            return frozenset().union(*(self.ends(each, text, at, ends_of) for each in value))
         if kind == "chain":
             places = frozenset([at])
             for inner in value:

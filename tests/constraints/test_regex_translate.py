@@ -169,9 +169,7 @@ def naive(grammar_compiler: Compiler, lazy: Lazy, text: bytes) -> set[int]:
     allowed = set()
     for token in range(grammar_compiler.n_vocab):
         full = text + grammar_compiler.text.token_bytes(token)
-        starts = [
-            full.find(trigger.encode()) for trigger in lazy.triggers if isinstance(trigger, str)
-        ]
+        starts = [full.find(each.encode()) for each in lazy.triggers if isinstance(each, str)]
         characters = full.decode(errors="surrogateescape")
         for trigger in lazy.triggers:
             if isinstance(trigger, re.Pattern) and (match := trigger.search(characters)):

@@ -789,7 +789,7 @@ def random_calls(lm, rng: random.Random, seed: int) -> dict[Branch, list[int]]:
             twin[branch.fork(at=at)] = twin[branch][:at]
         elif call == "commit":
             some = rng.sample(list(twin), rng.randint(1, min(3, len(twin))))
-            pairs = [(item, rng.randrange(5, 300)) for item in some]
+            pairs = [(each, rng.randrange(5, 300)) for each in some]
             store.commit(pairs)
             for item, token in pairs:
                 twin[item].append(token)

@@ -53,7 +53,7 @@ def grow(engine: LlamaCppEngine, ids: list[int], size: int, company: int, seed: 
         output = engine.forward([*mixed[:place], rows[0], *mixed[place:]])
         before = sum(len(row.logits_at) for row in mixed[:place])
         bits += [output.logits(before + i).tobytes() for i in range(n)]
-        for other in [fragment for fragment in others if rng.random() < 0.3]:
+        for other in [each for each in others if rng.random() < 0.3]:
             others.remove(other)
             engine.fragments.free(other)
         at += n

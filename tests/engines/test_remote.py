@@ -298,7 +298,7 @@ def stepping(server: Started) -> Iterator[LM]:
 def test_full_rows_support_all_interfaces(stepping: LM, plain: LM) -> None:
     lm = stepping
     with Loom(lm, PROMPTS[0]) as ours, Loom(plain, PROMPTS[0]) as theirs:
-        assert [model.id for model in ours.next(5)] == [model.id for model in theirs.next(5)]
+        assert [each.id for each in ours.next(5)] == [each.id for each in theirs.next(5)]
         results, want = ours.measure(" Once upon"), theirs.measure(" Once upon")
         assert results.logprobs == pytest.approx(want.logprobs, abs=1e-4)
     ids = lm.tokenize("Once upon")

@@ -103,7 +103,7 @@ class Life:
         self.store.settle(self.parts[name][-1])
 
     def free(self, name: int) -> None:
-        self.last = tuple(fragment for fragment in self.last if fragment != name)
+        self.last = tuple(each for each in self.last if each != name)
         for fragment in self.parts.pop(name):
             self.store.free(fragment)
 

@@ -126,7 +126,7 @@ def test_gradients_reach_an_owners_weights_through_the_engines_copy(
     engine = TorchEngine.adopt(model)
     for owner in (engine.model, plain):
         owner(torch.tensor([IDS])).logits.float().logsumexp(-1).sum().backward()
-    got, want = (dict(owner.named_parameters()) for owner in (model, plain))
+    got, want = (dict(each.named_parameters()) for each in (model, plain))
     assert any(weight.grad.any() for weight in want.values() if weight.grad is not None)
     for key, weight in want.items():
         torch.testing.assert_close(got[key].grad, weight.grad, atol=0.05, rtol=0.05)

@@ -592,7 +592,7 @@ def adapter_folder(folder: Path, *, rank: int = 4, seed: int = 0) -> tuple[Path,
     checkpoint = open_checkpoint(TINY)
     weights = {name: checkpoint.read(name) for name in checkpoint.tensors}
     halves = {}
-    for name in [file for file in weights if "q_proj" in file or "down_proj" in file]:
+    for name in [each for each in weights if "q_proj" in each or "down_proj" in each]:
         n_out, n_in = weights[name].shape
         down = rng.normal(0, 0.05, (rank, n_in)).astype(np.float32)
         up = rng.normal(0, 0.05, (n_out, rank)).astype(np.float32)

@@ -197,7 +197,7 @@ def test_constrained_particles_follow_the_enumerated_posterior(lm: weft.LM, ess:
         )
         assert result.log_evidence is not None
         estimates.append(math.exp(result.log_evidence))
-        squares = math.fsum(weight.weight**2 for weight in result.particles)
+        squares = math.fsum(each.weight**2 for each in result.particles)
         n_effective = 500 / 3 if ess else 1 / squares
         shares, draws = Counter[tuple[int, ...]](), Counter[tuple[int, ...]]()
         for particle in result.particles:

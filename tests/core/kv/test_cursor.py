@@ -64,11 +64,11 @@ def test_place_in_or_outside_the_tree_has_the_same_tokens(tree: TokenTree, settl
     three = place(tree, [4, 5], two)
     for point in (one, two, three)[:settled]:
         tree.place(point)
-    assert [point.depth for point in (one, two, three)] == [2, 3, 5]
+    assert [each.depth for each in (one, two, three)] == [2, 3, 5]
     assert three.ids() == [1, 2, 3, 4, 5]
     assert [three.at(depth).ids() for depth in range(6)] == [[1, 2, 3, 4, 5][:n] for n in range(6)]
     assert (three.cursor is None) == (settled < 3)
-    assert [point.depth for point in three.pending()] == [2, 3, 5][settled:]
+    assert [each.depth for each in three.pending()] == [2, 3, 5][settled:]
     copy = three.fork()
     assert (copy.ids(), copy.depth) == ([1, 2, 3, 4, 5], 5)
     assert tree.ids(tree.place(copy)) == [1, 2, 3, 4, 5]

@@ -184,7 +184,7 @@ def test_ticket_reports_how_many_tokens_were_reused(make: MakeRig) -> None:
     rig.driver.drive([ticket])
     tickets = rig.submit(Extend(rig.place(longer)), run(rig.place(longer), 1, max_tokens=2))
     rig.driver.drive(tickets)
-    assert [ticket.reused, *(done.reused for done in tickets)] == [0, 3, 5]
+    assert [ticket.reused, *(each.reused for each in tickets)] == [0, 3, 5]
 
 
 def test_ticket_of_an_engine_without_visible_kv_reports_no_reuse(make: MakeRig) -> None:

@@ -102,7 +102,7 @@ def test_call_in_a_forked_process_raises_that_the_thread_is_of_its_parent(make: 
     assert errors() == []
     errors_of_fork = in_a_fork(errors)
     assert len(errors_of_fork) == 3
-    assert all(f"by a thread of process {os.getpid()}" in message for message in errors_of_fork)
+    assert all(f"by a thread of process {os.getpid()}" in each for each in errors_of_fork)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
@@ -179,7 +179,7 @@ def test_fork_during_a_step_that_does_not_end_soon_raises(
 
     errors = in_a_fork(errors_of_calls)
     assert len(errors) == 3
-    assert all("in the middle of a step" in message for message in errors)
+    assert all("in the middle of a step" in each for each in errors)
     proceed.set()
     join(thread)
 

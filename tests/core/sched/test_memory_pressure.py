@@ -104,7 +104,7 @@ def test_first_tokens_from_kept_rows_are_drawn_on_the_host(make: MakeRig, kind: 
         rig = make(engine)
         rig.drive(Extend(rig.place([]), path, (Logits(3),)))
         results = rig.drive(*(run(rig.place(path), index, max_tokens=4) for index in range(3)))
-        texts.append([(result.tokens, result.logprobs) for result in results])
+        texts.append([(each.tokens, each.logprobs) for each in results])
         assert (tight_of(engine).n_refused > 0) == (where == "rows")
     assert texts[0] == texts[1]
 

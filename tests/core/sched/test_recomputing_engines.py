@@ -158,5 +158,5 @@ def test_row_computed_meanwhile_for_another_ticket_is_not_run_twice(make: MakeRi
     engine = MemoryEngine(hidden=True)
     rig = make(engine, n_batch=1)
     rows = rig.drive(*(Extend(rig.place([1, 2, 3]), (), (Logits(3),)) for _ in range(3)))
-    assert [row[0].tolist() for row in rows] == [logits_after([1, 2, 3]).tolist()] * 3
+    assert [each[0].tolist() for each in rows] == [logits_after([1, 2, 3]).tolist()] * 3
     assert engine.sizes == [3]

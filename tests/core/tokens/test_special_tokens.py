@@ -178,7 +178,7 @@ def test_special_name_joined_from_two_parts_is_plain_text() -> None:
 def test_special_tokens_named_only_in_the_files_are_special() -> None:
     """Not in the list of added tokens, or there as ordinary ones."""
     raw = json.loads(unigram().to_str())
-    raw["added_tokens"] = [entry for entry in raw["added_tokens"] if entry["content"] != "</s>"]
+    raw["added_tokens"] = [each for each in raw["added_tokens"] if each["content"] != "</s>"]
     for entry in raw["added_tokens"]:
         entry["special"] = entry["content"] != "<|end|>"
     text = Tokenizer(

@@ -1,10 +1,10 @@
-"""What it costs to have no KV of single tokens: grow on BLOOM and Mamba, beside `generate`.
+"""The cost of having no KV of single tokens: grow on BLOOM and Mamba, and `generate`.
 
 8 branches of 32 new tokens after a prompt, temperature 0.8, float32, one thread, CPU time of the
 process, medians of rounds in turn. Sides:
 
   weft       loom.grow(n=8, max_tokens=32), as it is: a path goes on from the model's own cache
-  whole      the same with state_bytes=0: nothing is kept, every path runs whole; once, it is slow
+  full       the same with state_bytes=0: nothing is cached, full paths run; once, as it is slow
   generate   Transformers' generate(num_return_sequences=8) over its own cache
   llama      loom.grow on a Llama of the same sizes, whose KV a tree can hold
 
@@ -60,8 +60,8 @@ def by_weft(kind: str, ids: list[int], **options: Any) -> Callable[[], int]:
     def run() -> int:
         lm.clear_cache()
         loom = weft.Loom(lm, ids, template=False)
-        made = loom.grow(n=N, max_tokens=NEW, temperature=0.8, show=False)
-        return sum(len(each.tokens) for each in made)
+        nodes = loom.grow(n=N, max_tokens=NEW, temperature=0.8, show=False)
+        return sum(len(each.tokens) for each in nodes)
 
     return run
 
@@ -72,7 +72,7 @@ def by_generate(kind: str, ids: list[int]) -> Callable[[], int]:
 
     def run() -> int:
         with torch.inference_mode():
-            made = model.generate(
+            ids_of_rows = model.generate(
                 given,
                 attention_mask=torch.ones_like(given),
                 do_sample=True,
@@ -80,7 +80,7 @@ def by_generate(kind: str, ids: list[int]) -> Callable[[], int]:
                 max_new_tokens=NEW,
                 num_return_sequences=N,
             )
-        return int(made[:, len(ids) :].numel())
+        return int(ids_of_rows[:, len(ids) :].numel())
 
     return run
 
@@ -98,18 +98,18 @@ def main() -> None:
         sides = {(kind, "weft"): by_weft(kind, ids) for kind in SIZES}
         for kind in ("bloom", "mamba"):
             sides[kind, "generate"] = by_generate(kind, ids)
-            sides[kind, "whole"] = by_weft(kind, ids, state_bytes=0)
+            sides[kind, "full"] = by_weft(kind, ids, state_bytes=0)
         speeds: dict[tuple[str, str], list[float]] = {side: [] for side in sides}
         for number in range(given.rounds + 1):  # the first one warms up
             for side, run in sides.items():
-                if side[1] == "whole" and number != 1:
+                if side[1] == "full" and number != 1:
                     continue
                 began = time.process_time()
-                made = run()
-                speeds[side].append(made / (time.process_time() - began))
-        found = {side: median(each[-given.rounds :]) for side, each in speeds.items()}
+                n_tokens = run()
+                speeds[side].append(n_tokens / (time.process_time() - began))
+        speed = {side: median(each[-given.rounds :]) for side, each in speeds.items()}
         for kind in ("bloom", "mamba"):
-            weft_speed, own = found[kind, "weft"], found[kind, "generate"]
+            weft_speed, own = speed[kind, "weft"], speed[kind, "generate"]
             rows.append(
                 {
                     "model": kind,
@@ -117,12 +117,12 @@ def main() -> None:
                     "generate tok/s": own,
                     "weft tok/s": weft_speed,
                     "ratio": weft_speed / own,
-                    "whole tok/s": found[kind, "whole"],
-                    "ratio, whole": found[kind, "whole"] / own,
-                    "llama by weft tok/s": found["llama", "weft"],
+                    "full tok/s": speed[kind, "full"],
+                    "ratio, full": speed[kind, "full"] / own,
+                    "llama by weft tok/s": speed["llama", "weft"],
                 }
             )
-    report("whole_paths", rows, n=N, new=NEW)
+    report("recomputed_paths", rows, n=N, new=NEW)
 
 
 if __name__ == "__main__":
