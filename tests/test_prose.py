@@ -47,7 +47,7 @@ def test_strings_of_training_texts_are_not_checked_and_docstrings_are(tmp_path: 
     assert rules_of(list(prose.breaches_in_python(path))) == [("words", 1), ("words", 1)]
 
 
-def test_whole_numbers_and_prompts_that_begin_with_tell_me_are_allowed(tmp_path: Path) -> None:
+def test_integer_and_prompt_phrases_are_allowed(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("Tell me about a whole number of whole tokens.\n")
     (breach,) = prose.breaches_in_page(page)
@@ -55,8 +55,8 @@ def test_whole_numbers_and_prompts_that_begin_with_tell_me_are_allowed(tmp_path:
 
 
 def test_module_name_is_checked_like_an_identifier(code: Path) -> None:
-    told = code.rename(code.with_name("told_nodes.py"))
-    named = [b.text for b in prose.breaches_in_python(told) if b.line == 1 and b.rule == "names"]
+    renamed = code.rename(code.with_name("told_nodes.py"))
+    named = [b.text for b in prose.breaches_in_python(renamed) if b.line == 1 and b.rule == "names"]
     assert named == ["told_nodes"]
 
 
@@ -73,7 +73,7 @@ def test_code_blocks_and_tables_of_a_page_are_not_prose(tmp_path: Path) -> None:
     assert rules_of(list(prose.breaches_in_page(page))) == [("words", 7)]
 
 
-def test_not_found_is_allowed_and_found_is_not(tmp_path: Path) -> None:
+def test_banned_word_after_a_negation_is_allowed(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("The file was not found. It found a file.\n")
     assert [breach.text[:6] for breach in prose.breaches_in_page(page)] == ["found:"]

@@ -56,7 +56,7 @@ OPENING = re.compile(r"(?:What|Who|Whose|Where|Wherever|Whether|Which)\b")
 NAME_PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 SENTENCE_END = re.compile(r"(?<=[.!?])(?:\s+|$)|\n\s*\n|\n\s*(?:[-*|]|\d+\.) |\n\s*[\w`, ]+: ")
 # Files with strings that are data: training texts, questions of a task, the words above.
-DATA = ("/recipe/corpus/", "/benchmarks/lm_eval/", "/tools/prose.py")
+DATA = ("/recipe/corpus/", "/benchmarks/lm_eval/", "/tools/prose.py", "/test_prose.py")
 NOT_PROSE = re.compile(
     r"(?s:```.*?```|<!--.*?-->)|^(?: {4,}|\||#)[^\n]*|`[^`\n]*`|\]\([^)\n]*\)", re.MULTILINE
 )
