@@ -38,7 +38,7 @@ IN_NAMES = frozenset(
 )
 CONSTRUCTORS = frozenset({"of", "at", "begin"})
 IN_PROSE = re.compile(
-    r"(?i)(?<![\w.`/-])(?!tell me )"  # prompts in examples
+    r"(?i)(?<![\w.`/-])(?!tell me\b)"  # prompts in examples
     r"(told|tells?|said|asked|made|held|seen|met|meets?|beside|aside|somebody"
     r"|nobody|whoever|letters?|whole(?! numbers?\b)|anew|figures|refuse[sd]?"
     r"|(?<!not )(?<!be )(?<!never )found)(?![\w`(=/-])"
