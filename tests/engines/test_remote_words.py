@@ -276,7 +276,7 @@ def test_an_id_beyond_the_vocabulary_is_another_model_s(text: Tokenizer) -> None
         TokenMatcher(text, text.n_vocab).tokens(reported)
 
 
-@given(said=st.text(alphabet=st.characters(codec="utf-8")))
+@given(sample=st.text(alphabet=st.characters(codec="utf-8")))
 def test_text_without_ids_has_the_same_text_in_tokens(text: Tokenizer, sample: str) -> None:
     (reported,) = read_deltas({"choices": [{"text": sample}]})
     ids, logprobs = TokenMatcher(text, text.n_vocab).tokens(reported)
