@@ -38,7 +38,7 @@ class WindowMask:
 
 
 class ForwardContext:
-    """The caches that an engine passes to its model, and the running step."""
+    """The `TreeCache`s that an engine passes to its model, one per layer, and the running step."""
 
     def __init__(self, own_caches: list[Any]) -> None:
         """Create the caches.

@@ -95,7 +95,7 @@ def read_low_ranks(folder: Path) -> dict[str, LowRank]:
 
 
 def _own_config(folder: Path) -> Mapping[str, Any]:
-    """Return mlx-lm's adapter_config.json; only plain LoRA is supported."""
+    """Read mlx-lm's adapter_config.json. Raise Unsupported for anything but plain LoRA."""
     file = folder / "adapter_config.json"
     config = read_json(file, ModelLoadError, "not readable JSON", nan=True)
     if not isinstance(config, dict):

@@ -59,7 +59,7 @@ class ServerMetrics:
             self.first_token.labels(model).observe(seconds)
 
     def page(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format, for GET /metrics."""
         return generate_latest(self.registry)
 
 

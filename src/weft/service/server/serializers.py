@@ -255,7 +255,7 @@ def to_model_object(registry: ModelRegistry, model: ServedModel) -> ModelObject:
 
 
 def capabilities_of(lm: Any) -> Json:
-    """Return the capabilities of a model's engine."""
+    """Return the features of a model's engine, as fields of a ModelObject."""
     from dataclasses import asdict
 
     capabilities: Json = {"kv": lm.info.kv, "overlap": lm.info.async_scheduling}

@@ -93,7 +93,7 @@ def _recognize(module: Any, dtype: torch.dtype) -> _ExpertOps | None:
 
 
 def _matches(module: Any, form: _ExpertOps) -> bool:
-    """Return True if a module and `form` have the same results for some rows."""
+    """Run a module of experts and a description of it; return True if the results are equal."""
     experts = form.experts(module)
     if experts is None:
         return False

@@ -97,7 +97,7 @@ def _candidates(
 
 
 def _matches(module: nn.Module, form: _GatedMlp, first: Any) -> bool:
-    """Return True if a module and `form` have the same results for some rows.
+    """Run a module and a description of it on some rows; return True if the results are equal.
 
     first: any of its linear layers.
     """

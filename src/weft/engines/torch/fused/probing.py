@@ -16,7 +16,7 @@ _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
 
 def rows_of_sizes(width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return random rows of different magnitudes: [4, width]."""
+    """Return random inputs of different magnitudes, on which a module is probed: [4, width]."""
     seeded = torch.Generator().manual_seed(0)
     rows = [torch.randn(1, width, generator=seeded) * size for size in (*_SIZES, _LARGE[dtype])]
     return torch.cat(rows).to(device, dtype)

@@ -182,7 +182,7 @@ def _recognize(plain: Callable[..., Any], dtype: torch.dtype) -> _RotaryFunction
 def _matches(
     plain: Callable[..., Any], form: _RotaryFormula, dtype: torch.dtype, of_cos: torch.dtype
 ) -> bool:
-    """Return True if a rotary function and `form` agree, for heads in either memory layout.
+    """Return True if a rotary function computes this formula, for heads in either memory layout.
 
     dtype: of the heads. of_cos: of cosines and sines.
     """

@@ -203,7 +203,7 @@ def _random_twin(module: Any, dtype: torch.dtype | None = None) -> Any:
 
 
 def _random_weights(shape: Sequence[int], device: torch.device) -> Tensor:
-    """Return random biases, or random weights whose rows end in zeros."""
+    """Return random biases, or weights whose rows end in zeros, to probe a router."""
     seeded = torch.Generator().manual_seed(len(shape))
     if len(shape) == 1:
         return (torch.randn(shape, generator=seeded) * _BIAS).to(device)

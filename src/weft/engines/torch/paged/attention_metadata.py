@@ -157,7 +157,7 @@ class TreeAttentionMetadata:
         self._prefixes.drop()
 
     def work(self, group: int) -> Work:
-        """Return the work items for `group` query heads per KV head."""
+        """Return the attention kernel's work items for `group` query heads per KV head."""
         work = self._works.get(group)
         if work is None:
             self._groups.append(group)  # uploaded with the other items from the next update on
@@ -455,9 +455,11 @@ def _positions(rows: Sequence[Row]) -> Ints:
 def _new_segments(
     lists: Sequence[PagedFragment], sizes: Sequence[int], host_positions: Ints, pool: SlotPool
 ) -> tuple[Ints, Ints]:
-    """Return segments of rows' own lists, not split yet, and the table entries of each region.
+    """Describe the slot list of each row by a segment, which is not split into chunks yet.
 
     sizes: number of tokens of each row.
+
+    Returns the segments, [n, ITEM_FIELDS], and the room of each list's region of the table.
     """
     at, room, lengths = pool.places(lists)
     segments = np.zeros((len(lists), ITEM_FIELDS), np.int32)

@@ -199,7 +199,7 @@ class GraphRecorder:
             self._root.wait_stream(self._capture_stream)
 
     def _end(self, graph: torch.cuda.CUDAGraph) -> None:
-        """End the capture, and remember if that failed."""
+        """End the capture; remember an error, so that `_restore` can handle it."""
         try:
             graph.capture_end()
         except BaseException:

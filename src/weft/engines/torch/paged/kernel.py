@@ -352,7 +352,7 @@ class Work(NamedTuple):
 
     @property
     def by_tile(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Items in the order of TILES."""
+        """The work items as three tensors, one for each tile size, in the order of TILES."""
         return self.broad, self.wide, self.narrow
 
 

@@ -303,7 +303,7 @@ class SlotPool(KVBackend):
                 self.table.drop(kv)
 
     def place(self, kv: PagedFragment) -> int:
-        """Return the start of a list's region in the table; assign a region if it has none."""
+        """Return where the fragment's list starts in the table; add a missing list to the table."""
         if not self.table.has(kv):
             self.table.place(kv, len(kv.slots))
         return kv.at
@@ -322,7 +322,7 @@ class SlotPool(KVBackend):
         return np.array(regions, np.int64)
 
     def grew(self, kv: PagedFragment, n: int) -> None:
-        """Extend a list by `n` reserved slots that now contain tokens."""
+        """Count `n` reserved slots of a fragment as filled: its length increases."""
         kv.length += n
         self._slots += n
 

@@ -34,9 +34,10 @@ def chunks_of(n: Ints, chunk: int) -> Ints:
 
 
 def tiles_of(n_rows: Ints, largest: int) -> Ints:
-    """Return the number of tiles of each class that segments are split into: [len(TILES), n].
+    """Return how many tiles of each size (TILES) cover the query rows of each segment: [len(TILES),
+    n].
 
-    n_rows: query rows of each segment. largest: rows of the largest class, one of TILES.
+    n_rows: query rows of each segment. largest: rows of the largest tiles, one of TILES.
     """
     none = 0 * n_rows
     if largest == NARROW:
@@ -48,7 +49,8 @@ def tiles_of(n_rows: Ints, largest: int) -> Ints:
 
 
 class TiledWork(NamedTuple):
-    """Items of segments, ordered by tile class.
+    """Work items of the attention kernel (a chunk of slots times a tile of query rows), by tile
+    class.
 
     They stay valid while `n_tiles` is the same, except for their query tokens (START, N_ROWS).
 

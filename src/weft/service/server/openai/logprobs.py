@@ -55,9 +55,14 @@ class LogprobsRequest(NamedTuple):
 async def of_prompts(
     lm: LM, places: Sequence[Place], request: LogprobsRequest
 ) -> list[list[ScoredToken]]:
-    """Return the scores of all tokens of each prompt. The first token has no logprob.
+    """Run the model and return the scores of all tokens of each prompt.
 
-    places: the ends of the prompts. request: which alternatives to return.
+    The first token has no logprob.
+
+    Args:
+        lm: the model.
+        places: the ends of the prompts.
+        request: alternatives to return.
     """
     paths = [place.ids() for place in places]
     requests: list[ScoreRequest] = [

@@ -125,7 +125,7 @@ async def run_call(
 
 
 class StreamedCall:
-    """The stream of a call.
+    """The encoded stream of a planned call, for an `EventStream`.
 
     error: the error that ended the stream early, or prevented its start; None without one.
     """
