@@ -109,6 +109,101 @@ CHAT = [
     {"messages": [{"role": "user", "content": "Once"}, {"role": "assistant", "content": " more"}]},
 ]
 
+# The plugin's Export writes the state of one note: `NoteState` in its common.ts (MIT).
+LOOMSIDIAN_NOTE = {
+    "current": "u-4",
+    "hoisted": ["u-2"],
+    "searchTerm": "",
+    "nodes": _sidian_nodes(),
+    "generating": None,
+}
+
+
+def _webui(parent: str | None, children: list[str], role: str, text: str) -> dict[str, Any]:
+    return {"parentId": parent, "childrenIds": children, "role": role, "content": text}
+
+
+# Open WebUI's "Export chat" as the design notes of a chat converter describe it: a list of records
+# whose `chat` has a `history` of messages by id.
+OPEN_WEBUI = [
+    {
+        "id": "c-1",
+        "user_id": "u",
+        "title": "Fox",
+        "chat": {
+            "title": "Fox",
+            "models": ["llama"],
+            "history": {
+                "currentId": "aa",
+                "messages": {
+                    "r": _webui(None, ["a", "b"], "user", "Once"),
+                    "b": _webui("r", [], "assistant", " more"),
+                    "a": {**_webui("r", ["aa"], "assistant", " upon"), "model": "llama"},
+                    "aa": _webui("a", [], "user", " a time"),
+                },
+            },
+            "messages": [],
+            "tags": ["story"],
+        },
+        "updated_at": 1787938848,
+    }
+]
+# Lines of a SillyTavern chat, after public descriptions of the format and samples in the tests of
+# programs that read it: a header, then a message a line, alternatives in `swipes`.
+SILLYTAVERN = [
+    {
+        "user_name": "You",
+        "character_name": "Fox",
+        "create_date": "2026-10-05 @09h 30m 00s",
+        "chat_metadata": {"integrity": "x", "tags": ["story"]},
+    },
+    {"name": "You", "is_user": True, "is_system": False, "send_date": "a", "mes": "Once"},
+    {
+        "name": "Fox",
+        "is_user": False,
+        "is_system": False,
+        "send_date": "b",
+        "mes": " upon",
+        "swipe_id": 0,
+        "swipes": [" upon", " more"],
+        "swipe_info": [{"gen_started": "a"}, {}],
+        "extra": {"model": "llama"},
+    },
+    {"name": "You", "is_user": True, "is_system": False, "send_date": "c", "mes": " a time"},
+]
+# A history of text-generation-webui, as the description of its pull request 7004 prints one.
+TEXTGEN = {
+    "internal": [["Once", " upon"], [" a time", ""]],
+    "visible": [["Once", " upon"], [" a time", ""]],
+    "metadata": {
+        "user_0": {"timestamp": "May 20, 2025 14:30"},
+        "assistant_0": {
+            "timestamp": "May 20, 2025 14:31",
+            "versions": [
+                {"content": " upon", "visible_content": " upon", "timestamp": "a"},
+                {"content": " more", "visible_content": " more", "timestamp": "b"},
+            ],
+            "current_version_index": 0,
+        },
+    },
+}
+# A session of mikupad: its pieces, and fields that its README names (memory, author's note). The
+# spelling of the fields is that of sessions in the tests of programs that read them.
+MIKUPAD = {
+    "name": "Fox",
+    "prompt": [
+        {"type": "user", "content": "Once"},
+        {"content": " upon", "prob": 0.5, "completion_probabilities": [{"content": " upon"}]},
+        {"content": " a time"},
+        {"type": "user", "content": " there"},
+    ],
+    "memoryTokens": {"contextOrder": "{memText}{prompt}", "prefix": "", "text": "A", "suffix": ""},
+    "authorNoteTokens": {"prefix": "[", "text": "Write short.", "suffix": "]"},
+    "authorNoteDepth": 3,
+    "contextLength": 8192,
+    "endpointAPIKey": "sk-not-to-be-kept",
+}
+
 # By the name that it is recognised as.
 FILES: dict[str, Any] = {
     "n8loom": N8LOOM,
@@ -118,4 +213,8 @@ FILES: dict[str, Any] = {
     "basemode": BASEMODE,
     "conversations": CONVERSATION,
     "chat": CHAT,
+    "open-webui": OPEN_WEBUI,
+    "sillytavern": SILLYTAVERN,
+    "textgen": TEXTGEN,
 }
+CHATS = ("conversations", "chat", "open-webui", "sillytavern", "textgen")  # with roles

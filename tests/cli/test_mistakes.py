@@ -260,7 +260,11 @@ def test_growing_texts_without_tokens_hints_at_import(weft, tmp_path: Path, verb
     assert "the loom said has texts without tokens" in result.stderr
     assert "weft import FILE -m MODEL" in result.stderr
     assert weft("import", str(file), "--name", "again", "-m", "tiny").exit_code == 0
-    assert weft("grow", "1", "--loom", "again", "-n", "1", "--max-tokens", "2").exit_code == 0
+    assert weft("grow", "0", "--loom", "again", "-n", "1", "--max-tokens", "2").exit_code == 0
+    ended = weft("grow", "1", "--loom", "again", "-n", "1", "--max-tokens", "2")
+    assert ended.exit_code != 0
+    typed = weft("chat", "--loom", "again", "--max-tokens", "2", stdin="Why?\n")
+    assert typed.exit_code == 0
 
 
 def test_ctrl_c_before_first_token_leaves_no_loom(weft, monkeypatch) -> None:

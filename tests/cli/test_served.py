@@ -249,10 +249,14 @@ def test_import_and_export_through_a_server(weft: Any, served: Served, tmp_path:
         result = weft("export", str(tmp_path / f"a.{suffix}"), "--scope", "tree")
         assert result.exit_code == 0, (suffix, result.output)
         assert (tmp_path / f"a.{suffix}").stat().st_size
-    wrong = weft("import", str(tmp_path / "a.md"))
+    (tmp_path / "broken.json").write_text("{")
+    wrong = weft("import", str(tmp_path / "broken.json"))
     assert wrong.exit_code == 1
-    assert f"{tmp_path / 'a.md'}: it is no JSON" in wrong.stderr
-    assert "hint: weft export loom.json" in wrong.stderr
+    assert f"{tmp_path / 'broken.json'}: it is no JSON" in wrong.stderr
+    (tmp_path / "b.txt").write_text("[One] A fox.\n")
+    text = told(weft("import", str(tmp_path / "b.txt"), "--name", "text", "--json"))
+    assert (text["recognised_as"], text["nodes"]) == ("text", 1)
+    assert weft("grow", "0", "--loom", "text", "-n", "1", *FEW).exit_code == 0
     words = weft("import", str(tmp_path / "a.json"), "--name", "words").stdout
     assert words.startswith("imported 1 loom, 2 nodes from a.json")
     brought = told(weft("import", str(tmp_path / "a.json"), "--name", "again", "--json"))

@@ -22,7 +22,7 @@ def import_(
     file: Annotated[
         Path,
         typer.Argument(
-            help="A .loom.json file, or a file of another program; the format is detected.",
+            help="A loom, a chat or tree of another program, or a text file.",
             show_default=False,
         ),
     ],

@@ -160,7 +160,7 @@ class LocalBackend(Backend):
             if model is not None:
                 lm = stack.enter_context(load_model(model, engine))
             report = read(file, lm, format=format, heddle_class=ChatNode)
-            stem = file.name.removesuffix(".json").removesuffix(".loom")
+            stem = file.stem.removesuffix(".loom")
             names = []
             for imported in report.looms:
                 if model is not None:

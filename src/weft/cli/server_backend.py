@@ -224,6 +224,8 @@ class ServerBackend(Backend):
         self, file: Path, *, format: str, name: str | None, model: str | None, engine: str
     ) -> ImportResult:
         """Import the looms of a file; see `Backend.import_file`."""
+        from ..service.interchange.writing_programs import is_text_name
+
         if model is not None:
             loaded = self._model(model, engine, "auto")
             if loaded is None and self.local is not None:
@@ -231,6 +233,8 @@ class ServerBackend(Backend):
                     file, format=format, name=name, model=model, engine=engine
                 )
             model = (loaded or self._load(model, engine, "auto")).id
+        if format == "auto" and is_text_name(file.name):
+            format = "text"
         try:
             report = self.client.import_looms(read(file), format=format, model=model, name=name)
         except FormatError as error:

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 import weft
-from foreign_looms import CHAT, FILES, LOOMSIDIAN, TREE
+from foreign_looms import CHAT, CHATS, FILES, LOOMSIDIAN, LOOMSIDIAN_NOTE, TREE
 from shallow import shallow
 from weft import LM, Heddle, Loom
 from weft.errors import ConfigError, FormatError, ModelMismatch, StoreError
 from weft.service import interchange
 from weft.service.interchange import ImportLimits, Knot, Sketch, export, read, recognise
 from weft.service.interchange import importers as importers_module
+from weft.service.interchange.user_text import user_text_of
 from weft.service.store.library import name_from_prompt
 from weft.viz.outline import headline
 
@@ -28,8 +29,8 @@ def model() -> LM:
 
 
 def tree_of(node: Heddle) -> Any:
-    """A tree as nested tuples of texts, without a begin token."""
-    text = node.user_prompt if isinstance(node, Loom) else node.text
+    """A tree as nested tuples of texts, without a begin token and a chat template."""
+    text = node.user_prompt if isinstance(node, Loom) else user_text_of(node) or node.text
     return (text, tuple(tree_of(child) for child in node.children))
 
 
@@ -42,10 +43,10 @@ def test_file_of_each_format_is_recognised_and_has_all_texts(name: str, with_mod
     assert [tree_of(each.loom) for each in result.looms] == [TREE]
     assert result.n_nodes == 4
     loom = result.looms[0].loom
-    assert not loom.chat_template_used
+    assert loom.chat_template_used == (with_model and name in CHATS)
     assert loom.meta["imported"]["format"] == name
     if lm is not None:
-        assert loom.children[1].grow(n=1, max_tokens=2, temperature=0)[0].tokens
+        assert loom.children[1].grow(n=1, max_tokens=2, temperature=0, force=True)[0].tokens
     else:
         assert not any(node.tokens for node in loom.walk())
 
@@ -84,9 +85,10 @@ def test_unknown_fields_are_kept_in_meta_or_reported() -> None:
 
 
 def test_import_keeps_position_bookmarks_and_scores() -> None:
-    for name in ("loomsidian", "python-loom", "conversations"):
+    for name in ("loomsidian", "python-loom", *sorted({*CHATS} - {"chat"})):
         (only,) = read(FILES[name]).looms
         assert only.at.text == " a time", name
+    assert read(LOOMSIDIAN_NOTE).looms[0].at.text == " a time"
     assert read(LOOMSIDIAN).looms[0].title == "notes/fox.md"
     for name in ("loomsidian", "python-loom", "basemode"):
         loom = read(FILES[name]).looms[0].loom
@@ -165,8 +167,10 @@ def test_import_of_templated_prompt_adds_no_second_template() -> None:
     assert only.loom.tokens == new.tokens
     assert only.loom.children[0].tokens == new.add("Once").tokens
     # In other formats a user typed the text that looks like a special token.
+    (plain,) = read(b"<|end|>", lm, format="text").looms
+    assert not set(plain.loom.tokens) & lm.text.stop_ids
     (chat,) = read([{"role": "user", "content": "<|end|>"}], lm).looms
-    assert not set(chat.loom.tokens) & lm.text.stop_ids
+    assert chat.loom.tokens == Loom(lm, "<|end|>").tokens
 
 
 def test_exported_chat_lines_are_imported_as_the_same_tree() -> None:
@@ -274,8 +278,8 @@ BROKEN: list[tuple[Any, str]] = [
     (b"[1,\n2", "it is no JSON: Expecting ',' delimiter: line 2 column 2"),
     (b"[NaN]", "no JSON"),
     (b'{"text": "a", "children": [], "x": 1e999}', "cannot be saved as JSON"),
-    ([], "matches no import format"),
-    ({"nodes": []}, "matches no import format"),
+    ([], "unknown file format"),
+    ({"nodes": []}, "unknown file format"),
     ({"text": "a", "children": 5}, "'children' of node 0 is 5"),
     ({"text": "a", "children": [{"text": 5}]}, "'text' of node 1 is 5"),
     ({"text": "a", "children": [5]}, "node 1 is 5"),
@@ -331,5 +335,5 @@ def test_entry_point_of_another_package_adds_a_format(monkeypatch: pytest.Monkey
     result = read({"mine": " upon"})
     assert (result.recognised_as, result.n_nodes) == ("mine", 2)
     assert result.looms[0].loom.children[0].text == " upon"
-    with pytest.raises(FormatError, match="known are .*, mine"):
+    with pytest.raises(FormatError, match="Supported: .*, mine"):
         read({"other": 1})

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from foreign_looms import SILLYTAVERN
 from serving import KEY, Served, serving
 from shallow import shallow
 from weft.service.server import ServerConfig
@@ -78,6 +79,38 @@ def test_imported_tree_of_another_program_grows(served: Served) -> None:
     body = {"max_tokens": 3, "wait": True}
     path = f"/api/v1/looms/{loom['id']}/nodes/1/generate"
     assert served.client.post(path, json=body).status_code == 200
+
+
+def test_imported_chat_of_sillytavern_is_continued_by_a_message(served: Served) -> None:
+    lines = "\n".join(map(json.dumps, SILLYTAVERN)).encode()
+    report = served.client.post("/api/v1/import", content=lines).json()
+    assert (report["recognised_as"], report["nodes"]) == ("sillytavern", 4)
+    path = f"/api/v1/looms/{report['looms'][0]['id']}"
+    assert served.client.get(path).json()["chat_template_used"]
+    added = served.client.post(f"{path}/nodes", json={"parent": 3, "message": "Why?"})
+    assert added.status_code == 201, added.text
+    node = added.json()["added"][0]["node"]
+    body = {"max_tokens": 3, "wait": True}
+    assert served.client.post(f"{path}/nodes/{node}/generate", json=body).status_code == 200
+    asked = {"as": "messages"}
+    messages = served.client.get(f"{path}/nodes/{node}/path", params=asked).json()["messages"]
+    assert [each["content"] for each in messages] == ["Once", " more", "Why?"]
+
+
+def test_plain_text_is_imported_as_a_prompt(served: Served) -> None:
+    report = served.client.post("/api/v1/import", content=b"A fox.\r\n").json()
+    assert (report["recognised_as"], report["nodes"]) == ("text", 1)
+    assert report["looms"][0]["prompt"] == "A fox."
+    given = {"format": "text"}
+    report = served.client.post("/api/v1/import", content=b"[A fox]", params=given).json()
+    assert report["looms"][0]["prompt"] == "[A fox]"
+
+
+def test_unknown_file_is_rejected_with_the_supported_ones(served: Served) -> None:
+    answer = served.client.post("/api/v1/import", content=b"\x89PNG\x00")
+    assert answer.status_code == 400
+    assert "Supported: Weft looms (.loom.json)" in answer.json()["error"]["message"]
+    assert "SillyTavern chats" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[1, 2]", b'{"a": NaN}', b"\xff\xfe", b"[" * 5000])

@@ -50,14 +50,23 @@ def _conversation(given: object, where: str) -> Sketch:
         ranks |= {child: rank for rank, child in enumerate(children) if isinstance(child, str)}
     entries.sort(key=lambda entry: ranks.get(entry.id, 0))
     at = data.get("current_node")
-    at = at if isinstance(at, str) else None
-    while at in mapping and not mapping[at].get("message"):
-        at = parent_of(mapping[at].get("parent"), at)
-        break
-    sketch = linked(_without_empty(entries, notes), at=at, title=text_of(data, "title", where))
+    kept = _without_empty(entries, notes)
+    at = _nearest_kept(mapping, at if isinstance(at, str) else None, {each.id for each in kept})
+    sketch = linked(kept, at=at, title=text_of(data, "title", where))
     sketch.imported = without(data, ("mapping", "current_node", "title"))
     sketch.notes += notes
     return sketch
+
+
+def _nearest_kept(mapping: Json, at: str | None, kept: set[str]) -> str | None:
+    """Return the id of a node, or of its nearest ancestor that is kept; None if there is none."""
+    passed = set[str]()
+    while at is not None and at not in kept:
+        if at not in mapping or at in passed:
+            return None
+        passed.add(at)
+        at = parent_of(mapping[at].get("parent"), at)
+    return at
 
 
 def _mapping_knot(node: Json, node_id: str, notes: Counter[str]) -> Knot:

@@ -26,34 +26,48 @@ _MARK = "bookmark"
 
 
 def is_loomsidian(data: object) -> bool:
-    """Return True for the `data.json` of Loomsidian, a plugin of Obsidian.
+    """Return True for the `data.json` of Loomsidian, a plugin of Obsidian, or its export of a note.
 
-    It has a `state` with an entry for each note, which has `nodes`.
+    The first has a `state` with an entry for each note. An entry has `nodes`, and the id of the
+    `current` one; an export of a note is such an entry.
     """
     state = data.get("state") if isinstance(data, dict) else None
     if not isinstance(state, dict) or not state:
-        return False
+        return _is_note(data)
     return all(isinstance(each, dict) and "nodes" in each for each in state.values())
 
 
+def _is_note(data: object) -> bool:
+    if not isinstance(data, dict) or "current" not in data:
+        return False
+    nodes = data.get("nodes")
+    return isinstance(nodes, dict) and all(
+        isinstance(node, dict) and "parentId" in node for node in nodes.values()
+    )
+
+
 def loomsidian(data: Any) -> list[Sketch]:
-    """Read Loomsidian's `data.json`: one tree for each note.
+    """Read Loomsidian's `data.json`, or its export of a note: one tree for each note.
 
     The plugin's settings, which include API keys, are left out.
 
     data: JSON that `is_loomsidian` accepts. Raises: FormatError if it is broken.
     """
-    sketches = []
-    for note, state in data["state"].items():
-        where = f"the note {repr_short(note)}"
-        entries = list(_loomsidian_entries(state["nodes"], where))
-        at = state.get("current")
-        sketch = linked(entries, at=at if isinstance(at, str) else None, title=note)
-        sketch.imported = without(state, ("nodes", "current"))
-        sketches.append(sketch)
+    if "state" not in data:
+        return [_loomsidian_note(data, "")]
+    sketches = [_loomsidian_note(state, note) for note, state in data["state"].items()]
     if len(data) > 1:
         sketches[0].notes["settings of the plugin were left out"] += len(data) - 1
     return sketches
+
+
+def _loomsidian_note(state: Json, title: str) -> Sketch:
+    where = f"the note {repr_short(title)}"
+    entries = list(_loomsidian_entries(state["nodes"], where))
+    at = state.get("current")
+    sketch = linked(entries, at=at if isinstance(at, str) else None, title=title)
+    sketch.imported = without(state, ("nodes", "current"))
+    return sketch
 
 
 def _loomsidian_entries(nodes: object, where: str) -> Iterator[Entry]:

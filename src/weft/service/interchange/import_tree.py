@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from ..._core.atomic_files import repr_short
 from ...errors import FormatError
 from ...loom import Heddle, Loom
-from ...loom.loom import Prompt, read_prompt
+from ...loom.loom import MESSAGES, Prompt, read_prompt
 from ...loom.model_binding import ModelBinding
 from ...loom.node import DISPLAY, child_list, encode_after, new_child, set_text
 from ..store.file import NO_MODEL
 from .preference_pairs import BOOKMARK
 from .turns import ROLE
+from .user_text import USER_TEXT_KEY
 
 if TYPE_CHECKING:
     from ...lm.lm import LM
@@ -44,6 +45,8 @@ class Knot:
     role: str | None = None  # of a chat message
     display_text: str | None = None  # shown instead of the text
     bookmark: str | None = None  # its label
+    ids: list[int] | None = None  # token ids; None: the text is tokenized
+    typed: str | None = None  # the message as the user typed it, if `ids` have a chat template
     imported: dict[str, Any] = field(default_factory=dict)  # other values of the file
 
 
@@ -61,6 +64,7 @@ class Sketch:
     imported: dict[str, Any] = field(default_factory=dict)  # other values of the file
     notes: Counter[str] = field(default_factory=Counter)  # omissions and changes, with counts
     user_prompt: str | None = None  # the user's text, if the root's text is a rendered template
+    messages: list[dict[str, Any]] | None = None  # the chat messages of a rendered prompt
 
     def add(self, knot: Knot) -> int:
         """Append a node and return its index."""
@@ -173,8 +177,8 @@ def build_loom(
 ) -> ImportedLoom:
     """Build a loom from a tree of texts.
 
-    The prompt never uses a chat template; the texts below it are tokenized as continuations. Notes
-    about changed data are added to the sketch.
+    Nodes without token ids are tokenized as continuations, without a chat template. Notes about
+    changed data are added to the sketch.
 
     Args:
         sketch: the tree.
@@ -192,26 +196,33 @@ def build_loom(
     loom.saved_by = NO_MODEL
     nodes: list[Heddle] = [loom]
     for knot in sketch.knots[1:]:
-        nodes.append(_child(nodes[knot.parent], knot.text, sketch, lm))
+        nodes.append(_child(nodes[knot.parent], knot, sketch, lm))
     if lm is None:
         set_text(loom, root.text)
     for node, knot in zip(nodes, sketch.knots, strict=True):
         _note(node, knot)
     loom.meta[IMPORTED] = {"format": recognised_as, **sketch.imported, **root.imported}
+    if sketch.messages not in (None, [{"role": "user", "content": user_prompt}]):
+        loom.meta[MESSAGES] = sketch.messages
     return ImportedLoom(sketch.title, loom, nodes[sketch.at])
 
 
 def _prompt_ids(sketch: Sketch, lm: LM) -> list[int]:
-    text = sketch.knots[0].text
+    text, ids = sketch.knots[0].text, sketch.knots[0].ids
+    if ids is not None:
+        return ids
     if not text:
         return lm.text.encode("")  # the BOS token, if the tokenizer adds one
     return read_prompt(lm.text, text, template=False, special=sketch.special).ids
 
 
-def _child(parent: Heddle, text: str, sketch: Sketch, lm: LM | None) -> Heddle:
+def _child(parent: Heddle, knot: Knot, sketch: Sketch, lm: LM | None) -> Heddle:
+    text = knot.text
     if lm is None:
         node = new_child(parent)
         set_text(node, text)
+    elif knot.ids is not None:
+        node = new_child(parent, knot.ids)
     else:
         node = new_child(parent, encode_after(parent, text, sketch.special) if text else [])
         if node.text != text:
@@ -224,6 +235,8 @@ def _note(node: Heddle, knot: Knot) -> None:
     node.terminal, node.score = knot.terminal, knot.score
     if knot.role is not None:
         node.meta[ROLE] = knot.role
+    if knot.typed is not None:
+        node.meta[USER_TEXT_KEY] = knot.typed
     if knot.display_text is not None:
         node.meta[DISPLAY] = knot.display_text
     if knot.bookmark is not None:

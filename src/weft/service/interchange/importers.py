@@ -6,8 +6,10 @@ builds a loom.
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -19,8 +21,10 @@ from ...errors import ConfigError, FormatError, WeftError
 from ...loom import Heddle, Loom
 from ..store import file as native
 from ..store import sidecar
-from . import chats, flat, nested
+from . import chat_programs, chats, flat, nested, writing_programs
+from .chat_turns import apply_template
 from .import_tree import ImportedLoom, ImportLimits, Sketch, build_loom, check_limits
+from .writing_programs import PlainText, is_text_name
 
 if TYPE_CHECKING:
     from ...lm.lm import LM
@@ -29,6 +33,8 @@ if TYPE_CHECKING:
 ENTRY_POINT_GROUP = "weft.importers"
 NATIVE = "weft"
 _LIMITS = ImportLimits()
+Parser = Callable[[bytes], object]  # returns the content of a file as `Importer.matches` takes it
+_CONTROL = re.compile("[\x00-\x08]")  # characters that no text file has
 
 
 class Importer(NamedTuple):
@@ -40,24 +46,43 @@ class Importer(NamedTuple):
     sketches: Callable[[Any], list[Sketch]]  # returns the trees in a file's JSON
 
 
+def _is_plain_text(data: object) -> bool:
+    return isinstance(data, PlainText)
+
+
 # By name; a file has the first format that matches it.
 IMPORTERS: Mapping[str, Importer] = {
     each.name: each
     for each in (
-        Importer("loomsidian", "the plugin's data.json", flat.is_loomsidian, flat.loomsidian),
+        Importer("loomsidian", "Loomsidian notes", flat.is_loomsidian, flat.loomsidian),
+        Importer("conversations", "ChatGPT exports", chats.is_conversation, chats.conversations),
         Importer(
-            "conversations",
-            "chats that branch, with a mapping",
-            chats.is_conversation,
-            chats.conversations,
+            "open-webui",
+            "Open WebUI exports",
+            chat_programs.is_open_webui,
+            chat_programs.open_webui,
         ),
-        Importer("chat", "chat messages, JSON or JSON lines", chats.is_chat, chats.chats),
-        Importer("basemode", "basemode-loom's export", flat.is_basemode, flat.basemode),
         Importer(
-            "python-loom", "the Python loom's file", nested.is_python_loom, nested.python_loom
+            "sillytavern",
+            "SillyTavern chats",
+            chat_programs.is_sillytavern,
+            chat_programs.sillytavern,
         ),
-        Importer("n8loom", "N8Loom's export", nested.is_n8loom, nested.n8loom),
+        Importer(
+            "textgen",
+            "text-generation-webui histories",
+            chat_programs.is_textgen,
+            chat_programs.textgen,
+        ),
+        Importer(
+            "mikupad", "mikupad sessions", writing_programs.is_mikupad, writing_programs.mikupad
+        ),
+        Importer("chat", "chat messages as JSON or JSON lines", chats.is_chat, chats.chats),
+        Importer("basemode", "basemode-loom exports", flat.is_basemode, flat.basemode),
+        Importer("python-loom", "Python loom files", nested.is_python_loom, nested.python_loom),
+        Importer("n8loom", "N8Loom exports", nested.is_n8loom, nested.n8loom),
         Importer("nested", "nested text and children", nested.is_nested, nested.nested),
+        Importer("text", "plain text (.txt, .md)", _is_plain_text, writing_programs.plain_text),
     )
 }
 
@@ -98,9 +123,15 @@ def recognise(data: object) -> str:
         if _call_importer(name, data) is not None:
             return name
     raise FormatError(
-        f"the file matches no import format; known are {', '.join(formats())}",
-        hint="a package can add one, by an entry point of weft.importers",
+        f"unknown file format. Supported: {supported_files()}",
+        hint='any text can be imported as plain text: give the format "text"',
     )
+
+
+def supported_files() -> str:
+    """Return the names of all files that can be imported, as their users call them."""
+    names = [importer.about for importer in IMPORTERS.values()]
+    return ", ".join(["Weft looms (.loom.json)", *names, *_other_importers()])
 
 
 def read(
@@ -115,9 +146,9 @@ def read(
 ) -> ImportReport:
     """Read the looms in a file of Weft or of another program.
 
-    With an LM, texts without token ids are tokenized; the prompt never uses a chat template.
-    Without an LM, they become a loom of texts. Values of the file without an equivalent in Weft are
-    kept in `meta["imported"]`.
+    With an LM, texts without token ids are tokenized. A chat becomes a chat in the model's
+    template, so that it can be continued; other texts never use a template. Without an LM, they
+    become a loom of texts. Values without an equivalent in Weft are kept in `meta["imported"]`.
 
     Args:
         source: a path, a file's bytes, or its parsed JSON.
@@ -139,7 +170,7 @@ def read(
         raise ConfigError(f"format is {format!r}; allowed are auto, {', '.join(formats())}")
     is_path = isinstance(source, str | os.PathLike)
     with atomic_files.with_filename(source) if is_path else nullcontext():  # type: ignore[arg-type]
-        data = _parsed(source, limits)
+        data = _parsed(source, limits, format)
         name = recognise(data) if format == "auto" else format
         classes = (loom_class, heddle_class or loom_class.heddle_class)
         if name == NATIVE:
@@ -155,21 +186,64 @@ def read(
         check_limits(sketches, limits)
         for sketch in sketches:
             sketch.lift()
+            if lm is not None:
+                apply_template(sketch, lm)
         looms = tuple(build_loom(sketch, lm, name, *classes) for sketch in sketches)
         n_nodes = sum(len(sketch.knots) for sketch in sketches)
         return ImportReport(looms, name, n_nodes, tuple(_note_lines(sketches)))
 
 
-def _parsed(source: object, limits: ImportLimits) -> object:
+def _parsed(source: object, limits: ImportLimits, format: str) -> object:
+    parsers: dict[str, Parser] = {"auto": _json_or_text, "text": _decode}
+    parse = parsers.get(format, _json)
     if isinstance(source, str | os.PathLike):
+        if format == "auto":
+            parse = _parser_of_name(os.fspath(source))
         source = atomic_files.read(source, max_bytes=limits.n_bytes)
-    if not isinstance(source, bytes | bytearray | memoryview):
-        _check_serializable(source)
-        return source
-    atomic_files.check_size(len(source), limits.n_bytes)
-    data = _json(bytes(source))
-    _check_serializable(data)
-    return data
+    if isinstance(source, bytes | bytearray | memoryview):
+        atomic_files.check_size(len(source), limits.n_bytes)
+        source = parse(bytes(source))
+    _check_serializable(source)
+    return source
+
+
+def _parser_of_name(name: str) -> Parser:
+    if is_text_name(name):
+        return _decode
+    return _json if name.lower().endswith((".json", ".jsonl")) else _json_or_text
+
+
+def _decode(data: bytes) -> PlainText:
+    """Decode a text file: UTF-8, or UTF-16 with a byte order mark.
+
+    Raises: FormatError for other encodings, and for files that are not text.
+    """
+    encoding = "utf-16" if data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
+    try:
+        text = data.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise FormatError(
+            f"it is not text in UTF-8: {error.reason} at byte {error.start}",
+            hint="save the file with the encoding UTF-8",
+        ) from error
+    if _CONTROL.search(text):
+        raise FormatError(f"it is not a text file. Supported: {supported_files()}")
+    return PlainText(text)
+
+
+def _json_or_text(data: bytes) -> object:
+    """Parse a file's bytes as JSON or JSON lines; return other text as `PlainText`."""
+    try:
+        return _json(data)
+    except FormatError:
+        start = data.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
+        # These begin broken JSON, HTML and XML.
+        if not start or start in b"{[<":
+            raise
+        try:
+            return _decode(data)
+        except FormatError:
+            raise FormatError(f"unknown file format. Supported: {supported_files()}") from None
 
 
 def _json(data: bytes) -> object:
@@ -183,7 +257,7 @@ def _json(data: bytes) -> object:
         if not _is_lines(data):
             raise FormatError(
                 f"it is no JSON: {problem}",
-                hint="weft export loom.json writes what weft import reads again",
+                hint='any text can be imported as plain text: give the format "text"',
             ) from problem
         return [
             _line(line, number) for number, line in enumerate(data.splitlines(), 1) if line.strip()

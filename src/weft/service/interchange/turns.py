@@ -31,12 +31,12 @@ def messages_of(path: Sequence[Heddle]) -> list[Message]:
     for node in path[1:]:
         user_text, role = user_text_of(node), node.meta.get(ROLE)
         if user_text is not None:
-            messages.append({"role": "user", "content": user_text})
+            messages.append(_message(node, role or "user", user_text))
         elif isinstance(role, str):
-            messages.append(_message(node, role))
+            messages.append(_message(node, role, node.text))
         elif messages and messages[-1]["role"] == "assistant":
             messages[-1] = {**messages[-1], "content": (messages[-1]["content"] or "") + node.text}
-        else:
+        elif node.text:
             messages.append({"role": "assistant", "content": node.text})
     return messages
 
@@ -44,20 +44,20 @@ def messages_of(path: Sequence[Heddle]) -> list[Message]:
 def _prompt_messages(root: Heddle) -> list[Message]:
     role = root.meta.get(ROLE)
     if isinstance(role, str):
-        return [_message(root, role)]
+        return [_message(root, role, root.text)]
     if isinstance(root, Loom) and root.chat_template_used:
         noted = root.meta.get(MESSAGES)
-        return list(noted) if noted else [{"role": "user", "content": root.user_prompt}]
+        return list(noted) if noted is not None else [{"role": "user", "content": root.user_prompt}]
     # The user's text, without the model's BOS token.
     text = (root.user_prompt if isinstance(root, Loom) else "") or root.text
     return [{"role": "user", "content": text}] if text else []
 
 
-def _message(node: Heddle, role: str) -> Message:
+def _message(node: Heddle, role: str, text: str) -> Message:
     imported = node.meta.get("imported")
     fields = imported if isinstance(imported, dict) else {}
     more = {name: fields[name] for name in MESSAGE_FIELDS if name in fields}
-    content = None if not node.text and "tool_calls" in more else node.text
+    content = None if not text and "tool_calls" in more else text
     return {"role": role, "content": content, **more}
 
 

@@ -19,6 +19,7 @@ from ...api.nodes import (
     PathReply,
     TokenList,
 )
+from ...interchange import messages_of
 from ..dependencies import ERRORS, LoomName, NodeName
 from ..errors import RequestError
 from ..limits import check_limit
@@ -263,25 +264,6 @@ def _path_fields(live: OpenLoom, node: Heddle, format: str, below_root: bool) ->
     else:
         data["messages"] = messages_of(path)
     return data
-
-
-def messages_of(path: list[Heddle]) -> list[dict[str, str]]:
-    """Return a path as chat messages, beginning with the user's prompt.
-
-    Nodes that `add` has created from a user message become user messages. The text of consecutive
-    other nodes becomes one assistant message.
-    """
-    root = path[0]
-    prompt = getattr(root, "user_prompt", "") or root.text
-    messages = [{"role": "user", "content": prompt}]
-    for node in path[1:]:
-        user_text = node.meta.get("said")
-        role, text = ("user", str(user_text)) if user_text is not None else ("assistant", node.text)
-        if messages[-1]["role"] == role == "assistant":
-            messages[-1]["content"] += text
-        elif text:
-            messages.append({"role": role, "content": text})
-    return messages
 
 
 @router.get("/nodes/{node}/tokens", response_model=TokenList)

@@ -1,0 +1,91 @@
+"""Importers of texts that a person writes with a model: mikupad's sessions, and plain text."""
+
+from __future__ import annotations
+
+import json
+from itertools import groupby
+from typing import Any
+
+from ..._core.atomic_files import repr_short
+from ...errors import FormatError
+from .fields import Json, record_of, text_of
+from .import_tree import Knot, Sketch
+
+TEXT_SUFFIXES = (".txt", ".text", ".md", ".markdown")
+_SESSION_FIELDS = ("memoryTokens", "authorNoteTokens", "maxPredictTokens", "contextLength")
+_CONTEXT_FIELDS = ("memoryTokens", "authorNoteTokens", "authorNoteDepth", "worldInfo")
+
+
+class PlainText(str):
+    """The text of a file that is not JSON."""
+
+
+def is_text_name(name: str) -> bool:
+    """Return True if a file of this name contains plain text."""
+    return name.lower().endswith(TEXT_SUFFIXES)
+
+
+def plain_text(data: str) -> list[Sketch]:
+    """Return a text as one tree without branches: its prompt.
+
+    The line break that editors write at the end of a file is removed.
+
+    Raises: FormatError for an empty text.
+    """
+    text = data.replace("\r\n", "\n").removesuffix("\n")
+    if not text:
+        raise FormatError("the file is empty")
+    sketch = Sketch()
+    sketch.add(Knot(text))
+    return [sketch]
+
+
+def is_mikupad(data: object) -> bool:
+    """Return True for a session of mikupad: a `prompt` of pieces, and its settings."""
+    if not isinstance(data, dict) or not any(name in data for name in _SESSION_FIELDS):
+        return False
+    pieces = _decoded(data.get("prompt"))
+    return isinstance(pieces, list) and all(
+        isinstance(piece, dict) and "content" in piece for piece in pieces
+    )
+
+
+def mikupad(data: Any) -> list[Sketch]:
+    """Read a session of mikupad: one path, on which typed and generated texts alternate.
+
+    Memory, author's note and world info are kept in the meta of the root. Settings, which include
+    API keys, and the probabilities of tokens are left out.
+
+    data: JSON that `is_mikupad` accepts. Raises: FormatError if it is broken.
+    """
+    pieces = _decoded(data["prompt"])
+    if not isinstance(pieces, list):
+        raise FormatError(f"'prompt' is {repr_short(pieces)}; a list of pieces belongs there")
+    name = _decoded(data.get("name"))
+    sketch = Sketch(name if isinstance(name, str) else "")
+    records = [record_of(piece, f"piece {at}") for at, piece in enumerate(pieces)]
+    parent = -1
+    for is_typed, run in groupby(records, key=lambda piece: piece.get("type") == "user"):
+        text = "".join(text_of(piece, "content", "a piece") for piece in run)
+        imported = {"author": "user" if is_typed else "model"}
+        parent = sketch.add(Knot(text, parent, imported=imported))
+    sketch.at = max(parent, 0)
+    sketch.imported = _context(data)
+    n_settings = len(data.keys() - {"prompt", "name", *_CONTEXT_FIELDS})
+    if n_settings:
+        sketch.notes["settings of the session were left out"] += n_settings
+    return [sketch]
+
+
+def _context(data: Json) -> Json:
+    return {name: _decoded(data[name]) for name in _CONTEXT_FIELDS if name in data}
+
+
+def _decoded(value: object) -> object:
+    """Return a value of a session; older exports have each value as JSON in a text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
