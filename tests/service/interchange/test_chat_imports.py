@@ -54,7 +54,7 @@ def test_imported_chat_has_the_tokens_of_the_chat_template(name: str) -> None:
     )
 
 
-def test_without_chat_template_texts_stay_texts_and_a_note_says_so(
+def test_without_chat_template_texts_stay_texts_with_a_note(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lm = weft.load(shallow(), engine="numpy")

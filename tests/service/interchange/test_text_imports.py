@@ -1,4 +1,4 @@
-"""Plain text becomes the prompt of a loom; what no importer reads is refused in users' words."""
+"""Plain text becomes the prompt of a loom; unknown files raise an error with the supported ones."""
 
 from __future__ import annotations
 

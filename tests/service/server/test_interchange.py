@@ -92,8 +92,8 @@ def test_imported_chat_of_sillytavern_is_continued_by_a_message(served: Served) 
     node = added.json()["added"][0]["node"]
     body = {"max_tokens": 3, "wait": True}
     assert served.client.post(f"{path}/nodes/{node}/generate", json=body).status_code == 200
-    asked = {"as": "messages"}
-    messages = served.client.get(f"{path}/nodes/{node}/path", params=asked).json()["messages"]
+    query = {"as": "messages"}
+    messages = served.client.get(f"{path}/nodes/{node}/path", params=query).json()["messages"]
     assert [each["content"] for each in messages] == ["Once", " more", "Why?"]
 
 

@@ -25,8 +25,8 @@ _PLAIN = "chats are plain text, without roles for the model"
 def apply_template(sketch: Sketch, lm: LM) -> None:
     """Give the messages of a chat the tokens of the model's chat template.
 
-    A tree without roles is left as it is, and so is a chat that the template rejects; a note of
-    the sketch has the reason.
+    A tree without roles stays as it is. A chat that the template rejects does, too, and a note of
+    the sketch gives the reason.
     """
     if not any(knot.role in _TYPED for knot in sketch.knots):
         return
@@ -56,10 +56,10 @@ def _open(sketch: Sketch, lm: LM) -> None:
     first = [knot for knot in sketch.knots if knot.parent == 0]
     if root.text and not system:
         first = [root]
-    is_asked = {knot.role == "user" for knot in first}
-    if len(is_asked) != 1:
+    by_user = {knot.role == "user" for knot in first}
+    if len(by_user) != 1:
         raise ConfigError("it begins with messages of a user and with answers")
-    if not is_asked.pop():
+    if not by_user.pop():
         _prepend_start(sketch, system, lm)
     elif len(first) == 1:
         _merge(sketch, first[0])
