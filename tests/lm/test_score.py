@@ -61,7 +61,7 @@ def encode_pair(encode: Any, context: str, continuation: str) -> tuple[list[int]
 
 
 def test_scores_equal_one_forward_per_token(lm: weft.LM) -> None:
-    scores = lm.score(PROMPT, ENDINGS, template=False)
+    scores = lm.score(PROMPT, ENDINGS)
     prompt = lm.tokenize(PROMPT)
     for ending, score in zip(ENDINGS, scores, strict=True):
         ids = lm.tokenize(PROMPT + ending)
@@ -74,7 +74,7 @@ def test_scores_equal_one_forward_per_token(lm: weft.LM) -> None:
 
 def test_prompt_of_four_candidates_is_computed_once(lm: weft.LM) -> None:
     before = lm.stats()
-    scores = lm.score(PROMPT, ENDINGS, template=False)
+    scores = lm.score(PROMPT, ENDINGS)
     after = lm.stats()
     n_prompt = len(lm.tokenize(PROMPT))
     distinct = {score.tokens[:end] for score in scores for end in range(1, score.n_tokens + 1)}
@@ -85,7 +85,7 @@ def test_prompt_of_four_candidates_is_computed_once(lm: weft.LM) -> None:
 def test_greedy_continuation_is_greedy_and_another_is_not(lm: weft.LM) -> None:
     greedy = Loom(lm, PROMPT, template=False).grow(temperature=0, max_tokens=4)[0].tokens
     other = [*greedy[:-1], (greedy[-1] + 1) % lm.info.n_vocab]
-    first, second = lm.score(PROMPT, [greedy, other], template=False)
+    first, second = lm.score(PROMPT, [greedy, other])
     assert first.is_greedy is True
     assert second.is_greedy is False
     assert first.ranks == (0, 0, 0, 0)
@@ -94,13 +94,13 @@ def test_greedy_continuation_is_greedy_and_another_is_not(lm: weft.LM) -> None:
 def test_normalized_scores_divide_by_tokens_and_bytes(lm: weft.LM) -> None:
     for normalize, size in (("tokens", "n_tokens"), ("bytes", "n_bytes")):
         for text in ("é €", " 4"):
-            (score,) = lm.score(PROMPT, [text], normalize=normalize, template=False)
+            (score,) = lm.score(PROMPT, [text], normalize=normalize)
             assert score.n_bytes == len(text.encode())
             assert score.score == score.total / getattr(score, size)
 
 
 def test_end_adds_the_end_token_of_texts_and_of_chats(lm: weft.LM) -> None:
-    (raw,) = lm.score(PROMPT, [" 4"], end=True, template=False)
+    (raw,) = lm.score(PROMPT, [" 4"], end=True)
     assert raw.tokens[-1] == lm.eog_token
     assert raw.n_bytes == 2
     chat = [{"role": "user", "content": "What is 13 - 9?"}]
@@ -114,13 +114,15 @@ def test_text_messages_and_rendered_chat_give_equal_scores(lm: weft.LM) -> None:
     messages = [{"role": "user", "content": "What is 13 - 9?"}]
     prompts: list[Any] = ["What is 13 - 9?", messages, lm.format_chat(messages)]
     prompts.append(lm.format_chat(messages).ids)
-    totals = [[score.total for score in lm.score(one, ["4", "five"])] for one in prompts]
+    totals = [
+        [score.total for score in lm.score(one, ["4", "five"], template=True)] for one in prompts
+    ]
     assert all(each == pytest.approx(totals[0], abs=1e-5) for each in totals)
 
 
 def test_texts_and_token_ids_mix(lm: weft.LM) -> None:
     ids = lm.text.continuation(" 4")
-    text, tokens = lm.score(PROMPT, [" 4", ids], template=False)
+    text, tokens = lm.score(PROMPT, [" 4", ids])
     assert text.tokens == tokens.tokens
     assert text.total == pytest.approx(tokens.total, abs=1e-5)
 
@@ -131,7 +133,7 @@ def test_measure_of_a_list_equals_score(lm: weft.LM) -> None:
         (one,) = asyncio.run(loom.ameasure([ENDINGS[0]], normalize="tokens", end=True))
         with pytest.raises(ConfigError, match="'none', 'tokens', 'bytes'"):
             loom.measure(ENDINGS, normalize="chars")  # type: ignore[call-overload]
-    scored = lm.score(PROMPT, ENDINGS, normalize="tokens", end=True, template=False)
+    scored = lm.score(PROMPT, ENDINGS, normalize="tokens", end=True)
     assert [each.tokens for each in measured] == [each.tokens for each in scored]
     assert [each.score for each in measured] == pytest.approx([each.score for each in scored])
     assert one.score == pytest.approx(scored[0].score, abs=1e-5)
@@ -140,14 +142,14 @@ def test_measure_of_a_list_equals_score(lm: weft.LM) -> None:
 def test_awaited_scores_equal_those_of_plain_calls(lm: weft.LM) -> None:
     async def ask() -> Any:
         return await asyncio.gather(
-            lm.ascore(PROMPT, ENDINGS, template=False),
-            lm.achoose(PROMPT, ENDINGS, template=False),
+            lm.ascore(PROMPT, ENDINGS),
+            lm.achoose(PROMPT, ENDINGS),
         )
 
     scores, chosen = asyncio.run(ask())
-    plain = lm.score(PROMPT, ENDINGS, template=False)
+    plain = lm.score(PROMPT, ENDINGS)
     assert [one.total for one in scores] == pytest.approx([one.total for one in plain], abs=1e-4)
-    assert chosen.index == lm.choose(PROMPT, ENDINGS, template=False).index
+    assert chosen.index == lm.choose(PROMPT, ENDINGS).index
 
 
 # The boundary ---------------------------------------------------------------------------------
@@ -211,7 +213,7 @@ def sglang_greedy(rows: list[list[float]]) -> int:
 
 
 def test_methods_choose_as_those_of_sglang(lm: weft.LM) -> None:
-    scores = lm.score(PROMPT, ENDINGS, template=False)
+    scores = lm.score(PROMPT, ENDINGS)
     rows = [list(score.logprobs) for score in scores]
     without = []
     for score in scores:  # the first token has no logprob, which counts as 0
@@ -227,23 +229,23 @@ def test_methods_choose_as_those_of_sglang(lm: weft.LM) -> None:
         ],
     }
     for method, expected in values.items():
-        chosen = lm.choose(PROMPT, ENDINGS, method=method, template=False)  # type: ignore[arg-type]
+        chosen = lm.choose(PROMPT, ENDINGS, method=method)  # type: ignore[arg-type]
         assert chosen.values == pytest.approx(expected, abs=1e-4)
         assert chosen.index == int(np.argmax(expected))
         assert chosen.text == str(chosen) == ENDINGS[chosen.index]
         assert [one.tokens for one in chosen.scores] == [one.tokens for one in scores]
-    greedy = lm.choose(PROMPT, ENDINGS, method="greedy_token_selection", template=False)
+    greedy = lm.choose(PROMPT, ENDINGS, method="greedy_token_selection")
     assert greedy.index == sglang_greedy(rows)
 
 
 def test_choice_of_token_ids_has_their_text(lm: weft.LM) -> None:
     ids = [lm.text.continuation(text) for text in (" 4", " 5")]
-    chosen = lm.choose(PROMPT, ids, template=False)
+    chosen = lm.choose(PROMPT, ids)
     assert chosen.text == (" 4", " 5")[chosen.index]
 
 
 def test_equal_candidates_choose_the_first(lm: weft.LM) -> None:
-    assert lm.choose(PROMPT, [" 4", " 4"], template=False).index == 0
+    assert lm.choose(PROMPT, [" 4", " 4"]).index == 0
 
 
 # Many prompts ---------------------------------------------------------------------------------
@@ -256,12 +258,12 @@ def few_shot_prompts(n: int) -> list[tuple[str, list[str]]]:
 
 def test_many_prompts_score_as_one_each_in_prefix_order(lm: weft.LM) -> None:
     prompts = few_shot_prompts(8)
-    results = list(lm.score_many(prompts, template=False))
+    results = list(lm.score_many(prompts))
     order = [index for index, _ in results]
     assert sorted(order) == list(range(8))
     assert sorted(order[:4]) in ([0, 2, 4, 6], [1, 3, 5, 7])  # one prefix after the other
     for index, scores in results:
-        alone = lm.score(*prompts[index], template=False)
+        alone = lm.score(*prompts[index])
         assert [one.tokens for one in scores] == [one.tokens for one in alone]
         expected = [one.total for one in alone]
         assert [one.total for one in scores] == pytest.approx(expected, abs=1e-4)
@@ -274,7 +276,7 @@ def test_small_kv_budget_computes_shared_prefixes_once(shared: weft.LM) -> None:
     n_slots = longest + 64
     lm = weft.LM(shared.engine, shared.text, kv_bytes=n_slots * shared.info.kv_bytes_per_token)
     peak = []
-    for _ in lm.score_many(prompts, template=False):
+    for _ in lm.score_many(prompts):
         peak.append(lm.tree.budget.used)
     assert max(peak) <= n_slots
     distinct = {path[:end] for path in paths for end in range(1, len(path) + 1)}
@@ -286,7 +288,7 @@ def test_small_kv_budget_computes_shared_prefixes_once(shared: weft.LM) -> None:
 def test_first_results_arrive_before_the_last_prompt_runs(shared: weft.LM) -> None:
     prompts = few_shot_prompts(40)
     lm = weft.LM(shared.engine, shared.text, n_batch=16)
-    stream = lm.score_many(prompts, template=False)
+    stream = lm.score_many(prompts)
     next(stream)
     n_early = lm.stats().prefilled
     for _ in stream:
@@ -299,11 +301,11 @@ def test_awaited_many_scores_equal_those_of_the_plain_call(lm: weft.LM) -> None:
     prompts = few_shot_prompts(6)
 
     async def collect() -> dict[int, list[float]]:
-        stream = lm.ascore_many(prompts, template=False)
+        stream = lm.ascore_many(prompts)
         return {index: [one.total for one in scores] async for index, scores in stream}
 
     awaited = asyncio.run(collect())
-    for index, scores in lm.score_many(prompts, template=False):
+    for index, scores in lm.score_many(prompts):
         assert awaited[index] == pytest.approx([one.total for one in scores], abs=1e-4)
 
 
@@ -327,11 +329,11 @@ def test_all_kv_is_evictable_after_a_call(lm: weft.LM) -> None:
 
 def test_closed_stream_leaves_nothing_running(shared: weft.LM) -> None:
     lm = weft.LM(shared.engine, shared.text, n_batch=16)
-    stream = lm.score_many(few_shot_prompts(20), template=False)
+    stream = lm.score_many(few_shot_prompts(20))
     next(stream)
     stream.close()  # type: ignore[attr-defined]
     n_before = lm.stats().prefilled
-    lm.score("1 + 1 =", [" 2"], template=False)
+    lm.score("1 + 1 =", [" 2"])
     assert lm.stats().prefilled - n_before < 16
     assert lm.scheduler.is_idle
     assert lm.tree.budget.unevictable == 0
@@ -342,15 +344,15 @@ def test_cancelled_await_leaves_nothing_running(shared: weft.LM) -> None:
     lm = weft.LM(shared.engine, shared.text, n_batch=16)
 
     async def cancel_one() -> None:
-        task = asyncio.create_task(lm.ascore(PROMPT * 20, ENDINGS, template=False))
+        task = asyncio.create_task(lm.ascore(PROMPT * 20, ENDINGS))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        stream = lm.ascore_many(few_shot_prompts(20), template=False)
+        stream = lm.ascore_many(few_shot_prompts(20))
         await anext(stream)
         await stream.aclose()  # type: ignore[attr-defined]
-        await lm.ascore("1 + 1 =", [" 2"], template=False)
+        await lm.ascore("1 + 1 =", [" 2"])
 
     asyncio.run(cancel_one())
     assert lm.scheduler.is_idle
@@ -402,9 +404,9 @@ def test_too_long_prompt_or_candidate_raises_before_anything_runs(shared: weft.L
     lm = weft.LM(shared.engine, shared.text, n_ctx=32)
     for prompt, candidate in (("4 " * 40, " 4"), ("4 4", " 4" * 40)):
         with pytest.raises(ContextOverflow):
-            lm.score(prompt, [candidate], template=False)
+            lm.score(prompt, [candidate])
         with pytest.raises(ContextOverflow):
-            lm.score_many([(prompt, [candidate])], template=False)
+            lm.score_many([(prompt, [candidate])])
     assert lm.stats().prefilled == 0
     lm.driver.close()
 

@@ -376,16 +376,18 @@ class LM(
         normalize: Normalize = "none",
         end: bool = False,
         system: str | None = None,
-        template: bool = True,
+        template: bool = False,
     ) -> list[TextScore]:
         """Return the log-probability of each candidate after a prompt, in their order.
 
-        All candidates run in one batch, and the prompt is computed once. In a text without a chat
-        template, spaces at the end of the prompt belong to the candidates, as in
-        lm-evaluation-harness.
+        All candidates run in one batch, and the prompt is computed once. A text is continued as it
+        is: spaces at its end belong to the candidates, as in lm-evaluation-harness. After chat
+        messages a candidate is the assistant's answer.
 
         Args:
-            prompt, system, template: as for `generate`.
+            prompt: a text, chat messages, or token ids.
+            system: a system message before the messages.
+            template: True renders a text as a user's message.
             candidates: texts or token ids, at least one.
             normalize: what `score` of a result divides the log-probability by: "none", "tokens" or
                 "bytes" (the UTF-8 length of the candidate).
@@ -407,7 +409,7 @@ class LM(
         normalize: Normalize = "none",
         end: bool = False,
         system: str | None = None,
-        template: bool = True,
+        template: bool = False,
     ) -> list[TextScore]:
         """The async form of `score`, with the same arguments, for a running event loop."""
         request = scoring.read_request(
@@ -422,7 +424,7 @@ class LM(
         normalize: Normalize = "none",
         end: bool = False,
         system: str | None = None,
-        template: bool = True,
+        template: bool = False,
     ) -> Iterator[tuple[int, list[TextScore]]]:
         """Yield (index of the prompt, scores of its candidates) as results are ready.
 
@@ -445,7 +447,7 @@ class LM(
         normalize: Normalize = "none",
         end: bool = False,
         system: str | None = None,
-        template: bool = True,
+        template: bool = False,
     ) -> AsyncIterator[tuple[int, list[TextScore]]]:
         """The async form of `score_many`, with the same arguments, for a running event loop."""
         options = {"end": end, "system": system, "template": template}
@@ -459,7 +461,7 @@ class LM(
         *,
         method: Method = "token_length_normalized",
         system: str | None = None,
-        template: bool = True,
+        template: bool = False,
     ) -> Selection:
         """Return the candidate that a prompt makes likeliest, with the scores of all.
 
@@ -484,7 +486,7 @@ class LM(
         *,
         method: Method = "token_length_normalized",
         system: str | None = None,
-        template: bool = True,
+        template: bool = False,
     ) -> Selection:
         """The async form of `choose`, with the same arguments, for a running event loop."""
         request = scoring.read_request(self, prompt, candidates, system=system, template=template)

@@ -121,12 +121,12 @@ def read_request(
     *,
     end: bool = False,
     system: str | None = None,
-    template: bool = True,
+    template: bool = False,
 ) -> ScoreRequest:
     """Tokenize a prompt and its candidates; see `LM.score` for the arguments and errors.
 
-    The boundary is the one of lm-evaluation-harness. In a text without a chat template, spaces at
-    the end of the prompt belong to the candidates. A candidate's tokens are those that it adds to
+    The boundary is the one of lm-evaluation-harness. Spaces at the end of a raw text
+    belong to the candidates. A candidate's tokens are those that it adds to
     the tokens of the prompt, when both are tokenized as one text. After rendered chats and token
     ids, a candidate is tokenized as a continuation.
     """
@@ -136,6 +136,7 @@ def read_request(
     _check_candidates(candidates)
     is_raw = isinstance(prompt, str) and not isinstance(prompt, ChatPrompt)
     is_raw = is_raw and (not template or lm.text.chat_template is None)
+    template = template or not isinstance(prompt, str)
     before = prompt.rstrip() if is_raw and isinstance(prompt, str) else ""
     read = read_prompt(
         lm.text, before or prompt, template=template, system=system, check=lm.check_length
