@@ -38,7 +38,7 @@ from weft.search import (
 )
 
 reach_recipe()
-from recipe.corpus.game24 import can_reach, count_ways, held_out24, solves  # noqa: E402
+from recipe.corpus.game24 import can_reach, count_ways, holdout24, solves  # noqa: E402
 
 Strategy = Callable[[weft.LM, str, int], SearchResult]
 N_SAMPLES = 40
@@ -114,7 +114,7 @@ def last_line(text: str) -> str:
 
 def holdout() -> list[Game24]:
     """Return the puzzles kept from training; nothing is ever chosen by them."""
-    return [Game24(numbers) for numbers in held_out24()]
+    return [Game24(numbers) for numbers in holdout24()]
 
 
 def tuning() -> list[Game24]:

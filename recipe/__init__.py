@@ -1,1 +1,1 @@
-"""How the embedded model was made: a synthetic corpus, a tokenizer, training, evaluation."""
+"""Recipe of the embedded model: a synthetic corpus, a tokenizer, training, evaluation."""

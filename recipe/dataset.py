@@ -1,4 +1,4 @@
-"""The corpus as one long row of token ids, made by several processes, and batches of it."""
+"""The corpus as one long row of token ids, encoded by several processes, and batches of it."""
 
 from __future__ import annotations
 

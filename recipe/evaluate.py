@@ -1,6 +1,6 @@
 """Measure a trained model: word problems, the 100 held-out puzzles, verdicts.
 
-python -m recipe.evaluate src/weft/data/tiny            all figures, minutes on a GPU
+python -m recipe.evaluate src/weft/data/tiny            all metrics, minutes on a GPU
 python -m recipe.evaluate src/weft/data/tiny --quick    a few of each, on a CPU
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from .corpus.game24 import ask, held_out24, solves, value
+from .corpus.game24 import ask, holdout24, solves, value
 from .corpus.word_problems import large_problem, word_problem
 
 # Seeds no training shard uses.
@@ -90,8 +90,8 @@ def evaluate(folder: Path, effort: Effort) -> dict[str, float]:
 
 def final_answer(text: str) -> int | None:
     """Return the last number given as the answer, or None."""
-    found = re.findall(r"The answer is (-?\d+)", text)
-    return int(found[-1]) if found else None
+    numbers = re.findall(r"The answer is (-?\d+)", text)
+    return int(numbers[-1]) if numbers else None
 
 
 def _word_problems(model: Model, effort: Effort) -> dict[str, float]:
@@ -129,7 +129,7 @@ def _vote(
     got = [final_answer(text) for text in texts]
     groups = [got[i * votes : (i + 1) * votes] for i in range(len(asks))]
     single = [answer == want for group, want in zip(groups, right, strict=True) for answer in group]
-    majority = [_most_common(group) == want for group, want in zip(groups, right, strict=True)]
+    majority = [_majority(group) == want for group, want in zip(groups, right, strict=True)]
     some = [want in group for group, want in zip(groups, right, strict=True)]
     return {
         "sample": _share(single),
@@ -139,7 +139,7 @@ def _vote(
 
 
 def _puzzles(model: Model, effort: Effort) -> dict[str, float]:
-    puzzles = held_out24()[:: max(1, len(held_out24()) // effort.puzzles)]
+    puzzles = holdout24()[:: max(1, len(holdout24()) // effort.puzzles)]
     asks, tries = [ask(numbers) for numbers in puzzles], effort.tries
     greedy = model.complete(asks, 120)
     texts = model.complete([a for a in asks for _ in range(tries)], 120, temperature=0.8)
@@ -161,7 +161,7 @@ def _verdicts(model: Model, effort: Effort) -> dict[str, float]:
     return {"value_acc": _share([text.strip() == example.assistant for text, example in pairs])}
 
 
-def _most_common(answers: list[int | None]) -> int | None:
+def _majority(answers: list[int | None]) -> int | None:
     counts = Counter(answer for answer in answers if answer is not None)
     return counts.most_common(1)[0][0] if counts else None
 

@@ -28,7 +28,7 @@ HEAD_DIM = 64
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What to train, on how much, for how long; training ends at `minutes` or `steps`, if given."""
+    """The model and its training; it ends at `minutes` or `steps`, if given."""
 
     texts: int = 4_000_000
     tokenizer_texts: int = 60_000
@@ -62,7 +62,7 @@ TINY_RUN = Settings(
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """The figures of a run. losses: one a step, nats per token."""
+    """The measurements of a run. losses: one a step, nats per token."""
 
     losses: list[float]
     tokens: int
@@ -80,7 +80,7 @@ def train(folder: Path, settings: Settings) -> Trained:
     torch.set_float32_matmul_precision("high")
     model = LlamaForCausalLM(_architecture(settings, tokenizer)).to(device)
     parameters = sum(weight.numel() for weight in model.parameters())
-    _say(f"{len(ids) / 1e6:.1f}M tokens, {parameters / 1e6:.2f}M parameters, {device}")
+    _log(f"{len(ids) / 1e6:.1f}M tokens, {parameters / 1e6:.2f}M parameters, {device}")
     tokens = torch.from_numpy(ids.astype(np.int32)).to(device)
     losses = _fit(model, tokens, settings, device)
     _save(model, tokenizer, folder)
@@ -135,7 +135,7 @@ def _fit(model: Any, ids: Any, settings: Settings, device: str) -> list[float]:
         optimizer.zero_grad(set_to_none=True)
         losses.append(loss.detach())
         if step % 100 == 0:
-            _say(f"step {step}  loss {loss.item():.4f}  {done:.0%}")
+            _log(f"step {step}  loss {loss.item():.4f}  {done:.0%}")
     return [float(loss) for loss in losses]
 
 
@@ -158,7 +158,7 @@ def _save(model: Any, tokenizer: Any, folder: Path) -> None:
     model.save_pretrained(folder)
 
 
-def _say(line: str) -> None:
+def _log(line: str) -> None:
     print(line, flush=True)
 
 
@@ -176,17 +176,17 @@ def main(arguments: list[str] | None = None) -> None:
     names = [field.name for field in fields(Settings) if given[field.name] is not None]
     settings = replace(settings, **{name: given[name] for name in names})
     trained = train(given["out"], settings)
-    figures: dict[str, Any] = {
+    metrics: dict[str, Any] = {
         "steps": len(trained.losses),
         "tokens": trained.tokens,
         "params": trained.parameters,
         "loss": trained.losses[-1] if trained.losses else math.nan,
     }
     if not given["tiny_run"] and not given["no_evaluation"]:
-        figures = {**evaluate(given["out"], FULL), **figures}
-    text = json.dumps(figures, indent=1)
+        metrics = {**evaluate(given["out"], FULL), **metrics}
+    text = json.dumps(metrics, indent=1)
     (given["out"] / "eval.json").write_text(text, encoding="utf-8")
-    _say(text)
+    _log(text)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Synthetic corpus of the embedded model: every text is made here, none is downloaded.
+"""Synthetic corpus of the embedded model: every text is generated here, none is downloaded.
 
 A text is an exchange (what a user asks, what the model answers) or, without a user, plain prose.
 Same seed, same texts; the standard library is all it needs.

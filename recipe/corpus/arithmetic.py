@@ -1,4 +1,4 @@
-"""Whole-number arithmetic: one step, and whole expressions read without running them."""
+"""Whole-number arithmetic: one step, and full expressions read without running them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LONGEST = 200
 
 
 class NotArithmetic(ValueError):
-    """The text is not made of whole numbers, + - * / and brackets, or divides by zero."""
+    """The text has other parts than whole numbers, + - * / and brackets, or divides by zero."""
 
 
 def step(left: int, op: str, right: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from .example import Example
-from .vocabulary import COLORS, GOODS, ITEMS, PLACES, made_up
+from .vocabulary import COLORS, GOODS, ITEMS, PLACES, invented_word
 
 ASKS = (
     *("Hello", "Hi", "Hi there!", "Hello, who are you?", "Who are you?", "What can you do?"),
@@ -32,4 +32,4 @@ def assistance(rng: Random) -> Example:
 def _anything(rng: Random) -> str:
     if rng.random() < 0.3:
         return rng.choice(ITEMS + PLACES + COLORS + GOODS)
-    return made_up(rng, 1)
+    return invented_word(rng, 1)

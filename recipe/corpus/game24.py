@@ -1,4 +1,4 @@
-"""Game of 24: its steps, its puzzles, the texts made of them, and the check of an answer.
+"""Game of 24: its steps, its puzzles, their texts, and the check of an answer.
 
 Numbers in play are a sorted tuple. A step takes two of them and puts back one, a whole number of at
 most 200; the four formats follow the Tree of Thoughts paper. 100 puzzles never enter the corpus.
@@ -17,7 +17,7 @@ from .arithmetic import NotArithmetic, evaluate, numbers_in
 from .example import Example
 
 Numbers = tuple[int, ...]
-N_HELD_OUT = 100
+N_HOLDOUT = 100
 LARGEST = 200
 
 
@@ -38,14 +38,14 @@ class Move(NamedTuple):
 @cache
 def moves(numbers: Numbers) -> tuple[Move, ...]:
     """Return every step from here, sorted."""
-    found = set()
+    steps = set()
     for i, j in combinations(range(len(numbers)), 2):
         low, high = sorted((numbers[i], numbers[j]))
         others = [n for k, n in enumerate(numbers) if k not in (i, j)]
         for left, op, right, result in _results(low, high):
             if result <= LARGEST:
-                found.add(Move(left, op, right, result, tuple(sorted([*others, result]))))
-    return tuple(sorted(found))
+                steps.add(Move(left, op, right, result, tuple(sorted([*others, result]))))
+    return tuple(sorted(steps))
 
 
 @cache
@@ -66,17 +66,17 @@ def count_ways(numbers: Numbers, target: int) -> int:
 
 @cache
 def puzzles() -> tuple[Numbers, ...]:
-    """Return the 4 numbers of 1 to 13 from which 24 can be made, all of them."""
+    """Return the 4 numbers of 1 to 13 that can reach 24, all of them."""
     every = combinations_with_replacement(range(1, 14), 4)
     return tuple(numbers for numbers in every if can_reach(numbers, 24))
 
 
 @cache
-def held_out24() -> tuple[Numbers, ...]:
+def holdout24() -> tuple[Numbers, ...]:
     """Return the 100 puzzles kept from training: evenly spaced from many ways to few."""
     order = sorted(puzzles(), key=lambda numbers: (-count_ways(numbers, 24), numbers))
-    apart = len(order) / N_HELD_OUT
-    return tuple(order[int(i * apart + apart / 2)] for i in range(N_HELD_OUT))
+    apart = len(order) / N_HOLDOUT
+    return tuple(order[int(i * apart + apart / 2)] for i in range(N_HOLDOUT))
 
 
 def ask(numbers: Sequence[int], target: int = 24) -> str:
@@ -85,17 +85,17 @@ def ask(numbers: Sequence[int], target: int = 24) -> str:
 
 def solves(text: str, numbers: Sequence[int], target: int = 24) -> bool:
     """Say whether the text ends in a right `Answer: expression = target` of these numbers only."""
-    found = re.search(rf"Answer: (.+) = {target}\s*$", text)
-    if not found:
+    match = re.search(rf"Answer: (.+) = {target}\s*$", text)
+    if not match:
         return False
     try:
-        return numbers_in(found[1]) == sorted(numbers) and evaluate(found[1]) == target
+        return numbers_in(match[1]) == sorted(numbers) and evaluate(match[1]) == target
     except NotArithmetic:
         return False
 
 
 def make24(rng: Random) -> Example:
-    """Return a puzzle and one whole solution, a step a line."""
+    """Return a puzzle and one full solution, a step a line."""
     numbers, target = _puzzle(rng)
     return Example(ask(_shuffled(rng, numbers), target), _solution(rng, numbers, target))
 
@@ -157,7 +157,7 @@ def _take(written: list[tuple[int, str]], wanted: int) -> str:
 
 
 def _puzzle(rng: Random) -> tuple[Numbers, int]:
-    """Return a puzzle not held out: half of them make 24, the others what random play gave."""
+    """Return a training puzzle: half of them make 24, the others what random play gave."""
     if rng.random() < 0.5:
         return rng.choice(_training24()), 24
     while True:
@@ -166,14 +166,14 @@ def _puzzle(rng: Random) -> tuple[Numbers, int]:
         while len(numbers) > 1:
             numbers = rng.choice(moves(numbers)).rest
         target = numbers[0]
-        if 1 <= target <= 100 and not (target == 24 and start in held_out24()):
+        if 1 <= target <= 100 and not (target == 24 and start in holdout24()):
             return start, target
 
 
 @cache
 def _training24() -> tuple[Numbers, ...]:
-    held = set(held_out24())
-    return tuple(numbers for numbers in puzzles() if numbers not in held)
+    holdout = set(holdout24())
+    return tuple(numbers for numbers in puzzles() if numbers not in holdout)
 
 
 def _shuffled(rng: Random, numbers: Numbers) -> list[int]:

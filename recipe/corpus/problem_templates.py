@@ -96,19 +96,19 @@ def give(rng: Random) -> Problem | None:
     who, friend = person(rng), person(rng)
     item = rng.choice(ITEMS)
     boxes, each = rng.randint(2, 12), rng.randint(3, 12)
-    given, found = rng.randint(2, 20), rng.randint(2, 20)
+    given, n_more = rng.randint(2, 20), rng.randint(2, 20)
     total = boxes * each
     if total <= given:
         return None
     text = (
         f"{who.name} has {number(rng, boxes)} boxes with {number(rng, each)} {item} in each. "
         f"{who.He} gives {number(rng, given)} {item} to {friend.name} and then finds "
-        f"{number(rng, found)} more. How many {item} does {who.name} have now?"
+        f"{number(rng, n_more)} more. How many {item} does {who.name} have now?"
     )
     steps = [
         Step(f"At first {who.he} has", boxes, "*", each),
         Step(f"After giving some to {friend.name} {who.he} has", total, "-", given),
-        Step(f"After finding more {who.he} has", total - given, "+", found),
+        Step(f"After finding more {who.he} has", total - given, "+", n_more),
     ]
     return Problem(text, steps)
 
@@ -201,8 +201,8 @@ def farm(rng: Random) -> Problem | None:
     who = person(rng)
     hens, eggs, days = rng.randint(3, 12), rng.randint(2, 6), rng.randint(2, 7)
     eaten, price = rng.randint(1, 15), rng.randint(2, 5)
-    laid = hens * eggs * days
-    if laid <= eaten:
+    n_eggs = hens * eggs * days
+    if n_eggs <= eaten:
         return None
     text = (
         f"{who.name} has {number(rng, hens)} hens and each hen lays {number(rng, eggs)} eggs a "
@@ -212,8 +212,8 @@ def farm(rng: Random) -> Problem | None:
     steps = [
         Step("In a day there are", hens, "*", eggs),
         Step("In all there are", hens * eggs, "*", days),
-        Step("Left to sell are", laid, "-", eaten),
-        Step("The money made is", laid - eaten, "*", price),
+        Step("Left to sell are", n_eggs, "-", eaten),
+        Step("The money made is", n_eggs - eaten, "*", price),
     ]
     return Problem(text, steps)
 
@@ -250,7 +250,7 @@ def large_buy(rng: Random) -> Problem:
 
 
 def large_trip(rng: Random) -> Problem:
-    person(rng)  # nobody rides this train; the draw keeps the stream of random numbers as it was
+    person(rng)  # no person rides this train; the draw keeps the stream of random numbers as it was
     fast, hours = rng.randint(21, 95), rng.randint(6, 19)
     slow, more = rng.randint(21, 95), rng.randint(6, 19)
     text = (

@@ -10,7 +10,7 @@ from .vocabulary import COLORS, PLACES, TRAITS, an, hero, person
 
 
 def record(rng: Random) -> Example:
-    """Return a wish for somebody's record, and the record on one line."""
+    """Return a request for a person's record, and the record on one line."""
     animal, name = hero(rng), person(rng).name
     fields = {
         "name": name,

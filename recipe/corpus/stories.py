@@ -1,4 +1,4 @@
-"""Short stories of six sentences, asked for or told unasked."""
+"""Short stories of six sentences, with or without a request."""
 
 from __future__ import annotations
 
@@ -82,11 +82,11 @@ SENTENCES = (
 
 
 def story(rng: Random) -> Example:
-    """Return a wish for a story, and one of the 46,656 ways to tell it."""
+    """Return a request for a story, and one of its 46,656 versions."""
     cast = _cast(rng)
     ask = rng.choice(ASKS).format_map(cast)
-    told = " ".join(rng.choice(ways).format_map(cast) for ways in SENTENCES)
-    return Example(ask, told)
+    sentences = " ".join(rng.choice(ways).format_map(cast) for ways in SENTENCES)
+    return Example(ask, sentences)
 
 
 def plain_story(rng: Random) -> Example:

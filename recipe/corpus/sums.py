@@ -11,7 +11,7 @@ SPOKEN = {"+": "plus", "-": "minus", "*": "times"}
 
 
 def plain_sum(rng: Random) -> Example:
-    """Return a sum asked in one of eight ways; no result is below zero."""
+    """Return a sum in one of eight wordings; no result is below zero."""
     op = rng.choice("+-*")
     a, b = _operands(rng, op)
     if op == "-" and b > a:

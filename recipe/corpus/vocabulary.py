@@ -68,17 +68,17 @@ def person(rng: Random) -> Person:
 
 
 def hero(rng: Random, also: list[str] | None = None) -> str:
-    """Return an animal, somebody else (of HEROES or `also`), or a made-up word."""
+    """Return an animal, another hero (of HEROES or `also`), or an invented word."""
     at = rng.random()
     if at < 0.5:
         return rng.choice(ANIMALS)
     if at < 0.85:
         return rng.choice([*HEROES, *(also or [])])
-    return made_up(rng, 2)
+    return invented_word(rng, 2)
 
 
-def made_up(rng: Random, least: int) -> str:
-    return "".join(rng.choice(SYLLABLES) for _ in range(rng.randint(least, 4)))
+def invented_word(rng: Random, n_min: int) -> str:
+    return "".join(rng.choice(SYLLABLES) for _ in range(rng.randint(n_min, 4)))
 
 
 def an(noun: str) -> str:

@@ -58,8 +58,8 @@ def _draw(rng: Random) -> Problem:
             return problem
 
 
-def _line(made: Step) -> str:
-    return f"{made.text}: {made.left} {made.op} {made.right} = {made.result}."
+def _line(step: Step) -> str:
+    return f"{step.text}: {step.left} {step.op} {step.right} = {step.result}."
 
 
 def _wrong_try(rng: Random, steps: list[Step]) -> tuple[str, str]:

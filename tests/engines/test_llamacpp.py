@@ -43,7 +43,7 @@ pytestmark = pytest.mark.llamacpp
 
 PROMPTS = [
     *samples.ALL.values(),
-    *[game24.ask(numbers) for numbers in game24.held_out24()[:20]],
+    *[game24.ask(numbers) for numbers in game24.holdout24()[:20]],
     *[f"What is {7 * i + 3} + {11 * i + 8}?" for i in range(10)],
     *[f"Tell me a story about a {name}." for name in "owl cat bear frog bee hen dog".split()],
     *[f"Can {numbers} make 24?" for numbers in ("1 2 3 4", "5 5 5 1", "8 8 3 3")],

@@ -59,8 +59,8 @@ def test_word_problems_end_in_their_answer_and_only_slips_are_wrong() -> None:
             assert evaluate(line) == int(result)
 
 
-def test_held_out_puzzles_never_enter_the_corpus() -> None:
-    puzzles, rng = set(game24.held_out24()), Random(4)
+def test_holdout_puzzles_never_enter_the_corpus() -> None:
+    puzzles, rng = set(game24.holdout24()), Random(4)
     assert len(puzzles) == 100
     for _ in range(N):
         match = re.fullmatch(r"Use ([\d ]+) to make 24\.", game24.make24(rng).user or "")
@@ -68,8 +68,8 @@ def test_held_out_puzzles_never_enter_the_corpus() -> None:
             assert tuple(sorted(map(int, match[1].split()))) not in puzzles
 
 
-def test_held_out_puzzles_are_pinned() -> None:
-    spelled = json.dumps(game24.held_out24())
+def test_holdout_puzzles_are_pinned() -> None:
+    spelled = json.dumps(game24.holdout24())
     assert len(game24.puzzles()) == 1346
     assert (
         hashlib.sha256(spelled.encode()).hexdigest()
