@@ -38,7 +38,7 @@ def register_commands(cli: Any) -> None:
     @click.option("--kv-budget", default="auto", help="Memory for KV, such as 2GB.")
     def add(model: str, name: str | None, engine: str, kv_budget: str) -> None:
         """Add MODEL: a folder, a .gguf file, a Hub id or a server's address."""
-        choice = keep(Choice.of(model, name, engine, kv_budget))
+        choice = keep(Choice.create(model, name, engine, kv_budget))
         click.echo(f"added {choice.model_id}: llm -m {choice.model_id} 'Hello'")
 
     @weft.command(name="remove")

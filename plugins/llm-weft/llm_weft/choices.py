@@ -23,19 +23,19 @@ class Choice:
 
     @property
     def model_id(self) -> str:
-        """What `llm -m` takes."""
+        """The id that `llm -m` takes."""
         return f"weft/{self.name}"
 
     @classmethod
-    def of(cls, model: str, name: str | None, engine: str, kv_budget: str) -> Choice:
-        """Check a choice; a path is kept whole. Raises: ClickException."""
+    def create(cls, model: str, name: str | None, engine: str, kv_budget: str) -> Choice:
+        """Check a choice; a path becomes absolute. Raises: ClickException."""
         if os.path.exists(model):
             model = str(Path(model).resolve())
         if name is None:
             name = re.sub(r"[^\w.-]+", "-", model.rstrip("/").rsplit("/", 1)[-1]).strip("-")
             name = name.removesuffix(".gguf")
         if not re.fullmatch(r"[\w][\w.-]*", name):
-            raise click.ClickException(f"a name is {name!r}; allowed are letters, digits, . _ -")
+            raise click.ClickException(f"a name is {name!r}; allowed are a-z, A-Z, digits, . _ -")
         if name == EMBEDDED.name:
             raise click.ClickException(f"{EMBEDDED.model_id} is the embedded model; give --name")
         return cls(name, model, engine, kv_budget)
@@ -49,7 +49,7 @@ def _file() -> Path:
 
 
 def kept() -> list[Choice]:
-    """Return what was added, in order. A file that is broken is told, and nothing is lost."""
+    """Return the added choices, in order. A broken file is reported and left as it is."""
     try:
         rows = json.loads(_file().read_text(encoding="utf-8"))
         return [Choice(**row) for row in rows]
@@ -69,10 +69,10 @@ def keep(choice: Choice) -> Choice:
 def drop(name: str) -> Choice:
     """Forget a choice, by its name or its id. Raises: ClickException for none such."""
     here = _readable()
-    for each in here:
-        if name in (each.name, each.model_id):
-            _write([other for other in here if other is not each])
-            return each
+    for choice in here:
+        if name in (choice.name, choice.model_id):
+            _write([other for other in here if other is not choice])
+            return choice
     known = ", ".join(each.name for each in here) or "none"
     raise click.ClickException(f"no model {name!r} was added; there are: {known}")
 

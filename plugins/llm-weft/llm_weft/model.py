@@ -1,4 +1,4 @@
-"""The models as `llm` knows them: options, answers, and what is told of an answer."""
+"""The models of `llm`: options, answers, and the response of an answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OWN = frozenset({"logprobs", "raw", "keep_kv"})
 
 
 class WeftOptions(llm.Options):
-    """What `-o` takes. What is left out is as the model's own files say."""
+    """Options of `-o`. Options that are not given have the model's own defaults."""
 
     max_tokens: int | None = Field(None, description="New tokens at most; 256")
     temperature: float | None = Field(None, description="0 is greedy; 1 is as the model says")
@@ -61,7 +61,7 @@ class WeftOptions(llm.Options):
 
 
 class _Shared:
-    """What both models have."""
+    """Shared by both models."""
 
     needs_key = None
     can_stream = True
@@ -84,19 +84,19 @@ class _Shared:
             sampling["constraint"] = prompt.schema
         return self.speaker.turn(prompt, conversation, raw=prompt.options.raw), sampling
 
-    def _end(self, turn: Turn, held: HeldBack, prompt: llm.Prompt, response: Any) -> None:
-        if (answer := held.answer) is None:
+    def _end(self, turn: Turn, stop_buffer: StopBuffer, prompt: llm.Prompt, response: Any) -> None:
+        if (answer := stop_buffer.answer) is None:
             return
         options = prompt.options
         cached = {} if turn.n_cached is None else {"cached_tokens": turn.n_cached}
         response.set_usage(input=turn.n_prompt, output=len(answer.tokens), details=cached or None)
-        told: dict[str, Any] = {
+        details: dict[str, Any] = {
             "finish_reason": answer.finish_reason,
             "seed": None if answer.params is None else answer.params.seed,
         }
         if options.logprobs is not None:
-            told["logprobs"] = _logprobs(answer, options.logprobs)
-        response.response_json = told
+            details["logprobs"] = _logprobs(answer, options.logprobs)
+        response.response_json = details
         if answer.stop_string is None:  # else the path holds more than was answered
             self.speaker.answered(turn, answer, keep_kv=options.keep_kv)
 
@@ -108,17 +108,17 @@ class Weft(_Shared, llm.Model):
         self, prompt: llm.Prompt, stream: bool, response: Any, conversation: Any = None
     ) -> Iterator[str]:
         """Answer a prompt, a piece of text at a time."""
-        with _told():
+        with _one_line_errors():
             turn, sampling = self._begin(prompt, conversation)
-            held = HeldBack(prompt.options.stop)
+            stop_buffer = StopBuffer(prompt.options.stop)
             for delta in turn.node.stream(**sampling):
-                if text := held.push(delta):
+                if text := stop_buffer.push(delta):
                     yield text
-            self._end(turn, held, prompt, response)
+            self._end(turn, stop_buffer, prompt, response)
 
 
 class AsyncWeft(_Shared, llm.AsyncModel):
-    """A model that runs in Weft, beside a running loop."""
+    """A model that runs in Weft, awaited in a running event loop."""
 
     async def execute(
         self, prompt: llm.Prompt, stream: bool, response: Any, conversation: Any = None
@@ -126,44 +126,44 @@ class AsyncWeft(_Shared, llm.AsyncModel):
         """Answer a prompt, a piece of text at a time."""
         import asyncio
 
-        with _told():
+        with _one_line_errors():
             turn, sampling = await asyncio.to_thread(self._begin, prompt, conversation)
-            held = HeldBack(prompt.options.stop)
+            stop_buffer = StopBuffer(prompt.options.stop)
             async for delta in turn.node.astream(**sampling):
-                if text := held.push(delta):
+                if text := stop_buffer.push(delta):
                     yield text
-            await asyncio.to_thread(self._end, turn, held, prompt, response)
+            await asyncio.to_thread(self._end, turn, stop_buffer, prompt, response)
 
 
-class HeldBack:
+class StopBuffer:
     """An answer's text without the string that stopped it, which nodes of Weft hold.
 
-    What may be the beginning of a stop is held back until it is known. answer: the node.
+    A possible start of a stop string waits until it is decided. answer: the node.
     """
 
     def __init__(self, stop: str | list[str] | None) -> None:
         self.answer: Heddle | None = None
         self._stops = [stop] if isinstance(stop, str) else stop or []
-        self._held = ""
+        self.pending = ""
 
     def push(self, delta: Delta) -> str:
-        """Return what can be told by now."""
+        """Return the text that is complete by now."""
         self.answer = delta.node
-        text = self._held + delta.text
+        text = self.pending + delta.text
         if delta.finish_reason is not None:
-            stop, self._held = delta.node.stop_string, ""
+            stop, self.pending = delta.node.stop_string, ""
             return text if stop is None else text.partition(stop)[0]
-        found = [text.index(stop) for stop in self._stops if stop in text]
+        starts = [text.index(stop) for stop in self._stops if stop in text]
         longest = max(map(len, self._stops), default=1)
         tails = range(max(len(text) - longest + 1, 0), len(text))
-        found += [at for at in tails if any(stop.startswith(text[at:]) for stop in self._stops)]
-        held = min(found, default=len(text))
-        self._held = text[held:]
-        return text[:held]
+        starts += [at for at in tails if any(stop.startswith(text[at:]) for stop in self._stops)]
+        n_ready = min(starts, default=len(text))
+        self.pending = text[n_ready:]
+        return text[:n_ready]
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _one_line_errors() -> Iterator[None]:
     """Say what is wrong in one line, with what to do."""
     from weft import WeftError
 
@@ -182,7 +182,7 @@ def _logprobs(answer: Heddle, n_top: int) -> list[dict[str, Any]]:
 
     assert answer.lm is not None
     text = answer.lm.text
-    seen = rank_tokens([answer], n_top).get(answer.id, [])
+    ranked = rank_tokens([answer], n_top).get(answer.id, [])
     rows = []
     for index, token in enumerate(answer.tokens):
         row: dict[str, Any] = {
@@ -190,10 +190,10 @@ def _logprobs(answer: Heddle, n_top: int) -> list[dict[str, Any]]:
             "token_id": token,
             "logprob": json_number(answer.logprobs[index]) if answer.logprobs else None,
         }
-        if n_top and seen:
+        if n_top and ranked:
             row["top_logprobs"] = [
                 {"token": each.text, "token_id": each.id, "logprob": json_number(each.logprob)}
-                for each in seen[index].top
+                for each in ranked[index].top
             ]
         rows.append(row)
     return rows

@@ -1,4 +1,4 @@
-"""Conversations as paths of one token tree: what was said before is not computed again."""
+"""Conversations as paths of one token tree: earlier messages are not recomputed."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 Message = dict[str, str]
 _TALKS = 16  # conversations whose place in the tree is remembered
 _KEPT = 8  # conversations whose KV is kept in files
-_SAID = "llm_said"  # in a node's meta: the messages up to its end
+_MESSAGES_KEY = "llm_said"  # in a node's meta: the messages up to its end
 
 
 @dataclass(slots=True)
 class Tip:
-    """Where a conversation stands. said: all of its messages up to there."""
+    """The end of a conversation. messages: all of its messages up to there."""
 
-    said: list[Message]
+    messages: list[Message]
     node: Heddle
 
 
@@ -36,7 +36,7 @@ class Tip:
 class Turn:
     """A place to answer at. n_cached: tokens of its path that had their KV; None where unknown."""
 
-    said: list[Message]
+    messages: list[Message]
     node: Heddle
     key: str | None
     n_prompt: int
@@ -44,7 +44,7 @@ class Turn:
 
 
 class Speaker:
-    """A model that is loaded when it is first asked, and where its conversations stand."""
+    """A model that is loaded at its first use, and the ends of its conversations."""
 
     def __init__(self, choice: Choice) -> None:
         self._choice = choice
@@ -83,19 +83,19 @@ class Speaker:
     def _after(self, tip: Tip | None, messages: list[Message], *, is_chat: bool) -> Heddle:
         from weft import Loom
 
-        known = [] if tip is None else tip.said
+        known = [] if tip is None else tip.messages
         new = messages[len(known) :]
-        goes_on = tip is not None and messages[: len(known)] == known and bool(new)
+        continues = tip is not None and messages[: len(known)] == known and bool(new)
         if not is_chat:
             if any(message["role"] == "system" for message in messages):
                 raise llm.ModelError(
                     "a system prompt needs a chat template: this model has none, or raw is on"
                 )
-            if goes_on and tip is not None:
+            if continues and tip is not None:
                 return tip.node.add("".join(message["content"] for message in new))
             text = "".join(message["content"] for message in messages)
             return Loom(self.lm, text, template=False)
-        if goes_on and tip is not None:
+        if continues and tip is not None:
             return tip.node.add(self.lm.turn_delta(new, history=known))
         return Loom(self.lm, messages)
 
@@ -103,15 +103,15 @@ class Speaker:
         """Remember where a conversation stands now; keep_kv: for other processes, too."""
         if turn.key is None:
             return
-        said = [*turn.said, {"role": "assistant", "content": answer.text}]
-        self._tips[turn.key] = Tip(said, answer)
+        history = [*turn.messages, {"role": "assistant", "content": answer.text}]
+        self._tips[turn.key] = Tip(history, answer)
         self._tips.move_to_end(turn.key)
         while len(self._tips) > _TALKS:
             self._tips.popitem(last=False)
         if keep_kv:
             from weft.service import interchange
 
-            answer.meta[_SAID] = said
+            answer.meta[_MESSAGES_KEY] = history
             file = self._file(turn.key)
             file.parent.mkdir(parents=True, exist_ok=True)
             interchange.write(answer, file, scope="path", kv=True)
@@ -128,8 +128,8 @@ class Speaker:
             node = Loom.open(file, self.lm).leaves[0]
         except WeftError:  # of another model, or broken: it is computed again
             return None
-        said = node.meta.get(_SAID)
-        return Tip(said, node) if isinstance(said, list) else None
+        history = node.meta.get(_MESSAGES_KEY)
+        return Tip(history, node) if isinstance(history, list) else None
 
     def _file(self, key: str) -> Path:
         name = re.sub(r"[^\w-]", "_", f"{self._choice.name}-{key}")
@@ -144,8 +144,8 @@ def _forget_oldest(folder: Path) -> None:
 
 
 def _messages(prompt: llm.Prompt) -> list[Message]:
-    """Return all that was said, as chat messages. Raises: ModelError for what is no text."""
-    found: list[Message] = []
+    """Return all texts as chat messages. Raises: ModelError for a part that is no text."""
+    chat: list[Message] = []
     for message in prompt.messages:
         parts: Sequence[Any] = message.parts
         for part in parts:
@@ -154,7 +154,7 @@ def _messages(prompt: llm.Prompt) -> list[Message]:
                 raise llm.ModelError(f"the model reads text only, and a message holds a {kind}")
         text = "".join(part.text for part in parts)
         if text or message.role != "system":
-            found.append({"role": message.role, "content": text})
-    if not any(message["content"] for message in found):
+            chat.append({"role": message.role, "content": text})
+    if not any(message["content"] for message in chat):
         raise llm.ModelError("the prompt is empty; give it some text")
-    return found
+    return chat

@@ -57,7 +57,7 @@ def run() -> Run:
     return run
 
 
-def test_the_models_are_listed(run: Run) -> None:
+def test_models_are_listed(run: Run) -> None:
     listed = run("models").output
     assert "Weft: weft/tiny (embedded; a small demo model)" in listed
     options = run("models", "--options", "-q", "weft/tiny").output
@@ -67,7 +67,7 @@ def test_the_models_are_listed(run: Run) -> None:
     assert "async" in options
 
 
-def test_a_prompt_is_answered_as_weft_itself_does(run: Run) -> None:
+def test_prompt_is_answered_as_by_weft_itself(run: Run) -> None:
     import weft
 
     done = run("-m", "weft/tiny", STORY, "-o", "seed", "1", "-o", "max_tokens", "12")
@@ -77,7 +77,7 @@ def test_a_prompt_is_answered_as_weft_itself_does(run: Run) -> None:
         assert done.output == f"{node.text}\n"
 
 
-def test_an_answer_comes_in_pieces(model: Any) -> None:
+def test_answer_is_streamed_in_pieces(model: Any) -> None:
     response = model.prompt(STORY, max_tokens=12, seed=1)
     pieces = list(response)
     assert len(pieces) > 5
@@ -88,7 +88,7 @@ def test_an_answer_comes_in_pieces(model: Any) -> None:
     assert model.prompt(STORY, max_tokens=12, seed=1, stream=False).text() == response.text()
 
 
-def test_a_conversation_goes_on_without_computing_again(model: Any) -> None:
+def test_conversation_continues_without_recomputing(model: Any) -> None:
     talk = model.conversation()
     first = talk.prompt("Name three colours.", max_tokens=8, seed=1)
     first.text()
@@ -96,15 +96,15 @@ def test_a_conversation_goes_on_without_computing_again(model: Any) -> None:
     before = model.speaker.lm.stats().prefilled
     second = talk.prompt("And then?", max_tokens=4, seed=2)
     second.text()
-    found = second.usage()
+    usage = second.usage()
     # All but the answer's last token, which was drawn and not run yet.
-    assert found.details == {"cached_tokens": used.input + used.output - 1}
-    assert model.speaker.lm.stats().prefilled - before == found.input - used.input - used.output + 1
+    assert usage.details == {"cached_tokens": used.input + used.output - 1}
+    assert model.speaker.lm.stats().prefilled - before == usage.input - used.input - used.output + 1
     roles = [message.role for message in second.prompt.messages]
     assert roles == ["user", "assistant", "user"]
 
 
-def test_what_was_changed_in_a_conversation_is_said_anew(model: Any) -> None:
+def test_changed_messages_of_a_conversation_are_used(model: Any) -> None:
     talk = model.conversation()
     talk.prompt(STORY, max_tokens=4, seed=1).text()
     history = [llm.user("Hi"), llm.assistant("Hello"), llm.user("Who are you?")]
@@ -115,7 +115,7 @@ def test_what_was_changed_in_a_conversation_is_said_anew(model: Any) -> None:
     assert "fox" not in node.get_prefix_text()
 
 
-def test_another_process_finds_the_kv_that_was_kept(home: Path) -> None:
+def test_another_process_loads_the_kept_kv(home: Path) -> None:
     """`llm -c` in processes of its own, as people use it."""
 
     def command(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -132,22 +132,22 @@ def test_another_process_finds_the_kv_that_was_kept(home: Path) -> None:
     assert len(list((home / "weft-kv").glob("*.kv.safetensors"))) == 1
     for file in (home / "weft-kv").glob("*.kv.safetensors"):
         file.write_bytes(b"torn")
-    again = command("-c", "Go on.", *options)
-    assert '"cached_tokens": 0' in again.stderr  # computed again, and no harm done
+    third = command("-c", "Go on.", *options)
+    assert '"cached_tokens": 0' in third.stderr  # computed again, and no harm done
 
 
-def test_a_system_prompt_is_the_templates(model: Any) -> None:
-    asked = model.prompt("Hello", system="Be kind.", max_tokens=4, seed=1)
+def test_system_prompt_is_written_by_the_template(model: Any) -> None:
+    response = model.prompt("Hello", system="Be kind.", max_tokens=4, seed=1)
     import weft
 
     lm = model.speaker.lm
     (node,) = weft.Loom(lm, "Hello", system="Be kind.").grow(n=1, max_tokens=4, seed=1)
-    assert asked.text() == node.text
+    assert response.text() == node.text
     with pytest.raises(llm.ModelError, match="needs a chat template"):
         model.prompt("Hello", system="Be kind.", raw=True).text()
 
 
-def test_raw_text_goes_on_as_it_stands(model: Any) -> None:
+def test_raw_text_is_continued_without_a_template(model: Any) -> None:
     import weft
 
     lm = model.speaker.lm
@@ -155,7 +155,7 @@ def test_raw_text_goes_on_as_it_stands(model: Any) -> None:
     assert model.prompt("Once upon", raw=True, max_tokens=4, seed=1).text() == node.text
 
 
-def test_a_schema_is_kept_token_by_token(run: Run) -> None:
+def test_answer_fits_the_schema(run: Run) -> None:
     schema = {
         "type": "object",
         "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}},
@@ -167,9 +167,9 @@ def test_a_schema_is_kept_token_by_token(run: Run) -> None:
         "-o", "seed", "1",
     )  # fmt: skip
     assert done.exit_code == 0, done.output
-    made = json.loads(done.output)
-    assert isinstance(made["name"], str)
-    assert isinstance(made["age"], int)
+    record = json.loads(done.output)
+    assert isinstance(record["name"], str)
+    assert isinstance(record["age"], int)
 
 
 def test_logprobs_are_logged_with_alternatives(run: Run) -> None:
@@ -187,19 +187,21 @@ def test_logprobs_are_logged_with_alternatives(run: Run) -> None:
         assert by_id.get(row["token_id"], row["logprob"]) == pytest.approx(row["logprob"], abs=1e-4)
 
 
-def test_a_stop_is_held_back_in_whatever_pieces_it_comes() -> None:
+def test_stop_split_over_pieces_is_not_in_the_text() -> None:
     from types import SimpleNamespace
 
-    from llm_weft.model import HeldBack
+    from llm_weft.model import StopBuffer
 
     def answered(pieces: list[str], stops: list[str], stopped_by: str | None) -> str:
-        held, told = HeldBack(stops), ""
+        stop_buffer, text_so_far = StopBuffer(stops), ""
         for at, text in enumerate([*pieces, ""]):
             node = SimpleNamespace(stop_string=stopped_by if at == len(pieces) else None)
             reason = "stop" if at == len(pieces) else None
-            told += held.push(SimpleNamespace(node=node, text=text, finish_reason=reason))
-            assert not any(stop in told for stop in stops)
-        return told
+            text_so_far += stop_buffer.push(
+                SimpleNamespace(node=node, text=text, finish_reason=reason)
+            )
+            assert not any(stop in text_so_far for stop in stops)
+        return text_so_far
 
     assert answered(["ab", "c", "d"], ["bcd"], "bcd") == "a"
     assert answered(["abx", "bc", "e"], ["bcd"], None) == "abxbce"
@@ -210,16 +212,16 @@ def test_a_stop_is_held_back_in_whatever_pieces_it_comes() -> None:
 
 
 def test_stops_end_an_answer(model: Any) -> None:
-    whole = model.prompt(STORY, max_tokens=40, seed=1).text()
-    stop = whole.split()[4]
+    full = model.prompt(STORY, max_tokens=40, seed=1).text()
+    stop = full.split()[4]
     ended = model.prompt(STORY, max_tokens=40, seed=1, stop=json.dumps([stop]))
-    assert ended.text() == whole[: whole.index(stop)]
+    assert ended.text() == full[: full.index(stop)]
     assert ended.response_json["finish_reason"] == "stop"
     assert model.prompt(STORY, max_tokens=40, seed=1, stop=stop).text() == ended.text()
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "error_text"),
     [
         (["-o", "temperature", "-1"], "temperature is -1"),
         (["-o", "max_tokens", "0"], "max_tokens is 0"),
@@ -232,14 +234,14 @@ def test_stops_end_an_answer(model: Any) -> None:
         (["--schema", '{"type": "nonsense"}'], "nonsense"),
     ],
 )
-def test_what_is_not_allowed_is_refused_in_a_line(run: Run, options: list[str], said: str) -> None:
+def test_invalid_option_fails_in_one_line(run: Run, options: list[str], error_text: str) -> None:
     done = run("-m", "weft/tiny", "Hello", *options)
     assert done.exit_code != 0
-    assert said in done.output.replace("\n", " ")
+    assert error_text in done.output.replace("\n", " ")
     assert "Traceback" not in done.output
 
 
-def test_an_option_is_honoured_or_refused_but_never_left_out() -> None:
+def test_option_is_applied_or_rejected() -> None:
     """Each option of the draw is one of Weft's own, by its own name."""
     from llm_weft.model import _OWN, WeftOptions
 
@@ -250,17 +252,17 @@ def test_an_option_is_honoured_or_refused_but_never_left_out() -> None:
     assert set(PARAMETERS) - ours <= {"n", "constraint", "temperature_first", "draw_rule"}
 
 
-def test_the_async_model_answers_alike(model: Any, async_model: Any) -> None:
+def test_async_model_gives_the_same_answers(model: Any, async_model: Any) -> None:
     async def both() -> list[str]:
-        asked = [async_model.prompt(STORY, max_tokens=6, seed=seed) for seed in (1, 2)]
-        return list(await asyncio.gather(*(each.text() for each in asked)))
+        responses = [async_model.prompt(STORY, max_tokens=6, seed=seed) for seed in (1, 2)]
+        return list(await asyncio.gather(*(each.text() for each in responses)))
 
     assert asyncio.run(both()) == [
         model.prompt(STORY, max_tokens=6, seed=seed).text() for seed in (1, 2)
     ]
 
 
-def test_an_answer_that_nobody_reads_to_its_end_does_no_harm(model: Any) -> None:
+def test_answer_that_is_not_read_to_its_end_leaves_the_model_usable(model: Any) -> None:
     pieces = iter(model.prompt(STORY, max_tokens=200, seed=1))
     next(pieces)
     pieces.close()  # type: ignore[attr-defined]
@@ -278,14 +280,14 @@ def test_models_are_added_listed_and_removed(run: Run, tmp_path: Path, home: Pat
     assert "weft/mine" in run("weft", "list").output
     model = llm.get_model("weft/tiny")
     assert str(model).startswith("Weft: weft/tiny")
-    for arguments, said in (
+    for arguments, error_text in (
         (("add", "x", "--name", "a/b"), "a name is 'a/b'"),
         (("add", "tiny"), "is the embedded model"),
         (("remove", "other"), "no model 'other' was added; there are: mine"),
     ):
         done = run("weft", *arguments)
         assert done.exit_code == 1
-        assert said in done.output
+        assert error_text in done.output
     assert run("weft", "remove", "weft/mine").output == "removed weft/mine\n"
     assert _kept() == []
     (home / "weft-models.json").write_text("{")
