@@ -18,7 +18,7 @@ def main() -> None:
     branches = [root.fork() for _ in range(N)]
     going = list(branches)
     for _ in range(MAX_TOKENS):
-        # Draw on all, run all that go on in one forward. Those that ended keep their figures.
+        # Draw on all, run all that go on in one forward. Those that ended keep their scores.
         drawn = [(b, p) for b, p in zip(going, store.produce(going), strict=True) if not p.is_stop]
         store.commit([(branch, piece.token) for branch, piece in drawn])
         going = [branch for branch, _ in drawn]

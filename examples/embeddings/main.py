@@ -28,8 +28,8 @@ def main() -> None:
     for kind, row in zip(QUERIES, queries @ texts.T, strict=True):
         nearest = list(TEXTS)[int(row.argmax())]
         right += nearest == kind
-        figures = "  ".join(f"{name} {value:.2f}" for name, value in zip(TEXTS, row, strict=True))
-        print(f"{kind:>7} → {nearest:<7} {figures}")
+        cosines = "  ".join(f"{name} {value:.2f}" for name, value in zip(TEXTS, row, strict=True))
+        print(f"{kind:>7} → {nearest:<7} {cosines}")
     print(f"{right} of {len(QUERIES)} right")
 
 

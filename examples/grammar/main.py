@@ -30,7 +30,7 @@ def main() -> None:
             break
     print("so far:", root.text)
 
-    # A fork goes on where the grammar stands: the matcher is cloned, not begun anew.
+    # A fork continues at the grammar's state: the matcher is cloned, not restarted.
     forks = [root.fork() for _ in range(4)]
     going = list(forks)
     while going:

@@ -1,4 +1,4 @@
-"""JSON with a checker: many answers at once, and the fullest of those that say what was asked."""
+"""JSON with a checker: many answers at once, and the fullest of those that match the request."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import json
 import weft
 from weft import search
 
-ASKED = {"name": "Lena", "animal": "owl"}
+REQUESTED = {"name": "Lena", "animal": "owl"}
 
 
 def check(text: str) -> bool:
-    """Say whether the text is a record of what was asked for."""
+    """Return True if the text is a record of what was requested."""
     try:
         record = json.loads(text)
-        return ASKED.items() <= record.items() and 1 <= int(record["age"]) <= 12
+        return REQUESTED.items() <= record.items() and 1 <= int(record["age"]) <= 12
     except (ValueError, TypeError, AttributeError, KeyError):
         return False
 
@@ -27,12 +27,12 @@ def fullness(text: str) -> float:
 def main() -> None:
     lm = weft.load("tiny")
     prompt = "Describe Lena the owl as JSON."
-    found = search.best_of_n(
+    result = search.best_of_n(
         lm, prompt, n=12, temperature=1.6, seed=1, verifier=check, value=fullness
     )
-    right = [node for node in found.loom.children if node.meta["solved"]]
-    print(f"{len(right)} of {len(found.loom.children)} pass")
-    print("best:", json.loads(found.text))
+    right = [node for node in result.loom.children if node.meta["solved"]]
+    print(f"{len(right)} of {len(result.loom.children)} pass")
+    print("best:", json.loads(result.text))
 
 
 if __name__ == "__main__":

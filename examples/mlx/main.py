@@ -19,9 +19,9 @@ def answers(folder: str, max_tokens: int = 128) -> list[str]:
     root = Loom(model, tokenizer, word_problem)
     start = root.add_text_child("I will solve this problem step by step.\n")
     start.ramify(n=8, temp=0.6, max_tokens=max_tokens, min_p=0.05, seed=1)
-    again = "\n...Wait. I need to look at the problem again."
+    doubt = "\n...Wait. I need to look at the problem again."
     return start.apply_at_leaves(
-        lambda leaf: leaf.ramify(again) if leaf.terminal else leaf,
+        lambda leaf: leaf.ramify(doubt) if leaf.terminal else leaf,
         lambda leaf: leaf.ramify(n=2, temp=0.6, max_tokens=max_tokens, min_p=0.05, seed=2),
         lambda leaf: leaf.crown(),
     )
@@ -37,10 +37,10 @@ def converted(home: Path, *, four_bit: bool) -> str:
 
 def main(*, four_bit: bool = False, max_tokens: int = 128) -> None:
     with TemporaryDirectory() as home:
-        found = answers(converted(Path(home), four_bit=four_bit), max_tokens)
-    for answer in found:
+        texts = answers(converted(Path(home), four_bit=four_bit), max_tokens)
+    for answer in texts:
         print("---", answer.splitlines()[-1])
-    print(f"{len(found)} answers")
+    print(f"{len(texts)} answers")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from collections import Counter
 import weft
 from weft import samples
 
-AGAIN = "Wait. I need to look at the problem again."
+DOUBT = "Wait. I need to look at the problem again."
 
 
 def last_number(text: str) -> str:
@@ -21,8 +21,8 @@ def main() -> None:
     drafts = loom.grow(n=6, max_tokens=220, temperature=1.2, seed=1, show=False)
     print("drafts:   ", dict(Counter(last_number(draft.text) for draft in drafts)))
 
-    # Every draft is asked to look again: a text child, then three revisions of each, in one batch.
-    doubts = [draft.add("\n" + AGAIN + "\n") for draft in drafts]
+    # Every draft gets a doubt: a text child, then three revisions of each, in one batch.
+    doubts = [draft.add("\n" + DOUBT + "\n") for draft in drafts]
     revised = loom.grow(n=3, at=doubts, max_tokens=220, temperature=0.8, seed=2, show=False)
     votes = Counter(last_number(branch.text) for branch in revised if branch.text.strip())
     print("revisions:", dict(votes))

@@ -17,7 +17,7 @@ def propose(state: State) -> list[tuple[str, State]]:
 def main() -> None:
     lm = weft.load("tiny")
     start = weft.Loom(lm, "Once upon a time", template=False)
-    found = search.beam(
+    result = search.beam(
         lm,
         start,
         state=WORDS,
@@ -26,8 +26,8 @@ def main() -> None:
         width=12,
         depth=len(WORDS),
     )
-    print(f"{found.cost.candidates} texts read, {found.cost.tokens} tokens written")
-    print("Once upon a time", found.text)
+    print(f"{result.cost.candidates} texts read, {result.cost.tokens} tokens written")
+    print("Once upon a time", result.text)
 
 
 if __name__ == "__main__":

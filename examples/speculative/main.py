@@ -56,9 +56,11 @@ def main() -> None:
             for branch in (target, draft):
                 branch.prefill(tokens)  # the target's KV of accepted drafts is there already
             steps, accepted = steps + 1, accepted + n
-        said = target.tokens[start:]
-        print(f"accepted {accepted} of {steps * N_DRAFT} drafts; {len(said) / steps:.1f} a step")
-        print(large.detokenize(said))
+        generated = target.tokens[start:]
+        print(
+            f"accepted {accepted} of {steps * N_DRAFT} drafts; {len(generated) / steps:.1f} a step"
+        )
+        print(large.detokenize(generated))
 
 
 if __name__ == "__main__":

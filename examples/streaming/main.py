@@ -10,9 +10,9 @@ CAST = ("fox", "owl", "otter", "turtle", "rabbit", "bear")
 
 
 def summary(text: str) -> str:
-    """A sidecar that outlives the window: here the animals met so far."""
-    met = [animal for animal in CAST if animal in text]
-    return "So far: " + ", ".join(met) + "." if met else ""
+    """A sidecar that outlives the window: here the animals of the story so far."""
+    animals = [animal for animal in CAST if animal in text]
+    return "So far: " + ", ".join(animals) + "." if animals else ""
 
 
 def seeded(lm: weft.LM, sinks: list[int], tail: list[int]) -> Branch:
@@ -26,19 +26,19 @@ def main() -> None:
     lm = weft.load("tiny", n_ctx=N_CTX)
     prompt = lm.format_chat([{"role": "user", "content": samples.story}])
     sinks = lm.tokenize(prompt, special=True, add_bos=False)
-    branch, said, windows, told = seeded(lm, sinks, []), [], 1, ""
-    while len(said) < N_TOKENS:
+    branch, generated, windows, note_text = seeded(lm, sinks, []), [], 1, ""
+    while len(generated) < N_TOKENS:
         if branch.position == N_CTX:
-            told = summary(lm.detokenize(said))
-            note = lm.tokenize(f"{told}\n", add_bos=False) if told else []
-            print(f"window {windows}: perplexity {branch.perplexity:.2f} · {told}")
+            note_text = summary(lm.detokenize(generated))
+            note = lm.tokenize(f"{note_text}\n", add_bos=False) if note_text else []
+            print(f"window {windows}: perplexity {branch.perplexity:.2f} · {note_text}")
             branch.prune()
-            branch, windows = seeded(lm, sinks + note, said[-TAIL:]), windows + 1
+            branch, windows = seeded(lm, sinks + note, generated[-TAIL:]), windows + 1
         token = branch.produce().token
         branch.commit(token)
-        said.append(token)
-    print(f"{len(said)} tokens in {windows} windows of {N_CTX}")
-    print("end:", lm.detokenize(said)[-120:])
+        generated.append(token)
+    print(f"{len(generated)} tokens in {windows} windows of {N_CTX}")
+    print("end:", lm.detokenize(generated)[-120:])
 
 
 if __name__ == "__main__":

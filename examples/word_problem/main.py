@@ -40,12 +40,12 @@ def main() -> None:
     n_right = sum(search.answer_number(node.text) == "1216" for node in drawn)
     print(f"{n_right} of {len(drawn)} samples say 1216")
 
-    found = search.tot(
+    result = search.tot(
         lm, samples.large_problem, task=task, order="dfs", breadth=2, max_tokens=60, **hot
     )
-    n_wrong = sum(task.state((node.text,)) is None for node in found.loom.walk())
+    n_wrong = sum(task.state((node.text,)) is None for node in result.loom.walk())
     print(f"{n_wrong} wrong lines left alone")
-    print(found)
+    print(result)
 
 
 if __name__ == "__main__":
