@@ -1,1 +1,1 @@
-"""What the repository writes and checks about itself; no part of the installed package."""
+"""Programs that write and check the repository; no part of the installed package."""

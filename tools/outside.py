@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 _LOADS = {"src", "srcset", "data", "poster", "action", "background"}
-# <link rel=…> that a browser acts on; "canonical", "next" and the like are only said.
+# <link rel=…> that a browser acts on; "canonical", "next" and the like are not loaded.
 _FETCHED = {"stylesheet", "icon", "preload", "prefetch", "preconnect", "dns-prefetch", "manifest"}
 _ELSEWHERE = re.compile(r"\s*(?:https?:)?//", re.IGNORECASE)
 _IN_STYLE = re.compile(r"(?:url\(|@import)\s*['\"]?((?:https?:)?//[^'\")\s]+)", re.IGNORECASE)
@@ -23,19 +23,19 @@ class _Page(HTMLParser):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.addresses: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = {name: value or "" for name, value in attrs}
-        self.found += _IN_STYLE.findall(given.get("style", ""))
+        self.addresses += _IN_STYLE.findall(given.get("style", ""))
         is_fetched = tag == "link" and not _FETCHED.isdisjoint(given.get("rel", "").split())
         for name, value in given.items():
             if (name in _LOADS or (is_fetched and name == "href")) and _ELSEWHERE.match(value):
-                self.found.append(value)
+                self.addresses.append(value)
 
     def handle_data(self, data: str) -> None:
         if self.cdata_elem == "style":
-            self.found += _IN_STYLE.findall(data)
+            self.addresses += _IN_STYLE.findall(data)
 
 
 def requests(site: Path) -> Iterator[tuple[Path, str]]:
@@ -45,7 +45,7 @@ def requests(site: Path) -> Iterator[tuple[Path, str]]:
             page = _Page()
             page.feed(file.read_text("utf-8"))
             page.close()
-            yield from ((file, address) for address in page.found)
+            yield from ((file, address) for address in page.addresses)
         elif file.suffix == ".css":
             yield from ((file, address) for address in _IN_STYLE.findall(file.read_text("utf-8")))
 
@@ -55,10 +55,10 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 1 or not (Path(arguments[0]) / "index.html").is_file():
         print("give the folder of a built site: python -m tools.outside site", file=sys.stderr)
         return 2
-    found = list(requests(Path(arguments[0])))
-    for file, address in found:
+    loads = list(requests(Path(arguments[0])))
+    for file, address in loads:
         print(f"{file}: loads {address}", file=sys.stderr)
-    return 1 if found else 0
+    return 1 if loads else 0
 
 
 if __name__ == "__main__":

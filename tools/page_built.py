@@ -1,6 +1,6 @@
 """Says whether the page in the package is what page/ makes, and how large it is: `make page-check`.
 
-To be asked after `make page`, in a checkout: what that has changed was not committed.
+Run it after `make page`, in a checkout: files that this changed were not committed.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 BUILT = ROOT / "src" / "weft" / "service" / "server" / "static"
 TYPES = ROOT / "page" / "src" / "api" / "schema.d.ts"
-MOST = 300_000  # bytes of scripts and styles, packed as they are sent
+MAX_BYTES = 300_000  # bytes of scripts and styles, packed as they are sent
 
 
 def changed() -> list[str]:
     """Return the built files that differ from those of the last commit."""
-    told = subprocess.run(
+    status = subprocess.run(
         ["git", "status", "--porcelain", "--untracked-files=all", "--", BUILT, TYPES],
         cwd=ROOT,
         capture_output=True,
         check=True,
         text=True,
     )
-    return [line[3:] for line in told.stdout.splitlines()]
+    return [line[3:] for line in status.stdout.splitlines()]
 
 
 def packed(built: Path = BUILT) -> dict[str, int]:
@@ -43,15 +43,15 @@ def main() -> int:
     for name, n_bytes in sizes.items():
         print(f"{n_bytes:>8,} {name}")
     total = sum(sizes.values())
-    print(f"{total:>8,} bytes packed, of at most {MOST:,}; fonts come on top")
+    print(f"{total:>8,} bytes packed, of at most {MAX_BYTES:,}; fonts come on top")
     files = changed()
     for file in files:
         print(f"{file}: not what page/ makes", file=sys.stderr)
     if files:
         print("run `make page` and commit what it writes", file=sys.stderr)
-    if total > MOST:
-        print(f"the page is {total - MOST:,} bytes too large", file=sys.stderr)
-    return 1 if files or total > MOST else 0
+    if total > MAX_BYTES:
+        print(f"the page is {total - MAX_BYTES:,} bytes too large", file=sys.stderr)
+    return 1 if files or total > MAX_BYTES else 0
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ _SHOWN = {
 
 
 class PageKey(NamedTuple):
-    """A command of the page. tree, text: its keys in the tree, and where somebody types."""
+    """A command of the page. tree, text: its keys in the tree, and in text fields."""
 
     id: str
     group: str
@@ -40,8 +40,8 @@ def page_keys() -> list[PageKey]:
     """Return the commands of the page, in the order of its table."""
     rows = []
     for line in TABLE.read_text(encoding="utf-8").splitlines():
-        if (found := _ROW.search(line)) is not None:
-            name, group, label, tree, text = found.groups(default="")
+        if (match := _ROW.search(line)) is not None:
+            name, group, label, tree, text = match.groups(default="")
             rows.append(PageKey(name, group, label, _KEY.findall(tree), _KEY.findall(text)))
     return rows
 

@@ -1,4 +1,4 @@
-"""The native API's objects as an OpenAPI document without paths: what the page's types are made of.
+"""The native API's objects as an OpenAPI document without paths: the source of the page's types.
 
 python -m tools.page_schema | npx openapi-typescript -o page/src/api/schema.d.ts
 """
@@ -15,15 +15,15 @@ _REF = "#/components/schemas/"
 
 
 def schema() -> dict[str, Any]:
-    """Return the objects that requests and replies of the native API are made of."""
+    """Return the objects in requests and replies of the native API."""
     from weft.service.server import create_app
 
-    whole = create_app().openapi()
-    every = whole["components"]["schemas"]
+    document = create_app().openapi()
+    every = document["components"]["schemas"]
     wanted: set[str] = set()
     todo = [
         name
-        for path, methods in whole["paths"].items()
+        for path, methods in document["paths"].items()
         if path.startswith(NATIVE)
         for name in _named(methods)
     ]
@@ -32,7 +32,7 @@ def schema() -> dict[str, Any]:
             wanted.add(name)
             todo.extend(_named(every[name]))
     return {
-        "openapi": whole["openapi"],
+        "openapi": document["openapi"],
         "info": {"title": "Weft", "version": "1"},
         "paths": {},
         "components": {"schemas": {name: _plain(every[name]) for name in sorted(wanted)}},

@@ -18,7 +18,7 @@ COLUMNS = 80
 _PIPES = """\
 **In a pipe or a file** there are no colours and no pictures that move. `weft run` and `weft grow`
 write the texts alone: each ends its line, and between two stands a line `---`; so does `weft chat`
-with its answers. `weft read` writes the prompt and the path. Figures, names and advice go to
+with its answers. `weft read` writes the prompt and the path. Numbers, names and advice go to
 stderr. `--text` does this on a terminal, too, `--tree` draws the tree in a pipe, too, and `--json`
 writes one object for programs: also where a text may hold a line `---`, and also for errors, those
 of a command line that is not understood among them (`{"error": {"type", "message", "hint",
@@ -31,7 +31,7 @@ that turn the direction of text and line ends of other kinds are written out (`\
 **Words without quotes** are one text: `weft run tell me a story` is understood, and stderr says how
 it is typed best.""".splitlines()
 _EXITS = {
-    0: "what was asked is done",
+    0: "success",
     1: "a failure that no other number names",
     2: "a usage mistake: an option, a value, a prompt that is too long",
     3: "a model or an engine is not there, or cannot do it",
@@ -119,10 +119,10 @@ def engines_page() -> str:
         "| engine | takes | install |",
         "| --- | --- | --- |",
     ]
-    for name, each in own.items():
+    for name, engine in own.items():
         needs = f"`{install_hint(name)}`" if name not in capabilities.BASE else "nothing more"
         page = f" ([more]({name}.md))" if (DOCS / f"{name}.md").exists() else ""
-        lines.append(f"| `{name}` | {each.takes}{page} | {needs} |")
+        lines.append(f"| `{name}` | {engine.takes}{page} | {needs} |")
     heads = [f"`{name}`" for name in own]
     lines += ["", f"| what | {' | '.join(heads)} |", f"| --- |{' --- |' * len(own)}"]
     for title, field in capabilities.ROWS:
@@ -196,12 +196,12 @@ def _error_rows() -> Iterator[str]:
     from weft._core.error_mapping import ERROR_MAPPINGS
 
     for kind, outcome in ERROR_MAPPINGS.items():
-        says = (inspect.getdoc(kind) or "").partition("\n")[0].replace("|", "\\|")
+        summary = (inspect.getdoc(kind) or "").partition("\n")[0].replace("|", "\\|")
         if kind is MemoryError:
-            says = "Python's own, or the device's: no memory is left."
+            summary = "Python's own, or the device's: no memory is left."
         hint = outcome.hint.format(verb="VERB")
         http = f"{outcome.status} `{outcome.code}`"
-        yield f"| `{kind.__name__}` | {says} | {outcome.exit_code} | {http} | {hint} |"
+        yield f"| `{kind.__name__}` | {summary} | {outcome.exit_code} | {http} | {hint} |"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the documentation site needs beside its pages; mkdocs calls the `on_…` functions.
+"""Hooks of the documentation site; mkdocs calls the `on_…` functions.
 
 Pages that lie elsewhere in the repository join the site, links between the two lead on, and
 drawings stand in the page itself.
@@ -46,17 +46,17 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
 def on_page_content(html: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Put drawings into the page."""
-    return _DRAWING.sub(lambda found: _drawing(found[1], found[2]), html)
+    return _DRAWING.sub(lambda match: _drawing(match[1], match[2]), html)
 
 
 def in_site(markdown: str, name: str) -> str:
     """Return a page with its links as they must read at `name` in the site."""
     home = {new: ROOT / old for old, new in JOINED.items()}.get(name, DOCS / name)
 
-    def led(found: re.Match[str]) -> str:
-        text, (target, hash_, anchor) = found[1], found[2].partition("#")
+    def led(match: re.Match[str]) -> str:
+        text, (target, hash_, anchor) = match[1], match[2].partition("#")
         if not target or re.match(r"[a-z]+:", target):
-            return found[0]
+            return match[0]
         aim = Path(os.path.normpath(home.parent / target))
         if aim.is_relative_to(DOCS):
             there = aim.relative_to(DOCS).as_posix()

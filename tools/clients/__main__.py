@@ -31,12 +31,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="tools.clients", description=__doc__)
     parser.add_argument("--suite", nargs="*", choices=SUITES, default=SUITES)
     parser.add_argument("pytest_args", nargs="*", help="after --, for pytest")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         make_hub(folder / "home")
         runs = {
-            suite: Run(folder, suite, tuple(asked.pytest_args)).compared() for suite in asked.suite
+            suite: Run(folder, suite, tuple(args.pytest_args)).compared() for suite in args.suite
         }
     for suite, (outcomes, _) in runs.items():
         print_counts(suite, outcomes)
@@ -58,11 +58,11 @@ class Run:
 
         A test that does is run once more on both: some draw at random.
         """
-        found = self.outcomes(("tests", *self.pytest_args))
-        again = self.outcomes(tuple(differing(found))) if differing(found) else {}
-        for side, outcomes in again.items():
-            found[side].update(outcomes)
-        return found, differing(found)
+        outcomes_of = self.outcomes(("tests", *self.pytest_args))
+        repeated = self.outcomes(tuple(differing(outcomes_of))) if differing(outcomes_of) else {}
+        for side, outcomes in repeated.items():
+            outcomes_of[side].update(outcomes)
+        return outcomes_of, differing(outcomes_of)
 
     def outcomes(self, arguments: tuple[str, ...]) -> dict[str, Outcomes]:
         """Run pytest on both sides at the same time."""
@@ -121,16 +121,16 @@ def read_report(report: Path) -> Outcomes:
     return outcomes
 
 
-def differing(found: dict[str, Outcomes]) -> dict[str, tuple[str, str]]:
+def differing(outcomes_of: dict[str, Outcomes]) -> dict[str, tuple[str, str]]:
     """Return the tests that do not end as in the original: (there, on Weft)."""
-    there, here = (found[side] for side in SIDES)
+    there, here = (outcomes_of[side] for side in SIDES)
     pairs = {name: (there.get(name, "-"), here.get(name, "-")) for name in {**there, **here}}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def print_counts(suite: str, found: dict[str, Outcomes]) -> None:
+def print_counts(suite: str, outcomes_of: dict[str, Outcomes]) -> None:
     """Print a suite's line for each side."""
-    for side, outcomes in found.items():
+    for side, outcomes in outcomes_of.items():
         counts = Counter(outcomes.values())
         numbers = ", ".join(f"{counts[kind]} {kind}" for kind in ("passed", "failed", "skipped"))
         print(f"{suite} {version(suite)} on {side}: {numbers}")

@@ -45,20 +45,20 @@ def make_hub(home: Path) -> None:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    made = Hub(home / "hub")
+    hub = Hub(home / "hub")
     level = byte_level(["<|endoftext|>"])
     for name in GPT2:
-        made.add(name, level, gpt2(level))
+        hub.add(name, level, gpt2(level))
     for name in BYTE_LEVEL:
-        made.add(name, level, GPT2Config())
-    made.add(HARMONY, byte_level(["<|endoftext|>", *CHANNELS]), GPT2Config())
+        hub.add(name, level, GPT2Config())
+    hub.add(HARMONY, byte_level(["<|endoftext|>", *CHANNELS]), GPT2Config())
     base = llama(level)
-    made.add(LLAMA, level, base)
-    add_adapter(made, level, base)
+    hub.add(LLAMA, level, base)
+    add_adapter(hub, level, base)
     pieces = sentence_piece()
     for name in SENTENCE_PIECE:
-        made.add(name, pieces, LlamaConfig())
-    made.add(WORD_PIECE, word_piece(), BertConfig())
+        hub.add(name, pieces, LlamaConfig())
+    hub.add(WORD_PIECE, word_piece(), BertConfig())
 
 
 class Hub:
@@ -94,11 +94,11 @@ def byte_level(special: list[str]) -> Any:
     )
     backend.train_from_iterator(corpus(), trainer)
     end = special[0]
-    made = GPT2Tokenizer(
+    tokenizer = GPT2Tokenizer(
         tokenizer_object=backend, bos_token=end, eos_token=end, unk_token=end, pad_token=end
     )
-    made.add_special_tokens({"additional_special_tokens": special[1:]})
-    return made
+    tokenizer.add_special_tokens({"additional_special_tokens": special[1:]})
+    return tokenizer
 
 
 def sentence_piece() -> Any:
@@ -143,8 +143,8 @@ def word_piece() -> Any:
     from transformers import BertTokenizer
 
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    words += [chr(letter) for letter in range(33, 127)]
-    words += [f"##{chr(letter)}" for letter in range(97, 123)]
+    words += [chr(code) for code in range(33, 127)]
+    words += [f"##{chr(code)}" for code in range(97, 123)]
     return BertTokenizer(vocab={word: number for number, word in enumerate(words)})
 
 
@@ -191,7 +191,7 @@ def llama(tokenizer: Any) -> Any:
     )
 
 
-def add_adapter(made: Hub, tokenizer: Any, model: Any) -> None:
+def add_adapter(hub: Hub, tokenizer: Any, model: Any) -> None:
     """Add a LoRA adapter of `model`, and the model with it merged in."""
     import copy
 
@@ -206,8 +206,8 @@ def add_adapter(made: Hub, tokenizer: Any, model: Any) -> None:
         for name, weight in tuned.named_parameters():
             if "lora_B" in name:
                 weight.normal_(std=0.3)
-    made.add(ADAPTER, tuned)
-    made.add(MERGED, tokenizer, tuned.merge_and_unload())
+    hub.add(ADAPTER, tuned)
+    hub.add(MERGED, tokenizer, tuned.merge_and_unload())
 
 
 def seeded(make: Any) -> Any:
