@@ -1,4 +1,4 @@
-"""The page of a server in a real browser: what is watched there, and what people do in it."""
+"""The page of a server in a real browser: checks of the page, and actions of its users."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WIDE = {"width": 1440, "height": 900}
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
-# Names of other machines lead nowhere, so that a page which asked one would notice.
+# Names of other hosts do not resolve, so requests to them fail.
 FLAGS = (
     "--no-sandbox",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
@@ -48,7 +48,7 @@ FLAGS = (
 )
 
 
-# What no test may hang on, nor the page: when it hears of what. All of it comes, and in order.
+# Scripts that delay messages to the page. All messages arrive, and in order.
 LATE = {
     "news": """(() => {
       const listen = EventSource.prototype.addEventListener
@@ -67,12 +67,12 @@ LATE = {
       }
     })()""",
 }
-# Of those, what comes late to every page: `pytest --late`.
+# Keys of LATE that apply to every page: `pytest --late`.
 always_late: set[str] = set()
 
 
 def why_no_browser() -> str:
-    """Return why the page cannot be opened here; "" where it can."""
+    """Return the reason why no browser can be started; "" if one can."""
     if importlib.util.find_spec("playwright") is None:
         return "playwright is not installed (make test-page installs it)"
     return "" if CHROMIUM else "no Chromium is installed (on Debian: apt install chromium)"
@@ -92,7 +92,7 @@ def browsing() -> Iterator[Browser]:
 
 
 def expect(what: Any) -> Any:
-    """Playwright's own, which waits for what is expected; imported where it is used."""
+    """Playwright's `expect` with a timeout for slow machines; it is imported on first use."""
     from playwright.sync_api import expect
 
     expect.set_options(timeout=WAIT_MS)
@@ -100,15 +100,15 @@ def expect(what: Any) -> Any:
 
 
 class Watch:
-    """Notes what must not happen in a page: errors, forbidden requests, broken policies.
+    """Records the faults of a page: errors, forbidden requests, policy violations.
 
-    `allow` what a test brings about itself.
+    `allow` permits faults that the test causes itself.
     """
 
     def __init__(self, context: BrowserContext, url: str) -> None:
         self.url = url
         self.faults: list[str] = []
-        self.asked: list[str] = []
+        self.requested: list[str] = []
         self._allowed: list[re.Pattern[str]] = []
         context.on("console", self._on_console)
         context.on("weberror", lambda error: self.faults.append(f"error: {error.error}"))
@@ -124,13 +124,13 @@ class Watch:
         assert not left, "the page had faults:\n" + "\n".join(left)
 
     def _on_console(self, message: ConsoleMessage) -> None:
-        # A policy that is broken says so here, too.
+        # Policy violations are logged here, too.
         if message.type in ("error", "warning"):
             where = message.location.get("url", "")
             self.faults.append(f"console {message.type}: {message.text} ({where})")
 
     def _on_request(self, request: Request) -> None:
-        self.asked.append(request.url)
+        self.requested.append(request.url)
         if not request.url.startswith((f"{self.url}/", "data:", f"blob:{self.url}/")):
             self.faults.append(f"request beyond the server: {request.url}")
 
@@ -139,15 +139,15 @@ class Watch:
 def watched(
     browser: Browser, url: str, late: Collection[str] = (), **context: Any
 ) -> Iterator[tuple[Page, Watch]]:
-    """Open a page of its own, whose faults are an error at the end of the block.
+    """Open a page in a context of its own, and raise its faults at the end of the block.
 
-    late: what comes late to it, of LATE. context: options of a browser's context.
+    late: keys of LATE. context: options of the browser context.
     """
     options = {"viewport": WIDE, "base_url": url, "reduced_motion": "reduce", **context}
     opened = browser.new_context(**options)
     opened.set_default_timeout(WAIT_MS)
-    for each in always_late.union(late):
-        opened.add_init_script(LATE[each])
+    for kind in always_late.union(late):
+        opened.add_init_script(LATE[kind])
     watch = Watch(opened, url)
     try:
         yield opened.new_page(), watch
@@ -157,7 +157,7 @@ def watched(
 
 
 class Desk:
-    """A server and a page of it: looms are made over the API, and opened as people open them."""
+    """A server and its page: looms are created by the API and opened as users open them."""
 
     def __init__(self, served: Served, page: Page, watch: Watch) -> None:
         self.served = served
@@ -176,27 +176,27 @@ class Desk:
         return f"/looms/{self.loom['id']}{path}"
 
     def make(self, prompt: str = "Tell me a story about a fox.", **more: Any) -> Json:
-        """Make a loom; what is asked and grown from now on is of it."""
+        """Create a loom, which later calls use."""
         self.loom = self.ask("POST", "/looms", json={"prompt": prompt, **more})
         return self.loom
 
     def grow(self, node: int = 0, **body: Any) -> list[int]:
-        """Grow children to their end, and return them. n 3, 12 tokens, seed 1 unless said."""
-        asked = {"n": 3, "max_tokens": 12, "seed": 1, "force": True, "wait": True, **body}
-        told = self.ask("POST", self.of(f"/nodes/{node}/generate"), json=asked)
-        return [each["node"] for each in told.get("nodes") or told["branches"]]
+        """Grow children to their end and return them; by default 3 of 12 tokens with seed 1."""
+        body = {"n": 3, "max_tokens": 12, "seed": 1, "force": True, "wait": True, **body}
+        reply = self.ask("POST", self.of(f"/nodes/{node}/generate"), json=body)
+        return [each["node"] for each in reply.get("nodes") or reply["branches"]]
 
     def nodes(self) -> dict[int, Json]:
         """All nodes as the server has them."""
-        found: dict[int, Json] = {}
+        rows: dict[int, Json] = {}
         after = None
         while True:
             query = {"limit": 1000, **({} if after is None else {"after": after})}
-            told = self.ask("GET", self.of("/nodes"), params=query)
-            found |= {each["node"]: each for each in told["data"]}
-            after = told.get("next")
+            reply = self.ask("GET", self.of("/nodes"), params=query)
+            rows |= {each["node"]: each for each in reply["data"]}
+            after = reply.get("next")
             if after is None:
-                return found
+                return rows
 
     def endless(self) -> Json:
         """Sampling that no end token ends."""
@@ -219,7 +219,7 @@ class Desk:
         expect(foot.locator(".growing")).to_have_count(0)
 
     def open_named(self) -> Json:
-        """Take the loom that the page shows, as its address names it, for this desk's."""
+        """Use the loom that the page shows and its address names."""
         self.until(lambda: "#" in self.page.url, "a loom is open")
         name = unquote(self.page.url.partition("#")[2].partition("/")[0])
         self.loom = self.ask("GET", f"/looms/{quote(name, safe='')}")
@@ -228,11 +228,11 @@ class Desk:
     # In the page
 
     def sets(self, **values: Any) -> None:
-        """Have the browser remember what to grow with, before the page is opened."""
+        """Store sampling settings in the browser before the page is opened."""
         self.remembers("settings", {"temperature": 0.8, **values})
 
     def remembers(self, name: str, value: Any) -> None:
-        """Have the browser remember something, unless it does already."""
+        """Store a value in the browser, unless it has one of this name."""
         name = json.dumps(f"weft.{name}")
         self.page.add_init_script(
             f"localStorage.getItem({name}) ?? "
@@ -240,7 +240,7 @@ class Desk:
         )
 
     def visit(self, node: int | None = None) -> Page:
-        """Open the page at the loom, and at a node of it."""
+        """Open the page at the loom, or at one of its nodes."""
         at = "" if node is None else f"/{node}"
         self.page.goto(f"{self.served.url}/#{quote(self.loom['name'], safe='')}{at}")
         self.page.get_by_role("contentinfo").wait_for()
@@ -248,7 +248,7 @@ class Desk:
         return self.page
 
     def open_loom(self, prompt: str = "Tell me a story about a fox.", **grow: Any) -> list[int]:
-        """Make a loom, grow its first children as `grow` says, and open it in the page."""
+        """Create a loom, grow its first children with the options `grow`, and open its page."""
         chat = grow.pop("template", True)
         self.make(prompt, template=chat)
         grown = self.grow(**grow) if grow else []
@@ -278,8 +278,10 @@ class Desk:
     @property
     def lanes(self) -> list[int]:
         """The nodes that have a lane."""
-        found = self.page.locator("section[aria-label=Growing] article[data-lane]")
-        return [int(each) for each in found.evaluate_all("all => all.map((e) => e.dataset.lane)")]
+        articles = self.page.locator("section[aria-label=Growing] article[data-lane]")
+        return [
+            int(each) for each in articles.evaluate_all("all => all.map((e) => e.dataset.lane)")
+        ]
 
     @property
     def current(self) -> int:
@@ -288,38 +290,38 @@ class Desk:
         return int(row.get_attribute("data-node") or -1)
 
     def press(self, *keys: str) -> None:
-        """Press keys as the page gets them while nobody types."""
+        """Press keys while no text field has the focus."""
         for key in keys:
             self.page.keyboard.press(key)
 
     def until(self, is_so: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
-        """Wait for something that the page or the server comes to."""
+        """Wait for a state of the page or the server."""
         end = time.monotonic() + timeout_s
         while not is_so():
             assert time.monotonic() < end, f"in {timeout_s} s: {what}"
             self.page.wait_for_timeout(20)
 
     def painted(self) -> None:
-        """Wait until the page has painted what it knows, in its own fonts, however slow it is."""
+        """Wait until the page has painted its current state in its own fonts."""
         self.page.evaluate(_PAINTED)
 
     def shot(self, path: Path | None = None) -> bytes:
-        """Take a picture in which nothing moves, and what changes by itself is left out."""
-        self.page.evaluate(_STAND_STILL)
+        """Take a picture without motion and without elements that vary between runs."""
+        self.page.evaluate(_FREEZE)
         try:
             return self.page.screenshot(path=path, animations="disabled", caret="hide")
         finally:
-            self.page.evaluate(_GO_ON)
+            self.page.evaluate(_RESUME)
 
 
-# What waits for a frame is done in the first; after the second it can be seen.
+# Work that waits for a frame runs in the first; after the second it is visible.
 _PAINTED = """async () => {
   await document.fonts.ready
   for (let i = 0; i < 2; i++) await new Promise(requestAnimationFrame)
 }"""
-# Texts of what varies give way to a dash until the picture is taken: a mask would be as wide as
-# they are. What has no words is hidden.
-_STAND_STILL = """async () => {
+# Texts that vary are replaced by a dash for the picture, because a mask would vary in width.
+# Drawings that vary are hidden.
+_FREEZE = """async () => {
   await document.fonts.ready
   window.weftVaried = []
   for (const each of document.querySelectorAll("[data-varies=drawn]")) {
@@ -334,7 +336,7 @@ _STAND_STILL = """async () => {
   }
   for (let i = 0; i < 2; i++) await new Promise(requestAnimationFrame)
 }"""
-_GO_ON = """() => {
+_RESUME = """() => {
   for (const [text, data] of window.weftVaried) text.data = data
   for (const each of document.querySelectorAll("[data-varies=drawn]")) {
     each.style.visibility = ""
@@ -344,7 +346,7 @@ _GO_ON = """() => {
 
 
 class Gate:
-    """Holds a served model between two of its steps, so that what grows stands still.
+    """Stops a served model between two of its steps.
 
     A stand-in for a slow model: tokens, events and the page are the real ones.
     """
@@ -354,18 +356,18 @@ class Gate:
         self._forward = self._engine.forward
         self._turn = threading.Condition()
         self._left: int | None = None
-        self._n_held = 0
+        self._n_waiting = 0
         self._broken = ""
         self._engine.forward = self._step  # type: ignore[method-assign]
 
     def fail(self, message: str) -> None:
-        """Let the next step fail, as a broken device makes it."""
+        """Let the next step fail like a broken device."""
         with self._turn:
             self._broken = message
             self._turn.notify_all()
 
     def hold(self, after: int = 0) -> None:
-        """Let so many steps pass from now on, then none."""
+        """Let `after` more steps run, then stop the model."""
         with self._turn:
             self._left = after
             self._turn.notify_all()
@@ -375,26 +377,28 @@ class Gate:
             self._left = None
             self._turn.notify_all()
 
-    def wait_held(self, timeout_s: float = 60) -> None:
-        """Wait until the model has taken all steps that it may, and stands before the next."""
+    def wait_stopped(self, timeout_s: float = 60) -> None:
+        """Wait until the model has run all permitted steps and waits before the next."""
         with self._turn:
-            stands = self._turn.wait_for(lambda: self._left == 0 and self._n_held > 0, timeout_s)
-        assert stands, "the model has no step to take"
+            is_stopped = self._turn.wait_for(
+                lambda: self._left == 0 and self._n_waiting > 0, timeout_s
+            )
+        assert is_stopped, "the model has no step to take"
 
     def close(self) -> None:
-        """Let the model be as it was."""
+        """Remove the gate from the model."""
         self.open()
         del self._engine.forward
 
     def _step(self, rows: Any) -> Any:
         with self._turn:
-            self._n_held += 1
+            self._n_waiting += 1
             self._turn.notify_all()
-            # Nobody waits for ever, should a test have failed meanwhile.
+            # The wait has a limit, in case the test has failed.
             self._turn.wait_for(
                 lambda: self._left is None or self._left > 0 or self._broken, timeout=120
             )
-            self._n_held -= 1
+            self._n_waiting -= 1
             if self._broken:
                 message, self._broken = self._broken, ""
                 raise RuntimeError(message)
@@ -405,20 +409,20 @@ class Gate:
 
 @cache
 def _axe() -> str:
-    found = importlib.util.find_spec("axe_playwright_python")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("axe_playwright_python")
+    if spec is None or spec.origin is None:
         pytest.skip("axe is not installed (pip install --no-deps axe-playwright-python)")
-    return (Path(found.origin).parent / "axe.min.js").read_text(encoding="utf-8")
+    return (Path(spec.origin).parent / "axe.min.js").read_text(encoding="utf-8")
 
 
 def assert_accessible(page: Page) -> None:
-    """Check that axe finds nothing: of the rules of WCAG and of best practice."""
+    """Check that axe reports no violation of WCAG or of best practice."""
     if not page.evaluate("'axe' in window"):
         page.evaluate(_axe())
-    found = page.evaluate("axe.run(document).then(({ violations }) => violations)")
-    said = [
+    violations = page.evaluate("axe.run(document).then(({ violations }) => violations)")
+    lines = [
         f"{each['id']}: {each['help']}\n    {node['html']:.200}\n    {node['failureSummary']}"
-        for each in found
+        for each in violations
         for node in each["nodes"][:4]
     ]
-    assert not said, "axe:\n" + "\n".join(said)
+    assert not lines, "axe:\n" + "\n".join(lines)

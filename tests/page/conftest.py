@@ -52,13 +52,13 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture
 def look() -> dict[str, object]:
-    """What a test wants its page to be: options of a browser's context."""
+    """Options of the browser context of a test's page."""
     return {}
 
 
 @pytest.fixture
 def late() -> tuple[str, ...]:
-    """What comes late to a test's page; parametrize it where that has gone wrong."""
+    """Kinds of messages that reach a test's page late; parametrize it where that caused a bug."""
     return ()
 
 
@@ -90,12 +90,12 @@ def gate(served: Served) -> Iterator[Gate]:
 
 @pytest.fixture
 def bush(desk: Desk) -> Desk:
-    """A loom that people wrote: 0 with 1 2 3; 1 with 4 5; 4 with 6 7."""
+    """A loom of written nodes: 0 with 1 2 3; 1 with 4 5; 4 with 6 7."""
     desk.make(template=False, prompt="The keeper")
     for parent, texts in (
         (0, [" was old", " was young", " slept"]),
         (1, [" and tall", " and poor"]),
-        (4, [", they said", ", I heard"]),
+        (4, [", they sing", ", I heard"]),
     ):
         desk.ask("POST", desk.of("/nodes"), json={"parent": parent, "texts": texts})
     desk.visit()

@@ -38,7 +38,7 @@ SHARE = 0.005  # of pixels that may differ by more
 
 
 def drawn(stage: Stage, state: State) -> Iterator[tuple[str, bytes]]:
-    """Yield the pictures of a state that was made, with their names."""
+    """Yield the names and pictures of a state."""
     for width, theme in looks(stage, state):
         yield f"{state.name}-{theme}-{width}", stage.desk.shot()
 
@@ -76,34 +76,34 @@ def difference(one: Image, other: Image) -> float:
     if one.size != other.size:
         return 1.0
     bands = ImageChops.difference(one, other).split()
-    most = ImageChops.lighter(ImageChops.lighter(bands[0], bands[1]), bands[2])
-    counts = most.histogram()
+    largest = ImageChops.lighter(ImageChops.lighter(bands[0], bands[1]), bands[2])
+    counts = largest.histogram()
     return sum(counts[NEAR + 1 :]) / (one.width * one.height)
 
 
 def fingerprint(browser: Browser) -> dict[str, Any]:
-    """What pictures depend on beside the page: the browser, and the fonts for what ours lack."""
+    """Return the browser and the fallback fonts, on which pictures also depend."""
     fonts = []
     if shutil.which("fc-match"):
         for wanted in ("serif", *(f"serif:lang={each}" for each in SCRIPTS), "emoji"):
-            told = subprocess.run(["fc-match", wanted], capture_output=True, check=True)
-            fonts.append(told.stdout.decode("utf-8").partition(":")[0])
+            match = subprocess.run(["fc-match", wanted], capture_output=True, check=True)
+            fonts.append(match.stdout.decode("utf-8").partition(":")[0])
     return {"chromium": browser.version.partition(".")[0], "fonts": sorted(set(fonts))}
 
 
 def sheet(names: set[str]) -> str:
     """Return a page with all pictures, named, a state a row."""
     rows = []
-    for each in STATES:
-        if f"{each}-{THEMES[0]}-{SIZES[0][0]}" not in names:
+    for state in STATES:
+        if f"{state}-{THEMES[0]}-{SIZES[0][0]}" not in names:
             continue
         cells = "".join(
-            f'<figure><img loading="lazy" width="{width // 3}" src="{each}-{theme}-{width}.png" '
-            f'alt=""><figcaption>{html.escape(each)} · {theme} · {width}</figcaption></figure>'
+            f'<figure><img loading="lazy" width="{width // 3}" src="{state}-{theme}-{width}.png" '
+            f'alt=""><figcaption>{html.escape(state)} · {theme} · {width}</figcaption></figure>'
             for width, _ in SIZES
             for theme in THEMES
         )
-        rows.append(f"<h2>{html.escape(each)}</h2><div>{cells}</div>")
+        rows.append(f"<h2>{html.escape(state)}</h2><div>{cells}</div>")
     style = (
         "body{font:14px sans-serif;background:#bbb;margin:16px}div{display:flex;gap:12px;"
         "align-items:flex-start}figure{margin:0}img{display:block;border:1px solid #888}"
@@ -116,30 +116,30 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("states", nargs="*", choices=[*STATES, []])
     parser.add_argument("--accept", action="store_true")
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     if why := why_no_browser():
         print(f"no screens: {why}", file=sys.stderr)
         return 0
     BUILT.mkdir(parents=True, exist_ok=True)
     failed, names = [], []
     with browsing() as browser:
-        for name in asked.states or STATES:
+        for name in options.states or STATES:
             began = time.monotonic()
             try:
                 with ExitStack() as stack:
                     stage = Stage(browser, stack)
                     STATES[name].make(stage)
-                    for each, png in drawn(stage, STATES[name]):
-                        (BUILT / f"{each}.png").write_bytes(png)
-                        names.append(each)
-                        if asked.accept:
+                    for picture, png in drawn(stage, STATES[name]):
+                        (BUILT / f"{picture}.png").write_bytes(png)
+                        names.append(picture)
+                        if options.accept:
                             KEPT.mkdir(exist_ok=True)
-                            halved(png).save(KEPT / f"{each}.webp", lossless=True, method=6)
+                            halved(png).save(KEPT / f"{picture}.webp", lossless=True, method=6)
             except Exception as error:  # the others are drawn all the same
                 failed.append(name)
                 print(f"{name}: {error}", file=sys.stderr)
             print(f"{name}: {time.monotonic() - began:.1f} s", flush=True)
-        if asked.accept:
+        if options.accept:
             (KEPT / "drawn-by.json").write_text(json.dumps(fingerprint(browser)) + "\n")
     there = {file.stem for file in BUILT.glob("*.png")}
     (BUILT / "index.html").write_text(sheet(there), encoding="utf-8")

@@ -1,7 +1,7 @@
-"""Every state of the page, and what brings it there.
+"""Every state of the page, and how to reach it.
 
-Each is made for real, on a server of its own; where one cannot be held still, a stand-in for a slow
-or a broken model holds it, and says so.
+Each state is on a server of its own. If it would pass too quickly, a stand-in for a slow or a
+broken model keeps it, and its docstring describes the stand-in.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Stage:
-    """Where a state is made: servers, their pages, and what goes wrong on purpose."""
+    """The servers, pages and deliberate faults of a state."""
 
     def __init__(self, browser: Browser, stack: ExitStack) -> None:
         self._browser = browser
@@ -36,7 +36,7 @@ class Stage:
         return self.open(served)
 
     def open(self, served: Served) -> Desk:
-        """Open a page of a server that somebody else ends."""
+        """Open a page of a server that the caller stops."""
         page, watch = self.stack.enter_context(watched(self._browser, served.url))
         page.clock.set_fixed_time(datetime.now())  # what is "just now" stays that
         self.desk = Desk(served, page, watch)
@@ -79,7 +79,7 @@ def first_run(stage: Stage) -> None:
 
 @state()
 def model_loading(stage: Stage) -> None:
-    """A stand-in loads: no model is large enough to be seen loading."""
+    """A stand-in loads, because the test models load too quickly."""
     loads = models.load
     done = threading.Event()
 
@@ -130,8 +130,8 @@ def reasoning_run(stage: Stage) -> None:
     desk = stage.serve()
     desk.make("Use 4 9 10 13 to make 24.")
     desk.visit()
-    asked = {"strategy": "tot", "seed": 1, "breadth": 3, "wait": True}
-    desk.ask("POST", desk.of("/runs"), json=asked)
+    body = {"strategy": "tot", "seed": 1, "breadth": 3, "wait": True}
+    desk.ask("POST", desk.of("/runs"), json=body)
     desk.page.get_by_role("tab", name="Run").click()
     settled(desk)
 
@@ -212,7 +212,7 @@ def import_report(stage: Stage) -> None:
         "a": {"text": "The lighthouse keeper", "parentId": None},
         "b": {"text": " had not spoken for days.", "parentId": "a", "unread": True},
         "c": {"text": " slept.", "parentId": "a", "bookmarked": True},
-        "d": {"text": " of nobody", "parentId": "x"},
+        "d": {"text": " of an orphan", "parentId": "x"},
     }
     note = {"current": "b", "hoisted": ["a"], "nodes": nodes}
     file = {"settings": {"theme": "none"}, "state": {"note.md": note, "other.md": note}}
@@ -269,8 +269,8 @@ def scripts(stage: Stage) -> None:
 def incomplete_utf8(stage: Stage) -> None:
     desk = stage.serve()
     desk.make(template=False, prompt="Half a character:")
-    asked = {"text": " \u6f22", "add_bos": False}  # each of its bytes is a token of its own
-    ids = desk.ask("POST", "/tokenize", json=asked)["token_ids"]
+    body = {"text": " \u6f22", "add_bos": False}  # each of its bytes is a token of its own
+    ids = desk.ask("POST", "/tokenize", json=body)["token_ids"]
     desk.ask("POST", desk.of("/nodes"), json={"parent": 0, "token_ids": ids[:-1]})
     desk.ask("POST", desk.of("/nodes"), json={"parent": 1, "token_ids": ids[-1:]})
     desk.visit(1)
@@ -307,7 +307,7 @@ def growing(stage: Stage, n: int, tokens: int) -> tuple[Desk, Gate]:
 
 
 def settled(desk: Desk) -> None:
-    """Wait until the page has what the server has told; of memory it asks twice a second."""
+    """Wait until the page shows the server's state; it requests memory usage twice a second."""
     before = None
     while (now := desk.page.locator("body").inner_text()) != before:
         before = now

@@ -44,7 +44,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
         place.stop()
 
 
-def test_a_server_that_comes_back_is_followed_on(browser: Browser, place: Place) -> None:
+def test_page_reconnects_to_a_restarted_server(browser: Browser, place: Place) -> None:
     served = place.start()
     with watched(browser, served.url) as (page, watch):
         watch.allow("ERR_CONNECTION_REFUSED|ERR_INCOMPLETE|ERR_EMPTY_RESPONSE|net::ERR|status of 5")
@@ -69,7 +69,7 @@ def test_a_server_that_comes_back_is_followed_on(browser: Browser, place: Place)
         desk.wait_grown()
 
 
-def test_what_grew_when_the_server_ended_is_kept_and_shown(browser: Browser, place: Place) -> None:
+def test_text_grown_before_a_server_stop_is_saved_and_shown(browser: Browser, place: Place) -> None:
     served = place.start()
     with watched(browser, served.url) as (page, watch):
         watch.allow("net::ERR|status of 5")
@@ -84,16 +84,16 @@ def test_what_grew_when_the_server_ended_is_kept_and_shown(browser: Browser, pla
         expect(page.get_by_text("Reconnecting. Nothing is lost.")).to_be_visible(timeout=60_000)
         desk.served = place.start()
         expect(page.get_by_text("Reconnecting. Nothing is lost.")).to_be_hidden(timeout=60_000)
-        told = desk.nodes()[node]
-        assert told["finish_reason"] == "interrupted"
-        assert told["text"]
+        saved = desk.nodes()[node]
+        assert saved["finish_reason"] == "interrupted"
+        assert saved["text"]
         desk.row(node).click()
         desk.until(
-            lambda: desk.part(node).text_content() == told["text"], "all that the server has"
+            lambda: desk.part(node).text_content() == saved["text"], "all that the server has"
         )
 
 
-def test_a_server_that_has_other_looms_is_told_and_not_asked_on(
+def test_restarted_server_without_the_loom_is_reported_and_not_polled(
     browser: Browser, place: Place, tmp_path: Path
 ) -> None:
     served = place.start()
@@ -105,14 +105,14 @@ def test_a_server_that_has_other_looms_is_told_and_not_asked_on(
         expect(page.get_by_text("Reconnecting. Nothing is lost.")).to_be_visible(timeout=60_000)
         (tmp_path / "looms.db").rename(tmp_path / "others.db")
         place.start()
-        said = page.get_by_text("This server does not have this loom. It can be read for as long")
-        expect(said).to_be_visible(timeout=60_000)
+        notice = page.get_by_text("This server does not have this loom. It can be read for as long")
+        expect(notice).to_be_visible(timeout=60_000)
         expect(page.get_by_text("Reconnecting. Nothing is lost.")).to_be_hidden()
         expect(desk.tree.get_by_role("treeitem")).to_have_count(3)
         assert_accessible(page)
-        n = len(watch.asked)
+        n = len(watch.requested)
         page.wait_for_timeout(2500)
-        assert not [each for each in watch.asked[n:] if "/looms/" in each]
+        assert not [each for each in watch.requested[n:] if "/looms/" in each]
         desk.press("g")
         expect(
             page.get_by_role("status").filter(has_text="does not have this loom")

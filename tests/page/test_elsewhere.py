@@ -1,4 +1,4 @@
-"""What is done to the open loom elsewhere."""
+"""Changes of the open loom by other clients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.page
 
 
-def test_a_loom_renamed_elsewhere_has_its_new_name_and_address(desk: Desk, page: Page) -> None:
+def test_loom_renamed_elsewhere_has_its_new_name_and_address(desk: Desk, page: Page) -> None:
     desk.open_loom(n=1)
     name = f"renamed-{desk.loom['id']}"
     desk.ask("PATCH", desk.of(""), json={"name": name})
@@ -24,9 +24,11 @@ def test_a_loom_renamed_elsewhere_has_its_new_name_and_address(desk: Desk, page:
     expect(page.get_by_role("heading", name=name)).to_be_visible()
 
 
-def test_a_loom_brought_back_elsewhere_is_there_when_one_looks(desk: Desk, page: Page) -> None:
+def test_loom_restored_elsewhere_is_shown_when_the_page_becomes_visible(
+    desk: Desk, page: Page
+) -> None:
     desk.open_loom(n=1)
-    desk.watch.allow("status of 404")  # it may ask for the loom before it hears that it is gone
+    desk.watch.allow("status of 404")  # it may request the loom before the event of its removal
     desk.ask("DELETE", desk.of(""))
     expect(page.get_by_role("button", name="Bring it back")).to_be_visible()
     desk.ask("POST", "/looms/restore", json={})
@@ -35,10 +37,10 @@ def test_a_loom_brought_back_elsewhere_is_there_when_one_looks(desk: Desk, page:
     expect(desk.tree.get_by_role("treeitem")).to_have_count(2)
 
 
-def test_an_address_leads_to_a_node_that_was_not_heard_of_yet(desk: Desk, page: Page) -> None:
+def test_address_opens_a_node_whose_event_has_not_arrived(desk: Desk, page: Page) -> None:
     page.route("**/events*", lambda route: None)  # a stand-in for news that are late
     desk.open_loom(template=False)
-    desk.ask("POST", desk.of("/nodes"), json={"parent": 0, "text": " made elsewhere"})
+    desk.ask("POST", desk.of("/nodes"), json={"parent": 0, "text": " added elsewhere"})
     desk.visit(1)
-    expect(desk.text).to_contain_text("made elsewhere")
+    expect(desk.text).to_contain_text("added elsewhere")
     assert desk.current == 1

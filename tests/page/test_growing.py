@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.page
 
 
-def test_the_first_run_leads_to_four_branches(desk: Desk, page: Page) -> None:
+def test_first_run_grows_four_branches(desk: Desk, page: Page) -> None:
     page.goto("/")
     page.get_by_role("heading", name="What should it begin with?").wait_for()
     field = page.get_by_role("textbox").first
@@ -30,7 +30,7 @@ def test_the_first_run_leads_to_four_branches(desk: Desk, page: Page) -> None:
         expect(desk.row(node)).to_be_visible()
 
 
-def test_a_grown_branch_is_entered_and_grown_in_turn(desk: Desk, page: Page) -> None:
+def test_selected_branch_grows_and_its_children_are_selectable(desk: Desk, page: Page) -> None:
     desk.sets(n=3, max_tokens=8)
     desk.open_loom(n=2, max_tokens=8)
     desk.press("ArrowRight")
@@ -47,8 +47,10 @@ def test_a_grown_branch_is_entered_and_grown_in_turn(desk: Desk, page: Page) -> 
     expect(desk.part(second)).to_contain_text(nodes[second]["text"].strip()[:20])
 
 
-def test_as_many_lanes_as_branches_stand_there_at_once(desk: Desk, page: Page, gate: Gate) -> None:
-    """At fixed height, and nothing above them moves while they fill."""
+def test_lanes_of_all_branches_appear_before_the_first_step(
+    desk: Desk, page: Page, gate: Gate
+) -> None:
+    """Their height is fixed, and nothing above them moves while they fill."""
     desk.sets(n=6, max_tokens=60)
     desk.open_loom()
     gate.hold(0)
@@ -72,13 +74,13 @@ def test_as_many_lanes_as_branches_stand_there_at_once(desk: Desk, page: Page, g
     assert desk.text.evaluate("(each) => each.getBoundingClientRect().top") == top
 
 
-def test_what_grows_is_on_the_page_to_the_last_token(desk: Desk, page: Page) -> None:
+def test_page_shows_grown_branches_to_the_last_token(desk: Desk, page: Page) -> None:
     desk.open_loom()
     desk.grow(n=4, max_tokens=60, wait=False)
     desk.until(lambda: len(desk.lanes) == 4, "four lanes")
     desk.wait_grown()
-    for node, told in list(desk.nodes().items())[1:]:
-        shown_to_the_end(desk, node, told["text"])
+    for node, row in list(desk.nodes().items())[1:]:
+        shown_to_the_end(desk, node, row["text"])
 
 
 def shown_to_the_end(desk: Desk, node: int, text: str) -> None:
@@ -88,11 +90,13 @@ def shown_to_the_end(desk: Desk, node: int, text: str) -> None:
     desk.until(lambda: desk.current == node, f"node {node} is the current one")
     desk.until(
         lambda: " ".join((desk.part(node).text_content() or "").split()) == " ".join(text.split()),
-        f"the whole text of node {node}: {text!r}",
+        f"all text of node {node}: {text!r}",
     )
 
 
-def test_one_branch_is_stopped_and_keeps_what_it_has(desk: Desk, page: Page, gate: Gate) -> None:
+def test_stopped_branch_keeps_its_text_while_the_other_grows(
+    desk: Desk, page: Page, gate: Gate
+) -> None:
     desk.open_loom()
     gate.hold(12)
     first, second = desk.grow(n=2, wait=False, **desk.endless())
@@ -113,7 +117,7 @@ def test_one_branch_is_stopped_and_keeps_what_it_has(desk: Desk, page: Page, gat
     shown_to_the_end(desk, first, desk.nodes()[first]["text"])
 
 
-def test_escape_twice_stops_everything(desk: Desk, page: Page, gate: Gate) -> None:
+def test_escape_twice_stops_all_branches(desk: Desk, page: Page, gate: Gate) -> None:
     desk.open_loom()
     gate.hold(10)
     grown = desk.grow(n=4, wait=False, **desk.endless())
@@ -125,9 +129,7 @@ def test_escape_twice_stops_everything(desk: Desk, page: Page, gate: Gate) -> No
     assert {node["finish_reason"] for node in list(desk.nodes().values())[1:]} == {"cancelled"}
 
 
-def test_a_page_that_is_opened_anew_goes_on_in_the_middle(
-    desk: Desk, page: Page, gate: Gate
-) -> None:
+def test_reloaded_page_shows_growing_branches(desk: Desk, page: Page, gate: Gate) -> None:
     desk.open_loom()
     gate.hold(20)
     grown = desk.grow(n=3, wait=False, max_tokens=60, logit_bias=desk.endless()["logit_bias"])
@@ -138,12 +140,12 @@ def test_a_page_that_is_opened_anew_goes_on_in_the_middle(
     gate.open()
     desk.wait_grown()
     for node in grown:
-        told = desk.nodes()[node]
-        assert told["n_tokens"] == 60
-        shown_to_the_end(desk, node, told["text"])
+        row = desk.nodes()[node]
+        assert row["n_tokens"] == 60
+        shown_to_the_end(desk, node, row["text"])
 
 
-def test_several_nodes_are_grown_in_one_go(desk: Desk, page: Page) -> None:
+def test_selected_nodes_grow_in_one_call(desk: Desk, page: Page) -> None:
     desk.sets(n=2, max_tokens=6)
     first, second, third = desk.open_loom(n=3, max_tokens=6)
     desk.row(first).click(modifiers=["Control"])
@@ -155,7 +157,7 @@ def test_several_nodes_are_grown_in_one_go(desk: Desk, page: Page) -> None:
     assert [len(nodes[each]["children"]) for each in (first, second, third)] == [2, 0, 2]
 
 
-def test_two_tabs_show_one_loom(desk: Desk, page: Page) -> None:
+def test_changes_in_one_tab_appear_in_the_other(desk: Desk, page: Page) -> None:
     desk.sets(n=2, max_tokens=8)
     desk.open_loom(n=2, max_tokens=8)
     other = page.context.new_page()
@@ -173,8 +175,8 @@ def test_two_tabs_show_one_loom(desk: Desk, page: Page) -> None:
     expect(desk.tree.get_by_role("treeitem")).to_have_count(5)
 
 
-def test_an_answer_that_comes_after_the_end_grows_nothing(desk: Desk, page: Page) -> None:
-    """The feed has told that the call ended before the call is answered."""
+def test_response_after_the_end_event_shows_no_growth(desk: Desk, page: Page) -> None:
+    """The change feed reports the end of the call before the call's response arrives."""
     desk.sets(n=2, max_tokens=4, seed=1)  # of another, both may say the same, on one row
     desk.open_loom()
 

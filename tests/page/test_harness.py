@@ -1,4 +1,4 @@
-"""What watches the page sees what it must."""
+"""The checks of page tests detect faults."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.page
 
 
 @pytest.mark.parametrize(
-    ("script", "told"),
+    ("script", "message"),
     [
         ("console.error('broken')", "broken"),
         ("setTimeout(() => { throw new Error('thrown') })", "thrown"),
@@ -27,32 +27,34 @@ pytestmark = pytest.mark.page
         ("setTimeout(() => { document.body.innerHTML = '<b>x</b>' })", "TrustedHTML"),
     ],
 )
-def test_faults_of_a_page_are_told(browser: Browser, desk: Desk, script: str, told: str) -> None:
+def test_fault_of_a_page_fails_its_check(
+    browser: Browser, desk: Desk, script: str, message: str
+) -> None:
     with watched(browser, desk.served.url) as (page, watch):
         page.goto("/")
         page.evaluate(script)
         until = time.monotonic() + WAIT_S
-        while not re.search(told, "\n".join(watch.faults)) and time.monotonic() < until:
+        while not re.search(message, "\n".join(watch.faults)) and time.monotonic() < until:
             page.wait_for_timeout(20)
-        with pytest.raises(AssertionError, match=told):
+        with pytest.raises(AssertionError, match=message):
             watch.check()
         watch.allow("")
 
 
-def test_no_test_waits_inside_the_page() -> None:
-    """`wait_for_function` of an expression is `eval` there: refused from the second look on."""
+def test_no_page_test_uses_wait_for_function() -> None:
+    """`wait_for_function` uses `eval` from its second attempt on, and the page forbids `eval`."""
     waits = ".wait_for_" + "function("
     assert not [
         path.name for path in Path(__file__).parent.glob("*.py") if waits in path.read_text()
     ]
 
 
-def test_a_held_model_stands_still(desk: Desk, gate: Gate) -> None:
+def test_closed_gate_stops_the_model(desk: Desk, gate: Gate) -> None:
     desk.make()
     gate.hold(5)
     desk.grow(wait=False, n=2, **desk.endless())
     desk.until(lambda: all(node["text"] for node in list(desk.nodes().values())[1:]), "texts")
-    gate.wait_held()
+    gate.wait_stopped()
     desk.page.wait_for_timeout(300)
     before = [node["text"] for node in desk.nodes().values()]
     desk.page.wait_for_timeout(300)
@@ -64,7 +66,7 @@ def test_a_held_model_stands_still(desk: Desk, gate: Gate) -> None:
     desk.wait_grown()
 
 
-def test_axe_tells_what_it_finds(page: Page) -> None:
+def test_image_without_alt_text_is_not_accessible(page: Page) -> None:
     page.goto("/")
     page.evaluate("document.body.append(document.createElement('img'))")
     with pytest.raises(AssertionError, match="image-alt"):

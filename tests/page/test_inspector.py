@@ -31,17 +31,17 @@ def button(page: Page, name: str) -> Locator:
 
 
 def params(desk: Desk, node: int) -> dict[str, Any]:
-    told = desk.ask("GET", desk.of(f"/nodes/{node}"), params={"fields": "params"})
-    found: dict[str, Any] = told["params"]
-    return found
+    reply = desk.ask("GET", desk.of(f"/nodes/{node}"), params={"fields": "params"})
+    values: dict[str, Any] = reply["params"]
+    return values
 
 
 def fact(page: Page, name: str) -> Locator:
-    """The value beside a name."""
+    """Return the element with the value of a named fact."""
     return page.locator(".fact", has=page.locator("dt", has_text=name)).locator("dd").first
 
 
-def test_tabs_are_walked_with_the_arrow_keys(desk: Desk, page: Page) -> None:
+def test_arrow_keys_select_tabs(desk: Desk, page: Page) -> None:
     desk.open_loom()
     tabs = page.get_by_role("tablist", name="Inspector")
     tabs.get_by_role("tab", name="Generate").focus()
@@ -53,7 +53,7 @@ def test_tabs_are_walked_with_the_arrow_keys(desk: Desk, page: Page) -> None:
     expect(tabs.get_by_role("tab", name="Loom")).to_be_focused()
 
 
-def test_branches_grow_as_the_settings_say(desk: Desk, page: Page) -> None:
+def test_branches_grow_with_the_settings_of_the_panel(desk: Desk, page: Page) -> None:
     desk.open_loom()
     tab(page, "Generate")
     page.get_by_role("button", name="Sentence").click()
@@ -73,17 +73,17 @@ def test_branches_grow_as_the_settings_say(desk: Desk, page: Page) -> None:
     desk.until(lambda: len(desk.nodes()) == 3, "two nodes")
     desk.wait_grown()
     for node in (1, 2):
-        told = params(desk, node)
-        assert told["stop"] == ["\n\n"]
-        figures = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-        assert [told[name] for name in figures] == [24, 1.2, 0.9, 40, 0.02, 1.1]
-        assert told["seed"] == 7
-    # What is not neutral is marked, and a click takes it back.
+        values = params(desk, node)
+        assert values["stop"] == ["\n\n"]
+        names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        assert [values[name] for name in names] == [24, 1.2, 0.9, 40, 0.02, 1.1]
+        assert values["seed"] == 7
+    # A changed setting is marked, and a click on the mark resets it.
     page.get_by_role("button", name="Temperature: back to 1").click()
     expect(page.get_by_label("Temperature", exact=True)).to_have_value("1")
 
 
-def test_only_texts_of_a_form_come(desk: Desk, page: Page) -> None:
+def test_constraint_allows_only_its_choices(desk: Desk, page: Page) -> None:
     desk.open_loom()
     tab(page, "Generate")
     page.get_by_label("Form").select_option(label="Choices")
@@ -98,7 +98,7 @@ def test_only_texts_of_a_form_come(desk: Desk, page: Page) -> None:
     expect(button(page, "Grow 4 branches")).to_be_disabled()
 
 
-def test_what_is_wrong_stands_beside_its_field(desk: Desk, page: Page) -> None:
+def test_invalid_setting_is_reported_at_its_field(desk: Desk, page: Page) -> None:
     desk.open_loom()
     tab(page, "Generate")
     field = page.get_by_label("Branches", exact=True)
@@ -114,7 +114,7 @@ def test_what_is_wrong_stands_beside_its_field(desk: Desk, page: Page) -> None:
     assert len(desk.nodes()) == 1
 
 
-def test_what_the_server_refuses_stands_beside_its_field(desk: Desk, page: Page) -> None:
+def test_setting_rejected_by_the_server_is_reported_at_its_field(desk: Desk, page: Page) -> None:
     desk.watch.allow("400|422")
     desk.open_loom()
     tab(page, "Generate")
@@ -127,7 +127,7 @@ def test_what_the_server_refuses_stands_beside_its_field(desk: Desk, page: Page)
     expect(button(page, "Grow 4 branches")).to_be_enabled()
 
 
-def test_settings_hold_for_a_call_a_loom_or_all(desk: Desk, page: Page) -> None:
+def test_settings_apply_to_a_call_a_loom_or_all_looms(desk: Desk, page: Page) -> None:
     desk.open_loom()
     tab(page, "Generate")
     panel, tokens = page.get_by_role("tabpanel"), page.get_by_label("Tokens at most")
@@ -148,7 +148,7 @@ def test_settings_hold_for_a_call_a_loom_or_all(desk: Desk, page: Page) -> None:
     expect(page.get_by_label("Tokens at most")).to_have_value("33")
 
 
-def test_presets_are_kept_renamed_and_taken_by_a_key(desk: Desk, page: Page) -> None:
+def test_presets_are_saved_renamed_and_selected_by_key(desk: Desk, page: Page) -> None:
     desk.open_loom()
     tab(page, "Generate")
     presets = page.get_by_role("group", name="Presets")
@@ -177,21 +177,21 @@ def test_presets_are_kept_renamed_and_taken_by_a_key(desk: Desk, page: Page) -> 
 # One token at a time
 
 
-def test_a_key_takes_the_token_beside_it(desk: Desk, page: Page) -> None:
+def test_digit_adds_the_token_of_its_row(desk: Desk, page: Page) -> None:
     desk.open_loom("Use 4 9 10 13 to make 24.")
     desk.press("t")
     rows = page.locator("tr[data-token-id]")
     expect(rows).to_have_count(20)
-    told = desk.ask("POST", desk.of("/nodes/0/next"), json={"top": 20})["next"]
+    likeliest = desk.ask("POST", desk.of("/nodes/0/next"), json={"top": 20})["next"]
     assert [int(each.get_attribute("data-token-id") or 0) for each in rows.all()] == [
-        each["id"] for each in told
+        each["id"] for each in likeliest
     ]
     before = desk.ask("GET", "/kv")["data"][0]
     desk.press("2")
     desk.until(lambda: len(desk.nodes()) == 2, "a child")
     child = desk.nodes()[1]
     taken = desk.ask("GET", desk.of("/nodes/1"), params={"fields": "tokens"})["token_ids"]
-    assert taken == [told[1]["id"]]
+    assert taken == [likeliest[1]["id"]]
     assert child["parent"] == 0
     expect(page.locator(".next-after")).to_contain_text(f"24.{child['text']}")
     expect(page.locator("tr[data-token-id] kbd").first).to_have_text("1")
@@ -202,7 +202,7 @@ def test_a_key_takes_the_token_beside_it(desk: Desk, page: Page) -> None:
     expect(page.get_by_role("tab", name="Generate")).to_have_attribute("aria-selected", "true")
 
 
-def test_any_token_is_found_with_what_drawing_makes_of_it(desk: Desk, page: Page) -> None:
+def test_token_search_lists_and_adds_an_unlikely_token(desk: Desk, page: Page) -> None:
     desk.open_loom("Use 4 9 10 13 to make 24.")
     tab(page, "Generate")
     page.get_by_label("Top-k", exact=True).fill("3")
@@ -212,44 +212,46 @@ def test_any_token_is_found_with_what_drawing_makes_of_it(desk: Desk, page: Page
     page.get_by_placeholder("Find a token").fill("owl")
     row = page.locator("tr[data-token-id]").first
     expect(row).to_contain_text("likeliest")
-    found = int(row.get_attribute("data-token-id") or 0)
-    told = desk.ask("POST", desk.of("/nodes/0/next"), json={"candidates": [found]})["candidates"]
-    assert told[0]["rank"] > 20
+    token = int(row.get_attribute("data-token-id") or 0)
+    candidates = desk.ask("POST", desk.of("/nodes/0/next"), json={"candidates": [token]})[
+        "candidates"
+    ]
+    assert candidates[0]["rank"] > 20
     page.keyboard.press("Enter")
     desk.until(lambda: len(desk.nodes()) == 2, "it was taken")
     taken = desk.ask("GET", desk.of("/nodes/1"), params={"fields": "tokens"})["token_ids"]
-    assert taken == [found]
+    assert taken == [token]
 
 
-def test_candidates_are_looked_ahead_of(desk: Desk, page: Page) -> None:
+def test_look_ahead_shows_the_continuation_of_a_candidate(desk: Desk, page: Page) -> None:
     desk.open_loom("Use 4 9 10 13 to make 24.")
     tab(page, "Tokens")
     page.get_by_label("Look 8 tokens ahead").check()
     first = page.locator("tr[data-token-id]").first
     expect(first.locator(".chance-ahead")).to_be_visible()
     token = int(first.get_attribute("data-token-id") or 0)
-    told = desk.ask("POST", desk.of("/nodes/0/next"), json={"candidates": [token], "ahead": 8})
-    words = " ".join(told["candidates"][0]["ahead"].split())
+    reply = desk.ask("POST", desk.of("/nodes/0/next"), json={"candidates": [token], "ahead": 8})
+    words = " ".join(reply["candidates"][0]["ahead"].split())
     expect(first.locator(".chance-ahead")).to_contain_text(words)
     assert len(desk.nodes()) == 1
 
 
-def test_the_table_is_of_the_node_where_one_stands(desk: Desk, page: Page) -> None:
-    """However fast one moves, and whatever answers come late."""
+def test_token_table_is_of_the_current_node_after_fast_moves(desk: Desk, page: Page) -> None:
+    """Responses for earlier nodes may arrive late."""
     desk.open_loom(n=6, max_tokens=8)
     tab(page, "Tokens")
     desk.press("ArrowRight", *["ArrowDown"] * 5)
     expect(page.locator("tr[data-token-id] kbd").first).to_be_visible()
     page.wait_for_timeout(400)
-    told = desk.ask("POST", desk.of("/nodes/6/next"), json={"top": 20})["next"]
+    likeliest = desk.ask("POST", desk.of("/nodes/6/next"), json={"top": 20})["next"]
     rows = page.locator("tr[data-token-id]")
-    expect(rows.first).to_have_attribute("data-token-id", str(told[0]["id"]))
+    expect(rows.first).to_have_attribute("data-token-id", str(likeliest[0]["id"]))
 
 
 # A node
 
 
-def test_a_node_says_what_it_is_and_where_it_comes_from(desk: Desk, page: Page) -> None:
+def test_node_panel_shows_counts_and_sampling(desk: Desk, page: Page) -> None:
     desk.open_loom(n=2, max_tokens=6, temperature=0.7, seed=5)
     desk.press("ArrowRight", "ArrowDown")
     tab(page, "Node")
@@ -268,7 +270,7 @@ def test_a_node_says_what_it_is_and_where_it_comes_from(desk: Desk, page: Page) 
 
 
 @pytest.mark.parametrize("late", [(), ("news",)])
-def test_a_node_is_regenerated_exactly(desk: Desk, page: Page) -> None:
+def test_regenerated_node_has_the_same_tokens(desk: Desk, page: Page) -> None:
     desk.open_loom(n=3, max_tokens=20, temperature=1.2, seed=11)
     desk.press("ArrowRight", "ArrowDown", "ArrowDown")
     tab(page, "Node")
@@ -281,7 +283,7 @@ def test_a_node_is_regenerated_exactly(desk: Desk, page: Page) -> None:
     desk.until(lambda: len(desk.nodes()) == 4, "the copy is gone")
 
 
-def test_what_is_copied_runs_as_it_is_pasted(desk: Desk, page: Page) -> None:
+def test_copied_curl_and_python_create_a_node_with_the_same_text(desk: Desk, page: Page) -> None:
     desk.open_loom(n=2, max_tokens=10, seed=3, stop=["don't stop"])
     page.evaluate("navigator.clipboard.writeText = async (text) => { window.copied = text }")
     desk.ask("POST", desk.of("/nodes"), json={"parent": 0, "text": 'It\'s "here":\n$HOME `x`'})
@@ -303,11 +305,11 @@ def test_what_is_copied_runs_as_it_is_pasted(desk: Desk, page: Page) -> None:
                 env={**os.environ, "PYTHONPATH": source},
             )  # fmt: skip
             assert done.returncode == 0, done.stderr
-            (made,) = set(desk.nodes()) - before
-            assert desk.nodes()[made]["text"] == texts[node]
+            (new,) = set(desk.nodes()) - before
+            assert desk.nodes()[new]["text"] == texts[node]
 
 
-def test_a_node_has_a_label_and_a_note(desk: Desk, page: Page) -> None:
+def test_label_and_note_of_a_node_are_saved(desk: Desk, page: Page) -> None:
     desk.open_loom(n=2)
     desk.press("ArrowRight", "b")
     tab(page, "Node")
@@ -328,7 +330,7 @@ def test_a_node_has_a_label_and_a_note(desk: Desk, page: Page) -> None:
     expect(page.get_by_label("Note", exact=True)).to_have_value("Look at this.")
 
 
-def test_the_kv_of_a_node_is_warmed_and_forgotten(desk: Desk, page: Page) -> None:
+def test_kv_of_a_node_is_forgotten_and_warmed(desk: Desk, page: Page) -> None:
     desk.open_loom("Only this test asks so.", n=1)
     desk.press("ArrowRight")
     tab(page, "Node")
@@ -340,34 +342,34 @@ def test_the_kv_of_a_node_is_warmed_and_forgotten(desk: Desk, page: Page) -> Non
 
 
 def places(panel: Locator) -> dict[str, float]:
-    """What can be pressed or written in a panel, and how far down it stands in pixels."""
-    found: dict[str, float] = panel.evaluate(
+    """Return the distance in pixels of each enabled control from the top of the screen."""
+    tops: dict[str, float] = panel.evaluate(
         """(panel) => Object.fromEntries([...panel.querySelectorAll('button, input, textarea')]
           .filter((each) => !each.disabled)
           .map((each) => [each.ariaLabel || each.textContent, each.getBoundingClientRect().top]))"""
     )
-    return found
+    return tops
 
 
 @pytest.mark.parametrize("late", [("answers",)])
 @pytest.mark.parametrize(
-    ("name", "told", "button"), [("Node", "It was", "Move"), ("Loom", "KV there", "Export")]
+    ("name", "label", "button"), [("Node", "It was", "Move"), ("Loom", "KV there", "Export")]
 )
-def test_nothing_moves_below_the_pointer_when_more_is_known(
-    desk: Desk, page: Page, name: str, told: str, button: str
+def test_controls_keep_their_position_when_late_facts_arrive(
+    desk: Desk, page: Page, name: str, label: str, button: str
 ) -> None:
     desk.open_loom(n=3, top_p=0.9, temperature=0.7)
     desk.press("ArrowRight", "ArrowDown")
     panel = tab(page, name)
-    expect(fact(page, told)).to_have_text("…")
+    expect(fact(page, label)).to_have_text("…")
     before = places(panel)
     assert button in before
-    expect(fact(page, told)).not_to_have_text("…")
+    expect(fact(page, label)).not_to_have_text("…")
     after = places(panel)
     assert {each: after[each] for each in before} == before
 
 
-def test_a_node_is_moved_copied_out_and_its_path_kept(desk: Desk, page: Page) -> None:
+def test_node_panel_moves_copies_and_removes_all_but_the_path(desk: Desk, page: Page) -> None:
     desk.open_loom(n=3)
     desk.press("ArrowRight", "ArrowDown")
     tab(page, "Node")
@@ -388,7 +390,7 @@ def test_a_node_is_moved_copied_out_and_its_path_kept(desk: Desk, page: Page) ->
 # A loom
 
 
-def test_a_loom_says_what_it_holds_and_goes_back(desk: Desk, page: Page) -> None:
+def test_loom_panel_shows_counts_and_reverts_operations(desk: Desk, page: Page) -> None:
     desk.open_loom(n=3, max_tokens=5)
     panel = tab(page, "Loom")
     expect(fact(page, "Nodes")).to_have_text("4")
@@ -406,11 +408,11 @@ def test_a_loom_says_what_it_holds_and_goes_back(desk: Desk, page: Page) -> None
     desk.until(lambda: len(desk.nodes()) == 6, "both are done again")
     page.get_by_label("Notes on the loom").fill("Mine.")
     page.keyboard.press("Tab")
-    told = lambda: desk.ask("GET", desk.of())  # noqa: E731
-    desk.until(lambda: told()["meta"].get("note") == "Mine.", "the note")
+    current = lambda: desk.ask("GET", desk.of())  # noqa: E731
+    desk.until(lambda: current()["meta"].get("note") == "Mine.", "the note")
     page.get_by_label("Name", exact=True).fill("another name")
     page.keyboard.press("Enter")
-    desk.until(lambda: told()["name"] == "another name", "the name")
+    desk.until(lambda: current()["name"] == "another name", "the name")
 
 
 @pytest.mark.parametrize("name", ["Generate", "Tokens", "Node", "Loom"])

@@ -18,18 +18,23 @@ pytestmark = pytest.mark.page
 
 def colour(of: Locator, name: str, pseudo: str = "") -> list[int]:
     """A colour as it is painted: red, green, blue."""
-    told = of.evaluate(
+    value = of.evaluate(
         "(it, [name, pseudo]) => getComputedStyle(it, pseudo || null).getPropertyValue(name)",
         [name, pseudo],
     )
-    return [int(each) for each in told.partition("(")[2].rstrip(")").split(",")[:3]]
+    return [int(each) for each in value.partition("(")[2].rstrip(")").split(",")[:3]]
 
 
 def box(of: Locator) -> dict[str, float]:
-    """Where something stands on the screen."""
-    found = of.bounding_box()
-    assert found
-    return {"x": found["x"], "y": found["y"], "width": found["width"], "height": found["height"]}
+    """Return position and size of an element on the screen."""
+    bounds = of.bounding_box()
+    assert bounds
+    return {
+        "x": bounds["x"],
+        "y": bounds["y"],
+        "width": bounds["width"],
+        "height": bounds["height"],
+    }
 
 
 def contrast(one: list[int], other: list[int]) -> float:
@@ -51,7 +56,7 @@ def large(desk: Desk, parents: list[int | None]) -> None:
 
 
 @pytest.fixture
-def told(desk: Desk) -> Desk:
+def story(desk: Desk) -> Desk:
     """A desk at a node in the middle of a story."""
     first, _ = desk.open_loom(n=2, max_tokens=16)
     desk.grow(first, n=2)
@@ -63,9 +68,11 @@ def told(desk: Desk) -> Desk:
 
 
 @pytest.mark.parametrize("width", [800, 1024])
-def test_text_keeps_room_to_be_read_beside_the_map(told: Desk, page: Page, width: int) -> None:
+def test_text_is_340_pixels_wide_or_wider_next_to_the_map(
+    story: Desk, page: Page, width: int
+) -> None:
     page.set_viewport_size({"width": width, "height": 768})
-    told.press("v")
+    story.press("v")
     page.locator(".map-canvas").wait_for()
     boxes = {side: box(page.locator(f".pane.{side}")) for side in ("left", "middle", "right")}
     assert boxes["middle"]["width"] >= 340
@@ -75,14 +82,14 @@ def test_text_keeps_room_to_be_read_beside_the_map(told: Desk, page: Page, width
     line.focus()
     line.press("ArrowLeft")
     after = box(page.locator(".pane.left"))
-    # From where it is, not from where it was set.
+    # The key starts from the displayed width, not from the saved width.
     assert boxes["left"]["width"] - 24 < after["width"] <= boxes["left"]["width"]
 
 
 @pytest.mark.parametrize("look", [{"device_scale_factor": 2}])
 @pytest.mark.parametrize(("width", "height"), [(720, 450), (320, 568)], ids=["200 %", "320 px"])
-def test_nothing_is_out_of_reach_on_a_small_screen(
-    told: Desk, page: Page, width: int, height: int
+def test_all_controls_are_within_a_small_screen(
+    story: Desk, page: Page, width: int, height: int
 ) -> None:
     page.set_viewport_size({"width": width, "height": height})
     beyond = """(width) => [...document.querySelectorAll('button, input, select, textarea, a, h1')]
@@ -95,7 +102,7 @@ def test_nothing_is_out_of_reach_on_a_small_screen(
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_a_crowd_of_children_is_shown_some_at_a_time(desk: Desk, page: Page) -> None:
+def test_2000_children_are_shown_60_at_a_time(desk: Desk, page: Page) -> None:
     desk.sets(n=2, max_tokens=6)
     large(desk, [None, *[0] * 2000])
     desk.visit()
@@ -110,7 +117,7 @@ LONG = "antidisestablishmentarianism" * 7
 
 
 @pytest.mark.parametrize("width", [1440, 390])
-def test_names_and_labels_of_any_length_keep_to_their_place(
+def test_long_names_and_labels_stay_within_their_columns(
     desk: Desk, page: Page, width: int
 ) -> None:
     (node,) = desk.open_loom(f"{LONG} is the prompt.", n=1)
@@ -132,7 +139,7 @@ def test_names_and_labels_of_any_length_keep_to_their_place(
     assert panel["x"] + panel["width"] <= width
 
 
-def test_what_is_chosen_among_commands_is_seen(desk: Desk, page: Page) -> None:
+def test_selected_command_is_highlighted_and_visible(desk: Desk, page: Page) -> None:
     desk.open_loom()
     page.keyboard.press("Control+k")
     options = page.get_by_role("dialog").get_by_role("option")
@@ -153,7 +160,7 @@ def test_what_is_chosen_among_commands_is_seen(desk: Desk, page: Page) -> None:
     assert box(page.get_by_role("combobox", name="What to do")) == field  # it stays where it is
 
 
-def test_the_map_of_a_subtree_stands_where_it_is_seen(desk: Desk, page: Page) -> None:
+def test_map_of_a_hoisted_subtree_is_visible(desk: Desk, page: Page) -> None:
     desk.watch.allow("Multiple readback operations")  # the test's own
     large(desk, [None, *[(at - 1) // 3 for at in range(1, 3000)]])
     desk.remembers("treeView", "map")
@@ -169,25 +176,25 @@ def test_the_map_of_a_subtree_stands_where_it_is_seen(desk: Desk, page: Page) ->
       for (let i = 0; i < data.length; i += 4) dark += data[i] < 120
       return dark
     }"""
-    desk.until(lambda: page.evaluate(dark) > 200, "it is seen")
+    desk.until(lambda: page.evaluate(dark) > 200, "it is visible")
 
 
-def test_a_map_that_shows_all_does_so_in_any_size(told: Desk, page: Page) -> None:
-    told.press("v")
+def test_fitted_map_stays_fitted_after_resizing(story: Desk, page: Page) -> None:
+    story.press("v")
     small = page.locator(".map-small")
-    told.painted()
+    story.painted()
     expect(small).to_be_hidden()  # as there is nothing beyond the edges
     page.set_viewport_size({"width": 900, "height": 500})
-    told.painted()
+    story.painted()
     expect(small).to_be_hidden()
     page.get_by_role("button", name="Larger").click(click_count=4)
     expect(small).to_be_visible()
     page.set_viewport_size({"width": 1024, "height": 500})
-    told.painted()
-    expect(small).to_be_visible()  # where somebody looks is left alone
+    story.painted()
+    expect(small).to_be_visible()  # a zoomed map is not fitted
 
 
-def test_the_end_of_a_line_has_a_card_too(desk: Desk, page: Page) -> None:
+def test_line_end_has_a_card(desk: Desk, page: Page) -> None:
     desk.make(template=False, prompt="A list:")
     desk.ask("POST", desk.of("/nodes"), json={"parent": 0, "text": "\n\n one"})
     desk.visit(1)
@@ -197,7 +204,7 @@ def test_the_end_of_a_line_has_a_card_too(desk: Desk, page: Page) -> None:
     expect(card).to_contain_text("⏎")
 
 
-def test_what_is_blank_or_was_never_seen_says_so(desk: Desk, page: Page, gate: Gate) -> None:
+def test_blank_text_and_unread_nodes_are_marked(desk: Desk, page: Page, gate: Gate) -> None:
     desk.make(template=False, prompt="A list:")
     desk.ask("POST", desk.of("/nodes"), json={"parent": 0, "text": "\n\n"})
     desk.visit()
@@ -211,7 +218,7 @@ def test_what_is_blank_or_was_never_seen_says_so(desk: Desk, page: Page, gate: G
     desk.wait_grown()
 
 
-def test_lanes_go_with_their_nodes(desk: Desk, page: Page) -> None:
+def test_lanes_of_removed_nodes_disappear(desk: Desk, page: Page) -> None:
     desk.sets(n=3, max_tokens=8)
     desk.open_loom()
     desk.press("g")
@@ -227,7 +234,7 @@ def test_lanes_go_with_their_nodes(desk: Desk, page: Page) -> None:
     desk.until(lambda: page.locator(".reading [data-child]").count() == 2, "they are back")
 
 
-def test_what_is_told_covers_no_hint_and_is_whole(desk: Desk, page: Page, gate: Gate) -> None:
+def test_toast_covers_no_hint_and_the_footer_is_not_cut(desk: Desk, page: Page, gate: Gate) -> None:
     desk.sets(n=4, max_tokens=200)
     desk.open_loom()
     gate.hold(6)
@@ -252,26 +259,26 @@ def test_what_is_told_covers_no_hint_and_is_whole(desk: Desk, page: Page, gate: 
 
 
 @pytest.mark.parametrize("look", [{"forced_colors": "active", "color_scheme": "dark"}])
-def test_chosen_colours_are_used_for_all_that_has_a_meaning(told: Desk, page: Page) -> None:
+def test_forced_colours_mark_thread_current_row_and_tab(story: Desk, page: Page) -> None:
     accent = colour(page.locator(".button.main").first, "background-color")
     canvas = colour(page.locator("body"), "background-color")
     assert contrast(accent, canvas) > 2
-    assert colour(told.text, "background-color", "::before") == accent  # the thread
+    assert colour(story.text, "background-color", "::before") == accent  # the thread
     assert colour(page.locator(".guides .thread"), "stroke") == accent
     assert colour(page.locator(".row-knot.here"), "background-color", "::before") == accent
     assert colour(page.get_by_role("tab", selected=True).first, "border-bottom-color") == accent
-    assert contrast(colour(told.text, "color"), canvas) > 7
-    # What is not there, or cannot be done, does not look as if it were.
+    assert contrast(colour(story.text, "color"), canvas) > 7
+    # A placeholder does not look like a value.
     field = page.get_by_placeholder("new each time")
     assert colour(field, "color", "::placeholder") != colour(field, "color")
-    told.press("v")
+    story.press("v")
     assert page.locator(".map-canvas").evaluate(
         "(it) => it.getContext('2d').getImageData(1, 1, 1, 1).data.slice(0, 3).join()"
     ) == ",".join(map(str, canvas))
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_more_contrast_is_given_to_who_asks_for_it(
+def test_preference_for_more_contrast_gives_a_ratio_above_7(
     browser: Browser, served: Any, scheme: Any
 ) -> None:
     with watched(browser, served.url, contrast="more", color_scheme=scheme) as (page, watch):
@@ -288,14 +295,14 @@ def test_more_contrast_is_given_to_who_asks_for_it(
 
 
 @pytest.mark.parametrize("look", [{"color_scheme": "dark"}])
-def test_on_paper_is_the_text_alone_and_dark_on_light(told: Desk, page: Page) -> None:
-    told.press("p")
+def test_print_has_only_the_text_and_dark_on_light(story: Desk, page: Page) -> None:
+    story.press("p")
     page.emulate_media(media="print")
-    assert contrast(colour(told.text, "color"), [255, 255, 255]) > 7
+    assert contrast(colour(story.text, "color"), [255, 255, 255]) > 7
     for gone in (".bar", ".pane.left", ".pane.right", ".status", ".doing"):
         expect(page.locator(gone).first).to_be_hidden()
-    expect(told.text).to_be_visible()
-    # What is longer than a screen goes on over pages.
+    expect(story.text).to_be_visible()
+    # Text that is longer than a screen continues on further pages.
     assert page.locator(".reading").evaluate("(it) => getComputedStyle(it).overflowY") == "visible"
     assert page.evaluate(
         "document.body.scrollHeight >= document.querySelector('.sheet').scrollHeight"
@@ -306,7 +313,7 @@ def test_on_paper_is_the_text_alone_and_dark_on_light(told: Desk, page: Page) ->
 
 
 class Fingers:
-    """Touches on the map, as a screen tells them."""
+    """Touches on the map, as a touch screen sends them."""
 
     def __init__(self, page: Page) -> None:
         self._session = page.context.new_cdp_session(page)
@@ -317,18 +324,18 @@ class Fingers:
 
 
 @pytest.mark.parametrize("look", [{"has_touch": True}])
-def test_fingers_drag_pinch_and_hold_the_map(told: Desk, page: Page) -> None:
+def test_touch_drags_zooms_and_opens_the_menu_of_the_map(story: Desk, page: Page) -> None:
     page.set_viewport_size({"width": 390, "height": 844})
     page.get_by_role("tab", name="Tree", exact=True).click()
     page.get_by_role("tab", name="Map").click()
     canvas = page.locator(".map-canvas")
     at = box(canvas)
-    told.painted()
+    story.painted()
     x, y = at["x"] + at["width"] / 2, at["y"] + at["height"] / 2
     fingers = Fingers(page)
 
     def shown() -> bytes:
-        told.painted()
+        story.painted()
         return canvas.screenshot()
 
     before = shown()
@@ -336,38 +343,38 @@ def test_fingers_drag_pinch_and_hold_the_map(told: Desk, page: Page) -> None:
     for step in range(1, 9):
         fingers.send("touchMove", (x - 6 * step, y + 4 * step))
     fingers.send("touchEnd")
-    told.until(lambda: shown() != before, "it was dragged")
+    story.until(lambda: shown() != before, "it was dragged")
     dragged = shown()
     fingers.send("touchStart", (x - 20, y), (x + 20, y))
     for step in range(1, 9):
         fingers.send("touchMove", (x - 20 - 6 * step, y), (x + 20 + 6 * step, y))
     fingers.send("touchEnd")
-    told.until(lambda: shown() != dragged, "it is larger")
+    story.until(lambda: shown() != dragged, "it is larger")
     assert page.evaluate("visualViewport.scale") == 1  # the page itself is not
     larger = shown()
     page.get_by_role("button", name="Fit all").tap()
-    told.until(lambda: shown() != larger, "all is seen")
-    told.painted()
-    here = told.current
+    story.until(lambda: shown() != larger, "all is visible")
+    story.painted()
+    here = story.current
     fingers.send("touchStart", word(page))
     page.get_by_role("menu", name="Node").wait_for()
     fingers.send("touchEnd")
     page.wait_for_timeout(100)
     expect(page.get_by_role("menu", name="Node")).to_be_visible()
-    assert told.current == here
+    assert story.current == here
     page.keyboard.press("Escape")
     page.get_by_role("tab", name="Outline").click()
-    row = box(told.row(2))
+    row = box(story.row(2))
     fingers.send("touchStart", (row["x"] + 120, row["y"] + 14))
     page.get_by_role("menu", name="Node").wait_for()
     fingers.send("touchEnd")
     page.wait_for_timeout(100)
-    assert told.current == here
+    assert story.current == here
 
 
 def word(page: Page) -> tuple[float, float]:
-    """A place on the map where a node's word stands: a dark pixel of the leftmost."""
-    found = page.evaluate(
+    """Return a point of the leftmost word on the map: a dark pixel."""
+    point = page.evaluate(
         """() => {
       const canvas = document.querySelector('.map-canvas')
       const { width, height } = canvas
@@ -379,5 +386,5 @@ def word(page: Page) -> tuple[float, float]:
       return null
     }"""  # noqa: E501
     )
-    assert found
-    return (found[0], found[1])
+    assert point
+    return (point[0], point[1])

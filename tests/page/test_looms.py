@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.page
 
 
-def test_what_is_exported_is_what_is_imported(desk: Desk, page: Page, tmp_path: Path) -> None:
+def test_exported_loom_is_imported_with_equal_texts(desk: Desk, page: Page, tmp_path: Path) -> None:
     desk.open_loom(n=3, max_tokens=10)
     desk.grow(1, n=2, max_tokens=6)
     desk.press("Control+s")
-    asked = page.get_by_role("dialog", name="Export")
-    asked.get_by_label("Format").select_option("json")
+    dialog = page.get_by_role("dialog", name="Export")
+    dialog.get_by_label("Format").select_option("json")
     with page.expect_download() as coming:
-        asked.get_by_role("button", name="Save").click()
+        dialog.get_by_role("button", name="Save").click()
     file = tmp_path / coming.value.suggested_filename
     coming.value.save_as(file)
     assert json.loads(file.read_text("utf-8"))["format"] == "weft.loom"
@@ -42,20 +42,21 @@ def test_what_is_exported_is_what_is_imported(desk: Desk, page: Page, tmp_path: 
     assert texts == sorted(node["text"] for node in before.values())
 
 
-def test_a_path_is_saved_as_plain_text(desk: Desk, page: Page, tmp_path: Path) -> None:
+def test_path_is_exported_as_plain_text(desk: Desk, page: Page, tmp_path: Path) -> None:
     (node,) = desk.open_loom("Once upon a", template=False, n=1, max_tokens=10)
     desk.press("ArrowRight", "Control+s")
-    asked = page.get_by_role("dialog", name="Export")
-    asked.get_by_label("Format").select_option("text")
+    dialog = page.get_by_role("dialog", name="Export")
+    dialog.get_by_label("Format").select_option("text")
     with page.expect_download() as coming:
-        asked.get_by_role("button", name="Save").click()
+        dialog.get_by_role("button", name="Save").click()
     coming.value.save_as(tmp_path / "path.txt")
-    said = (tmp_path / "path.txt").read_text("utf-8")
-    assert said.strip() == ("Once upon a" + desk.nodes()[node]["text"]).strip()
+    text = (tmp_path / "path.txt").read_text("utf-8")
+    assert text.strip() == ("Once upon a" + desk.nodes()[node]["text"]).strip()
 
 
-def test_a_file_of_another_program_is_dropped_on_the_page(desk: Desk, page: Page) -> None:
-    """As loomsidian writes it; and one that nobody knows is refused in words."""
+def test_dropped_loomsidian_file_is_imported_and_an_unknown_one_rejected(
+    desk: Desk, page: Page
+) -> None:
     page.goto("/")
     page.get_by_role("heading", name="What should it begin with?").wait_for()
     nodes = {
@@ -89,7 +90,7 @@ def drop(page: Page, name: str, text: str) -> None:
     )
 
 
-def test_a_loom_is_renamed_found_and_removed(desk: Desk, page: Page) -> None:
+def test_loom_is_renamed_listed_removed_and_restored(desk: Desk, page: Page) -> None:
     desk.open_loom(n=1, max_tokens=4)
     page.get_by_role("heading", level=1).get_by_role("button").dblclick()
     field = page.get_by_role("textbox", name="Name of the loom")
@@ -110,21 +111,21 @@ def test_a_loom_is_renamed_found_and_removed(desk: Desk, page: Page) -> None:
     )
 
 
-def test_a_loom_that_is_not_there_is_told(desk: Desk, page: Page) -> None:
+def test_address_of_a_missing_loom_shows_its_name(desk: Desk, page: Page) -> None:
     desk.watch.allow("status of 404")
     page.goto("/#nobody-wrote-this")
     expect(page.get_by_text("nobody-wrote-this").first).to_be_visible()
     expect(page.get_by_role("button", name="Grow 4 branches")).to_be_visible()
 
 
-def test_the_page_asks_nobody_but_its_server(desk: Desk, page: Page) -> None:
-    """Names of other machines lead nowhere in this browser: nothing is missing without them."""
+def test_page_sends_requests_only_to_its_server(desk: Desk, page: Page) -> None:
+    """Names of other hosts do not resolve in this browser, and the page is complete."""
     desk.open_loom(n=2, max_tokens=8)
     for key in ("ArrowRight", "p", "v", "v", "?", "Escape", "Control+k", "Escape", "o", "Escape"):
         desk.press(key)
         page.wait_for_timeout(30)
-    assert len(desk.watch.asked) > 10
-    assert all(url.startswith(f"{desk.served.url}/") for url in desk.watch.asked)
+    assert len(desk.watch.requested) > 10
+    assert all(url.startswith(f"{desk.served.url}/") for url in desk.watch.requested)
     fonts = page.evaluate(
         "document.fonts.ready.then(() => [...document.fonts].filter((f) => f.status === 'loaded')"
         ".map((f) => f.family.replaceAll('\"', '')))"

@@ -21,8 +21,8 @@ def canvas(page: Page) -> Locator:
 
 
 def knot(page: Page) -> tuple[float, float] | None:
-    """Where on the map the current node's knot is; None where it is not seen."""
-    found = page.evaluate(
+    """Return the position of the current node's knot on the map; None if it is not visible."""
+    point = page.evaluate(
         """() => {
       const canvas = document.querySelector('.map-canvas')
       const probe = document.createElement('i')
@@ -39,21 +39,21 @@ def knot(page: Page) -> tuple[float, float] | None:
       return null
     }"""  # noqa: E501
     )
-    return None if found is None else (found[0], found[1])
+    return None if point is None else (point[0], point[1])
 
 
 def settled(desk: Desk) -> tuple[float, float]:
-    """Where the current node's knot is, once it stays there."""
-    seen: list[tuple[float, float] | None] = [None]
+    """Return the position of the current node's knot once it does not move."""
+    points: list[tuple[float, float] | None] = [None]
 
     def is_still() -> bool:
         desk.painted()
-        seen.append(knot(desk.page))
-        return seen[-1] is not None and seen[-1] == seen[-2]
+        points.append(knot(desk.page))
+        return points[-1] is not None and points[-1] == points[-2]
 
-    desk.until(is_still, "the knot is seen, and stands still")
-    assert seen[-1]
-    return seen[-1]
+    desk.until(is_still, "the knot is visible and does not move")
+    assert points[-1]
+    return points[-1]
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def mapped(desk: Desk) -> Desk:
     return desk
 
 
-def test_a_click_goes_there_and_a_hover_says_the_words(mapped: Desk, page: Page) -> None:
+def test_click_selects_a_node_and_hover_shows_its_text(mapped: Desk, page: Page) -> None:
     mapped.press("1")
     mapped.until(lambda: mapped.current == 1, "the first child")
     first = settled(mapped)
@@ -82,7 +82,7 @@ def test_a_click_goes_there_and_a_hover_says_the_words(mapped: Desk, page: Page)
     mapped.until(lambda: mapped.nodes()[2]["bookmark"] is not None, "the menu is of what is there")
 
 
-def test_it_zooms_pans_and_fits(mapped: Desk, page: Page) -> None:
+def test_map_zooms_pans_and_fits(mapped: Desk, page: Page) -> None:
     mapped.press("1")
     start = settled(mapped)
     box = canvas(page).bounding_box()
@@ -109,7 +109,7 @@ def test_it_zooms_pans_and_fits(mapped: Desk, page: Page) -> None:
     assert settled(mapped) != pytest.approx(start, abs=3)
 
 
-def test_the_outline_stays_for_those_who_do_not_see_the_map(mapped: Desk, page: Page) -> None:
+def test_map_has_an_accessible_tree(mapped: Desk, page: Page) -> None:
     expect(mapped.tree.get_by_role("treeitem")).to_have_count(4)
     for tint in ("score", "age", "probability"):
         page.get_by_label("Colour of the map").select_option(tint)
@@ -119,7 +119,7 @@ def test_the_outline_stays_for_those_who_do_not_see_the_map(mapped: Desk, page: 
     expect(page.get_by_role("tab", name="Outline")).to_have_attribute("aria-selected", "true")
 
 
-def test_a_map_of_ten_thousand_nodes_is_painted_once_a_frame_and_only_where_one_looks(
+def test_map_of_10000_nodes_is_painted_once_a_frame_and_only_where_visible(
     desk: Desk, page: Page
 ) -> None:
     nodes = [
@@ -130,7 +130,7 @@ def test_a_map_of_ten_thousand_nodes_is_painted_once_a_frame_and_only_where_one_
     desk.remembers("treeView", "map")
     desk.visit()
     expect(page.get_by_role("img", name="Map of 10\u202f000 nodes")).to_be_visible()
-    for key, most in (("9", 5_000), ("0", 100)):  # all of it, and around one node
+    for key, limit in (("9", 5_000), ("0", 100)):  # all of it, and around one node
         desk.press(key)
         desk.painted()
         calls = page.evaluate(
@@ -158,5 +158,5 @@ def test_a_map_of_ten_thousand_nodes_is_painted_once_a_frame_and_only_where_one_
     }"""
         )
         assert calls["setTransform"] == 1  # thirty turns of the wheel, one painting
-        assert 0 < calls["fillRect"] < most  # bars that would lie on one another are one
-        assert sum(calls.values()) < most + 100
+        assert 0 < calls["fillRect"] < limit  # overlapping bars are merged
+        assert sum(calls.values()) < limit + 100

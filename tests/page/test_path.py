@@ -21,7 +21,7 @@ _BOXES = """(texts) => texts.map((each) => {
 })"""
 
 
-def letters(desk: Desk, node: int) -> str:
+def text_of_part(desk: Desk, node: int) -> str:
     """The text of a node's part of the path, as it is in the document."""
     return desk.part(node).evaluate("(each) => each.textContent")
 
@@ -39,7 +39,7 @@ def cursor(desk: Desk) -> Locator:
 
 
 def point_at(desk: Desk, node: int, word: str) -> tuple[float, float]:
-    """Where the middle of a word stands on the screen."""
+    """Return the middle of a word on the screen."""
     box = desk.part(node).evaluate(
         """(each, word) => {
           const walker = document.createTreeWalker(each, NodeFilter.SHOW_TEXT)
@@ -61,15 +61,15 @@ def point_at(desk: Desk, node: int, word: str) -> tuple[float, float]:
 # Reading
 
 
-def test_a_path_is_one_text_without_the_template(desk: Desk, page: Page) -> None:
+def test_path_omits_the_template_until_special_tokens_are_shown(desk: Desk, page: Page) -> None:
     (first,) = desk.open_loom(n=1)
     (below,) = desk.grow(first, n=1)
     desk.page.goto(f"{desk.page.url.partition('#')[0]}#{desk.loom['name']}/{below}")
     expect(desk.part(below)).to_be_visible()
-    told = desk.nodes()
-    assert letters(desk, 0) == "Tell me a story about a fox."
-    assert [letters(desk, each) for each in (first, below)] == [
-        told[first]["text"], told[below]["text"],
+    nodes = desk.nodes()
+    assert text_of_part(desk, 0) == "Tell me a story about a fox."
+    assert [text_of_part(desk, each) for each in (first, below)] == [
+        nodes[first]["text"], nodes[below]["text"],
     ]  # fmt: skip
     page.get_by_role("button", name="Show special tokens").click()
     expect(desk.part(0)).to_contain_text("<|user|>Tell me")
@@ -77,7 +77,7 @@ def test_a_path_is_one_text_without_the_template(desk: Desk, page: Page) -> None
     expect(desk.part(0)).to_contain_text("<|user|>Tell me")  # it is remembered
 
 
-def test_siblings_are_switched_beside_the_text(desk: Desk, page: Page) -> None:
+def test_sibling_switch_shows_the_next_sibling(desk: Desk, page: Page) -> None:
     first, second, _ = desk.open_loom(n=3)
     desk.press("ArrowRight")
     switch = page.get_by_role("group", name="Branch 1 of 3")
@@ -90,7 +90,7 @@ def test_siblings_are_switched_beside_the_text(desk: Desk, page: Page) -> None:
     assert desk.current == second
 
 
-def test_children_are_rows_that_digits_select(desk: Desk, page: Page) -> None:
+def test_digit_or_click_selects_a_child(desk: Desk, page: Page) -> None:
     grown = desk.open_loom(n=3)
     rows = page.locator(".reading [data-child]")
     expect(rows).to_have_count(3)
@@ -109,7 +109,7 @@ def test_equal_children_are_one_row(desk: Desk, page: Page) -> None:
     expect(page.locator(".reading [data-child]")).to_have_count(4)
 
 
-def test_a_click_sets_the_cursor_and_another_kind_jumps(desk: Desk, page: Page) -> None:
+def test_click_sets_the_cursor_and_double_click_selects_the_node(desk: Desk, page: Page) -> None:
     (first,) = desk.open_loom(n=1, max_tokens=20)
     (below,) = desk.grow(first, n=1)
     desk.visit(below)
@@ -125,7 +125,7 @@ def test_a_click_sets_the_cursor_and_another_kind_jumps(desk: Desk, page: Page) 
     desk.until(lambda: desk.current == 0, "a click with Shift does, too")
 
 
-def test_the_keys_walk_from_token_to_token(desk: Desk, page: Page) -> None:
+def test_period_and_comma_move_the_token_cursor(desk: Desk, page: Page) -> None:
     (first,) = desk.open_loom(n=1)
     desk.visit(first)
     desk.press(".")
@@ -141,7 +141,7 @@ def test_the_keys_walk_from_token_to_token(desk: Desk, page: Page) -> None:
     expect(card(desk)).to_have_count(0)
 
 
-def test_what_is_copied_is_the_text(desk: Desk, page: Page) -> None:
+def test_copied_path_is_plain_text(desk: Desk, page: Page) -> None:
     (first,) = desk.open_loom(n=1)
     (below,) = desk.grow(first, n=1)
     desk.visit(below)
@@ -154,16 +154,18 @@ def test_what_is_copied_is_the_text(desk: Desk, page: Page) -> None:
           return clipboardData.getData('text/plain')
         }"""
     )
-    told = desk.nodes()
-    answer = told[first]["text"] + told[below]["text"]
+    nodes = desk.nodes()
+    answer = nodes[first]["text"] + nodes[below]["text"]
     assert copied == f"Tell me a story about a fox.\n\n{answer}"
 
 
-def test_a_long_text_has_no_seams(desk: Desk, page: Page) -> None:
-    """It is laid out in segments; every word stands where it would in one."""
+def test_long_text_in_segments_has_the_layout_of_one_text(desk: Desk, page: Page) -> None:
+    """Segments change the position of no word."""
     desk.make(template=False, prompt="Once")
     at = 0
-    words = " upon a time the old fox went down to the river and saw a boat, which nobody had seen."
+    words = (
+        " upon a time the old fox went down to the river and watched a boat, which no one rowed."
+    )
     for _ in range(14):
         text = words * 5
         at = desk.ask("POST", desk.of("/nodes"), json={"parent": at, "text": text})["added"][0][
@@ -186,8 +188,8 @@ def test_a_long_text_has_no_seams(desk: Desk, page: Page) -> None:
 
 
 @pytest.mark.parametrize("look", [{"viewport": {"width": 390, "height": 844}}])
-def test_any_text_fits_a_phone(desk: Desk, page: Page) -> None:
-    desk.make(template=False, prompt="A word of many letters:")
+def test_any_text_fits_the_width_of_a_phone(desk: Desk, page: Page) -> None:
+    desk.make(template=False, prompt="A word of many characters:")
     texts = [" " + "antidisestablishmentarianism" * 15, " <script>document.title = 'x'</script>"]
     texts += [" שועל קטן", " 山の上に古い寺があった。" * 8, " \U0001f98a\U0001f469‍\U0001f467"]
     for text in texts:
@@ -207,7 +209,7 @@ def test_any_text_fits_a_phone(desk: Desk, page: Page) -> None:
 # Heat
 
 
-def test_heat_moves_no_letter(desk: Desk, page: Page) -> None:
+def test_heat_does_not_move_the_text(desk: Desk, page: Page) -> None:
     (first,) = desk.open_loom(n=1, max_tokens=60)
     desk.visit(first)
     words = "[document.querySelector('.path [data-node=\"1\"]')]"
@@ -225,7 +227,7 @@ def test_heat_moves_no_letter(desk: Desk, page: Page) -> None:
     expect(desk.text.locator("[data-token]")).to_have_count(0)
 
 
-def test_a_token_is_tinted_by_its_probability(desk: Desk, page: Page) -> None:
+def test_heat_level_of_a_token_is_that_of_its_probability(desk: Desk, page: Page) -> None:
     (first,) = desk.open_loom(n=1, max_tokens=40, temperature=1.5)
     desk.visit(first)
     desk.press("p")
@@ -237,7 +239,7 @@ def test_a_token_is_tinted_by_its_probability(desk: Desk, page: Page) -> None:
         assert part.get_attribute("data-heat") == (str(level) if level else None)
 
 
-def test_what_was_written_is_blank_until_it_is_scored(desk: Desk, page: Page) -> None:
+def test_written_text_has_no_heat_until_scored(desk: Desk, page: Page) -> None:
     desk.open_loom(template=False)
     desk.ask("POST", desk.of("/nodes"), json={"parent": 0, "text": " An unlikely zebra"})
     desk.visit(1)
@@ -250,7 +252,7 @@ def test_what_was_written_is_blank_until_it_is_scored(desk: Desk, page: Page) ->
     expect(page.get_by_role("button", name="Score", exact=True)).to_have_count(0)
 
 
-def test_heat_is_asked_for_again_where_the_text_above_was_changed(desk: Desk, page: Page) -> None:
+def test_edit_of_a_node_reloads_the_heat_below_it(desk: Desk, page: Page) -> None:
     desk.make(prompt="The keeper", template=False)
     desk.ask("POST", desk.of("/nodes"), json={"parent": 0, "text": " was old"})
     desk.ask("POST", desk.of("/nodes"), json={"parent": 1, "text": " and tall"})
@@ -260,28 +262,30 @@ def test_heat_is_asked_for_again_where_the_text_above_was_changed(desk: Desk, pa
     page.get_by_role("button", name="Score", exact=True).click()
     pieces = desk.part(1).locator("[data-token]")
     desk.part(2).locator("[data-heat]").first.wait_for()
-    asked = "/nodes/2/tokens"
-    n_asked = sum(asked in each for each in desk.watch.asked)
+    path = "/nodes/2/tokens"
+    n_requests = sum(path in each for each in desk.watch.requested)
     desk.ask("PATCH", desk.of("/nodes/1"), json={"text": " ran off", "in_place": True})
     desk.until(lambda: "".join(pieces.all_inner_texts()) == " ran off", "its own tokens are others")
-    desk.until(lambda: sum(asked in each for each in desk.watch.asked) > n_asked, "below it, too")
+    desk.until(
+        lambda: sum(path in each for each in desk.watch.requested) > n_requests, "below it, too"
+    )
 
 
 # The card
 
 
-def test_the_card_tells_what_the_model_saw(desk: Desk, page: Page) -> None:
+def test_token_card_shows_id_entropy_and_alternatives(desk: Desk, page: Page) -> None:
     (first,) = desk.open_loom(n=1, temperature=0.5, top_k=3)
     desk.visit(first)
     desk.press(".", ".", ".")
-    seen = tokens(desk, first, top=8, sampled=True)[2]
-    expect(card(desk)).to_contain_text(f"{seen['id']}")
-    expect(card(desk)).to_contain_text(f"{seen['entropy']:.2f} nats")
+    token = tokens(desk, first, top=8, sampled=True)[2]
+    expect(card(desk)).to_contain_text(f"{token['id']}")
+    expect(card(desk)).to_contain_text(f"{token['entropy']:.2f} nats")
     expect(card(desk).get_by_role("listitem")).to_have_count(9)
     expect(card(desk)).to_contain_text("rest")
 
 
-def test_the_card_opens_where_the_pointer_rests(desk: Desk, page: Page) -> None:
+def test_token_card_opens_near_a_resting_pointer(desk: Desk, page: Page) -> None:
     (first,) = desk.open_loom(n=1)
     desk.visit(first)
     token = tokens(desk, first)[3]
@@ -308,7 +312,7 @@ def test_the_card_opens_where_the_pointer_rests(desk: Desk, page: Page) -> None:
     expect(card(desk)).to_have_count(0)
 
 
-def test_the_card_is_never_off_the_screen(desk: Desk, page: Page) -> None:
+def test_token_card_stays_on_the_screen(desk: Desk, page: Page) -> None:
     (first,) = desk.open_loom(n=1, max_tokens=40)
     desk.visit(first)
     page.set_viewport_size({"width": 390, "height": 600})
@@ -324,7 +328,7 @@ def test_the_card_is_never_off_the_screen(desk: Desk, page: Page) -> None:
         assert box["y"] + box["height"] <= 600
 
 
-def test_an_alternative_forks_and_goes_on(desk: Desk, page: Page) -> None:
+def test_click_on_an_alternative_forks_and_grows(desk: Desk, page: Page) -> None:
     desk.sets(n=3, max_tokens=8)
     (first,) = desk.open_loom(n=1)
     desk.visit(first)
@@ -335,17 +339,17 @@ def test_an_alternative_forks_and_goes_on(desk: Desk, page: Page) -> None:
     other.click()
     desk.until(lambda: len(desk.nodes()) == 4, "a fork and what grows from it")
     desk.wait_grown()
-    made = desk.nodes()[first + 1]
-    assert made["parent"] == 0
-    ids = [each["id"] for each in tokens(desk, made["node"])]
+    fork = desk.nodes()[first + 1]
+    assert fork["parent"] == 0
+    ids = [each["id"] for each in tokens(desk, fork["node"])]
     assert ids[:2] == [each["id"] for each in before[:2]]
     assert len(ids) == 3
     assert ids[2] != before[2]["id"]
-    assert desk.nodes()[made["children"][0]]["n_tokens"] == 8
-    desk.until(lambda: desk.current == made["node"], "one stands at the fork")
+    assert desk.nodes()[fork["children"][0]]["n_tokens"] == 8
+    desk.until(lambda: desk.current == fork["node"], "one stands at the fork")
 
 
-def test_alt_forks_without_growing_and_enter_takes_by_keys(desk: Desk, page: Page) -> None:
+def test_alt_click_forks_without_growth_and_enter_with_growth(desk: Desk, page: Page) -> None:
     desk.sets(n=1, max_tokens=4)
     (first,) = desk.open_loom(n=1)
     desk.visit(first)
@@ -364,24 +368,9 @@ def test_alt_forks_without_growing_and_enter_takes_by_keys(desk: Desk, page: Pag
 # Writing
 
 
-def test_an_edit_is_a_sibling(desk: Desk, page: Page) -> None:
-    (first,) = desk.open_loom(n=1)
-    desk.visit(first)
-    desk.press("e")
-    area = page.get_by_role("textbox", name="Text of the node")
-    assert area.input_value() == desk.nodes()[first]["text"]
-    area.press_sequentially(" And more")
-    page.keyboard.press("Control+s")
-    desk.until(lambda: len(desk.nodes()) == 3, "a sibling")
-    made = desk.nodes()[first + 1]
-    assert made["text"] == desk.nodes()[first]["text"] + " And more"
-    expect(area).to_have_count(0)
-    desk.until(lambda: desk.current == made["node"], "one stands at it")
-
-
 @pytest.mark.parametrize("sizes", [True, False])
-def test_what_is_written_is_seen_whole(desk: Desk, page: Page, sizes: bool) -> None:
-    """Also where the browser does not fit a text area to its text."""
+def test_text_area_is_as_high_as_its_text(desk: Desk, page: Page, sizes: bool) -> None:
+    """A browser without `field-sizing` does not fit a text area to its text."""
     if not sizes:
         page.add_init_script(
             """const supports = CSS.supports.bind(CSS)
@@ -396,15 +385,15 @@ def test_what_is_written_is_seen_whole(desk: Desk, page: Page, sizes: bool) -> N
         page.set_viewport_size({"width": width, "height": 900})
         area.fill("\n".join(["a line of a few words"] * 9))
         desk.painted()
-        high, whole, line = area.evaluate(
+        high, content, line = area.evaluate(
             "(each) => [each.clientHeight, each.scrollHeight,"
             " parseFloat(getComputedStyle(each).lineHeight)]"
         )
-        assert whole == high >= 9 * line
+        assert content == high >= 9 * line
 
 
 @pytest.mark.parametrize("late", [(), ("news",)])
-def test_an_edit_in_place_says_what_it_costs(desk: Desk, page: Page) -> None:
+def test_edit_in_place_shows_the_tokens_to_recompute(desk: Desk, page: Page) -> None:
     (first,) = desk.open_loom(n=1)
     desk.grow(first, n=2, max_tokens=10)
     desk.visit(first)
@@ -418,7 +407,7 @@ def test_an_edit_in_place_says_what_it_costs(desk: Desk, page: Page) -> None:
     assert len(desk.nodes()) == 4
 
 
-def test_a_great_e_edits_in_place(desk: Desk, page: Page) -> None:
+def test_shift_e_edits_in_place(desk: Desk, page: Page) -> None:
     (first,) = desk.open_loom(n=1)
     desk.visit(first)
     expect(desk.part(first)).to_be_visible()
@@ -430,7 +419,7 @@ def test_a_great_e_edits_in_place(desk: Desk, page: Page) -> None:
 
 
 @pytest.mark.parametrize("look", [{"has_touch": True}])
-def test_a_finger_opens_the_card_and_closes_it(desk: Desk, page: Page) -> None:
+def test_tap_opens_and_closes_the_token_card(desk: Desk, page: Page) -> None:
     (first,) = desk.open_loom(n=1)
     desk.visit(first)
     token = tokens(desk, first)[3]
@@ -442,7 +431,7 @@ def test_a_finger_opens_the_card_and_closes_it(desk: Desk, page: Page) -> None:
     expect(card(desk)).to_have_count(0)
 
 
-def test_the_prompt_of_a_chat_is_edited_as_it_was_given(desk: Desk, page: Page) -> None:
+def test_chat_prompt_is_edited_without_its_template(desk: Desk, page: Page) -> None:
     desk.open_loom()
     desk.press("e")
     area = page.get_by_role("textbox", name="The prompt")
@@ -454,7 +443,7 @@ def test_the_prompt_of_a_chat_is_edited_as_it_was_given(desk: Desk, page: Page) 
     expect(desk.part(0)).to_have_text("Tell me a story about an owl.")
 
 
-def test_nothing_typed_is_lost(desk: Desk, page: Page) -> None:
+def test_unfinished_edit_survives_reload_and_escape(desk: Desk, page: Page) -> None:
     (first,) = desk.open_loom(n=1)
     desk.visit(first)
     desk.press("e", "Escape")
@@ -466,7 +455,7 @@ def test_nothing_typed_is_lost(desk: Desk, page: Page) -> None:
     expect(area).to_have_value("Half an edit")
     area.press("Escape")
     expect(area).to_have_count(0)
-    page.get_by_text("An edit of 12 letters waits here").wait_for()
+    page.get_by_text(re.compile("An edit of 12 .* waits here")).wait_for()
     page.get_by_role("button", name="Go on").click()
     expect(area).to_have_value("Half an edit")
     page.get_by_role("button", name="Discard").click()
@@ -475,7 +464,7 @@ def test_nothing_typed_is_lost(desk: Desk, page: Page) -> None:
 
 
 @pytest.mark.parametrize("late", [(), ("news",)])
-def test_an_edit_of_what_somebody_else_changed_is_a_conflict(desk: Desk, page: Page) -> None:
+def test_edit_of_a_node_changed_elsewhere_is_a_conflict(desk: Desk, page: Page) -> None:
     desk.watch.allow("409")
     (first,) = desk.open_loom(n=1)
     desk.visit(first)
@@ -494,7 +483,7 @@ def test_an_edit_of_what_somebody_else_changed_is_a_conflict(desk: Desk, page: P
     desk.until(lambda: desk.nodes()[first]["text"] == "Mine", "it is saved over theirs")
 
 
-def test_a_child_is_written_and_in_a_chat_it_is_the_next_message(desk: Desk, page: Page) -> None:
+def test_written_child_is_a_message_in_a_chat_and_text_elsewhere(desk: Desk, page: Page) -> None:
     (first,) = desk.open_loom(n=1)
     desk.visit(first)
     desk.press("Enter")
@@ -513,7 +502,7 @@ def test_a_child_is_written_and_in_a_chat_it_is_the_next_message(desk: Desk, pag
     assert desk.nodes()[1]["text"] == " there was"
 
 
-def test_a_blank_at_the_end_of_a_raw_prompt_is_pointed_out(desk: Desk, page: Page) -> None:
+def test_space_at_the_end_of_a_raw_prompt_is_reported(desk: Desk, page: Page) -> None:
     desk.open_loom("Once upon a ", template=False)
     page.get_by_text("The prompt ends with a space").wait_for()
 
@@ -521,11 +510,11 @@ def test_a_blank_at_the_end_of_a_raw_prompt_is_pointed_out(desk: Desk, page: Pag
 # Shape
 
 
-def test_a_node_is_split_cut_and_joined_at_the_cursor(desk: Desk, page: Page) -> None:
+def test_node_is_split_merged_and_cut_at_the_cursor(desk: Desk, page: Page) -> None:
     (first,) = desk.open_loom(n=1)
     desk.grow(first, n=2, max_tokens=4)
     desk.visit(first)
-    whole = desk.nodes()[first]["text"]
+    text = desk.nodes()[first]["text"]
     desk.press(".", ".", ".", "Escape", "s")
     desk.until(lambda: desk.nodes()[first]["n_tokens"] == 3, "it is split")
     (lower,) = desk.nodes()[first]["children"]
@@ -534,15 +523,15 @@ def test_a_node_is_split_cut_and_joined_at_the_cursor(desk: Desk, page: Page) ->
     expect(desk.part(first)).to_have_text(desk.nodes()[first]["text"])
     assert desk.current == first
     desk.press("ArrowRight", "m")
-    desk.until(lambda: desk.nodes()[first]["text"] == whole, "they are one again")
+    desk.until(lambda: desk.nodes()[first]["text"] == text, "they are one again")
     desk.until(lambda: desk.current == first, "one stands at it")
     desk.press(".", ".", "Shift+C")
     desk.until(lambda: desk.nodes()[first]["n_tokens"] == 2, "it is cut, its rest a child")
     page.get_by_role("button", name=re.compile("^Undo U")).click()
-    desk.until(lambda: desk.nodes()[first]["text"] == whole, "and back")
+    desk.until(lambda: desk.nodes()[first]["text"] == text, "and back")
 
 
-def test_what_is_cut_off_is_dropped_on_wish(desk: Desk, page: Page) -> None:
+def test_cut_and_drop_removes_the_rest_and_undo_restores_it(desk: Desk, page: Page) -> None:
     (first,) = desk.open_loom(n=1)
     desk.grow(first, n=2, max_tokens=4)
     desk.visit(first)
@@ -557,26 +546,24 @@ def test_what_is_cut_off_is_dropped_on_wish(desk: Desk, page: Page) -> None:
 # Lanes
 
 
-def test_a_lane_is_entered_while_it_grows(desk: Desk, page: Page, gate: Gate) -> None:
+def test_selected_lane_shows_its_growing_text(desk: Desk, page: Page, gate: Gate) -> None:
     desk.open_loom()
     gate.hold(12)
     first, _ = desk.grow(n=2, wait=False, max_tokens=60, logit_bias=desk.endless()["logit_bias"])
     desk.until(lambda: desk.lane(first).inner_text().strip() != "", "text")
     desk.press("1")
     desk.until(lambda: desk.current == first, "one stands in it")
-    desk.until(lambda: len(letters(desk, first)) > 0, "its text is there")
-    grown = letters(desk, first)
+    desk.until(lambda: len(text_of_part(desk, first)) > 0, "its text is there")
+    grown = text_of_part(desk, first)
     gate.hold(20)
-    desk.until(lambda: len(letters(desk, first)) > len(grown), "and grows")
-    assert letters(desk, first).startswith(grown)
+    desk.until(lambda: len(text_of_part(desk, first)) > len(grown), "and grows")
+    assert text_of_part(desk, first).startswith(grown)
     gate.open()
     desk.wait_grown()
-    desk.until(lambda: letters(desk, first) == desk.nodes()[first]["text"], "to its end")
+    desk.until(lambda: text_of_part(desk, first) == desk.nodes()[first]["text"], "to its end")
 
 
-def test_who_reads_is_not_moved_and_who_is_at_the_end_is_taken_along(
-    desk: Desk, page: Page, gate: Gate
-) -> None:
+def test_growth_scrolls_only_a_reader_at_the_end(desk: Desk, page: Page, gate: Gate) -> None:
     page.set_viewport_size({"width": 800, "height": 360})
     desk.open_loom()
     gate.hold(120)
@@ -584,21 +571,23 @@ def test_who_reads_is_not_moved_and_who_is_at_the_end_is_taken_along(
     desk.until(lambda: desk.lanes == [first], "a lane")
     desk.press("1")
     expect(desk.part(first)).to_be_visible()
-    desk.until(lambda: len(letters(desk, first)) > 300, "some text")
+    desk.until(lambda: len(text_of_part(desk, first)) > 300, "some text")
     pane = page.locator(".reading")
     pane.evaluate("(each) => { each.scrollTop = 40 }")
-    shown = len(letters(desk, first))
+    shown = len(text_of_part(desk, first))
     gate.hold(60)
-    desk.until(lambda: len(letters(desk, first)) > shown + 100, "it grows on")
+    desk.until(lambda: len(text_of_part(desk, first)) > shown + 100, "it grows on")
     desk.painted()
     assert pane.evaluate("(each) => each.scrollTop") == 40
-    gate.wait_held()
-    desk.until(lambda: letters(desk, first) == desk.nodes()[first]["text"], "all that is there")
+    gate.wait_stopped()
+    desk.until(
+        lambda: text_of_part(desk, first) == desk.nodes()[first]["text"], "all that is there"
+    )
     pane.evaluate("(each) => { each.scrollTop = each.scrollHeight }")
     desk.painted()
     gate.hold(120)
-    before = len(letters(desk, first))
-    desk.until(lambda: len(letters(desk, first)) > before + 300, "more text")
+    before = len(text_of_part(desk, first))
+    desk.until(lambda: len(text_of_part(desk, first)) > before + 300, "more text")
     left = "(each) => each.scrollHeight - each.scrollTop - each.clientHeight"
     desk.until(lambda: pane.evaluate(left) < 60, "one is taken along")
     gate.open()
@@ -606,7 +595,7 @@ def test_who_reads_is_not_moved_and_who_is_at_the_end_is_taken_along(
     desk.wait_grown()
 
 
-def test_stopping_everything_is_told(desk: Desk, page: Page, gate: Gate) -> None:
+def test_stop_all_is_reported(desk: Desk, page: Page, gate: Gate) -> None:
     desk.open_loom()
     gate.hold(12)
     grown = desk.grow(n=3, wait=False, **desk.endless())
@@ -618,9 +607,7 @@ def test_stopping_everything_is_told(desk: Desk, page: Page, gate: Gate) -> None
     expect(desk.lane(grown[0])).to_contain_text("stopped")
 
 
-def test_a_branch_that_fails_says_why_and_is_tried_again(
-    desk: Desk, page: Page, gate: Gate
-) -> None:
+def test_failed_branch_shows_its_error_and_is_retried(desk: Desk, page: Page, gate: Gate) -> None:
     desk.watch.allow("")
     desk.sets(max_tokens=6)
     desk.open_loom()
@@ -637,7 +624,7 @@ def test_a_branch_that_fails_says_why_and_is_tried_again(
     desk.wait_grown()
 
 
-def test_a_branch_that_ended_at_once_says_so(desk: Desk, page: Page) -> None:
+def test_branch_without_text_shows_that_it_ended_at_once(desk: Desk, page: Page) -> None:
     ends = desk.served.service.models.lm().text.stop_ids
     desk.open_loom()
     desk.grow(n=2, wait=False, logit_bias={str(each): 100 for each in ends})

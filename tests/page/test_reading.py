@@ -34,14 +34,7 @@ def tokens(desk: Desk, node: int, **query: int) -> list[dict]:
     return desk.ask("GET", desk.of(f"/nodes/{node}/tokens"), params=query)["data"]
 
 
-def test_the_path_is_one_text_without_the_templates_tokens(story: Desk) -> None:
-    said = story.text.text_content() or ""
-    assert "Tell me a story about a fox." in said
-    assert "<|" not in said
-    assert story.nodes()[1]["text"].strip() in said
-
-
-def test_heat_goes_through_its_measures_and_tints_what_is_unlikely(story: Desk, page: Page) -> None:
+def test_heat_key_cycles_probability_entropy_and_rank(story: Desk, page: Page) -> None:
     page.mouse.move(0, 0)
     tinted = story.part(1).locator("[data-heat]")
     assert tinted.count() == 0
@@ -53,11 +46,11 @@ def test_heat_goes_through_its_measures_and_tints_what_is_unlikely(story: Desk, 
     }
     wanted = {at: level for at, level in wanted.items() if level}
     expect(tinted).to_have_count(len(wanted))
-    told = tinted.evaluate_all(
+    levels = tinted.evaluate_all(
         "all => all.map((e) => [Number(e.dataset.token), Number(e.dataset.heat)])"
     )
-    assert dict(map(tuple, told)) == wanted
-    assert story.part(1).text_content() == story.nodes()[1]["text"]  # and its letters stay
+    assert dict(map(tuple, levels)) == wanted
+    assert story.part(1).text_content() == story.nodes()[1]["text"]  # and its text is unchanged
     first = page.locator("[data-heat]").first
     colours = first.evaluate("(e) => getComputedStyle(e).backgroundColor")
     assert colours not in ("rgba(0, 0, 0, 0)", "transparent")
@@ -70,23 +63,23 @@ def test_heat_goes_through_its_measures_and_tints_what_is_unlikely(story: Desk, 
     expect(tinted).to_have_count(0)
 
 
-def test_the_card_tells_what_the_model_saw_at_a_token(story: Desk, page: Page) -> None:
+def test_hovered_token_shows_its_card(story: Desk, page: Page) -> None:
     story.press("p")
     page.locator("[data-heat]").first.wait_for()
     spot = story.part(1).locator("[data-token]").nth(3)
     index = int(spot.get_attribute("data-token") or -1)
     spot.hover()
     expect(card(page)).to_be_visible()
-    told = tokens(story, 1, top=5)[index]
-    expect(card(page)).to_contain_text(str(told["id"]))
+    token = tokens(story, 1, top=5)[index]
+    expect(card(page)).to_contain_text(str(token["id"]))
     expect(card(page)).to_contain_text("rank")
-    likeliest = told["top"][0]["text"].strip()
+    likeliest = token["top"][0]["text"].strip()
     expect(card(page).get_by_role("list")).to_contain_text(likeliest or "·")
     story.press("Escape")
     expect(card(page)).to_be_hidden()
 
 
-def test_taking_another_token_forks_there_and_goes_on(story: Desk, page: Page) -> None:
+def test_chosen_alternative_forks_at_the_cursor_and_grows(story: Desk, page: Page) -> None:
     before = story.nodes()
     story.press(".", ".", ".")
     expect(card(page)).to_be_visible()
@@ -110,7 +103,7 @@ def test_taking_another_token_forks_there_and_goes_on(story: Desk, page: Page) -
     assert nodes[on]["n_tokens"] > 0 or nodes[on]["ended"]
 
 
-def test_an_edit_is_a_sibling_unless_it_is_saved_in_place(story: Desk, page: Page) -> None:
+def test_edit_adds_a_sibling_unless_saved_in_place(story: Desk, page: Page) -> None:
     before = story.nodes()
     story.press("e")
     area = page.get_by_role("textbox", name="Text of the node")
@@ -120,10 +113,10 @@ def test_an_edit_is_a_sibling_unless_it_is_saved_in_place(story: Desk, page: Pag
     page.keyboard.press("Control+s")
     story.until(lambda: len(story.nodes()) == len(before) + 1, "a sibling")
     nodes = story.nodes()
-    (made,) = set(nodes) - set(before)
-    assert (nodes[made]["text"], nodes[made]["parent"]) == ("The fox slept.", 0)
+    (sibling,) = set(nodes) - set(before)
+    assert (nodes[sibling]["text"], nodes[sibling]["parent"]) == ("The fox slept.", 0)
     assert nodes[1]["text"] == before[1]["text"]
-    story.until(lambda: story.current == made, "one stands at the sibling")
+    story.until(lambda: story.current == sibling, "one stands at the sibling")
     story.row(1).click()
     story.press("E")
     expect(area).to_be_visible()
@@ -135,7 +128,7 @@ def test_an_edit_is_a_sibling_unless_it_is_saved_in_place(story: Desk, page: Pag
     expect(story.part(1)).to_have_text("The fox ate.")
 
 
-def test_an_edit_that_is_left_is_not_lost(story: Desk, page: Page) -> None:
+def test_edit_left_by_escape_survives_a_reload(story: Desk, page: Page) -> None:
     story.press("e")
     page.get_by_role("textbox", name="Text of the node").fill("half an idea")
     page.keyboard.press("Escape")
@@ -145,7 +138,7 @@ def test_an_edit_that_is_left_is_not_lost(story: Desk, page: Page) -> None:
     expect(page.get_by_role("textbox", name="Text of the node")).to_have_value("half an idea")
 
 
-def test_a_split_makes_two_of_one_node(story: Desk, page: Page) -> None:
+def test_split_gives_two_nodes_with_the_same_text(story: Desk, page: Page) -> None:
     before = story.nodes()
     story.press(".", ".", ".", ".")
     story.text.locator("[data-cursor]").wait_for()
@@ -159,14 +152,14 @@ def test_a_split_makes_two_of_one_node(story: Desk, page: Page) -> None:
     story.until(lambda: story.nodes()[1]["text"] == before[1]["text"], "undone")
 
 
-def test_a_child_is_written_by_hand(story: Desk, page: Page) -> None:
+def test_written_child_is_saved_and_shown(story: Desk, page: Page) -> None:
     before = story.nodes()
     story.press("Enter")
     page.keyboard.type("And what did she find?")
     page.keyboard.press("Shift+Enter")
     story.until(lambda: len(story.nodes()) == len(before) + 1, "a child")
-    (made,) = set(story.nodes()) - set(before)
-    assert "And what did she find?" in story.nodes()[made]["text"]
+    (child,) = set(story.nodes()) - set(before)
+    assert "And what did she find?" in story.nodes()[child]["text"]
     expect(story.text).to_contain_text("And what did she find?")
 
 
@@ -209,7 +202,7 @@ def test_markup_in_a_node_is_text(desk: Desk, page: Page, text: str) -> None:
         "x" * 400,
     ],
 )
-def test_any_text_is_shown_as_it_is(desk: Desk, page: Page, text: str) -> None:
+def test_any_text_is_shown_unchanged(desk: Desk, page: Page, text: str) -> None:
     desk.make(template=False, prompt="Once")
     desk.ask("POST", desk.of("/nodes"), json={"parent": 0, "text": text})
     desk.remembers("heat", "probability")

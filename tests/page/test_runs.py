@@ -16,13 +16,13 @@ GAME = "Use 4 9 10 13 to make 24."
 OVER_MS = 200_000  # for a search to end, on a slow and busy machine
 
 
-def begin(desk: Desk, page: Page, strategy: str, **figures: str) -> None:
+def begin(desk: Desk, page: Page, strategy: str, **fields: str) -> None:
     """Start a search from where one stands."""
     desk.press("R")
     dialog = page.get_by_role("dialog", name="Search for an answer")
     dialog.get_by_role("radio", name=strategy, exact=False).first.check()
-    # Else it ends after a minute, with whatever a slow machine has found by then.
-    for name, value in {"budget_s": "", **figures}.items():
+    # Without a time limit: on a slow machine a minute may be too short.
+    for name, value in {"budget_s": "", **fields}.items():
         dialog.locator(f"#run-{name}").fill(value)
     dialog.get_by_role("button", name="Start").click()
     expect(dialog).to_have_count(0)
@@ -37,18 +37,18 @@ def first_round(desk: Desk, gate: Gate) -> None:
 
     def is_there() -> bool:
         gate.hold(4)
-        gate.wait_held()
+        gate.wait_stopped()
         return bool(run_of(desk)["rounds"])
 
     desk.until(is_there, "a round", OVER_MS / 1000)
 
 
 def run_of(desk: Desk) -> dict[str, Any]:
-    found: dict[str, Any] = desk.ask("GET", desk.of("/runs"))["data"][0]
-    return found
+    run: dict[str, Any] = desk.ask("GET", desk.of("/runs"))["data"][0]
+    return run
 
 
-def test_a_search_is_watched_while_it_runs(desk: Desk, page: Page, gate: Gate) -> None:
+def test_running_search_shows_its_rounds_and_is_stopped(desk: Desk, page: Page, gate: Gate) -> None:
     desk.open_loom(GAME)
     gate.hold(0)
     begin(desk, page, "Tree of thoughts", seed="1")
@@ -58,8 +58,8 @@ def test_a_search_is_watched_while_it_runs(desk: Desk, page: Page, gate: Gate) -
     rows(page).first.wait_for()
     (first,) = run_of(desk)["rounds"]
     expect(rows(page)).to_have_count(len(first["candidates"]))
-    told = [int(each.get_attribute("data-candidate") or 0) for each in rows(page).all()]
-    assert told[: len(first["kept"])] == first["kept"]
+    listed = [int(each.get_attribute("data-candidate") or 0) for each in rows(page).all()]
+    assert listed[: len(first["kept"])] == first["kept"]
     pruned = page.locator(".candidate.is-pruned")
     expect(pruned).to_have_count(len(first["candidates"]) - len(first["kept"]))
     expect(panel).to_contain_text(f"{len(first['kept'])} of {len(first['candidates'])} go on")
@@ -70,7 +70,7 @@ def test_a_search_is_watched_while_it_runs(desk: Desk, page: Page, gate: Gate) -
     assert run_of(desk)["status"] == "cancelled"
 
 
-def test_a_search_that_ended_is_stepped_through(desk: Desk, page: Page) -> None:
+def test_rounds_of_an_ended_search_are_stepped_through(desk: Desk, page: Page) -> None:
     desk.open_loom(GAME)
     begin(desk, page, "Tree of thoughts", seed="1", budget_tokens="4000")
     panel = page.get_by_role("tabpanel", name="Run")
@@ -104,7 +104,7 @@ def test_a_search_that_ended_is_stepped_through(desk: Desk, page: Page) -> None:
     expect(panel).to_contain_text(run["result"]["answer"])
 
 
-def test_a_search_goes_on_through_a_reload(desk: Desk, page: Page, gate: Gate) -> None:
+def test_search_continues_through_a_reload(desk: Desk, page: Page, gate: Gate) -> None:
     desk.open_loom(GAME)
     gate.hold(0)
     begin(desk, page, "Beam", seed="2")
@@ -123,7 +123,7 @@ def test_a_search_goes_on_through_a_reload(desk: Desk, page: Page, gate: Gate) -
     expect(panel).to_contain_text(f"Round {after} of {after}")
 
 
-def test_votes_are_counted(desk: Desk, page: Page) -> None:
+def test_best_of_n_lists_its_votes(desk: Desk, page: Page) -> None:
     desk.open_loom("What is 37 + 58?")
     begin(desk, page, "Best of n", n="5", seed="4")
     panel = page.get_by_role("tabpanel", name="Run")
@@ -131,8 +131,8 @@ def test_votes_are_counted(desk: Desk, page: Page) -> None:
     votes = run_of(desk)["result"]["votes"]
     listed = page.get_by_role("list", name="Votes").get_by_role("listitem")
     expect(listed).to_have_count(len(votes))
-    for at, each in enumerate(votes):
-        expect(listed.nth(at)).to_contain_text(f"{each['answer']}{each['count']} vote")
+    for at, vote in enumerate(votes):
+        expect(listed.nth(at)).to_contain_text(f"{vote['answer']}{vote['count']} vote")
     # A second search: both can be looked at.
     desk.press("Escape")
     page.evaluate("document.activeElement.blur()")
@@ -144,7 +144,9 @@ def test_votes_are_counted(desk: Desk, page: Page) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["Adaptive branching", "Monte Carlo", "Sequential"])
-def test_other_strategies_are_told_alike(desk: Desk, page: Page, strategy: str) -> None:
+def test_each_strategy_lists_the_candidates_of_its_last_round(
+    desk: Desk, page: Page, strategy: str
+) -> None:
     desk.open_loom(GAME)
     begin(desk, page, strategy, seed="1", budget_tokens="700")
     panel = page.get_by_role("tabpanel", name="Run")
@@ -156,7 +158,7 @@ def test_other_strategies_are_told_alike(desk: Desk, page: Page, strategy: str) 
     )
 
 
-def test_what_is_wrong_with_a_search_stands_beside_its_field(desk: Desk, page: Page) -> None:
+def test_invalid_search_option_is_reported_at_its_field(desk: Desk, page: Page) -> None:
     desk.watch.allow("400|422")
     desk.open_loom(GAME)
     desk.press("R")
@@ -171,7 +173,7 @@ def test_what_is_wrong_with_a_search_stands_beside_its_field(desk: Desk, page: P
     dialog.locator("#run-breadth").fill("999")
     dialog.get_by_role("button", name="Start").click()
     expect(dialog.locator("#run-breadth-wrong")).to_contain_text("at most 128")
-    # What a strategy has no use for is not asked for, and not sent.
+    # Options that a strategy does not use are neither shown nor sent.
     dialog.locator("#run-breadth").fill("3")
     dialog.locator("#run-temperature").fill("0.5")
     dialog.get_by_role("radio", name="Greedy").check()
@@ -196,7 +198,7 @@ def test_a_search_is_accessible(desk: Desk, page: Page) -> None:
     assert_accessible(page)
 
 
-def test_a_search_is_stopped_and_keeps_what_it_has(desk: Desk, page: Page, gate: Gate) -> None:
+def test_stopped_search_keeps_its_nodes(desk: Desk, page: Page, gate: Gate) -> None:
     desk.make("Use 4 9 10 13 to make 24.")
     desk.visit()
     gate.hold(60)

@@ -1,4 +1,4 @@
-"""Other scripts: what runs from right to left, what is one letter, what input methods write."""
+"""Other scripts: right-to-left text, grapheme clusters, input methods."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.page
 
 ARABIC = "كان هناك ثعلب صغير يعيش في الوادي (قرب النهر). قال: «أين أنا؟» وكان عمره 12 سنة."
 
-# How far the first and the two last letters of a text lie from its element's left edge.
+# Distances of the first and the last two characters of a text from its element's left edge.
 _ENDS = """(element) => {
   const walker = document.createTreeWalker(element, NodeFilter.SHOW_TEXT)
   const texts = []
@@ -34,23 +34,21 @@ _ENDS = """(element) => {
 }"""
 
 
-def test_a_lane_runs_from_right_to_left_as_its_text_does(
-    desk: Desk, page: Page, gate: Gate
-) -> None:
+def test_lane_of_arabic_text_runs_from_right_to_left(desk: Desk, page: Page, gate: Gate) -> None:
     desk.open_loom(template=False)
     gate.hold(400)
     (node,) = desk.grow(n=1, wait=False, max_tokens=200, choices=[ARABIC])
     lane = desk.lane(node).locator(".lane-text p")
     expect(lane).to_contain_text("12 سنة.")
-    first, letter, stop = lane.evaluate(_ENDS)
+    first, character, stop = lane.evaluate(_ENDS)
     width = lane.evaluate("(each) => each.clientWidth")
     assert first > width - 20  # at the right edge
-    assert stop < letter  # and the full stop to the left of what it ends
+    assert stop < character  # and the full stop to the left of what it ends
     gate.open()
 
 
-def test_what_is_cut_off_of_a_line_is_its_end(desk: Desk, page: Page) -> None:
-    """Of a line that runs from right to left that is at the left."""
+def test_long_line_is_cut_at_its_end_in_its_own_direction(desk: Desk, page: Page) -> None:
+    """The end of a right-to-left line is at the left."""
     desk.make(ARABIC * 3, template=False)
     page.set_viewport_size({"width": 390, "height": 844})
     page.goto("/")
@@ -67,9 +65,7 @@ def test_what_is_cut_off_of_a_line_is_its_end(desk: Desk, page: Page) -> None:
     assert starts_in_sight(desk.row(0).locator("[dir=auto]"))
 
 
-def test_the_map_writes_each_text_in_its_direction_and_cuts_no_letter(
-    desk: Desk, page: Page
-) -> None:
+def test_map_writes_each_text_in_its_direction_and_cuts_no_grapheme(desk: Desk, page: Page) -> None:
     page.add_init_script(
         """window.written = new Map()
         const write = CanvasRenderingContext2D.prototype.fillText
@@ -95,11 +91,11 @@ def test_the_map_writes_each_text_in_its_direction_and_cuts_no_letter(
         assert row.endswith("…")
 
 
-def test_heat_marks_the_end_of_a_line_where_it_ends(desk: Desk, page: Page) -> None:
+def test_line_end_mark_follows_the_direction_of_its_line(desk: Desk, page: Page) -> None:
     desk.make("Begin.", template=False)
-    asked = {"parent": 0, "text": " One line\nسطر جديد\nend"}
-    (made,) = desk.ask("POST", desk.of("/nodes"), json=asked)["added"]
-    desk.visit(made["node"])
+    body = {"parent": 0, "text": " One line\nسطر جديد\nend"}
+    (node,) = desk.ask("POST", desk.of("/nodes"), json=body)["added"]
+    desk.visit(node["node"])
     desk.press("p")
     page.get_by_role("button", name="Score").first.click()
     ends = desk.text.locator("[data-space='⏎']")
@@ -112,10 +108,8 @@ def test_heat_marks_the_end_of_a_line_where_it_ends(desk: Desk, page: Page) -> N
 
 
 @pytest.mark.parametrize("last", ["isComposing: true", "keyCode: 229"])
-def test_keys_that_choose_what_an_input_method_writes_are_its_own(
-    bush: Desk, page: Page, last: str
-) -> None:
-    """Safari tells of the last one by its code alone."""
+def test_keys_of_an_input_method_start_no_command(bush: Desk, page: Page, last: str) -> None:
+    """Safari reports the last key of a composition only by its code."""
 
     def composes(field: Locator, key: str) -> None:
         field.evaluate(

@@ -1,4 +1,4 @@
-"""What stands around the panes: dialogs, the gauge, states that keep one from growing, tabs."""
+"""Parts around the panes: dialogs, the gauge, states that prevent growth, tabs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def command(page: Page, words: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1440, 390])
-def test_every_dialog_is_reached_by_name_and_axe_finds_nothing(
+def test_every_dialog_opens_by_name_and_is_accessible(
     browser: Browser, served: Any, scheme: Any, width: int
 ) -> None:
     size = {"width": width, "height": 800}
@@ -70,7 +70,7 @@ def test_every_dialog_is_reached_by_name_and_axe_finds_nothing(
             expect(dialog).to_have_count(0)
 
 
-def test_a_narrow_screen_reaches_what_it_has_no_room_for(browser: Browser, served: Any) -> None:
+def test_narrow_screen_has_export_in_its_menu(browser: Browser, served: Any) -> None:
     with watched(browser, served.url, viewport={"width": 390, "height": 800}) as (page, watch):
         desk = Desk(served, page, watch)
         desk.make()
@@ -81,7 +81,7 @@ def test_a_narrow_screen_reaches_what_it_has_no_room_for(browser: Browser, serve
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-def test_the_prompt_is_selected_and_a_sample_takes_its_place(desk: Desk, page: Page) -> None:
+def test_prompt_is_selected_and_a_sample_replaces_it(desk: Desk, page: Page) -> None:
     page.goto("/")
     field = page.get_by_role("textbox", name="What should it begin with?")
     expect(field).to_be_focused()
@@ -97,7 +97,7 @@ def test_the_prompt_is_selected_and_a_sample_takes_its_place(desk: Desk, page: P
     assert desk.ask("GET", desk.of())["chat_template_used"] is False
 
 
-def test_what_is_new_to_one_is_told_once(desk: Desk, page: Page) -> None:
+def test_hints_appear_once(desk: Desk, page: Page) -> None:
     desk.sets(n=2, max_tokens=6)
     desk.open_loom(n=1, max_tokens=4)
     desk.press("g")
@@ -114,9 +114,7 @@ def test_what_is_new_to_one_is_told_once(desk: Desk, page: Page) -> None:
     expect(note).to_have_count(0)
 
 
-def test_the_gauge_tells_what_sharing_saves_and_forgets_cold_branches(
-    desk: Desk, page: Page
-) -> None:
+def test_gauge_shows_reused_tokens_and_forgets_cold_branches(desk: Desk, page: Page) -> None:
     first, second = desk.open_loom("A gauge of its own.", n=2, max_tokens=12)
     page.goto(f"/#{desk.loom['name']}/{first}")
     gauge = page.get_by_role("contentinfo").get_by_role("button", name="Memory")
@@ -133,7 +131,7 @@ def test_the_gauge_tells_what_sharing_saves_and_forgets_cold_branches(
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (390, "dark")])
-def test_a_node_is_pinned_by_name_by_menu_and_beside_and_unpinned_in_the_gauge(
+def test_node_is_pinned_and_unpinned_by_command_panel_gauge_and_menu(
     browser: Browser, width: int, scheme: Any
 ) -> None:
     look = {"viewport": {"width": width, "height": 800}, "color_scheme": scheme}
@@ -177,7 +175,7 @@ def test_a_node_is_pinned_by_name_by_menu_and_beside_and_unpinned_in_the_gauge(
             desk.until(lambda: not desk.ask("GET", desk.of("/kv"))["pinned"], "it is unpinned")
 
 
-def test_a_loom_without_its_model_is_read_only_until_it_is_loaded(browser: Browser) -> None:
+def test_loom_without_its_model_is_read_only_until_loaded(browser: Browser) -> None:
     with at(browser) as desk:
         desk.make()
         desk.grow(n=2)
@@ -196,13 +194,13 @@ def test_a_loom_without_its_model_is_read_only_until_it_is_loaded(browser: Brows
         desk.until(lambda: len(desk.nodes()) > 3, "it grows")
 
 
-def test_a_model_that_cannot_be_loaded_says_why_and_what_to_do(browser: Browser) -> None:
+def test_failed_model_load_shows_its_reason_and_another_model_loads(browser: Browser) -> None:
     with serving(ServerConfig(port=0, models=("/nowhere/at/all.gguf",)), wait=False) as served:
         with watched(browser, served.url) as (page, _):
             page.goto("/")
-            told = page.get_by_role("alert")
-            expect(told).to_contain_text("could not be loaded")
-            expect(told).to_contain_text("There is no file")
+            alert = page.get_by_role("alert")
+            expect(alert).to_contain_text("could not be loaded")
+            expect(alert).to_contain_text("There is no file")
             expect(page.get_by_role("button", name="Grow 4 branches")).to_be_disabled()
             assert_accessible(page)
             page.get_by_role("button", name="Models", exact=True).click()
@@ -215,7 +213,7 @@ def test_a_model_that_cannot_be_loaded_says_why_and_what_to_do(browser: Browser)
             expect(page.get_by_role("button", name="Grow 4 branches")).to_be_enabled()
 
 
-def test_a_model_that_is_not_allowed_is_refused_in_words(desk: Desk, page: Page) -> None:
+def test_forbidden_model_shows_error_code_and_request_id(desk: Desk, page: Page) -> None:
     page.goto("/")
     page.get_by_role("button", name="Models: tiny").click()
     page.get_by_label("Load another").fill("/etc")
@@ -227,7 +225,7 @@ def test_a_model_that_is_not_allowed_is_refused_in_words(desk: Desk, page: Page)
     expect(note).to_contain_text("request rq_")
 
 
-def test_a_full_context_is_told_with_both_numbers_and_ways_out(browser: Browser) -> None:
+def test_full_context_shows_both_lengths_and_solutions(browser: Browser) -> None:
     with at(browser, n_ctx=48) as desk:
         desk.sets(n=1, max_tokens=100)
         page = desk.page
@@ -242,7 +240,7 @@ def test_a_full_context_is_told_with_both_numbers_and_ways_out(browser: Browser)
         desk.until(lambda: name not in page.url, "another loom is open")
 
 
-def test_full_memory_is_told_with_three_offers(browser: Browser) -> None:
+def test_full_memory_offers_three_solutions(browser: Browser) -> None:
     with at(browser, kv_budget="300KB") as desk:
         desk.sets(n=4, max_tokens=40)
         page = desk.page
@@ -251,7 +249,7 @@ def test_full_memory_is_told_with_three_offers(browser: Browser) -> None:
         note = page.get_by_role("status").filter(has_text="Memory is full.")
         offers = note.locator(".offers").get_by_role("button")
         expect(offers).to_have_count(3)
-        # One path is too long by itself: fewer of them would not help, so that is not said first.
+        # One path alone is too long, so fewer branches are not the first offer.
         expect(offers).to_have_text(["20 tokens", "2 branches", "Forget cold branches"])
         assert_accessible(page)
         desk.wait_grown()
@@ -260,12 +258,12 @@ def test_full_memory_is_told_with_three_offers(browser: Browser) -> None:
         desk.until(lambda: len(desk.nodes()) >= before + 4, "it has grown with less")
 
 
-def test_a_queue_that_is_full_is_waited_for(browser: Browser) -> None:
+def test_growth_waits_for_a_full_queue(browser: Browser) -> None:
     with at(browser, limits=ServerLimits(jobs=1)) as desk:
         desk.sets(n=1, max_tokens=4)
-        desk.make("Somebody else's.")
-        asked = {"n": 1, **desk.endless()}
-        job = desk.ask("POST", desk.of("/nodes/0/generate"), json=asked)
+        desk.make("Of another client.")
+        body = {"n": 1, **desk.endless()}
+        job = desk.ask("POST", desk.of("/nodes/0/generate"), json=body)
         page = desk.page
         desk.open_loom("What comes second.")
         desk.watch.allow("429")
@@ -276,7 +274,7 @@ def test_a_queue_that_is_full_is_waited_for(browser: Browser) -> None:
         expect(page.get_by_text("The server is busy.")).to_have_count(0)
 
 
-def test_a_loom_that_is_removed_elsewhere_is_brought_back(desk: Desk, page: Page) -> None:
+def test_loom_removed_elsewhere_is_restored(desk: Desk, page: Page) -> None:
     desk.open_loom("Removed elsewhere.", n=1)
     desk.ask("DELETE", desk.of())
     expect(page.get_by_text("This loom was removed.")).to_be_visible()
@@ -287,16 +285,16 @@ def test_a_loom_that_is_removed_elsewhere_is_brought_back(desk: Desk, page: Page
     expect(desk.tree.get_by_role("treeitem")).to_have_count(2)
 
 
-def test_a_page_that_breaks_says_that_nothing_is_lost(desk: Desk, page: Page) -> None:
-    """A stand-in for a fault of ours: nodes come without their texts, which cannot be."""
+def test_broken_page_reports_that_nothing_is_lost(desk: Desk, page: Page) -> None:
+    """A stand-in for a bug: the page receives nodes without texts."""
     desk.open_loom(n=1)
     desk.watch.allow(".")
 
     def without_texts(route: Any) -> None:
-        told = route.fetch().json()
-        for node in told["data"]:
+        reply = route.fetch().json()
+        for node in reply["data"]:
             node["text"] = None
-        route.fulfill(json=told)
+        route.fulfill(json=reply)
 
     page.route("**/nodes?*", without_texts)
     page.reload()
@@ -307,7 +305,7 @@ def test_a_page_that_breaks_says_that_nothing_is_lost(desk: Desk, page: Page) ->
     expect(desk.tree.get_by_role("treeitem")).to_have_count(2)
 
 
-def test_undo_says_what_it_would_take_back(desk: Desk, page: Page) -> None:
+def test_undo_button_names_the_last_operation(desk: Desk, page: Page) -> None:
     desk.open_loom(n=3)
     undo = page.get_by_role("button", name="Undo")
     undo.hover()
@@ -316,7 +314,7 @@ def test_undo_says_what_it_would_take_back(desk: Desk, page: Page) -> None:
     desk.until(lambda: len(desk.nodes()) == 1, "it is undone")
 
 
-def test_how_it_looks_is_remembered(desk: Desk, page: Page) -> None:
+def test_theme_and_size_survive_a_reload(desk: Desk, page: Page) -> None:
     desk.open_loom(n=1)
     desk.press("Shift+T")
     page.get_by_role("radio", name="Dark").check(force=True)
@@ -325,8 +323,8 @@ def test_how_it_looks_is_remembered(desk: Desk, page: Page) -> None:
     expect(page.locator("html[data-theme=dark][data-size=larger]")).to_have_count(1)
 
 
-def test_a_server_with_a_key_is_entered_with_a_password(browser: Browser) -> None:
-    """As browsers ask for it by themselves; what grows comes over the same."""
+def test_server_with_a_key_accepts_it_as_a_password(browser: Browser) -> None:
+    """Browsers request the password by themselves, and event streams use it, too."""
     with serving(ServerConfig(port=0, api_key=KEY)) as served:
         who = {"username": "anybody", "password": KEY}
         with watched(browser, served.url, http_credentials=who) as (page, watch):
@@ -337,18 +335,6 @@ def test_a_server_with_a_key_is_entered_with_a_password(browser: Browser) -> Non
             page.get_by_role("button", name="Grow 2 branches").click()
             desk.open_named()
             expect(desk.tree.get_by_role("treeitem")).to_have_count(3)
-
-
-def test_two_tabs_see_what_the_other_does(browser: Browser, desk: Desk, page: Page) -> None:
-    desk.open_loom(n=2)
-    other = page.context.new_page()
-    other.goto(page.url)
-    rows = other.get_by_role("tree", name="Tree", exact=True).get_by_role("treeitem")
-    expect(rows).to_have_count(3)
-    desk.press("ArrowRight", "Delete")
-    expect(rows).to_have_count(2)
-    desk.press("u")
-    expect(rows).to_have_count(3)
 
 
 def test_seven_tabs_of_one_loom_all_work(desk: Desk, page: Page) -> None:
@@ -373,9 +359,7 @@ def test_seven_tabs_of_one_loom_all_work(desk: Desk, page: Page) -> None:
 
 
 @pytest.mark.parametrize("late", [(), ("answers",)])
-def test_a_file_that_is_too_large_is_refused_before_it_is_sent(
-    desk: Desk, page: Page, tmp_path: Path
-) -> None:
+def test_too_large_file_is_rejected_before_upload(desk: Desk, page: Page, tmp_path: Path) -> None:
     large = tmp_path / "large.json"
     with large.open("wb") as file:
         file.truncate(1 << 30)
@@ -384,4 +368,4 @@ def test_a_file_that_is_too_large_is_refused_before_it_is_sent(
     page.locator("input[type=file]").set_input_files(large)
     report = page.get_by_role("dialog", name="Import")
     expect(report).to_contain_text("The file has 1.1 GB; the server takes at most 268 MB.")
-    assert not any("/import" in url for url in desk.watch.asked)
+    assert not any("/import" in url for url in desk.watch.requested)

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 pytestmark = pytest.mark.page
-Made = tuple[Stage, State]
+Staged = tuple[Stage, State]
 
 
 @pytest.fixture(scope="module", params=STATES)
-def made(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Made]:
+def staged(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Staged]:
     state = STATES[request.param]
     with ExitStack() as stack:
         stage = Stage(browser, stack)
@@ -40,19 +40,18 @@ def made(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Made]:
         yield stage, state
 
 
-def test_axe_finds_nothing(made: Made) -> None:
-    for _ in looks(*made, sizes=(SIZES[0], SIZES[-1])):
-        assert_accessible(made[0].desk.page)
+def test_state_is_accessible(staged: Staged) -> None:
+    for _ in looks(*staged, sizes=(SIZES[0], SIZES[-1])):
+        assert_accessible(staged[0].desk.page)
 
 
-def test_it_fits_the_screen(made: Made) -> None:
-    """Nothing is wider than the page, and no scroll bar says otherwise."""
-    for width, _ in looks(*made, themes=THEMES[:1]):
-        wide = made[0].desk.page.evaluate("document.documentElement.scrollWidth")
+def test_state_fits_the_width_of_the_screen(staged: Staged) -> None:
+    for width, _ in looks(*staged, themes=THEMES[:1]):
+        wide = staged[0].desk.page.evaluate("document.documentElement.scrollWidth")
         assert wide <= width
 
 
-def test_it_looks_as_it_did(made: Made, browser: Browser) -> None:
+def test_state_looks_like_its_saved_picture(staged: Staged, browser: Browser) -> None:
     image = pytest.importorskip("PIL.Image", reason="pillow is not installed; make test-page")
     by = KEPT / "drawn-by.json"
     if not by.exists():
@@ -60,7 +59,7 @@ def test_it_looks_as_it_did(made: Made, browser: Browser) -> None:
     if (here := fingerprint(browser)) != (there := json.loads(by.read_text("utf-8"))):
         pytest.skip(f"the pictures were drawn by {there}, this is {here}")
     other = []
-    for name, png in drawn(*made):
+    for name, png in drawn(*staged):
         now, kept = halved(png), KEPT / f"{name}.webp"
         share = difference(now, image.open(kept).convert("RGB")) if kept.exists() else 1.0
         if share > SHARE:

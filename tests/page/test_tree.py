@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.page
 
 
-def test_arrow_keys_and_clicks_go_through_the_tree(bush: Desk) -> None:
+def test_keys_and_clicks_select_nodes(bush: Desk) -> None:
     for key, node in (
         ("ArrowRight", 1),
         ("ArrowDown", 2),
@@ -45,7 +45,7 @@ def test_arrow_keys_and_clicks_go_through_the_tree(bush: Desk) -> None:
     expect(bush.row(1)).to_have_attribute("aria-expanded", "true")
 
 
-def test_what_was_removed_comes_back_from_the_toast(bush: Desk) -> None:
+def test_undo_button_of_the_toast_restores_removed_nodes(bush: Desk) -> None:
     bush.row(1).click()
     bush.press("Delete")
     expect(bush.row(1)).to_have_count(0)
@@ -61,7 +61,7 @@ def test_what_was_removed_comes_back_from_the_toast(bush: Desk) -> None:
     expect(bush.row(6)).to_be_visible()
 
 
-def test_children_siblings_and_all_else_can_be_removed(bush: Desk) -> None:
+def test_children_siblings_or_all_but_the_path_are_removed(bush: Desk) -> None:
     bush.row(4).click()
     bush.press("x")
     bush.until(lambda: set(bush.nodes()) == {0, 1, 2, 3, 4, 5}, "its children went")
@@ -76,22 +76,22 @@ def test_children_siblings_and_all_else_can_be_removed(bush: Desk) -> None:
     bush.until(lambda: set(bush.nodes()) == set(range(8)), "all is back")
 
 
-def test_a_large_removal_asks_before(desk: Desk, page: Page) -> None:
+def test_removal_of_30_nodes_needs_confirmation(desk: Desk, page: Page) -> None:
     desk.make(template=False, prompt="Many")
     desk.ask("POST", desk.of("/nodes"), json={"parent": 0, "texts": [f" n{i}" for i in range(30)]})
     desk.visit()
     desk.press("x")
-    asked = page.get_by_role("dialog", name="Remove 30 nodes?")
-    asked.get_by_role("button", name="Cancel").click()
+    dialog = page.get_by_role("dialog", name="Remove 30 nodes?")
+    dialog.get_by_role("button", name="Cancel").click()
     assert len(desk.nodes()) == 31
     desk.press("x")
-    asked.get_by_role("button", name="Remove", exact=True).click()
+    dialog.get_by_role("button", name="Remove", exact=True).click()
     desk.until(lambda: len(desk.nodes()) == 1, "they went")
     desk.press("u")
     desk.until(lambda: len(desk.nodes()) == 31, "they are back")
 
 
-def test_a_hoisted_node_is_the_top_until_it_is_let_down(bush: Desk) -> None:
+def test_hoisted_node_is_the_top_until_unhoisted(bush: Desk) -> None:
     bush.row(1).click()
     bush.press("z")
     expect(bush.row(0)).to_have_count(0)
@@ -108,12 +108,12 @@ def test_a_hoisted_node_is_the_top_until_it_is_let_down(bush: Desk) -> None:
     expect(bush.row(2)).to_be_visible()
 
 
-def test_a_search_shows_and_goes_to_its_hits(bush: Desk, page: Page) -> None:
+def test_search_shows_and_selects_its_hits(bush: Desk, page: Page) -> None:
     bush.press("/")
     field = page.get_by_role("searchbox", name="Search")
     expect(field).to_be_focused()
     page.keyboard.type("WAS")
-    expect(bush.row(3)).to_have_count(0)  # the tree shows what was found, and what leads there
+    expect(bush.row(3)).to_have_count(0)  # the tree shows the hits and their ancestors
     expect(bush.row(2)).to_be_visible()
     bush.press("Enter")
     bush.until(lambda: bush.current == 1, "the first hit")
@@ -128,7 +128,7 @@ def test_a_search_shows_and_goes_to_its_hits(bush: Desk, page: Page) -> None:
     expect(bush.row(3)).to_be_visible()
 
 
-def test_bookmarks_are_gone_through(bush: Desk) -> None:
+def test_keys_select_the_next_and_the_previous_bookmark(bush: Desk) -> None:
     for node in (2, 6):
         bush.row(node).click()
         bush.press("b")
@@ -141,7 +141,7 @@ def test_bookmarks_are_gone_through(bush: Desk) -> None:
         bush.until(lambda node=node: bush.current == node, f"{key} goes to {node}")
 
 
-def test_folding_hides_and_shows(bush: Desk) -> None:
+def test_folding_hides_descendants_and_unfolding_shows_them(bush: Desk) -> None:
     bush.row(1).click()
     bush.press("-")
     expect(bush.row(4)).to_have_count(0)
@@ -151,16 +151,16 @@ def test_folding_hides_and_shows(bush: Desk) -> None:
 
 
 def large(desk: Desk, n_nodes: int) -> None:
-    """Bring a loom of so many nodes, three children at each."""
+    """Import a loom of `n_nodes` nodes with three children each."""
     nodes = [
         node_record(at, None if at == 0 else (at - 1) // 3, text=f"node {at} of many ")
         for at in range(n_nodes)
     ]
-    told = desk.ask("POST", "/import", content=json.dumps(file_of(nodes)).encode())
-    (desk.loom,) = told["looms"]
+    imported = desk.ask("POST", "/import", content=json.dumps(file_of(nodes)).encode())
+    (desk.loom,) = imported["looms"]
 
 
-def test_ten_thousand_nodes_are_a_few_rows_of_the_page(desk: Desk, page: Page) -> None:
+def test_10000_nodes_take_200_rows_or_fewer(desk: Desk, page: Page) -> None:
     large(desk, 10_000)
     desk.visit()
     desk.wait_known()
@@ -177,7 +177,7 @@ def test_ten_thousand_nodes_are_a_few_rows_of_the_page(desk: Desk, page: Page) -
 
 
 @pytest.mark.parametrize("view", ["outline", "map"])
-def test_a_whole_session_needs_no_mouse(desk: Desk, page: Page, view: str) -> None:
+def test_complete_session_needs_no_mouse(desk: Desk, page: Page, view: str) -> None:
     desk.sets(n=2, max_tokens=8, seed=1)
     desk.remembers("treeView", view)
     page.goto("/")
@@ -210,9 +210,9 @@ def test_a_whole_session_needs_no_mouse(desk: Desk, page: Page, view: str) -> No
     desk.until(lambda: len(desk.nodes()) == 6, "removed")
     desk.press("u")
     desk.until(lambda: len(desk.nodes()) == 7, "brought back")
-    # And all that has no key of its own is reached by tabs, one after the other, round and round.
-    seen = set()
+    # Controls without a key of their own are reached with Tab.
+    labels = set()
     for _ in range(80):
         desk.press("Tab")
-        seen.add(page.evaluate("document.activeElement.getAttribute('aria-label') || ''"))
-    assert {"Tree", "Looms", "Export"} <= {each.split("  ")[0] for each in seen}
+        labels.add(page.evaluate("document.activeElement.getAttribute('aria-label') || ''"))
+    assert {"Tree", "Looms", "Export"} <= {each.split("  ")[0] for each in labels}
