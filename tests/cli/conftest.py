@@ -22,7 +22,7 @@ from weft.service.store import Library, StoredLoom
 
 SOURCE = Path(__file__).parents[2] / "src"
 Weft = Callable[..., Result]
-# Where nobody listens: a server that runs on this machine is not this test's business.
+# Unset, so that tests do not use a server that runs on this machine.
 SERVER = ("WEFT_HOST", "WEFT_PORT", "WEFT_API_KEY")
 MARK = "=====8<=====\r\n"
 # So hot that tokens are all but equally likely: of this seed no branch of four ends by itself.
@@ -75,28 +75,28 @@ def once() -> Iterator[None]:
 @contextlib.contextmanager
 def library() -> Iterator[Library]:
     """The library of the test's commands."""
-    found = Library()
+    opened = Library()
     try:
-        yield found
+        yield opened
     finally:
-        found.close()
+        opened.close()
 
 
 def names() -> list[str]:
     """Return the names of all looms, the one changed last first."""
-    with library() as found:
-        return [row.name for row in found.looms()]
+    with library() as opened:
+        return [row.name for row in opened.looms()]
 
 
-def held(name: str) -> StoredLoom:
+def stored_loom(name: str) -> StoredLoom:
     """Return a loom for reading."""
-    with library() as found:
-        return found.open(name)
+    with library() as opened:
+        return opened.open(name)
 
 
 def loom_of(name: str) -> Loom:
     """Return the tree of a loom."""
-    return held(name).loom
+    return stored_loom(name).loom
 
 
 @pytest.fixture(scope="session")

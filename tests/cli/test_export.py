@@ -37,13 +37,13 @@ def test_text_export_is_the_path_to_the_current_node(weft, tmp_path: Path) -> No
     assert file.read_text("utf-8") == f"> {samples.story}\n\n{text_of(weft, 3)}\n"
 
 
-def test_a_raw_text_is_prompt_and_continuation_without_a_seam(weft, tmp_path: Path) -> None:
+def test_text_export_of_a_raw_loom_is_prompt_and_continuation(weft, tmp_path: Path) -> None:
     weft("run", "Once upon", "--raw", "-n", "1", *SHORT)
     weft("export", str(tmp_path / "a.txt"))
     assert (tmp_path / "a.txt").read_text("utf-8") == f"Once upon{text_of(weft, 1)}\n"
 
 
-def test_markdown_has_front_matter_and_one_path_or_the_whole_list(weft, tmp_path: Path) -> None:
+def test_markdown_has_front_matter_and_one_path_or_the_tree(weft, tmp_path: Path) -> None:
     file = tmp_path / "story.md"
     weft("export", str(file), "--node", "2")
     lines = file.read_text("utf-8").splitlines()
@@ -55,7 +55,7 @@ def test_markdown_has_front_matter_and_one_path_or_the_whole_list(weft, tmp_path
     assert [len(line) - len(line.lstrip()) for line in items] == [0, 2, 4, 2]  # two are equal
 
 
-def test_markdown_shows_marks_as_they_are() -> None:
+def test_markdown_escapes_its_control_characters() -> None:
     from weft.service.interchange.text_export import escape_markdown
 
     assert escape_markdown("- *a* <b>\n# c") == "\\- \\*a\\* \\<b\\>\n\\# c"
@@ -64,7 +64,9 @@ def test_markdown_shows_marks_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("scope", "node", "n_nodes"), [("tree", None, 5), ("subtree", "1", 4), ("path", "3", 3)]
 )
-def test_json_is_a_loom_again(weft, tmp_path: Path, scope: str, node: str | None, n_nodes) -> None:
+def test_json_export_opens_as_a_loom(
+    weft, tmp_path: Path, scope: str, node: str | None, n_nodes
+) -> None:
     file = tmp_path / "a.json"
     at = () if node is None else ("--node", node)
     assert weft("export", str(file), "--scope", scope, *at).exit_code == 0
@@ -73,7 +75,7 @@ def test_json_is_a_loom_again(weft, tmp_path: Path, scope: str, node: str | None
     assert loom.user_prompt == samples.story
 
 
-def test_a_tree_as_text_is_its_drawing(weft, tmp_path: Path) -> None:
+def test_text_export_of_a_tree_draws_equal_branches_once(weft, tmp_path: Path) -> None:
     weft("export", str(tmp_path / "a.txt"), "--scope", "tree")
     drawn = (tmp_path / "a.txt").read_text("utf-8")
     assert drawn.count("── ") == 3
@@ -85,7 +87,7 @@ def test_a_tree_as_text_is_its_drawing(weft, tmp_path: Path) -> None:
 
 
 @pytest.mark.fluent
-def test_children_stand_as_they_are_drawn_whichever_ended_first(weft, tmp_path: Path) -> None:
+def test_exported_children_are_in_drawing_order(weft, tmp_path: Path) -> None:
     weft("run", samples.story, "-n", "4", "--seed", "1")
     starts = [text_of(weft, node).split()[0] for node in (1, 2, 3, 4)]
     assert [child.text.split()[0] for child in loom_of("tell-story-about-fox.2").children] == starts
@@ -97,7 +99,7 @@ def test_children_stand_as_they_are_drawn_whichever_ended_first(weft, tmp_path: 
 
 
 @pytest.mark.parametrize("scope", ["tree", "subtree"])
-def test_a_page_has_the_numbers_of_the_tree(weft, tmp_path: Path, scope: str) -> None:
+def test_html_export_has_the_numbers_of_the_tree(weft, tmp_path: Path, scope: str) -> None:
     weft("grow", "0", "-n", "2", *SHORT)  # 5 6, after what stands below 1 had its numbers
     at = ("--node", "1") if scope == "subtree" else ()
     weft("export", str(tmp_path / "a.html"), "--scope", scope, *at)
@@ -109,7 +111,7 @@ def test_a_page_has_the_numbers_of_the_tree(weft, tmp_path: Path, scope: str) ->
     assert [int(number) for _, number in shown] == ([1, 3, 4, 2, 5, 6] if not at else [1, 3, 4])
 
 
-def test_exporting_changes_nothing_that_is_kept(weft, tmp_path: Path) -> None:
+def test_export_leaves_the_loom_unchanged(weft, tmp_path: Path) -> None:
     before = weft("tree", "--json").stdout
     for suffix in ("txt", "md", "json"):
         weft("export", str(tmp_path / f"a.{suffix}"), "--scope", "path", "--node", "2")
@@ -120,14 +122,16 @@ def test_exporting_changes_nothing_that_is_kept(weft, tmp_path: Path) -> None:
     ("suffix", "start"),
     [("dot", "digraph"), ("mmd", "flowchart"), ("html", "<!doctype html>")],
 )
-def test_pictures_are_drawn(weft, tmp_path: Path, suffix: str, start: str) -> None:
+def test_graph_exports_start_with_their_header(
+    weft, tmp_path: Path, suffix: str, start: str
+) -> None:
     result = weft("export", str(tmp_path / f"a.{suffix}"))
     assert result.exit_code == 0, result.output
     assert (tmp_path / f"a.{suffix}").read_text("utf-8").startswith(start)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (["a.pdf"], 2, "ends in none of"),
         (["nosuch/a.md"], 2, "there is no folder nosuch"),
@@ -139,11 +143,13 @@ def test_pictures_are_drawn(weft, tmp_path: Path, suffix: str, start: str) -> No
         (["a.md", "--scope", "all"], 2, "'path', 'subtree', 'tree'"),
     ],
 )
-def test_mistakes(weft, tmp_path, monkeypatch, arguments: list[str], code: int, said: str) -> None:
+def test_export_mistake_has_message_and_exit_code(
+    weft, tmp_path, monkeypatch, arguments: list[str], code: int, message: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder.md").mkdir()
     (tmp_path / "there.md").write_text("mine")
     result = weft("export", *arguments)
     assert result.exit_code == code, result.output
-    assert said in result.stderr
+    assert message in result.stderr
     assert (tmp_path / "there.md").read_text() == "mine"

@@ -25,7 +25,7 @@ def rows(file: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(opened))
 
 
-def test_tables_have_a_row_a_node_or_a_row_a_token(weft, tmp_path: Path) -> None:
+def test_csv_has_a_row_per_node_or_per_token(weft, tmp_path: Path) -> None:
     nodes, tokens = tmp_path / "nodes.csv", tmp_path / "tokens.csv"
     assert weft("export", str(nodes)).exit_code == 0
     assert [row["node"] for row in rows(nodes)] == ["0", "1", "2"]
@@ -36,7 +36,7 @@ def test_tables_have_a_row_a_node_or_a_row_a_token(weft, tmp_path: Path) -> None
     assert "".join(row["token"] for row in own) == rows(nodes)[2]["text"]
 
 
-def test_messages_are_one_line_a_branch(weft, tmp_path: Path) -> None:
+def test_jsonl_has_the_messages_of_a_branch_per_line(weft, tmp_path: Path) -> None:
     file = tmp_path / "chat.jsonl"
     assert weft("export", str(file)).exit_code == 0
     lines = [json.loads(line)["messages"] for line in file.read_text("utf-8").splitlines()]
@@ -44,7 +44,7 @@ def test_messages_are_one_line_a_branch(weft, tmp_path: Path) -> None:
     assert lines[0][0]["content"] == samples.story
 
 
-def test_a_loom_with_its_kv_prefills_nothing_elsewhere(weft, tmp_path: Path) -> None:
+def test_loom_exported_with_kv_opens_without_prefill(weft, tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     assert weft("export", str(file), "--kv").exit_code == 0
     assert (tmp_path / "a.kv.safetensors").exists()
@@ -55,7 +55,7 @@ def test_a_loom_with_its_kv_prefills_nothing_elsewhere(weft, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (["a.jsonl", "--format", "pairs"], 2, "no siblings differ by score"),
         (["a.jsonl", "--format", "pairs", "--scope", "path"], 2, "no siblings to compare"),
@@ -65,12 +65,12 @@ def test_a_loom_with_its_kv_prefills_nothing_elsewhere(weft, tmp_path: Path) -> 
         (["a.md", "--kv"], 2, "--kv is for .json, not markdown"),
     ],
 )
-def test_what_a_format_cannot_do_leaves_no_file(
-    weft, tmp_path: Path, monkeypatch, arguments: list[str], code: int, said: str
+def test_unsupported_export_option_leaves_no_file(
+    weft, tmp_path: Path, monkeypatch, arguments: list[str], code: int, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     before = set(tmp_path.iterdir())
     result = weft("export", *arguments)
     assert result.exit_code == code, result.output
-    assert said in result.stderr
+    assert message in result.stderr
     assert set(tmp_path.iterdir()) == before

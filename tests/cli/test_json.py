@@ -18,39 +18,39 @@ BRANCH = "branch node id text token_ids logprobs entropies mean_logprob finish_r
 GROWTH = (
     "loom model engine prompt chat_template_used prompt_tokens params branches stats"  # and inside
 )
-NODE = (
-    "node id parent text n_tokens mean_p mean_logprob finish_reason ended score said"  # of a tree
+NODE = " ".join(  # of a tree
+    ("node id parent text n_tokens mean_p mean_logprob finish_reason ended score", "said")
 )
 
 
 @pytest.fixture
-def told(weft):
-    """`told("tree")`: return the object that a verb writes, with its order of fields."""
+def json_of(weft):
+    """`json_of("tree")`: return the object that a verb writes, with its order of fields."""
 
-    def told(*arguments: str, stdin: str = "") -> dict[str, Any]:
+    def json_of(*arguments: str, stdin: str = "") -> dict[str, Any]:
         written = weft(*arguments, "--json", stdin=stdin).stdout
         assert written.count("\n") == 1
-        made: dict[str, Any] = json.loads(written)
-        assert written == json.dumps(made, ensure_ascii=False) + "\n"
-        return made
+        result: dict[str, Any] = json.loads(written)
+        assert written == json.dumps(result, ensure_ascii=False) + "\n"
+        return result
 
-    return told
-
-
-def names(found: dict[str, Any]) -> str:
-    return " ".join(found)
+    return json_of
 
 
-def test_json_of_run_has_every_token(told) -> None:
-    found = told("run", samples.story, *FEW)
-    assert names(found) == GROWTH
-    loom = loom_of(found["loom"])
-    for each in found["branches"]:
-        node = loom.find(each["id"])
-        assert names(each) == BRANCH
-        assert each == {
+def names(result: dict[str, Any]) -> str:
+    return " ".join(result)
+
+
+def test_json_of_run_has_every_token(json_of) -> None:
+    growth = json_of("run", samples.story, *FEW)
+    assert names(growth) == GROWTH
+    loom = loom_of(growth["loom"])
+    for branch in growth["branches"]:
+        node = loom.find(branch["id"])
+        assert names(branch) == BRANCH
+        assert branch == {
             "branch": node.lineage[0] + 1,
-            "node": each["branch"],
+            "node": branch["branch"],
             "id": node.id,
             "text": node.text,
             "token_ids": node.tokens,
@@ -60,21 +60,21 @@ def test_json_of_run_has_every_token(told) -> None:
             "finish_reason": node.finish_reason,
             "stop_string": node.stop_string,
         }
-    unkept = told("run", samples.story, *FEW, "--no-keep")
+    unkept = json_of("run", samples.story, *FEW, "--no-keep")
     assert unkept["loom"] is None
     assert names(unkept["branches"][0]) == BRANCH.replace(" node id", "")
-    assert names(told("grow", "0", *FEW)) == GROWTH
+    assert names(json_of("grow", "0", *FEW)) == GROWTH
 
 
-def test_json_of_chat_has_the_message_first(told) -> None:
-    found = told("chat", "--max-tokens", "4", "--seed", "1", stdin="hello\n")
-    assert names(found) == f"said {GROWTH}"
-    assert found["said"] == "hello"
+def test_json_of_chat_has_the_message_first(json_of) -> None:
+    turn = json_of("chat", "--max-tokens", "4", "--seed", "1", stdin="hello\n")
+    assert names(turn) == " ".join(("said", GROWTH))
+    assert turn["said"] == "hello"
 
 
-def test_json_of_tree_and_read_has_every_node(told) -> None:
-    grown = told("run", samples.story, *FEW)
-    tree, path = told("tree"), told("read", "1")
+def test_json_of_tree_and_read_has_every_node(json_of) -> None:
+    grown = json_of("run", samples.story, *FEW)
+    tree, path = json_of("tree"), json_of("read", "1")
     assert names(tree) == "loom model prompt chat_template_used at nodes"
     assert names(path) == "loom node id prompt text ended path"
     nodes = list(loom_of(grown["loom"]).walk())
@@ -100,12 +100,12 @@ def test_json_of_tree_and_read_has_every_node(told) -> None:
 
 
 @pytest.mark.fluent
-def test_json_of_next_and_solve(told) -> None:
-    told("run", samples.story, *FEW)
-    found = told("next", "0", "--top", "3")
-    assert names(found) == "loom node id next stats"
-    assert {names(each) for each in found["next"]} == {"rank id text bytes p logprob"}
-    solved = told("solve", samples.sum, "--strategy", "best-of-n", "-n", "2", "--seed", "1")
+def test_json_of_next_and_solve_has_its_fields(json_of) -> None:
+    json_of("run", samples.story, *FEW)
+    candidates = json_of("next", "0", "--top", "3")
+    assert names(candidates) == "loom node id next stats"
+    assert {names(each) for each in candidates["next"]} == {"rank id text bytes p logprob"}
+    solved = json_of("solve", samples.sum, "--strategy", "best-of-n", "-n", "2", "--seed", "1")
     assert names(solved) == (
         "loom strategy model engine prompt solved answer text path votes nodes cost stats"
     )

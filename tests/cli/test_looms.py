@@ -22,17 +22,17 @@ def grown(weft, home: Path, shelves) -> None:
     shelves(home, "three", lambda: weft("run", samples.story, "-n", "3", *SHORT))
 
 
-def told(result) -> dict:
+def output_of(result) -> dict:
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 
 
 def numbers(weft) -> dict[int, int | None]:
     """Return the parents of nodes by number."""
-    return {each["node"]: each["parent"] for each in told(weft("tree", "--json"))["nodes"]}
+    return {each["node"]: each["parent"] for each in output_of(weft("tree", "--json"))["nodes"]}
 
 
-def test_run_keeps_its_loom_where_the_library_opens_it(weft, grown) -> None:
+def test_loom_of_run_is_saved_with_prompt_branches_and_model(weft, grown) -> None:
     loom = loom_of(NAME)
     assert loom.user_prompt == samples.story
     assert len(loom.children) == 3
@@ -42,16 +42,16 @@ def test_run_keeps_its_loom_where_the_library_opens_it(weft, grown) -> None:
 def test_run_without_keeping_leaves_nothing(weft, home: Path) -> None:
     shutil.rmtree(home)
     for flag in ("--no-log", "--no-keep"):
-        made = told(weft("run", samples.sum, "-n", "1", flag, "--json"))
-        assert made["loom"] is None
+        result = output_of(weft("run", samples.sum, "-n", "1", flag, "--json"))
+        assert result["loom"] is None
         assert not home.exists()
 
 
 def test_grow_takes_a_number_of_the_last_tree(weft, grown) -> None:
-    third = told(weft("tree", "--json"))["nodes"][3]
-    made = told(weft("grow", "3", "-n", "2", "--json", *SHORT))
-    assert [each["node"] for each in made["branches"]] == [4, 5]
-    after = told(weft("tree", "--json"))["nodes"]
+    third = output_of(weft("tree", "--json"))["nodes"][3]
+    growth = output_of(weft("grow", "3", "-n", "2", "--json", *SHORT))
+    assert [each["node"] for each in growth["branches"]] == [4, 5]
+    after = output_of(weft("tree", "--json"))["nodes"]
     assert [each["parent"] for each in after if each["node"] in (4, 5)] == [3, 3]
     assert next(each for each in after if each["node"] == 3)["id"] == third["id"]
 
@@ -68,20 +68,20 @@ def test_node_numbers_do_not_change(weft, grown) -> None:
     assert numbers(weft) == {**expected, 7: 5}
 
 
-def test_another_tree_has_numbers_of_its_own(weft, grown) -> None:
+def test_each_loom_has_its_own_node_numbers(weft, grown) -> None:
     weft("run", samples.sum, "-n", "1")
     assert numbers(weft) == {0: None, 1: 0}
     weft("tree", NAME)
     assert numbers(weft) == {0: None, 1: 0, 2: 0, 3: 0}
 
 
-def test_grow_goes_on_with_the_nodes_own_settings_but_another_seed(weft) -> None:
+def test_grow_uses_the_sampling_of_the_node_but_another_seed(weft) -> None:
     step = ("--stop", r"\n", "--temp", "0.7", "--max-tokens", "30", "--seed", "1")
     weft("run", samples.game24, "-n", "1", *step)
-    params = told(weft("grow", "1", "-n", "1", "--json"))["params"]
+    params = output_of(weft("grow", "1", "-n", "1", "--json"))["params"]
     assert (params["stop"], params["temperature"], params["max_tokens"]) == (["\n"], 0.7, 30)
     assert params["seed"] != 1
-    params = told(weft("grow", "1", "-n", "1", "--temp", "0.2", "--json"))["params"]
+    params = output_of(weft("grow", "1", "-n", "1", "--temp", "0.2", "--json"))["params"]
     assert params["temperature"] == 0.2
 
 
@@ -99,17 +99,17 @@ def test_grow_draws_the_tree_with_equal_and_empty_branches_once(weft) -> None:
 @pytest.mark.fluent
 def test_grow_with_text_adds_a_chat_turn(weft) -> None:
     weft("run", samples.greeting, "-n", "1", "--seed", "1")
-    made = told(weft("grow", "1", samples.sum, "-n", "1", "--seed", "1", "--json"))
-    assert "95" in made["branches"][0]["text"]
-    turn = told(weft("tree", "--json"))["nodes"][2]
+    growth = output_of(weft("grow", "1", samples.sum, "-n", "1", "--seed", "1", "--json"))
+    assert "95" in growth["branches"][0]["text"]
+    turn = output_of(weft("tree", "--json"))["nodes"][2]
     assert turn["said"] == samples.sum
     assert turn["text"] == f"<|end|><|user|>{samples.sum}<|end|><|assistant|>"
     assert f"> {samples.sum}" in weft("tree").stdout
 
 
-def test_grow_raw_adds_a_text_as_it_is(weft, grown) -> None:
+def test_grow_raw_adds_the_text_unchanged(weft, grown) -> None:
     weft("grow", "2", " And", "--raw", "-n", "1", *SHORT)
-    added = told(weft("tree", "--json"))["nodes"]
+    added = output_of(weft("tree", "--json"))["nodes"]
     assert [each["text"] for each in added if each["parent"] == 2] == [" And"]
 
 
@@ -123,11 +123,11 @@ def test_run_c_continues_what_was_read_last(weft, grown) -> None:
 @pytest.mark.fluent
 def test_run_c_with_a_prompt_answers_it(weft, grown) -> None:
     weft("read", "1")
-    made = told(weft("run", "-c", samples.sum, "-n", "1", "--max-tokens", "30", "--json"))
-    assert "95" in made["branches"][0]["text"]
+    growth = output_of(weft("run", "-c", samples.sum, "-n", "1", "--max-tokens", "30", "--json"))
+    assert "95" in growth["branches"][0]["text"]
 
 
-def test_tree_shows_numbers_and_what_is_shared(weft, grown) -> None:
+def test_tree_shows_numbers_and_shared_tokens(weft, grown) -> None:
     result = weft("tree")
     assert result.exit_code == 0
     assert samples.story in result.stdout.splitlines()[0]
@@ -139,12 +139,12 @@ def test_tree_shows_numbers_and_what_is_shared(weft, grown) -> None:
 def test_read_writes_the_path_as_one_text(weft) -> None:
     weft("run", "Once upon", "--raw", "-n", "1", *SHORT)
     weft("grow", "1", "-n", "1", *SHORT)
-    made = told(weft("read", "2", "--json"))
-    assert len(made["path"]) == 3
-    assert f"Once upon{made['text']}\n" in weft("read", "2").stdout
+    path = output_of(weft("read", "2", "--json"))
+    assert len(path["path"]) == 3
+    assert f"Once upon{path['text']}\n" in weft("read", "2").stdout
 
 
-def test_read_and_run_show_figures_where_there_are_no_colours(weft) -> None:
+def test_color_without_colours_writes_values_in_braces(weft) -> None:
     result = weft("run", samples.story, "-n", "1", "--color", "prob", *SHORT)
     assert "in braces: p below 0.5" in result.stdout
     assert "{0." in result.stdout
@@ -152,14 +152,14 @@ def test_read_and_run_show_figures_where_there_are_no_colours(weft) -> None:
 
 
 def test_next_is_the_models_own_distribution(weft, grown) -> None:
-    made = told(weft("next", "0", "--json"))["next"]
-    assert len(made) == 10
-    assert [each["rank"] for each in made] == list(range(10))
-    assert made == sorted(made, key=lambda each: -each["p"])
+    candidates = output_of(weft("next", "0", "--json"))["next"]
+    assert len(candidates) == 10
+    assert [each["rank"] for each in candidates] == list(range(10))
+    assert candidates == sorted(candidates, key=lambda each: -each["p"])
     shown = weft("next", "0", "--top", "3").stdout
     assert shown.count("█ \n") + shown.count("█\n") >= 1
     assert "raw probabilities" in shown
-    assert repr(made[0]["text"]) in shown
+    assert repr(candidates[0]["text"]) in shown
 
 
 def test_ls_lists_the_last_changed_first_and_marks_the_last_drawn(weft, grown) -> None:
@@ -168,11 +168,11 @@ def test_ls_lists_the_last_changed_first_and_marks_the_last_drawn(weft, grown) -
     lines = weft("ls").stdout.splitlines()
     assert lines[0].startswith("  what-37-58 ")
     assert lines[1].startswith(f"* {NAME} ")
-    listed = told(weft("ls", "--json"))
-    assert [each["nodes"] for each in listed["looms"]] == [2, 4]
+    listed = output_of(weft("ls", "--json"))
+    assert [row["nodes"] for row in listed["looms"]] == [2, 4]
     assert listed["last"] == NAME
-    for each in listed["looms"]:
-        created, changed = (datetime.fromisoformat(each[name]) for name in ("created", "changed"))
+    for row in listed["looms"]:
+        created, changed = (datetime.fromisoformat(row[name]) for name in ("created", "changed"))
         assert timedelta(0) <= changed - created < timedelta(minutes=5)
 
 
@@ -192,12 +192,12 @@ def test_rm_of_nodes_removes_descendants_and_undo_restores(weft, grown) -> None:
     weft("grow", "1", "-n", "2", *SHORT)
     assert weft("rm", "1", "4", "3").stdout == "removed node 1 and 2 below it, node 3\n"
     assert numbers(weft) == {0: None, 2: 0}
-    made = told(weft("grow", "2", "-n", "1", "--json", *SHORT))
+    growth = output_of(weft("grow", "2", "-n", "1", "--json", *SHORT))
     assert weft("rm", "--undo").stdout == f"restored {NAME}\n"
     assert numbers(weft) == {0: None, 1: 0, 2: 0, 3: 0, 4: 1, 5: 1, 6: 2}
-    after = told(weft("tree", "--json"))["nodes"]
+    after = output_of(weft("tree", "--json"))["nodes"]
     assert [each["node"] for each in after] == [0, 1, 4, 5, 2, 6, 3]
-    assert after[5]["text"] == made["branches"][0]["text"]
+    assert after[5]["text"] == growth["branches"][0]["text"]
     assert names() == [NAME]
     assert weft("grow", "4", "-n", "1", *SHORT).exit_code == 0
     assert weft("rm", "--undo").exit_code == 1
@@ -213,16 +213,16 @@ def test_restored_loom_with_taken_name_is_renamed(weft, grown) -> None:
 
 
 def test_restored_loom_keeps_an_unusual_name(weft, grown) -> None:
-    with library() as found:
-        found.rename(NAME, "My Loom.v1")
+    with library() as store:
+        store.rename(NAME, "My Loom.v1")
     weft("rm", "My Loom.v1")
     assert weft("rm", "--undo").stdout == "restored My Loom.v1\n"
 
 
 def test_tree_of_a_file_imports_it(weft, lm_file: Path, home: Path) -> None:
-    told_once = weft("tree", str(lm_file))
-    assert told_once.exit_code == 0
-    assert f"imported {lm_file} as mine; use --loom mine from now on" in told_once.stderr
+    result = weft("tree", str(lm_file))
+    assert result.exit_code == 0
+    assert f"imported {lm_file} as mine; use --loom mine from now on" in result.stderr
     assert names() == ["mine"]
     assert weft("grow", "1", "-n", "1", *SHORT).exit_code == 0
 
@@ -240,30 +240,32 @@ def lm_file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.fluent
-def test_a_solved_puzzle_is_kept_with_its_scores(weft) -> None:
-    made = told(weft("solve", samples.game24, "-b", "2", "-n", "3", "--seed", "1", "--json"))
-    tree = told(weft("tree", "--json"))
-    assert tree["loom"] == made["loom"]
-    assert len(tree["nodes"]) == made["nodes"]
+def test_solved_puzzle_is_saved_with_its_scores(weft) -> None:
+    solution = output_of(
+        weft("solve", samples.game24, "-b", "2", "-n", "3", "--seed", "1", "--json")
+    )
+    tree = output_of(weft("tree", "--json"))
+    assert tree["loom"] == solution["loom"]
+    assert len(tree["nodes"]) == solution["nodes"]
     assert any(each["score"] is not None for each in tree["nodes"])
-    assert told(weft("read", "--json"))["path"][-1]["text"] == made["path"][-1]["text"]
+    assert output_of(weft("read", "--json"))["path"][-1]["text"] == solution["path"][-1]["text"]
 
 
-def test_a_model_in_another_form_takes_the_engine_that_fits_it(weft) -> None:
+def test_gguf_model_of_a_saved_loom_takes_a_fitting_engine(weft) -> None:
     from shallow import shallow_gguf
 
     assert weft("run", "Hi", "--engine", "numpy", *SHORT).exit_code == 0
-    asked = weft("grow", "1", "-m", str(shallow_gguf()), "--engine", "mlx")
-    assert asked.exit_code == 3
-    assert "is a GGUF file, for llamacpp or numpy or torch" in asked.stderr
-    found = weft("grow", "1", "-m", str(shallow_gguf()))
-    assert "mlx" not in found.stderr  # the weights are other ones, so it fails for another reason
-    assert found.exit_code == 1
+    explicit = weft("grow", "1", "-m", str(shallow_gguf()), "--engine", "mlx")
+    assert explicit.exit_code == 3
+    assert "is a GGUF file, for llamacpp or numpy or torch" in explicit.stderr
+    chosen = weft("grow", "1", "-m", str(shallow_gguf()))
+    assert "mlx" not in chosen.stderr  # the weights are other ones, so it fails for another reason
+    assert chosen.exit_code == 1
     assert weft("grow", "1", "--max-tokens", "2").exit_code == 0  # the loom is as it was
 
 
 @pytest.mark.fluent
-def test_branches_that_had_ended_when_the_engine_failed_are_kept(weft, monkeypatch) -> None:
+def test_engine_failure_keeps_branches_that_have_ended(weft, monkeypatch) -> None:
     from weft.engines.numpy import NumpyEngine
     from weft.errors import ForwardError
 

@@ -75,19 +75,19 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"), MISTAKES, ids=[" ".join(m[0])[:40] for m in MISTAKES]
+    ("arguments", "code", "message"), MISTAKES, ids=[" ".join(m[0])[:40] for m in MISTAKES]
 )
 def test_mistake_writes_stderr_and_exit_code(
-    weft, monkeypatch, arguments: list[str], code: int, said: str
+    weft, monkeypatch, arguments: list[str], code: int, message: str
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     result = weft(*arguments)
     assert result.exit_code == code, result.output
-    assert said in result.stderr
+    assert message in result.stderr
     assert "Traceback" not in result.output
 
 
-def test_a_mistake_leaves_stdout_empty(weft) -> None:
+def test_mistake_leaves_stdout_empty(weft) -> None:
     assert weft("run", "hi", "-n", "0").stdout == ""
 
 
@@ -113,7 +113,7 @@ def test_lone_surrogates_are_a_usage_error(weft) -> None:
     assert "convert it" in result.stderr
 
 
-def test_every_error_has_its_line_in_the_table() -> None:
+def test_every_error_class_has_a_mapping() -> None:
     kinds = [
         kind
         for kind in vars(errors).values()
@@ -141,13 +141,13 @@ def test_exit_codes_are_those_of_the_manual(error: BaseException, code: int) -> 
     assert map_error(error).exit_code == code
 
 
-def test_a_failure_caused_by_too_little_memory_is_one_of_memory() -> None:
+def test_error_caused_by_memory_error_has_exit_code_4() -> None:
     error = errors.ForwardError("the model call failed")
     error.__cause__ = MemoryError()
     assert map_error(error).exit_code == 4
 
 
-def test_an_error_of_a_subclass_gets_the_line_of_its_parent() -> None:
+def test_error_of_a_subclass_has_the_exit_code_of_its_parent() -> None:
     class Special(errors.KVFull):
         pass
 
@@ -175,7 +175,7 @@ def changed(database: Path, *statements: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["grow", "9"], "there is no node 9; allowed is 0 (the prompt) to 2"),
         (["grow", "x"], "NODE is 'x'"),
@@ -194,11 +194,11 @@ def changed(database: Path, *statements: str) -> None:
         (["chat", "-c", "-s", "be kind"], "-s cannot be used with -c"),
     ],
 )
-def test_mistake_on_a_saved_loom_changes_nothing(weft, kept, arguments, said: str) -> None:
+def test_mistake_on_a_saved_loom_changes_nothing(weft, kept, arguments, message: str) -> None:
     before = dumped(kept)
     result = weft(*arguments)
     assert result.exit_code == 2, result.output
-    assert said in result.stderr
+    assert message in result.stderr
     assert dumped(kept) == before
 
 
@@ -221,7 +221,7 @@ def test_broken_database_error_has_its_path(weft, kept, verb) -> None:
 
 
 @pytest.mark.parametrize("verb", [("grow", "1"), ("next",), ("run", "-c"), ("chat", "-c")])
-def test_another_model_is_refused_and_the_right_one_named(weft, kept, verb) -> None:
+def test_another_model_is_rejected_and_the_right_one_named(weft, kept, verb) -> None:
     head = "json_set(head, '$[0][1]', 'another')"
     changed(kept, f"UPDATE looms SET head = {head}")
     result = weft(*verb)
@@ -234,14 +234,14 @@ def test_another_model_is_refused_and_the_right_one_named(weft, kept, verb) -> N
 
 
 @pytest.mark.parametrize("verb", [("run", "hi"), ("grow", "1")])
-def test_more_branches_than_there_can_be_are_refused_before_any_is_made(weft, kept, verb) -> None:
+def test_impossible_number_of_branches_is_rejected(weft, kept, verb) -> None:
     """Nothing is allocated for that many branches, not even displays."""
     result = weft(*verb, "-n", str(10**20))
     assert result.exit_code == 2
     assert "allowed is an integer from 1 to 65536" in result.stderr
 
 
-def test_no_tree_has_less_than_no_children(weft, kept) -> None:
+def test_negative_top_is_a_usage_error(weft, kept) -> None:
     result = weft("tree", "--top", "-3")
     assert result.exit_code == 2
     assert "--top is -3; allowed is an integer from 0 on" in result.stderr
@@ -250,14 +250,14 @@ def test_no_tree_has_less_than_no_children(weft, kept) -> None:
 @pytest.mark.parametrize("more", [(), ("-m", "tiny")])
 @pytest.mark.parametrize("verb", [("grow", "0"), ("next", "0")])
 def test_growing_texts_without_tokens_hints_at_import(weft, tmp_path: Path, verb, more) -> None:
-    file = tmp_path / "said.jsonl"
-    said = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Yes?"}]
-    file.write_text(json.dumps({"messages": said}))
-    brought = weft("import", str(file), "--name", "said")
+    file = tmp_path / "talk.jsonl"
+    messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Yes?"}]
+    file.write_text(json.dumps({"messages": messages}))
+    brought = weft("import", str(file), "--name", "talk")
     assert f"weft import {quoted(str(file))} -m MODEL" in " ".join(brought.stderr.split())
-    result = weft(*verb, "--loom", "said", *more)
+    result = weft(*verb, "--loom", "talk", *more)
     assert result.exit_code == 2
-    assert "the loom said has texts without tokens" in result.stderr
+    assert "the loom talk has texts without tokens" in result.stderr
     assert "weft import FILE -m MODEL" in result.stderr
     assert weft("import", str(file), "--name", "again", "-m", "tiny").exit_code == 0
     assert weft("grow", "0", "--loom", "again", "-n", "1", "--max-tokens", "2").exit_code == 0
@@ -315,12 +315,12 @@ def test_unsaved_result_is_shown(weft, nowhere, verb) -> None:
     assert "kept as" not in result.stdout
     assert "not kept: cannot keep looms in" in result.stderr
     assert "set WEFT_HOME to a folder that you can write" in result.stderr
-    made = json.loads(weft(*verb, "--json").stdout)
-    assert made["loom"] is None
+    result_object = json.loads(weft(*verb, "--json").stdout)
+    assert result_object["loom"] is None
 
 
 @pytest.mark.parametrize("verb", [("tree",), ("ls",), ("grow", "1"), ("rm", "x")])
-def test_a_home_that_cannot_be_read_is_a_failure(weft, nowhere, verb) -> None:
+def test_unreadable_home_has_exit_code_1(weft, nowhere, verb) -> None:
     result = weft(*verb)
     assert result.exit_code == 1
     assert "set WEFT_HOME to a folder that you can write" in result.stderr
@@ -332,7 +332,7 @@ def test_doctor_reports_unwritable_home(weft, nowhere) -> None:
     assert "set WEFT_HOME" in result.stdout
 
 
-def test_a_disk_that_fills_up_leaves_the_loom_as_it_was(weft, kept, monkeypatch) -> None:
+def test_full_disk_leaves_the_loom_unchanged(weft, kept, monkeypatch) -> None:
     before = weft("tree", "--json").stdout
     set_up = Database._configure
 
@@ -352,14 +352,14 @@ def test_a_disk_that_fills_up_leaves_the_loom_as_it_was(weft, kept, monkeypatch)
     assert weft("grow", "1", "-n", "1", "--max-tokens", "2").exit_code == 0
 
 
-def test_an_error_under_json_is_one_object_on_stderr(weft) -> None:
+def test_json_error_is_one_object_on_stderr(weft) -> None:
     result = weft("run", "hi", "--engine", "steam", "--json")
-    told = json.loads(result.stderr)["error"]
+    error = json.loads(result.stderr)["error"]
     assert (result.exit_code, result.stdout) == (2, "")
-    assert told["exit_code"] == 2
-    assert told["type"] == "ConfigError"
-    assert "allowed are auto" in told["message"]
-    assert told["hint"].startswith("weft doctor")
+    assert error["exit_code"] == 2
+    assert error["type"] == "ConfigError"
+    assert "allowed are auto" in error["message"]
+    assert error["hint"].startswith("weft doctor")
 
 
 @pytest.mark.parametrize(
@@ -375,40 +375,40 @@ def test_an_error_under_json_is_one_object_on_stderr(weft) -> None:
     ],
     ids=" ".join,
 )
-def test_a_usage_error_under_json_is_one_object_too(weft, arguments: list[str]) -> None:
+def test_json_usage_error_is_one_object_on_stderr(weft, arguments: list[str]) -> None:
     result = weft(*arguments)
-    told = json.loads(result.stderr)["error"]
+    error = json.loads(result.stderr)["error"]
     assert (result.exit_code, result.stdout) == (2, "")
-    assert told["type"] == "UsageError"
-    assert told["exit_code"] == 2
-    assert told["message"]
-    assert told["hint"].startswith("weft ")
-    assert "--help lists the " in told["hint"]
+    assert error["type"] == "UsageError"
+    assert error["exit_code"] == 2
+    assert error["message"]
+    assert error["hint"].startswith("weft ")
+    assert "--help lists the " in error["hint"]
 
 
 def test_usage_error_has_the_format_of_other_errors(weft) -> None:
-    told = weft("run", "hi", "--max-token", "3").stderr.splitlines()
-    assert told[0].startswith("weft: No such option: --max-token")
-    assert "--max-tokens" in told[0]
-    assert told[1:] == ["hint: weft run --help lists the options"]
-    # What stands behind -- is no option.
+    lines = weft("run", "hi", "--max-token", "3").stderr.splitlines()
+    assert lines[0].startswith("weft: No such option: --max-token")
+    assert "--max-tokens" in lines[0]
+    assert lines[1:] == ["hint: weft run --help lists the options"]
+    # Arguments after -- are no options.
     assert weft("run", "hi", "-n", "two", "--", "--json").stderr.startswith("weft: ")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["run", "hi", "--color", "red"], ": 'red' is not one of 'prob', 'entropy'"),
         (["solve", "x", "--strategy", "luck"], ": 'luck' is not one of 'tot'"),
     ],
 )
-def test_wrong_choice_error_has_no_library_prefix(weft, arguments, said: str) -> None:
-    told = weft(*arguments).stderr
-    assert said in told
-    assert "Value error" not in told
+def test_wrong_choice_error_has_no_library_prefix(weft, arguments, message: str) -> None:
+    stderr = weft(*arguments).stderr
+    assert message in stderr
+    assert "Value error" not in stderr
 
 
-def test_an_unknown_loom_names_near_ones_as_near_only(weft) -> None:
+def test_unknown_loom_error_names_similar_looms(weft) -> None:
     weft("run", samples.story, "-n", "1", "--max-tokens", "2")
     assert "near it: tell-story-about-fox" in weft("tree", "tell-story-about-fix").stderr
     far = weft("tree", "zzz").stderr
@@ -417,6 +417,6 @@ def test_an_unknown_loom_names_near_ones_as_near_only(weft) -> None:
 
 
 def test_equal_branches_at_temperature_0_print_a_note(weft) -> None:
-    told = weft("run", samples.sum, "-n", "2", "--temperature", "0", "--no-keep").stderr
-    assert "--temperature 0 takes the likeliest token" in told
-    assert "try --temperature" not in told
+    stderr = weft("run", samples.sum, "-n", "2", "--temperature", "0", "--no-keep").stderr
+    assert "--temperature 0 takes the likeliest token" in stderr
+    assert "try --temperature" not in stderr

@@ -26,7 +26,7 @@ def program() -> str:
     return "\n".join(parts())
 
 
-def test_the_program_has_twelve_lines() -> None:
+def test_programs_have_12_and_8_lines() -> None:
     assert [len([line for line in part.splitlines() if line]) for part in parts()] == [12, 8]
 
 
@@ -79,7 +79,7 @@ def pyright(*arguments: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def test_the_commands_shown_are_verbs(weft) -> None:
+def test_commands_of_the_readme_are_verbs(weft) -> None:
     shown = re.findall(r"^weft (\w+)", README.read_text(encoding="utf-8"), re.MULTILINE)
     assert shown
     for verb in set(shown):
@@ -87,7 +87,7 @@ def test_the_commands_shown_are_verbs(weft) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_local_links_exist(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
         if not target.startswith(("http:", "https:")):
             aim = (page.parent / target).resolve()

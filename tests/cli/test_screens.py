@@ -20,8 +20,8 @@ VERBS = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 
 def commands_in(text: str) -> list[list[str]]:
     """Return the commands of `next:` lines, hints and the first screen."""
-    found = re.findall(r'\bweft (?:[a-z]+)(?: (?:"[^"]*"|\'[^\']*\'|[\w./-]+))*', text)
-    return [shlex.split(each)[1:] for each in found]
+    commands = re.findall(r'\bweft (?:[a-z]+)(?: (?:"[^"]*"|\'[^\']*\'|[\w./-]+))*', text)
+    return [shlex.split(each)[1:] for each in commands]
 
 
 def screens(weft) -> str:
@@ -52,19 +52,21 @@ def screens(weft) -> str:
 @pytest.mark.programs
 @pytest.mark.fluent
 def test_suggested_commands_exist_and_prompts_are_samples(weft) -> None:
-    told = [each for each in commands_in(screens(weft)) if each[0] in VERBS or each[0].isalpha()]
-    assert {each[0] for each in told} <= VERBS | {"help"}
+    commands = [
+        each for each in commands_in(screens(weft)) if each[0] in VERBS or each[0].isalpha()
+    ]
+    assert {each[0] for each in commands} <= VERBS | {"help"}
     assert {"run", "grow", "read", "next", "tree", "solve", "export", "rm"} <= {
-        each[0] for each in told
+        each[0] for each in commands
     }
-    prompts = {each[1] for each in told if each[0] in ("run", "solve") and len(each) > 1}
+    prompts = {each[1] for each in commands if each[0] in ("run", "solve") and len(each) > 1}
     prompts = {prompt for prompt in prompts if " " in prompt}
     assert prompts <= set(samples.ALL.values())
     assert samples.story in prompts
 
 
 @pytest.mark.programs
-def test_suggested_commands_can_be_typed(weft, tmp_path, monkeypatch) -> None:
+def test_suggested_commands_succeed(weft, tmp_path, monkeypatch) -> None:
     """Each `next:` command of each verb succeeds."""
     monkeypatch.chdir(tmp_path)
     walk = [
@@ -78,8 +80,8 @@ def test_suggested_commands_can_be_typed(weft, tmp_path, monkeypatch) -> None:
         ("ls",),
     ]
     for arguments in walk:
-        told = weft(*arguments).stderr
-        for line in told[told.index("next: ") :].splitlines():
+        stderr = weft(*arguments).stderr
+        for line in stderr[stderr.index("next: ") :].splitlines():
             command = shlex.split(line.removeprefix("next:"))
             assert command[0] == "weft"
             result = weft(*command[1:], *(["--max-tokens", "8"] if command[1] == "grow" else []))
@@ -92,8 +94,8 @@ def test_suggested_commands_can_be_typed(weft, tmp_path, monkeypatch) -> None:
 def test_the_embedded_model_answers_every_sample(weft, name: str) -> None:
     raw = ["--raw"] if name == "opening" else []
     options = ["-n", "3", "--max-tokens", "40", "--seed", "1", "--no-keep", "--json", *raw]
-    made = json.loads(weft("run", samples.ALL[name], *options).stdout)
-    texts = [branch["text"].strip() for branch in made["branches"]]
+    result = json.loads(weft("run", samples.ALL[name], *options).stdout)
+    texts = [branch["text"].strip() for branch in result["branches"]]
     assert all(texts)
     if name in ("story", "game24", "word_problem", "opening"):
         # Shown with branches: they differ.
@@ -106,7 +108,7 @@ def test_help_of_every_verb_fits_on_one_line_of_the_list(command) -> None:
     assert "..." not in listed.partition("Commands:")[2]
 
 
-def test_json_everywhere_is_one_object(weft) -> None:
+def test_json_of_every_reading_verb_is_one_object(weft) -> None:
     weft("run", samples.story, "-n", "1", "--max-tokens", "4")
     for verb in ("ls", "tree", "read", "next", "models", "doctor"):
         result = weft(verb, "--json")
@@ -122,10 +124,10 @@ def test_demo_json_has_the_votes_and_the_path(weft, monkeypatch: pytest.MonkeyPa
     """Run the demo with few branches."""
     monkeypatch.setattr("weft.cli.demo.N_BRANCHES", 2)
     monkeypatch.setattr("weft.cli.demo.N_LOOKS", 1)
-    made = json.loads(weft("demo", "--json").stdout)
-    assert sum(vote["count"] for vote in made["word_problem"]["votes"]) >= 2
-    assert made["game_of_24"]["solved"] is True
-    assert made["game_of_24"]["path"]
+    result = json.loads(weft("demo", "--json").stdout)
+    assert sum(vote["count"] for vote in result["word_problem"]["votes"]) >= 2
+    assert result["game_of_24"]["solved"] is True
+    assert result["game_of_24"]["path"]
 
 
 OFFERED = {
@@ -170,7 +172,7 @@ def offered(command_environment) -> Callable[[list[str]], list[set[str]]]:
 def test_completion_offers_verbs_models_looms_and_nodes(weft, command, offered) -> None:
     weft("run", samples.sum, "-n", "2", "--max-tokens", "4")
     assert dict(zip(OFFERED, offered(list(OFFERED)), strict=True)) == OFFERED
-    # And as the command itself is asked.
+    # The same through the command itself.
     done = command(_WEFT_COMPLETE="complete_bash", COMP_WORDS="weft tr", COMP_CWORD="1")
     assert done.stdout.split() == ["tree"]
 

@@ -13,7 +13,7 @@ from weft.errors import ConfigError
 from weft.service.api.address import address
 
 
-def test_unknown_serve_options_go_to_the_engine() -> None:
+def test_unknown_serve_options_are_passed_to_the_engine() -> None:
     given = ["--tensor-parallel-size", "2", "--enforce-eager", "--dtype=half", "--x", "[1, 2]"]
     assert engine_options(given) == {
         "tensor_parallel_size": 2,
@@ -42,7 +42,7 @@ def test_serve_argument_that_is_no_option_raises(given: list[str]) -> None:
         ("[::1]:9", "", "http://[::1]:9"),
     ],
 )
-def test_an_address_is_read_as_people_write_it(host: str, port: str, url: str) -> None:
+def test_host_and_port_variables_give_a_url(host: str, port: str, url: str) -> None:
     assert address({"WEFT_HOST": host, "WEFT_PORT": port}).url == url
 
 
@@ -55,13 +55,13 @@ def test_invalid_address_raises(given: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("given", [["--tensor-parallel-size", "2"], ["--tensor-parallel-size=2"]])
-def test_an_option_of_the_engine_needs_no_model_before_it(weft, given: list[str]) -> None:
+def test_engine_option_without_a_model_reaches_the_engine(weft, given: list[str]) -> None:
     result = weft("serve", "--port", "0", *given)
     assert result.exit_code == 2
     assert "the numpy engine has no option 'tensor_parallel_size'" in result.stderr
 
 
-def test_unknown_engine_option_is_an_error(weft) -> None:
+def test_public_host_without_key_is_an_error(weft) -> None:
     result = weft("serve", "--host", "0.0.0.0")
     assert result.exit_code == 2
     assert "API key" in result.stderr
@@ -79,23 +79,23 @@ def test_serve_with_broken_database_exits_like_other_verbs(
     else:
         (home / "file").write_text("")
         monkeypatch.setenv("WEFT_HOME", str(home / "file" / "x"))
-    told, listed = weft("serve", "--port", "0", "--no-browser"), weft("ls")
-    assert told.exit_code == listed.exit_code != 0
+    serve, listed = weft("serve", "--port", "0", "--no-browser"), weft("ls")
+    assert serve.exit_code == listed.exit_code != 0
     # The hint to a verb's options names the verb.
-    assert told.stderr.replace("weft serve", "weft ls") == listed.stderr
-    assert "serving" not in told.output
+    assert serve.stderr.replace("weft serve", "weft ls") == listed.stderr
+    assert "serving" not in serve.output
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [(("tiny", "--also", "tiny"), 1, "already"), (("--engine", "nosuch"), 2, "nosuch")],
 )
 def test_serve_with_invalid_models_exits_at_start(
-    weft: Any, arguments: tuple[str, ...], code: int, said: str
+    weft: Any, arguments: tuple[str, ...], code: int, message: str
 ) -> None:
-    told = weft("serve", *arguments, "--port", "0", "--no-browser")
-    assert (told.exit_code, said in told.stderr) == (code, True), told.output
-    assert "serving" not in told.output
+    result = weft("serve", *arguments, "--port", "0", "--no-browser")
+    assert (result.exit_code, message in result.stderr) == (code, True), result.output
+    assert "serving" not in result.output
 
 
 @pytest.mark.parametrize(

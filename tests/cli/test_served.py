@@ -39,9 +39,9 @@ posix = pytest.mark.skipif(sys.platform == "win32", reason="POSIX only")
 @pytest.fixture
 def served(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     """A server with the looms of this test; WEFT_HOST is set."""
-    with serving(own()) as found:
-        monkeypatch.setenv("WEFT_HOST", found.url)
-        yield found
+    with serving(own()) as server:
+        monkeypatch.setenv("WEFT_HOST", server.url)
+        yield server
 
 
 def own(**options: Any) -> ServerConfig:
@@ -49,10 +49,10 @@ def own(**options: Any) -> ServerConfig:
     return ServerConfig(port=0, db=f"sqlite:///{os.environ['WEFT_HOME']}/weft.db", **options)
 
 
-def told(result: Any) -> dict[str, Any]:
+def output_of(result: Any) -> dict[str, Any]:
     assert result.exit_code == 0, result.output
-    found: dict[str, Any] = json.loads(result.stdout)
-    return found
+    result_object: dict[str, Any] = json.loads(result.stdout)
+    return result_object
 
 
 WALK = [
@@ -80,12 +80,12 @@ WALK = [
     ("rm", "--undo"),
     ("ls",),
 ]
-FIGURES = ("prefilled", "kept as", " · ")
+STATISTICS = ("prefilled", "kept as", " · ")
 
 
 def shown(weft: Any, verbs: list[tuple[str, ...]]) -> list[tuple[str, str]]:
     """Return the output of verbs, without statistics and ages, which may differ."""
-    found = []
+    outputs = []
     for verb in verbs:
         result = weft(*verb)
         assert result.exit_code == 0, (verb, result.output)
@@ -93,11 +93,11 @@ def shown(weft: Any, verbs: list[tuple[str, ...]]) -> list[tuple[str, str]]:
         lines = [each for each in lines if "tokens · " not in each]
         if verb[0] == "ls":
             lines = [re.sub(r" +(now|\d+ min)  ", "  (ago)  ", each) for each in lines]
-        found.append((verb[0], "\n".join(lines)))
-    return found
+        outputs.append((verb[0], "\n".join(lines)))
+    return outputs
 
 
-def test_every_verb_shows_the_same_with_a_server_as_without(
+def test_every_verb_has_the_same_output_with_and_without_a_server(
     weft: Any, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("weft.cli.looms.age", lambda changed_s: "now")  # however long it takes
@@ -110,7 +110,7 @@ def test_every_verb_shows_the_same_with_a_server_as_without(
     assert here == there
 
 
-def test_json_has_the_same_names_with_a_server_as_without(
+def test_json_has_the_same_fields_with_and_without_a_server(
     weft: Any, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     verbs = [
@@ -124,11 +124,11 @@ def test_json_has_the_same_names_with_a_server_as_without(
     ]
 
     def shapes() -> list[list[str]]:
-        found = []
+        lists = []
         for verb in verbs:
-            made = told(weft(*verb, "--json"))
-            found.append([*made, *made.get("stats", {}), *(made.get("nodes") or [{}])[0]])
-        return found
+            result = output_of(weft(*verb, "--json"))
+            lists.append([*result, *result.get("stats", {}), *(result.get("nodes") or [{}])[0]])
+        return lists
 
     here = shapes()
     monkeypatch.setenv("WEFT_HOME", str(home.parent / "other"))
@@ -144,40 +144,40 @@ def test_json_has_the_same_names_with_a_server_as_without(
         (("--budget-tokens", "0"), 2, "budget_tokens"),
     ],
 )
-def test_a_search_that_is_refused_leaves_no_loom(
+def test_rejected_search_leaves_no_loom(
     weft: Any, served: Served, options: tuple[str, ...], status: int, why: str
 ) -> None:
     refused = weft("solve", samples.sum, *options)
     assert refused.exit_code == status, refused.output
     assert why in refused.stderr
     assert names() == []
-    assert told(weft("ls", "--json"))["looms"] == []
+    assert output_of(weft("ls", "--json"))["looms"] == []
 
 
 def test_server_reuses_kv_between_commands(weft: Any, served: Served) -> None:
-    first = told(weft("run", samples.story, "-n", "2", "--json", *FEW))["stats"]
-    again = told(weft("grow", "0", "-n", "2", "--json", *FEW))["stats"]
+    first = output_of(weft("run", samples.story, "-n", "2", "--json", *FEW))["stats"]
+    second = output_of(weft("grow", "0", "-n", "2", "--json", *FEW))["stats"]
     assert (first["prefilled"], first["reused"]) == (12, 0)
-    assert again["prefilled"] <= 1
-    assert again["reused"] >= 11
-    assert again["decoded"] == 12
-    below = told(weft("grow", "1", "-n", "2", "--json", *FEW))["stats"]
+    assert second["prefilled"] <= 1
+    assert second["reused"] >= 11
+    assert second["decoded"] == 12
+    below = output_of(weft("grow", "1", "-n", "2", "--json", *FEW))["stats"]
     assert below["prefilled"] <= 1
 
 
-def test_the_looms_are_the_ones_that_are_there_without_it(
+def test_server_and_local_commands_share_looms(
     weft: Any, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = told(weft("run", samples.story, "-n", "2", "--json", *FEW))
+    growth = output_of(weft("run", samples.story, "-n", "2", "--json", *FEW))
     monkeypatch.delenv("WEFT_HOST")
-    assert names() == [NAME] == [made["loom"]]
-    assert {child.id for child in loom_of(NAME).children} == {b["id"] for b in made["branches"]}
-    tree = told(weft("tree", "--json"))  # of the same terminal
+    assert names() == [NAME] == [growth["loom"]]
+    assert {child.id for child in loom_of(NAME).children} == {b["id"] for b in growth["branches"]}
+    tree = output_of(weft("tree", "--json"))  # of the same terminal
     assert tree["at"] in (1, 2)
-    grown = told(weft("grow", "1", "-n", "1", "--json", *FEW))
+    grown = output_of(weft("grow", "1", "-n", "1", "--json", *FEW))
     monkeypatch.setenv("WEFT_HOST", served.url)
-    seen = {each["node"]: each["id"] for each in told(weft("tree", "--json"))["nodes"]}
-    assert seen[grown["branches"][0]["node"]] == grown["branches"][0]["id"]
+    ids = {each["node"]: each["id"] for each in output_of(weft("tree", "--json"))["nodes"]}
+    assert ids[grown["branches"][0]["node"]] == grown["branches"][0]["id"]
 
 
 @pytest.mark.fluent
@@ -226,24 +226,27 @@ def test_unreadable_branches_of_a_server_raise(
     assert result.exit_code == 4
     assert "out of memory" in result.output
     monkeypatch.setattr(ServerLoomSession, "_nodes", read)
-    assert len(told(weft("tree", "--json"))["nodes"]) == 4
+    assert len(output_of(weft("tree", "--json"))["nodes"]) == 4
 
 
 def test_mistake_on_a_server_has_the_same_message(weft: Any, served: Served) -> None:
     weft("run", samples.story, "-n", "1", *FEW)
-    for arguments, code, said in MISTAKES:
+    for arguments, code, message in MISTAKES:
         result = weft(*arguments)
-        assert (result.exit_code, said in result.stderr) == (code, True), (arguments, result.output)
+        assert (result.exit_code, message in result.stderr) == (code, True), (
+            arguments,
+            result.output,
+        )
         assert "Traceback" not in result.output
 
 
-def test_a_loom_is_opened_at_the_page_of_the_server(weft: Any, served: Served) -> None:
+def test_open_prints_the_loom_address_of_the_server(weft: Any, served: Served) -> None:
     weft("run", samples.story, "-n", "1", *FEW)
-    told = weft("open", "--no-browser", "--json")
-    assert json.loads(told.stdout) == {"url": f"{served.url}/#{NAME}", "loom": NAME}
+    result = weft("open", "--no-browser", "--json")
+    assert json.loads(result.stdout) == {"url": f"{served.url}/#{NAME}", "loom": NAME}
 
 
-def test_import_and_export_through_a_server(weft: Any, served: Served, tmp_path: Path) -> None:
+def test_import_and_export_work_through_a_server(weft: Any, served: Served, tmp_path: Path) -> None:
     weft("run", samples.story, "-n", "2", *FEW)
     for suffix in ("json", "md", "txt", "html", "dot", "mmd", "csv", "jsonl"):
         result = weft("export", str(tmp_path / f"a.{suffix}"), "--scope", "tree")
@@ -259,9 +262,12 @@ def test_import_and_export_through_a_server(weft: Any, served: Served, tmp_path:
     assert weft("grow", "0", "--loom", "text", "-n", "1", *FEW).exit_code == 0
     words = weft("import", str(tmp_path / "a.json"), "--name", "words").stdout
     assert words.startswith("imported 1 loom, 2 nodes from a.json")
-    brought = told(weft("import", str(tmp_path / "a.json"), "--name", "again", "--json"))
+    brought = output_of(weft("import", str(tmp_path / "a.json"), "--name", "again", "--json"))
     assert (brought["looms"], brought["nodes"]) == (["again"], 3)
-    assert told(weft("grow", "1", "--loom", "again", "-n", "1", "--json", *FEW))["loom"] == "again"
+    assert (
+        output_of(weft("grow", "1", "--loom", "again", "-n", "1", "--json", *FEW))["loom"]
+        == "again"
+    )
 
 
 def test_named_server_gets_the_key_or_a_hint_asks_for_it(
@@ -295,7 +301,7 @@ def test_named_server_without_answer_raises(weft: Any, monkeypatch: pytest.Monke
     assert "weft serve starts one" in nothing.stderr
 
 
-# A server that nobody named
+# A server without WEFT_HOST
 
 
 def published(server: Served) -> AbstractContextManager[None]:
@@ -307,11 +313,11 @@ def published(server: Served) -> AbstractContextManager[None]:
 def looked_for_at(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     from weft.service.api import address
 
-    found = address.ServerAddress("127.0.0.1", int(url.rpartition(":")[2]))
+    server_address = address.ServerAddress("127.0.0.1", int(url.rpartition(":")[2]))
     at = address.address
 
     def find(environment: Any = None) -> address.ServerAddress:
-        return found if environment is None else at(environment)
+        return server_address if environment is None else at(environment)
 
     monkeypatch.setattr(address, "address", find)
 
@@ -323,34 +329,34 @@ def test_server_with_runtime_file_is_used_without_weft_host(
     weft("run", samples.sum, "-n", "1")
     with serving(own()) as server, published(server):
         looked_for_at(monkeypatch, server.url)
-        assert told(weft("ls", "--json"))["where"] == server.url
-        warm = told(weft("grow", "0", "-n", "1", "--json", *FEW))["stats"]
+        assert output_of(weft("ls", "--json"))["where"] == server.url
+        warm = output_of(weft("grow", "0", "-n", "1", "--json", *FEW))["stats"]
         assert warm["prefilled"] + warm["reused"] == 14
         # Another model is loaded here, and the looms are the same.
         folder = str(Path(samples.__file__).parent / "data" / "tiny")
         numpy = ("-m", folder, "--engine", "numpy")
-        here = told(weft("run", "Hi", *numpy, "-n", "1", "--json", *FEW))
+        here = output_of(weft("run", "Hi", *numpy, "-n", "1", "--json", *FEW))
         assert here["model"] == folder
         assert here["loom"] in names()
         # Not used: a server of other looms, or one without a runtime file in WEFT_HOME.
         monkeypatch.setenv("WEFT_DB", f"sqlite:///{home.parent}/other.db")
-        assert told(weft("ls", "--json"))["looms"] == []
+        assert output_of(weft("ls", "--json"))["looms"] == []
         monkeypatch.delenv("WEFT_DB")
         monkeypatch.setenv("WEFT_HOME", str(home.parent / "other"))
-        assert "other" in told(weft("ls", "--json"))["where"]
+        assert "other" in output_of(weft("ls", "--json"))["where"]
 
 
 def test_resumed_search_runs_locally_despite_a_server(
     weft: Any, home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(runtime_file, "_READ_TIMEOUT_S", 60.0)  # even on a busy machine
-    asked = ("solve", samples.sum, "--strategy", "greedy", "--resume", str(tmp_path / "search"))
+    command = ("solve", samples.sum, "--strategy", "greedy", "--resume", str(tmp_path / "search"))
     with serving(own()) as server, published(server):
         looked_for_at(monkeypatch, server.url)
-        first, again = (told(weft(*asked, "--json")) for _ in range(2))
-        assert (again["answer"], again["stats"]["decoded"]) == (first["answer"], 0)
-        looms = {loom["name"] for loom in told(weft("ls", "--json"))["looms"]}
-    assert looms == {first["loom"], again["loom"]}
+        first, second = (output_of(weft(*command, "--json")) for _ in range(2))
+        assert (second["answer"], second["stats"]["decoded"]) == (first["answer"], 0)
+        looms = {loom["name"] for loom in output_of(weft("ls", "--json"))["looms"]}
+    assert looms == {first["loom"], second["loom"]}
 
 
 def test_server_with_api_key_is_used_by_token(
@@ -359,7 +365,7 @@ def test_server_with_api_key_is_used_by_token(
     monkeypatch.setattr(runtime_file, "_READ_TIMEOUT_S", 60.0)
     with serving(own(api_key=KEY)) as server, published(server):
         looked_for_at(monkeypatch, server.url)
-        assert told(weft("ls", "--json"))["where"] == server.url
+        assert output_of(weft("ls", "--json"))["where"] == server.url
 
 
 def test_runtime_file_is_private_and_removed_at_exit(home: Path) -> None:
@@ -386,31 +392,31 @@ def test_no_request_is_sent_without_runtime_file(
 def test_stale_runtime_file_sends_no_api_key_to_another_server(
     weft: Any, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heard: list[bytes] = []
+    requests: list[bytes] = []
     monkeypatch.setenv("WEFT_API_KEY", KEY)
 
-    def answer(listener: socket.socket, said: bytes) -> None:
+    def answer(listener: socket.socket, response: bytes) -> None:
         connection, _ = listener.accept()
         with connection:
-            heard.append(connection.recv(4096))
-            connection.sendall(said)
+            requests.append(connection.recv(4096))
+            connection.sendall(response)
 
     bodies = (b"{}", b'{"token_accepted": false}', b'{"token_accepted": 3}', b"[", b"\xff")
     for body in bodies:
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             listener.listen()
-            said = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
-            thread = threading.Thread(target=answer, args=(listener, said))
+            response = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+            thread = threading.Thread(target=answer, args=(listener, response))
             thread.start()
             port = listener.getsockname()[1]
             url = f"http://127.0.0.1:{port}"
             looked_for_at(monkeypatch, url)
             with runtime_file.runtime_file(url, port, TOKEN):
-                assert "weft.db" in told(weft("ls", "--json"))["where"]
+                assert "weft.db" in output_of(weft("ls", "--json"))["where"]
             thread.join()
-    assert len(heard) == 5
-    assert all(TOKEN.encode() in request and KEY.encode() not in request for request in heard)
+    assert len(requests) == 5
+    assert all(TOKEN.encode() in request and KEY.encode() not in request for request in requests)
 
 
 # A server that dies
@@ -419,11 +425,11 @@ def test_stale_runtime_file_sends_no_api_key_to_another_server(
 @pytest.fixture
 def process(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
     """`weft serve` in a new process; WEFT_HOST is set."""
-    said = home.parent / "said"
-    with said.open("wb") as file:
+    log = home.parent / "log"
+    with log.open("wb") as file:
         arguments = ("serve", "--port", "0")
         running = forks.start(forks.WEFT, *arguments, env=clean_environment(), stderr=file)
-    while not (address := re.search(r" at (http://\S+)\n", said.read_text())):
+    while not (address := re.search(r" at (http://\S+)\n", log.read_text())):
         time.sleep(0.05)
     monkeypatch.setenv("WEFT_HOST", address[1])
     yield running
@@ -460,6 +466,6 @@ def test_ctrl_c_ends_a_growth_at_the_server_and_keeps_it(
     assert growing.returncode == 130, errors
     assert b"interrupted: the branches are as far as they came" in errors
     assert b"kept as" in output
-    nodes = told(weft("tree", "--json"))["nodes"]
+    nodes = output_of(weft("tree", "--json"))["nodes"]
     assert [each["finish_reason"] for each in nodes[1:]] == ["cancelled"] * 2
     assert os.environ["WEFT_HOST"]

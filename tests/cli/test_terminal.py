@@ -30,11 +30,11 @@ def shelf(home: Path) -> None:
     with package.load("tiny") as lm, Loom(lm, f"Say {NASTY}") as loom:
         loom.meta["model"] = "tiny"
         (grown,) = loom.grow(1, max_tokens=3, seed=1)
-        said = grown.add(f"Well {NASTY}")
-        said.meta["said"] = f"Well {NASTY}"
-        with library() as found:
-            kept = found.create(loom, name="nasty")
-            said.add(f"No {NASTY}\n{NASTY}")
+        message = grown.add(f"Well {NASTY}")
+        message.meta["said"] = f"Well {NASTY}"
+        with library() as store:
+            kept = store.create(loom, name="nasty")
+            message.add(f"No {NASTY}\n{NASTY}")
             kept.commit("add")
 
 
@@ -103,7 +103,7 @@ def test_errors_escape_control_characters_of_arguments(shelf, in_terminals) -> N
         assert "202e" in output, output
 
 
-def test_json_on_a_terminal_is_the_object_that_a_file_gets(shelf, in_terminals, weft) -> None:
+def test_json_on_a_terminal_equals_that_in_a_file(shelf, in_terminals, weft) -> None:
     weft("tree", "nasty")
     verbs = [("read", "3", "--json"), ("tree", "--json")]
     for verb, output in in_terminals(verbs).items():
@@ -112,7 +112,7 @@ def test_json_on_a_terminal_is_the_object_that_a_file_gets(shelf, in_terminals, 
         assert any(NASTY in each["text"] for each in there.get("nodes", there.get("path")))
 
 
-def test_a_pipe_gets_the_texts_as_they_are(shelf, weft, command) -> None:
+def test_piped_texts_are_unchanged(shelf, weft, command) -> None:
     weft_tree = weft("tree", "nasty", "--json").stdout
     for raw in ("\x9b", "\u202e", "\u2028", "\x85"):
         assert raw in weft_tree
@@ -142,7 +142,7 @@ def test_completions_escape_control_characters(shelf, weft, command) -> None:
         assert harmful(done.stdout.replace("\t", "")) == set(), (typed, shell)
 
 
-LONG = "An “owl”… " + "said — ‘no’… × · " * 30
+LONG = "An “owl”… " + "wept — ‘no’… × · " * 30
 WIDE = [
     ("run", LONG, "-n", "3", "--max-tokens", "40", "--seed", "1"),
     ("tree",),
@@ -155,21 +155,21 @@ WIDE = [
 
 @pytest.mark.programs
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
-def test_nothing_is_wider_than_the_terminal(in_terminals, encoding: str) -> None:
+def test_no_line_is_wider_than_the_terminal(in_terminals, encoding: str) -> None:
     """Escaped characters count with the width of their escapes."""
     for verb, output in in_terminals(WIDE, PYTHONIOENCODING=encoding).items():
         assert output.isascii() or encoding != "ascii"
-        told = OURS.sub("", output).replace("\r", "\n").partition("next: ")[0].split("\n")
-        assert max(map(cell_len, told)) <= 80, (verb, max(told, key=cell_len))
+        lines = OURS.sub("", output).replace("\r", "\n").partition("next: ")[0].split("\n")
+        assert max(map(cell_len, lines)) <= 80, (verb, max(lines, key=cell_len))
 
 
-def test_a_deep_tree_keeps_to_the_width(home: Path, in_terminals) -> None:
+def test_deep_tree_fits_the_width(home: Path, in_terminals) -> None:
     with package.load("tiny") as lm, Loom(lm, "Deep") as loom:
         node = loom
         for turn in range(40):
             node = node.add(f" turn {turn} of a talk that goes on … and on")
-        with library() as found:
-            found.create(loom, name="deep")
+        with library() as store:
+            store.create(loom, name="deep")
     for encoding in ("ascii", "utf-8"):
         (output,) = in_terminals([("tree", "deep")], PYTHONIOENCODING=encoding).values()
         lines = OURS.sub("", output).replace("\r", "").split("\n")

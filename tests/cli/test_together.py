@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import weft as package
-from cli.conftest import ENDLESS, held, loom_of, names
+from cli.conftest import ENDLESS, loom_of, names, stored_loom
 from durable import wait_durable
 from weft import Loom, samples
 from weft.cli import local_backend
@@ -53,7 +53,7 @@ def in_terminal_named(weft, monkeypatch: pytest.MonkeyPatch) -> Callable[..., An
     return run
 
 
-def told(result) -> dict:
+def output_of(result) -> dict:
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 
@@ -70,8 +70,10 @@ def told(result) -> dict:
         pytest.param(8, 8, marks=pytest.mark.slow),
     ],
 )
-def test_concurrent_grows_lose_nothing(weft, grown, started, n_at_once: int, n_rounds: int) -> None:
-    said: dict[int, str] = {}
+def test_concurrent_grows_save_all_branches(
+    weft, grown, started, n_at_once: int, n_rounds: int
+) -> None:
+    reported: dict[int, str] = {}
     for _ in range(n_rounds):
         few = ("-n", "2", "--max-tokens", "2", "--json")
         running = [started("grow", str(1 + i % 3), *few) for i in range(n_at_once)]
@@ -79,15 +81,15 @@ def test_concurrent_grows_lose_nothing(weft, grown, started, n_at_once: int, n_r
             output, errors = process.communicate()
             assert process.returncode == 0, errors.decode()
             for branch in json.loads(output)["branches"]:
-                assert branch["node"] not in said
-                said[branch["node"]] = branch["id"]
+                assert branch["node"] not in reported
+                reported[branch["node"]] = branch["id"]
     assert names() == [NAME]
     assert [len(each.children) for each in loom_of(NAME).children] == [
         2 * n_rounds * len(range(i, n_at_once, 3)) for i in range(3)
     ]
-    drawn = {each["node"]: each["id"] for each in told(weft("tree", "--json"))["nodes"]}
+    drawn = {each["node"]: each["id"] for each in output_of(weft("tree", "--json"))["nodes"]}
     assert sorted(drawn) == list(range(4 + 2 * n_at_once * n_rounds))
-    assert said.items() <= drawn.items()
+    assert reported.items() <= drawn.items()
 
 
 @posix
@@ -108,7 +110,7 @@ def test_concurrent_runs_get_different_names(weft, started) -> None:
         pytest.param(50, marks=pytest.mark.slow),
     ],
 )
-def test_killed_command_loses_at_most_a_second(weft, grown, started, n_times) -> None:
+def test_killed_command_keeps_tokens_older_than_a_second(weft, grown, started, n_times) -> None:
     for round_ in range(n_times):
         n_before = loom_of(NAME).count_children()
         process = started("grow", "0", "--tree", "-n", "4", *ENDLESS)
@@ -122,7 +124,7 @@ def test_killed_command_loses_at_most_a_second(weft, grown, started, n_times) ->
         assert loom.count_children() == n_before + 4
         assert len(new) == 4 * (round_ + 1)
         assert all(node.tokens and len(node.tokens) == len(node.logprobs) for node in new[-4:])
-    assert weft("grow", str(held(NAME).number(new[-1])), "-n", "1", *SHORT).exit_code == 0
+    assert weft("grow", str(stored_loom(NAME).number(new[-1])), "-n", "1", *SHORT).exit_code == 0
 
 
 @posix
@@ -138,7 +140,7 @@ def test_killed_run_leaves_its_loom(weft, started) -> None:
 
 
 @posix
-def test_killed_search_loses_at_most_a_second(weft, started) -> None:
+def test_killed_search_keeps_tokens_older_than_a_second(weft, started) -> None:
     """Also during its first round; undo removes all its nodes."""
     process = started("solve", samples.sum, "--strategy", "best-of-n", "-n", "64", *HOT)
     stop_where(process, OTHER, lambda rows: sum(row.n_tokens > 0 for row in rows) >= 60)
@@ -160,7 +162,7 @@ def test_undo_of_killed_search_removes_all_its_nodes(weft, started) -> None:
     process.wait()
     grown = numbers(weft)[1:]
     assert len(grown) > 64
-    assert told(weft("undo", "--json"))["removed"] == grown
+    assert output_of(weft("undo", "--json"))["removed"] == grown
     assert numbers(weft) == [0]
 
 
@@ -172,7 +174,7 @@ def is_in_a_later_round(rows: list[Any]) -> bool:
 
 
 def stop_where(process: Any, name: str, is_there: Callable[[list[Any]], bool]) -> None:
-    """Stop a process once the loom's nodes meet a condition, checked between short runs."""
+    """Stop a process once the loom's nodes satisfy a condition, checked between short runs."""
     with closing(Library()) as library:
         while True:
             process.send_signal(signal.SIGSTOP)
@@ -192,11 +194,11 @@ def test_failed_search_saves_its_partial_tree(weft, monkeypatch) -> None:
     failed = weft("solve", samples.sum, "--strategy", "best-of-n", "-n", "64", *room)
     assert failed.exit_code == 4, failed.output
     assert names() == []
-    seen = []
+    levels = []
 
     def fails(level: object) -> None:
-        seen.append(level)
-        if len(seen) == 2:
+        levels.append(level)
+        if len(levels) == 2:
             raise ForwardError("the model is gone")
 
     module = importlib.import_module("weft.cli.solve")
@@ -207,7 +209,7 @@ def test_failed_search_saves_its_partial_tree(weft, monkeypatch) -> None:
     loom = loom_of("use-4-9-10-13")
     assert "interrupted" not in [node.finish_reason for node in loom.walk()]
     grown = numbers(weft)[1:]
-    assert told(weft("undo", "--json"))["removed"] == grown
+    assert output_of(weft("undo", "--json"))["removed"] == grown
 
 
 def test_solve_returns_the_same_as_the_library(weft) -> None:
@@ -215,13 +217,15 @@ def test_solve_returns_the_same_as_the_library(weft) -> None:
     few = {"budget_tokens": 300, "seed": 3}
     options = [f"--{name.replace('_', '-')}={value}" for name, value in few.items()]
     for strategy in STRATEGIES.values():
-        found = told(weft("solve", samples.game24, "--strategy", strategy.name, *options, "--json"))
+        output = output_of(
+            weft("solve", samples.game24, "--strategy", strategy.name, *options, "--json")
+        )
         with package.load("tiny") as lm:
             result = strategy.run(lm, samples.game24, **few)
-            assert found["cost"]["tokens"] == result.cost.tokens, strategy.name
-            assert found["path"][-1]["text"] == result.best.text, strategy.name
-            # Siblings stand in the order in which they were asked for, or ended.
-            kept = sorted(node.tokens for node in loom_of(found["loom"]).walk())
+            assert output["cost"]["tokens"] == result.cost.tokens, strategy.name
+            assert output["path"][-1]["text"] == result.best.text, strategy.name
+            # The order of siblings differs.
+            kept = sorted(node.tokens for node in loom_of(output["loom"]).walk())
             assert kept == sorted(node.tokens for node in result.loom.walk()), strategy.name
 
 
@@ -251,7 +255,7 @@ def test_nodes_grown_below_a_removed_node_stay(weft, grown, started) -> None:
 
 
 def numbers(weft) -> list[int]:
-    return sorted(each["node"] for each in told(weft("tree", "--json"))["nodes"])
+    return sorted(each["node"] for each in output_of(weft("tree", "--json"))["nodes"])
 
 
 def test_undo_and_redo_report_each_operation(weft, grown) -> None:
@@ -262,11 +266,11 @@ def test_undo_and_redo_report_each_operation(weft, grown) -> None:
     assert result.stdout.startswith(f"undid remove in {NAME}: 2 nodes back (2, 4)\n")
     assert "├── 2  " in result.stdout
     assert "next: weft redo" in result.stderr
-    result = told(weft("undo", "--json"))
+    result = output_of(weft("undo", "--json"))
     assert (result["kind"], result["removed"]) == ("grow", [4, 5])
     assert numbers(weft) == [0, 1, 2, 3]
     assert weft("redo").stdout.startswith(f"did again grow in {NAME}: 2 nodes back (4-5)\n")
-    assert told(weft("redo", "--json"))["removed"] == [2, 4]
+    assert output_of(weft("redo", "--json"))["removed"] == [2, 4]
     nothing = weft("redo")
     assert nothing.exit_code == 1
     assert "there is nothing to redo" in nothing.stderr
@@ -278,19 +282,19 @@ def test_undo_and_redo_report_each_operation(weft, grown) -> None:
 
 def test_search_is_undone_and_redone_as_one(weft, tmp_path: Path) -> None:
     file = tmp_path / "search.json"
-    asked = ("solve", samples.game24, "-b", "1", "-n", "2", "--seed", "1", "--resume", str(file))
-    made = told(weft(*asked, "--json"))
-    grown = list(range(1, made["nodes"]))
-    result = told(weft("undo", "--json"))
-    assert (result["kind"], result["loom"], result["removed"]) == ("run", made["loom"], grown)
+    command = ("solve", samples.game24, "-b", "1", "-n", "2", "--seed", "1", "--resume", str(file))
+    solution = output_of(weft(*command, "--json"))
+    grown = list(range(1, solution["nodes"]))
+    result = output_of(weft("undo", "--json"))
+    assert (result["kind"], result["loom"], result["removed"]) == ("run", solution["loom"], grown)
     assert numbers(weft) == [0]
     nothing = weft("undo")
     assert nothing.exit_code == 1
     assert "there is nothing to undo" in nothing.stderr
-    assert told(weft("redo", "--json"))["added"] == grown
-    again = told(weft(*asked, "--json"))  # from its file: a loom that was read
-    assert again["loom"] != made["loom"]
-    assert told(weft("undo", "--json"))["removed"] == list(range(1, again["nodes"]))
+    assert output_of(weft("redo", "--json"))["added"] == grown
+    second = output_of(weft(*command, "--json"))  # from its file: a loom that was read
+    assert second["loom"] != solution["loom"]
+    assert output_of(weft("undo", "--json"))["removed"] == list(range(1, second["nodes"]))
 
 
 @pytest.mark.fluent
@@ -301,16 +305,16 @@ def test_interrupted_search_is_saved_and_undone(weft, tmp_path: Path, monkeypatc
         raise KeyboardInterrupt
 
     monkeypatch.setattr(module, "run_with_display", lambda out, loom, work: work(interrupted))
-    asked = ("-b", "2", "-n", "3", "--seed", "1")
+    options = ("-b", "2", "-n", "3", "--seed", "1")
     for name, is_there in (("use-4-9-10-13", False), ("use-4-9-10-13.2", True)):
         assert (tmp_path / "search.json").exists() is is_there
         file = ("--resume", str(tmp_path / "search.json"))
-        found = weft("solve", samples.game24, *asked, *file, "--json")
-        assert found.exit_code == 130, found.output
-        error = json.loads(found.stderr)["error"]
+        search = weft("solve", samples.game24, *options, *file, "--json")
+        assert search.exit_code == 130, search.output
+        error = json.loads(search.stderr)["error"]
         assert (error["type"], error["exit_code"]) == ("Cancelled", 130)
         assert f"kept as {name}" in error["message"]
-        result = told(weft("undo", "--json"))
+        result = output_of(weft("undo", "--json"))
         assert (result["kind"], result["loom"]) == ("run", name)
         assert numbers(weft) == [0]
 
@@ -326,10 +330,10 @@ def test_unsavable_search_leaves_no_empty_loom(weft, monkeypatch) -> None:
         return commit(kept, kind, **options)
 
     monkeypatch.setattr(StoredLoom, "commit", failing)
-    found = weft("solve", samples.game24, "-b", "2", "-n", "2")
-    assert found.exit_code == 0
-    assert "not saved yet; saving is retried at the end: the disk is full" in found.stderr
-    assert "not kept: the disk is full" in found.stderr
+    result = weft("solve", samples.game24, "-b", "2", "-n", "2")
+    assert result.exit_code == 0
+    assert "not saved yet; saving is retried at the end: the disk is full" in result.stderr
+    assert "not kept: the disk is full" in result.stderr
     assert names() == []
     assert len(tried) == 2
 
@@ -337,8 +341,8 @@ def test_unsavable_search_leaves_no_empty_loom(weft, monkeypatch) -> None:
 def test_undo_of_the_current_node_selects_its_ancestor(weft, grown) -> None:
     weft("grow", "1", "-n", "1", *SHORT)
     weft("read", "4")
-    told(weft("undo", "--json"))
-    assert told(weft("tree", "--json"))["at"] == 1
+    output_of(weft("undo", "--json"))
+    assert output_of(weft("tree", "--json"))["at"] == 1
     assert weft("undo").exit_code == 0
     assert weft("undo").exit_code == 1  # a loom's beginning is not undone
     assert weft("undo", "--loom", "nosuch").exit_code == 2
@@ -350,11 +354,11 @@ def test_rm_undo_restores_only_the_last_removal(weft, grown) -> None:
     weft("rm", "3")
     weft("grow", "2", "-n", "1", *SHORT)
     for there in ([0, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5]):
-        assert told(weft("rm", "--undo", "--json"))["restored"] == [NAME]
+        assert output_of(weft("rm", "--undo", "--json"))["restored"] == [NAME]
         assert numbers(weft) == there
     weft("run", samples.sum, "-n", "1")
     weft("rm", NAME)
-    assert told(weft("rm", "--undo", "--json"))["restored"] == [NAME]
+    assert output_of(weft("rm", "--undo", "--json"))["restored"] == [NAME]
     weft("rm", "1", "--loom", NAME)
     weft("tree", OTHER)
     assert weft("rm", "--undo").exit_code == 1
@@ -369,17 +373,17 @@ def test_each_terminal_has_its_own_last_loom(in_terminal_named, grown) -> None:
     weft = in_terminal_named
     weft("A", "run", samples.story, "-n", "2", *SHORT)
     weft("B", "run", samples.sum, "-n", "1")
-    assert told(weft("A", "grow", "1", "-n", "1", "--json", *SHORT))["loom"] == f"{NAME}.2"
-    assert told(weft("B", "read", "1", "--json"))["loom"] == OTHER
-    assert told(weft("A", "read", "--json"))["loom"] == f"{NAME}.2"
+    assert output_of(weft("A", "grow", "1", "-n", "1", "--json", *SHORT))["loom"] == f"{NAME}.2"
+    assert output_of(weft("B", "read", "1", "--json"))["loom"] == OTHER
+    assert output_of(weft("A", "read", "--json"))["loom"] == f"{NAME}.2"
     lines = weft("B", "ls").stdout.splitlines()
     assert [line.split()[1] for line in lines if line.startswith("*")] == [OTHER]
-    assert told(weft("A", "ls", "--json"))["last"] == f"{NAME}.2"
+    assert output_of(weft("A", "ls", "--json"))["last"] == f"{NAME}.2"
     # Where the reader stands is a terminal's own, numbers are the loom's.
     weft("A", "read", "1", "--loom", OTHER)
     weft("B", "read", "0")
-    assert told(weft("A", "tree", "--json"))["at"] == 1
-    assert told(weft("B", "tree", "--json"))["at"] == 0
+    assert output_of(weft("A", "tree", "--json"))["at"] == 1
+    assert output_of(weft("B", "tree", "--json"))["at"] == 0
 
 
 def test_new_terminal_takes_the_last_loom_with_a_note(
@@ -419,11 +423,11 @@ def test_undo_and_redo_in_a_new_terminal_need_a_name(in_terminal_named) -> None:
         assert refused.exit_code == 2
         assert "no loom was used in this terminal" in refused.stderr
         assert f"weft {verb} --loom {NAME}" in refused.stderr
-    assert len(told(weft("A", "tree", "--json"))["nodes"]) == 2
+    assert len(output_of(weft("A", "tree", "--json"))["nodes"]) == 2
     assert weft("B", "undo", "--loom", NAME).exit_code == 0
     weft("C", "tree")
     assert weft("C", "redo").exit_code == 0
-    assert len(told(weft("C", "tree", "--json"))["nodes"]) == 2
+    assert len(output_of(weft("C", "tree", "--json"))["nodes"]) == 2
 
 
 @pytest.mark.parametrize("suffix", ["txt", "md"])
@@ -432,7 +436,7 @@ def test_export_in_a_new_terminal_writes_the_tree(
 ) -> None:
     weft, file = in_terminal_named, tmp_path / f"story.{suffix}"
     weft("A", "run", samples.story, "-n", "2", *SHORT)
-    text = told(weft("A", "read", "2", "--json"))["text"].split()[-1]
+    text = output_of(weft("A", "read", "2", "--json"))["text"].split()[-1]
     assert weft("B", "export", str(file)).stdout == f"wrote {file}: the full tree, 2 nodes\n"
     assert text in file.read_text("utf-8")
     explicit = weft("B", "export", str(file), "--node", "0", "--force")
@@ -462,18 +466,18 @@ def test_every_verb_takes_a_loom_by_name(weft, grown, tmp_path: Path) -> None:
     weft("run", samples.greeting, "-n", "1", "--seed", "1")
     for verb in (("read", "1"), ("next", "1"), ("grow", "1", "-n", "1", *SHORT), ("tree",)):
         weft("tree", samples_name())
-        assert told(weft(*verb, "--loom", NAME, "--json"))["loom"] == NAME
+        assert output_of(weft(*verb, "--loom", NAME, "--json"))["loom"] == NAME
     weft("tree", samples_name())
     out = tmp_path / "x.json"
-    assert told(weft("export", str(out), "--loom", NAME, "--json"))["loom"] == NAME
+    assert output_of(weft("export", str(out), "--loom", NAME, "--json"))["loom"] == NAME
     assert Loom.open(out).user_prompt == samples.story
     page = tmp_path / "x.html"
-    assert told(weft("export", str(page), "--loom", NAME, "--json"))["loom"] == NAME
-    made = told(weft("run", "-c", "--loom", NAME, "-n", "1", "--json", *SHORT))
-    assert made["loom"] == NAME
+    assert output_of(weft("export", str(page), "--loom", NAME, "--json"))["loom"] == NAME
+    growth = output_of(weft("run", "-c", "--loom", NAME, "-n", "1", "--json", *SHORT))
+    assert growth["loom"] == NAME
     weft("tree", samples_name())
-    said = weft("chat", "--loom", NAME, "--json", "--max-tokens", "4", stdin="And then?\n")
-    assert told(said)["loom"] == NAME
+    chat = weft("chat", "--loom", NAME, "--json", "--max-tokens", "4", stdin="And then?\n")
+    assert output_of(chat)["loom"] == NAME
     assert weft("rm", "2", "--loom", samples_name()).exit_code != 0
     assert weft("rm", "2", "--loom", NAME).exit_code == 0
 
@@ -483,7 +487,7 @@ def samples_name() -> str:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (("run", "x", "--loom", NAME), "without -c a new loom is created"),
         (("tree", NAME, "--loom", "other"), "two looms are given"),
@@ -491,13 +495,13 @@ def samples_name() -> str:
         (("read", "--loom", "tel-story-about-fox"), f"near it: {NAME}"),
     ],
 )
-def test_loom_option_without_use_is_an_error(weft, grown, arguments, says: str) -> None:
+def test_loom_option_without_use_is_an_error(weft, grown, arguments, message: str) -> None:
     result = weft(*arguments)
     assert result.exit_code == 2
-    assert says in result.stderr
+    assert message in result.stderr
 
 
-def test_nodes_of_the_loom_that_is_named_are_offered_on_tab(weft, grown) -> None:
+def test_completion_of_nodes_uses_the_named_loom(weft, grown) -> None:
     from typer import Context
     from typer.main import get_command
 
@@ -512,7 +516,7 @@ def test_nodes_of_the_loom_that_is_named_are_offered_on_tab(weft, grown) -> None
     assert [number for number, _ in options.complete_nodes(context, "")] == ["0", "1"]
 
 
-def test_a_file_that_is_no_loom_is_not_kept(weft, tmp_path: Path) -> None:
+def test_file_that_is_no_loom_is_not_imported(weft, tmp_path: Path) -> None:
     file = tmp_path / "mine.loom.json"
     file.write_text("{}")
     result = weft("tree", str(file))
@@ -525,7 +529,7 @@ MARK = "from weft.cli.terminal import terminal; print(terminal())"
 
 
 @posix
-def test_a_session_is_a_terminal(command_environment) -> None:
+def test_processes_of_a_session_have_one_terminal_id(command_environment) -> None:
     """Subshells, pipelines and scripts share a session; another login has its own."""
 
     def mark(*before: str, new: bool = False) -> str:
@@ -554,14 +558,21 @@ def test_session_outside_the_container_uses_the_entry_process(
 ) -> None:
     """The session leader is not visible in the container: its id is 0."""
     # number: (parent, session, when it began); 7 entered the container, 3 began its own session.
-    seen = {1: (0, 1, 5), 7: (0, 0, 50), 8: (7, 0, 60), 9: (8, 0, 70), 3: (1, 3, 6), 4: (3, 0, 7)}
+    processes = {
+        1: (0, 1, 5),
+        7: (0, 0, 50),
+        8: (7, 0, 60),
+        9: (8, 0, 70),
+        3: (1, 3, 6),
+        4: (3, 0, 7),
+    }
     rest = " ".join("0" * 15)
 
     def read(file: Path) -> str:
         number = int(file.parts[2]) if file.parts[2].isdecimal() else None
-        if number not in seen:
+        if number not in processes:
             return ""
-        parent, session, began = seen[number]
+        parent, session, began = processes[number]
         return f"{number} (a ) b) S {parent} 0 {session} {rest} {began} 0"
 
     def mark(process: int) -> str:
@@ -573,9 +584,9 @@ def test_session_outside_the_container_uses_the_entry_process(
     before = mark(7)
     assert mark(9) == mark(8) == before != ""
     assert mark(4) not in {before, ""}
-    seen[7] = (0, 0, 51)  # the number was given again
+    processes[7] = (0, 0, 51)  # the number was reused
     assert mark(9) == mark(7) not in {before, ""}
-    monkeypatch.setattr(terminal_module, "_read", lambda file: "")  # a system that tells nothing
+    monkeypatch.setattr(terminal_module, "_read", lambda file: "")  # a system without /proc
     assert mark(9) == ""
 
 
@@ -585,13 +596,13 @@ def test_container_with_host_proc_has_its_own_terminal_id(
 ) -> None:
     """Process 2 of the container is 70 on the host, in session 60; the host's 2 is another one."""
     rest = " ".join("0" * 15)
-    seen = {"2": (0, 2, 25), "60": (1, 60, 600), "70": (60, 60, 700)}
+    processes = {"2": (0, 2, 25), "60": (1, 60, 600), "70": (60, 60, 700)}
 
     def read(file: Path) -> str:
         number = "70" if file.parts[2] == "self" else file.parts[2]
-        if number not in seen:
+        if number not in processes:
             return ""
-        parent, session, began = seen[number]
+        parent, session, began = processes[number]
         return f"{number} (a) S {parent} 0 {session} {rest} {began} 0"
 
     monkeypatch.setattr(os, "getpid", lambda: 2)

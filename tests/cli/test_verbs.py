@@ -45,30 +45,30 @@ def test_run_draws_equal_branches_once(weft) -> None:
     assert "all branches are equal" in result.stderr
 
 
-def test_text_for_a_pipe_is_the_text_and_nothing_else(weft) -> None:
+def test_piped_output_of_run_is_only_the_text(weft) -> None:
     few = ("--max-tokens", "40", "--seed", "1")
-    made = json.loads(weft("run", samples.sum, "-n", "3", "--json", *few).stdout)["branches"]
+    branches = json.loads(weft("run", samples.sum, "-n", "3", "--json", *few).stdout)["branches"]
     for flags in ((), ("--text",)):
         result = weft("run", samples.sum, "-n", "1", *few, *flags)
-        assert result.stdout == made[0]["text"].rstrip("\n") + "\n"
+        assert result.stdout == branches[0]["text"].rstrip("\n") + "\n"
         assert "prefilled" in result.stderr
         assert "kept as what-37-58" in result.stderr
     several = weft("run", samples.sum, "-n", "3", *few).stdout
-    assert several.split("---\n") == [each["text"].rstrip("\n") + "\n" for each in made]
+    assert several.split("---\n") == [each["text"].rstrip("\n") + "\n" for each in branches]
     grown = weft("grow", "0", "-n", "1", *few, "--seed", "2")
     assert "[" not in grown.stdout
     assert weft("read").stdout.startswith(f"{samples.sum}\n\n{grown.stdout}")
 
 
 @pytest.mark.fluent
-def test_an_empty_answer_is_an_empty_line(weft) -> None:
+def test_empty_answer_is_an_empty_line(weft) -> None:
     weft("run", samples.sum, "-n", "1", "--temp", "0")
-    again = ("grow", "1", "-n", "3", "--force", "--temp", "0", "--max-tokens", "1")
-    assert weft(*again).stdout == "\n---\n\n---\n\n"
+    command = ("grow", "1", "-n", "3", "--force", "--temp", "0", "--max-tokens", "1")
+    assert weft(*command).stdout == "\n---\n\n---\n\n"
 
 
 @pytest.mark.parametrize("other", ["--json", "-i", "--color=prob"])
-def test_texts_alone_and_what_shows_more_exclude_each_other(weft, other: str) -> None:
+def test_text_flag_excludes_json_keys_and_colours(weft, other: str) -> None:
     result = weft("run", samples.sum, "--text", other)
     assert result.exit_code == 2
     assert "--text and --" in (result.stderr)
@@ -94,12 +94,12 @@ def test_unquoted_words_become_one_prompt_with_a_hint(weft) -> None:
 
 def test_run_json_is_one_object_with_every_branch(weft) -> None:
     result = weft("run", samples.story, "-n", "3", "--max-tokens", "8", "--seed", "5", "--json")
-    made = json.loads(result.stdout)
-    assert [branch["branch"] for branch in made["branches"]] == [1, 2, 3]
-    assert made["params"]["max_tokens"] == 8
-    assert made["params"]["seed"] == 5
-    assert made["stats"]["decoded"] == 24
-    for branch in made["branches"]:
+    growth = json.loads(result.stdout)
+    assert [branch["branch"] for branch in growth["branches"]] == [1, 2, 3]
+    assert growth["params"]["max_tokens"] == 8
+    assert growth["params"]["seed"] == 5
+    assert growth["stats"]["decoded"] == 24
+    for branch in growth["branches"]:
         assert len(branch["token_ids"]) == len(branch["logprobs"]) == 8
         assert branch["finish_reason"] == "length"
         assert branch["text"]
@@ -157,11 +157,11 @@ def test_solve_by_tree_of_thoughts_shows_path_answer_and_cost(weft) -> None:
 
 
 @pytest.mark.fluent
-def test_solve_into_a_pipe_writes_the_text_and_nothing_else(weft) -> None:
+def test_piped_output_of_solve_is_only_the_text(weft) -> None:
     greedy = ("--strategy", "greedy")
     expected = json.loads(weft("solve", samples.sum, *greedy, "--json").stdout)
-    for asked in ((), ("--text",)):
-        result = weft("solve", samples.sum, *greedy, *asked)
+    for flags in ((), ("--text",)):
+        result = weft("solve", samples.sum, *greedy, *flags)
         assert result.stdout == expected["text"] + "\n"
         assert "greedy · " in result.stderr
         assert "kept as what-37-58" in result.stderr
@@ -182,14 +182,14 @@ def test_solve_of_a_prompt_without_a_task_votes_and_writes_its_cost_first(weft) 
     assert known.stderr.startswith("tree of thoughts: at most 60 tokens")
 
 
-def test_hints_of_another_model_than_the_demo_fit_that_model(weft) -> None:
+def test_hints_for_another_model_name_that_model(weft) -> None:
     model = ("-m", str(shallow()))
     few = ("--seed", "1", "-n", "2")
     ran = weft("run", samples.greeting, *few, "--max-tokens", "4", "--no-keep", *model).stderr
     solved = weft("solve", samples.greeting, *few, *model).stderr
     long = weft("run", "word " * 40, *few, "--max-tokens", "4", "--no-keep", *model).stderr
-    for told in (ran, solved, long):
-        hints = told[told.index("next: ") :]
+    for stderr in (ran, solved, long):
+        hints = stderr[stderr.index("next: ") :]
         assert str(shallow()) in hints
         for other in ("--temperature", "make 24", samples.story, "--strategy tot"):
             assert other not in hints
@@ -197,27 +197,27 @@ def test_hints_of_another_model_than_the_demo_fit_that_model(weft) -> None:
 
 def test_solve_of_an_unknown_task_prints_a_note(weft) -> None:
     few = ("--strategy", "greedy", "--budget-tokens", "2")
-    told = "the prompt is not a known task, so the answer is not checked"
+    note = "the prompt is not a known task, so the answer is not checked"
     for numbers in ("4 9 10 13", "4, 9, 10, 13"):
         bare = weft("solve", numbers, *few).stderr
-        assert told in bare
+        assert note in bare
         assert 'like this: weft solve "Use 4 9 10 13 to make 24."' in bare
-    assert told in (other := weft("solve", samples.sum, *few).stderr)
+    assert note in (other := weft("solve", samples.sum, *few).stderr)
     assert "Game of 24" not in other
-    assert told not in weft("solve", samples.game24, *few).stderr
+    assert note not in weft("solve", samples.game24, *few).stderr
     assert weft("solve", samples.sum, *few, "--json").stderr == ""
 
 
 @pytest.mark.fluent
 def test_solve_json_has_the_path_with_scores(weft) -> None:
     result = weft("solve", samples.game24, "-b", "3", "-n", "4", "--seed", "2", "--json")
-    made = json.loads(result.stdout)
-    assert made["strategy"] == "tot"
-    assert made["solved"] in (True, False)
-    assert made["path"]
-    assert all(isinstance(step["score"], float) for step in made["path"])
-    assert made["cost"]["tokens"] > 0
-    assert made["answer"] in made["text"]
+    solution = json.loads(result.stdout)
+    assert solution["strategy"] == "tot"
+    assert solution["solved"] in (True, False)
+    assert solution["path"]
+    assert all(isinstance(step["score"], float) for step in solution["path"])
+    assert solution["cost"]["tokens"] > 0
+    assert solution["answer"] in solution["text"]
 
 
 # One that is as its function, one with what is fixed, one with other names for its numbers, one
@@ -230,17 +230,17 @@ BY_ROW = [
 
 @pytest.mark.fluent
 @pytest.mark.parametrize("strategy", BY_ROW)
-def test_solve_without_numbers_is_the_librarys_own_search(weft, strategy: str) -> None:
+def test_solve_without_options_equals_the_librarys_search(weft, strategy: str) -> None:
     chosen = ("--strategy", strategy, "--seed", "1", "--json")
     chosen += ("--budget-tokens", "150")
-    made = json.loads(weft("solve", samples.game24, *chosen).stdout)
+    solution = json.loads(weft("solve", samples.game24, *chosen).stdout)
     row = STRATEGIES[strategy]
     search = getattr(weft_package.search, row.call)
     with weft_package.load("tiny") as lm:
         expected = search(lm, samples.game24, seed=1, budget_tokens=150, **row.fixed)
-    assert made["text"] == expected.text
-    assert made["cost"]["tokens"] == expected.cost.tokens
-    assert made["cost"]["candidates"] == expected.cost.candidates
+    assert solution["text"] == expected.text
+    assert solution["cost"]["tokens"] == expected.cost.tokens
+    assert solution["cost"]["candidates"] == expected.cost.candidates
 
 
 @pytest.mark.fluent
@@ -248,26 +248,26 @@ def test_solve_best_of_n_counts_votes(weft) -> None:
     result = weft(
         "solve", samples.sum, "--strategy", "best-of-n", "-n", "5", "--seed", "1", "--json"
     )
-    made = json.loads(result.stdout)
-    assert made["votes"][0] == {"answer": "95", "count": 5}
-    assert made["answer"].endswith("95.")
+    solution = json.loads(result.stdout)
+    assert solution["votes"][0] == {"answer": "95", "count": 5}
+    assert solution["answer"].endswith("95.")
 
 
 @pytest.mark.fluent
 def test_solve_greedy_is_one_answer(weft) -> None:
-    made = json.loads(weft("solve", samples.sum, "--strategy", "greedy", "--json").stdout)
-    assert made["nodes"] == 2
-    assert "95" in made["answer"]
+    solution = json.loads(weft("solve", samples.sum, "--strategy", "greedy", "--json").stdout)
+    assert solution["nodes"] == 2
+    assert "95" in solution["answer"]
 
 
 @pytest.mark.fluent
-def test_solve_greedy_takes_a_seed_that_changes_nothing(weft) -> None:
-    made = weft("solve", samples.sum, "--strategy", "greedy", "--seed", "3")
-    assert made.exit_code == 0
-    assert "95" in made.stdout
+def test_solve_greedy_accepts_a_seed(weft) -> None:
+    result = weft("solve", samples.sum, "--strategy", "greedy", "--seed", "3")
+    assert result.exit_code == 0
+    assert "95" in result.stdout
 
 
-def test_solve_keeps_to_its_budget(weft) -> None:
+def test_solve_stops_at_its_token_budget(weft) -> None:
     result = weft("solve", samples.game24, "--budget-tokens", "300", "--seed", "1", "--json")
     cost = json.loads(result.stdout)["cost"]
     assert cost["tokens"] <= 300
@@ -279,9 +279,9 @@ def test_solve_keeps_to_its_budget(weft) -> None:
 def test_solve_resumes_from_a_file_with_every_strategy(weft, strategy: str, tmp_path) -> None:
     """A search stopped by its budget resumes with only the file, and is then only read."""
     file = str(tmp_path / "search.json")
-    asked = (samples.game24, "--strategy", strategy, "--seed", "1", "--resume", file)
+    options = (samples.game24, "--strategy", strategy, "--seed", "1", "--resume", file)
     few = () if strategy == "greedy" else ("-n", "3")
-    first = json.loads(weft("solve", *asked, *few, "--budget-tokens", "120", "--json").stdout)
+    first = json.loads(weft("solve", *options, *few, "--budget-tokens", "120", "--json").stdout)
     rest = ("--resume", file, "--budget-tokens", "600", "--json")
     second = json.loads(weft("solve", *rest).stdout)
     assert second["strategy"] == strategy
@@ -346,12 +346,12 @@ def test_doctor_finds_another_distribution_of_the_same_name(weft, monkeypatch, t
     for name in ("weft-9.8", "weft_lm-0.1.0"):
         folder = tmp_path / f"{name}.dist-info"
         folder.mkdir()
-        told = f"Metadata-Version: 2.1\nName: {name.partition('-')[0]}\nVersion: 9.8\n"
-        (folder / "METADATA").write_text(told)
+        text = f"Metadata-Version: 2.1\nName: {name.partition('-')[0]}\nVersion: 9.8\n"
+        (folder / "METADATA").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
-    told = weft("doctor").stdout
-    assert "weft 9.8, another distribution, has the same package and command" in told
-    assert "pip uninstall weft, then pip install --force-reinstall --no-deps weft-lm" in told
+    text = weft("doctor").stdout
+    assert "weft 9.8, another distribution, has the same package and command" in text
+    assert "pip uninstall weft, then pip install --force-reinstall --no-deps weft-lm" in text
 
 
 def test_bare_weft_is_a_short_screen_without_the_heavy_imports(command) -> None:
@@ -363,16 +363,16 @@ def test_bare_weft_is_a_short_screen_without_the_heavy_imports(command) -> None:
     assert done.stderr == ""
 
 
-def test_bare_weft_writes_json_too(command) -> None:
-    told = json.loads(command("--json").stdout)
-    assert told["models"][0] == "tiny (embedded)"
-    assert told["engines"][0].startswith("numpy ")
+def test_bare_weft_with_json_writes_json(command) -> None:
+    screen = json.loads(command("--json").stdout)
+    assert screen["models"][0] == "tiny (embedded)"
+    assert screen["engines"][0].startswith("numpy ")
     misplaced = command("--json", "ls")
     assert misplaced.returncode == 2
     assert "weft ls --json" in misplaced.stderr
 
 
-def test_the_app_imports_no_arrays_and_no_engine() -> None:
+def test_app_imports_neither_numpy_nor_torch() -> None:
 
     code = (
         "import sys, weft.cli.app as a; print([m for m in ('numpy', 'torch') if m in sys.modules])"
@@ -396,19 +396,19 @@ def test_hints_repeat_the_model_and_template_flags(weft) -> None:
     raw = weft("run", "Once", "--raw", "--max-tokens", "2", "--no-keep", *few)
     hint = next(line for line in raw.stderr.splitlines() if line.startswith("next: "))
     assert hint.endswith(f" --raw -m {folder}")
-    told = weft(
+    lines = weft(
         "solve", samples.game24, "--budget-tokens", "50", "--tree", *few
     ).stderr.splitlines()
-    (asked,) = (line for line in told if line.startswith("next: "))
-    assert asked.endswith(f" -m {folder}")
+    (solve_hint,) = (line for line in lines if line.startswith("next: "))
+    assert solve_hint.endswith(f" -m {folder}")
 
 
 @pytest.mark.parametrize("prompt", ["two\nlines", "a\ttab"])
 def test_hints_skip_prompts_that_cannot_be_copied(weft, prompt: str) -> None:
-    told = weft("run", prompt, "-n", "1", "--max-tokens", "2", "--no-keep").stderr
-    assert f'next: weft run "{samples.story}"' in told
-    told = weft("solve", prompt, "--strategy", "greedy").stderr
-    assert f'next: weft run "{samples.story}"' in told
+    stderr = weft("run", prompt, "-n", "1", "--max-tokens", "2", "--no-keep").stderr
+    assert f'next: weft run "{samples.story}"' in stderr
+    stderr = weft("solve", prompt, "--strategy", "greedy").stderr
+    assert f'next: weft run "{samples.story}"' in stderr
 
 
 @pytest.mark.fluent
