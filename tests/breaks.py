@@ -97,11 +97,11 @@ def changed_json(data: bytes, rng: Random) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def changed_part(whole: Any, holder: dict[str, Any], key: str, rng: Random) -> bytes:
-    """Return JSON of which only the part that `holder`, somewhere in it, has at `key` changes."""
+def changed_part(root: Any, holder: dict[str, Any], key: str, rng: Random) -> bytes:
+    """Return JSON in which only the value at `key` of `holder`, a part of `root`, is changed."""
     kept, holder[key] = holder[key], PLACE
     part = changed_json(json.dumps(kept).encode(), rng)
-    return json.dumps(whole).encode().replace(f'"{PLACE}"'.encode(), part)
+    return json.dumps(root).encode().replace(f'"{PLACE}"'.encode(), part)
 
 
 def changed_tensors(data: bytes, rng: Random) -> bytes:
@@ -147,11 +147,11 @@ def _changed_value(root: Any, rng: Random, raws: list[str]) -> Any:
             values = list(other.values()) if isinstance(other, dict) else other
             holder[key] = copy.deepcopy(rng.choice(values))
         case 6:
-            held = holder[key]
-            holder[key] = [held] if rng.random() < 0.5 else {"x": held}
+            value = holder[key]
+            holder[key] = [value] if rng.random() < 0.5 else {"x": value}
         case 7:
-            held = holder[key]
-            holder[key] = str(held) if not isinstance(held, str) else len(held)
+            value = holder[key]
+            holder[key] = str(value) if not isinstance(value, str) else len(value)
         case _:
             holder[key] = copy.deepcopy(rng.choice(VALUES))
     return root

@@ -42,30 +42,31 @@ source = ASTSource(
     {(names.index(n),): value for n, value in fixed.items()},
     {(i,): [["tt.divisibility", 16]] for i in aligned},
 )
-made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-ptx, tool = made.asm["ptx"], Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+binary = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+ptx, tool = binary.asm["ptx"], Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-    file.write(made.asm["cubin"])
+    file.write(binary.asm["cubin"])
     file.flush()
-    told = subprocess.check_output([tool, "--dump-resource-usage", file.name], text=True)
+    usage = subprocess.check_output([tool, "--dump-resource-usage", file.name], text=True)
     sass = subprocess.check_output([tool.with_name("nvdisasm"), "-c", file.name], text=True)
-stack, registers = (int(re.search(n + ":([0-9]+)", told)[1]) for n in ("STACK", "REG"))
+stack, registers = (int(re.search(n + ":([0-9]+)", usage)[1]) for n in ("STACK", "REG"))
 waits = [int(n) for n in re.findall("cp.async.wait_group\\s+([0-9]+)", ptx)]
-found = [made.metadata.shared, "wgmma" in ptx, "mma.sync" in ptx, stack, registers]
+values = [binary.metadata.shared, "wgmma" in ptx, "mma.sync" in ptx, stack, registers]
 is_serial = 0 < sass.count("HGMMA") <= sass.count("WARPGROUP.DEPBAR")
 n_narrow = len(re.findall("ld.global[.a-z_]*[.]b16", ptx))
 n_approximate = len(re.findall("(?:sin|cos)[.]approx", ptx))
 counts = n_approximate, n_narrow
-print(json.dumps([*found, max(waits, default=0), is_serial, *counts]))
+print(json.dumps([*values, max(waits, default=0), is_serial, *counts]))
 """
 
 
 class Compiled(NamedTuple):
-    """What one program takes. shared: bytes; stack: bytes a thread that did not fit registers.
+    """Resources and instructions of one compiled kernel.
 
-    ahead: copies into shared memory that may be under way while others are waited for.
-    is_serial: each product of a warp group is waited for before the next begins. approximations:
-    sines and cosines that are approximated. narrow: loads of two bytes a thread.
+    shared: bytes of shared memory. stack: bytes per thread that did not fit into registers.
+    ahead: copies into shared memory that may still run when the kernel waits for earlier ones.
+    is_serial: the kernel waits for each product of a warp group before the next. approximations:
+    approximated sines and cosines. narrow: loads of two bytes per thread.
     """
 
     shared: int
@@ -85,13 +86,13 @@ def compiled(
     """Compile a kernel of `weft.engines.torch`, in a process that has no interpreter.
 
     fixed: its constants, with num_warps and num_stages. capability: 90 of an H100 or H200, 80 of an
-    A100, 89 of an RTX 4090, … kinds: of pointers, where they are others than bfloat16 and than is
-    known here: "fp32", …
+    A100, 89 of an RTX 4090, …. kinds: types of pointers that are neither bfloat16 nor in `_KINDS`:
+    "fp32", ….
     """
     named = {**_KINDS, **{key: f"*{kind}" for key, kind in kinds.items()}}
-    asked = json.dumps([module, name, fixed, named, capability])
+    request = json.dumps([module, name, fixed, named, capability])
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _COMPILE, asked],
+        [sys.executable, "-W", "ignore", "-c", _COMPILE, request],
         env={**os.environ, "TRITON_INTERPRET": "0"}, capture_output=True, text=True, check=True,
     )  # fmt: skip
     return Compiled(*json.loads(done.stdout))

@@ -166,7 +166,7 @@ CONFIGURED: dict[str, tuple[str, dict[str, Any]]] = {
 def save(name: str, folder: Path, **changes: Any) -> PreTrainedModel:
     """Write a random model of the family `name`; return it, as Transformers loads the folder.
 
-    changes: entries of its config beside those of `CONFIGURED`.
+    changes: entries of its config in addition to those of `CONFIGURED`.
     """
     kind, own = CONFIGURED[name]
     return save_as(kind, folder, **(own | changes))
@@ -191,7 +191,7 @@ def save_as(kind: str, folder: Path, **changes: Any) -> PreTrainedModel:
 
 
 def stepped(engine: Engine, ids: Sequence[int]) -> np.ndarray:
-    """Return logits [T, V]: a prefill of four tokens, then token by token; or of whole paths."""
+    """Return logits [T, V] of a prefill of four tokens and single tokens, or of complete paths."""
     if engine.fragments is None:
         output = engine.forward([Row((), ids, 0, None, tuple(range(len(ids))))])
         return np.stack([np.asarray(output.logits(i)) for i in range(len(ids))])

@@ -19,7 +19,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# Many tests start Python anew; it shall find Weft compiled, as it does where Weft is installed.
+# Many tests start a new Python process, which needs Weft compiled, as an installed Weft is.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # A shell starts background jobs with Ctrl-C ignored; the tests of Ctrl-C need it as a user has it.
@@ -36,8 +36,8 @@ except ImportError:  # the contract is also run where there is only pytest
 # The tests themselves are compiled by the first run only.
 sys.dont_write_bytecode = False
 
-# No law is about the time that an example takes, and each run shows the same examples: a release is
-# not refused by one that nobody else will see.
+# No test is about the time of an example, and each run has the same examples, so that a release
+# does not fail by an example that no other run has.
 if settings is not None:
     settings.register_profile(
         "weft",
@@ -62,7 +62,7 @@ ENTROPY = random.Random()
 
 # Left to `make test-engines`: a test with one of these markers, or with one as a parameter.
 OPTIONAL = ("mlx", "llamacpp", "vllm", "remote")
-# And the laws on torch's whole paths and on a fake with a loop of its own: twice as dear as others.
+# And the laws on torch without KV reuse and on a fake with its own loop, which take twice as long.
 ROUNDABOUT = ("whole", "ownloop")
 
 
@@ -148,15 +148,15 @@ def _young() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say in one line which engines were here, and why the tests of the others did not run."""
+    """Print in one line which engines are installed, and why tests of the others were skipped."""
     missing = {marker: _why_not(marker) for marker in PACKAGES}
-    said = [f"{marker} {f'skipped: {why}' if why else 'here'}" for marker, why in missing.items()]
-    terminalreporter.write_line("engines: numpy here · " + " · ".join(said))
+    states = [f"{marker} {f'skipped: {why}' if why else 'here'}" for marker, why in missing.items()]
+    terminalreporter.write_line("engines: numpy here · " + " · ".join(states))
 
 
 @pytest.fixture(scope="session")
 def type_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Where mypy keeps what it knows of Weft, for all tests that ask it."""
+    """The folder of mypy's cache, shared by all tests that run mypy."""
     return str(tmp_path_factory.mktemp("mypy"))
 
 

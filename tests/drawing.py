@@ -1,4 +1,4 @@
-"""Draws beside the NumPy reference: samplers and rows of every kind, and what may differ."""
+"""Draws compared with the NumPy reference: samplers and rows of every kind, and tolerances."""
 
 from __future__ import annotations
 
@@ -82,11 +82,13 @@ def nudged(sampler: Sampler) -> list[Sampler]:
     }
     variants = [p]
     for name, values in moved.items():
-        variants = [replace_params(each, name, value) for each in variants for value in values]
+        variants = [
+            replace_params(variant, name, value) for variant in variants for value in values
+        ]
     out = []
-    for each in variants:
+    for variant in variants:
         twin = sampler.clone()
-        twin.params = each
+        twin.params = variant
         out.append(twin)
     return out
 
@@ -175,11 +177,11 @@ def note_draws(monkeypatch: pytest.MonkeyPatch) -> list[DrawBatch]:
     from weft.engines.torch.sampling.sampler import TorchSampler
 
     drawn: list[DrawBatch] = []
-    whole = TorchSampler.draw
+    original = TorchSampler.draw
 
     def noted(self: TorchSampler, logits: Any, batch: DrawBatch) -> Any:
         drawn.append(batch)
-        return whole(self, logits, batch)
+        return original(self, logits, batch)
 
     monkeypatch.setattr("weft.engines.torch.sampling.sampler.is_for_triton", lambda _: True)
     monkeypatch.setattr("weft.engines.torch.base.sampling_difference", lambda *_: "")
@@ -188,7 +190,7 @@ def note_draws(monkeypatch: pytest.MonkeyPatch) -> list[DrawBatch]:
 
 
 def texts_of_many_rules() -> list[str]:
-    """What runs of many rules side by side write, penalties and a constraint among them."""
+    """Return texts of concurrent runs with many filters, penalties and a constraint."""
     options: list[dict[str, Any]] = [
         {"temperature": 0.8, "n": 3},
         {"temperature": 0},

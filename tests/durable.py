@@ -1,4 +1,4 @@
-"""What has grown and would outlive the process that grows it."""
+"""Tokens of growing nodes that are in the database."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Stand-ins for engines that are not here, over a real engine that computes.
+"""Fakes of engines that are not installed; a real engine computes their results.
 
-SequenceFake: llama.cpp's kind, paths are tagged and there are only a few tags.
-HiddenFake: vLLM's kind, the KV is its own and every row is a whole path.
-OwnLoopFake: a server's kind, whole runs are its own, too, and are told of in any order.
-LateFake: a device's kind, results come one step late and errors with them.
+SequenceFake: like llama.cpp, paths are tagged and there are only a few tags.
+HiddenFake: like vLLM, it manages its KV and every row is a complete path.
+OwnLoopFake: like a server, it also runs generations itself and reports them in any order.
+LateFake: like a device, results arrive one step late and errors with them.
 BrokenEngine: any engine, failing on demand. FlakyEngine: any engine, failing at random. Tight: any
 engine, short of memory.
 """
@@ -44,7 +44,7 @@ from weft.errors import KVFull
 
 
 class Boom(RuntimeError):
-    """What a fake fails with."""
+    """The error that fakes raise."""
 
 
 class Wrapped(Engine):
@@ -167,7 +167,7 @@ class SequenceFake(Wrapped):
 
 
 class HiddenFake(Wrapped):
-    """No fragments: each row is a whole path."""
+    """An engine without fragments: each row is a complete path."""
 
     def __init__(self, inner: Engine) -> None:
         super().__init__(
@@ -188,11 +188,11 @@ class HiddenFake(Wrapped):
 
 @dataclass(eq=False)
 class Sibling:
-    """One sibling on its way in an BackgroundLoop."""
+    """One sibling that a BackgroundLoop generates."""
 
     run: GenerationRequest
     number: int
-    tell: EventCallback
+    on_event: EventCallback
     sampler: Sampler
     tokens: list[int] = field(default_factory=list)
     cancelled: bool = False
@@ -201,20 +201,24 @@ class Sibling:
 class BackgroundLoop(EngineGenerator):
     """Generates on a thread of its own, a few tokens of some sibling at a time, in random order.
 
-    figures: whether it tells of logprobs and entropies. fail_on: the events (from 0) that are a
-    failure instead. started: the runs it was asked for. most_seen: siblings that were there at
-    once.
+    has_logprobs: True if events have logprobs and entropies. fail_on: the events (from 0) that are
+    errors. started: the requests so far. max_siblings: the largest number at a time.
     """
 
     def __init__(
-        self, engine: HiddenFake, *, most: int = 6, figures: bool = True, fail_on: set[int] | None
+        self,
+        engine: HiddenFake,
+        *,
+        max_in_flight: int = 6,
+        has_logprobs: bool = True,
+        fail_on: set[int] | None,
     ) -> None:
-        self.max_in_flight = most
-        self.figures = figures
+        self.max_in_flight = max_in_flight
+        self.has_logprobs = has_logprobs
         self.fail_on = fail_on or set()
         self.started: list[GenerationRequest] = []
-        self.most_seen = 0
-        self.n_told = 0
+        self.max_siblings = 0
+        self.n_events = 0
         self.engine = engine
         self.random = random.Random(7)
         self.going: list[Sibling] = []
@@ -234,7 +238,7 @@ class BackgroundLoop(EngineGenerator):
             sibling.sampler.add_prompt(request.tokens)
         with self.news:
             self.going += siblings
-            self.most_seen = max(self.most_seen, len(self.going))
+            self.max_siblings = max(self.max_siblings, len(self.going))
             if self.thread is None:
                 self.thread = threading.Thread(target=self._work, daemon=True)
                 self.thread.start()
@@ -251,18 +255,18 @@ class BackgroundLoop(EngineGenerator):
                     self.thread = None
                     return
                 sibling = self.random.choice(self.going)
-            event = self._go_on(sibling)
+            event = self._next_event(sibling)
             if event.is_last:
                 with self.news:
                     self.going.remove(sibling)
                     self.news.notify_all()
-            sibling.tell(event)
+            sibling.on_event(event)
 
-    def _go_on(self, sibling: Sibling) -> GenerationEvent:
-        number, self.n_told = self.n_told, self.n_told + 1
+    def _next_event(self, sibling: Sibling) -> GenerationEvent:
+        number, self.n_events = self.n_events, self.n_events + 1
         if number in self.fail_on:
             return GenerationEvent(sibling.number, error=Boom(f"event {number}"))
-        made: list[tuple[int, float, float]] = []
+        drawn: list[tuple[int, float, float]] = []
         end, ended_by = None, None
         for _ in range(self.random.randint(1, 3)):
             if sibling.cancelled:
@@ -274,12 +278,12 @@ class BackgroundLoop(EngineGenerator):
                 break
             sibling.sampler.accept(token)
             sibling.tokens.append(token)
-            made.append((token, logprob, entropy))
+            drawn.append((token, logprob, entropy))
             if len(sibling.tokens) == sibling.run.max_tokens:
                 end = "length"
                 break
-        tokens, *figures = zip(*made, strict=True) if made else ((), (), ())
-        logprobs, entropies = figures if self.figures else (None, None)
+        tokens, *values = zip(*drawn, strict=True) if drawn else ((), (), ())
+        logprobs, entropies = values if self.has_logprobs else (None, None)
         return GenerationEvent(sibling.number, tokens, logprobs, entropies, end, ended_by)
 
     def _draw(self, sibling: Sibling) -> tuple[int, float, float]:
@@ -292,14 +296,14 @@ class BackgroundLoop(EngineGenerator):
 
 
 class OwnLoopFake(HiddenFake):
-    """Hidden KV, and whole runs are its own: see BackgroundLoop. steps: it runs rows, too."""
+    """Hidden KV and a BackgroundLoop for generations. steps: it also runs rows."""
 
     def __init__(
         self,
         inner: Engine,
         *,
-        most: int = 6,
-        figures: bool = True,
+        max_in_flight: int = 6,
+        has_logprobs: bool = True,
         steps: bool = True,
         fail_on: set[int] | None = None,
     ) -> None:
@@ -308,7 +312,7 @@ class OwnLoopFake(HiddenFake):
         self.info = replace(self.info, name="ownloop", capabilities=capabilities)
         self.running = threading.Lock()
         self.native: BackgroundLoop = BackgroundLoop(
-            self, most=most, figures=figures, fail_on=fail_on
+            self, max_in_flight=max_in_flight, has_logprobs=has_logprobs, fail_on=fail_on
         )
 
     def forward(self, rows: Sequence[Row]) -> Output:
@@ -382,7 +386,7 @@ class LateOutput(Output):
 
 
 class GuardedFragments(Fragments):
-    """Refuses to free, join, trim or export what a launched step still uses."""
+    """Fails if fragments that a launched step still uses are freed, joined, trimmed or exported."""
 
     def __init__(self, inner: Fragments, engine: LateFake) -> None:
         self.inner = inner
@@ -467,8 +471,10 @@ class LateFake(Wrapped):
         number = len(self.calls)
         self.calls.append(list(rows))
         self.n_overlapped += bool(self.outstanding)
-        most = 2 * self.per_step - 1
-        assert len(self.outstanding) <= most, "at most one step in flight when the next is launched"
+        limit = 2 * self.per_step - 1
+        assert len(self.outstanding) <= limit, (
+            "at most one step in flight when the next is launched"
+        )
         real = [self._on_device(row) for row in rows]
         uses = {span.fragment for row in rows for span in row.prefix}
         uses |= {row.kv_out for row in rows if row.kv_out is not None}
@@ -479,7 +485,7 @@ class LateFake(Wrapped):
         return output
 
     def _on_device(self, row: Row) -> Row:
-        """What the device knows already: the ids of tokens that were just drawn."""
+        """Return the row with the ids of its future tokens, which the device has already."""
         tokens = row.tokens
         if isinstance(tokens, FutureTokens):
             assert isinstance(tokens.draws, LateDraws)
@@ -493,29 +499,29 @@ class LateFake(Wrapped):
 
 
 class Tight(Wrapped):
-    """Any engine on a device that others use, too: there is less memory than it was promised.
+    """Any engine on a shared device, which has less memory than the engine's budget.
 
-    most_tokens: those of a step. most_slots: those with KV. most_units: a slot takes one, a token
-    of a step four. chance: of no memory for a step that could have been smaller, at `where`: its
-    "forward", its "draw", when it lands ("wait"), or for what is to be kept of it ("keep"); or for
-    any draw from rows that were kept ("rows").
+    max_tokens: limit of a step. max_slots: limit of slots with KV. max_units: limit of units; a
+    slot takes one, a token of a step four. chance: of MemoryError for a step that could have been
+    smaller, at `where`: its "forward", its "draw", its "wait", or its retained rows ("keep"); or
+    for any draw from retained rows ("rows").
     """
 
     def __init__(
         self,
         inner: Engine,
         *,
-        most_tokens: int | None = None,
-        most_slots: int | None = None,
-        most_units: int | None = None,
+        max_tokens: int | None = None,
+        max_slots: int | None = None,
+        max_units: int | None = None,
         where: str = "forward",
         chance: float = 0.0,
         seed: int = 0,
     ) -> None:
         super().__init__(inner)
-        self.most_tokens = most_tokens
-        self.most_slots = most_slots
-        self.most_units = most_units
+        self.max_tokens = max_tokens
+        self.max_slots = max_slots
+        self.max_units = max_units
         self.where = where
         self.chance = chance
         self.random = random.Random(seed)
@@ -525,28 +531,28 @@ class Tight(Wrapped):
         n_tokens = sum(row.n_tokens for row in rows)
         may_be_less = len(rows) > 1 or (n_tokens > 1 and self.fragments is not None)
         is_lucky = not may_be_less or self.random.random() >= self.chance
-        if self.most_tokens is not None and n_tokens > self.most_tokens and may_be_less:
+        if self.max_tokens is not None and n_tokens > self.max_tokens and may_be_less:
             is_lucky = False
-        if self.most_units is not None and self.fragments is not None:
-            is_lucky = self.fragments.usage().slots + 4 * n_tokens <= self.most_units
+        if self.max_units is not None and self.fragments is not None:
+            is_lucky = self.fragments.usage().slots + 4 * n_tokens <= self.max_units
         if not is_lucky and self.where == "forward":
-            self.refuse()
-        if self.most_slots is not None and self.fragments is not None:
+            self.fail()
+        if self.max_slots is not None and self.fragments is not None:
             wanted = self.fragments.usage().slots + n_tokens
-            if wanted > self.most_slots:
+            if wanted > self.max_slots:
                 self.n_refused += 1
-                needed = wanted - self.most_slots
-                raise KVFull("no memory for slots", needed=needed, capacity=self.most_slots)
+                needed = wanted - self.max_slots
+                raise KVFull("no memory for slots", needed=needed, capacity=self.max_slots)
         output = super().forward(rows)
         return output if is_lucky else TightOutput(output, self)
 
     def draw(self, rows: Sequence[RetainedRow], batch: DrawBatch) -> Draws:
         if self.where == "rows":
-            self.refuse()
+            self.fail()
         return self.inner.draw(rows, batch)
 
-    def refuse(self) -> None:
-        """Have no memory."""
+    def fail(self) -> None:
+        """Raise MemoryError."""
         self.n_refused += 1
         raise MemoryError("no memory for a step")
 
@@ -561,14 +567,14 @@ class TightOutput(Output):
     def synchronize(self) -> None:
         self.inner.synchronize()
         if self.engine.where == "wait":
-            self.engine.refuse()
+            self.engine.fail()
 
     def logits(self, index: int) -> np.ndarray:
         return self.inner.logits(index)
 
     def retain(self, indices: Sequence[int]) -> RetainedLogits:
         if self.engine.where == "keep":
-            self.engine.refuse()
+            self.engine.fail()
         return self.inner.retain(indices)
 
     def scores(self) -> list[list[Score]]:
@@ -576,7 +582,7 @@ class TightOutput(Output):
 
     def draw(self, batch: DrawBatch) -> Draws:
         if self.engine.where == "draw":
-            self.engine.refuse()
+            self.engine.fail()
         return self.inner.draw(batch)
 
 
@@ -601,9 +607,9 @@ class BrokenFragments(TaggedFragments):
 
 
 class Odds:
-    """When calls fail: those named in `calls`, with `chance`; `n_failed` counts them by name.
+    """Lets calls named in `calls` fail with `chance`; `n_failed` counts failures by name.
 
-    Every other one for want of memory: that is done again with less, if it may do.
+    Every other failure is a MemoryError, after which a smaller call is tried if possible.
     """
 
     def __init__(self, calls: Sequence[str], chance: float, seed: int = 0) -> None:
@@ -612,8 +618,8 @@ class Odds:
         self.random = random.Random(seed)
         self.n_failed: Counter[str] = Counter()
 
-    def meet(self, call: str) -> None:
-        """Fail, or not."""
+    def maybe_fail(self, call: str) -> None:
+        """Raise an error with probability `chance`."""
         if call in self.calls and self.random.random() < self.chance:
             self.n_failed[call] += 1
             kind = MemoryError if self.n_failed.total() % 2 else Boom
@@ -629,7 +635,7 @@ class FlakyFragments(Fragments):
         self.odds = odds
 
     def _call(self, name: str, *given: Any) -> Any:
-        self.odds.meet(name)
+        self.odds.maybe_fail(name)
         return getattr(self.inner, name)(*given)
 
     def new(self, parent: Fragment | None) -> Fragment:
@@ -671,7 +677,7 @@ class FlakyDraws:
         self.odds = odds
 
     def result(self) -> DrawResult:
-        self.odds.meet("result")
+        self.odds.maybe_fail("result")
         return self.inner.result()
 
 
@@ -684,7 +690,7 @@ class FlakyLogits(RetainedLogits):
         self.n_bytes = inner.n_bytes
 
     def logits(self, number: int) -> np.ndarray:
-        self.odds.meet("logits")
+        self.odds.maybe_fail("logits")
         return self.inner.logits(number)
 
 
@@ -697,22 +703,22 @@ class FlakyOutput(Output):
 
     def synchronize(self) -> None:
         self.inner.synchronize()  # what fails has landed all the same
-        self.odds.meet("wait")
+        self.odds.maybe_fail("wait")
 
     def logits(self, index: int) -> np.ndarray:
-        self.odds.meet("logits")
+        self.odds.maybe_fail("logits")
         return self.inner.logits(index)
 
     def retain(self, indices: Sequence[int]) -> RetainedLogits:
-        self.odds.meet("keep")
+        self.odds.maybe_fail("keep")
         return FlakyLogits(self.inner.retain(indices), self.odds)
 
     def scores(self) -> list[list[Score]]:
-        self.odds.meet("scores")
+        self.odds.maybe_fail("scores")
         return self.inner.scores()
 
     def draw(self, batch: DrawBatch) -> Draws:
-        self.odds.meet("draw")
+        self.odds.maybe_fail("draw")
         return FlakyDraws(self.inner.draw(batch), self.odds)
 
 
@@ -732,7 +738,7 @@ class FlakyEngine(Wrapped):
             self.fragments = FlakyFragments(inner.fragments, odds)
 
     def draw(self, rows: Sequence[RetainedRow], batch: DrawBatch) -> Draws:
-        self.odds.meet("draw")
+        self.odds.maybe_fail("draw")
         here = [
             RetainedRow(row.rows.inner, row.number) if isinstance(row.rows, FlakyLogits) else row
             for row in rows
@@ -740,12 +746,12 @@ class FlakyEngine(Wrapped):
         return FlakyDraws(self.inner.draw(here, batch), self.odds)
 
     def forward(self, rows: Sequence[Row]) -> Output:
-        self.odds.meet("forward")
+        self.odds.maybe_fail("forward")
         return FlakyOutput(self.inner.forward([_unwrapped(row) for row in rows]), self.odds)
 
 
 def _unwrapped(row: Row) -> Row:
-    """The row with the draws that the inner engine made."""
+    """Return the row with the draws of the inner engine."""
     tokens = row.tokens
     if not (isinstance(tokens, FutureTokens) and isinstance(tokens.draws, FlakyDraws)):
         return row

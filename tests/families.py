@@ -154,7 +154,7 @@ _LINEAR = {
 _BLT = _COMMON | {"num_key_value_heads": 4, "num_hidden_layers": 2}
 
 # Models without KV of single tokens: ALiBi, attention or positions of their own, recurrent, hybrid.
-_WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
+_RECOMPUTED: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("bloom", {"n_layer": 3, "n_head": 4}),
     "mpt": ("mpt", {"d_model": 32, "n_layers": 3, "n_heads": 4, "max_seq_len": 256}),
     "falcon": ("falcon", {"alibi": False, "head_dim": None}),
@@ -220,9 +220,9 @@ _WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 if not _IS_LATE_THERE:
-    _WHOLE |= _LATE
+    _RECOMPUTED |= _LATE
 
-WHOLE_FAMILIES: list[str] = list(_WHOLE)
+RECOMPUTED_FAMILIES: list[str] = list(_RECOMPUTED)
 
 # One of each kind of attention and of state; `make test-engines` shows the laws on the others.
 _DEFAULT = ("llama", "gemma2", "gpt_oss", "bloom", "mamba", "jamba")
@@ -305,7 +305,7 @@ N_CTX: dict[str, int] = {"phi3_longrope": SHORT_CONTEXT}
 
 def build(name: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> PreTrainedModel:
     """A random model of the family `name` with weights large enough for attention to matter."""
-    kind, changes = (_CONFIGS | _WHOLE | _WIDE)[name]
+    kind, changes = (_CONFIGS | _RECOMPUTED | _WIDE)[name]
     return _random(kind, changes, seed).to(dtype)
 
 

@@ -1,12 +1,12 @@
-"""Programs as processes of their own, forked from one that has imported what they would import.
+"""Programs as processes that are forked from a process with all imports.
 
-A law about the command needs its streams, its terminal, its signals and its exit code, hardly ever
-its imports, and these are most of what a small command costs. `start` is as `subprocess.Popen`; a
-program whose environment is read by imports (HF_HOME …) is started from nothing, and so is every
-program where there is no fork.
+A test of the command needs its streams, terminal, signals and exit code. It hardly ever needs its
+imports, which take most of the time of a small command. `start` works like `subprocess.Popen`. A
+program whose environment changes imports (HF_HOME …) is not forked, nor is any program on a system
+without fork.
 
-`python tests/forks.py FD` is the one that forks: it takes programs from a socket, and tells of
-each its number, and how it ended, by a pipe of its own.
+`python tests/forks.py FD` is the process that forks: it receives programs from a socket. For each
+program it reports its process number and its exit through a pipe.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ import functools, typer.main
 typer.main.get_command = functools.cache(typer.main.get_command)
 typer.main.get_command(weft.cli.app.app)
 """
-# What imports read: a program that has another value of these begins from nothing.
+# Variables that imports read: a program with another value of these is not forked.
 _READ_BY_IMPORTS = ("HF_", "HUGGINGFACE_", "PYTHON", "OMP_", "OPENBLAS_", "LD_")
 _PIPED = ("stdin", "stdout", "stderr")
 
@@ -56,17 +56,17 @@ _PIPED = ("stdin", "stdout", "stderr")
 class Process:
     """A forked program, with the methods of `subprocess.Popen` that tests use."""
 
-    def __init__(self, asked: Mapping[str, Any], files: Mapping[str, Any]) -> None:
-        self.args = asked["arguments"]
+    def __init__(self, program: Mapping[str, Any], files: Mapping[str, Any]) -> None:
+        self.args = program["arguments"]
         self.returncode: int | None = None
         theirs: list[int] = []
         for name in _PIPED:
             ours, given = _ends(name, files.get(name))
             setattr(self, name, ours)
             theirs.append(given)
-        self._told, tell = os.pipe()
-        socket.send_fds(_server().socket, [json.dumps(asked).encode()], [*theirs, tell])
-        for number, name in zip([*theirs, tell], (*_PIPED, ""), strict=True):
+        self._reports, report = os.pipe()
+        socket.send_fds(_server().socket, [json.dumps(program).encode()], [*theirs, report])
+        for number, name in zip([*theirs, report], (*_PIPED, ""), strict=True):
             if not name or files.get(name) in (None, subprocess.PIPE, subprocess.DEVNULL):
                 os.close(number)
         self.pid = int(self._line())  # of the first one, all is imported meanwhile
@@ -76,26 +76,26 @@ class Process:
     stderr: BinaryIO | None
 
     def poll(self) -> int | None:
-        """Return how it ended; None while it goes on."""
-        if self.returncode is None and select.select([self._told], [], [], 0)[0]:
+        """Return the exit code; None while the program runs."""
+        if self.returncode is None and select.select([self._reports], [], [], 0)[0]:
             self._end()
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return how it ended: its code, or minus the signal."""
+        """Return the exit code, or minus the signal."""
         if self.returncode is None:
-            if not select.select([self._told], [], [], timeout)[0]:
+            if not select.select([self._reports], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
             self._end()
         assert self.returncode is not None
         return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[bytes, bytes]:
-        """Return all that it writes, when it has ended."""
-        found: dict[str, bytes] = {}
+        """Return all output when the program has ended."""
+        output: dict[str, bytes] = {}
 
         def read(name: str) -> None:
-            found[name] = getattr(self, name).read()
+            output[name] = getattr(self, name).read()
 
         readers = [threading.Thread(target=read, args=(each,)) for each in ("stdout", "stderr")]
         for reader in readers:
@@ -103,25 +103,25 @@ class Process:
         self.wait(timeout)
         for reader in readers:
             reader.join()
-        return found["stdout"], found["stderr"]
+        return output["stdout"], output["stderr"]
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal, if it goes on."""
+        """Send a signal to the program, if it runs."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """End it."""
+        """Kill the program."""
         self.send_signal(signal.SIGKILL)
 
     def _end(self) -> None:
         self.returncode = int(self._line())
-        os.close(self._told)
+        os.close(self._reports)
 
     def _line(self) -> bytes:
         line = b""
         while not line.endswith(b"\n"):
-            line += os.read(self._told, 1) or b"\n"
+            line += os.read(self._reports, 1) or b"\n"
         return line
 
 
@@ -138,8 +138,8 @@ def start(
         files = {name: files.get(name, subprocess.DEVNULL) for name in _PIPED}
         return subprocess.Popen([sys.executable, "-c", code, *arguments], env=env, cwd=cwd, **files)
     place = os.fspath(cwd) if cwd is not None else os.getcwd()
-    asked = {"code": code, "arguments": arguments, "environment": dict(env), "cwd": place}
-    return Process(asked, files)
+    program = {"code": code, "arguments": arguments, "environment": dict(env), "cwd": place}
+    return Process(program, files)
 
 
 def run(
@@ -172,16 +172,16 @@ def run(
     return subprocess.CompletedProcess(process.args, code_, *texts)
 
 
-def _ends(name: str, asked: Any) -> tuple[BinaryIO | None, int]:
-    """Return our end of a stream, if it is a pipe, and the program's."""
-    if asked == subprocess.PIPE:
+def _ends(name: str, file: Any) -> tuple[BinaryIO | None, int]:
+    """Return the test's end of a stream, if it is a pipe, and the program's end."""
+    if file == subprocess.PIPE:
         reading, writing = os.pipe()
         if name == "stdin":
             return os.fdopen(writing, "wb"), reading
         return os.fdopen(reading, "rb"), writing
-    if asked in (None, subprocess.DEVNULL):
+    if file in (None, subprocess.DEVNULL):
         return None, os.open(os.devnull, os.O_RDWR)
-    return None, asked if isinstance(asked, int) else asked.fileno()
+    return None, file if isinstance(file, int) else file.fileno()
 
 
 def _is_of_imports(env: Mapping[str, str]) -> bool:
@@ -194,7 +194,7 @@ def _is_of_imports(env: Mapping[str, str]) -> bool:
 
 @cache
 def base() -> dict[str, str]:
-    """Return the environment in which imports are made; programs that keep to it are forked."""
+    """Return the environment of the imports; programs with this environment are forked."""
     from pathlib import Path
 
     source = str(Path(__file__).parents[1] / "src")
@@ -230,61 +230,61 @@ def close() -> None:
 
 
 def serve(server: socket.socket) -> None:
-    """Fork the programs that are asked for; in a fork, return when it shall end."""
+    """Fork the programs that arrive at the socket; in a fork, return when it shall end."""
     exec(PRELOADED, {})
     gc.collect()
-    gc.freeze()  # or each fork would look at all of it again when it ends
+    gc.freeze()  # else each fork would traverse all objects when it ends
     assert threading.active_count() == 1
     woken, wake = os.pipe()
     os.set_blocking(woken, False)
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal's Ctrl-C each has its own
-    told: dict[int, int] = {}
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C of a terminal reaches each fork by itself
+    reports: dict[int, int] = {}
     while True:
         ready, _, _ = select.select([server, woken], [], [])
         if woken in ready:
             os.read(woken, 4096)
-            _tell(told)
+            _report_exits(reports)
         if server not in ready:
             continue
         data, files, _, _ = socket.recv_fds(server, 1 << 20, 4)
         if not data:
             return
-        *streams, tell = files
+        *streams, report = files
         child = os.fork()
         if not child:
             signal.set_wakeup_fd(-1)
-            for number in (server.detach(), woken, wake, tell, *told.values()):
+            for number in (server.detach(), woken, wake, report, *reports.values()):
                 os.close(number)
             _be(json.loads(data), streams)
             return
-        os.write(tell, b"%d\n" % child)
-        told[child] = tell
+        os.write(report, b"%d\n" % child)
+        reports[child] = report
         for number in streams:
             os.close(number)
 
 
-def _tell(told: dict[int, int]) -> None:
-    while told:
+def _report_exits(reports: dict[int, int]) -> None:
+    while reports:
         child, status = os.waitpid(-1, os.WNOHANG)
         if not child:
             return
-        os.write(told[child], b"%d\n" % os.waitstatus_to_exitcode(status))
-        os.close(told.pop(child))
+        os.write(reports[child], b"%d\n" % os.waitstatus_to_exitcode(status))
+        os.close(reports.pop(child))
 
 
-def _be(asked: Mapping[str, Any], streams: list[int]) -> None:
-    """Do a program's work, as `python -c` would. Raises: what it raises."""
+def _be(program: Mapping[str, Any], streams: list[int]) -> None:
+    """Run a program as `python -c` would. Raises: the program's exceptions."""
     for number, theirs in enumerate(streams):
         os.dup2(theirs, number)
         os.close(theirs)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.chdir(asked["cwd"])
+    os.chdir(program["cwd"])
     os.environ.clear()
-    os.environ.update(asked["environment"])
+    os.environ.update(program["environment"])
     time.tzset()
     encoding, _, errors = os.environ.get("PYTHONIOENCODING", "utf-8").partition(":")
     for number, name in enumerate(_PIPED):
@@ -298,9 +298,9 @@ def _be(asked: Mapping[str, Any], streams: list[int]) -> None:
         setattr(sys, name, file)
         setattr(sys, f"__{name}__", file)
     main = sys.modules["__main__"] = types.ModuleType("__main__")
-    sys.argv = ["-c", *asked["arguments"]]
+    sys.argv = ["-c", *program["arguments"]]
     sys.path[0] = ""
-    exec(compile(asked["code"], "<string>", "exec"), main.__dict__)
+    exec(compile(program["code"], "<string>", "exec"), main.__dict__)
 
 
 if __name__ == "__main__":

@@ -24,35 +24,35 @@ def interrupted(files: Sequence[str], at: int = -1) -> Iterator[list[Where]]:
     The list says where the bytecodes are.
     """
     places = tuple(str(PACKAGE / file) for file in files)
-    seen: list[Where] = []
+    bytecodes: list[Where] = []
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:
         if frame.f_code.co_filename not in places:
             return None
         frame.f_trace_opcodes = True
         if event == "opcode":
-            seen.append((frame.f_code.co_name, frame.f_lineno))
-            if len(seen) == at + 1:
+            bytecodes.append((frame.f_code.co_name, frame.f_lineno))
+            if len(bytecodes) == at + 1:
                 signal.raise_signal(signal.SIGINT)
         return trace
 
     before, handler = sys.gettrace(), signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Streams of earlier trials end now: what a collected one is told is told to nobody.
+    # Streams of earlier trials end now, so that none is collected during the trial.
     gc.collect()
     gc.disable()
     sys.settrace(trace)
     try:
-        yield seen
+        yield bytecodes
     finally:
         sys.settrace(before)
         gc.enable()
         signal.signal(signal.SIGINT, handler)
 
 
-def between_lines(seen: list[Where], functions: tuple[str, ...]) -> list[int]:
+def between_lines(bytecodes: list[Where], functions: tuple[str, ...]) -> list[int]:
     """Return the first bytecode of each line of some functions, at its last turn."""
-    new = [i for i, where in enumerate(seen) if i == 0 or seen[i - 1] != where]
-    return sorted({seen[i]: i for i in new if seen[i][0] in functions}.values())
+    new = [i for i, where in enumerate(bytecodes) if i == 0 or bytecodes[i - 1] != where]
+    return sorted({bytecodes[i]: i for i in new if bytecodes[i][0] in functions}.values())
 
 
 def quick_collections() -> None:

@@ -1,9 +1,9 @@
-"""Writes that are killed: a process of its own forks children, each of which is killed somewhere.
+"""Kills during writes: a process forks children and kills each of them at another place.
 
 `python tests/kills.py NAMES FOLDER N SEED` runs these of `TRIALS`, each in a folder of its own with
-N kills, and prints how often the old and the new state were found. A child is killed before one
-of the calls by which it touches the folder, and in the next turn after a while; the calls are
-drawn without repeating. The model is loaded once, before the forks.
+N kills. It prints how often the old and the new state were there. In every other turn the child is
+killed before one of its calls that touch the folder, else after a random time. The calls are drawn
+without repeating. The model is loaded once, before the forks.
 """
 
 from __future__ import annotations
@@ -40,31 +40,31 @@ class Child:
 
     def __init__(self, act: Act, folder: Path, *, before_call: int = NEVER) -> None:
         sys.stdout.flush()
-        self._told, tell = os.pipe()
+        self._reports, report = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
-            self._be(act, folder, before_call, tell)
-        os.close(tell)
-        os.read(self._told, 1)  # it has begun
+            self._be(act, folder, before_call, report)
+        os.close(report)
+        os.read(self._reports, 1)  # the child has started
 
     def wait(self, kill_after_s: float | None = None) -> int | None:
-        """Return how many calls it made; None if it was killed."""
+        """Return the number of the child's calls; None if it was killed."""
         if kill_after_s is not None:
             time.sleep(kill_after_s)
             os.kill(self.pid, signal.SIGKILL)
         _, status = os.waitpid(self.pid, 0)
         code = os.waitstatus_to_exitcode(status)
-        with os.fdopen(self._told, "rb") as told:
-            n_calls = told.read()
+        with os.fdopen(self._reports, "rb") as reports:
+            n_calls = reports.read()
         assert code in (0, -signal.SIGKILL), f"the child failed with {code}"
         return int(n_calls) if code == 0 else None
 
-    def _be(self, act: Act, folder: Path, before_call: int, tell: int) -> None:
+    def _be(self, act: Act, folder: Path, before_call: int, report: int) -> None:
         code, calls = 1, count_calls(folder, before_call)
         try:
-            os.write(tell, b"x")
+            os.write(report, b"x")
             act()
-            os.write(tell, str(len(calls)).encode())
+            os.write(report, str(len(calls)).encode())
             code = 0
         except BaseException:
             traceback.print_exc()
@@ -110,7 +110,7 @@ class Trial:
 
     def run(self, n_kills: int, seed: int) -> Counter[str]:
         """Kill n times; after each kill the old or the new state must be there."""
-        rng, found, n = random.Random(seed), Counter[str](), 2
+        rng, counts, n = random.Random(seed), Counter[str](), 2
         self.done(0)
         self.done(1)
         began = time.perf_counter()
@@ -122,13 +122,13 @@ class Trial:
             self.kill(n, calls.pop() if turn % 2 == 0 else None, rng.uniform(0, takes_s))
             now, new = self.state(), old + 1 if self.adds else n
             assert now in (old, new), f"turn {turn}: {now} is neither {old} nor {new}"
-            found["new" if now == new else "old"] += 1
+            counts["new" if now == new else "old"] += 1
         old = self.state()
         self.done(n + 1)
         assert self.state() == (old + 1 if self.adds else n + 1)
         left = list(self.folder.rglob("*.part"))
         assert not left, f"left behind: {left}"
-        return found
+        return counts
 
     def kill(self, n: int, before_call: int | None, after_s: float) -> None:
         """Let a child begin the nth state, and kill it before a call, or after a while."""
@@ -137,7 +137,7 @@ class Trial:
         child.wait(after_s if before_call is None else None)
 
     def done(self, n: int) -> int:
-        """Let a child bring the nth state to its end; return how many calls it made."""
+        """Let a child write the nth state; return the number of its calls."""
         n_calls = Child(lambda: self.act(n), self.folder).wait()
         assert n_calls is not None
         return n_calls
@@ -205,7 +205,7 @@ class Command(Trial):
     adds = True
     begin: tuple[str, ...] = ("run", "Tell me a story.", "-n", "2", "--max-tokens", "2")
     verb: tuple[str, ...]
-    said = ""
+    stdin = ""
 
     def __init__(self, folder: Path, lm: weft.LM) -> None:
         super().__init__(folder, lm)
@@ -217,7 +217,7 @@ class Command(Trial):
 
     def call(self, *arguments: str) -> None:
         with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
-            sys.stdin = io.StringIO(self.said)
+            sys.stdin = io.StringIO(self.stdin)
             app(list(arguments), standalone_mode=False)
 
     def act(self, n: int) -> None:
@@ -258,15 +258,15 @@ class Grow(Command):
 
 
 class Chat(Grow):
-    """`weft chat`: one more turn; what was said may stand there without an answer."""
+    """`weft chat`: one more turn; the message may be saved without an answer."""
 
     adds = False
     verb = ("chat", "-c", "--max-tokens", "2", "--seed", "1")
-    said = "And then?\n"
+    stdin = "And then?\n"
 
     def run(self, n_kills: int, seed: int) -> Counter[str]:
-        """Kill n times; nothing that was there goes, and one turn at most is begun."""
-        rng, found = random.Random(seed), Counter[str]()
+        """Kill n times; no node is lost, and each turn adds two nodes or fewer."""
+        rng, counts = random.Random(seed), Counter[str]()
         began = time.perf_counter()
         n_calls, takes_s = self.done(0), time.perf_counter() - began
         for turn in range(n_kills):
@@ -275,11 +275,11 @@ class Chat(Grow):
             self.kill(0, at, rng.uniform(0, takes_s))
             n_new = self.state() - old
             assert n_new in (0, 1, 2), f"turn {turn}: {n_new} nodes"
-            found["new" if n_new else "old"] += 1
+            counts["new" if n_new else "old"] += 1
         old = self.state()
         self.done(0)
         assert self.state() == old + 2
-        return found
+        return counts
 
 
 class Resume(Trial):
@@ -289,7 +289,7 @@ class Resume(Trial):
         small("tot", self.lm, samples.game24, resume=self.file)
 
     def run(self, n_kills: int, seed: int) -> Counter[str]:
-        rng, found = random.Random(seed), Counter[str]()
+        rng, counts = random.Random(seed), Counter[str]()
         began = time.perf_counter()
         n_calls, takes_s = self.done(0), time.perf_counter() - began
         want = self.tree()
@@ -300,7 +300,7 @@ class Resume(Trial):
             loom = Loom.open(self.file, self.lm) if self.file.exists() else None
             kept = {"round": 0, "done": False} if loom is None else loom.meta["search"]
             assert kept["round"] >= last
-            found["new" if kept["round"] > last else "old"] += 1
+            counts["new" if kept["round"] > last else "old"] += 1
             last = kept["round"]
             if kept["done"]:
                 assert self.tree() == want
@@ -309,7 +309,7 @@ class Resume(Trial):
         self.done(0)
         assert self.tree() == want
         assert not list(self.folder.rglob("*.part"))
-        return found
+        return counts
 
     def tree(self) -> list[tuple[str, float, str | None]]:
         # What is computed again is computed in other batches, and rounded in other ways.
@@ -336,8 +336,8 @@ def main() -> None:
     lm = weft.load("tiny")
     for name in names.split(","):
         (Path(folder) / name).mkdir()
-        found = TRIALS[name](Path(folder) / name, lm).run(int(n_kills), int(seed))
-        print(name, found["old"], found["new"], flush=True)
+        counts = TRIALS[name](Path(folder) / name, lm).run(int(n_kills), int(seed))
+        print(name, counts["old"], counts["new"], flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Programs that work on a database at the same time as others, or until they are killed.
+"""Programs that work on a database concurrently, or until they are killed.
 
-Each is a text for a process of its own (`forks`); it prints what it has been told is kept.
+Each is the code of a process (`forks`); it prints the nodes and tokens that are saved.
 """
 
 GROW = """
@@ -42,7 +42,7 @@ while True:
         kept.append([node])
         print(node.id, len(tokens), "growing", flush=True)
     node.finish_reason = "length"
-    set_text(node, "what no tokenizer tells")
+    set_text(node, "a text of no tokenizer")
     child_list(kept.loom).append(node)
     kept.commit("grow")
     print(node.id, len(tokens), "length", flush=True)

@@ -102,22 +102,21 @@ class _Handler(BaseHTTPRequestHandler):
         if repo is None and rest:
             repo = self.server.repos.get(f"{owner}/{rest.pop(0)}")
         if repo is None:
-            return self._refuse(404, "RepoNotFound")
+            return self._send_failure(404, "RepoNotFound")
         if repo.token and self.headers.get("authorization") != f"Bearer {repo.token}":
-            return (
-                self._refuse(403, "GatedRepo") if repo.gated else self._refuse(401, "RepoNotFound")
-            )
+            failure = (403, "GatedRepo") if repo.gated else (401, "RepoNotFound")
+            return self._send_failure(*failure)
         kind, revision = (rest[0], rest[1]) if len(rest) > 1 else ("revision", "main")
         sha = repo.commit(revision)
         if sha is None:
-            return self._refuse(404, "RevisionNotFound")
+            return self._send_failure(404, "RevisionNotFound")
         files = repo.commits[sha]
         if api:
             body = _tree(files) if kind == "tree" else _info(repo, sha, files)
             return self._send(json.dumps(body).encode(), {"Content-Type": "application/json"})
         content = files.get("/".join(rest[2:]))
         if content is None:
-            return self._refuse(404, "EntryNotFound")
+            return self._send_failure(404, "EntryNotFound")
         return self._send(content, {"ETag": f'"{_oid(content)}"', "X-Repo-Commit": sha})
 
     def _send(self, body: bytes, headers: dict[str, str]) -> None:
@@ -128,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "GET":
             self.wfile.write(body)
 
-    def _refuse(self, status: int, code: str) -> None:
+    def _send_failure(self, status: int, code: str) -> None:
         self.send_response(status)
         self.send_header("X-Error-Code", code)
         self.send_header("X-Error-Message", code)

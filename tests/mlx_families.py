@@ -136,13 +136,13 @@ def build(
     values = {**_COMMON, **changes, "model_type": kind, "vocab_size": n_vocab}
     args = library.ModelArgs.from_dict(values)
     model: nn.Module = library.Model(args)
-    key, made = mx.random.key(seed), []
+    key, weights = mx.random.key(seed), []
     for path, parameter in tree_flatten(model.parameters()):
         key, own = mx.random.split(key)
         scale = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.1
         noise = mx.random.normal(parameter.shape, key=own) * scale
-        made.append((path, (noise if parameter.ndim > 1 else parameter + noise).astype(dtype)))
-    model.update(tree_unflatten(made))
+        weights.append((path, (noise if parameter.ndim > 1 else parameter + noise).astype(dtype)))
+    model.update(tree_unflatten(weights))
     model.eval()
     mx.eval(model.parameters())
     return model

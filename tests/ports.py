@@ -1,4 +1,4 @@
-"""Ports of this machine that nobody else gets meanwhile."""
+"""Ports of this machine that no other process gets."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def held() -> Iterator[int]:
-    """Yield a port where nobody answers, until a server of the test's own is told to listen there.
+def reserved() -> Iterator[int]:
+    """Yield a port without a server, on which a server of the test can listen.
 
-    On Linux it stays bound: neither another server that asks for any port nor a connection that
-    somebody opens is given it, whether a server of ours is there just now or not.
+    On Linux the port stays bound, so no other process gets it for a server or a connection. This
+    is independent of whether a server of the test listens.
     """
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", 0))
         port = int(holder.getsockname()[1])
-        if sys.platform != "linux":  # elsewhere ours would be kept out, too
+        if sys.platform != "linux":  # elsewhere a bound port excludes the test's server, too
             holder.close()
         yield port

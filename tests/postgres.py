@@ -36,12 +36,12 @@ class Cluster:
         self.port = port
         if self._as:
             shutil.chown(folder, self._as)
-        made = ("initdb", "-D", str(folder / "data"), "-A", "trust", "-U", "weft", "-E", "UTF8")
-        self.run(*made, "--no-sync", "--no-instructions")
+        command = ("initdb", "-D", str(folder / "data"), "-A", "trust", "-U", "weft", "-E", "UTF8")
+        self.run(*command, "--no-sync", "--no-instructions")
         self.start()
 
     def run(self, program: str, *arguments: str) -> str:
-        """Run one of PostgreSQL's programs, never as root: it refuses."""
+        """Run one of PostgreSQL's programs, which do not run as root."""
         become = ["setpriv", "--reuid", self._as, "--regid", self._as, "--clear-groups"]
         done = subprocess.run(
             [*(become if self._as else []), str(self.bin / program), *arguments],
@@ -79,15 +79,15 @@ def cluster() -> Iterator[Cluster]:
     """Yield a PostgreSQL that runs until the end. Raises: Unavailable."""
     folder = Path(tempfile.mkdtemp(prefix="weft-pg-"))  # a short name: sockets have a limit
     folder.chmod(0o755)
-    made = None
-    with ports.held() as port:
+    server = None
+    with ports.reserved() as port:
         try:
-            made = Cluster(folder, port)
-            yield made
+            server = Cluster(folder, port)
+            yield server
         finally:
-            if made is not None:
+            if server is not None:
                 try:
-                    made.stop("immediate")
+                    server.stop("immediate")
                 except Unavailable:
                     time.sleep(0)  # it was stopped
             shutil.rmtree(folder, ignore_errors=True)
@@ -96,18 +96,18 @@ def cluster() -> Iterator[Cluster]:
 @cache
 def programs() -> Path:
     """Return the folder of initdb and pg_ctl. Raises: Unavailable."""
-    found = _in(_INSTALLED) or _in(_cache() / "usr/lib/postgresql")
-    if found is None:
+    folder = _in(_INSTALLED) or _in(_cache() / "usr/lib/postgresql")
+    if folder is None:
         (_installed if os.geteuid() == 0 else _unpacked)()
-        found = _in(_INSTALLED) or _in(_cache() / "usr/lib/postgresql")
-    if found is None:
+        folder = _in(_INSTALLED) or _in(_cache() / "usr/lib/postgresql")
+    if folder is None:
         raise Unavailable("no initdb in Debian's package")
-    return found
+    return folder
 
 
 def _in(folder: Path) -> Path | None:
-    found = sorted(folder.glob("*/bin/initdb"), key=lambda path: float(path.parts[-3]))
-    return found[-1].parent if found else None
+    paths = sorted(folder.glob("*/bin/initdb"), key=lambda path: float(path.parts[-3]))
+    return paths[-1].parent if paths else None
 
 
 def _installed() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 # name: (the package it needs, the largest absolute difference of logits that reach about 4 from
 # the quantised model's own plain forward). Where activations are quantised too, a last bit of one
-# may become a whole step of its grid.
+# may become a full step of its grid.
 KINDS: dict[str, tuple[str, float]] = {
     "torchao int8 weights": ("torchao", 1e-4),
     "torchao int8 weights and activations": ("torchao", 0.25),

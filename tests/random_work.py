@@ -1,4 +1,4 @@
-"""Random work on a scheduler, held against the rule that its engine follows."""
+"""Random work on a scheduler, compared with the rule of its engine."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class Work:
         self.n_answered = 0
         self.n_full = 0
 
-    def ids(self, most: int) -> list[int]:
+    def ids(self, limit: int) -> list[int]:
         # Few ids, so that paths share and part everywhere.
-        return [self.random.randrange(3) for _ in range(self.random.randrange(most))]
+        return [self.random.randrange(3) for _ in range(self.random.randrange(limit))]
 
     def some_place(self) -> tuple[Place, list[int]]:
         place, ids = self.random.choice(self.places)

@@ -71,7 +71,7 @@ class Reader:
         """Read the files."""
         raise NotImplementedError
 
-    def use(self, made: Any) -> None:
+    def use(self, loaded: Any) -> None:
         """Do something with what was read all the same."""
 
     def change(self, data: bytes, rng: Random) -> bytes:
@@ -91,14 +91,16 @@ class Reader:
         else:
             breaks.put(file, self.change(self.good[self.name], rng))
         try:
-            made = self.read()
+            loaded = self.read()
         except (*self.may, *self.may_read) as error:
-            told = str(error)
+            message = str(error)
             if isinstance(error, self.named):
-                assert self.name in told or self.folder.name in told, f"no file is named: {told}"
+                assert self.name in message or self.folder.name in message, (
+                    f"no file is named: {message}"
+                )
             return type(error).__name__
         try:
-            self.use(made)
+            self.use(loaded)
         except self.may as error:
             return f"used: {type(error).__name__}"
         return "read"
@@ -120,12 +122,12 @@ class LoomFile(Reader):
         for node in loom.walk():
             repr(node)
         loom.save(self.folder / "again")
-        again = Loom.open(self.folder / "again")
-        assert again.count_children() == loom.count_children()
+        reopened = Loom.open(self.folder / "again")
+        assert reopened.count_children() == loom.count_children()
         return Loom.open(self.folder / self.name, self.lm, force=True)
 
-    def use(self, made: Loom) -> None:
-        leaf = made.leaves[-1]
+    def use(self, loaded: Loom) -> None:
+        leaf = loaded.leaves[-1]
         if leaf.get_prefix_tokens() and not leaf.terminal:
             leaf.next(2)
 
@@ -147,10 +149,10 @@ class BranchFile(Reader):
     def read(self) -> Branch:
         return Branch.load(self.lm, self.folder / self.name)
 
-    def use(self, made: Branch) -> None:
-        if made.position:
-            made.produce()
-            made.fork().save(self.folder / "again")
+    def use(self, loaded: Branch) -> None:
+        if loaded.position:
+            loaded.produce()
+            loaded.fork().save(self.folder / "again")
 
 
 class KVFile(Reader):
@@ -168,22 +170,22 @@ class KVFile(Reader):
             case 0:
                 return breaks.changed_tensors(data, rng)
             case 1:
-                made = breaks.changed_part(header, header, "__metadata__", rng)
+                loaded = breaks.changed_part(header, header, "__metadata__", rng)
             case _:  # JSON in a text in JSON
                 metadata = header["__metadata__"]
                 key = rng.choice(["token_ids", "marks", "namespace"])
                 changed = breaks.changed_json(metadata[key].encode(), rng)
                 metadata[key] = changed.decode(errors="replace")
-                made = json.dumps(header).encode()
-        return breaks.with_header(data, made)
+                loaded = json.dumps(header).encode()
+        return breaks.with_header(data, loaded)
 
     def read(self) -> Any:
         self.lm.clear_cache()
         return self.lm.kv.load(self.folder / self.name)
 
-    def use(self, made: Any) -> None:
-        if made.depth:
-            Loom(self.lm, made.ids()).next(2)
+    def use(self, loaded: Any) -> None:
+        if loaded.depth:
+            Loom(self.lm, loaded.ids()).next(2)
 
 
 class ResumeFile(Reader):
@@ -212,8 +214,8 @@ class ResumeFile(Reader):
     def change(self, data: bytes, rng: Random) -> bytes:
         if rng.random() < 0.2:
             return super().change(data, rng)
-        whole = json.loads(data)  # of which the search's own is a small part
-        return breaks.changed_part(whole, whole["nodes"][0]["meta"], "search", rng)
+        root = json.loads(data)  # the metadata of the search is a small part of it
+        return breaks.changed_part(root, root["nodes"][0]["meta"], "search", rng)
 
 
 class SchemaFile(Reader):
@@ -240,8 +242,8 @@ class SchemaFile(Reader):
     def read(self) -> dict[str, Any]:
         return options.constraint(self.folder / self.name)
 
-    def use(self, made: dict[str, Any]) -> None:
-        Loom(self.lm, samples.greeting).grow(1, max_tokens=2, seed=1, **made)
+    def use(self, loaded: dict[str, Any]) -> None:
+        Loom(self.lm, samples.greeting).grow(1, max_tokens=2, seed=1, **loaded)
 
 
 class DatabaseFile(Reader):
@@ -263,12 +265,12 @@ class DatabaseFile(Reader):
         return f"sqlite:///{self.folder / 'weft.db'}"
 
     def read(self) -> Library:
-        for beside in self.folder.glob("weft.db-*"):
-            beside.unlink()
+        for extra in self.folder.glob("weft.db-*"):
+            extra.unlink()
         return Library(self.url)
 
-    def use(self, made: Library) -> None:
-        with closing(made) as library:
+    def use(self, loaded: Library) -> None:
+        with closing(loaded) as library:
             for row in library.looms():
                 kept = library.open(row.id, self.lm, force=True)
                 kept.loom.add([7])
@@ -290,7 +292,7 @@ class ModelFolder(Reader):
             "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% if loop.last %}!{% endif %}"
             "{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
         )
-        beside = {
+        configs = {
             "tokenizer_config.json": {
                 "bos_token": "<|begin|>",
                 "eos_token": {"content": "<|end|>", "special": True},
@@ -305,11 +307,11 @@ class ModelFolder(Reader):
                 "eos_token_id": [1, 2],
             },
         }
-        for name, value in beside.items():
+        for name, value in configs.items():
             (self.folder / name).write_text(json.dumps(value, indent=1))
         (self.folder / "chat_template.jinja").write_text(template)
         self.names = ["config.json", "config.json", "tokenizer.json", "tokenizer.json"]
-        self.names += ["model.safetensors", "chat_template.jinja", *beside]
+        self.names += ["model.safetensors", "chat_template.jinja", *configs]
 
     def change(self, data: bytes, rng: Random) -> bytes:
         if self.name.endswith(".safetensors"):
@@ -323,8 +325,8 @@ class ModelFolder(Reader):
     def read(self) -> weft.LM:
         return weft.load(self.folder, engine=self.engine)
 
-    def use(self, made: weft.LM) -> None:
-        with made as lm:
+    def use(self, loaded: weft.LM) -> None:
+        with loaded as lm:
             ids = lm.tokenize("hello world")
             lm.detokenize(ids)
             if ids:

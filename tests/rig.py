@@ -1,8 +1,8 @@
 """A scheduler with its driver and nothing above: no text, no model.
 
-MemoryEngine: reads the path of every row back from its KV, and its logits are a rule of that path;
-so a slot in a wrong place changes a text, or fails at once.
-Rig: the parts put together, and the rule asked directly for what must come out.
+MemoryEngine: reads the path of every row back from its KV, and its logits are a rule of that path.
+A slot in a wrong place changes a text or fails at once.
+Rig: the assembled parts, and the results that the rule gives.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ N_VOCAB = 16
 
 
 def logits_after(ids: Sequence[int]) -> np.ndarray:
-    """The rule: raw logits after a whole path, float32 [V]."""
+    """Return the raw logits of the rule after a path, float32 [V]."""
     rng = np.random.default_rng([token + 1 for token in ids])
     return (rng.standard_normal(N_VOCAB) * 2).astype(np.float32)
 
 
 def score_of(ids: Sequence[int], first: int, last: int, top: int) -> Score:
-    """What `Scores(first, last, top)` of a path must give."""
+    """Return the expected result of `Scores(first, last, top)` of a path."""
     rows = np.stack([logits_after(ids[:depth]) for depth in range(first, last)])
     return metrics.score(rows, np.array(ids[first:last]), top)
 
 
 def draw_after(ids: Sequence[int], sampler: Sampler) -> DrawResult:
-    """One token drawn after a whole path."""
+    """Draw one token after a path."""
     at = np.array([len(ids)], dtype=np.uint64)
     return BatchSampler([sampler]).draw(
         logits_after(ids)[None], np.zeros(1, dtype=np.int64), at, kept=True
@@ -58,20 +58,20 @@ def draw_after(ids: Sequence[int], sampler: Sampler) -> DrawResult:
 
 
 def text_after(ids: Sequence[int], run: Run, n_ctx: int) -> tuple[list[int], str]:
-    """The tokens and the finish reason of a run after `ids`, one whole path at a time."""
-    path, made = list(ids), list[int]()
+    """Return tokens and finish reason of a run after `ids`, computed one path at a time."""
+    path, generated = list(ids), list[int]()
     sampler = Sampler(run.sampler.params, run.sampler.stream)  # the run's own has counted
     sampler.add_prompt(path)
     while len(path) < n_ctx:
         token = int(draw_after(path, sampler).ids[0])
         if token in run.stop_ids:
-            return made, "stop"
+            return generated, "stop"
         sampler.accept(token)
         path.append(token)
-        made.append(token)
-        if len(made) == run.max_tokens:
-            return made, "length"
-    return made, "context"
+        generated.append(token)
+        if len(generated) == run.max_tokens:
+            return generated, "length"
+    return generated, "context"
 
 
 class MemoryEngine(Engine):

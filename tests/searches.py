@@ -14,7 +14,7 @@ from weft import Heddle, samples, search
 from weft.search import STRATEGIES, SearchResult
 
 FEW: dict[str, Any] = {"n_continue": (3, 2, 1), "n_suggest": (4, 2, 1)}
-# A row a strategy, by the name that it has in STRATEGIES; what is fixed there is not said again.
+# A row per strategy, by its name in STRATEGIES; options that are fixed there are left out.
 SMALL: dict[str, dict[str, Any]] = {
     "tot": {"breadth": 3, **FEW},
     "tot-dfs": {"breadth": 3, **FEW},
@@ -25,7 +25,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "best-of-n": {"n": 4},
     "greedy": {},
 }
-# Those that go on line by line; the others grow whole answers.
+# Strategies that grow line by line; the others grow complete answers.
 DEEP = [
     name
     for name, row in STRATEGIES.items()

@@ -57,21 +57,21 @@ class Served:
 
 
 @contextmanager
-def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let no model call of the NumPy engine begin until the end of the block."""
+def model_paused(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Block all model calls of the NumPy engine until the end of the block."""
     from weft.engines.numpy import NumpyEngine
 
-    goes_on, forward = threading.Event(), NumpyEngine.forward
+    resumed, forward = threading.Event(), NumpyEngine.forward
 
     def waits(self: Any, rows: Any) -> Any:
-        assert goes_on.wait()
+        assert resumed.wait()
         return forward(self, rows)
 
     monkeypatch.setattr(NumpyEngine, "forward", waits)
     try:
         yield
     finally:
-        goes_on.set()
+        resumed.set()
 
 
 @contextmanager

@@ -24,7 +24,7 @@ def _binding() -> TemporaryDirectory[str]:
 
 @cache
 def shallow_gguf() -> Path:
-    """Write the model as a GGUF file beside the folder, in float32."""
+    """Write the model as a float32 GGUF file next to the folder."""
     from recipe.export_gguf import export_gguf
 
     file = Path(_binding().name) / "shallow.gguf"

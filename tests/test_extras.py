@@ -26,11 +26,11 @@ sys.exit(pytest.main(["-p", "pytest_timeout", "-p", "no:cacheprovider", "-q", "-
 
 
 @pytest.mark.programs
-def test_all_tests_are_found_without_the_other_extras() -> None:
+def test_all_tests_are_collected_without_the_other_extras() -> None:
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     command = [sys.executable, "-c", COLLECT]
-    found = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert found.returncode == 0, found.stdout[-4000:] + found.stderr
+    process = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout[-4000:] + process.stderr
 
 
 @pytest.mark.parametrize(

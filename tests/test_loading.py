@@ -54,7 +54,7 @@ def text() -> Tokenizer:
     return Tokenizer.from_folder(TINY)
 
 
-def test_the_embedded_model_loads_without_arguments() -> None:
+def test_load_without_arguments_gives_the_embedded_model() -> None:
     with weft.load() as lm:
         assert lm.info.name == "numpy"
         assert (lm.n_ctx, lm.info.n_vocab) == (2048, 2048)
@@ -67,19 +67,19 @@ def test_the_embedded_model_loads_without_arguments() -> None:
 
 
 @pytest.mark.parametrize("name", ["numpy", pytest.param("torch", marks=pytest.mark.torch)])
-def test_a_folder_loads_by_path_with_any_engine(folder: Path, name: str) -> None:
+def test_folder_loads_by_path_with_any_engine(folder: Path, name: str) -> None:
     with weft.load(folder, engine=name, dtype="float32", n_ctx=100) as lm:
         assert (lm.info.name, lm.n_ctx) == (name, 100)
 
 
 @pytest.mark.torch
-def test_a_folder_takes_torch_where_it_is_installed(folder: Path) -> None:
+def test_folder_is_loaded_by_torch_if_installed(folder: Path) -> None:
     with weft.load(str(folder)) as lm:
         assert (lm.info.name, lm.info.dtype) == ("torch", "bfloat16")
 
 
 @pytest.mark.torch
-def test_a_loaded_model_has_one_lm_and_is_let_go_with_it() -> None:
+def test_loaded_model_has_one_lm_that_is_collected_after_close() -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(TINY)
@@ -97,7 +97,7 @@ def test_a_loaded_model_has_one_lm_and_is_let_go_with_it() -> None:
 
 
 @pytest.mark.torch
-def test_what_has_no_meaning_for_a_loaded_model_is_refused() -> None:
+def test_option_without_effect_on_a_loaded_model_is_rejected() -> None:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(TINY)
@@ -129,7 +129,7 @@ def test_what_has_no_meaning_for_a_loaded_model_is_refused() -> None:
         ({"revision": "main"}, ConfigError, "revision"),
     ],
 )
-def test_arguments_that_are_not_allowed_are_refused_by_name(
+def test_invalid_argument_is_rejected_by_name(
     given: dict[str, object], error: type[Exception], named: str
 ) -> None:
     with pytest.raises(error, match=named):
@@ -168,7 +168,7 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("plugins")
-def test_an_engine_gets_the_options_that_it_takes() -> None:
+def test_engine_gets_only_the_options_that_it_has() -> None:
     with weft.load("tiny", engine="plain", n_ctx=50, progress=print) as lm:
         assert (lm.info.name, lm.info.model, lm.n_ctx) == ("stub", "tiny", 50)
     for given in ({"device": "cuda"}, {"dtype": "int8"}, {"engine_options": {"flash": None}}):
@@ -180,7 +180,7 @@ def test_an_engine_gets_the_options_that_it_takes() -> None:
         weft.load("tiny", engine="handmade")
 
 
-def test_an_engine_object_goes_to_LM(text: Tokenizer) -> None:
+def test_engine_object_is_rejected_by_load_and_accepted_by_LM(text: Tokenizer) -> None:
     engine = StubEngine(n_vocab=2048)
     for call in (
         lambda: weft.load("tiny", engine=engine),  # type: ignore[arg-type]
@@ -196,27 +196,27 @@ def test_an_engine_object_goes_to_LM(text: Tokenizer) -> None:
         LM(engine, None)
 
 
-def test_broken_folders_are_told_apart(folder: Path, tmp_path: Path) -> None:
+def test_error_of_a_broken_folder_names_the_broken_file(folder: Path, tmp_path: Path) -> None:
     with pytest.raises((ConfigError, ModelLoadError), match="nowhere"):
         weft.load(tmp_path / "nowhere")
     with pytest.raises(ModelLoadError, match=r"config\.json"):
         weft.load(tmp_path, engine="numpy")
     weights = folder / "model.safetensors"
-    whole = weights.read_bytes()
-    weights.write_bytes(whole[: len(whole) // 2])
+    data = weights.read_bytes()
+    weights.write_bytes(data[: len(data) // 2])
     with pytest.raises(ModelLoadError, match="truncated|bytes"):
         weft.load(folder, engine="numpy")
     weights.unlink()
     with pytest.raises(ModelLoadError, match="safetensors"):
         weft.load(folder, engine="numpy")
-    weights.write_bytes(whole)
+    weights.write_bytes(data)
     (folder / "generation_config.json").write_text("{")
     with pytest.raises(ModelLoadError, match="generation_config"):
         weft.load(folder, engine="numpy")
 
 
 @pytest.mark.parametrize("engine", ["numpy", "torch"])
-def test_sampling_rules_that_are_not_followed_are_told_once_at_load(
+def test_unsupported_sampling_rules_are_logged_once_at_load(
     folder: Path, engine: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     if engine == "torch":
@@ -226,12 +226,12 @@ def test_sampling_rules_that_are_not_followed_are_told_once_at_load(
     with caplog.at_level("WARNING", logger="weft"), weft.load(folder, engine=engine) as lm:
         assert lm.defaults.temperature == 0.3
         assert lm.defaults.repetition_penalty == 1.1
-    told = [each.getMessage() for each in caplog.records if "generation_config" in each.message]
-    assert len(told) == 1
-    assert "no_repeat_ngram_size" in told[0]
+    warnings = [each.getMessage() for each in caplog.records if "generation_config" in each.message]
+    assert len(warnings) == 1
+    assert "no_repeat_ngram_size" in warnings[0]
 
 
-def test_a_tokenizer_of_another_model_is_refused(folder: Path, text: Tokenizer) -> None:
+def test_tokenizer_of_another_model_is_rejected(folder: Path, text: Tokenizer) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 1000}))
     with pytest.raises(ModelLoadError, match="wrong tokenizer"):
@@ -240,7 +240,7 @@ def test_a_tokenizer_of_another_model_is_refused(folder: Path, text: Tokenizer) 
         weft.LM(StubEngine(n_vocab=64), text).place([1, 99])
 
 
-def test_a_closed_lm_says_so_and_closing_twice_is_fine() -> None:
+def test_closed_lm_raises_stale_handle_and_closes_twice() -> None:
     lm = weft.load("tiny")
     place = lm.place([1, 2, 3])
     lm.close()
@@ -265,12 +265,12 @@ def test_a_closed_lm_says_so_and_closing_twice_is_fine() -> None:
         (np.int64(77), 77),
     ],
 )
-def test_sizes_are_read_as_people_write_them(given: str | int, n_bytes: int) -> None:
+def test_parse_bytes_of_sizes_with_and_without_units(given: str | int, n_bytes: int) -> None:
     assert parse_bytes(given) == n_bytes
     assert parse_bytes("auto") is None
 
 
-def test_the_budget_of_logits_rows_is_kept_and_shown() -> None:
+def test_row_cache_stays_within_its_budget() -> None:
     n_vocab = weft.load("tiny").info.n_vocab
     with weft.load("tiny", row_cache=3 * 4 * n_vocab) as lm:
         model = weft.AsyncLM(lm)
@@ -278,34 +278,34 @@ def test_the_budget_of_logits_rows_is_kept_and_shown() -> None:
         stats = lm.stats()
         assert stats.row_budget_bytes == 3 * 4 * n_vocab
         assert 0 < stats.row_bytes <= stats.row_budget_bytes
-        again = [model.next_token_logprobs_sync([1, 2, token]) for token in range(9)]
-        np.testing.assert_allclose(rows, again, rtol=0, atol=1e-5)
+        repeated = [model.next_token_logprobs_sync([1, 2, token]) for token in range(9)]
+        np.testing.assert_allclose(rows, repeated, rtol=0, atol=1e-5)
     with pytest.raises(ConfigError, match="row_cache is 'much'"):
         weft.load("tiny", row_cache="much")
     with weft.load("tiny", row_cache="1MiB") as lm:
         assert lm.stats().row_budget_bytes == 1 << 20
 
 
-def test_a_budget_of_less_than_one_row_slows_and_stops_nothing() -> None:
+def test_row_cache_below_one_row_gives_the_same_tokens() -> None:
     def drawn(**options: object) -> list[list[int]]:
         with weft.load("tiny", **options) as lm:
             root = weft.Branch.create(lm, seed=1)
             root.prefill(list(range(10, 20)))
             branches, store = [root, root.fork(), root.fork()], weft.BranchStore(lm)
             for _ in range(3):
-                found = store.produce(branches)
-                store.commit([(b, each.token) for b, each in zip(branches, found, strict=True)])
+                drafts = store.produce(branches)
+                store.commit([(b, each.token) for b, each in zip(branches, drafts, strict=True)])
             return [branch.tokens for branch in branches]
 
     assert drawn(row_cache=1) == drawn()
 
 
-def test_kv_beyond_the_budget_goes_to_the_host_and_comes_back() -> None:
+def test_kv_over_the_budget_is_offloaded_and_reused() -> None:
     prompts = [list(range(40 * i, 40 * i + 40)) for i in range(1, 9)]
     with weft.load("tiny") as plain:
         size = plain.info.kv_bytes_per_token
         want = [weft.AsyncLM(plain).next_token_logprobs_sync(ids) for ids in prompts]
-    again = {}
+    n_computed = {}
     for offload in (None, 400 * size):
         with weft.load("tiny", kv_budget=100 * size, offload=offload, row_cache=1) as lm:
             model = weft.AsyncLM(lm)
@@ -316,19 +316,19 @@ def test_kv_beyond_the_budget_goes_to_the_host_and_comes_back() -> None:
             assert stats.kv_bytes <= 100 * size
             assert stats.offload_budget_bytes == (offload or 0)
             assert 0 < stats.offloaded_bytes <= 400 * size if offload else not stats.offloaded_bytes
-            again[offload] = stats.recomputed + stats.prefilled
+            n_computed[offload] = stats.recomputed + stats.prefilled
     n_all = sum(map(len, prompts))
-    assert again[None] >= 2 * n_all - 100  # nearly all of it is run twice
-    assert again[400 * size] <= n_all + 2 * len(prompts)  # only what is asked for is
+    assert n_computed[None] >= 2 * n_all - 100  # nearly all tokens run twice
+    assert n_computed[400 * size] <= n_all + 2 * len(prompts)  # only the queries run
 
 
 @pytest.mark.parametrize("offload", ["auto", "much", 0, -1, True, 1, 2.0, "9" * 400 + "GiB"])
-def test_an_offload_that_is_no_size_is_refused(offload: object) -> None:
+def test_invalid_offload_is_rejected(offload: object) -> None:
     with pytest.raises(ConfigError, match=r"^offload (is|of) .*"):
         weft.load("tiny", offload=offload)
 
 
-def test_importing_weft_imports_no_engine_and_nothing_heavy() -> None:
+def test_import_of_weft_imports_no_heavy_package() -> None:
     code = "import sys, weft; print([m for m in sys.modules if m.split('.')[0] in sys.argv[1:]])"
     heavy = ["torch", "transformers", "numpy", "tokenizers", "jinja2", "rich", "typer"]
     env = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
@@ -337,14 +337,14 @@ def test_importing_weft_imports_no_engine_and_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_unknown_names_of_the_package_are_an_attribute_error() -> None:
+def test_unknown_name_of_the_package_raises_attribute_error() -> None:
     assert "load" in dir(weft)
     with pytest.raises(AttributeError, match="no attribute 'lode'"):
         weft.lode  # noqa: B018
 
 
 @pytest.mark.torch
-def test_asking_a_loaded_model_for_something_else_is_refused() -> None:
+def test_second_load_of_a_model_with_other_options_is_rejected() -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(TINY)
@@ -365,7 +365,7 @@ def test_asking_a_loaded_model_for_something_else_is_refused() -> None:
 
 
 @pytest.mark.parametrize("attempt", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_copying_what_stands_over_a_model_says_what_to_do(attempt: Callable[[Any], Any]) -> None:
+def test_copy_of_an_object_with_a_model_raises_with_advice(attempt: Callable[[Any], Any]) -> None:
     with weft.load("tiny") as lm, weft.Branch.create(lm) as branch:
         branch.prefill([5, 6])
         before = branch.produce()
@@ -382,7 +382,7 @@ def test_copying_what_stands_over_a_model_says_what_to_do(attempt: Callable[[Any
 
 
 @pytest.mark.parametrize("model", [None, 5, [1], b"x"])
-def test_what_is_no_model_is_named(model: object) -> None:
+def test_load_of_no_model_is_rejected(model: object) -> None:
     with pytest.raises(ConfigError, match="allowed are a name, a folder"):
         weft.load(model)
 
@@ -390,12 +390,12 @@ def test_what_is_no_model_is_named(model: object) -> None:
 def test_unshared_bytes_count_every_branch() -> None:
     with weft.load("tiny") as lm:
         loom = weft.Loom(lm, weft.samples.game24)
-        made = loom.grow(n=8, temperature=0, max_tokens=9)
+        branches = loom.grow(n=8, temperature=0, max_tokens=9)
         stats = lm.stats()
-        held = len(loom.tokens) + 8  # the last token is drawn, not run
-        assert stats.kv_tokens == held
-        assert stats.kv_bytes_unshared == 8 * held * lm.info.kv_bytes_per_token
-        assert len(made) == 8
+        n_tokens = len(loom.tokens) + 8  # the last token is drawn, not run
+        assert stats.kv_tokens == n_tokens
+        assert stats.kv_bytes_unshared == 8 * n_tokens * lm.info.kv_bytes_per_token
+        assert len(branches) == 8
 
 
 @pytest.fixture
@@ -425,7 +425,7 @@ def qwen3(folder: Path) -> Path:
     return folder
 
 
-def test_without_torch_a_folder_runs_on_numpy_where_that_can(folder: Path, no_torch: None) -> None:
+def test_folder_without_torch_is_loaded_by_numpy_if_supported(folder: Path, no_torch: None) -> None:
     with weft.load(folder) as lm:
         assert lm.info.name == "numpy"
     with weft.load(qwen3(folder)) as lm:
@@ -433,9 +433,7 @@ def test_without_torch_a_folder_runs_on_numpy_where_that_can(folder: Path, no_to
         assert len(lm.tokenize("Hi")) > 0
 
 
-def test_without_torch_what_numpy_cannot_is_said_with_what_to_install(
-    folder: Path, no_torch: None
-) -> None:
+def test_model_that_needs_torch_names_the_package_to_install(folder: Path, no_torch: None) -> None:
     (folder / "config.json").write_text(
         '{"architectures": ["GPT2LMHeadModel"], "vocab_size": 2048}'
     )
@@ -447,7 +445,7 @@ def test_without_torch_what_numpy_cannot_is_said_with_what_to_install(
 
 
 @pytest.mark.parametrize("engine", ["auto", "numpy", "steam"])
-def test_a_model_that_no_engine_here_runs_is_refused_before_its_weights_come(
+def test_unsupported_model_is_rejected_before_download_of_its_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_torch: None, engine: str
 ) -> None:
     with serve() as hub:
@@ -464,26 +462,26 @@ def test_a_model_that_no_engine_here_runs_is_refused_before_its_weights_come(
 
 @pytest.mark.torch
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         ('{"architectures": ["T5Model"], "model_type": "t5"}', "encoder-decoder"),
         ('{"model_type": "nobodys"}', "does not know the model in maker/model"),
     ],
 )
-def test_torch_refuses_by_the_config_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: str, said: str
+def test_torch_rejects_a_model_by_its_config_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: str, message: str
 ) -> None:
     with serve() as hub:
         point_at(monkeypatch, hub.url, tmp_path)
         pushed = {"config.json": config.encode(), "model.safetensors": b"w" * 5000}
         hub.add(Repo("maker/model")).push("main", pushed)
-        with pytest.raises(EngineError, match=said) as caught:
+        with pytest.raises(EngineError, match=message) as caught:
             weft.load("maker/model")
         assert "/tmp" not in str(caught.value)
         assert not any(each.startswith("GET") and "safetensors" in each for each in hub.requests)
 
 
-def test_a_model_on_the_hub_runs_on_numpy_without_torch(
+def test_hub_model_without_torch_is_loaded_by_numpy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_torch: None
 ) -> None:
     with serve() as hub:
@@ -495,7 +493,7 @@ def test_a_model_on_the_hub_runs_on_numpy_without_torch(
 
 
 @pytest.mark.parametrize("engine", ["numpy", "torch", "mlx"])
-def test_what_mlx_lm_quantised_is_refused_elsewhere_with_what_to_take(
+def test_mlx_quantised_model_is_rejected_by_other_engines(
     folder: Path, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = json.loads((folder / "config.json").read_text())
@@ -515,7 +513,7 @@ def test_what_mlx_lm_quantised_is_refused_elsewhere_with_what_to_take(
 
 
 @pytest.mark.parametrize(
-    ("engine", "source", "said"),
+    ("engine", "source", "message"),
     [
         ("llamacpp", "tiny", "takes GGUF files; tiny is a model folder, for numpy or torch or mlx"),
         ("llamacpp", str(TINY), "tiny is a model folder"),
@@ -529,20 +527,20 @@ def test_what_mlx_lm_quantised_is_refused_elsewhere_with_what_to_take(
         ("torch", "http://127.0.0.1:9/v1", "is the address of a server, for remote"),
     ],
 )
-def test_an_engine_says_what_it_takes_and_which_one_fits(
-    engine: str, source: str, said: str
+def test_source_of_another_engine_is_rejected_naming_that_engine(
+    engine: str, source: str, message: str
 ) -> None:
-    with pytest.raises(Unsupported, match=said):
+    with pytest.raises(Unsupported, match=message):
         weft.load(source, engine=engine)
 
 
 @pytest.mark.parametrize("options", ["x", ["threads"], 3, {1: 2}])
-def test_engine_options_are_a_mapping_of_names(options: Any) -> None:
+def test_engine_options_of_another_type_are_rejected(options: Any) -> None:
     with pytest.raises(ConfigError, match="engine_options is .*; allowed are options by their"):
         weft.load("tiny", engine_options=options)
 
 
-def test_only_a_name_that_is_not_found_points_to_those_that_are(folder: Path) -> None:
+def test_only_an_unknown_name_hints_at_weft_models(folder: Path) -> None:
     for name in ("./nowhere", "nowhere.gguf", "nowhere"):
         with pytest.raises(WeftError) as caught:
             weft.load(name)
@@ -554,7 +552,7 @@ def test_only_a_name_that_is_not_found_points_to_those_that_are(folder: Path) ->
 
 
 @pytest.mark.parametrize(("engine", "source"), [("vllm", "tiny"), ("remote", "http://127.0.0.1:1")])
-def test_offload_is_refused_before_an_engine_that_has_none_starts(
+def test_offload_is_rejected_before_an_engine_without_it_starts(
     monkeypatch: pytest.MonkeyPatch, engine: str, source: str
 ) -> None:
     def start(name: str) -> Any:
@@ -565,7 +563,7 @@ def test_offload_is_refused_before_an_engine_that_has_none_starts(
         weft.load(source, engine=engine, offload="1MiB")
 
 
-def test_a_chat_template_replaces_the_models_own(tmp_path: Path) -> None:
+def test_chat_template_replaces_the_models_own(tmp_path: Path) -> None:
     template = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
     file = tmp_path / "chat.jinja"
     file.write_text(template)
@@ -579,7 +577,7 @@ def test_a_chat_template_replaces_the_models_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ("", "allowed are a file and the text"),
         (5, "allowed are a file and the text"),
@@ -587,12 +585,12 @@ def test_a_chat_template_replaces_the_models_own(tmp_path: Path) -> None:
         ("{% for m in messages %}", "no template in its line"),
     ],
 )
-def test_what_is_no_chat_template_is_refused(given: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_invalid_chat_template_is_rejected(given: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         weft.load("tiny", chat_template=given)
 
 
-def test_a_chat_template_of_a_server_or_a_loaded_model_is_refused() -> None:
+def test_chat_template_for_a_server_or_a_loaded_model_is_rejected() -> None:
     for source in ("http://127.0.0.1:9/v1", object()):
         with pytest.raises(ConfigError, match="chat_template=.* has no effect"):
             weft.load(source, chat_template="{{ messages }}")

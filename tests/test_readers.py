@@ -31,7 +31,7 @@ def case(names: list[str], n: int, *marks: Any) -> Any:
         *(case([name], 3000, pytest.mark.slow, pytest.mark.timeout(1800)) for name in READERS),
     ],
 )
-def test_a_broken_file_is_named_whatever_is_wrong_with_it(names: list[str], n: int) -> None:
+def test_error_of_a_broken_file_names_the_file(names: list[str], n: int) -> None:
     """In a process of its own: libraries have ended it, or taken all memory."""
     script = Path(__file__).with_name("readers.py")
     done = subprocess.run(

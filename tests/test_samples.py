@@ -28,18 +28,18 @@ def test_embedded_model_answers_every_sample() -> None:
     from recipe.corpus import game24
     from recipe.evaluate import Model, final_answer
 
-    asked = {name: text for name, text in samples.ALL.items() if name != "opening"}
-    answers = Model.load(EMBEDDED).complete(list(asked.values()), 260)
-    said = dict(zip(asked, answers, strict=True))
-    assert final_answer(said["word_problem"]) == 5
-    assert final_answer(said["large_problem"]) == 1216
-    assert final_answer(said["sum"]) == 95
-    assert game24.solves(said["game24"], (4, 9, 10, 13))
-    assert said["verdict"] == "sure"
-    assert str(said["step"]) in map(str, game24.moves((4, 9, 10, 13)))
-    assert json.loads(said["record"])["animal"] == "owl"
-    assert said["story"].count(".") >= 5
-    assert "tiny demo model" in said["greeting"]
+    prompts = {name: text for name, text in samples.ALL.items() if name != "opening"}
+    answers = Model.load(EMBEDDED).complete(list(prompts.values()), 260)
+    texts = dict(zip(prompts, answers, strict=True))
+    assert final_answer(texts["word_problem"]) == 5
+    assert final_answer(texts["large_problem"]) == 1216
+    assert final_answer(texts["sum"]) == 95
+    assert game24.solves(texts["game24"], (4, 9, 10, 13))
+    assert texts["verdict"] == "sure"
+    assert str(texts["step"]) in map(str, game24.moves((4, 9, 10, 13)))
+    assert json.loads(texts["record"])["animal"] == "owl"
+    assert texts["story"].count(".") >= 5
+    assert "tiny demo model" in texts["greeting"]
 
 
 # Names of what a page leaves to the reader.
@@ -53,7 +53,7 @@ def test_every_prompt_shown_on_a_page_is_a_sample() -> None:
     root = Path(__file__).parent.parent
     pages = [root / "README.md", *root.glob("docs/*.md"), *root.glob("examples/**/*.*")]
     pages = [page for page in pages if page.suffix in (".md", ".ipynb", ".py")]
-    # There another model is asked, of its own corpus.
+    # That example uses another model with its own corpus.
     pages = [page for page in pages if page.parent != root / "examples" / "engine"]
     shown = {
         (page.name, prompt)

@@ -62,7 +62,7 @@ def group(limit: str, taken: str, of_files: str, at: str = "") -> dict[str, str]
         ),
     ],
 )
-def test_what_is_left_is_the_least_of_all_limits(
+def test_bytes_left_is_the_minimum_of_all_limits(
     tmp_path: Path, files: dict[str, str], left: int | None
 ) -> None:
     assert system_resources.bytes_left(write(tmp_path, files)) == left
@@ -72,7 +72,7 @@ def test_what_is_left_is_the_least_of_all_limits(
     ("left", "budget"),
     [(None, 4 << 30), (64 << 30, 4 << 30), (2 << 30, 1 << 30), (1 << 20, 64 << 20)],
 )
-def test_a_budget_of_a_cpu_is_what_there_is_room_for(
+def test_automatic_cpu_budget_depends_on_free_memory(
     monkeypatch: pytest.MonkeyPatch, left: int | None, budget: int
 ) -> None:
     monkeypatch.setattr(loading, "bytes_left", lambda: left)
@@ -80,8 +80,8 @@ def test_a_budget_of_a_cpu_is_what_there_is_room_for(
         assert lm.tree.budget.capacity == budget // lm.info.kv_bytes_per_token
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells and holds an address space")
-def test_a_held_address_space_is_seen() -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the address space")
+def test_bytes_left_respects_a_limited_address_space() -> None:
     code = (
         "import resource; from weft._core.system_resources import _field, bytes_left, _SYSTEM;"
         "taken = _field(_SYSTEM / 'proc/self/status', 'VmSize:') * 1024;"

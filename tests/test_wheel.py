@@ -1,4 +1,4 @@
-"""What is built for others works where nothing else is."""
+"""The wheel and the source archive, and the wheel in an empty environment."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def installed(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
-def test_the_wheel_has_types_model_and_licences(dist: Path) -> None:
+def test_wheel_has_types_model_and_licences(dist: Path) -> None:
     (wheel,) = dist.glob("*.whl")
     assert wheel.name.startswith("weft_lm-")
     assert wheel.name.endswith("-py3-none-any.whl")
@@ -57,10 +57,10 @@ def test_the_wheel_has_types_model_and_licences(dist: Path) -> None:
     for name in ("LICENSE", "NOTICE"):
         assert any(one.endswith(f".dist-info/licenses/{name}") for one in names)
     tops = {one.partition("/")[0] for one in names}
-    assert len(tops) == 2, tops  # the package and its .dist-info, nothing beside
+    assert len(tops) == 2, tops  # only the package and its .dist-info
 
 
-def test_the_source_archive_has_what_builds_and_checks_it(dist: Path) -> None:
+def test_source_archive_has_what_builds_and_tests_need(dist: Path) -> None:
     (archive,) = dist.glob("*.tar.gz")
     with tarfile.open(archive) as tar:
         names = {name.partition("/")[2] for name in tar.getnames()}
@@ -69,7 +69,7 @@ def test_the_source_archive_has_what_builds_and_checks_it(dist: Path) -> None:
     assert "tests/test_wheel.py" in names
 
 
-def test_base_package_with_dependencies_takes_at_most_170_mb(installed: Run) -> None:
+def test_base_package_with_dependencies_is_below_170_mb(installed: Run) -> None:
     """Files as the wheels have them: without the installer's own, and what Python compiles.
 
     161 MB by docs/install.md; others' releases grow by themselves.
@@ -86,13 +86,13 @@ print(sum(file.stat().st_size for file in place.rglob("*") if file.is_file()
     assert int(installed("-c", code).stdout) < 170e6
 
 
-def test_the_demo_runs_from_the_wheel(installed: Run) -> None:
+def test_demo_runs_from_the_wheel(installed: Run) -> None:
     done = installed("weft", "demo")
     assert "The majority says: 5" in done.stdout
     assert "checked: right" in done.stdout
 
 
-def test_the_command_runs_as_a_module(installed: Run) -> None:
+def test_command_runs_as_a_module(installed: Run) -> None:
     assert "weft demo" in installed("-m", "weft").stdout
     assert installed("-m", "weft", "run", "What is 37 + 58?", "-n", "1", "--json").stdout
 

@@ -1,4 +1,4 @@
-"""What every program here would make anew, and always the same, is made once.
+"""Objects that are equal in all test programs and are created once.
 
 The embedded model's weights, from its file; an empty database of looms.
 """
@@ -19,24 +19,24 @@ from weft.engines.numpy import engine
 from weft.engines.numpy.config import LlamaConfig, parse_config
 from weft.engines.numpy.model import Weights, read_weights
 
-# How many of the embedded model's layers run, where what it says is of no account; None: all.
+# The number of layers of the embedded model that run, if a test ignores its text; None: all.
 LAYERS = "WEFT_TESTS_LAYERS"
 
 
 def keep_weights() -> None:
-    """From now on, the embedded model's weights are read once in this process."""
+    """Read the embedded model's weights only once in this process."""
     engine.read_weights = _read_once
 
 
 def _read_once(checkpoint: Checkpoint, config: LlamaConfig, **options: Any) -> Weights:
     if checkpoint.folder != resolve("tiny"):
         return read_weights(checkpoint, config, **options)
-    whole = embedded()
+    weights = embedded()
     if options.get("progress") is not None:
         for index in range(config.n_layers):
             options["progress"]("load", index + 1, config.n_layers, "")
     shown = os.environ.get(LAYERS)
-    return whole if shown is None else replace(whole, layers=whole.layers[: int(shown)])
+    return weights if shown is None else replace(weights, layers=weights.layers[: int(shown)])
 
 
 @cache
@@ -47,7 +47,7 @@ def embedded() -> Weights:
 
 
 def new_home(folder: Path) -> None:
-    """Make a folder for the command: with a database that has its tables, and nothing in them."""
+    """Create a WEFT_HOME whose database has empty tables."""
     folder.mkdir()
     shutil.copy(Path(_empty().name) / "weft.db", folder / "weft.db")
 
@@ -56,6 +56,6 @@ def new_home(folder: Path) -> None:
 def _empty() -> TemporaryDirectory[str]:
     from weft.service.store import Library
 
-    made = TemporaryDirectory(prefix="weft-empty-")
-    Library(f"sqlite:///{made.name}/weft.db").close()
-    return made
+    folder = TemporaryDirectory(prefix="weft-empty-")
+    Library(f"sqlite:///{folder.name}/weft.db").close()
+    return folder

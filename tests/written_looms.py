@@ -58,7 +58,7 @@ class StubText:
 
 
 class StubLM:
-    """What edits of tokens need: something that can decode them."""
+    """A model for edits of tokens, which need only a decoder."""
 
     text = StubText()
 

@@ -287,7 +287,7 @@ def test_named_server_gets_the_key_or_a_hint_asks_for_it(
 
 
 def test_named_server_without_answer_raises(weft: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with ports.held() as port:
+    with ports.reserved() as port:
         monkeypatch.setenv("WEFT_HOST", f"127.0.0.1:{port}")
         for verb in (("ls",), ("run", "hi"), ("tree",), ("open",)):
             result = weft(*verb)

@@ -17,9 +17,9 @@ import pytest
 from numpy.typing import NDArray
 
 from contract.helpers import Exactness
+from fake_server import ServerProcess
 from fakes import HiddenFake, LateFake, OwnLoopFake, SequenceFake
 from shallow import SLOT, shallow, shallow_gguf
-from stand_in_server import Started
 from weft._core.tokens.tokenizer import Tokenizer
 from weft.engines.base import Engine, Row
 from weft.lm.lm import LM
@@ -172,7 +172,7 @@ def _load_llamacpp() -> Engine:
 def _load_remote() -> Engine:
     from weft.engines.remote import RemoteEngine
 
-    server = Started(shallow())
+    server = ServerProcess(shallow())
     engine = RemoteEngine.load(server.base, tokenizer=Tokenizer.from_folder(shallow()))
     weakref.finalize(engine, server.stop)
     return engine

@@ -73,7 +73,7 @@ def test_any_budget_gives_equal_results_or_kvfull(kind: str, make: Make) -> None
 
 
 @pytest.mark.parametrize("kind", WITH_KV)
-@pytest.mark.parametrize("short", [{"most_tokens": 2}, {"most_slots": 34}], ids=["step", "kv"])
+@pytest.mark.parametrize("short", [{"max_tokens": 2}, {"max_slots": 34}], ids=["step", "kv"])
 def test_less_memory_than_configured_gives_the_same(
     kind: str, short: dict[str, int], make: Make
 ) -> None:

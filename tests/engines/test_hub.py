@@ -39,7 +39,7 @@ WANTED = {"config.json", "tokenizer.json", "chat_template.jinja", "model.safeten
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty cache, bars off, and no way to the real Hub."""
     folder = tmp_path / "hub"
-    with ports.held() as port:
+    with ports.reserved() as port:
         point_at(monkeypatch, f"http://127.0.0.1:{port}", folder)
         yield folder
 
@@ -226,7 +226,7 @@ def test_cached_copy_serves_when_the_hub_is_away(
     hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = resolve("maker/model")
-    with ports.held() as port, caplog.at_level("WARNING", logger="weft.engines"):
+    with ports.reserved() as port, caplog.at_level("WARNING", logger="weft.engines"):
         point_at(monkeypatch, f"http://127.0.0.1:{port}", cache)
         assert resolve("maker/model") == folder
     assert "using the cached maker/model" in caplog.text

@@ -14,8 +14,8 @@ import pytest
 
 import weft
 from contract.helpers import prompt_ids
+from fake_server import ServerProcess, run_fake_server
 from shallow import TINY
-from stand_in_server import Started, standing_in
 from weft import Branch, Loom
 from weft._core.sampling.params import SamplingParams
 from weft._core.sampling.rng import stream_of
@@ -33,7 +33,7 @@ PROMPTS = [
     for begin in ("Tell me a story about", "Use 4 9 10", "Describe", "Once upon a time", "Who is")
     for what in ("a fox.", "13 to make 24.", "Lena", "the owl as JSON.", "in the mill", *"ABCDE")
 ]
-Serve = Callable[..., Started]
+Serve = Callable[..., ServerProcess]
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +48,11 @@ def serve() -> Iterator[Serve]:
     """Start a server without some features, once for all tests that want the same."""
     running: dict[tuple[str, ...], Any] = {}
 
-    def start(*options: str) -> Started:
+    def start(*options: str) -> ServerProcess:
         if options not in running:
-            manager = standing_in(TINY, *options)
+            manager = run_fake_server(TINY, *options)
             running[options] = (manager, manager.__enter__())
-        started: Started = running[options][1]
+        started: ServerProcess = running[options][1]
         return started
 
     yield start
@@ -61,13 +61,13 @@ def serve() -> Iterator[Serve]:
 
 
 @pytest.fixture
-def server(serve: Serve) -> Started:
+def server(serve: Serve) -> ServerProcess:
     """One that does all it can."""
     return serve()
 
 
 @pytest.fixture
-def lm(server: Started) -> Iterator[LM]:
+def lm(server: ServerProcess) -> Iterator[LM]:
     with weft.load(server.base, TINY) as lm:
         yield lm
 
@@ -131,7 +131,7 @@ def test_a_text_depends_on_its_seed_alone(lm: LM) -> None:
     assert draw(lm, sibling)[0].tokens == together[3]
 
 
-def test_siblings_share_a_request_with_together(server: Started) -> None:
+def test_siblings_share_a_request_with_together(server: ServerProcess) -> None:
     with weft.load(server.base, TINY, engine_options={"together": True}) as lm:
         n_before = len(server.bodies())
         loom = Loom(lm, PROMPTS[0])
@@ -143,7 +143,7 @@ def test_siblings_share_a_request_with_together(server: Started) -> None:
         assert [node.tokens for node in repeated] == [node.tokens for node in created]
 
 
-def test_siblings_have_a_request_each_where_seeds_count(server: Started, lm: LM) -> None:
+def test_siblings_have_a_request_each_where_seeds_count(server: ServerProcess, lm: LM) -> None:
     n_before = len(server.bodies())
     Loom(lm, PROMPTS[0]).grow(n=4, seed=1, max_tokens=4)
     bodies = server.bodies()[n_before:]
@@ -278,7 +278,7 @@ def test_a_constraint_is_honoured_over_there_and_checked_here(lm: LM) -> None:
     assert node.terminal
 
 
-def test_the_context_ends_a_text(server: Started) -> None:
+def test_the_context_ends_a_text(server: ServerProcess) -> None:
     with weft.load(server.base, TINY, n_ctx=40) as lm:
         (node,) = Loom(lm, PROMPTS[0]).grow(n=1, temperature=0, max_tokens=90)
         assert node.finish_reason == "context"
@@ -289,7 +289,7 @@ def test_the_context_ends_a_text(server: Started) -> None:
 
 
 @pytest.fixture
-def stepping(server: Started) -> Iterator[LM]:
+def stepping(server: ServerProcess) -> Iterator[LM]:
     """With full rows of logprobs, as vLLM gives them with --max-logprobs -1."""
     with weft.load(server.base, TINY, engine_options={"steps": True}) as lm:
         yield lm
@@ -336,10 +336,10 @@ def test_what_the_server_does_not_do_is_drawn_here(
     assert created[0].entropies == pytest.approx(want[0].entropies, abs=1e-3)
 
 
-def test_native_runs_are_used_with_steps_too(server: Started, stepping: LM) -> None:
-    n_before = len(server.seen()["bodies"])
+def test_native_runs_are_used_with_steps_too(server: ServerProcess, stepping: LM) -> None:
+    n_before = len(server.recorded()["bodies"])
     (node,) = Loom(stepping, PROMPTS[0]).grow(n=1, seed=1, max_tokens=12)
-    assert len(server.seen()["bodies"]) == n_before + 1
+    assert len(server.recorded()["bodies"]) == n_before + 1
     assert node.entropies == []
 
 
@@ -369,22 +369,22 @@ def test_incomplete_rows_are_unsupported(serve: Serve) -> None:
 
 def test_loading_asks_little(serve: Serve) -> None:
     server = serve("--owner", "vllm")
-    n_before = len(server.seen()["bodies"])
+    n_before = len(server.recorded()["bodies"])
     with weft.load(server.base, TINY) as lm:
-        assert len(server.seen()["bodies"]) == n_before + 2
+        assert len(server.recorded()["bodies"]) == n_before + 2
         capabilities = lm.info.extra["manners"]
         assert lm.n_ctx == 2048
     with weft.load(server.base, TINY, engine_options={"manners": capabilities}) as lm:
-        assert len(server.seen()["bodies"]) == n_before + 2
+        assert len(server.recorded()["bodies"]) == n_before + 2
         assert Loom(lm, PROMPTS[0]).grow(n=1, temperature=0, max_tokens=3)[0].text
 
 
-def test_a_model_that_is_not_there_is_named_with_those_that_are(server: Started) -> None:
+def test_a_model_that_is_not_there_is_named_with_those_that_are(server: ServerProcess) -> None:
     with pytest.raises(ModelLoadError, match="no model 'big'; it has tiny"):
         weft.load(server.base, TINY, model="big")
 
 
-def test_address_can_have_model_tokenizer_and_options(server: Started) -> None:
+def test_address_can_have_model_tokenizer_and_options(server: ServerProcess) -> None:
     with weft.load(f"{server.base}#tiny?tokenizer={TINY}&most=3") as lm:
         assert lm.info.extra["address"] == f"{server.base}#tiny?tokenizer={TINY}&most=3"
         assert lm.engine.native is not None
@@ -392,7 +392,7 @@ def test_address_can_have_model_tokenizer_and_options(server: Started) -> None:
         assert Loom(lm, PROMPTS[0]).grow(n=1, temperature=0, max_tokens=3)[0].tokens
 
 
-def test_tokenizer_of_another_model_raises(server: Started) -> None:
+def test_tokenizer_of_another_model_raises(server: ServerProcess) -> None:
     from tokenizers import Tokenizer as Backend
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import Whitespace
@@ -405,7 +405,7 @@ def test_tokenizer_of_another_model_raises(server: Started) -> None:
 
 
 def test_the_code_of_the_guide_runs(
-    server: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = (Path(__file__).parents[2] / "docs" / "remote.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"^```python\n(# needs a server.*?)^```$", text, re.DOTALL | re.MULTILINE)
@@ -428,7 +428,9 @@ def test_the_code_of_the_guide_runs(
         ({"patience": 3}, "no option 'patience'"),
     ],
 )
-def test_invalid_options_raise(server: Started, options: dict[str, Any], message: str) -> None:
+def test_invalid_options_raise(
+    server: ServerProcess, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         weft.load(server.base, TINY, engine_options=options)
     for name in ("device", "dtype"):
@@ -443,7 +445,7 @@ def n_threads() -> int:
     return sum(each.name == "weft-remote-http" for each in threading.enumerate())
 
 
-def test_closing_twice_and_in_the_middle_ends_the_thread(server: Started) -> None:
+def test_closing_twice_and_in_the_middle_ends_the_thread(server: ServerProcess) -> None:
     before = n_threads()
     lm = weft.load(server.base, TINY)
     server.fault({"kind": "slow", "seconds": 0.05})
@@ -456,7 +458,7 @@ def test_closing_twice_and_in_the_middle_ends_the_thread(server: Started) -> Non
         list(stream)
 
 
-def test_a_collected_model_ends_its_thread(server: Started) -> None:
+def test_a_collected_model_ends_its_thread(server: ServerProcess) -> None:
     import gc
 
     before = n_threads()
@@ -468,15 +470,15 @@ def test_a_collected_model_ends_its_thread(server: Started) -> None:
         threading.Event().wait(0.05)
 
 
-def test_a_branch_that_is_left_breaks_its_request_off(server: Started, lm: LM) -> None:
-    n_gone = server.seen()["n_gone"]
+def test_a_branch_that_is_left_breaks_its_request_off(server: ServerProcess, lm: LM) -> None:
+    n_gone = server.recorded()["n_gone"]
     server.fault({"kind": "slow", "seconds": 0.05})
     loom = Loom(lm, PROMPTS[0])
     stream = loom.stream(n=1, temperature=0, max_tokens=200)
     next(stream)
     stream.close()
     Loom(lm, PROMPTS[1]).grow(n=1, temperature=0, max_tokens=1)
-    while server.seen()["n_gone"] == n_gone:
+    while server.recorded()["n_gone"] == n_gone:
         threading.Event().wait(0.05)
-    assert server.seen()["n_gone"] == n_gone + 1
+    assert server.recorded()["n_gone"] == n_gone + 1
     assert loom.children[0].finish_reason == "cancelled"

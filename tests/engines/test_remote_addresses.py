@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import weft
+from fake_server import ServerProcess, run_fake_server
 from shallow import TINY
-from stand_in_server import Started, standing_in
 from weft import Loom
 from weft.engines.remote.address import Address, ollama_url
 from weft.engines.remote.probe import list_models
@@ -20,14 +20,14 @@ pytestmark = pytest.mark.remote
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Started]:
-    with standing_in(TINY, "--without", "chat") as started:
+def server() -> Iterator[ServerProcess]:
+    with run_fake_server(TINY, "--without", "chat") as started:
         yield started
 
 
 @pytest.fixture(scope="module")
-def ollama() -> Iterator[Started]:
-    with standing_in(TINY, "--ollama") as started:
+def ollama() -> Iterator[ServerProcess]:
+    with run_fake_server(TINY, "--ollama") as started:
         yield started
 
 
@@ -53,7 +53,7 @@ def test_ollama_name_is_an_address_with_tag_and_options(monkeypatch: pytest.Monk
     assert address.options == {"n_ctx": "4096"}
 
 
-def test_list_models_reports_name_kind_and_context(server: Started) -> None:
+def test_list_models_reports_name_kind_and_context(server: ServerProcess) -> None:
     address, listed = list_models(server.base.removesuffix("/v1"))
     assert address.base == server.base
     (model,) = listed
@@ -61,7 +61,7 @@ def test_list_models_reports_name_kind_and_context(server: Started) -> None:
 
 
 def test_ollama_is_recognised_and_its_models_listed(
-    ollama: Started, monkeypatch: pytest.MonkeyPatch
+    ollama: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OLLAMA_HOST", ollama.base.removesuffix("/v1"))
     _, listed = list_models("ollama:")
@@ -72,7 +72,7 @@ def test_ollama_is_recognised_and_its_models_listed(
 
 
 def test_ollama_grows_by_chats_alone_under_a_name_without_tag(
-    ollama: Started, monkeypatch: pytest.MonkeyPatch
+    ollama: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OLLAMA_HOST", ollama.base.removesuffix("/v1"))
     with weft.load("ollama:tiny") as lm:
@@ -82,12 +82,12 @@ def test_ollama_grows_by_chats_alone_under_a_name_without_tag(
         assert node.text
         with pytest.raises(Unsupported, match="top_k=5"):
             Loom(lm, "Hello").grow(n=1, max_tokens=2, top_k=5)
-    bodies = ollama.seen()["bodies"]
+    bodies = ollama.recorded()["bodies"]
     assert {each["model"] for each in bodies} == {"tiny:latest"}
     assert all("messages" in each for each in bodies)
 
 
-def test_raw_completions_of_ollama_are_unsupported(ollama: Started) -> None:
+def test_raw_completions_of_ollama_are_unsupported(ollama: ServerProcess) -> None:
     with pytest.raises(Unsupported, match="through the chat template"):
         weft.load(f"{ollama.base}#tiny?api=completions")
     with pytest.raises(Unsupported, match="leave out tokenizer="):
@@ -95,7 +95,7 @@ def test_raw_completions_of_ollama_are_unsupported(ollama: Started) -> None:
 
 
 def test_a_name_that_ollama_does_not_list_gets_near_names_and_the_command(
-    ollama: Started,
+    ollama: ServerProcess,
 ) -> None:
     with pytest.raises(ModelLoadError, match="it has other:1b\n") as raised:
         weft.load(f"{ollama.base}#other")
@@ -111,13 +111,13 @@ def test_without_an_answer_the_hint_is_how_to_start_ollama(
     assert raised.value.hint == "ollama serve starts Ollama"
 
 
-def test_several_models_and_no_name_is_a_mistake(ollama: Started) -> None:
+def test_several_models_and_no_name_is_a_mistake(ollama: ServerProcess) -> None:
     with pytest.raises(ConfigError, match="it has tiny:latest, other:1b") as raised:
         weft.load(ollama.base)
     assert raised.value.hint == f"weft models --at {ollama.base} lists them"
 
 
-def test_models_command_lists_a_server(weft_command, server: Started) -> None:
+def test_models_command_lists_a_server(weft_command, server: ServerProcess) -> None:
     done = weft_command("models", "--at", server.base)
     assert done.stdout.split() == ["tiny", "vllm", "2,048", "tokens"]
     assert f"weft run -m {server.base}#tiny" in done.stderr.replace('"', "")
@@ -138,7 +138,7 @@ _SAMPLING = {
     [("--owner", "vllm"), ("--owner", "anybody"), ("--owner", "llamacpp"), ("--ollama",)],
 )
 def test_a_chat_sends_only_the_sampling_that_the_call_gives(options: tuple[str, ...]) -> None:
-    with standing_in(TINY, *options) as started, weft.load(f"{started.base}#tiny") as lm:
+    with run_fake_server(TINY, *options) as started, weft.load(f"{started.base}#tiny") as lm:
         assert lm.chat_defaults.summary() == "the server's sampling"
         assert lm.defaults.summary() == "temperature 1"
         loom = Loom(lm, "Tell me a story about a fox.")
@@ -155,7 +155,7 @@ def test_a_chat_sends_only_the_sampling_that_the_call_gives(options: tuple[str, 
         assert started.bodies()[-1]["temperature"] == 1
 
 
-def test_run_reports_the_servers_sampling(ollama: Started, weft_command: Any) -> None:
+def test_run_reports_the_servers_sampling(ollama: ServerProcess, weft_command: Any) -> None:
     model = f"{ollama.base}#tiny:latest"
     done = weft_command("run", "Hi", "-m", model, "--max-tokens", "4", "--no-keep")
     assert done.exit_code == 0, done.output

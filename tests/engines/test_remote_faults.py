@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 import weft
+from fake_server import KEY, ServerProcess, run_fake_server
 from shallow import TINY
-from stand_in_server import KEY, Started, standing_in
 from weft import Loom
 from weft.constraints import Regex
 from weft.engines.remote.responses import overflow_of
@@ -32,21 +32,21 @@ QUICK = {"retries": 2}
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Started]:
-    with standing_in(TINY) as started:
+def server() -> Iterator[ServerProcess]:
+    with run_fake_server(TINY) as started:
         yield started
 
 
 @pytest.fixture(scope="module")
-def bare() -> Iterator[Started]:
+def bare() -> Iterator[ServerProcess]:
     """A server that names no ids and shares nothing but text."""
     lacks = ("ids", "prompt_ids", "n", "logprobs", "echo", "keep_stop")
-    with standing_in(TINY, "--owner", "nobody", "--without", *lacks) as started:
+    with run_fake_server(TINY, "--owner", "nobody", "--without", *lacks) as started:
         yield started
 
 
 @pytest.fixture
-def lm(server: Started) -> Iterator[LM]:
+def lm(server: ServerProcess) -> Iterator[LM]:
     with weft.load(server.base, TINY, engine_options=QUICK) as lm:
         yield lm
 
@@ -81,7 +81,7 @@ BUSY = [
 
 @pytest.mark.parametrize("faults", BUSY, ids=json.dumps)
 def test_a_fault_that_passes_changes_no_text(
-    server: Started, lm: LM, want: str, faults: list[dict[str, Any]]
+    server: ServerProcess, lm: LM, want: str, faults: list[dict[str, Any]]
 ) -> None:
     server.fault(*faults)
     assert grown(lm) == want
@@ -89,14 +89,14 @@ def test_a_fault_that_passes_changes_no_text(
 
 @pytest.mark.parametrize("faults", BUSY[3:7], ids=json.dumps)
 def test_broken_text_continues_without_ids(
-    bare: Started, want: str, faults: list[dict[str, Any]]
+    bare: ServerProcess, want: str, faults: list[dict[str, Any]]
 ) -> None:
     with weft.load(bare.base, TINY, engine_options=QUICK) as lm:
         bare.fault(*faults)
         assert grown(lm) == want
 
 
-def test_siblings_of_a_broken_request_continue_separately(server: Started) -> None:
+def test_siblings_of_a_broken_request_continue_separately(server: ServerProcess) -> None:
     with weft.load(server.base, TINY, engine_options={"together": True, **QUICK}) as lm:
         n_before = len(server.bodies())
         server.fault(broken("break", 9))
@@ -113,7 +113,7 @@ def test_siblings_of_a_broken_request_continue_separately(server: Started) -> No
         assert n_resent == 9  # received tokens are not generated once more
 
 
-def test_retry_after_is_waited_for(server: Started, lm: LM, want: str) -> None:
+def test_retry_after_is_waited_for(server: ServerProcess, lm: LM, want: str) -> None:
     server.fault({"kind": "status", "status": 429, "after": "1"})
     began = time.monotonic()
     assert grown(lm) == want
@@ -121,14 +121,14 @@ def test_retry_after_is_waited_for(server: Started, lm: LM, want: str) -> None:
 
 
 def test_a_server_that_wants_to_be_left_alone_for_an_hour_is_not_waited_for(
-    server: Started, lm: LM
+    server: ServerProcess, lm: LM
 ) -> None:
     server.fault({"kind": "status", "status": 429, "after": "3600"})
     with pytest.raises(ForwardError, match="429: by order"):
         grown(lm)
 
 
-def test_permanent_error_states_the_number_of_tries(server: Started, lm: LM) -> None:
+def test_permanent_error_states_the_number_of_tries(server: ServerProcess, lm: LM) -> None:
     loom = Loom(lm, PROMPT)
     server.fault(*[{"kind": "status", "status": 500}] * 3)
     with pytest.raises(ForwardError, match=r"500: by order \(3 tries\)"):
@@ -137,7 +137,7 @@ def test_permanent_error_states_the_number_of_tries(server: Started, lm: LM) -> 
     assert loom.grow(n=1, temperature=0, max_tokens=4)[0].tokens
 
 
-def test_one_branch_that_fails_fails_its_call_and_no_other(server: Started, lm: LM) -> None:
+def test_one_branch_that_fails_fails_its_call_and_no_other(server: ServerProcess, lm: LM) -> None:
     loom = Loom(lm, PROMPT)
     (kept,) = loom.grow(n=1, temperature=0, max_tokens=4)
     server.fault({"kind": "status", "status": 400})
@@ -146,7 +146,7 @@ def test_one_branch_that_fails_fails_its_call_and_no_other(server: Started, lm: 
     assert list(loom.children) == [kept]
 
 
-def test_a_mistake_is_not_repeated(server: Started, lm: LM) -> None:
+def test_a_mistake_is_not_repeated(server: ServerProcess, lm: LM) -> None:
     n_before = len(server.bodies())
     server.fault({"kind": "status", "status": 400})
     with pytest.raises(ForwardError, match="400: by order"):
@@ -154,7 +154,7 @@ def test_a_mistake_is_not_repeated(server: Started, lm: LM) -> None:
     assert len(server.bodies()) == n_before + 1
 
 
-def test_silent_server_raises_after_retries(server: Started) -> None:
+def test_silent_server_raises_after_retries(server: ServerProcess) -> None:
     with weft.load(server.base, TINY) as lm:
         capabilities = lm.info.extra["manners"]
     retry_policy = {"first_s": 0.3, "retries": 1, "manners": capabilities}
@@ -164,7 +164,7 @@ def test_silent_server_raises_after_retries(server: Started) -> None:
             grown(lm)
 
 
-def test_server_that_stalls_between_tokens_is_retried(server: Started, want: str) -> None:
+def test_server_that_stalls_between_tokens_is_retried(server: ServerProcess, want: str) -> None:
     with weft.load(server.base, TINY, engine_options={"between_s": 0.3, **QUICK}) as lm:
         n_before = len(server.bodies())
         server.fault({"kind": "slow", "seconds": 0.8})
@@ -177,13 +177,13 @@ def test_server_that_stalls_between_tokens_is_retried(server: Started, want: str
 
 
 @pytest.fixture(scope="module")
-def locked() -> Iterator[Started]:
-    with standing_in(TINY, "--key") as started:
+def locked() -> Iterator[ServerProcess]:
+    with run_fake_server(TINY, "--key") as started:
         yield started
 
 
 def test_the_key_is_sent_and_shown_nowhere(
-    locked: Started, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    locked: ServerProcess, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     with weft.load(locked.base, TINY, token=KEY, engine_options=QUICK) as lm:
@@ -204,14 +204,14 @@ def test_the_key_is_sent_and_shown_nowhere(
 
 @pytest.mark.parametrize("name", ["WEFT_API_KEY", "OPENAI_API_KEY"])
 def test_key_is_read_from_the_environment(
-    locked: Started, monkeypatch: pytest.MonkeyPatch, name: str
+    locked: ServerProcess, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv(name, KEY)
     with weft.load(locked.base, TINY) as lm:
         assert grown(lm)
 
 
-def test_a_wrong_key_is_refused_without_being_shown(locked: Started) -> None:
+def test_a_wrong_key_is_refused_without_being_shown(locked: ServerProcess) -> None:
     with pytest.raises(EngineUnavailable, match="401: not the right key: Bearer …") as failed:
         weft.load(locked.base, TINY, token="sk-another")
     assert "token=" in failed.value.hint
@@ -219,17 +219,19 @@ def test_a_wrong_key_is_refused_without_being_shown(locked: Started) -> None:
         weft.load(locked.base, TINY)
 
 
-def test_no_redirect_takes_the_key_to_another_host(locked: Started, server: Started) -> None:
+def test_no_redirect_takes_the_key_to_another_host(
+    locked: ServerProcess, server: ServerProcess
+) -> None:
     with weft.load(locked.base, TINY, token=KEY) as lm:
-        n_before = len(server.seen()["bodies"])
+        n_before = len(server.recorded()["bodies"])
         locked.fault({"kind": "redirect", "to": f"{server.base}/completions"})
         with pytest.raises(ForwardError, match=f"redirects to {server.base}"):
             grown(lm)
-        assert len(server.seen()["bodies"]) == n_before
+        assert len(server.recorded()["bodies"]) == n_before
 
 
 def test_a_proxy_of_the_environment_never_sees_what_is_not_encrypted(
-    locked: Started, monkeypatch: pytest.MonkeyPatch
+    locked: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")  # no process listens there
@@ -241,8 +243,8 @@ def test_a_proxy_of_the_environment_never_sees_what_is_not_encrypted(
 
 
 def test_server_killed_in_mid_stream_and_restarted() -> None:
-    server = Started(TINY)
-    repeated: Started | None = None
+    server = ServerProcess(TINY)
+    repeated: ServerProcess | None = None
     try:
         with weft.load(server.base, TINY, engine_options={"retries": 1}) as lm:
             loom = Loom(lm, PROMPT)
@@ -254,7 +256,7 @@ def test_server_killed_in_mid_stream_and_restarted() -> None:
                 first[0].grow(n=2, seed=2, max_tokens=60)
             assert "start the server again" in failed.value.hint
             assert str(loom) == text
-            repeated = Started(TINY, port=server.port)
+            repeated = ServerProcess(TINY, port=server.port)
             assert first[0].grow(n=2, seed=2, max_tokens=8)
     finally:
         server.stop()
@@ -263,14 +265,14 @@ def test_server_killed_in_mid_stream_and_restarted() -> None:
 
 
 def test_server_that_restarts_in_time_causes_no_error(want: str) -> None:
-    server = Started(TINY)
-    box: list[Started] = []
+    server = ServerProcess(TINY)
+    box: list[ServerProcess] = []
     try:
         with weft.load(server.base, TINY, engine_options={"retries": 8}) as lm:
 
             def restart() -> None:
                 server.kill()
-                box.append(Started(TINY, port=server.port))
+                box.append(ServerProcess(TINY, port=server.port))
 
             server.fault({"kind": "slow", "seconds": 0.1})
             stream = Loom(lm, PROMPT).stream(n=1, temperature=0, max_tokens=20)
@@ -288,8 +290,8 @@ def test_server_that_restarts_in_time_causes_no_error(want: str) -> None:
 
 def test_search_resumes_after_the_server_was_killed(tmp_path: Path) -> None:
     """By the command, which saves each round; the second try finds a server at the same place."""
-    server = Started(TINY)
-    repeated: Started | None = None
+    server = ServerProcess(TINY)
+    repeated: ServerProcess | None = None
     file = tmp_path / "search.loom.json"
     environment = {**os.environ, "WEFT_HOME": str(tmp_path)}
     address = f"{server.base}#tiny?tokenizer={TINY}&retries=1"
@@ -311,7 +313,7 @@ def test_search_resumes_after_the_server_was_killed(tmp_path: Path) -> None:
         kept = Loom.open(file)
         n_before = kept.count_children()
         assert n_before > 0
-        repeated = Started(TINY, port=server.port)
+        repeated = ServerProcess(TINY, port=server.port)
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         after = {node.id for node in Loom.open(file).walk()}
@@ -324,13 +326,13 @@ def test_search_resumes_after_the_server_was_killed(tmp_path: Path) -> None:
 
 
 def test_unreachable_server_raises_at_once() -> None:
-    server = Started(TINY)
+    server = ServerProcess(TINY)
     server.stop()
     with pytest.raises(EngineUnavailable, match="does not answer"):
         weft.load(server.base, TINY)
 
 
-def test_what_is_no_model_server_is_no_crash(server: Started) -> None:
+def test_what_is_no_model_server_is_no_crash(server: ServerProcess) -> None:
     with pytest.raises(EngineUnavailable, match="404"):
         weft.load(server.base.removesuffix("/v1") + "/nothing", TINY)
     with pytest.raises((StoreError, EngineUnavailable)):
@@ -345,7 +347,7 @@ def test_what_is_no_model_server_is_no_crash(server: Started) -> None:
     ],
 )
 def test_penalties_and_constraints_replay_from_the_start(
-    server: Started, lm: LM, params: dict[str, Any]
+    server: ServerProcess, lm: LM, params: dict[str, Any]
 ) -> None:
     (want,) = Loom(lm, PROMPT).grow(n=1, max_tokens=20, **params)
     n_before = len(server.bodies())
@@ -355,7 +357,7 @@ def test_penalties_and_constraints_replay_from_the_start(
     assert len({json.dumps(body) for body in server.bodies()[n_before:]}) == 1
 
 
-def test_different_text_on_the_second_try_raises(server: Started, lm: LM) -> None:
+def test_different_text_on_the_second_try_raises(server: ServerProcess, lm: LM) -> None:
     """A server that does not honour seeds: what a constraint has read cannot be gone on from."""
     native: Any = lm.engine.native
     body, seeds = native.builder.body, itertools.count()
@@ -388,7 +390,7 @@ def test_error_of_a_too_long_path_is_parsed(text: str, numbers: tuple[int, int])
 
 @pytest.mark.parametrize("lack", [(), ("--without", "stream")])
 def test_what_is_too_long_is_an_overflow_at_once(lack: tuple[str, ...]) -> None:
-    with standing_in(TINY, *lack) as server, weft.load(server.base) as lm:
+    with run_fake_server(TINY, *lack) as server, weft.load(server.base) as lm:
         n_before = len(server.bodies())
         loom = Loom(lm, "qxzj" * 5000, template=False)
         with pytest.raises(ContextOverflow, match="maximum context length") as caught:

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import weft
+from fake_server import ServerProcess, run_fake_server
 from shallow import TINY
-from stand_in_server import Started, standing_in
 from weft import Branch, Loom, search
 from weft.constraints import Regex
 from weft.engines.remote.text_pieces import END, PieceTokenizer, piece_bytes, pieces_of
@@ -27,20 +27,20 @@ STORY = "Tell me a story about a fox."
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Started]:
-    with standing_in(TINY) as started:
+def server() -> Iterator[ServerProcess]:
+    with run_fake_server(TINY) as started:
         yield started
 
 
 @pytest.fixture(scope="module")
-def chatty() -> Iterator[Started]:
+def chatty() -> Iterator[ServerProcess]:
     """A server that has chats alone."""
-    with standing_in(TINY, "--without", "completions") as started:
+    with run_fake_server(TINY, "--without", "completions") as started:
         yield started
 
 
 @pytest.fixture
-def lm(server: Started) -> Iterator[LM]:
+def lm(server: ServerProcess) -> Iterator[LM]:
     with weft.load(server.base) as lm:
         yield lm
 
@@ -81,7 +81,7 @@ def test_tree_has_the_servers_tokens(lm: LM, plain: LM) -> None:
     assert (node.terminal, node.finish_reason) == (want.terminal, want.finish_reason)
 
 
-def test_messages_use_chat_and_raw_text_uses_completions(server: Started, lm: LM) -> None:
+def test_messages_use_chat_and_raw_text_uses_completions(server: ServerProcess, lm: LM) -> None:
     assert lm.info.extra["manners"].chat is not None
     text_out, raw = Loom(lm, STORY), Loom(lm, "Once upon a time", template=False)
     for loom, key in ((text_out, "messages"), (raw, "prompt")):
@@ -97,7 +97,7 @@ def test_messages_use_chat_and_raw_text_uses_completions(server: Started, lm: LM
 
 
 def test_server_without_a_template_uses_completions() -> None:
-    with standing_in(TINY, "--without", "chat") as bare, weft.load(bare.base) as lm:
+    with run_fake_server(TINY, "--without", "chat") as bare, weft.load(bare.base) as lm:
         assert lm.info.extra["manners"].chat is None
         assert Loom(lm, "Once upon a time").grow(n=1, max_tokens=4)[0].text
         assert "prompt" in bare.bodies()[-1]
@@ -134,7 +134,7 @@ def test_what_needs_tokens_is_refused_by_name(lm: LM) -> None:
         asyncio.run(weft.AsyncLM(lm).next_token_logprobs(lm.tokenize("Once")))
 
 
-def test_chat_server_receives_messages(chatty: Started, plain: LM) -> None:
+def test_chat_server_receives_messages(chatty: ServerProcess, plain: LM) -> None:
     with weft.load(chatty.base) as lm:
         assert lm.info.extra["manners"].api == "chat"
         loom = Loom(lm, STORY, system="Be brief.")
@@ -151,7 +151,7 @@ def test_chat_server_receives_messages(chatty: Started, plain: LM) -> None:
         ]
 
 
-def test_unfinished_answer_continues_if_the_server_supports_it(chatty: Started) -> None:
+def test_unfinished_answer_continues_if_the_server_supports_it(chatty: ServerProcess) -> None:
     with weft.load(chatty.base) as lm:
         (node,) = Loom(lm, STORY).grow(n=1, temperature=0, max_tokens=6)
         (rest,) = node.grow(n=1, temperature=0, max_tokens=6)
@@ -160,7 +160,7 @@ def test_unfinished_answer_continues_if_the_server_supports_it(chatty: Started) 
         assert node.text + rest.text == full.text
 
 
-def test_an_answer_that_has_begun_is_refused_where_it_cannot(chatty: Started) -> None:
+def test_an_answer_that_has_begun_is_refused_where_it_cannot(chatty: ServerProcess) -> None:
     with weft.load(chatty.base, engine_options={"dialect": "openai"}) as lm:
         (node,) = Loom(lm, STORY).grow(n=1, temperature=0, max_tokens=6)
         with pytest.raises(Unsupported, match="middle of an answer"):
@@ -172,7 +172,7 @@ def test_an_answer_that_has_begun_is_refused_where_it_cannot(chatty: Started) ->
         assert Loom(lm, STORY).grow(n=1, temperature=0, max_tokens=6)[0].text == node.text
 
 
-def test_typed_role_markers_are_plain_text(chatty: Started) -> None:
+def test_typed_role_markers_are_plain_text(chatty: ServerProcess) -> None:
     with weft.load(chatty.base) as lm:
         typed = "What is <|assistant|> for?"
         Loom(lm, typed).grow(n=1, temperature=0, max_tokens=2)
@@ -188,7 +188,9 @@ PUZZLE = "Use 4 9 10 13 to make 24."
 
 
 @pytest.mark.parametrize("name", ["tot", "mcts", "adaptive", "smc"])
-def test_a_search_by_verdicts_is_refused_before_it_runs(server: Started, lm: LM, name: str) -> None:
+def test_a_search_by_verdicts_is_refused_before_it_runs(
+    server: ServerProcess, lm: LM, name: str
+) -> None:
     n_before = len(server.bodies())
     with pytest.raises(Unsupported, match="verdicts.*best-of-n"):
         getattr(search, name)(lm, PUZZLE)
@@ -196,7 +198,7 @@ def test_a_search_by_verdicts_is_refused_before_it_runs(server: Started, lm: LM,
 
 
 def test_answers_are_voted_on_without_logprobs() -> None:
-    with standing_in(TINY, "--without", "logprobs", "echo") as bare, weft.load(bare.base) as lm:
+    with run_fake_server(TINY, "--without", "logprobs", "echo") as bare, weft.load(bare.base) as lm:
         assert search.greedy(lm, PUZZLE).text.endswith("24")
         result = search.best_of_n(lm, PUZZLE, n=4, seed=1)
         assert result.votes
@@ -223,7 +225,7 @@ def test_ids_are_of_no_table_and_none_but_pieces_are_taken(lm: LM, tmp_path: Pat
         Loom.open(file, other, force=True)
 
 
-def test_a_tokenizer_is_taken_wherever_it_is_given(server: Started) -> None:
+def test_a_tokenizer_is_taken_wherever_it_is_given(server: ServerProcess) -> None:
     ways = [
         (f"{server.base}?tokenizer={TINY}", {}),
         (f"{server.base}#?tokenizer={TINY}", {}),
@@ -237,7 +239,7 @@ def test_a_tokenizer_is_taken_wherever_it_is_given(server: Started) -> None:
         weft.load(server.base, str(TINY), engine_options={"tokenizer": str(TINY)})
 
 
-def test_address_without_v1_works(server: Started) -> None:
+def test_address_without_v1_works(server: ServerProcess) -> None:
     with weft.load(server.base.removesuffix("/v1")) as lm:
         assert lm.info.extra["address"].startswith(f"{server.base}#tiny")
         assert Loom(lm, STORY).grow(n=1, max_tokens=4)[0].text
@@ -245,7 +247,7 @@ def test_address_without_v1_works(server: Started) -> None:
         weft.load(server.base.removesuffix("/v1") + "/elsewhere")
 
 
-def test_engines_declare_whether_they_accept_addresses(server: Started) -> None:
+def test_engines_declare_whether_they_accept_addresses(server: ServerProcess) -> None:
     with pytest.raises(Unsupported, match="is the address of a server, for remote"):
         weft.load(server.base, engine="torch")
     for source in ("tiny", str(TINY), "x.gguf"):

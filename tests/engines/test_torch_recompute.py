@@ -18,7 +18,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from families import N_VOCAB, WHOLE_FAMILIES, build, cases, plain_logits  # noqa: E402
+from families import N_VOCAB, RECOMPUTED_FAMILIES, build, cases, plain_logits  # noqa: E402
 from weft import LM, AsyncLM, Branch, BranchStore, Loom, load, search  # noqa: E402
 from weft._core.sampling import metrics  # noqa: E402
 from weft.constraints import Regex  # noqa: E402
@@ -50,7 +50,7 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module", params=cases(WHOLE_FAMILIES))
+@pytest.fixture(scope="module", params=cases(RECOMPUTED_FAMILIES))
 def pair(request: pytest.FixtureRequest) -> tuple[Any, RecomputeEngine]:
     """A model that its owner keeps, and its engine."""
     model = build(request.param)
@@ -111,7 +111,7 @@ def test_scores_equal_log_softmax(pair: Any, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.engines
 def test_the_owners_model_stays_as_it_was() -> None:
-    for name in WHOLE_FAMILIES:
+    for name in RECOMPUTED_FAMILIES:
         model, untouched = build(name), build(name)
         first, second = TorchEngine.adopt(model), TorchEngine.adopt(model)
         got = [each.forward([complete(IDS[:30])]).logits(0) for each in (first, second)]
@@ -125,7 +125,7 @@ def test_the_owners_model_stays_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("name", cases(WHOLE_FAMILIES))
+@pytest.mark.parametrize("name", cases(RECOMPUTED_FAMILIES))
 def test_half_precision_stays_within_tolerance(name: str, dtype: Any) -> None:
     try:
         model = build(name, dtype)

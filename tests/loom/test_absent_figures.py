@@ -20,7 +20,7 @@ from weft.viz.outline import facts
 @pytest.fixture
 def lm() -> Iterator[LM]:
     engine = NumpyEngine.load(shallow())
-    new = LM(OwnLoopFake(engine, figures=False), Tokenizer.from_folder(shallow()))
+    new = LM(OwnLoopFake(engine, has_logprobs=False), Tokenizer.from_folder(shallow()))
     yield new
     new.close()
     engine.close()

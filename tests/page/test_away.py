@@ -38,7 +38,7 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
-    with ports.held() as port:
+    with ports.reserved() as port:
         place = Place(tmp_path, port)
         yield place
         place.stop()

@@ -163,9 +163,7 @@ def test_long_text_in_segments_has_the_layout_of_one_text(desk: Desk, page: Page
     """Segments change the position of no word."""
     desk.make(template=False, prompt="Once")
     at = 0
-    words = (
-        " upon a time the old fox went down to the river and watched a boat, which no one rowed."
-    )
+    words = " upon a time the old fox went down to the river and saw a boat, and it was big."
     for _ in range(14):
         text = words * 5
         at = desk.ask("POST", desk.of("/nodes"), json={"parent": at, "text": text})["added"][0][

@@ -44,7 +44,7 @@ def with_script(
 
 
 def test_siblings_are_requested_together() -> None:
-    engine = fake(most=8)
+    engine = fake(max_in_flight=8)
     rig = Rig(engine)
     place = rig.place(PROMPT)
     items = [run(place, i, temperature=0.9) for i in range(5)]
@@ -57,13 +57,13 @@ def test_siblings_are_requested_together() -> None:
 
 
 def test_number_of_requests_in_flight_does_not_exceed_the_engines_limit() -> None:
-    engine = fake(most=3)
+    engine = fake(max_in_flight=3)
     rig = Rig(engine)
     items = [run(rig.place([*PROMPT, i]), i) for i in range(4)]
     items += [run(rig.place(PROMPT), 10 + i) for i in range(7)]
     for item, result in zip(items, rig.drive(*items), strict=True):
         assert_result(rig, item, result)
-    assert engine.native.most_seen == 3
+    assert engine.native.max_siblings == 3
     rig.finish()
 
 
@@ -162,7 +162,7 @@ def test_cancelled_run_keeps_its_tokens_and_is_cancelled_in_the_engine() -> None
 
 
 def test_scores_that_the_engine_does_not_report_are_absent() -> None:
-    rig = Rig(fake(figures=False))
+    rig = Rig(fake(has_logprobs=False))
     item = run(rig.place(PROMPT), 0)
     (result,) = rig.drive(item)
     assert len(result.tokens) == 6
@@ -234,7 +234,7 @@ def test_engine_without_steps_raises_and_names_what_it_lacks() -> None:
 
 
 def test_many_threads_and_a_loop_share_the_engine() -> None:
-    rig = Rig(fake(most=4))
+    rig = Rig(fake(max_in_flight=4))
     results: dict[int, Any] = {}
 
     def work(number: int) -> None:

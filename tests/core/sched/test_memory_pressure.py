@@ -85,7 +85,7 @@ def test_runs_in_smaller_steps_give_the_same_results(
     """Penalised ones have counted each token once, constrained ones stand where they stood."""
     usual = make(MemoryEngine())
     expected = usual.drive(*mixed(usual, forces=forces))
-    engine = KINDS[kind](most_tokens=3, where=where)
+    engine = KINDS[kind](max_tokens=3, where=where)
     rig = make(engine)
     for result, wanted in zip(rig.drive(*mixed(rig, forces=forces)), expected, strict=True):
         assert (result.tokens, result.finish_reason) == (wanted.tokens, wanted.finish_reason)
@@ -111,7 +111,7 @@ def test_first_tokens_from_kept_rows_are_drawn_on_the_host(make: MakeRig, kind: 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_wants_are_answered_in_smaller_steps(make: MakeRig, clock: Clock, kind: str) -> None:
-    engine = KINDS[kind](most_tokens=4)
+    engine = KINDS[kind](max_tokens=4)
     rig = make(engine)
     path = list(range(1, 15))
     first, second = rig.drive(
@@ -139,7 +139,7 @@ def test_commit_in_smaller_steps_restarts_from_its_first_sequence(
     sequences = [rig.scheduler.sequences.create(owner, rig.place([1, 2, 3])) for owner in owners]
     paths = [[1, 2, 3] for _ in owners]
     for turn in range(4):
-        tight_of(engine).most_tokens = 2 if turn == 2 else None
+        tight_of(engine).max_tokens = 2 if turn == 2 else None
         tokens = [(turn + n) % 5 for n in range(6)]
         (ticket,) = rig.submit(Commit(sequences, tokens, [sampler(n) for n in range(6)]))
         rig.driver.drive([ticket])
@@ -156,7 +156,7 @@ def test_capacity_shrinks_to_the_slots_that_fit_into_memory(
     make: MakeRig, clock: Clock, kind: str
 ) -> None:
     """Six runs want 60 slots, and 40 of the 100 of its capacity fit into memory."""
-    engine = KINDS[kind](most_slots=40)
+    engine = KINDS[kind](max_slots=40)
     rig = make(engine, capacity=100)
     items = [run(rig.place([1, 2, 3]), i, max_tokens=10) for i in range(6)]
     for item, result in zip(items, rig.drive(*items), strict=True):
@@ -168,7 +168,7 @@ def test_capacity_shrinks_to_the_slots_that_fit_into_memory(
     (ticket,) = rig.drive_quietly(Extend(rig.place([]), [4] * 50))
     with pytest.raises(KVFull, match=r"50 tokens cannot fit in the 40 slots that fit into memory"):
         ticket.result()
-    tight_of(engine).most_slots = None
+    tight_of(engine).max_slots = None
     clock.now += RELAX_S + 1
     (answer,) = rig.drive(Extend(rig.place([]), [4] * 50, (Logits(50),)))
     np.testing.assert_array_equal(answer[0], logits_after([4] * 50))
@@ -183,7 +183,7 @@ def test_idle_kv_is_evicted_when_smaller_steps_are_not_enough(
     """The number of slots is unknown: runs may need more than half of the used slots,
     and get them as long as they fit.
     """
-    engine = KINDS[kind](most_units=40)
+    engine = KINDS[kind](max_units=40)
     rig = make(engine, capacity=capacity)
     items = [run(rig.place([1, 2, 3]), i, max_tokens=30) for i in range(6)]
     for item, result in zip(items, rig.drive(*items), strict=True):
@@ -219,7 +219,7 @@ def test_slots_that_the_budget_does_not_count_are_freed_by_eviction(
     make: MakeRig, clock: Clock
 ) -> None:
     """Rows that keep nothing take slots, too: idle KV is evicted for them."""
-    engine = Tight(MemoryEngine(), most_slots=32)
+    engine = Tight(MemoryEngine(), max_slots=32)
     rig = make(engine, capacity=32, n_batch=32, row_cache_bytes=0)
     for first in range(4):
         rig.drive(Extend(rig.place([first] * 8)))
@@ -242,7 +242,7 @@ def test_row_that_cannot_be_smaller_fails_and_others_continue(
 
     def forward(rows: Any) -> Any:
         if any(13 in list(row.tokens) for row in rows):
-            tight.refuse()
+            tight.fail()
         return usual(tight, rows)
 
     tight.forward = forward  # type: ignore[method-assign]
@@ -266,7 +266,7 @@ def test_ended_and_cancelled_runs_are_not_repeated_in_smaller_steps(
         tickets = rig.submit(*items)
         rig.step(n_steps)
         tickets[5].cancel()
-        tight_of(engine).most_tokens = 1
+        tight_of(engine).max_tokens = 1
         rig.driver.drive(tickets)
         for item, ticket in zip(items[:5], tickets[:5], strict=True):
             assert_result(rig, item, ticket.result())
@@ -308,7 +308,7 @@ def test_kv_pinned_by_hand_is_not_requested_repeatedly(make: MakeRig) -> None:
     pinned = rig.place([7] * 20)
     rig.drive(Extend(pinned))
     assert rig.tree.pin_for(pinned, owner)
-    engine.most_units = 30
+    engine.max_units = 30
     (ticket,) = rig.drive_quietly(run(rig.place([1, 2, 3]), max_tokens=20))
     with pytest.raises(ForwardError, match="no memory for a step"):
         ticket.result()
@@ -320,7 +320,7 @@ def test_paths_requested_together_count_a_shared_prefix_once(make: MakeRig) -> N
     rig = make(engine, capacity=500)
     for first in range(6):
         rig.drive(Extend(rig.place([first + 8] * 15)))
-    engine.most_units = 60
+    engine.max_units = 60
     above = rig.place(list(range(1, 8)) * 3)
     tickets = rig.submit(*(Extend(above, [n], (Logits(22),)) for n in range(8)), atomic=True)
     rig.driver.drive(tickets)
@@ -356,7 +356,7 @@ class Spoilt(TightOutput):
         for fragment, n in self.wrote:
             slots = self.engine.inner.kv._use(fragment).slots
             slots[n - 1] = (2, slots[n - 1][1])
-        self.engine.refuse()
+        self.engine.fail()
 
 
 class Spoiling(Tight):
@@ -455,7 +455,7 @@ def test_preempted_run_continues_next_to_a_leaf_that_others_extended(
 def test_pin_between_steps_after_the_relax_time_restores_the_capacity(
     make: MakeRig, clock: Clock
 ) -> None:
-    engine, owner = Tight(MemoryEngine(), most_slots=40), Owner()
+    engine, owner = Tight(MemoryEngine(), max_slots=40), Owner()
     rig = make(engine, capacity=100)
     rig.drive(*(run(rig.place([1, 2, 3]), i, max_tokens=10) for i in range(6)))
     assert rig.tree.budget.capacity == 40

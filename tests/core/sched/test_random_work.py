@@ -15,7 +15,7 @@ ENGINES: dict[str, Callable[[], Engine]] = {
     "plain": MemoryEngine,
     "sequence": lambda: SequenceFake(MemoryEngine(), 4),
     "hidden": lambda: HiddenFake(MemoryEngine()),
-    "ownloop": lambda: OwnLoopFake(MemoryEngine(), most=3),
+    "ownloop": lambda: OwnLoopFake(MemoryEngine(), max_in_flight=3),
     "idle": lambda: MemoryEngine(idle_slots=5),
     "late": lambda: LateFake(MemoryEngine()),
 }

@@ -29,7 +29,7 @@ def test_killed_replica_loses_nothing(proxy: list[str]) -> None:
         programs()
     except Unavailable as error:
         pytest.skip(f"no PostgreSQL: {error}")
-    with ports.held() as port:  # Ray's proxies need a free port, so it is released here
+    with ports.reserved() as port:  # Ray's proxies need a free port, so it is released here
         command = [sys.executable, "benchmarks/scale.py", *proxy, "--port", str(port)]
     command += ["--looms", "24", "--clients", "6", "--calls", "12"]
     process = subprocess.run(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from serving import Event, Served, events, held, serving
+from serving import Event, Served, events, model_paused, serving
 from weft.service.server import ServerConfig
 from weft.service.server.growth import Attribution
 from weft.service.store.library import Library
@@ -262,7 +262,7 @@ def test_long_query_does_not_block_its_loom(
     served: Served, shared: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ThreadPoolExecutor(1) as pool:
-        with held(monkeypatch):
+        with model_paused(monkeypatch):
             query = pool.submit(shared.post, "/nodes/0/next", candidates=[*range(40, 104)], ahead=3)
             shared.until(lambda: served.service.n_works == 1)
             (added,) = shared.post("/nodes", 201, text=" there")["added"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from serving import Served, held
+from serving import Served, model_paused
 from weft.service.server import open_loom as live_module
 from weft.service.server import ticker
 from weft.service.server.coalesce import Coalescer
@@ -208,7 +208,7 @@ def test_calls_that_end_together_share_writes(
 
         async with httpx.AsyncClient(base_url=served.url, timeout=None) as client:
             each = (client.post(path, json={**body, "wait": True}) for _ in range(n))
-            with held(monkeypatch):  # until all are there
+            with model_paused(monkeypatch):  # until all are there
                 calls = asyncio.gather(*each)
                 while served.service.n_works < n:
                     await asyncio.sleep(0.01)

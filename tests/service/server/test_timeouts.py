@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from serving import Served, held, serving
+from serving import Served, model_paused, serving
 from weft.service.server import timeouts
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
@@ -63,7 +63,7 @@ def test_response_may_take_longer_than_the_request_timeout(
         answers.append(impatient.client.post("/v1/completions", json={"max_tokens": 2}))
 
     asking = threading.Thread(target=ask)
-    with held(monkeypatch):
+    with model_paused(monkeypatch):
         asking.start()
         while not impatient.service.n_works:
             time.sleep(0.01)

@@ -1,8 +1,8 @@
-"""A stand-in for a model server: OpenAI's completions and chat protocol over Weft's NumPy engine.
+"""A fake model server: OpenAI's completions and chat protocol over Weft's NumPy engine.
 
-A real HTTP server in a process of its own, so that it can be killed: `python
-tests/stand_in_server.py --model FOLDER` prints its port. `--without` names what it does not do, and
-POST /faults says what goes wrong next. It is no product: one thread a request, one model.
+It is an HTTP server in a process of its own, so that tests can kill it: `python
+tests/fake_server.py --model FOLDER` prints its port. `--without` lists features that it lacks, and
+POST /faults defines its next faults. It has one model and one thread per request.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 KEY = "sk-secret-of-the-test"
 # What a server may lack: token ids in prompts and answers, several choices, logprobs, scoring of
-# given text, streaming, stop strings kept, completions at all, tokens by name, whole rows, chats.
+# given text, streaming, kept stop strings, completions, tokens by name, full rows, chats.
 FEATURES = (
     *("prompt_ids", "ids", "n", "logprobs", "echo", "stream", "keep_stop", "completions", "names"),
     *("rows", "chat"),
@@ -36,8 +36,8 @@ class Gone(Exception):
     """The client has closed the connection."""
 
 
-class StandIn(ThreadingHTTPServer):
-    """seen: the bodies of requests so far. faults: what goes wrong, one a completion, in order."""
+class FakeServer(ThreadingHTTPServer):
+    """recorded: the bodies of requests so far. faults: one for each of the next completions."""
 
     daemon_threads = True
     request_queue_size = 512
@@ -49,7 +49,7 @@ class StandIn(ThreadingHTTPServer):
         self.lm = weft.load(folder, engine="numpy")
         self.options = options
         self.faults: deque[dict[str, Any]] = deque()
-        self.seen: list[dict[str, Any]] = []
+        self.recorded: list[dict[str, Any]] = []
         self.lock = threading.Lock()
         self.n_open = 0
         self.n_gone = 0
@@ -58,22 +58,22 @@ class StandIn(ThreadingHTTPServer):
         return feature not in self.options.without
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that has gone is no news."""
+        """Ignore the error of a disconnected client."""
 
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server: StandIn
+    server: FakeServer
 
     def log_message(self, format: str, *args: Any) -> None:
         """Be quiet."""
 
     def do_GET(self) -> None:
-        if self.path == "/seen":
-            told = {"n_open": self.server.n_open, "n_gone": self.server.n_gone}
-            self.reply(200, {"bodies": self.server.seen, **told})
+        if self.path == "/recorded":
+            counts = {"n_open": self.server.n_open, "n_gone": self.server.n_gone}
+            self.reply(200, {"bodies": self.server.recorded, **counts})
         elif self.path == "/v1/models" and self.server.options.ollama:
-            entry = {"id": "tiny:latest", "object": "model", "owned_by": "somebody"}
+            entry = {"id": "tiny:latest", "object": "model", "owned_by": "library"}
             self.reply(200, {"data": [entry, {**entry, "id": "other:1b"}]})
         elif self.path == "/api/version" and self.server.options.ollama:
             self.reply(200, {"version": "0.12.0"})
@@ -100,7 +100,7 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(400, {"error": {"message": "the model has no chat template"}})
             return
         with self.server.lock:
-            self.server.seen.append(body)
+            self.server.recorded.append(body)
             fault = self.server.faults.popleft() if self.server.faults else {}
             self.server.n_open += 1
         try:
@@ -163,11 +163,11 @@ def weft_errors() -> type[Exception]:
 
 
 class Mistake(Exception):
-    """The request is not one that this server takes."""
+    """The server does not support this request."""
 
 
 class Answer:
-    """One completion, streamed or whole, perhaps broken off as ordered."""
+    """One completion, streamed or in one message, with the fault that a test has set."""
 
     def __init__(
         self, handler: Handler, body: dict[str, Any], fault: dict[str, Any], *, is_chat: bool
@@ -214,7 +214,7 @@ class Answer:
             raise Mistake(f"this model's maximum context length is {self.lm.n_ctx} tokens")
         streams = bool(self.body.get("stream")) and self.server.has("stream")
         if not streams:
-            self.handler.reply(200, self.whole(n))
+            self.handler.reply(200, self.message(n))
             return
         handler = self.handler
         handler.send_response(200)
@@ -254,20 +254,20 @@ class Answer:
             wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
         self.n_sent += 1
 
-    def whole(self, n: int) -> dict[str, Any]:
-        """Return all of it in one message."""
+    def message(self, n: int) -> dict[str, Any]:
+        """Return the completion as one message."""
         merged: dict[int, dict[str, Any]] = {}
         for choice in self.choices(n):
-            found = merged.setdefault(choice["index"], choice)
-            if found is choice:
+            first = merged.setdefault(choice["index"], choice)
+            if first is choice:
                 continue
-            found["text"] += choice["text"]
-            found["finish_reason"] = choice["finish_reason"]
+            first["text"] += choice["text"]
+            first["finish_reason"] = choice["finish_reason"]
             if "token_ids" in choice:
-                found["token_ids"] += choice["token_ids"]
-            if found.get("logprobs") and choice.get("logprobs"):
+                first["token_ids"] += choice["token_ids"]
+            if first.get("logprobs") and choice.get("logprobs"):
                 for name, values in choice["logprobs"].items():
-                    found["logprobs"][name] += values
+                    first["logprobs"][name] += values
         if self.is_chat:
             for choice in merged.values():
                 choice["message"] = {"role": "assistant", "content": choice.pop("text")}
@@ -282,10 +282,10 @@ class Answer:
         if choice.get("logprobs"):
             logprobs = [None, *self.scored(self.prompt)]
             names = [self.lm.token_to_text(token) for token in self.prompt]
-            figures = choice["logprobs"]
-            figures["tokens"] = names + figures["tokens"]
-            figures["token_logprobs"] = logprobs + figures["token_logprobs"]
-            figures["top_logprobs"] = [None] * len(names) + figures["top_logprobs"]
+            logprobs_of_all = choice["logprobs"]
+            logprobs_of_all["tokens"] = names + logprobs_of_all["tokens"]
+            logprobs_of_all["token_logprobs"] = logprobs + logprobs_of_all["token_logprobs"]
+            logprobs_of_all["top_logprobs"] = [None] * len(names) + logprobs_of_all["top_logprobs"]
 
     def scored(self, ids: Sequence[int]) -> list[float]:
         from weft import Loom
@@ -302,7 +302,7 @@ class Answer:
             stream = loom.stream(n=n, **params)
             try:
                 for delta in stream:
-                    yield from self.said(loom, delta)
+                    yield from self.choices_of(loom, delta)
             finally:
                 stream.close()
 
@@ -328,7 +328,7 @@ class Answer:
                 given["constraint"] = from_dict({kind: forms[name]})
         return given
 
-    def said(self, loom: Any, delta: Any) -> Iterator[dict[str, Any]]:
+    def choices_of(self, loom: Any, delta: Any) -> Iterator[dict[str, Any]]:
         ids, logprobs = list(delta.token_ids), list(delta.logprobs)
         finish = delta.finish_reason
         is_end = finish == "stop" and delta.node.terminal
@@ -351,29 +351,29 @@ class Answer:
     ) -> dict[str, Any]:
         if finish == "context":
             finish = "length"
-        said: dict[str, Any] = {"index": index, "finish_reason": finish}
+        fields: dict[str, Any] = {"index": index, "finish_reason": finish}
         if self.is_chat and self.body.get("stream"):
-            said["delta"] = {"content": text}
+            fields["delta"] = {"content": text}
         else:
-            said["text"] = text
+            fields["text"] = text
         if self.names_ids:
-            said["token_ids"] = ids
+            fields["token_ids"] = ids
         if self.n_top is not None and self.is_chat and self.n_top is not False:
-            said["logprobs"] = {
+            fields["logprobs"] = {
                 "content": [
                     {"token": self.name(token), "logprob": logprob, "bytes": None}
                     for token, logprob in zip(ids, logprobs, strict=True)
                 ]
             }
         elif self.n_top is not None and not self.is_chat:
-            said["logprobs"] = {
+            fields["logprobs"] = {
                 "tokens": [self.name(token) for token in ids],
                 "token_logprobs": logprobs,
                 "top_logprobs": [
                     self.tops(token, lp) for token, lp in zip(ids, logprobs, strict=True)
                 ],
             }
-        return said
+        return fields
 
     def name(self, token: int) -> str:
         if not self.server.has("names") or self.body.get("return_tokens_as_token_ids"):
@@ -381,22 +381,22 @@ class Answer:
         return "" if token in self.lm.text.stop_ids else self.lm.token_to_text(token)
 
     def tops(self, token: int, logprob: float) -> dict[str, float]:
-        """The token itself, and for a probe's one token the likeliest ones, raw."""
+        """Return the token's logprob; for a probe of one token also those of the likeliest."""
         from weft import Loom
 
-        found = {self.name(token): logprob}
+        logprobs = {self.name(token): logprob}
         if self.n_top and self.body.get("max_tokens") == 1:
             n = self.n_top if self.n_top > 0 else self.lm.info.n_vocab
             with Loom(self.lm, self.prompt) as loom:
-                found |= {self.name(each.id): each.logprob for each in loom.next(n)}
-        return found
+                logprobs |= {self.name(each.id): each.logprob for each in loom.next(n)}
+        return logprobs
 
 
 # From tests -----------------------------------------------------------------------------------
 
 
-class Started:
-    """A stand-in's process. base: the address to load."""
+class ServerProcess:
+    """The process of a fake server. base: the address to load."""
 
     def __init__(self, folder: Path | str, *options: str, port: int = 0) -> None:
         command = [sys.executable, __file__, "--model", str(folder), "--port", str(port), *options]
@@ -413,17 +413,17 @@ class Started:
         self.base = f"http://127.0.0.1:{self.port}/v1"
 
     def fault(self, *faults: dict[str, Any]) -> None:
-        """Let the next completions go wrong, one each."""
+        """Set the faults of the next completions, one each."""
         self._ask("/faults", list(faults))
 
-    def seen(self) -> dict[str, Any]:
-        """Return what the server was asked so far."""
-        found: dict[str, Any] = self._ask("/seen", None)
-        return found
+    def recorded(self) -> dict[str, Any]:
+        """Return the requests so far and the numbers of connections."""
+        record: dict[str, Any] = self._ask("/recorded", None)
+        return record
 
     def bodies(self) -> list[dict[str, Any]]:
-        """Return the requests for texts, probes left out."""
-        return [each for each in self.seen()["bodies"] if each.get("stream")]
+        """Return the requests for texts, without probes."""
+        return [each for each in self.recorded()["bodies"] if each.get("stream")]
 
     def _ask(self, path: str, data: Any) -> Any:
         payload = None if data is None else json.dumps(data).encode()
@@ -433,7 +433,7 @@ class Started:
             return json.loads(answer.read())
 
     def kill(self) -> None:
-        """End it as a crash would."""
+        """Kill the process like a crash."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
@@ -446,9 +446,9 @@ class Started:
 
 
 @contextmanager
-def standing_in(folder: Path | str, *options: str, port: int = 0) -> Iterator[Started]:
-    """Start a stand-in, and end it."""
-    started = Started(folder, *options, port=port)
+def run_fake_server(folder: Path | str, *options: str, port: int = 0) -> Iterator[ServerProcess]:
+    """Run a fake server until the end of the block."""
+    started = ServerProcess(folder, *options, port=port)
     try:
         yield started
     finally:
@@ -463,9 +463,9 @@ def main() -> None:
     parser.add_argument("--key", action="store_true")
     parser.add_argument("--ollama", action="store_true", help="list models as Ollama does")
     parser.add_argument("--without", nargs="*", default=[], choices=FEATURES)
-    server = StandIn(parser.parse_args().model, parser.parse_args())
+    server = FakeServer(parser.parse_args().model, parser.parse_args())
     print(server.server_address[1], flush=True)
-    # The tests' end is this process's, too.
+    # This process exits with the tests.
     threading.Thread(target=_end_with_parent, daemon=True).start()
     server.serve_forever(poll_interval=0.05)
 
