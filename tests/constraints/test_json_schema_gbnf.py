@@ -451,7 +451,7 @@ def test_grammar_of_a_schema_accepts_its_values_only(schema: Any, good: Any, bad
         ({"minItems": float("inf")}, "JSON parse error"),
         ({"const": float("nan")}, "JSON parse error"),
         ('{"enum": [1, NaN]}', "JSON parse error"),
-        ({"const": "\ud800"}, "half a "),
+        ({"const": "\ud800"}, "surrogate"),
         ({"enum": "abc"}, "enum is 'abc'"),
         (
             {"allOf": [{"anyOf": [{"const": i} for i in range(30)]} for _ in range(3)]},

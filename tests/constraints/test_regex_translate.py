@@ -18,7 +18,7 @@ from core.tokens import builders
 from weft._core.tokens.tokenizer import Tokenizer
 from weft.constraints import Choice, Lark, Lazy, Regex, from_dict
 from weft.constraints.base import Compiler, Matcher, n_words
-from weft.constraints.regex_translate import _parsed, as_regex, prefix_pattern
+from weft.constraints.regex_translate import _parse, as_regex, prefix_pattern
 from weft.errors import ConfigError, ConstraintError, FormatError, GrammarError
 
 PATTERNS = [
@@ -130,7 +130,7 @@ def test_every_operation_of_pythons_parser_is_known() -> None:
     compiled |= {"MIN_UNTIL", "MIN_REPEAT_ONE", "REPEAT", "REPEAT_ONE"}
     rest = operations - written - refused - compiled
     assert all("IGNORE" in name or "POSSESSIVE" in name for name in rest), rest
-    assert [str(name) for name, _ in _parsed(re.compile("a|b."))] == ["BRANCH"]
+    assert [str(name) for name, _ in _parse(re.compile("a|b."))] == ["BRANCH"]
 
 
 def test_compiled_pattern_is_saved_with_its_flags() -> None:

@@ -208,7 +208,7 @@ def test_unsupported_pattern_of_a_field_is_named_with_its_place() -> None:
         amount: Annotated[str, pydantic.Field(json_schema_extra={"pattern": "(?=1)1"})]
 
     with pytest.raises(GrammarError, match="at #/properties/amount: .*look-ahead"):
-        JsonSchema(Price).checked()
+        JsonSchema(Price).validated()
 
 
 def test_choice_of_literal_is_the_plain_choice() -> None:

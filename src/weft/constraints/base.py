@@ -168,7 +168,7 @@ class Compiler:
         self.text = text
         self.n_vocab = n_vocab
         self.stop_ids = frozenset(each for each in text.stop_ids if each < n_vocab)
-        self._kept: OrderedDict[Constraint, Matcher] = OrderedDict()
+        self._compiled: OrderedDict[Constraint, Matcher] = OrderedDict()
         self._lock = threading.Lock()
 
     def matcher(self, constraint: Constraint) -> Matcher:
@@ -177,22 +177,22 @@ class Compiler:
         Raises: GrammarError.
         """
         with self._lock:
-            kept = self._kept.get(constraint)
+            kept = self._compiled.get(constraint)
             if kept is not None:
-                self._kept.move_to_end(constraint)
+                self._compiled.move_to_end(constraint)
                 return kept.clone()
-        made = constraint.compile(self)
+        matcher = constraint.compile(self)
         # llguidance builds most of its automaton for the first mask, which can take seconds. Clones
         # share it, so the scheduler does not wait for it between two steps. A mask over a limit
         # leaves its matcher unusable, so the mask is filled on a clone.
         import numpy as np
 
-        made.clone().fill(np.empty(n_words(self.n_vocab), dtype=np.int32))
+        matcher.clone().fill(np.empty(n_words(self.n_vocab), dtype=np.int32))
         with self._lock:
-            self._kept[constraint] = made
-            while len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
-        return made.clone()
+            self._compiled[constraint] = matcher
+            while len(self._compiled) > _KEPT:
+                self._compiled.popitem(last=False)
+        return matcher.clone()
 
     def ids_of(self, spelled: bytes) -> list[int]:
         """Return tokens whose joined bytes are exactly `spelled`.
@@ -207,11 +207,11 @@ class Compiler:
         except UnicodeDecodeError:
             return self.vocabulary.cut(spelled, self.n_vocab)
         for ids in (self.text.encode(written, add_bos=False), self.text.continuation(written)):
-            if self._spell(ids) == spelled:
+            if self._joined_bytes(ids) == spelled:
                 return ids
         return self.vocabulary.cut(spelled, self.n_vocab)
 
-    def _spell(self, ids: list[int]) -> bytes | None:
+    def _joined_bytes(self, ids: list[int]) -> bytes | None:
         if any(each >= self.n_vocab for each in ids):
             return None
         return b"".join(self.spellings[each] for each in ids)
@@ -254,13 +254,13 @@ class Compiler:
         from llguidance import LLTokenizer
         from llguidance._tokenizer import TokenizerWrapper
 
-        view = _View(self)
+        view = _GuidanceTokenizer(self)
         return LLTokenizer(
             TokenizerWrapper(view), eos_token=sorted(self.stop_ids) or [view.eos_token_id]
         )
 
 
-class _View:
+class _GuidanceTokenizer:
     """A tokenizer in llguidance's interface: the model's tokens, then 256 ids for bytes.
 
     The library's masks are as wide as this vocabulary. The library needs an end token and a token

@@ -17,7 +17,6 @@ from .rules import (
     Alternation,
     CharClass,
     Concat,
-    Cut,
     Lexeme,
     Lexemes,
     Part,
@@ -25,6 +24,7 @@ from .rules import (
     Repeat,
     Rule,
     RuleRef,
+    Shape,
     can_end,
     children,
     fixed_point,
@@ -34,7 +34,7 @@ from .rules import (
 
 _LAST = 0x10FFFF
 _SURROGATES = (0xD800, 0xDFFF)
-_DEEPEST = 100  # groups in groups
+_MAX_NESTING = 100  # groups in groups
 _NEST = 8  # parts in each other that a line of Lark has
 _WORD = frozenset(string.ascii_letters + string.digits + "-_")
 _ESCAPES = {"t": "\t", "r": "\r", "n": "\n"}
@@ -51,7 +51,9 @@ def read(text: str) -> dict[str, Rule]:
     endless = set(rules) - fixed_point(rules, can_end)
     if endless:
         first = min((rules[name] for name in endless), key=lambda rule: rule.line)
-        raise wrong(first.line, f"rule {first.name!r} never ends: each of its texts needs another")
+        raise line_error(
+            first.line, f"rule {first.name!r} never ends: each of its texts needs another"
+        )
     if is_too_deep(
         rules["root"].body,
         lambda part: [rules[part.name].body] if isinstance(part, RuleRef) else children(part),
@@ -71,18 +73,20 @@ def read_rules(text: str) -> dict[str, Rule]:
     for rule in _GBNFReader(text).rules():
         before = rules.get(rule.name)
         if before is not None:
-            raise wrong(rule.line, f"rule {rule.name!r} is there already, on line {before.line}")
+            raise line_error(
+                rule.line, f"rule {rule.name!r} is there already, on line {before.line}"
+            )
         rules[rule.name] = rule
     if "root" not in rules:
         raise GrammarError("the GBNF has no rule named root, where every text begins")
     for rule in rules.values():
         for ref in parts_of(rule.body, RuleRef):
             if ref.name not in rules:
-                raise wrong(ref.line, f"there is no rule named {ref.name!r}")
+                raise line_error(ref.line, f"there is no rule named {ref.name!r}")
     return rules
 
 
-def wrong(line: int, message: str) -> GrammarError:
+def line_error(line: int, message: str) -> GrammarError:
     """Return the error for a line of a GBNF text. line: counted from 1."""
     return GrammarError(f"the GBNF is not valid: line {line}: {message}")
 
@@ -122,12 +126,14 @@ class _GBNFReader:
 
     def error(self, message: str) -> GrammarError:
         rest = self.text[self.at : self.at + 20].split("\n")[0]
-        return wrong(self.line, f"{message}, not {rest!r}" if rest else f"{message}, not its end")
+        return line_error(
+            self.line, f"{message}, not {rest!r}" if rest else f"{message}, not its end"
+        )
 
     def take(self, wanted: str) -> bool:
-        found = self.text.startswith(wanted, self.at)
-        self.at += len(wanted) * found
-        return found
+        is_next = self.text.startswith(wanted, self.at)
+        self.at += len(wanted) * is_next
+        return is_next
 
     def skip(self, *, lines: bool = False) -> None:
         blank = " \t\r\n" if lines else " \t"
@@ -145,13 +151,13 @@ class _GBNFReader:
         return self.text[start : self.at]
 
     def options(self) -> Part:
-        found = [self.chain()]
-        while self.goes_on_with_bar():
+        options = [self.chain()]
+        while self.take_bar():
             self.skip(lines=True)
-            found.append(self.chain())
-        return found[0] if len(found) == 1 else Alternation(tuple(found))
+            options.append(self.chain())
+        return options[0] if len(options) == 1 else Alternation(tuple(options))
 
-    def goes_on_with_bar(self) -> bool:
+    def take_bar(self) -> bool:
         before = self.at
         self.skip(lines=True)
         if self.take("|"):
@@ -177,7 +183,7 @@ class _GBNFReader:
         if self.take("("):
             return self.group()
         if self.take("."):
-            return CharClass(without(()))
+            return CharClass(complement_ranges(()))
         if self.next in ("<", "!"):
             raise self.error(
                 "tokens cannot be named in GBNF here: take Lark for that; expected text"
@@ -188,64 +194,66 @@ class _GBNFReader:
     def group(self) -> Part:
         line = self.line
         self.depth += 1
-        if self.depth > _DEEPEST:
-            raise wrong(line, f"groups stand in each other deeper than {_DEEPEST}; name some")
-        found = self.options()
+        if self.depth > _MAX_NESTING:
+            raise line_error(
+                line, f"groups stand in each other deeper than {_MAX_NESTING}; name some"
+            )
+        group = self.options()
         self.skip(lines=True)
         if not self.take(")"):
             raise self.error(f"expected ) of the group on line {line}")
         self.depth -= 1
-        return found
+        return group
 
     def literal(self) -> Part:
         line, parts = self.line, []
         while not self.take('"'):
             if not self.next or self.next in "\r\n":
-                raise wrong(line, 'a text ends with ", and this one does not')
+                raise line_error(line, 'a text ends with ", and this one does not')
             code = self.char()
             parts.append(CharClass(((code, code),)))
         return Concat(tuple(parts))
 
     def chars(self) -> Part:
         line, is_not = self.line, self.take("^")
-        found: list[Range] = []
+        listed: list[Range] = []
         while not self.take("]"):
             if not self.next or self.next in "\r\n":
-                raise wrong(line, "letters end with ], and these do not")
+                raise line_error(line, "a set of characters ends with ], and this one does not")
             low = high = self.char()
             if self.next == "-" and self.text[self.at + 1 : self.at + 2] != "]":
                 self.at += 1
                 high = self.char()
                 if high < low:
-                    raise wrong(line, f"letters from {chr(low)!r} to {chr(high)!r} are none")
-            found.append((low, high))
-        ranges = without(found) if is_not else joined(found)
+                    raise line_error(line, f"the range from {chr(low)!r} to {chr(high)!r} is empty")
+            listed.append((low, high))
+        ranges = complement_ranges(listed) if is_not else merge_ranges(listed)
         if not ranges:
-            raise wrong(line, "letters of which there are none match nothing")
+            raise line_error(line, "a set without characters matches nothing")
         return CharClass(ranges)
 
     def char(self) -> int:
         sign = self.next
         if not sign:
-            raise self.error("expected a letter")
+            raise self.error("expected a character")
         if sign != "\\":
             self.at += 1
-            return self.checked(ord(sign))
+            return self.validate_char(ord(sign))
         kind = self.text[self.at + 1 : self.at + 2]
         if kind in _HEX and kind:
             digits = self.text[self.at + 2 : self.at + 2 + _HEX[kind]]
             if len(digits) < _HEX[kind] or not set(digits) <= set(string.hexdigits):
                 raise self.error(f"expected {_HEX[kind]} hexadecimal digits after \\{kind}")
             self.at += 2 + _HEX[kind]
-            return self.checked(int(digits, 16))
+            return self.validate_char(int(digits, 16))
         if not kind or not (kind in _ESCAPES or kind in string.punctuation):
             raise self.error("expected \\t \\r \\n \\x \\u \\U, or a sign after the \\")
         self.at += 2
         return ord(_ESCAPES.get(kind, kind))
 
-    def checked(self, code: int) -> int:
+    def validate_char(self, code: int) -> int:
         if code > _LAST or _SURROGATES[0] <= code <= _SURROGATES[1]:
-            raise wrong(self.line, f"{code:#x} is no letter of Unicode")
+            raise line_error(self.line, f"{code:#x} is no Unicode character")
         return code
 
     def repeated(self, part: Part) -> Part:
@@ -256,7 +264,7 @@ class _GBNFReader:
         line, before = self.line, part
         while self.next and self.next in "*+?{":
             if part is not before and isinstance(part, Repeat) and part.part is not before:
-                raise wrong(line, "how often a part comes is said three times; put it in a group")
+                raise line_error(line, "a part has three repetition signs; put it in a group")
             if self.take("{"):
                 min_count, max_count = self.times()
             else:
@@ -278,10 +286,10 @@ class _GBNFReader:
             max_count = self.number()
             self.skip(lines=True)
         if not self.take("}") or (min_count is None and max_count is None):
-            raise wrong(line, "how often is written {3}, {2,} or {2,5}")
+            raise line_error(line, "how often is written {3}, {2,} or {2,5}")
         min_count = min_count or 0
         if max_count is not None and max_count < min_count:
-            raise wrong(line, f"{{{min_count},{max_count}}} is never")
+            raise line_error(line, f"{{{min_count},{max_count}}} is never")
         return min_count, max_count
 
     def number(self) -> int | None:
@@ -289,7 +297,7 @@ class _GBNFReader:
         while self.next and self.next in string.digits:
             self.at += 1
         if self.at - start > 6:
-            raise wrong(self.line, "a part comes at most 999999 times")
+            raise line_error(self.line, "a part comes at most 999999 times")
         return int(self.text[start : self.at]) if self.at > start else None
 
 
@@ -316,7 +324,7 @@ class _LarkWriter:
         self.numbers = {name: number for number, name in enumerate(rules)}
         self.terminals: dict[str, int] = {}  # wanted, with the line that wants them
         self.lines: list[tuple[str, int]] = []
-        self.n_made = 0
+        self.n_defined = 0
 
     def text(self) -> tuple[str, list[int]]:
         root = self.rules["root"]
@@ -334,10 +342,10 @@ class _LarkWriter:
             done.update(left)
         return "\n".join(line for line, _ in self.lines), [number for _, number in self.lines]
 
-    def add(self, name: str, shape: Cut, line: int) -> None:
+    def add(self, name: str, shape: Shape, line: int) -> None:
         self.lines.append((f"{name}: {self.rule(shape, line, 0)}", line))
 
-    def rule(self, shape: Cut, line: int, depth: int) -> str:
+    def rule(self, shape: Shape, line: int, depth: int) -> str:
         """Return a part of a rule as Lark.
 
         Args:
@@ -349,92 +357,92 @@ class _LarkWriter:
             return self.lexeme(shape, line)
         if isinstance(shape, RuleRef):
             return f"r{self.numbers[shape.name]}"
-        made = [self.rule(each, line, (depth + 1) % _NEST) for each in shape.parts]
-        return self.named("g", _together(shape.of, made), line, depth)
+        parts = [self.rule(part, line, (depth + 1) % _NEST) for part in shape.parts]
+        return self.named("g", _join_parts(shape.of, parts), line, depth)
 
     def lexeme(self, lexeme: Lexeme, line: int) -> str:
         """Return the terminal of a lexeme, for use in a rule; define it if necessary."""
-        made = self.terminal(Concat(lexeme.parts), line, 1)
+        body = self.terminal(Concat(lexeme.parts), line, 1)
         if len(lexeme.parts) == 1 and isinstance(lexeme.parts[0], CharClass | RuleRef):
-            return made
-        return self.named("L", made, line, _NEST - 1)
+            return body
+        return self.named("L", body, line, _NEST - 1)
 
     def terminal(self, part: Part, line: int, depth: int) -> str:
         """Return a part as the body of a terminal. line, depth: as for `rule`."""
         if isinstance(part, CharClass):
-            return f"/{_spelled(part)}/"
+            return f"/{_class_pattern(part)}/"
         if isinstance(part, RuleRef):
             self.terminals.setdefault(part.name, part.line)
             return f"T{self.numbers[part.name]}"
-        made: list[str] = []
+        parts: list[str] = []
         run = ""  # adjacent characters become one expression
-        for each in children(part):
-            if isinstance(part, Concat) and isinstance(each, CharClass):
-                run += _spelled(each)
+        for child in children(part):
+            if isinstance(part, Concat) and isinstance(child, CharClass):
+                run += _class_pattern(child)
                 continue
-            made += [f"/{run}/"] * bool(run) + [self.terminal(each, line, (depth + 1) % _NEST)]
+            parts += [f"/{run}/"] * bool(run) + [self.terminal(child, line, (depth + 1) % _NEST)]
             run = ""
-        return self.named("L", _together(part, made + [f"/{run}/"] * bool(run)), line, depth)
+        return self.named("L", _join_parts(part, parts + [f"/{run}/"] * bool(run)), line, depth)
 
-    def named(self, kind: str, made: str, line: int, depth: int) -> str:
+    def named(self, kind: str, body: str, line: int, depth: int) -> str:
         """Return the Lark of a part; below `_NEST` levels, define a rule and return its name.
 
         llguidance limits how deep parts may be nested in a line.
 
         kind: the prefix of the new name.
         """
-        if depth < _NEST - 1 or " " not in made:
-            return made
-        self.n_made += 1
-        self.lines.append((f"{kind}{self.n_made}: {made}", line))
-        return f"{kind}{self.n_made}"
+        if depth < _NEST - 1 or " " not in body:
+            return body
+        self.n_defined += 1
+        self.lines.append((f"{kind}{self.n_defined}: {body}", line))
+        return f"{kind}{self.n_defined}"
 
 
-def joined(ranges: Iterable[Range]) -> tuple[Range, ...]:
+def merge_ranges(ranges: Iterable[Range]) -> tuple[Range, ...]:
     """Return ranges of the same characters, sorted and without overlaps and surrogates."""
-    made: list[Range] = []
+    merged: list[Range] = []
     for low, high in sorted(ranges):
-        if made and low <= made[-1][1] + 1:
-            made[-1] = (made[-1][0], max(high, made[-1][1]))
+        if merged and low <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(high, merged[-1][1]))
         else:
-            made.append((low, high))
+            merged.append((low, high))
     low, high = _SURROGATES
-    pieces = [piece for a, b in made for piece in ((a, min(b, low - 1)), (max(a, high + 1), b))]
+    pieces = [piece for a, b in merged for piece in ((a, min(b, low - 1)), (max(a, high + 1), b))]
     return tuple((a, b) for a, b in pieces if a <= b)
 
 
-def without(ranges: Iterable[Range]) -> tuple[Range, ...]:
+def complement_ranges(ranges: Iterable[Range]) -> tuple[Range, ...]:
     """Return sorted ranges of all characters that are not in `ranges`."""
     left, start = [], 0
-    for low, high in joined(ranges):
+    for low, high in merge_ranges(ranges):
         left.append((start, low - 1))
         start = high + 1
-    return joined((a, b) for a, b in [*left, (start, _LAST)] if a <= b)
+    return merge_ranges((a, b) for a, b in [*left, (start, _LAST)] if a <= b)
 
 
-def _together(of: Part, made: Sequence[str]) -> str:
+def _join_parts(of: Part, parts: Sequence[str]) -> str:
     """Return a part's Lark from that of its inner parts, with brackets if it has several.
 
     of: the part; it decides whether it is a sequence, a choice or a repetition.
     """
     if isinstance(of, Repeat):
         max_count = "" if of.max_count is None else of.max_count
-        return f"({made[0]}){{{of.min_count},{max_count}}}"
-    if len(made) == 1:
-        return made[0]
+        return f"({parts[0]}){{{of.min_count},{max_count}}}"
+    if len(parts) == 1:
+        return parts[0]
     if isinstance(of, Alternation):
-        return f"({' | '.join(made)})"
-    return f"({' '.join(made)})" if made else '""'
+        return f"({' | '.join(parts)})"
+    return f"({' '.join(parts)})" if parts else '""'
 
 
-def _spelled(chars: CharClass) -> str:
+def _class_pattern(chars: CharClass) -> str:
     """Return a character class in regular expression syntax."""
     (low, high), *more = chars.ranges
     if low == high and not more:
-        return _char(low)
-    return f"[{''.join(f'{_char(a)}-{_char(b)}' for a, b in chars.ranges)}]"
+        return _char_pattern(low)
+    return f"[{''.join(f'{_char_pattern(a)}-{_char_pattern(b)}' for a, b in chars.ranges)}]"
 
 
-def _char(code: int) -> str:
+def _char_pattern(code: int) -> str:
     char = chr(code)
     return char if char.isascii() and char.isalnum() else f"\\x{{{code:x}}}"

@@ -44,7 +44,7 @@ class Grammar(Constraint):
     def grammar(self) -> str:
         """Return the grammar in llguidance's form. Raises: GrammarError."""
 
-    def checked(self, guidance: Any = None) -> str:
+    def validated(self, guidance: Any = None) -> str:
         """Return the grammar in llguidance's form, after validation. Raises: GrammarError.
 
         guidance: a tokenizer in llguidance's form; None skips checks that need one.
@@ -59,19 +59,23 @@ class Grammar(Constraint):
         except BaseException as error:  # the library's, for what it cannot read at all
             if not isinstance(error, ValueError) and not is_panic(error):
                 raise
-            raise GrammarError(f"{self._what()} is not valid: {error_line(str(error))}") from error
+            raise GrammarError(
+                f"{self._kind_name()} is not valid: {error_line(str(error))}"
+            ) from error
         if is_error:
-            raise GrammarError(f"{self._what()} is not valid: {self._error_message(messages[0])}")
+            raise GrammarError(
+                f"{self._kind_name()} is not valid: {self._error_message(messages[0])}"
+            )
         return text
 
     def compile(self, compiler: Compiler) -> Matcher:
         from llguidance import LLMatcher
 
-        text = self.checked(compiler.guidance)
+        text = self.validated(compiler.guidance)
         matcher = LLMatcher(compiler.guidance, text, log_level=0)
         if matcher.is_error():
             raise GrammarError(
-                f"{self._what()} is not valid: {self._error_message(matcher.get_error())}"
+                f"{self._kind_name()} is not valid: {self._error_message(matcher.get_error())}"
             )
         begin = self.unique_names_after()
         if begin is None:
@@ -88,7 +92,7 @@ class Grammar(Constraint):
         """
         return None
 
-    def _what(self) -> str:
+    def _kind_name(self) -> str:
         return f"the {type(self).__name__}"
 
     def _error_message(self, message: str) -> str:
@@ -109,13 +113,13 @@ class Regex(Grammar):
 
     def __init__(self, pattern: str | re.Pattern[str]) -> None:
         text = as_regex(pattern) if isinstance(pattern, re.Pattern) else pattern
-        object.__setattr__(self, "pattern", checked_text("a regular expression", text))
+        object.__setattr__(self, "pattern", validate_text("a regular expression", text))
 
     def grammar(self) -> str:
         from llguidance import LLMatcher
 
-        made: str = LLMatcher.grammar_from_regex(self.pattern)
-        return made
+        grammar: str = LLMatcher.grammar_from_regex(self.pattern)
+        return grammar
 
     def _error_message(self, message: str) -> str:
         """Remove the location, which refers to the library's form of the expression."""
@@ -140,14 +144,14 @@ class Lark(Grammar):
     json_after: str = ""
 
     def __post_init__(self) -> None:
-        checked_text("a Lark grammar", self.text)
+        validate_text("a Lark grammar", self.text)
 
     def grammar(self) -> str:
         from llguidance import LLMatcher
 
         check_depth("Lark", self.text)
-        made: str = LLMatcher.grammar_from_lark(self.text)
-        return made
+        grammar: str = LLMatcher.grammar_from_lark(self.text)
+        return grammar
 
     def unique_names_after(self) -> str | None:
         return self.json_after if self.unique_names else None
@@ -165,7 +169,7 @@ class GBNF(Grammar):
     text: str
 
     def __post_init__(self) -> None:
-        checked_text("a GBNF grammar", self.text)
+        validate_text("a GBNF grammar", self.text)
 
     def grammar(self) -> str:
         return as_lark(self.text)[0]
@@ -190,7 +194,7 @@ class Choice(Grammar):
 
     def __init__(self, texts: Sequence[str], *, values: Mapping[str, Any] | None = None) -> None:
         given = () if isinstance(texts, str) else tuple(texts)
-        good = all(isinstance(text, str) and text and _is_text(text) for text in given)
+        good = all(isinstance(text, str) and text and _is_encodable(text) for text in given)
         if not given or not good:
             raise ConfigError(f"Choice is of {texts!r}; allowed are one or more non-empty strings")
         object.__setattr__(self, "texts", given)
@@ -202,8 +206,8 @@ class Choice(Grammar):
         options = " | ".join(json.dumps(text, ensure_ascii=False) for text in self.texts)
         # A terminal, which is an automaton: of a rule's alternatives there can be 2,000.
         options = options.replace("\x7f", "\\u007f")  # Lark takes no control characters
-        made: str = LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {options}")
-        return made
+        grammar: str = LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {options}")
+        return grammar
 
     def parse(self, text: str) -> Any:
         return text if self.values is None else self.values.get(text, text)
@@ -220,7 +224,7 @@ class Prefixed(Grammar):
     constraint: Grammar
 
     def compile(self, compiler: Compiler) -> Matcher:
-        self.constraint.checked(compiler.guidance)  # its errors name the user's own lines
+        self.constraint.validated(compiler.guidance)  # its errors name the user's own lines
         return Grammar.compile(self, compiler)
 
     def grammar(self) -> str:
@@ -266,7 +270,7 @@ class GrammarMatcher(Matcher):
             bits[:] = 0
         elif banned and not banned.isdisjoint(tokens := self._forced()):
             bits[:] = 0
-            for token in self._without(tokens, banned)[:1]:
+            for token in self._without_banned(tokens, banned)[:1]:
                 bits.view(np.uint32)[token // 32] = 1 << token % 32
 
     def accept(self, token: int) -> None:
@@ -289,7 +293,7 @@ class GrammarMatcher(Matcher):
 
     def forced(self, banned: Set[int] = frozenset()) -> list[int]:
         tokens = self._forced()
-        return tokens if banned.isdisjoint(tokens) else self._without(tokens, banned)
+        return tokens if banned.isdisjoint(tokens) else self._without_banned(tokens, banned)
 
     def _forced(self) -> list[int]:
         """Return the library's forced tokens, up to a byte that no token writes."""
@@ -298,7 +302,7 @@ class GrammarMatcher(Matcher):
         n_vocab = self._compiler.n_vocab
         return list(takewhile(lambda token: token < n_vocab, self.inner.compute_ff_tokens()))
 
-    def _without(self, tokens: Sequence[int], banned: Set[int]) -> list[int]:
+    def _without_banned(self, tokens: Sequence[int], banned: Set[int]) -> list[int]:
         """Return the tokens to force instead of `tokens`, which have banned ones.
 
         They are the longest start of `tokens` that another tokenization of the text continues.
@@ -331,9 +335,9 @@ class GrammarMatcher(Matcher):
         if self.inner.is_stopped():
             return not self.inner.is_error()
         # Without end tokens no draw can end the text where it is all that is left.
-        return not self._compiler.stop_ids and self.may_end and not self._goes_on()
+        return not self._compiler.stop_ids and self.may_end and not self._allows_any_token()
 
-    def _goes_on(self) -> bool:
+    def _allows_any_token(self) -> bool:
         """Return True if the mask allows at least one token of the model."""
         mask = int.from_bytes(self.inner.compute_bitmask(), "little")
         return mask & ((1 << self._compiler.n_vocab) - 1) != 0
@@ -351,13 +355,13 @@ class GrammarMatcher(Matcher):
         return GrammarMatcher(self.inner.deep_copy(), self._compiler)
 
 
-def check_depth(what: str, lark: str) -> None:
+def check_depth(name: str, lark: str) -> None:
     """Raise GrammarError if the rules of a Lark grammar are nested too deep.
 
     what: the grammar's name in the message.
     """
     if _is_deep_lark(lark):
-        raise GrammarError(f"the {what} has rules that lead more than {MAX_DEPTH} levels deep")
+        raise GrammarError(f"the {name} has rules that lead more than {MAX_DEPTH} levels deep")
 
 
 def _is_deep_lark(text: str) -> bool:
@@ -376,16 +380,16 @@ def _is_deep_lark(text: str) -> bool:
     return is_too_deep(start, lambda body: [bodies[word] for word in body if word in bodies])
 
 
-def checked_text(what: str, text: object) -> str:
+def validate_text(name: str, text: object) -> str:
     """Return `text`; raise GrammarError if it is empty, or no text. what: its name in errors."""
     if not isinstance(text, str) or not text.strip():
-        raise GrammarError(f"{what} is {text!r}; allowed is a text that is not empty")
-    if not _is_text(text):
-        raise GrammarError(f"{what} has half a letter (a surrogate) in it: {text[:60]!r}")
+        raise GrammarError(f"{name} is {text!r}; allowed is a text that is not empty")
+    if not _is_encodable(text):
+        raise GrammarError(f"{name} contains a surrogate, half of a character: {text[:60]!r}")
     return text
 
 
-def _is_text(text: str) -> bool:
+def _is_encodable(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -397,10 +401,10 @@ def error_line(message: str) -> str:
     """Return a library's message on one line, starting with the grammar's line if it is named."""
     text = " ".join(_SHOWN.sub("", message).split())
     text = text.replace(_ONE_OF, f"a oneOf whose options may overlap is not supported; {INSTEAD}")
-    found = _LINE.search(text)
-    if found is None or text.startswith("line "):
+    match = _LINE.search(text)
+    if match is None or text.startswith("line "):
         return text
-    return f"line {next(filter(None, found.groups()))}: {text}"
+    return f"line {next(filter(None, match.groups()))}: {text}"
 
 
 def located_message(message: str, places: Sequence[str]) -> str:
@@ -408,10 +412,10 @@ def located_message(message: str, places: Sequence[str]) -> str:
 
     places: the place for each line of the generated grammar.
     """
-    found = _LINE.search(message)
-    if found is None:
+    match = _LINE.search(message)
+    if match is None:
         return error_line(message)
-    number = int(next(filter(None, found.groups())))
+    number = int(next(filter(None, match.groups())))
     place = places[min(number, len(places)) - 1]
     return f"{place}: {_PLACE.sub('', ' '.join(_SHOWN.sub('', message).split()))}"
 

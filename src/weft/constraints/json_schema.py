@@ -49,7 +49,7 @@ class JsonSchema(Grammar):
         JsonLayout.from_whitespace(whitespace)
         reader = None
         if not isinstance(schema, str | Mapping | bool):
-            schema, reader = _typed(schema)
+            schema, reader = _schema_and_parser(schema)
         try:
             parsed = json.loads(schema) if isinstance(schema, str) else schema
             text = json.dumps(parsed, sort_keys=False, allow_nan=False)
@@ -79,7 +79,7 @@ class JsonSchema(Grammar):
         return exact_gbnf(schema, self.whitespace, open_objects=self.open_objects)
 
     def _lark(self) -> SchemaLark:
-        return _lark_of(self.schema, self.whitespace, self.open_objects)
+        return _cached_lark(self.schema, self.whitespace, self.open_objects)
 
     def unique_names_after(self) -> str | None:
         return "" if self._lark().has_open_names else None
@@ -108,7 +108,7 @@ class JsonSchema(Grammar):
 
 
 @lru_cache(maxsize=16)
-def _lark_of(schema: str, whitespace: Whitespace, open_objects: bool) -> SchemaLark:
+def _cached_lark(schema: str, whitespace: Whitespace, open_objects: bool) -> SchemaLark:
     lark = schema_as_lark(json.loads(schema), whitespace=whitespace, open_objects=open_objects)
     check_depth("JSON schema", lark.text)
     return lark
@@ -121,14 +121,14 @@ def from_type(value: Any) -> Grammar | None:
     """
     if _is_function(value):
         return JsonSchema(value)
-    texts = _texts_of(value)
+    texts = _choices_of_type(value)
     if texts is not None:
         return Choice(tuple(texts), values=texts)
     is_type = isinstance(value, type) or get_origin(value) is not None
     return JsonSchema(value) if is_type else None
 
 
-def _texts_of(value: Any) -> dict[str, Any] | None:
+def _choices_of_type(value: Any) -> dict[str, Any] | None:
     """Return text → value for a Literal or Enum of strings; None for any other type."""
     if get_origin(value) is Literal:
         options = {one: one for one in value.__args__}
@@ -143,15 +143,15 @@ def _is_function(value: object) -> bool:
     return inspect.isfunction(value) or inspect.ismethod(value)
 
 
-def _typed(value: Any) -> tuple[Any, Callable[[str], Any]]:
+def _schema_and_parser(value: Any) -> tuple[Any, Callable[[str], Any]]:
     """Return the JSON schema of a type or function, and the function that parses its JSON."""
     from pydantic import PydanticUserError, TypeAdapter
     from pydantic.errors import PydanticSchemaGenerationError
 
     try:
         if _is_function(value):
-            return _function(value)
-        adapter: TypeAdapter[Any] = TypeAdapter(_portable(value))
+            return _function_schema(value)
+        adapter: TypeAdapter[Any] = TypeAdapter(_replace_typed_dicts(value))
         return adapter.json_schema(schema_generator=_generator()), adapter.validate_json
     except (PydanticUserError, PydanticSchemaGenerationError) as error:
         raise ConfigError(f"{value!r} has no JSON schema: {str(error).splitlines()[0]}") from error
@@ -169,7 +169,7 @@ def _generator() -> Any:
     return Generator
 
 
-def _portable(value: Any) -> Any:
+def _replace_typed_dicts(value: Any) -> Any:
     """Replace `typing.TypedDict` classes in a type: Pydantic rejects them before Python 3.12."""
     if sys.version_info >= (3, 12):
         return value
@@ -179,12 +179,12 @@ def _portable(value: Any) -> Any:
 
     if is_typeddict(value) and type(value).__module__ == "typing":
         hints = get_type_hints(value, include_extras=True)
-        fields = {name: _portable(hint) for name, hint in hints.items()}
+        fields = {name: _replace_typed_dicts(hint) for name, hint in hints.items()}
         for name in value.__optional_keys__:
             if get_origin(hints[name]) not in (typing.NotRequired, typing.Required):
                 fields[name] = NotRequired[fields[name]]
         return TypedDict(value.__name__, fields)  # type: ignore[operator]
-    arguments = tuple(map(_portable, get_args(value)))
+    arguments = tuple(map(_replace_typed_dicts, get_args(value)))
     if arguments == get_args(value):
         return value
     origin: Any = get_origin(value)
@@ -192,7 +192,7 @@ def _portable(value: Any) -> Any:
     return generic[arguments[0] if len(arguments) == 1 else arguments]
 
 
-def _function(function: Callable[..., Any]) -> tuple[Any, Callable[[str], Any]]:
+def _function_schema(function: Callable[..., Any]) -> tuple[Any, Callable[[str], Any]]:
     from pydantic import create_model
 
     if _is_unbound_method(function):

@@ -124,11 +124,11 @@ class Lazy(Constraint):
         return text
 
     def to_dict(self) -> dict[str, Any]:
-        told = [
+        triggers = [
             {"pattern": each.pattern, "flags": each.flags} if isinstance(each, re.Pattern) else each
             for each in self.triggers
         ]
-        return {"lazy": self.constraint.to_dict(), "triggers": told}
+        return {"lazy": self.constraint.to_dict(), "triggers": triggers}
 
 
 def _is_trigger(value: object) -> bool:
@@ -179,14 +179,14 @@ class Triggers:
 
     def start(self, text: bytes) -> int | None:
         """Return the index at which the first trigger in a text starts; None without a trigger."""
-        found = [at for word in self._words if (at := text.find(word)) >= 0]
+        starts = [at for word in self._words if (at := text.find(word)) >= 0]
         if self._patterns:
-            letters = text.decode(errors="surrogateescape")
+            decoded = text.decode(errors="surrogateescape")
             for pattern in self._patterns:
-                match = pattern.search(letters)
+                match = pattern.search(decoded)
                 if match is not None:
-                    found.append(_n_bytes(letters[: match.start()]))
-        return min(found, default=None)
+                    starts.append(_byte_length(decoded[: match.start()]))
+        return min(starts, default=None)
 
     def begun(self, text: bytes) -> bytes:
         """Return the longest end of a text that may be the start of a trigger; b"" if none is.
@@ -194,17 +194,17 @@ class Triggers:
         text: a text without a complete trigger.
         """
         text = text[-_WINDOW:]
-        longest = max((_overlap(text, word) for word in self._words), default=0)
+        longest = max((_overlap_length(text, word) for word in self._words), default=0)
         if self._patterns:
-            cut = _unfinished(text)
-            letters = text[: len(text) - cut].decode(errors="surrogateescape")
+            cut = _n_incomplete_bytes(text)
+            decoded = text[: len(text) - cut].decode(errors="surrogateescape")
             longest = max(longest, cut)
             for beginning in self._prefix_patterns:
                 if beginning is None:  # it looks at what stands around it
                     return text
-                match = beginning.search(letters)
+                match = beginning.search(decoded)
                 if match is not None:
-                    longest = max(longest, cut + _n_bytes(letters[match.start() :]))
+                    longest = max(longest, cut + _byte_length(decoded[match.start() :]))
         return text[len(text) - longest :]
 
     def takes(self, text: bytes) -> bool:
@@ -234,8 +234,10 @@ class Triggers:
             n_vocab = self.compiler.n_vocab
             allowed = np.ones(n_words(n_vocab) * 32, dtype=np.uint8)
             start = self.start
-            found = [t for t, each in enumerate(self._spelled) if start(begun + each) is not None]
-            allowed[[t for t in found if self.crosses(begun, t) is not None]] = 0
+            triggering = [
+                t for t, each in enumerate(self._spelled) if start(begun + each) is not None
+            ]
+            allowed[[t for t in triggering if self.crosses(begun, t) is not None]] = 0
             kept = np.packbits(allowed, bitorder="little").view(np.int32)
             self._forbidden[begun] = kept
             while len(self._forbidden) > _KEPT:
@@ -315,13 +317,13 @@ class LazyMatcher(Matcher):
         return LazyMatcher(self._triggers, inner, self._begun)
 
 
-def _overlap(text: bytes, word: bytes) -> int:
+def _overlap_length(text: bytes, word: bytes) -> int:
     """Return the length of the longest prefix of a word that the text ends with."""
     sizes = range(min(len(text), len(word) - 1), 0, -1)
     return next((size for size in sizes if text.endswith(word[:size])), 0)
 
 
-def _unfinished(text: bytes) -> int:
+def _n_incomplete_bytes(text: bytes) -> int:
     """Return how many bytes at the end of a text are an incomplete UTF-8 character."""
     for size, byte in enumerate(reversed(text[-3:]), start=1):
         if byte >= 0xC0:
@@ -331,8 +333,8 @@ def _unfinished(text: bytes) -> int:
     return 0
 
 
-def _n_bytes(letters: str) -> int:
-    return len(letters.encode(errors="surrogateescape"))
+def _byte_length(text: str) -> int:
+    return len(text.encode(errors="surrogateescape"))
 
 
 _ALLOWED = (
@@ -384,7 +386,7 @@ def from_dict(data: Mapping[str, Any]) -> Constraint:
         "allow": Allow,
     }
     if isinstance(data, Mapping) and "lazy" in data:
-        triggers = [_trigger(each) for each in data.get("triggers", ())]
+        triggers = [_parse_trigger(each) for each in data.get("triggers", ())]
         return Lazy(from_dict(data["lazy"]), triggers)
     if isinstance(data, Mapping) and "token_limits" in data:
         from .token_limits import TokenLimits
@@ -418,12 +420,12 @@ def from_dict(data: Mapping[str, Any]) -> Constraint:
     if isinstance(data, Mapping) and len(data) == 1:
         name, value = next(iter(data.items()))
         if name in kinds:
-            made: Constraint = kinds[name](value)
-            return made
+            constraint: Constraint = kinds[name](value)
+            return constraint
     raise FormatError(f"{data!r} is no saved constraint")
 
 
-def _trigger(data: Any) -> Any:
+def _parse_trigger(data: Any) -> Any:
     if not isinstance(data, Mapping):
         return data
     try:

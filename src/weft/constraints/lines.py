@@ -108,7 +108,7 @@ class EachLineMatcher(Matcher):
             bits[:] = 0
         else:
             self._line.fill(bits, banned)
-        allowed = self._ending()
+        allowed = self._line_end_tokens()
         if self._has_lines:
             allowed |= self._compiler.stop_ids
         words = bits.view("uint32")
@@ -116,11 +116,11 @@ class EachLineMatcher(Matcher):
             words[token // 32] |= 1 << token % 32
 
     def accept(self, token: int) -> None:
-        if token in self._ending():
+        if token in self._line_end_tokens():
             begun = self._begun + self._compiler.spellings[token]
-            is_whole = begun in self._ends
-            self._begun = b"" if is_whole else begun
-            if is_whole:
+            is_complete = begun in self._ends
+            self._begun = b"" if is_complete else begun
+            if is_complete:
                 self._line, self._has_lines = self._fresh.clone(), True
         elif self._begun:
             raise ConstraintError(f"token {token} does not complete the line end")
@@ -129,21 +129,21 @@ class EachLineMatcher(Matcher):
             self._has_lines = False
 
     def is_allowed(self, token: int) -> bool:
-        if token in self._ending():
+        if token in self._line_end_tokens():
             return True
         if self._begun:
             return False
         is_end = self._has_lines and token in self._compiler.stop_ids
         return is_end or self._line.is_allowed(token)
 
-    def _ending(self) -> set[int]:
+    def _line_end_tokens(self) -> set[int]:
         """Return the tokens that begin a line end at this point, or continue the one begun."""
         if not (self._begun or self._line.may_end):
             return set()
         begun, token_of = self._begun, self._compiler.vocabulary.token
         rest = [end[len(begun) :] for end in self._ends if end.startswith(begun)]
-        found = {token_of(left[:n]) for left in rest for n in range(1, len(left) + 1)}
-        return {token for token in found if token is not None}
+        first_tokens = {token_of(left[:n]) for left in rest for n in range(1, len(left) + 1)}
+        return {token for token in first_tokens if token is not None}
 
     def forced(self, banned: Set[int] = frozenset()) -> list[int]:
         if self._begun or self._has_lines or self._line.may_end:
@@ -156,7 +156,7 @@ class EachLineMatcher(Matcher):
 
     @property
     def must_end(self) -> bool:
-        return not self._begun and self._line.must_end and not self._ending()
+        return not self._begun and self._line.must_end and not self._line_end_tokens()
 
     @property
     def failure(self) -> str | None:

@@ -42,8 +42,8 @@ def as_regex(pattern: re.Pattern[str]) -> str:
     if not isinstance(pattern.pattern, str):
         raise GrammarError(f"the pattern {pattern.pattern!r} is of bytes; allowed is one of text")
     try:
-        return _Rust().all(_parsed(pattern), pattern.flags)
-    except _Unwritable as error:
+        return _RustWriter().all(_parse(pattern), pattern.flags)
+    except _Untranslatable as error:
         raise GrammarError(f"the pattern {pattern.pattern!r} has {error}; leave it out") from None
 
 
@@ -58,11 +58,11 @@ def search_regex(pattern: str) -> str:
     """
     flags = re.ASCII
     try:
-        parsed = list(_parsed(re.compile(pattern, flags)))
+        parsed = list(_parse(re.compile(pattern, flags)))
         is_branch = len(parsed) == 1 and str(parsed[0][0]) == "BRANCH"
         options = parsed[0][1][1] if is_branch else [parsed]
-        return f"({'|'.join(_SearchPattern().all(list(option), flags) for option in options)})"
-    except (re.error, _Unwritable) as error:
+        return f"({'|'.join(_SearchWriter().all(list(option), flags) for option in options)})"
+    except (re.error, _Untranslatable) as error:
         raise PatternError(f"the pattern {pattern!r} is not supported: {error}") from None
 
 
@@ -73,13 +73,13 @@ def prefix_pattern(pattern: re.Pattern[str]) -> re.Pattern[str] | None:
     result is None if any text may be one, which cannot be decided for look-around and anchors.
     """
     try:
-        begun = _Beginnings().all(_parsed(pattern), pattern.flags)
-    except _Unwritable:
+        begun = _PrefixWriter().all(_parse(pattern), pattern.flags)
+    except _Untranslatable:
         return None
     return re.compile(rf"(?s:(?=.))(?:{begun})\Z")
 
 
-def _parsed(pattern: re.Pattern[str]) -> Parsed:
+def _parse(pattern: re.Pattern[str]) -> Parsed:
     """Return Python's own parse of a pattern: (operation, argument) pairs in order.
 
     NOTE: `re._parser` is not documented, and only this function uses it. A test lists all
@@ -87,15 +87,15 @@ def _parsed(pattern: re.Pattern[str]) -> Parsed:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they were given when it was compiled
-        found: Parsed = re._parser.parse(pattern.pattern, pattern.flags)  # type: ignore[attr-defined]
-    return found
+        parsed: Parsed = re._parser.parse(pattern.pattern, pattern.flags)  # type: ignore[attr-defined]
+    return parsed
 
 
-class _Unwritable(Exception):
+class _Untranslatable(Exception):
     """Part of a pattern that cannot be translated; the message names it."""
 
 
-class _Python:
+class _PythonWriter:
     """Writes a parse back in the syntax of Python's `re`, with local flags."""
 
     def all(self, parsed: Parsed, flags: int) -> str:
@@ -116,31 +116,31 @@ class _Python:
             return "(?s:.)" if flags & re.DOTALL else r"[^\n]"
         if name in ("LITERAL", "NOT_LITERAL", "IN"):
             return self.char(name, argument, flags)
-        raise _Unwritable(_NAMES.get(name, name))
+        raise _Untranslatable(_NAMES.get(name, name))
 
     def repeated(self, min_count: int, max_count: int, inner: Parsed, flags: int) -> str:
         end = "" if max_count >= re._parser.MAXREPEAT else max_count  # type: ignore[attr-defined]
         return f"(?:{self.all(inner, flags)}){{{min_count},{end}}}"
 
     def anchor(self, name: str, flags: int) -> str:
-        raise _Unwritable(_NAMES.get(name, "^ or $"))
+        raise _Untranslatable(_NAMES.get(name, "^ or $"))
 
     def char(self, name: str, argument: Any, flags: int) -> str:
         parts = argument if name == "IN" else [("LITERAL", argument)]
         is_not = name == "NOT_LITERAL" or str(parts[0][0]) == "NEGATE"
         inner = "".join(self.member(str(kind), value, flags) for kind, value in parts)
-        made = f"[{'^' if is_not else ''}{inner}]"
+        char_class = f"[{'^' if is_not else ''}{inner}]"
         mode = self.mode(flags)
-        return f"(?{mode}:{made})" if mode else made
+        return f"(?{mode}:{char_class})" if mode else char_class
 
     def mode(self, flags: int) -> str:
         return ("a" if flags & re.ASCII else "") + ("i" if flags & re.IGNORECASE else "")
 
     def member(self, kind: str, value: Any, flags: int) -> str:
         if kind == "LITERAL":
-            return spelled(value)
+            return escape_char(value)
         if kind == "RANGE":
-            return f"{spelled(value[0])}-{spelled(value[1])}"
+            return f"{escape_char(value[0])}-{escape_char(value[1])}"
         return self.named(str(value), flags) if kind == "CATEGORY" else ""
 
     def named(self, name: str, flags: int) -> str:
@@ -149,19 +149,19 @@ class _Python:
         return "\\" + (char.upper() if "NOT_" in name else char)
 
 
-class _Rust(_Python):
+class _RustWriter(_PythonWriter):
     """Writes a parse in the syntax of Rust's regular expressions."""
 
     def anchor(self, name: str, flags: int) -> str:
         if name in ("AT_BEGINNING", "AT_END") and flags & re.MULTILINE:
-            raise _Unwritable("^ or $ at lines (re.MULTILINE)")
+            raise _Untranslatable("^ or $ at lines (re.MULTILINE)")
         if name.startswith("AT_BEGINNING"):
             return "^"
         return "$" if name.startswith("AT_END") else super().anchor(name, flags)
 
     def mode(self, flags: int) -> str:
         if flags & re.ASCII and flags & re.IGNORECASE:
-            raise _Unwritable("re.ASCII together with re.IGNORECASE")
+            raise _Untranslatable("re.ASCII together with re.IGNORECASE")
         return "i" if flags & re.IGNORECASE else ""
 
     def named(self, name: str, flags: int) -> str:
@@ -170,7 +170,7 @@ class _Rust(_Python):
         return f"[^{inner}]" if "NOT_" in name else inner
 
 
-class _SearchPattern(_Rust):
+class _SearchWriter(_RustWriter):
     """Writes one option of a parsed pattern so that it matches all texts that contain it."""
 
     def all(self, parsed: Parsed, flags: int) -> str:
@@ -180,35 +180,35 @@ class _SearchPattern(_Rust):
             begin, parts = "", parts[1:]
         if parts and (str(parts[-1][0]), str(parts[-1][1])) == ("AT", "AT_END"):
             end, parts = "", parts[:-1]
-        return f"{begin}{_Anchorless().all(parts, flags)}{end}"
+        return f"{begin}{_AnchorlessWriter().all(parts, flags)}{end}"
 
 
-class _Anchorless(_Rust):
+class _AnchorlessWriter(_RustWriter):
     """Writes a parse, and rejects anchors in the middle of the pattern."""
 
     def anchor(self, name: str, flags: int) -> str:
-        raise _Unwritable("^ or $ in its middle")
+        raise _Untranslatable("^ or $ in its middle")
 
 
-class _Beginnings(_Python):
+class _PrefixWriter(_PythonWriter):
     """Writes a pattern of all prefixes of a match, from the empty to the complete one."""
 
     def all(self, parsed: Parsed, flags: int) -> str:
-        made = ""
+        prefixes = ""
         for name, argument in reversed(list(parsed)):
-            whole = _Python().one(str(name), argument, flags)
+            complete = _PythonWriter().one(str(name), argument, flags)
             begun = self.one(str(name), argument, flags)
-            made = f"(?:{whole}{made}|{begun})" if made else begun
-        return made
+            prefixes = f"(?:{complete}{prefixes}|{begun})" if prefixes else begun
+        return prefixes
 
     def repeated(self, min_count: int, max_count: int, inner: Parsed, flags: int) -> str:
-        return f"{_Python().repeated(0, max_count, inner, flags)}(?:{self.all(inner, flags)})"
+        return f"{_PythonWriter().repeated(0, max_count, inner, flags)}(?:{self.all(inner, flags)})"
 
     def char(self, name: str, argument: Any, flags: int) -> str:
         return super().char(name, argument, flags) + "?"
 
 
-def spelled(code: int) -> str:
+def escape_char(code: int) -> str:
     """Return a character in a form that all regular expression syntaxes accept."""
     char = chr(code)
     if char.isascii() and char.isalnum():

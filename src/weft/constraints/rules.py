@@ -86,10 +86,10 @@ def is_too_deep(start: T, inner: Callable[[T], Iterable[T]]) -> bool:
     while path:
         if len(path) > MAX_DEPTH:
             return True
-        for each in path[-1]:
-            if id(each) not in visited:
-                visited.add(id(each))
-                path.append(iter(inner(each)))
+        for child in path[-1]:
+            if id(child) not in visited:
+                visited.add(id(child))
+                path.append(iter(inner(child)))
                 break
         else:
             path.pop()
@@ -178,7 +178,7 @@ class Compound:
     parts: tuple[Compound | Lexeme | RuleRef, ...]
 
 
-Cut = Compound | Lexeme | RuleRef
+Shape = Compound | Lexeme | RuleRef
 
 
 class Lexemes:
@@ -191,10 +191,10 @@ class Lexemes:
         self.rules = rules
         self._flat = fixed_point(rules, is_flat)
         self._split_ids: set[int] = set()  # ids of parts that were split into smaller lexemes
-        self._masks = _masks(rules)
+        self._char_masks = _char_masks(rules)
         self._automata: dict[Lexeme, _Automaton | None] = {}
         self.open_rules: list[str] = []
-        self._shapes: dict[str, Cut] = {}
+        self._shapes: dict[str, Shape] = {}
         while True:
             self._compute_shapes()
             ambiguous = self._ambiguous()
@@ -203,7 +203,7 @@ class Lexemes:
             for lexeme in ambiguous:
                 self._split(lexeme)
 
-    def shape(self, part: Part) -> Cut:
+    def shape(self, part: Part) -> Shape:
         """Return a part with its lexemes marked; a part that is one lexeme becomes a Lexeme."""
         if self._is_lexeme(part):
             return Lexeme((part,), part)
@@ -211,15 +211,15 @@ class Lexemes:
             return part
         if not isinstance(part, Concat) or id(part) in self._split_ids:
             return Compound(part, tuple(self.shape(each) for each in children(part)))
-        found: list[Cut] = []
+        shapes: list[Shape] = []
         run: list[Part] = []
-        for each in part.parts:
-            if self._is_lexeme(each):
-                run.append(each)
+        for child in part.parts:
+            if self._is_lexeme(child):
+                run.append(child)
                 continue
-            found += [Lexeme(tuple(run), part)] * bool(run) + [self.shape(each)]
+            shapes += [Lexeme(tuple(run), part)] * bool(run) + [self.shape(child)]
             run = []
-        return Compound(part, tuple(found + [Lexeme(tuple(run), part)] * bool(run)))
+        return Compound(part, tuple(shapes + [Lexeme(tuple(run), part)] * bool(run)))
 
     def _is_lexeme(self, part: Part) -> bool:
         return id(part) not in self._split_ids and is_flat(part, self._flat)
@@ -254,18 +254,18 @@ class Lexemes:
         """Return the lexemes whose longest match can be wrong; single characters never are."""
         if not self.open_rules:
             return []
-        after = self._after()
+        after = self._following_chars()
         large = [each for each in after if self._automaton(each) is None]
         if large or len(after) > _MAX_LEXEMES:
             return large or [each for each in after if _can_split(each)]
         ambiguous: dict[Lexeme, None] = {}
         for one, chars in after.items():
             for other in after:
-                if self._crosses(one, other, chars):
+                if self._can_mismatch(one, other, chars):
                     ambiguous |= dict.fromkeys(each for each in (one, other) if _can_split(each))
         return list(ambiguous)
 
-    def _crosses(self, one: Lexeme, other: Lexeme, after: int) -> bool:
+    def _can_mismatch(self, one: Lexeme, other: Lexeme, after: int) -> bool:
         """Return True if the longest match of `other` can be wrong after a text of `one`.
 
         That is so if a text of `one` is a proper prefix of a text of `other`, and the next
@@ -296,15 +296,15 @@ class Lexemes:
                     stack.append((short.after(p), following))
         return False
 
-    def _after(self) -> dict[Lexeme, int]:
+    def _following_chars(self) -> dict[Lexeme, int]:
         """Return for each lexeme the characters that may follow it, as bits."""
-        first = self._first()
+        first = self._first_of_rules()
         after: dict[str, int] = dict.fromkeys(self._shapes, 0)
-        found: dict[Lexeme, int] = {}
+        following: dict[Lexeme, int] = {}
 
-        def walk(shape: Cut, then: int) -> None:
+        def walk(shape: Shape, then: int) -> None:
             if isinstance(shape, Lexeme):
-                found[shape] = found.get(shape, 0) | then
+                following[shape] = following.get(shape, 0) | then
             elif isinstance(shape, RuleRef):
                 after[shape.name] |= then
             elif isinstance(shape.of, Concat):
@@ -313,33 +313,33 @@ class Lexemes:
                     begins, is_empty = self._first_chars(part, first)
                     then = begins | then if is_empty else begins
             else:
-                again = isinstance(shape.of, Repeat) and shape.of.max_count != 1
+                repeats = isinstance(shape.of, Repeat) and shape.of.max_count != 1
                 for part in shape.parts:
-                    walk(part, then | self._first_chars(part, first)[0] if again else then)
+                    walk(part, then | self._first_chars(part, first)[0] if repeats else then)
 
         before = None
-        while before != (after, found):
-            before = (dict(after), dict(found))
+        while before != (after, following):
+            before = (dict(after), dict(following))
             for name, shape in self._shapes.items():
                 walk(shape, after[name])
-        return found
+        return following
 
-    def _first(self) -> dict[str, tuple[int, bool]]:
+    def _first_of_rules(self) -> dict[str, tuple[int, bool]]:
         """Return for each open rule its possible first characters, and whether it may be empty."""
-        found = dict.fromkeys(self._shapes, (0, False))
+        first = dict.fromkeys(self._shapes, (0, False))
         before = None
-        while before != found:
-            before = dict(found)
+        while before != first:
+            before = dict(first)
             for name, shape in self._shapes.items():
-                found[name] = self._first_chars(shape, found)
-        return found
+                first[name] = self._first_chars(shape, first)
+        return first
 
-    def _first_chars(self, shape: Cut, known: Mapping[str, tuple[int, bool]]) -> tuple[int, bool]:
+    def _first_chars(self, shape: Shape, known: Mapping[str, tuple[int, bool]]) -> tuple[int, bool]:
         if isinstance(shape, Lexeme):
-            made = self._automaton(shape)
-            if made is None:
+            automaton = self._automaton(shape)
+            if automaton is None:
                 return -1, True
-            return made.mask(made.first), made.is_empty
+            return automaton.mask(automaton.first), automaton.is_empty
         if isinstance(shape, RuleRef):
             return known[shape.name]
         parts = [self._first_chars(each, known) for each in shape.parts]
@@ -357,13 +357,13 @@ class Lexemes:
 
     def _automaton(self, lexeme: Lexeme) -> _Automaton | None:
         if lexeme not in self._automata:
-            made: _Automaton | None = _Automaton(self.rules, self._masks)
+            automaton: _Automaton | None = _Automaton(self.rules, self._char_masks)
             try:
-                assert made is not None
-                made.take(Concat(lexeme.parts))
+                assert automaton is not None
+                automaton.build(Concat(lexeme.parts))
             except _TooLargeError:
-                made = None
-            self._automata[lexeme] = made
+                automaton = None
+            self._automata[lexeme] = automaton
         return self._automata[lexeme]
 
 
@@ -389,31 +389,31 @@ class _Automaton:
         self.last: frozenset[int] = frozenset()
         self.is_empty = False
 
-    def take(self, part: Part) -> None:
+    def build(self, part: Part) -> None:
         """Build the automaton of a part. Raises: _TooLargeError."""
-        self.is_empty, self.first, self.last = self._of(part, 0)
+        self.is_empty, self.first, self.last = self._add(part, 0)
 
     def mask(self, positions: Iterable[int]) -> int:
         """Return the characters that match at any of some positions, as bits."""
-        made = 0
+        chars = 0
         for position in positions:
-            made |= self.chars[position]
-        return made
+            chars |= self.chars[position]
+        return chars
 
     def after(self, positions: Iterable[int]) -> frozenset[int]:
         """Return the positions that may follow some positions."""
-        found = {id(each): each for position in positions for each in self.follow[position]}
-        return frozenset().union(*found.values())
+        distinct = {id(each): each for position in positions for each in self.follow[position]}
+        return frozenset().union(*distinct.values())
 
     def by_char(self, positions: Iterable[int]) -> dict[int, frozenset[int]]:
         """Return for each character the positions among these that match it."""
-        found: dict[int, set[int]] = {}
+        matching: dict[int, set[int]] = {}
         for position in positions:
-            for char in _bits(self.chars[position]):
-                found.setdefault(char, set()).add(position)
-        return {char: frozenset(each) for char, each in found.items()}
+            for char in _bit_numbers(self.chars[position]):
+                matching.setdefault(char, set()).add(position)
+        return {char: frozenset(each) for char, each in matching.items()}
 
-    def _of(self, part: Part, depth: int) -> Ends:
+    def _add(self, part: Part, depth: int) -> Ends:
         """Add the positions of a part.
 
         depth: the nesting of rules above it.
@@ -428,38 +428,38 @@ class _Automaton:
             position = frozenset([len(self.chars) - 1])
             return False, position, position
         if isinstance(part, RuleRef):
-            return self._of(self.rules[part.name].body, depth + 1)
-        made = [self._of(each, depth + 1) for each in children(part)]
+            return self._add(self.rules[part.name].body, depth + 1)
+        inner = [self._add(each, depth + 1) for each in children(part)]
         if isinstance(part, Alternation):
-            first = frozenset[int]().union(*(first for _, first, _ in made))
-            last = frozenset[int]().union(*(last for _, _, last in made))
-            return any(is_empty for is_empty, _, _ in made), first, last
+            first = frozenset[int]().union(*(first for _, first, _ in inner))
+            last = frozenset[int]().union(*(last for _, _, last in inner))
+            return any(is_empty for is_empty, _, _ in inner), first, last
         if isinstance(part, Repeat):
-            ((is_empty, first, last),) = made
+            ((is_empty, first, last),) = inner
             if part.max_count == 0:
                 return True, frozenset(), frozenset()
             if part.max_count != 1:
-                self._join(last, first)
+                self._connect(last, first)
             return is_empty or not part.min_count, first, last
-        return self._chained(made)
+        return self._add_chain(inner)
 
-    def _chained(self, made: list[Ends]) -> Ends:
+    def _add_chain(self, inner: list[Ends]) -> Ends:
         is_empty, first, last = True, frozenset[int](), frozenset[int]()
-        for each_is_empty, each_first, each_last in made:
-            self._join(last, each_first)
+        for each_is_empty, each_first, each_last in inner:
+            self._connect(last, each_first)
             if is_empty:
                 first = first | each_first
             last = last | each_last if each_is_empty else each_last
             is_empty = is_empty and each_is_empty
         return is_empty, first, last
 
-    def _join(self, last: frozenset[int], first: frozenset[int]) -> None:
+    def _connect(self, last: frozenset[int], first: frozenset[int]) -> None:
         for position in last:
             self.follow[position].append(first)
 
 
 @lru_cache(maxsize=4096)
-def _bits(mask: int) -> tuple[int, ...]:
+def _bit_numbers(mask: int) -> tuple[int, ...]:
     return tuple(bit for bit in range(mask.bit_length()) if mask >> bit & 1)
 
 
@@ -467,7 +467,7 @@ def _can_split(lexeme: Lexeme) -> bool:
     return len(lexeme.parts) > 1 or not isinstance(lexeme.parts[0], CharClass)
 
 
-def _masks(rules: Mapping[str, Rule]) -> dict[CharClass, int]:
+def _char_masks(rules: Mapping[str, Rule]) -> dict[CharClass, int]:
     """Return the characters of each class as bits.
 
     Characters share a bit if every class has all of them or none.

@@ -17,7 +17,15 @@ from ..errors import GrammarError
 from .number_ranges import Bound, integer_pattern, number_pattern
 from .regex_translate import search_regex
 from .rules import MAX_DEPTH
-from .schema_reader import FORMATS, Schema, SchemaReader, Variant, bounds, is_deep_schema, is_whole
+from .schema_reader import (
+    FORMATS,
+    Schema,
+    SchemaReader,
+    Variant,
+    bounds,
+    is_deep_schema,
+    is_integral,
+)
 from .schema_rules import JsonLayout, RuleWriter, Whitespace, literal, names_in, renamed
 
 _SELF = "\0"
@@ -211,7 +219,7 @@ class _SchemaLarkWriter(RuleWriter):
         parts = variant.with_any("multipleOf")
         steps = [part["multipleOf"] for part in parts]
         schema = variant.with_any(*NUMBER_WORDS)[0]
-        if all(is_whole(step) and step == 1 for step in steps):
+        if all(is_integral(step) and step == 1 for step in steps):
             if kind == "integer" or steps:
                 return self._pattern(integer_pattern(low, high), schema)
             if not any(map(_is_rounded, (low, high))):
@@ -233,11 +241,11 @@ class _SchemaLarkWriter(RuleWriter):
         None if there are no such numbers.
         """
         options: list[str | None] = []
-        if low is not None and not is_whole(low[0]):
+        if low is not None and not is_integral(low[0]):
             integer = math.ceil(low[0])
             options.append(self._json("number", _limits(low, (integer, True)), schema))
             low = (integer, False)
-        if high is not None and not is_whole(high[0]):
+        if high is not None and not is_integral(high[0]):
             integer = math.floor(high[0])
             options.append(self._json("number", _limits((integer, True), high), schema))
             high = (integer, False)

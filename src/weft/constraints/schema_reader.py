@@ -70,7 +70,7 @@ class Variant:
 
     def with_any(self, *keywords: str) -> list[Mapping[str, Any]]:
         """Return the parts that have one of some keywords."""
-        return [part for part in self.parts if any(word in part for word in keywords)]
+        return [part for part in self.parts if any(keyword in part for keyword in keywords)]
 
     def limits(self, type_name: str) -> bool:
         """Return True if a keyword of some part limits values of a JSON type."""
@@ -133,18 +133,18 @@ class Variant:
 
     def prefix_items(self) -> int:
         """Return how many items at an array's start have a schema of their own."""
-        return max((len(_prefix(part)) for part in self.parts), default=0)
+        return max((len(_prefix_schemas(part)) for part in self.parts), default=0)
 
     def item(self, number: int) -> list[Schema]:
         """Return all schemas that an array's item must fit. number: its index."""
         schemas: list[Schema] = []
         for part in self.parts:
-            prefix = _prefix(part)
-            schemas.append(prefix[number] if number < len(prefix) else _rest(part))
+            prefix = _prefix_schemas(part)
+            schemas.append(prefix[number] if number < len(prefix) else _rest_schema(part))
         return schemas
 
 
-def _prefix(part: Mapping[str, Any]) -> Sequence[Schema]:
+def _prefix_schemas(part: Mapping[str, Any]) -> Sequence[Schema]:
     """Return the schemas of an array's first items: `prefixItems`, or `items` if it is a list.
 
     Drafts before 2020-12 have the list in `items`.
@@ -153,7 +153,7 @@ def _prefix(part: Mapping[str, Any]) -> Sequence[Schema]:
     return part["items"] if isinstance(part.get("items"), list) else prefix
 
 
-def _rest(part: Mapping[str, Any]) -> Schema:
+def _rest_schema(part: Mapping[str, Any]) -> Schema:
     """Return the schema of the items after the first ones."""
     items: Schema = part.get("items", True)
     return part.get("additionalItems", True) if isinstance(items, list) else items
@@ -209,11 +209,11 @@ class SchemaReader:
 
         Combinations that no value can fit are left out.
         """
-        crossed = self._crossed([self._options(schema, ()) for schema in schemas])
+        crossed = self._combinations([self._options(schema, ()) for schema in schemas])
         variants = (self._variant(parts) for parts in crossed)
         return [variant for variant in variants if variant is not None]
 
-    def _crossed(self, options: Sequence[list[Parts]]) -> list[Parts]:
+    def _combinations(self, options: Sequence[list[Parts]]) -> list[Parts]:
         combined: list[Parts] = [()]
         for choices in options:
             combined = [(*before, *after) for before in combined for after in choices]
@@ -222,7 +222,7 @@ class SchemaReader:
                 raise self.error(first, f"more than {_MAX_COMBINATIONS} combinations of options")
         return combined
 
-    def _options(self, schema: Schema, through: tuple[int, ...]) -> list[Parts]:
+    def _options(self, schema: Schema, referrers: tuple[int, ...]) -> list[Parts]:
         """Return the parts of each combination of a schema's options.
 
         through: ids of the schemas whose references led here, to find endless references.
@@ -235,24 +235,24 @@ class SchemaReader:
         groups: list[list[Parts]] = [[(schema,)]]
         if "$ref" in schema:
             target = self.target(schema)
-            if id(target) in (*through, id(schema)):
+            if id(target) in (*referrers, id(schema)):
                 raise self.error(schema, f"$ref {schema['$ref']!r} leads to itself")
-            groups.append(self._options(target, (*through, id(schema))))
-        groups += [self._options(part, through) for part in schema.get("allOf", ())]
+            groups.append(self._options(target, (*referrers, id(schema))))
+        groups += [self._options(part, referrers) for part in schema.get("allOf", ())]
         if "anyOf" in schema:
-            options = [self._options(option, through) for option in schema["anyOf"]]
+            options = [self._options(option, referrers) for option in schema["anyOf"]]
             groups.append([parts for option in options for parts in option])
         if "oneOf" in schema:
             groups += [[(part,)] for part in _discriminator(schema)]
             resolved = ("$ref", "allOf", "anyOf", "oneOf")
-            own = {word: value for word, value in schema.items() if word not in resolved}
-            beside = self._crossed([[(own,)], *groups[1:]])
-            groups.append(self._one_of(schema, beside, through))
+            own = {keyword: value for keyword, value in schema.items() if keyword not in resolved}
+            other_parts = self._combinations([[(own,)], *groups[1:]])
+            groups.append(self._one_of(schema, other_parts, referrers))
         if "if" in schema and (applied := self.condition(schema)) is not None:
-            groups.append(self._options(applied, through))
+            groups.append(self._options(applied, referrers))
         if "not" in schema and is_trivial(schema["not"]):
             return []
-        return self._crossed(groups)
+        return self._combinations(groups)
 
     @staticmethod
     def condition(schema: Mapping[str, Any]) -> Schema | None:
@@ -266,7 +266,7 @@ class SchemaReader:
         return schema.get("else", True) if schema["if"] is False else None
 
     def _one_of(
-        self, schema: Mapping[str, Any], beside: list[Parts], through: tuple[int, ...]
+        self, schema: Mapping[str, Any], other_parts: list[Parts], referrers: tuple[int, ...]
     ) -> list[Parts]:
         """Return the options of a `oneOf`. Raises GrammarError if a value could fit two of them.
 
@@ -275,9 +275,9 @@ class SchemaReader:
             beside: combinations of its other keywords.
             through: as for `_options`.
         """
-        options = [self._options(option, through) for option in schema["oneOf"]]
+        options = [self._options(option, referrers) for option in schema["oneOf"]]
         for one, other in combinations(options, 2):
-            if any(self._may_fit((*a, *b, *c), 4) for a in one for b in other for c in beside):
+            if any(self._may_fit((*a, *b, *c), 4) for a in one for b in other for c in other_parts):
                 raise self.error(
                     schema, f"a oneOf whose options may overlap is not supported; {INSTEAD}"
                 )
@@ -287,18 +287,18 @@ class SchemaReader:
         types = frozenset(TYPES)
         for part in parts:
             if "type" in part:
-                types &= _types_of(part["type"])
+                types &= _type_set(part["type"])
             excluded = _excluded_types(part.get("not", False))
             types -= excluded or set()
         listing = next((part for part in parts if "const" in part or "enum" in part), None)
         allowed: list[Any] | None = None
         if listing is not None:
-            word = "const" if "const" in listing else "enum"
-            allowed = [listing["const"]] if word == "const" else list(listing["enum"])
+            keyword = "const" if "const" in listing else "enum"
+            allowed = [listing["const"]] if keyword == "const" else list(listing["enum"])
             allowed = [
                 value
                 for value in allowed
-                if all(self.fits(value, p, known=word if p is listing else "") for p in parts)
+                if all(self.fits(value, p, known=keyword if p is listing else "") for p in parts)
             ]
         if not types or allowed == []:
             return None
@@ -320,7 +320,7 @@ class SchemaReader:
             return True
         for key in variant.required():
             schemas = variant.property(key)
-            options = self._crossed([self._options(schema, ()) for schema in schemas])
+            options = self._combinations([self._options(schema, ()) for schema in schemas])
             if not any(self._may_fit(option, depth - 1) for option in options):
                 return False
         return True
@@ -335,17 +335,22 @@ class SchemaReader:
         self.check(schema)
         if isinstance(schema, bool):
             return schema
-        for word in ("$dynamicRef", "$recursiveRef", "unevaluatedProperties", "unevaluatedItems"):
-            if word in schema and not is_trivial(schema[word]):
-                raise self.error(schema, f"{word} is not supported")
+        for keyword in (
+            "$dynamicRef",
+            "$recursiveRef",
+            "unevaluatedProperties",
+            "unevaluatedItems",
+        ):
+            if keyword in schema and not is_trivial(schema[keyword]):
+                raise self.error(schema, f"{keyword} is not supported")
         options = schema.get("oneOf")
         return (
-            ("type" not in schema or not _types_of(schema["type"]).isdisjoint(types_of(value)))
-            and ("const" not in schema or known == "const" or is_same(value, schema["const"]))
+            ("type" not in schema or not _type_set(schema["type"]).isdisjoint(types_of(value)))
+            and ("const" not in schema or known == "const" or is_equal_json(value, schema["const"]))
             and (
                 "enum" not in schema
                 or known == "enum"
-                or any(is_same(value, one) for one in schema["enum"])
+                or any(is_equal_json(value, one) for one in schema["enum"])
             )
             and ("$ref" not in schema or self.fits(value, self.target(schema)))
             and all(self.fits(value, part) for part in schema.get("allOf", ()))
@@ -362,8 +367,8 @@ class SchemaReader:
 
     def _fits_inside(self, value: Any, schema: Mapping[str, Any]) -> bool:
         if isinstance(value, str):
-            return _is_counted(len(value), schema, "minLength", "maxLength") and (
-                "pattern" not in schema or self._matches(schema, value)
+            return _is_count_in_limits(len(value), schema, "minLength", "maxLength") and (
+                "pattern" not in schema or self._matches_pattern(schema, value)
             )
         if isinstance(value, list):
             return self._fits_array(value, schema)
@@ -371,7 +376,7 @@ class SchemaReader:
             return self._fits_object(value, schema)
         return is_number(value) is False or _is_in_range(value, schema)
 
-    def _matches(self, schema: Mapping[str, Any], text: str) -> bool:
+    def _matches_pattern(self, schema: Mapping[str, Any], text: str) -> bool:
         self._check_patterns(schema, [schema["pattern"]])
         return matches(schema["pattern"], text)
 
@@ -385,7 +390,7 @@ class SchemaReader:
                 raise self.error(schema, message) from error
 
     def _fits_array(self, value: list[Any], schema: Mapping[str, Any]) -> bool:
-        prefix, rest = _prefix(schema), _rest(schema)
+        prefix, rest = _prefix_schemas(schema), _rest_schema(schema)
         schemas = [*prefix, *[rest] * (len(value) - len(prefix))]
         contained = True
         if "contains" in schema:
@@ -394,10 +399,11 @@ class SchemaReader:
             contained = low <= n_contained <= high
         return (
             contained
-            and _is_counted(len(value), schema, "minItems", "maxItems")
+            and _is_count_in_limits(len(value), schema, "minItems", "maxItems")
             and all(map(self.fits, value, schemas))
             and not (
-                schema.get("uniqueItems") and any(is_same(a, b) for a, b in combinations(value, 2))
+                schema.get("uniqueItems")
+                and any(is_equal_json(a, b) for a, b in combinations(value, 2))
             )
         )
 
@@ -408,7 +414,7 @@ class SchemaReader:
         names = schema.get("propertyNames", True)
         return (
             set(schema.get("required", ())) <= set(value)
-            and _is_counted(len(value), schema, "minProperties", "maxProperties")
+            and _is_count_in_limits(len(value), schema, "minProperties", "maxProperties")
             and all(
                 self.fits(key, names) and all(self.fits(inner, s) for s in read.property(key))
                 for key, inner in value.items()
@@ -450,9 +456,11 @@ class SchemaReader:
             return
         if not isinstance(schema, Mapping):
             raise GrammarError(f"{schema!r:.80} is no schema; allowed: an object, true, false")
-        for word, value in schema.items():
-            if word in _FORMS and not _FORMS[word](value):
-                raise self.error(schema, f"{word} is {value!r:.80}, which is no schema's {word}")
+        for keyword, value in schema.items():
+            if keyword in _FORMS and not _FORMS[keyword](value):
+                raise self.error(
+                    schema, f"{keyword} is {value!r:.80}, which is no schema's {keyword}"
+                )
         self._check_patterns(schema, schema.get("patternProperties", ()))
 
 
@@ -463,7 +471,7 @@ def is_trivial(schema: Any) -> bool:
     return schema is True
 
 
-def _types_of(type_names: str | Sequence[str]) -> set[str]:
+def _type_set(type_names: str | Sequence[str]) -> set[str]:
     names = {type_names} if isinstance(type_names, str) else set(type_names)
     return names | {"integer"} if "number" in names else names
 
@@ -487,7 +495,7 @@ def _excluded_types(schema: Any) -> set[str] | None:
         return set()
     if not isinstance(schema, Mapping) or set(schema) & LIMITING != {"type"}:
         return None
-    types = _types_of(schema["type"])
+    types = _type_set(schema["type"])
     return types if "integer" not in types or "number" in types else None
 
 
@@ -509,13 +517,13 @@ def bounds(variant: Variant) -> tuple[tuple[Any, bool] | None, tuple[Any, bool] 
     lows: list[tuple[Any, bool]] = []
     highs: list[tuple[Any, bool]] = []
     for part in variant.parts:
-        for limits, word, exclusive in (
+        for limits, keyword, exclusive in (
             (lows, "minimum", "exclusiveMinimum"),
             (highs, "maximum", "exclusiveMaximum"),
         ):
             strict = part.get(exclusive, False)  # a boolean in draft 4
-            if word in part:
-                limits.append((part[word], strict is True))
+            if keyword in part:
+                limits.append((part[keyword], strict is True))
             if not isinstance(strict, bool):
                 limits.append((strict, True))
     low = max(lows, key=lambda bound: (bound[0], bound[1]), default=None)
@@ -536,11 +544,11 @@ def _is_in_range(value: float, schema: Mapping[str, Any]) -> bool:
     return (
         (low is None or (value > low[0] if low[1] else value >= low[0]))
         and (high is None or (value < high[0] if high[1] else value <= high[0]))
-        and (step is None or exact(value) % exact(step) == 0)
+        and (step is None or exact_fraction(value) % exact_fraction(step) == 0)
     )
 
 
-def exact(value: float) -> Fraction:
+def exact_fraction(value: float) -> Fraction:
     """Return the exact value of a JSON number's decimal text."""
     return Fraction(json.dumps(value))
 
@@ -595,7 +603,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def is_whole(value: float) -> bool:
+def is_integral(value: float) -> bool:
     """Return True for a number without a fraction."""
     return isinstance(value, int) or (math.isfinite(value) and value == int(value))
 
@@ -606,14 +614,14 @@ def _is_type(value: Any) -> bool:
 
 
 def _is_count(value: Any) -> bool:
-    return is_number(value) and is_whole(value) and value >= 0
+    return is_number(value) and is_integral(value) and value >= 0
 
 
 def _is_pattern(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def _is_texts(value: Any) -> bool:
+def _is_text_list(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
@@ -639,7 +647,7 @@ _FORMS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("minimum", "maximum"), is_number),
     **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), _is_bound),
     "multipleOf": lambda value: is_number(value) and value > 0,
-    "required": _is_texts,
+    "required": _is_text_list,
     "pattern": _is_pattern,
     "format": _is_pattern,
 }
@@ -650,19 +658,21 @@ def types_of(value: Any) -> set[str]:
     if isinstance(value, bool):
         return {"boolean"}
     if isinstance(value, int | float):
-        return {"number", "integer"} if is_whole(value) else {"number"}
+        return {"number", "integer"} if is_integral(value) else {"number"}
     names = {str: "string", list: "array", dict: "object", type(None): "null"}
     return {names[type(value)]}
 
 
-def is_same(one: Any, other: Any) -> bool:
+def is_equal_json(one: Any, other: Any) -> bool:
     """Return True if two values are the same JSON: 1 is 1.0, and is not true."""
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(is_same(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(
+            is_equal_json(one[key], other[key]) for key in one
+        )
     if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(is_same, one, other))
+        return len(one) == len(other) and all(map(is_equal_json, one, other))
     return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
 
 
-def _is_counted(size: int, schema: Mapping[str, Any], lowest: str, highest: str) -> bool:
+def _is_count_in_limits(size: int, schema: Mapping[str, Any], lowest: str, highest: str) -> bool:
     return bool(schema.get(lowest, 0) <= size <= schema.get(highest, size))

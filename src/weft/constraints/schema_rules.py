@@ -25,7 +25,7 @@ from .schema_reader import (
     Schema,
     SchemaReader,
     Variant,
-    is_same,
+    is_equal_json,
     is_trivial,
     is_unresolved_not,
 )
@@ -542,7 +542,7 @@ class RuleWriter(ABC):
             if allowed is None:
                 raise self.refused(part, "uniqueItems", reason)
             for value in allowed:
-                if not any(is_same(value, known) for known in values):
+                if not any(is_equal_json(value, known) for known in values):
                     values.append(value)
         return values
 
@@ -634,7 +634,7 @@ def literal_text(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise GrammarError(f"{text!r:.80} has half a letter (a surrogate) in it") from error
+        raise GrammarError(f"{text!r:.80} contains a surrogate, half of a character") from error
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 

@@ -108,19 +108,21 @@ class TokenLimitsMatcher(Matcher):
         if self._limits.allowed is not None:
             kept = [t for t in self._limits.allowed if words[t // 32] >> t % 32 & 1]
             words[:] = 0
-            _set(words, kept)
+            _set_bits(words, kept)
         for token in forbidden:
             words[token // 32] &= 0xFFFFFFFF ^ (1 << token % 32)
 
     def _forbidden(self) -> frozenset[int]:
         """Return the tokens that complete a bad word here, or that end the text too early."""
         last = self._last
-        found = {
+        completing = {
             word[-1]
             for word in self._limits.bad_words
             if len(word) == 1 or last[1 - len(word) :] == word[:-1]
         }
-        return frozenset(found | self._end_ids if self._n < self._limits.min_tokens else found)
+        return frozenset(
+            completing | self._end_ids if self._n < self._limits.min_tokens else completing
+        )
 
     def accept(self, token: int) -> None:
         if not self._is_within_limits(token):
@@ -159,6 +161,6 @@ class TokenLimitsMatcher(Matcher):
         return twin
 
 
-def _set(words: NDArray[Any], tokens: Iterable[int]) -> None:
+def _set_bits(words: NDArray[Any], tokens: Iterable[int]) -> None:
     for token in tokens:
         words[token // 32] |= 1 << token % 32

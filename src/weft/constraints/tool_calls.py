@@ -66,8 +66,8 @@ def call_constraint(
 
     Raises: ConfigError for an invalid choice, invalid tools, or a model without a chat template.
     """
-    functions = _functions(tools)
-    wanted = _wanted(choice, functions)
+    functions = _argument_schemas(tools)
+    wanted = _validate_choice(choice, functions)
     if wanted == "none":
         return None
     if form.calls is None:
@@ -96,21 +96,21 @@ def loose_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     known = properties if isinstance(properties, Mapping) else {}
     parameters = {
         "type": "object",
-        "properties": {key: _type_alone(schema) for key, schema in known.items()},
+        "properties": {key: _only_type(schema) for key, schema in known.items()},
         "required": [key for key in known if isinstance(required, list) and key in required],
         "additionalProperties": not known,
     }
     return {"type": "function", "function": {**function, "parameters": parameters}}
 
 
-def _type_alone(schema: Any) -> Any:
+def _only_type(schema: Any) -> Any:
     kind = schema.get("type") if isinstance(schema, Mapping) else None
     return {"type": kind} if kind in TYPES else True
 
 
-def _functions(tools: Sequence[Any]) -> dict[str, Any]:
+def _argument_schemas(tools: Sequence[Any]) -> dict[str, Any]:
     """Return the schema of each function's arguments, by name."""
-    found: dict[str, Any] = {}
+    schemas: dict[str, Any] = {}
     for tool in tools:
         function = tool.get("function", tool) if isinstance(tool, Mapping) else None
         name = function.get("name") if isinstance(function, Mapping) else None
@@ -127,13 +127,13 @@ def _functions(tools: Sequence[Any]) -> dict[str, Any]:
         except (TypeError, ValueError) as error:
             raise ConfigError(f"the parameters of {name!r} are no JSON: {error}") from error
         # A tool without listed arguments takes none.
-        found[name] = {"type": "object", "properties": {}, **parameters}
-    if not found:
+        schemas[name] = {"type": "object", "properties": {}, **parameters}
+    if not schemas:
         raise ConfigError("there are no tools to call; give some, or leave tool_choice out")
-    return found
+    return schemas
 
 
-def _wanted(choice: Any, functions: Mapping[str, Any]) -> str:
+def _validate_choice(choice: Any, functions: Mapping[str, Any]) -> str:
     if isinstance(choice, Mapping):
         function = choice.get("function", choice)
         choice = function.get("name") if isinstance(function, Mapping) else None
@@ -158,10 +158,10 @@ class _CallsWriter:
     """
 
     def __init__(
-        self, text: Tokenizer, how: Calls, functions: Mapping[str, Any], *, parallel: bool
+        self, text: Tokenizer, format: Calls, functions: Mapping[str, Any], *, parallel: bool
     ) -> None:
         self.text = text
-        self.how = how
+        self.format = format
         self.functions = functions
         self.parallel = parallel
         self.rules: list[str] = []
@@ -169,28 +169,32 @@ class _CallsWriter:
         self.has_open_names = False
         names = {text.token_text(token): token for token in text.special_ids}
         self.specials = {name: token for name, token in names.items() if name}
-        found = sorted(self.specials, key=len, reverse=True)
-        self._cut = re.compile(f"({'|'.join(map(re.escape, (*found, INDEX)))})")
+        longest_first = sorted(self.specials, key=len, reverse=True)
+        self._cut = re.compile(f"({'|'.join(map(re.escape, (*longest_first, INDEX)))})")
 
     def triggers(self) -> tuple[list[str | int], str]:
         """Return the triggers of a `Lazy` constraint of calls, and a start of the format's head.
 
         The text is the part of the head before the trigger, which the grammar must not repeat.
         """
-        head = self.how.head
+        head = self.format.head
         skipped = ""
         for part in self._cut.split(head):
             token = self.specials.get(part)
             if token is not None and token not in self.text.stop_ids:
                 return [token], skipped
             skipped += part
-        marker = self.how.marker
+        marker = self.format.marker
         if marker and head.startswith(marker):
             return [marker], ""
         plain = head.split(INDEX)[0]
         if len(plain.strip()) >= _SHORT:
             return [plain], ""
-        after = "" if self.how.slots[0] != "name" or len(self.how.slots) < 2 else self.how.mids[0]
+        after = (
+            ""
+            if self.format.slots[0] != "name" or len(self.format.slots) < 2
+            else self.format.mids[0]
+        )
         return [f"{plain}{name}{after[:1]}" for name in self.functions], ""
 
     def lark(self, *, skipped: str = "", before: str = "", json_after: str = "") -> Lark:
@@ -203,44 +207,54 @@ class _CallsWriter:
         """
         text = self.grammar(skipped=skipped, before=before)
         # Arguments without JSON may have any brackets and quotes.
-        is_json = self.how.argument_format is None and not self.how.is_python
+        is_json = self.format.argument_format is None and not self.format.is_python
         if not (self.has_open_names and is_json):
             return CallGrammar(text, places=self.places)
         return CallGrammar(text, unique_names=True, json_after=json_after, places=self.places)
 
     def grammar(self, *, skipped: str = "", before: str = "") -> str:
         """Return the grammar as Lark text. skipped, before: as for `lark`."""
-        how = self.how
+        format = self.format
         calls = [self._call(number, name) for number, name in enumerate(self.functions)]
         self.rules.append(f"call: {' | '.join(calls)}")
-        head = how.head[len(skipped) :]
-        if how.marker == "to=functions." and not skipped:
+        head = format.head[len(skipped) :]
+        if format.marker == "to=functions." and not skipped:
             opening = " | ".join(filter(None, map(self.literal, (" ", _CHANNEL))))
-            before = f"({opening})?" if before == "" and self._is_whole else before
-        more = f"({self.literal(how.join)} call)*" if how.join is not None and self.parallel else ""
-        if how.join == "":
+            before = f"({opening})?" if before == "" and self._starts_turn else before
+        more = (
+            f"({self.literal(format.join)} call)*"
+            if format.join is not None and self.parallel
+            else ""
+        )
+        if format.join == "":
             more = "call*" if self.parallel else ""
-        parts = [before, self.literal(head), "call", more, self.literal(self._until_end(how.tail))]
+        parts = [
+            before,
+            self.literal(head),
+            "call",
+            more,
+            self.literal(self._until_end(format.tail)),
+        ]
         start = f"start: {' '.join(filter(None, parts))}"
         return "\n".join([start, *self.rules, "NUMBER: /[0-9]{1,3}/", "ID: /[a-zA-Z0-9]{9}/"])
 
     # Where the calls begin a turn.
-    _is_whole = False
+    _starts_turn = False
 
     def until(self, mark: str) -> str:
         """Add the rule of any text up to and including `mark`; return its rule text.
 
         Some whitespace may follow the mark.
         """
-        self._is_whole = True
+        self._starts_turn = True
         if mark in self.specials:
             self.rules.append("thought: /(?s:.*)/")
-            found = f"thought {self.literal(mark)}"
+            thought = f"thought {self.literal(mark)}"
         else:
-            self.rules.append(f"thought[lazy]: /(?s:.*){_regex(mark)}/")
-            found = "thought"
+            self.rules.append(f"thought[lazy]: /(?s:.*){_escape_regex(mark)}/")
+            thought = "thought"
         self.rules.append(r"BLANK: /[ \n]{1,4}/")
-        return f"{found} BLANK?"
+        return f"{thought} BLANK?"
 
     def literal(self, text: str | None) -> str:
         """Return the rule text of a literal text of the format; "" for None.
@@ -268,16 +282,16 @@ class _CallsWriter:
 
     def _call(self, number: int, name: str) -> str:
         """Add the rules of one function; return the rule text of its call. name: the function's."""
-        how, fmt = self.how, self.how.argument_format
+        format, fmt = self.format, self.format.argument_format
         parts, is_closed = [], False
-        for at, slot in enumerate(how.slots):
-            mid = how.mids[at - 1] if at else ""
+        for at, slot in enumerate(format.slots):
+            mid = format.mids[at - 1] if at else ""
             if slot == "arguments" and fmt is not None:
-                parts.append(self._each(number, name, fmt, mid))
+                parts.append(self._separate_arguments(number, name, fmt, mid))
                 is_closed = True
                 continue
             between = self.literal(mid)
-            if slot == "arguments" and how.marker == "to=functions.":
+            if slot == "arguments" and format.marker == "to=functions.":
                 between = f"({between} | {self.literal(_HARMONY)})"
             parts.append(between)
             if slot == "name":
@@ -286,7 +300,7 @@ class _CallsWriter:
                 parts.append("ID")
             else:
                 parts.append(self._json(f"args_{number}", name, self.functions[name]))
-        close = "" if is_closed else self.literal(self._until_end(how.close))
+        close = "" if is_closed else self.literal(self._until_end(format.close))
         return " ".join(filter(None, (*parts, close)))
 
     def _json(self, rule: str, name: str, schema: Any) -> str:
@@ -308,7 +322,7 @@ class _CallsWriter:
         self.has_open_names |= lark.has_open_names
         return rule
 
-    def _each(self, number: int, name: str, fmt: ArgumentFormat, mid: str) -> str:
+    def _separate_arguments(self, number: int, name: str, fmt: ArgumentFormat, mid: str) -> str:
         """Add the rules of arguments that are written one by one; return the name of the first.
 
         They come in the schema's order; optional ones may be left out.
@@ -322,8 +336,10 @@ class _CallsWriter:
         known = root.get("properties") or {}
         required = {key for key in root.get("required") or () if key in known}
         keys = list(known)
-        ways = list(self._ways(keys, required, -1))
-        first = [f"{self.literal(mid)} {self._from(number, at)}" for at in ways if at is not None]
+        ways = list(self._next_arguments(keys, required, -1))
+        first = [
+            f"{self.literal(mid)} {self._rule_name(number, at)}" for at in ways if at is not None
+        ]
         if None in ways:
             first.append(self.literal(fmt.empty if fmt.empty is not None else mid + fmt.text_close))
         for at, key in enumerate(keys):
@@ -331,10 +347,10 @@ class _CallsWriter:
             self._argument(number, at, key, known[key], name, fmt)
             for line in self.rules[n_rules:]:
                 self.places.setdefault(line, f"the argument {key!r} of {name!r}")
-            sep, close = self._ends(number, at, known[key], fmt)
+            sep, close = self._argument_ends(number, at, known[key], fmt)
             after = [
-                close if follow is None else f"{sep} {self._from(number, follow)}".strip()
-                for follow in self._ways(keys, required, at)
+                close if follow is None else f"{sep} {self._rule_name(number, follow)}".strip()
+                for follow in self._next_arguments(keys, required, at)
             ]
             options = " | ".join(way or _NOTHING for way in after)
             self.rules.append(f"after_{number}_{at}: {options}")
@@ -342,11 +358,11 @@ class _CallsWriter:
         return f"each_{number}"
 
     @staticmethod
-    def _from(number: int, at: int) -> str:
+    def _rule_name(number: int, at: int) -> str:
         return f"arg_{number}_{at} after_{number}_{at}"
 
     @staticmethod
-    def _ways(keys: Sequence[str], required: set[str], at: int) -> Iterator[int | None]:
+    def _next_arguments(keys: Sequence[str], required: set[str], at: int) -> Iterator[int | None]:
         """Yield the indices of arguments that may follow argument `at`; None for the end.
 
         at: -1 for the start.
@@ -361,8 +377,8 @@ class _CallsWriter:
         self, number: int, at: int, key: str, schema: Any, name: str, fmt: ArgumentFormat
     ) -> None:
         rule = f"arg_{number}_{at}"
-        if not _is_text(schema) or self.how.is_python:
-            mid = fmt.json_mid.removesuffix('"') if self.how.is_python else fmt.json_mid
+        if not _is_text(schema) or self.format.is_python:
+            mid = fmt.json_mid.removesuffix('"') if self.format.is_python else fmt.json_mid
             if not fmt.is_typed and isinstance(schema, Mapping) and schema.get("type") == "boolean":
                 value = '("true" | "false" | "True" | "False")'  # some templates write Python's
             else:
@@ -371,7 +387,7 @@ class _CallsWriter:
             return
         end = _shared_end(fmt)
         allowed = [schema["const"]] if "const" in schema else schema.get("enum")
-        body = _body(schema)
+        body = _string_pattern(schema)
         before = self.literal(key + fmt.text_mid)
         if isinstance(allowed, Sequence) and allowed and not isinstance(allowed, str):
             texts = " | ".join(json.dumps(str(text), ensure_ascii=False) for text in allowed)
@@ -379,7 +395,7 @@ class _CallsWriter:
         elif any(part in self.specials for part in self._cut.split(end)):
             self.rules.append(f"{rule}: {before} text_{number}_{at} {self.literal(end)}")
             plain = self._cut.split(end)[0]
-            lazy = f"[lazy]: /{body}{_regex(plain)}/" if plain else f": /{body}/"
+            lazy = f"[lazy]: /{body}{_escape_regex(plain)}/" if plain else f": /{body}/"
             self.rules.append(f"text_{number}_{at}{lazy}")
             if plain:
                 self.rules[-2] = (
@@ -387,14 +403,16 @@ class _CallsWriter:
                 )
         else:
             self.rules.append(f"{rule}: {before} text_{number}_{at}")
-            self.rules.append(f"text_{number}_{at}[lazy]: /{body}{_regex(end)}/")
+            self.rules.append(f"text_{number}_{at}[lazy]: /{body}{_escape_regex(end)}/")
 
-    def _ends(self, number: int, at: int, schema: Any, fmt: ArgumentFormat) -> tuple[str, str]:
+    def _argument_ends(
+        self, number: int, at: int, schema: Any, fmt: ArgumentFormat
+    ) -> tuple[str, str]:
         """Return the rule texts of the separator after an argument, and of the close of the call.
 
         schema: the argument's schema.
         """
-        if self.how.is_python:
+        if self.format.is_python:
             sep, close = fmt.json_sep.removeprefix('"'), fmt.json_close.removeprefix('"')
         elif not _is_text(schema):
             sep, close = fmt.json_sep, fmt.json_close
@@ -416,12 +434,14 @@ def _is_text(schema: Any) -> bool:
     return isinstance(schema, Mapping) and schema.get("type") == "string"
 
 
-def _body(schema: Mapping[str, Any]) -> str:
+def _string_pattern(schema: Mapping[str, Any]) -> str:
     """Return a regular expression of the strings that an argument's schema allows."""
-    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+    min_length, max_length = schema.get("minLength", 0), schema.get("maxLength", "")
     pattern = schema.get("pattern")
     if pattern is None:
-        return f"(?s:.{{{least},{most}}})" if least or most != "" else "(?s:.*)"
+        return (
+            f"(?s:.{{{min_length},{max_length}}})" if min_length or max_length != "" else "(?s:.*)"
+        )
     if "minLength" in schema or "maxLength" in schema:
         raise GrammarError(
             f"the pattern {pattern!r} and a length of one text cannot both be had in calls whose"
@@ -434,7 +454,7 @@ def _body(schema: Mapping[str, Any]) -> str:
     return f"{'' if is_begun else free}({inner}){'' if is_ended else free}"
 
 
-def _regex(text: str) -> str:
+def _escape_regex(text: str) -> str:
     """Return a regular expression of a fixed text, in the syntax of Lark and Rust."""
     return re.sub(r"[.^$*+?()\[\]{}|\\/\-]", r"\\\g<0>", text).replace("\n", r"\n")
 
@@ -477,5 +497,5 @@ def tagged_constraint(tags: Sequence[TaggedJson], triggers: Sequence[str]) -> La
                 options.append(f"{before} {name} {json.dumps(tag.end, ensure_ascii=False)}")
         if options:
             heads.append(f"head_{number} ({' | '.join(options)})")
-            rules.append(f"head_{number}[lazy]: /(?s:.*){_regex(trigger)}/")
+            rules.append(f"head_{number}[lazy]: /(?s:.*){_escape_regex(trigger)}/")
     return Lark("\n".join([f"start: ({' | '.join(heads)})* text", *rules]))
