@@ -394,7 +394,7 @@ def constraint(schema: Path | None) -> dict[str, Any]:
         )
     try:
         json_schema = JsonSchema(data)
-        json_schema.checked()
+        json_schema.validated()
         return {"constraint": json_schema}
     except GrammarError as error:
         raise GrammarError(f"{schema}: {error}", hint=error.hint) from error

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AnyOf(Constraint):
-    """Text that fits at least one of some constraints.
+    """Text that fits at least one of several constraints.
 
-    `parse` returns what the first option that can parse the text returns.
+    `parse` tries the options in order and returns the first result.
     """
 
     options: tuple[Constraint, ...]
@@ -49,7 +49,7 @@ class AnyOf(Constraint):
 
 
 class AnyOfMatcher(Matcher):
-    """The matchers of those options that the text so far fits; it allows what any of them does."""
+    """Matcher of `AnyOf`: the matchers of the options that still fit; it allows what any allows."""
 
     __slots__ = ("_options",)
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 class Constraint(ABC):
-    """Defines the text that a generation may produce: a hashable value, independent of tokenizers.
+    """The text that a generation may produce: a hashable value, independent of tokenizers.
 
-    Subclasses are frozen dataclasses, so equal constraints are equal.
+    Subclasses are frozen dataclasses, so constraints with equal fields are equal.
 
     stop_ids: token ids that end a text in addition to the model's end tokens.
 
@@ -50,15 +50,15 @@ class Constraint(ABC):
 
     @property
     def is_resumed(self) -> bool:
-        """True if a node's text is a part of the constrained text of its children.
+        """True if the constraint continues from a node's text into its children.
 
-        So the constraint continues, if a node that was grown with an equal one is grown. False: it
-        starts again at each node.
+        Then growing a node continues the constrained text, if the node was grown with an equal
+        constraint. False: the constraint starts again at each node.
         """
         return True
 
     def parse(self, text: str) -> Any:
-        """Return the object that a finished text represents; by default the text itself.
+        """Convert a finished text to the object it represents; by default the text itself.
 
         Raises: Unfinished, which is a ValueError, if the text is not finished.
         """
@@ -66,7 +66,9 @@ class Constraint(ABC):
 
 
 class Matcher(ABC):
-    """State of one generation in a constraint. Belongs to one sampler; clone it to fork.
+    """The state of a constraint during one generation: which tokens may come next.
+
+    It belongs to one sampler; clone it to fork.
 
     Masks are bits, least significant first: token t is bit t % 32 of word t // 32; 1 is allowed.
 
@@ -77,7 +79,7 @@ class Matcher(ABC):
 
     @abstractmethod
     def fill(self, bits: NDArray[np.int32], banned: Set[int] = frozenset()) -> None:
-        """Write the mask of tokens that may follow; it has all end tokens if the text may end.
+        """Write the mask of tokens that may come next; it has all end tokens if the text may end.
 
         Args:
             bits: int32 [n_words(V)], overwritten; bits from V on are undefined.
@@ -94,10 +96,10 @@ class Matcher(ABC):
 
     @abstractmethod
     def is_allowed(self, token: int) -> bool:
-        """Return True if a token may follow; changes nothing."""
+        """Return True if this token may come next. Changes nothing."""
 
     def takes(self, tokens: Sequence[int]) -> bool:
-        """Return True if these tokens may follow, in order; changes nothing."""
+        """Return True if these tokens may come next, in this order. Changes nothing."""
         twin = self.clone()
         for token in tokens:
             if not twin.is_allowed(token):
@@ -106,10 +108,10 @@ class Matcher(ABC):
         return True
 
     def forced(self, banned: Set[int] = frozenset()) -> list[int]:
-        """Return the tokens known to be the only continuation; changes nothing.
+        """Return the next tokens if the constraint leaves no other choice; [] if none is known.
 
-        There may be fewer than all of them. [] if none is known. At each of these tokens the mask
-        allows only that token.
+        There may be fewer than all of them. At each of these tokens the mask allows only that
+        token. Changes nothing.
 
         banned: as for `fill`; the result has none of them.
         """
@@ -127,9 +129,9 @@ class Matcher(ABC):
 
     @property
     def failure(self) -> str | None:
-        """The reason why the matcher cannot continue an allowed text, such as a library's limit.
+        """The reason why the matcher is unusable, such as a limit of the grammar library.
 
-        None if it can, or if the constraint itself allows no token.
+        None if it works, also if the constraint allows no token.
         """
         return None
 
@@ -144,7 +146,7 @@ _END = 0xFF
 
 
 def n_words(n_vocab: int) -> int:
-    """Return the number of int32 words of a mask.
+    """Return the number of int32 words of a mask for a vocabulary.
 
     A mask has one bit per token, and one for each of 256 bytes (see `Compiler.ids_of`).
     """
@@ -172,7 +174,7 @@ class Compiler:
         self._lock = threading.Lock()
 
     def matcher(self, constraint: Constraint) -> Matcher:
-        """Return a new matcher at the start of a constraint; compiles it at first use.
+        """Return a new matcher at the start of a constraint; compile the constraint at first use.
 
         Raises: GrammarError.
         """
@@ -195,7 +197,7 @@ class Compiler:
         return matcher.clone()
 
     def ids_of(self, spelled: bytes) -> list[int]:
-        """Return tokens whose joined bytes are exactly `spelled`.
+        """Tokenize bytes: return tokens whose joined bytes are exactly `spelled`.
 
         They are the tokenizer's own: of a text's start, or of a continuation if the tokenizer adds
         a space at the start. If neither has these bytes, or they are not UTF-8, return the fewest
@@ -212,6 +214,7 @@ class Compiler:
         return self.vocabulary.cut(spelled, self.n_vocab)
 
     def _joined_bytes(self, ids: list[int]) -> bytes | None:
+        """Return the joined bytes of tokens; None if one of them has no bytes."""
         if any(each >= self.n_vocab for each in ids):
             return None
         return b"".join(self.spellings[each] for each in ids)
@@ -250,7 +253,7 @@ class Compiler:
 
     @cached_property
     def guidance(self) -> Any:
-        """llguidance's view of the tokenizer. Cost: once, O(vocabulary)."""
+        """The tokenizer as an object of llguidance. Cost: once, O(vocabulary)."""
         from llguidance import LLTokenizer
         from llguidance._tokenizer import TokenizerWrapper
 
@@ -261,7 +264,7 @@ class Compiler:
 
 
 class _GuidanceTokenizer:
-    """A tokenizer in llguidance's interface: the model's tokens, then 256 ids for bytes.
+    """A tokenizer as llguidance requires it: the model's tokens, then 256 ids for bytes.
 
     The library's masks are as wide as this vocabulary. The library needs an end token and a token
     for every byte: it drops bytes without a token from forced text. Id n_vocab + byte stands for a
@@ -284,7 +287,7 @@ class _GuidanceTokenizer:
 
 
 def _missing_bytes(vocabulary: Vocabulary) -> list[bytes]:
-    """Return 256 entries: each byte without a single-byte token, and b"" for the others."""
+    """Return 256 entries: each byte that lacks a single-byte token, and b"" for the others."""
     single = [bytes((byte,)) for byte in range(N_BYTES)]
     missing = [each if vocabulary.token(each) is None else b"" for each in single]
     missing[_END] = b""

@@ -1,4 +1,4 @@
-"""Tokenizations of a text without banned tokens, also if a vocabulary lacks single bytes."""
+"""Tokenize text without banned tokens, also if a vocabulary lacks single bytes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ TokenOf = Callable[[bytes], int | None]
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """The shortest cuts (tokenizations) of the rest of a text from each of its positions.
+    """The shortest tokenization of the rest of a text, from each of its positions.
 
-    tokens: by position, the first token of the cut that starts there.
+    tokens: by position, the first token of the tokenization that starts there.
 
     ends: by position, the position after that token.
 
-    costs: by position, the sum over the cut's tokens. inf if there is no cut, 0 from the goal on.
+    costs: by position, the sum over the tokens. inf if there is no tokenization, 0 from the goal
+    on.
     """
 
     tokens: Sequence[int]
@@ -25,11 +26,11 @@ class Cuts:
     costs: Sequence[float]
 
     def has_cut(self, position: int) -> bool:
-        """Return True if there is a cut from a position to the goal or beyond."""
+        """Return True if some tokenization leads from a position to the goal or beyond."""
         return self.costs[position] < math.inf
 
     def from_start(self) -> list[int]:
-        """Return the tokens of the cut of the full text; [] if there is none."""
+        """Return the tokens of the full text; [] if there is no tokenization."""
         cut: list[int] = []
         position = 0
         while self.has_cut(0) and self.costs[position]:
@@ -39,7 +40,7 @@ class Cuts:
 
 
 class Vocabulary:
-    """Tokens by their bytes.
+    """Looks up tokens by their bytes, and tokenizes text with the fewest tokens.
 
     spellings: the bytes of each token id; b"" for ids that write no text.
     """
@@ -63,25 +64,30 @@ class Vocabulary:
         return token
 
     def cuts(self, text: bytes, goal: int, banned: Set[int]) -> Cuts:
-        """Return the shortest cuts of a text without banned tokens.
+        """Compute the shortest tokenizations of a text without banned tokens.
 
         Cost: O(length of the text * length of the longest token) lookups.
 
         Args:
             text: the text in UTF-8.
-            goal: a position in the text; a cut may end there or later.
-            banned: tokens that a cut must not have.
+            goal: a position in the text; a tokenization may end there or later.
+            banned: tokens that it must not have.
         """
         return self._search(text, goal, lambda spelled: self.token(spelled, banned), None)
 
     def cut(self, text: bytes, missing: int) -> list[int]:
-        """Return a cut of the full text: as few bytes without a token as possible, then as short.
+        """Tokenize the full text with as few unknown bytes as possible, then as few tokens.
 
-        missing: a byte for which the cut has no token has the id `missing` + byte.
+        missing: a byte without a token has the id `missing` + byte.
         """
         return self._search(text, len(text), self.token, missing).from_start()
 
     def _search(self, text: bytes, goal: int, token_of: TokenOf, missing: int | None) -> Cuts:
+        """Compute the shortest tokenizations by dynamic programming from the end of the text.
+
+        token_of: returns the token of given bytes, or None. missing: as for `cut`; None: no unknown
+        bytes.
+        """
         n = len(text)
         tokens, ends, costs = [-1] * n, [n] * n, [math.inf] * n + [0.0]
         for start in reversed(range(n)):

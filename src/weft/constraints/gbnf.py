@@ -1,8 +1,8 @@
-"""GBNF, the BNF of llama.cpp: its text read, and written as llguidance's Lark.
+"""GBNF, the BNF of llama.cpp: its parser, and its translation to llguidance's Lark.
 
-The library cuts a text into lexemes, always the longest, and never takes one back; GBNF knows
-none. So a grammar without recursion becomes one regular expression. In one with recursion the
-largest parts without are lexemes, as long as no longest one can be wrong; see `rules`.
+llguidance cuts a text into lexemes, always the longest, and never takes one back; GBNF has none.
+So a grammar without recursion becomes one regular expression. In a recursive grammar the largest
+parts without recursion are lexemes, unless the longest match could be wrong; see `rules`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _HEX = {"x": 2, "u": 4, "U": 8}
 
 
 def read(text: str) -> dict[str, Rule]:
-    """Return the rules of a GBNF text by name, `root` among them.
+    """Parse and validate a GBNF text; return its rules by name, `root` among them.
 
     Raises: GrammarError naming the line, also for a rule that matches no finite text, and for
         rules that are nested too deep.
@@ -65,7 +65,7 @@ def read(text: str) -> dict[str, Rule]:
 
 
 def read_rules(text: str) -> dict[str, Rule]:
-    """Return the rules of a GBNF text by name.
+    """Parse a GBNF text; return its rules by name.
 
     Raises: GrammarError for a rule that is defined twice, or is missing.
     """
@@ -87,12 +87,19 @@ def read_rules(text: str) -> dict[str, Rule]:
 
 
 def line_error(line: int, message: str) -> GrammarError:
-    """Return the error for a line of a GBNF text. line: counted from 1."""
+    """Return a GrammarError that names a line of a GBNF text.
+
+    line: counted from 1.
+    """
     return GrammarError(f"the GBNF is not valid: line {line}: {message}")
 
 
 class _GBNFReader:
-    """Parser of GBNF, as strict as llama.cpp's; any character may follow a backslash."""
+    """Recursive-descent parser of GBNF, as strict as llama.cpp's.
+
+    Any character may follow a backslash. `at` is the position in the text; each method parses one
+    construct there and moves `at` behind it.
+    """
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -101,6 +108,7 @@ class _GBNFReader:
         self._breaks = [at for at, char in enumerate(text) if char == "\n"]
 
     def rules(self) -> Iterator[Rule]:
+        """Parse all rules."""
         self.skip(lines=True)
         while self.at < len(self.text):
             line = self.line
@@ -118,24 +126,29 @@ class _GBNFReader:
 
     @property
     def line(self) -> int:
+        """The line number at the position, from 1."""
         return bisect_left(self._breaks, self.at) + 1
 
     @property
     def next(self) -> str:
+        """The character at the position; "" at the end."""
         return self.text[self.at : self.at + 1]
 
     def error(self, message: str) -> GrammarError:
+        """Return an error with the line, and the text at the position."""
         rest = self.text[self.at : self.at + 20].split("\n")[0]
         return line_error(
             self.line, f"{message}, not {rest!r}" if rest else f"{message}, not its end"
         )
 
     def take(self, wanted: str) -> bool:
+        """Skip `wanted` if it is next in the text; return True if it was."""
         is_next = self.text.startswith(wanted, self.at)
         self.at += len(wanted) * is_next
         return is_next
 
     def skip(self, *, lines: bool = False) -> None:
+        """Skip spaces and comments, and with `lines` also line ends."""
         blank = " \t\r\n" if lines else " \t"
         while self.next and (self.next in blank or self.next == "#"):
             if self.next == "#":
@@ -145,12 +158,14 @@ class _GBNFReader:
                 self.at += 1
 
     def name(self) -> str:
+        """Parse the name of a rule; "" if there is none."""
         start = self.at
         while self.next and self.next in _WORD:
             self.at += 1
         return self.text[start : self.at]
 
     def options(self) -> Part:
+        """Parse options separated by "|"."""
         options = [self.chain()]
         while self.take_bar():
             self.skip(lines=True)
@@ -158,6 +173,7 @@ class _GBNFReader:
         return options[0] if len(options) == 1 else Alternation(tuple(options))
 
     def take_bar(self) -> bool:
+        """Skip "|", also on a later line; return True if there was one."""
         before = self.at
         self.skip(lines=True)
         if self.take("|"):
@@ -166,6 +182,7 @@ class _GBNFReader:
         return False
 
     def chain(self) -> Part:
+        """Parse consecutive parts, up to "|", ")" or the end of the rule."""
         parts: list[Part] = []
         while True:
             self.skip(lines=self.depth > 0)
@@ -176,6 +193,7 @@ class _GBNFReader:
             parts.append(self.repeated(part))
 
     def part(self) -> Part | None:
+        """Parse one part without its repetition signs; None if there is none."""
         if self.take('"'):
             return self.literal()
         if self.take("["):
@@ -192,6 +210,7 @@ class _GBNFReader:
         return RuleRef(name, line) if name else None
 
     def group(self) -> Part:
+        """Parse a group after its "("."""
         line = self.line
         self.depth += 1
         if self.depth > _MAX_NESTING:
@@ -206,6 +225,7 @@ class _GBNFReader:
         return group
 
     def literal(self) -> Part:
+        """Parse a quoted text after its opening quote."""
         line, parts = self.line, []
         while not self.take('"'):
             if not self.next or self.next in "\r\n":
@@ -215,6 +235,7 @@ class _GBNFReader:
         return Concat(tuple(parts))
 
     def chars(self) -> Part:
+        """Parse a character class after its "["."""
         line, is_not = self.line, self.take("^")
         listed: list[Range] = []
         while not self.take("]"):
@@ -233,6 +254,7 @@ class _GBNFReader:
         return CharClass(ranges)
 
     def char(self) -> int:
+        """Parse one character or escape; return its code point."""
         sign = self.next
         if not sign:
             raise self.error("expected a character")
@@ -252,6 +274,7 @@ class _GBNFReader:
         return ord(_ESCAPES.get(kind, kind))
 
     def validate_char(self, code: int) -> int:
+        """Return a code point; raise GrammarError unless it is a Unicode character."""
         if code > _LAST or _SURROGATES[0] <= code <= _SURROGATES[1]:
             raise line_error(self.line, f"{code:#x} is no Unicode character")
         return code
@@ -276,6 +299,7 @@ class _GBNFReader:
         return part
 
     def times(self) -> tuple[int, int | None]:
+        """Parse "{3}", "{2,}" or "{2,5}" after its "{"; return (minimum, maximum or None)."""
         line = self.line
         self.skip(lines=True)
         min_count = self.number()
@@ -293,6 +317,7 @@ class _GBNFReader:
         return min_count, max_count
 
     def number(self) -> int | None:
+        """Parse a decimal number; None if there is none."""
         start = self.at
         while self.next and self.next in string.digits:
             self.at += 1
@@ -302,7 +327,9 @@ class _GBNFReader:
 
 
 def as_lark(text: str) -> tuple[str, list[int]]:
-    """Return a GBNF text as llguidance's Lark, and the GBNF's line number for each line of Lark.
+    """Translate a GBNF text to llguidance's Lark.
+
+    Returns: the Lark, and for each of its lines the GBNF's line number.
 
     Raises: GrammarError naming the line.
     """
@@ -312,7 +339,7 @@ def as_lark(text: str) -> tuple[str, list[int]]:
 
 
 class _LarkWriter:
-    """Writes GBNF rules as Lark.
+    """Translates GBNF rules to Lark.
 
     Names are numbers: r3 is a rule, T3 the terminal of a rule that is one regular expression. L4
     and g4 are parts with a name of their own.
@@ -327,6 +354,7 @@ class _LarkWriter:
         self.n_defined = 0
 
     def text(self) -> tuple[str, list[int]]:
+        """Return the Lark of all rules, and for each of its lines the GBNF's line number."""
         root = self.rules["root"]
         self.add("start", self.lexemes.shape(RuleRef("root", root.line)), root.line)
         for name in self.lexemes.open_rules:
@@ -343,6 +371,7 @@ class _LarkWriter:
         return "\n".join(line for line, _ in self.lines), [number for _, number in self.lines]
 
     def add(self, name: str, shape: Shape, line: int) -> None:
+        """Append a rule to the Lark."""
         self.lines.append((f"{name}: {self.rule(shape, line, 0)}", line))
 
     def rule(self, shape: Shape, line: int, depth: int) -> str:
@@ -399,7 +428,7 @@ class _LarkWriter:
 
 
 def merge_ranges(ranges: Iterable[Range]) -> tuple[Range, ...]:
-    """Return ranges of the same characters, sorted and without overlaps and surrogates."""
+    """Return ranges of the same characters, sorted, without overlaps and surrogates."""
     merged: list[Range] = []
     for low, high in sorted(ranges):
         if merged and low <= merged[-1][1] + 1:
@@ -421,7 +450,7 @@ def complement_ranges(ranges: Iterable[Range]) -> tuple[Range, ...]:
 
 
 def _join_parts(of: Part, parts: Sequence[str]) -> str:
-    """Return a part's Lark from that of its inner parts, with brackets if it has several.
+    """Return the Lark of a part, given the Lark of its inner parts.
 
     of: the part; it decides whether it is a sequence, a choice or a repetition.
     """
@@ -436,7 +465,7 @@ def _join_parts(of: Part, parts: Sequence[str]) -> str:
 
 
 def _class_pattern(chars: CharClass) -> str:
-    """Return a character class in regular expression syntax."""
+    """Return a character class as a regular expression."""
     (low, high), *more = chars.ranges
     if low == high and not more:
         return _char_pattern(low)
@@ -444,5 +473,6 @@ def _class_pattern(chars: CharClass) -> str:
 
 
 def _char_pattern(code: int) -> str:
+    """Return a character as a regular expression."""
     char = chr(code)
     return char if char.isascii() and char.isalnum() else f"\\x{{{code:x}}}"

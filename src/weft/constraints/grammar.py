@@ -38,14 +38,14 @@ _PLACE = re.compile(r"(at|line) \d+(\(\d+\))?:? *")
 
 
 class Grammar(Constraint):
-    """A constraint that llguidance matches."""
+    """A constraint that is matched by the llguidance library."""
 
     @abstractmethod
     def grammar(self) -> str:
-        """Return the grammar in llguidance's form. Raises: GrammarError."""
+        """Return the grammar in llguidance's serialized form. Raises: GrammarError."""
 
     def validated(self, guidance: Any = None) -> str:
-        """Return the grammar in llguidance's form, after validation. Raises: GrammarError.
+        """Validate the grammar; return it in llguidance's form. Raises: GrammarError.
 
         guidance: a tokenizer in llguidance's form; None skips checks that need one.
         """
@@ -85,18 +85,19 @@ class Grammar(Constraint):
         return UniqueNamesMatcher(matcher, compiler, begin)
 
     def unique_names_after(self) -> str | None:
-        """Return the text before the JSON in which no object may have a name twice.
+        """Return the text before the JSON whose objects must not repeat property names.
 
-        "" if the text begins with JSON, or has no quotes and brackets before it; None if names
-        need no check.
+        "" if the text begins with JSON, or has no quotes and brackets before it; None if names need
+        no check.
         """
         return None
 
     def _kind_name(self) -> str:
+        """Return the grammar's kind for error messages."""
         return f"the {type(self).__name__}"
 
     def _error_message(self, message: str) -> str:
-        """Return the library's error message with locations of this grammar."""
+        """Return llguidance's error message with locations of this grammar."""
         return error_line(message)
 
 
@@ -164,7 +165,7 @@ class Lark(Grammar):
 
 @dataclass(frozen=True, slots=True)
 class GBNF(Grammar):
-    """Text of a grammar in the BNF of llama.cpp; it begins at `root`."""
+    """Text of a grammar in llama.cpp's GBNF; it starts at the rule `root`."""
 
     text: str
 
@@ -184,9 +185,9 @@ class GBNF(Grammar):
 
 @dataclass(frozen=True, slots=True)
 class Choice(Grammar):
-    """One of several texts.
+    """One of several fixed texts.
 
-    values: the objects that `parse` returns for them; None means the texts themselves.
+    values: text → the object that `parse` returns for it; None means the texts themselves.
     """
 
     texts: tuple[str, ...]
@@ -218,7 +219,11 @@ class Choice(Grammar):
 
 @dataclass(frozen=True, slots=True)
 class Prefixed(Grammar):
-    """The fixed text `prefix`, followed by a text that the grammar `constraint` allows."""
+    """A fixed text, followed by a text that a grammar allows.
+
+    prefix: the fixed text.
+    constraint: the grammar.
+    """
 
     prefix: str
     constraint: Grammar
@@ -259,7 +264,7 @@ class GrammarMatcher(Matcher):
         self.correct(bits, banned)
 
     def correct(self, bits: NDArray[np.int32], banned: Set[int]) -> None:
-        """Correct, in place, a mask that the library has just filled.
+        """Correct a mask, in place, that llguidance has just filled.
 
         After an error of the library the mask allows nothing. If the library forces a tokenization
         with a banned token, the mask forces another tokenization of the same text.
@@ -303,7 +308,7 @@ class GrammarMatcher(Matcher):
         return list(takewhile(lambda token: token < n_vocab, self.inner.compute_ff_tokens()))
 
     def _without_banned(self, tokens: Sequence[int], banned: Set[int]) -> list[int]:
-        """Return the tokens to force instead of `tokens`, which have banned ones.
+        """Return the tokens to force instead of `tokens`, some of which are banned.
 
         They are the longest start of `tokens` that another tokenization of the text continues.
         Otherwise it is the first token of the shortest other tokenization; [] if there is none.
@@ -358,7 +363,7 @@ class GrammarMatcher(Matcher):
 def check_depth(name: str, lark: str) -> None:
     """Raise GrammarError if the rules of a Lark grammar are nested too deep.
 
-    what: the grammar's name in the message.
+    name: the grammar's name in the message.
     """
     if _is_deep_lark(lark):
         raise GrammarError(f"the {name} has rules that lead more than {MAX_DEPTH} levels deep")
@@ -381,7 +386,10 @@ def _is_deep_lark(text: str) -> bool:
 
 
 def validate_text(name: str, text: object) -> str:
-    """Return `text`; raise GrammarError if it is empty, or no text. what: its name in errors."""
+    """Return `text`; raise GrammarError unless it is a non-empty str without surrogates.
+
+    name: the argument's name in the message.
+    """
     if not isinstance(text, str) or not text.strip():
         raise GrammarError(f"{name} is {text!r}; allowed is a text that is not empty")
     if not _is_encodable(text):
@@ -390,6 +398,7 @@ def validate_text(name: str, text: object) -> str:
 
 
 def _is_encodable(text: str) -> bool:
+    """Return True if the text can be encoded as UTF-8, so has no lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -398,7 +407,7 @@ def _is_encodable(text: str) -> bool:
 
 
 def error_line(message: str) -> str:
-    """Return a library's message on one line, starting with the grammar's line if it is named."""
+    """Return llguidance's error message on one line, with its line number first if it has one."""
     text = " ".join(_SHOWN.sub("", message).split())
     text = text.replace(_ONE_OF, f"a oneOf whose options may overlap is not supported; {INSTEAD}")
     match = _LINE.search(text)
@@ -408,7 +417,7 @@ def error_line(message: str) -> str:
 
 
 def located_message(message: str, places: Sequence[str]) -> str:
-    """Return a library's message with a place of the user's input instead of a line number.
+    """Return llguidance's error message with a place of the user's input instead of a line number.
 
     places: the place for each line of the generated grammar.
     """
@@ -421,7 +430,9 @@ def located_message(message: str, places: Sequence[str]) -> str:
 
 
 class Masks:
-    """Masks of B samplers, None for those without a matcher; reused while they step together.
+    """The masks of B samplers, filled on another thread while the model runs.
+
+    A sampler without a matcher has None. The object is reused while the samplers step together.
 
     banned: the tokens that each sampler never draws.
     """
@@ -455,7 +466,7 @@ class Masks:
         return self._bits
 
     def over(self, logits: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return a copy of logits with -inf for tokens that are not allowed: float32 [B, V].
+        """Return a copy of logits with -inf for forbidden tokens: float32 [B, V].
 
         rows: int64 [B], the sampler of each row; its mask is filled (see `finish`).
         """
@@ -464,6 +475,7 @@ class Masks:
         return np.where(allowed[:, : logits.shape[1]].view(bool), logits, np.float32(-np.inf))
 
     def _fill(self, matchers: Sequence[Matcher | None], n_vocab: int) -> None:
+        """Fill the masks of all matchers."""
         shape = (len(self._banned), n_words(n_vocab))
         if self._bits is None or self._bits.shape != shape:
             self._bits = np.empty(shape, dtype=np.int32)
@@ -489,11 +501,13 @@ class Masks:
 
 @cache
 def _worker() -> ThreadPoolExecutor:
+    """Return the thread that fills masks; one for the process."""
     return ThreadPoolExecutor(1, thread_name_prefix="weft-masks")
 
 
 @cache
 def _executor() -> Any:
+    """Return llguidance's thread pool, which fills several masks at once."""
     from llguidance import LLExecutor
 
     return LLExecutor(max(1, min(8, usable_cores() // 2)))

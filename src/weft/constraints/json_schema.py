@@ -79,6 +79,7 @@ class JsonSchema(Grammar):
         return exact_gbnf(schema, self.whitespace, open_objects=self.open_objects)
 
     def _lark(self) -> SchemaLark:
+        """Return the Lark grammar of the schema."""
         return _cached_lark(self.schema, self.whitespace, self.open_objects)
 
     def unique_names_after(self) -> str | None:
@@ -115,9 +116,9 @@ def _cached_lark(schema: str, whitespace: Whitespace, open_objects: bool) -> Sch
 
 
 def from_type(value: Any) -> Grammar | None:
-    """Return the constraint of a Python type or function; None for any other value.
+    """Return the constraint for a Python type or function; None for any other value.
 
-    A Literal or Enum of strings is a choice of these texts, without quotes.
+    A Literal or Enum of strings becomes a choice of these texts, without quotes.
     """
     if _is_function(value):
         return JsonSchema(value)
@@ -129,7 +130,10 @@ def from_type(value: Any) -> Grammar | None:
 
 
 def _choices_of_type(value: Any) -> dict[str, Any] | None:
-    """Return text → value for a Literal or Enum of strings; None for any other type."""
+    """Return the allowed texts of a Literal or Enum of strings, as text → value.
+
+    The value is the string or the Enum's member. None for any other type.
+    """
     if get_origin(value) is Literal:
         options = {one: one for one in value.__args__}
     elif isinstance(value, type) and issubclass(value, Enum):
@@ -140,11 +144,12 @@ def _choices_of_type(value: Any) -> dict[str, Any] | None:
 
 
 def _is_function(value: object) -> bool:
+    """Return True for a function or method."""
     return inspect.isfunction(value) or inspect.ismethod(value)
 
 
 def _schema_and_parser(value: Any) -> tuple[Any, Callable[[str], Any]]:
-    """Return the JSON schema of a type or function, and the function that parses its JSON."""
+    """Return the JSON schema of a type or function, and a function that parses its JSON."""
     from pydantic import PydanticUserError, TypeAdapter
     from pydantic.errors import PydanticSchemaGenerationError
 
@@ -159,7 +164,7 @@ def _schema_and_parser(value: Any) -> tuple[Any, Callable[[str], Any]]:
 
 @lru_cache(maxsize=1)
 def _generator() -> Any:
-    """Return a schema generator that rejects types whose JSON Pydantic's schema does not limit."""
+    """Return a Pydantic schema generator that rejects types without a limiting JSON schema."""
     from pydantic.json_schema import GenerateJsonSchema
 
     class Generator(GenerateJsonSchema):
@@ -193,6 +198,7 @@ def _replace_typed_dicts(value: Any) -> Any:
 
 
 def _function_schema(function: Callable[..., Any]) -> tuple[Any, Callable[[str], Any]]:
+    """Return the JSON schema of a function's arguments, and a function that parses them."""
     from pydantic import create_model
 
     if _is_unbound_method(function):
@@ -213,6 +219,7 @@ def _function_schema(function: Callable[..., Any]) -> tuple[Any, Callable[[str],
     model = create_model(function.__name__, **fields)
 
     def read(text: str) -> dict[str, Any]:
+        """Parse the JSON of the arguments: return them by name."""
         arguments = model.model_validate_json(text)
         return {name: getattr(arguments, name) for name in fields}
 

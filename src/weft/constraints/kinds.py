@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Allow(Constraint):
-    """Allow only these token ids, in any order, and the end tokens."""
+    """Allow only some tokens, in any order, and the end tokens.
+
+    ids: the allowed token ids.
+    """
 
     ids: frozenset[int]
 
@@ -112,8 +115,9 @@ class Lazy(Constraint):
         object.__setattr__(self, "triggers", given)
 
     def compile(self, compiler: Compiler) -> Matcher:
-        """See `Constraint.compile`. Raises: GrammarError for a word that no text of the grammar
-        starts with.
+        """See `Constraint.compile`.
+
+        Raises: GrammarError for a word that no text of the grammar starts with.
 
         Cost: one search in each token's text per distinct prefix of a trigger. Patterns with
         look-around or anchors are searched in each step.
@@ -132,13 +136,14 @@ class Lazy(Constraint):
 
 
 def _is_trigger(value: object) -> bool:
+    """Return True for a valid trigger: a word, a pattern that does not match "", or a token id."""
     if isinstance(value, re.Pattern):
         return isinstance(value.pattern, str) and value.match("") is None
     return (isinstance(value, str) and bool(value)) or (type(value) is int and value >= 0)
 
 
 class Triggers:
-    """Triggers of a lazy constraint for one tokenizer; shared by its matchers.
+    """The triggers of a lazy constraint for one tokenizer; its matchers share this object.
 
     `begun` in its methods: the end of the text so far, as bytes, if it may be the start of a
     trigger; else b"". The methods ignore triggers that are token ids: `LazyMatcher` handles these.
@@ -178,7 +183,7 @@ class Triggers:
                 )
 
     def start(self, text: bytes) -> int | None:
-        """Return the index at which the first trigger in a text starts; None without a trigger."""
+        """Return the index in bytes at which the first trigger in a text starts, or None."""
         starts = [at for word in self._words if (at := text.find(word)) >= 0]
         if self._patterns:
             decoded = text.decode(errors="surrogateescape")
@@ -208,13 +213,14 @@ class Triggers:
         return text[len(text) - longest :]
 
     def takes(self, text: bytes) -> bool:
-        """Return True if a text of the grammar can start with this text."""
+        """Return True if some text of the grammar starts with this text."""
         return self.inner.takes(self.compiler.ids_of(text))
 
     def crosses(self, begun: bytes, token: int) -> bytes | None:
-        """Return the text from the trigger on, if `token` completes a forbidden one; else None.
+        """Return the forbidden text that `token` adds from a trigger on; None if it is allowed.
 
-        It is forbidden if no text of the grammar starts with it.
+        A token can complete a trigger and continue. That is forbidden if no text of the grammar
+        starts with the trigger and this continuation.
         """
         if token in self.tokens or token in self.compiler.stop_ids:
             return None
@@ -223,7 +229,7 @@ class Triggers:
         return None if at is None or self.takes(text[at:]) else text[at:]
 
     def fill(self, begun: bytes, bits: NDArray[np.int32]) -> None:
-        """Write the mask of tokens that may follow a text without a trigger, into `bits`.
+        """Write the mask of the tokens that may follow before a trigger, into `bits`.
 
         All tokens may, except those that complete a trigger and continue with forbidden text.
         """
@@ -246,7 +252,7 @@ class Triggers:
 
 
 class LazyMatcher(Matcher):
-    """Searches the text for a trigger; from the trigger on, the grammar's matcher decides.
+    """Matcher of `Lazy`: searches the text for a trigger, then applies the grammar's matcher.
 
     inner: the grammar's matcher; None before a trigger.
     """
@@ -287,6 +293,7 @@ class LazyMatcher(Matcher):
             self._begun = triggers.begun(text)
 
     def _switch_on(self, tokens: Sequence[int]) -> None:
+        """Start the grammar's matcher with the tokens of the trigger's text."""
         started = self._triggers.inner.clone()
         for token in tokens:
             started.accept(token)
@@ -324,7 +331,7 @@ def _overlap_length(text: bytes, word: bytes) -> int:
 
 
 def _n_incomplete_bytes(text: bytes) -> int:
-    """Return how many bytes at the end of a text are an incomplete UTF-8 character."""
+    """Return how many bytes at the end of a text belong to an incomplete UTF-8 character."""
     for size, byte in enumerate(reversed(text[-3:]), start=1):
         if byte >= 0xC0:
             return size if size < 2 + (byte >= 0xE0) + (byte >= 0xF0) else 0
@@ -334,6 +341,7 @@ def _n_incomplete_bytes(text: bytes) -> int:
 
 
 def _byte_length(text: str) -> int:
+    """Return the number of bytes of a text that was decoded with surrogateescape."""
     return len(text.encode(errors="surrogateescape"))
 
 
@@ -358,7 +366,7 @@ def as_constraint(value: Any) -> Constraint:
 
 
 def hint_for(value: object) -> str:
-    """Return a hint that suggests a constraint for a text or a list of texts."""
+    """Return a hint for an error message: a constraint that suits a text or a list of texts."""
     if isinstance(value, list | tuple) and value and all(isinstance(v, str) and v for v in value):
         return f"for one of these texts: Choice({list(value)!r})"
     if not isinstance(value, str):
@@ -378,7 +386,7 @@ def hint_for(value: object) -> str:
 
 
 def from_dict(data: Mapping[str, Any]) -> Constraint:
-    """Return the constraint that `to_dict` wrote. Raises: FormatError."""
+    """Deserialize a constraint from the data of `to_dict`. Raises: FormatError."""
     kinds: dict[str, Any] = {
         "regex": Regex,
         "gbnf": GBNF,
@@ -426,6 +434,7 @@ def from_dict(data: Mapping[str, Any]) -> Constraint:
 
 
 def _parse_trigger(data: Any) -> Any:
+    """Deserialize one trigger of a lazy constraint. Raises: FormatError."""
     if not isinstance(data, Mapping):
         return data
     try:

@@ -57,13 +57,13 @@ class EachLine(Constraint):
 
 
 def can_begin_after(constraint: Constraint) -> bool:
-    """Return True if `after` accepts a constraint: a grammar, or `EachLine` of a grammar."""
+    """Return True if `after` accepts this constraint: a grammar, or `EachLine` of a grammar."""
     inner = constraint.constraint if isinstance(constraint, EachLine) else constraint
     return isinstance(inner, Grammar)
 
 
 def after(prefix: str, constraint: Constraint) -> Constraint:
-    """Return a constraint whose texts are `prefix` and then a text that `constraint` allows.
+    """Return a constraint for the fixed text `prefix` followed by text that `constraint` allows.
 
     With `EachLine`, only the first line gets the prefix.
 
@@ -77,7 +77,7 @@ def after(prefix: str, constraint: Constraint) -> Constraint:
 
 
 class EachLineMatcher(Matcher):
-    """State of an `EachLine`.
+    """Matcher of `EachLine`.
 
     It has the current line's matcher, and the bytes of a line end that is begun but not complete. A
     line end may span several tokens.
@@ -137,7 +137,7 @@ class EachLineMatcher(Matcher):
         return is_end or self._line.is_allowed(token)
 
     def _line_end_tokens(self) -> set[int]:
-        """Return the tokens that begin a line end at this point, or continue the one begun."""
+        """Return the tokens that start a line end here, or continue an incomplete one."""
         if not (self._begun or self._line.may_end):
             return set()
         begun, token_of = self._begun, self._compiler.vocabulary.token

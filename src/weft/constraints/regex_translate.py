@@ -1,4 +1,4 @@
-"""Translation of Python's compiled `re` patterns to llguidance, and patterns of match prefixes.
+"""Translation of Python's compiled `re` patterns to llguidance's syntax, and to prefix patterns.
 
 The meaning of a pattern depends on its flags and on Python's character classes. The translation
 reads Python's own parse, so the result matches exactly the same texts.
@@ -34,7 +34,7 @@ _ASCII = {"DIGIT": "0-9", "SPACE": r" \t\n\r\f\v", "WORD": "0-9A-Za-z_"}
 
 
 def as_regex(pattern: re.Pattern[str]) -> str:
-    """Return a regular expression in Rust's syntax for the texts that a pattern fully matches.
+    """Translate a compiled pattern to Rust's syntax, for texts that it fully matches.
 
     The flags of the pattern become a part of it. Raises: GrammarError naming the part that cannot
     be translated.
@@ -52,7 +52,7 @@ class PatternError(GrammarError):
 
 
 def search_regex(pattern: str) -> str:
-    """Return a regular expression in Rust's syntax for texts that contain a schema's pattern.
+    """Translate a JSON schema's pattern to Rust's syntax, for texts that contain a match.
 
     Raises: PatternError naming the part that cannot be translated.
     """
@@ -67,10 +67,10 @@ def search_regex(pattern: str) -> str:
 
 
 def prefix_pattern(pattern: re.Pattern[str]) -> re.Pattern[str] | None:
-    """Return a pattern that finds an incomplete match of `pattern` at the end of a text.
+    """Return a pattern that finds the beginning of a match of `pattern` at the end of a text.
 
-    `search` with it returns the longest end of the text that may be the start of a match. The
-    result is None if any text may be one, which cannot be decided for look-around and anchors.
+    `search` with it returns the longest end of the text that may be the start of a match. None if
+    that cannot be decided, because of look-around or anchors.
     """
     try:
         begun = _PrefixWriter().all(_parse(pattern), pattern.flags)
@@ -96,12 +96,17 @@ class _Untranslatable(Exception):
 
 
 class _PythonWriter:
-    """Writes a parse back in the syntax of Python's `re`, with local flags."""
+    """Writes a parsed pattern in the syntax of Python's `re`, with local flags.
+
+    Subclasses override single methods. `flags` are the flags that apply at this part.
+    """
 
     def all(self, parsed: Parsed, flags: int) -> str:
+        """Return the pattern of a sequence of operations."""
         return "".join(self.one(str(name), argument, flags) for name, argument in parsed)
 
     def one(self, name: str, argument: Any, flags: int) -> str:
+        """Return the pattern of one operation, by its name in Python's parse."""
         if name == "BRANCH":
             return f"(?:{'|'.join(self.all(each, flags) for each in argument[1])})"
         if name == "SUBPATTERN":
@@ -119,13 +124,16 @@ class _PythonWriter:
         raise _Untranslatable(_NAMES.get(name, name))
 
     def repeated(self, min_count: int, max_count: int, inner: Parsed, flags: int) -> str:
+        """Return the pattern of `inner`, repeated."""
         end = "" if max_count >= re._parser.MAXREPEAT else max_count  # type: ignore[attr-defined]
         return f"(?:{self.all(inner, flags)}){{{min_count},{end}}}"
 
     def anchor(self, name: str, flags: int) -> str:
+        """Return the pattern of an anchor such as AT_END; here every anchor raises."""
         raise _Untranslatable(_NAMES.get(name, "^ or $"))
 
     def char(self, name: str, argument: Any, flags: int) -> str:
+        """Return the pattern of a character or character class."""
         parts = argument if name == "IN" else [("LITERAL", argument)]
         is_not = name == "NOT_LITERAL" or str(parts[0][0]) == "NEGATE"
         inner = "".join(self.member(str(kind), value, flags) for kind, value in parts)
@@ -134,9 +142,11 @@ class _PythonWriter:
         return f"(?{mode}:{char_class})" if mode else char_class
 
     def mode(self, flags: int) -> str:
+        """Return the flags to write before a character class, such as "i"."""
         return ("a" if flags & re.ASCII else "") + ("i" if flags & re.IGNORECASE else "")
 
     def member(self, kind: str, value: Any, flags: int) -> str:
+        """Return one member of a character class."""
         if kind == "LITERAL":
             return escape_char(value)
         if kind == "RANGE":
@@ -144,13 +154,14 @@ class _PythonWriter:
         return self.named(str(value), flags) if kind == "CATEGORY" else ""
 
     def named(self, name: str, flags: int) -> str:
+        r"""Return a class such as `\\d` by its name in Python's parse."""
         kind = name.removeprefix("CATEGORY_").removeprefix("NOT_")
         char = {"DIGIT": "d", "SPACE": "s", "WORD": "w"}[kind]
         return "\\" + (char.upper() if "NOT_" in name else char)
 
 
 class _RustWriter(_PythonWriter):
-    """Writes a parse in the syntax of Rust's regular expressions."""
+    """Writes a parsed pattern in Rust's syntax."""
 
     def anchor(self, name: str, flags: int) -> str:
         if name in ("AT_BEGINNING", "AT_END") and flags & re.MULTILINE:
@@ -171,7 +182,7 @@ class _RustWriter(_PythonWriter):
 
 
 class _SearchWriter(_RustWriter):
-    """Writes one option of a parsed pattern so that it matches all texts that contain it."""
+    """Writes one option of a parsed pattern so that it matches all texts that contain a match."""
 
     def all(self, parsed: Parsed, flags: int) -> str:
         parts = list(parsed)
@@ -184,7 +195,7 @@ class _SearchWriter(_RustWriter):
 
 
 class _AnchorlessWriter(_RustWriter):
-    """Writes a parse, and rejects anchors in the middle of the pattern."""
+    """Writes a parsed pattern, and rejects anchors in its middle."""
 
     def anchor(self, name: str, flags: int) -> str:
         raise _Untranslatable("^ or $ in its middle")
@@ -209,7 +220,7 @@ class _PrefixWriter(_PythonWriter):
 
 
 def escape_char(code: int) -> str:
-    """Return a character in a form that all regular expression syntaxes accept."""
+    """Return a character, by code point, in a form that all regular expression syntaxes accept."""
     char = chr(code)
     if char.isascii() and char.isalnum():
         return char

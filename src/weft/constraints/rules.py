@@ -1,4 +1,4 @@
-"""Grammar rules of any syntax, and the choice of parts that are matched as lexemes.
+"""Grammar rules of any syntax, and the choice of the parts that are matched as lexemes.
 
 llguidance matches the longest text of a lexeme. That is wrong if the next character may also follow
 the lexeme. Such lexemes are split, if necessary into single characters, which all have one length.
@@ -21,28 +21,31 @@ MAX_DEPTH = 600
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CharClass:
-    """One character of any of some ranges. ranges: (first, last) codes, sorted; both included."""
+    """One character of some ranges.
+
+    ranges: (first, last) code points, sorted; both included.
+    """
 
     ranges: tuple[Range, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Concat:
-    """A part whose text is a text of each of `parts`, in sequence."""
+    """Several parts in sequence."""
 
     parts: tuple[Part, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Alternation:
-    """A part whose text is a text of any one of `parts`."""
+    """One of several parts."""
 
     parts: tuple[Part, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Repeat:
-    """A part that is repeated `min_count` to `max_count` times; None means no maximum."""
+    """A part repeated `min_count` to `max_count` times; None means no maximum."""
 
     part: Part
     min_count: int
@@ -51,7 +54,10 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RuleRef:
-    """A reference to the rule `name`. line: where it is in the grammar's text."""
+    """A reference to the rule `name`.
+
+    line: where the reference is in the grammar's text.
+    """
 
     name: str
     line: int
@@ -62,7 +68,7 @@ Part = CharClass | Concat | Alternation | Repeat | RuleRef
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
-    """A rule: its name, the part that it stands for, and the line where it starts."""
+    """A rule of a grammar: its name, its right side, and the line where it starts."""
 
     name: str
     body: Part
@@ -77,7 +83,7 @@ def children(part: Part) -> tuple[Part, ...]:
 
 
 def is_too_deep(start: T, inner: Callable[[T], Iterable[T]]) -> bool:
-    """Return True if the nesting below an object exceeds MAX_DEPTH; each object is visited once.
+    """Return True if objects are nested deeper than MAX_DEPTH; each object is visited once.
 
     inner: returns the objects directly inside an object.
     """
@@ -97,7 +103,7 @@ def is_too_deep(start: T, inner: Callable[[T], Iterable[T]]) -> bool:
 
 
 def parts_of(part: Part, kind: type[T]) -> Iterator[T]:
-    """Yield all parts of the class `kind` inside a part, the part itself included."""
+    """Yield all parts of class `kind` in a part, at any depth, the part itself included."""
     stack = [part]
     while stack:
         each = stack.pop()
@@ -109,7 +115,7 @@ def parts_of(part: Part, kind: type[T]) -> Iterator[T]:
 def fixed_point(
     rules: Mapping[str, Rule], test: Callable[[Part, Container[str]], bool]
 ) -> set[str]:
-    """Return the names of rules that pass a test, where the test depends on other rules.
+    """Return the names of rules that pass a test which depends on the results of other rules.
 
     test: called with a rule's body and the names of rules that have passed. It is called again
     when a rule to which the body refers has passed.
@@ -129,9 +135,9 @@ def fixed_point(
 
 
 def can_end(part: Part, known: Container[str]) -> bool:
-    """Return True if a part matches some finite text.
+    """Return True if a part matches some finite text; a test for `fixed_point`.
 
-    known: names of the rules of which that is known already.
+    known: names of the rules that are known to match one.
     """
     if isinstance(part, RuleRef):
         return part.name in known
@@ -143,7 +149,7 @@ def can_end(part: Part, known: Container[str]) -> bool:
 
 
 def is_flat(part: Part, known: Container[str]) -> bool:
-    """Return True if a part has no recursion.
+    """Return True if a part has no recursion; a test for `fixed_point`.
 
     known: names of the rules that are known to have none.
     """
@@ -158,7 +164,7 @@ _MAX_LEXEMES = 300  # maximum lexemes that are compared; if there are more, all 
 
 @dataclass(frozen=True, slots=True)
 class Lexeme:
-    """Consecutive parts that are matched as one regular expression.
+    """Consecutive parts that are matched together as one regular expression.
 
     of: the part that contains them.
     """
@@ -169,8 +175,9 @@ class Lexeme:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Compound:
-    """A Concat, Alternation or Repeat that is not one lexeme. of: that part.
+    """A Concat, Alternation or Repeat that is not one lexeme.
 
+    of: that part.
     parts: its inner parts, with their lexemes marked.
     """
 
@@ -182,7 +189,7 @@ Shape = Compound | Lexeme | RuleRef
 
 
 class Lexemes:
-    """The division of a grammar into lexemes; `shape` returns it for a part.
+    """Divides a grammar into lexemes whose longest match is always right.
 
     open_rules: names of the rules that are not matched as regular expressions.
     """
@@ -222,6 +229,7 @@ class Lexemes:
         return Compound(part, tuple(shapes + [Lexeme(tuple(run), part)] * bool(run)))
 
     def _is_lexeme(self, part: Part) -> bool:
+        """Return True if the part can be one regular expression and was not split."""
         return id(part) not in self._split_ids and is_flat(part, self._flat)
 
     def _split(self, lexeme: Lexeme) -> None:
@@ -303,6 +311,9 @@ class Lexemes:
         following: dict[Lexeme, int] = {}
 
         def walk(shape: Shape, then: int) -> None:
+            """Add `then`, the characters that may follow a part, to the lexemes and rules at its
+            end.
+            """
             if isinstance(shape, Lexeme):
                 following[shape] = following.get(shape, 0) | then
             elif isinstance(shape, RuleRef):
@@ -335,6 +346,10 @@ class Lexemes:
         return first
 
     def _first_chars(self, shape: Shape, known: Mapping[str, tuple[int, bool]]) -> tuple[int, bool]:
+        """Return a part's possible first characters as bits, and whether it may be empty.
+
+        known: the same of all open rules, as far as computed.
+        """
         if isinstance(shape, Lexeme):
             automaton = self._automaton(shape)
             if automaton is None:
@@ -356,6 +371,7 @@ class Lexemes:
         return chars, is_empty or (isinstance(shape.of, Repeat) and not shape.of.min_count)
 
     def _automaton(self, lexeme: Lexeme) -> _Automaton | None:
+        """Return the cached automaton of a lexeme; None if it is too large."""
         if lexeme not in self._automata:
             automaton: _Automaton | None = _Automaton(self.rules, self._char_masks)
             try:
@@ -371,11 +387,11 @@ Ends = tuple[bool, frozenset[int], frozenset[int]]
 
 
 class _TooLargeError(Exception):
-    """The lexeme is too large to analyse."""
+    """The lexeme is too large for an automaton."""
 
 
 class _Automaton:
-    """Positions of a lexeme's characters, and which may follow which (Glushkov's construction).
+    """The positions of a lexeme's characters, and which may follow which (Glushkov's construction).
 
     A repeated part counts as repeated any number of times, which finds no fewer ambiguities.
     """
@@ -394,19 +410,19 @@ class _Automaton:
         self.is_empty, self.first, self.last = self._add(part, 0)
 
     def mask(self, positions: Iterable[int]) -> int:
-        """Return the characters that match at any of some positions, as bits."""
+        """Return the characters that match at any of these positions, as bits."""
         chars = 0
         for position in positions:
             chars |= self.chars[position]
         return chars
 
     def after(self, positions: Iterable[int]) -> frozenset[int]:
-        """Return the positions that may follow some positions."""
+        """Return the positions that may follow any of these positions."""
         distinct = {id(each): each for position in positions for each in self.follow[position]}
         return frozenset().union(*distinct.values())
 
     def by_char(self, positions: Iterable[int]) -> dict[int, frozenset[int]]:
-        """Return for each character the positions among these that match it."""
+        """Group positions by the characters that match them."""
         matching: dict[int, set[int]] = {}
         for position in positions:
             for char in _bit_numbers(self.chars[position]):
@@ -444,6 +460,7 @@ class _Automaton:
         return self._add_chain(inner)
 
     def _add_chain(self, inner: list[Ends]) -> Ends:
+        """Connect parts in sequence; return the same of the sequence as `_add` of a part."""
         is_empty, first, last = True, frozenset[int](), frozenset[int]()
         for each_is_empty, each_first, each_last in inner:
             self._connect(last, each_first)
@@ -454,16 +471,19 @@ class _Automaton:
         return is_empty, first, last
 
     def _connect(self, last: frozenset[int], first: frozenset[int]) -> None:
+        """Let each position of `first` follow each position of `last`."""
         for position in last:
             self.follow[position].append(first)
 
 
 @lru_cache(maxsize=4096)
 def _bit_numbers(mask: int) -> tuple[int, ...]:
+    """Return the indices of the bits that are set."""
     return tuple(bit for bit in range(mask.bit_length()) if mask >> bit & 1)
 
 
 def _can_split(lexeme: Lexeme) -> bool:
+    """Return True unless the lexeme is a single character class."""
     return len(lexeme.parts) > 1 or not isinstance(lexeme.parts[0], CharClass)
 
 

@@ -69,15 +69,15 @@ class Variant:
     is_open: bool
 
     def with_any(self, *keywords: str) -> list[Mapping[str, Any]]:
-        """Return the parts that have one of some keywords."""
+        """Return the parts that have at least one of these keywords."""
         return [part for part in self.parts if any(keyword in part for keyword in keywords)]
 
     def limits(self, type_name: str) -> bool:
-        """Return True if a keyword of some part limits values of a JSON type."""
+        """Return True if a keyword of some part limits values of this JSON type."""
         return bool(self.with_any(*KEYWORDS_OF[type_name]))
 
     def counts(self, lowest: str, highest: str) -> tuple[int, int | None]:
-        """Return the smallest and largest count that all parts allow; None means no limit.
+        """Return the minimum and maximum count that all parts allow; None means no limit.
 
         lowest, highest: the keywords of the limits, such as "minItems" and "maxItems".
         """
@@ -113,11 +113,11 @@ class Variant:
         return list(dict.fromkeys(pattern for group in groups for pattern in group))
 
     def matches_pattern(self, key: str) -> bool:
-        """Return True if a pattern of `patternProperties` matches a part of a name."""
+        """Return True if a pattern of `patternProperties` matches part of a property name."""
         return any(matches(pattern, key) for pattern in self.patterns())
 
     def others(self, matched: Sequence[str] = ()) -> list[Schema]:
-        """Return the schemas of the value of an unlisted property.
+        """Return all schemas that the value of an unlisted property must fit.
 
         matched: the patterns of `patternProperties` that its name matches.
         """
@@ -136,7 +136,10 @@ class Variant:
         return max((len(_prefix_schemas(part)) for part in self.parts), default=0)
 
     def item(self, number: int) -> list[Schema]:
-        """Return all schemas that an array's item must fit. number: its index."""
+        """Return all schemas that an array's item must fit.
+
+        number: its index.
+        """
         schemas: list[Schema] = []
         for part in self.parts:
             prefix = _prefix_schemas(part)
@@ -154,13 +157,13 @@ def _prefix_schemas(part: Mapping[str, Any]) -> Sequence[Schema]:
 
 
 def _rest_schema(part: Mapping[str, Any]) -> Schema:
-    """Return the schema of the items after the first ones."""
+    """Return the schema of an array's items after the first ones."""
     items: Schema = part.get("items", True)
     return part.get("additionalItems", True) if isinstance(items, list) else items
 
 
 class SchemaReader:
-    """Reads a JSON schema: it resolves references and combines options, and tests values."""
+    """Reads one JSON schema: resolves references, combines options, tests values."""
 
     def __init__(self, schema: Schema, *, is_open: bool) -> None:
         self.schema = schema
@@ -171,6 +174,7 @@ class SchemaReader:
         self._index()
 
     def _index(self) -> None:
+        """Record the path and the base URI of each subschema."""
         stack: list[tuple[Any, str, str]] = [(self.schema, "#", "")]
         while stack:
             part, path, resource = stack.pop()
@@ -195,17 +199,17 @@ class SchemaReader:
         return self.paths.get(id(schema), "#")
 
     def resource(self, schema: Any) -> str:
-        """Return the URI that a subschema's references are relative to."""
+        """Return the base URI that a subschema's references are relative to."""
         return self._resources.get(id(schema), "")
 
     def error(self, schema: Any, message: str) -> GrammarError:
-        """Return an error that names the place of a subschema."""
+        """Return a GrammarError that names the place of a subschema."""
         return GrammarError(f"at {self.path(schema)}: {message}")
 
     # Combinations of options ----------------------------------------------------------------------
 
     def variants(self, schemas: Sequence[Schema]) -> list[Variant]:
-        """Return the combinations of options at a place that is limited by all given schemas.
+        """Return the combinations of options at a place that all given schemas limit.
 
         Combinations that no value can fit are left out.
         """
@@ -214,6 +218,7 @@ class SchemaReader:
         return [variant for variant in variants if variant is not None]
 
     def _combinations(self, options: Sequence[list[Parts]]) -> list[Parts]:
+        """Return all combinations of one entry from each list; raise GrammarError if too many."""
         combined: list[Parts] = [()]
         for choices in options:
             combined = [(*before, *after) for before in combined for after in choices]
@@ -225,7 +230,7 @@ class SchemaReader:
     def _options(self, schema: Schema, referrers: tuple[int, ...]) -> list[Parts]:
         """Return the parts of each combination of a schema's options.
 
-        through: ids of the schemas whose references led here, to find endless references.
+        referrers: ids of the schemas whose references led here, to detect endless references.
         """
         self.check(schema)
         if isinstance(schema, bool):
@@ -272,8 +277,8 @@ class SchemaReader:
 
         Args:
             schema: the schema with the `oneOf`.
-            beside: combinations of its other keywords.
-            through: as for `_options`.
+            other_parts: combinations of its other keywords.
+            referrers: as for `_options`.
         """
         options = [self._options(option, referrers) for option in schema["oneOf"]]
         for one, other in combinations(options, 2):
@@ -284,6 +289,7 @@ class SchemaReader:
         return [parts for option in options for parts in option]
 
     def _variant(self, parts: Parts) -> Variant | None:
+        """Return the combination of these parts; None if no value fits."""
         types = frozenset(TYPES)
         for part in parts:
             if "type" in part:
@@ -362,10 +368,12 @@ class SchemaReader:
         )
 
     def _fits_condition(self, value: Any, schema: Mapping[str, Any]) -> bool:
+        """Return True if the value fits the `then` or `else` that the `if` selects."""
         branch = "then" if self.fits(value, schema["if"]) else "else"
         return self.fits(value, schema.get(branch, True))
 
     def _fits_inside(self, value: Any, schema: Mapping[str, Any]) -> bool:
+        """Return True if the value fits the keywords of its own JSON type."""
         if isinstance(value, str):
             return _is_count_in_limits(len(value), schema, "minLength", "maxLength") and (
                 "pattern" not in schema or self._matches_pattern(schema, value)
@@ -377,6 +385,7 @@ class SchemaReader:
         return is_number(value) is False or _is_in_range(value, schema)
 
     def _matches_pattern(self, schema: Mapping[str, Any], text: str) -> bool:
+        """Return True if the text contains a match of the schema's `pattern`."""
         self._check_patterns(schema, [schema["pattern"]])
         return matches(schema["pattern"], text)
 
@@ -390,6 +399,7 @@ class SchemaReader:
                 raise self.error(schema, message) from error
 
     def _fits_array(self, value: list[Any], schema: Mapping[str, Any]) -> bool:
+        """Return True if an array fits the keywords for arrays."""
         prefix, rest = _prefix_schemas(schema), _rest_schema(schema)
         schemas = [*prefix, *[rest] * (len(value) - len(prefix))]
         contained = True
@@ -408,6 +418,7 @@ class SchemaReader:
         )
 
     def _fits_object(self, value: Mapping[str, Any], schema: Mapping[str, Any]) -> bool:
+        """Return True if an object fits the keywords for objects."""
         needs = {**schema.get("dependencies", {}), **schema.get("dependentRequired", {})}
         schemas = {**schema.get("dependencies", {}), **schema.get("dependentSchemas", {})}
         read = Variant((schema,), frozenset(TYPES), None, is_open=True)
@@ -451,7 +462,7 @@ class SchemaReader:
         return target
 
     def check(self, schema: Any) -> None:
-        """Raise GrammarError if `schema` is no schema, or a keyword in it has an invalid value."""
+        """Raise GrammarError unless `schema` is a schema whose keywords have valid values."""
         if isinstance(schema, bool):
             return
         if not isinstance(schema, Mapping):
@@ -465,13 +476,14 @@ class SchemaReader:
 
 
 def is_trivial(schema: Any) -> bool:
-    """Return True if a schema limits nothing; annotations such as `title` do not count."""
+    """Return True if a schema allows every value; annotations such as `title` do not count."""
     if isinstance(schema, Mapping):
         return LIMITING.isdisjoint(schema)
     return schema is True
 
 
 def _type_set(type_names: str | Sequence[str]) -> set[str]:
+    """Return the JSON types that a `type` keyword names; "number" includes "integer"."""
     names = {type_names} if isinstance(type_names, str) else set(type_names)
     return names | {"integer"} if "number" in names else names
 
@@ -500,19 +512,22 @@ def _excluded_types(schema: Any) -> set[str] | None:
 
 
 def is_unresolved_not(schema: Any) -> bool:
-    """Return True if a `not` excludes more than JSON types. schema: its value."""
+    """Return True if a `not` excludes more than JSON types.
+
+    schema: the value of `not`.
+    """
     return _excluded_types(schema) is None
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Return True if a schema's pattern matches a part of a text. Raises: re.error."""
+    """Return True if a schema's pattern matches part of a text. Raises: re.error."""
     return re.search(pattern, text, re.ASCII) is not None
 
 
 def bounds(variant: Variant) -> tuple[tuple[Any, bool] | None, tuple[Any, bool] | None]:
     """Return the lower and the upper bound of a number; None means no bound.
 
-    A bound is a pair of a value and a flag: the value itself is excluded.
+    A bound is a pair: the value, and True if the value itself is excluded.
     """
     lows: list[tuple[Any, bool]] = []
     highs: list[tuple[Any, bool]] = []
@@ -532,6 +547,7 @@ def bounds(variant: Variant) -> tuple[tuple[Any, bool] | None, tuple[Any, bool] 
 
 
 def _has_numbers(variant: Variant) -> bool:
+    """Return True if some number fits the bounds and `multipleOf`."""
     low, high = bounds(variant)
     if low is None or high is None:
         return True
@@ -539,6 +555,7 @@ def _has_numbers(variant: Variant) -> bool:
 
 
 def _is_in_range(value: float, schema: Mapping[str, Any]) -> bool:
+    """Return True if a number fits the bounds of a schema."""
     low, high = bounds(Variant((schema,), frozenset(TYPES), None, is_open=True))
     step = schema.get("multipleOf")
     return (
@@ -549,7 +566,7 @@ def _is_in_range(value: float, schema: Mapping[str, Any]) -> bool:
 
 
 def exact_fraction(value: float) -> Fraction:
-    """Return the exact value of a JSON number's decimal text."""
+    """Return a JSON number as an exact fraction of its decimal text."""
     return Fraction(json.dumps(value))
 
 
@@ -580,6 +597,7 @@ def is_deep_schema(schema: Any) -> bool:
         todo += _containers(part)
 
     def inner(part: Any) -> list[Any]:
+        """Return the subschemas and reference targets directly inside."""
         containers = _containers(part)
         ref = part.get("$ref") if isinstance(part, dict) else None
         if isinstance(ref, str):
@@ -591,6 +609,7 @@ def is_deep_schema(schema: Any) -> bool:
 
 
 def _containers(part: Any) -> list[Any]:
+    """Return the values of an object or array that are objects or arrays."""
     inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
     return [value for value in inner if isinstance(value, dict | list)]
 
@@ -599,12 +618,12 @@ def _containers(part: Any) -> list[Any]:
 
 
 def is_number(value: Any) -> bool:
-    """Return True for a JSON number; True and False are none."""
+    """Return True for a JSON number, which excludes True and False."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def is_integral(value: float) -> bool:
-    """Return True for a number without a fraction."""
+    """Return True for a number without a fraction, such as 2.0."""
     return isinstance(value, int) or (math.isfinite(value) and value == int(value))
 
 
@@ -664,7 +683,7 @@ def types_of(value: Any) -> set[str]:
 
 
 def is_equal_json(one: Any, other: Any) -> bool:
-    """Return True if two values are the same JSON: 1 is 1.0, and is not true."""
+    """Return True if two values are equal in JSON: 1 equals 1.0, but not true."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(
             is_equal_json(one[key], other[key]) for key in one
@@ -675,4 +694,5 @@ def is_equal_json(one: Any, other: Any) -> bool:
 
 
 def _is_count_in_limits(size: int, schema: Mapping[str, Any], lowest: str, highest: str) -> bool:
+    """Return True if a size is within two keywords, such as "minItems" and "maxItems"."""
     return bool(schema.get(lowest, 0) <= size <= schema.get(highest, size))

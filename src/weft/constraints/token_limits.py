@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TokenLimits(Constraint):
-    """Allowed tokens, forbidden token sequences, a minimum length and more end tokens.
+    """Limits on token ids: allowed tokens, bad words, a minimum length, further end tokens.
 
     allowed: the only token ids that are allowed, end tokens included; None means all.
     bad_words: token sequences that the text must not contain.
@@ -47,7 +47,7 @@ class TokenLimits(Constraint):
 
     @property
     def is_resumed(self) -> bool:
-        """Return False for limits alone: they count the tokens of one call."""
+        """False for limits alone, because they count the tokens of one call."""
         return self.inner is not None
 
     def parse(self, text: str) -> Any:
@@ -67,7 +67,7 @@ class TokenLimits(Constraint):
 
     @classmethod
     def from_dict(cls, limits: Mapping[str, Any], inner: Constraint | None) -> TokenLimits:
-        """Return the constraint from the "token_limits" that `to_dict` wrote, and the inner one."""
+        """Deserialize the "token_limits" of `to_dict`, with the inner constraint."""
         allowed = limits.get("allowed")
         return cls(
             None if allowed is None else frozenset(allowed),
@@ -138,6 +138,7 @@ class TokenLimitsMatcher(Matcher):
         return within and (self._inner is None or self._inner.is_allowed(token))
 
     def _is_within_limits(self, token: int) -> bool:
+        """Return True if the limits allow the token; the inner constraint is not considered."""
         allowed = self._limits.allowed
         return (allowed is None or token in allowed) and token not in self._forbidden()
 
@@ -162,5 +163,6 @@ class TokenLimitsMatcher(Matcher):
 
 
 def _set_bits(words: NDArray[Any], tokens: Iterable[int]) -> None:
+    """Set the bits of these tokens in a mask."""
     for token in tokens:
         words[token // 32] |= 1 << token % 32

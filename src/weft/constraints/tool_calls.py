@@ -1,4 +1,4 @@
-"""Tool calls as grammars: the chat template's format with the tools' names and schemas."""
+"""Grammars of tool calls: the chat template's format with the tools' names and schemas."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SHORT = 4  # minimum characters of a trigger
 
 @dataclass(frozen=True, slots=True)
 class CallGrammar(Lark):
-    """The grammar of calls. Its errors name the tool, and the place in the tool's schema.
+    """A Lark grammar of tool calls, whose errors name the tool and the place in its schema.
 
     places: line of the grammar → the tool and the place in its schema, for messages.
     """
@@ -104,12 +104,13 @@ def loose_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _only_type(schema: Any) -> Any:
+    """Return a schema with the type of a schema and nothing else."""
     kind = schema.get("type") if isinstance(schema, Mapping) else None
     return {"type": kind} if kind in TYPES else True
 
 
 def _argument_schemas(tools: Sequence[Any]) -> dict[str, Any]:
-    """Return the schema of each function's arguments, by name."""
+    """Validate tools; return the schema of each function's arguments, by name."""
     schemas: dict[str, Any] = {}
     for tool in tools:
         function = tool.get("function", tool) if isinstance(tool, Mapping) else None
@@ -134,6 +135,7 @@ def _argument_schemas(tools: Sequence[Any]) -> dict[str, Any]:
 
 
 def _validate_choice(choice: Any, functions: Mapping[str, Any]) -> str:
+    """Return a `tool_choice` as "auto", "required", "none" or a function's name."""
     if isinstance(choice, Mapping):
         function = choice.get("function", choice)
         choice = function.get("name") if isinstance(function, Mapping) else None
@@ -242,7 +244,7 @@ class _CallsWriter:
     _starts_turn = False
 
     def until(self, mark: str) -> str:
-        """Add the rule of any text up to and including `mark`; return its rule text.
+        """Add a rule of any text up to and including `mark`; return a reference to it.
 
         Some whitespace may follow the mark.
         """
@@ -359,6 +361,7 @@ class _CallsWriter:
 
     @staticmethod
     def _rule_name(number: int, at: int) -> str:
+        """Return the name of the rule of the arguments from index `at` on."""
         return f"arg_{number}_{at} after_{number}_{at}"
 
     @staticmethod
@@ -376,6 +379,7 @@ class _CallsWriter:
     def _argument(
         self, number: int, at: int, key: str, schema: Any, name: str, fmt: ArgumentFormat
     ) -> None:
+        """Add the rules of one argument and what may follow it."""
         rule = f"arg_{number}_{at}"
         if not _is_text(schema) or self.format.is_python:
             mid = fmt.json_mid.removesuffix('"') if self.format.is_python else fmt.json_mid
@@ -431,6 +435,7 @@ def _shared_end(fmt: ArgumentFormat) -> str:
 
 
 def _is_text(schema: Any) -> bool:
+    """Return True if a schema is that of a string."""
     return isinstance(schema, Mapping) and schema.get("type") == "string"
 
 
@@ -455,7 +460,7 @@ def _string_pattern(schema: Mapping[str, Any]) -> str:
 
 
 def _escape_regex(text: str) -> str:
-    """Return a regular expression of a fixed text, in the syntax of Lark and Rust."""
+    """Return a regular expression that matches a fixed text, in the syntax of Lark and Rust."""
     return re.sub(r"[.^$*+?()\[\]{}|\\/\-]", r"\\\g<0>", text).replace("\n", r"\n")
 
 
