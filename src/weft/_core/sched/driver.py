@@ -167,7 +167,7 @@ class Driver:
         """
         self._check_not_forked()
         if self.scheduler.engine.info.same_thread_only:
-            return self._on_thread(lambda: self._run_between_steps(work))
+            return self._call_on_driver_thread(lambda: self._run_between_steps(work))
         return self._run_between_steps(work)
 
     def _run_between_steps(self, work: Callable[[], Result]) -> Result:
@@ -196,7 +196,7 @@ class Driver:
             finally:
                 self._stepping.release()
 
-    def _on_thread(self, work: Callable[[], Result]) -> Result:
+    def _call_on_driver_thread(self, work: Callable[[], Result]) -> Result:
         """Let the driver thread call `work`; wait for it and return its value or raise its error.
 
         Raises: StaleHandle if the driver thread has ended.
@@ -399,7 +399,7 @@ class Driver:
             try:
                 self.scheduler.step()
             except (KeyboardInterrupt, SystemExit):  # raised by the engine; the tickets have it
-                _log.exception("the engine asked to exit; the step has failed")
+                _log.exception("the engine raised SystemExit; the step has failed")
         self._notify_all()
         return True
 
@@ -435,7 +435,7 @@ class Driver:
         owned = self.scheduler.engine.info.same_thread_only
         if owned:
             with suppress(StaleHandle):  # another thread closed it meanwhile
-                self._on_thread(lambda: self._close_scheduler(last))
+                self._call_on_driver_thread(lambda: self._close_scheduler(last))
         with self._changed:
             self.closed = True
             self._changed.notify_all()
@@ -455,7 +455,7 @@ class Driver:
         calls still enter the same step.
         """
         loop = asyncio.get_running_loop()
-        return self._bridge(loop).start_call(loop)
+        return self._bridge_of(loop).start_call(loop)
 
     async def asubmit(self, items: Sequence[Item], *, atomic: bool = False) -> list[Ticket]:
         """Queue items from an event loop; return one ticket per item (see `Scheduler.submit`).
@@ -468,7 +468,7 @@ class Driver:
         loop = asyncio.get_running_loop()
         self.start()
         tickets, jobs = self.scheduler.prepare(items, atomic=atomic)
-        self._bridge(loop).submit(loop, jobs)
+        self._bridge_of(loop).submit(loop, jobs)
         return tickets
 
     def _enter(self, jobs: list[Job]) -> None:
@@ -483,7 +483,7 @@ class Driver:
         """Wait for tickets without blocking the loop; cancelling the task cancels them."""
         if not _all_done(tickets):
             loop = asyncio.get_running_loop()
-            await self._wait_in_loop(Waiter(self._bridge(loop), loop, tickets), tickets)
+            await self._wait_in_loop(Waiter(self._bridge_of(loop), loop, tickets), tickets)
 
     def when_done(self, tickets: Sequence[Ticket]) -> asyncio.Future[None]:
         """Return a future of the running loop that is set once all tickets are done."""
@@ -492,12 +492,12 @@ class Driver:
             future = loop.create_future()
             future.set_result(None)
             return future
-        return Waiter(self._bridge(loop), loop, tickets).future
+        return Waiter(self._bridge_of(loop), loop, tickets).future
 
     async def apump(self, channel: Channel, tickets: Sequence[Ticket]) -> AsyncIterator[list[Any]]:
         """Async form of `pump`."""
         loop = asyncio.get_running_loop()
-        bridge = self._bridge(loop)
+        bridge = self._bridge_of(loop)
         for ticket in tickets:
             ticket.on_done(channel.notify)
         while True:
@@ -524,7 +524,7 @@ class Driver:
             self._wake()
             raise
 
-    def _bridge(self, loop: asyncio.AbstractEventLoop) -> EventLoopBridge:
+    def _bridge_of(self, loop: asyncio.AbstractEventLoop) -> EventLoopBridge:
         last = self._last_loop
         if last is not None and last[0]() is loop:
             return last[1]

@@ -85,7 +85,7 @@ class EngineRunJob(RunJob):
             drawn = DrawnToken(
                 token, logprob if of_all[0] else None, entropy if of_all[1] else None
             )
-            self._take(drawn, queues)
+            self._append_token(drawn, queues)
             self._end_if_must(queues)
         if self.done or not event.is_last:
             return
@@ -220,11 +220,11 @@ class EngineRunQueue:
         """
         n_sent = 0
         while self._waiting and self.n_in_flight < self._generator.max_in_flight:
-            self._submit(self._siblings(queues), queues)
+            self._submit(self._pop_siblings(queues), queues)
             n_sent += 1
         return n_sent
 
-    def _siblings(self, queues: JobQueues) -> list[EngineRunJob]:
+    def _pop_siblings(self, queues: JobQueues) -> list[EngineRunJob]:
         """Remove and return the oldest waiting job and its siblings, as many as have free places.
 
         Greedy siblings give the same tokens, so the oldest absorbs them. A job with a constraint is

@@ -144,7 +144,7 @@ class ExtendJob(Job):
     def ready(self, claim: PathClaim, queues: JobQueues) -> None:
         ticket = self._tickets[claim.index]
         pairs = zip(ticket.item.wants, claim.requests, strict=True)
-        answers = [_answer(want, request, queues) for want, request in pairs]
+        answers = [_request_result(want, request, queues) for want, request in pairs]
         if len(self._tickets) == 1:  # the usual case
             ticket.resolve(answers)
             queues.end(self)
@@ -162,7 +162,7 @@ def _logits_request(claim: PathClaim, want: Any) -> LogitsRequest:
     return LogitsRequest(claim, want.depth - 1, want.depth, None)
 
 
-def _answer(want: Any, request: LogitsRequest, queues: JobQueues) -> Any:
+def _request_result(want: Any, request: LogitsRequest, queues: JobQueues) -> Any:
     if isinstance(want, Scores):
         return join_scores(request.answers())
     pinned: PinnedLogits = request.results[0][1]
@@ -384,7 +384,7 @@ class RunJob(Job):
             if not self.is_wanted:
                 return
             # It was the only legal token.
-            self._take(DrawnToken(token, logprob, entropy, legal_logmass=logprob), queues)
+            self._append_token(DrawnToken(token, logprob, entropy, legal_logmass=logprob), queues)
 
     def accept(self, drawn: DrawnToken, queues: JobQueues) -> None:
         """Accept a drawn token, and end the members that it finishes.
@@ -400,7 +400,7 @@ class RunJob(Job):
                 matcher is None or (token in self.stops and matcher.must_end)
             ):
                 drawn = drawn._replace(legal_logmass=None)
-            self._take(drawn, queues)
+            self._append_token(drawn, queues)
             if matcher is None:
                 return
         elif matcher is None or token == BROKEN or not matcher.must_end:
@@ -416,7 +416,7 @@ class RunJob(Job):
                 member.state.ended_by = min(own, default=None)
             self.end_all("stop", queues)
 
-    def _take(self, drawn: DrawnToken, queues: JobQueues) -> None:
+    def _append_token(self, drawn: DrawnToken, queues: JobQueues) -> None:
         token, logprob, entropy, legal = drawn
         queues.counters.decoded += 1
         if legal is not None:

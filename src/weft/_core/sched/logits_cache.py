@@ -128,9 +128,9 @@ class LogitsCache:
         for row, index in zip(rows, indices, strict=True):
             row._index, row._step_logits = index, step_logits
             if in_tree:
-                self._touch(row, row_bytes)
+                self._mark_used(row, row_bytes)
         if not in_tree:
-            self._touch(step_logits, row_bytes * len(rows))
+            self._mark_used(step_logits, row_bytes * len(rows))
         return rows
 
     def set(self, row: LogitsRow, logits: Any, *, keep: bool = False) -> None:
@@ -143,7 +143,7 @@ class LogitsCache:
         """
         with self._lock:
             row._array, row._step_logits, row._shared = _read_only(logits), None, None
-            self._touch(row, self._row_bytes)
+            self._mark_used(row, self._row_bytes)
             self.evict_excess(row if keep else None)
 
     def read(self, row: LogitsRow) -> Any | None:
@@ -157,7 +157,7 @@ class LogitsCache:
                 array = row._array = self._fetch(row, step_logits.kept)
                 if id(step_logits._entry) in self._order:
                     self._order.move_to_end(id(step_logits._entry))
-                self._touch(row, self._row_bytes)
+                self._mark_used(row, self._row_bytes)
                 del step_logits  # frees the step's logits with its last row, before eviction
                 self.evict_excess()
                 return array
@@ -256,7 +256,7 @@ class LogitsCache:
             counted.kept = None
         self._remove(entry)
 
-    def _touch(self, counted: LogitsRow | _StepLogits, n_bytes: int) -> None:
+    def _mark_used(self, counted: LogitsRow | _StepLogits, n_bytes: int) -> None:
         """Mark a row or a step's logits as most recently used, and set the size that it counts."""
         entry, order = counted._entry, self._order
         if entry is not None and id(entry) in order:

@@ -71,11 +71,11 @@ class EventLoopBridge:
         if self._to_wake and not self._is_scheduled:
             self._is_scheduled = True
             try:
-                loop.call_soon_threadsafe(self._wake_fired, loop)
+                loop.call_soon_threadsafe(self._wake_queued, loop)
             except RuntimeError:  # the loop is closed, so no task waits
                 self._to_wake.clear()
 
-    def _wake_fired(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _wake_queued(self, loop: asyncio.AbstractEventLoop) -> None:
         self._is_scheduled = False  # reset first: later entries must schedule another call
         _set_results(self._to_wake)
         self.flush(loop)

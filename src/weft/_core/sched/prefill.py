@@ -240,14 +240,14 @@ class PrefillChunk(BatchPart):
         except Exception as raised:
             error = raised
         if self.logits_at:
-            self._hand_out_logits(queues)
+            self._deliver_logits(queues)
         for number, (request, first, _) in enumerate(self.score_spans):
-            queues.guard(request.claim.job, self._hand_out_score, request, first, number)
+            queues.guard(request.claim.job, self._deliver_score, request, first, number)
         queues.prefill.finish(self, queues)
         if error is not None:
             queues.fail(self.job, as_forward_error(error))
 
-    def _hand_out_logits(self, queues: JobQueues) -> None:
+    def _deliver_logits(self, queues: JobQueues) -> None:
         """Attach the logits rows to the tree, and give them to their requests."""
         assert self.stored_in is not None
         pinned: dict[int, PinnedLogits] = {}
@@ -262,7 +262,7 @@ class PrefillChunk(BatchPart):
             if request.top is None:
                 request.results.append((first, pinned[first]))
 
-    def _hand_out_score(self, request: LogitsRequest, first: int, number: int) -> None:
+    def _deliver_score(self, request: LogitsRequest, first: int, number: int) -> None:
         assert self.output is not None
         request.results.append((first, self.output.scores()[self.first_row][number]))
 

@@ -187,7 +187,7 @@ class JobQueues:
         job.admitted = False
 
     def guard(
-        self, job: Job, action: Callable[Given, Value], *given: Given.args, **more: Given.kwargs
+        self, job: Job, action: Callable[Given, Value], *args: Given.args, **kwargs: Given.kwargs
     ) -> Value | None:
         """Return `action(*given, **more)`; if it raises, fail `job` only and return None.
 
@@ -196,7 +196,7 @@ class JobQueues:
         if job.done:
             return None
         try:
-            return action(*given, **more)
+            return action(*args, **kwargs)
         except Exception as error:
             self.handle_error(job, error)
             return None
@@ -233,13 +233,13 @@ class JobQueues:
             fresh, self.to_check = self.to_check, {}
             for claim in fresh:
                 try:  # inlined `guard`: this runs for many claims in each step
-                    self._advance(claim)
+                    self._advance_claim(claim)
                 except Exception as error:
                     self.handle_error(claim.job, error)
             first, self.first_draws = self.first_draws, []
             self._draw_first_tokens([run for run in first if not run.done])
 
-    def _advance(self, claim: PathClaim) -> None:
+    def _advance_claim(self, claim: PathClaim) -> None:
         if claim.pin is None or claim.outstanding or claim.job.done:
             return
         if self.prefill.is_complete(claim):

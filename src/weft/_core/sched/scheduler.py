@@ -164,7 +164,7 @@ class Scheduler:
     def _step(self) -> None:
         started = time.perf_counter()
         with self.lock:
-            n_events, n_transitions = self._admit_work()
+            n_events, n_transitions = self._receive_and_admit()
             step = self._schedule()
         scheduled = time.perf_counter()
         to_finish, engine_s = self._launch(step)
@@ -180,7 +180,7 @@ class Scheduler:
         if not (step or to_finish or n_events or self.queues.running or self.is_idle):
             self._wait_for_engine_runs()
 
-    def _admit_work(self) -> tuple[int, int]:
+    def _receive_and_admit(self) -> tuple[int, int]:
         """Drain the inbox, admit jobs, and process the events of engine runs.
 
         Returns: how many entries, jobs and events were processed, and `n_transitions` before that.
@@ -222,14 +222,14 @@ class Scheduler:
         while self._inbox:
             entry = self._inbox.popleft()
             if isinstance(entry, list):
-                self._add(entry)
+                self._enqueue_new(entry)
             elif not entry.done:
                 assert entry.job is not None
                 entry.job.cancel(entry, self.queues)
         self._join_node_chains()
         return n_taken
 
-    def _add(self, jobs: list[Job]) -> None:
+    def _enqueue_new(self, jobs: list[Job]) -> None:
         if self.sequences.opened and any(job.needs_closed_tails for job in jobs):
             self.sequences.close_idle()
         for job in jobs:
@@ -298,7 +298,7 @@ class Scheduler:
         shares: list[CommitShare] = []
         if queues.commits:
             used = self._n_budget_tokens(runs) + sum([len(run.forced) for run in runs])
-            shares = self._shares(max(n_step - used, min_prefill))
+            shares = self._commit_shares(max(n_step - used, min_prefill))
         if runs or shares:
             n_before, in_flight = queues.n_transitions, self.in_flight is not None
             reserve = partial(self._reserve, runs, shares, n_before)
@@ -385,7 +385,7 @@ class Scheduler:
         assert claim.cursor is not None
         return not self.queues.prefill.is_being_written(claim.cursor)
 
-    def _shares(self, budget: int) -> list[CommitShare]:
+    def _commit_shares(self, budget: int) -> list[CommitShare]:
         """Return the part of each commit that the next step runs, and open its sequences.
 
         budget: maximum tokens.
