@@ -538,14 +538,14 @@ def test_byte_decoder_is_validated_against_a_tokenizer() -> None:
     from tokenizers import decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    from weft._core.tokens.codec import _LETTERS
+    from weft._core.tokens.codec import _BYTE_LEVEL
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Backend(models.BPE({character: at for at, character in enumerate(alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
-    right = {character: _LETTERS[ord(character)] for character in alphabet}
+    right = {character: _BYTE_LEVEL[ord(character)] for character in alphabet}
     genlm.check_byte_decoder(tokenizer, right)
     for wrong in ({}, {"a": 999}, {**right, "â": 1}, dict.fromkeys(right, 999)):
         with pytest.raises(genlm.ByteDecoderError):

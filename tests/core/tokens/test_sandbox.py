@@ -67,7 +67,7 @@ HUGE = {
 @pytest.mark.parametrize("name", ENDLESS)
 def test_template_without_end_raises(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "TURNS", 200_000)
-    with pytest.raises(ConfigError, match="the messages in its line 1"):
+    with pytest.raises(ConfigError, match="chat template rejected the messages in its line 1"):
         render_chat(ENDLESS[name], USER)
 
 
@@ -76,10 +76,10 @@ def test_template_that_would_fill_the_memory_raises(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sandbox, "SIZE", 1 << 20)
-    monkeypatch.setattr(sandbox, "MADE", 1 << 24)
+    monkeypatch.setattr(sandbox, "TOTAL_SIZE", 1 << 24)
     tracemalloc.start()
     try:
-        with pytest.raises(ConfigError, match=r"the messages.*(too large|undefined)"):
+        with pytest.raises(ConfigError, match=r"rejected the messages.*(too large|undefined)"):
             render_chat(HUGE[name], USER)
         _, peak = tracemalloc.get_traced_memory()
     finally:

@@ -245,7 +245,7 @@ def test_special_names_are_cut_in_a_vocabulary_that_cannot_be_changed() -> None:
     ids = encode_literally("he <|x <|xhe", encode, {"<|x": 903, "x": 905})
     assert 903 not in ids
     assert "".join(library.id_to_token(each) for each in ids) == "▁he▁<|x▁<|xhe"
-    with pytest.raises(ConfigError, match=r"holds '<', which this tokenizer cannot write but as"):
+    with pytest.raises(ConfigError, match=r"contains '<', which this tokenizer can only write as"):
         encode_literally("a < b", encode, {"<": 900})
 
 

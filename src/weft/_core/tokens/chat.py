@@ -49,7 +49,7 @@ def check_messages(messages: object) -> list[dict[str, Any]]:
     """
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
         raise ConfigError(
-            f"messages are {_brief(messages)}; allowed is a list like "
+            f"messages are {_short_repr(messages)}; allowed is a list like "
             '[{"role": "user", "content": "Hello"}]'
         )
     if not messages:
@@ -84,11 +84,12 @@ def render_chat(
         **options,
     }
     try:
-        return render(_compiled(template), names)
+        return render(_compile_cached(template), names)
     except (TemplateError, *PARSE_ERRORS, MemoryError) as error:
         raise ConfigError(
-            f"the model's chat template refused the messages{_line(error)}: {_why(error)}. Change "
-            "the messages, or give the prompt as plain text with template=False"
+            f"the model's chat template rejected the messages{_line_note(error)}: "
+            f"{_reason(error)}. Change the messages, or give the prompt as plain text with "
+            "template=False"
         ) from error
 
 
@@ -141,8 +142,8 @@ def check_roles(
         # Of other roles a template may well leave earlier messages out.
         if (role in words and _ROLE.fullmatch(role)) or role in ("user", "assistant"):
             continue
-        said = content.strip() if isinstance(content, str) else ""
-        if role in ROLES and said in rendered:
+        text = content.strip() if isinstance(content, str) else ""
+        if role in ROLES and text in rendered:
             continue
         fault = "leaves out" if role in ROLES else "does not know"
         raise ConfigError(
@@ -172,7 +173,7 @@ def check_variables(template: str, given: Iterable[str]) -> None:
         )
 
 
-def _brief(value: object) -> str:
+def _short_repr(value: object) -> str:
     shown = repr(value)
     return shown if len(shown) <= 60 else f"{shown[:57]}..."
 
@@ -180,7 +181,7 @@ def _brief(value: object) -> str:
 def _check_message(index: int, message: object) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise ConfigError(
-            f"message {index} is {_brief(message)}; allowed is a mapping with role and content"
+            f"message {index} is {_short_repr(message)}; allowed is a mapping with role and content"
         )
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not role:
@@ -189,19 +190,20 @@ def _check_message(index: int, message: object) -> dict[str, Any]:
     silent = content is None and bool(message.get("tool_calls"))
     if not (isinstance(content, str | list) or silent):
         raise ConfigError(
-            f"message {index} has content {_brief(content)}; allowed is a string or a list of parts"
+            f"message {index} has content {_short_repr(content)}; allowed is a string or a list of "
+            "parts"
         )
-    made = dict(message)
-    calls = made.get("tool_calls")
+    checked = dict(message)
+    calls = checked.get("tool_calls")
     if calls:
         if isinstance(calls, str | bytes | Mapping) or not isinstance(calls, Sequence):
             raise ConfigError(
-                f"message {index} has tool_calls {_brief(calls)}; allowed is a list of calls"
+                f"message {index} has tool_calls {_short_repr(calls)}; allowed is a list of calls"
             )
-        made["tool_calls"] = [
+        checked["tool_calls"] = [
             each.message() if isinstance(each, ToolCall) else each for each in calls
         ]
-    return made
+    return checked
 
 
 @lru_cache(maxsize=64)
@@ -231,20 +233,23 @@ def _rendered_roles(template: str, options: Mapping[str, Any]) -> list[str]:
 
 
 def _is_rendered(template: str, role: str, options: Mapping[str, Any]) -> bool:
-    said, asked = {"role": role, "content": "weftsaid"}, {"role": "user", "content": "weftasked"}
+    probe, question = (
+        {"role": role, "content": "weftsaid"},
+        {"role": "user", "content": "weftasked"},
+    )
     call = ToolCall("weftcalled", "{}", "weftid001").message()
     calling = {"role": "assistant", "content": "", "tool_calls": [call]}
-    answer = {**said, "tool_call_id": "weftid001", "name": "weftcalled"}
+    answer = {**probe, "tool_call_id": "weftid001", "name": "weftcalled"}
     answered = {"role": "assistant", "content": "weftanswered"}
     chats: tuple[list[dict[str, Any]], ...] = (
-        [said, asked],
-        [asked, said],
-        [asked, calling, answer],
-        [asked, answered, said],
+        [probe, question],
+        [question, probe],
+        [question, calling, answer],
+        [question, answered, probe],
     )
     for chat in chats:
         try:
-            if said["content"] in render_chat(template, chat, **options):
+            if probe["content"] in render_chat(template, chat, **options):
                 return True
         except ConfigError:
             continue
@@ -270,8 +275,8 @@ def _compared_roles(template: str) -> frozenset[str]:
     except (TemplateError, *PARSE_ERRORS, MemoryError):
         return frozenset()
     parts = (op.expr for each in compared if is_role(each.expr) for op in each.ops)
-    found = (const for part in parts for const in (part, *part.find_all(nodes.Const)))
-    names = (each.value for each in found if isinstance(each, nodes.Const))
+    constants = (const for part in parts for const in (part, *part.find_all(nodes.Const)))
+    names = (each.value for each in constants if isinstance(each, nodes.Const))
     return frozenset(each for each in names if isinstance(each, str) and _ROLE.fullmatch(each))
 
 
@@ -285,18 +290,18 @@ def _variables(template: str) -> frozenset[str]:
         return frozenset(meta.find_undeclared_variables(environment().parse(template)))
     except (TemplateError, *PARSE_ERRORS) as error:
         raise ConfigError(
-            f"the chat template is no template{_line(error)}: {_why(error)}"
+            f"the chat template is no template{_line_note(error)}: {_reason(error)}"
         ) from error
 
 
 @lru_cache(maxsize=64)
-def _compiled(template: str) -> Template:
+def _compile_cached(template: str) -> Template:
     from .sandbox import compiled
 
     return compiled(template)
 
 
-def _line(error: BaseException) -> str:
+def _line_note(error: BaseException) -> str:
     """Return " in its line N" for an error that a template's line caused; "" if unknown."""
     line = getattr(error, "lineno", None)
     trace = error.__traceback__
@@ -308,7 +313,7 @@ def _line(error: BaseException) -> str:
     return "" if line is None else f" in its line {line}"
 
 
-def _why(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     if isinstance(error, RecursionError):
         return "it goes too deep"
     return "it needs too much memory" if isinstance(error, MemoryError) else str(error)

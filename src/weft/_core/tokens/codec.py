@@ -20,7 +20,7 @@ from .token_bounds import max_token_bytes
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
-_MOST_IDS = 1 << 24
+_MAX_IDS = 1 << 24
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 Speller = Callable[[str], bytes]
 
@@ -120,10 +120,10 @@ class TokenizersCodec(Codec):
         self._backend = backend
         self._name = name
         added = {i: token.content for i, token in backend.get_added_tokens_decoder().items()}
-        found = {text: backend.token_to_id(text) for text in specials}
-        found |= {added[each]: each for each in stop_ids if each in added}
-        # A line's end, or a letter, may end a text, and is text.
-        named = {t: i for t, i in found.items() if i is not None and len(t.strip()) > 1}
+        ids = {text: backend.token_to_id(text) for text in specials}
+        ids |= {added[each]: each for each in stop_ids if each in added}
+        # A line end or a single character may be an end token, but stays ordinary text.
+        named = {t: i for t, i in ids.items() if i is not None and len(t.strip()) > 1}
         backend.add_special_tokens([text for text in named if text not in added.values()])
         self._named = frozenset(named.values())
 
@@ -149,7 +149,10 @@ class TokenizersCodec(Codec):
 
     def encode(self, text: str, *, special: bool, decorated: bool) -> list[int]:
         ids = self._ids(self._backend, text, decorated)
-        if special or (not self._names.search(text) and self._read(ids) == self._put(decorated)):
+        if special or (
+            not self._names.search(text)
+            and self._special_ids_in(ids) == self._added_around(decorated)
+        ):
             return ids
         return self._ids(self._twin[0], text, decorated)
 
@@ -158,35 +161,35 @@ class TokenizersCodec(Codec):
         if not any(is_text for _, is_text in given):
             ids = self._ids(self._backend, "".join(piece for piece, _ in given), decorated=False)
             names = (name for piece, _ in given for name in self._names.findall(piece))
-            if self._read(ids) == [self.id_of(name) for name in names]:
+            if self._special_ids_in(ids) == [self.id_of(name) for name in names]:
                 return ids
         twin, hidden = self._twin
 
-        def called(match: re.Match[str]) -> str:
+        def rename(match: re.Match[str]) -> str:
             return hidden.get(match[0], match[0])
 
-        parts = [piece if is_text else self._names.sub(called, piece) for piece, is_text in given]
+        parts = [piece if is_text else self._names.sub(rename, piece) for piece, is_text in given]
         return self._ids(twin, "".join(parts), decorated=False)
 
-    def _read(self, ids: Sequence[int]) -> list[int]:
+    def _special_ids_in(self, ids: Sequence[int]) -> list[int]:
         """Return the special tokens among the ids of a text, without the unknown token.
 
         If these are exactly the intended ones, no typed text became a special token. The slower
         copy without special tokens (`_twin`) is then not needed.
         """
-        marks = self._marks
+        marks = self._ids_of_specials
         return [] if marks.isdisjoint(ids) else [each for each in ids if each in marks]
 
-    def _put(self, decorated: bool) -> list[int]:
+    def _added_around(self, decorated: bool) -> list[int]:
         """Return the special tokens that `decorated` adds around a text; [] if it is False."""
         return self._decorations if decorated else []
 
     @cached_property
     def _decorations(self) -> list[int]:
-        return self._read(self._ids(self._backend, "", decorated=True))
+        return self._special_ids_in(self._ids(self._backend, "", decorated=True))
 
     @cached_property
-    def _marks(self) -> frozenset[int]:
+    def _ids_of_specials(self) -> frozenset[int]:
         unknown = self._backend.token_to_id(getattr(self._backend.model, "unk_token", None) or "")
         return self.special_ids - {unknown}
 
@@ -200,7 +203,7 @@ class TokenizersCodec(Codec):
             )
             ids: list[int] = one.ids
         except BaseException as error:
-            if not is_librarys(error):
+            if not is_library_error(error):
                 raise
             at = find_lone_surrogate(text) if isinstance(text, str) else None
             why = error if at is None else lone_surrogate_message("it", text, at)
@@ -225,7 +228,7 @@ class TokenizersCodec(Codec):
             return without_special_tokens(self._backend, names)
         except Exception as error:  # two tokens with one id, for one: one of them is not written
             raise ModelLoadError(
-                f"{self._name} is no whole tokenizer: {error}. Download the file again"
+                f"{self._name} is an incomplete tokenizer: {error}. Download the file again"
             ) from error
 
 
@@ -236,7 +239,7 @@ def copy_of(backend: Backend) -> Backend:
     return Backend.from_str(backend.to_str())
 
 
-def is_librarys(error: BaseException) -> bool:
+def is_library_error(error: BaseException) -> bool:
     """Return True if an error can come from the tokenizers library.
 
     That is an Exception, or a panic of its Rust code, which is only a BaseException.
@@ -260,7 +263,7 @@ def byte_vocab(backend: Backend) -> list[bytes]:
         broken tokenizer.
     """
     try:
-        spell = _speller(_decoder_steps(backend))
+        spell = _spelling_to_bytes(_decoder_steps(backend))
     except (re.error, *PARSE_ERRORS) as error:
         raise ModelLoadError(f"the tokenizer's decoder cannot be followed: {error}") from error
     model = backend.get_vocab(with_added_tokens=False)
@@ -270,7 +273,7 @@ def byte_vocab(backend: Backend) -> list[bytes]:
     if len(set(model.values())) < len(model):
         raise ModelLoadError("two tokens of the tokenizer have one id. Download its file again")
     size = 1 + max((*model.values(), *added), default=-1)
-    if size > _MOST_IDS:
+    if size > _MAX_IDS:
         raise ModelLoadError(f"the tokenizer has a token of id {size - 1}; its file is broken")
     table = [b""] * size
     for token, token_id in model.items():
@@ -296,24 +299,24 @@ def first_space_is_dummy(backend: Backend) -> bool:
 def _decoder_steps(backend: Backend) -> list[dict[str, Any]]:
     """Return the steps of the tokenizer's decoder in order, as JSON objects of its file."""
     if backend.decoder is not None:
-        return _flat(json.loads(backend.decoder.__getstate__()), "decoders")
+        return _flatten(json.loads(backend.decoder.__getstate__()), "decoders")
     if backend.pre_tokenizer is not None:
-        parts = _flat(json.loads(backend.pre_tokenizer.__getstate__()), "pretokenizers")
+        parts = _flatten(json.loads(backend.pre_tokenizer.__getstate__()), "pretokenizers")
         if any(part["type"] == "ByteLevel" for part in parts):
             return [{"type": "ByteLevel"}]
     # Without a decoder the library puts a space between tokens.
     return [{"type": "Words"}]
 
 
-def _flat(part: dict[str, Any], inner: str) -> list[dict[str, Any]]:
+def _flatten(part: dict[str, Any], inner: str) -> list[dict[str, Any]]:
     return list(part[inner]) if part["type"] == "Sequence" else [part]
 
 
-def _speller(steps: list[dict[str, Any]]) -> Speller:
+def _spelling_to_bytes(steps: list[dict[str, Any]]) -> Speller:
     """Return a function from a token's spelling to its bytes. steps: see `_decoder_steps`."""
     if any(step["type"] == "ByteLevel" for step in steps):
         return _spell_byte_level
-    edits = [edit for edit in map(_edit, steps) if edit is not None]
+    edits = [edit for edit in map(_text_edit, steps) if edit is not None]
     has_byte_tokens = any(step["type"] == "ByteFallback" for step in steps)
 
     def spell(token: str) -> bytes:
@@ -326,7 +329,7 @@ def _speller(steps: list[dict[str, Any]]) -> Speller:
     return spell
 
 
-def _edit(step: dict[str, Any]) -> Callable[[str], str] | None:
+def _text_edit(step: dict[str, Any]) -> Callable[[str], str] | None:
     """Return the function that a decoder step applies to a token's text.
 
     None if the step does not change single tokens.
@@ -362,7 +365,7 @@ def _replacement(step: dict[str, Any]) -> Callable[[str], str]:
     return lambda token: expression.sub(lambda _: content, token)
 
 
-def _byte_letters() -> dict[int, int]:
+def _byte_level_table() -> dict[int, int]:
     """Return the mapping of byte-level BPE from character codes to bytes.
 
     Printable Latin-1 characters stand for themselves; codes from 256 on stand for the other bytes.
@@ -370,18 +373,18 @@ def _byte_letters() -> dict[int, int]:
     """
     own = [*range(33, 127), *range(161, 173), *range(174, 256)]
     rest = [byte for byte in range(256) if byte not in set(own)]
-    letters = {byte: 0xFFFF for byte in rest}
-    letters.update({byte: byte for byte in own})
-    letters.update({256 + index: byte for index, byte in enumerate(rest)})
-    return letters
+    table = {byte: 0xFFFF for byte in rest}
+    table.update({byte: byte for byte in own})
+    table.update({256 + index: byte for index, byte in enumerate(rest)})
+    return table
 
 
-_LETTERS = _byte_letters()
+_BYTE_LEVEL = _byte_level_table()
 
 
 def _spell_byte_level(token: str) -> bytes:
     try:
-        return token.translate(_LETTERS).encode("latin-1")
+        return token.translate(_BYTE_LEVEL).encode("latin-1")
     except UnicodeEncodeError:
         # A character outside the alphabet: the token is plain text.
         return token.encode()
@@ -402,9 +405,9 @@ class Token(bytes):
             raise TypeError(f"token_id is {token_id!r}; allowed is an int")
         if not isinstance(byte_string, bytes):
             raise TypeError(f"byte_string is {byte_string!r}; allowed are bytes")
-        made = super().__new__(cls, byte_string)
-        made.token_id = int(token_id)
-        return made
+        token = super().__new__(cls, byte_string)
+        token.token_id = int(token_id)
+        return token
 
     @property
     def byte_string(self) -> bytes:

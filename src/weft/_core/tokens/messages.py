@@ -31,15 +31,15 @@ def normalize_messages(
         message = dict(given)
         if message.get("tool_calls"):
             calls = []
-            for each in message["tool_calls"]:
-                call, known = _call(index, each, form, n_calls)
+            for entry in message["tool_calls"]:
+                call, known = _normalize_call(index, entry, form, n_calls)
                 ids[known] = call["id"]
                 pending.append((call["id"], call["function"]["name"]))
                 calls.append(call)
                 n_calls += 1
             message = _with_calls(index, message, calls, form)
         elif message.get("role") == "tool":
-            _answer(message, ids, pending)
+            _link_to_call(message, ids, pending)
         out.append(_with_reasoning(message, form))
     return out
 
@@ -62,28 +62,28 @@ def describe_tools_in_text(
     for message in messages:
         is_result = message.get("role") == "tool"
         if is_result:
-            content = f"<tool_response>\n{_text(message)}\n</tool_response>"
+            content = f"<tool_response>\n{_text_content(message)}\n</tool_response>"
             message = {"role": "user", "content": content}
         if follows_result and message["role"] == "user":  # many templates reject two in a row
-            out[-1] = _joined(out[-1], message)
+            out[-1] = _merge_messages(out[-1], message)
         else:
             out.append(dict(message))
             follows_result = is_result
     if tools:
         described = {
             "role": "system" if form.has_system else "user",
-            "content": _description(tools),
+            "content": _tools_description(tools),
         }
         if out[0]["role"] == "system":
-            out[0] = _joined(out[0], described)
+            out[0] = _merge_messages(out[0], described)
         elif out[0]["role"] == described["role"]:
-            out[0] = _joined(described, out[0])
+            out[0] = _merge_messages(described, out[0])
         else:
             out.insert(0, described)
     return out
 
 
-def _description(tools: Sequence[Any]) -> str:
+def _tools_description(tools: Sequence[Any]) -> str:
     functions = (
         tool.get("function", tool) if isinstance(tool, Mapping) else tool for tool in tools
     )
@@ -99,18 +99,20 @@ def _description(tools: Sequence[Any]) -> str:
     )
 
 
-def _joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    return {**first, "content": f"{_text(first)}\n\n{_text(second)}"}
+def _merge_messages(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    return {**first, "content": f"{_text_content(first)}\n\n{_text_content(second)}"}
 
 
-def _text(message: Mapping[str, Any]) -> str:
+def _text_content(message: Mapping[str, Any]) -> str:
     content = message.get("content") or ""
     if isinstance(content, str):
         return content
     return "\n".join(str(part.get("text", "")) for part in content)
 
 
-def _call(index: int, given: Any, form: ChatForm, number: int) -> tuple[dict[str, Any], str]:
+def _normalize_call(
+    index: int, given: Any, form: ChatForm, number: int
+) -> tuple[dict[str, Any], str]:
     """Return one call in the form that the template reads, and its original id ("" for none).
 
     Args:
@@ -126,7 +128,7 @@ def _call(index: int, given: Any, form: ChatForm, number: int) -> tuple[dict[str
             f"message {index} has the tool call {given!r:.80}; allowed is a mapping like"
             ' {"type": "function", "function": {"name": "f", "arguments": {}}}, or a ToolCall'
         )
-    arguments = _arguments(index, name, inner.get("arguments", {}), form)
+    arguments = _normalize_arguments(index, name, inner.get("arguments", {}), form)
     known = str(given.get("id") or "")
     written = known
     if form.shape.ids == "functions" and name not in known:
@@ -139,7 +141,7 @@ def _call(index: int, given: Any, form: ChatForm, number: int) -> tuple[dict[str
     return {**more, "id": written, "type": "function", "function": function}, known
 
 
-def _arguments(index: int, name: str, given: Any, form: ChatForm) -> Any:
+def _normalize_arguments(index: int, name: str, given: Any, form: ChatForm) -> Any:
     if isinstance(given, str):
         try:
             read = json.loads(given or "{}")
@@ -165,8 +167,8 @@ def _with_calls(
     content = message.get("content")
     if form.shape.as_content:
         del message["tool_calls"]
-        said = f"{content}\n" if isinstance(content, str) and content else ""
-        return {**message, "content": said + _written(calls, form.calls)}
+        text = f"{content}\n" if isinstance(content, str) and content else ""
+        return {**message, "content": text + _calls_as_text(calls, form.calls)}
     if not content:
         content = form.shape.content
     elif not form.shape.keeps_both:
@@ -177,18 +179,18 @@ def _with_calls(
     return {**message, "content": content, "tool_calls": calls}
 
 
-def _written(calls: Sequence[Mapping[str, Any]], how: Calls) -> str:
+def _calls_as_text(calls: Sequence[Mapping[str, Any]], format: Calls) -> str:
     """Return calls as text in the format `how`, for a template that does not write calls itself."""
     parts = []
     for number, call in enumerate(calls):
         function = call["function"]
-        before = how.head if number == 0 else how.join or ""
-        text = before + function["name"] + how.mids[0] + function["arguments"] + how.close
+        before = format.head if number == 0 else format.join or ""
+        text = before + function["name"] + format.mids[0] + function["arguments"] + format.close
         parts.append(text.replace(INDEX, str(number)))
-    return "".join(parts) + how.tail
+    return "".join(parts) + format.tail
 
 
-def _answer(
+def _link_to_call(
     message: dict[str, Any], ids: Mapping[str, str], pending: list[tuple[str, str]]
 ) -> None:
     """Set the id and the name of the call that a tool's message answers, in the message.
@@ -219,13 +221,13 @@ def _with_reasoning(message: dict[str, Any], form: ChatForm) -> dict[str, Any]:
     Returns the message itself if it has no reasoning, or the template reads none.
     """
     wanted = form.shape.reasoning
-    found = next((message[name] for name in REASONING if message.get(name)), None)
-    if not isinstance(found, str) or wanted is None or message.get(wanted):
+    reasoning = next((message[name] for name in REASONING if message.get(name)), None)
+    if not isinstance(reasoning, str) or wanted is None or message.get(wanted):
         return message
     if wanted != "part":
-        return {**message, wanted: found}
+        return {**message, wanted: reasoning}
     content = message.get("content")
     if not isinstance(content, str):
         return message
-    said = [{"type": "text", "text": content}] if content else []
-    return {**message, "content": [{"type": "thinking", "thinking": found}, *said]}
+    texts = [{"type": "text", "text": content}] if content else []
+    return {**message, "content": [{"type": "thinking", "thinking": reasoning}, *texts]}

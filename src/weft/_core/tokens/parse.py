@@ -51,7 +51,7 @@ class ChatOutput:
         return message
 
 
-Found = tuple[str, list[ToolCall]]
+ParsedCalls = tuple[str, list[ToolCall]]
 
 
 def parse_chat_output(
@@ -85,22 +85,26 @@ def parse_chat_output(
     )
     if form.end and not is_partial:
         rest = rest.removesuffix("\n").removesuffix(form.end) if form.end in rest else rest
-    readers: list[Callable[[str], Found | None]] = [_hermes, _mistral, _llama]
+    readers: list[Callable[[str], ParsedCalls | None]] = [
+        _parse_hermes,
+        _parse_mistral,
+        _parse_llama,
+    ]
     if form.calls is not None:
-        readers.insert(0, lambda answer: _by_form(answer, form, tools))
+        readers.insert(0, lambda answer: _parse_by_form(answer, form, tools))
     own = () if form.calls is None or not form.calls.marker else (form.calls.marker,)
     marks = (*own, "<tool_call>", _MISTRAL, _PYTHON_TAG) if is_partial else ()
     if not reads_calls:
         readers, marks = [], ()
     for reader in readers:
-        found = reader(rest)
-        if found is not None:
-            content, calls = found
-            content = _without_begun(content, marks)
-            return ChatOutput(_unwrapped(content, form), reasoning, tuple(calls))
-    if is_partial and reads_calls and _may_become(rest, form.calls, tools):
+        parsed = reader(rest)
+        if parsed is not None:
+            content, calls = parsed
+            content = _before_calls(content, marks)
+            return ChatOutput(_without_tags(content, form), reasoning, tuple(calls))
+    if is_partial and reads_calls and _may_start_calls(rest, form.calls, tools):
         rest = ""
-    return ChatOutput(_unwrapped(_without_begun(rest, marks), form), reasoning)
+    return ChatOutput(_without_tags(_before_calls(rest, marks), form), reasoning)
 
 
 def _split_reasoning(
@@ -118,11 +122,11 @@ def _split_reasoning(
         body = text
     thought, end, rest = body.partition(closes)
     if not end and is_partial:
-        thought = thought[: len(thought) - _overlap(thought, closes)]
+        thought = thought[: len(thought) - _overlap_length(thought, closes)]
     return thought.strip("\n"), rest.lstrip("\n")
 
 
-def _unwrapped(content: str, form: ChatForm) -> str:
+def _without_tags(content: str, form: ChatForm) -> str:
     """Return the content without the tags that the template writes around it."""
     if form.opening and form.opening in content:
         content = content.partition(form.opening)[2]
@@ -131,64 +135,64 @@ def _unwrapped(content: str, form: ChatForm) -> str:
     return content
 
 
-def _by_form(text: str, form: ChatForm, tools: Sequence[Any]) -> Found | None:
+def _parse_by_form(text: str, form: ChatForm, tools: Sequence[Any]) -> ParsedCalls | None:
     """Return the content and the calls of a text in the template's format.
 
     None if the text has no calls in this format.
     """
-    how = form.calls
-    assert how is not None
-    if how.marker == "to=functions.":
-        return _harmony(text, form)
-    if how.is_python:
-        return _python(text, how, tools)
+    format = form.calls
+    assert format is not None
+    if format.marker == "to=functions.":
+        return _parse_harmony(text, form)
+    if format.is_python:
+        return _parse_python(text, format, tools)
     calls: list[ToolCall] = []
     before, at = "", 0
     while True:
-        start = text.find(how.marker, at) if how.marker else (at if not calls else -1)
+        start = text.find(format.marker, at) if format.marker else (at if not calls else -1)
         if start < 0:
             break
-        found = _CallsReader(text, start, how, tools).read()
-        if found is None:
-            if not calls or _is_closed(text[start:], how):
+        parsed = _CallsReader(text, start, format, tools).read()
+        if parsed is None:
+            if not calls or _is_closed(text[start:], format):
                 return None
             text = text[:start]
             break
         before += text[at:start]
-        more, at = found
+        more, at = parsed
         calls += more
-    rest = _less_begun(text[at:], how)
-    if rest is None or not calls or (rest.strip() and not how.marker):
+    rest = _content_after_calls(text[at:], format)
+    if rest is None or not calls or (rest.strip() and not format.marker):
         return None
     return (before.rstrip() + rest).strip(), calls
 
 
-def _less_begun(rest: str, how: Calls) -> str | None:
+def _content_after_calls(rest: str, format: Calls) -> str | None:
     """Return the content after the calls, without the tail of calls or an incomplete next call.
 
     None if the next call is complete but cannot be read.
 
     rest: the text after the last call that was read.
     """
-    answer, join = rest.strip(), (how.join or "").strip()
-    if how.tail.strip().startswith(answer):
+    answer, join = rest.strip(), (format.join or "").strip()
+    if format.tail.strip().startswith(answer):
         return ""
     if join and (answer.startswith(join) or join.startswith(answer)):
-        return None if _is_closed(answer, how) else ""
-    return rest[: len(rest) - _overlap(rest, how.marker)]
+        return None if _is_closed(answer, format) else ""
+    return rest[: len(rest) - _overlap_length(rest, format.marker)]
 
 
-def _is_closed(text: str, how: Calls) -> bool:
+def _is_closed(text: str, format: Calls) -> bool:
     """Return True if a call that cannot be read has its end, so that more text does not help."""
-    return how.end in text if how.end else "{" in text and not _is_open(text)
+    return format.end in text if format.end else "{" in text and not _is_open(text)
 
 
 def _is_open(text: str) -> bool:
     """Return True if JSON, or calls in Python syntax, are incomplete at the text's end."""
-    return not text.strip() or _scanned(text)[0]
+    return not text.strip() or _scan_brackets(text)[0]
 
 
-def _scanned(text: str) -> tuple[bool, int]:
+def _scan_brackets(text: str) -> tuple[bool, int]:
     """Return whether a bracket or a quote is open at the end of a text, and an index.
 
     The index is the end of the last complete call in a list of calls; 0 if there is none.
@@ -209,7 +213,7 @@ def _scanned(text: str) -> tuple[bool, int]:
     return bool(quote or opened), end
 
 
-def _may_become(rest: str, how: Calls | None, tools: Sequence[Any]) -> bool:
+def _may_start_calls(rest: str, format: Calls | None, tools: Sequence[Any]) -> bool:
     """Return True if a text may be the start of calls in a format without a marker.
 
     Args:
@@ -217,10 +221,10 @@ def _may_become(rest: str, how: Calls | None, tools: Sequence[Any]) -> bool:
         how: the format; None means there are no calls.
         tools: the tools; a call may start with their names.
     """
-    if how is None or how.marker or not rest.strip():
+    if format is None or format.marker or not rest.strip():
         return False
-    names = _names(tools) if how.slots[0] == "name" else []
-    begins = [f"{how.head}{name}{how.mids[0]}" for name in names] or [how.head]
+    names = _function_names(tools) if format.slots[0] == "name" else []
+    begins = [f"{format.head}{name}{format.mids[0]}" for name in names] or [format.head]
     answer = "".join(rest.split())  # blanks may differ from the template's
     return any(
         answer.startswith(begin) or begin.startswith(answer)
@@ -228,7 +232,7 @@ def _may_become(rest: str, how: Calls | None, tools: Sequence[Any]) -> bool:
     )
 
 
-def _names(tools: Sequence[Any]) -> list[str]:
+def _function_names(tools: Sequence[Any]) -> list[str]:
     """Return the names of the tools' functions; tools without a name are left out."""
     functions = [tool.get("function", tool) for tool in tools if isinstance(tool, Mapping)]
     named = [each.get("name") for each in functions if isinstance(each, Mapping)]
@@ -242,19 +246,19 @@ class _CallsReader:
     read.
     """
 
-    def __init__(self, text: str, at: int, how: Calls, tools: Sequence[Any]) -> None:
+    def __init__(self, text: str, at: int, format: Calls, tools: Sequence[Any]) -> None:
         self.text = text
         self.at = at
-        self.how = how
+        self.format = format
         self.tools = tools
 
     def read(self) -> tuple[list[ToolCall], int] | None:
         """Return the calls and the index after them; None if the text is not in this format."""
-        calls = self._enveloped() if self.how.envelope is not None else self._plain()
+        calls = self._read_enveloped() if self.format.envelope is not None else self._read_plain()
         return None if calls is None else (calls, self.at)
 
     def _skip(self, literal: str) -> bool:
-        match = _loosely(literal).match(self.text, self.at)
+        match = _loose_pattern(literal).match(self.text, self.at)
         if match is not None:
             self.at = match.end()
         return match is not None
@@ -265,7 +269,7 @@ class _CallsReader:
         value, self.at = json.JSONDecoder().raw_decode(self.text, self.at)
         return value
 
-    def _values(self) -> list[Any]:
+    def _json_values(self) -> list[Any]:
         """Read consecutive JSON values. Objects may be separated by a comma, a semicolon or blanks.
 
         Returns [] if the text has no complete value here.
@@ -282,21 +286,21 @@ class _CallsReader:
         except (ValueError, RecursionError):
             rest = self.text[self.at :]
             if values:
-                values = values if self._needs_no_end() and _is_open(rest) else []
-            elif items := _whole_items(rest):
+                values = values if self._is_end_optional() and _is_open(rest) else []
+            elif items := _complete_items(rest):
                 values = [items]
             self.at = len(self.text) if values else self.at
         return values
 
-    def _needs_no_end(self) -> bool:
-        return self.how.envelope is not None and not self.how.envelope.after.strip()
+    def _is_end_optional(self) -> bool:
+        return self.format.envelope is not None and not self.format.envelope.after.strip()
 
-    def _enveloped(self) -> list[ToolCall] | None:
-        assert self.how.envelope is not None
-        envelope, calls = self.how.envelope, []
+    def _read_enveloped(self) -> list[ToolCall] | None:
+        assert self.format.envelope is not None
+        envelope, calls = self.format.envelope, []
         while True:
             begin = self.at
-            more = self._batch(envelope) if self._skip(envelope.before) else []
+            more = self._read_envelope(envelope) if self._skip(envelope.before) else []
             if more is None:
                 return None
             if not more:
@@ -307,18 +311,20 @@ class _CallsReader:
                 break
         return calls or None
 
-    def _batch(self, envelope: JsonEnvelope) -> list[ToolCall] | None:
+    def _read_envelope(self, envelope: JsonEnvelope) -> list[ToolCall] | None:
         """Read the calls of one envelope.
 
         [] if the envelope has no end; None if it has a value that is no call.
         """
         calls: list[ToolCall] = []
-        values = self._values()
+        values = self._json_values()
         lists = [value if isinstance(value, list) else [value] for value in values]
         for item in chain.from_iterable(lists):
-            name, arguments = _at(item, envelope.name), _at(item, envelope.arguments)
-            call = _made(name, arguments, _at(item, envelope.id) if envelope.id else "")
-            call = call or _call(item)
+            name, arguments = _value_at(item, envelope.name), _value_at(item, envelope.arguments)
+            call = _create_call(
+                name, arguments, _value_at(item, envelope.id) if envelope.id else ""
+            )
+            call = call or _call_of_value(item)
             if call is None:
                 return None
             calls.append(call)
@@ -329,14 +335,14 @@ class _CallsReader:
             self.at = len(self.text)  # of a list, what closes it may be cut
         return calls
 
-    def _plain(self) -> list[ToolCall] | None:
-        how = self.how
+    def _read_plain(self) -> list[ToolCall] | None:
+        format = self.format
         calls: list[ToolCall] = []
-        if not self._skip(how.head):
+        if not self._skip(format.head):
             return None
         here = self.at
         while True:
-            call = self._one()
+            call = self._read_call()
             if call is None:
                 if not calls:
                     return None
@@ -344,64 +350,64 @@ class _CallsReader:
                 break
             calls.append(call)
             here = self.at
-            if how.join is None or not (self._skip(how.join) and self._goes_on()):
+            if format.join is None or not (self._skip(format.join) and self._may_have_more()):
                 self.at = here
                 break
-        self._skip(how.tail)
+        self._skip(format.tail)
         return calls
 
-    def _goes_on(self) -> bool:
-        return bool(self.how.join or self.how.marker) and self.at < len(self.text)
+    def _may_have_more(self) -> bool:
+        return bool(self.format.join or self.format.marker) and self.at < len(self.text)
 
-    def _one(self) -> ToolCall | None:
+    def _read_call(self) -> ToolCall | None:
         """Read one call and the text that closes it; None if there is none."""
-        found: dict[str, Any] = {}
+        parts: dict[str, Any] = {}
         is_closed = False
-        each = self.how.argument_format
-        for number, slot in enumerate(self.how.slots):
+        each = self.format.argument_format
+        for number, slot in enumerate(self.format.slots):
             if slot == "arguments" and each is not None and each.empty and self._skip(each.empty):
-                found[slot], is_closed = {}, True
+                parts[slot], is_closed = {}, True
                 continue
-            if number and not self._skip(self.how.mids[number - 1]):
+            if number and not self._skip(self.format.mids[number - 1]):
                 return None
             if slot == "arguments":
-                found[slot] = self._arguments(str(found.get("name", "")))
-                is_closed = self.how.argument_format is not None
-                if found[slot] is None:
+                parts[slot] = self._arguments(str(parts.get("name", "")))
+                is_closed = self.format.argument_format is not None
+                if parts[slot] is None:
                     return None
             else:
                 match = (_NAME if slot == "name" else _ID).match(self.text, self.at)
                 if match is None:
                     return None
-                found[slot], self.at = match[0], match.end()
-                if slot == "name" and INDEX in "".join(self.how.mids):
+                parts[slot], self.at = match[0], match.end()
+                if slot == "name" and INDEX in "".join(self.format.mids):
                     # `name:0`, as ids are written; the number belongs to what follows.
-                    cut = found[slot].rstrip("0123456789")
+                    cut = parts[slot].rstrip("0123456789")
                     if cut.endswith(":"):
-                        self.at -= len(found[slot]) - len(cut) + 1
-                        found[slot] = cut[:-1]
-        if not is_closed and not self._skip(self.how.close):
+                        self.at -= len(parts[slot]) - len(cut) + 1
+                        parts[slot] = cut[:-1]
+        if not is_closed and not self._skip(self.format.close):
             return None
-        return _made(found.get("name"), found.get("arguments"), found.get("id", ""))
+        return _create_call(parts.get("name"), parts.get("arguments"), parts.get("id", ""))
 
     def _arguments(self, name: str) -> dict[str, Any] | None:
-        each = self.how.argument_format
+        each = self.format.argument_format
         if each is None:
             try:
                 value = self._value()
             except (ValueError, RecursionError):
                 return None
             return value if isinstance(value, dict) else None
-        types = _types(self.tools, name)
-        made: dict[str, Any] = {}
+        types = _argument_types(self.tools, name)
+        arguments: dict[str, Any] = {}
         while True:
-            found = self._argument(types)
-            if found is None:
+            argument = self._argument(types)
+            if argument is None:
                 return None
-            key, value, is_last = found
-            made[key] = value
+            key, value, is_last = argument
+            arguments[key] = value
             if is_last:
-                return made
+                return arguments
 
     def _argument(self, types: Mapping[str, Any]) -> tuple[str, Any, bool] | None:
         """Read one argument of a call; the value ends at the nearest separator or close.
@@ -410,12 +416,14 @@ class _CallsReader:
 
         Returns: key, value, and True if it is the call's last argument. None if there is none.
         """
-        each = self.how.argument_format
+        each = self.format.argument_format
         assert each is not None
         ways = [(True, each.text_mid, each.text_sep, each.text_close)]
         ways.append((False, each.json_mid, each.json_sep, each.json_close))
         for is_text, mid, sep, close in ways:
-            match = re.compile(rf"([\w.\-]+){_loosely(mid).pattern}").match(self.text, self.at)
+            match = re.compile(rf"([\w.\-]+){_loose_pattern(mid).pattern}").match(
+                self.text, self.at
+            )
             if match is None:
                 continue
             begin, ends = match.end(), []
@@ -428,7 +436,7 @@ class _CallsReader:
                 begin_of_rest = begin
             for literal, is_last in ((sep, False), (close, True)):
                 # NOTE: a value keeps its blanks but those that the template puts around it.
-                end = re.compile(_exactly(literal)).search(self.text, begin_of_rest)
+                end = re.compile(_strict_pattern(literal)).search(self.text, begin_of_rest)
                 if end is not None:
                     ends.append((end.start(), is_last, end.end()))
             if not ends:
@@ -436,32 +444,32 @@ class _CallsReader:
             stop, is_last, self.at = min(ends)
             value = self.text[begin:stop]
             kind = "string" if each.is_typed and is_text else types.get(match[1])
-            return match[1], _typed(value, kind), is_last
+            return match[1], _parse_value(value, kind), is_last
         return None
 
 
 @lru_cache(maxsize=256)
-def _loosely(literal: str) -> re.Pattern[str]:
+def _loose_pattern(literal: str) -> re.Pattern[str]:
     """Return a pattern of a literal in which each run of whitespace may be any, or none."""
-    parts = [_escaped(part) for part in literal.split()]
+    parts = [_escape_word(part) for part in literal.split()]
     around = r"\s*" if literal[:1].isspace() or not literal else ""
     return re.compile(around + r"\s*".join(parts) + (r"\s*" if literal[-1:].isspace() else ""))
 
 
-def _exactly(literal: str) -> str:
+def _strict_pattern(literal: str) -> str:
     """Return a pattern of a literal in which whitespace may differ, except at its start.
 
     At the start, the pattern matches one line end or nothing.
     """
     head = literal[: len(literal) - len(literal.lstrip())]
-    return (r"\n?" if head else "") + _loosely(literal.lstrip()).pattern
+    return (r"\n?" if head else "") + _loose_pattern(literal.lstrip()).pattern
 
 
-def _escaped(part: str) -> str:
+def _escape_word(part: str) -> str:
     return re.escape(part).replace(INDEX, r"\d+")
 
 
-def _typed(value: str, kind: Any) -> Any:
+def _parse_value(value: str, kind: Any) -> Any:
     """Return the value that an argument's text represents.
 
     The text itself if `kind` is "string" or if it is neither JSON nor Python.
@@ -475,13 +483,13 @@ def _typed(value: str, kind: Any) -> Any:
     except (ValueError, RecursionError):
         if value[:1] in ("{", "["):  # templates that write Python's notation
             try:
-                return _literal(_expression(value))
+                return _literal_value(_parse_expression(value))
             except (ValueError, RecursionError):
                 return value
         return _CONSTANTS.get(value.strip().lower(), value)
 
 
-def _types(tools: Sequence[Any], name: str) -> dict[str, Any]:
+def _argument_types(tools: Sequence[Any], name: str) -> dict[str, Any]:
     """Return the JSON type of each argument of the function `name`, as far as its schema has one.
 
     {} for an unknown function.
@@ -500,7 +508,7 @@ def _types(tools: Sequence[Any], name: str) -> dict[str, Any]:
     return {}
 
 
-def _at(item: Any, path: Sequence[str | None]) -> Any:
+def _value_at(item: Any, path: Sequence[str | None]) -> Any:
     """Return the value at a path of keys in nested mappings; None if there is none.
 
     A last key of None means the call is `{name: arguments}`; that is returned as `_OnlyKey`.
@@ -527,7 +535,7 @@ class _OnlyKey:
     arguments: dict[str, Any]
 
 
-def _made(name: Any, arguments: Any, known: Any) -> ToolCall | None:
+def _create_call(name: Any, arguments: Any, known: Any) -> ToolCall | None:
     if isinstance(name, _OnlyKey):
         name = name.name
     if isinstance(arguments, _OnlyKey):
@@ -548,7 +556,7 @@ def _made(name: Any, arguments: Any, known: Any) -> ToolCall | None:
     return ToolCall(name, written, "" if known is None else str(known))
 
 
-def _harmony(text: str, form: ChatForm) -> Found | None:
+def _parse_harmony(text: str, form: ChatForm) -> ParsedCalls | None:
     """Return the content and the calls of a text in the Harmony format of gpt-oss, or None."""
     calls: list[ToolCall] = []
     at, content = 0, ""
@@ -562,7 +570,7 @@ def _harmony(text: str, form: ChatForm) -> Found | None:
                 return None
             text = text[: match.start()]
             break
-        call = _made(match["name"], value, "")
+        call = _create_call(match["name"], value, "")
         if call is None:
             return None
         calls.append(call)
@@ -572,21 +580,21 @@ def _harmony(text: str, form: ChatForm) -> Found | None:
     return (content.strip(), calls) if calls else None
 
 
-def _python(text: str, how: Calls, tools: Sequence[Any]) -> Found | None:
+def _parse_python(text: str, format: Calls, tools: Sequence[Any]) -> ParsedCalls | None:
     """Return the content and the calls of a text with calls in Python syntax, or None.
 
     Such calls are a list: `[name(key="text")]`. An incomplete last call is left out.
     """
-    before, mark, body = text.partition(how.marker) if how.marker else ("", "", text)
+    before, mark, body = text.partition(format.marker) if format.marker else ("", "", text)
     body = body.strip()
-    if how.marker:
+    if format.marker:
         if not mark:
             return None
         # What closes is a tag; the list itself ends in a bracket.
         body = body[: body.rfind("]") + 1] or body
-    is_cut, end = _scanned(body)
+    is_cut, end = _scan_brackets(body)
     try:
-        listed = _expression(f"{body[:end]}]" if is_cut and end else body)
+        listed = _parse_expression(f"{body[:end]}]" if is_cut and end else body)
     except (ValueError, RecursionError):
         return None
     nodes = listed.elts if isinstance(listed, ast.List) else []
@@ -595,23 +603,23 @@ def _python(text: str, how: Calls, tools: Sequence[Any]) -> Found | None:
         if not isinstance(node, ast.Call) or node.args:
             return None
         try:
-            arguments = {each.arg: _literal(each.value) for each in node.keywords if each.arg}
+            arguments = {each.arg: _literal_value(each.value) for each in node.keywords if each.arg}
         except (ValueError, RecursionError):
             return None
         name = ast.unparse(node.func)
-        for key, kind in _types(tools, name).items():
+        for key, kind in _argument_types(tools, name).items():
             # What some templates write without quotes, or with too many.
             value = arguments.get(key)
             if isinstance(value, str) != (kind == "string") and value is not None:
-                arguments[key] = str(value) if kind == "string" else _typed(str(value), kind)
-        call = _made(name, arguments, "")
+                arguments[key] = str(value) if kind == "string" else _parse_value(str(value), kind)
+        call = _create_call(name, arguments, "")
         if call is None:
             return None
         calls.append(call)
     return (before.strip(), calls) if calls else None
 
 
-def _expression(text: str) -> ast.expr:
+def _parse_expression(text: str) -> ast.expr:
     """Return the syntax tree of a Python expression. Raises: ValueError."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of escapes that Python does not know
@@ -621,50 +629,54 @@ def _expression(text: str) -> ast.expr:
             raise ValueError("no expression") from error
 
 
-def _literal(node: ast.expr) -> Any:
+def _literal_value(node: ast.expr) -> Any:
     """Return the value of a literal of Python or JSON. Raises: ValueError for other expressions."""
     if isinstance(node, ast.Name):
         return _CONSTANTS.get(node.id, node.id)
     if isinstance(node, ast.List):
-        return [_literal(each) for each in node.elts]
+        return [_literal_value(each) for each in node.elts]
     if isinstance(node, ast.Dict):
-        keys = [_literal(key) for key in node.keys if key is not None]
-        return dict(zip(map(str, keys), map(_literal, node.values), strict=False))
+        keys = [_literal_value(key) for key in node.keys if key is not None]
+        return dict(zip(map(str, keys), map(_literal_value, node.values), strict=False))
     value = ast.literal_eval(node)
     if not isinstance(value, str | int | float | bool | None):
         raise ValueError("no JSON")
     return value
 
 
-def _hermes(text: str) -> Found | None:
-    found = [_calls(match[1]) for match in _HERMES.finditer(text)]
-    if not found or any(calls is None for calls in found):
+def _parse_hermes(text: str) -> ParsedCalls | None:
+    parts = [_calls_of_json(match[1]) for match in _HERMES.finditer(text)]
+    if not parts or any(calls is None for calls in parts):
         return None
-    content = _without_begun(_HERMES.sub("", text), ("<tool_call>",)).strip()
-    return content, [call for calls in found for call in calls or ()]
+    content = _before_calls(_HERMES.sub("", text), ("<tool_call>",)).strip()
+    return content, [call for calls in parts for call in calls or ()]
 
 
-def _mistral(text: str) -> Found | None:
+def _parse_mistral(text: str) -> ParsedCalls | None:
     content, mark, payload = text.partition(_MISTRAL)
-    calls = (_calls(payload) or _listed(_whole_items(payload.strip()))) if mark else None
+    calls = (
+        (_calls_of_json(payload) or _calls_of_values(_complete_items(payload.strip())))
+        if mark
+        else None
+    )
     return None if calls is None else (content.strip(), calls)
 
 
-def _llama(text: str) -> Found | None:
+def _parse_llama(text: str) -> ParsedCalls | None:
     content, mark, payload = text.partition(_PYTHON_TAG)
     if not mark:
         content, payload = "", text
     calls: list[ToolCall] = []
     # Several calls stand one after another, with a semicolon between.
-    for part in _values(payload):
-        call = _call(part)
+    for part in _json_values(payload):
+        call = _call_of_value(part)
         if call is None:
             return None
         calls.append(call)
     return (content.strip(), calls) if calls else None
 
 
-def _values(text: str) -> list[Any]:
+def _json_values(text: str) -> list[Any]:
     """Return JSON objects that are separated by semicolons; [] if the text has anything else.
 
     An incomplete last object is left out.
@@ -687,23 +699,23 @@ def _values(text: str) -> list[Any]:
     return out
 
 
-def _calls(payload: str) -> list[ToolCall] | None:
+def _calls_of_json(payload: str) -> list[ToolCall] | None:
     """Return the calls in a JSON text, which is one call or a list of them; None if it is not."""
     try:
         value = json.loads(payload)
     except (ValueError, RecursionError):
         return None
-    return _listed(value if isinstance(value, list) else [value])
+    return _calls_of_values(value if isinstance(value, list) else [value])
 
 
-def _listed(items: Sequence[Any]) -> list[ToolCall] | None:
+def _calls_of_values(items: Sequence[Any]) -> list[ToolCall] | None:
     """Return one call per JSON value; None if a value is no call, or there is none."""
-    found = [_call(item) for item in items]
-    calls = [call for call in found if call is not None]
-    return calls if calls and len(calls) == len(found) else None
+    parts = [_call_of_value(item) for item in items]
+    calls = [call for call in parts if call is not None]
+    return calls if calls and len(calls) == len(parts) else None
 
 
-def _whole_items(text: str) -> list[Any]:
+def _complete_items(text: str) -> list[Any]:
     """Return the complete items of a JSON list whose end is missing.
 
     [] for a complete list or any other text.
@@ -722,7 +734,7 @@ def _whole_items(text: str) -> list[Any]:
         items.append(value)
 
 
-def _call(value: object) -> ToolCall | None:
+def _call_of_value(value: object) -> ToolCall | None:
     """Return the call in a JSON value, if it has one of the most common forms; else None.
 
     These are `{"name": …, "arguments": …}`, with "parameters" instead, or inside "function".
@@ -732,10 +744,10 @@ def _call(value: object) -> ToolCall | None:
     if not isinstance(value, dict):
         return None
     arguments = value["arguments"] if "arguments" in value else value.get("parameters")
-    return _made(value.get("name"), arguments, value.get("id") or "")
+    return _create_call(value.get("name"), arguments, value.get("id") or "")
 
 
-def _without_begun(text: str, marks: Sequence[str]) -> str:
+def _before_calls(text: str, marks: Sequence[str]) -> str:
     """Return a text up to the first mark, or up to the start of a mark at its end.
 
     marks: texts with which calls start.
@@ -743,13 +755,13 @@ def _without_begun(text: str, marks: Sequence[str]) -> str:
     for mark in marks:
         if mark in text:
             return text.partition(mark)[0].rstrip()
-        begun = _overlap(text, mark)
+        begun = _overlap_length(text, mark)
         if begun:
             return text[:-begun].rstrip()
     return text
 
 
-def _overlap(text: str, mark: str) -> int:
+def _overlap_length(text: str, mark: str) -> int:
     """Return the length of the longest start of `mark` with which `text` ends."""
     sizes = range(min(len(mark) - 1, len(text)), 0, -1)
     return next((n for n in sizes if text.endswith(mark[:n])), 0)

@@ -24,7 +24,7 @@ from jinja2.visitor import NodeTransformer
 
 TURNS = 10_000_000  # of loops, and calls
 SIZE = 1 << 26  # characters of one text; an entry of a list counts as sixteen
-MADE = 1 << 31  # characters of all created values
+TOTAL_SIZE = 1 << 31  # characters of all created values
 WIDTH = 1 << 16  # the number that a text is filled or cut to
 PATIENCE_S = 60.0
 _BITS = 1 << 12  # of an integer
@@ -42,24 +42,24 @@ class Limits:
     """
 
     def __init__(self, names: dict[str, Any]) -> None:
-        self.given = frozenset(map(id, _lists(names)))
+        self.given = frozenset(map(id, _nested_lists(names)))
         self.turns = TURNS
-        self.made = 0
+        self.result = 0
         self.until = time.monotonic() + PATIENCE_S
 
-    def turn(self) -> None:
+    def count_turn(self) -> None:
         """Count a loop iteration or a call. Raises: TemplateError if there were too many."""
         self.turns -= 1
         if self.turns < 0 or (self.turns % 1024 == 0 and time.monotonic() > self.until):
             raise TemplateRuntimeError("it does not come to an end")
 
-    def make(self, size: int) -> None:
+    def count_size(self, size: int) -> None:
         """Count the size of a value that the template created. Raises: TemplateError if too large.
 
         size: characters or items.
         """
-        self.made += size
-        if size > SIZE or self.made > MADE:
+        self.result += size
+        if size > SIZE or self.result > TOTAL_SIZE:
             raise _too_large()
 
 
@@ -100,40 +100,40 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Compute a binary operation within the size limits."""
-        whole = isinstance(left, int) and isinstance(right, int)
-        if operator == "**" and whole and right * left.bit_length() > _BITS:
+        are_integers = isinstance(left, int) and isinstance(right, int)
+        if operator == "**" and are_integers and right * left.bit_length() > _BITS:
             raise _too_large()
-        if operator == "*" and not whole:
+        if operator == "*" and not are_integers:
             for value, n in ((left, right), (right, left)):
-                if isinstance(n, int) and _size(value) * n > SIZE:
+                if isinstance(n, int) and _size_of(value) * n > SIZE:
                     raise _too_large()
         if operator == "%" and isinstance(left, str):
-            _check_making("format", left, [right])
-        return sized(super().call_binop(context, operator, left, right))
+            _check_result_size("format", left, [right])
+        return check_size(super().call_binop(context, operator, left, right))
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a function of the template."""
-        _limits.get().turn()
+        _limits.get().count_turn()
         # `format` of a text comes wrapped by Jinja.
         method = getattr(__obj, "__wrapped__", __obj)
         of = getattr(method, "__self__", None)
         if isinstance(of, list):
-            _limits.get().make(16)
+            _limits.get().count_size(16)
         if isinstance(of, str):
-            _check_making(method.__name__, of, [*args, *kwargs.values()])
-        return sized(super().call(__context, __obj, *args, **kwargs))
+            _check_result_size(method.__name__, of, [*args, *kwargs.values()])
+        return check_size(super().call(__context, __obj, *args, **kwargs))
 
     @staticmethod
     def concat(parts: Iterable[str]) -> str:
         """Join the output of a block or macro."""
-        return _joined("", parts)
+        return _join("", parts)
 
     @staticmethod
     def counted(values: Iterable[Any]) -> Iterator[Any]:
         """Yield the values of a loop, and count its iterations."""
-        turn = _limits.get().turn
+        count_turn = _limits.get().count_turn
         for value in values:
-            turn()
+            count_turn()
             yield value
 
 
@@ -153,43 +153,43 @@ class _Counting(NodeTransformer):
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
-        node.iter = _called("counted", node, node.iter)
+        node.iter = _call_node("counted", node, node.iter)
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
-        return _called("sized", node, node)
+        return _call_node("check_size", node, node)
 
 
-def _called(name: str, at: nodes.Node, argument: Any) -> nodes.Expr:
-    made = nodes.Call(nodes.EnvironmentAttribute(name), [argument], [], None, None)
-    made.set_lineno(at.lineno).set_environment(environment())
-    return made
+def _call_node(name: str, at: nodes.Node, argument: Any) -> nodes.Expr:
+    result = nodes.Call(nodes.EnvironmentAttribute(name), [argument], [], None, None)
+    result.set_lineno(at.lineno).set_environment(environment())
+    return result
 
 
 @functools.cache
 def environment() -> Sandbox:
     """Return the Jinja environment for chat templates, with the names that Transformers offers."""
-    made = Sandbox(
+    result = Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
     )
-    made.filters["tojson"] = _to_json
-    made.filters = {name: _limited(name, each) for name, each in made.filters.items()}
-    made.globals.update({"raise_exception": _refuse, "strftime_now": _now})
-    del made.globals["lipsum"]
-    made.sized = sized  # type: ignore[attr-defined]
-    return made
+    result.filters["tojson"] = _to_json
+    result.filters = {name: _limit_filter(name, each) for name, each in result.filters.items()}
+    result.globals.update({"raise_exception": _raise_template_error, "strftime_now": _strftime_now})
+    del result.globals["lipsum"]
+    result.check_size = check_size  # type: ignore[attr-defined]
+    return result
 
 
-def sized(value: Any) -> Any:
+def check_size(value: Any) -> Any:
     """Return `value`, which a template created. Raises: TemplateError if it is too large."""
     if isinstance(value, int) and value.bit_length() > _BITS:
         raise _too_large()
-    _limits.get().make(_size(value))
+    _limits.get().count_size(_size_of(value))
     return value
 
 
-def _lists(value: Any) -> Iterator[list[Any]]:
+def _nested_lists(value: Any) -> Iterator[list[Any]]:
     """Yield all lists in an argument of a template, nested ones included."""
     waiting = [value]
     while waiting:
@@ -201,13 +201,13 @@ def _lists(value: Any) -> Iterator[list[Any]]:
             waiting += each.values()
 
 
-def _size(value: Any) -> int:
+def _size_of(value: Any) -> int:
     if isinstance(value, str | bytes):
         return len(value)
     return 16 * len(value) if isinstance(value, list | tuple | dict) else 0
 
 
-def _limited(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
+def _limit_filter(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
     """Return a filter like `inner` that counts as a call and checks the size of its result.
 
     name: the filter's name.
@@ -217,22 +217,22 @@ def _limited(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(inner)
     def limited(*args: Any, **kwargs: Any) -> Any:
-        _limits.get().turn()
+        _limits.get().count_turn()
         given = list(args)
         if name == "join" and len(given) > at:
             given[at] = list(Sandbox.counted(given[at]))
             between = kwargs.get("d", given[at + 1] if len(given) > at + 1 else "")
-            _joined(str(between), map(str, given[at]))
+            _join(str(between), map(str, given[at]))
         elif len(given) > at:
             is_text = name in ("replace", "indent", "format")
             value = str(given[at]) if is_text else given[at]
-            _check_making(name, value, [*given[at + 1 :], *kwargs.values()])
-        return sized(inner(*given, **kwargs))
+            _check_result_size(name, value, [*given[at + 1 :], *kwargs.values()])
+        return check_size(inner(*given, **kwargs))
 
     return limited
 
 
-def _check_making(name: str, text: Any, given: Sequence[Any]) -> None:
+def _check_result_size(name: str, text: Any, given: Sequence[Any]) -> None:
     """Raise TemplateError if a method or filter of a text would have a too large result.
 
     Args:
@@ -251,12 +251,12 @@ def _check_making(name: str, text: Any, given: Sequence[Any]) -> None:
     elif name == "replace" and len(given) > 1:
         size = text.count(str(given[0])) * len(str(given[1]))
     elif name == "join" and given and isinstance(text, str):
-        _joined(text, map(str, Sandbox.counted(given[0])))
+        _join(text, map(str, Sandbox.counted(given[0])))
     if size > SIZE:
         raise _too_large()
 
 
-def _joined(between: str, parts: Iterable[str]) -> str:
+def _join(between: str, parts: Iterable[str]) -> str:
     size, kept = 0, []
     for part in parts:
         size += len(part) + len(between)
@@ -287,9 +287,9 @@ def _to_json(
     )
 
 
-def _refuse(message: str) -> NoReturn:
+def _raise_template_error(message: str) -> NoReturn:
     raise TemplateError(message)
 
 
-def _now(form: str) -> str:
+def _strftime_now(form: str) -> str:
     return datetime.now().strftime(form)

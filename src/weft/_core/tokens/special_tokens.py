@@ -37,7 +37,7 @@ def without_special_tokens(
     from tokenizers import Tokenizer as Backend
 
     data = json.loads(backend.to_str())
-    ordinary = _ordinary(data, specials)
+    ordinary = _names_in_ordinary_text(data, specials)
     # NOTE: private-use characters, which no normalizer changes and no merge joins with others.
     nonce = secrets.token_hex(8)
     hidden = {
@@ -49,7 +49,7 @@ def without_special_tokens(
         if token["content"] in hidden:
             token |= {"content": hidden[token["content"]], "special": False, "normalized": False}
             token["single_word"] = False  # wherever a template puts it
-    _rename(data["model"], hidden)
+    _rename_pieces(data["model"], hidden)
     twin = Backend.from_str(json.dumps(data))
     twin.encode_special_tokens = True
     moved = next((name for name in hidden if twin.token_to_id(hidden[name]) != specials[name]), "")
@@ -65,10 +65,10 @@ def pattern_of(names: frozenset[str]) -> re.Pattern[str]:
     Without names it matches nothing. Cost: a search is one scan, for any number of names.
     """
     spelled = sorted(names - {""})
-    return re.compile(f"({_alternatives(spelled) if spelled else '(?!)'})")
+    return re.compile(f"({_prefix_tree_pattern(spelled) if spelled else '(?!)'})")
 
 
-def _alternatives(names: Sequence[str]) -> str:
+def _prefix_tree_pattern(names: Sequence[str]) -> str:
     """Return a pattern of distinct names, as a prefix tree that reads each character once."""
     shared = commonprefix(names)
     rests: dict[str, list[str]] = {}
@@ -76,7 +76,7 @@ def _alternatives(names: Sequence[str]) -> str:
         rest = name[len(shared) :]
         rests.setdefault(rest[:1], []).append(rest)
     ends = rests.pop("", None) is not None
-    parts = [*map(_alternatives, rests.values()), *([""] if ends else [])]
+    parts = [*map(_prefix_tree_pattern, rests.values()), *([""] if ends else [])]
     return re.escape(shared) + (f"(?:{'|'.join(parts)})" if rests else "")
 
 
@@ -122,31 +122,31 @@ def encode_literally(
     anchor, ids = encode("x"), encode(text[: cuts[1]])
     for start, stop in pairwise(cuts[1:]):
         # Behind an x no dummy space comes in.
-        whole = encode(f"x{text[start:stop]}")
-        is_fit = whole[: len(anchor)] == anchor
-        ids += whole[len(anchor) :] if is_fit else encode(text[start:stop])
+        with_anchor = encode(f"x{text[start:stop]}")
+        is_fit = with_anchor[: len(anchor)] == anchor
+        ids += with_anchor[len(anchor) :] if is_fit else encode(text[start:stop])
     names = {token: name for name, token in specials.items()}
-    made = next((names[token] for token in ids if token in names), None)
-    if made is not None:
+    special_name = next((names[token] for token in ids if token in names), None)
+    if special_name is not None:
         raise ConfigError(
-            f"{text!r:.60} holds {made!r}, which this tokenizer cannot write but as its special"
-            " token; leave it out"
+            f"{text!r:.60} contains {special_name!r}, which this tokenizer can only write as its"
+            " special token; leave it out"
         )
     return ids
 
 
-def _ordinary(data: Mapping[str, Any], names: Iterable[str]) -> set[str]:
+def _names_in_ordinary_text(data: Mapping[str, Any], names: Iterable[str]) -> set[str]:
     """Return those of the names with which the model also writes ordinary text.
 
     data: the tokenizer's JSON.
     """
     model = data["model"]
     kept = {name for name in names if model.get("byte_fallback") and _BYTE_TOKEN.fullmatch(name)}
-    letters = {name for name in names if len(name) == 1}
-    return kept | (letters & _letters(data) if letters else set())
+    characters = {name for name in names if len(name) == 1}
+    return kept | (characters & _pieces_of_ordinary_text(data) if characters else set())
 
 
-def _letters(data: Mapping[str, Any]) -> set[str]:
+def _pieces_of_ordinary_text(data: Mapping[str, Any]) -> set[str]:
     """Return the pieces of a model's ordinary text; the caller uses only single characters.
 
     data: the tokenizer's JSON.
@@ -160,11 +160,11 @@ def _letters(data: Mapping[str, Any]) -> set[str]:
         # Trainers give 0 to special tokens, and log-probabilities to all others.
         return {piece for piece, score in model["vocab"] if score < 0}
     if model["type"] == "BPE" and model.get("byte_fallback"):
-        return {part for merge in model["merges"] for part in _halves(merge)}
+        return {part for merge in model["merges"] for part in _split_merge(merge)}
     return set(model["vocab"])  # what is not there is unknown
 
 
-def _rename(model: dict[str, Any], hidden: Mapping[str, str]) -> None:
+def _rename_pieces(model: dict[str, Any], hidden: Mapping[str, str]) -> None:
     """Rename pieces of a model in place, and remove merges that would create them.
 
     Args:
@@ -181,11 +181,13 @@ def _rename(model: dict[str, Any], hidden: Mapping[str, str]) -> None:
     if "merges" in model:
         skipped = len(model.get("continuing_subword_prefix") or "")
 
-        def is_made(left: str, right: str) -> bool:
+        def creates_hidden(left: str, right: str) -> bool:
             return left in hidden or right in hidden or left + right[skipped:] in hidden
 
-        model["merges"] = [each for each in model["merges"] if not is_made(*_halves(each))]
+        model["merges"] = [
+            each for each in model["merges"] if not creates_hidden(*_split_merge(each))
+        ]
 
 
-def _halves(merge: Any) -> list[str]:
+def _split_merge(merge: Any) -> list[str]:
     return merge.split(" ") if isinstance(merge, str) else list(merge)

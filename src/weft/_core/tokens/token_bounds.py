@@ -27,19 +27,19 @@ def max_token_bytes(backend: Backend) -> int | None:
         cuts = _steps(backend.pre_tokenizer, "pretokenizers")
     except Exception:  # so the library says that they are written in Python
         return None
-    shrinks = _shrinks(before)
+    shrinks = _max_shrink_factor(before)
     names = backend.get_vocab(with_added_tokens=False)
     is_byte_level = any(step["type"] == "ByteLevel" for step in (*before, *cuts))
     added = backend.get_added_tokens_decoder().values()
     if (
         shrinks is None
-        or not all(map(_is_whole, cuts))
-        or not _writes_all(backend.model, names, is_byte_level=is_byte_level)
+        or not all(map(_keeps_all_text, cuts))
+        or not _can_write_every_text(backend.model, names, is_byte_level=is_byte_level)
         or any(token.lstrip or token.rstrip for token in added)  # they take spaces in
     ):
         return None
     own = max((len(name) if is_byte_level else len(name.encode()) for name in names), default=0)
-    return shrinks * max(own, *_of_added(backend, (token.content for token in added)), 1)
+    return shrinks * max(own, *_added_lengths(backend, (token.content for token in added)), 1)
 
 
 def _steps(part: Any, inner: str) -> list[dict[str, Any]]:
@@ -51,35 +51,35 @@ def _steps(part: Any, inner: str) -> list[dict[str, Any]]:
     """
     if part is None:
         return []
-    told = json.loads(part.__getstate__())
-    return list(told[inner]) if told["type"] == "Sequence" else [told]
+    state = json.loads(part.__getstate__())
+    return list(state[inner]) if state["type"] == "Sequence" else [state]
 
 
-def _shrinks(steps: Iterable[dict[str, Any]]) -> int | None:
+def _max_shrink_factor(steps: Iterable[dict[str, Any]]) -> int | None:
     """Return the maximum factor by which a normalizer shrinks the bytes of a text.
 
     None if it is unknown. steps: see `_steps`.
     """
-    found = 1
+    factor = 1
     for step in steps:
         kind = step["type"]
         if kind == "NFC":
-            found = _NFC_SHRINKS
+            factor = _NFC_SHRINKS
         elif kind == "Replace":
             old = step["pattern"].get("String")
             if old is None or len(old.encode()) > len(step["content"].encode()):
                 return None
         elif kind not in ("ByteLevel", "Prepend"):
             return None
-    return found
+    return factor
 
 
-def _is_whole(cut: dict[str, Any]) -> bool:
+def _keeps_all_text(step: dict[str, Any]) -> bool:
     """Return True if a step of a pre-tokenizer drops nothing of a text. cut: the step's JSON."""
-    return cut["type"] in _KEEPS or (cut["type"] == "Split" and cut["behavior"] != "Removed")
+    return step["type"] in _KEEPS or (step["type"] == "Split" and step["behavior"] != "Removed")
 
 
-def _writes_all(model: Any, names: dict[str, int], *, is_byte_level: bool) -> bool:
+def _can_write_every_text(model: Any, names: dict[str, int], *, is_byte_level: bool) -> bool:
     """Return True if a model can write every text: it has tokens for every byte.
 
     Args:
@@ -98,9 +98,9 @@ def _writes_all(model: Any, names: dict[str, int], *, is_byte_level: bool) -> bo
     return bool(model.byte_fallback) and all(f"<0x{byte:02X}>" in names for byte in range(256))
 
 
-def _of_added(backend: Backend, contents: Iterable[str]) -> list[int]:
+def _added_lengths(backend: Backend, contents: Iterable[str]) -> list[int]:
     """Return the lengths in bytes of added tokens, both of the text and of its normalized form."""
-    made = list(contents)
+    texts = list(contents)
     if backend.normalizer is not None:
-        made += [backend.normalizer.normalize_str(each) for each in made]
-    return [len(each.encode()) for each in made]
+        texts += [backend.normalizer.normalize_str(each) for each in texts]
+    return [len(each.encode()) for each in texts]

@@ -15,7 +15,7 @@ from ...errors import ConfigError, ModelLoadError, Unsupported
 from ..atomic_files import display_path, read, read_json, read_text, repr_short
 from ..validation import warn_of_prompt
 from .chat import check_messages, check_roles, check_variables, needs_form, render_chat
-from .codec import Codec, TokenizersCodec, copy_of, is_librarys
+from .codec import Codec, TokenizersCodec, copy_of, is_library_error
 from .messages import describe_tools_in_text, normalize_messages
 from .special_tokens import pattern_of
 from .text import TextStream
@@ -242,9 +242,9 @@ class Tokenizer:
         """
         for anchor in _ANCHORS:
             before = self._anchor_ids(anchor, special=special)
-            whole = self._encode(anchor + text, special=special)
-            # Without a rest the anchor swallowed the text: both are one unknown token.
-            if before and whole[: len(before)] == before and (rest := whole[len(before) :]):
+            ids = self._encode(anchor + text, special=special)
+            # Without a rest, anchor and text are one unknown token.
+            if before and ids[: len(before)] == before and (rest := ids[len(before) :]):
                 return rest
         return self._encode(text, special=special)
 
@@ -375,7 +375,7 @@ class Tokenizer:
         """
         names = [self.token_text(token) for token in self.special_ids]
         template = options.pop("template", None)
-        checked, found = check_messages(messages), pattern_of(frozenset(filter(None, names)))
+        checked, pattern = check_messages(messages), pattern_of(frozenset(filter(None, names)))
 
         def rendered(*, joins: bool) -> list[tuple[str, bool]]:
             marked, given, restore = mark_specials(checked, names, options, joins=joins)
@@ -386,11 +386,11 @@ class Tokenizer:
 
         def read(pieces: list[tuple[str, bool]]) -> list[str]:
             return [
-                name for piece, is_text in pieces if not is_text for name in found.findall(piece)
+                name for piece, is_text in pieces if not is_text for name in pattern.findall(piece)
             ]
 
-        # A template may look at how texts end, so a name's beginning is hidden from it only where a
-        # whole one comes of it.
+        # A template may read how texts end, so a name's beginning is hidden only if the rendered
+        # text then completes the name.
         pieces = rendered(joins=False)
         longest = sorted(filter(None, names), key=len, reverse=True)
         if all(_begun_at(text, longest) is None for text in _texts([*checked, options])):
@@ -446,8 +446,8 @@ def mark_specials(
         text and a flag: it is a hidden string.
     """
     given = dict(options or {})
-    said = {name: value for name, value in given.items() if not name.endswith("_token")}
-    texts = list(_texts([*messages, said]))
+    plain = {name: value for name, value in given.items() if not name.endswith("_token")}
+    texts = list(_texts([*messages, plain]))
     names = sorted(filter(None, names), key=len, reverse=True)
     pattern = pattern_of(frozenset(names))
 
@@ -459,7 +459,7 @@ def mark_specials(
 
     if all(len(cut(text)) == 1 for text in texts):
         return messages, given, lambda rendered: iter([(rendered, False)])
-    # NOTE: letters and figures alone, which nothing escapes or trims.
+    # NOTE: only a-z and 0-9, which no template escapes or trims.
     nonce = f"weft{secrets.token_hex(8)}n"
     kept: list[str] = []
 
@@ -485,7 +485,7 @@ def mark_specials(
                 yield piece, False
 
     marked = [hidden(message) for message in messages]
-    return marked, {**given, **hidden(said)}, restore
+    return marked, {**given, **hidden(plain)}, restore
 
 
 def _begun_at(text: str, names: Sequence[str]) -> int | None:
@@ -508,13 +508,13 @@ def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        for key, each in value.items():
+        for key, item in value.items():
             yield from _texts(key)
-            if not (key in _NAMES and isinstance(each, str)):
-                yield from _texts(each)
+            if not (key in _NAMES and isinstance(item, str)):
+                yield from _texts(item)
     elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _texts(each)
+        for item in value:
+            yield from _texts(item)
 
 
 @dataclass(frozen=True, slots=True)
@@ -590,8 +590,8 @@ def id_list(given: object) -> list[int]:
     if given is None:
         return []
     ids: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
-    for each in ids:
-        if isinstance(each, bool) or not isinstance(each, int) or each < 0:
+    for token in ids:
+        if isinstance(token, bool) or not isinstance(token, int) or token < 0:
             raise ModelLoadError(
                 f"eos_token_id is {repr_short(given)}; allowed is a token id or a list of them"
             )
@@ -613,7 +613,7 @@ def _read_backend(path: Path) -> Backend:
         backend.encode("a")  # or a part that is missing is missed by every prompt
         return backend
     except BaseException as error:
-        if not is_librarys(error):
+        if not is_library_error(error):
             raise
         raise ModelLoadError(
             f"{file} cannot be read as a tokenizer: {error}. Download the file again"

@@ -207,7 +207,7 @@ def chat_form(template: str, bos_token: str = "", eos_token: str = "") -> ChatFo
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
+class _RenderedCall:
     """A rendered test chat, and the positions of the parts of one call in it.
 
     spans: part → (start, end).
@@ -233,9 +233,9 @@ class _TemplateProbe:
         self.names = {"bos_token": bos_token, "eos_token": eos_token}
         prompt = self.render(add_generation_prompt=True)
         self.prompt = prompt or ""
-        answer = self.render(_turn(_ANSWER)) or ""
-        self.before, found, self.after = answer.rpartition(_ANSWER)
-        if not found:
+        answer = self.render(_assistant_message(_ANSWER)) or ""
+        self.before, mark, self.after = answer.rpartition(_ANSWER)
+        if not mark:
             self.before, self.after = self.prompt, ""
 
     def form(self) -> ChatForm:
@@ -251,7 +251,8 @@ class _TemplateProbe:
         for functions in (False, True):
             for content in ("", None):
                 turns = [
-                    self._one(content, functions, is_text, _TEXTS) for is_text in (False, True)
+                    self._render_one_call(content, functions, is_text, _TEXTS)
+                    for is_text in (False, True)
                 ]
                 works = [is_text for is_text in (False, True) if turns[is_text] is not None]
                 if (
@@ -265,9 +266,12 @@ class _TemplateProbe:
                     calls = self._calls(content, functions, works[0], think)
                     if calls is None:
                         continue
-                    both = self.render(_turn(_ANSWER, [self._call(0, _TEXTS, functions, works[0])]))
+                    both = self.render(
+                        _assistant_message(_ANSWER, [self._call(0, _TEXTS, functions, works[0])])
+                    )
                     keeps = (
-                        both is not None and _NAMES[0] in both[len(_common(both, self.before)) :]
+                        both is not None
+                        and _NAMES[0] in both[len(_common_prefix(both, self.before)) :]
                     )
                     shape = MessageShape(
                         "either" if len(works) == 2 else "text" if works[0] else "mapping",
@@ -277,7 +281,7 @@ class _TemplateProbe:
                         keeps,
                     )
                     return replace(form, calls=calls, shape=shape)
-        return self._told(form)
+        return self._described_format(form)
 
     def render(self, *turns: Mapping[str, Any], add_generation_prompt: bool = False) -> str | None:
         """Return the rendered chat of a question and these turns; None if the template fails."""
@@ -319,19 +323,19 @@ class _TemplateProbe:
         calls = [self._call(0, _TEXTS, False, False)]
         for name in ("reasoning_content", "reasoning", "thinking", "part"):
             if name == "part":
-                turns = [_turn(part)]
+                turns = [_assistant_message(part)]
             else:
                 turns = [
-                    {**_turn(_ANSWER), name: _REASONING},
-                    {**_turn("", calls), name: _REASONING},
+                    {**_assistant_message(_ANSWER), name: _REASONING},
+                    {**_assistant_message("", calls), name: _REASONING},
                 ]
             for text in map(self.render, turns):
-                before, found, after = (text or "").partition(_REASONING)
+                before, mark, after = (text or "").partition(_REASONING)
                 tag = _TAG.match(after.lstrip())
-                # What the prompt has opened already is told by its last tag.
-                start = len(_snapped(_common(before, self.prompt)))
+                # If the prompt has opened the section already, its last tag did.
+                start = len(_without_partial_tag(_common_prefix(before, self.prompt)))
                 opened = before[start:].strip() or "".join(_TAG.findall(before)[-1:])
-                if found and opened and tag:
+                if mark and opened and tag:
                     return name, (opened, tag[0])
         return None, ("<think>", "</think>")
 
@@ -349,15 +353,19 @@ class _TemplateProbe:
             },
         }
 
-    def _one(
+    def _render_one_call(
         self, content: str | None, functions: bool, is_text: bool, values: Sequence[Any]
-    ) -> _Turn | None:
-        text = self.render(_turn(content, [self._call(0, values, functions, is_text)]))
+    ) -> _RenderedCall | None:
+        text = self.render(_assistant_message(content, [self._call(0, values, functions, is_text)]))
         return (
-            None if text is None else self._found(text, values, 0, len(_common(text, self.before)))
+            None
+            if text is None
+            else self._locate_call(text, values, 0, len(_common_prefix(text, self.before)))
         )
 
-    def _found(self, text: str, values: Sequence[Any], number: int, start: int) -> _Turn | None:
+    def _locate_call(
+        self, text: str, values: Sequence[Any], number: int, start: int
+    ) -> _RenderedCall | None:
         """Return the positions of the parts of a test call in a rendered chat; None if not found.
 
         Args:
@@ -374,7 +382,7 @@ class _TemplateProbe:
         span = _json_span(text, start, key, arguments)
         is_json = span is not None
         if span is None:
-            places = _places(text, key, values)
+            places = _argument_places(text, key, values)
             if places is None or _is_encoded(text, key, values):
                 return None
             span = (key, places[-1][1])
@@ -385,45 +393,47 @@ class _TemplateProbe:
         known = text.find(_IDS[number], start)
         if known >= 0:
             spans["id"] = (known, known + len(_IDS[number]))
-        return _Turn(text, spans, is_json)
+        return _RenderedCall(text, spans, is_json)
 
     def _calls(
         self, content: str | None, functions: bool, is_text: bool, think: tuple[str, str]
     ) -> Calls | None:
-        one = self._one(content, functions, is_text, _TEXTS)
+        one = self._render_one_call(content, functions, is_text, _TEXTS)
         if one is None:
             return None
         text, parts = one.text, one.ordered()
-        head = self._head(one, functions, is_text, think)
+        head = self._text_before_call(one, functions, is_text, think)
         mids = [text[a[2] : b[1]] for a, b in zip(parts, parts[1:], strict=False)]
-        end = _ended(text[parts[-1][2] :], self.after)
-        join, second = self._second(one, content, functions, is_text)
+        end = _without_turn_end(text[parts[-1][2] :], self.after)
+        join, second = self._render_two_calls(one, content, functions, is_text)
         if second is not None:
             others = second.ordered()
             if [each[0] for each in others] != [each[0] for each in parts]:
                 join = second = None
             else:
-                found = [second.text[a[2] : b[1]] for a, b in zip(others, others[1:], strict=False)]
-                mids = [_counted(a, b) for a, b in zip(mids, found, strict=True)]
+                texts = [second.text[a[2] : b[1]] for a, b in zip(others, others[1:], strict=False)]
+                mids = [_with_index(a, b) for a, b in zip(mids, texts, strict=True)]
         slots = tuple(each[0] for each in parts)
         close, tail = end, ""
         if join is not None:
-            close = _snapped(_common(end, join))
+            close = _without_partial_tag(_common_prefix(end, join))
             tail, join = end[len(close) :], join[len(close) :]
             if second is not None and not tail:
                 # Some templates close the list of several calls alone.
-                last = _ended(second.text[second.ordered()[-1][2] :], self.after)
+                last = _without_turn_end(second.text[second.ordered()[-1][2] :], self.after)
                 tail = last[len(close) :] if last.startswith(close) else ""
-            head, join = _counted_back(head, join)
+            head, join = _heads_with_index(head, join)
         each = None
         if not one.is_json:
-            each = self._each(one, content, functions, is_text, close)
+            each = self._separate_arguments(one, content, functions, is_text, close)
             if each is None:
                 return None
         calls = Calls(head, slots, tuple(mids), close, join, tail, each)
         return replace(calls, envelope=_envelope(one, head, self.after)) if each is None else calls
 
-    def _head(self, one: _Turn, functions: bool, is_text: bool, think: tuple[str, str]) -> str:
+    def _text_before_call(
+        self, one: _RenderedCall, functions: bool, is_text: bool, think: tuple[str, str]
+    ) -> str:
         """Return the text before the first part of a call, without the start of every turn.
 
         Args:
@@ -437,76 +447,76 @@ class _TemplateProbe:
         if self.prompt and text.startswith(self.prompt):
             start = len(self.prompt)
         else:
-            start = len(_snapped(_common(text, self.before)))
+            start = len(_without_partial_tag(_common_prefix(text, self.before)))
         head = text[start:first]
-        both = self.render(_turn(_ANSWER, [self._call(0, _TEXTS, functions, is_text)]))
+        both = self.render(_assistant_message(_ANSWER, [self._call(0, _TEXTS, functions, is_text)]))
         at = -1 if both is None else both.rfind(_ANSWER)
         if both is not None and at >= 0:
-            beside = self._found(both, _TEXTS, 0, at)
-            if beside is not None:
-                between = both[at + len(_ANSWER) : beside.ordered()[0][1]]
-                shared = _common(head[::-1], between[::-1])[::-1]
+            after_text = self._locate_call(both, _TEXTS, 0, at)
+            if after_text is not None:
+                between = both[at + len(_ANSWER) : after_text.ordered()[0][1]]
+                shared = _common_prefix(head[::-1], between[::-1])[::-1]
                 cut = head[: len(head) - len(shared)]
                 # NOTE: never begin within a tag that only one of the two begins with.
                 head = shared if cut.rfind("<") <= cut.rfind(">") else head
         head = _without_thought(head, think)
         return head.lstrip()
 
-    def _second(
-        self, one: _Turn, content: str | None, functions: bool, is_text: bool
-    ) -> tuple[str | None, _Turn | None]:
+    def _render_two_calls(
+        self, one: _RenderedCall, content: str | None, functions: bool, is_text: bool
+    ) -> tuple[str | None, _RenderedCall | None]:
         """Return the text between two calls of a turn, and the rendered chat with the second call.
 
         Both are None if the template does not write two calls.
         """
         given = [self._call(number, _TEXTS, functions, is_text) for number in (0, 1)]
-        text = self.render(_turn(content, given))
+        text = self.render(_assistant_message(content, given))
         if text is None:
             return None, None
-        first = self._found(text, _TEXTS, 0, len(_common(text, self.before)))
+        first = self._locate_call(text, _TEXTS, 0, len(_common_prefix(text, self.before)))
         if first is None:
             return None, None
         end = first.ordered()[-1][2]
-        second = self._found(text, _TEXTS, 1, end)
+        second = self._locate_call(text, _TEXTS, 1, end)
         if second is None:
             return None, None
         return text[end : second.ordered()[0][1]], second
 
-    def _each(
-        self, one: _Turn, content: str | None, functions: bool, is_text: bool, close: str
+    def _separate_arguments(
+        self, one: _RenderedCall, content: str | None, functions: bool, is_text: bool, close: str
     ) -> ArgumentFormat | None:
         """Return the format of arguments that are written one by one; None if it is not found.
 
         close: the text from the last argument, a string, to the end of the call.
         """
-        found = []
+        samples = []
         for values in (_TEXTS, _NUMBERS):
-            turn = self._one(content, functions, is_text, values)
+            turn = self._render_one_call(content, functions, is_text, values)
             if turn is None:
                 return None
             key = turn.spans["arguments"][0]
-            places = _places(turn.text, key, values)
+            places = _argument_places(turn.text, key, values)
             if places is None:
                 return None
             (_, k1, v1, e1), (k2, _, _, e2) = (
                 (places[0][0], places[0][0] + len(_KEYS[0]), places[0][2], places[0][1]),
                 (places[1][0], 0, 0, places[1][1]),
             )
-            rest = _ended(turn.text[e2:], self.after)
-            found.append((turn.text[k1:v1], turn.text[e1:k2], rest))
-        (text_mid, text_sep, text_rest), (json_mid, json_sep, json_rest) = found
+            rest = _without_turn_end(turn.text[e2:], self.after)
+            samples.append((turn.text[k1:v1], turn.text[e1:k2], rest))
+        (text_mid, text_sep, text_rest), (json_mid, json_sep, json_rest) = samples
         rest = text_rest[len(close) :]
         json_close = json_rest[: len(json_rest) - len(rest)]
-        none = self.render(_turn(content, [self._call(0, (), functions, is_text)]))
+        none = self.render(_assistant_message(content, [self._call(0, (), functions, is_text)]))
         empty = None
         if none is not None:
-            at = none.find(_NAMES[0], len(_common(none, self.before)))
+            at = none.find(_NAMES[0], len(_common_prefix(none, self.before)))
             if at >= 0:
-                whole = _ended(none[at + len(_NAMES[0]) :], self.after)
-                empty = whole[: len(whole) - len(rest)] if whole.endswith(rest) else whole
+                empty = _without_turn_end(none[at + len(_NAMES[0]) :], self.after)
+                empty = empty[: len(empty) - len(rest)] if empty.endswith(rest) else empty
         return ArgumentFormat(text_mid, json_mid, text_sep, json_sep, close, json_close, empty)
 
-    def _told(self, form: ChatForm) -> ChatForm:
+    def _described_format(self, form: ChatForm) -> ChatForm:
         """Return the format of calls that a template describes in its prompt, else Weft's own.
 
         form: the format of the turn without calls.
@@ -515,7 +525,7 @@ class _TemplateProbe:
             mark for mark in _DESCRIBED_FORMATS if mark in self.prompt or mark in self.template
         ]
         written = _DESCRIBED_FORMATS[named[0] if named else GENERIC]
-        calls = _TemplateProbe(_as_template(*written), "", "").form().calls
+        calls = _TemplateProbe(_template_of_format(*written), "", "").form().calls
         form = replace(form, calls=calls, shape=replace(form.shape, as_content=True))
         if named:
             return form
@@ -531,7 +541,7 @@ class _TemplateProbe:
             return False
 
 
-def _as_template(before: str, call: str, between: str, after: str) -> str:
+def _template_of_format(before: str, call: str, between: str, after: str) -> str:
     """Return a chat template that writes calls in a given format.
 
     before, between, after: the text before, between and after the calls. call: the template of one
@@ -547,19 +557,21 @@ def _as_template(before: str, call: str, between: str, after: str) -> str:
     )
 
 
-def _turn(content: Any, calls: Sequence[Mapping[str, Any]] | None = None) -> dict[str, Any]:
+def _assistant_message(
+    content: Any, calls: Sequence[Mapping[str, Any]] | None = None
+) -> dict[str, Any]:
     turn: dict[str, Any] = {"role": "assistant", "content": content}
     return {**turn, "tool_calls": list(calls)} if calls else turn
 
 
-def _common(one: str, other: str) -> str:
+def _common_prefix(one: str, other: str) -> str:
     """Return the longest common prefix of two texts."""
     size = min(len(one), len(other))
     at = next((i for i in range(size) if one[i] != other[i]), size)
     return one[:at]
 
 
-def _snapped(text: str) -> str:
+def _without_partial_tag(text: str) -> str:
     """Return a text without an incomplete tag at its end."""
     for opens, closes in ("<>", "[]"):
         at = text.rfind(opens)
@@ -568,11 +580,11 @@ def _snapped(text: str) -> str:
     return text
 
 
-def _ended(text: str, after: str) -> str:
+def _without_turn_end(text: str, after: str) -> str:
     """Return a text without the end of the turn. after: the text after a turn's plain content."""
     if after and text.endswith(after):
         return text[: len(text) - len(after)]
-    shared = _common(text[::-1], after[::-1])[::-1]
+    shared = _common_prefix(text[::-1], after[::-1])[::-1]
     tag = _TAG.search(shared)
     return text[: len(text) - len(shared) + tag.start()] if tag else text.rstrip()
 
@@ -605,7 +617,9 @@ def _json_span(text: str, start: int, key: int, want: Mapping[str, Any]) -> tupl
     return (at, end) if value == want else None
 
 
-def _places(text: str, key: int, values: Sequence[Any]) -> list[tuple[int, int, int]] | None:
+def _argument_places(
+    text: str, key: int, values: Sequence[Any]
+) -> list[tuple[int, int, int]] | None:
     """Return (start of the key, end of the value, start of the value) for each test argument.
 
     None if one is not in the text.
@@ -615,15 +629,15 @@ def _places(text: str, key: int, values: Sequence[Any]) -> list[tuple[int, int, 
         key: the index of the first key.
         values: the values of the arguments.
     """
-    found, at = [], key
+    places, at = [], key
     for name, value in zip(_KEYS, values, strict=False):
         at = text.find(name, at)
         begin = -1 if at < 0 else text.find(str(value), at + len(name))
         if begin < 0:
             return None
-        found.append((at, begin + len(str(value)), begin))
+        places.append((at, begin + len(str(value)), begin))
         at = begin + len(str(value))
-    return found
+    return places
 
 
 def _is_encoded(text: str, key: int, values: Sequence[Any]) -> bool:
@@ -635,31 +649,31 @@ def _is_encoded(text: str, key: int, values: Sequence[Any]) -> bool:
     return around.endswith(('\\"', "{'", '{"', "{\\"))
 
 
-def _counted(one: str, other: str) -> str:
+def _with_index(one: str, other: str) -> str:
     """Return the text `one` of the first call, with INDEX in place of the call's number 0.
 
     Only if the same text of the second call, `other`, differs from it by a 1 at that place.
     """
-    shared = _common(one, other)
+    shared = _common_prefix(one, other)
     at = len(shared)
     if one != other and one[at : at + 1] == "0" and other == f"{shared}1{one[at + 1 :]}":
         return f"{shared}{INDEX}{one[at + 1 :]}"
     return one
 
 
-def _counted_back(head: str, join: str) -> tuple[str, str]:
+def _heads_with_index(head: str, join: str) -> tuple[str, str]:
     """Return the texts before the first and the second call, with INDEX in place of 0 and 1.
 
     Only if they differ by these numbers; otherwise both are returned as they are.
     """
-    shared = _common(head[::-1], join[::-1])[::-1]
+    shared = _common_prefix(head[::-1], join[::-1])[::-1]
     a, b = head[: len(head) - len(shared)], join[: len(join) - len(shared)]
     if a.endswith("0") and b.endswith("1"):
         return f"{a[:-1]}{INDEX}{shared}", f"{b[:-1]}{INDEX}{shared}"
     return head, join
 
 
-def _envelope(one: _Turn, head: str, after: str) -> JsonEnvelope | None:
+def _envelope(one: _RenderedCall, head: str, after: str) -> JsonEnvelope | None:
     """Return the format of the JSON value that contains the complete call; None if there is none.
 
     Args:
@@ -675,20 +689,20 @@ def _envelope(one: _Turn, head: str, after: str) -> JsonEnvelope | None:
         except ValueError:
             continue
         item = value[0] if isinstance(value, list) and value else value
-        paths = dict(_paths(item, ()))
+        paths = dict(_key_paths(item, ()))
         name = paths.get(_NAMES[0])
         arguments = paths.get(dict)
         if name is None or arguments is None:
             return None
         last = one.ordered()[-1][2]
-        close = _ended(one.text[end:], after) if end >= last else ""
+        close = _without_turn_end(one.text[end:], after) if end >= last else ""
         return JsonEnvelope(
             head[: at - start], name, arguments, paths.get(_IDS[0]) or paths.get("0"), close
         )
     return None
 
 
-def _paths(
+def _key_paths(
     value: Any, path: tuple[str | None, ...]
 ) -> Iterator[tuple[Any, tuple[str | None, ...]]]:
     """Yield pairs of a part of a test call and the path of keys to it.
@@ -702,9 +716,9 @@ def _paths(
     if _KEYS[0] in value:
         yield dict, path
         return
-    for key, each in value.items():
+    for key, item in value.items():
         if key == _NAMES[0]:
             yield key, (*path, None)
             yield dict, (*path, None)
         else:
-            yield from _paths(each, (*path, key))
+            yield from _key_paths(item, (*path, key))

@@ -11,7 +11,7 @@ from ...errors import ConfigError
 from .tokenizer import Tokenizer
 
 # Words that no template writes. NOTE: control characters would be blank, and trimmed by templates.
-_FIRST, _SECOND, _ASKED = "\ue000weft.1\ue001", "\ue000weft.2\ue001", "\ue000weft.0\ue001"
+_FIRST, _SECOND, _QUESTION = "\ue000weft.1\ue001", "\ue000weft.2\ue001", "\ue000weft.0\ue001"
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -26,7 +26,7 @@ def turn_separator(text: Tokenizer, **options: Any) -> list[int]:
 
     Raises: ConfigError if the tokenizer has no end token either.
     """
-    between = _between(text, options)
+    between = _text_between_turns(text, options)
     ids = text.encode(between, special=True, add_bos=False) if between is not None else []
     ends = [index for index, token in enumerate(ids) if token in text.stop_ids]
     if ends:
@@ -60,43 +60,43 @@ def turn_delta(
     Raises: ConfigError if the template rejects the messages, or leaves out earlier answers.
     """
     if history is None:
-        history = [{"role": "user", "content": _ASKED}, {"role": "assistant", "content": _FIRST}]
+        history = [{"role": "user", "content": _QUESTION}, {"role": "assistant", "content": _FIRST}]
     if not new or not history:
         which = "new messages" if history else "messages in the history"
-        raise ConfigError(f"there are no {which}; a chat's first prompt is made by format_chat")
+        raise ConfigError(f"there are no {which}; format_chat renders a chat's first prompt")
     last = history[-1]
     if last.get("role") != "assistant" or not isinstance(last.get("content"), str):
         raise ConfigError(
             f"the last message of the history is of {last.get('role')!r}; it must be the"
             " assistant's, with text: put what the assistant has not answered among the new ones"
         )
-    # The words of the last answer are stood in for by a mark, so that the place after them is
-    # found in the whole rendering, whatever they say and however the template trims them.
+    # A mark replaces the last answer, so that its end can be located in the rendered chat, however
+    # the template trims the answer.
     marked = [*history[:-1], {**last, "content": _FIRST}, *new]
     pieces = text.render_pieces(marked, add_generation_prompt=add_generation_prompt, **options)
     rest: list[tuple[str, bool]] = []
-    is_found = False
+    is_after_mark = False
     for piece, is_content in pieces:
-        if not is_found:
+        if not is_after_mark:
             _, mark, piece = piece.partition(_FIRST)
-            is_found = bool(mark)
-        if is_found and piece:
+            is_after_mark = bool(mark)
+        if is_after_mark and piece:
             rest.append((piece, is_content))
-    if not is_found:
+    if not is_after_mark:
         raise ConfigError(
             "this model's chat template leaves out earlier answers, so a turn cannot be added to"
-            " what was run; render the whole chat with format_chat"
+            " what was run; render the full chat with format_chat"
         )
     return text.chat_ids(rest)
 
 
-def _between(text: Tokenizer, options: Mapping[str, Any]) -> str | None:
+def _text_between_turns(text: Tokenizer, options: Mapping[str, Any]) -> str | None:
     """Return the text that the template writes between an answer and the next question.
 
     None if the template cannot be rendered.
     """
     messages = [
-        {"role": "user", "content": _ASKED},
+        {"role": "user", "content": _QUESTION},
         {"role": "assistant", "content": _FIRST},
         {"role": "user", "content": _SECOND},
     ]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..._core.atomic_files import repr_short
-from ..._core.tokens.codec import Codec, is_librarys
+from ..._core.tokens.codec import Codec, is_library_error
 from ..._core.tokens.sentencepiece import PieceTable, SentencePieceCodec
 from ..._core.tokens.tokenizer import Tokenizer, default_template
 from ...errors import ModelLoadError, Unsupported, WeftError
@@ -71,7 +71,7 @@ def read_tokenizer(header: GGUF) -> Tokenizer:
     try:
         return _build_tokenizer(header)
     except BaseException as error:
-        if isinstance(error, WeftError) or not is_librarys(error):
+        if isinstance(error, WeftError) or not is_library_error(error):
             raise
         raise ModelLoadError(
             f"the tokenizer in {header.file} cannot be read: {error!s:.200}; download it again"
