@@ -1,1 +1,1 @@
-"""One queue, one step, one driver: what turns extends and runs into model calls."""
+"""The scheduler: turns requests of looms, branches and AsyncLM into batched model calls."""

@@ -22,7 +22,7 @@ _MAX_RELAX_S = 80.0  # the time doubles up to this each time that memory is stil
 
 
 class Admission:
-    """Pins the paths of jobs, and reserves the slots of the next tokens of sequences.
+    """Admits waiting jobs when their KV fits: pins their paths, evicts idle KV, preempts jobs.
 
     A job is admitted completely or not at all. A younger job never overtakes one that waits. The
     paths of an admitted job are pinned, absent tokens included, so everything admitted can be
@@ -65,6 +65,12 @@ class Admission:
         return n
 
     def _try_admit(self, job: Job, may_evict: bool) -> str:
+        """Pin the job's paths and make room for them; unpin them again if there is none.
+
+        Returns: "admitted". "drain": the step in flight must finish first. "wait": other jobs must
+        end
+        first. "never": the job does not fit even alone.
+        """
         budget = self.tree.budget
         counts = self._pin_paths(job)
         # Admitted jobs grow, and a run needs its first slots.
@@ -99,10 +105,12 @@ class Admission:
         return capacity is not None and self.tree.budget.unevictable + reserve > capacity
 
     def _pin_paths(self, job: Job) -> list[tuple[int, int]]:
+        """Pin all paths of a job; return (cached slots, slots to compute) of each."""
         job.prepare()
         return [claim.pin_path(self.tree) for claim in job.claims]
 
     def _unpin_paths(self, job: Job) -> None:
+        """Unpin all paths of a job."""
         for claim in job.claims:
             claim.unpin_path(self.tree)
 
@@ -178,7 +186,7 @@ class Admission:
         return True
 
     def kv_full(self, job: Job) -> KVFull:
-        """Return the error for a job whose paths do not fit although no other job is admitted."""
+        """Return the KVFull error for a job that does not fit even alone."""
         budget = self.tree.budget
         capacity = budget.capacity or 0
         needed = job.longest_path()
@@ -344,7 +352,7 @@ class MemoryPressure:
         return True
 
     def relax(self) -> None:
-        """Remove the limits if the last memory error was long enough ago; else do nothing.
+        """Remove the limits if the last memory error was some seconds ago.
 
         If memory soon runs out again, the next limits last twice as long.
         """

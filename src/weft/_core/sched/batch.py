@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class BatchPart(ABC):
-    """Rows of one model call that belong together, and the processing of their outputs.
+    """The rows of one kind in a model call (decode, prefill, …), and what happens to their outputs.
 
     namespace: the LoRA adapter of its rows; None for the model itself.
 
@@ -50,14 +50,14 @@ class BatchPart(ABC):
 
     @abstractmethod
     def n_logits(self) -> int:
-        """Return how many logits rows they request."""
+        """Return how many rows of logits its rows request."""
 
     @abstractmethod
     def jobs(self) -> Iterable[Job]:
         """Return the jobs that fail if the step fails."""
 
     def n_stored(self) -> int:
-        """Return how many of its logits rows go into the logits cache: the first ones."""
+        """Return how many of its logits rows to store in the logits cache: the first ones."""
         return 0
 
     def draw(self) -> None:
@@ -67,10 +67,12 @@ class BatchPart(ABC):
         """
 
     def wait(self) -> None:
-        """Wait for the draws; raises their error."""
+        """Wait until all draws have finished; raises the error of a draw."""
 
     def attempt(self, action: Callable[[], None]) -> None:
-        """Call `action`, unless the part has failed; an error is stored in `error`, not raised."""
+        """Call `action` unless the part has failed; its exception is stored in `error`, not
+        raised.
+        """
         if self.error is None:
             try:
                 action()
@@ -79,15 +81,15 @@ class BatchPart(ABC):
 
     @abstractmethod
     def process_outputs(self, queues: JobQueues) -> None:
-        """Give the outputs to the jobs, which may end. Called under the lock after the step."""
+        """Give the outputs to the jobs, which may end. Called under the lock, after the step."""
 
     @abstractmethod
     def discard(self, queues: JobQueues) -> None:
-        """Revert the part's KV and marks, because its step failed. No step may be running."""
+        """Undo the part after its step failed: free its KV and marks. No step may be running."""
 
 
 class SequencePart(BatchPart):
-    """A part whose rows are the next tokens of sequences."""
+    """Base class of parts whose rows are the next tokens of sequences."""
 
     @abstractmethod
     def n_tokens(self) -> int:
@@ -95,7 +97,7 @@ class SequencePart(BatchPart):
 
 
 class DecodePart(SequencePart):
-    """The next row of each of several decoding runs, and a draw from its logits."""
+    """The next row of each decoding run, and the draw of its next token."""
 
     def __init__(self, runs: Sequence[RunJob], rows: list[Row], queues: JobQueues) -> None:
         super().__init__(rows[0].adapter)
@@ -222,6 +224,7 @@ class DecodePart(SequencePart):
         return drawn
 
     def _clear_future(self, run: RunJob) -> None:
+        """Undo `look_ahead` of a run, because its token was not drawn."""
         if run.future is not None and run.future.draws is self._draws:
             run.future = None
 
@@ -234,9 +237,10 @@ class DecodePart(SequencePart):
 
 
 class FirstTokenPart(BatchPart):
-    """First draws of several runs, from logits rows of this step or from cached rows.
+    """The draws of the first tokens of runs, after their prompts have been computed.
 
-    It adds no rows to the step. An error fails no run: runs without a token draw again later.
+    It adds no rows to the step. The logits come from rows of this step or from the cache. An error
+    fails no run: runs without a token draw again later.
     """
 
     def __init__(
@@ -301,7 +305,7 @@ class FirstTokenPart(BatchPart):
 
 
 class ForwardBatch:
-    """One model call of a step: all parts of one LoRA adapter."""
+    """One model call: all parts of a step that use the same LoRA adapter."""
 
     def __init__(self, parts: Sequence[BatchPart]) -> None:
         self.parts = parts
@@ -342,7 +346,7 @@ class ForwardBatch:
             part.attempt(part.wait)
 
     def store_logits(self, cache: LogitsCache) -> None:
-        """Add the logits rows that parts want to keep to the cache, and set `stored` of the parts.
+        """Add the logits rows that the parts keep to the cache; set `stored` of the parts.
 
         May evict older rows.
         """
@@ -373,7 +377,7 @@ class ForwardBatch:
 
 
 class ScheduledStep:
-    """The parts of one step, in one batch per LoRA adapter.
+    """One step as the scheduler planned it: its parts, in one `ForwardBatch` per LoRA adapter.
 
     error: the exception that failed the step; None if there is none.
     """
@@ -387,14 +391,14 @@ class ScheduledStep:
         self.error: BaseException | None = None
 
     def size(self) -> tuple[int, int]:
-        """Return the numbers of rows and of tokens."""
+        """Return (number of rows, number of tokens)."""
         rows = [row for part in self.parts for row in part.rows()]
         return len(rows), sum([row.n_tokens for row in rows])
 
     def memory_error(self) -> Exception | None:
-        """Return the out-of-memory error of a part; None if no part has one.
+        """Return the out-of-memory error of any part, or None if memory sufficed.
 
-        If there is one, the scheduler processes no output of the step and can retry all of it.
+        If one part ran out of memory, the scheduler ignores all outputs and retries the full step.
         """
         for part in self.parts:
             error = part.error
@@ -403,7 +407,7 @@ class ScheduledStep:
         return None
 
     def synchronize(self) -> None:
-        """Wait until the device has finished the step's model calls; ignores their errors."""
+        """Block until the device has finished the step's model calls; ignore their errors."""
         for batch in self.batches:
             if batch.output is not None:
                 with suppress(Exception):
@@ -411,7 +415,7 @@ class ScheduledStep:
 
 
 def as_forward_error(error: BaseException) -> WeftError:
-    """Return a WeftError itself, and any other exception wrapped in a ForwardError."""
+    """Wrap an exception in a ForwardError, unless it is a WeftError already."""
     if isinstance(error, WeftError):
         return error
     wrapped = ForwardError(f"the model call failed: {type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""Drives the scheduler's steps: on the calling thread, or on one thread for the LM's lifetime."""
+"""Runs the scheduler's steps: on the calling thread, or on one thread for the LM's lifetime."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MAX_EXIT_WAIT_S = 30.0  # an exiting program waits at most this long for a model
 
 
 class Channel:
-    """Queue of events that sinks add during steps, for one reader.
+    """A thread-safe queue of events, from callbacks during steps to one reader.
 
     waiter: wakes the reader, if it is a task that awaits the next event; else None.
     """
@@ -57,7 +57,7 @@ class Channel:
             waiter.wake()
 
     def drain(self) -> list[Any]:
-        """Return all events and empty the channel."""
+        """Remove and return all events."""
         out = []
         while self._events:
             out.append(self._events.popleft())
@@ -65,11 +65,11 @@ class Channel:
 
 
 class Driver:
-    """Steps the scheduler until tickets are done.
+    """Runs the scheduler's steps until the tickets of a call are done.
 
-    While one thread uses the LM synchronously, that thread steps: no extra thread, no context
-    switch. One daemon thread takes over for good with the first async call, a second calling
-    thread, or an engine that needs its own thread.
+    While one thread uses the LM synchronously, that thread runs the steps: no extra thread, no
+    context switch. One daemon thread takes over for good with the first async call, a second
+    calling thread, or an engine that needs its own thread.
 
     A model call is never interrupted: Ctrl-C takes effect between steps.
     """
@@ -171,6 +171,7 @@ class Driver:
         return self._run_between_steps(work)
 
     def _run_between_steps(self, work: Callable[[], Result]) -> Result:
+        """Call `work` on this thread, while no step runs; return its value."""
         with self._stepping_turn(), deferred_interrupt():
             self.scheduler.finish_in_flight()
             with self.scheduler.lock:
@@ -250,6 +251,7 @@ class Driver:
         return _exit_thread == threading.get_ident()
 
     def _check_not_nested(self) -> None:
+        """Raise an error if this thread is inside a step, in a callback."""
         if self._stepper == threading.get_ident():
             raise RuntimeError("a sink or callback must not wait for the LM that calls it")
 
@@ -286,6 +288,7 @@ class Driver:
         return False
 
     def _wait(self, is_done: Callable[[], bool]) -> None:
+        """Block until `is_done()` returns True, while the driver thread steps."""
         self._wake()
         # Ctrl-C between acquiring the condition and the `with` body would leave it locked.
         with deferred_interrupt() as check, self._changed:
@@ -377,6 +380,7 @@ class Driver:
         self.after_fork()
 
     def _close_scheduler(self, last: Callable[[], None] | None) -> None:
+        """Fail unfinished work, drop all KV, and call `last`."""
         with self._stepping_turn():
             self.closed = True
             self.scheduler.close()
@@ -384,6 +388,7 @@ class Driver:
                 last()
 
     def _wake(self) -> None:
+        """Wake the driver thread."""
         with deferred_interrupt(), self._changed:
             self._changed.notify_all()
 
@@ -409,6 +414,7 @@ class Driver:
         self._flush_loops()
 
     def _flush_loops(self) -> None:
+        """Let all event loops wake their waiting tasks."""
         with self._changed:  # other threads add and remove their loops
             bridges = list(self._loops.items())
         for loop, bridge in bridges:
@@ -513,6 +519,7 @@ class Driver:
                 await self._wait_in_loop(waiter, tickets)
 
     async def _wait_in_loop(self, waiter: Waiter, tickets: Sequence[Ticket]) -> None:
+        """Await a waiter; cancel the tickets if the task is cancelled."""
         self.start()
         if self.closed:  # no step will follow; `close` has resolved all tickets
             self._flush_loops()
@@ -525,6 +532,7 @@ class Driver:
             raise
 
     def _bridge_of(self, loop: asyncio.AbstractEventLoop) -> EventLoopBridge:
+        """Return the bridge of an event loop; create it at the first call."""
         last = self._last_loop
         if last is not None and last[0]() is loop:
             return last[1]
@@ -539,6 +547,7 @@ class Driver:
 
 
 def _all_done(tickets: Sequence[Ticket]) -> bool:
+    """Return True if all tickets are done."""
     for ticket in tickets:
         if not ticket.done:
             return False
@@ -580,6 +589,7 @@ _forking_drivers: list[Driver] = []
 
 
 def _before_fork() -> None:
+    """Acquire the locks of all drivers before `os.fork`."""
     with deferred_interrupt():
         _fork_lock.acquire()
         for driver in list(_DRIVERS):
@@ -588,6 +598,7 @@ def _before_fork() -> None:
 
 
 def _after_fork(after_fork: Callable[[Driver], None]) -> None:
+    """Call `after_fork` for all drivers, after `os.fork`."""
     with deferred_interrupt():
         while _forking_drivers:
             after_fork(_forking_drivers.pop())
@@ -664,10 +675,12 @@ class _DeferredInterrupt:
         return deferred
 
     def _defer(self, number: int, frame: FrameType | None) -> None:
+        """Signal handler: remember Ctrl-C."""
         if self._pending is None:
             self._pending = number, frame
 
     def _check(self) -> None:
+        """Raise KeyboardInterrupt if Ctrl-C was pressed since."""
         if self._pending is not None:
             pending, self._pending = self._pending, None
             self._previous(*pending)

@@ -28,7 +28,9 @@ _log = logging.getLogger(__name__)
 
 
 class EngineRunJob(RunJob):
-    """A run that the engine generates with its own loop, without steps of the scheduler.
+    """A run that the engine generates with its own loop, such as a remote server's.
+
+    The scheduler runs no steps for it.
 
     sibling_key: equal for waiting runs that can be submitted to the engine as one request.
 
@@ -66,7 +68,7 @@ class EngineRunJob(RunJob):
         return GenerationRequest(ids, params, (sampler.stream,), n_left, self.stops, name)
 
     def process_event(self, event: GenerationEvent, queues: JobQueues) -> None:
-        """Accept the tokens of an engine's event, and end the run if it is the last event.
+        """Accept the new tokens that the engine reports; end the run with the last event.
 
         Does nothing after the run has ended.
         """
@@ -139,7 +141,7 @@ class EngineRunJob(RunJob):
 
 
 class InFlightRun:
-    """A request that the engine generates: its jobs, None for cancelled ones, and its handle.
+    """A request that the engine is generating, with its jobs; None for cancelled ones.
 
     `open` has the indices of the jobs whose last event has not arrived.
     """
@@ -208,7 +210,7 @@ class EngineRunQueue:
         self._changed.set()
 
     def wait(self, seconds: float) -> None:
-        """Block until an event or `wake`, at most `seconds`. The caller must not hold the lock."""
+        """Block until an event or `wake`, at most `seconds`. Do not hold the lock."""
         self._changed.wait(seconds)
 
     # Submitting
@@ -225,7 +227,7 @@ class EngineRunQueue:
         return n_sent
 
     def _pop_siblings(self, queues: JobQueues) -> list[EngineRunJob]:
-        """Remove and return the oldest waiting job and its siblings, as many as have free places.
+        """Remove and return the oldest waiting job, with jobs that can share its request.
 
         Greedy siblings give the same tokens, so the oldest absorbs them. A job with a constraint is
         returned alone.
@@ -244,6 +246,7 @@ class EngineRunQueue:
         return siblings
 
     def _submit(self, jobs: list[EngineRunJob], queues: JobQueues) -> None:
+        """Submit jobs to the engine as one request."""
         for job in jobs:
             queues.guard(job, _prime, job, queues)
         jobs = [job for job in jobs if not job.done]
@@ -269,6 +272,7 @@ class EngineRunQueue:
     # Events
 
     def _on_event(self, in_flight: InFlightRun, event: GenerationEvent) -> None:
+        """Queue an event of the engine, and wake the scheduler. Any thread."""
         self._events.append((in_flight, event))
         self._changed.set()
 
@@ -332,7 +336,7 @@ def check_steps(params: SamplingParams, engine: Engine) -> None:
 
 
 def check_raw_logits(items: Iterable[Item], engine: Engine) -> None:
-    """Raise Unsupported for runs that need raw logits, if the engine has none.
+    """Raise Unsupported for runs that need raw logits, if the engine returns none.
 
     Runs that the engine can generate by itself are accepted.
     """

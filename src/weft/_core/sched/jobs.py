@@ -34,7 +34,7 @@ MergeKey = tuple[object, ...] | None  # equal for runs that can be merged; None:
 
 
 class Job(ABC):
-    """A unit of work that the scheduler admits, preempts and fails as one.
+    """Base class of the units of work that the scheduler admits, preempts and fails as one.
 
     The scheduler calls the methods under its lock.
     """
@@ -54,11 +54,11 @@ class Job(ABC):
 
     @abstractmethod
     def tickets(self) -> Sequence[Ticket]:
-        """Return the tickets that it still has to resolve."""
+        """Return the tickets that are not resolved yet."""
 
     @abstractmethod
     def namespaces(self) -> set[str | None]:
-        """Return the namespaces of the trees that it works in."""
+        """Return the namespaces (LoRA adapters) of the token trees that it uses."""
 
     def longest_path(self) -> int:
         """Return how many slots its longest path needs at the moment."""
@@ -73,7 +73,7 @@ class Job(ABC):
         return ()
 
     def prepare(self) -> None:
-        """Set `claims` to the paths that must be pinned. Called before each admission."""
+        """Set `claims` to the paths to pin. Called before each admission."""
 
     def note_reused(self, claim: PathClaim, reused: int) -> None:
         """Store in the tickets how many tokens of the claim's path had KV at its first admission.
@@ -88,7 +88,7 @@ class Job(ABC):
 
     @abstractmethod
     def ready(self, claim: PathClaim, queues: JobQueues) -> None:
-        """Continue the job, because `claim` has its KV, logits and scores."""
+        """Continue the job, now that one of its claims has its KV, logits and scores."""
 
     def preempt(self, queues: JobQueues) -> None:
         """Release all KV of the job; it continues after its next admission.
@@ -97,7 +97,7 @@ class Job(ABC):
         """
 
     def stop(self, queues: JobQueues) -> None:
-        """Release all KV of the job, because it ends."""
+        """Release all KV of the job at its end."""
 
     def finish_failed_step(self, queues: JobQueues) -> None:
         """End the job if it had to end, but waited for a part of the step that has now failed."""
@@ -157,12 +157,14 @@ class ExtendJob(Job):
 
 
 def _logits_request(claim: PathClaim, want: Any) -> LogitsRequest:
+    """Return the request for one entry of an extend's `wants`."""
     if isinstance(want, Scores):
         return LogitsRequest(claim, want.first - 1, want.last - 1, want.top)
     return LogitsRequest(claim, want.depth - 1, want.depth, None)
 
 
 def _request_result(want: Any, request: LogitsRequest, queues: JobQueues) -> Any:
+    """Return the result for one entry of an extend's `wants`, from its finished request."""
     if isinstance(want, Scores):
         return join_scores(request.answers())
     pinned: PinnedLogits = request.results[0][1]
@@ -188,6 +190,10 @@ class RunMember:
         self.state = RunState()
 
     def result(self, end: Place) -> RunResult:
+        """Return the result of the member's ticket.
+
+        end: the place after its last token.
+        """
         state = self.state
         assert state.finish_reason is not None
         return RunResult(
@@ -305,7 +311,7 @@ class RunJob(Job):
 
     @property
     def is_wanted(self) -> bool:
-        """True if the logits of its row in flight are needed for a draw."""
+        """True if a token will be drawn from the run's row in flight."""
         return not (self.done or self.is_ending or self.error is not None)
 
     def look_ahead(self, draws: Draws, entry: int, queues: JobQueues) -> None:
@@ -417,6 +423,7 @@ class RunJob(Job):
             self.end_all("stop", queues)
 
     def _append_token(self, drawn: DrawnToken, queues: JobQueues) -> None:
+        """Append a drawn token to all members, and end those that it finishes."""
         token, logprob, entropy, legal = drawn
         queues.counters.decoded += 1
         if legal is not None:
@@ -450,6 +457,7 @@ class RunJob(Job):
             self.resolve_finished(queues)
 
     def _call_sink(self, member: RunMember) -> None:
+        """Call a member's sink after a new token; its result or error may end the member."""
         assert member.item.sink is not None
         try:
             reason = member.item.sink(member.state)
@@ -461,6 +469,10 @@ class RunJob(Job):
             member.state.finish_reason = reason
 
     def _draw_error(self, token: int) -> WeftError:
+        """Return the error for a draw that gave no token.
+
+        token: the error code of the draw.
+        """
         if token == BROKEN:
             return broken_logits()
         matcher = self.sampler.matcher
@@ -560,10 +572,10 @@ class RunJob(Job):
 
 
 class Committed(NamedTuple):
-    """The result of a commit for one sequence: its logits row, and the token drawn from it.
+    """A commit's result for one sequence: the logits after its token, and the next token drawn.
 
     drawn: token, raw log-probability, and log-probability among the tokens that the filters keep.
-    It is None if no draw was requested, or no token could be drawn.
+        None if no draw was requested, or no token could be drawn.
     """
 
     row: LogitsRow
@@ -571,7 +583,7 @@ class Committed(NamedTuple):
 
 
 class CommitJob(Job):
-    """A commit of one token to each of several sequences, in one or more steps.
+    """The job of a `Commit`: runs one token after each of several sequences, in one or more steps.
 
     next: the index of the first sequence whose token has not run.
 
@@ -622,9 +634,9 @@ class CommitJob(Job):
         self.n_waiting -= 1
 
     def share(self, budget: int, queues: JobQueues) -> int:
-        """Return the index after the last sequence that the next step can run.
+        """Return the end index of the sequences that the next step runs, from `next` on.
 
-        The step runs sequences from `next` on that have one LoRA adapter.
+        All of them have one LoRA adapter.
 
         budget: maximum tokens of the step for this commit.
         """
@@ -667,7 +679,7 @@ class CommitJob(Job):
 
 
 class CommitPart(SequencePart):
-    """The part of a commit that one step runs: its sequences from index `first` to `last` - 1."""
+    """The rows of a commit in one step: its sequences from index `first` to `last` - 1."""
 
     def __init__(self, job: CommitJob, first: int, last: int, queues: JobQueues) -> None:
         item = job.item
@@ -712,6 +724,7 @@ class CommitPart(SequencePart):
             self._draws = self.output.draw(self._batch(self._sampler))
 
     def _batch(self, sampler: BatchSampler) -> DrawBatch:
+        """Return the draw of the next tokens of these sequences."""
         drawn = [i for i, sampler in enumerate(self._samplers) if sampler is not None]
         positions = [self._rows[i].position + self._rows[i].n_tokens for i in drawn]
         return draw_at(sampler, [self.first_logit + i for i in drawn], positions)
@@ -734,6 +747,7 @@ class CommitPart(SequencePart):
             job.finish(queues)
 
     def _drawn(self) -> Any:
+        """Yield (token, logprob, kept logprob) of each draw; None where no token could be drawn."""
         result = self._result
         if result is None or result.kept is None:
             return iter([None] * len(self._rows))
@@ -745,7 +759,7 @@ class CommitPart(SequencePart):
 
 
 def new_job(age: int, tickets: Sequence[Ticket]) -> Job:
-    """Return the job of one or more tickets that are resolved together.
+    """Create the job of tickets that are resolved together, by the class of their items.
 
     age: orders jobs; older jobs have smaller numbers.
     """

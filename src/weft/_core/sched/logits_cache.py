@@ -1,4 +1,4 @@
-"""The LRU cache of logits rows of an LM, with a budget in bytes."""
+"""LRU cache of logits rows, with a budget in bytes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ..kv.place import Cursor, Node, node_at
 
 
 class LogitsRow:
-    """Raw logits after one path. They stay in the engine until the first read.
+    """A reference to the raw logits after one path, which stay in the engine until the first read.
 
-    A reference does not keep the logits alive: the cache evicts the least recently used rows, and
+    The reference does not keep the logits alive: the cache evicts the least recently used rows, and
     `LogitsCache.read` then returns None.
 
     node, depth: where the row is attached to the tree; node is None if it is not.
@@ -44,7 +44,7 @@ class LogitsRow:
 
 
 class PinnedLogits(NamedTuple):
-    """A row of the cache, and a reference `at` to its logits.
+    """A cached row and a strong reference `at` to its logits.
 
     The logits can be read while this object exists, even after the cache has evicted the row.
     """
@@ -201,7 +201,7 @@ class LogitsCache:
         return _read_only(pinned.at.logits()) if array is None else array
 
     def attach(self, cursor: Cursor, row: LogitsRow) -> None:
-        """Attach a row to the tree at a position; replaces the row that is attached there.
+        """Attach a row to the tree, so that others can find it; replaces the row attached there.
 
         Does nothing at the root.
         """
@@ -248,6 +248,7 @@ class LogitsCache:
             self._evict_entry(entry)
 
     def _evict_entry(self, entry: _LRUEntry) -> None:
+        """Evict a row, or all rows of a step."""
         counted = entry()
         if isinstance(counted, LogitsRow):
             self.evict(counted)
@@ -257,7 +258,7 @@ class LogitsCache:
         self._remove(entry)
 
     def _mark_used(self, counted: LogitsRow | _StepLogits, n_bytes: int) -> None:
-        """Mark a row or a step's logits as most recently used, and set the size that it counts."""
+        """Mark a row or a step's logits as most recently used, and set its size."""
         entry, order = counted._entry, self._order
         if entry is not None and id(entry) in order:
             self.used_bytes -= entry.n_bytes
@@ -269,11 +270,12 @@ class LogitsCache:
         self.used_bytes += n_bytes
 
     def _remove(self, entry: _LRUEntry | None) -> None:
+        """Remove an entry, and its bytes from the total."""
         if entry is not None and self._order.pop(id(entry), None) is not None:
             self.used_bytes -= entry.n_bytes
 
     def evict(self, row: LogitsRow) -> None:
-        """Drop the logits of a row even if it is referenced, and detach it from the tree.
+        """Evict one row now, even if it is referenced, and detach it from the tree.
 
         The caller must hold the lock.
         """
@@ -288,5 +290,6 @@ class LogitsCache:
 
 
 def _read_only(logits: Any) -> Any:
+    """Return the array, marked as read-only."""
     logits.flags.writeable = False
     return logits

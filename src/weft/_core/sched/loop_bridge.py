@@ -11,7 +11,7 @@ MAX_PER_PASS = 64  # calls that start, and tasks that wake, in one iteration of 
 
 
 class EventLoopBridge:
-    """Submissions and waiting tasks of one event loop.
+    """Connects one asyncio event loop with the driver: batches its submissions and wake-ups.
 
     No iteration of the loop is long, and none waits for the scheduler's lock. In one iteration, at
     most MAX_PER_PASS calls start and MAX_PER_PASS tasks wake. There are no timers.
@@ -43,6 +43,7 @@ class EventLoopBridge:
         return future
 
     def _start_delayed(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Let delayed calls start, at most MAX_PER_PASS."""
         self._n_started = _set_results(self._delayed)
         if self._n_started:
             loop.call_soon(self._start_delayed, loop)
@@ -54,6 +55,7 @@ class EventLoopBridge:
         self._jobs += jobs
 
     def _submit_jobs(self, loop: asyncio.AbstractEventLoop, n_before: int) -> None:
+        """Submit the collected jobs, once an iteration of the loop has added none."""
         if self._n_started or n_before != len(self._jobs):
             loop.call_soon(self._submit_jobs, loop, len(self._jobs))
             return
@@ -76,6 +78,7 @@ class EventLoopBridge:
                 self._to_wake.clear()
 
     def _wake_queued(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Set the results of queued futures, at most MAX_PER_PASS per iteration of the loop."""
         self._is_scheduled = False  # reset first: later entries must schedule another call
         _set_results(self._to_wake)
         self.flush(loop)
@@ -96,7 +99,7 @@ def _set_results(futures: deque[asyncio.Future[None]]) -> int:
 
 
 class Waiter:
-    """A future of an event loop that gets its result once all tickets are done, or by `wake`.
+    """An asyncio future that is set once all tickets are done, or by `wake`.
 
     Without tickets, only `wake` sets it.
     """
@@ -114,7 +117,7 @@ class Waiter:
             ticket.on_done(self)
 
     def __call__(self, ticket: Any) -> None:
-        """Note that `ticket` is done; after the last ticket, wake the future."""
+        """Callback of a ticket that is done; after the last one, wake the future."""
         if self._pending:
             self._pending.discard(ticket)
         if not self._pending:

@@ -70,7 +70,7 @@ class LogitsRequest:
         return sum([len(part.logprobs) for _, part in self.results]) == self.last - self.first
 
     def answers(self) -> list[Any]:
-        """Return the results (PinnedLogits or Score) in the order of their indices."""
+        """Return the results (PinnedLogits or Score) in order of their indices."""
         return [part for _, part in sorted(self.results, key=itemgetter(0))]
 
 
@@ -149,7 +149,7 @@ class PathClaim:
         return end.depth - missing, missing
 
     def unpin_path(self, tree: TokenTree) -> None:
-        """Unpin the path; does nothing if it is not pinned."""
+        """Unpin the path, if it is pinned."""
         if self.pin is not None:
             tree.unpin(self.pin)
         self.pin = self.cursor = None
@@ -166,7 +166,7 @@ class PathClaim:
 
 
 class PrefillChunk(BatchPart):
-    """A row that computes absent tokens of a path, or re-reads known tokens for their logits.
+    """A row that computes absent tokens of a path, or re-runs known ones for their logits.
 
     It covers the path's token indices [start, start + len(tokens)).
     """
@@ -248,7 +248,7 @@ class PrefillChunk(BatchPart):
             queues.fail(self.job, as_forward_error(error))
 
     def _deliver_logits(self, queues: JobQueues) -> None:
-        """Attach the logits rows to the tree, and give them to their requests."""
+        """Attach the logits rows to the tree, and give them to the requests."""
         assert self.stored_in is not None
         pinned: dict[int, PinnedLogits] = {}
         number = self.first_stored
@@ -263,6 +263,7 @@ class PrefillChunk(BatchPart):
                 request.results.append((first, pinned[first]))
 
     def _deliver_score(self, request: LogitsRequest, first: int, number: int) -> None:
+        """Give a request its part of the row's score."""
         assert self.output is not None
         request.results.append((first, self.output.scores()[self.first_row][number]))
 
@@ -511,6 +512,7 @@ class PrefillPlanner:
         return part if part is not None and not part.launched else None
 
     def _new_chunk(self, claim: PathClaim, node: Node) -> PrefillChunk:
+        """Create a chunk that computes a node of the claim's path."""
         assert self.tree.fragments is not None and node.parent is not None
         leaf = self.tree.growable_leaf(node)
         if leaf is not None:
@@ -538,6 +540,7 @@ class PrefillPlanner:
         return part
 
     def _mark_writing(self, part: PrefillChunk, node: Node) -> None:
+        """Record that a chunk computes a node."""
         node.in_flight = True
         self.n_computed += len(node.tokens)
         self._writers[node] = part
@@ -571,6 +574,7 @@ class PrefillPlanner:
         return cost
 
     def _new_reread(self, claim: PathClaim, cursor: Cursor, first: int) -> PrefillChunk:
+        """Create a chunk that re-runs known tokens from index `first` on."""
         above = resolve(Cursor(cursor.node, first))
         tokens = self.tree.ids(cursor, first)
         self.n_reread += len(tokens)
@@ -618,6 +622,7 @@ class PrefillPlanner:
     def _assign_request(
         self, claim: PathClaim, request: LogitsRequest, part: PrefillChunk, end: int
     ) -> None:
+        """Let a chunk answer one request of a claim, as far as it covers the request's indices."""
         assert claim.cursor is not None
         part.add_waiter(claim)
         for first, last in request.pop_range(part.start, end):
@@ -670,6 +675,7 @@ class PrefillPlanner:
         self.tree.unpin(part.pin)
 
     def _clear_marks(self, part: PrefillChunk) -> None:
+        """Remove the records that a chunk computes its nodes."""
         for node in part.nodes:
             self._writers.pop(node, None)
         if part.leaf is not None:

@@ -1,4 +1,4 @@
-"""States of jobs: waiting, admitted, running, and the claims that admitted jobs wait for."""
+"""The jobs of a scheduler by state: waiting, admitted, running; and their open claims."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Given = ParamSpec("Given")
 
 
 class BatchSamplerCache:
-    """Cache of one BatchSampler, because the same samplers usually draw in the next step too."""
+    """Cache of one BatchSampler, because successive steps usually draw with the same samplers."""
 
     def __init__(self) -> None:
         self._sampler: BatchSampler | None = None
@@ -42,7 +42,7 @@ class BatchSamplerCache:
 
 
 class JobQueues:
-    """All jobs of a scheduler by state, and the components that change these states.
+    """All jobs of a scheduler by state, with the components that move jobs between states.
 
     Call the methods under the scheduler's lock.
     """
@@ -176,6 +176,7 @@ class JobQueues:
         job.claims = []
 
     def _release(self, job: Job) -> None:
+        """Remove a job from the admitted ones, and unpin its paths."""
         fresh, waiting = self.to_check, self.unscheduled
         for claim in job.claims:
             if claim in fresh:
@@ -189,9 +190,10 @@ class JobQueues:
     def guard(
         self, job: Job, action: Callable[Given, Value], *args: Given.args, **kwargs: Given.kwargs
     ) -> Value | None:
-        """Return `action(*given, **more)`; if it raises, fail `job` only and return None.
+        """Call `action` on behalf of a job: an exception fails only this job.
 
-        Also returns None, without a call, if the job is done.
+        Returns: the result of `action`. None if it raised, or if the job was done already (no
+        call).
         """
         if job.done:
             return None
@@ -240,6 +242,7 @@ class JobQueues:
             self._draw_first_tokens([run for run in first if not run.done])
 
     def _advance_claim(self, claim: PathClaim) -> None:
+        """Continue the claim's job if the claim is complete, else queue the claim for chunks."""
         if claim.pin is None or claim.outstanding or claim.job.done:
             return
         if self.prefill.is_complete(claim):
@@ -332,6 +335,7 @@ class JobQueues:
             self.guard(run, run.start_decoding, drawn, self)
 
     def _draw_from(self, rows: Sequence[RetainedRow], batch: DrawBatch) -> DrawResult:
+        """Draw one token from each row, on the device if the engine can."""
         try:
             return self.engine.draw(rows, batch).result()
         except Exception as error:

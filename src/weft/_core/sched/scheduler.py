@@ -41,7 +41,7 @@ CommitShare = tuple[CommitJob, int, int]
 
 
 class Scheduler:
-    """Schedules items into steps, runs the steps and resolves the tickets.
+    """Turns submitted work items into steps (batched model calls) and resolves their tickets.
 
     `submit` may be called by any thread. `step` is called by one thread at a time (see `driver`).
     The scheduler holds the lock while it schedules and processes outputs, never during a model
@@ -162,6 +162,7 @@ class Scheduler:
                 raise
 
     def _step(self) -> None:
+        """The body of `step`."""
         started = time.perf_counter()
         with self.lock:
             n_events, n_transitions = self._receive_and_admit()
@@ -181,9 +182,10 @@ class Scheduler:
             self._wait_for_engine_runs()
 
     def _receive_and_admit(self) -> tuple[int, int]:
-        """Drain the inbox, admit jobs, and process the events of engine runs.
+        """Receive new work, admit jobs, and process events of engine runs, at the start of a step.
 
-        Returns: how many entries, jobs and events were processed, and `n_transitions` before that.
+        Returns: the number of inbox entries, jobs and events that it processed, 0 if there was
+        nothing to do; and `JobQueues.n_transitions` before it started.
         """
         self.check_weights()
         self.admission.pressure.relax()
@@ -230,6 +232,7 @@ class Scheduler:
         return n_taken
 
     def _enqueue_new(self, jobs: list[Job]) -> None:
+        """Queue new jobs for admission; fail those of dropped adapters."""
         if self.sequences.opened and any(job.needs_closed_tails for job in jobs):
             self.sequences.close_idle()
         for job in jobs:
@@ -277,6 +280,7 @@ class Scheduler:
         self.engine.clear_caches()
 
     def _clear_caches(self) -> None:
+        """Drop unpinned KV and all cached logits."""
         self.close_idle_sequences()
         self.tree.clear()
         self.logits_cache.clear()
@@ -447,6 +451,7 @@ class Scheduler:
         return [DecodePart(some, rows, self.queues) for some, rows in by_name.values()]
 
     def _commit_parts(self, shares: list[CommitShare]) -> list[SequencePart]:
+        """Return one CommitPart per share."""
         queues = self.queues
         parts = [queues.guard(share[0], CommitPart, *share, queues) for share in shares]
         return [part for part in parts if part is not None]

@@ -205,7 +205,7 @@ class TokenSequence:
         return run
 
     def drop(self, tree: TokenTree) -> None:
-        """Drop the tail with its KV and unpin the path; `tokens` does not change."""
+        """Free the tail with its KV, and unpin the path; `tokens` does not change."""
         tail, pin = self.tail, self._pin
         self.tail = self._pin = self._row = None
         if tail is not None:
@@ -215,7 +215,7 @@ class TokenSequence:
 
 
 class Lease(weakref.ref[Any]):
-    """Weak reference to the owner of a sequence.
+    """A weak reference to the owner of a sequence, such as a branch.
 
     When the owner is garbage-collected, a callback queues the sequence for closing.
     """
@@ -225,7 +225,7 @@ class Lease(weakref.ref[Any]):
 
 
 class SequenceRegistry:
-    """Sequences of branches, which last longer than one job.
+    """The sequences of branches, which exist longer than one job.
 
     A sequence without a job is idle; the scheduler may close it at any time. Call all methods but
     `create` and `release` under the scheduler's lock.
@@ -270,7 +270,7 @@ class SequenceRegistry:
         self.opened[sequence] = None
 
     def close(self, sequence: TokenSequence) -> None:
-        """Close a sequence; others can find, read and evict its KV then."""
+        """Close a sequence, so that its KV is in the tree, where others can use it or evict it."""
         self.opened.pop(sequence, None)
         if sequence.is_open:
             sequence.close(self.tree)

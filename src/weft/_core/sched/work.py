@@ -52,9 +52,9 @@ Want = Logits | Scores
 
 @dataclass(slots=True, eq=False)
 class Extend:
-    """Run `tokens` after `place` and return the values in `wants`, at any depths of the full path.
+    """Work item: run `tokens` after `place`, and return logits or scores of the path.
 
-    Without tokens it is a read. The result is a list with one value per entry of `wants`.
+    Without tokens it only reads. The result is a list with one value per entry of `wants`.
     """
 
     place: Place
@@ -72,7 +72,9 @@ Sink = Callable[["RunState"], FinishReason | None]
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """Generate tokens after `place` until a stop id, the limit, or the sink ends the run.
+    """Work item: generate tokens after `place` until a stop id, `max_tokens`, or the sink ends it.
+
+    The result is a RunResult.
 
     stop_ids: end tokens; a drawn one is not part of the result.
 
@@ -92,7 +94,7 @@ class Run:
 
 @dataclass(slots=True, eq=False)
 class Commit:
-    """Run one token after each of several sequences, atomically: a failure changes none of them.
+    """Work item: run one token after each of several sequences; a failure changes none of them.
 
     samplers: draw the next token from the same step; None draws nothing.
 
@@ -158,7 +160,7 @@ class RunResult:
 
 
 class Ticket:
-    """The future result of one item. Callbacks run under the scheduler's lock.
+    """The future result of one submitted item. Callbacks run under the scheduler's lock.
 
     reused: how many of the item's path tokens had KV at its first admission. None before that, and
     for engines that do not expose their KV.
