@@ -24,10 +24,10 @@ _ROLE = re.compile(r"[\w-]+")  # a special token's name is none
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One function call in a model's answer.
+    """A function call in a model's answer.
 
+    name: the function.
     arguments: the JSON text of an object.
-
     id: the id that the model wrote; "" if it wrote none.
     """
 
@@ -36,7 +36,7 @@ class ToolCall:
     id: str = ""
 
     def message(self) -> dict[str, Any]:
-        """Return the call as an entry of a message's `tool_calls`."""
+        """Return the call as an entry of a message's `tool_calls`, in OpenAI's form."""
         function = {"name": self.name, "arguments": self.arguments}
         known = {"id": self.id} if self.id else {}
         return {**known, "type": "function", "function": function}
@@ -66,9 +66,10 @@ def render_chat(
     add_generation_prompt: bool = True,
     **options: Any,
 ) -> str:
-    """Return the prompt text; special tokens are in it as text.
+    """Render a chat by a Jinja template: return the prompt text, with special tokens as text.
 
     options: further variables for the template (tools, documents, enable_thinking, …).
+
     Raises: ConfigError with the template's own message when it raises an error.
     """
     from jinja2 import TemplateError
@@ -125,7 +126,7 @@ def needs_form(message: Mapping[str, Any]) -> bool:
 def check_roles(
     template: str, messages: Sequence[Mapping[str, Any]], rendered: str, **options: Any
 ) -> None:
-    """Raise ConfigError for a message whose role the template does not know or leaves out.
+    """Raise ConfigError for a message whose role the template does not know or does not render.
 
     A role is known if the template contains its name. The usual roles (`ROLES`) are also known if
     the message's text is in the prompt. "user" and "assistant" are always accepted.
@@ -158,7 +159,7 @@ def template_reads(template: str, name: str) -> bool:
 
 
 def check_variables(template: str, given: Iterable[str]) -> None:
-    """Raise ConfigError for variables that the template never reads: they would have no effect.
+    """Raise ConfigError for variables that the template never reads, so have no effect.
 
     The message lists the variables that it reads.
 
@@ -174,11 +175,16 @@ def check_variables(template: str, given: Iterable[str]) -> None:
 
 
 def _short_repr(value: object) -> str:
+    """Return a shortened `repr` for error messages."""
     shown = repr(value)
     return shown if len(shown) <= 60 else f"{shown[:57]}..."
 
 
 def _check_message(index: int, message: object) -> dict[str, Any]:
+    """Validate one message; return it as a dict.
+
+    index: its index, for error messages.
+    """
     if not isinstance(message, Mapping):
         raise ConfigError(
             f"message {index} is {_short_repr(message)}; allowed is a mapping with role and content"
@@ -223,7 +229,7 @@ def template_words(template: str) -> frozenset[str]:
 
 
 def _rendered_roles(template: str, options: Mapping[str, Any]) -> list[str]:
-    """Return the roles whose messages a template writes, as test chats show."""
+    """Return the roles whose messages a template renders in test chats."""
     roles = dict.fromkeys((*ROLES, *sorted(_compared_roles(template))))
     return [
         role
@@ -233,6 +239,7 @@ def _rendered_roles(template: str, options: Mapping[str, Any]) -> list[str]:
 
 
 def _is_rendered(template: str, role: str, options: Mapping[str, Any]) -> bool:
+    """Return True if the template renders the messages of a role, in some test chat."""
     probe, question = (
         {"role": role, "content": "weftsaid"},
         {"role": "user", "content": "weftasked"},
@@ -264,6 +271,7 @@ def _compared_roles(template: str) -> frozenset[str]:
     from .sandbox import environment
 
     def is_role(part: nodes.Node) -> bool:
+        """Return True if an expression of the template is a message's role."""
         return (
             (isinstance(part, nodes.Getattr) and part.attr == "role")
             or (isinstance(part, nodes.Name) and part.name == "role")
@@ -282,6 +290,7 @@ def _compared_roles(template: str) -> frozenset[str]:
 
 @lru_cache(maxsize=64)
 def _variables(template: str) -> frozenset[str]:
+    """Return the names of the variables that a template reads."""
     from jinja2 import TemplateError, meta
 
     from .sandbox import environment
@@ -296,6 +305,7 @@ def _variables(template: str) -> frozenset[str]:
 
 @lru_cache(maxsize=64)
 def _compile_cached(template: str) -> Template:
+    """Compile a template; the results are cached."""
     from .sandbox import compiled
 
     return compiled(template)
@@ -314,6 +324,7 @@ def _line_note(error: BaseException) -> str:
 
 
 def _reason(error: BaseException) -> str:
+    """Return the message of an error in a template, for our own message."""
     if isinstance(error, RecursionError):
         return "it goes too deep"
     return "it needs too much memory" if isinstance(error, MemoryError) else str(error)

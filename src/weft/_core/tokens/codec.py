@@ -1,6 +1,4 @@
-"""Vocabularies: text to ids by a library, the exact bytes of each id, and `Token`, which has
-both.
-"""
+"""Vocabularies: text to ids by a library, and the exact bytes of each id."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ Speller = Callable[[str], bytes]
 
 
 class Codec(ABC):
-    """One immutable vocabulary: it encodes texts, and knows the bytes of each token.
+    """A vocabulary, immutable: encodes text to ids, and has the bytes of each token.
 
     vocab_bytes: the bytes of every token, by id.
 
@@ -50,7 +48,7 @@ class Codec(ABC):
 
     @abstractmethod
     def encode(self, text: str, *, special: bool, decorated: bool) -> list[int]:
-        """Return the ids of a text.
+        """Tokenize a text.
 
         Args:
             special: special tokens spelled in the text become those tokens.
@@ -60,9 +58,9 @@ class Codec(ABC):
         """
 
     def encode_pieces(self, pieces: Iterable[tuple[str, bool]]) -> list[int]:
-        """Return the ids of a rendered chat.
+        """Tokenize a rendered chat.
 
-        Text between two special tokens is encoded at once, over the borders of pieces.
+        Text between two special tokens is encoded at once, across the borders of pieces.
 
         pieces: pairs of a text and a flag. True: it is the name of a special token that a user
             typed; it is encoded as plain text. False: special tokens in it are special.
@@ -97,7 +95,7 @@ _LONG = 1 << 16  # characters; what is shorter takes some ten milliseconds
 
 
 class TokenizersCodec(Codec):
-    """A tokenizer of the tokenizers library, owned by this object."""
+    """A vocabulary backed by a tokenizer of the Hugging Face tokenizers library."""
 
     def __init__(
         self,
@@ -186,14 +184,17 @@ class TokenizersCodec(Codec):
 
     @cached_property
     def _decorations(self) -> list[int]:
+        """The special tokens that the library adds around a text."""
         return self._special_ids_in(self._ids(self._backend, "", decorated=True))
 
     @cached_property
     def _ids_of_specials(self) -> frozenset[int]:
+        """The ids of special tokens, without the unknown token."""
         unknown = self._backend.token_to_id(getattr(self._backend.model, "unk_token", None) or "")
         return self.special_ids - {unknown}
 
     def _ids(self, backend: Backend, text: str, decorated: bool) -> list[int]:
+        """Tokenize a text with `backend`; raise ConfigError for invalid text."""
         try:
             # NOTE: `encode` holds the GIL, a second for megabytes; a batch does not.
             one = (
@@ -248,7 +249,7 @@ def is_library_error(error: BaseException) -> bool:
 
 
 def is_panic(error: BaseException) -> bool:
-    """Return True if a library written in Rust has panicked."""
+    """Return True for the exception that a panic in Rust code raises."""
     return type(error).__name__ == "PanicException"
 
 
@@ -309,11 +310,15 @@ def _decoder_steps(backend: Backend) -> list[dict[str, Any]]:
 
 
 def _flatten(part: dict[str, Any], inner: str) -> list[dict[str, Any]]:
+    """Return the steps of a sequence step, or the step itself, as a list."""
     return list(part[inner]) if part["type"] == "Sequence" else [part]
 
 
 def _spelling_to_bytes(steps: list[dict[str, Any]]) -> Speller:
-    """Return a function from a token's spelling to its bytes. steps: see `_decoder_steps`."""
+    """Return a function from a token's spelling to its bytes.
+
+    steps: see `_decoder_steps`.
+    """
     if any(step["type"] == "ByteLevel" for step in steps):
         return _spell_byte_level
     edits = [edit for edit in map(_text_edit, steps) if edit is not None]
@@ -357,6 +362,7 @@ def _text_edit(step: dict[str, Any]) -> Callable[[str], str] | None:
 
 
 def _replacement(step: dict[str, Any]) -> Callable[[str], str]:
+    """Return the function of a "Replace" step: it replaces the pattern in a text."""
     (kind, pattern), *_ = step["pattern"].items()
     content: str = step["content"]
     if kind == "String":
@@ -366,7 +372,7 @@ def _replacement(step: dict[str, Any]) -> Callable[[str], str]:
 
 
 def _byte_level_table() -> dict[int, int]:
-    """Return the mapping of byte-level BPE from character codes to bytes.
+    """Return the mapping of byte-level BPE from character codes to bytes, for `str.translate`.
 
     Printable Latin-1 characters stand for themselves; codes from 256 on stand for the other bytes.
     Other Latin-1 characters map to an invalid code, so that they give no byte.
@@ -383,6 +389,7 @@ _BYTE_LEVEL = _byte_level_table()
 
 
 def _spell_byte_level(token: str) -> bytes:
+    """Return the bytes of a token that is spelled in byte-level BPE."""
     try:
         return token.translate(_BYTE_LEVEL).encode("latin-1")
     except UnicodeEncodeError:
@@ -457,7 +464,7 @@ class Token(bytes):
 
 
 def tokens_of(vocab: Sequence[bytes], kind: Callable[[int, bytes], Token] = Token) -> list[Token]:
-    """Return one token per entry of a byte vocabulary, by id.
+    """Create one `Token` per entry of a byte vocabulary, by id.
 
     kind: creates a token from its id and bytes.
     """

@@ -1,4 +1,4 @@
-"""Conversion of messages to the form that a chat template reads."""
+"""Convert chat messages to the form that a model's chat template reads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .tool_call_format import INDEX, Calls, ChatForm
 def normalize_messages(
     messages: Sequence[Mapping[str, Any]], form: ChatForm
 ) -> list[dict[str, Any]]:
-    """Return copies of the messages with calls and reasoning in the form that a template reads.
+    """Return copies of the messages, with calls and reasoning in the form that the template reads.
 
     Arguments may be a mapping or JSON text. Missing ids are created, and assigned to the tool
     results in order.
@@ -47,7 +47,7 @@ def normalize_messages(
 def describe_tools_in_text(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], form: ChatForm
 ) -> list[dict[str, Any]]:
-    """Return a chat for a template that cannot write tools.
+    """Return a chat that describes tools in a message, for templates without support for tools.
 
     The first message describes the tools and the format of calls. That is a system message if the
     template writes one, else a user message. Tool results become user messages.
@@ -84,6 +84,7 @@ def describe_tools_in_text(
 
 
 def _tools_description(tools: Sequence[Any]) -> str:
+    """Return the text that describes the tools and the format of calls."""
     functions = (
         tool.get("function", tool) if isinstance(tool, Mapping) else tool for tool in tools
     )
@@ -100,10 +101,12 @@ def _tools_description(tools: Sequence[Any]) -> str:
 
 
 def _merge_messages(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one message with the contents of two, as text."""
     return {**first, "content": f"{_text_content(first)}\n\n{_text_content(second)}"}
 
 
 def _text_content(message: Mapping[str, Any]) -> str:
+    """Return the content of a message as text."""
     content = message.get("content") or ""
     if isinstance(content, str):
         return content
@@ -142,6 +145,7 @@ def _normalize_call(
 
 
 def _normalize_arguments(index: int, name: str, given: Any, form: ChatForm) -> Any:
+    """Return a call's arguments as the mapping or JSON text that the template reads."""
     if isinstance(given, str):
         try:
             read = json.loads(given or "{}")
@@ -163,6 +167,7 @@ def _normalize_arguments(index: int, name: str, given: Any, form: ChatForm) -> A
 def _with_calls(
     index: int, message: dict[str, Any], calls: list[dict[str, Any]], form: ChatForm
 ) -> dict[str, Any]:
+    """Return the message with its calls, and with a content that the template allows."""
     assert form.calls is not None, "every template has a form of calls"
     content = message.get("content")
     if form.shape.as_content:
@@ -180,7 +185,7 @@ def _with_calls(
 
 
 def _calls_as_text(calls: Sequence[Mapping[str, Any]], format: Calls) -> str:
-    """Return calls as text in the format `how`, for a template that does not write calls itself."""
+    """Return calls as text in a format, for a template that does not write calls itself."""
     parts = []
     for number, call in enumerate(calls):
         function = call["function"]
@@ -216,9 +221,9 @@ def _link_to_call(
 
 
 def _with_reasoning(message: dict[str, Any], form: ChatForm) -> dict[str, Any]:
-    """Return the message with its reasoning also where the template reads it.
+    """Return a copy of the message with its reasoning under the key that the template reads.
 
-    Returns the message itself if it has no reasoning, or the template reads none.
+    The message itself if it has no reasoning, or the template reads none.
     """
     wanted = form.shape.reasoning
     reasoning = next((message[name] for name in REASONING if message.get(name)), None)

@@ -1,4 +1,4 @@
-"""Parser of assistant output: content, reasoning and tool calls."""
+"""Parser of a model's answers in chats: content, reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _GENERIC = ChatForm()
 
 @dataclass(frozen=True, slots=True)
 class ChatOutput:
-    """An assistant's turn: content, reasoning and tool calls."""
+    """A parsed answer: content, reasoning and tool calls."""
 
     content: str
     reasoning: str = ""
@@ -63,7 +63,7 @@ def parse_chat_output(
     tools: Sequence[Any] = (),
     reads_calls: bool = True,
 ) -> ChatOutput:
-    """Parse an assistant's text; text without a known format is content.
+    """Parse an assistant's answer; text without a known format is content.
 
     Besides the template's format, these are known: `<think>…</think>`, also without its end;
     `<tool_call>{…}</tool_call>` (Hermes, Qwen). Also a JSON call, bare or after `<|python_tag|>`
@@ -110,6 +110,10 @@ def parse_chat_output(
 def _split_reasoning(
     text: str, think: tuple[str, str], *, thinking_open: bool, is_partial: bool
 ) -> tuple[str, str]:
+    """Split a text into reasoning and the rest.
+
+    think: the tags around reasoning.
+    """
     opens, closes = think
     body = text.lstrip()
     if body.startswith(opens):
@@ -136,7 +140,7 @@ def _without_tags(content: str, form: ChatForm) -> str:
 
 
 def _parse_by_form(text: str, form: ChatForm, tools: Sequence[Any]) -> ParsedCalls | None:
-    """Return the content and the calls of a text in the template's format.
+    """Parse calls in the template's format; return the content and the calls.
 
     None if the text has no calls in this format.
     """
@@ -170,9 +174,9 @@ def _parse_by_form(text: str, form: ChatForm, tools: Sequence[Any]) -> ParsedCal
 def _content_after_calls(rest: str, format: Calls) -> str | None:
     """Return the content after the calls, without the tail of calls or an incomplete next call.
 
-    None if the next call is complete but cannot be read.
+    None if the next call is complete but invalid.
 
-    rest: the text after the last call that was read.
+    rest: the text after the last parsed call.
     """
     answer, join = rest.strip(), (format.join or "").strip()
     if format.tail.strip().startswith(answer):
@@ -183,7 +187,7 @@ def _content_after_calls(rest: str, format: Calls) -> str | None:
 
 
 def _is_closed(text: str, format: Calls) -> bool:
-    """Return True if a call that cannot be read has its end, so that more text does not help."""
+    """Return True if an invalid call has its end, so that more text cannot make it valid."""
     return format.end in text if format.end else "{" in text and not _is_open(text)
 
 
@@ -193,7 +197,7 @@ def _is_open(text: str) -> bool:
 
 
 def _scan_brackets(text: str) -> tuple[bool, int]:
-    """Return whether a bracket or a quote is open at the end of a text, and an index.
+    """Return True if a bracket or a quote is open at the text's end; and an index.
 
     The index is the end of the last complete call in a list of calls; 0 if there is none.
     """
@@ -218,7 +222,7 @@ def _may_start_calls(rest: str, format: Calls | None, tools: Sequence[Any]) -> b
 
     Args:
         rest: the text after the reasoning.
-        how: the format; None means there are no calls.
+        format: the format; None means there are no calls.
         tools: the tools; a call may start with their names.
     """
     if format is None or format.marker or not rest.strip():
@@ -240,10 +244,9 @@ def _function_names(tools: Sequence[Any]) -> list[str]:
 
 
 class _CallsReader:
-    """Reads consecutive calls from index `at` of a text, in the format `how`.
+    """Parser of consecutive calls in one format, from index `at` of a text.
 
-    Whitespace may differ from the template's. An incomplete call at the end of the text is not
-    read.
+    Whitespace may differ from the template's. An incomplete call at the end of the text is ignored.
     """
 
     def __init__(self, text: str, at: int, format: Calls, tools: Sequence[Any]) -> None:
@@ -253,24 +256,26 @@ class _CallsReader:
         self.tools = tools
 
     def read(self) -> tuple[list[ToolCall], int] | None:
-        """Return the calls and the index after them; None if the text is not in this format."""
+        """Parse the calls; return them and the index after them. None for another format."""
         calls = self._read_enveloped() if self.format.envelope is not None else self._read_plain()
         return None if calls is None else (calls, self.at)
 
     def _skip(self, literal: str) -> bool:
+        """Skip a literal text of the format if it is next; return True if it was."""
         match = _loose_pattern(literal).match(self.text, self.at)
         if match is not None:
             self.at = match.end()
         return match is not None
 
     def _value(self) -> Any:
+        """Parse one JSON value. Raises: ValueError."""
         while self.text[self.at : self.at + 1].isspace():
             self.at += 1
         value, self.at = json.JSONDecoder().raw_decode(self.text, self.at)
         return value
 
     def _json_values(self) -> list[Any]:
-        """Read consecutive JSON values. Objects may be separated by a comma, a semicolon or blanks.
+        """Parse consecutive JSON values, separated by a comma, a semicolon or blanks.
 
         Returns [] if the text has no complete value here.
         """
@@ -293,9 +298,11 @@ class _CallsReader:
         return values
 
     def _is_end_optional(self) -> bool:
+        """Return True if the text that ends a call may be missing at the end of an answer."""
         return self.format.envelope is not None and not self.format.envelope.after.strip()
 
     def _read_enveloped(self) -> list[ToolCall] | None:
+        """Parse calls that are JSON values with name and arguments inside; None for others."""
         assert self.format.envelope is not None
         envelope, calls = self.format.envelope, []
         while True:
@@ -312,7 +319,7 @@ class _CallsReader:
         return calls or None
 
     def _read_envelope(self, envelope: JsonEnvelope) -> list[ToolCall] | None:
-        """Read the calls of one envelope.
+        """Parse the calls of one envelope.
 
         [] if the envelope has no end; None if it has a value that is no call.
         """
@@ -336,6 +343,7 @@ class _CallsReader:
         return calls
 
     def _read_plain(self) -> list[ToolCall] | None:
+        """Parse calls whose name and arguments are separate texts; None if they do not fit."""
         format = self.format
         calls: list[ToolCall] = []
         if not self._skip(format.head):
@@ -357,10 +365,11 @@ class _CallsReader:
         return calls
 
     def _may_have_more(self) -> bool:
+        """Return True if another call may follow."""
         return bool(self.format.join or self.format.marker) and self.at < len(self.text)
 
     def _read_call(self) -> ToolCall | None:
-        """Read one call and the text that closes it; None if there is none."""
+        """Parse one call and the text that closes it; None if there is none."""
         parts: dict[str, Any] = {}
         is_closed = False
         each = self.format.argument_format
@@ -391,6 +400,7 @@ class _CallsReader:
         return _create_call(parts.get("name"), parts.get("arguments"), parts.get("id", ""))
 
     def _arguments(self, name: str) -> dict[str, Any] | None:
+        """Parse the arguments of the function `name`; None if they do not fit."""
         each = self.format.argument_format
         if each is None:
             try:
@@ -410,7 +420,7 @@ class _CallsReader:
                 return arguments
 
     def _argument(self, types: Mapping[str, Any]) -> tuple[str, Any, bool] | None:
-        """Read one argument of a call; the value ends at the nearest separator or close.
+        """Parse one argument of a call; the value ends at the nearest separator or close.
 
         types: the JSON type of each argument.
 
@@ -450,7 +460,7 @@ class _CallsReader:
 
 @lru_cache(maxsize=256)
 def _loose_pattern(literal: str) -> re.Pattern[str]:
-    """Return a pattern of a literal in which each run of whitespace may be any, or none."""
+    """Return a pattern of a literal in which any whitespace may replace whitespace, or none."""
     parts = [_escape_word(part) for part in literal.split()]
     around = r"\s*" if literal[:1].isspace() or not literal else ""
     return re.compile(around + r"\s*".join(parts) + (r"\s*" if literal[-1:].isspace() else ""))
@@ -466,11 +476,12 @@ def _strict_pattern(literal: str) -> str:
 
 
 def _escape_word(part: str) -> str:
+    """Return a part of a literal as a pattern."""
     return re.escape(part).replace(INDEX, r"\d+")
 
 
 def _parse_value(value: str, kind: Any) -> Any:
-    """Return the value that an argument's text represents.
+    """Convert an argument's text to its value.
 
     The text itself if `kind` is "string" or if it is neither JSON nor Python.
 
@@ -490,7 +501,7 @@ def _parse_value(value: str, kind: Any) -> Any:
 
 
 def _argument_types(tools: Sequence[Any], name: str) -> dict[str, Any]:
-    """Return the JSON type of each argument of the function `name`, as far as its schema has one.
+    """Return the JSON types of a function's arguments, by name, as far as its schema has them.
 
     {} for an unknown function.
     """
@@ -536,6 +547,10 @@ class _OnlyKey:
 
 
 def _create_call(name: Any, arguments: Any, known: Any) -> ToolCall | None:
+    """Create a ToolCall from parsed parts; None if they are invalid.
+
+    known: the id, or None.
+    """
     if isinstance(name, _OnlyKey):
         name = name.name
     if isinstance(arguments, _OnlyKey):
@@ -557,7 +572,7 @@ def _create_call(name: Any, arguments: Any, known: Any) -> ToolCall | None:
 
 
 def _parse_harmony(text: str, form: ChatForm) -> ParsedCalls | None:
-    """Return the content and the calls of a text in the Harmony format of gpt-oss, or None."""
+    """Parse a text in the Harmony format of gpt-oss: return content and calls, or None."""
     calls: list[ToolCall] = []
     at, content = 0, ""
     for match in _HARMONY.finditer(text):
@@ -581,9 +596,9 @@ def _parse_harmony(text: str, form: ChatForm) -> ParsedCalls | None:
 
 
 def _parse_python(text: str, format: Calls, tools: Sequence[Any]) -> ParsedCalls | None:
-    """Return the content and the calls of a text with calls in Python syntax, or None.
+    """Parse calls in Python syntax, `[name(key="text")]`: return content and calls, or None.
 
-    Such calls are a list: `[name(key="text")]`. An incomplete last call is left out.
+    An incomplete last call is left out.
     """
     before, mark, body = text.partition(format.marker) if format.marker else ("", "", text)
     body = body.strip()
@@ -645,6 +660,7 @@ def _literal_value(node: ast.expr) -> Any:
 
 
 def _parse_hermes(text: str) -> ParsedCalls | None:
+    """Parse `<tool_call>{…}</tool_call>`: return content and calls, or None."""
     parts = [_calls_of_json(match[1]) for match in _HERMES.finditer(text)]
     if not parts or any(calls is None for calls in parts):
         return None
@@ -653,6 +669,7 @@ def _parse_hermes(text: str) -> ParsedCalls | None:
 
 
 def _parse_mistral(text: str) -> ParsedCalls | None:
+    """Parse `[TOOL_CALLS][…]`: return content and calls, or None."""
     content, mark, payload = text.partition(_MISTRAL)
     calls = (
         (_calls_of_json(payload) or _calls_of_values(_complete_items(payload.strip())))
@@ -663,6 +680,7 @@ def _parse_mistral(text: str) -> ParsedCalls | None:
 
 
 def _parse_llama(text: str) -> ParsedCalls | None:
+    """Parse JSON calls, bare or after `<|python_tag|>`: return content and calls, or None."""
     content, mark, payload = text.partition(_PYTHON_TAG)
     if not mark:
         content, payload = "", text
@@ -677,7 +695,7 @@ def _parse_llama(text: str) -> ParsedCalls | None:
 
 
 def _json_values(text: str) -> list[Any]:
-    """Return JSON objects that are separated by semicolons; [] if the text has anything else.
+    """Parse JSON objects that are separated by semicolons; [] if the text has anything else.
 
     An incomplete last object is left out.
     """
@@ -700,7 +718,7 @@ def _json_values(text: str) -> list[Any]:
 
 
 def _calls_of_json(payload: str) -> list[ToolCall] | None:
-    """Return the calls in a JSON text, which is one call or a list of them; None if it is not."""
+    """Parse a JSON text that is one call or a list of calls; None if it is not."""
     try:
         value = json.loads(payload)
     except (ValueError, RecursionError):
@@ -709,14 +727,14 @@ def _calls_of_json(payload: str) -> list[ToolCall] | None:
 
 
 def _calls_of_values(items: Sequence[Any]) -> list[ToolCall] | None:
-    """Return one call per JSON value; None if a value is no call, or there is none."""
+    """Convert JSON values to calls; None if a value is no call, or there is none."""
     parts = [_call_of_value(item) for item in items]
     calls = [call for call in parts if call is not None]
     return calls if calls and len(calls) == len(parts) else None
 
 
 def _complete_items(text: str) -> list[Any]:
-    """Return the complete items of a JSON list whose end is missing.
+    """Parse a JSON list whose end is missing: return its complete items.
 
     [] for a complete list or any other text.
     """
@@ -735,7 +753,7 @@ def _complete_items(text: str) -> list[Any]:
 
 
 def _call_of_value(value: object) -> ToolCall | None:
-    """Return the call in a JSON value, if it has one of the most common forms; else None.
+    """Convert a JSON value in one of the most common forms to a call; None for others.
 
     These are `{"name": …, "arguments": …}`, with "parameters" instead, or inside "function".
     """

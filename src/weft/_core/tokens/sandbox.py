@@ -1,4 +1,4 @@
-"""Limits for chat templates, which are programs that come with a model.
+"""Limits on the work of chat templates, which are programs that come with a model.
 
 Jinja's sandbox keeps them from Python and the machine, but not from endless work: nested loops,
 texts that double, `"x" * 10**10`. Here each loop iteration and each call counts, and the size of
@@ -36,7 +36,7 @@ _FILLING |= {"wordwrap", "truncate", "tojson"}
 
 
 class Limits:
-    """Remaining budget of one rendering: loop iterations, calls, and sizes of values.
+    """The remaining budget of one rendering: loop iterations, calls, time, and sizes of values.
 
     given: lists that are arguments of the template, by id; the template may not modify them.
     """
@@ -54,7 +54,7 @@ class Limits:
             raise TemplateRuntimeError("it does not come to an end")
 
     def count_size(self, size: int) -> None:
-        """Count the size of a value that the template created. Raises: TemplateError if too large.
+        """Count the size of a created value. Raises: TemplateError if the total is too large.
 
         size: characters or items.
         """
@@ -67,12 +67,12 @@ _limits: ContextVar[Limits] = ContextVar("limits")
 
 
 def compiled(template: str) -> Template:
-    """Return a compiled template for `render`. Raises: TemplateError, and errors of Jinja."""
+    """Compile a template for `render`. Raises: TemplateError, and errors of Jinja."""
     return environment().from_string(_Counting().visit(environment().parse(template)))
 
 
 def render(template: Template, names: dict[str, Any]) -> str:
-    """Return the output of a template. Raises: TemplateError if it exceeds a limit.
+    """Render a compiled template within the limits. Raises: TemplateError if it exceeds one.
 
     names: the variables of the template.
     """
@@ -112,7 +112,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return check_size(super().call_binop(context, operator, left, right))
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call a function of the template."""
+        """Call a function in a template, and count the call."""
         _limits.get().count_turn()
         # `format` of a text comes wrapped by Jinja.
         method = getattr(__obj, "__wrapped__", __obj)
@@ -125,12 +125,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     @staticmethod
     def concat(parts: Iterable[str]) -> str:
-        """Join the output of a block or macro."""
+        """Join the output of a block or macro, and check its size."""
         return _join("", parts)
 
     @staticmethod
     def counted(values: Iterable[Any]) -> Iterator[Any]:
-        """Yield the values of a loop, and count its iterations."""
+        """Yield the values of a loop, and count each iteration."""
         count_turn = _limits.get().count_turn
         for value in values:
             count_turn()
@@ -138,18 +138,18 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 
 class Generation(Extension):
-    """{% generation %} marks the assistant's text for training; it has no effect here."""
+    """Jinja extension: accept the `{% generation %}` tag, which marks text for training."""
 
     tags = {"generation"}
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Return the nodes inside the block: the tags themselves are ignored."""
+        """Return the nodes inside the block, without the tags."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 class _Counting(NodeTransformer):
-    """Rewrites a template: loops count iterations, and `~` checks the size of its result."""
+    """Rewrites a template: loops count iterations, `~` checks the size of its result."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
@@ -162,6 +162,10 @@ class _Counting(NodeTransformer):
 
 
 def _call_node(name: str, at: nodes.Node, argument: Any) -> nodes.Expr:
+    """Return a syntax node that calls a function of the environment.
+
+    at: the node whose line the call gets.
+    """
     result = nodes.Call(nodes.EnvironmentAttribute(name), [argument], [], None, None)
     result.set_lineno(at.lineno).set_environment(environment())
     return result
@@ -182,7 +186,7 @@ def environment() -> Sandbox:
 
 
 def check_size(value: Any) -> Any:
-    """Return `value`, which a template created. Raises: TemplateError if it is too large."""
+    """Return `value`, which a template created; count its size. Raises: TemplateError."""
     if isinstance(value, int) and value.bit_length() > _BITS:
         raise _too_large()
     _limits.get().count_size(_size_of(value))
@@ -202,13 +206,14 @@ def _nested_lists(value: Any) -> Iterator[list[Any]]:
 
 
 def _size_of(value: Any) -> int:
+    """Return the size of a value in characters; a list's entry counts as sixteen."""
     if isinstance(value, str | bytes):
         return len(value)
     return 16 * len(value) if isinstance(value, list | tuple | dict) else 0
 
 
 def _limit_filter(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a filter like `inner` that counts as a call and checks the size of its result.
+    """Wrap a filter: it counts as a call, and the size of its result is checked.
 
     name: the filter's name.
     """
@@ -233,7 +238,7 @@ def _limit_filter(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_result_size(name: str, text: Any, given: Sequence[Any]) -> None:
-    """Raise TemplateError if a method or filter of a text would have a too large result.
+    """Raise TemplateError if a method or filter of a text would create a too large result.
 
     Args:
         name: the method or filter.
@@ -257,6 +262,7 @@ def _check_result_size(name: str, text: Any, given: Sequence[Any]) -> None:
 
 
 def _join(between: str, parts: Iterable[str]) -> str:
+    """`str.join` for templates, with a check of the result's size first."""
     size, kept = 0, []
     for part in parts:
         size += len(part) + len(between)
@@ -267,6 +273,7 @@ def _join(between: str, parts: Iterable[str]) -> str:
 
 
 def _too_large() -> TemplateError:
+    """Return the error for a value over a limit."""
     return TemplateRuntimeError("it makes a text, a list or a number that is too large")
 
 
@@ -277,6 +284,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
+    """The `tojson` filter as Transformers defines it, without escapes for HTML."""
     # Not Jinja's own filter: that one escapes for HTML.
     return json.dumps(
         value,
@@ -288,8 +296,10 @@ def _to_json(
 
 
 def _raise_template_error(message: str) -> NoReturn:
+    """The template function `raise_exception`."""
     raise TemplateError(message)
 
 
 def _strftime_now(form: str) -> str:
+    """The template function `strftime_now`: the current time in a format."""
     return datetime.now().strftime(form)

@@ -1,4 +1,4 @@
-"""Text without special tokens: encode what users type so that no special token can occur in it."""
+"""Encode users' text so that no special token can occur in it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 def without_special_tokens(
     backend: Backend, specials: Mapping[str, int]
 ) -> tuple[Backend, dict[str, str]]:
-    """Return a copy of a tokenizer in which special tokens have random names, and these names.
+    """Copy a tokenizer, with random names for its special tokens; return the copy and the names.
 
     Ids do not change. So the copy encodes the usual name of a special token as ordinary text,
     however the text is normalized. Some names stay, because the model also writes ordinary text
@@ -60,7 +60,7 @@ def without_special_tokens(
 
 @lru_cache(maxsize=64)
 def pattern_of(names: frozenset[str]) -> re.Pattern[str]:
-    """Return a pattern that finds the longest of these names at a place, as its only group.
+    """Compile a pattern that finds the longest of these names at a place, as its only group.
 
     Without names it matches nothing. Cost: a search is one scan, for any number of names.
     """
@@ -106,7 +106,7 @@ def segments(
 def encode_literally(
     text: str, encode: Callable[[str], list[int]], specials: Mapping[str, int]
 ) -> list[int]:
-    """Return the ids of a text without special tokens, even where it spells their names.
+    """Tokenize a text as plain text, even where it contains names of special tokens.
 
     Each such name is split after its first character, and the parts are encoded separately.
 
@@ -136,9 +136,9 @@ def encode_literally(
 
 
 def _names_in_ordinary_text(data: Mapping[str, Any], names: Iterable[str]) -> set[str]:
-    """Return those of the names with which the model also writes ordinary text.
+    """Return the special tokens' names that the model also needs for ordinary text.
 
-    data: the tokenizer's JSON.
+    data: the tokenizer's JSON. names: the names of the special tokens.
     """
     model = data["model"]
     kept = {name for name in names if model.get("byte_fallback") and _BYTE_TOKEN.fullmatch(name)}
@@ -147,7 +147,9 @@ def _names_in_ordinary_text(data: Mapping[str, Any], names: Iterable[str]) -> se
 
 
 def _pieces_of_ordinary_text(data: Mapping[str, Any]) -> set[str]:
-    """Return the pieces of a model's ordinary text; the caller uses only single characters.
+    """Return the vocabulary entries that the model uses for ordinary text.
+
+    The result is exact for single characters only.
 
     data: the tokenizer's JSON.
     """
@@ -182,6 +184,7 @@ def _rename_pieces(model: dict[str, Any], hidden: Mapping[str, str]) -> None:
         skipped = len(model.get("continuing_subword_prefix") or "")
 
         def creates_hidden(left: str, right: str) -> bool:
+            """Return True if a merge uses or creates a renamed piece."""
             return left in hidden or right in hidden or left + right[skipped:] in hidden
 
         model["merges"] = [
@@ -190,4 +193,5 @@ def _rename_pieces(model: dict[str, Any], hidden: Mapping[str, str]) -> None:
 
 
 def _split_merge(merge: Any) -> list[str]:
+    """Return the two pieces of a merge, which files write as a text or as a pair."""
     return merge.split(" ") if isinstance(merge, str) else list(merge)

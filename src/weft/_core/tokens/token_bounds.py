@@ -1,4 +1,4 @@
-"""Upper bound of the bytes per token: too long texts are rejected without tokenizing them."""
+"""The maximum bytes per token, to reject too long texts before tokenizing them."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def _steps(part: Any, inner: str) -> list[dict[str, Any]]:
 
 
 def _max_shrink_factor(steps: Iterable[dict[str, Any]]) -> int | None:
-    """Return the maximum factor by which a normalizer shrinks the bytes of a text.
+    """Return the maximum factor by which a normalizer shrinks a text's bytes; None if unknown.
 
-    None if it is unknown. steps: see `_steps`.
+    steps: see `_steps`.
     """
     factor = 1
     for step in steps:
@@ -75,12 +75,15 @@ def _max_shrink_factor(steps: Iterable[dict[str, Any]]) -> int | None:
 
 
 def _keeps_all_text(step: dict[str, Any]) -> bool:
-    """Return True if a step of a pre-tokenizer drops nothing of a text. cut: the step's JSON."""
+    """Return True if a step of a pre-tokenizer drops nothing of a text.
+
+    step: the step's JSON.
+    """
     return step["type"] in _KEEPS or (step["type"] == "Split" and step["behavior"] != "Removed")
 
 
 def _can_write_every_text(model: Any, names: dict[str, int], *, is_byte_level: bool) -> bool:
-    """Return True if a model can write every text: it has tokens for every byte.
+    """Return True if the model has tokens for every byte, so that it can write every text.
 
     Args:
         model: the library's model object.

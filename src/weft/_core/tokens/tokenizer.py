@@ -227,7 +227,7 @@ class Tokenizer:
         return any(each[:1] == b" " and each[1:].isalpha() for each in self.vocab_bytes)
 
     def fewest(self, text: str) -> int:
-        """Return a lower bound of the number of a text's tokens, by its length; 0 if unknown."""
+        """Return a lower bound of a text's number of tokens, from its length; 0 if unknown."""
         longest = self._codec.max_token_bytes
         if longest is None:
             return 0
@@ -378,6 +378,7 @@ class Tokenizer:
         checked, pattern = check_messages(messages), pattern_of(frozenset(filter(None, names)))
 
         def rendered(*, joins: bool) -> list[tuple[str, bool]]:
+            """Render the chat with hidden names; return its pieces."""
             marked, given, restore = mark_specials(checked, names, options, joins=joins)
             text = self.apply_chat_template(
                 marked, add_generation_prompt=add_generation_prompt, template=template, **given
@@ -385,6 +386,7 @@ class Tokenizer:
             return list(restore(text))
 
         def read(pieces: list[tuple[str, bool]]) -> list[str]:
+            """Return the names of special tokens in the pieces that the template wrote."""
             return [
                 name for piece, is_text in pieces if not is_text for name in pattern.findall(piece)
             ]
@@ -407,9 +409,11 @@ class Tokenizer:
         return None if text is None else self._codec.id_of(text)
 
     def _encode(self, text: str, *, special: bool, decorated: bool = False) -> list[int]:
+        """Tokenize a text by the codec."""
         return self._codec.encode(text, special=special, decorated=decorated)
 
     def _anchor_ids(self, anchor: str, *, special: bool) -> list[int]:
+        """Return the ids of a text that `continuation` puts before the text to encode."""
         kept = self._anchors.get((anchor, special))
         if kept is None:
             kept = self._anchors[anchor, special] = self._encode(anchor, special=special)
@@ -504,7 +508,7 @@ def _begun_at(text: str, names: Sequence[str]) -> int | None:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield all texts in messages and options that users may have written."""
+    """Yield all strings in messages and options that users may have written."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

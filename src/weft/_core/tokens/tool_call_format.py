@@ -208,7 +208,7 @@ def chat_form(template: str, bos_token: str = "", eos_token: str = "") -> ChatFo
 
 @dataclass(frozen=True, slots=True)
 class _RenderedCall:
-    """A rendered test chat, and the positions of the parts of one call in it.
+    """A rendered test chat, and where the parts of one call are in it.
 
     spans: part → (start, end).
 
@@ -220,13 +220,14 @@ class _RenderedCall:
     is_json: bool
 
     def ordered(self) -> list[tuple[Slot, int, int]]:
+        """Return (part, start, end) of each part, in order of the text."""
         return sorted(
             ((slot, *span) for slot, span in self.spans.items()), key=lambda each: each[1]
         )
 
 
 class _TemplateProbe:
-    """Renders test chats with one template, to find its format."""
+    """Finds a template's format of calls and reasoning by rendering test chats."""
 
     def __init__(self, template: str, bos_token: str, eos_token: str) -> None:
         self.template = template
@@ -239,6 +240,7 @@ class _TemplateProbe:
             self.before, self.after = self.prompt, ""
 
     def form(self) -> ChatForm:
+        """Return the format of an assistant's turn."""
         reasoning, think = self._reasoning()
         opening = ""
         if self.prompt and self.before.startswith(self.prompt):
@@ -284,7 +286,7 @@ class _TemplateProbe:
         return self._described_format(form)
 
     def render(self, *turns: Mapping[str, Any], add_generation_prompt: bool = False) -> str | None:
-        """Return the rendered chat of a question and these turns; None if the template fails."""
+        """Render a chat of a question and these turns; None if the template fails."""
         tools = [
             {
                 "type": "function",
@@ -342,6 +344,11 @@ class _TemplateProbe:
     def _call(
         self, number: int, values: Sequence[Any], functions: bool, is_text: bool
     ) -> dict[str, Any]:
+        """Return a test call as an entry of `tool_calls`.
+
+        number: 0 or 1. functions: its id is `functions.NAME:N`. is_text: its arguments are JSON
+        text.
+        """
         arguments: Any = dict(zip(_KEYS, values, strict=False))
         name = _NAMES[number]
         return {
@@ -356,6 +363,7 @@ class _TemplateProbe:
     def _render_one_call(
         self, content: str | None, functions: bool, is_text: bool, values: Sequence[Any]
     ) -> _RenderedCall | None:
+        """Render a turn with one test call, and locate its parts; None if that fails."""
         text = self.render(_assistant_message(content, [self._call(0, values, functions, is_text)]))
         return (
             None
@@ -366,7 +374,7 @@ class _TemplateProbe:
     def _locate_call(
         self, text: str, values: Sequence[Any], number: int, start: int
     ) -> _RenderedCall | None:
-        """Return the positions of the parts of a test call in a rendered chat; None if not found.
+        """Locate the parts of a test call in a rendered chat; None if they are not there.
 
         Args:
             text: the rendered chat.
@@ -398,6 +406,7 @@ class _TemplateProbe:
     def _calls(
         self, content: str | None, functions: bool, is_text: bool, think: tuple[str, str]
     ) -> Calls | None:
+        """Return the format of calls in turns with this content; None if there is none."""
         one = self._render_one_call(content, functions, is_text, _TEXTS)
         if one is None:
             return None
@@ -434,7 +443,7 @@ class _TemplateProbe:
     def _text_before_call(
         self, one: _RenderedCall, functions: bool, is_text: bool, think: tuple[str, str]
     ) -> str:
-        """Return the text before the first part of a call, without the start of every turn.
+        """Return the text before the first part of a call, without the start that every turn has.
 
         Args:
             one: the rendered chat with the call.
@@ -465,7 +474,7 @@ class _TemplateProbe:
     def _render_two_calls(
         self, one: _RenderedCall, content: str | None, functions: bool, is_text: bool
     ) -> tuple[str | None, _RenderedCall | None]:
-        """Return the text between two calls of a turn, and the rendered chat with the second call.
+        """Render a turn with two calls: return the text between them, and the second call's parts.
 
         Both are None if the template does not write two calls.
         """
@@ -485,7 +494,7 @@ class _TemplateProbe:
     def _separate_arguments(
         self, one: _RenderedCall, content: str | None, functions: bool, is_text: bool, close: str
     ) -> ArgumentFormat | None:
-        """Return the format of arguments that are written one by one; None if it is not found.
+        """Return the format of arguments that are written one by one; None if they are not.
 
         close: the text from the last argument, a string, to the end of the call.
         """
@@ -532,6 +541,7 @@ class _TemplateProbe:
         return replace(form, is_generic=True, has_system=self._has_system())
 
     def _has_system(self) -> bool:
+        """Return True if the template writes system messages."""
         chat = [{"role": "system", "content": _ANSWER}, {"role": "user", "content": _QUESTION}]
         try:
             return _ANSWER in render_chat(
@@ -542,7 +552,7 @@ class _TemplateProbe:
 
 
 def _template_of_format(before: str, call: str, between: str, after: str) -> str:
-    """Return a chat template that writes calls in a given format.
+    """Return a chat template that writes calls in a given format, to probe it as any template.
 
     before, between, after: the text before, between and after the calls. call: the template of one
     call `c`.
@@ -560,6 +570,7 @@ def _template_of_format(before: str, call: str, between: str, after: str) -> str
 def _assistant_message(
     content: Any, calls: Sequence[Mapping[str, Any]] | None = None
 ) -> dict[str, Any]:
+    """Return an assistant's message."""
     turn: dict[str, Any] = {"role": "assistant", "content": content}
     return {**turn, "tool_calls": list(calls)} if calls else turn
 
@@ -581,7 +592,10 @@ def _without_partial_tag(text: str) -> str:
 
 
 def _without_turn_end(text: str, after: str) -> str:
-    """Return a text without the end of the turn. after: the text after a turn's plain content."""
+    """Return a text without the end of the turn.
+
+    after: the text after a turn's plain content.
+    """
     if after and text.endswith(after):
         return text[: len(text) - len(after)]
     shared = _common_prefix(text[::-1], after[::-1])[::-1]
@@ -599,7 +613,7 @@ def _without_thought(text: str, think: tuple[str, str]) -> str:
 
 
 def _json_span(text: str, start: int, key: int, want: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return start and end of a JSON object in a text; None if it is not there.
+    """Locate a JSON object in a text: return (start, end); None if it is not there.
 
     Args:
         text: the text.
@@ -620,7 +634,7 @@ def _json_span(text: str, start: int, key: int, want: Mapping[str, Any]) -> tupl
 def _argument_places(
     text: str, key: int, values: Sequence[Any]
 ) -> list[tuple[int, int, int]] | None:
-    """Return (start of the key, end of the value, start of the value) for each test argument.
+    """Locate the test arguments: return (start of key, end of value, start of value) for each.
 
     None if one is not in the text.
 
@@ -652,7 +666,8 @@ def _is_encoded(text: str, key: int, values: Sequence[Any]) -> bool:
 def _with_index(one: str, other: str) -> str:
     """Return the text `one` of the first call, with INDEX in place of the call's number 0.
 
-    Only if the same text of the second call, `other`, differs from it by a 1 at that place.
+    Only if the same text of the second call, `other`, differs from it by a 1 at that place;
+    otherwise return `one`.
     """
     shared = _common_prefix(one, other)
     at = len(shared)
@@ -664,7 +679,7 @@ def _with_index(one: str, other: str) -> str:
 def _heads_with_index(head: str, join: str) -> tuple[str, str]:
     """Return the texts before the first and the second call, with INDEX in place of 0 and 1.
 
-    Only if they differ by these numbers; otherwise both are returned as they are.
+    Both unchanged if they do not differ by these numbers.
     """
     shared = _common_prefix(head[::-1], join[::-1])[::-1]
     a, b = head[: len(head) - len(shared)], join[: len(join) - len(shared)]
@@ -705,7 +720,7 @@ def _envelope(one: _RenderedCall, head: str, after: str) -> JsonEnvelope | None:
 def _key_paths(
     value: Any, path: tuple[str | None, ...]
 ) -> Iterator[tuple[Any, tuple[str | None, ...]]]:
-    """Yield pairs of a part of a test call and the path of keys to it.
+    """Yield the parts of a test call in a JSON value, each with the path of keys to it.
 
     A part is a string, or `dict` for the arguments. path: the keys that lead to `value`.
     """

@@ -1,6 +1,4 @@
-"""Chat turns as tokens: the separator after an assistant's turn, and the tokens that a turn
-adds.
-"""
+"""Tokens between the turns of a chat: the separator after an answer, and those of new turns."""
 
 from __future__ import annotations
 
@@ -51,8 +49,8 @@ def turn_delta(
 ) -> list[int]:
     """Return the tokens that `new` messages add to a chat whose last turn was generated.
 
-    The tokens so far plus the delta equal the fully rendered chat, where "so far" ends with the
-    assistant's last words. An automatic system block of the template is not repeated.
+    The tokens so far plus the delta equal the fully rendered chat. "So far" ends with the last
+    token of the assistant's answer. An automatic system block of the template is not repeated.
 
     history: the chat so far; its last message is the assistant's, without its end token. None works
     if turns look the same at every position.
@@ -91,9 +89,10 @@ def turn_delta(
 
 
 def _text_between_turns(text: Tokenizer, options: Mapping[str, Any]) -> str | None:
-    """Return the text that the template writes between an answer and the next question.
+    """Return the text that the template writes between an answer and the next user message.
 
-    None if the template cannot be rendered.
+    That is the end of the assistant's turn and the start of the user's. None if the template cannot
+    be rendered.
     """
     messages = [
         {"role": "user", "content": _QUESTION},
