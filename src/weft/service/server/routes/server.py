@@ -50,7 +50,7 @@ async def list_strategies() -> Response:
         StrategyObject(
             name=strategy.name,
             title=strategy.title,
-            says=strategy.says,
+            says=strategy.summary,
             breadth=None if strategy.breadth is None else strategy.breadth.counts,
             n=None if strategy.n is None else strategy.n.counts,
             breadth_default=None if strategy.breadth is None else strategy.breadth.default,
