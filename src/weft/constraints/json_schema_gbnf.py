@@ -40,12 +40,13 @@ _REGEX = re.compile(r"\[[^\]]*\]|\\\.|[0-9-]+|\{[^}]*\}|.")
 
 
 def json_schema_to_grammar(schema: Mapping[str, Any] | str, *, open_objects: bool = False) -> str:
-    """Return GBNF text whose `root` is JSON that fits a schema, and none that does not.
+    """Convert a JSON schema to GBNF text, for programs that take grammars as text.
 
-    A space is optional after `,`, `:` and opening brackets. Objects have their properties in the
-    schema's order, optional ones may be missing. Unlisted properties come last; they are allowed
-    where `additionalProperties` allows them, and where an object lists no `properties`. A text
-    grammar cannot forbid that an unlisted name comes twice; `JsonSchema` forbids it.
+    `root` of the GBNF matches JSON that fits the schema, and nothing else. A space is optional
+    after `,`, `:` and opening brackets. Objects have their properties in the schema's order;
+    optional ones may be missing. Unlisted properties come last. They are allowed where
+    `additionalProperties` allows them, and where an object lists no `properties`. A text grammar
+    cannot forbid that an unlisted name comes twice; `JsonSchema` forbids it.
 
     Args:
         schema: a JSON schema, or its text.

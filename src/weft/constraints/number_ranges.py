@@ -45,6 +45,7 @@ def number_pattern(low: Bound | None, high: Bound | None) -> str | None:
 
 
 def _alternatives(options: Iterator[str] | list[str]) -> str | None:
+    """Join patterns with "|"; None without patterns."""
     patterns = list(options)
     return f"({'|'.join(patterns)})" if patterns else None
 
@@ -123,4 +124,5 @@ def _digits(first: str, last: str) -> Iterator[str]:
 
 
 def _digit(low: int, high: int) -> str:
+    """Return a pattern of the digits from `low` to `high`."""
     return str(low) if low == high else f"[{low}-{high}]"

@@ -1,4 +1,4 @@
-"""JSON schemas as llguidance's Lark.
+"""JSON schemas translated to llguidance's Lark.
 
 llguidance's lexer does not backtrack, so all options at a place must have the same lexemes:
 brackets, separators, names and scalars, in every schema. Strings and numbers that a regular
@@ -73,7 +73,7 @@ _KNOWN = {
 
 @dataclass(frozen=True, slots=True)
 class SchemaLark:
-    """A schema as Lark.
+    """A schema as Lark text, with the places in the schema for error messages.
 
     lines: one rule or terminal per line.
 
@@ -100,7 +100,7 @@ def schema_as_lark(
     whitespace: Whitespace = "compact",
     open_objects: bool = False,
 ) -> SchemaLark:
-    """Return a schema as Lark.
+    """Translate a JSON schema to Lark.
 
     Args:
         root: the parsed schema; each `$ref` is resolved in it.
@@ -253,6 +253,7 @@ class _SchemaLarkWriter(RuleWriter):
         return " | ".join(filter(None, options)) or None
 
     def _pattern(self, pattern: str | None, schema: Any) -> str | None:
+        """Return a schema's `pattern` in Rust's syntax; raise GrammarError naming its place."""
         return None if pattern is None else self._lexeme(f"/{pattern}/", schema)
 
     def scalars(self, values: Sequence[Any], name: str) -> str:
@@ -305,6 +306,7 @@ NUMBER_WORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "m
 
 
 def _parts(limits: Variant | None) -> Sequence[Mapping[str, Any]]:
+    """Return the schemas that limit strings; () without limits."""
     return () if limits is None else limits.with_any("minLength", "maxLength", "pattern", "format")
 
 
@@ -314,6 +316,7 @@ def _is_rounded(bound: Bound | None) -> bool:
 
 
 def _limits(low: Bound | None, high: Bound | None) -> dict[str, Any]:
+    """Return two bounds as keywords of JSON Schema."""
     limits: dict[str, Any] = {}
     for bound, plain, exclusive in (
         (low, "minimum", "exclusiveMinimum"),

@@ -92,13 +92,13 @@ def _joined(*parts: str) -> str:
 
 
 class RuleWriter(ABC):
-    """Writes the rules of a schema.
+    """Writes grammar rules for the JSON that fits a schema; subclasses write GBNF or Lark.
 
     `name` in its methods: the rule of the place that is written; names of new rules start with it.
     `variant`: the combination of options that limits the place.
 
     rules: bodies by name, without those of `JsonLayout.any_value`. Places of equal schemas share a
-    rule.
+        rule.
     paths: the JSON pointer of each rule's schema.
     has_open_names: some object may have properties that no schema lists.
     """
@@ -180,7 +180,7 @@ class RuleWriter(ABC):
         return root
 
     def start(self) -> None:
-        """Forget all rules."""
+        """Remove all rules, before writing another schema."""
         self.rules, self.paths, self._rule_of, self._used = {}, {}, {}, set()
         self.has_open_names = self._is_recursive = False
 
@@ -225,6 +225,7 @@ class RuleWriter(ABC):
         return self._rule_of[key]
 
     def _key(self, schema: Schema) -> str:
+        """Return a key that equal schemas share, so that they share a rule."""
         return f"{self.reader.resource(schema)} {json.dumps(schema, sort_keys=True)}"
 
     def new_rule(self, name: str, body: str) -> str:
@@ -253,6 +254,7 @@ class RuleWriter(ABC):
                 yield body
 
     def _body(self, variant: Variant, kind: str, name: str) -> str | None:
+        """Return the rule text of values of one JSON type; None if no value fits."""
         group = "number" if kind == "integer" else kind
         if group not in KEYWORDS_OF or not variant.limits(group):
             self.has_open_names |= kind in ("object", "array")
@@ -265,6 +267,7 @@ class RuleWriter(ABC):
         return self.string(variant, name) if kind == "string" else self.number(variant, kind, name)
 
     def _check_any_type(self, variant: Variant) -> None:
+        """Raise GrammarError for keywords of any JSON type that the format cannot express."""
         for part in variant.parts:
             is_conditional = "if" in part and SchemaReader.condition(part) is None
             branches = [part.get(word, True) for word in ("then", "else")]
@@ -278,6 +281,7 @@ class RuleWriter(ABC):
                     raise self.refused(part, word)
 
     def _check_keywords(self, variant: Variant, group: str) -> None:
+        """Raise GrammarError for keywords of one JSON type that the format cannot express."""
         for part in variant.parts:
             for word in part:
                 if word in KEYWORDS_OF[group] & self.unsupported and _is_limit(word, part):
@@ -295,6 +299,7 @@ class RuleWriter(ABC):
         return self.reader.error(part, message)
 
     def _constants(self, values: Sequence[Any], name: str) -> Iterator[str]:
+        """Yield the rule texts of the values of `const` or `enum`."""
         scalars = [value for value in values if not isinstance(value, dict | list)]
         if scalars:
             yield self.scalars(scalars, name)
@@ -303,6 +308,7 @@ class RuleWriter(ABC):
                 yield self._constant(value, name)
 
     def _constant(self, value: Any, name: str) -> str:
+        """Return the rule text of one constant: an object, an array or a scalar."""
         comma, colon = self.layout.comma, self.layout.colon
         if isinstance(value, Mapping):
             members = (
@@ -318,6 +324,7 @@ class RuleWriter(ABC):
     # Objects --------------------------------------------------------------------------------------
 
     def _object(self, variant: Variant, name: str) -> str | None:
+        """Return the rule text of an object; None if no object fits."""
         names = self._property_names(variant)
         required = set(variant.required())
         members: list[tuple[bool, str]] = []
@@ -450,6 +457,7 @@ class RuleWriter(ABC):
     # Arrays ---------------------------------------------------------------------------------------
 
     def _array(self, variant: Variant, name: str) -> str | None:
+        """Return the rule text of an array; None if no array fits."""
         low, high = variant.counts("minItems", "maxItems")
         if high is not None and high < low:
             return None
@@ -504,6 +512,9 @@ class RuleWriter(ABC):
         after: dict[int, str] = {}  # rules by the set of values before, as bits
 
         def rest(before: int) -> str:
+            """Return the rule text of the items after those in the bit set `before`; "" at the
+            end.
+            """
             n = before.bit_count()
             if n == high:
                 return ""

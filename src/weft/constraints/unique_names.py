@@ -1,4 +1,4 @@
-"""Objects whose names are all different, which no grammar can say."""
+"""JSON objects whose property names are all different, which no grammar can express."""
 
 from __future__ import annotations
 

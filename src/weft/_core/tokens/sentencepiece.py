@@ -46,7 +46,9 @@ class PieceTable:
 
 
 class SentencePieceCodec(Codec):
-    """A vocabulary of pieces with scores. Thread-safe."""
+    """A vocabulary of SentencePiece pieces with scores, such as that of a GGUF file.
+    Thread-safe.
+    """
 
     def __init__(self, pieces: PieceTable) -> None:
         self._pieces = pieces
@@ -100,10 +102,12 @@ class SentencePieceCodec(Codec):
 
     @cached_property
     def _controls(self) -> dict[int, str]:
+        """Control tokens: id → text."""
         controls = self._pieces.control_ids - {self._pieces.unknown_id}
         return {i: self._pieces.spellings[i] for i in controls}
 
     def _tokenized(self, text: str, *, special: bool) -> list[int]:
+        """Return the ids of a text, without tokens before and after it."""
         ids: list[int] = []
         is_after_special = True
         for part, token_id in self._parts(text, special=special):
@@ -135,13 +139,16 @@ class SentencePieceCodec(Codec):
 
     @cached_property
     def _spelled_text(self) -> re.Pattern[str]:
+        """A pattern that finds added tokens in a text."""
         return self._spelled(self._pieces.text_ids)
 
     @cached_property
     def _spelled_all(self) -> re.Pattern[str]:
+        """A pattern that finds added and control tokens in a text."""
         return self._spelled(self._pieces.text_ids | self._pieces.control_ids)
 
     def _spelled(self, ids: frozenset[int]) -> re.Pattern[str]:
+        """Return a pattern that finds these tokens in a text."""
         return pattern_of(frozenset(self._pieces.spellings[i] for i in ids))
 
     def _words(self, text: str) -> list[str]:
@@ -150,6 +157,7 @@ class SentencePieceCodec(Codec):
 
     @cached_property
     def _has_words(self) -> bool:
+        """True if no piece has a space after another character, so that words are independent."""
         spelled = self._pieces.control_ids | self._pieces.text_ids
         return not any(
             _MARK in spelling and _MARK in spelling.lstrip(_MARK)
@@ -158,7 +166,7 @@ class SentencePieceCodec(Codec):
         )
 
     def _merge(self, text: str) -> tuple[int, ...]:
-        """Return the token ids of a text.
+        """Tokenize one word.
 
         Starting with single characters, the adjacent pair with the best score is merged, the
         leftmost of equals first, until no pair is a piece.
@@ -169,6 +177,7 @@ class SentencePieceCodec(Codec):
         queue: list[tuple[float, int, int, int]] = []
 
         def add(left: int, right: int) -> None:
+            """Queue the merge of two adjacent parts, if together they are a piece."""
             if left < 0 or right < 0:
                 return
             both = parts[left] + parts[right]
@@ -194,6 +203,7 @@ class SentencePieceCodec(Codec):
         return tuple(i for part in parts if part for i in self._ids_of(part))
 
     def _ids_of(self, part: str) -> list[int]:
+        """Return the id of a piece, or the ids of its bytes if it is no piece."""
         token_id = self._ids.get(part)
         if token_id is not None:
             return [token_id]

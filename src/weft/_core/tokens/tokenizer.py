@@ -456,6 +456,7 @@ def mark_specials(
     pattern = pattern_of(frozenset(names))
 
     def cut(text: str) -> list[str]:  # every second part is to be hidden
+        """Split a text at names of special tokens; every second part is a name to hide."""
         *before, last = pattern.split(text)
         at = _begun_at(last, names) if joins else None
         end = last.rstrip()
@@ -468,6 +469,7 @@ def mark_specials(
     kept: list[str] = []
 
     def hidden(value: Any) -> Any:
+        """Return a value with names of special tokens replaced by marks, in nested values too."""
         if isinstance(value, str):
             parts = cut(value)
             for at in range(1, len(parts), 2):
@@ -482,6 +484,7 @@ def mark_specials(
         return [hidden(each) for each in value] if isinstance(value, list | tuple) else value
 
     def restore(rendered: str) -> Iterator[tuple[str, bool]]:
+        """Split a rendered text at the marks: yield (text, True for a hidden name)."""
         for i, piece in enumerate(re.split(f"{nonce}(\\d+)w", rendered)):
             if i % 2:
                 yield kept[int(piece)], True
@@ -603,6 +606,7 @@ def id_list(given: object) -> list[int]:
 
 
 def _read_backend(path: Path) -> Backend:
+    """Load tokenizer.json by the tokenizers library. Raises: ModelLoadError."""
     from tokenizers import Tokenizer as Backend
 
     file = path / "tokenizer.json"
@@ -625,6 +629,7 @@ def _read_backend(path: Path) -> Backend:
 
 
 def _read_template(path: Path, config: Mapping[str, Any]) -> str | None:
+    """Return the chat template of a model's folder; None if it has none."""
     file = path / "chat_template.jinja"
     if file.exists():
         return read_text(file, ModelLoadError)
@@ -632,6 +637,7 @@ def _read_template(path: Path, config: Mapping[str, Any]) -> str | None:
 
 
 def _read_specials(file: Path) -> dict[str, str]:
+    """Return the special tokens of a configuration file: name → text; {} without the file."""
     texts = special_texts(_read_json(file))
     for name, text in texts.items():
         try:
@@ -642,6 +648,7 @@ def _read_specials(file: Path) -> dict[str, str]:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; {} without the file. Raises: ModelLoadError."""
     if not file.exists():
         return {}
     data = read_json(file, ModelLoadError, "not readable JSON", nan=True)
