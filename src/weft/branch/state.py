@@ -75,22 +75,22 @@ class State:
 
     @property
     def drawn(self) -> Produced | None:
-        """The token drawn at this tip; None after its logits were cleared."""
-        return self._drawn if self._drawn_when == self._rows.n_clears else None
-
-    @drawn.setter
-    def drawn(self, drawn: Produced | None) -> None:
         """The next token, already drawn from the current logits; `produce` returns it again.
 
         None if it was not drawn yet, or if the cached logits were cleared since.
         """
+        return self._drawn if self._drawn_when == self._rows.n_clears else None
+
+    @drawn.setter
+    def drawn(self, drawn: Produced | None) -> None:
         self._drawn, self._drawn_when = drawn, self._rows.n_clears
 
     @property
     def place(self) -> Place:
-        """The tip in the tree. Reading it moves committed tokens into the tree at the next step.
+        """The tip's place in the token tree, for other calls of the LM.
 
-        The next commit is then slower. `base`, `ids` and `position` avoid that.
+        Reading it ends the open sequence: the scheduler moves committed tokens into the tree at the
+        next step, and the next commit is slower. `base`, `ids` and `position` avoid that.
         """
         sequence, self.sequence = self.sequence, None
         if sequence is not None:
@@ -101,11 +101,6 @@ class State:
 
     @place.setter
     def place(self, place: Place) -> None:
-        """The tip's place in the token tree, for other calls of the LM.
-
-        Reading it ends the open sequence: the scheduler moves committed tokens into the tree at the
-        next step, and the next commit is slower. `base`, `ids` and `position` avoid that.
-        """
         sequence, self.sequence = self.sequence, None
         if sequence is not None:
             self.lm.scheduler.sequences.release(sequence)
