@@ -1,4 +1,4 @@
-"""Color scales for tokens, from expected to surprising, for pages and terminals."""
+"""Color scales for tokens, from expected (no color) to surprising, for pages and terminals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ Tint = Literal["probability", "entropy", "none"]
 
 
 def check_tint(tint: str) -> Tint:
-    """Return `tint` if it names a token coloring. Raises: ConfigError for another name."""
+    """Validate the name of a token coloring: "probability", "entropy" or "none"; return it.
+
+    Raises: ConfigError for another name.
+    """
     for name in get_args(Tint):
         if tint == name:
             return name  # type: ignore[no-any-return]
@@ -20,7 +23,7 @@ def check_tint(tint: str) -> Tint:
 
 @dataclass(frozen=True, slots=True)
 class ColorScale:
-    """Colors for one statistic of tokens: six steps, 0 to 5.
+    """Colors for one statistic of tokens: PROBABILITY or ENTROPY, in six steps.
 
     Step 0 is for expected tokens and has no color. Step 5 is for the most surprising ones.
     """
@@ -42,21 +45,21 @@ class ColorScale:
         return self.bounds[0] > self.bounds[-1]
 
     def level(self, value: float) -> int:
-        """Return the step of a value, from 0 (expected) to 5 (surprising). NaN has step 5."""
+        """Return the color step of a value, from 0 (expected) to 5 (surprising). NaN has step 5."""
         for step, bound in enumerate(self.bounds):
             if value >= bound if self.is_low_surprising else value < bound:
                 return step
         return len(self.bounds)
 
     def inline_css(self, value: float) -> str:
-        """Return the inline CSS of a value's step; "" for step 0."""
+        """Return CSS for a `style` attribute: the background color of a value; "" for step 0."""
         alpha = _ALPHA[self.level(value)]
         r, g, b = self.rgb
         return f"background-color:rgba({r},{g},{b},{alpha})" if alpha else ""
 
     @property
     def styles(self) -> tuple[str, ...]:
-        """The terminal style of each step; "" for step 0."""
+        """Rich's style for each of the six steps; "" for step 0."""
         return ("", *(f"black on color({colour})" for colour in self.colours))
 
     def braced(self, value: float) -> str:

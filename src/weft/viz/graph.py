@@ -39,7 +39,7 @@ def to_dot(
     edge: Label | None = None,
     limit: int | None = None,
 ) -> str:
-    """Return the tree from `root` down as a Graphviz digraph, colored by mean probability.
+    """Return the tree from `root` down as Graphviz source text, colored by mean probability.
 
     Args:
         root: the node from which to draw.
@@ -58,6 +58,10 @@ def to_dot(
 
 
 def _dot_boxes(shown: list[Heddle], names: dict[int, str], node: Label | None) -> Iterator[str]:
+    """Yield a DOT statement for the box of each node.
+
+    names: DOT names of the nodes, by `id(node)`.
+    """
     for heddle in shown:
         label = _escape_dot(_dot_label(heddle) if node is None else node(heddle))
         fill = _FILLS[PROBABILITY.level(heddle.mean_p)] if heddle.logprobs else ""
@@ -67,12 +71,17 @@ def _dot_boxes(shown: list[Heddle], names: dict[int, str], node: Label | None) -
 
 
 def _dot_edges(shown: list[Heddle], names: dict[int, str], edge: Label | None) -> Iterator[str]:
+    """Yield a DOT statement for the line from each node's parent to the node.
+
+    names: DOT names of the nodes, by `id(node)`.
+    """
     for heddle in shown[1:]:
         label = "" if edge is None else f' [label="{_escape_dot(edge(heddle))}"]'
         yield f"{names[id(heddle.parent)]} -> {names[id(heddle)]}{label}"
 
 
 def _dot_label(each: Heddle) -> str:
+    """Return a node's default label: its text, wrapped and shortened, and its statistics."""
     text = textwrap.wrap(cut(one_line(headline(each)), _DOT_LONGEST), _WIDTH) or ["(ended at once)"]
     return "\n".join([*text, " · ".join(facts(each))])
 
@@ -98,7 +107,7 @@ def to_mermaid(
     edge: Label | None = None,
     limit: int | None = LIMIT,
 ) -> str:
-    """Return the tree from `root` down as a Mermaid flowchart.
+    """Return the tree from `root` down as source text of a Mermaid flowchart, for Markdown files.
 
     Args:
         root: the node from which to draw.
@@ -126,6 +135,10 @@ def to_mermaid(
 def _mermaid_lines(
     each: Heddle, numbers: dict[int, int], node: Label | None, edge: Label | None
 ) -> list[str]:
+    """Return the Mermaid statements of a node: its box, and the line from its parent.
+
+    numbers: numbers of the nodes before, by `id(node)`; the function adds this node.
+    """
     name = f"n{len(numbers)}"
     label = _mermaid_label(each) if node is None else _escape_mermaid(node(each)) or " "
     parent_number = numbers.get(id(each.parent)) if each.parent is not None else None
@@ -138,6 +151,7 @@ def _mermaid_lines(
 
 
 def _mermaid_label(each: Heddle) -> str:
+    """Return a node's default label: its shortened text and its statistics, escaped."""
     text = cut(one_line(headline(each)), _MERMAID_LONGEST) or NOTHING
     return f"{_escape_mermaid(text)}<br/>{_escape_mermaid(' · '.join(facts(each)))}"
 

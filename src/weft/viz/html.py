@@ -54,12 +54,12 @@ _FAR = 12
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The content of an HTML page of a tree.
+    """Content and options of one HTML page of a tree.
 
     chains: the tree in drawing order, as `outline` yields it.
-    nodes: how each node is written.
+    nodes: the options of each node's HTML.
     is_large: open only the folds on the highlighted path.
-    path: the label of the highlighted path of a large page; "" for other pages.
+    path: the label of the button for the highlighted path of a large page; "" for other pages.
     """
 
     chains: Sequence[Chain | ChainEnd]
@@ -78,14 +78,15 @@ def to_html(
     mark: Heddle | None = None,
     numbers: Mapping[str, int] | None = None,
 ) -> str:
-    """Return the tree from `root` down as a full HTML page.
+    """Return the tree from `root` down as one self-contained HTML page, to save or to send.
 
     Args:
+        root: the node from which to draw.
         tint: "probability", "entropy" or "none": the token colors when the page opens.
         top: alternatives to show for each sampled token, 0 or more. From 1 on, the model runs one
             forward over each node's tokens.
-        limit: maximum number of nodes, nearest to the root first; the rest is counted where it is
-            left out.
+        limit: maximum number of nodes, nearest to the root first; the page counts the omitted ones
+            where they would be.
         node: returns the label of a node; None: its text.
         mark: the path to this node is highlighted.
         numbers: node numbers by id; None: those that `weft tree` gives.
@@ -116,6 +117,10 @@ def to_html(
 
 
 def _page(root: Heddle, page: Page, tint: Tint, overview_html: str) -> Iterator[str]:
+    """Yield the parts of the HTML page, from the doctype to the end.
+
+    overview_html: HTML of the drawing of the full tree; "" for none.
+    """
     title = as_html(cut(one_line(headline(root), mark=" "), _TITLE)) or "Tree"
     css, script = _read_asset("page.css"), _read_asset("page.js")
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -135,6 +140,7 @@ def _page(root: Heddle, page: Page, tint: Tint, overview_html: str) -> Iterator[
 
 
 def _read_asset(name: str) -> str:
+    """Return the text of a file of this package: the style sheet or the script."""
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
@@ -142,6 +148,7 @@ def _read_asset(name: str) -> str:
 
 
 def _header(root: Heddle) -> Iterator[str]:
+    """Yield the page's header: counts of nodes and tokens, the model, and the prompt."""
     nodes = breadth_first(root, None)
     n_tokens = sum(len(node.tokens) for node in nodes)
     leaves = sum(not node.children for node in nodes)
@@ -163,6 +170,7 @@ def _header(root: Heddle) -> Iterator[str]:
 
 
 def _model_name(root: Heddle) -> str:
+    """Return the name of the model, also of a saved loom without one; "" if unknown."""
     if root.lm is not None:
         return root.lm.info.model
     mark = getattr(root.path[0], "saved_by", None)
@@ -170,6 +178,10 @@ def _model_name(root: Heddle) -> str:
 
 
 def _toolbar(tint: Tint, path: str) -> str:
+    """Return the HTML of the toolbar: search, folding, token colors and their legends.
+
+    path: the label of the button for the highlighted path; "" for no button.
+    """
     names = (("p", "probability"), ("h", "entropy"), ("n", "none"))
     choices = "".join(
         f'<label><input type="radio" name="tint" id="tint-{key}"'
@@ -192,6 +204,7 @@ def _toolbar(tint: Tint, path: str) -> str:
 
 
 def _legend(scale: ColorScale) -> str:
+    """Return the HTML list that explains a color scale."""
     steps = "".join(
         f'<li class="{scale.key}{step}">{label}</li>' for step, label in enumerate(scale.labels)
     )
@@ -199,6 +212,7 @@ def _legend(scale: ColorScale) -> str:
 
 
 def _footer(page: Page) -> str:
+    """Return the HTML of the page's footer, which explains the statistics."""
     terse = ""
     if page.nodes.is_terse:
         terse = " There are too many tokens for tables, and for statistics of uncolored ones."
@@ -216,7 +230,13 @@ def _footer(page: Page) -> str:
 
 @dataclass(slots=True)
 class _Level:
-    """State while the branches below one chain are written: how many, and which is next."""
+    """The siblings below one chain, while `_tree_html` writes them one by one.
+
+    n: number of siblings.
+    marked_index: index of the sibling on the highlighted path; -1 for none.
+    is_folded: only the first siblings are visible, the others are in a fold.
+    ends: HTML that follows the last sibling.
+    """
 
     n: int  # number of branches
     marked_index: int  # index of the branch on the highlighted path; -1: none
@@ -226,9 +246,9 @@ class _Level:
     is_in_rest: bool = False  # a fold of siblings is open
 
     def before_next(self) -> str:
-        """Return the HTML before the next branch, and advance to it.
+        """Return the HTML before the next sibling, and advance to it.
 
-        In a long row of siblings it opens a fold, or closes one before the highlighted branch.
+        In a long row of siblings it opens a fold, or closes one before the highlighted sibling.
         """
         next_index, marked_index = self.next_index, self.marked_index
         self.next_index += 1
@@ -250,6 +270,7 @@ class _Level:
 
 
 def _tree_html(page: Page) -> Iterator[str]:
+    """Yield the nested lists of the full tree."""
     levels: list[_Level] = []
     for entry in page.chains:
         if isinstance(entry, Chain):
@@ -262,6 +283,10 @@ def _tree_html(page: Page) -> Iterator[str]:
 
 
 def _open_level(each: Chain, page: Page, ends: str) -> _Level:
+    """Return the state for writing the branches below a chain.
+
+    ends: HTML that follows the last branch.
+    """
     is_folded = page.is_large and each.n_branches > _SIBLINGS + 1 and each.forks < _FAR
     marked_index = -1
     if is_folded:
@@ -276,7 +301,7 @@ def _open_level(each: Chain, page: Page, ends: str) -> _Level:
 def _chain_html(each: Chain, page: Page) -> Generator[str, None, bool]:
     """Yield the HTML of one chain's nodes; return True if the caller must close a fold.
 
-    The fold contains the branches below the chain, which are not written yet.
+    The fold contains the branches below the chain, which follow later.
     """
     # The heading shows the prompt.
     nodes = [node for node in each.nodes if not isinstance(node, Loom)]
@@ -303,7 +328,7 @@ def _chain_html(each: Chain, page: Page) -> Generator[str, None, bool]:
 
 
 def _nodes_html(nodes: Sequence[Heddle], page: Page) -> Iterator[str]:
-    """Yield the HTML of a chain's nodes; in a long chain, all but the ends are folded."""
+    """Yield the HTML of a chain's nodes; in a long chain, all but the first and last are folded."""
     half = _RUN // 2 if page.is_large and len(nodes) > _RUN + 1 else len(nodes)
     chains = [node_html(node, page.nodes) for node in nodes]
     yield from chains[:half]
@@ -325,11 +350,11 @@ _LINE = 90
 
 
 class BranchBar(NamedTuple):
-    """The rectangle of a chain in the overview.
+    """The rectangle of a chain in the overview drawing.
 
     item: the chain.
     row: its row, counted from the top.
-    x, width: its left edge and its width, in units of the drawing.
+    x, width: its left edge and its width, in SVG units.
     """
 
     item: Chain
@@ -345,7 +370,7 @@ def overview(
 
     Args:
         chains: the tree in drawing order, as `outline` yields it.
-        page: how each node is written.
+        page: the options of each node's HTML.
         path: the nodes to link.
         heading: the heading above the links.
     """
@@ -357,6 +382,7 @@ def overview(
 
 
 def _overview_svg(chains: Sequence[Chain | ChainEnd], page: NodeDetails) -> str:
+    """Return a figure with the SVG drawing of the tree and its caption."""
     bars = list(_bars([item for item in chains if isinstance(item, Chain)]))
     n_rows = 1 + max((bar.row for bar in bars), default=0)
     height = min(_ROW, _TALLEST / n_rows)
@@ -406,6 +432,10 @@ def _parent_indices(items: Sequence[Chain]) -> list[int]:
 def _svg_rects(
     bars: Sequence[BranchBar], tints: Mapping[int, str], page: NodeDetails, height: float
 ) -> Iterator[str]:
+    """Yield the SVG rectangles of the bars; those too close to their neighbor are omitted.
+
+    tints: CSS class by index of the bar.
+    """
     ends: dict[int, float] = {}
     for next_index, (item, row, x, width) in enumerate(bars):
         first = next(node for node in item.nodes if not isinstance(node, Loom))
@@ -422,13 +452,14 @@ def _svg_rects(
 
 
 def _has_scores(bars: Sequence[BranchBar]) -> bool:
+    """Return True if any node has a score."""
     return any(node.score is not None for bar in bars for node in bar.item.nodes)
 
 
 def _score_classes(bars: Sequence[BranchBar]) -> dict[int, str]:
-    """Return a CSS class by index of the bar, from s0 (worst or no score) to s5 (best).
+    """Return the CSS color class of each bar by its score: bar index → s0 (worst) to s5 (best).
 
-    Returns {} if no node has a score.
+    Bars without a score have s0. Returns {} if no node has a score.
     """
     if not _has_scores(bars):
         return {}
@@ -439,6 +470,7 @@ def _score_classes(bars: Sequence[BranchBar]) -> dict[int, str]:
     span = high / 2 - low / 2
 
     def step(score: float | None) -> int:
+        """Return the color step of a score, 0 to 5, relative to the lowest and highest one."""
         if score is None or math.isnan(score):
             return 0
         share = (score / 2 - low / 2) / span if span else float(score >= high)
@@ -448,13 +480,14 @@ def _score_classes(bars: Sequence[BranchBar]) -> dict[int, str]:
 
 
 def _last_score(nodes: Sequence[Heddle]) -> float | None:
+    """Return the score of the last node that has one, or None."""
     return next((node.score for node in reversed(nodes) if node.score is not None), None)
 
 
 def _probability_classes(bars: Sequence[BranchBar]) -> dict[int, str]:
-    """Return a CSS class by index of the bar: p0 to p5.
+    """Return the CSS color class of each bar by probability: bar index → p0 (likely) to p5.
 
-    It is the color step of the mean probability of the bar's first sampled node; p0 without one.
+    It is the step of the mean probability of the bar's first sampled node; p0 without one.
     """
     classes = {}
     for next_index, bar in enumerate(bars):
@@ -464,6 +497,7 @@ def _probability_classes(bars: Sequence[BranchBar]) -> dict[int, str]:
 
 
 def _path_items(path: Sequence[Heddle], page: NodeDetails) -> Iterator[str]:
+    """Yield a list item with a link for each node of the path; a long path is shortened."""
     nodes = [node for node in path if not isinstance(node, Loom) and node.id in page.numbers]
     left_out = len(nodes) - _FIRST - _LAST
     for next_index, node in enumerate(nodes):

@@ -1,4 +1,4 @@
-"""Growing branches on a terminal: a lane for each, redrawn in place; plain lines elsewhere."""
+"""Displays of branches while they are generated: redrawn lanes on a terminal, else plain lines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BETWEEN = "---"  # the line between texts without numbers
 
 
 class DeltaDisplay(Protocol):
-    """A display of growing branches, which gets their deltas as they arrive.
+    """A display of branches while they are generated; it receives their deltas as they arrive.
 
     It is a context manager: entering starts the display, leaving ends it.
     """
@@ -40,12 +40,12 @@ class DeltaDisplay(Protocol):
 
 
 class Lane:
-    """The state of one branch in a display.
+    """The text of one branch so far, for a display.
 
     Attributes:
         number: the branch's number, as displayed.
         pieces: (text, logprob) in order; the logprob is None if the engine does not report it.
-        ended: the finish reason; None while the branch grows.
+        ended: the finish reason; None while the model generates.
     """
 
     def __init__(self, number: int) -> None:
@@ -55,23 +55,25 @@ class Lane:
 
     @property
     def text(self) -> str:
-        """The text so far."""
+        """The generated text so far."""
         return "".join(text for text, _ in self.pieces)
 
     def push(self, pieces: Sequence[tuple[str, float | None]], ended: str | None) -> None:
-        """Append new pieces, (text, logprob), and set the finish reason (None: still growing)."""
+        """Append new pieces, (text, logprob), and set the finish reason (None: not finished)."""
         self.pieces += pieces
         self.ended = ended
 
 
 def hidden_lanes(lanes: Sequence[Lane]) -> str:
-    """Return a line that counts branches for which there is no room in a display."""
+    """Return a line that counts the branches for which a display has no room."""
     ended = sum(lane.ended is not None for lane in lanes)
     return f"… {counted(len(lanes), 'more branch', 'more branches')}, {ended} ended"
 
 
 class Lanes:
-    """A live display of all growing branches of a call, redrawn in place and erased at the end.
+    """A live display of all branches of a call on a terminal, redrawn in place.
+
+    Leaving the context erases it.
 
     Args:
         out: the terminal.
@@ -109,13 +111,14 @@ class Lanes:
         self._live.stop()
 
     def push(self, delta: Delta) -> None:
-        """Add the new tokens of one branch to its lane."""
+        """Append the new tokens of one branch to its lane; the next refresh shows them."""
         if self._began is None:
             self._began = time.monotonic()
         self.n_tokens += len(delta.token_ids)
         self.lanes[delta.branch].push([(delta.text, sum(delta.logprobs))], delta.finish_reason)
 
     def _render(self) -> Group:
+        """Return all lines of the display."""
         if self._began is None:
             return Group(self.out.text((self.waiting() if self.waiting else "", "dim")))
         return Group(
@@ -123,6 +126,10 @@ class Lanes:
         )
 
     def _progress_line(self, start_time: float) -> Text:
+        """Return the last line: tokens so far, speed, and how many branches have ended.
+
+        start_time: `time.monotonic()` at the first token.
+        """
         ended = sum(lane.ended is not None for lane in self.lanes)
         rate = self.n_tokens / max(time.monotonic() - start_time, 0.1)
         facts = [counted(self.n_tokens, "token"), f"{rate:.0f} tok/s"]
@@ -131,6 +138,7 @@ class Lanes:
         return self.out.text(("    " + " · ".join(facts) + " · Ctrl-C stops", "dim"))
 
     def _render_lanes(self, height: int) -> Iterator[Text]:
+        """Yield the lines of all lanes that fit in `height` lines, and a count of the others."""
         lane_height = min(max(height // len(self.lanes), 1), _MAX_LINES)
         n_shown = len(self.lanes) if len(self.lanes) <= height else max(height - 1, 1)
         for lane in self.lanes[:n_shown]:
@@ -140,7 +148,7 @@ class Lanes:
 
 
 def _last_lines(lane: Lane, out: TerminalWriter, height: int) -> list[Text]:
-    """Return the end of a branch's text in at most `height` lines."""
+    """Return the end of a branch's text, wrapped, in at most `height` lines."""
     mark = "✓" if lane.ended == "stop" else "-" if lane.ended else " "
     head = f"{lane.number:>2}{mark} "
     cut = "..." if out.is_ascii else "…"
@@ -158,7 +166,7 @@ def _last_lines(lane: Lane, out: TerminalWriter, height: int) -> list[Text]:
 
 
 class Printer:
-    """A display in plain lines, for output that cannot be redrawn.
+    """A display in plain lines, for pipes and files, where nothing can be redrawn.
 
     It writes the branches one after the other. The text of a branch waits until all branches with
     lower numbers have ended.
@@ -197,6 +205,7 @@ class Printer:
                 self._start_next_branch()
 
     def _start_next_branch(self) -> None:
+        """End the current branch, and write the stored text of the next one."""
         if not self._begun:
             self._write_text("")
         self._end_branch()
@@ -204,6 +213,7 @@ class Printer:
             self._write_text(self.lanes[self._at].text)
 
     def _write_text(self, text: str) -> None:
+        """Write text of the current branch, after its number if nothing was written yet."""
         if not self._begun:
             self._begun = True
             head = f"{BETWEEN}\n" if self._at else ""
@@ -211,6 +221,7 @@ class Printer:
         self.out.write(text)
 
     def _end_branch(self) -> None:
+        """End the line of the current branch, and make the next one current."""
         # A text that ends in a newline has ended its line.
         if not self.lanes[self._at].text.endswith("\n"):
             self.out.write("\n")
@@ -218,7 +229,7 @@ class Printer:
 
 
 class NullDisplay:
-    """A display that shows nothing."""
+    """A display that shows nothing, as for `--json`."""
 
     def __enter__(self) -> NullDisplay:
         return self
@@ -230,7 +241,7 @@ class NullDisplay:
 
 
 class TextDisplay(NullDisplay):
-    """A display of one branch as plain text; on a terminal, lines break between words."""
+    """A display of one branch as plain text; on a terminal, it wraps lines between words."""
 
     def __init__(self, out: TerminalWriter) -> None:
         self.out = out
@@ -247,6 +258,7 @@ class TextDisplay(NullDisplay):
             self._write_wrapped(word)
 
     def _write_wrapped(self, word: str) -> None:
+        """Write one word with the space after it, on a new line if it does not fit."""
         width = cell_len(word.rstrip())
         if self._column and self._column + width > self.out.width:
             self.out.write("\n")
@@ -260,10 +272,10 @@ class TextDisplay(NullDisplay):
 
 
 def show_stream(display: DeltaDisplay, deltas: Generator[Delta, None, object]) -> bool:
-    """Run a stream to its end and pass its deltas to a display.
+    """Run a stream of deltas to its end and pass them to a display.
 
-    Returns True at the end of the stream, and False if Ctrl-C stopped it. Then the tokens so far
-    are in the tree.
+    Returns True at the end of the stream, and False if Ctrl-C stopped it. The tokens generated
+    until then are in the tree.
     """
     try:
         # Ctrl-C may arrive while a delta is drawn; closing the stream keeps its branches.

@@ -1,6 +1,6 @@
-"""Growing branches in a notebook: a lane for each, in one output that is redrawn.
+"""Notebook displays of branches while they are generated: one output, redrawn in place.
 
-Nothing is shown outside IPython, which is imported only if it is already running.
+Outside IPython there is no display. IPython is imported only if it is already running.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TEXT = "flex:1;min-width:0;white-space:pre-wrap;overflow-wrap:anywhere"
 
 
 def growth_display(n: int) -> GrowthDisplay | None:
-    """Return a display for `n` growing branches; None outside IPython's main thread."""
+    """Return a notebook display for `n` branches; None outside IPython's main thread."""
     shell = _running_ipython()
     if shell is None or not n or threading.current_thread() is not threading.main_thread():
         return None
@@ -44,14 +44,15 @@ def growth_display(n: int) -> GrowthDisplay | None:
 
 
 def _running_ipython() -> Any:
+    """Return the running IPython shell, or None outside IPython."""
     ipython = sys.modules.get("IPython")
     return None if ipython is None else ipython.get_ipython()
 
 
 class LiveLanes:
-    """All growing branches of a call in one notebook output, redrawn in place.
+    """A notebook output with all branches of a call, redrawn while the model generates.
 
-    The last drawing stays.
+    Call `open`, then `push` for each step, then `close`. The last drawing stays in the notebook.
 
     n: number of branches.
     """
@@ -63,7 +64,7 @@ class LiveLanes:
         self._handle: Any = None
 
     def open(self) -> None:
-        """Show the empty lanes."""
+        """Create the notebook output and draw the empty lanes in it."""
         self._call_safely(self._create_output)
 
     def push(
@@ -74,7 +75,7 @@ class LiveLanes:
         Args:
             branch: index of the branch in the call.
             pieces: (text, logprob) of each token; the logprob is None if it is not reported.
-            ended: the finish reason; None while the branch grows.
+            ended: the finish reason; None while the model generates.
         """
         lane = self.lanes[branch]
         lane.push(pieces, ended)
@@ -89,17 +90,19 @@ class LiveLanes:
         self._call_safely(self._draw)
 
     def _create_output(self) -> None:
+        """Create the notebook output that `_draw` updates."""
         from IPython.display import display
 
         self._handle = display(self, display_id=True)
 
     def _draw(self) -> None:
+        """Redraw the notebook output."""
         if self._handle is not None:
             self._drawn_at = time.monotonic()
             self._handle.update(self)
 
     def _call_safely(self, draw: Any) -> None:
-        """Call a drawing function; its errors must not end the growth."""
+        """Call a drawing function; log its errors, so that generation continues."""
         try:
             draw()
         except Exception as error:
@@ -107,6 +110,7 @@ class LiveLanes:
             self._handle = None
 
     def _status_line(self) -> str:
+        """Return the last line: numbers of branches, ended branches and tokens, and the time."""
         n_tokens = sum(len(lane.pieces) for lane in self.lanes)
         n_ended = sum(lane.ended is not None for lane in self.lanes)
         parts = [counted(len(self.lanes), "branch", "branches"), counted(n_tokens, "token")]
@@ -129,12 +133,13 @@ class LiveLanes:
         )
 
     def _hidden_lines(self) -> list[str]:
+        """Return a line that counts the branches without room, in a list; [] if all fit."""
         rest = self.lanes[_MAX_LANES:]
         return [hidden_lanes(rest)] if rest else []
 
 
 class LiveLines:
-    """A display for IPython in a terminal: each branch is one line, written when it has ended.
+    """A display for IPython in a terminal: one line per branch, written when the branch has ended.
 
     n: number of branches.
     """
@@ -169,11 +174,16 @@ class LiveLines:
 
 
 def _lane_text(lane: Lane) -> str:
+    """Return a lane as one line of plain text: number, shortened text, status."""
     text = cut(one_line(lane.text), LONGEST) or (NOTHING if lane.ended else "…")
     return f"[{lane.number}] {text}  {_lane_status(lane)}"
 
 
 def _lane_html(lane: Lane, *, is_over: bool) -> str:
+    """Return a lane as HTML: number, colored tokens, status.
+
+    is_over: show the beginning of a long text instead of its end.
+    """
     pieces = list(_first_pieces(lane) if is_over else _last_pieces(lane))
     if pieces:
         pieces[-1] = (pieces[-1][0].rstrip("\n"), pieces[-1][1])
@@ -188,6 +198,7 @@ def _lane_html(lane: Lane, *, is_over: bool) -> str:
 
 
 def _lane_status(lane: Lane) -> str:
+    """Return the number of tokens and the finish reason, such as "12 tok · stop"."""
     state = f"{len(lane.pieces)} tok"
     return state if lane.ended is None else f"{state} · {lane.ended}"
 
@@ -203,6 +214,7 @@ def _last_pieces(lane: Lane) -> Iterable[tuple[str, float | None]]:
 
 
 def _first_pieces(lane: Lane) -> Iterable[tuple[str, float | None]]:
+    """Return the first pieces of a branch that fit in its lane, as (text, logprob)."""
     room = LONGEST
     for at, (text, _) in enumerate(lane.pieces):
         room -= len(text)
@@ -212,6 +224,7 @@ def _first_pieces(lane: Lane) -> Iterable[tuple[str, float | None]]:
 
 
 def _piece_html(piece: tuple[str, float | None]) -> str:
+    """Return a piece, (text, logprob), as HTML colored by its probability."""
     text, logprob = piece
     style = "" if logprob is None else PROBABILITY.inline_css(probability(logprob))
     return f'<span style="{style}">{as_html(text)}</span>' if style else as_html(text)

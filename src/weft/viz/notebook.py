@@ -37,7 +37,7 @@ _FOLD = f"{SOFT};cursor:pointer"
 
 
 def tree(root: Heddle, *, limit: int = LIMIT, mark: Heddle | None = None) -> str:
-    """Return the tree from `root` down as nested HTML lists.
+    """Return the tree from `root` down as nested HTML lists, for a notebook.
 
     Args:
         root: the node from which to draw.
@@ -49,7 +49,7 @@ def tree(root: Heddle, *, limit: int = LIMIT, mark: Heddle | None = None) -> str
 
 
 def plain(root: Heddle, *, limit: int = LIMIT) -> str:
-    """Return the drawing of the tree as text, for front ends without HTML.
+    """Return the drawing of the tree as plain text, for notebook front ends without HTML.
 
     limit: maximum number of lines; the rest is counted.
     """
@@ -57,9 +57,9 @@ def plain(root: Heddle, *, limit: int = LIMIT) -> str:
 
 
 def text_of(node: Heddle) -> str:
-    """Return a node's text as HTML with colored tokens.
+    """Return a node's text as HTML, with each token colored by its probability.
 
-    A long text is cut, and the omitted characters are counted.
+    A long text is cut, and the omitted tokens are counted.
     """
     parts = pieces(node)
     if not parts:
@@ -68,6 +68,10 @@ def text_of(node: Heddle) -> str:
 
 
 def _tree_html(root: Heddle, limit: int, marked_ids: frozenset[int]) -> Iterator[str]:
+    """Yield the nested HTML lists of the tree.
+
+    marked_ids: `id(node)` of the nodes on the highlighted path.
+    """
     yield f'<div style="{_ROOT}">'
     for entry in outline(root, limit):
         if not isinstance(entry, Chain):
@@ -87,6 +91,7 @@ def _tree_html(root: Heddle, limit: int, marked_ids: frozenset[int]) -> Iterator
 
 
 def _item_style(each: Chain, marked_ids: frozenset[int]) -> str:
+    """Return the CSS of a chain's list item; its line is green on the highlighted path."""
     return (
         _ITEM.replace("128,128,128,.35", "20,150,135,.9")
         if id(each.nodes[-1]) in marked_ids
@@ -95,6 +100,7 @@ def _item_style(each: Chain, marked_ids: frozenset[int]) -> str:
 
 
 def _node_html(node: Heddle) -> str:
+    """Return a node's text (for a root, the prompt in bold) and its statistics, as HTML."""
     statistics = f'<div style="{SOFT}">{as_html(" · ".join(facts(node)))}</div>'
     if isinstance(node, Loom):
         prompt = as_html(cut(headline(node).strip("\n"), LONGEST))
@@ -103,6 +109,7 @@ def _node_html(node: Heddle) -> str:
 
 
 def _tokens_html(parts: list[Piece]) -> Iterator[str]:
+    """Yield the HTML of tokens up to `LONGEST` characters, then a count of the others."""
     room = LONGEST
     for at, piece in enumerate(parts):
         text, is_last = cut(piece.text, room), len(piece.text) >= room
@@ -138,7 +145,7 @@ _BAR_EM = 9
 
 
 def distribution_card(result: Distribution) -> str:
-    """Return the likeliest tokens with bars, as HTML."""
+    """Return a next-token distribution as an HTML table: tokens, probabilities and bars."""
     rows = (
         [str(e.rank + 1), _code_html(e.text), _bar_html(e.p), as_html(percent(e.p)), str(e.id)]
         for e in result[:SCREEN]
@@ -155,7 +162,7 @@ def token_prob_card(result: TokenProb) -> str:
 
 
 def text_score_card(result: TextScore) -> str:
-    """Return the colored text, its sums, and a table of its tokens, as HTML."""
+    """Return a scored text as HTML: colored tokens, total logprob, and a table of the tokens."""
     parts = [
         Piece(text, (token_id,), logprob)
         for text, token_id, logprob in zip(
@@ -175,7 +182,7 @@ def text_score_card(result: TextScore) -> str:
 
 
 def stats_card(result: Stats) -> str:
-    """Return the statistics of an LM, as HTML."""
+    """Return the statistics of an LM as an HTML table."""
     rows: tuple[tuple[str, str, str], ...] = (
         ("prefilled", f"{counted(result.prefilled, 'token')}", "run to read prompts"),
         ("reused", f"{counted(result.reused, 'token')}", "cached already when work started"),
@@ -196,7 +203,7 @@ def stats_card(result: Stats) -> str:
 
 
 def branches_card(result: Branches) -> str:
-    """Return the branches of a call with their statistics, as HTML."""
+    """Return the new branches of a call with their statistics, as HTML."""
     rows = (
         [str(number), f'<span dir="auto">{text_of(node)}</span>{_muted(" · ".join(facts(node)))}']
         for number, node in enumerate(result[:SCREEN])
@@ -209,7 +216,7 @@ def branches_card(result: Branches) -> str:
 
 
 def search_card(result: SearchResult) -> str:
-    """Return the answer, the verdict, the votes, and the tree with its best path, as HTML."""
+    """Return a search's result as HTML: answer, verdict, votes, and the tree with its best path."""
     verdict = {None: "", True: "✓ solved · ", False: "✗ not solved · "}[result.solved]
     card = f'<div style="{_WRAP}" dir="auto">{as_html(result.text)}</div>'
     card += _muted(f"{verdict}{result.cost}")
@@ -245,23 +252,28 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], more: str = "") -
 
 
 def _count_omitted(length: int) -> str:
+    """Return HTML that counts the rows beyond the maximum of a table with `length` rows, or ""."""
     return _muted(f"… {length - SCREEN} more") if length > SCREEN else ""
 
 
 def _muted(text: str) -> str:
+    """Return a line of text as HTML in a muted color."""
     return f'<div style="{SOFT}">{as_html(text)}</div>'
 
 
 def _code_html(text: str) -> str:
+    """Return a token's quoted text as HTML in a monospaced font."""
     return f'<span style="{_CODE}">{as_html(quoted(text))}</span>'
 
 
 def _bar_html(share: float) -> str:
+    """Return a horizontal bar as HTML; its length shows a share from 0 to 1."""
     width = f"{max(share * _BAR_EM, 0.08):.2f}em"
     style = f"display:inline-block;height:.75em;width:{width};background-color:rgba(52,120,220,.6)"
     return f'<span style="{style}"></span>'
 
 
 def _fold(name: str, inside: str) -> str:
+    """Return HTML that the reader can unfold under the title `name`."""
     summary = f'<summary style="{SOFT};cursor:pointer">{name}</summary>'
     return f"<details>{summary}{inside}</details>"

@@ -1,4 +1,4 @@
-"""The order in which a tree is drawn, and the short texts that describe a node."""
+"""The drawing order of a tree, and short texts that describe a node."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ MAX_FORKS = 150
 
 
 class Chain(NamedTuple):
-    """A run of nodes, each the only child of the one before, down to the next fork or leaf.
+    """Nodes without a fork between them: each is the only child of the one before.
+
+    A chain ends at a node with several children, or at a leaf.
 
     nodes: the nodes, at least one.
     forks: number of forks above the chain.
@@ -36,9 +38,9 @@ class Chain(NamedTuple):
 
 
 class ChainEnd(NamedTuple):
-    """A marker in `outline`: the chain that was opened last, and all below it, end here.
+    """A marker that `outline` yields after a chain and everything below it.
 
-    has_branches: the chain has branches that were yielded.
+    has_branches: `outline` yielded branches of the chain.
     is_root: the chain is the first one, so this is the end of the tree.
     """
 
@@ -47,14 +49,14 @@ class ChainEnd(NamedTuple):
 
 
 def oldest_first(node: Heddle) -> Sequence[Heddle]:
-    """Return a node's children in their own order."""
+    """Return a node's children in order of creation; the default order of drawings."""
     return node.children
 
 
 def children_by_number(node: Heddle, numbers: Mapping[str, int]) -> list[Heddle]:
-    """Return a node's children in the order of their numbers.
+    """Return a node's children sorted by node number; children without a number are last.
 
-    numbers: node numbers by id. Children without a number are the last.
+    numbers: node id → number, as `weft tree` shows it.
     """
     last = len(numbers)
     return sorted(node.children, key=lambda child: numbers.get(child.id, last))
@@ -68,7 +70,7 @@ def breadth_first(
     Args:
         root: the first node.
         limit: maximum number of nodes; None: no limit.
-        below: returns a node's children in drawing order.
+        children_of: returns a node's children in drawing order.
     """
     if limit is not None:
         limit = check_int("limit", limit, 1)
@@ -82,7 +84,7 @@ def breadth_first(
 
 
 def sizes(root: Heddle) -> dict[int, int]:
-    """Return the size of each node's subtree, including the node, by `id(node)`.
+    """Return the number of nodes of each subtree, including its root: `id(node)` → size.
 
     Cost: O(nodes).
     """
@@ -93,9 +95,10 @@ def sizes(root: Heddle) -> dict[int, int]:
 
 
 def best_path(root: Heddle) -> list[Heddle]:
-    """Return the nodes from `root` to the leaf that ranks first; [] if nothing ranks the leaves.
+    """Return the nodes from `root` to its best leaf; [] if leaves have neither scores nor logprobs.
 
-    Leaves are ranked by score, then by the mean logprob of all sampled tokens of their path.
+    The best leaf has the highest score. Without scores, it has the highest mean logprob of the
+    sampled tokens on its path.
 
     Cost: O(nodes).
     """
@@ -112,6 +115,7 @@ def best_path(root: Heddle) -> list[Heddle]:
         return []
 
     def rank(leaf: Heddle) -> tuple[float, bool, float]:
+        """Sort key of a leaf; the best leaf has the largest key."""
         total, n = sampled[id(leaf)]
         score = -math.inf if leaf.score is None else leaf.score
         return (score, leaf.terminal, total / n if n else -math.inf)
@@ -128,7 +132,7 @@ def outline(
     Args:
         root: the first node.
         limit: maximum number of nodes, nearest to the root first; None: no limit.
-        below: returns a node's children in drawing order.
+        children_of: returns a node's children in drawing order.
 
     Cost: O(nodes).
     """
@@ -160,7 +164,7 @@ NOTHING = "(ended at once)"
 
 
 def headline(node: Heddle) -> str:
-    """Return the text that represents a node; for a root, the user's prompt."""
+    """Return the text to draw for a node: its own text; for a root, the user's prompt."""
     from ..loom import Loom  # imported here, because most users of this module do not need it
     from ..loom.node import imported_display
 
@@ -172,7 +176,7 @@ def headline(node: Heddle) -> str:
 
 
 def facts(node: Heddle) -> list[str]:
-    """Return a node's statistics as short texts: tokens, mean p, score, finish reason."""
+    """Return a node's statistics as short texts, such as ["12 tok", "p 0.81", "stop"]."""
     parts = [f"{len(node.tokens)} tok"]
     if node.logprobs:
         parts.append(f"p {node.mean_p:.2f}")
@@ -189,6 +193,6 @@ def facts(node: Heddle) -> list[str]:
 def counted(n: int, singular: str, plural: str = "") -> str:
     """Return a count with its noun, such as "1 node" or "2 nodes".
 
-    many: the plural; "" means `one` with an s.
+    plural: "" means `singular` with an s.
     """
     return f"{n:,} {singular if n == 1 else plural or singular + 's'}".replace(",", " ")
