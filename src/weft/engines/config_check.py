@@ -81,6 +81,8 @@ def check_config(
 ) -> None:
     """Check that a library computes with the numbers of a model's config.json.
 
+    Logs a warning for numbers that the library ignores and that matter less.
+
     Args:
         stored: content of config.json.
         taken: the library's own configuration, in keys of Transformers or older ones.
@@ -88,7 +90,7 @@ def check_config(
         epsilons: the epsilons of the loaded model's normalisations.
 
     Raises:
-        Unsupported: a number that every answer depends on differs, or the library ignores it.
+        Unsupported: a number differs, or the library ignores one that every answer depends on.
     """
     numbers, known = canonical_numbers(stored), canonical_numbers(taken)
     wrong, ignored = [], []

@@ -168,7 +168,11 @@ class ThreadTuner:
         return None
 
     def _is_worth_trial(self, index: int) -> bool:
-        """Return True if the count at `index` may be faster: idle cores, or a busy machine."""
+        """Return True if the count at `index` may be faster than the current one.
+
+        Fewer threads are worth a trial if the machine is busy. More threads are if enough cores are
+        idle, or if earlier trials were faster.
+        """
         if index < self.index:
             return self._is_crowded()
         # After a trial the library's own threads may still spin; they count as busy cores.

@@ -45,7 +45,10 @@ class PartialAttention(NamedTuple):
 
 
 def scores_of(q: mx.array, k: mx.array, v: mx.array, is_latent: bool) -> mx.array:
-    """Return the scores [..., Q, S] of queries [..., Q, D] and keys [..., S, D], in float32."""
+    """Return the scores q @ k^T, float32 [..., Q, S], of scaled queries and keys [..., S, D].
+
+    is_latent: `v` has the rotary part of the keys, whose scores are added; see the module.
+    """
     if not is_latent:
         return (q @ k.swapaxes(-1, -2)).astype(mx.float32)
     size = k.shape[-1]

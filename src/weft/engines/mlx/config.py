@@ -53,7 +53,7 @@ def _entries_of_level(config: Mapping[str, Any], n_ctx: int | None) -> dict[str,
     These are older keys that the level lacks, and replacements; see `_replacement_entries`.
     """
     family = str(config.get("model_type"))
-    entries = _rope_entries(config, n_ctx) | _layer_entries(config) | _FIXED.get(family, {})
+    entries = _rope_entries(config, n_ctx) | _layer_period_entry(config) | _FIXED.get(family, {})
     entries |= {older: config[key] for older, key in _RENAMED.items() if key in config}
     entries = {key: value for key, value in entries.items() if config.get(key) is None}
     return entries | _replacement_entries(config, family, n_ctx)
@@ -69,7 +69,7 @@ def _replacement_entries(
     entries: dict[str, Any] = {}
     if config.get("rope_parameters"):
         entries["rope_scaling"] = _rope_entries(config, n_ctx).get("rope_scaling")
-    period = _layer_entries(config).get("sliding_window_pattern")
+    period = _layer_period_entry(config).get("sliding_window_pattern")
     if family == "exaone4" and isinstance(period, int):
         entries["sliding_window_pattern"] = "L" * (period - 1) + "G"
     names = _LAYER_TYPES.get(family)
@@ -135,8 +135,12 @@ def _choose_longrope_factors(
     return scaling
 
 
-def _layer_entries(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the period of layers with full attention, under mlx-lm's two names for it."""
+def _layer_period_entry(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one entry with the period of full-attention layers; {} if the layers are irregular.
+
+    Its key is `sliding_window_pattern` if the other layers use a sliding window, and
+    `full_attention_interval` if they use linear attention.
+    """
     kinds = config.get("layer_types")
     if not isinstance(kinds, Sequence) or _FULL not in kinds:
         return {}

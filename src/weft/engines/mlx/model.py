@@ -125,8 +125,13 @@ def load_model(
 def check_loaded_config(model: nn.Module, config: Mapping[str, Any]) -> Windows:
     """Check that a loaded model computes with the numbers of its config.json.
 
+    Logs a warning for differences that matter less.
+
+    Returns:
+        The windows that mlx-lm does not apply; empty if it applies all.
+
     Raises:
-        Unsupported: a number differs, and every answer would be wrong.
+        Unsupported: a number or a sliding window differs, and every answer would be wrong.
     """
     epsilons = {each for m in model.modules() if isinstance(each := getattr(m, "eps", None), float)}
     check_config(config, config_of(model), library="mlx-lm", epsilons=epsilons)
@@ -350,7 +355,10 @@ class ModelHead:
         self._shell, self._trunk = model, None
 
     def hidden(self, ids: mx.array, caches: list[Any]) -> mx.array:
-        """Return the hidden states [B, L, E] of ids [B, L]."""
+        """Run the model on ids [B, L], extend `caches`, and return the hidden states [B, L, E].
+
+        If the model cannot be split, the result is its logits [B, L, V].
+        """
         logits = self._shell(ids, cache=caches)  # lazy: never evaluated
         if self._trunk is None:
             return logits

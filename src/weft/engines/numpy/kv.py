@@ -78,7 +78,10 @@ class TailBuffer:
         return self.data[:, :, index]
 
     def add(self, tails: Sequence[BufferedTail]) -> None:
-        """Assign rows to tails that have none. Reallocates the array only if it is full."""
+        """Assign rows to tails that have none; the caller writes their KV.
+
+        Reallocates the array only if it is full.
+        """
         needed = len(self.rows) + len(tails)
         capacity = self.data.shape[2]
         if needed > capacity:
@@ -369,7 +372,10 @@ class NumpyFragments(Fragments):
         return fragment.block.data[:, :, :, fragment.start : fragment.start + fragment.body]
 
     def _detach(self, fragment: NumpyFragment) -> None:
-        """Remove the fragment from its block; `body` and `length` do not change."""
+        """Remove the fragment's slots from its block, and compact or release that block if needed.
+
+        Copy the slots first: they may be freed. `body` and `length` keep their values.
+        """
         block, fragment.block = fragment.block, None
         if block is not None:
             block.users.remove(fragment)

@@ -116,7 +116,7 @@ def _find_ops(module: Any, top_k: int, dtype: torch.dtype) -> _RouterOps | None:
     given = (_random_weights((n_experts,), x.device),) if bias == _GIVEN else ()
     form = _RouterOps(RouterSpec(top_k, "softmax", False, False), layer, False, bias, torch.float32)
     logits = form.logits(like, x)
-    result = _results(like, x, given)
+    result = _run_forward(like, x, given)
     if logits is None or not _is_near(result[0], logits, torch.float32):
         return None
     bias_value = form.bias_tensor(like, given)
@@ -136,7 +136,7 @@ def _check_dtypes(
     x: rows in the module's own dtype. given: further inputs of the module.
     """
     like = _random_twin(module)
-    logits, shares, numbers = _results(like, x, given)
+    logits, shares, numbers = _run_forward(like, x, given)
     in_float = bool((logits != logits.to(x.dtype)).any())
     form = form._replace(in_float=in_float, router=form.router._replace(dtype=shares.dtype))
     own = form.logits(like, x)
@@ -145,8 +145,8 @@ def _check_dtypes(
     return form if is_same and _is_near(shares, want, x.dtype) else None
 
 
-def _results(module: Any, x: Tensor, given: tuple[Tensor, ...]) -> Any:
-    """Run a router; return its (logits, weights, expert numbers).
+def _run_forward(module: Any, x: Tensor, given: tuple[Tensor, ...]) -> Any:
+    """Run a router's own `forward`, without hooks; return (logits, weights, expert numbers).
 
     Args:
         x: rows [n, E]. A router that rejects them is run on [1, n, E].
@@ -245,7 +245,7 @@ def _scale(router: RouterSpec, logits: Tensor, bias: Tensor | None, result: Any)
         router: the specification.
         logits: the module's logits [n, X].
         bias: bias of the selection; None if there is none.
-        result: of `_results`.
+        result: of `_run_forward`.
     """
     _, shares, numbers = result
     at = numbers.argsort(-1)

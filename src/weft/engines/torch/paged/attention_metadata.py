@@ -431,7 +431,9 @@ class TreeAttentionMetadata:
         return items, [*larger, last + len(packed)]
 
     def _chunk_of(self, *segments: Ints) -> int:
-        """Return the slots of a chunk, such that the device gets about enough programs.
+        """Return the slots per chunk: the configured number, if any.
+
+        Otherwise the number is chosen so that the device gets about enough programs.
 
         segments: all segments of the step, in any number of arrays.
         """

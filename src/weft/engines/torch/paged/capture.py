@@ -141,13 +141,15 @@ class GraphRecorder:
             if not self._graphs:  # PyTorch frees a pool that has lost all its graphs
                 self._pool = torch.cuda.graph_pool_handle()
             captured = retry_with_free_memory(
-                lambda is_tight: self._capture_and_replay(run, is_tight=is_tight)
+                lambda is_tight: self._warm_and_capture(run, is_tight=is_tight)
             )
             self._graphs.add(captured)
             return captured
 
-    def _capture_and_replay(self, run: Runnable, *, is_tight: bool) -> _CudaGraphStep:
-        """Warm up and capture a call; restore PyTorch's state if that fails.
+    def _warm_and_capture(self, run: Runnable, *, is_tight: bool) -> _CudaGraphStep:
+        """Run a call twice to warm up, then capture it; restore PyTorch's state if that fails.
+
+        The graph is not replayed, so the result has no valid values yet.
 
         is_tight: release PyTorch's cached memory first.
         """

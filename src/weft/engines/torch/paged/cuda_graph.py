@@ -242,7 +242,7 @@ class CudaGraphRunner:
         }
 
     def _run(self, body: Body, ids: Tensor, step: PagedStep) -> Tensor:
-        """Run a step eagerly; return hidden states [T, E]."""
+        """Run a step's operations; return hidden states [T, E]. A capture records this call."""
         self._call.step = step
         try:
             return body.hidden(ids, step.positions[None])
@@ -252,7 +252,11 @@ class CudaGraphRunner:
     def _find_or_capture(
         self, body: Body, ids: Tensor, step: PagedStep
     ) -> tuple[GraphBuffers, CapturedStep] | None:
-        """Return a graph whose buffers contain this step; None if the step runs eagerly."""
+        """Return a graph whose buffers contain this step; None if the step must run eagerly.
+
+        A graph is captured only after `_OFTEN` similar steps have run eagerly. All graphs are
+        dropped first if memory or weights have moved.
+        """
         n = ids.shape[1]
         groups = self._memory.groups
         if n > MAX_TOKENS or not groups:

@@ -60,7 +60,7 @@ class PrefixIndex:
         distinct = dict(zip(ids, paths, strict=True))
         result = {number: self._leaf_node(path) for number, path in distinct.items()}
         if len(self._records) > len(self.segments):
-            self._rank()
+            self._rebuild_arrays()
         return np.fromiter(map(result.__getitem__, ids), np.int64, len(ids))
 
     def merge_short(self, leaf_nodes: Ints, chunk: int) -> Ints:
@@ -89,7 +89,7 @@ class PrefixIndex:
         result = leaf_nodes.copy()
         for number in set(leaf_nodes.tolist()).intersection(self._merged_ends):
             result[leaf_nodes == number] = self._end_node(number)
-        self._rank()
+        self._rebuild_arrays()
         return result
 
     def merge_into_rows(self, leaf_nodes: Ints, chunk: int) -> Ints:
@@ -210,10 +210,11 @@ class PrefixIndex:
         segment[AT], segment[N] = self._pool.place(joined), len(joined.slots)
         segment[FIRST] = self._records[at][FIRST]
 
-    def _rank(self) -> None:
-        """Compute ranks and bounds, in one pass up and one down: parents precede their children."""
+    def _rebuild_arrays(self) -> None:
+        """Rebuild `segments`, `ranks` and `bounds` after nodes were added, and split the chunks."""
         self.segments = np.array(self._records, np.int32)
         n = [1] * len(self._parents)
+        # Parents precede their children: one pass up and one down are enough.
         for number in range(len(n) - 1, 0, -1):
             n[self._parents[number]] += n[number]
         ranks, free = [0], [1]
