@@ -57,7 +57,10 @@ class MaxBodySizeMiddleware:
 
 
 async def _drain_body(receive: Receive, n_bytes: int) -> None:
-    """Read and discard a rejected body, up to its end or `n_bytes`."""
+    """Read and discard a rejected body, up to its end or `n_bytes`.
+
+    Stops early if the client sends nothing for `_LINGER_S` seconds.
+    """
     with suppress(TimeoutError):
         while n_bytes > 0:
             async with asyncio.timeout(_LINGER_S):

@@ -32,7 +32,10 @@ _WATCH_S = 1.0  # seconds between two checks for changes by other processes
 
 
 class LoomManager:
-    """The looms that are open in this process, and the library of all stored looms."""
+    """Opens stored looms, and closes idle ones; also syncs them with other processes.
+
+    Callers create looms in `library` and register them with `put`.
+    """
 
     def __init__(self, library: Library, models: ModelRegistry, ticker: Ticker) -> None:
         self.library = library

@@ -434,7 +434,7 @@ class ModelRegistry:
             raise _not_allowed_error("Hub models need --allow-hub")
 
     async def close(self) -> None:
-        """Close all models; idempotent."""
+        """Remove all models from the registry, and close their LMs; idempotent."""
         for model in self:
             self._forget(model)
             if model.lm is not None:

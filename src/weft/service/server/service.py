@@ -173,9 +173,9 @@ class Service:
             raise ServerStopping()
 
     async def drain(self) -> None:
-        """Reject new work, let running jobs finish for `grace_s` seconds, then end them.
+        """Reject new work, let running jobs finish for `grace_s` seconds, then cancel them.
 
-        Idempotent.
+        Ends the event streams of all looms last. Idempotent.
         """
         self.is_draining = True
         until = time.monotonic() + self.config.grace_s

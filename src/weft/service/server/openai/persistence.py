@@ -30,7 +30,9 @@ ACTOR = "openai"
 
 
 class SavedCompletion:
-    """The place in a loom where a call's choices are saved.
+    """Saves the choices of one API call as children of a loom's node.
+
+    `begin` stores an empty node per choice, and `end` commits the generated tokens.
 
     live: the open loom. node: the end of the prompt, to which the choices are added.
     """

@@ -74,7 +74,10 @@ class StoredResponse(NamedTuple):
 
     @property
     def response_object(self) -> Json:
-        """The response as the API returns it: `{"id": "resp_…", "output": […], …}`."""
+        """The response as the API returns it: `{"id": "resp_…", "output": […], …}`.
+
+        Its status is "cancelled" if it was in progress and its node is no longer growing.
+        """
         response: Json = {**self.record["response"], "id": self.key.response_id}
         if response["status"] == "in_progress" and not self.live.is_growing(self.node):
             response["status"] = "cancelled"
@@ -131,7 +134,10 @@ def _missing_error(given: str) -> NotFound:
 async def delete(service: Service, given: str) -> str:
     """Delete a response and return its id.
 
-    given: its id. If other nodes or responses continue it, its node stays in the loom.
+    Also removes prompt nodes that only this response uses; deletes the loom if nothing is left. If
+    other nodes or responses continue it, it is only marked as deleted.
+
+    given: its id.
     Raises: NotFound; Conflict while the response is being generated.
     """
     async with stored(service, given) as response:
