@@ -115,7 +115,10 @@ class Replica:
 
 
 class IngressReplica:
-    """The Ray deployment that receives HTTP requests and forwards them to replicas."""
+    """The Ray deployment that receives HTTP requests and forwards them to replicas.
+
+    It checks API key, Host, Origin and body size first.
+    """
 
     def __init__(self, args: Mapping[str, Any], replicas: DeploymentHandle) -> None:
         """Check the settings and open the library. replicas: handle of the deployment `Replica`."""

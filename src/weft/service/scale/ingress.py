@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 READS = ("GET", "HEAD", "OPTIONS")
 MAX_ATTEMPTS = 3
 _LOST = (RayActorError, ActorUnavailableError, DeploymentUnavailableError)
-_OWN_HEADERS = (b"x-request-id", b"x-content-type-options")
+_SECURITY_HEADERS = (b"x-request-id", b"x-content-type-options")
 
 
 class Ingress:
@@ -103,7 +103,10 @@ class Ingress:
     async def _relay(
         self, scope: Scope, forwarded: dict[str, Any], body: bytes, send: Send, key: str
     ) -> None:
-        """Send a request to the replica of `key`, and its response to the client.
+        """Send a request to the replica of `key` once, and stream its response to the client.
+
+        Sets `weft.began` in `scope` before the first message. Cancels the call to the replica
+        unless the response is complete.
 
         forwarded: the scope in the form of `asgi_proxy.plain`.
         """
@@ -113,16 +116,18 @@ class Ingress:
             async for piece in response:
                 for message in pickle.loads(piece):
                     scope["weft.began"] = True
-                    await send(_without_own_headers(message))
+                    await send(_without_security_headers(message))
             is_over = True
         finally:
             if not is_over:
                 response.cancel()
 
 
-def _without_own_headers(message: Message) -> Message:
-    """Remove the headers that the ingress adds itself."""
+def _without_security_headers(message: Message) -> Message:
+    """Remove the replica's request id and security headers, which the ingress adds again."""
     if message["type"] == "http.response.start":
         headers = message.get("headers", ())
-        message["headers"] = [header for header in headers if header[0].lower() not in _OWN_HEADERS]
+        message["headers"] = [
+            header for header in headers if header[0].lower() not in _SECURITY_HEADERS
+        ]
     return message

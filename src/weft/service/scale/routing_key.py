@@ -62,6 +62,9 @@ class PromptRouter:
     def routed(self, heads: Sequence[str]) -> Iterator[str]:
         """Choose one of a prompt's heads, and count the request as running until the block ends.
 
+        The choice for an earlier prompt with the same longest head is reused. Otherwise it is the
+        shortest head with fewer than `BUSY` running requests, or the longest if all are busy.
+
         heads: hashes, shortest first. Yields: the hash to route by.
         """
         longest = heads[-1]
