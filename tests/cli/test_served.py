@@ -257,7 +257,7 @@ def test_import_and_export_work_through_a_server(weft: Any, served: Served, tmp_
     assert wrong.exit_code == 1
     assert f"{tmp_path / 'broken.json'}: it is no JSON" in wrong.stderr
     (tmp_path / "b.txt").write_text("[One] A fox.\n")
-    text = told(weft("import", str(tmp_path / "b.txt"), "--name", "text", "--json"))
+    text = output_of(weft("import", str(tmp_path / "b.txt"), "--name", "text", "--json"))
     assert (text["recognised_as"], text["nodes"]) == ("text", 1)
     assert weft("grow", "0", "--loom", "text", "-n", "1", *FEW).exit_code == 0
     words = weft("import", str(tmp_path / "a.json"), "--name", "words").stdout
