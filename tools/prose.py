@@ -115,17 +115,17 @@ def _breaches_in_node(path: Path, node: ast.AST) -> Iterator[Breach]:
             yield Breach("openings", path, node.body[0].lineno, first_line)
         if docstring:
             yield from _long_sentences(path, node.body[0].lineno, docstring)
-    for text in _texts(node, has_data=any(part in path.as_posix() for part in DATA)):
-        yield from _banned_words(path, node.lineno, text)
+    for line, text in _texts(node, has_data=any(part in path.as_posix() for part in DATA)):
+        yield from _banned_words(path, line, text)
 
 
-def _texts(node: ast.AST, *, has_data: bool) -> Iterator[str]:
-    """Yield the string to check: any string with a space; in files of data, docstrings only."""
+def _texts(node: ast.AST, *, has_data: bool) -> Iterator[tuple[int, str]]:
+    """Yield (line, string to check): strings with a space; in files of data, docstrings only."""
     match node:
         case ast.Expr(value=ast.Constant(value=str(text))) if has_data:
-            yield text
+            yield node.lineno, text
         case ast.Constant(value=str(text)) if " " in text and not has_data:
-            yield text
+            yield node.lineno, text
 
 
 def _is_constructor(node: ast.FunctionDef) -> bool:
