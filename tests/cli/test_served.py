@@ -70,7 +70,7 @@ WALK = [
     ("grow", "4", "And then?", "-n", "1", *FEW),
     ("run", "-c", "Go on.", "-n", "1", "--raw", *FEW),
     ("run", "Once upon", "--raw", "-n", "1", "--no-log", *FEW),
-    ("solve", samples.sum, "--strategy", "best-of-n", "-n", "2", "--seed", "1"),
+    ("solve", samples.sum, "-n", "2", "--seed", "1", "--answer", "last_number", "--check", "7"),
     ("undo",),
     ("redo",),
     ("find", "fox"),

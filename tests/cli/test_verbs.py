@@ -208,6 +208,26 @@ def test_solve_of_an_unknown_task_prints_a_note(weft) -> None:
     assert weft("solve", samples.sum, *few, "--json").stderr == ""
 
 
+def test_solve_reads_and_checks_answers_and_prints_the_reason(weft) -> None:
+    few = ("-n", "2", "--seed", "1", "--budget-tokens", "16", "--answer", "(?s).+")
+    right = weft("solve", samples.sum, *few, "--check", "(?s).*", "--tree")
+    assert "✓ checked: right" in right.stdout
+    assert "chosen because" in right.stdout
+    assert "not checked" not in right.stderr
+    wrong = weft("solve", samples.sum, *few, "--check", "x", "--tree").stdout
+    assert "not a right answer" in wrong
+    text = weft("solve", samples.sum, *few, "--judge", "Is {text} right?", "--text")
+    assert "chosen because" in text.stderr
+    assert "chosen because" not in text.stdout
+    report = json.loads(weft("solve", samples.sum, *few, "--json").stdout)
+    assert report["reason"]
+    assert report["measure"] in ("share of votes", "mean log-probability")
+    assert report["answers"][0]["answer"]
+    rejected = weft("solve", samples.sum, *few, "--judge", "Right?")
+    assert rejected.exit_code == 2
+    assert "{text} or {answer}" in rejected.stderr
+
+
 @pytest.mark.fluent
 def test_solve_json_has_the_path_with_scores(weft) -> None:
     result = weft("solve", samples.game24, "-b", "3", "-n", "4", "--seed", "2", "--json")

@@ -643,7 +643,7 @@ class ServerLoomSession(LoomSession):
 
         options: the strategy's options that were given, by their Python names.
         """
-        from ..search import SearchResult
+        from ..search import AnswerGroup, SearchResult
         from ..search.core import Cost, Vote
 
         assert self._model_handle is not None
@@ -666,8 +666,23 @@ class ServerLoomSession(LoomSession):
         votes = tuple(
             Vote(vote["answer"], (best,) * vote["count"], 0.0) for vote in result["votes"]
         )
+        groups = []
+        for each in result["answers"]:
+            nodes = tuple(self.by_number.get(number, self.loom) for number in each["nodes"])
+            score = None if each["score"] is None else parse_number(each["score"], "a score")
+            values = (each["share"], score, each["mean_logprob"], each["solved"])
+            groups.append(AnswerGroup(each["answer"], nodes, *values))
         return SearchResult(
-            best, result["text"], self.loom, Cost(**result["cost"]), result["solved"], votes
+            best,
+            result["text"],
+            self.loom,
+            Cost(**result["cost"]),
+            result["solved"],
+            votes,
+            answer=result["answer"] or None,
+            answers=tuple(groups),
+            measure=result["measure"],
+            reason=result["reason"],
         )
 
     # Saving: the server saves the loom

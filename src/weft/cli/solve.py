@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,7 +29,7 @@ from ..search.strategies import (
 )
 from ..viz.outline import counted
 from ..viz.terminal import TerminalWriter, write_object
-from ..viz.text import Picture, show_votes
+from ..viz.text import Picture
 from . import hints, options
 from .backend import load_for_new_loom
 from .failures import handle_errors, write
@@ -37,16 +37,25 @@ from .model import TINY
 
 if TYPE_CHECKING:
     from ..loom import Heddle, Loom
-    from ..search import Level, SearchResult
+    from ..search import AnswerGroup, Level, SearchResult
     from .backend import ModelHandle
     from .session import LoomSession
 
 _TOP = 3  # children of a node that are drawn, in addition to those on the path
-_VOTES = 5
+_VOTES = 5  # answers that are listed
+_BAR = 20  # columns of a bar for all texts
+_WIDTH = 40  # columns of an answer
 
 
 SOLVE = "solve"  # key in a loom's meta: strategy and options of its search
-_FLAGS = {"breadth": "-b", "n": "-n", "temperature": "--temperature"}
+_FLAGS = {
+    "breadth": "-b",
+    "n": "-n",
+    "temperature": "--temperature",
+    "answer": "--answer",
+    "judge": "--judge",
+    "check": "--check",
+}
 
 # The allowed values of --strategy.
 if TYPE_CHECKING:
@@ -79,6 +88,26 @@ BudgetTokens = Annotated[
 BudgetSeconds = Annotated[
     float | None, typer.Option("--budget-s", help="Search at most this many seconds.")
 ]
+Answer = Annotated[
+    str | None,
+    typer.Option(
+        "--answer",
+        help="Read the answer in a text: last_number, last_line, or a regular expression.",
+        show_default="the answer after 'Answer:', else a short last line",
+    ),
+]
+JudgePrompt = Annotated[
+    str | None,
+    typer.Option(
+        "--judge",
+        help="Score answers by a question that the model answers with yes or no; {text}, {answer} "
+        "and {prompt} are replaced.",
+    ),
+]
+Check = Annotated[
+    str | None,
+    typer.Option("--check", help="A regular expression that a correct answer matches fully."),
+]
 Resume = Annotated[
     Path | None,
     typer.Option(
@@ -102,6 +131,9 @@ def solve(
     engine: options.Engine = "auto",
     temperature: options.Temperature = None,
     seed: options.Seed = None,
+    answer: Answer = None,
+    judge: JudgePrompt = None,
+    check: Check = None,
     budget_tokens: BudgetTokens = None,
     budget_s: BudgetSeconds = None,
     resume: Resume = None,
@@ -120,6 +152,9 @@ def solve(
         n=n,
         temperature=temperature,
         seed=seed,
+        answer=answer,
+        judge=judge,
+        check=check,
         budget_tokens=budget_tokens,
         budget_s=budget_s,
     )
@@ -188,7 +223,9 @@ def _write_estimate(loom: Loom, strategy: Strategy, chosen: dict[str, Any]) -> N
     out.line((f"{strategy.title}: {estimate(strategy, chosen, loom.user_prompt)}", "dim"))
     if Game24.read(loom.user_prompt) is not None:
         return
-    out.line(("the prompt is not a known task, so the answer is not checked", "dim"))
+    if "check" not in chosen:
+        note = "the prompt is not a known task, so the answer is not checked; --check checks it"
+        out.line((note, "dim"))
     numbers = loom.user_prompt.replace(",", " ").split()
     if len(numbers) > 1 and all(map(str.isdecimal, numbers)):
         puzzle = Game24(tuple(map(int, numbers))).prompt
@@ -266,11 +303,11 @@ def root_of(level: Level, loom: Loom) -> Loom:
 
 
 def answer_of(result: SearchResult) -> str:
-    """Return the answer: the last line of the result's text.
+    """Return the answer: as `--answer` reads it, else the last line of the result's text.
 
     Returns "" if a budget ended the search before an answer.
     """
-    return result.text.strip().rpartition("\n")[2]
+    return "" if result.answer is None else str(result.answer)
 
 
 def verdict(result: SearchResult) -> tuple[str, str]:
@@ -340,6 +377,8 @@ def _report(
     if as_text:
         out.write(f"{result.text}\n")
         out = TerminalWriter.for_stream(sys.stderr)
+        if result.reason:
+            out.facts(f"chosen because {result.reason}", "")
     else:
         _draw_result(out, result)
     out.facts(f"{strategy.title} · {result.cost}", "")
@@ -352,13 +391,36 @@ def _draw_result(out: TerminalWriter, result: SearchResult) -> None:
     """Draw the tree of a finished search."""
     out.console.print(picture_of(out, result.loom, result.best))
     out.line()
-    if len(result.votes) > 1:
-        votes = [(vote.answer, vote.count) for vote in result.votes]
-        show_votes(out, votes[:_VOTES], sum(count for _, count in votes))
-        if (rest := len(votes) - _VOTES) > 0:
-            out.line((f"  … {counted(rest, 'more answer')}", "dim"))
-        out.line()
+    groups = [group for group in result.answers if group.answer is not None]
+    if len(groups) > 1:
+        _draw_answers(out, result, groups)
     out.line((answer_of(result) or "no answer yet", "bold"), verdict(result))
+    if answer_of(result):
+        out.line((f"chosen because {result.reason}", "dim"))
+
+
+def _draw_answers(out: TerminalWriter, result: SearchResult, groups: Sequence[AnswerGroup]) -> None:
+    """Write a line for each distinct answer, with a bar for its texts, its score and its check."""
+    total = sum(group.count for group in result.answers)
+    out.line((f"answers by {result.measure}", "dim"))
+    width = max(len(_short(group.answer)) for group in groups[:_VOTES])
+    for place, group in enumerate(groups[:_VOTES]):
+        bar = "█" * max(1, round(_BAR * group.count / total))
+        score = "" if group.score is None else f" · {group.score:.2f}"
+        checked = {None: "", True: " · right", False: " · wrong"}[group.solved]
+        style = "green" if place == 0 else "dim"
+        text = f" {group.count} of {total}{score}{checked}"
+        out.line(f"  {_short(group.answer):>{width}}  ", (bar, style), text)
+    if (rest := len(groups) - _VOTES) > 0:
+        out.line((f"  … {counted(rest, 'more answer')}", "dim"))
+    if (unread := total - sum(group.count for group in groups)) > 0:
+        out.line((f"  {counted(unread, 'text')} without an answer", "dim"))
+    out.line()
+
+
+def _short(answer: object) -> str:
+    text = str(answer)
+    return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 1]}…"
 
 
 def _alternative(

@@ -15,16 +15,18 @@ if TYPE_CHECKING:
     from . import score
     from ._adaptive import aadaptive, adaptive
     from ._beam import abeam, beam
-    from ._best_of_n import abest_of_n, agreedy, answer_number, answer_text, best_of_n, greedy
+    from ._best_of_n import abest_of_n, agreedy, best_of_n, greedy
     from ._mcts import amcts, mcts
     from ._smc import asmc, smc
     from ._tot import atot, tot
+    from .answers import AnswerGroup, answer_number, answer_text
     from .core import Cost, Level, Particle, SearchOptions, SearchResult, Vote
     from .strategies import STRATEGIES, Strategy
     from .task import Game24, Task
 
 __all__ = [
     "STRATEGIES",
+    "AnswerGroup",
     "Cost",
     "Game24",
     "Level",
@@ -57,7 +59,8 @@ _load = lazy_getattr(
     __name__,
     {
         "": "score",
-        "_best_of_n": "abest_of_n agreedy answer_number answer_text best_of_n greedy",
+        "_best_of_n": "abest_of_n agreedy best_of_n greedy",
+        "answers": "AnswerGroup answer_number answer_text",
         "_beam": "abeam beam",
         "core": "Cost Level Particle SearchOptions SearchResult Vote",
         "_smc": "asmc smc",

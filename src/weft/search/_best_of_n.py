@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from typing import Unpack
+from typing import Any, Unpack
 
 from .._core.validation import check_unary
 from ..errors import ConfigError
 from ..lm.lm import LM
 from ..loom import Heddle
+from .answers import LOGPROB, VOTES, Extract, reason_for_votes
 from .core import (
     Prompt,
     SearchOptions,
@@ -29,35 +29,6 @@ from .judge import Judge, ranked
 from .propose import Proposer, is_incomplete
 from .score import mean_logprob_of_node
 
-Extract = Callable[[str], Hashable | None]
-_ANSWER_LINE = re.compile(r"(?:answer is|Answer:)[^\n]*", re.IGNORECASE)
-_AROUND = " \t.,;:!?*\"'`()[]"
-_SHORT = 60  # characters of a last line that is voted on
-_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
-
-
-def answer_number(text: str) -> str | None:
-    """Return the last number after the last "answer is" or "Answer:" as plain digits, or None.
-
-    "The answer is $1,216." → "1216"; "Answer: 4 * 6 = 24" → "24".
-    """
-    lines = _ANSWER_LINE.findall(text)
-    numbers = _NUMBER.findall(lines[-1]) if lines else []
-    return numbers[-1].replace(",", "") if numbers else None
-
-
-def answer_text(text: str) -> str | None:
-    """Extract the answer from a text, so that answers can be compared; the default of `best_of_n`.
-
-    That is `answer_number`, else the last line if it is short, else None. The line is lowercased,
-    without spaces and punctuation around it: "Paris." → "paris".
-    """
-    number = answer_number(text)
-    if number is not None:
-        return number
-    last = text.strip().rpartition("\n")[2].strip(_AROUND).casefold()
-    return last if 0 < len(last) <= _SHORT else None
-
 
 @blocking
 def best_of_n(
@@ -65,7 +36,7 @@ def best_of_n(
     prompt: Prompt,
     *,
     n: int = 16,
-    extract: Extract = answer_text,
+    extract: Extract | None = None,
     checked: bool = True,
     **options: Unpack[SearchOptions],
 ) -> Steps[SearchResult]:
@@ -78,7 +49,8 @@ def best_of_n(
     Args:
         lm, prompt: as for `tot`.
         n: number of answers, 1 or more.
-        extract: returns the answer in a text, or None; such a branch has no vote.
+        extract: returns the answer in a text, or None; such a branch has no vote. None: as the
+            option `answer`.
         checked: if there is a checker, only answers that it accepts compete; without any, nothing
             wins. False lets all compete, and checks the winner only.
         options: SearchOptions; answers have `max_tokens` 256 and `temperature` 0.8 unless given.
@@ -91,17 +63,36 @@ def best_of_n(
     """
     settings = full_answer_settings(best_of_n, options, temperature=0.8)
     count = check_branches("n", n)
+    if extract is not None:
+        settings = _with_extract(settings, extract)
+    search = Search(lm, prompt, settings, "best_of_n", n=n, checked=checked)
+    algorithm = Answers(count, settings.read_answer, is_checked=checked)
+    result = yield from search.run(
+        algorithm, AnswerJudge(search, asks=False), algorithm.writer(search)
+    )
+    result = replace(result, votes=tuple(algorithm.votes(search)))
+    if search.value is not None:
+        return result
+    answers = result.answers
+    if not result.votes:
+        answers = tuple(replace(group, score=group.mean_logprob) for group in answers)
+    return replace(
+        result,
+        answers=answers,
+        measure=VOTES if result.votes else LOGPROB,
+        reason=reason_for_votes(search, result, len(algorithm.nodes(search))),
+    )
+
+
+def _with_extract(settings: Settings, extract: Any) -> Settings:
+    if settings.answer is not None:
+        raise ConfigError("extract and answer both read answers; leave out one")
     if not callable(extract):
         raise ConfigError(
             f"extract is {extract!r:.80}; allowed is a function from a text to its answer, or None"
         )
     check_unary("extract", extract, "a text")
-    search = Search(lm, prompt, settings, "best_of_n", n=n, checked=checked)
-    algorithm = Answers(count, extract, is_checked=checked)
-    result = yield from search.run(
-        algorithm, AnswerJudge(search, asks=False), algorithm.writer(search)
-    )
-    return replace(result, votes=tuple(algorithm.votes(search)))
+    return replace(settings, read_answer=extract)
 
 
 abest_of_n = awaitable(best_of_n)
@@ -219,7 +210,7 @@ class Answers:
 
     def next_work(self, search: Search) -> Sequence[WorkItem]:
         """Return this round's work: generate the missing answers, shared among the proposers."""
-        missing = self.n - len(self._answers(search))
+        missing = self.n - len(self.nodes(search))
         if missing <= 0 or search.start.meta.get("closed"):
             return []
         if len(self._writers) == 1:
@@ -236,7 +227,7 @@ class Answers:
             search.meter.max_row_tokens()  # records the budget if that cut an answer
         ids = [node.id for node in search.in_order(candidates)]
         search.state.setdefault("answers", {})[str(search.round + 1)] = ids
-        answers = search.in_order([*self._answers(search), *candidates])
+        answers = search.in_order([*self.nodes(search), *candidates])
         if self.extract is not None and search.value is None:
             votes = self._votes_of(search, answers)
             for node in answers:
@@ -246,12 +237,12 @@ class Answers:
 
     def best(self, search: Search) -> Sequence[Heddle]:
         """Return the answers, best first; the partial ones if the budget cut off all."""
-        answers = self._answers(search)
+        answers = self.nodes(search)
         return self._ranked(search, answers or list(filter(is_incomplete, search.start.children)))
 
     def votes(self, search: Search) -> list[Vote]:
         """Return one `Vote` per distinct answer, most votes first."""
-        return self._votes_of(search, self._answers(search))
+        return self._votes_of(search, self.nodes(search))
 
     def _votes_of(self, search: Search, answers: Sequence[Heddle]) -> list[Vote]:
         """Return the votes of `answers`; only those that the checker accepts, if there is one."""
@@ -277,7 +268,7 @@ class Answers:
 
         return sorted(answers, key=rank)
 
-    def _answers(self, search: Search) -> list[Heddle]:
+    def nodes(self, search: Search) -> list[Heddle]:
         """Return the answers of all finished rounds, as nodes."""
         answers = search.state.get("answers", {})
         rounds = [str(number) for number in range(1, search.round + 1)]

@@ -94,10 +94,15 @@ def smc(
     judge = Potential(search, potential)
     algorithm = Particles(n, ess, check_int("depth", depth, 1))
     result = yield from search.run(algorithm, judge, proposer, tries=n, depth=depth)
+    particles = algorithm.particles(search)
+    weight = math.fsum(each.weight for each in particles if each.text == result.text)
+    prefix = "it passes the check, and " if result.solved else ""
     return replace(
         result,
-        particles=algorithm.particles(search),
+        particles=particles,
         log_evidence=algorithm.log_evidence(search),
+        measure="particle weight",
+        reason=f"{prefix}it has {weight:.0%} of the weight of {n} particles",
     )
 
 

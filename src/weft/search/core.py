@@ -40,6 +40,9 @@ from ..loom import Heddle, Loom
 from ..loom.node import lm_of
 from .task import Game24, Lines, Task
 
+if TYPE_CHECKING:
+    from .answers import AnswerGroup
+
 P = ParamSpec("P")
 R = TypeVar("R")
 Limit = Literal["tokens", "seconds", "kv", "constraint"]
@@ -150,6 +153,10 @@ class SearchResult:
         log_evidence: of smc, in nats: the log of the estimated mean of exp(potential) under the
             model, times the probability that a `constraint` holds.
         states: the state of each node, if the search went over states of the caller's.
+        answer: the answer in `text`, read as the option `answer` says; without it, the last line.
+        answers: all answers, equal ones in one `AnswerGroup`: that of `best` first, then by size.
+        measure: name of the measure that ranked the candidates, such as "share of votes".
+        reason: why `best` was chosen, as the end of a sentence that starts with "chosen because".
     """
 
     best: Heddle
@@ -161,6 +168,10 @@ class SearchResult:
     particles: tuple[Particle, ...] = ()
     log_evidence: float | None = None
     states: Mapping[Heddle, Any] = field(default_factory=dict)
+    answer: Hashable | None = None
+    answers: tuple[AnswerGroup, ...] = ()
+    measure: str = ""
+    reason: str = ""
 
     if not TYPE_CHECKING:  # type checkers report unknown attributes themselves
 
@@ -181,7 +192,8 @@ class SearchResult:
         votes = [f"  {vote.count:>4}  {vote.answer!r}" for vote in self.votes[:_SCREEN]]
         if len(self.votes) > _SCREEN:
             votes.append(f"  … {len(self.votes) - _SCREEN} more")
-        return "\n".join([self.text, f"({verdict}{self.cost})", *votes])
+        reason = [f"chosen because {self.reason}"] if self.reason else []
+        return "\n".join([self.text, f"({verdict}{self.cost})", *reason, *votes])
 
     def _repr_html_(self) -> str:
         from ..viz.notebook import search_card
@@ -215,6 +227,12 @@ class SearchOptions(BranchOptions, total=False):
             a question, else the likelihood.
         verifier: text → True if it is a correct answer. None: the task's check. If nothing passes,
             `solved` is False.
+        answer: how to read the answer in a text: "auto" (the default), "last_number", "last_line",
+            or a regular expression. The answer is the last match, or its group.
+        judge: a question to the model; the score of a candidate is the probability of "yes". It
+            replaces `value`. `{text}`, `{answer}` and `{prompt}` stand for the candidate's text,
+            the answer in it, and the prompt.
+        check: a regular expression that a correct answer matches fully, instead of `verifier`.
         state: the first of the states that `propose` goes over. None: the prompt.
         score: states → scores; the form of `value` for states.
         complete: let the model continue the best path to its end. None: if the search goes over
@@ -235,6 +253,9 @@ class SearchOptions(BranchOptions, total=False):
     propose: Propose | None
     value: Value | None
     verifier: Callable[[Any], Any] | None
+    answer: str | None
+    judge: str | None
+    check: str | None
     state: Any
     score: Callable[[Any], Any] | None
     complete: bool | None
@@ -262,6 +283,9 @@ class Settings:
     state: Any  # the first state, or None
     score: Any
     complete: bool | None
+    answer: str | None
+    judge: str | None
+    read_answer: Callable[[str], Hashable | None]  # reads the answer in a text
     answer_tokens: int  # maximum tokens of a completion
     budget: Budget
     seed: int | None
@@ -292,6 +316,7 @@ class Settings:
         rest = {**defaults, **options}
         budget = Budget(*(rest.pop(f"budget_{what}", None) for what in ("tokens", "s", "kv_bytes")))
         own = {name: rest.pop(name, None) for name in _OWN}
+        own |= _read_answer_options(own, rest.pop("check", None))
         seed, path = rest.pop("seed", None), rest.pop("resume", None)
         answer_tokens = check_int("answer_tokens", rest.pop("answer_tokens", 256), 0)
         rest["max_tokens"] = check_int("max_tokens", rest["max_tokens"], 1)
@@ -324,6 +349,27 @@ class Settings:
             chosen=tuple(name for name in rest if name in options),
             **own,
         )
+
+
+def _read_answer_options(own: Mapping[str, Any], check: str | None) -> dict[str, Any]:
+    """Return the settings that `answer`, `judge` and `check` stand for.
+
+    Raises: ConfigError for two options of one meaning, or an invalid expression.
+    """
+    from .answers import answer_reader, answer_verifier, check_judge
+
+    for name, value, others in (
+        ("judge", own["judge"], ("value", "score")),
+        ("check", check, ("verifier",)),
+    ):
+        for other in others:
+            if value is not None and own[other] is not None:
+                raise ConfigError(f"{name} and {other} have the same purpose; leave out one")
+    read = answer_reader("auto" if own["answer"] is None else own["answer"])
+    if own["judge"] is not None:
+        check_judge(own["judge"])
+    verifier = own["verifier"] if check is None else answer_verifier(check, read)
+    return {"read_answer": read, "verifier": verifier}
 
 
 def _constrain_each_line(constraint: Any, sampling: Mapping[str, Any]) -> EachLine:
@@ -514,7 +560,10 @@ class Meter:
 
 
 # Options without a check or a default.
-_OWN = ("task", "propose", "value", "verifier", "state", "score", "complete", "progress")
+_OWN = (
+    "task", "propose", "value", "verifier", "answer", "judge", "state", "score", "complete",
+    "progress",
+)  # fmt: skip
 
 
 def _check_option_names(

@@ -12,9 +12,10 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from .._core import atomic_files
-from ..errors import ConfigError, FormatError, TreeError
+from ..errors import ConfigError, FormatError, TreeError, Unsupported
 from ..lm.lm import LM
 from ..loom import Heddle, Loom
+from .answers import answer_judge, explained
 from .callbacks import Callback
 from .constrained_texts import ConstrainedTexts
 from .core import (
@@ -173,6 +174,8 @@ class Search:
         elif given.score is not None:
             may = self._name not in _AVERAGED
             self.value = Callback("score", given.score, "states", allows_minus_inf=may)
+        elif given.judge is not None:
+            self._set_judge(given.judge)
         if given.verifier is not None:
             self.verifier = Callback("verifier", given.verifier, "text")
         elif self.task is not None and overrides(self.task, "is_solved"):
@@ -192,6 +195,15 @@ class Search:
         if given.complete and not completes:
             why = "there is no model" if self.lm is None else "answer_tokens is 0"
             raise ConfigError(f"complete=True, but {why}; leave complete out")
+
+    def _set_judge(self, template: str) -> None:
+        if self.lm is None or not self.lm.info.capabilities.steps:
+            raise Unsupported(
+                "judge= reads the model's next-token distribution, which this engine does not give:"
+                " leave it out, or give value="
+            )
+        scorer = answer_judge(template, self.loom.user_prompt, self.settings.read_answer)
+        self.value = Callback("judge", scorer, "nodes")
 
     def _needs_states(self) -> bool:
         """Return True if a function takes states that neither `propose` nor a task provides."""
@@ -456,9 +468,10 @@ class Search:
         solved = self.is_solved(best) if self.checks else None
         nodes = self.start.walk() if self.uses_states else ()
         states = {node: self.states[node.id] for node in nodes if node.id in self.states}
-        return SearchResult(
+        result = SearchResult(
             best, text_of(best), self.loom, self.meter.cost(), solved, states=states
         )
+        return explained(self, judge, result)
 
     def _complete(self, paths: list[Heddle], judge: Judge, proposer: Proposer) -> Steps[Heddle]:
         """Let the model complete the paths in order, until the checker accepts one; return its end.

@@ -118,7 +118,7 @@ def mean_logprob(nodes: Sequence[Heddle]) -> Steps[list[float]]:
         scores = yield Read(lm, items)
         for node, read in zip(unread.values(), scores, strict=True):
             node.meta["measured"] = math.fsum(read.logprobs.tolist())
-    return [_path_logprob(path) for path in paths]
+    return [path_logprob(path) for path in paths]
 
 
 @Scorer
@@ -188,10 +188,10 @@ def judge(question: Callable[[str], str], words: tuple[str, str] = ("yes", "no")
 
 def mean_logprob_of_node(node: Heddle) -> float:
     """Return the mean logprob of the node's own tokens, without its ancestors'; -inf if unknown."""
-    return _path_logprob([node])
+    return path_logprob([node])
 
 
-def _path_logprob(path: Sequence[Heddle]) -> float:
+def path_logprob(path: Sequence[Heddle]) -> float:
     """Return the mean logprob of all tokens of these nodes; -inf if none is known."""
     known = [node for node in path if node.logprobs or "measured" in node.meta]
     n_tokens = sum(len(node.logprobs or node.tokens) for node in known)

@@ -119,6 +119,23 @@ class StartRun(SamplingFields):
     n: int | None = Field(
         default=None, ge=1, description="Meaning depends on the strategy; see its `n`."
     )
+    answer: str | None = Field(
+        default=None,
+        max_length=1000,
+        description="How to read the answer in a text: auto, last_number, last_line, or a regular"
+        " expression.",
+    )
+    judge: str | None = Field(
+        default=None,
+        max_length=20_000,
+        description="A question that the model answers with yes or no, to score answers. {text},"
+        " {answer} and {prompt} stand for a text, its answer and the prompt.",
+    )
+    check: str | None = Field(
+        default=None,
+        max_length=1000,
+        description="A regular expression that a correct answer matches fully.",
+    )
     answer_tokens: int | None = Field(
         default=None, ge=0, description="Tokens of an answer; default 256."
     )

@@ -227,6 +227,11 @@ async def start_run(service: Service, loom: str, request: StartRun, actor: str) 
 _DELIVERY = {"stream", "wait", "on_disconnect"}  # how the result is returned
 
 
+_SEARCH_OPTIONS = (
+    "answer", "judge", "check", "answer_tokens", "budget_tokens", "budget_s", "budget_kv_bytes",
+)  # fmt: skip
+
+
 class SearchTask:
     """A search in an open loom. Its branches and rounds are published as events of its job."""
 
@@ -250,7 +255,7 @@ class SearchTask:
         request = self.request
         given = request.sampling()
         check_limit("max_tokens", given.get("max_tokens", 1), self.service.config.limits.tokens)
-        for name in ("answer_tokens", "budget_tokens", "budget_s", "budget_kv_bytes"):
+        for name in _SEARCH_OPTIONS:
             if (value := getattr(request, name)) is not None:
                 given[name] = value
         if (constraint := request.constraint()) is not None:
@@ -291,16 +296,17 @@ class SearchTask:
                         self._publish_rounds()
             self._cost = work.cost
             name = self.live.kept.name
-            answer = work.text.strip().rpartition("\n")[2]
             result = search_object(
                 self.request.strategy,
                 work,
-                answer,
+                "" if work.answer is None else str(work.answer),
                 name,
                 model=self.job.model or "",
                 engine=lm.info.name,
                 stats=lm.stats(),
             )
+            for shown, group in zip(result["answers"], work.answers, strict=True):
+                shown["nodes"] = [self.live.number(node) for node in group.nodes]
             self.job.result = {**result, "best": self.live.number(work.best)}
         finally:
             self.job.usage = self._usage()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ...lm.results import Distribution
     from ...lm.stats import Stats
     from ...loom import Heddle, Loom
-    from ...search import SearchResult
+    from ...search import AnswerGroup, SearchResult
 
 Numbers = Mapping[str, int]
 Json = dict[str, Any]
@@ -155,7 +155,7 @@ def search_object(
 ) -> Json:
     """Serialize the result of a search.
 
-    strategy: its name. answer: the text of the best answer.
+    strategy: its name. answer: the best answer.
     name: of the loom; None if it is not saved.
     """
     return {
@@ -169,9 +169,25 @@ def search_object(
         "text": result.text,
         "path": scored_path(result.best),
         "votes": vote_objects((vote.answer, vote.count) for vote in result.votes),
+        "measure": result.measure,
+        "reason": result.reason,
+        "answers": [_answer_object(group) for group in result.answers],
         "nodes": result.loom.count_children(),
         "cost": asdict(result.cost),
         "stats": stats_object(stats),
+    }
+
+
+def _answer_object(group: AnswerGroup) -> Json:
+    """Serialize equal answers; an answer without a JSON form becomes its text."""
+    answer = group.answer
+    return {
+        "answer": answer if isinstance(answer, str | int | float | None) else str(answer),
+        "count": group.count,
+        "share": group.share,
+        "score": None if group.score is None else json_number(group.score),
+        "mean_logprob": group.mean_logprob,
+        "solved": group.solved,
     }
 
 

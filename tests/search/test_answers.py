@@ -1,0 +1,141 @@
+"""Answers of a search: reading, judging, checking and grouping them, and the reason of a choice."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+import weft
+from shallow import shallow
+from weft import LM, Heddle
+from weft.errors import ConfigError
+from weft.search import beam, best_of_n, greedy, smc, tot
+from weft.search.answers import answer_reader, answer_verifier
+
+TEXTS = ["It is 4.\nAnswer: 4", "Answer: 4", "So 5?", "Answer: 7"]
+
+
+@cache
+def model() -> LM:
+    return weft.load(shallow(), engine="numpy")
+
+
+def propose(nodes: list[Heddle]) -> list[list[str]]:
+    return [TEXTS for _ in nodes]
+
+
+def asked(**options: Any) -> Any:
+    return best_of_n(model(), "2 + 2?", n=len(TEXTS), propose=propose, seed=1, **options)
+
+
+@pytest.mark.parametrize(
+    ("answer", "text", "expected"),
+    [
+        ("last_number", "first 3, then 1,216 km", "1216"),
+        ("last_number", "none", None),
+        ("last_line", "a\n  Paris. ", "Paris"),
+        ("auto", "The answer is Paris.\nParis", "paris"),
+        (r"x = (\d+)", "x = 1; x = 23", "23"),
+        (r"\d+", "4 or 5", "5"),
+        (r"a(b)?|c(d)", "cd", "d"),
+        (r"\d+", "none", None),
+    ],
+)
+def test_answer_is_read_as_the_option_says(answer: str, text: str, expected: str | None) -> None:
+    assert answer_reader(answer)(text) == expected
+
+
+def test_check_matches_the_full_answer() -> None:
+    check = answer_verifier("4|four", answer_reader("last_number"))
+    assert [check(text) for text in ("It is 4.", "It is 44.", "four")] == [True, False, False]
+
+
+def test_equal_answers_are_one_group_and_votes_are_the_reason() -> None:
+    result = asked()
+    assert (result.measure, result.votes[0].answer) == ("share of votes", "4")
+    assert [(group.answer, group.count) for group in result.answers] == [
+        ("4", 2),
+        ("so 5", 1),
+        ("7", 1),
+    ]
+    assert result.answers[0].share == result.answers[0].score == 0.5
+    assert result.reason == "2 of 4 texts have the answer 4"
+    assert f"chosen because {result.reason}" in repr(result)
+
+
+def test_equal_numbers_of_votes_are_decided_by_the_mean_logprob() -> None:
+    result = asked(answer=r"^(So|It|Answer)")
+    assert result.reason == "2 of 4 texts have the answer Answer"
+    tied = asked(answer=r"Answer: (4)|So (5)|Answer: (7)", check="5|7")
+    passing = [group for group in tied.answers if group.solved]
+    assert {group.answer for group in passing} == {"5", "7"}
+    assert "no other answer has more, and it has the highest mean log-probability" in tied.reason
+
+
+def test_check_decides_between_answers_and_is_named() -> None:
+    result = asked(answer="last_number", check="7")
+    assert (result.answer, result.solved) == ("7", True)
+    assert "passes the check" in result.reason
+    assert [group.solved for group in result.answers] == [True, False, False]
+    none = asked(answer="last_number", check="8")
+    assert none.solved is False
+    assert none.reason == (
+        "no answer passes the check, and this text has the highest mean log-probability of 4"
+    )
+
+
+def test_judge_scores_answers_by_the_probability_of_yes() -> None:
+    result = asked(judge="Q: {prompt} A: {answer} / {text}. Right?")
+    best = max(result.loom.children, key=lambda node: node.score or 0.0)
+    assert result.measure == "judge"
+    assert result.best is best
+    assert 0 <= best.score <= 1
+    assert result.reason == f"its score by the judge, {best.score:.2f}, is the highest of 4"
+    expected = weft.search.score.judge(lambda text: f"Q: 2 + 2? A: 4 / {text}. Right?")
+    (first,) = (node for node in result.loom.children if node.text == TEXTS[1])
+    assert first.score == pytest.approx(expected([first])[0])
+
+
+@pytest.mark.parametrize(
+    ("call", "options", "measure"),
+    [
+        (tot, {"breadth": 2, "n_continue": 2, "n_suggest": 0, "depth": 2}, "mean log-probability"),
+        (beam, {"width": 2, "n": 2, "depth": 2}, "mean log-probability"),
+        (greedy, {}, "mean log-probability"),
+        (smc, {"n": 3, "depth": 2}, "particle weight"),
+    ],
+)
+def test_every_search_names_its_measure_and_a_reason(call: Any, options: Any, measure: str) -> None:
+    result = (
+        call(model(), "Once", max_tokens=6, answer_tokens=8, seed=1, **options)
+        if (call is not greedy)
+        else call(model(), "Once", max_tokens=6)
+    )
+    assert result.measure == measure
+    assert result.reason
+    assert any(result.best in group.nodes for group in result.answers)
+    assert sum(group.share for group in result.answers) == pytest.approx(1)
+
+
+def test_task_is_named_as_the_model_s_verdict() -> None:
+    result = tot(model(), "Use 1 1 1 21 to make 24.", breadth=1, depth=1, seed=1, answer_tokens=4)
+    assert result.measure == "model's verdict on each step"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"answer": "("}, "answer is '\\('; allowed is auto, last_number, last_line, or a regular"),
+        ({"answer": ""}, "answer is ''"),
+        ({"check": "["}, "check is '\\['"),
+        ({"judge": "Is it right?"}, "it must be a question with {text} or {answer}"),
+        ({"judge": "{text}?", "value": len}, "judge and value have the same purpose"),
+        ({"check": "4", "verifier": bool}, "check and verifier have the same purpose"),
+        ({"answer": "auto", "extract": len}, "extract and answer both read answers"),
+    ],
+)
+def test_wrong_answer_options_raise(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        asked(**options)
