@@ -208,6 +208,21 @@ def test_solve_of_an_unknown_task_prints_a_note(weft) -> None:
     assert weft("solve", samples.sum, *few, "--json").stderr == ""
 
 
+def test_tree_sorts_siblings(weft) -> None:
+    weft("run", samples.story, "-n", "6", "--max-tokens", "3", "--seed", "1")
+    nodes = json.loads(weft("tree", "--json").stdout)["nodes"]
+    by_p = json.loads(weft("tree", "--json", "--sort", "probability").stdout)["nodes"]
+    expected = sorted(nodes[1:], key=lambda node: -node["mean_p"])
+    assert expected != nodes[1:]
+    assert [node["node"] for node in by_p[1:]] == [node["node"] for node in expected]
+    drawn = weft("tree", "--sort", "probability").stdout
+    places = [drawn.index(f"─ {node['node']}  ") for node in expected]
+    assert places == sorted(places)
+    wrong = weft("tree", "--sort", "age")
+    assert wrong.exit_code == 2
+    assert "probability" in wrong.stderr
+
+
 def test_solve_reads_and_checks_answers_and_prints_the_reason(weft) -> None:
     few = ("-n", "2", "--seed", "1", "--budget-tokens", "16", "--answer", "(?s).+")
     right = weft("solve", samples.sum, *few, "--check", "(?s).*", "--tree")

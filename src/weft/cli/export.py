@@ -59,7 +59,7 @@ def export(
         str | None,
         typer.Option(
             "--by",
-            help="For pairs: rank siblings by score or bookmark.",
+            help="For pairs: rank siblings by score, rating or bookmark.",
             show_default="score",
         ),
     ] = None,

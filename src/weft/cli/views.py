@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -26,6 +27,14 @@ if TYPE_CHECKING:
     from .session import LoomSession
 
 
+_SORTS = ("probability", "entropy", "length", "score", "rating")
+# The allowed values of --sort.
+if TYPE_CHECKING:
+    SortKey = str
+else:
+    SortKey = StrEnum("SortKey", {name: name for name in _SORTS})
+
+
 @handle_errors
 def tree(
     loom: options.OptionalLoom = None,
@@ -37,6 +46,14 @@ def tree(
             help="Draw at most this many children of a node, best scores first; 0 draws all.",
         ),
     ] = 0,
+    sort: Annotated[
+        SortKey | None,
+        typer.Option(
+            "--sort",
+            help="Order of siblings. Entropy is lowest first, the others highest first.",
+            show_default="as they were added",
+        ),
+    ] = None,
     as_json: options.Json = False,
     verbose: options.Verbose = 0,
 ) -> None:
@@ -47,13 +64,16 @@ def tree(
     if loom is not None and named is not None and loom != named:
         raise ConfigError(f"two looms are given: {loom} and {named}; give one")
     with open_session(loom or named) as session:
-        show_loom(session, top, as_json=as_json)
+        show_loom(session, top, sort=sort, as_json=as_json)
 
 
-def show_loom(session: LoomSession, top: int, *, as_json: bool) -> None:
+def show_loom(session: LoomSession, top: int, *, sort: str | None = None, as_json: bool) -> None:
     """Draw a loom, or write it as a JSON object; then store it as last used in this terminal.
 
-    top: maximum number of children of a node to draw, best scores first; 0 draws all.
+    Args:
+        top: maximum number of children of a node to draw; 0 draws all.
+        sort: the order of siblings, as for `sort_siblings`; None: as they were added.
+
     Raises: ConfigError for a negative `top`.
     """
     top = check_int("--top", top, 0)
@@ -61,13 +81,15 @@ def show_loom(session: LoomSession, top: int, *, as_json: bool) -> None:
         from ..service.store.json_output import tree_object
 
         write_object(
-            tree_object(session.loom, session.name, session.model, session.at, session.numbers())
+            tree_object(
+                session.loom, session.name, session.model, session.at, session.numbers(), sort=sort
+            )
         )
         session.try_remember()
         return
     out = TerminalWriter.for_stream(sys.stdout)
     path = frozenset(each.id for each in session.at.path[1:])
-    out.lines(Picture(out, below_root(session), path=path, top=top).lines(session.loom))
+    out.lines(Picture(out, below_root(session), path=path, top=top, sort=sort).lines(session.loom))
     out.line()
     out.facts(summary_of(session))
     session.try_remember()

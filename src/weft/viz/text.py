@@ -264,7 +264,8 @@ class Picture:
     out: the terminal.
     numbers: node id → number, written before the nodes.
     path: ids of nodes that are drawn in bold, and that `top` does not leave out.
-    top: maximum number of children of a node, best scores first; 0: all, in their order.
+    top: maximum number of children of a node; 0: all. Without `sort`, best scores come first.
+    sort: the order of siblings, as for `sort_siblings`; None: as they were added.
     focus: ids of all nodes of a path, without the root. Other branches along this path are
         omitted; its end is drawn with all nodes below it. Empty: draw all.
     """
@@ -274,6 +275,7 @@ class Picture:
     path: frozenset[str] = frozenset()
     top: int = 0
     focus: frozenset[str] = frozenset()
+    sort: str | None = None
 
     def lines(self, root: Heddle) -> Iterator[Text]:
         """Yield the lines of the drawing from `root` down. Cost: O(nodes), at any depth."""
@@ -287,12 +289,17 @@ class Picture:
         if not shown.nodes:
             return []
         children = children_by_number(shown.nodes[0], self.numbers)
+        if self.sort is not None:
+            from ..loom.sibling_order import sort_siblings
+
+            children = sort_siblings(children, self.sort)
         children_of = [
             PictureLine(tuple(group)) for group in group_equal_leaves(children, None, None)
         ]
         chosen = [each for each in children_of if any(n.id in self.focus for n in each.nodes)]
         if not chosen and self.top:
-            children_of.sort(key=lambda each: _by_score(each.nodes[0].score))
+            if self.sort is None:
+                children_of.sort(key=lambda each: _by_score(each.nodes[0].score))
             chosen = [
                 each
                 for at, each in enumerate(children_of)

@@ -143,6 +143,10 @@ def test_pairs_export_prefers_the_sibling_with_the_higher_score(grown: Loom) -> 
     (marked,) = map(json.loads, exported(grown, "pairs", by="bookmark").splitlines())
     assert marked["chosen"] == grown.children[1].text
     last = grown.children[0].children[2].text
+    for rating, node in enumerate(grown.children):
+        node.meta["rating"] = rating
+    (rated,) = map(json.loads, exported(grown, "pairs", by="rating").splitlines())
+    assert rated["chosen"] == grown.children[-1].text
     mine = exported(grown.children[0], "pairs", scope="subtree", by=lambda n: float(n.text == last))
     assert {json.loads(line)["chosen"] for line in mine.splitlines()} == {last}
 

@@ -903,3 +903,24 @@ def test_growth_at_a_full_context_is_rejected() -> None:
 def test_wrong_method_lists_allowed_methods(served: Served, path: str, allowed: str) -> None:
     answer = served.client.put(path)
     assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+
+
+def test_siblings_are_sorted_by_a_parameter(served: Served) -> None:
+    created = served.client.post("/api/v1/looms", json={"prompt": "Once", "template": False})
+    path = f"/api/v1/looms/{created.json()['id']}"
+    ratings = {1: 2, 2: 5, 3: None}
+    for rating in ratings.values():
+        (added,) = served.client.post(f"{path}/nodes", json={"parent": 0, "text": " a"}).json()[
+            "added"
+        ]
+        meta = {} if rating is None else {"rating": rating}
+        served.client.patch(f"{path}/nodes/{added['node']}", json={"meta": meta}).raise_for_status()
+    rated = {"sort": "rating"}
+    listed = served.client.get(f"{path}/nodes", params=rated).json()["data"]
+    assert [node["node"] for node in listed] == [0, 2, 1, 3]
+    page = served.client.get(f"{path}/nodes", params={**rated, "limit": 2}).json()
+    rest = served.client.get(f"{path}/nodes", params={**rated, "after": page["next"]}).json()
+    assert [node["node"] for node in page["data"] + rest["data"]] == [0, 2, 1, 3]
+    tree = served.client.get(f"{path}/tree", params=rated).json()["tree"]
+    assert [node["node"] for node in tree["nodes"]] == [2, 1, 3]
+    assert served.client.get(f"{path}/nodes", params={"sort": "age"}).status_code == 400

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 from ...errors import ConfigError
 from ...loom import Heddle
+from ...loom.sibling_order import rating_of
 from .selection import Selection
 from .turns import ROLE, messages_of
 
@@ -26,7 +27,8 @@ def ranking(by: str | Rank, bookmark: Label) -> Rank:
     """Return a function that returns a node's rank among its siblings; higher is better.
 
     Args:
-        by: "score", "bookmark" (nodes with a bookmark first), or a function of a node.
+        by: "score", "rating" (`meta["rating"]`), "bookmark" (nodes with a bookmark first), or a
+            function of a node.
         bookmark: returns a node's bookmark, or None.
 
     Raises: ConfigError for another value of `by`.
@@ -37,7 +39,11 @@ def ranking(by: str | Rank, bookmark: Label) -> Rank:
         return lambda node: node.score
     if by == "bookmark":
         return lambda node: float(bookmark(node) is not None)
-    raise ConfigError(f'by is {by!r}; allowed are "score", "bookmark" or a function of a node')
+    if by == "rating":
+        return rating_of
+    raise ConfigError(
+        f'by is {by!r}; allowed are "score", "rating", "bookmark" or a function of a node'
+    )
 
 
 def pair_lines(

@@ -6,7 +6,7 @@ Saved files have another format (`file.py`), which is versioned and can be read 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -92,16 +92,40 @@ def growth_object(
     }
 
 
-def tree_object(loom: Loom, name: str, model: str, at: Heddle, numbers: Numbers) -> Json:
-    """Serialize a loom with its nodes, parents first. at: the current node."""
+def tree_object(
+    loom: Loom,
+    name: str,
+    model: str,
+    at: Heddle,
+    numbers: Numbers,
+    *,
+    sort: str | None = None,
+) -> Json:
+    """Serialize a loom with its nodes, parents first.
+
+    at: the current node. sort: the order of siblings, as for `sort_siblings`; None: as in the loom.
+    """
     return {
         "loom": name,
         "model": model,
         "prompt": loom.user_prompt,
         "chat_template_used": loom.chat_template_used,
         "at": numbers[at.id],
-        "nodes": [node_object(node, numbers) for node in loom.walk()],
+        "nodes": [node_object(node, numbers) for node in _walk(loom, sort)],
     }
+
+
+def _walk(loom: Loom, sort: str | None) -> Iterator[Heddle]:
+    if sort is None:
+        yield from loom.walk()
+        return
+    from ...loom.sibling_order import sort_siblings
+
+    stack: list[Heddle] = [loom]
+    while stack:
+        node = stack.pop()
+        yield node
+        stack.extend(reversed(sort_siblings(node.children, sort)))
 
 
 def path_object(node: Heddle, name: str, text: str, numbers: Numbers) -> Json:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Response
 
 from ....loom import Heddle
+from ....loom.sibling_order import SiblingKey, sort_siblings
 from ...api.looms import LoomTree
 from ...api.nodes import (
     FIELDS,
@@ -31,6 +32,13 @@ from ..service import ServiceDep
 router = APIRouter(prefix="/api/v1/looms/{loom}", tags=["nodes"], responses=ERRORS)
 Under = Annotated[str, Query(max_length=64, description="Number or id of the top node.")]
 Depth = Annotated[int | None, Query(ge=0, description="Levels below the top node; null: all.")]
+Sort = Annotated[
+    SiblingKey | None,
+    Query(
+        description="Order of siblings: entropy lowest first, the others highest first; null: as"
+        " they were added."
+    ),
+]
 Field = Literal["tokens", "meta", "params", "kv"]
 NodeFields = Annotated[
     list[Field] | None,
@@ -43,13 +51,19 @@ AllNodeFields = Annotated[
 
 
 def within(
-    live: OpenLoom, top: Heddle, depth: int | None, max_nodes: int | None = None
+    live: OpenLoom,
+    top: Heddle,
+    depth: int | None,
+    max_nodes: int | None = None,
+    *,
+    sort: str | None = None,
 ) -> list[Heddle]:
     """Return a node and its descendants, parents first.
 
     Args:
         depth: maximum level below `top`; None means all levels.
         max_nodes: maximum number of nodes; None means all.
+        sort: the order of siblings, as for `sort_siblings`; None: as in the loom.
     """
     nodes: list[Heddle] = []
     stack = [(top, 0)]
@@ -57,7 +71,10 @@ def within(
         node, level = stack.pop()
         nodes.append(node)
         if depth is None or level < depth:
-            stack.extend((child, level + 1) for child in reversed(live.children_of(node)))
+            children = live.children_of(node)
+            if sort is not None:
+                children = sort_siblings(children, sort)
+            stack.extend((child, level + 1) for child in reversed(children))
     return nodes
 
 
@@ -82,6 +99,7 @@ async def list_nodes(
             max_length=200, description="Only nodes with these numbers; absent ones are skipped."
         ),
     ] = None,
+    sort: Sort = None,
 ) -> Response:
     """List nodes in the order of the tree, parents first, page by page.
 
@@ -102,7 +120,7 @@ async def list_nodes(
             raise _page_gone_error("the changes since that revision are no longer known")
         page = await live.call(
             lambda: _node_page(
-                live, live.node(under), depth, fields or [], changes, limit, after, nodes
+                live, live.node(under), depth, fields or [], changes, limit, after, nodes, sort
             )
         )
         return json_response(page, rev=live.kept.rev)
@@ -125,6 +143,7 @@ def _node_page(
     limit: int,
     after: str | None,
     only_numbers: list[int] | None,
+    sort: str | None,
 ) -> dict[str, Any]:
     """Return the fields of a NodePage.
 
@@ -137,9 +156,10 @@ def _node_page(
         limit: maximum number of nodes.
         after: `next` of the last page; None for the first page.
         only_numbers: only nodes with these numbers; None: all.
+        sort: the order of siblings; None: as in the loom.
     """
     is_first = changes is None and after is None and only_numbers is None
-    nodes = within(live, top, depth, limit + 1 if is_first else None)
+    nodes = within(live, top, depth, limit + 1 if is_first else None, sort=sort)
     if after is not None:
         name = after.removesuffix(_CHANGES)
         matches = (name in (str(live.number(node)), node.id) for node in nodes)
@@ -175,10 +195,13 @@ async def read_tree(
     under: Under = "0",
     depth: Depth = None,
     fields: NodeFields = None,
+    sort: Sort = None,
 ) -> Response:
     """Return the tree as nested objects; for trees of at most 2,000 nodes."""
     async with service.looms.open_locked(loom) as live:
-        tree = await live.call(lambda: _nested_nodes(live, live.node(under), depth, fields or []))
+        tree = await live.call(
+            lambda: _nested_nodes(live, live.node(under), depth, fields or [], sort)
+        )
         data = {"loom": live.kept.id, "rev": live.kept.rev, "tree": tree}
         return json_response(data, rev=live.kept.rev)
 
@@ -187,10 +210,10 @@ _MAX_NESTED, _MAX_LEVELS = 2000, 400
 
 
 def _nested_nodes(
-    live: OpenLoom, top: Heddle, depth: int | None, fields: list[Field]
+    live: OpenLoom, top: Heddle, depth: int | None, fields: list[Field], sort: str | None
 ) -> dict[str, Any]:
     """Return a node and its descendants as nested fields of TreeNode, without recursion."""
-    nodes = within(live, top, depth)
+    nodes = within(live, top, depth, sort=sort)
     if len(nodes) > _MAX_NESTED:
         raise RequestError(
             400, "tree_too_large", f"{len(nodes)} nodes are too many for a nested tree",
