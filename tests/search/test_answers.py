@@ -26,7 +26,7 @@ def propose(nodes: list[Heddle]) -> list[list[str]]:
     return [TEXTS for _ in nodes]
 
 
-def asked(**options: Any) -> Any:
+def vote_on(**options: Any) -> Any:
     return best_of_n(model(), "2 + 2?", n=len(TEXTS), propose=propose, seed=1, **options)
 
 
@@ -43,7 +43,7 @@ def asked(**options: Any) -> Any:
         (r"\d+", "none", None),
     ],
 )
-def test_answer_is_read_as_the_option_says(answer: str, text: str, expected: str | None) -> None:
+def test_answer_is_read_by_name_or_expression(answer: str, text: str, expected: str | None) -> None:
     assert answer_reader(answer)(text) == expected
 
 
@@ -53,7 +53,7 @@ def test_check_matches_the_full_answer() -> None:
 
 
 def test_equal_answers_are_one_group_and_votes_are_the_reason() -> None:
-    result = asked()
+    result = vote_on()
     assert (result.measure, result.votes[0].answer) == ("share of votes", "4")
     assert [(group.answer, group.count) for group in result.answers] == [
         ("4", 2),
@@ -66,20 +66,20 @@ def test_equal_answers_are_one_group_and_votes_are_the_reason() -> None:
 
 
 def test_equal_numbers_of_votes_are_decided_by_the_mean_logprob() -> None:
-    result = asked(answer=r"^(So|It|Answer)")
+    result = vote_on(answer=r"^(So|It|Answer)")
     assert result.reason == "2 of 4 texts have the answer Answer"
-    tied = asked(answer=r"Answer: (4)|So (5)|Answer: (7)", check="5|7")
+    tied = vote_on(answer=r"Answer: (4)|So (5)|Answer: (7)", check="5|7")
     passing = [group for group in tied.answers if group.solved]
     assert {group.answer for group in passing} == {"5", "7"}
     assert "no other answer has more, and it has the highest mean log-probability" in tied.reason
 
 
 def test_check_decides_between_answers_and_is_named() -> None:
-    result = asked(answer="last_number", check="7")
+    result = vote_on(answer="last_number", check="7")
     assert (result.answer, result.solved) == ("7", True)
     assert "passes the check" in result.reason
     assert [group.solved for group in result.answers] == [True, False, False]
-    none = asked(answer="last_number", check="8")
+    none = vote_on(answer="last_number", check="8")
     assert none.solved is False
     assert none.reason == (
         "no answer passes the check, and this text has the highest mean log-probability of 4"
@@ -87,7 +87,7 @@ def test_check_decides_between_answers_and_is_named() -> None:
 
 
 def test_judge_scores_answers_by_the_probability_of_yes() -> None:
-    result = asked(judge="Q: {prompt} A: {answer} / {text}. Right?")
+    result = vote_on(judge="Q: {prompt} A: {answer} / {text}. Right?")
     best = max(result.loom.children, key=lambda node: node.score or 0.0)
     assert result.measure == "judge"
     assert result.best is best
@@ -138,4 +138,4 @@ def test_task_is_named_as_the_model_s_verdict() -> None:
 )
 def test_wrong_answer_options_raise(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        asked(**options)
+        vote_on(**options)

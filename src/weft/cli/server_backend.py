@@ -667,11 +667,11 @@ class ServerLoomSession(LoomSession):
             Vote(vote["answer"], (best,) * vote["count"], 0.0) for vote in result["votes"]
         )
         groups = []
-        for each in result["answers"]:
-            nodes = tuple(self.by_number.get(number, self.loom) for number in each["nodes"])
-            score = None if each["score"] is None else parse_number(each["score"], "a score")
-            values = (each["share"], score, each["mean_logprob"], each["solved"])
-            groups.append(AnswerGroup(each["answer"], nodes, *values))
+        for record in result["answers"]:
+            nodes = tuple(self.by_number.get(number, self.loom) for number in record["nodes"])
+            score = None if record["score"] is None else parse_number(record["score"], "a score")
+            values = (record["share"], score, record["mean_logprob"], record["solved"])
+            groups.append(AnswerGroup(record["answer"], nodes, *values))
         return SearchResult(
             best,
             result["text"],

@@ -47,9 +47,9 @@ _VALUES: dict[str, Callable[[Heddle], float | None]] = {
 def sort_siblings(nodes: Sequence[Heddle], by: str) -> list[Heddle]:
     """Return nodes sorted by a value; nodes without the value come last, in their order.
 
-    by: "probability" (mean probability, highest first), "entropy" (mean entropy, lowest first),
-        "length" (tokens, or characters without tokens; longest first), "score" (highest first), or
-        "rating" (`meta["rating"]`, highest first).
+    by: "probability" or "entropy" (means over the tokens), "length" (in tokens, or in characters
+        without tokens), "score", or "rating" (`meta["rating"]`). The lowest entropy comes first;
+        of the others, the highest value does.
 
     Raises: ConfigError for another value of `by`.
     """

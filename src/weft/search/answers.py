@@ -240,7 +240,7 @@ def _reason(search: Search, best: Heddle, nodes: Sequence[Heddle], measure: str)
         measure: the name of the search's measure.
     """
     if best is search.start:
-        return "the search found no answer"
+        return "there is no answer yet"
     if search.checks and search.is_solved(best):
         passing = [node for node in nodes if search.is_solved(node)]
         if len(passing) == 1:
