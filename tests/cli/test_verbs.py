@@ -208,6 +208,21 @@ def test_solve_of_an_unknown_task_prints_a_note(weft) -> None:
     assert weft("solve", samples.sum, *few, "--json").stderr == ""
 
 
+def test_grow_sets_shows_and_removes_the_author_s_note(weft) -> None:
+    few = ("-n", "1", "--max-tokens", "2")
+    weft("run", samples.story, *few)
+    noted = weft("grow", "0", *few, "--note", "[Be sad.]", "--note-depth", "1")
+    assert "author's note at depth 1: [Be sad.]" in noted.stderr
+    assert "author's note at depth 1: [Be sad.]" in weft("tree").stdout
+    assert "depth 2: [Be sad.]" in weft("grow", "0", *few, "--note-depth", "2").stderr
+    assert "[Be sad.]" not in weft("read", "1").stdout
+    assert "note" not in weft("grow", "0", *few, "--note", "").stderr
+    assert "note" not in weft("tree").stdout
+    wrong = weft("grow", "0", *few, "--note-depth", "1")
+    assert wrong.exit_code == 2
+    assert "--note-depth needs a note" in wrong.stderr
+
+
 def test_tree_sorts_siblings(weft) -> None:
     weft("run", samples.story, "-n", "6", "--max-tokens", "3", "--seed", "1")
     nodes = json.loads(weft("tree", "--json").stdout)["nodes"]

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..lm.results import Delta, Distribution
     from ..lm.stats import Stats
     from ..loom import Heddle, Loom
+    from ..loom.author_note import AuthorNote
     from ..search import Level, SearchResult
     from ..search.core import BackgroundLoop, Grow, Work
     from ..search.strategies import Strategy
@@ -486,6 +487,12 @@ class LocalLoomSession(LoomSession):
         message = node.add(self._lm.turn_delta([{"role": "user", "content": text}]))
         message.meta[USER_TEXT_KEY] = text
         return message
+
+    def set_note(self, note: AuthorNote | None) -> None:
+        """Set the author's note of the loom and save it; None removes the note."""
+        self.loom.note = note
+        if self.stored is not None:
+            self.stored.commit("edit")
 
     def next(self, node: Heddle, top: int = 10) -> Distribution:
         """Return the `top` likeliest next tokens at a node."""

@@ -23,6 +23,8 @@ from .model import TINY
 from .options import Tint
 from .views import show_next, show_path
 
+DEPTH = 4  # of an author's note, as `weft.loom.author_note.DEPTH`
+
 if TYPE_CHECKING:
     from ..loom import Heddle
     from .session import LoomSession
@@ -161,6 +163,22 @@ def grow(
     force: Annotated[
         bool, typer.Option("--force", help="Also grow a node that has ended.")
     ] = False,
+    note: Annotated[
+        str | None,
+        typer.Option(
+            "--note",
+            help="Set the loom's author's note, which is inserted into the context while it grows; "
+            '"" removes the note.',
+        ),
+    ] = None,
+    note_depth: Annotated[
+        int | None,
+        typer.Option(
+            "--note-depth",
+            help="Messages after the note in a chat, line breaks after it in other text.",
+            show_default=f"{DEPTH}",
+        ),
+    ] = None,
     interactive: options.Interactive = False,
     color: options.Color = None,
     text_or_tree: options.AsText = None,
@@ -186,9 +204,37 @@ def grow(
     with open_with_model(loom, model, engine, kv_budget) as session:
         at = session.node(node)
         request = request.with_settings_of(at)
+        change_note(session, note, note_depth)
         if user_text is not None:
             at = session.add_user_text(at, user_text, chat=chat, special=special)
         grow_and_report(session, at, request)
+
+
+def change_note(session: LoomSession, text: str | None, depth: int | None) -> None:
+    """Change the author's note of a loom; print the note that its growth uses to stderr.
+
+    Args:
+        text: the new note; "" removes the note, None keeps its text.
+        depth: the new depth; None keeps the depth.
+
+    Raises: ConfigError for a depth without a note.
+    """
+    from ..loom.author_note import AuthorNote
+
+    old = session.loom.note
+    if text == "":
+        if depth is not None:
+            raise ConfigError("--note-depth needs a note; leave it out to remove the note")
+        session.set_note(None)
+    elif text is not None or depth is not None:
+        words = text if text is not None else old.text if old is not None else ""
+        if not words:
+            raise ConfigError("--note-depth needs a note: give --note TEXT")
+        kept = DEPTH if old is None else old.depth
+        session.set_note(AuthorNote(words, kept if depth is None else depth))
+    if (note := session.loom.note) is not None:
+        line = f"author's note at depth {note.depth}: {note.text}"
+        TerminalWriter.for_stream(sys.stderr).line((line, "dim"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ..lm.results import Delta, Distribution
     from ..lm.stats import Stats
     from ..loom import Heddle, Loom
+    from ..loom.author_note import AuthorNote
     from ..search import Level, SearchResult
     from ..search.strategies import Strategy
     from ..service.api.looms import LoomObject
@@ -597,6 +598,11 @@ class ServerLoomSession(LoomSession):
         self._fill(node, self.client.node(self.id, number, fields=_ALL_FIELDS))
         parent.children.append(node)
         return node
+
+    def set_note(self, note: AuthorNote | None) -> None:
+        """Set the author's note of the loom; None removes the note."""
+        self.loom.note = note
+        self.client.edit_loom(self.id, meta=self.loom.meta)
 
     def next(self, node: Heddle, top: int = 10) -> Distribution:
         """Return the `top` likeliest next tokens at a node."""

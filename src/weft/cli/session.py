@@ -15,6 +15,7 @@ from ..viz.terminal import TerminalWriter
 if TYPE_CHECKING:
     from ..lm.results import Delta, Distribution
     from ..loom import Heddle, Loom
+    from ..loom.author_note import AuthorNote
     from .backend import ModelHandle
 
 
@@ -134,6 +135,10 @@ class LoomSession(ABC):
         chat: True adds it as a chat turn, False as plain text, None like the loom's prompt.
         special: parse special tokens in plain text. A chat turn cannot use it.
         """
+
+    @abstractmethod
+    def set_note(self, note: AuthorNote | None) -> None:
+        """Set the author's note of the loom and save it; None removes the note."""
 
     @abstractmethod
     def next(self, node: Heddle, top: int = 10) -> Distribution:

@@ -92,6 +92,8 @@ def show_loom(session: LoomSession, top: int, *, sort: str | None = None, as_jso
     out.lines(Picture(out, below_root(session), path=path, top=top, sort=sort).lines(session.loom))
     out.line()
     out.facts(summary_of(session))
+    if (note := session.loom.note) is not None:
+        out.line((f"author's note at depth {note.depth}: {note.text}", "dim"))
     session.try_remember()
     suggest_for_tree(session)
 

@@ -19,6 +19,7 @@ from .._core.sched.work import FinishReason, Run, RunState, Ticket
 from .._core.tokens.text import TextStream
 from ..errors import ConfigError, ConstraintError, Terminal
 from ..lm.results import Delta
+from .author_note import note_of, place_with_note
 from .constrained_text import allow_moved_spaces, constrained_tokens, warn_of_prompt_before
 from .node import (
     child_list,
@@ -224,6 +225,7 @@ class PendingBranch:
         child: the node that receives the tokens; it is attached at the end.
         parent: the node that it continues.
         origin: the parent's place in the token tree when the call started.
+        start: the place that the run continues; another than `origin` if the loom has a note.
         watch: detects stop strings and sends events; None if the call needs neither.
         siblings: attaches the call's branches of this parent.
     """
@@ -234,6 +236,7 @@ class PendingBranch:
         child: Heddle,
         parent: Heddle,
         origin: Place,
+        start: Place,
         watch: StopWatcher | None,
         siblings: SiblingOrder,
     ) -> None:
@@ -242,6 +245,7 @@ class PendingBranch:
         self.stop_ids = frozenset[int]()  # end tokens of its constraint
         self.parent = parent
         self.origin = origin
+        self.start = start
         self.watch = watch
         self.siblings = siblings  # shared by the call's branches of this parent
         self.ticket: Ticket | None = None
@@ -316,8 +320,10 @@ class PendingBranch:
         child = self.child
         if not child.tokens and child.finish_reason in ("cancelled", "interrupted"):
             return
-        # If the parent changed meanwhile, the child computes its place when it is used.
-        set_place(child, end if is_place_of(self.parent, self.origin) else None)
+        # If the parent changed meanwhile, the child computes its place when it is used. The place
+        # after a note is not that of the path.
+        is_own = self.start is self.origin and is_place_of(self.parent, self.origin)
+        set_place(child, end if is_own else None)
         self.siblings.insert(self.index, child)
         self.attached = True
 
@@ -365,6 +371,8 @@ class Growth:
             raise ConfigError("the node's path is empty: there are no tokens to continue. Add text")
         if params.constraint is not None:
             warn_of_prompt_before(node, params.constraint)
+        note = note_of(node.path[0].meta)
+        start = origin if note is None else place_with_note(node, note)
         siblings = SiblingOrder(node)
         for branch in range(params.n):
             child = new_child(node)
@@ -373,7 +381,7 @@ class Growth:
             watched = params.stop or self._channel is not None
             index = len(self.branches)
             watch = StopWatcher(index, self.lm, params, self._channel) if watched else None
-            pending = PendingBranch(index, child, node, origin, watch, siblings)
+            pending = PendingBranch(index, child, node, origin, start, watch, siblings)
             if self._channel is not None:
                 pending.text = self.lm.text.stream()
             self._runs.append(self._create_run(child, pending))
@@ -396,7 +404,7 @@ class Growth:
                 sampler.matcher.accept(token)
                 sampler.resumed = True
         return Run(
-            pending.origin,
+            pending.start,
             sampler,
             stop_ids=self.lm.text.stop_ids | pending.stop_ids,
             max_tokens=params.max_tokens,

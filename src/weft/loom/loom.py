@@ -11,6 +11,7 @@ from .._core.sampling.params import rejects_unknown_options
 from .._core.validation import check_bool
 from ..errors import ConfigError
 from ..lm.chat import ChatPrompt
+from .author_note import AUTHOR_NOTE, AuthorNote, note_of
 from .constrained_text import HEAL, strip_end_spaces
 from .heddle import Heddle
 from .model_binding import ModelBinding, is_lm
@@ -195,6 +196,23 @@ class Loom(Heddle):
     def adapter(self) -> str | None:
         """The name of the LoRA adapter that the loom's nodes run with; None: the base model."""
         return self._binding.adapter
+
+    @property
+    def note(self) -> AuthorNote | None:
+        """The author's note, which `grow`, `stream` and searches insert into the context.
+
+        Assign a text, an AuthorNote, or None. Nodes do not contain the note, and their KV is not
+        that of the growth: it is computed when a node without the note is used.
+        """
+        return note_of(self.meta)
+
+    @note.setter
+    def note(self, note: AuthorNote | str | None) -> None:
+        if note is None:
+            self.meta.pop(AUTHOR_NOTE, None)
+            return
+        note = AuthorNote(note) if isinstance(note, str) else note
+        self.meta[AUTHOR_NOTE] = {"text": note.text, "depth": note.depth}
 
     @property
     def chat_template_used(self) -> bool:

@@ -11,6 +11,7 @@ import weft
 from foreign_looms import CHATS, FILES, MIKUPAD, OPEN_WEBUI, SILLYTAVERN, TEXTGEN
 from shallow import shallow
 from weft import LM, Heddle, Loom
+from weft.loom.author_note import AuthorNote
 from weft.service.interchange import messages_of, read
 from weft.service.interchange.chat_turns import START
 
@@ -204,7 +205,7 @@ def test_session_of_mikupad_is_a_path_of_typed_and_generated_texts() -> None:
     texts = [only.loom.user_prompt, *texts_of(list(only.at.path[1:]))]
     assert texts == ["Once", " upon a time", " there"]
     assert not only.loom.chat_template_used
-    assert only.loom.meta["imported"]["authorNoteTokens"]["text"] == "Write short."
+    assert only.loom.note == AuthorNote("[Write short.]", 3)
     assert "sk-not-to-be-kept" not in str([node.meta for node in only.loom.walk()])
     assert report.dropped == ("2 settings of the session were left out",)
 

@@ -924,3 +924,20 @@ def test_siblings_are_sorted_by_a_parameter(served: Served) -> None:
     tree = served.client.get(f"{path}/tree", params=rated).json()["tree"]
     assert [node["node"] for node in tree["nodes"]] == [2, 1, 3]
     assert served.client.get(f"{path}/nodes", params={"sort": "age"}).status_code == 400
+
+
+def test_author_note_of_a_loom_is_used_and_checked(served: Served) -> None:
+    prompt = {"prompt": "One.\nTwo", "template": False}
+    created = served.client.post("/api/v1/looms", json=prompt)
+    path = f"/api/v1/looms/{created.json()['id']}"
+    meta = {"author_note": {"text": "[N]", "depth": 1}}
+    served.client.patch(path, json={"meta": meta}).raise_for_status()
+    assert served.client.get(path).json()["meta"]["author_note"] == meta["author_note"]
+    body = {"max_tokens": 4, "seed": 1, "wait": True}
+    noted = served.client.post(f"{path}/nodes/0/generate", json=body).json()["nodes"]
+    prompt["prompt"] = "One.\n[N]\nTwo"
+    other = served.client.post("/api/v1/looms", json=prompt).json()["id"]
+    twin = served.client.post(f"/api/v1/looms/{other}/nodes/0/generate", json=body).json()["nodes"]
+    assert [node["text"] for node in noted] == [node["text"] for node in twin]
+    wrong = served.client.patch(path, json={"meta": {"author_note": "[N]"}})
+    assert (wrong.status_code, "author_note" in wrong.text) == (400, True)

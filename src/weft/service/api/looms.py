@@ -70,7 +70,11 @@ class EditLoom(RequestModel):
     """Changes of a loom's name or notes; fields that are left out stay."""
 
     name: str | None = Field(default=None, description="The new name.")
-    meta: Json | None = Field(default=None, description="The notes; replaces all of them.")
+    meta: Json | None = Field(
+        default=None,
+        description='The notes; replaces all of them. {"author_note": {"text": …, "depth": 4}} is'
+        " inserted into the context of growth.",
+    )
 
 
 class LoomTree(ResponseModel):

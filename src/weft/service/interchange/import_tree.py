@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from ..._core.atomic_files import repr_short
 from ...errors import FormatError
 from ...loom import Heddle, Loom
+from ...loom.author_note import AUTHOR_NOTE
 from ...loom.loom import MESSAGES, Prompt, read_prompt
 from ...loom.model_binding import ModelBinding
 from ...loom.node import DISPLAY, child_list, encode_after, new_child, set_text
@@ -63,6 +64,7 @@ class Sketch:
     special: bool = False  # parse special tokens in the texts; a template or a model wrote them
     imported: dict[str, Any] = field(default_factory=dict)  # other values of the file
     notes: Counter[str] = field(default_factory=Counter)  # omissions and changes, with counts
+    author_note: dict[str, Any] | None = None  # as `weft.loom.author_note` keeps it
     user_prompt: str | None = None  # the user's text, if the root's text is a rendered template
     messages: list[dict[str, Any]] | None = None  # the chat messages of a rendered prompt
 
@@ -202,6 +204,8 @@ def build_loom(
     for node, knot in zip(nodes, sketch.knots, strict=True):
         _note(node, knot)
     loom.meta[IMPORTED] = {"format": recognised_as, **sketch.imported, **root.imported}
+    if sketch.author_note is not None:
+        loom.meta[AUTHOR_NOTE] = sketch.author_note
     if sketch.messages not in (None, [{"role": "user", "content": user_prompt}]):
         loom.meta[MESSAGES] = sketch.messages
     return ImportedLoom(sketch.title, loom, nodes[sketch.at])

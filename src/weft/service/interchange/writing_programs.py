@@ -8,6 +8,7 @@ from typing import Any
 
 from ..._core.atomic_files import repr_short
 from ...errors import FormatError
+from ...loom.author_note import DEPTH
 from .fields import Json, record_of, text_of
 from .import_tree import Knot, Sketch
 
@@ -71,6 +72,7 @@ def mikupad(data: Any) -> list[Sketch]:
         parent = sketch.add(Knot(text, parent, imported=imported))
     sketch.at = max(parent, 0)
     sketch.imported = _context(data)
+    sketch.author_note = _author_note(sketch.imported)
     n_settings = len(data.keys() - {"prompt", "name", *_CONTEXT_FIELDS})
     if n_settings:
         sketch.notes["settings of the session were left out"] += n_settings
@@ -79,6 +81,18 @@ def mikupad(data: Any) -> list[Sketch]:
 
 def _context(data: Json) -> Json:
     return {name: _decoded(data[name]) for name in _CONTEXT_FIELDS if name in data}
+
+
+def _author_note(context: Json) -> Json | None:
+    """Return the note of a session; mikupad counts its depth in line breaks, too."""
+    parts, depth = context.get("authorNoteTokens"), context.get("authorNoteDepth")
+    if not isinstance(parts, dict) or not parts.get("text"):
+        return None
+    text = "".join(
+        text_of(parts, name, "authorNoteTokens") for name in ("prefix", "text", "suffix")
+    )
+    is_depth = isinstance(depth, int) and not isinstance(depth, bool) and depth >= 0
+    return {"text": text, "depth": depth if is_depth else DEPTH}
 
 
 def _decoded(value: object) -> object:

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Query, Response
 
 from ....errors import ConfigError, StoreError, StoreUnavailable
 from ....loom import Heddle, Loom
+from ....loom.author_note import note_of
 from ....loom.node import preorder
 from ...api.looms import (
     CreateLoom,
@@ -79,6 +80,7 @@ async def create_loom(body: CreateLoom, service: ServiceDep) -> Response:
 
         def build() -> Loom:
             loom = Loom(lm, prompt, template=body.template, special=special, system=body.system)
+            note_of(body.meta)  # raises for a wrong note
             loom.meta.update(body.meta)
             loom.meta["model"] = model.source
             return loom
@@ -142,6 +144,7 @@ async def edit_loom(loom: LoomName, body: EditLoom, service: ServiceDep, actor: 
     async with service.looms.open_locked(loom) as live:
         if "meta" in body.model_fields_set:
             meta = body.meta or {}
+            note_of(meta)  # raises for a wrong note
             reserved = {
                 name: value for name, value in live.kept.loom.meta.items() if name in _RESERVED_META
             }
