@@ -103,8 +103,8 @@ def test_growth_with_note_equals_growth_of_the_text_with_the_note(way: str) -> N
     # The nodes have the path without the note.
     assert noted[0].get_prefix_tokens() == [*loom.tokens, *noted[0].tokens]
     assert noted[0].place.ids() == noted[0].get_prefix_tokens()
-    again = Loom(lm, TEXT, template=False).add(noted[0].tokens)
-    assert noted[0].next(3) == again.next(3)
+    plain = Loom(lm, TEXT, template=False).add(noted[0].tokens)
+    assert noted[0].next(3) == plain.next(3)
 
 
 def test_tokens_before_the_note_are_computed_once() -> None:

@@ -29,8 +29,8 @@ class AuthorNote:
 
     Attributes:
         text: the note.
-        depth: the number of messages after the note in a chat, or of line breaks after it in other
-            text; 0 inserts it at the end.
+        depth: the number of messages after the note in a chat, or of line breaks in other text. 0
+            inserts the note at the end.
     """
 
     text: str
