@@ -360,7 +360,7 @@ def test_schema_as_gbnf_accepts_the_same_objects(compiler, required) -> None:
         ({"type": "array", "maxItems": 0}, ["[]"], ["[1]"]),
     ],
 )
-def test_the_parts_of_a_schema_have_their_rules(compiler, schema, good, bad) -> None:
+def test_parts_of_a_schema_have_their_rules(compiler, schema, good, bad) -> None:
     text = json_schema_to_grammar(json.dumps(schema))
     assert text.startswith("root ::= ")
     assert all(fits(compiler, GBNF(text), each) for each in good)

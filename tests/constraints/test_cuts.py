@@ -173,14 +173,14 @@ def _assert_cut(compiler: Compiler, matcher: Matcher, text: bytes, banned: froze
     assert banned.isdisjoint(drawn)
 
 
-def test_a_ban_of_one_token_leaves_the_tokenizers_cut_before_it(compiler: Compiler) -> None:
+def test_ban_of_one_token_leaves_the_tokenizers_cut_before_it(compiler: Compiler) -> None:
     own = compiler.ids_of(b"hello there world")
     assert len(own) > 3
     matcher = compiler.matcher(Choice(["hello there world"]))
     assert matcher.forced(frozenset(own[-1:])) == own[:-1]
 
 
-def test_the_other_id_of_an_equal_text_is_used_for_a_banned_one() -> None:
+def test_other_id_of_an_equal_text_is_used_for_a_banned_one() -> None:
     text = Tokenizer.wrap(builders.duplicates(), stop_ids=[1])
     compiler = Compiler(text, text.n_vocab)
     spelled = compiler.spellings
@@ -253,7 +253,7 @@ def test_loom_branch_and_search_give_one_cut_without_banned_tokens(lm: LM, n_ban
         assert by_search(lm, bias) == tokens
 
 
-def test_a_text_without_another_cut_is_a_dead_end_in_loom_branch_and_search(lm: LM) -> None:
+def test_text_without_another_cut_is_a_dead_end_in_loom_branch_and_search(lm: LM) -> None:
     with_w = [token for token, each in enumerate(lm.text.vocab_bytes) if b"w" in each]
     bias = dict.fromkeys(with_w, -math.inf)
     assert by_loom(lm, bias) is None

@@ -230,7 +230,7 @@ def _pieces() -> Compiler:
     return Compiler(text, text.n_vocab + 40)
 
 
-def test_flags_of_a_trigger_are_honoured() -> None:
+def test_flags_of_a_trigger_are_applied() -> None:
     grammar_compiler = compiler()
     lazy = Lazy(Regex("(?i)owl[0-9]"), [re.compile("owl", re.I)])
     for text in ("an owl", "an OwL"):

@@ -67,7 +67,7 @@ def test_limits_apply_with_another_constraint_and_are_saved() -> None:
         lm.constraints.matcher(TokenLimits(stop_ids=frozenset({lm.info.n_vocab})))
 
 
-def test_a_node_that_a_stop_token_ended_can_be_continued() -> None:
+def test_node_that_a_stop_token_ended_can_be_continued() -> None:
     lm = weft.load(shallow())
     loom = weft.Loom(lm, "Once")
     tokens = loom.grow(temperature=0, max_tokens=3)[0].tokens

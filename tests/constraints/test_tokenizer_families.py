@@ -287,7 +287,7 @@ def text() -> Tokenizer:
     return tokenizer("embedded")
 
 
-def test_a_lazy_grammar_and_a_cut_text_are_gone_on_with(lm: LM) -> None:
+def test_lazy_grammar_and_a_cut_text_are_gone_on_with(lm: LM) -> None:
     loom = Loom(lm, "hello")
     words = Lazy(Regex("o[0-9]{2}!"), ["o"])
     for node in loom.grow(n=4, constraint=words, max_tokens=120, seed=2, show=False):

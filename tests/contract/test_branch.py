@@ -493,7 +493,7 @@ def test_iteration_equals_the_manual_loop_and_may_be_resumed_after_a_break(make)
     assert not rest or not rest[-1].is_stop
 
 
-def test_the_same_seed_gives_the_same_text_by_loom_and_branch(make, kind) -> None:
+def test_same_seed_gives_the_same_text_by_loom_and_branch(make, kind) -> None:
     lm = drawn_by_weft(make(kind))
     loom = Loom(lm, PROMPT)
     (node,) = loom.grow(n=1, seed=3, max_tokens=12, show=False, temperature=1.0)
@@ -603,7 +603,7 @@ def test_kv_that_commits_have_computed_is_trimmed_by_hand(make, kv_kind) -> None
     assert not branch.is_active
 
 
-def test_an_empty_branch_and_one_without_addressable_kv_are_not_active(make) -> None:
+def test_empty_branch_and_one_without_addressable_kv_are_not_active(make) -> None:
     branch = root(make("hidden"))
     branch.commit(20)
     assert (branch.is_active, branch.metrics.kv_tokens) == (False, 0)

@@ -230,7 +230,7 @@ def test_recorded_logprobs_and_entropies_are_the_raw_ones(
     np.testing.assert_allclose(result.entropies, -(np.exp(rows) * rows).sum(-1), atol=within(2e-4))
 
 
-def test_an_empty_path_has_no_kv_to_export(make: Make) -> None:
+def test_empty_path_has_no_kv_to_export(make: Make) -> None:
     lm = make("numpy")
     with pytest.raises(ConfigError, match="path is empty"):
         lm.kv.export(lm.place([]))

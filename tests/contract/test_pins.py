@@ -98,7 +98,7 @@ def test_collected_pin_is_released(make: Make) -> None:
 
 
 @pytest.mark.parametrize("change", ["remove", "text", "split", "merge", "clip", "move", "close"])
-def test_a_pin_of_a_node_that_changes_keeps_its_tokens_and_leaks_nothing(
+def test_pin_of_a_node_that_changes_keeps_its_tokens_and_leaks_nothing(
     change: str, make: Make
 ) -> None:
     lm = make("numpy", kv_slots=200)
@@ -172,7 +172,7 @@ def test_paths_that_are_pinned_count_among_those_an_engine_can_have(make: Make) 
     pins.pop().unpin()
 
 
-def test_what_is_promised_is_pinned_once_it_is_computed(make: Make) -> None:
+def test_try_pin_reserves_slots_and_pins_them_once_computed(make: Make) -> None:
     lm = make("numpy", kv_slots=SLOTS)
     ids = prompt_ids(lm)[:20]
     pin = lm.kv.try_pin(ids)
@@ -194,7 +194,7 @@ def test_what_is_promised_is_pinned_once_it_is_computed(make: Make) -> None:
 
 
 @pytest.mark.parametrize("is_promised", [False, True])
-def test_a_session_that_nothing_runs_in_gives_its_room_to_a_pin(
+def test_session_that_nothing_runs_in_gives_its_room_to_a_pin(
     make: Make, is_promised: bool
 ) -> None:
     lm = make("numpy", kv_slots=30)
@@ -257,7 +257,7 @@ def test_trimming_and_loading_leave_a_pinned_path(make: Make) -> None:
     assert left(lm) == 0
 
 
-def test_a_pin_ends_with_its_lm_and_nothing_can_be_pinned_then(make: Make) -> None:
+def test_pin_ends_with_its_lm_and_nothing_can_be_pinned_then(make: Make) -> None:
     lm = make("numpy")
     pin = lm.kv.pin([1, 2, 3])
     assert repr(pin) == "<Pin of 3 tokens, pinned>"
@@ -276,7 +276,7 @@ def test_a_pin_ends_with_its_lm_and_nothing_can_be_pinned_then(make: Make) -> No
         lm.kv.try_pin(pin.place)
 
 
-def test_what_cannot_be_pinned_is_refused(make: Make) -> None:
+def test_pin_of_an_invalid_path_raises(make: Make) -> None:
     lm = make("numpy")
     for wrong in ([], lm.place([])):
         with pytest.raises(ConfigError, match="path is empty"):
@@ -311,7 +311,7 @@ def test_offloading_by_hand_moves_a_path_and_brings_it_back(kv_kind: str, make: 
     assert left(lm) == 0
 
 
-def test_offloading_without_a_place_on_the_host_is_refused_by_name(make: Make) -> None:
+def test_offload_without_host_memory_raises_and_is_named(make: Make) -> None:
     lm = make("numpy")
     with pytest.raises(Unsupported, match="loaded without offload") as raised:
         lm.kv.offload([1, 2, 3])

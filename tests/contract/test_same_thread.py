@@ -85,7 +85,7 @@ def test_one_thread_calls_the_engine_from_first_to_last(make: Make) -> None:
         lm.driver.exclusive(lm.scheduler.close_idle_sequences)
 
 
-def test_an_error_of_an_errand_reaches_who_sent_it(make: Make) -> None:
+def test_error_of_an_errand_reaches_who_sent_it(make: Make) -> None:
     lm = make("numpy", OwnedEngine)
     ids = prompt_ids(lm)
     arrays = lm.kv.export(lm.place(ids))

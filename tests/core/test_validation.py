@@ -54,7 +54,7 @@ def test_tensor_of_a_bool_is_not_an_integer() -> None:
     assert check_int("n", torch.tensor(3)) == 3
 
 
-def test_what_is_kept_of_a_small_number_counts_as_far_as_others() -> None:
+def test_uint8_arguments_become_plain_integers() -> None:
     small = np.uint8(200)
     budget = Budget(tokens=small, kv_bytes=small)
     assert (type(budget.tokens), type(budget.kv_bytes)) == (int, int)

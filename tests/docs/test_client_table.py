@@ -25,7 +25,7 @@ def test_every_row_has_a_test() -> None:
     assert set(client_tests.read_rows()) <= covered
 
 
-def test_a_feature_passes_only_if_all_of_its_tests_pass() -> None:
+def test_feature_passes_only_if_all_of_its_tests_pass() -> None:
     outcomes = [
         ("openai", "chat", "passed"),
         ("openai", "chat", "skipped"),

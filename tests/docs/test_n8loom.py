@@ -73,18 +73,18 @@ def loom() -> Iterator[weft.Loom]:
 
 
 @pytest.mark.parametrize("name", sorted(set(KNOWN)))
-def test_the_page_has_the_name(name: str) -> None:
+def test_page_has_the_name(name: str) -> None:
     assert re.search(rf"`[^`\n]*\b{name}\b[^`\n]*`", PAGE), name
 
 
 @pytest.mark.parametrize("name", [*EXPORTS, *FUNCTIONS, *CLASSES])
-def test_the_module_exports_the_name(name: str) -> None:
+def test_module_exports_the_name(name: str) -> None:
     assert name in n8loom.__all__
     assert callable(getattr(n8loom, name))
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_function_takes_the_known_parameters_in_their_order(name: str) -> None:
+def test_function_takes_the_known_parameters_in_their_order(name: str) -> None:
     names = list(inspect.signature(getattr(n8loom, name)).parameters)
     assert names[: len(FUNCTIONS[name])] == FUNCTIONS[name]
     if name.startswith("generate_batched"):
@@ -92,18 +92,18 @@ def test_a_function_takes_the_known_parameters_in_their_order(name: str) -> None
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_heddle_has_the_known_method(name: str) -> None:
+def test_heddle_has_the_known_method(name: str) -> None:
     names = list(inspect.signature(getattr(n8loom.Heddle, name)).parameters)[1:]
     assert names[: len(METHODS[name])] == METHODS[name]
 
 
-def test_a_node_has_the_known_attributes(loom: weft.Loom) -> None:
+def test_node_has_the_known_attributes(loom: weft.Loom) -> None:
     child = loom.add_text_child(" there")
     assert [name for name in ATTRIBUTES if not hasattr(child, name)] == []
     assert [name for name in LOOM_ATTRIBUTES if not hasattr(loom, name)] == []
 
 
-def test_what_the_page_offers_instead_exists(loom: weft.Loom) -> None:
+def test_alternatives_named_on_the_page_exist(loom: weft.Loom) -> None:
     """The second column of the tables."""
     offered = {
         name

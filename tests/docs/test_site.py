@@ -108,7 +108,7 @@ def test_joined_pages_and_api_pages_are_in_the_site(site: Path) -> None:
     assert "<svg" in (site / "concepts.html").read_text("utf-8")
 
 
-def test_a_group_of_arguments_is_taken_apart() -> None:
+def test_group_of_arguments_is_taken_apart() -> None:
     pytest.importorskip("griffe", reason="griffe is not installed")
     from tools.docstrings import ungrouped
 

@@ -83,7 +83,7 @@ def put_header(header: str) -> ConnectionLost:
         (put_header('{"a": {"dtype": "F32"}}'), "not a safetensors file"),
     ],
 )
-def test_a_broken_folder_is_refused(folder: Path, break_it: ConnectionLost, named: str) -> None:
+def test_broken_folder_raises(folder: Path, break_it: ConnectionLost, named: str) -> None:
     break_it(folder)
     with pytest.raises(ModelLoadError, match=named):
         open_checkpoint(folder)
@@ -101,7 +101,7 @@ def test_a_broken_folder_is_refused(folder: Path, break_it: ConnectionLost, name
         (write(INDEX, "{}"), "weight_map"),
     ],
 )
-def test_broken_shards_are_refused(shards: Path, break_it: ConnectionLost, named: str) -> None:
+def test_broken_shards_raise(shards: Path, break_it: ConnectionLost, named: str) -> None:
     break_it(shards)
     with pytest.raises(ModelLoadError, match=named):
         open_checkpoint(shards)
@@ -138,7 +138,7 @@ def test_other_formats_are_unsupported_by_name(tmp_path: Path) -> None:
         open_checkpoint(tmp_path).read("a")
 
 
-def test_a_tensor_that_is_missing_or_of_another_shape_is_named(folder: Path) -> None:
+def test_tensor_that_is_missing_or_of_another_shape_is_named(folder: Path) -> None:
     checkpoint = open_checkpoint(folder)
     with pytest.raises(ModelLoadError, match="lm_head"):
         checkpoint.read("lm_head.weight")
@@ -146,7 +146,7 @@ def test_a_tensor_that_is_missing_or_of_another_shape_is_named(folder: Path) -> 
         checkpoint.read("model.norm.weight", (25,))
 
 
-def test_size_and_shape_that_disagree_are_refused(tmp_path: Path) -> None:
+def test_size_and_shape_that_disagree_raise(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     header = {"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 4]}}
     put_header(json.dumps(header))(tmp_path)
@@ -197,7 +197,7 @@ def tokenizer_json(*ids: int, added: tuple[int, ...] = ()) -> str:
     )
 
 
-def test_a_missing_tokenizer_is_named(folder: Path) -> None:
+def test_missing_tokenizer_is_named(folder: Path) -> None:
     with pytest.raises(ModelLoadError, match="no tokenizer"):
         check_tokenizer(folder, 61)
 
@@ -210,7 +210,7 @@ def test_tokenizer_with_added_tokens_beyond_the_vocabulary_passes(folder: Path, 
     check_tokenizer(folder, 61)
 
 
-def test_a_tokenizer_of_another_kind_of_file_is_left_to_its_reader(folder: Path) -> None:
+def test_tokenizer_of_another_kind_of_file_is_left_to_its_reader(folder: Path) -> None:
     (folder / "tokenizer.model").write_bytes(b"")
     check_tokenizer(folder, 61)
 
@@ -225,7 +225,7 @@ def test_a_tokenizer_of_another_kind_of_file_is_left_to_its_reader(folder: Path)
         ("{", "not JSON"),
     ],
 )
-def test_a_tokenizer_that_does_not_fit_is_refused(folder: Path, text: str, named: str) -> None:
+def test_tokenizer_that_does_not_fit_raises(folder: Path, text: str, named: str) -> None:
     (folder / "tokenizer.json").write_text(text)
     with pytest.raises(ModelLoadError, match=named):
         check_tokenizer(folder, 61)

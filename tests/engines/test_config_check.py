@@ -31,7 +31,7 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def test_the_older_rope_keys_are_the_same_numbers() -> None:
+def test_older_rope_keys_are_the_same_numbers() -> None:
     older = {"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 4.0}}
     assert canonical_numbers(older) == {"rope.rope_theta": 500.0, "rope.factor": 4.0}
     assert canonical_numbers({"rotary_emb_base": 500}) == {"rope.rope_theta": 500}
@@ -53,12 +53,12 @@ def test_numbers_of_a_text_part_count() -> None:
         ({"rms_norm_eps": None}, "rms_norm_eps = 1e-05 from"),
     ],
 )
-def test_a_number_that_is_not_taken_is_named(changes: dict[str, Any], match: str) -> None:
+def test_number_that_is_not_taken_is_named(changes: dict[str, Any], match: str) -> None:
     with pytest.raises(Unsupported, match=match):
         check_config(CONFIG, {**CONFIG, **changes}, library="x")
 
 
-def test_an_epsilon_of_the_models_own_modules_counts() -> None:
+def test_epsilon_of_the_models_own_modules_counts() -> None:
     taken = {**CONFIG, "rms_norm_eps": None}
     check_config(CONFIG, taken, library="x", epsilons=[1e-5])
     with pytest.raises(Unsupported, match="rms_norm_eps"):

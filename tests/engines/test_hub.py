@@ -66,7 +66,7 @@ def test_folder_is_itself(tmp_path: Path) -> None:
     assert resolve(tmp_path) == tmp_path
 
 
-def test_revision_is_refused_where_there_is_none(tmp_path: Path) -> None:
+def test_revision_of_a_source_without_revisions_raises(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has one revision, got 'x'"):
         resolve("tiny", revision="x")
     with pytest.raises(ConfigError, match="for models on the Hub"):
@@ -79,7 +79,7 @@ def test_missing_folder_is_named(name: str) -> None:
         resolve(name)
 
 
-def test_file_instead_of_folder_is_refused(tmp_path: Path) -> None:
+def test_file_instead_of_folder_raises(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     file.touch()
     with pytest.raises(ModelLoadError, match="is a file; give the folder"):
@@ -176,7 +176,7 @@ def test_near_names_are_those_of_folders_and_of_parts_too(
         assert "near it" not in str(caught.value)
 
 
-def test_at_without_revision_and_two_revisions_are_refused() -> None:
+def test_at_without_revision_and_two_revisions_raise() -> None:
     with pytest.raises(ConfigError, match="ends in @"):
         resolve("maker/model@")
     with pytest.raises(ConfigError, match="two revisions: 'a'"):
@@ -287,7 +287,7 @@ def test_gated_repository_error_links_its_terms(hub: Hub) -> None:
         resolve("maker/gated")
 
 
-def test_repository_without_safetensors_is_refused_before_the_download(hub: Hub) -> None:
+def test_repository_without_safetensors_raises_before_the_download(hub: Hub) -> None:
     hub.add(Repo("maker/old")).push("main", {"config.json": b"{}", "pytorch_model.bin": b"p"})
     with pytest.raises(ModelLoadError, match=r"has config\.json, pytorch_model\.bin"):
         resolve("maker/old")
@@ -332,7 +332,7 @@ def test_bare_id_is_accepted_with_bare_ids(hub: Hub) -> None:
         resolve("gpt3", bare_ids=True)
 
 
-def test_an_adapter_is_a_folder_or_on_the_hub(hub: Hub, tmp_path: Path) -> None:
+def test_adapter_is_a_folder_or_on_the_hub(hub: Hub, tmp_path: Path) -> None:
     files = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"w" * 50, "x.bin": b"b"}
     first = hub.add(Repo("maker/law")).push("main", files)
     hub.repos["maker/law"].push("main", {**files, "adapter_model.safetensors": b"v" * 60})

@@ -106,7 +106,7 @@ def test_windows_that_mlx_lm_lacks_limit_the_context(
         ),
     ],
 )
-def test_numbers_that_mlx_lm_ignores_are_refused(
+def test_numbers_that_mlx_lm_ignores_raise(
     kind: str, changes: dict[str, Any], key: str, tmp_path: Path
 ) -> None:
     save_as(kind, tmp_path, **changes)
@@ -114,7 +114,7 @@ def test_numbers_that_mlx_lm_ignores_are_refused(
         MlxEngine.load(tmp_path)
 
 
-def test_what_mlx_lm_itself_loads_wrongly_is_refused(tmp_path: Path) -> None:
+def test_models_that_mlx_lm_loads_wrongly_raise(tmp_path: Path) -> None:
     """mlx_lm.load takes a rotary base of 10,000 for 777."""
     shutil.copytree(shallow(), tmp_path / "model")
     file = tmp_path / "model" / "config.json"

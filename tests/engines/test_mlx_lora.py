@@ -102,7 +102,7 @@ def test_adapters_of_mlx_lm_run_in_separate_rows(tmp_path: Path, quantise: bool)
     known.lm.close()
 
 
-def test_an_adapter_of_pefts_is_the_same_as_on_torch(tmp_path: Path) -> None:
+def test_adapter_of_pefts_is_the_same_as_on_torch(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("transformers", reason="transformers is not installed")
     folder = peft_format(tmp_path / "peft")
@@ -116,7 +116,7 @@ def test_an_adapter_of_pefts_is_the_same_as_on_torch(tmp_path: Path) -> None:
     assert result[0][1] == result[1][1]
 
 
-def test_adapters_that_do_not_fit_are_refused_and_change_nothing(tmp_path: Path) -> None:
+def test_adapters_that_do_not_fit_raise_and_change_nothing(tmp_path: Path) -> None:
     engine = MlxEngine.load(shallow(), dtype="float32")
     (tmp_path / "empty").mkdir()
     short = own_format(tmp_path / "short", 1)

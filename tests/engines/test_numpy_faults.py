@@ -56,7 +56,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_bad_row_fails_the_call_and_changes_no_length(engine: NumpyEngine, kind: str) -> None:
+def test_bad_row_fails_the_call_and_changes_no_length(engine: NumpyEngine, kind: str) -> None:
     bad = bad_row(engine, kind)
     good = [engine.fragments.new(None), engine.fragments.new(None)]
     n_slots = engine.fragments.usage().slots
@@ -94,12 +94,12 @@ def _fail(*_: Any) -> None:
     raise MemoryError
 
 
-def test_an_unknown_adapter_is_unsupported(engine: NumpyEngine) -> None:
+def test_unknown_adapter_is_unsupported(engine: NumpyEngine) -> None:
     with pytest.raises(Unsupported, match="adapters"):
         engine.forward([Row((), [1], 0, None, adapter="poet")])
 
 
-def test_the_last_position_can_be_used(engine: NumpyEngine) -> None:
+def test_last_position_can_be_used(engine: NumpyEngine) -> None:
     root = engine.fragments.new(None)
     engine.forward([Row((), [1] * 511, 0, root)])
     row = Row((), [1], 511, root, (0,))
@@ -144,7 +144,7 @@ def test_other_dtypes_are_unsupported(plain: PlainLlama, tmp_path: Path, dtype: 
         ({"head_dim": 7}, "odd head dimension"),
     ],
 )
-def test_what_a_model_asks_for_beyond_llama_is_named_with_the_way_out(
+def test_unsupported_config_raises_and_names_the_torch_engine(
     tmp_path: Path, change: dict[str, Any], named: str
 ) -> None:
     write_folder(tmp_path, change, tensors=random_tensors(CONFIG))
@@ -167,7 +167,7 @@ def test_what_a_model_asks_for_beyond_llama_is_named_with_the_way_out(
         ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, "factor"),
     ],
 )
-def test_config_and_weights_that_disagree_are_refused(
+def test_config_and_weights_that_disagree_raise(
     tmp_path: Path, change: dict[str, Any], named: str
 ) -> None:
     write_folder(tmp_path, change, tensors=random_tensors(CONFIG))

@@ -39,7 +39,7 @@ def slots(engine: NumpyEngine) -> float:
     return engine.fragments.usage().bytes / engine.info.kv_bytes_per_token
 
 
-def test_a_prefill_allocates_exactly_its_slots(engine: NumpyEngine) -> None:
+def test_prefill_allocates_exactly_its_slots(engine: NumpyEngine) -> None:
     prefill(engine, 100)
     assert engine.fragments.usage().slots == 100
     assert slots(engine) == 100
@@ -63,7 +63,7 @@ def test_settling_gives_spare_room_back(engine: NumpyEngine) -> None:
     assert slots(engine) == engine.fragments.usage().slots == 25
 
 
-def test_the_bank_shrinks_as_rows_leave(engine: NumpyEngine) -> None:
+def test_bank_shrinks_as_rows_leave(engine: NumpyEngine) -> None:
     root = prefill(engine, 10)
     tails: list[Fragment] = [engine.fragments.new(root) for _ in range(16)]
     grow(engine, root, tails, 3)
@@ -95,7 +95,7 @@ def test_survivors_move_out_of_a_block_that_is_mostly_dead(
     assert middle.length == 25
 
 
-def test_a_body_that_grows_chunk_by_chunk_settles_to_its_size(engine: NumpyEngine) -> None:
+def test_body_that_grows_chunk_by_chunk_settles_to_its_size(engine: NumpyEngine) -> None:
     fragment = prefill(engine, 20)
     for lo in range(20, 200, 9):
         engine.forward([Row((), [1] * 9, lo, fragment)])
@@ -104,7 +104,7 @@ def test_a_body_that_grows_chunk_by_chunk_settles_to_its_size(engine: NumpyEngin
     assert slots(engine) <= 1.10 * fragment.length
 
 
-def test_a_few_long_tails_do_not_widen_all_rows(engine: NumpyEngine) -> None:
+def test_few_long_tails_do_not_widen_all_rows(engine: NumpyEngine) -> None:
     root = prefill(engine, 4)
     short: list[Fragment] = [engine.fragments.new(root) for _ in range(15)]
     long: Fragment = engine.fragments.new(root)
@@ -132,7 +132,7 @@ def test_freed_fragments_leave_nothing(engine: NumpyEngine) -> None:
     assert engine.fragments.usage() == (0, 0)
 
 
-def test_an_empty_fragment_can_be_settled_exported_and_freed(engine: NumpyEngine) -> None:
+def test_empty_fragment_can_be_settled_exported_and_freed(engine: NumpyEngine) -> None:
     fragment = engine.fragments.new(None)
     engine.fragments.settle(fragment)
     assert engine.fragments.export(fragment)["k.0"].shape[1] == 0
@@ -150,7 +150,7 @@ def test_an_empty_fragment_can_be_settled_exported_and_freed(engine: NumpyEngine
         lambda kv: kv | {"v.1": kv["v.1"][:, :2]},
     ],
 )
-def test_kv_of_another_model_is_refused(
+def test_kv_of_another_model_raises(
     engine: NumpyEngine, spoil: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> None:
     kv = engine.fragments.export(prefill(engine, 3))
@@ -160,7 +160,7 @@ def test_kv_of_another_model_is_refused(
     assert engine.fragments.usage() == before
 
 
-def test_an_export_keeps_the_memory_of_its_slots_and_no_more(engine: NumpyEngine) -> None:
+def test_export_keeps_the_memory_of_its_slots_and_no_more(engine: NumpyEngine) -> None:
     def owner(array: Any) -> Any:
         return array if array.base is None else owner(array.base)
 
@@ -170,7 +170,7 @@ def test_an_export_keeps_the_memory_of_its_slots_and_no_more(engine: NumpyEngine
     assert sum(kept_alive.values()) == 7 * engine.info.kv_bytes_per_token
 
 
-def test_operations_outside_the_fragment_are_refused(engine: NumpyEngine) -> None:
+def test_operations_outside_the_fragment_raise(engine: NumpyEngine) -> None:
     fragment = prefill(engine, 3)
     for at in (0, 3, -1):
         with pytest.raises(ValueError, match="cannot cut"):

@@ -280,7 +280,7 @@ def test_export_free_load_changes_nothing(rig: Rig) -> None:
     np.testing.assert_allclose(rig.peek(full(root, repeated), 3), before, atol=1e-6)
 
 
-def test_a_row_without_dest_leaves_nothing(rig: Rig) -> None:
+def test_row_without_dest_leaves_nothing(rig: Rig) -> None:
     root, _ = rig.run_row((), IDS[:8])
     kept_alive = rig.engine.fragments.usage()
     output = rig.engine.forward([Row(full(root), IDS[8:15], 8, None, (2, 6))])
@@ -332,5 +332,5 @@ def _check_score(score: Score, logprobs: NDArray[Any], targets: tuple[int, ...],
     assert_close(score.top_logprobs, -np.sort(-logprobs, axis=1)[:, :top])
 
 
-def test_no_rows_are_no_work(rig: Rig) -> None:
+def test_forward_of_no_rows_returns_empty_scores(rig: Rig) -> None:
     assert rig.engine.forward([]).scores() == []

@@ -105,7 +105,7 @@ def all_logits(engine: NumpyEngine, ids: list[int], chunk: int = 77) -> NDArray[
     return np.stack(logits)
 
 
-def test_the_embedded_model_agrees_with_transformers_far_into_its_context(tiny: Path) -> None:
+def test_embedded_model_agrees_with_transformers_far_into_its_context(tiny: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -147,7 +147,7 @@ def test_sharded_weights_give_the_logits_of_a_single_file(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["linear rope", "llama3 rope", "tied, one KV head"])
-def test_the_older_spelling_of_rope_parameters_means_the_same(name: str, tmp_path: Path) -> None:
+def test_older_spelling_of_rope_parameters_means_the_same(name: str, tmp_path: Path) -> None:
     random_model(name).save_pretrained(tmp_path)
     new = all_logits(NumpyEngine.load(tmp_path), IDS)
     file = tmp_path / "config.json"
@@ -160,7 +160,7 @@ def test_the_older_spelling_of_rope_parameters_means_the_same(name: str, tmp_pat
     np.testing.assert_array_equal(all_logits(NumpyEngine.load(tmp_path), IDS), new)
 
 
-def test_a_window_shorter_than_the_context_is_refused_until_n_ctx_fits(tmp_path: Path) -> None:
+def test_window_shorter_than_the_context_raises_until_n_ctx_fits(tmp_path: Path) -> None:
     model = random_model("mistral, window never reached")
     model.config.sliding_window = 64
     model.save_pretrained(tmp_path)

@@ -30,11 +30,11 @@ def offer(monkeypatch: pytest.MonkeyPatch, **targets: str) -> None:
     monkeypatch.setattr(registry, "entry_points", lambda group: points.select(group=group))
 
 
-def test_the_numpy_engine_has_a_name() -> None:
+def test_numpy_engine_has_a_name() -> None:
     assert registry.engine_class("numpy").__name__ == "NumpyEngine"
 
 
-def test_an_unknown_name_lists_the_known_ones() -> None:
+def test_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="'onnx'.*numpy, torch"):
         registry.engine_class("onnx")
 
@@ -47,7 +47,7 @@ def test_third_parties_add_engines_but_replace_none(monkeypatch: pytest.MonkeyPa
     assert (names[0], names[-1], names.count("numpy")) == ("numpy", "mine", 1)
 
 
-def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     def without_torch(name: str) -> Any:
         raise ModuleNotFoundError("No module named 'transformers'", name="transformers")
 
@@ -57,13 +57,13 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
     assert caught.value.hint == 'pip install "weft-lm[torch]"'
 
 
-def test_a_third_party_s_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_third_party_s_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     offer(monkeypatch, mine="no_such_package_here:Engine")
     with pytest.raises(EngineUnavailable, match="pip install no_such_package_here"):
         registry.engine_class("mine")
 
 
-def test_a_fault_of_weft_itself_is_not_called_a_missing_package(
+def test_fault_of_weft_itself_is_not_called_a_missing_package(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     offer(monkeypatch, mine="weft.no_such_module:Engine")
@@ -81,7 +81,7 @@ def test_a_fault_of_weft_itself_is_not_called_a_missing_package(
         ("broken_plugin:X", "RuntimeError: no device"),
     ],
 )
-def test_a_broken_plugin_is_named(
+def test_broken_plugin_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target: str, why: str
 ) -> None:
     (tmp_path / "broken_plugin.py").write_text("raise RuntimeError('no device')")
@@ -130,7 +130,7 @@ def test_retained_logits_are_the_requested_ones(
     assert kept.n_bytes == (4 if keeps_all else len(indices)) * 12
 
 
-def test_an_engine_draws_from_kept_rows_of_any_output() -> None:
+def test_engine_draws_from_kept_rows_of_any_output() -> None:
     engine = StubEngine(n_vocab=90)
     logits = np.random.default_rng(3).standard_normal((6, 90)).astype(np.float32)
     first, second = (

@@ -122,7 +122,7 @@ def item(lm: LM, index: int, prompt: str = PROMPTS[0], **params: Any) -> Run:
     return Run(place, sampler, stop_ids=lm.text.stop_ids, max_tokens=12)
 
 
-def test_a_text_depends_on_its_seed_alone(lm: LM) -> None:
+def test_text_depends_on_its_seed_alone(lm: LM) -> None:
     together = [result.tokens for result in draw(lm, [item(lm, i) for i in range(6)])]
     alone = [draw(lm, [item(lm, i)])[0].tokens for i in range(6)]
     assert alone == together
@@ -151,14 +151,14 @@ def test_siblings_have_a_request_each_where_seeds_count(server: ServerProcess, l
     assert all("n" not in body for body in bodies)
 
 
-def test_sharing_is_refused_where_a_server_gives_one_choice(serve: Serve) -> None:
+def test_sharing_raises_if_the_server_returns_one_choice(serve: Serve) -> None:
     url = serve("--without", "n").base
     with pytest.raises(Unsupported, match="one choice"):
         weft.load(url, TINY, engine_options={"together": True})
 
 
 @pytest.mark.parametrize("lack", [(), ("--without", "keep_stop", "--owner", "nobody")])
-def test_a_stop_string_ends_a_branch_and_stays_in_it(serve: Serve, lack: tuple[str, ...]) -> None:
+def test_stop_string_ends_a_branch_and_stays_in_it(serve: Serve, lack: tuple[str, ...]) -> None:
     with weft.load(serve(*lack).base, TINY) as lm:
         created = Loom(lm, PROMPTS[0]).grow(n=3, seed=1, max_tokens=60, stop=[".", "zzz"])
         for node in created:
@@ -211,13 +211,13 @@ def test_given_text_is_scored_as_the_engine_scores_it(lm: LM, plain: LM) -> None
             assert results.logprobs == pytest.approx(want.logprobs, abs=1e-4)
 
 
-def test_measuring_is_refused_where_nothing_is_echoed(serve: Serve) -> None:
+def test_measure_raises_if_the_server_echoes_nothing(serve: Serve) -> None:
     with weft.load(serve("--without", "echo").base, TINY) as lm:
         with pytest.raises(Unsupported, match="no measuring"):
             Loom(lm, PROMPTS[0]).measure(" x")
 
 
-def test_what_needs_steps_is_refused_by_name(lm: LM) -> None:
+def test_calls_that_need_steps_raise_and_are_named(lm: LM) -> None:
     loom = Loom(lm, PROMPTS[0])
     with pytest.raises(Unsupported, match="next-token"):
         loom.next()
@@ -242,14 +242,14 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_the_server_would_not_do_exactly_is_refused(lm: LM, what: str) -> None:
+def test_parameter_that_the_server_does_not_apply_exactly_raises(lm: LM, what: str) -> None:
     loom = Loom(lm, PROMPTS[0])
     with pytest.raises(Unsupported, match=what):
         loom.grow(n=1, max_tokens=4, **REFUSED[what])
     assert not loom.children
 
 
-def test_what_has_no_effect_is_not_refused(lm: LM, plain: LM) -> None:
+def test_parameters_without_effect_are_accepted(lm: LM, plain: LM) -> None:
     quiet = {"temperature": 0, "top_k": 7, "typical_p": 0.5, "penalty_last_n": 3}
     results = Loom(lm, PROMPTS[0]).grow(n=1, max_tokens=8, **quiet)[0]
     assert (
@@ -272,7 +272,7 @@ def test_penalties_and_biases_act_as_here(lm: LM, plain: LM, params: dict[str, A
     assert results.logprobs == pytest.approx(want.logprobs, abs=1e-4)
 
 
-def test_a_constraint_is_honoured_over_there_and_checked_here(lm: LM) -> None:
+def test_constraint_is_sent_to_the_server_and_checked_locally(lm: LM) -> None:
     (node,) = Loom(lm, PROMPTS[0]).grow(n=1, max_tokens=20, constraint=Regex("[0-9]{3}-[0-9]{2}"))
     assert len(node.text) == 6
     assert node.terminal
@@ -326,7 +326,7 @@ def test_full_rows_support_all_interfaces(stepping: LM, plain: LM) -> None:
     ],
     ids=str,
 )
-def test_what_the_server_does_not_do_is_drawn_here(
+def test_unsupported_parameters_of_the_server_are_drawn_locally(
     stepping: LM, plain: LM, params: dict[str, Any]
 ) -> None:
     params = {**stepping.defaults.keywords(), "n": 2, "seed": 1, "max_tokens": 5, **params}
@@ -343,7 +343,7 @@ def test_native_runs_are_used_with_steps_too(server: ServerProcess, stepping: LM
     assert node.entropies == []
 
 
-def test_a_penalty_that_asks_for_signs_is_refused_in_steps(stepping: LM) -> None:
+def test_repetition_penalty_raises_for_steps_without_logits(stepping: LM) -> None:
     """Rows are log-probabilities, all negative: the server itself has the logits."""
     with pytest.raises(Unsupported, match="repetition_penalty asks for"):
         Branch.create(stepping, repetition_penalty=1.3)

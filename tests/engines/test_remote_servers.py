@@ -174,7 +174,7 @@ def test_seeds_stops_and_streams(lm: LM) -> None:
     assert [node.text for node in created] == reported
 
 
-def test_given_text_is_scored_or_refused(lm: LM, plain: LM) -> None:
+def test_given_text_is_scored_or_raises(lm: LM, plain: LM) -> None:
     with Loom(lm, PROMPTS[1]) as ours, Loom(plain, PROMPTS[1]) as theirs:
         if not is_vllm(lm):
             with pytest.raises(Unsupported, match="no measuring"):
@@ -194,7 +194,7 @@ def test_given_text_is_scored_or_refused(lm: LM, plain: LM) -> None:
     ],
     ids=str,
 )
-def test_penalties_act_as_ours_or_are_refused(lm: LM, plain: LM, params: dict[str, Any]) -> None:
+def test_penalties_act_as_ours_or_raise(lm: LM, plain: LM, params: dict[str, Any]) -> None:
     loom = Loom(lm, PROMPTS[0])
     if not is_vllm(lm) and "logit_bias" not in params:
         with pytest.raises(Unsupported, match="do not do exactly that"):
@@ -208,7 +208,7 @@ def test_penalties_act_as_ours_or_are_refused(lm: LM, plain: LM, params: dict[st
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_constraints_are_honoured_over_there(lm: LM, temperature: float) -> None:
+def test_constraints_are_applied_by_the_server(lm: LM, temperature: float) -> None:
     def text_of(constraint: Any) -> str:
         options: dict[str, Any] = {"temperature": temperature, "seed": 3, "max_tokens": 60}
         text: str = Loom(lm, PROMPTS[3]).grow(n=1, constraint=constraint, **options)[0].text

@@ -103,7 +103,7 @@ def test_server_without_a_template_uses_completions() -> None:
         assert "prompt" in bare.bodies()[-1]
 
 
-def test_it_grows_streams_shows_and_is_saved(lm: LM, tmp_path: Path) -> None:
+def test_loom_without_a_tokenizer_grows_streams_shows_and_is_saved(lm: LM, tmp_path: Path) -> None:
     loom = Loom(lm, "Once upon a time")
     first = loom.grow(n=3, seed=1, max_tokens=6)
     for _ in first[0].stream(n=2, seed=2, max_tokens=4, stop="."):
@@ -118,7 +118,7 @@ def test_it_grows_streams_shows_and_is_saved(lm: LM, tmp_path: Path) -> None:
     assert repeated.children[0].grow(n=1, temperature=0, max_tokens=3)[0].text
 
 
-def test_what_needs_tokens_is_refused_by_name(lm: LM) -> None:
+def test_calls_that_need_tokens_raise_and_are_named(lm: LM) -> None:
     loom = Loom(lm, "Once upon a time")
     with pytest.raises(Unsupported, match="next-token"):
         loom.next()
@@ -179,7 +179,7 @@ def test_typed_role_markers_are_plain_text(chatty: ServerProcess) -> None:
         assert chatty.bodies()[-1]["messages"] == [{"role": "user", "content": typed}]
 
 
-def test_the_end_is_a_token_without_text() -> None:
+def test_end_is_a_token_without_text() -> None:
     assert piece_bytes(END) == b""
     assert END in PieceTokenizer(is_chat=True).stop_ids
 

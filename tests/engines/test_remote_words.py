@@ -33,7 +33,7 @@ def text() -> Tokenizer:
 # Addresses -------------------------------------------------------------------------------------
 
 
-def test_an_address_is_read_and_written() -> None:
+def test_address_is_read_and_written() -> None:
     result = Address.parse("HTTP://Host:8000/v1/#org/name:tag?tokenizer=./a b&most=3")
     assert result.base == "http://host:8000/v1"
     assert result.model == "org/name:tag"
@@ -90,7 +90,7 @@ def test_openai_key_is_sent_to_https_and_loopback_only(
     assert address.key("sk-given") == "sk-given"
 
 
-def test_a_key_that_is_none_is_refused_unseen() -> None:
+def test_invalid_key_raises_without_showing_it() -> None:
     for key in ("two words", "sk-ä", "sk\nx: y"):
         with pytest.raises(ConfigError) as caught:
             Address.parse("http://host/v1").key(key)
@@ -166,7 +166,7 @@ def test_seeds_fit_into_what_servers_take(text: Tokenizer) -> None:
     assert 0 <= body("vllm", text)["seed"] < 2**31
 
 
-def test_a_text_prompt_leaves_the_begin_token_to_the_server(text: Tokenizer) -> None:
+def test_text_prompt_leaves_the_begin_token_to_the_server(text: Tokenizer) -> None:
     assert text.bos_token_id is not None
     wording = RequestBuilder("m", DIALECTS["openai"], ServerCapabilities(), text)
     ids = [text.bos_token_id, *text.continuation("Tell me")]
@@ -270,7 +270,7 @@ def test_logprobs_that_are_no_numbers_are_absent(text: Tokenizer) -> None:
     assert TokenMatcher(text, text.n_vocab).tokens(reported) == ([30], None)
 
 
-def test_an_id_beyond_the_vocabulary_is_another_model_s(text: Tokenizer) -> None:
+def test_id_beyond_the_vocabulary_is_another_model_s(text: Tokenizer) -> None:
     (reported,) = read_deltas({"choices": [{"text": "a", "token_ids": [text.n_vocab]}]})
     with pytest.raises(ForwardError, match="the tokenizer of this model"):
         TokenMatcher(text, text.n_vocab).tokens(reported)

@@ -28,7 +28,7 @@ def saying(**info: Any) -> StubEngine:
     return engine
 
 
-def test_a_path_is_saved_and_loaded(text: Tokenizer) -> None:
+def test_path_is_saved_and_loaded(text: Tokenizer) -> None:
     with LM(StubEngine(n_vocab=2048), text) as lm, LM(StubEngine(n_vocab=2048), text) as other:
         place = other.kv.load(lm.kv.to_bytes([5, 6, 7]))
         assert (place.ids(), other.kv.size(place)) == ([5, 6, 7], 3)
@@ -61,7 +61,7 @@ def test_unloadable_kv_is_not_saved(text: Tokenizer, tmp_path: Path) -> None:
     assert not file.exists()
 
 
-def test_an_unknown_kind_of_kv_is_refused() -> None:
+def test_unknown_kind_of_kv_raises() -> None:
     with pytest.raises(ConfigError, match="'adressable'; allowed are 'addressable', 'sequence'"):
         saying(kv="adressable")
     kinds = {"addressable", "sequence", "hidden"}
@@ -69,7 +69,7 @@ def test_an_unknown_kind_of_kv_is_refused() -> None:
     assert isinstance(saying().info, EngineInfo)
 
 
-def test_an_engine_that_contradicts_itself_is_refused(text: Tokenizer) -> None:
+def test_engine_with_contradicting_info_raises(text: Tokenizer) -> None:
     without: Any = StubEngine(n_vocab=2048)
     without.fragments = None
     for engine, why in (

@@ -132,7 +132,7 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_a_forward_limits_the_blas_and_gives_its_setting_back() -> None:
+def test_forward_limits_the_blas_and_gives_its_setting_back() -> None:
     before = blas_threads()
     for threads, n_tokens in ((1, 9), (2, 9), (2, 1)):
         with BlasThreads(threads).limited(n_tokens):
@@ -169,7 +169,7 @@ def test_environment_variables_fix_the_count(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("threads", [0, -1, "many", True, 1.5])
-def test_a_number_of_threads_that_is_none_is_refused(threads: object) -> None:
+def test_invalid_number_of_threads_raises(threads: object) -> None:
     with pytest.raises(ConfigError, match="threads is"):
         BlasThreads(threads)  # type: ignore[arg-type]
 

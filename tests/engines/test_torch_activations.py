@@ -46,7 +46,7 @@ def test_replaced_forward_is_not_patched() -> None:
     assert fuse_activations(own) == 0
 
 
-def test_a_model_gives_what_it_did() -> None:
+def test_model_gives_what_it_did() -> None:
     model = build("gpt2").to(DEVICE)
     kinds = [type(module) for module in model.modules()]
     engine = TorchEngine.adopt(model, kv="paged", graphs=False)

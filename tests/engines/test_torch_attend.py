@@ -62,7 +62,7 @@ def test_softcap_and_unequal_head_sizes_take_the_plain_product() -> None:
 
 
 @pytest.mark.parametrize("softcap", [None, 2.0])
-def test_a_query_that_sees_nothing_weighs_nothing(softcap: float | None) -> None:
+def test_query_that_sees_nothing_weighs_nothing(softcap: float | None) -> None:
     q, k, v = _inputs()
     hidden = torch.zeros(Q, S, dtype=torch.bool)
     hidden[1] = True

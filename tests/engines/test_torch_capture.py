@@ -139,7 +139,7 @@ CAPTURE = ["begins on root", "side waits for root", "runs on side", "root waits 
 WAITS = ["host waits for root", "host waits for side"]
 
 
-def test_a_capture_begins_where_nothing_is_multiplied(cuda: Cuda) -> None:
+def test_capture_begins_where_nothing_is_multiplied(cuda: Cuda) -> None:
     """PyTorch 2.12 to 2.14 give back cuBLAS's memory of that stream when any of its graphs goes."""
     GraphRecorder(CARD)(running(cuda))
     assert cuda.calls == [*WARM, *CAPTURE, "ends"]
@@ -151,7 +151,7 @@ def test_recorders_of_a_card_share_its_streams(cuda: Cuda) -> None:
     assert cuda.n_streams == 2
 
 
-def test_a_capture_without_memory_is_tried_with_what_pytorch_keeps(cuda: Cuda) -> None:
+def test_capture_without_memory_is_tried_with_what_pytorch_keeps(cuda: Cuda) -> None:
     run = running(cuda, [None, None, torch.OutOfMemoryError()])
     GraphRecorder(CARD)(run)
     tight = [*WARM, "empties", *CAPTURE, "ends"]
@@ -189,7 +189,7 @@ def test_failed_attempt_releases_its_tensors() -> None:
         ((2, 15), []),
     ],
 )
-def test_a_capture_that_another_thread_ended_leaves_nothing(
+def test_capture_that_another_thread_ended_leaves_nothing(
     release: tuple[int, int], mended: list[str], cuda: Cuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     as_of(monkeypatch, *release)
@@ -204,7 +204,7 @@ def test_a_capture_that_another_thread_ended_leaves_nothing(
     assert ("releases" in cuda.calls) == (release < (2, 13))
 
 
-def test_an_error_of_a_step_ends_its_capture(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_a_step_ends_its_capture(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
     as_of(monkeypatch, 2, 13)
     run = running(cuda, [None, None, ValueError("of a layer")])
     with pytest.raises(ValueError, match="of a layer"):

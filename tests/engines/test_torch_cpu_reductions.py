@@ -62,7 +62,7 @@ def test_passes_equal_numpys(n_vocab: int) -> None:
 
 @pytest.mark.parametrize("reductions", [TorchReductions(), Reductions()], ids=["torch", "numpy"])
 @pytest.mark.parametrize("n_vocab", [2048, 70_000])
-def test_a_row_gives_the_same_bits_in_any_company(
+def test_row_gives_the_same_bits_in_any_company(
     reductions: Reductions, n_vocab: int, n_threads: int
 ) -> None:
     """Alone, too, but where threads would share the row: it is NumPy's then."""
@@ -82,7 +82,7 @@ def test_a_row_gives_the_same_bits_in_any_company(
         assert np.array_equal(complete[3:12], half)
 
 
-def test_what_must_not_be_written_to_is_read_all_the_same() -> None:
+def test_read_only_logits_are_reduced() -> None:
     logits = logits_of(3, 5000)
     logits.flags.writeable = False
     mine, theirs = TorchReductions(), Reductions()

@@ -82,7 +82,7 @@ def test_replayed_step_equals_a_plain_step(name: str, monkeypatch: pytest.Monkey
     assert plain.stats() == {}
 
 
-def test_a_frame_serves_smaller_steps_and_forgets_them() -> None:
+def test_frame_serves_smaller_steps_and_forgets_them() -> None:
     """The padding of a graph attends to nothing, and writes into no slot of a row."""
     played, plain = engine_of(), engine_of(graphs=False)
     ours, theirs = Leaves(played, 8), Leaves(plain, 8)
@@ -120,7 +120,7 @@ def test_frames_of_single_parts_and_of_merged_ones_do_not_serve_each_other() -> 
     assert played.stats()["played"] >= 5
 
 
-def test_a_frame_serves_as_leaves_end_and_others_join() -> None:
+def test_frame_serves_as_leaves_end_and_others_join() -> None:
     """The plan changes beneath what was captured: its inputs are refilled."""
     played, plain = engine_of(), engine_of(graphs=False)
     ours, theirs = Leaves(played, 5), Leaves(plain, 5)
@@ -149,7 +149,7 @@ def test_prompts_are_played_too() -> None:
     assert stored.trunk.length == 9
 
 
-def test_a_pool_that_moves_takes_what_was_captured_with_it() -> None:
+def test_pool_that_moves_takes_what_was_captured_with_it() -> None:
     played, plain = engine_of(), engine_of(graphs=False)
     ours, theirs = Leaves(played, 4), Leaves(plain, 4)
     for _ in range(5):
@@ -188,7 +188,7 @@ def test_graphs_are_released_before_the_pool_grows(
     pool.reserve(pool.new(None), 8000)  # no graphs are left to release
 
 
-def test_weights_that_are_forgotten_take_it_with_them() -> None:
+def test_clear_caches_releases_the_graphs() -> None:
     engine = engine_of()
     leaves = Leaves(engine, 3)
     for _ in range(4):
@@ -216,7 +216,7 @@ def test_weights_that_are_written_in_place_leave_what_was_captured() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text"])
-def test_who_listens_to_a_module_is_called_at_every_step(name: str) -> None:
+def test_hook_of_a_module_is_called_at_every_step(name: str) -> None:
     """A graph plays what the card did, and no Python."""
     engine = engine_of(name)
     leaves = Leaves(engine, 3)
@@ -290,7 +290,7 @@ def test_failed_captures_are_retried_a_few_times(
         assert "CUDA was busy" in str(message["not_captured_because"])
 
 
-def test_what_cannot_be_captured_is_run_as_it_is_and_logged_once(
+def test_step_that_cannot_be_captured_runs_eagerly_and_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail_capture(run: Any) -> Any:
@@ -308,7 +308,7 @@ def test_what_cannot_be_captured_is_run_as_it_is_and_logged_once(
     assert engine.stats()["played"] == 0
 
 
-def test_a_step_that_fails_leaves_the_engine_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_that_fails_leaves_the_engine_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, plain = engine_of(), engine_of(graphs=False)
     ours, theirs = Leaves(engine, 3), Leaves(plain, 3)
     for _ in range(4):
@@ -326,7 +326,7 @@ def test_a_step_that_fails_leaves_the_engine_as_it_was(monkeypatch: pytest.Monke
     torch.testing.assert_close(ours.step(), theirs.step(), rtol=1e-4, atol=1e-4)
 
 
-def test_a_step_that_cannot_be_played_is_run_as_it_is(
+def test_step_that_cannot_be_played_is_run_as_it_is(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """PyTorch 2.11 plays no graph while another thread captures one; then it does again."""
@@ -365,7 +365,7 @@ def test_many_frames_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(engine._graphs._graphs) == 1
 
 
-def test_a_loom_grows_the_same_from_frames() -> None:
+def test_loom_grows_the_same_from_frames() -> None:
     texts = {}
     for graphs in (False, True):
         options = {"kv": "paged", "graphs": graphs}
@@ -385,7 +385,7 @@ def test_buckets_contain_their_steps_with_limited_padding() -> None:
     assert bucket_of(1024) == 1024
 
 
-def test_a_step_of_many_tokens_gets_a_frame_of_its_own_size(
+def test_step_of_many_tokens_gets_a_frame_of_its_own_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Products take as long as a graph has tokens, independent of the step that captured it."""
@@ -408,7 +408,7 @@ def test_graphs_are_chosen_by_name() -> None:
         TorchEngine.adopt(build("llama"), kv="paged", graphs="yes")
 
 
-def test_a_replay_runs_over_what_its_tensors_hold() -> None:
+def test_replay_runs_over_what_its_tensors_hold() -> None:
     given = torch.ones(2)
     captured = replay_without_graph(lambda: given * 2)
     given.fill_(3)

@@ -110,7 +110,7 @@ def mixture(kind: Any = Mixture, implementation: str = "eager", **changed: Any) 
     return created
 
 
-def test_what_does_something_else_stays() -> None:
+def test_modules_that_compute_something_else_are_not_fused() -> None:
     patched = mixture()
     patched.forward = lambda *given: 0
     spread, mixed_up = mixture(), mixture()
@@ -186,7 +186,7 @@ class Given:
     [(1, 2, 4, 32, 16), (5, 2, 4, 36, 40), (70, 3, 5, 40, 24), (9, 8, 70, 16, 16),
      (20, 8, 70, 16, 16), (3, 1, 2, 300, 270)],
 )  # fmt: skip
-def test_the_kernels_give_what_each_pair_does(
+def test_kernels_give_what_each_pair_does(
     n: int, k: int, n_experts: int, size: int, between: int, dtype: Any
 ) -> None:
     """Fewer pairs than experts, as many, and many tiles of one; sizes that are no multiples of a
@@ -217,7 +217,7 @@ def test_fused_experts_accept_transposed_weights_and_any_gate(
 
 
 @pytest.mark.parametrize("gate", GATES[-3:])
-def test_no_number_stays_none_below_a_limit(gate: GatedActivation) -> None:
+def test_nan_stays_nan_below_a_limit(gate: GatedActivation) -> None:
     """So that a broken model is noticed."""
     given = Given(5, 1, 2, 32, 16, torch.float32)
     given.x[3, 5] = float("nan")
@@ -236,7 +236,7 @@ def test_gates_are_known_by_what_they_make(gate: GatedActivation) -> None:
     assert gate_of(lambda rows: rows) is None
 
 
-def test_what_is_between_may_be_anything_that_takes_rows() -> None:
+def test_function_between_the_products_may_be_any_function_of_rows() -> None:
     given = Given(7, 2, 3, 40, 24, torch.float32)
 
     def own(both: Any) -> Any:
@@ -310,7 +310,7 @@ def test_unsupported_experts_are_reported() -> None:
     "name",
     [pytest.param(each, marks=[] if each == "gpt_oss" else pytest.mark.slow) for each in MIXTURES],
 )
-def test_a_model_gives_what_it_did_and_is_not_touched(
+def test_model_gives_what_it_did_and_is_not_touched(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     n_rows: list[int] = []
@@ -431,7 +431,7 @@ def test_products_fit_a_card(
 
 
 @pytest.mark.slow
-def test_what_is_around_products_fits_a_card() -> None:
+def test_kernels_around_the_products_fit_a_card() -> None:
     grouped = {"N_EXPERTS": 128, "PAD": 128, "BM": 16, "num_warps": 8}
     close = grouped | {"BP": 64, "IS_CLOSE": True}
     apart = grouped | {"BP": 1024, "IS_CLOSE": False}

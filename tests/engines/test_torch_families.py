@@ -119,7 +119,7 @@ def test_logits_depend_on_no_companion_and_no_order(bench: Bench) -> None:
             _near(_logits(output, index), bench.oracle(ids)[-1])
 
 
-def test_a_mixed_step_continues_as_decodes_of_uneven_length(bench: Bench) -> None:
+def test_mixed_step_continues_as_decodes_of_uneven_length(bench: Bench) -> None:
     rows, paths = _mixed_rows(bench)
     bench.engine.forward(rows)
     kept = [(r, p) for r, p in zip(rows, paths, strict=True) if r.kv_out is not None]
@@ -219,7 +219,7 @@ def test_prefix_cache_is_accepted_by_the_model_itself(bench: Bench) -> None:
     _near(got, bench.oracle([*IDS[:13], 5])[-1])
 
 
-def test_the_engines_own_model_gives_plain_logits_too(bench: Bench) -> None:
+def test_engines_own_model_gives_plain_logits_too(bench: Bench) -> None:
     """Sinks, caps and windows count where no step is running."""
     _near(plain_logits(bench.engine.model, IDS[:30]), bench.oracle(IDS[:30]))
 
@@ -235,7 +235,7 @@ def test_layers_with_shared_kv_have_no_kv_of_their_own() -> None:
         assert shared.engine.info.kv_bytes_per_token == 4 * numbers
 
 
-def test_the_owners_model_stays_as_it_was(bench: Bench) -> None:
+def test_owners_model_stays_as_it_was(bench: Bench) -> None:
     config = bench.model.config.to_dict()
     ids = torch.tensor([IDS[:12]])
     call = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
@@ -270,7 +270,7 @@ def test_half_precision_stays_within_tolerance(name: str, dtype: Any) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", cases(FAMILIES))
-def test_a_tree_on_a_gpu_equals_the_plain_forward(name: str) -> None:
+def test_tree_on_a_gpu_equals_the_plain_forward(name: str) -> None:
     model = build(name).to("cuda")
     on_gpu = Bench(model, N_CTX.get(name))
     assert on_gpu.engine.info.device.startswith("cuda")

@@ -43,7 +43,7 @@ def result(name: str, how: str, folder: Path) -> TorchEngine:
 
 @pytest.mark.parametrize("how", ["loaded", "handed over"])
 @pytest.mark.parametrize("name", FUSED)
-def test_it_computes_what_the_model_does(name: str, how: str, tmp_path: Path, calls) -> None:
+def test_logits_equal_those_of_the_model(name: str, how: str, tmp_path: Path, calls) -> None:
     engine = result(name, how, tmp_path)
     calls.clear()
     got = stepped(engine)
@@ -93,7 +93,7 @@ def test_models_it_does_not_know_run_their_modules(name: str, calls) -> None:
     assert not calls
 
 
-def test_a_model_with_hooks_or_a_forward_of_its_own_runs_its_modules(calls) -> None:
+def test_model_with_hooks_or_a_forward_of_its_own_runs_its_modules(calls) -> None:
     doubled = build("llama")
     layer = doubled.model.layers[1].mlp
     layer.register_forward_hook(lambda module, inputs, output: 2 * output)
@@ -138,7 +138,7 @@ def test_modules_of_other_classes_run(calls) -> None:
     assert not calls
 
 
-def test_an_adapter_of_the_owners_counts_while_it_is_trained(calls) -> None:
+def test_adapter_of_the_owners_counts_while_it_is_trained(calls) -> None:
     """A fresh one adds nothing, so that a look at the numbers does not show it."""
     peft = pytest.importorskip("peft")
     model = build("llama")
@@ -154,7 +154,7 @@ def test_an_adapter_of_the_owners_counts_while_it_is_trained(calls) -> None:
 
 
 @pytest.mark.parametrize("how", ["loaded", "handed over"])
-def test_a_hook_on_the_engines_model_counts_from_when_it_is_there(
+def test_hook_on_the_engines_model_counts_from_when_it_is_there(
     how: str, tmp_path: Path, calls
 ) -> None:
     engine, twin = result("llama", how, tmp_path), build("llama")
@@ -178,7 +178,7 @@ def test_float16_runs_the_modules(tmp_path: Path, calls) -> None:
 
 
 @pytest.mark.parametrize("name", FUSED)
-def test_in_bfloat16_it_is_no_further_from_the_numbers_than_the_modules(name: str, calls) -> None:
+def test_bfloat16_error_is_not_larger_than_that_of_the_modules(name: str, calls) -> None:
     want = plain_logits(build(name), IDS)
     model = build(name, torch.bfloat16)
     theirs = plain_logits(model, IDS) - want
@@ -188,7 +188,7 @@ def test_in_bfloat16_it_is_no_further_from_the_numbers_than_the_modules(name: st
 
 
 @pytest.mark.parametrize("how", ["loaded", "handed over"])
-def test_what_is_written_into_the_weights_counts(how: str, tmp_path: Path, calls) -> None:
+def test_weights_written_in_place_are_used(how: str, tmp_path: Path, calls) -> None:
     engine = result("qwen2", how, tmp_path)
     before = stepped(engine)
     with torch.no_grad():
@@ -244,7 +244,7 @@ def test_scores_are_of_the_same_numbers(tmp_path: Path) -> None:
     np.testing.assert_allclose(score.logprobs, want, atol=1e-4)
 
 
-def test_a_class_that_does_something_else_by_now_is_run_by_its_modules(
+def test_class_that_does_something_else_by_now_is_run_by_its_modules(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The check at load holds it against the model's own forward."""

@@ -128,7 +128,7 @@ class WithAnother(Gated):
         self.norm = torch.nn.LayerNorm(16)
 
 
-def test_what_does_something_else_stays() -> None:
+def test_modules_that_compute_something_else_are_not_fused() -> None:
     torch.manual_seed(0)
     patched = Gated()
     patched.forward = lambda x: 2 * x
@@ -164,7 +164,7 @@ def test_half_with_the_gate_is_recognised(*, is_turned: bool) -> None:
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_the_kernel_gates_as_pytorch_does(activation: Any, dtype: str) -> None:
+def test_kernel_gates_as_pytorch_does(activation: Any, dtype: str) -> None:
     """More tokens than a program takes, and more numbers, neither a multiple; far out too. Compared
     with float64: PyTorch's own float32 differs from one processor to another.
     """
@@ -188,7 +188,7 @@ def test_the_kernel_gates_as_pytorch_does(activation: Any, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gemma2", "phi3"])
-def test_a_model_gives_what_it_did_and_is_not_touched(name: str) -> None:
+def test_model_gives_what_it_did_and_is_not_touched(name: str) -> None:
     model = build(name).to(DEVICE)
     kinds = [type(module) for module in model.modules()]
     engine = TorchEngine.adopt(model, kv="paged", graphs=False)
@@ -218,7 +218,7 @@ CHANGES: dict[str, Any] = {
 
 @pytest.mark.parametrize("layer", ["gate_proj", "up_proj"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_hooks_make_of_a_gate_is_taken_as_it_is(layer: str, change: str) -> None:
+def test_gate_changed_by_a_hook_is_used_unchanged(layer: str, change: str) -> None:
     """One step alone: of all tokens so far, whose gates some hooks make one."""
     engine = TorchEngine.adopt(build("gemma2").to(DEVICE), kv="paged", graphs=False)
     change_it = CHANGES[change]

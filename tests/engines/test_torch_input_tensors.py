@@ -127,7 +127,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
 
 @pytest.mark.parametrize("tails", [[2, 2, 2, 2], [1, 3, 9, 5], [2, 40, 3, 33]], ids=str)
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gemma3_text", "gpt2"])
-def test_a_steady_step_sends_nothing_to_the_device_and_waits_for_nothing(
+def test_steady_step_sends_nothing_to_the_device_and_waits_for_nothing(
     name: str, tails: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("weft.engines.torch.engine.FusedDecoder.from_model", lambda *given: None)
@@ -156,7 +156,7 @@ def test_a_steady_step_sends_nothing_to_the_device_and_waits_for_nothing(
 
 
 @pytest.mark.kernels
-def test_a_steady_step_over_paged_kv_sends_nothing_either(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steady_step_over_paged_kv_sends_nothing_either(monkeypatch: pytest.MonkeyPatch) -> None:
     """All but the kernel itself, which is nothing but operations on the device."""
     pytest.importorskip("triton", reason="triton is not installed; it comes with torch for CUDA")
     from weft.engines.torch.paged import kernel

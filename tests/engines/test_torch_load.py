@@ -65,7 +65,7 @@ def _causal(kind: str, **changes: Any) -> Any:
     return transformers.AutoModelForCausalLM.from_config(_config(kind, **changes)).eval()
 
 
-def test_a_folder_gives_the_logits_of_its_model(folder: Path) -> None:
+def test_folder_gives_the_logits_of_its_model(folder: Path) -> None:
     recorded: list[tuple[Any, ...]] = []
     engine = TorchEngine.load(folder, progress=lambda *args: recorded.append(args))
     ids = [5, 9, 40, 7]
@@ -76,7 +76,7 @@ def test_a_folder_gives_the_logits_of_its_model(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", IMAGE_FAMILIES)
-def test_the_decoder_of_a_model_that_reads_images_continues_text(name: str, tmp_path: Path) -> None:
+def test_decoder_of_a_model_that_reads_images_continues_text(name: str, tmp_path: Path) -> None:
     """From a folder and handed over; Transformers has no causal class for these."""
     model = build_reader(name)
     model.save_pretrained(tmp_path)
@@ -99,7 +99,7 @@ def test_weights_stored_by_column_give_the_same_logits(folder: Path) -> None:
         assert torch.equal(loaded.state_dict()[name], weight), name
 
 
-def test_a_loaded_model_and_its_copies_can_be_saved(folder: Path, tmp_path: Path) -> None:
+def test_loaded_model_and_its_copies_can_be_saved(folder: Path, tmp_path: Path) -> None:
     """Its weights lie by column, those of one input in one piece."""
     model = TorchEngine.load(folder).model
     copied = copy.deepcopy(model)
@@ -137,7 +137,7 @@ def test_copied_weights_are_in_memory_once(folder: Path) -> None:
     assert engine.model.get_input_embeddings().weight.shape[0] == N_VOCAB
 
 
-def test_an_output_layer_that_is_the_embedding_too_stays_by_row(tmp_path: Path) -> None:
+def test_output_layer_that_is_the_embedding_too_stays_by_row(tmp_path: Path) -> None:
     model = _causal("llama", tie_word_embeddings=True, intermediate_size=64)
     model.save_pretrained(tmp_path)
     head = TorchEngine.load(tmp_path).model.get_output_embeddings()
@@ -182,16 +182,14 @@ def test_packed_weights_name_a_model_too() -> None:
     assert fingerprint_of(one) == fingerprint_of(repeated) != fingerprint_of(other)
 
 
-def test_a_handed_over_model_has_the_fingerprint_of_its_folder(folder: Path) -> None:
+def test_handed_over_model_has_the_fingerprint_of_its_folder(folder: Path) -> None:
     print_of_folder = TorchEngine.load(folder).info.fingerprint
     assert TorchEngine.adopt(build("llama")).info.fingerprint == print_of_folder
     assert TorchEngine.adopt(build("llama", seed=1)).info.fingerprint != print_of_folder
 
 
 @pytest.mark.parametrize("name", ["mixtral", "cohere"])
-def test_a_model_read_from_its_folder_has_that_folders_fingerprint(
-    name: str, tmp_path: Path
-) -> None:
+def test_model_read_from_its_folder_has_that_folders_fingerprint(name: str, tmp_path: Path) -> None:
     """Whatever Transformers calls and joins its weights once they are read: experts, tied ones."""
     build(name).save_pretrained(tmp_path)
     read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
@@ -207,7 +205,7 @@ def test_n_ctx_bounds_the_path(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "mamba"])
 @pytest.mark.parametrize("n_ctx", [1, 3])
-def test_a_context_may_be_shorter_than_the_paths_of_the_load_check(name: str, n_ctx: int) -> None:
+def test_context_may_be_shorter_than_the_paths_of_the_load_check(name: str, n_ctx: int) -> None:
     model = build(name)
     engine = TorchEngine.adopt(model, n_ctx=n_ctx)
     assert engine.info.context_length == n_ctx
@@ -253,7 +251,7 @@ def test_broken_folders_raise_model_load_error(folder: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("away", ["disk", "meta"])
-def test_a_model_that_device_map_spreads_is_refused_naming_the_map(
+def test_model_spread_by_device_map_raises_and_names_the_map(
     folder: Path, tmp_path: Path, away: str
 ) -> None:
     pytest.importorskip("accelerate", reason="accelerate is not installed")
@@ -276,7 +274,7 @@ def test_a_model_that_device_map_spreads_is_refused_naming_the_map(
     assert float((torch.from_numpy(got) - plain_logits(full, ids)[-1]).abs().max()) < 1e-4
 
 
-def test_weights_that_give_nan_are_refused() -> None:
+def test_weights_that_give_nan_raise() -> None:
     model = build("llama")
     with torch.no_grad():
         model.model.layers[1].mlp.down_proj.weight.fill_(float("nan"))
@@ -291,7 +289,7 @@ def test_weights_that_give_nan_are_refused() -> None:
         ("xlnet", {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48}),
     ],
 )
-def test_models_whose_earlier_logits_hang_on_later_tokens_are_refused(
+def test_models_with_logits_that_depend_on_later_tokens_raise(
     kind: str, changes: dict[str, Any]
 ) -> None:
     with pytest.raises(Unsupported, match="later tokens"):
@@ -299,7 +297,7 @@ def test_models_whose_earlier_logits_hang_on_later_tokens_are_refused(
 
 
 @pytest.mark.parametrize("kind", ["t5", "bart"])
-def test_encoder_decoder_models_are_refused(kind: str, tmp_path: Path) -> None:
+def test_encoder_decoder_models_raise(kind: str, tmp_path: Path) -> None:
     small = {"d_model": 32, "num_layers": 1, "encoder_layers": 1, "decoder_layers": 1}
     model = transformers.AutoModelForSeq2SeqLM.from_config(_config(kind, **small))
     with pytest.raises(Unsupported, match="encoder-decoder"):
@@ -309,7 +307,7 @@ def test_encoder_decoder_models_are_refused(kind: str, tmp_path: Path) -> None:
         TorchEngine.load(tmp_path)
 
 
-def test_a_handed_over_model_is_what_its_class_is(tmp_path: Path) -> None:
+def test_handed_over_model_is_what_its_class_is(tmp_path: Path) -> None:
     """Its config may say what its checkpoint was, or nothing."""
     small = {"num_attention_heads": 4, "intermediate_size": 48, "num_hidden_layers": 2}
     transformers.BertForMaskedLM(_config("bert", **small)).save_pretrained(tmp_path)
@@ -324,7 +322,7 @@ def test_a_handed_over_model_is_what_its_class_is(tmp_path: Path) -> None:
         )
 
 
-def test_a_folder_of_a_decoder_by_any_name_is_loaded(tmp_path: Path) -> None:
+def test_folder_of_a_decoder_by_any_name_is_loaded(tmp_path: Path) -> None:
     small = {"num_attention_heads": 4, "intermediate_size": 48, "is_decoder": True}
     model = _causal("bert-generation", **small)
     model.save_pretrained(tmp_path)
@@ -333,7 +331,7 @@ def test_a_folder_of_a_decoder_by_any_name_is_loaded(tmp_path: Path) -> None:
     assert float((torch.from_numpy(stepped(engine)) - plain_logits(model, IDS)).abs().max()) < 1e-4
 
 
-def test_a_context_is_as_long_as_the_table_of_positions() -> None:
+def test_context_is_as_long_as_the_table_of_positions() -> None:
     sizes = {"decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48}
     whisper = transformers.WhisperForCausalLM(
         _config("whisper", d_model=32, max_target_positions=24, **_ENDS, **sizes)
@@ -351,7 +349,7 @@ def test_a_context_is_as_long_as_the_table_of_positions() -> None:
             engine.forward([Row((), ids, 0, None, ())])
 
 
-def test_models_without_a_language_model_head_are_refused(tmp_path: Path) -> None:
+def test_models_without_a_language_model_head_raise(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match="head"):
         TorchEngine.adopt(build("llama").model)
     config = _config("bert", num_attention_heads=4)

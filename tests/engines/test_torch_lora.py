@@ -100,7 +100,7 @@ def text():
 
 
 @pytest.mark.parametrize(("name", "options"), FOLLOWED)
-def test_an_adapter_gives_what_peft_gives_and_the_model_alone_stays(
+def test_adapter_gives_what_peft_gives_and_the_model_alone_stays(
     tmp_path, text, name, options
 ) -> None:
     expected = adapter(tmp_path / "law", name, 1, **options)
@@ -116,7 +116,7 @@ def test_an_adapter_gives_what_peft_gives_and_the_model_alone_stays(
     np.testing.assert_allclose(model.next_token_logprobs_sync(IDS), alone, atol=1e-6)
 
 
-def test_an_adapter_on_the_hub_is_loaded_by_its_id(tmp_path, text, monkeypatch) -> None:
+def test_adapter_on_the_hub_is_loaded_by_its_id(tmp_path, text, monkeypatch) -> None:
     expected = adapter(tmp_path / "law", "llama", 1)
     files = {file.name: file.read_bytes() for file in (tmp_path / "law").iterdir()}
     model = AsyncLM(lm_of("llama", text), as_torch=False)
@@ -181,7 +181,7 @@ def test_reused_adapter_name_drops_the_first_ones_kv(tmp_path, text) -> None:
         lm.submit([Extend(place, (), (Logits(place.depth),))])
 
 
-def test_a_removed_adapter_fails_what_waits_for_it_and_nothing_else(tmp_path, text) -> None:
+def test_removed_adapter_fails_what_waits_for_it_and_nothing_else(tmp_path, text) -> None:
     adapter(tmp_path / "law", "llama", 1)
     lm = lm_of("llama", text)
     lm.add_adapter("law", tmp_path / "law")
@@ -238,7 +238,7 @@ def test_kv_of_the_base_is_not_taken_for_an_adapters(tmp_path, text) -> None:
     assert sidecar.load(plain, tmp_path / "base.safetensors").n_tokens == len(IDS)
 
 
-def test_the_owners_model_is_not_adapted(tmp_path, text) -> None:
+def test_owners_model_is_not_adapted(tmp_path, text) -> None:
     adapter(tmp_path / "law", "llama", 1)
     own, ids = build("llama").eval(), torch.tensor([IDS])
     with torch.no_grad():
@@ -274,9 +274,7 @@ def test_kv_of_an_adapter_is_loaded_for_that_adapter_only(tmp_path, text) -> Non
 
 
 @pytest.mark.parametrize(("options", "named"), REFUSED)
-def test_what_would_be_computed_otherwise_is_refused_by_name(
-    tmp_path, text, options, named
-) -> None:
+def test_unsupported_adapter_option_raises_and_is_named(tmp_path, text, options, named) -> None:
     adapter(tmp_path, "llama", 1, **options)
     lm = lm_of("llama", text)
     with pytest.raises(Unsupported, match=named):
@@ -284,7 +282,7 @@ def test_what_would_be_computed_otherwise_is_refused_by_name(
     assert not list(lm.adapters)
 
 
-def test_what_is_no_plain_adapter_of_this_model_is_refused(tmp_path, text) -> None:
+def test_adapter_that_does_not_fit_the_model_raises(tmp_path, text) -> None:
     lm = lm_of("llama", text)
     with pytest.raises(ModelLoadError, match=r"adapter_config\.json"):
         lm.add_adapter("x", tmp_path)
@@ -351,7 +349,7 @@ def test_branches_with_and_without_an_adapter_run_together(tmp_path, text) -> No
         Branch.load(lm, data)
 
 
-def test_a_search_in_a_loom_with_an_adapter_asks_the_adapter(tmp_path, text) -> None:
+def test_search_in_a_loom_with_an_adapter_asks_the_adapter(tmp_path, text) -> None:
     """Prompts of a judge or a task run with the loom's adapter."""
     from weft.search import best_of_n
     from weft.search.score import judge, verdicts
@@ -369,7 +367,7 @@ def test_a_search_in_a_loom_with_an_adapter_asks_the_adapter(tmp_path, text) -> 
             assert [node.score for node in actual.loom.leaves] == pytest.approx(want * 2)
 
 
-def test_a_loom_is_of_the_adapter_that_grew_it(tmp_path, text) -> None:
+def test_loom_is_of_the_adapter_that_grew_it(tmp_path, text) -> None:
     """Another one of that name is none of it, in files and where looms are kept."""
     for name, seed in (("first", 1), ("second", 2)):
         adapter(tmp_path / name, "llama", seed)

@@ -140,7 +140,7 @@ def engine() -> Iterator[TorchEngine]:
 
 
 @pytest.mark.programs  # the longest of laws
-def test_whatever_takes_memory_may_fail_once(
+def test_any_single_allocation_may_fail(
     engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scarcity = Scarcity(monkeypatch)

@@ -85,7 +85,7 @@ class Products:
         ("gpt2", []),
     ],
 )
-def test_what_is_given_the_same_is_one_product(name: str, groups: list[list[str]]) -> None:
+def test_layers_with_the_same_input_are_one_product(name: str, groups: list[list[str]]) -> None:
     engine = opened(loaded(name))
     actual = together(engine.model)
     assert actual == groups * (len(actual) // max(1, len(groups)))
@@ -94,7 +94,7 @@ def test_what_is_given_the_same_is_one_product(name: str, groups: list[list[str]
     np.testing.assert_allclose(stepped(engine), want, atol=2e-4)
 
 
-def test_a_step_has_so_many_products_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_has_so_many_products_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three layers: two and one of each."""
     widths, result = [], []
     for model in (loaded("gemma3_text"), build("gemma3_text").to(DEVICE)):
@@ -158,7 +158,7 @@ def test_each_gets_its_own_whatever_it_is_given(
 
 
 @torch.inference_mode()
-def test_what_is_written_or_put_into_a_layer_counts() -> None:
+def test_weights_written_or_set_in_a_layer_are_used() -> None:
     module = running(Two())
     fuse_siblings(module)
     x = torch.randn(3, 8)
@@ -246,7 +246,7 @@ def test_changes_of_a_layer_count(change: str, *, has_bias: bool) -> None:
 
 
 @torch.inference_mode()
-def test_an_adapters_hooks_leave_them_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapters_hooks_leave_them_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
     """They write to no input; other hooks may."""
     module = running(Two())
     fuse_siblings(module)
@@ -283,7 +283,7 @@ def test_layers_with_hooks_or_of_two_places_are_not_moved() -> None:
     assert merged_linear.as_merged(others) is not None
 
 
-def test_a_tensor_that_is_written_to_between_calls_is_not_the_same() -> None:
+def test_tensor_that_is_written_to_between_calls_is_not_the_same() -> None:
     model = build("gemma2")
     kind = type(model.model.layers[0].mlp)
 

@@ -51,7 +51,7 @@ def train(model: Any, optimizer: Any) -> None:
 
 @pytest.mark.parametrize("how", [{}, {"foreach": True}, {"fused": True}])
 @pytest.mark.parametrize("kind", ["AdamW", "SGD"])
-def test_a_step_of_an_optimizer_is_noticed(text: Tokenizer, kind: str, how: dict[str, Any]) -> None:
+def test_step_of_an_optimizer_is_noticed(text: Tokenizer, kind: str, how: dict[str, Any]) -> None:
     """Fused ones write what PyTorch does not count."""
     model = build("llama")
     optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.05, **how)
@@ -87,7 +87,7 @@ def test_optimizer_hook_is_removed_with_its_engine() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "mixtral", "mamba"])
-def test_a_callers_autocast_is_the_callers_own(text: Tokenizer, name: str) -> None:
+def test_callers_autocast_is_the_callers_own(text: Tokenizer, name: str) -> None:
     """Its KV would be of another dtype, and stay for who comes after."""
     model = build(name)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -111,7 +111,7 @@ PAGED = pytest.param("mixtral", "paged", marks=pytest.mark.kernels)
 @pytest.mark.parametrize(
     ("name", "kv"), [*((name, "auto") for name in ("llama", "gemma2", "gpt2", "mamba")), PAGED]
 )
-def test_a_callers_default_device_is_the_callers_own(text: Tokenizer, name: str, kv: Any) -> None:
+def test_callers_default_device_is_the_callers_own(text: Tokenizer, name: str, kv: Any) -> None:
     """As after `torch.set_default_device("cuda")`; "meta", which has no values, stands for it."""
     model = build(name)
     try:
@@ -133,7 +133,7 @@ def test_a_callers_default_device_is_the_callers_own(text: Tokenizer, name: str,
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_model_loaded_in_inference_mode_is_one_that_can_be_trained(dtype: str) -> None:
+def test_model_loaded_in_inference_mode_is_one_that_can_be_trained(dtype: str) -> None:
     """PyTorch 2.11 could not even run it: its weights had been laid otherwise."""
     with torch.inference_mode():
         engine = TorchEngine.load(shallow(), dtype=dtype)
@@ -223,7 +223,7 @@ def test_buffer_that_the_model_writes_is_not_a_weight(text: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "mamba"])
-def test_a_closed_lm_has_no_cache_and_its_branches_are_stale(text: Tokenizer, name: str) -> None:
+def test_closed_lm_has_no_cache_and_its_branches_are_stale(text: Tokenizer, name: str) -> None:
     lm = weft.LM(TorchEngine.adopt(build(name)), text)
     branch = weft.Branch.create(lm, seed=1)
     branch.prefill(IDS)

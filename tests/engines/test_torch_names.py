@@ -73,7 +73,7 @@ def test_uncounted_writes_count_after_clear_cache(text: Tokenizer) -> None:
         assert lm.fingerprint() == lm.info.fingerprint
 
 
-def test_files_of_the_weights_before_are_refused(text: Tokenizer, tmp_path: Path) -> None:
+def test_files_of_earlier_weights_raise(text: Tokenizer, tmp_path: Path) -> None:
     model = build("llama")
     with lm_of_model(model, text) as lm:
         loom = weft.Loom(lm, IDS)

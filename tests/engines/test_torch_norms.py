@@ -100,7 +100,7 @@ class WithMore(Norm):
         return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 2 * self.eps)
 
 
-def test_what_is_another_norm_stays() -> None:
+def test_other_norms_are_not_fused() -> None:
     assert actual(Norm()) == actual(torch.nn.Sequential(Norm(), Norm(1e-5))) - 1 == 1
     patched = Norm()
     patched.forward = lambda x: 2 * x
@@ -145,7 +145,7 @@ def test_norms_without_a_weight_are_patched(name: str, n: int) -> None:
     assert sum("weight" not in module._parameters for module in forms) == n
 
 
-def test_what_is_put_into_a_norm_counts() -> None:
+def test_epsilon_and_weight_set_in_a_norm_are_used() -> None:
     """Another epsilon, or a weight whose numbers lie apart."""
     engine = TorchEngine.adopt(build("olmo2").to(DEVICE), kv="paged", graphs=False)
     layer = engine.model.model.layers[0]
@@ -156,7 +156,7 @@ def test_what_is_put_into_a_norm_counts() -> None:
 
 
 @pytest.mark.parametrize("name", ["gemma3_text", "gpt_oss"])
-def test_what_an_owner_writes_into_a_norm_counts(name: str) -> None:
+def test_norm_weights_written_by_the_owner_are_used(name: str) -> None:
     model = build(name).to(DEVICE)
     engine = TorchEngine.adopt(model, kv="paged", graphs=False)
     before = stepped(engine)
@@ -171,7 +171,7 @@ def test_what_an_owner_writes_into_a_norm_counts(name: str) -> None:
     assert np.abs(after - before).max() > 0.01
 
 
-def test_the_owners_modules_stay_what_they_are() -> None:
+def test_owners_modules_stay_what_they_are() -> None:
     model = build("gemma2").to(DEVICE)
     kinds = [type(module) for module in model.modules()]
     engine = TorchEngine.adopt(model, kv="paged", graphs=False)

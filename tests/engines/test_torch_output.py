@@ -124,9 +124,7 @@ def test_callers_get_far_rows_without_their_logits_on_the_host(
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("is_first", [True, False])
-def test_a_row_that_is_no_distribution_is_refused_on_the_host(
-    value: float, *, is_first: bool
-) -> None:
+def test_row_with_nan_or_inf_raises_on_the_host(value: float, *, is_first: bool) -> None:
     """Alone or computed with its neighbours, which are valid."""
     logits = torch.randn(4, 9, generator=torch.Generator().manual_seed(1))
     logits[2] = value

@@ -248,7 +248,7 @@ def _noting(where: str, uploads: list[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "qwen3", "gpt2", "mixtral"])
-def test_a_steady_step_waits_for_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steady_step_waits_for_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does it upload anything, by Transformers' own code or fused. Products over groups of
     rows, as mixtures have without kernels, ask the host on most cards how many rows there are.
     """
@@ -259,7 +259,7 @@ def test_a_steady_step_waits_for_nothing(name: str, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
-def test_a_fused_step_launches_few_kernels_a_layer(
+def test_fused_step_launches_few_kernels_a_layer(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two norms, four products, turning, attending, merging and gating, of three layers; drawing
@@ -286,7 +286,7 @@ def test_a_fused_step_launches_few_kernels_a_layer(
     [("gemma2", 237, 79), ("olmo2", 210, 72), ("phi3", 164, 77), ("gpt2", 88, 65),
      ("cohere", 167, 63), ("gpt_oss", 163, 85)],
 )  # fmt: skip
-def test_a_step_of_a_models_own_modules_launches_less(
+def test_step_of_a_models_own_modules_launches_less(
     name: str, n_before: int, max_n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three layers and what is around them; n_before: each by the operations that it writes."""
@@ -301,7 +301,7 @@ def test_a_step_of_a_models_own_modules_launches_less(
     assert counting.launches() <= max_n < 0.75 * n_before
 
 
-def test_a_played_step_launches_little(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_played_step_launches_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """Outside of what is captured: filling the frame, the head, and drawing."""
     engine = TorchEngine.adopt(build("llama").to(DEVICE), kv="paged", graphs=True)
     monkeypatch.setattr("weft.engines.torch.paged.capture._EagerStep.replay", lambda self: None)

@@ -56,7 +56,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", FUSED)
-def test_it_computes_what_the_model_does(name: str, dtype, tmp_path: Path) -> None:
+def test_logits_equal_those_of_the_model(name: str, dtype, tmp_path: Path) -> None:
     model = build(name, dtype)
     model.save_pretrained(tmp_path)
     loaded = TorchEngine.load(tmp_path, packed_weights=True)
@@ -103,7 +103,7 @@ def test_layers_that_run_for_text_are_packed_in_every_family(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_product_of_any_number_of_rows_is_the_product(dtype) -> None:
+def test_product_of_any_number_of_rows_is_the_product(dtype) -> None:
     """Few rows are filled up to more; none, rows of several axes and such as lie apart are not."""
     generator = torch.Generator().manual_seed(0)
     weight, bias = torch.randn(24, 12, generator=generator), torch.randn(24, generator=generator)
@@ -140,7 +140,7 @@ def _is_as_it_was(module) -> bool:
     return type(module) is torch.nn.Linear
 
 
-def test_a_model_that_fails_on_a_first_forward_is_left_as_it_was(
+def test_model_that_fails_on_a_first_forward_is_left_as_it_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = build("gemma2")
@@ -170,14 +170,14 @@ def test_loaded_weights_are_packed_if_that_is_faster(folder: Path, tmp_path: Pat
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the system lists no mapped files")
-def test_a_model_that_is_packed_holds_no_page_of_its_file(folder: Path) -> None:
+def test_model_that_is_packed_holds_no_page_of_its_file(folder: Path) -> None:
     engine = TorchEngine.load(folder, packed_weights=True)
     assert packed(engine.model)
     assert str(folder) not in Path("/proc/self/maps").read_text()
 
 
 @pytest.mark.parametrize("n", [1, 15, 16, 40])
-def test_a_small_model_computes_the_same_at_few_rows_and_at_many(n: int, folder: Path) -> None:
+def test_small_model_computes_the_same_at_few_rows_and_at_many(n: int, folder: Path) -> None:
     engine = TorchEngine.load(folder)
     ids = [(7 * i + i * i) % 120 for i in range(n)]
     want = plain_logits(build("llama"), ids).numpy()
@@ -209,7 +209,7 @@ def test_packed_weights_give_the_same_logits(name: str, tmp_path: Path, dtype: s
 
 
 @pytest.mark.parametrize("name", ["llama", "tied", "gpt2"])
-def test_a_packed_model_and_its_copies_can_be_saved(name: str, tmp_path: Path) -> None:
+def test_packed_model_and_its_copies_can_be_saved(name: str, tmp_path: Path) -> None:
     first = build("gpt2" if name == "gpt2" else "llama")
     if name == "tied":
         first.config.tie_word_embeddings = True
@@ -226,7 +226,7 @@ def test_a_packed_model_and_its_copies_can_be_saved(name: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_what_is_loaded_into_packed_layers_counts(name: str, tmp_path: Path) -> None:
+def test_weights_loaded_into_packed_layers_are_used(name: str, tmp_path: Path) -> None:
     build(name).save_pretrained(tmp_path)
     engine = TorchEngine.load(tmp_path, packed_weights=True)
     other = build(name, seed=1)
@@ -269,7 +269,7 @@ def test_adopted_weights_are_packed_on_request_and_logged(caplog) -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen2", "gpt2"])
-def test_what_an_owner_writes_counts(name: str) -> None:
+def test_weights_written_by_the_owner_are_used(name: str) -> None:
     model = build(name)
     engine = TorchEngine.adopt(model, packed_weights=True)
     stepped(engine)
@@ -289,7 +289,7 @@ def test_what_an_owner_writes_counts(name: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 @pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`")
-def test_an_adapter_is_added_to_packed_layers(folder: Path, tmp_path: Path) -> None:
+def test_adapter_is_added_to_packed_layers(folder: Path, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     torch.manual_seed(1)
     targets = ["q_proj", "v_proj", "down_proj", "lm_head"]
@@ -317,7 +317,7 @@ def test_packed_weights_without_effect_raise(folder: Path, monkeypatch: pytest.M
     TorchEngine.load(folder, packed_weights=False)
 
 
-def test_other_values_are_refused(folder: Path) -> None:
+def test_other_values_raise(folder: Path) -> None:
     for given in ("yes", 1):
         with pytest.raises(
             ConfigError, match="packed_weights is .* allowed are None, True and False"
@@ -425,7 +425,7 @@ def test_packed_experts_give_the_same_logits_and_load_weights(
             )
 
 
-def test_what_is_written_into_an_owners_experts_counts() -> None:
+def test_experts_written_by_the_owner_are_used() -> None:
     model = build("mixtral")
     engine = TorchEngine.adopt(model, packed_weights=True)
     experts = model.model.layers[1].mlp.experts
@@ -437,7 +437,7 @@ def test_what_is_written_into_an_owners_experts_counts() -> None:
     np.testing.assert_allclose(stepped(engine), plain_logits(model, IDS).numpy(), atol=2e-4)
 
 
-def test_a_token_without_an_expert_gets_nothing_of_it() -> None:
+def test_token_without_an_expert_gets_nothing_of_it() -> None:
     """Ids from the number of experts on stand for experts that are elsewhere."""
     experts = build("mixtral").model.layers[0].mlp.experts
     n = experts.num_experts

@@ -840,7 +840,7 @@ def test_table_stays_small_as_leaves_change(monkeypatch: pytest.MonkeyPatch) -> 
     assert result.n < 100
 
 
-def test_a_step_that_fails_changes_no_length_and_keeps_no_slots() -> None:
+def test_step_that_fails_changes_no_length_and_keeps_no_slots() -> None:
     twin = Twin()
     trunk, leaf = twin.node(None, 10), twin.node(1, 0)
     memory, slot = twin.memory, twin.memory.layout.slot_bytes
@@ -856,7 +856,7 @@ def test_a_step_that_fails_changes_no_length_and_keeps_no_slots() -> None:
     twin.check()
 
 
-def test_kv_of_another_shape_or_memory_is_refused() -> None:
+def test_kv_of_another_shape_or_memory_raises() -> None:
     twin, other = Twin(), Twin(dims=(16, 16))
     data = twin.memory.export(twin.nodes[twin.node(None, 5)].fragment)
     with pytest.raises(ModelMismatch):
@@ -869,7 +869,7 @@ def test_kv_of_another_shape_or_memory_is_refused() -> None:
     assert twin.memory.load(empty, None).length == 0
 
 
-def test_a_pool_that_finds_no_room_to_spare_grows_by_what_it_must(
+def test_pool_that_finds_no_room_to_spare_grows_by_what_it_must(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     twin, max_n = Twin(), 330
@@ -894,7 +894,7 @@ def test_a_pool_that_finds_no_room_to_spare_grows_by_what_it_must(
 
 
 @pytest.mark.parametrize("has_slots", [True, False])
-def test_a_pool_that_cannot_grow_keeps_no_layer_that_is_larger(
+def test_pool_that_cannot_grow_keeps_no_layer_that_is_larger(
     monkeypatch: pytest.MonkeyPatch, has_slots: bool
 ) -> None:
     shape = LayerShape(1, 8, 8, torch.float32, torch.float32)
@@ -929,7 +929,7 @@ def test_a_pool_that_cannot_grow_keeps_no_layer_that_is_larger(
     assert len(memory.keys) == 5
 
 
-def test_a_pool_on_a_card_that_is_full_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pool_on_a_card_that_is_full_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """A move without effect would cost all graphs captured over the pool."""
     twin = Twin()
     leaf = twin.node(twin.node(None, 250), 0)
@@ -1060,7 +1060,7 @@ def test_kv_option_raises_for_a_model_without_kv_of_tokens() -> None:
         TorchEngine.adopt(build("bloom"), kv="paged")
 
 
-def test_a_loom_grows_the_same_over_either_memory() -> None:
+def test_loom_grows_the_same_over_either_memory() -> None:
     """From one prompt, below a branch that was clipped, and where another was."""
     texts = {}
     for kv in ("padded", "paged"):
@@ -1075,7 +1075,7 @@ def test_a_loom_grows_the_same_over_either_memory() -> None:
 
 
 @pytest.mark.skipif(not kernel.is_interpreted(), reason="a card multiplies it rightly")
-def test_bfloat16_is_refused_in_the_interpreter() -> None:
+def test_bfloat16_raises_in_the_interpreter() -> None:
     with pytest.raises(ConfigError, match="bfloat16"):
         TorchEngine.adopt(build("llama", torch.bfloat16), kv="paged")
 
@@ -1181,7 +1181,7 @@ def test_tiles_of_128_rows_are_for_heads_that_fit_a_processor(
 
 
 @pytest.mark.parametrize(("size", "dtype"), [(256, torch.float32), (512, torch.bfloat16)])
-def test_heads_too_large_for_a_tile_of_float32_are_refused(
+def test_heads_too_large_for_a_tile_of_float32_raise(
     size: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(paged_step, "is_interpreted", lambda: False)
@@ -1196,7 +1196,7 @@ def test_heads_too_large_for_a_tile_of_float32_are_refused(
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [128, 256])
 @pytest.mark.parametrize(("n_rows", "n_parts"), [(4, 4), (1, 16)])
-def test_the_merge_fills_a_processor(size: int, n_rows: int, n_parts: int) -> None:
+def test_merge_fills_a_processor(size: int, n_rows: int, n_parts: int) -> None:
     """Without a card: nothing spills, and registers are enough for twenty warps at once."""
     fixed = {"N_HEADS": 32, "VALUE_DIM": size, "VALUE_PAD": size, "BM": n_rows, "BP": n_parts}
     fixed |= {"AXIS": kernel.PARTS_AXIS, "HAS_SINKS": True, "num_warps": 4}
@@ -1206,7 +1206,7 @@ def test_the_merge_fills_a_processor(size: int, n_rows: int, n_parts: int) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [64, 128])
-def test_the_turn_fills_a_processor(size: int) -> None:
+def test_turn_fills_a_processor(size: int) -> None:
     fixed = {"N_QUERIES": 32, "N_KV": 8, "DIM": size, "PAD": size, "BM": 8, "HAS_NORMS": True}
     result = compiled("paged.elementwise", "rotary_and_store_kv_kernel", {**fixed, "num_warps": 4})
     assert (result.stack, result.registers <= 96, result.shared <= 16 * 1024) == (0, True, True)
@@ -1235,7 +1235,7 @@ def test_storing_apart_fills_a_processor(size: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [4096, 5120, 16384])
 @pytest.mark.parametrize("is_centred", [False, True])
-def test_the_norm_fills_a_processor(width: int, *, is_centred: bool) -> None:
+def test_norm_fills_a_processor(width: int, *, is_centred: bool) -> None:
     pad = kernel.padded(width)
     fixed = {"WIDTH": width, "PAD": pad, "BM": 1, "num_warps": min(16, pad // 512)}
     fixed |= {"IS_CENTRED": is_centred, "HAS_WEIGHT": True}
@@ -1253,7 +1253,7 @@ def test_angles_are_turned_about_exactly() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
-def test_the_gate_fills_a_processor(activation: str) -> None:
+def test_gate_fills_a_processor(activation: str) -> None:
     fixed = {"WIDTH": 14336, "BT": 1, "BW": 1024, "ACTIVATION": activation, "num_warps": 4}
     result = compiled("paged.elementwise", "act_and_mul_kernel", fixed)
     assert (result.stack, result.registers <= 32, result.narrow) == (0, True, 0)

@@ -111,7 +111,7 @@ def test_changes_of_inactive_adapters_are_allowed(text: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("state", ["merged", "disabled"])
-def test_a_model_is_run_as_its_adapters_were_switched_at_load(text: Tokenizer, state: str) -> None:
+def test_model_is_run_as_its_adapters_were_switched_at_load(text: Tokenizer, state: str) -> None:
     wrapped = adapted("llama")
     model = wrapped.get_base_model()
     if state == "merged":

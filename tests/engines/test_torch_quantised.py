@@ -52,7 +52,7 @@ def engine(owned: Any, kind: str) -> TorchEngine:
     return TorchEngine.adopt(model)
 
 
-def test_a_tree_equals_the_models_own_plain_forward(
+def test_tree_equals_the_models_own_plain_forward(
     owned: Any, engine: TorchEngine, kind: str
 ) -> None:
     model, _ = owned
@@ -99,7 +99,7 @@ def test_two_owners_of_one_model_leave_it_as_it_was(owned: Any, kind: str) -> No
     assert torch.equal(plain_logits(model, IDS[:20]), before)
 
 
-def test_a_folder_is_quantised_as_it_is_read(
+def test_folder_is_quantised_as_it_is_read(
     owned: Any, engine: TorchEngine, kind: str, tmp_path: Path
 ) -> None:
     """By a configuration that is given, or by the folder's own."""

@@ -277,7 +277,7 @@ def test_states_stay_within_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None
         TorchEngine.adopt(build("llama"), state_bytes=1)
 
 
-def test_an_end_that_was_kept_twice_is_forgotten_once() -> None:
+def test_state_cached_twice_is_cleared_completely() -> None:
     model = build("bloom")
     engine = TorchEngine.adopt(model)
     for _ in range(2):  # the second time for its first position, so the full path is run once more
@@ -310,7 +310,7 @@ def test_failed_continuation_leaves_the_cache_valid(
         _near(output.logits(index), plain_logits(model, [*ids, 5, 6])[-1])
 
 
-def test_what_a_hidden_engine_cannot_hold_is_refused() -> None:
+def test_rows_that_a_hidden_engine_cannot_run_raise() -> None:
     model = build("bloom")
     engine = TorchEngine.adopt(model, n_ctx=20)
     with pytest.raises(ForwardError, match="full paths"):
@@ -346,7 +346,7 @@ def test_failed_forward_raises_and_the_next_one_works(monkeypatch: pytest.Monkey
     _near(engine.forward([complete(IDS[:9])]).logits(0), want, 1e-6)
 
 
-def test_a_padding_token_within_a_text_is_read_as_the_model_reads_it() -> None:
+def test_padding_token_within_a_text_is_read_as_the_model_reads_it() -> None:
     """RoBERTa gives what comes after one other positions, and its own cache does not."""
     model = build("roberta")
     engine = TorchEngine.adopt(model)
@@ -379,7 +379,7 @@ def test_disabled_prefix_caching_is_logged_once_with_its_reason(
 
 
 @pytest.mark.parametrize("name", ["bloom", "mamba", "jamba", "falcon"])
-def test_a_folder_gives_the_logits_of_its_model(name: str, tmp_path: Path) -> None:
+def test_folder_gives_the_logits_of_its_model(name: str, tmp_path: Path) -> None:
     model = build(name)
     model.save_pretrained(tmp_path)
     engine = TorchEngine.load(tmp_path)
@@ -390,7 +390,7 @@ def test_a_folder_gives_the_logits_of_its_model(name: str, tmp_path: Path) -> No
     assert TorchEngine.load(tmp_path, dtype="bfloat16").info.dtype == "bfloat16"
 
 
-def test_weights_that_give_nan_are_refused() -> None:
+def test_weights_that_give_nan_raise() -> None:
     model = build("mamba")
     with torch.no_grad():
         model.backbone.norm_f.weight.fill_(float("nan"))
@@ -398,7 +398,7 @@ def test_weights_that_give_nan_are_refused() -> None:
         TorchEngine.adopt(model)
 
 
-def test_a_closed_engine_gives_its_weights_back() -> None:
+def test_closed_engine_gives_its_weights_back() -> None:
     model = build("bloom")
     engine = TorchEngine.adopt(model)
     stored = weakref.ref(model.get_input_embeddings().weight)
@@ -466,7 +466,7 @@ def test_branches_fork_commit_and_are_pruned(owned: tuple[Any, LM]) -> None:
     assert repeated.produce().token == forks[1].produce().token
 
 
-def test_what_needs_kv_is_refused_by_name(owned: tuple[Any, LM], tmp_path: Path) -> None:
+def test_calls_that_need_kv_raise_and_are_named(owned: tuple[Any, LM], tmp_path: Path) -> None:
     _, lm = owned
     branch = Branch.create(lm, seed=1)
     branch.prefill([5, 6, 7])
@@ -511,7 +511,7 @@ def test_weights_changed_in_place_are_noticed(owned: tuple[Any, LM]) -> None:
     np.testing.assert_allclose(got, truth(model, [*long, 9, 8]), atol=1e-4)
 
 
-def test_a_search_and_a_constraint_run_on_them(owned: tuple[Any, LM]) -> None:
+def test_search_and_a_constraint_run_on_them(owned: tuple[Any, LM]) -> None:
     _, lm = owned
     loom = Loom(lm, [5, 6, 7], template=False)
     (result,) = loom.grow(max_tokens=6, seed=1, constraint=Regex("[A-F]{4}"))

@@ -131,7 +131,7 @@ def test_functions_are_known_by_what_they_do(
 
 
 @pytest.mark.parametrize("function", [backwards, reordered, with_keys_left, len, torch.add])
-def test_what_turns_otherwise_is_not_known(function: Any) -> None:
+def test_other_rotation_is_not_recognized(function: Any) -> None:
     assert rotary._recognize(function, FLOAT) is None
 
 
@@ -166,7 +166,7 @@ def test_heads_of_many_programs_are_turned(
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gpt_neox", "cohere", "glm", "ernie4_5"])
-def test_the_owners_classes_stay_what_they_are(name: str) -> None:
+def test_owners_classes_stay_what_they_are(name: str) -> None:
     """In one of the files forward is decorated, in the other it is not."""
     model = build(name).to(DEVICE)
     file = sys.modules[type(model).__module__]
@@ -180,7 +180,7 @@ def test_the_owners_classes_stay_what_they_are(name: str) -> None:
     assert sum(kind.endswith("AttentionByStep") for kind in kinds_here) == 3
 
 
-def test_a_forward_that_others_have_put_there_stays() -> None:
+def test_forward_that_others_have_put_there_stays() -> None:
     """The forward may be of one module, or wrap that of the class without naming it."""
     model = build("gemma2")
     attention: Any = model.model.layers[0].self_attn

@@ -161,7 +161,7 @@ def check_same(plain: Any, result: Any, near: float = 1e-6) -> None:
 
 
 @pytest.mark.parametrize("name", ROUTERS)
-def test_a_router_chooses_as_its_own_code_does(name: str) -> None:
+def test_router_chooses_as_its_own_code_does(name: str) -> None:
     module = ours(router_of(name))
     form = module.inner.__dict__["weft_form"]
     assert (form.router, form.bias) == ROUTERS[name][2:]
@@ -173,7 +173,7 @@ def test_a_router_chooses_as_its_own_code_does(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ROUTERS)
-def test_in_half_precision_shares_have_the_dtype_that_they_had(name: str) -> None:
+def test_half_precision_shares_keep_their_dtype(name: str) -> None:
     """And logits are computed as before: of two equal ones, either may be chosen."""
     module = ours(router_of(name, torch.float16), torch.float16)
     form = module.inner.__dict__["weft_form"]
@@ -222,7 +222,7 @@ def wanted(logits: Any, bias: Any, router: RouterSpec) -> tuple[Any, Any]:
 @pytest.mark.parametrize("is_normed", [False, True])
 @pytest.mark.parametrize("by_logits", [False, True])
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_the_kernel_chooses_the_largest(
+def test_kernel_chooses_the_largest(
     n_experts: int, groups: Any, function: Any, *, is_normed: bool, by_logits: bool, has_bias: bool
 ) -> None:
     seeded = torch.Generator().manual_seed(n_experts)
@@ -237,7 +237,7 @@ def test_the_kernel_chooses_the_largest(
     np.testing.assert_allclose(shares.cpu().numpy(), want[1], rtol=2e-5)
 
 
-def test_of_the_same_scores_the_first_are_chosen_each_once() -> None:
+def test_first_experts_of_equal_scores_are_chosen_once() -> None:
     same = torch.zeros(2, 24, device=DEVICE)
     same[1] = -INFINITY
     router = RouterSpec(5, "sigmoid", is_normed=False, by_logits=True)
@@ -253,7 +253,7 @@ def test_of_the_same_scores_the_first_are_chosen_each_once() -> None:
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning", "ignore:All-NaN")
 @pytest.mark.parametrize("function", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("is_normed", [False, True])
-def test_what_is_no_number_is_chosen_and_stays_none(function: Any, *, is_normed: bool) -> None:
+def test_nan_is_chosen_and_stays_nan(function: Any, *, is_normed: bool) -> None:
     """So that a broken model is noticed; PyTorch has such numbers above all others, too."""
     logits = torch.randn(3, 8, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     logits[0, 5] = float("nan")
@@ -297,7 +297,7 @@ def test_unsupported_routing_is_reported() -> None:
     assert (numbers.shape, shares.shape) == ((0, 2), (0, 2))
 
 
-def test_what_a_router_is_not_given_usually_is_for_its_own_code() -> None:
+def test_unusual_arguments_of_a_router_run_its_own_code() -> None:
     """A bias too many, or one that is missing."""
     own, given = ours(router_of("Kolibri1TopKRouter")), ours(router_of("HYV3TopKRouter"))
     x, bias = torch.ones(2, 64, device=DEVICE), torch.zeros(12, device=DEVICE)
@@ -364,13 +364,13 @@ class Smallest(Plain):
 
 
 @pytest.mark.parametrize("kind", [Capped, Rooted, ScaledByExpert, OneMore, Smallest])
-def test_what_does_something_else_stays(kind: Any) -> None:
+def test_modules_that_compute_something_else_are_not_fused(kind: Any) -> None:
     (usual,) = actual(torch.nn.ModuleList([Plain()]))
     assert usual.router == RouterSpec(2, "softmax", is_normed=False, by_logits=False)
     assert actual(torch.nn.ModuleList([kind()])) == []
 
 
-def test_a_router_with_a_forward_of_its_own_stays() -> None:
+def test_router_with_a_forward_of_its_own_stays() -> None:
     patched = Plain()
     patched.forward = lambda x: Plain.forward(patched, 2 * x)
     assert actual(torch.nn.ModuleList([patched])) == []
@@ -411,7 +411,7 @@ def test_later_change_of_a_router_changes_the_result(change: Any) -> None:
     "name",
     ["deepseek_v3", *(pytest.param(n, marks=pytest.mark.slow) for n in ("afmoe", "gpt_oss"))],
 )
-def test_a_model_gives_what_it_did(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_gives_what_it_did(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     n_rows: list[int] = []
 
     def noted(logits: Any, *more: Any) -> Any:
@@ -429,7 +429,7 @@ def test_a_model_gives_what_it_did(name: str, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 90, 120])
 @pytest.mark.parametrize(("n_experts", "n_groups"), [(8, 0), (256, 8), (1024, 0)])
-def test_the_kernel_fits_a_card(capability: int, n_experts: int, n_groups: int) -> None:
+def test_kernel_fits_a_card(capability: int, n_experts: int, n_groups: int) -> None:
     pad = kernel.padded(n_experts)
     fixed = {
         "N_EXPERTS": n_experts, "PAD": pad, "TOP_K": 8, "K_PAD": 8, "FUNCTION": "sigmoid",

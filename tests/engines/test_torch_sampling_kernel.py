@@ -112,7 +112,7 @@ def test_logits_of_the_engines_dtype_draw_as_their_float32() -> None:
 @pytest.mark.parametrize(
     "options", [{"temperature": 0}, {"top_k": 1}, {"top_p": 1e-12}, {"min_p": 1.0}]
 )
-def test_of_equals_the_lowest_id_is_kept(options: dict[str, Any]) -> None:
+def test_lowest_id_of_equals_is_kept(options: dict[str, Any]) -> None:
     logits = torch.zeros((1, 9000), device=DEVICE)
     logits[0, [4000, 4097, 8999]] = 5.0
     chain = BatchSampler([Sampler(SamplingParams(**options), seed) for seed in range(20)])
@@ -182,7 +182,7 @@ def test_transposed_logits_sample_the_same() -> None:
     assert torch.equal(drawer().draw(turned, batch).ids, drawer().draw(logits, batch).ids)
 
 
-def test_a_draw_without_rows_launches_nothing() -> None:
+def test_draw_without_rows_launches_nothing() -> None:
     batch = DrawBatch(np.zeros(0, np.int64), BatchSampler([]), np.zeros(0, np.uint64), kept=True)
     drawn = drawer().draw(torch.zeros((1, 5), device=DEVICE), batch).result()
     assert len(drawn.ids) == 0
@@ -258,7 +258,7 @@ def test_out_of_memory_in_a_kernel_does_not_fall_back(
     assert kept.on_device
 
 
-def test_the_load_check_passes_kernels_that_draw_as_the_reference(
+def test_load_check_passes_kernels_that_draw_as_the_reference(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     requested = drawer()
@@ -291,7 +291,7 @@ def test_kv_padded_samples_without_kernels(monkeypatch: pytest.MonkeyPatch) -> N
     assert not TorchEngine.adopt(build("llama").to(DEVICE), kv="padded")._sampler.on_device
 
 
-def test_a_batch_with_an_unknown_filter_is_not_supported() -> None:
+def test_batch_with_an_unknown_filter_is_not_supported() -> None:
     class Strange(BatchSampler):
         @property
         def active_filters(self) -> frozenset[str]:
@@ -310,7 +310,7 @@ def test_known_filters_are_sampling_parameters() -> None:
     assert {name for name, of in PARAMETERS.items() if of.is_filter} >= KNOWN_FILTERS
 
 
-def test_a_cutoff_among_equals_keeps_as_many_as_the_reference() -> None:
+def test_cutoff_among_equals_keeps_as_many_as_the_reference() -> None:
     """A row of few values: the edges of top-k and top-p lie in the middle of equals."""
     logits = np.repeat(np.array([[2.0, 1.0, 0.0]], dtype=np.float32), 1000, axis=1)
     logits = np.random.default_rng(0).permuted(logits, axis=1)
@@ -371,7 +371,7 @@ def on_the_device(monkeypatch: pytest.MonkeyPatch) -> list[DrawBatch]:
     return note_draws(monkeypatch)
 
 
-def test_an_engine_draws_from_steps_and_kept_rows_as_the_reference(
+def test_engine_draws_from_steps_and_kept_rows_as_the_reference(
     on_the_device: list[DrawBatch],
 ) -> None:
     engine = TorchEngine.adopt(build("llama").to(DEVICE))
@@ -410,6 +410,6 @@ def test_tiles_of_logits_compile_for_sm_90(dtype: str, *, has_all: bool) -> None
 
 
 @pytest.mark.slow
-def test_the_look_at_a_row_compiles_for_sm_90() -> None:
+def test_look_at_a_row_compiles_for_sm_90() -> None:
     fixed = {"N_TILES": 38, "PAD": 64, "HAS_LEFT": True, "HAS_KEPT": True, "num_warps": 1}
     assert compiled("sampling.kernel", "reduce_row_kernel", fixed).stack == 0

@@ -68,7 +68,7 @@ def trial(monkeypatch: pytest.MonkeyPatch) -> Trial:
     return Trial(monkeypatch)
 
 
-def test_a_card_has_paged_kv_where_the_model_passes(
+def test_card_has_paged_kv_where_the_model_passes(
     trial: Trial, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = trial.load()
@@ -81,7 +81,7 @@ def test_a_card_has_paged_kv_where_the_model_passes(
 @pytest.mark.parametrize(
     "broken", ["kernel", "narrow", "wide", "broad", "merge", "frame", "launch", "late"]
 )
-def test_a_card_whose_kernels_fail_has_padded_kv(
+def test_card_whose_kernels_fail_has_padded_kv(
     trial: Trial, caplog: pytest.LogCaptureFixture, broken: str
 ) -> None:
     """Wrong everywhere, in tiles of one class over full blocks of keys, in merges of many parts,
@@ -136,7 +136,7 @@ def test_a_card_whose_kernels_fail_has_padded_kv(
         (Qwen3NextConfig(num_experts=512, num_experts_per_tok=1), 2048),
     ],
 )
-def test_the_long_path_fills_large_tiles_of_experts(config: Any, n: int) -> None:
+def test_long_path_fills_large_tiles_of_experts(config: Any, n: int) -> None:
     assert check.long_path_length(config) == n
 
 
@@ -149,7 +149,7 @@ class OutOfResources(Exception):
     [(["broad"], ["wide", "narrow"]), (["broad", "wide"], ["narrow"])]
     + [(["broad", "wide", "narrow"], [])],
 )
-def test_a_card_whose_processors_have_less_room_has_smaller_tiles(
+def test_card_whose_processors_have_less_room_has_smaller_tiles(
     trial: Trial, caplog: pytest.LogCaptureFixture, too_large: list[str], there: list[str]
 ) -> None:
     attend = step.tree_attention
@@ -181,5 +181,5 @@ def test_broken_cuda_raises_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None
         select_backend.check_kernels(torch.device("cuda"), "it failed")
 
 
-def test_the_check_has_as_many_programs_as_another_variant_of_tiles_is_for() -> None:
+def test_check_has_as_many_programs_as_another_variant_of_tiles_is_for() -> None:
     assert check._PROGRAMS == kernel._MANY_PROGRAMS

@@ -278,7 +278,7 @@ def test_split_and_join_copy_nothing(engine: TorchEngine) -> None:
     assert (upper.length, fragment.length) == (0, 64)
 
 
-def test_a_step_with_the_same_rows_reuses_its_plan(engine: TorchEngine, model: Any) -> None:
+def test_step_with_the_same_rows_reuses_its_plan(engine: TorchEngine, model: Any) -> None:
     base = _grow(engine, IDS[:10])
     path = (Span(base, 10),)
     rows = [Row(path, [20 + i], 10, engine.fragments.new(base), (0,)) for i in range(4)]
@@ -389,7 +389,7 @@ def test_paths_that_are_read_in_turn_move_what_they_share_a_few_times_only(
     assert n_moved == before
 
 
-def test_what_is_moved_together_is_cut_and_freed_as_before(engine: TorchEngine, model: Any) -> None:
+def test_fragments_moved_together_can_be_cut_and_freed(engine: TorchEngine, model: Any) -> None:
     memory, path = engine.fragments, _chain(engine, 6)
     other = _grow(engine, IDS[24:29])
     slot = memory.layout.slot_bytes
@@ -456,7 +456,7 @@ def test_contiguous_fragments_are_adjacent_and_ordered(engine: TorchEngine) -> N
     assert memory.is_contiguous([one, three])
 
 
-def test_a_long_tail_is_not_moved_to_its_path(
+def test_long_tail_is_not_moved_to_its_path(
     engine: TorchEngine, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It grows in its block, and next to its path there would be no room."""
@@ -487,7 +487,7 @@ def test_tail_stays_in_its_buffer_during_steps_with_prefill_rows(
     assert _error(output, 0, model, IDS[:16]) < 1e-4
 
 
-def test_a_long_fragment_grows_in_its_block(
+def test_long_fragment_grows_in_its_block(
     engine: TorchEngine, monkeypatch: pytest.MonkeyPatch, model: Any
 ) -> None:
     monkeypatch.setattr(padded_pool, "LONG", 20)
@@ -498,7 +498,7 @@ def test_a_long_fragment_grows_in_its_block(
     assert _error(output, 0, model, IDS[:50]) < 1e-4
 
 
-def test_a_failing_forward_leaves_every_length(
+def test_failing_forward_leaves_every_length(
     engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base = _grow(engine, IDS[:10])
@@ -526,7 +526,7 @@ def test_a_failing_forward_leaves_every_length(
     assert [f.length for f in tails] == [1, 2]
 
 
-def test_wrong_rows_are_refused_before_anything_changes(engine: TorchEngine) -> None:
+def test_invalid_rows_raise_before_anything_changes(engine: TorchEngine) -> None:
     fragment = engine.fragments.new(None)
     with pytest.raises(ConfigError, match="0 to 119"):
         engine.forward([Row((), [3, 120], 0, fragment)])
@@ -542,7 +542,7 @@ def test_wrong_rows_are_refused_before_anything_changes(engine: TorchEngine) -> 
     assert fragment.length == 0
 
 
-def test_exported_kv_of_another_model_is_refused(engine: TorchEngine) -> None:
+def test_exported_kv_of_another_model_raises(engine: TorchEngine) -> None:
     data = engine.fragments.export(_grow(engine, IDS[:5]))
     other = TorchEngine.adopt(build("gpt2"))
     with pytest.raises(ModelMismatch):
@@ -554,7 +554,7 @@ def test_exported_kv_of_another_model_is_refused(engine: TorchEngine) -> None:
         half.fragments.load(data, None)
 
 
-def test_an_empty_fragment_survives_export(engine: TorchEngine) -> None:
+def test_empty_fragment_survives_export(engine: TorchEngine) -> None:
     data = engine.fragments.export(engine.fragments.new(None))
     assert engine.fragments.load(data, None).length == 0
 
@@ -624,7 +624,7 @@ def test_long_tail_that_steps_alone_is_contiguous(
     assert len(pieces) == 3  # none, and two
 
 
-def test_a_forward_that_fails_leaves_the_one_piece_as_it_was(
+def test_forward_that_fails_leaves_the_one_piece_as_it_was(
     plain: TorchEngine, llama: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, model = plain, llama

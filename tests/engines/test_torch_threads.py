@@ -52,20 +52,20 @@ def counts_inside(engine: TorchEngine, n_rows: int) -> set[int]:
 
 
 @pytest.mark.usefixtures("with_three")
-def test_a_forward_leaves_the_number_of_threads_as_it_was() -> None:
+def test_forward_leaves_the_number_of_threads_as_it_was() -> None:
     engine = TorchEngine.adopt(build("llama"))
     assert counts_inside(engine, 2) == {1}
     assert torch.get_num_threads() == 3
 
 
 @pytest.mark.usefixtures("with_three")
-def test_what_is_to_be_the_same_to_the_last_bit_takes_all_threads() -> None:
+def test_strict_row_runs_with_all_threads() -> None:
     """One path that has no KV and gets none, as `AsyncLM(strict=True)` asks."""
     assert counts_inside(TorchEngine.adopt(build("llama")), 1) == {3}
 
 
 @pytest.mark.usefixtures("with_three")
-def test_a_number_that_is_set_inside_a_forward_stays() -> None:
+def test_number_that_is_set_inside_a_forward_stays() -> None:
     threads = CpuThreads(CPU, idle=lambda: 1)
     threads._auto.choice(8, 3).index = 0
     with threads.limited(8):

@@ -189,7 +189,7 @@ def n_not_the_same(
     return n
 
 
-def test_of_equals_on_an_edge_the_first_ids_are_kept() -> None:
+def test_first_ids_of_equals_on_a_cutoff_are_kept() -> None:
     """A row of few values: edges lie in the middle of equals, in any tile."""
     logits = np.repeat(np.array([[2.0, 1.0, -0.0]], dtype=np.float32), 3000, axis=1)
     logits = np.random.default_rng(0).permuted(logits, axis=1)
@@ -204,7 +204,7 @@ def test_of_equals_on_an_edge_the_first_ids_are_kept() -> None:
     assert len(set(out.last[[1, 3, 6]].tolist())) == 3
 
 
-def test_who_asks_for_nothing_keeps_all() -> None:
+def test_row_without_filters_keeps_all_tokens() -> None:
     logits = torch.randn((2, 100), generator=torch.Generator().manual_seed(0))
     for requested in (
         [Row(), Row()],
@@ -215,11 +215,11 @@ def test_who_asks_for_nothing_keeps_all() -> None:
         assert (out.threshold[0], out.last[0]) == (-np.inf, 100)
 
 
-def test_no_rows_have_no_edges() -> None:
+def test_cutoffs_of_no_rows_are_empty() -> None:
     assert len(cutoffs_of(torch.zeros((1, 50)), []).threshold) == 0
 
 
-def test_a_row_has_the_same_edge_alone_as_in_company() -> None:
+def test_row_has_the_same_edge_alone_as_in_company() -> None:
     random = np.random.default_rng(1)
     logits = random_logits(random, 6, 700, torch.float32)
     requested = [
@@ -280,7 +280,7 @@ LAUNCHES = [
 
 
 @pytest.mark.parametrize(("requested", "dtype", "n"), LAUNCHES)
-def test_an_edge_takes_few_launches(
+def test_edge_takes_few_launches(
     requested: Row, dtype: str, n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And nothing in between: no tensor of the row's size, no copy, no question to the device."""

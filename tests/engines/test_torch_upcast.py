@@ -53,7 +53,7 @@ def n_threads(request: pytest.FixtureRequest):
 
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("shape", [(24, 12), (700, 96), (1, 5), (64, 64), (130, 700)])
-def test_a_product_is_that_of_float32_rounded_once(
+def test_product_is_that_of_float32_rounded_once(
     dtype, shape: tuple[int, int], n_threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of any number of rows; by row and by column, in full blocks and their rest."""
@@ -99,7 +99,7 @@ def test_loaded_and_handed_over_they_compute_what_the_model_does(
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mixtral"])
-def test_what_an_owner_writes_counts(name: str, old_cpu: None) -> None:
+def test_weights_written_by_the_owner_are_used(name: str, old_cpu: None) -> None:
     model = build(name, torch.bfloat16)
     engine = TorchEngine.adopt(model)
     before = stepped(engine)
@@ -133,7 +133,7 @@ def test_gradients_reach_an_owners_weights_through_the_engines_copy(
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_a_loaded_model_is_run_with_gradients_too(name: str, tmp_path: Path, old_cpu: None) -> None:
+def test_loaded_model_is_run_with_gradients_too(name: str, tmp_path: Path, old_cpu: None) -> None:
     model = build(name, torch.bfloat16)
     model.save_pretrained(tmp_path)
     loaded = TorchEngine.load(tmp_path).model
@@ -144,7 +144,7 @@ def test_a_loaded_model_is_run_with_gradients_too(name: str, tmp_path: Path, old
     torch.testing.assert_close(got[0].detach().float(), want, atol=0.15, rtol=0)
 
 
-def test_a_loaded_weight_of_gpt2_is_turned_once(tmp_path: Path, old_cpu: None) -> None:
+def test_loaded_weight_of_gpt2_is_turned_once(tmp_path: Path, old_cpu: None) -> None:
     build("gpt2", torch.bfloat16).save_pretrained(tmp_path)
     turned = [m for m in stored(TorchEngine.load(tmp_path).model) if isinstance(m, PackedConv1D)]
     assert turned

@@ -91,7 +91,7 @@ def test_nothing_is_recomputed_while_the_weights_stay(lm) -> None:
     assert (lm.stats().prefilled, lm.stats().recomputed) == (before.prefilled, before.recomputed)
 
 
-def test_what_pytorch_does_not_count_is_forgotten_by_hand(model, lm) -> None:
+def test_clear_cache_drops_kv_of_weights_changed_through_data(model, lm) -> None:
     branch = Branch.create(lm, seed=1)
     branch.prefill(IDS)
     branch.produce()

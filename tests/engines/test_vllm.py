@@ -121,7 +121,7 @@ def test_logprobs_of_native_runs_are_raw(lm: LM, reference: LM) -> None:
         assert node.entropies == []  # vLLM reports none
 
 
-def test_the_same_seed_gives_the_same_texts_and_siblings_differ(lm: LM) -> None:
+def test_same_seed_gives_the_same_texts_and_siblings_differ(lm: LM) -> None:
     def texts(seed: int) -> list[str]:
         created = Loom(lm, PROMPTS[40]).grow(n=6, max_tokens=16, seed=seed, show=False)
         return [node.text for node in created]
@@ -130,7 +130,7 @@ def test_the_same_seed_gives_the_same_texts_and_siblings_differ(lm: LM) -> None:
     assert len({*texts(1), *texts(2)}) > 6
 
 
-def test_a_stream_may_be_left_and_the_rest_is_not_generated(lm: LM) -> None:
+def test_stream_may_be_left_and_the_rest_is_not_generated(lm: LM) -> None:
     loom = Loom(lm, PROMPT)
     for number, _ in enumerate(loom.stream(n=2, max_tokens=900, seed=1, temperature=1.2)):
         if number == 5:
@@ -175,7 +175,7 @@ class NativeRun:
         return [each for event in self.events[sibling] for each in event.logprobs or ()]
 
 
-def test_a_run_ends_at_its_end_token_and_does_not_hold_it(lm: LM) -> None:
+def test_run_ends_at_its_end_token_and_does_not_hold_it(lm: LM) -> None:
     ids = lm.tokenize(PROMPTS[30])
     free = NativeRun(lm, ids, max_tokens=12)
     tokens = free.tokens()
@@ -265,7 +265,7 @@ SHIFTED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("params", SHIFTED, ids=lambda params: "-".join(params))
-def test_what_moves_logits_moves_them_as_on_the_numpy_engine(
+def test_penalties_and_biases_give_the_tokens_of_the_numpy_engine(
     lm: LM, reference: LM, params: dict[str, Any]
 ) -> None:
     def tokens(of: LM, **params: Any) -> list[tuple[int, ...]]:
@@ -545,7 +545,7 @@ def test_supported_parameters_use_native_runs(lm: LM, params: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("why", STEPPED)
-def test_what_vllm_does_otherwise_runs_by_steps(lm: LM, why: str) -> None:
+def test_parameter_that_vllm_applies_differently_runs_by_steps(lm: LM, why: str) -> None:
     assert lm.engine.native is not None
     refusal = lm.engine.native.unsupported_params(SamplingParams(**STEPPED[why]))
     assert refusal is not None
@@ -609,7 +609,7 @@ def adapter_folder(folder: Path, *, rank: int = 4, seed: int = 0) -> tuple[Path,
     return adapter, merged
 
 
-def test_an_adapter_a_request_is_the_merged_model(lm: LM, tmp_path: Path) -> None:
+def test_adapter_a_request_is_the_merged_model(lm: LM, tmp_path: Path) -> None:
     adapter, merged = adapter_folder(tmp_path)
     with weft.load(merged, engine="numpy") as full:
         lm.add_adapter("extra", adapter)
@@ -648,7 +648,7 @@ def test_open_request_continues_with_its_own_adapter(lm: LM, reference: LM, tmp_
         lm.engine.remove_adapter("bent#1")
 
 
-def test_an_adapter_of_too_high_a_rank_is_refused(lm: LM, tmp_path: Path) -> None:
+def test_adapter_of_too_high_a_rank_raises(lm: LM, tmp_path: Path) -> None:
     adapter, _ = adapter_folder(tmp_path, rank=16)
     with pytest.raises(ConfigError, match="16"):
         lm.add_adapter("large", adapter)
@@ -658,7 +658,7 @@ def test_an_adapter_of_too_high_a_rank_is_refused(lm: LM, tmp_path: Path) -> Non
 # What it cannot do ------------------------------------------------------------------------------
 
 
-def test_what_needs_kv_is_refused_by_name(lm: LM, tmp_path: Path) -> None:
+def test_calls_that_need_kv_raise_and_are_named(lm: LM, tmp_path: Path) -> None:
     loom = Loom(lm, PROMPT)
     with pytest.raises(Unsupported, match="vllm"):
         lm.embed(["a"])
@@ -715,7 +715,7 @@ def test_broken_folder_error_names_the_file(tmp_path: Path) -> None:
         weft.load(tmp_path, engine="vllm")
 
 
-def test_an_engine_that_is_no_async_one_is_refused() -> None:
+def test_engine_that_is_not_async_raises() -> None:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     with pytest.raises(ConfigError, match="pass an AsyncLLM"):

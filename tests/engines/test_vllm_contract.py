@@ -123,7 +123,7 @@ def test_v2_logits_are_written_to_the_requested_slots() -> None:
     assert buffer.read(1, 1).tolist() == [4, 5, 6, 7]
 
 
-def test_a_worker_that_does_not_see_the_board_writes_nothing() -> None:
+def test_worker_that_does_not_see_the_board_writes_nothing() -> None:
     reported = {"path": "/nowhere/at/all", "n_slots": 3, "n_vocab": 4, "pid": 1}
     tap = LogitsCapture(SimpleNamespace(additional_config={KEY: reported}), None, False)
     tap.add_request(0, row_params((0, 1)))
@@ -131,7 +131,7 @@ def test_a_worker_that_does_not_see_the_board_writes_nothing() -> None:
     LogitsCapture(SimpleNamespace(additional_config=None), None, False).apply(torch.zeros(1, 4))
 
 
-def test_a_board_fits_its_memory_and_leaves_no_file() -> None:
+def test_board_fits_its_memory_and_leaves_no_file() -> None:
     buffer = SharedLogitsBuffer(1_000_000, 64)
     assert buffer.n_slots == 8
     assert buffer.path.stat().st_size == n_bytes(8, 1_000_000)
@@ -146,7 +146,7 @@ def test_a_board_fits_its_memory_and_leaves_no_file() -> None:
     assert np.all(row == 1.5)
 
 
-def test_a_board_of_a_killed_process_is_taken_away_by_the_next_and_no_other() -> None:
+def test_board_of_a_killed_process_is_taken_away_by_the_next_and_no_other() -> None:
     code = "import os; from weft.engines.vllm.shared_logits import SharedLogitsBuffer as B"
     code += "; b = B(4, 3); print(b.path)"
     killed = subprocess.run(

@@ -99,7 +99,7 @@ def test_engine_exit_in_mid_run_raises_and_keeps_the_tree() -> None:
     wait_for(lambda: len(vllm_processes()) <= before)
 
 
-def test_a_collected_model_leaves_no_process_and_no_thread() -> None:
+def test_collected_model_leaves_no_process_and_no_thread() -> None:
     before, threads = len(vllm_processes()), set(threading.enumerate())
     lm = load()
     assert len(vllm_processes()) > before
@@ -121,7 +121,7 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize("how", ["killed", "ended"])
-def test_a_program_leaves_no_process_however_it_ends(tmp_path: Path, how: str) -> None:
+def test_program_leaves_no_process_however_it_ends(tmp_path: Path, how: str) -> None:
     file = tmp_path / "program.py"
     file.write_text(PROGRAM)
     process = subprocess.Popen(
@@ -219,7 +219,7 @@ def _row(ids: list[int]) -> Any:
     return Row((), ids, 0, None, (len(ids) - 1,))
 
 
-def test_the_known_names_load_a_model() -> None:
+def test_known_names_load_a_model() -> None:
     with AsyncVirtualLM.from_name("tiny", engine_opts={**SMALL, "dtype": "float32"}) as model:
         row = asyncio.run(model.next_token_logprobs([5, 6, 7]))
         assert row.shape == (2048,)

@@ -125,7 +125,7 @@ def test_embed_of_a_closed_lm_raises(texts: list[str], text: Tokenizer) -> None:
         lm.embed(texts)
 
 
-def test_an_lm_that_is_closed_meanwhile_embeds_no_further(
+def test_lm_that_is_closed_meanwhile_embeds_no_further(
     text: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lm = LM(NumpyEngine.load(TINY), text)
@@ -160,7 +160,7 @@ class Owned(Wrapped):
         return self.inner.hidden_states(rows)
 
 
-def test_an_owner_threads_engine_is_called_from_its_thread(
+def test_owner_threads_engine_is_called_from_its_thread(
     numpy_engine: Engine, text: Tokenizer
 ) -> None:
     engine = Owned(numpy_engine)

@@ -58,7 +58,7 @@ def test_unknown_values_are_left_out_of_the_text() -> None:
     assert (stats_of(rig).knows_prefill, stats_of(rig).knows_kv) == (True, False)
 
 
-def test_a_fresh_lm_has_done_nothing_in_no_time() -> None:
+def test_fresh_lm_has_done_nothing_in_no_time() -> None:
     stats = stats_of(Rig())
     assert stats.seconds == stats.tokens_per_s == 0
     assert str(stats) == "prefilled 0 · reused 0 · decoded 0 · KV 0 B (0 B unshared)"

@@ -248,7 +248,7 @@ def reflect(root: Loom) -> list[str]:
     )
 
 
-def test_the_reflection_program_runs(lm: weft.LM) -> None:
+def test_reflection_program_runs(lm: weft.LM) -> None:
     for root in (Loom(lm, samples.sum), Loom(lm, lm.tokenizer, samples.sum)):
         answers = reflect(root)
         leaves = root.get_all_leaves()
@@ -274,7 +274,7 @@ def loaded() -> tuple[Any, Any]:
 
 
 @pytest.mark.torch
-def test_the_reflection_program_runs_on_a_loaded_transformers_model(
+def test_reflection_program_runs_on_a_loaded_transformers_model(
     loaded: tuple[Any, Any],
 ) -> None:
     model, tokenizer = loaded

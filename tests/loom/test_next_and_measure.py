@@ -117,7 +117,7 @@ def test_top_is_a_count(loom: Loom, top: int) -> None:
         loom.next(top=top)
 
 
-def test_measuring_nothing_is_refused(loom: Loom) -> None:
+def test_measure_of_empty_text_raises(loom: Loom) -> None:
     for nothing in ("", [""]):
         with pytest.raises(ConfigError, match="no tokens"):
             loom.measure(nothing)

@@ -54,7 +54,7 @@ def test_first_end_wins_and_the_longest_of_equal_ends(
     assert StopStrings(stops).push(piece) == expected
 
 
-def test_the_tail_stays_short() -> None:
+def test_tail_stays_short() -> None:
     stops = StopStrings(("abc",))
     for _ in range(100):
         assert stops.push(b"xxab") is None

@@ -34,7 +34,7 @@ def test_keys_are_forced_as_the_tokenizer_cuts_them_though_bytes_are_missing(
     assert node.tokens == lm.tokenize(node.text, add_bos=False)
 
 
-def test_a_healed_prompt_answers_as_one_without_the_space(load_real: Load) -> None:
+def test_healed_prompt_answers_as_one_without_the_space(load_real: Load) -> None:
     loom = Loom(load_real("gemma3-llamacpp"), TWO, template=False, heal=True)
     (node,) = loom.grow(constraint=CITIES, temperature=0, max_tokens=9)
     assert (node.text, node.parsed) == (" Lisbon", "Lisbon")

@@ -113,7 +113,7 @@ def test_easy_puzzle_costs_one_answer(lm: weft.LM) -> None:
     assert (result.text, result.cost.tokens) == (likeliest.text, likeliest.cost.tokens)
 
 
-def test_a_score_of_another_search_is_rejected(lm: weft.LM) -> None:
+def test_score_of_another_search_is_rejected(lm: weft.LM) -> None:
     loom = Loom(lm, "Once upon a time")
     loom.add("there was\n").score = -1.5
     with pytest.raises(ConfigError, match=r"has the score -1.5; adaptive needs scores from 0 to 1"):

@@ -275,7 +275,7 @@ def test_axe_finds_nothing(bush: Path, scheme: int, width: int, state: str) -> N
     assert violations == []
 
 
-def test_the_page_is_light_and_dark(page: Path) -> None:
+def test_page_is_light_and_dark(page: Path) -> None:
     light, dark = page.parent / "light.png", page.parent / "dark.png"
     chromium(page, "--blink-settings=preferredColorScheme=1", f"--screenshot={light}")
     chromium(page, "--blink-settings=preferredColorScheme=0", f"--screenshot={dark}")

@@ -91,7 +91,7 @@ def test_mermaid_stays_within_what_mermaid_takes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("limit", [0, -1, 1.5, True])
-def test_a_wrong_limit_is_refused(loom: Loom, limit: object) -> None:
+def test_invalid_limit_raises(loom: Loom, limit: object) -> None:
     with pytest.raises(ConfigError, match="limit"):
         loom.to_dot(limit=limit)
 

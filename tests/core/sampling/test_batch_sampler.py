@@ -250,7 +250,7 @@ def test_forbidden_tokens_are_never_drawn() -> None:
 
 @pytest.mark.parametrize("n_vocab", [65_536, 70_001, 70_100])
 @pytest.mark.parametrize("options", [{}, {"top_p": 0.5}, {"top_k": 3}, {"temperature": 0}])
-def test_a_bias_in_a_large_vocabulary_is_as_if_the_logits_were_so(
+def test_bias_in_a_large_vocabulary_is_as_if_the_logits_were_so(
     n_vocab: int, options: dict[str, Any]
 ) -> None:
     """Only the groups of biased tokens are looked at again: tops banned, last ids pushed up."""
@@ -284,7 +284,7 @@ def test_steering_is_added_to_the_bias_and_bans_what_either_bans() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0, 1, 1e-3])
-def test_an_infinite_bias_forces_its_token(temperature: float) -> None:
+def test_infinite_bias_forces_its_token(temperature: float) -> None:
     forced = sampler(logit_bias={4: np.inf}, temperature=temperature)
     assert draw([forced], logits_of(1, 6)).ids.tolist() == [4]
 
@@ -345,7 +345,7 @@ def test_sampler_counts_only_when_it_has_penalties() -> None:
     assert sampler(temperature=0).greedy
 
 
-def test_a_clone_counts_on_its_own() -> None:
+def test_clone_counts_on_its_own() -> None:
     first = sampler(frequency_penalty=1.0)
     first.add_prompt(range(100))
     first.accept(5)

@@ -69,6 +69,6 @@ def test_noise_is_gumbel_distributed_and_independent_of_neighbours() -> None:
         assert abs(np.corrcoef(noise, other)[0, 1]) < 0.035
 
 
-def test_the_number_of_groups_covers_the_vocabulary() -> None:
+def test_number_of_groups_covers_the_vocabulary() -> None:
     for n_vocab in (1, 63, 64, 65, 2048, 4095, 4096, 4097, 4200, 128_256, 151_936):
         assert n_groups(n_vocab) == group_of(np.arange(n_vocab)).max() + 1

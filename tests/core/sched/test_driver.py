@@ -217,7 +217,7 @@ def test_second_thread_moves_all_work_to_the_driver_thread(make: MakeRig) -> Non
     assert len(engine.threads) == 1
 
 
-def test_an_engine_that_wants_its_own_thread_is_called_from_one_only(make: MakeRig) -> None:
+def test_engine_that_wants_its_own_thread_is_called_from_one_only(make: MakeRig) -> None:
     engine = Threads(same_thread_only=True)
     rig = make(engine)
     join(*(start_thread(lambda i=i: rig.drive(logits_item(rig, [i]))) for i in range(3)))
@@ -480,7 +480,7 @@ def test_garbage_collected_lm_ends_its_thread() -> None:
     join(thread)
 
 
-def test_an_lm_closed_while_its_thread_looks_for_work_ends_it(make: MakeRig) -> None:
+def test_lm_closed_while_its_thread_looks_for_work_ends_it(make: MakeRig) -> None:
     """Closed after a turn without work, before the thread sleeps."""
     rig = make()
     turn = rig.driver.run_once

@@ -193,7 +193,7 @@ def test_run_takes_no_more_tokens_than_max_tokens() -> None:
     rig.finish()
 
 
-def test_the_context_ends_a_run() -> None:
+def test_context_ends_a_run() -> None:
     rig = Rig(fake(), n_ctx=9)
     item, full = run(rig.place(PROMPT), 0, max_tokens=50), run(rig.place(range(9)), 1)
     for expected, result in zip((item, full), rig.drive(item, full), strict=True):
@@ -269,7 +269,7 @@ def test_close_ends_requests_in_flight() -> None:
     rig.tree.check()
 
 
-def test_an_end_or_an_error_is_the_last_event() -> None:
+def test_end_or_an_error_is_the_last_event() -> None:
     assert not GenerationEvent(0, (1,)).is_last
     assert GenerationEvent(0, end="stop").is_last
     assert GenerationEvent(0, error=ConfigError("no")).is_last

@@ -336,7 +336,7 @@ class Blind(Sampler):
         raise Boom("add_prompt")
 
 
-def test_a_sampler_that_fails_before_its_first_draw_fails_alone(make: MakeRig) -> None:
+def test_sampler_that_fails_before_its_first_draw_fails_alone(make: MakeRig) -> None:
     rig = make()
     items = [run(rig.place([1, 2, 3]), i, repetition_penalty=1.2) for i in range(2)]
     first = items[0].sampler

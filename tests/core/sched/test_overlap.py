@@ -135,7 +135,7 @@ def test_run_that_has_ended_does_not_draw_another_token(
     assert drawn[-8:] == [2, 2, 2, 1, 1, 1, 1, 1]
 
 
-def test_a_dead_end_under_overlap_fails_its_run_alone(make: MakeRig) -> None:
+def test_dead_end_under_overlap_fails_its_run_alone(make: MakeRig) -> None:
     rig = make(LateFake(MemoryEngine()))
     place = rig.place([1, 2])
     dead = constrained(place, 0, Parity(end=4), max_tokens=9)

@@ -86,7 +86,7 @@ def test_work_that_cannot_progress_fails_instead_of_looping(
             ticket.result()
 
 
-def test_a_cancelled_member_of_equal_greedy_runs_leaves_the_others(make: MakeRig) -> None:
+def test_cancelled_member_of_equal_greedy_runs_leaves_the_others(make: MakeRig) -> None:
     rig = make()
     items = [run(rig.place([1, 2]), temperature=0, max_tokens=8) for _ in range(3)]
     tickets = rig.submit(*items)

@@ -32,7 +32,7 @@ def test_byte_level_has_every_single_byte_once() -> None:
     assert table[:2] == [b"<|begin|>", b"<|end|>"]
 
 
-def test_a_byte_level_token_outside_the_alphabet_is_plain_text() -> None:
+def test_byte_level_token_outside_the_alphabet_is_plain_text() -> None:
     backend = Tokenizer(models.BPE(vocab={"日": 0, "Ġa": 1, "a b": 2, "\xad": 3}, merges=[]))
     backend.decoder = decoders.ByteLevel()
     assert byte_vocab(backend) == ["日".encode(), b" a", b"a b", "\xad".encode()]

@@ -83,7 +83,7 @@ def test_past_calls_and_results_are_in_the_prompt(template: str) -> None:
     )
 
 
-def test_the_generic_form_works_in_process_on_the_embedded_model() -> None:
+def test_generic_form_works_in_process_on_the_embedded_model() -> None:
     lm = weft.load("tiny")
     tools = [
         {
