@@ -61,7 +61,10 @@ class Work:
             at = self.random.randrange(1, n + 1)
             first = self.random.randrange(1, n)
             last = self.random.randrange(first, n) + 1
-            out.append(self.random.choice([Logits(at), Scores(first, last, 2)]))
+            scores = Scores(first, last, 2)
+            if at == last:
+                scores = Scores(first, n + 1, 2, final=path[0])
+            out.append(self.random.choice([Logits(at), scores]))
         return tuple(out)
 
     def extend(self) -> tuple[Extend, list[int]]:
@@ -160,6 +163,7 @@ def check_answer(want: Want, answer: Any, path: list[int]) -> None:
     if isinstance(want, Logits):
         np.testing.assert_array_equal(answer, logits_after(path[: want.depth]))
     else:
-        expected_score = score_of(path, want.first, want.last, want.top)
+        known = path if want.final is None else [*path, want.final]
+        expected_score = score_of(known, want.first, want.last, want.top)
         np.testing.assert_array_equal(answer.logprobs, expected_score.logprobs)
         np.testing.assert_array_equal(answer.top_ids, expected_score.top_ids)

@@ -216,6 +216,20 @@ def test_scores_equal_the_oracles_log_softmax(
             np.testing.assert_array_equal(score.top_ids, np.argsort(-rows, kind="stable")[:, :3])
 
 
+@pytest.mark.parametrize("n_batch", [512, 5])
+def test_score_of_a_final_token_equals_the_score_of_the_longer_path(
+    kind: str, make: Make, n_batch: int
+) -> None:
+    lm = make(kind, n_batch=n_batch)
+    ids, n = prompt_ids(lm), len(prompt_ids(lm))
+    for first in (1, n - 3, n - 1):
+        expected = ask(lm, lm.place(ids), Scores(first, n, 2))[0]
+        lm.clear_cache()
+        score = ask(lm, lm.place(ids[:-1]), Scores(first, n, 2, final=ids[-1]))[0]
+        np.testing.assert_allclose(score.logprobs, expected.logprobs, atol=within())
+        np.testing.assert_array_equal(score.ranks, expected.ranks)
+
+
 def test_recorded_logprobs_and_entropies_are_the_raw_ones(
     kind: str, make: Make, oracle: Oracle
 ) -> None:

@@ -16,6 +16,7 @@ from .chat import ChatPrompt
 from .results import Normalize, Selection, TextScore
 
 if TYPE_CHECKING:
+    from .._core.kv.place import Place
     from .._core.sched.work import Ticket
     from ..engines.base import Score
     from .lm import LM
@@ -52,13 +53,7 @@ class ScoreRequest:
     def items(self, lm: LM) -> list[Extend]:
         """Return one work item per candidate. Raises: ContextOverflow."""
         place = lm.place(self.prompt_ids)
-        first = place.depth
-        items = []
-        for candidate in self.candidates:
-            lm.place(candidate.ids, after=place)  # raises if the path is longer than the context
-            scores = Scores(first, first + len(candidate.ids))
-            items.append(Extend(place, candidate.ids, (scores,)))
-        return items
+        return [score_item(lm, place, candidate.ids) for candidate in self.candidates]
 
     def results(self, lm: LM, tickets: Sequence[Ticket], normalize: Normalize) -> list[TextScore]:
         """Return the scores of the finished tickets of `items`."""
@@ -66,6 +61,18 @@ class ScoreRequest:
             text_score(lm, one.ids, ticket.result()[0], normalize=normalize, n_bytes=one.n_bytes)
             for one, ticket in zip(self.candidates, tickets, strict=True)
         ]
+
+
+def score_item(lm: LM, place: Place, ids: Sequence[int]) -> Extend:
+    """Return the work item that scores token ids after a place. It does not run the last of them.
+
+    Raises: ContextOverflow.
+    """
+    *before, final = ids
+    lm.check_path(ids[-1:])
+    lm.place(before, after=place)  # raises if the path is longer than the context
+    first = place.depth
+    return Extend(place, before, (Scores(first, first + len(ids), final=final),))
 
 
 def text_score(
@@ -241,9 +248,8 @@ class Choosing:
         # Candidates of one token have no token that another one of their own precedes.
         self._unconditional: dict[int, Extend] = {}
         if method == "unconditional_likelihood_normalized":
-            root = lm.root()
             self._unconditional = {
-                number: Extend(root, one.ids, (Scores(1, len(one.ids)),))
+                number: score_item(lm, lm.place(one.ids[:1]), one.ids[1:])
                 for number, one in enumerate(request.candidates)
                 if len(one.ids) > 1
             }

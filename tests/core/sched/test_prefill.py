@@ -47,6 +47,28 @@ def test_equal_work_in_one_step_is_one_row(make: MakeRig) -> None:
         np.testing.assert_array_equal(scores.logprobs, score_of(PATH, 2, 5, 0).logprobs)
 
 
+def test_final_tokens_of_one_path_are_scored_in_one_row(make: MakeRig) -> None:
+    engine = MemoryEngine()
+    rig = make(engine, n_batch=64)
+    n = len(PATH)
+    items = [Extend(rig.place(PATH), (), (Scores(n, n + 1, final=token),)) for token in range(4)]
+    answers = rig.drive(*items)
+    assert engine.sizes == [n]
+    for token, (score,) in enumerate(answers):
+        expected = score_of([*PATH, token], n, n + 1, 0)
+        np.testing.assert_array_equal(score.logprobs, expected.logprobs)
+
+
+def test_final_token_is_scored_in_steps_smaller_than_the_path(make: MakeRig) -> None:
+    rig = make(MemoryEngine(), n_batch=3)
+    n = len(PATH)
+    for first in (1, 3, n):
+        (score,) = rig.ask(PATH, Scores(first, n + 1, 2, final=1))
+        expected = score_of([*PATH, 1], first, n + 1, 2)
+        np.testing.assert_array_equal(score.logprobs, expected.logprobs)
+        np.testing.assert_array_equal(score.top_ids, expected.top_ids)
+
+
 def test_work_whose_path_is_in_flight_waits_for_it(make: MakeRig) -> None:
     engine = LateFake(MemoryEngine())
     rig = make(engine, n_batch=64)

@@ -159,7 +159,7 @@ class ExtendJob(Job):
 def _logits_request(claim: PathClaim, want: Any) -> LogitsRequest:
     """Return the request for one entry of an extend's `wants`."""
     if isinstance(want, Scores):
-        return LogitsRequest(claim, want.first - 1, want.last - 1, want.top)
+        return LogitsRequest(claim, want.first - 1, want.last - 1, want.top, want.final)
     return LogitsRequest(claim, want.depth - 1, want.depth, None)
 
 

@@ -29,18 +29,28 @@ class LogitsRequest:
 
     top: None requests one row of logits. A number requests scores that list as many likeliest ids.
 
+    final: the token to score at the path's end; None if the path has all tokens to score.
+
     remaining: ranges (first, last) of indices that no chunk computes yet.
 
     results: pairs (first index, PinnedLogits or Score), in the order of computation.
     """
 
-    __slots__ = ("claim", "first", "last", "remaining", "results", "top")
+    __slots__ = ("claim", "final", "first", "last", "remaining", "results", "top")
 
-    def __init__(self, claim: PathClaim, first: int, last: int, top: int | None) -> None:
+    def __init__(
+        self,
+        claim: PathClaim,
+        first: int,
+        last: int,
+        top: int | None,
+        final: int | None = None,
+    ) -> None:
         self.claim = claim
         self.first = first
         self.last = last
         self.top = top
+        self.final = final
         self.remaining: list[tuple[int, int]] = [(first, last)]
         self.results: list[tuple[int, Any]] = []
 
@@ -628,11 +638,19 @@ class PrefillPlanner:
         for first, last in request.pop_range(part.start, end):
             part.answers_for.append((request, first, last))
             if request.top is not None:
-                after = resolve(Cursor(claim.cursor.node, last + 1))
-                targets = tuple(self.tree.ids(after, first + 1))
+                targets = self._targets(request, claim.cursor.node, first, last)
                 part.score_spans.append(
                     (request, first, ScoreSpan(first - part.start, targets, request.top))
                 )
+
+    def _targets(
+        self, request: LogitsRequest, node: Node, first: int, last: int
+    ) -> tuple[int, ...]:
+        """Return the tokens that the path's indices [first, last) predict."""
+        if request.final is None or last < request.last:
+            return tuple(self.tree.ids(resolve(Cursor(node, last + 1)), first + 1))
+        known = self.tree.ids(resolve(Cursor(node, last)), first + 1) if first + 1 < last else []
+        return (*known, request.final)
 
     # Results ----------------------------------------------------------------------------------
 

@@ -40,11 +40,14 @@ class Scores(NamedTuple):
 
     Depths count from the root; `first` is at least 1. The result is one `engines.base.Score` over
     last - first tokens. It lists the `top` most likely ids at each of them.
+
+    final: a token to score after the path's end, without running it. `last` then counts it.
     """
 
     first: int
     last: int
     top: int = 0
+    final: int | None = None
 
 
 Want = Logits | Scores
