@@ -1,11 +1,11 @@
 """Multiple-choice questions in lm-evaluation-harness: `--model weft` and `--model hf`.
 
 Questions are generated in the shape of HellaSwag (4 endings, 0 and 10 shots) and of MMLU (4
-letters, 5 shots). Shots are the same for all questions, as `sampler: first_n` takes them. Both
+options, 5 shots). Shots are the same for all questions, as `sampler: first_n` takes them. Both
 models receive the same requests through the harness's `loglikelihood`, in turn in one run, with
 the same float32 weights and the same number of threads. CPU time includes tokenizing.
 
-`hf` runs at the fastest of several batch sizes. It computes every question anew, so its time per
+`hf` runs at the fastest of several batch sizes. It shares nothing between questions, so its time per
 question is measured on the first --hf-questions of them.
 """
 
@@ -23,7 +23,7 @@ MUST = {"HellaSwag 0-shot": 2.0, "HellaSwag 10-shot": 6.0, "MMLU 5-shot": 6.0}
 
 _PEOPLE = "A woman|A man|The older boy|A young girl|The coach|Two friends|The cook|A tall guard"
 _DOING = (
-    "is standing in front of a wooden table|walks slowly across the empty gym|is kneeling beside a"
+    "is standing in front of a wooden table|walks slowly across the empty gym|is kneeling next to a"
     " small boat|holds up a bottle of cleaning spray|starts to sort the cards by color|pours warm"
     " water into a shallow bowl|is explaining the rules to a small group|opens the gate and waves"
 )
@@ -59,8 +59,8 @@ def endings_question(rng: random.Random) -> tuple[str, list[str]]:
     return f"{context} {people}", [f"{ending} The others laugh." for ending in endings]
 
 
-def letters_question(rng: random.Random) -> tuple[str, list[str]]:
-    """Return a question with four options, about 100 tokens, and the four letters."""
+def options_question(rng: random.Random) -> tuple[str, list[str]]:
+    """Return a question with four options, about 100 tokens, and the answers A to D."""
     subject, change = rng.choice(_SUBJECTS.split("|")), rng.choice(_CHANGES.split("|"))
     stem = (
         f"In a careful study {subject} {change}. Number {rng.randrange(1000)} of the series was"
@@ -68,14 +68,14 @@ def letters_question(rng: random.Random) -> tuple[str, list[str]]:
     )
     question = f"{stem} What happens to the result when all other conditions are equal?"
     options = rng.sample(_OPTIONS.split("|"), 4)
-    lines = [f"{letter}. {option}" for letter, option in zip("ABCD", options, strict=True)]
-    return "\n".join([question, *lines, "Answer:"]), [f" {letter}" for letter in "ABCD"]
+    lines = [f"{name}. {option}" for name, option in zip("ABCD", options, strict=True)]
+    return "\n".join([question, *lines, "Answer:"]), [f" {name}" for name in "ABCD"]
 
 
 def task(name: str, n: int, seed: int = 7) -> list[tuple[str, list[str]]]:
     """Return n questions of a task as (context with its shots, continuations)."""
     rng = random.Random(seed)
-    make = letters_question if name.startswith("MMLU") else endings_question
+    make = options_question if name.startswith("MMLU") else endings_question
     n_shots = int(name.split()[1].partition("-")[0])
     head = ""
     if name.startswith("MMLU"):
