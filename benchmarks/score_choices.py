@@ -2,11 +2,11 @@
 
 Questions are generated in the shape of HellaSwag (4 endings, 0 and 10 shots) and of MMLU (4
 options, 5 shots). Shots are the same for all questions, as `sampler: first_n` takes them. Both
-models receive the same requests through the harness's `loglikelihood`, in turn in one run, with
-the same float32 weights and the same number of threads. CPU time includes tokenizing.
+models answer the harness's `loglikelihood` requests, in turn in one run. Weights are float32, and
+both have the same number of threads. CPU time includes tokenizing.
 
-`hf` runs at the fastest of several batch sizes. It shares nothing between questions, so its time per
-question is measured on the first --hf-questions of them.
+`hf` runs at the fastest of several batch sizes. It shares nothing between questions, so the first
+--hf-questions of them give its time per question.
 """
 
 from __future__ import annotations
