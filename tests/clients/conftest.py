@@ -3,7 +3,7 @@
 Weft is not installed in the environments of these tests. `tools/client_tests.py` sets:
 
 - `WEFT_PYTHON`: the interpreter that runs the server.
-- `WEFT_CLIENT_REPORT`: the file for the outcomes that the client table is made of.
+- `WEFT_CLIENT_REPORT`: the file for the outcomes in the client table.
 """
 
 from __future__ import annotations

@@ -49,9 +49,9 @@ def test_answer_with_tools_and_a_schema_is_a_call_or_fits(server: Any) -> None:
     async def ask(choice: Any) -> Any:
         client = client_of(server)
         question = [UserMessage(content="Is it sunny in Rome?", source="user")]
-        made = await client.create(question, tools=[WEATHER], tool_choice=choice, json_output=Sky)
+        result = await client.create(question, tools=[WEATHER], tool_choice=choice, json_output=Sky)
         await client.close()
-        return made.content
+        return result.content
 
     for choice in ("auto", "required", "none"):
         content = asyncio.run(ask(choice))

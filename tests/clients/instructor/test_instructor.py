@@ -14,7 +14,7 @@ ASK = [{"role": "user", "content": "Is it sunny in Rome?"}]
 
 
 class Sky(BaseModel):
-    """What the sky looks like."""
+    """The state of the sky."""
 
     clear: bool
 

@@ -32,9 +32,9 @@ def test_chat_returns_text_and_counts(client: Client, server: Any) -> None:
 
 @pytest.mark.client("ollama", "streaming")
 def test_stream_joins_to_the_text_of_one_reply(client: Client, server: Any) -> None:
-    whole = client.chat(server.model, messages=ASK, options=FEW).message.content
+    full_text = client.chat(server.model, messages=ASK, options=FEW).message.content
     parts = client.chat(server.model, messages=ASK, options=FEW, stream=True)
-    assert "".join(part.message.content for part in parts) == whole
+    assert "".join(part.message.content for part in parts) == full_text
 
     async def stream() -> str:
         replies = await AsyncClient(server.url).chat(
@@ -42,7 +42,7 @@ def test_stream_joins_to_the_text_of_one_reply(client: Client, server: Any) -> N
         )
         return "".join([part.message.content async for part in replies])
 
-    assert asyncio.run(stream()) == whole
+    assert asyncio.run(stream()) == full_text
 
 
 @pytest.mark.client("ollama", "completions")

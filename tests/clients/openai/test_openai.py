@@ -84,11 +84,11 @@ def test_response_has_output_text(client: OpenAI, server: Any) -> None:
 def test_responses_branch_from_a_stored_response(client: OpenAI, server: Any) -> None:
     body: dict[str, Any] = {"model": server.model, "max_output_tokens": 8, "temperature": 0}
     first = client.responses.create(input="My name is Ada.", **body)
-    asked = ("Who are you?", "Who am I?")
+    questions = ("Who are you?", "Who am I?")
     branches = [
-        client.responses.create(input=text, previous_response_id=first.id, **body) for text in asked
+        client.responses.create(input=text, previous_response_id=first.id, **body) for text in questions
     ]
-    for text, branch in zip(asked, branches, strict=True):
+    for text, branch in zip(questions, branches, strict=True):
         assert branch.usage.input_tokens_details.cached_tokens >= first.usage.input_tokens
         items = list(client.responses.input_items.list(branch.id, order="asc", limit=1))
         texts = [item.content[0].text for item in items]

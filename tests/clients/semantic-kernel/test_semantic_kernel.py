@@ -43,8 +43,8 @@ def test_answer_with_tools_and_a_schema_fits_the_schema(server: Any) -> None:
         )
         history = ChatHistory()
         history.add_user_message("Is it sunny in Rome?")
-        made = await service.get_chat_message_content(history, settings, kernel=kernel)
+        message = await service.get_chat_message_content(history, settings, kernel=kernel)
         await client.close()
-        return str(made)
+        return str(message)
 
     assert isinstance(Sky.model_validate_json(asyncio.run(run())), Sky)

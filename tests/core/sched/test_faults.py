@@ -94,14 +94,14 @@ def test_failing_call_fails_its_own_work_only_over_600_turns(
 
 
 class Once(Odds):
-    """One call fails, by its number from 0; `n_met` counts them."""
+    """One call fails, by its number from 0; `n_calls` counts them."""
 
     def __init__(self, call: str, number: int) -> None:
         super().__init__([call], 0)
         self.number = number
         self.n_calls = 0
 
-    def meet(self, call: str) -> None:
+    def maybe_fail(self, call: str) -> None:
         if call in self.calls:
             self.n_calls += 1
             if self.n_calls == self.number + 1:
