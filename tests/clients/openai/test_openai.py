@@ -86,7 +86,8 @@ def test_responses_branch_from_a_stored_response(client: OpenAI, server: Any) ->
     first = client.responses.create(input="My name is Ada.", **body)
     questions = ("Who are you?", "Who am I?")
     branches = [
-        client.responses.create(input=text, previous_response_id=first.id, **body) for text in questions
+        client.responses.create(input=text, previous_response_id=first.id, **body)
+        for text in questions
     ]
     for text, branch in zip(questions, branches, strict=True):
         assert branch.usage.input_tokens_details.cached_tokens >= first.usage.input_tokens
