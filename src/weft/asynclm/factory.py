@@ -72,6 +72,8 @@ def load_model_by_name(
 def _choose_backend(name: str, engines: tuple[str, ...], options: dict[str, Any]) -> str:
     """Choose the backend of a model for which the caller named none.
 
+    "numpy" for the model "tiny", "vllm" if it is installed and CUDA is available, else "hf".
+
     Args:
         name: the model.
         engines: names of the available engines.

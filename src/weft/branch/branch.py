@@ -251,7 +251,7 @@ def validate_seed(seed: int) -> int:
 
 
 def grammar_to_constraint(grammar: Any) -> Any:
-    """Return the constraint that a grammar stands for; a str is parsed as GBNF."""
+    """Parse a str as GBNF into a constraint; return any other value unchanged."""
     if not isinstance(grammar, str):
         return grammar
     from ..constraints import GBNF

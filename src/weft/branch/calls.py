@@ -49,7 +49,8 @@ class Stage:
 class BranchCall(Protocol):
     """A call on branches of one LM, such as a commit.
 
-    The constructor validates its arguments and changes nothing; `run` executes the call.
+    The constructor validates its arguments and changes nothing. The functions `run` and `arun` of
+    this module execute the call.
     """
 
     lm: LM

@@ -411,7 +411,12 @@ def _from_messages(
     system: str | None,
     check: Callable[[str], None] | None,
 ) -> Prompt:
-    """Render chat messages by the chat template, and tokenize them."""
+    """Render chat messages by the chat template, and tokenize them.
+
+    The arguments are those of `read_prompt`.
+
+    Raises: ConfigError without a chat template, or for `system` if there is a system message.
+    """
     if not template or tokenizer.chat_template is None:
         raise ConfigError(
             "chat messages need a chat template: this model has none, or template=False. Give a "

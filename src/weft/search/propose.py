@@ -491,7 +491,10 @@ def is_incomplete(node: Heddle) -> bool:
 
 
 def existing_child(node: Heddle, text: str) -> Heddle | None:
-    """Return the child whose text is this line, ignoring surrounding spaces, or None."""
+    """Return the child whose text is this line, ignoring surrounding spaces, or None.
+
+    Children whose generation was cancelled or interrupted do not count.
+    """
     for child in node.children:
         if child.text.strip() == text.strip() and not is_incomplete(child):
             return child

@@ -285,7 +285,10 @@ class Picture:
             yield self._node_line(shown, rails)
 
     def _children(self, shown: PictureLine) -> list[PictureLine]:
-        """Return the lines below a line, without the nodes that `top` and `focus` leave out."""
+        """Return the lines below a line; leaves with equal texts share one line.
+
+        If `top` or `focus` leaves out children, the last line counts them.
+        """
         if not shown.nodes:
             return []
         children = children_by_number(shown.nodes[0], self.numbers)

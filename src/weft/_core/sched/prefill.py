@@ -55,7 +55,7 @@ class LogitsRequest:
         self.results: list[tuple[int, Any]] = []
 
     def pop_range(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Remove the indices in [first, last) from `remaining` and return them."""
+        """Remove the indices in [first, last) from `remaining`; return the removed ranges."""
         if self.top is None:  # one row, the usual case
             taken = self.remaining if first <= self.first < last else []
             if taken:

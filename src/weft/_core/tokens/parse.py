@@ -645,7 +645,10 @@ def _parse_expression(text: str) -> ast.expr:
 
 
 def _literal_value(node: ast.expr) -> Any:
-    """Return the value of a literal of Python or JSON. Raises: ValueError for other expressions."""
+    """Return the value of a literal of Python or JSON; other bare names are strings.
+
+    Raises: ValueError for other expressions.
+    """
     if isinstance(node, ast.Name):
         return _CONSTANTS.get(node.id, node.id)
     if isinstance(node, ast.List):

@@ -217,9 +217,11 @@ class ParallelTokenCharacterTrie(TokenCharacterTrie):
         return self._combine_on_device(self._preprocess_ws(ws), -np.inf)
 
     def _combine_on_device(self, rows: Any, empty: float) -> Any:
-        """Combine the weights [B, V] of entries into weights of all nodes [B, n_nodes], with torch.
+        """Combine the weights [B, V] of entries into weights of all nodes, with torch.
 
         empty: the weight of a node without entries. 0 computes sums, -inf computes maxima.
+
+        Returns: a NumPy array [B, n_nodes].
         """
         import torch
 
