@@ -216,7 +216,7 @@ endif
 
 # Where there is no Chromium its tests are skipped, and say so.
 test-page: $(VENV)/.browsing
-	$(BIN)/python -m pytest -m page tests/page $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m 'page and not slow' tests/page $(PYTEST_ARGS)
 
 # Every state of the page as a picture, in build/screens; ACCEPT=1 also makes them the ones that tests compare with.
 screens: $(VENV)/.browsing

@@ -231,12 +231,7 @@ export class OpenLoom {
       data.push(...more.data)
       after = more.next ?? null
     }
-    batch(() => {
-      this.tree.remove(page.removed ?? [])
-      this.put(data)
-      this.tree.rev = page.rev
-      this.settle()
-    })
+    this.applyNodes(page.removed ?? [], data, {}, page.rev)
   }
 
   private handlers(): FeedHandlers {
@@ -473,14 +468,31 @@ export class OpenLoom {
 
   private take(change: Change): void {
     overtaken(change.rev)
+    for (const node of change.added ?? []) this.forgetTokens(node.node)
+    const nodes = [...(change.added ?? []), ...(change.changed ?? [])]
+    const rev = Math.max(this.tree.rev, change.rev)
+    this.applyNodes(change.removed ?? [], nodes, change.children ?? {}, rev)
+  }
+
+  /**
+   * Put nodes, then remove others. In this order a node whose parent is removed by a merge has its new parent
+   * before the removal deletes what is below the old one.
+   */
+  private applyNodes(
+    removed: readonly number[],
+    nodes: readonly Node[],
+    children: Record<string, number[]>,
+    rev: number,
+  ): void {
     batch(() => {
       const was = this.current.peek()
-      const stands = this.strayed(change.removed ?? []) ?? this.standsAfter(change.removed ?? [])
-      for (const node of change.added ?? []) this.forgetTokens(node.node)
-      this.tree.remove(change.removed ?? [])
-      this.put([...(change.added ?? []), ...(change.changed ?? [])])
-      if (change.children) this.tree.order(change.children)
-      this.tree.rev = Math.max(this.tree.rev, change.rev)
+      const next = this.standsAfter(removed) // by the order of siblings before the change
+      this.put(nodes)
+      this.tree.order(children)
+      const isRemoved = this.tree.path(was).some((each) => removed.includes(each))
+      const stands = this.strayed(removed) ?? (isRemoved ? next : was)
+      this.tree.remove(removed)
+      this.tree.rev = rev
       if (this.tree.get(stands)) this.current.value = stands
       this.settle()
       this.goBack(was)

@@ -58,6 +58,8 @@ export function OutlineRow({
       role="treeitem"
       class={`tree-row${isHit === false || isLeft ? ' dim' : ''}`}
       data-node={number}
+      data-nodes={(row.same.length ? row.same : row.chain).join(' ')}
+      data-same={row.same.length > 0 || undefined}
       draggable={number !== ROOT}
       aria-level={row.depth + 1}
       aria-expanded={row.isFolded === null ? undefined : !row.isFolded}
