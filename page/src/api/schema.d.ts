@@ -249,6 +249,11 @@ export interface components {
             max_tokens?: number | null;
             /** @description Minimum probability relative to the likeliest. */
             min_p?: number | null;
+            /**
+             * @description End tokens are forbidden before this many tokens; with force, 1 continues an ended node.
+             * @default 0
+             */
+            min_tokens?: number;
             /** @description A loaded model; null: the loom's own. */
             model?: string | null;
             /**
@@ -327,6 +332,11 @@ export interface components {
             max_tokens?: number | null;
             /** @description Minimum probability relative to the likeliest. */
             min_p?: number | null;
+            /**
+             * @description End tokens are forbidden before this many tokens; with force, 1 continues an ended node.
+             * @default 0
+             */
+            min_tokens?: number;
             /** @description A loaded model; null: the loom's own. */
             model?: string | null;
             /**
@@ -745,7 +755,9 @@ export interface components {
             ended: boolean;
             /** @description With fields=tokens; in nats. */
             entropies?: (number | string | null)[] | null;
-            /** @description stop, length, cancelled, interrupted, …; null: not generated, or growing. */
+            /** @description Why its generation failed. */
+            error?: string | null;
+            /** @description stop, length, cancelled, error, …; null: not generated, or growing. */
             finish_reason: string | null;
             /**
              * @description A job is adding tokens.

@@ -104,6 +104,46 @@ def test_growing_an_ended_node_hints_at_force(served: Served) -> None:
     assert desk.post(path, wait=True, max_tokens=2, **json.loads(f"{{{error['hint']}}}"))["nodes"]
 
 
+def test_min_tokens_continues_an_ended_node(served: Served) -> None:
+    ends = {str(token): 100 for token in served.service.models.lm().text.stop_ids}
+    desk = Desk(served)
+    (node,) = desk.grow(choices=[" yes"])
+    past = {"force": True, "logit_bias": ends}
+    (empty,) = desk.grow(node["node"], **past)
+    assert (node["ended"], empty["n_tokens"]) == (True, 0)
+    (more,) = desk.grow(node["node"], **past, min_tokens=2)
+    assert (more["n_tokens"], more["ended"]) == (2, True)
+    for body in ({"min_tokens": 9, "max_tokens": 8}, {"min_tokens": 1, "regex": "a+"}):
+        error = desk.post("/nodes/0/generate", 400, **body)["error"]
+        assert "min_tokens" in error["message"]
+
+
+def test_failed_branch_is_kept_with_its_tokens_and_its_reason(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from weft.engines.numpy import NumpyEngine
+
+    forward, calls = NumpyEngine.forward, []
+
+    def fails(self: Any, rows: Any) -> Any:
+        calls.append(rows)
+        if len(calls) > 4:
+            raise RuntimeError("out of order")
+        return forward(self, rows)
+
+    desk = Desk(served)
+    monkeypatch.setattr(NumpyEngine, "forward", fails)
+    desk.post("/nodes/0/generate", 500, n=2, wait=True, **desk.endless(served))
+    monkeypatch.undo()
+    nodes = desk.nodes()[1:]
+    assert len(nodes) == 2
+    for node in nodes:
+        assert node["n_tokens"] >= 3
+        assert node["finish_reason"] == "error"
+        assert "out of order" in node["error"]
+    assert desk.grow(nodes[0]["node"])
+
+
 def test_second_level_reuses_the_prefix(served: Served) -> None:
     """Growing 4 x 4 x 4 reads the prompt once."""
     desk = Desk(served, "Use 4 9 10 13 to make 24. " * 8)

@@ -49,8 +49,9 @@ class NodeObject(ResponseModel):
     mean_p: float | None = Field(description="Mean probability of the sampled tokens.")
     mean_logprob: Figure = Field(description="Mean log-probability of the sampled tokens.")
     finish_reason: str | None = Field(
-        description="stop, length, cancelled, interrupted, …; null: not generated, or growing."
+        description="stop, length, cancelled, error, …; null: not generated, or growing."
     )
+    error: str | None = Field(default=None, description="Why its generation failed.")
     stop_string: str | None = Field(default=None, description="The stop string that ended it.")
     ended: bool = Field(description="An end token followed its last token.")
     growing: bool = Field(default=False, description="A job is adding tokens.")
@@ -163,6 +164,12 @@ class GrowFields(SamplingFields):
         " that call's branches from this one on.",
     )
     force: bool = Field(default=False, description="Also grow nodes that have ended.")
+    min_tokens: int = Field(
+        default=0,
+        ge=0,
+        description="End tokens are forbidden before this many tokens; with force, 1 continues an"
+        " ended node.",
+    )
     stream: bool = Field(default=False, description="Return the job's events as a stream.")
     wait: bool = Field(
         default=False, description="Respond at the end of all branches, with the nodes."
@@ -178,6 +185,21 @@ class GrowFields(SamplingFields):
         if self.stream and self.wait:
             raise ValueError("stream and wait exclude each other")
         return self
+
+    @model_validator(mode="after")
+    def _check_min_tokens(self) -> GrowFields:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(
+                f"min_tokens is {self.min_tokens}; max_tokens allows {self.max_tokens}"
+            )
+        if self.min_tokens and super().constraint() is not None:
+            raise ValueError("min_tokens and a constraint exclude each other; leave one out")
+        return self
+
+    def constraint(self) -> Json | None:
+        if not self.min_tokens:
+            return super().constraint()
+        return {"token_limits": {"min_tokens": self.min_tokens}, "inner": None}
 
 
 class GrowNode(GrowFields):

@@ -13,6 +13,7 @@ from ...lm.results import Delta
 from ...loom import Heddle
 from ...loom.grow import Growth, PendingBranch, delta
 from ...loom.node import is_below
+from .errors import serialize_error
 from .ticker import TICK_S
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ class GrowthTask:
         """Generate until all branches have ended, and publish new tokens every `TICK_S` at most.
 
         is_over: polled; True ends the generation early. None: never.
-        Tokens generated so far stay in the tree, even after a cancellation.
+        Tokens generated so far stay in the tree, even after a cancellation or an error.
         Raises: the first error of a branch.
         """
         began = time.perf_counter()
@@ -155,6 +156,7 @@ class GrowthTask:
                         self.first_token_s = time.perf_counter() - began
                     async with self.live.lock:
                         self._publish_tokens([delta(pending, events) for pending, events in news])
+                        _keep_failed(pending for pending, _ in news)
                     await self._flush_ended()
                     if is_over is not None and is_over():
                         self.cancel()
@@ -258,3 +260,12 @@ class GrowthTask:
                 pending.child.finish_reason = "cancelled"
                 self._cancel_branch(pending, "cancelled")
                 self._announce_ends([pending])
+
+
+def _keep_failed(branches: Iterable[PendingBranch]) -> None:
+    """Attach failed branches that have tokens, with the error's message in `meta`."""
+    for pending in branches:
+        child, error = pending.child, pending.ticket and pending.ticket.error
+        if child.finish_reason == "error" and child.tokens and isinstance(error, Exception):
+            child.meta["error"] = serialize_error(error)[1]["message"]
+            pending.keep("error")

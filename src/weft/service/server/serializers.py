@@ -81,6 +81,7 @@ def serialize_node(
         "children": [live.number(child) for child in children],
         "n_below": count_below(live, node) if n_below is None else n_below,
         "stop_string": node.stop_string,
+        "error": node.meta.get("error") if node.finish_reason == "error" else None,
         "growing": live.is_growing(node),
         "bookmark": marks.get(numbers[node.id]),
         "params": node.params.to_dict() if "params" in fields and node.params else None,
