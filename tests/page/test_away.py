@@ -119,3 +119,41 @@ def test_restarted_server_without_the_loom_is_reported_and_not_polled(
         ).not_to_have_count(0)
         page.reload()
         expect(page.get_by_role("alert")).to_contain_text(desk.loom["name"])
+
+
+def test_growing_while_the_server_is_away_says_that_it_does_not_answer(
+    browser: Browser, place: Place
+) -> None:
+    served = place.start()
+    with watched(browser, served.url) as (page, watch):
+        watch.allow("net::ERR|status of 5")
+        desk = Desk(served, page, watch)
+        desk.open_loom(n=1)
+        place.stop()
+        desk.press("g")
+        expect(page.get_by_text("The server does not answer.")).to_be_visible()
+
+
+def test_an_edit_begun_before_a_restart_is_saved_as_a_sibling(
+    browser: Browser, place: Place
+) -> None:
+    served = place.start()
+    with watched(browser, served.url) as (page, watch):
+        watch.allow("net::ERR|status of 5")
+        desk = Desk(served, page, watch)
+        (first,) = desk.open_loom(n=1)
+        desk.visit(first)
+        gate = Gate(served)
+        gate.hold(20)
+        desk.grow(n=1, wait=False, **desk.endless())
+        desk.press("e")
+        page.keyboard.type(" And more.")
+        gate.open()
+        place.stop()
+        away = page.get_by_text("Reconnecting. Nothing is lost.")
+        expect(away).to_be_visible(timeout=60_000)
+        desk.served = place.start()
+        expect(away).to_be_hidden(timeout=60_000)
+        page.get_by_role("button", name="Save as sibling").click()
+        texts = lambda: [each["text"] for each in desk.nodes().values()]  # noqa: E731
+        desk.until(lambda: any(each.endswith(" And more.") for each in texts()), "the sibling")

@@ -174,7 +174,7 @@ def test_undo_restores_a_removed_growing_node_with_its_text(
 
 
 @pytest.mark.parametrize("late", [(), ("answers",)])
-def test_failed_branches_are_dismissed_kept_and_retried_by_keys(
+def test_failed_branches_are_kept_as_nodes_and_retried_by_key(
     desk: Desk, page: Page, gate: Gate
 ) -> None:
     desk.watch.allow("")
@@ -189,19 +189,53 @@ def test_failed_branches_are_dismissed_kept_and_retried_by_keys(
     text = second.locator(".lane-text p").inner_text()
     first.get_by_role("button", name="Dismiss").click()
     expect(first).to_have_count(0)
-    second.get_by_role("button", name="Keep").focus()
     gate.open()
-    desk.press("Enter")
-    desk.until(lambda: len(desk.nodes()) == 2, "what it had is a node")
-    assert desk.nodes()[max(desk.nodes())]["text"].strip() == text.strip()
+    desk.wait_known()
+    assert desk.nodes()[grown[1]]["text"].strip() == text.strip()
     expect(third).to_contain_text("the device was lost")  # the others stay
     desk.press("f")
     expect(third).to_have_count(0)
-    desk.until(lambda: len(desk.nodes()) == 3, "one more grows in its place")
+    desk.until(lambda: len(desk.nodes()) == 6, "two more grow")
     desk.wait_grown()
 
 
+def test_a_failed_branch_has_its_text_and_its_reason_after_a_reload(
+    desk: Desk, page: Page, gate: Gate
+) -> None:
+    desk.watch.allow("")
+    desk.open_loom()
+    gate.hold(20)
+    (node,) = desk.grow(n=1, wait=False, **desk.endless())
+    desk.until(lambda: len(desk.lane(node).inner_text()) > 40, "text")
+    gate.fail("the device was lost")
+    expect(desk.lane(node)).to_contain_text("the device was lost")
+    gate.open()
+    page.reload()
+    child = page.get_by_role("list", name="Children").locator(f"[data-child='{node}']")
+    expect(child).to_contain_text("the device was lost")
+    text = desk.nodes()[node]["text"]
+    assert text
+    expect(child).to_contain_text(text.strip()[:20])
+
+
 # Keys
+
+
+def test_keys_stay_in_a_dialog_whose_focused_button_has_gone(bush: Desk, page: Page) -> None:
+    other = bush.ask("POST", "/looms", json={"prompt": "Another"})
+    n_nodes = len(bush.nodes())
+    bush.row(4).click()
+    bush.press("o")
+    looms = page.get_by_role("dialog", name="Looms")
+    looms.get_by_role("button", name=f"Remove {other['name']}", exact=True).click()
+    expect(looms.get_by_role("link", name=other["name"])).to_have_count(0)
+    for key in ("Delete", "g"):
+        bush.press(key)
+    page.wait_for_timeout(200)
+    assert len(bush.nodes()) == n_nodes
+    expect(looms.locator(".body")).to_be_focused()
+    bush.press("Escape")
+    expect(looms).to_have_count(0)
 
 
 def test_keys_of_a_focused_control_start_no_command(desk: Desk, page: Page) -> None:

@@ -195,3 +195,68 @@ def test_response_after_the_end_event_shows_no_growth(desk: Desk, page: Page) ->
     expect(page.get_by_role("contentinfo")).not_to_contain_text("growing")
     desk.press("ArrowRight")
     desk.until(lambda: desk.current == 1, "it goes on")
+
+
+def test_a_click_on_a_finished_branch_opens_it(desk: Desk, page: Page) -> None:
+    desk.sets(n=2, max_tokens=8)
+    desk.open_loom()
+    desk.press("g")
+    desk.wait_known()
+    desk.lane(2).locator(".lane-text").click()
+    desk.until(lambda: desk.current == 2, "the branch is the current node")
+
+
+@pytest.mark.parametrize("look", [{"viewport": {"width": 390, "height": 844}}])
+def test_a_finished_branch_shows_all_of_its_text_on_a_phone(desk: Desk, page: Page) -> None:
+    desk.sets(n=1, max_tokens=200)
+    page.goto(f"/#{desk.make()['name']}")
+    page.get_by_role("button", name="Grow 1 branch").first.click()
+    desk.wait_known()
+    lane = desk.lane(1)
+    expect(lane).to_have_attribute("data-state", "done")
+    text = lane.locator(".lane-text")
+    hidden = "(each) => each.firstElementChild.offsetHeight - each.clientHeight"
+    desk.until(lambda: text.evaluate(hidden) <= 1, "nothing is cut off")
+    assert desk.nodes()[1]["text"].strip()[:30] in (text.inner_text())
+
+
+def test_growing_a_node_that_has_ended_adds_no_empty_branches(desk: Desk, page: Page) -> None:
+    """The model always draws the end token where that is allowed."""
+    ends = {str(each): 100 for each in desk.served.service.models.lm().text.stop_ids}
+    desk.sets(n=3, max_tokens=4)
+    (node,) = desk.open_loom(n=1, choices=[" yes"])
+    assert desk.nodes()[node]["ended"]
+
+    def biased(route: Route) -> None:
+        route.continue_(post_data={**route.request.post_data_json, "logit_bias": ends})
+
+    page.route("**/generate", biased)
+    desk.visit(node)
+    desk.press("g")
+    desk.until(lambda: len(desk.nodes()) == 5, "three branches")
+    desk.wait_grown()
+    nodes = desk.nodes()
+    assert all(nodes[each]["text"] for each in nodes[node]["children"])
+
+
+def test_branches_of_a_second_call_are_scrolled_into_view(desk: Desk, page: Page) -> None:
+    desk.sets(n=6, max_tokens=8)
+    desk.open_loom(n=12, max_tokens=40)
+    desk.press("g")
+    desk.until(lambda: len(desk.lanes) == 6, "six lanes")
+    desk.wait_known()
+    expect(desk.lane(18)).to_be_in_viewport()
+
+
+def test_the_outline_of_a_raw_text_shows_no_special_token(desk: Desk, page: Page) -> None:
+    """A stand-in for a model whose texts begin with `<bos>`."""
+
+    def with_bos(route: Route) -> None:
+        answer = route.fetch()
+        page_of_nodes = answer.json()
+        page_of_nodes["data"][0]["text"] = "<bos>The fox"
+        route.fulfill(response=answer, json=page_of_nodes)
+
+    page.route("**/nodes?*", with_bos)
+    desk.open_loom("The fox", template=False)
+    expect(desk.row(0)).to_have_text("The fox")

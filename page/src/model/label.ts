@@ -16,8 +16,11 @@ const BEGINS = /^(?:<\|[^|<>]{1,40}\|>|<s>)+/
 
 /** A node's own text, without what the template of a chat puts around it, or a model before all text. */
 export function plain(node: Node, prompt: string, isChat: boolean): string {
-  if (!isChat) return node.node === ROOT ? node.text.replace(BEGINS, '') : node.text
-  if (node.node === ROOT) return prompt
+  if (node.node === ROOT) {
+    if (isChat || (prompt && node.text.endsWith(prompt))) return prompt
+    return node.text.replace(BEGINS, '')
+  }
+  if (!isChat) return node.text
   return node.said ?? node.text.replace(SPECIAL, '')
 }
 

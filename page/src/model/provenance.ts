@@ -84,11 +84,24 @@ export function againAsked(node: Node, defaults: Json): GrowAsked | string {
   const constraint = params['constraint'] as Json | null | undefined
   if (constraint) {
     const kind = Object.keys(constraint)[0] ?? ''
+    if (isMinimum(constraint))
+      return { ...asked, min_tokens: constraint.token_limits.min_tokens } as GrowAsked
     const field = CONSTRAINTS[kind]
     if (!field) return `Its constraint (${kind}) cannot be asked for over HTTP.`
     asked[field] = constraint[kind]
   }
   return asked as GrowAsked
+}
+
+interface Minimum {
+  token_limits: { min_tokens: number; allowed: null; bad_words: []; stop_ids: [] }
+  inner: null
+}
+/** Whether a constraint only forbids end tokens at first, which a request asks for as `min_tokens`. */
+function isMinimum(constraint: Json): constraint is Json & Minimum {
+  const { allowed, bad_words, stop_ids } = (constraint['token_limits'] ?? {}) as Json
+  const rest = [allowed, constraint['inner'], ...[bad_words, stop_ids].flat()]
+  return 'token_limits' in constraint && rest.every((each) => each === null)
 }
 
 /** What somebody wrote, as they did: a message without the template, parts of characters as tokens. */

@@ -17,7 +17,7 @@ import { count, plural } from '../model/words'
 import { kvChanged } from './gauge'
 import { type OpenLoom, without } from './loom'
 import { cannotGrow, linkTo, listLooms, model, open } from './session'
-import { asked, blocked, refused, spent } from './settings'
+import { asked, blocked, refused, settings, spent } from './settings'
 import { dismiss, failed, sentence, toast } from './toasts'
 import { troubled, ways } from './trouble'
 import { inspect } from './view'
@@ -34,9 +34,16 @@ async function on<Result>(
   try {
     return await work(loom)
   } catch (error) {
-    failed(error)
+    if (!isUnanswered(error)) failed(error)
     return undefined
   }
+}
+
+/** Tell that nothing was done because the server does not answer. Returns false for any other error. */
+function isUnanswered(error: unknown): boolean {
+  if (!(error instanceof ApiError && error.isAway)) return false
+  toast('The server does not answer.', { detail: 'Nothing was done. Try again when it is back.' })
+  return true
 }
 
 /**
@@ -65,6 +72,7 @@ async function growing(
     spent()
     return job
   } catch (error) {
+    if (isUnanswered(error)) return undefined
     if (refused(error)) inspect('generate')
     const again = (other: GrowAsked) => open.peek() === loom && growing(call, { ...more, ...other })
     if (!(error instanceof ApiError && troubled(error, again))) failed(error)
@@ -110,13 +118,17 @@ function waits(isGrowing: boolean | undefined, what: string): Promise<undefined>
   return Promise.resolve(undefined)
 }
 
+/** Continue a node that has ended: without a minimum most branches would end at once again. */
+const pastEnd = (loom: OpenLoom, node: number): GrowAsked =>
+  loom.tree.get(node)?.ended ? { force: true, ...(settings.peek().constraint ? {} : { min_tokens: 1 }) } : {}
+
 /** Grow n children of a node. */
 export const grow = (node: number, more: GrowAsked = {}) =>
   waits(open.peek()?.tree.get(node)?.growing, 'to grow below it') ??
   growing(async (loom, what) => {
     loom.asking.value = { parent: node, n: what.n ?? 1 }
     try {
-      return await api.grow(loom.id, node, { force: loom.tree.get(node)?.ended ?? false, ...what })
+      return await api.grow(loom.id, node, { ...pastEnd(loom, node), ...what })
     } finally {
       loom.asking.value = null
     }
@@ -138,18 +150,11 @@ export async function search(asked: RunAsked): Promise<void> {
   inspect('run')
 }
 
-/** Grow branches that failed once more, each in its place: one goes as the other comes. */
+/** Grow as many branches as have failed. Nodes that failed branches have left stay in the tree. */
 export async function retry(lanes: readonly Lane[]): Promise<void> {
   const loom = open.peek()
   for (const [parent, failed] of Map.groupBy(lanes, (lane) => lane.parent))
     if (!(await loom?.replaceLanes(failed, () => grow(parent, { n: failed.length })))) return
-}
-
-/** What a branch had before it failed, as a child like one that somebody wrote. */
-export async function keepFailed(lane: Lane): Promise<void> {
-  await open
-    .peek()
-    ?.replaceLanes([lane], () => change((loom) => api.add(loom.id, { parent: lane.parent, text: lane.text })))
 }
 
 /** End one branch; what it has is kept. */
@@ -181,7 +186,7 @@ export const take = (parent: number, tokenIds: number[]) =>
 
 /**
  * Change what a node says: as a sibling, or in its place, which needs what is below computed anew.
- * rev: what was known when the writing began. Raises: ApiError, as 409 where it has changed since.
+ * rev: what was known when the writing began. Raises: ApiError; 409 if in place and changed since then.
  */
 export async function edit(
   node: number,
@@ -191,7 +196,9 @@ export async function edit(
   const loom = open.peek()
   if (!loom) return
   const said = how.isMessage ? { message: text } : { text }
-  const made = await inTurn(() => api.edit(loom.id, node, { ...said, in_place: how.inPlace }, how.rev))
+  const made = await inTurn(() =>
+    api.edit(loom.id, node, { ...said, in_place: how.inPlace }, how.inPlace ? how.rev : undefined),
+  )
   loom.apply(made)
   if (node === ROOT && how.inPlace) loom.info.value = await api.loom(loom.id)
   if (!how.inPlace) follow(made)

@@ -317,8 +317,8 @@ export function listen(): () => void {
   const onKey = (event: KeyboardEvent) => {
     if (event.defaultPrevented) return
     const typing = isField(event.target)
-    const dialog = event.target instanceof Element && event.target.closest('[role=dialog]')
-    if (dialog) return
+    // The focus may have left the dialog, for example with a button that was removed.
+    if (view.dialogs.peek().length) return
     // There Option moves and deletes by words, and types symbols: with Control it is a command.
     if (typing && isMac && event.altKey && !event.ctrlKey) return
     const key = keyOf(event)

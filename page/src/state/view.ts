@@ -43,6 +43,8 @@ export const narrowTab = signal<'tree' | 'text' | 'inspector'>('text')
 export const zone = signal<'tree' | 'text'>('tree')
 export type Overlay = 'help' | 'palette' | 'export' | 'import' | 'looms' | 'models' | 'run' | 'gauge' | 'look'
 export const overlay = signal<Overlay | null>(null)
+/** The dialogs that are open, the topmost last. Keys and clicks outside the topmost one do nothing. */
+export const dialogs = signal<readonly symbol[]>([])
 export const notesSeen = shared('notes', [], listOf(isString))
 
 /** Show a tab of the inspector, wherever that is now. */

@@ -1,10 +1,9 @@
 /** What lies above the page: one dialog at a time, with the focus inside it. */
 
-import { signal } from '@preact/signals'
 import { X } from 'lucide-preact'
 import type { ComponentChildren } from 'preact'
 import { useLayoutEffect, useRef } from 'preact/hooks'
-import { overlay } from '../state/view'
+import { dialogs, overlay } from '../state/view'
 import { IconButton } from './Button'
 import { Toasts } from './Toasts'
 import './overlay.css'
@@ -17,9 +16,6 @@ interface DialogProps {
   /** Where the focus begins; the first field otherwise. */
   class?: string
 }
-
-/** The dialogs that are open, the topmost last: what lies outside of that one cannot be reached. */
-export const dialogs = signal<readonly symbol[]>([])
 
 export const closeOverlay = () => {
   overlay.value = null
@@ -42,7 +38,16 @@ export function Dialog({ title, children, onClose = closeOverlay, width = 520, .
       body.tabIndex = 0 // arrow keys scroll it
     ;(first ?? body).focus()
     dialogs.value = [...dialogs.peek(), me]
+    const keepFocus = () => {
+      if (document.activeElement !== document.body || dialogs.peek().at(-1) !== me) return
+      body.tabIndex = Math.max(body.tabIndex, -1)
+      body.focus()
+    }
+    // No event says that the focused element was removed or disabled.
+    const observer = new MutationObserver(keepFocus)
+    observer.observe(dialog, { childList: true, subtree: true, attributeFilter: ['disabled', 'hidden'] })
     return () => {
+      observer.disconnect()
       dialogs.value = dialogs.peek().filter((each) => each !== me)
       dialog.close()
       if (before instanceof HTMLElement && before.isConnected) before.focus()

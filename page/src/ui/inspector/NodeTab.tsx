@@ -5,6 +5,7 @@ import { meanP } from '../../model/label'
 import { isHuman, ROOT } from '../../model/tree'
 import { count, finishWord, probability } from '../../model/words'
 import type { OpenLoom } from '../../state/loom'
+import { sentence } from '../../state/toasts'
 import { type Fact, Facts } from './Facts'
 import { Kv, Notes, Shape } from './NodeParts'
 import { Provenance } from './Provenance'
@@ -57,6 +58,7 @@ function textFacts(loom: OpenLoom, node: Node, known: Node | null): (Fact | fals
     node.growing || node.finish_reason !== null
       ? { name: 'Ended', value: node.growing ? 'grows' : finishWord(node.finish_reason, node.stop_string) }
       : false,
+    node.error != null && { name: 'Error', value: sentence(node.error) },
     score !== null && { name: 'Score', says: 'What a search thinks of it.', value: score.toPrecision(3) },
     isChat && { name: 'Turn', value: turn(node) },
   ]

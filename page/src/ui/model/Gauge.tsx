@@ -29,10 +29,7 @@ export function Gauge() {
       failed(error)
     }
   }
-  const unpin = async (loom: string, node: number, from: HTMLElement) => {
-    const body = from.closest<HTMLElement>('.body')!
-    body.tabIndex = -1
-    body.focus() // its row will be gone, and the keys stay here
+  const unpin = async (loom: string, node: number) => {
     try {
       await api.nodeKv(loom, node, 'unpin')
       kvChanged()
@@ -130,7 +127,7 @@ function LoomBar(props: { loom: Schemas['LoomKv']; most: number; onForget: () =>
 interface PinnedProps {
   looms: readonly Schemas['LoomKv'][]
   most: number
-  onUnpin: (loom: string, node: number, from: HTMLElement) => Promise<void>
+  onUnpin: (loom: string, node: number) => Promise<void>
 }
 
 function Pinned({ looms, most, onUnpin }: PinnedProps) {
@@ -155,11 +152,7 @@ function Pinned({ looms, most, onUnpin }: PinnedProps) {
               {bytes(size)}
             </dd>
             <dd>
-              <button
-                type="button"
-                class="button plain"
-                onClick={(event) => void onUnpin(loom.loom, node, event.currentTarget)}
-              >
+              <button type="button" class="button plain" onClick={() => void onUnpin(loom.loom, node)}>
                 Unpin
               </button>
             </dd>

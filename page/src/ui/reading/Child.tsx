@@ -7,6 +7,7 @@ import { shownText } from '../../model/turns'
 import { beginning, finishWord, plural, probability, visible } from '../../model/words'
 import type { OpenLoom } from '../../state/loom'
 import { showsSpecial } from '../../state/reading'
+import { sentence } from '../../state/toasts'
 import { said } from './Lane'
 
 interface ChildProps {
@@ -60,6 +61,7 @@ export function Child({ loom, nodes, k }: ChildProps) {
                 : isHuman(node)
                   ? 'suggested'
                   : finishWord(node.finish_reason, node.stop_string ?? null),
+              node.error && sentence(node.error),
               below > 0 && `${plural(below, 'node')} below`,
             )}
           </span>

@@ -1,5 +1,5 @@
 /** What stands below the current node: branches that grow, and those that are there. */
-import { useRef, useState } from 'preact/hooks'
+import { useLayoutEffect, useRef, useState } from 'preact/hooks'
 import { folded } from '../../model/turns'
 import { count } from '../../model/words'
 import type { OpenLoom } from '../../state/loom'
@@ -21,7 +21,12 @@ export function Children({ loom }: { loom: OpenLoom }) {
   )
   const [shown, setShown] = useState({ below: current, most: MOST })
   const most = shown.below === current ? shown.most : MOST
+  const section = useRef<HTMLElement>(null)
   const asking = loom.asking.value?.parent === current ? loom.asking.value.n : 0
+  // Whoever grows again sees the new branches, which may be below the fold.
+  useLayoutEffect(() => {
+    if (asking) section.current?.lastElementChild?.scrollIntoView({ block: 'nearest' })
+  }, [asking])
   if (!children.length && !lanes.size && !asking) return null
   return (
     <div class="below">
@@ -44,7 +49,7 @@ export function Children({ loom }: { loom: OpenLoom }) {
         </ul>
       )}
       {(lanes.size > 0 || asking > 0) && (
-        <section class="lanes" aria-label="Growing">
+        <section ref={section} class="lanes" aria-label="Growing">
           {[...children.filter((each) => lanes.has(each)), ...gone].map((each) => (
             <Lane key={each} loom={loom} lane={lanes.get(each)!} k={order.indexOf(each) + 1} />
           ))}

@@ -1,5 +1,5 @@
 /** One branch while it grows: of a fixed height, with its last lines in sight. */
-import { Check, Copy, RotateCcw, Square, X } from 'lucide-preact'
+import { Copy, RotateCcw, Square, X } from 'lucide-preact'
 import { useState } from 'preact/hooks'
 import { nothing } from '../../model/label'
 import type { Lane as LaneState } from '../../model/lane'
@@ -28,6 +28,7 @@ export function Lane({ loom, lane, k }: LaneProps) {
   const [isUnfolded, setWhole] = useState(false)
   // Nothing more comes, and nothing else has it: all of it is there to be read.
   const isWhole = isUnfolded || isFailed
+  const opens = lane.state === 'done' && loom.tree.get(lane.node) !== undefined
   const isThere = loom.tree.get(lane.node) !== undefined
   const isEmpty = lane.isOver && !lane.text && !isFailed
   return (
@@ -51,15 +52,19 @@ export function Lane({ loom, lane, k }: LaneProps) {
       </button>
       <div
         class={`lane-text ${isWhole ? 'whole' : ''}`}
-        title={isFailed ? undefined : isWhole ? 'Fold' : 'Show all of it'}
-        onClick={() => !getSelection()?.toString() && setWhole(!isUnfolded)}
+        title={isFailed ? undefined : opens ? 'To this branch' : isWhole ? 'Fold' : 'Show all of it'}
+        onClick={() => {
+          if (getSelection()?.toString()) return
+          if (opens) loom.go(lane.node)
+          else setWhole(!isUnfolded)
+        }}
         onDblClick={() => loom.go(lane.node)}
       >
         <p>
           {isEmpty ? (
             <span class="muted">{nothing(lane.finish === 'stop')}</span>
           ) : (
-            tail(lane.text, isWhole).replace(/^[^\S\n]+/, '')
+            tail(lane.text, isWhole || lane.isOver).replace(/^[^\S\n]+/, '')
           )}
         </p>
       </div>
@@ -103,7 +108,7 @@ function tail(text: string, isWhole: boolean): string {
   return text.slice(Math.ceil((text.length - DRAWN) / STEP) * STEP)
 }
 
-/** What can be done with a branch that failed: the tree has nothing of it. */
+/** What can be done with a branch that failed. The text that it had is a node of the tree. */
 function Failed({ loom, lane }: { loom: OpenLoom; lane: LaneState }) {
   lane.version.value
   return (
@@ -120,21 +125,10 @@ function Failed({ loom, lane }: { loom: OpenLoom; lane: LaneState }) {
         Retry
       </button>
       {lane.text !== '' && (
-        <>
-          <button
-            type="button"
-            class="button plain"
-            title="Add what it had as a branch"
-            onClick={() => void act.keepFailed(lane)}
-          >
-            <Check aria-hidden />
-            Keep
-          </button>
-          <button type="button" class="button plain" onClick={() => void copyText(lane.text, 'what it had')}>
-            <Copy aria-hidden />
-            Copy
-          </button>
-        </>
+        <button type="button" class="button plain" onClick={() => void copyText(lane.text, 'its text')}>
+          <Copy aria-hidden />
+          Copy
+        </button>
       )}
       <button
         type="button"
