@@ -229,7 +229,8 @@ class Desk:
 
     def sets(self, **values: Any) -> None:
         """Store sampling settings in the browser before the page is opened."""
-        self.remembers("settings", {"temperature": 0.8, **values})
+        for name in ("settings", "settings.chat"):
+            self.remembers(name, {"temperature": 0.8, **values})
 
     def remembers(self, name: str, value: Any) -> None:
         """Store a value in the browser, unless it has one of this name."""

@@ -5,13 +5,13 @@ const kv = (state: 'hot' | 'host' | 'partly' | 'cold', pinned = false) => ({ sta
 
 describe('where KV is', () => {
   it('has words beside a pointer', () => {
-    expect(warmthWords(kv('cold'))).toBe('KV cold: computed when needed')
-    expect(warmthWords(kv('hot', true))).toBe('KV hot: nothing is computed again (pinned)')
+    expect(warmthWords(kv('cold'))).toBe('KV not cached: computed when needed')
+    expect(warmthWords(kv('hot', true))).toBe('KV cached: nothing is computed again (pinned)')
   })
 
   it('is spoken of only where all of it is there', () => {
-    expect(warmthSpoken(kv('hot', true))).toBe('KV hot, pinned')
-    expect(warmthSpoken(kv('host'))).toBe('KV on the host')
+    expect(warmthSpoken(kv('hot', true))).toBe('KV cached, pinned')
+    expect(warmthSpoken(kv('host'))).toBe('KV cached on the host')
     for (const none of [kv('partly'), kv('cold'), undefined]) expect(warmthSpoken(none)).toBeUndefined()
   })
 })

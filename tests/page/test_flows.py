@@ -112,14 +112,14 @@ def test_undo_selects_the_earlier_node_and_reports_its_effect(bush: Desk) -> Non
     at(bush, 5)
     bush.press("u")
     at(bush, 4)
-    expect_toast(bush, "Undone: 3 nodes are back.")
+    expect_toast(bush, "Undid: the removal of 3 nodes.")
     bush.press("Control+Shift+z")
     at(bush, 5)
-    expect_toast(bush, "Done again: 3 nodes are gone.")
+    expect_toast(bush, "Redid: the removal of 3 nodes.")
     bush.press(
         "ArrowRight", "ArrowLeft", "ArrowDown", "r", "u"
     )  # the current node has changed, so undo does not move it
-    expect_toast(bush, "Undone: 3 nodes are back.")
+    expect_toast(bush, "Undid: the removal of 3 nodes.")
     assert bush.current == 0
 
 
@@ -372,7 +372,7 @@ def test_pasted_text_stays_after_a_failed_import(desk: Desk, page: Page) -> None
 
 
 def test_command_search_knows_words_of_other_programs(bush: Desk, page: Page) -> None:
-    for word, command in (("delete", "Remove"), ("redo", "Do again"), ("dark", "Theme")):
+    for word, command in (("delete", "Remove"), ("redo", "Redo"), ("dark", "Theme")):
         bush.press("Control+k")
         page.keyboard.type(word)
         expect(page.get_by_role("listbox").get_by_role("option").first).to_contain_text(command)

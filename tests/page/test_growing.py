@@ -20,7 +20,7 @@ def test_first_run_grows_four_branches(desk: Desk, page: Page) -> None:
     field = page.get_by_role("textbox").first
     assert field.input_value()
     assert page.evaluate("getSelection().toString() || document.activeElement.value")
-    page.get_by_role("button", name="Grow 4 branches").click()
+    page.get_by_role("button", name="Send, and grow 4 answers").click()
     desk.open_named()
     desk.until(lambda: len(desk.lanes) == 4, "four lanes")
     desk.wait_grown()
@@ -208,9 +208,9 @@ def test_a_click_on_a_finished_branch_opens_it(desk: Desk, page: Page) -> None:
 
 @pytest.mark.parametrize("look", [{"viewport": {"width": 390, "height": 844}}])
 def test_a_finished_branch_shows_all_of_its_text_on_a_phone(desk: Desk, page: Page) -> None:
-    desk.sets(n=1, max_tokens=200)
+    desk.sets(n=2, max_tokens=200)
     page.goto(f"/#{desk.make()['name']}")
-    page.get_by_role("button", name="Grow 1 branch").first.click()
+    page.get_by_role("button", name="Grow 2 branches").first.click()
     desk.wait_known()
     lane = desk.lane(1)
     expect(lane).to_have_attribute("data-state", "done")
@@ -245,7 +245,7 @@ def test_branches_of_a_second_call_are_scrolled_into_view(desk: Desk, page: Page
     desk.press("g")
     desk.until(lambda: len(desk.lanes) == 6, "six lanes")
     desk.wait_known()
-    expect(desk.lane(18)).to_be_in_viewport()
+    expect(desk.lane(13)).to_be_in_viewport()
 
 
 def test_the_outline_of_a_raw_text_shows_no_special_token(desk: Desk, page: Page) -> None:

@@ -84,7 +84,7 @@ def test_branches_grow_with_the_settings_of_the_panel(desk: Desk, page: Page) ->
 
 
 def test_constraint_allows_only_its_choices(desk: Desk, page: Page) -> None:
-    desk.open_loom()
+    desk.open_loom(template=False)
     tab(page, "Generate")
     page.get_by_label("Form").select_option(label="Choices")
     page.get_by_label("Choices").fill("yes\nno")
@@ -99,7 +99,7 @@ def test_constraint_allows_only_its_choices(desk: Desk, page: Page) -> None:
 
 
 def test_invalid_setting_is_reported_at_its_field(desk: Desk, page: Page) -> None:
-    desk.open_loom()
+    desk.open_loom(template=False)
     tab(page, "Generate")
     field = page.get_by_label("Branches", exact=True)
     field.fill("500")
@@ -116,7 +116,7 @@ def test_invalid_setting_is_reported_at_its_field(desk: Desk, page: Page) -> Non
 
 def test_setting_rejected_by_the_server_is_reported_at_its_field(desk: Desk, page: Page) -> None:
     desk.watch.allow("400|422")
-    desk.open_loom()
+    desk.open_loom(template=False)
     tab(page, "Generate")
     page.get_by_label("Form").select_option(label="Regular expression")
     page.get_by_label("Regular expression").fill("(")
@@ -128,9 +128,9 @@ def test_setting_rejected_by_the_server_is_reported_at_its_field(desk: Desk, pag
 
 
 def test_settings_apply_to_a_call_a_loom_or_all_looms(desk: Desk, page: Page) -> None:
-    desk.open_loom()
+    desk.open_loom(template=False)
     tab(page, "Generate")
-    panel, tokens = page.get_by_role("tabpanel"), page.get_by_label("Tokens at most")
+    panel, tokens = page.get_by_role("tabpanel"), page.get_by_label("Max tokens")
     tokens.fill("9")
     panel.get_by_role("radio", name="Next call").click()
     tokens.fill("5")
@@ -145,7 +145,7 @@ def test_settings_apply_to_a_call_a_loom_or_all_looms(desk: Desk, page: Page) ->
     tokens.fill("33")
     desk.make("Another one.")
     desk.visit()
-    expect(page.get_by_label("Tokens at most")).to_have_value("33")
+    expect(page.get_by_label("Max tokens")).to_have_value("33")
 
 
 def test_presets_are_saved_renamed_and_selected_by_key(desk: Desk, page: Page) -> None:
@@ -261,7 +261,7 @@ def test_node_panel_shows_counts_and_sampling(desk: Desk, page: Page) -> None:
     mean = math.exp(node["mean_logprob"])
     shown = f"{mean:.2f}".removeprefix("0")
     expect(fact(page, "Mean p")).to_have_text(shown if mean < 0.995 else "1.0")
-    expect(fact(page, "Ended")).to_have_text("length")
+    expect(fact(page, "Ended")).to_have_text("stopped at limit")
     expect(fact(page, "Temperature")).to_have_text("0.7")
     expect(fact(page, "Seed")).to_have_text("5")
     expect(fact(page, "Branch")).to_have_text("2 of 2")
@@ -336,9 +336,9 @@ def test_kv_of_a_node_is_forgotten_and_warmed(desk: Desk, page: Page) -> None:
     tab(page, "Node")
     page.get_by_role("button", name="Forget").click()
     expect(fact(page, "KV")).to_contain_text("partly")
-    page.get_by_role("button", name="Warm").click()
+    page.get_by_role("button", name="Preload").click()
     expect(fact(page, "KV")).to_contain_text("hot")
-    expect(page.get_by_role("button", name="Warm")).to_be_disabled()
+    expect(page.get_by_role("button", name="Preload")).to_be_disabled()
 
 
 def places(panel: Locator) -> dict[str, float]:
@@ -353,7 +353,7 @@ def places(panel: Locator) -> dict[str, float]:
 
 @pytest.mark.parametrize("late", [("answers",)])
 @pytest.mark.parametrize(
-    ("name", "label", "button"), [("Node", "It was", "Move"), ("Loom", "KV there", "Export")]
+    ("name", "label", "button"), [("Node", "It was", "Move"), ("Loom", "In KV cache", "Export")]
 )
 def test_controls_keep_their_position_when_late_facts_arrive(
     desk: Desk, page: Page, name: str, label: str, button: str

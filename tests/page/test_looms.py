@@ -115,7 +115,7 @@ def test_address_of_a_missing_loom_shows_its_name(desk: Desk, page: Page) -> Non
     desk.watch.allow("status of 404")
     page.goto("/#nobody-wrote-this")
     expect(page.get_by_text("nobody-wrote-this").first).to_be_visible()
-    expect(page.get_by_role("button", name="Grow 4 branches")).to_be_visible()
+    expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
 
 
 def test_page_sends_requests_only_to_its_server(desk: Desk, page: Page) -> None:

@@ -357,7 +357,7 @@ def test_rows_show_the_kv_state_of_their_path(desk: Desk, page: Page) -> None:
     assert reply["kv"]["state"] == "partly"  # the prompt is there
     desk.ask("POST", desk.of(f"/nodes/{first}/kv"), json={"op": "pin"})
     look_at_the_gauge()
-    expect(dot(second)).to_have_attribute("title", "KV partly there")
+    expect(dot(second)).to_have_attribute("title", "KV partly cached")
     expect(desk.row(second)).not_to_have_attribute("aria-description", "KV hot")
     expect(desk.row(first)).to_have_attribute("aria-description", "KV hot, pinned")
     desk.ask("POST", desk.of(f"/nodes/{first}/kv"), json={"op": "unpin"})

@@ -217,7 +217,7 @@ def test_heat_does_not_move_the_text(desk: Desk, page: Page) -> None:
     for mode in ("probability", "entropy", "rank"):
         desk.press("p")
         desk.part(first).locator("[data-token]").first.wait_for()
-        page.get_by_role("button", name=f"Heat: {mode}").wait_for()
+        page.get_by_role("button", name=f"Coloured by {mode}").wait_for()
         desk.painted()
         assert page.evaluate(f"({_BOXES})({words})") == last
         assert desk.text.evaluate("(each) => each.getBoundingClientRect().height") == height
@@ -487,7 +487,7 @@ def test_written_child_is_a_message_in_a_chat_and_text_elsewhere(desk: Desk, pag
     desk.press("Enter")
     area = page.get_by_role("textbox", name="Your next message")
     area.fill("And then?")
-    area.press("Shift+Enter")
+    area.press("Control+Shift+Enter")
     desk.until(lambda: len(desk.nodes()) == 3, "the message")
     assert desk.nodes()[2]["said"] == "And then?"
     expect(desk.part(2)).to_have_text("And then?")
@@ -618,7 +618,7 @@ def test_failed_branch_shows_its_error_and_is_retried(desk: Desk, page: Page, ga
     gate.open()
     lane.get_by_role("button", name="Retry").click()
     expect(lane).to_have_count(0)
-    desk.until(lambda: len(desk.lanes) == 1, "another one")
+    desk.until(lambda: desk.current == 2, "another one is gone to")
     desk.wait_grown()
 
 

@@ -54,11 +54,11 @@ def test_heat_key_cycles_probability_entropy_and_rank(story: Desk, page: Page) -
     first = page.locator("[data-heat]").first
     colours = first.evaluate("(e) => getComputedStyle(e).backgroundColor")
     assert colours not in ("rgba(0, 0, 0, 0)", "transparent")
-    legend = page.get_by_role("contentinfo").get_by_role("group", name="Heat by probability")
+    legend = page.get_by_role("contentinfo").get_by_role("group", name="Colours by probability")
     expect(legend).to_be_visible()
     for mode in ("entropy", "rank"):
         story.press("p")
-        expect(page.get_by_role("group", name=f"Heat by {mode}")).to_be_visible()
+        expect(page.get_by_role("group", name=f"Colours by {mode}")).to_be_visible()
     story.press("p")
     expect(tinted).to_have_count(0)
 
@@ -156,7 +156,7 @@ def test_written_child_is_saved_and_shown(story: Desk, page: Page) -> None:
     before = story.nodes()
     story.press("Enter")
     page.keyboard.type("And what did she find?")
-    page.keyboard.press("Shift+Enter")
+    page.keyboard.press("Control+Shift+Enter")
     story.until(lambda: len(story.nodes()) == len(before) + 1, "a child")
     (child,) = set(story.nodes()) - set(before)
     assert "And what did she find?" in story.nodes()[child]["text"]

@@ -62,7 +62,7 @@ def test_running_search_shows_its_rounds_and_is_stopped(desk: Desk, page: Page, 
     assert listed[: len(first["kept"])] == first["kept"]
     pruned = page.locator(".candidate.is-pruned")
     expect(pruned).to_have_count(len(first["candidates"]) - len(first["kept"]))
-    expect(panel).to_contain_text(f"{len(first['kept'])} of {len(first['candidates'])} go on")
+    expect(panel).to_contain_text(f"{len(first['kept'])} of {len(first['candidates'])} kept")
     panel.get_by_role("button", name="Stop").click()
     gate.open()
     expect(panel).to_contain_text("stopped")

@@ -124,7 +124,7 @@ def test_gauge_shows_reused_tokens_and_forgets_cold_branches(desk: Desk, page: P
     dialog = page.get_by_role("dialog", name="Memory")
     expect(dialog).to_contain_text(desk.loom["name"])
     before = desk.ask("GET", desk.of("/kv"))
-    dialog.get_by_role("button", name="Forget cold").click()
+    dialog.get_by_role("button", name="Free unused").click()
     desk.until(lambda: desk.ask("GET", desk.of("/kv"))["bytes"] < before["bytes"], "it is less")
     assert desk.ask("GET", desk.of("/kv"))["hot"] == 2  # the prompt, and the branch one stands in
     assert desk.nodes()[second]["text"]
@@ -205,12 +205,12 @@ def test_failed_model_load_shows_its_reason_and_another_model_loads(browser: Bro
             assert_accessible(page)
             page.get_by_role("button", name="Models", exact=True).click()
             dialog = page.get_by_role("dialog", name="Models")
-            dialog.get_by_role("button", name="Forget").click()
+            dialog.get_by_role("button", name="Remove").click()
             dialog.get_by_label("Load another").fill("tiny")
             dialog.get_by_role("button", name="Load", exact=True).click()
             expect(dialog.get_by_text("forks at any token")).to_be_visible(timeout=30_000)
             page.keyboard.press("Escape")
-            expect(page.get_by_role("button", name="Grow 4 branches")).to_be_enabled()
+            expect(page.get_by_role("button", name="Send", exact=True)).to_be_enabled()
 
 
 def test_forbidden_model_shows_error_code_and_request_id(desk: Desk, page: Page) -> None:
@@ -250,7 +250,7 @@ def test_full_memory_offers_three_solutions(browser: Browser) -> None:
         offers = note.locator(".offers").get_by_role("button")
         expect(offers).to_have_count(3)
         # One path alone is too long, so fewer branches are not the first offer.
-        expect(offers).to_have_text(["20 tokens", "2 branches", "Forget cold branches"])
+        expect(offers).to_have_text(["20 tokens", "2 branches", "Free unused memory"])
         assert_accessible(page)
         desk.wait_grown()
         before = len(desk.nodes())
@@ -298,7 +298,7 @@ def test_broken_page_reports_that_nothing_is_lost(desk: Desk, page: Page) -> Non
 
     page.route("**/nodes?*", without_texts)
     page.reload()
-    expect(page.get_by_text("The page stumbled. Nothing is lost.")).to_be_visible()
+    expect(page.get_by_text("Something went wrong on this page; your work is saved.")).to_be_visible()
     assert_accessible(page)
     page.unroute("**/nodes?*")
     page.get_by_role("button", name="Reload").click()

@@ -36,7 +36,7 @@ export const MOST_SEED = Number.MAX_SAFE_INTEGER
 // biome-ignore format: a table is read by lines
 export const FIGURES: Record<Figure, FigureField> = {
   n: { label: 'Branches', says: 'How many branches grow at once.', neutral: null, isWhole: true, low: 1, limit: 'n', step: 1 },
-  max_tokens: { label: 'Tokens at most', says: 'A branch ends after so many tokens.', neutral: null, isWhole: true, low: 1, limit: 'tokens', step: 8 },
+  max_tokens: { label: 'Max tokens', says: 'A branch ends after so many tokens.', neutral: null, isWhole: true, low: 1, limit: 'tokens', step: 8 },
   temperature: { label: 'Temperature', says: 'Below 1 likely tokens become likelier, above 1 rarer ones do; 0 always takes the likeliest.', neutral: 1, isWhole: false, low: 0, step: 0.1 },
   top_p: { label: 'Top-p', says: 'Only the likeliest tokens that make up this much probability.', neutral: 1, isWhole: false, low: 0, high: 1, isOpen: true, step: 0.05 },
   top_k: { label: 'Top-k', says: 'Only the k likeliest tokens; 0: all.', neutral: 0, isWhole: true, low: 0, high: 2 ** 31 - 1, step: 1 },

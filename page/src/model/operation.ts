@@ -36,7 +36,7 @@ export function said(operation: Operation): string {
     : `${verb} ${plural(n, 'node')}`
 }
 
-/** What Undo and Do again would turn; of operations in any order. */
+/** What Undo and Redo would turn; of operations in any order. */
 export function next(operations: readonly (Operation & { rev: number })[]): {
   undo: string | null
   redo: string | null

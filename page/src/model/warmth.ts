@@ -4,10 +4,10 @@ import type { Schemas } from '../api/client'
 type NodeKv = Schemas['NodeKv']
 
 export const WARMTH: Record<NodeKv['state'], string> = {
-  hot: 'hot: nothing is computed again',
-  host: 'on the host: copied back when needed',
-  partly: 'partly there',
-  cold: 'cold: computed when needed',
+  hot: 'cached: nothing is computed again',
+  host: 'cached on the host: copied back when needed',
+  partly: 'partly cached',
+  cold: 'not cached: computed when needed',
 }
 
 /** In one line, as beside a pointer. */
@@ -16,5 +16,5 @@ export const warmthWords = (kv: NodeKv) => `KV ${WARMTH[kv.state]}${kv.pinned ? 
 /** What is worth hearing of a row; nothing where there is no KV to speak of. */
 export function warmthSpoken(kv: NodeKv | undefined): string | undefined {
   if (kv?.state !== 'hot' && kv?.state !== 'host') return undefined
-  return `KV ${kv.state === 'hot' ? 'hot' : 'on the host'}${kv.pinned ? ', pinned' : ''}`
+  return `KV ${kv.state === 'hot' ? 'cached' : 'cached on the host'}${kv.pinned ? ', pinned' : ''}`
 }

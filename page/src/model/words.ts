@@ -31,6 +31,18 @@ export function probability(p: number | null): string {
   return p === 0 ? '0' : p.toExponential(0)
 }
 
+/** A model's name without its folder, its owner and its file type. */
+export function shortName(model: string): string {
+  const parts = model.split(/[\\/]/).filter(Boolean)
+  return (parts.at(-1) ?? model).replace(/\.(?:gguf|safetensors)$/i, '')
+}
+
+/** A mean probability in per cent, with two digits at most. */
+export function averageProbability(p: number): string {
+  const value = 100 * p
+  return `avg. probability ${value < 9.5 ? Number(value.toPrecision(1)) : Math.round(value)}\u202f%`
+}
+
 export function seconds(value: number): string {
   if (value < 10) return `${value.toFixed(1)} s`
   if (value < 90) return `${Math.round(value)} s`
@@ -76,7 +88,7 @@ export function visible(text: string): string {
 
 const FINISH: Record<string, string> = {
   stop: 'ended',
-  length: 'length',
+  length: 'stopped at limit',
   context: 'context full',
   cancelled: 'stopped',
   interrupted: 'interrupted',

@@ -11,9 +11,11 @@ import {
   type Schemas,
 } from '../api/client'
 import type { Lane } from '../model/lane'
+import { next } from '../model/operation'
 import { againAsked, comparison, defaultsFor } from '../model/provenance'
 import { ROOT } from '../model/tree'
 import { count, plural } from '../model/words'
+import type { Draft } from './drafts'
 import { kvChanged } from './gauge'
 import { type OpenLoom, without } from './loom'
 import { cannotGrow, linkTo, listLooms, model, open } from './session'
@@ -122,9 +124,25 @@ function waits(isGrowing: boolean | undefined, what: string): Promise<undefined>
 const pastEnd = (loom: OpenLoom, node: number): GrowAsked =>
   loom.tree.get(node)?.ended ? { force: true, ...(settings.peek().constraint ? {} : { min_tokens: 1 }) } : {}
 
-/** Grow n children of a node. */
+/** Grow n children of a node. A single answer of a chat is gone to, as it comes. */
 export const grow = (node: number, more: GrowAsked = {}) =>
-  waits(open.peek()?.tree.get(node)?.growing, 'to grow below it') ??
+  waits(open.peek()?.tree.get(node)?.growing, 'to grow below it') ?? growAndFollow(node, more)
+
+async function growAndFollow(node: number, more: GrowAsked): Promise<Schemas['JobReply'] | undefined> {
+  const loom = open.peek()
+  const from = loom?.current.peek()
+  const job = await growChildren(node, more)
+  const [branch, ...others] = job?.branches ?? []
+  if (!loom?.isChat || !branch || others.length || loom.current.peek() !== from) return job
+  if (from === node || loom.tree.parent(from!) === node) {
+    const draft = loom.drafts.open
+    loom.go(branch.node)
+    if (draft?.kind === 'child' && draft.node === from) loom.drafts.move(draft, branch.node)
+  }
+  return job
+}
+
+const growChildren = (node: number, more: GrowAsked) =>
   growing(async (loom, what) => {
     loom.asking.value = { parent: node, n: what.n ?? 1 }
     try {
@@ -180,6 +198,33 @@ export const stopAll = () =>
 export const write = (parent: number, text: string, isMessage = false) =>
   change((loom) => api.add(loom.id, isMessage ? { parent, message: text } : { parent, text })).then(follow)
 
+/**
+ * Add what was written in a chat as a message, and grow answers. A single answer is gone to. The field is empty
+ * at once and stays open, so that the next message can be written meanwhile.
+ */
+export async function send(loom: OpenLoom, draft: Draft, n?: number): Promise<void> {
+  const { text, node: parent } = draft
+  const { drafts } = loom
+  drafts.change(draft, { text: '' })
+  const made = await change(() => api.add(loom.id, { parent, message: text }))
+  const added = made?.added?.at(-1)
+  const next = drafts.find('child', parent)
+  if (!added) {
+    const field = next ?? writeMessage(loom, parent)
+    drafts.change(field, { text: field.text ? `${text}\n${field.text}` : text })
+    return
+  }
+  loom.go(added.node)
+  // At once, before the field is drawn again and loses the focus.
+  if (next && ((n ?? settings.peek().n) === 1 || next.text)) drafts.move(next, added.node)
+  else if (next) drafts.drop(next)
+  await grow(added.node, n === undefined ? {} : { n })
+}
+
+/** Open the field for the next message below a node. */
+export const writeMessage = (loom: OpenLoom, node: number) =>
+  loom.drafts.begin({ kind: 'child', node, base: '', rev: loom.tree.rev, isMessage: true, inPlace: false })
+
 /** Add a token that somebody chose, and go there. What leads to it is not computed again. */
 export const take = (parent: number, tokenIds: number[]) =>
   change((loom) => api.add(loom.id, { parent, token_ids: tokenIds })).then(follow)
@@ -214,7 +259,7 @@ export async function fork(
   const made = follow(
     await change((loom) => api.fork(loom.id, node, { at_token: atToken, token_id: tokenId })),
   )
-  if (made !== null && goesOn) await grow(made, { n: 1 })
+  if (made !== null && goesOn) await growChildren(made, { n: 1 })
   return made
 }
 
@@ -383,12 +428,12 @@ function undoable(text: string, rev: number): void {
   toast(text, { action: { label: 'Undo', key: 'u', run: () => void undo() }, undoes: rev })
 }
 
-export const undo = () => goThrough('Undone', (loom) => api.undo(loom.id))
-export const redo = () => goThrough('Done again', (loom) => api.redo(loom.id))
+export const undo = () => goThrough('Undid', (loom) => api.undo(loom.id))
+export const redo = () => goThrough('Redid', (loom) => api.redo(loom.id))
 
 /** Go back or on in what was done, and say what that was: it may be far from where one looks. */
 async function goThrough(
-  verb: string,
+  verb: 'Undid' | 'Redid',
   call: (loom: OpenLoom) => Promise<Changed>,
 ): Promise<Changed | undefined> {
   const made = await on(async (loom) => {
@@ -402,8 +447,19 @@ async function goThrough(
       return undefined
     }
   })
-  if (made) sayTurn(`${verb}: ${turned(made)}.`)
+  if (made) sayTurn(`${verb}: ${await operation(verb, made)}.`)
   return made
+}
+
+/** Name the operation that was undone or redone. */
+async function operation(verb: 'Undid' | 'Redid', made: Changed): Promise<string> {
+  const loom = open.peek()
+  try {
+    const { undo, redo } = next((await api.history(loom!.id)).data)
+    return (verb === 'Undid' ? redo : undo) ?? turned(made)
+  } catch {
+    return turned(made)
+  }
 }
 
 let saidTurn = 0
@@ -526,13 +582,18 @@ export function collapse(nodes: number[], isCollapsed: boolean): void {
 /** Make a loom of a prompt, open it, and grow its first branches. */
 export async function begin(
   prompt: string,
-  more: { template: boolean; grow: GrowAsked | null },
+  more: { template: boolean; system?: string; model?: string; grow: GrowAsked | null },
 ): Promise<void> {
   try {
-    const made = await api.createLoom({ prompt, template: more.template })
+    const system = more.system?.trim() || null
+    const meta = system === null ? {} : { system }
+    const using = more.model ?? model.peek()?.id ?? null
+    const made = await api.createLoom({ prompt, template: more.template, system, meta, model: using })
     location.hash = linkTo(made.name)
     await waitFor(() => open.peek()?.id === made.id && open.peek()!.loading.peek() === null)
     if (more.grow) await grow(ROOT, more.grow)
+    const loom = open.peek()
+    if (loom?.isChat && loom.current.peek() !== ROOT) writeMessage(loom, loom.current.peek())
     await listLooms()
   } catch (error) {
     failed(error)

@@ -84,6 +84,16 @@ export class Drafts {
     this.keep((all) => all.filter((each) => !isSame(each, draft)))
   }
 
+  /** Go on writing below another node. */
+  move(draft: Draft, node: number): void {
+    this.keep((all) =>
+      put(
+        all.filter((each) => !isSame(each, draft)),
+        { ...draft, node },
+      ),
+    )
+  }
+
   /** A node has gone: what was written at it is to stand below another one. */
   stray(node: number, to: number): void {
     for (const draft of this.all.peek().filter((each) => each.node === node)) {

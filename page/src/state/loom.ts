@@ -140,6 +140,11 @@ export class OpenLoom {
     this.keep()
   }
 
+  /** The prompt and the messages are formatted by a chat template. */
+  get isChat(): boolean {
+    return this.info.value.chat_template_used === true
+  }
+
   /** The node that stands where the tree begins now. */
   get top(): number {
     const hoisted = this.hoisted.value

@@ -1,7 +1,9 @@
 /** What is open: the server, its models, the list of looms, and one loom. */
+
 import { batch, computed, effect, signal } from '@preact/signals'
 import { ApiError, api, type Loom, type Model, type Schemas, whenLost } from '../api/client'
-import { isObject, isString } from './kept'
+import { shortName } from '../model/words'
+import { isObject, isString, remembered } from './kept'
 import { OpenLoom } from './loom'
 import { failed } from './toasts'
 
@@ -17,11 +19,18 @@ export const missing = signal<{ name: string; error: string; wasRemoved: boolean
 export const isAway = signal(false)
 
 export const models = computed<Model[]>(() => server.value?.models ?? [])
+/** The id of the model that new looms get; null: the server's default. Remembered. */
+export const newLoomModel = remembered<string | null>('newLoomModel', null, (kept) =>
+  isString(kept) ? kept : null,
+)
 /** The model that grows the open loom; null where it is not loaded. */
 export const model = computed<Model | null>(() => {
   const wanted = open.value?.info.value.model
   const ready = models.value.filter((each) => each.state === 'ready')
-  if (!open.value) return ready.find((each) => each.is_default) ?? ready[0] ?? null
+  if (!open.value) {
+    const chosen = ready.find((each) => each.id === newLoomModel.value)
+    return chosen ?? ready.find((each) => each.is_default) ?? ready[0] ?? null
+  }
   return ready.find((each) => each.id === wanted || each.source === wanted) ?? null
 })
 /** The open loom can be read but not grown: its model is not loaded. */
@@ -32,7 +41,7 @@ export const cannotGrow = computed(() => {
   const loom = open.value
   if (!loom) return null
   if (loom.gone.value) return GONE[loom.gone.value]
-  return isReadOnly.value ? `Read-only: load ${loom.info.value.model} to grow.` : null
+  return isReadOnly.value ? `Read-only: load ${shortName(loom.info.value.model)} to grow.` : null
 })
 /** A model that is being loaded now. */
 export const loadingModel = computed(() => models.value.find((each) => each.state === 'loading') ?? null)

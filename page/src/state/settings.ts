@@ -2,8 +2,8 @@
 import { batch, computed, signal } from '@preact/signals'
 import { ApiError, type GrowAsked } from '../api/client'
 import { type Constraint, FIGURES, type Figure, KINDS, type Limits, readConstraint } from '../model/fields'
-import { isObject, isString, listOf, shared } from './kept'
-import { open, server } from './session'
+import { isObject, isString, listOf, remembered, shared } from './kept'
+import { model, open, server } from './session'
 
 export interface Settings {
   n: number
@@ -31,13 +31,17 @@ export const NEUTRAL: Settings = {
   seed: null,
   constraint: null,
 }
-export const LENGTHS = { Word: 2, Sentence: 24, Paragraph: 80, Page: 320 } as const
+
+/** More tokens than an answer has: it ends by itself, or where the context ends. */
+const TO_THE_END = 4096
+export const LENGTHS = { Word: 2, Sentence: 24, Paragraph: 80, Page: 320, 'To its end': TO_THE_END } as const
 
 /** Where a change goes: into the next call only, this loom, or all looms that say nothing else. */
 export type Scope = 'action' | 'loom' | 'default'
 export const scope = signal<Scope>('loom')
 
 const BROUGHT: Settings = { ...NEUTRAL, temperature: 0.8 }
+const BROUGHT_CHAT: Settings = { ...BROUGHT, n: 1, max_tokens: TO_THE_END }
 
 /** What was kept of settings, as far as it can be one. */
 function known(kept: unknown): Partial<Settings> {
@@ -54,7 +58,21 @@ function known(kept: unknown): Partial<Settings> {
   )
 }
 
-export const defaults = shared<Settings>('settings', BROUGHT, (kept) => ({ ...BROUGHT, ...known(kept) }))
+const ofTexts = shared<Settings>('settings', BROUGHT, (kept) => ({ ...BROUGHT, ...known(kept) }))
+const ofChats = shared<Settings>('settings.chat', BROUGHT_CHAT, (kept) => ({
+  ...BROUGHT_CHAT,
+  ...known(kept),
+}))
+/** A new loom is a chat where its model has a template; remembered. */
+export const asChat = remembered('asChat', true)
+const isChat = computed(() =>
+  open.value ? open.value.isChat : asChat.value && model.value?.has_chat_template === true,
+)
+/** Chats and other texts have defaults of their own. */
+const defaultsHere = () => (isChat.peek() ? ofChats : ofTexts)
+const defaults = computed<Settings>(() => (isChat.value ? ofChats.value : ofTexts.value))
+/** How many branches the other number of a chat is: as many as texts have. */
+export const several = computed(() => Math.max(2, ofTexts.value.n))
 const ofLooms = shared<Record<string, Partial<Settings>>>('settings.looms', {}, (kept) =>
   Object.fromEntries(
     Object.entries(isObject(kept) ? kept : {}).map(([loom, settings]) => [loom, known(settings)]),
@@ -150,7 +168,7 @@ export function set(changes: Partial<Settings>, where: Scope = scope.peek()): vo
     for (const name of Object.keys(changes)) rest.delete(name)
     if (rest.size !== faults.peek().size) faults.value = rest
     if (where === 'action') once.value = { ...once.peek(), ...changes }
-    else if (where === 'default' || !loom) defaults.value = { ...defaults.peek(), ...changes }
+    else if (where === 'default' || !loom) defaultsHere().value = { ...defaults.peek(), ...changes }
     else ofLooms.value = { ...ofLooms.peek(), [loom.id]: { ...ofLooms.peek()[loom.id], ...changes } }
   })
 }
@@ -159,7 +177,7 @@ export function set(changes: Partial<Settings>, where: Scope = scope.peek()): vo
 export function forgetOwn(where: Scope = 'loom'): void {
   const loom = open.peek()
   if (where === 'action') once.value = {}
-  else if (where === 'default') defaults.value = BROUGHT
+  else if (where === 'default') defaultsHere().value = isChat.peek() ? BROUGHT_CHAT : BROUGHT
   else if (loom) {
     const { [loom.id]: _, ...rest } = ofLooms.peek()
     ofLooms.value = rest

@@ -37,7 +37,7 @@ function memoryFull(error: Told, again: Again): void {
   const fewer = Math.max(1, Math.floor(n / 2))
   const shorter = Math.max(FEWEST_TOKENS, Math.floor(max_tokens / 2))
   const short = { label: plural(shorter, 'token'), run: () => void again({ max_tokens: shorter }) }
-  const offers = [{ label: 'Forget cold branches', run: () => void forgetCold().then(() => again({})) }]
+  const offers = [{ label: 'Free unused memory', run: () => void forgetCold().then(() => again({})) }]
   if (fewer < n)
     offers.unshift({ label: plural(fewer, 'branch', 'branches'), run: () => void again({ n: fewer }) })
   // A path that does not fit by itself is not helped by room beside it.
@@ -57,7 +57,7 @@ export async function forgetCold(): Promise<void> {
   if (!loom) return
   try {
     const told = await api.forgetKv(loom.id, loom.current.peek())
-    toast(told.cold ? 'Cold branches are forgotten; their text stays.' : 'There was nothing to forget.')
+    toast(told.cold ? 'Unused memory is free; all text is kept.' : 'All memory is in use.')
     await readKv()
   } catch (error) {
     failed(error)

@@ -1,4 +1,5 @@
 /** A line above the panes: what keeps the open loom from being grown, and the way out. */
+import { shortName } from '../model/words'
 import { restore } from '../state/actions'
 import { loadModel } from '../state/loading'
 import type { OpenLoom } from '../state/loom'
@@ -32,7 +33,7 @@ export function Notice({ loom }: { loom: OpenLoom }) {
   return (
     <div class="notice row" role="status">
       <span class="grow">{cannotGrow.value?.replace(/\.$/, '')}</span>
-      <TextButton onClick={() => void loadModel({ source })}>Load {source}</TextButton>
+      <TextButton onClick={() => void loadModel({ source })}>Load {shortName(source)}</TextButton>
       <TextButton kind="plain" onClick={() => (overlay.value = 'models')}>
         Models
       </TextButton>

@@ -23,7 +23,7 @@ export class Stumbled extends Component<{ children: ComponentChildren }, State> 
     return (
       <main class="stumbled">
         <div role="alert">
-          <h1>The page stumbled. Nothing is lost.</h1>
+          <h1>Something went wrong on this page; your work is saved.</h1>
           <p class="muted">Looms are kept by the server, and what grows in them goes on there.</p>
         </div>
         <button type="button" class="button main" ref={(it) => it?.focus()} onClick={() => location.reload()}>

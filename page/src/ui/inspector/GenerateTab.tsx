@@ -1,6 +1,6 @@
 /** How branches are grown, and the button that grows them. */
 import { RotateCcw } from 'lucide-preact'
-import { plural } from '../../model/words'
+import { plural, shortName } from '../../model/words'
 import * as act from '../../state/actions'
 import { keyFor } from '../../state/keys'
 import type { OpenLoom } from '../../state/loom'
@@ -105,8 +105,8 @@ function GrowButton({ loom }: { loom: OpenLoom }) {
   const node = loom.tree.get(loom.current.value)
   const wrong = blocked.value
   const note = isReadOnly.value
-    ? `Read-only: load ${loom.info.value.model} to grow.`
-    : (wrong ?? (node?.ended ? 'This node has ended. Branches go on past its end.' : null))
+    ? `Read-only: load ${shortName(loom.info.value.model)} to grow.`
+    : (wrong ?? (node?.ended ? 'This node has ended. New branches continue past its end.' : null))
   return (
     <div class="part grow-part">
       <button

@@ -39,7 +39,7 @@ export function History({ loom }: { loom: OpenLoom }) {
       <div class="row">
         <h2 class="grow">History</h2>
         <IconButton icon={Undo2} label="Undo" command="undo" disabled={!done.length} />
-        <IconButton icon={Redo2} label="Do again" command="redo" disabled={!undone.length} />
+        <IconButton icon={Redo2} label="Redo" command="redo" disabled={!undone.length} />
       </div>
       <ol class="history">
         {rows.map((each) => {

@@ -1,10 +1,12 @@
 /** A loom: what it is, what it holds, what was done to it, and its memory. */
 import { useEffect, useState } from 'preact/hooks'
 import { api, type Schemas } from '../../api/client'
-import { count, plural } from '../../model/words'
+import { count, plural, shortName } from '../../model/words'
 import * as act from '../../state/actions'
 import { keyFor } from '../../state/keys'
 import type { OpenLoom } from '../../state/loom'
+import { isReadOnly, model, models } from '../../state/session'
+import { systemOf } from '../../state/system'
 import { overlay } from '../../state/view'
 import { Facts } from './Facts'
 import { History } from './History'
@@ -30,7 +32,7 @@ export function LoomTab({ loom }: { loom: OpenLoom }) {
         <NameField loom={loom} key={info.name} />
         <Facts
           of={[
-            { name: 'Model', value: info.model },
+            { name: 'Model', says: info.model, value: shortName(info.model) },
             { name: 'Kind', value: isChat === null ? '–' : isChat ? 'chat' : 'raw text' },
             info.created ? { name: 'Begun', value: moment(info.created), varies: true } : null,
             { name: 'Nodes', value: count(tree.size) },
@@ -41,7 +43,7 @@ export function LoomTab({ loom }: { loom: OpenLoom }) {
               value: count(tokens),
             },
             {
-              name: 'KV there',
+              name: 'In KV cache',
               says: 'Nodes whose whole path has been computed and is in memory.',
               value: kv === null ? '–' : kv && `${plural(kv.hot, 'node')}, ${plural(kv.hot_tokens, 'token')}`,
               varies: true,
@@ -50,6 +52,8 @@ export function LoomTab({ loom }: { loom: OpenLoom }) {
         />
         <p class="loom-prompt">{info.prompt}</p>
       </section>
+      <OtherModels loom={loom} />
+      {isChat && <SystemPrompt loom={loom} key={`system-${loom.id}`} />}
       <section class="part" aria-label="Notes">
         <Typed
           kind="textarea"
@@ -85,6 +89,59 @@ export function LoomTab({ loom }: { loom: OpenLoom }) {
       </section>
       <History loom={loom} />
     </>
+  )
+}
+
+/** A tree belongs to one model's tokens: another model gets a loom of its own, with the same prompt. */
+function OtherModels({ loom }: { loom: OpenLoom }) {
+  const others = models.value.filter((each) => each.state === 'ready' && each.id !== model.value?.id)
+  if (!others.length) return null
+  const begin = (id: string) => {
+    const { prompt, chat_template_used } = loom.info.peek()
+    const system = systemOf(loom.info.peek())
+    void act.begin(prompt, { template: chat_template_used === true, system, model: id, grow: {} })
+  }
+  return (
+    <section class="part" aria-label="Other models">
+      <h3>Same prompt with another model</h3>
+      <div class="actions">
+        {others.map((each) => (
+          <button key={each.id} type="button" class="button" title={each.id} onClick={() => begin(each.id)}>
+            {shortName(each.id)}
+          </button>
+        ))}
+      </div>
+    </section>
+  )
+}
+
+/** A tree has one system prompt: another one begins a new chat, with the same first message. */
+function SystemPrompt({ loom }: { loom: OpenLoom }) {
+  const now = systemOf(loom.info.value)
+  const [text, setText] = useState(now)
+  return (
+    <section class="part" aria-label="System prompt">
+      <h3>System prompt</h3>
+      <textarea
+        class="field"
+        aria-label="System prompt"
+        placeholder="None"
+        rows={3}
+        value={text}
+        onInput={(event) => setText(event.currentTarget.value)}
+      />
+      <div class="actions">
+        <button
+          type="button"
+          class="button"
+          title="This chat stays as it is"
+          disabled={text.trim() === now || isReadOnly.value}
+          onClick={() => void act.begin(loom.info.peek().prompt, { template: true, system: text, grow: {} })}
+        >
+          New chat with this
+        </button>
+      </div>
+    </section>
   )
 }
 

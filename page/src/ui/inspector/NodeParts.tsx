@@ -76,7 +76,7 @@ export function Kv({ node, known }: { node: number; known: Node | null }) {
           disabled={!kv || kv.state === 'hot'}
           onClick={() => handle('warm')}
         >
-          Warm
+          Preload
         </button>
         <button
           type="button"

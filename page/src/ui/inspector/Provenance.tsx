@@ -1,6 +1,8 @@
 /** Who brought a node, when and how; bringing it again, here, in a shell and in Python. */
+
 import type { Node } from '../../api/client'
 import { againAsked, curl, defaultsFor, drawnWith, python, recipe } from '../../model/provenance'
+import { shortName } from '../../model/words'
 import * as act from '../../state/actions'
 import type { OpenLoom } from '../../state/loom'
 import { model, server } from '../../state/session'
@@ -31,7 +33,7 @@ export function Provenance({ loom, node, known }: ProvenanceProps) {
       ? again
       : model.value
         ? 'Same settings and seed give the same text.'
-        : `${loom.info.value.model} is not loaded.`
+        : `${shortName(loom.info.value.model)} is not loaded.`
   return (
     <section class="part" aria-label="Where it comes from">
       <Facts of={facts(loom, known)} />
@@ -70,12 +72,12 @@ function facts(loom: OpenLoom, known: Node | null): (Fact | false | null)[] {
     { name: 'When', value: made ? moment(made.at) : known ? '–' : null, varies: true },
     {
       name: 'Model',
-      value: made?.model ?? loom.info.value.model,
+      value: shortName(made?.model ?? loom.info.value.model),
       says: made?.model ? 'The model that grew it.' : 'The model of this loom.',
     },
     ...(params ? drawnWith(params).map(([name, value]) => ({ name, value })) : []),
     params && !drawnWith(params).length ? { name: 'Sampling', value: 'neutral' } : null,
-    params ? { name: 'Tokens at most', value: String(params['max_tokens']) } : null,
+    params ? { name: 'Max tokens', value: String(params['max_tokens']) } : null,
     params
       ? {
           name: 'Seed',

@@ -2,7 +2,7 @@
 import { useEffect, useRef, useState } from 'preact/hooks'
 import { figure } from '../../model/heat'
 import { type ChanceRow, chanceRows, drawingAsked, drawingSays } from '../../model/next'
-import { ending, oneLine, probability } from '../../model/words'
+import { ending, oneLine, probability, shortName } from '../../model/words'
 import * as act from '../../state/actions'
 import { handlers } from '../../state/keys'
 import type { OpenLoom } from '../../state/loom'
@@ -61,7 +61,7 @@ export function TokensTab({ loom }: { loom: OpenLoom }) {
   const note = !node
     ? ''
     : isReadOnly.value
-      ? `Read-only: load ${loom.info.value.model} to see what comes next.`
+      ? `Read-only: load ${shortName(loom.info.value.model)} to see what comes next.`
       : node.growing
         ? 'This branch grows. What may come next is told when it has ended.'
         : told.node === at

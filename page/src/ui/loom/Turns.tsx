@@ -1,4 +1,4 @@
-/** Undo and Do again; their tooltips say what they would turn. */
+/** Undo and Redo; their tooltips say what they would turn. */
 import { Redo2, Undo2 } from 'lucide-preact'
 import { useState } from 'preact/hooks'
 import { api } from '../../api/client'
@@ -19,7 +19,7 @@ export function Turns({ loom }: { loom: OpenLoom }) {
   return (
     <span class="row turns" onPointerEnter={ask} onFocusIn={ask}>
       <IconButton icon={Undo2} label={label('Undo', turns.undo)} command="undo" />
-      <IconButton icon={Redo2} label={label('Do again', turns.redo)} command="redo" />
+      <IconButton icon={Redo2} label={label('Redo', turns.redo)} command="redo" />
     </span>
   )
 }

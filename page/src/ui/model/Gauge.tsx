@@ -4,7 +4,7 @@ import { useEffect, useState } from 'preact/hooks'
 import { api, type Schemas } from '../../api/client'
 import { percent, shareReused, timesShared } from '../../model/saving'
 import { ROOT } from '../../model/tree'
-import { bytes, count, oneLine, plural, seconds } from '../../model/words'
+import { bytes, count, oneLine, plural, seconds, shortName } from '../../model/words'
 import { kv, kvChanged, ownKv, readKv } from '../../state/gauge'
 import { open } from '../../state/session'
 import { failed } from '../../state/toasts'
@@ -60,8 +60,8 @@ export function Gauge() {
                   ))}
               </dl>
               <p class="caption about">
-                What is forgotten is computed again when it is grown from. Text stays, and so does what is
-                pinned, and of the open loom the path you are on.
+                Freed KV is computed again when it is needed. All text is kept. Pinned paths stay in memory,
+                and in the open loom the path to the current node.
               </p>
             </section>
           )}
@@ -77,7 +77,7 @@ export function Gauge() {
 function Tiers({ kv }: { kv: Schemas['KvObject'] }) {
   return (
     <section>
-      <h3>Where it is, {kv.model}</h3>
+      <h3>Where it is, {shortName(kv.model)}</h3>
       <dl class="bars">
         <Bar name="Device" value={kv.kv_bytes} most={kv.kv_budget_bytes} />
         {kv.offload_budget_bytes > 0 && (
@@ -116,7 +116,7 @@ function LoomBar(props: { loom: Schemas['LoomKv']; most: number; onForget: () =>
       <dd>
         {loom.model !== null && (
           <TextButton kind="plain" disabled={!loom.bytes} onClick={props.onForget}>
-            {isOpen ? 'Forget cold' : 'Forget'}
+            {isOpen ? 'Free unused' : 'Free memory'}
           </TextButton>
         )}
       </dd>

@@ -1,11 +1,13 @@
 /** The model that grows the loom, or that has to be loaded for that. */
+import { shortName } from '../../model/words'
 import { loadingModel, model, open, server } from '../../state/session'
 import { overlay } from '../../state/view'
 import './model.css'
 
 export function ModelChip() {
   const loading = loadingModel.value
-  const name = model.value?.id ?? loading?.id ?? open.value?.info.value.model ?? null
+  const full = model.value?.id ?? loading?.id ?? open.value?.info.value.model ?? null
+  const name = full && shortName(full)
   const state = model.value ? 'ready' : loading ? 'loading' : 'none'
   const says = {
     ready: name,

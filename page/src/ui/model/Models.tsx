@@ -2,7 +2,7 @@
 import { useState } from 'preact/hooks'
 import type { Model } from '../../api/client'
 import { loading } from '../../model/progress'
-import { bytes, count, plural } from '../../model/words'
+import { bytes, count, plural, shortName } from '../../model/words'
 import { confirm } from '../../state/actions'
 import { loadModel, unloadModel } from '../../state/loading'
 import { models, open } from '../../state/session'
@@ -65,18 +65,26 @@ function ModelRow({ model }: { model: Model }) {
     const users = model.users ?? 0
     const isSure =
       !users ||
-      (await confirm(`Unload ${model.id}?`, `${plural(users, 'job')} use it now and would fail.`, 'Unload'))
+      (await confirm(
+        `Unload ${shortName(model.id)}?`,
+        `${plural(users, 'job')} use it now and would fail.`,
+        'Unload',
+      ))
     if (isSure) await unloadModel(model.id, users > 0)
   }
   return (
     <li>
       <div class="row">
-        <strong class="cut">{model.id}</strong>
+        <strong class="cut" title={model.id}>
+          {shortName(model.id)}
+        </strong>
         {model.is_default && <span class="caption">default</span>}
         <span class="grow" />
-        {model.state === 'loading' && <Progress share={progress.share} label={`Loading ${model.id}`} />}
+        {model.state === 'loading' && (
+          <Progress share={progress.share} label={`Loading ${shortName(model.id)}`} />
+        )}
         <TextButton onClick={() => void unload()}>
-          {model.state === 'loading' ? 'Cancel' : model.state === 'failed' ? 'Forget' : 'Unload'}
+          {model.state === 'loading' ? 'Cancel' : model.state === 'failed' ? 'Remove' : 'Unload'}
         </TextButton>
       </div>
       {model.state === 'loading' && (

@@ -25,7 +25,8 @@ export function Children({ loom }: { loom: OpenLoom }) {
   const asking = loom.asking.value?.parent === current ? loom.asking.value.n : 0
   // Whoever grows again sees the new branches, which may be below the fold.
   useLayoutEffect(() => {
-    if (asking) section.current?.lastElementChild?.scrollIntoView({ block: 'nearest' })
+    const added = asking ? [...(section.current?.children ?? [])].slice(-asking) : []
+    for (const each of [added.at(-1), added[0]]) each?.scrollIntoView({ block: 'nearest' })
   }, [asking])
   if (!children.length && !lanes.size && !asking) return null
   return (

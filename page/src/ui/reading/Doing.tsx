@@ -1,20 +1,20 @@
 /** What can be done at the end of the text: grow, write, edit. */
-import { Code, Flame, Pencil, Sprout, Square, TextCursorInput } from 'lucide-preact'
+import { Code, Flame, Pencil, RotateCcw, Sprout, Square, TextCursorInput } from 'lucide-preact'
 import { ROOT } from '../../model/tree'
 import { plural } from '../../model/words'
 import * as act from '../../state/actions'
-import { handlers, isMac, keyFor } from '../../state/keys'
+import { handlers, isMac, keyFor, run } from '../../state/keys'
 import type { OpenLoom } from '../../state/loom'
 import { scoreAll, showsSpecial, unscored } from '../../state/reading'
 import { isReadOnly } from '../../state/session'
-import { settings } from '../../state/settings'
+import { settings, several } from '../../state/settings'
 import { cycleHeat, heatMode } from '../../state/view'
 import { IconButton } from '../Button'
 
 export function Doing({ loom }: { loom: OpenLoom }) {
   const current = loom.current.value
   const { n } = settings.value
-  const isChat = loom.info.value.chat_template_used === true
+  const { isChat } = loom
   loom.tree.version.value
   const isYourTurn = isChat && current !== ROOT && loom.tree.get(current)?.said == null
   const lanes = [...loom.lanes.value.values()]
@@ -24,26 +24,44 @@ export function Doing({ loom }: { loom: OpenLoom }) {
   const isHere = live.some((lane) => lane.node === current)
   return (
     <div class="doing row">
-      <button
-        type="button"
-        class="button main"
-        title={`Grow  ${keyFor('grow')}`}
-        disabled={isReadOnly.value || isHere}
-        onClick={() => void act.grow(current)}
-      >
-        <Sprout aria-hidden />
-        Grow {plural(n, 'branch', 'branches')}
-      </button>
-      <button
-        type="button"
-        class="button"
-        title={`${isYourTurn ? 'Reply' : 'Write a child'}  ${keyFor('write')}`}
-        disabled={isReadOnly.value}
-        onClick={() => handlers.writeChild()}
-      >
-        <TextCursorInput aria-hidden />
-        {isYourTurn ? 'Reply' : 'Write'}
-      </button>
+      {isYourTurn ? (
+        <Composer isHere={isHere} />
+      ) : (
+        <button
+          type="button"
+          class="button main"
+          title={`Grow  ${keyFor('grow')}`}
+          disabled={isReadOnly.value || isHere}
+          onClick={() => void act.grow(current)}
+        >
+          <Sprout aria-hidden />
+          {isChat && n === 1 ? 'Answer' : `Grow ${plural(n, 'branch', 'branches')}`}
+        </button>
+      )}
+      {isChat && !isYourTurn && n === 1 && (
+        <button
+          type="button"
+          class="button"
+          aria-label={`Grow ${several.value} answers`}
+          title={`Grow ${several.value} answers`}
+          disabled={isReadOnly.value || isHere}
+          onClick={() => void act.grow(current, { n: several.peek() })}
+        >
+          ×{several.value}
+        </button>
+      )}
+      {!isYourTurn && (
+        <button
+          type="button"
+          class="button"
+          title={`Write a child  ${keyFor('write')}`}
+          disabled={isReadOnly.value}
+          onClick={() => handlers.writeChild()}
+        >
+          <TextCursorInput aria-hidden />
+          Write
+        </button>
+      )}
       <button
         type="button"
         class="button"
@@ -80,7 +98,7 @@ export function Doing({ loom }: { loom: OpenLoom }) {
         )}
         <IconButton
           icon={Flame}
-          label={`Heat: ${heatMode.value}`}
+          label={heatMode.value === 'off' ? 'Colour by probability' : `Coloured by ${heatMode.value}`}
           command="heat"
           pressed={heatMode.value !== 'off'}
           onClick={cycleHeat}
@@ -104,5 +122,43 @@ function Score({ loom }: { loom: OpenLoom }) {
     >
       Score
     </button>
+  )
+}
+
+/** In a chat, once the answer is there: the closed field of the next message, another answer, and more of this one. */
+function Composer({ isHere }: { isHere: boolean }) {
+  const { n } = settings.value
+  return (
+    <>
+      <button
+        type="button"
+        class="composer"
+        title={`Reply  ${keyFor('write')}`}
+        disabled={isReadOnly.value}
+        onClick={() => handlers.writeChild()}
+      >
+        Reply
+      </button>
+      <button
+        type="button"
+        class="button"
+        title={`Grow another answer  ${keyFor('siblings')}`}
+        disabled={isReadOnly.value || isHere}
+        onClick={() => run('siblings')}
+      >
+        <RotateCcw aria-hidden />
+        Retry
+      </button>
+      <button
+        type="button"
+        class="button"
+        title={`Continue this answer  ${keyFor('grow')}`}
+        disabled={isReadOnly.value || isHere}
+        onClick={() => run('grow')}
+      >
+        <Sprout aria-hidden />
+        {n === 1 ? 'Continue' : `Grow ${plural(n, 'branch', 'branches')}`}
+      </button>
+    </>
   )
 }

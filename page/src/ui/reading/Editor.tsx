@@ -9,7 +9,8 @@ import type { Draft } from '../../state/drafts'
 import { shown as keyShown } from '../../state/keys'
 import type { OpenLoom } from '../../state/loom'
 import { cursor } from '../../state/reading'
-import { failed } from '../../state/toasts'
+import { several } from '../../state/settings'
+import { failed, toast } from '../../state/toasts'
 import { letterOf } from './tokens'
 
 interface EditorProps {
@@ -102,7 +103,7 @@ export function Editor({ loom, draft }: EditorProps) {
           {isRoot ? 'Save the prompt' : 'Save in place'}
         </button>
         <button type="button" class="button plain" title="Esc" onClick={() => loom.drafts.close()}>
-          Leave
+          Close (draft kept)
         </button>
         {isChanged && (
           <button type="button" class="button plain" onClick={() => loom.drafts.drop(draft)}>
@@ -124,19 +125,33 @@ export function Editor({ loom, draft }: EditorProps) {
 /** A child that somebody writes; in a chat what the user says next. */
 export function Writer({ loom, draft }: EditorProps) {
   const [isBusy, setBusy] = useState(false)
-  const isChat = loom.info.value.chat_template_used === true
-  const add = async (grows: boolean) => {
-    if (isBusy || !draft.text) return
+  const isGrowing = loom.lanes.value.get(draft.node)?.isOver === false
+  const canAdd = !isBusy && !isGrowing && draft.text !== ''
+  const add = async (work: () => Promise<unknown>) => {
+    if (isGrowing) return void toast('The answer is still growing: stop it, or wait, to send.')
+    if (!canAdd) return
     setBusy(true)
-    const made = await act.write(draft.node, draft.text, draft.isMessage)
+    await work()
     setBusy(false)
-    if (made === null) return // the note tells why; the text stays
-    loom.drafts.drop(draft)
-    if (grows) await act.grow(made)
   }
+  const write = async () => {
+    const made = await act.write(draft.node, draft.text, draft.isMessage)
+    if (made !== null) loom.drafts.drop(draft) // else a note tells why, and the text stays
+    return made
+  }
+  const only = () => add(write)
+  const grown = (n?: number) =>
+    add(async () => {
+      if (draft.isMessage) return act.send(loom, draft, n)
+      const made = await write()
+      if (made !== null) void act.grow(made)
+    })
+  const keys: Record<string, () => void> = draft.isMessage
+    ? { Enter: () => grown(), 'Mod+Enter': () => grown(several.peek()), 'Mod+Shift+Enter': only }
+    : { 'Shift+Enter': only, 'Mod+Enter': only, 'Mod+Shift+Enter': () => grown() }
   return (
     <div class="editor writer" data-writes={draft.node}>
-      {isChat && (
+      {loom.isChat && (
         <div class="tabs" role="tablist" aria-label="What it is">
           {[true, false].map((isMessage) => (
             <button
@@ -146,7 +161,7 @@ export function Writer({ loom, draft }: EditorProps) {
               aria-selected={draft.isMessage === isMessage}
               onClick={() => loom.drafts.change(draft, { isMessage })}
             >
-              {isMessage ? 'Your message' : 'The answer’s words'}
+              {isMessage ? 'Your message' : 'Words of the answer'}
             </button>
           ))}
         </div>
@@ -156,10 +171,8 @@ export function Writer({ loom, draft }: EditorProps) {
         loom={loom}
         label={draft.isMessage ? 'Your next message' : 'What comes next'}
         onKey={(key) => {
-          if (key === 'Shift+Enter' || key === 'Mod+Enter') void add(false)
-          else if (key === 'Mod+Shift+Enter') void add(true)
-          else return false
-          return true
+          keys[key]?.()
+          return key in keys
         }}
       />
       {draft.isStray && (
@@ -169,26 +182,26 @@ export function Writer({ loom, draft }: EditorProps) {
       )}
       <Trailing loom={loom} draft={draft} />
       <div class="row editing">
-        <button
-          type="button"
-          class="button main"
-          title={keyShown('Shift+Enter')}
-          disabled={isBusy || !draft.text}
-          onClick={() => void add(false)}
-        >
-          {draft.isMessage ? 'Say it' : 'Add'}
-        </button>
-        <button
-          type="button"
-          class="button"
-          title={keyShown('Mod+Shift+Enter')}
-          disabled={isBusy || !draft.text}
-          onClick={() => void add(true)}
-        >
-          {draft.isMessage ? 'Say it and grow' : 'Add and grow'}
-        </button>
+        {draft.isMessage ? (
+          <>
+            <Do main label="Send" shortcut="Enter" disabled={!canAdd} onClick={() => grown()} />
+            <Do
+              label={`×${several.value}`}
+              says={`Send, and grow ${several.value} answers`}
+              shortcut="Mod+Enter"
+              disabled={!canAdd}
+              onClick={() => grown(several.peek())}
+            />
+            <Do label="Add without reply" shortcut="Mod+Shift+Enter" disabled={!canAdd} onClick={only} />
+          </>
+        ) : (
+          <>
+            <Do main label="Add" shortcut="Shift+Enter" disabled={!canAdd} onClick={only} />
+            <Do label="Add and grow" shortcut="Mod+Shift+Enter" disabled={!canAdd} onClick={() => grown()} />
+          </>
+        )}
         <button type="button" class="button plain" title="Esc" onClick={() => loom.drafts.close()}>
-          Leave
+          {draft.text ? 'Close (draft kept)' : 'Close'}
         </button>
         {draft.text && (
           <button type="button" class="button plain" onClick={() => loom.drafts.drop(draft)}>
@@ -197,6 +210,31 @@ export function Writer({ loom, draft }: EditorProps) {
         )}
       </div>
     </div>
+  )
+}
+
+interface DoProps {
+  label: string
+  /** What it does, where the label is too short for that. */
+  says?: string
+  shortcut: string
+  main?: boolean
+  disabled: boolean
+  onClick: () => unknown
+}
+
+function Do({ label, says, shortcut, main, disabled, onClick }: DoProps) {
+  return (
+    <button
+      type="button"
+      class={`button ${main ? 'main' : ''}`}
+      aria-label={says}
+      title={[says, keyShown(shortcut)].filter(Boolean).join('  ')}
+      disabled={disabled}
+      onClick={() => void onClick()}
+    >
+      {label}
+    </button>
   )
 }
 
@@ -235,6 +273,7 @@ function Area({ loom, draft, label, onKey }: AreaProps) {
       ref={area}
       class="area"
       rows={1}
+      enterkeyhint={draft.isMessage ? 'send' : 'enter'}
       aria-label={label}
       placeholder={label}
       spellcheck

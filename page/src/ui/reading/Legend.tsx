@@ -12,11 +12,11 @@ export function HeatLegend() {
   const mode = heatMode.value
   if (mode === 'off') return null
   return (
-    <div class="heat-legend row" role="group" aria-label={`Heat by ${mode}`}>
+    <div class="heat-legend row" role="group" aria-label={`Colours by ${mode}`}>
       <button
         type="button"
         class="legend-mode"
-        title={`Heat: ${mode}  ${keyFor('heat')}`}
+        title={`Coloured by ${mode}  ${keyFor('heat')}`}
         onClick={cycleHeat}
       >
         {NAMES[mode]}

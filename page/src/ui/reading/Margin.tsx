@@ -1,9 +1,11 @@
 /** Beside the text: who says it, and which of its siblings a node is. */
+
 import { ChevronLeft, ChevronRight } from 'lucide-preact'
 import type { RefObject } from 'preact'
 import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks'
 import { placed } from '../../model/margin'
 import { turnsOf, type Who } from '../../model/turns'
+import { shortName } from '../../model/words'
 import { keyFor } from '../../state/keys'
 import type { OpenLoom } from '../../state/loom'
 import { showsSpecial } from '../../state/reading'
@@ -76,7 +78,7 @@ function Switch({ loom, note }: { loom: OpenLoom; note: Note }) {
 }
 
 function saying(who: Who, loom: OpenLoom): string {
-  return { you: 'You', prompt: 'Prompt', model: loom.info.value.model, text: '' }[who]
+  return { you: 'You', prompt: 'Prompt', model: shortName(loom.info.value.model), text: '' }[who]
 }
 
 function notesOf(loom: OpenLoom, path: number[]): Note[] {

@@ -1,7 +1,11 @@
 /** The text that leads to the current node, and what grows from it. */
 import { useLayoutEffect, useRef } from 'preact/hooks'
+import { oneLine } from '../../model/words'
+import { run } from '../../state/keys'
 import type { OpenLoom } from '../../state/loom'
 import { forgetSpots } from '../../state/reading'
+import { systemOf } from '../../state/system'
+import { sentence } from '../../state/toasts'
 import { Children } from './Children'
 import { Doing } from './Doing'
 import { Waiting, Writer } from './Editor'
@@ -33,6 +37,7 @@ export function Reading({ loom }: { loom: OpenLoom }) {
     <div class="reading" ref={pane}>
       <div class="breadth">
         <div class="sheet" data-below={hasBelow || undefined}>
+          <System loom={loom} />
           <div class="woven" ref={text}>
             <PathText loom={loom} path={path} />
             <Margin loom={loom} path={path} text={text} />
@@ -43,6 +48,19 @@ export function Reading({ loom }: { loom: OpenLoom }) {
       </div>
       <TokenCard loom={loom} />
     </div>
+  )
+}
+
+/** The system prompt of a chat, on one line above it. */
+function System({ loom }: { loom: OpenLoom }) {
+  const text = systemOf(loom.info.value)
+  if (!text) return null
+  return (
+    <p class="caption system">
+      <button type="button" class="button plain cut" title={text} onClick={() => run('loom')}>
+        System prompt: {oneLine(text, 120)}
+      </button>
+    </p>
   )
 }
 
@@ -70,6 +88,7 @@ function End({ loom }: { loom: OpenLoom }) {
       {isSpaced && !draft && (
         <p class="caption warn">The prompt ends with a space. Most models go on better without it.</p>
       )}
+      {loom.tree.get(current)?.error && <p class="error">{sentence(loom.tree.get(current)!.error!)}</p>}
       {waiting.map((each) => (
         <Waiting key={each.kind} loom={loom} draft={each} />
       ))}

@@ -97,15 +97,9 @@ function beginChild(loom: OpenLoom): void {
   const number = loom.current.peek()
   const node = loom.tree.get(number)
   if (!node) return
-  if (node.growing) return void toast('It grows still: stop it, or wait, to write below it.')
-  const isChat = loom.info.peek().chat_template_used === true
   const isAnswer = number !== ROOT && node.said == null
-  loom.drafts.begin({
-    kind: 'child',
-    node: number,
-    base: '',
-    rev: loom.tree.rev,
-    isMessage: isChat && isAnswer,
-    inPlace: false,
-  })
+  const isMessage = loom.isChat && isAnswer
+  // The next message can be written while the answer grows, but is sent after it.
+  if (node.growing && !isMessage) return void toast('It grows still: stop it, or wait, to write below it.')
+  loom.drafts.begin({ kind: 'child', node: number, base: '', rev: loom.tree.rev, isMessage, inPlace: false })
 }

@@ -9,9 +9,7 @@ export function Candidates({ loom, round }: { loom: OpenLoom; round: Round }) {
   const kept = rows.filter((each) => each.isKept).length
   return (
     <>
-      <p class="caption">
-        {kept === rows.length ? `${rows.length} made` : `${kept} of ${rows.length} go on`}
-      </p>
+      <p class="caption">{kept === rows.length ? `${rows.length} made` : `${kept} of ${rows.length} kept`}</p>
       <ul class="candidates" aria-label={`Candidates of round ${round.round}`}>
         {rows.map((each) => (
           <Candidate key={each.node} loom={loom} row={each} />

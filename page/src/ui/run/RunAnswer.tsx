@@ -25,7 +25,7 @@ export function RunAnswer({ loom, run }: { loom: OpenLoom; run: LiveRun }) {
           ? 'Checked: it is right.'
           : result.solved === false
             ? 'Checked: nothing that was found is right; this looked best.'
-            : 'Nobody checked it.'}
+            : 'Not verified.'}
         {!run.rounds.length && ' It stood in the tree already.'}
       </p>
       {votes.length > 0 && (

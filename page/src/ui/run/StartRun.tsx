@@ -2,7 +2,7 @@
 import { useEffect, useRef, useState } from 'preact/hooks'
 import { ApiError, type RunAsked } from '../../api/client'
 import { ROOT } from '../../model/tree'
-import { oneLine } from '../../model/words'
+import { oneLine, shortName } from '../../model/words'
 import * as act from '../../state/actions'
 import { remembered } from '../../state/kept'
 import { isReadOnly, open } from '../../state/session'
@@ -113,7 +113,7 @@ export function StartRun() {
         <footer class="row">
           <p class="grow error">
             {isReadOnly.value
-              ? `Read-only: load ${loom.info.value.model} to search.`
+              ? `Read-only: load ${shortName(loom.info.value.model)} to search.`
               : wrong?.field === ''
                 ? wrong.says
                 : ''}

@@ -1,21 +1,21 @@
 /** What a loom begins with: a prompt that stands there already, samples, and the button. */
 import { useLayoutEffect, useRef, useState } from 'preact/hooks'
+import type { Model } from '../../api/client'
 import { samples } from '../../model/samples'
-import { plural } from '../../model/words'
+import { plural, shortName } from '../../model/words'
 import { begin } from '../../state/actions'
-import { remembered } from '../../state/kept'
 import { isMac } from '../../state/keys'
-import { isAway, model } from '../../state/session'
-import { settings } from '../../state/settings'
+import { isAway, model, models, newLoomModel } from '../../state/session'
+import { asChat, settings, several } from '../../state/settings'
+import { systemFor, systemPrompts } from '../../state/system'
 import { TextButton } from '../Button'
 import { Choice } from '../Choice'
 import { ModelChip } from '../model/ModelChip'
 import { ModelState } from '../model/ModelState'
 
-const asChat = remembered('asChat', true)
-
 export function PromptForm() {
   const using = model.value
+  const ready = models.value.filter((each) => each.state === 'ready')
   const hasTemplate = using?.has_chat_template ?? false
   const isChat = hasTemplate && asChat.value
   const { first, others } = samples(using, isChat)
@@ -31,10 +31,11 @@ export function PromptForm() {
     if (typed === null) box.current?.select()
   }, [first])
 
-  const grow = async () => {
+  const grow = async (n?: number) => {
     if (!isReady) return
     setBusy(true)
-    await begin(prompt, { template: isChat, grow: {} })
+    const system = isChat ? systemFor(using.id) : ''
+    await begin(prompt, { template: isChat, system, grow: n === undefined ? {} : { n } })
     setBusy(false)
   }
   return (
@@ -54,9 +55,10 @@ export function PromptForm() {
         value={prompt}
         onInput={(event) => setTyped(event.currentTarget.value)}
         onKeyDown={(event) => {
-          if (event.key !== 'Enter' || !(isMac ? event.metaKey : event.ctrlKey)) return
+          const isMod = isMac ? event.metaKey : event.ctrlKey
+          if (event.key !== 'Enter' || event.shiftKey || event.isComposing || !(isMod || isChat)) return
           event.preventDefault()
-          void grow()
+          void grow(isMod && isChat ? several.peek() : undefined)
         }}
       />
       <ul class="samples" aria-label="Samples">
@@ -75,8 +77,9 @@ export function PromptForm() {
           </li>
         ))}
       </ul>
+      {isChat && <SystemPrompt model={using!.id} />}
       <div class="row begin">
-        <ModelChip />
+        {ready.length > 1 ? <ModelChoice models={ready} chosen={using!.id} /> : <ModelChip />}
         {hasTemplate && (
           <Choice
             label="How the model reads it"
@@ -91,12 +94,61 @@ export function PromptForm() {
           />
         )}
         <span class="grow" />
-        <kbd class="wide-only">{isMac ? '⌘⏎' : 'Ctrl+⏎'}</kbd>
+        <kbd class="wide-only">{isChat ? '⏎' : isMac ? '⌘⏎' : 'Ctrl+⏎'}</kbd>
+        {isChat && settings.value.n === 1 && (
+          <button
+            type="button"
+            class="button"
+            aria-label={`Send, and grow ${several.value} answers`}
+            title={`Send, and grow ${several.value} answers  ${isMac ? '⌘⏎' : 'Ctrl+⏎'}`}
+            disabled={!isReady}
+            onClick={() => void grow(several.peek())}
+          >
+            ×{several.value}
+          </button>
+        )}
         <TextButton kind="main" type="submit" disabled={!isReady}>
-          Grow {plural(settings.value.n, 'branch', 'branches')}
+          {isChat && settings.value.n === 1
+            ? 'Send'
+            : `Grow ${plural(settings.value.n, 'branch', 'branches')}`}
         </TextButton>
       </div>
       {!using && <ModelState />}
     </form>
+  )
+}
+
+function SystemPrompt({ model: id }: { model: string }) {
+  const text = systemFor(id)
+  return (
+    <details class="system-prompt" open={text !== ''}>
+      <summary>System prompt</summary>
+      <textarea
+        aria-label="System prompt"
+        placeholder="How the model is to answer. Remembered for this model."
+        rows={2}
+        value={text}
+        onInput={(event) => {
+          systemPrompts.value = { ...systemPrompts.peek(), [id]: event.currentTarget.value }
+        }}
+      />
+    </details>
+  )
+}
+
+function ModelChoice({ models, chosen }: { models: readonly Model[]; chosen: string }) {
+  return (
+    <select
+      class="field model-choice"
+      aria-label="Model"
+      value={chosen}
+      onChange={(event) => (newLoomModel.value = event.currentTarget.value)}
+    >
+      {models.map((each) => (
+        <option key={each.id} value={each.id}>
+          {shortName(each.id)}
+        </option>
+      ))}
+    </select>
   )
 }

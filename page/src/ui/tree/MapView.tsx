@@ -3,7 +3,7 @@ import { Maximize, Minus, Plus, ScanSearch } from 'lucide-preact'
 import { useEffect, useRef, useState } from 'preact/hooks'
 import { label, meanP } from '../../model/label'
 import { TINTS, type Tint } from '../../model/map'
-import { count, plural, probability } from '../../model/words'
+import { averageProbability, count, plural } from '../../model/words'
 import { handlers } from '../../state/keys'
 import type { OpenLoom } from '../../state/loom'
 import { IconButton } from '../Button'
@@ -115,7 +115,7 @@ function Words({ loom, stage }: { loom: OpenLoom; stage: Stage }) {
       <p dir="auto">{label(node, prompt, chat_template_used ?? false, 240).text}</p>
       <p class="caption">
         {plural(node.n_tokens, 'token')}
-        {p !== null && ` · p̄ ${probability(p)}`}
+        {p !== null && ` · ${averageProbability(p)}`}
         {typeof node.score === 'number' && ` · score ${node.score.toFixed(2)}`}
         {node.children.length > 0 && ` · ${count(node.children.length)} below`}
       </p>

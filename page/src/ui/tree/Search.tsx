@@ -174,7 +174,7 @@ function Filters() {
       ))}
       <span class="row bounds">
         <label class="caption" for="p-low">
-          p̄
+          avg. p
         </label>
         <Bound
           id="p-low"
