@@ -159,3 +159,31 @@ def test_a_new_loom_gets_the_chosen_model(desk: Desk, page: Page) -> None:
         desk.wait_grown()
     finally:
         desk.ask("DELETE", "/models/org%2FSecond-Instruct", params={"force": True})
+
+
+@pytest.mark.parametrize("look", [{}, {"viewport": {"width": 390, "height": 844}}])
+def test_branches_are_compared_side_by_side_and_one_is_picked_by_a_key(
+    desk: Desk, page: Page
+) -> None:
+    desk.make("The keeper", template=False)
+    texts = [" was old and tall", " was old and poor", " was old"]
+    desk.ask("POST", desk.of("/nodes"), json={"parent": 0, "texts": texts})
+    (grown,) = desk.grow(n=1, temperature=0.5, top_k=7)
+    page.goto(f"/#{desk.loom['name']}")
+    children = page.get_by_role("list", name="Children").get_by_role("listitem")
+    expect(children).to_have_count(4)
+    desk.press("=")
+    dialog = page.get_by_role("dialog", name="Compare 4 branches")
+    columns = dialog.get_by_role("listitem")
+    expect(columns).to_have_count(4)
+    expect(columns.nth(1)).to_contain_text("was old and poor")
+    expect(columns.nth(1)).to_contain_text("written")
+    expect(columns.nth(3)).to_contain_text("Temperature 0.5 · Top-k 7")
+    expect(columns.nth(3)).to_contain_text("avg. probability")
+    assert_accessible(page)
+    desk.press("2")
+    expect(dialog).to_have_count(0)
+    expect(desk.text).to_contain_text("and poor")
+    page.keyboard.press("=")  # of a leaf its siblings are compared
+    expect(columns).to_have_count(4)
+    assert grown == 4

@@ -143,7 +143,7 @@ def test_settings_apply_to_a_call_a_loom_or_all_looms(desk: Desk, page: Page) ->
     expect(tokens).to_have_value("48")
     expect(panel).to_contain_text("This loom has settings of its own")
     tokens.fill("33")
-    desk.make("Another one.")
+    desk.make("Another one.", template=False)
     desk.visit()
     expect(page.get_by_label("Max tokens")).to_have_value("33")
 
@@ -334,10 +334,10 @@ def test_kv_of_a_node_is_forgotten_and_warmed(desk: Desk, page: Page) -> None:
     desk.open_loom("Only this test asks so.", n=1)
     desk.press("ArrowRight")
     tab(page, "Node")
-    page.get_by_role("button", name="Forget").click()
+    page.get_by_role("button", name="Free memory").click()
     expect(fact(page, "KV")).to_contain_text("partly")
     page.get_by_role("button", name="Preload").click()
-    expect(fact(page, "KV")).to_contain_text("hot")
+    expect(fact(page, "KV")).to_contain_text("cached: nothing")
     expect(page.get_by_role("button", name="Preload")).to_be_disabled()
 
 

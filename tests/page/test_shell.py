@@ -148,7 +148,7 @@ def test_node_is_pinned_and_unpinned_by_command_panel_gauge_and_menu(
         command(page, "where this node comes from")
         panel = page.get_by_role("region", name="KV")
         expect(panel).to_contain_text("stays until it is unpinned")
-        for name in ("Forget", "To the host"):
+        for name in ("Free memory", "To the host"):
             expect(panel.get_by_role("button", name=name)).to_be_disabled()
         assert_accessible(page)
         command(page, "memory: what")
@@ -166,7 +166,7 @@ def test_node_is_pinned_and_unpinned_by_command_panel_gauge_and_menu(
         panel.get_by_role("button", name="Pin", exact=True).click()
         expect(panel).to_contain_text("hot: nothing is computed again")
         panel.get_by_role("button", name="Unpin").click()
-        expect(panel.get_by_role("button", name="Forget")).to_be_enabled()
+        expect(panel.get_by_role("button", name="Free memory")).to_be_enabled()
         if width > 800:
             desk.row(first).click(button="right")
             page.get_by_role("menuitem", name="Pin its KV, or unpin it").click()
@@ -298,7 +298,9 @@ def test_broken_page_reports_that_nothing_is_lost(desk: Desk, page: Page) -> Non
 
     page.route("**/nodes?*", without_texts)
     page.reload()
-    expect(page.get_by_text("Something went wrong on this page; your work is saved.")).to_be_visible()
+    expect(
+        page.get_by_text("Something went wrong on this page; your work is saved.")
+    ).to_be_visible()
     assert_accessible(page)
     page.unroute("**/nodes?*")
     page.get_by_role("button", name="Reload").click()

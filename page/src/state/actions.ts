@@ -142,7 +142,8 @@ async function growAndFollow(node: number, more: GrowAsked): Promise<Schemas['Jo
   return job
 }
 
-const growChildren = (node: number, more: GrowAsked) =>
+/** Grow n children of a node, and stay where one is. */
+export const growChildren = (node: number, more: GrowAsked) =>
   growing(async (loom, what) => {
     loom.asking.value = { parent: node, n: what.n ?? 1 }
     try {

@@ -1,6 +1,7 @@
 /** Every key of the page, once: what listens, the help, the palette and the tooltips read this. */
 
 import type { Signal } from '@preact/signals'
+import { comparedNodes } from '../model/compare'
 import { ROOT } from '../model/tree'
 import * as act from './actions'
 import { cardNeedsCtrl, scoreAll, showsSpecial } from './reading'
@@ -36,6 +37,7 @@ const whyNot = () => cannotGrow.peek()
 const isBelowRoot = () => has() && at() !== ROOT
 /** What is shown alone is not left by a step: there is a key for that. */
 const isBelowTop = () => has() && at() !== here()!.top
+const hasCompared = () => has() && comparedNodes(here()!.tree, at(), here()!.selected.peek()).length > 1
 const hasSelected = () => (here()?.selected.peek().size ?? 0) > 0
 
 function go(to: number | null | undefined): void {
@@ -182,6 +184,7 @@ export const bindings: Binding[] = [
   { id: 'bookmarks', group: 'Look', label: 'Bookmarks', tree: ['B'], also: 'starred list', can: has, run: () => handlers.showBookmarks() },
   { id: 'menu', group: 'Look', label: 'What can be done with this node', tree: ['Shift+F10', 'ContextMenu'], also: 'context', can: has, run: () => handlers.menu() },
   { id: 'map', group: 'Look', label: 'Outline or map', tree: ['v'], also: 'view graph', can: has, run: () => { view.treeView.value = view.treeView.peek() === 'map' ? 'outline' : 'map' } },
+  { id: 'compare', group: 'Look', label: 'Compare branches side by side', tree: ['='], also: 'diff beam', can: hasCompared, run: () => show('compare') },
   { id: 'fit', group: 'Look', label: 'Map: fit the cursor', tree: ['0'], also: 'zoom centre', can: has, run: () => handlers.fit(false) },
   { id: 'fit-all', group: 'Look', label: 'Map: fit all', tree: ['9'], also: 'zoom', can: has, run: () => handlers.fit(true) },
   { id: 'search', group: 'Look', label: 'Search', tree: ['/'], text: ['Mod+Shift+f'], also: 'find filter', can: has, run: () => handlers.search() },

@@ -41,7 +41,17 @@ export const inspectorTab = remembered(
 export const narrowTab = signal<'tree' | 'text' | 'inspector'>('text')
 /** Where bare keys go: `tree` has them; in `text` somebody types. */
 export const zone = signal<'tree' | 'text'>('tree')
-export type Overlay = 'help' | 'palette' | 'export' | 'import' | 'looms' | 'models' | 'run' | 'gauge' | 'look'
+export type Overlay =
+  | 'help'
+  | 'palette'
+  | 'export'
+  | 'import'
+  | 'looms'
+  | 'models'
+  | 'run'
+  | 'gauge'
+  | 'look'
+  | 'compare'
 export const overlay = signal<Overlay | null>(null)
 /** The dialogs that are open, the topmost last. Keys and clicks outside the topmost one do nothing. */
 export const dialogs = signal<readonly symbol[]>([])

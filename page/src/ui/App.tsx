@@ -3,6 +3,7 @@ import { effect } from '@preact/signals'
 import { question } from '../state/actions'
 import { isAway, open, opening } from '../state/session'
 import { dialogs, type Overlay, overlay, textSize, textWidth, theme } from '../state/view'
+import { Compare } from './Compare'
 import { Confirm } from './Confirm'
 import { Help } from './Help'
 import { Look } from './Look'
@@ -30,6 +31,7 @@ const OVERLAYS: Record<Overlay, () => preact.JSX.Element | null> = {
   run: StartRun,
   gauge: Gauge,
   look: Look,
+  compare: Compare,
 }
 
 const dark = matchMedia('(prefers-color-scheme: dark)')

@@ -102,10 +102,10 @@ export function Kv({ node, known }: { node: number; known: Node | null }) {
           type="button"
           class="button"
           disabled={!kv || isPinned || kv.state === 'cold'}
-          title="Forget the KV of its own tokens; they are computed again when needed."
+          title="Free the KV of its own tokens; it is computed again when needed."
           onClick={() => handle('evict')}
         >
-          Forget
+          Free memory
         </button>
       </div>
     </section>

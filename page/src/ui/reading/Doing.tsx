@@ -1,5 +1,5 @@
 /** What can be done at the end of the text: grow, write, edit. */
-import { Code, Flame, Pencil, RotateCcw, Sprout, Square, TextCursorInput } from 'lucide-preact'
+import { Code, Columns3, Flame, Pencil, RotateCcw, Sprout, Square, TextCursorInput } from 'lucide-preact'
 import { ROOT } from '../../model/tree'
 import { plural } from '../../model/words'
 import * as act from '../../state/actions'
@@ -74,6 +74,9 @@ export function Doing({ loom }: { loom: OpenLoom }) {
       </button>
       {isStopped && <span class="caption">All stopped. What they had is kept.</span>}
       <span class="tools row">
+        {loom.tree.children(current).length > 1 && (
+          <IconButton icon={Columns3} label="Compare branches side by side" command="compare" />
+        )}
         <Score loom={loom} />
         {live.length > 0 && (
           <button

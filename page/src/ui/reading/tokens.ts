@@ -110,7 +110,7 @@ export async function forkAt(spot: Spot, other: TokenCandidate, goesOn: boolean)
   cursor.value = { node: made, token: spot.token }
   // It is of the model's own words: its heat is shown without asking.
   scored.value = new Set([...scored.peek(), made])
-  if (goesOn) void act.grow(made, { n: 1 })
+  if (goesOn) void act.growChildren(made, { n: 1 })
   requestAnimationFrame(() => {
     const element = document.querySelector(`.path [data-node="${made}"]`)
     const whole = element?.textContent ?? ''
