@@ -164,7 +164,7 @@ def test_node_is_pinned_and_unpinned_by_command_panel_gauge_and_menu(
         panel.get_by_role("button", name="To the host").click()
         expect(panel).to_contain_text("on the host: copied back when needed")
         panel.get_by_role("button", name="Pin", exact=True).click()
-        expect(panel).to_contain_text("hot: nothing is computed again")
+        expect(panel).to_contain_text("cached: nothing is computed again")
         panel.get_by_role("button", name="Unpin").click()
         expect(panel.get_by_role("button", name="Free memory")).to_be_enabled()
         if width > 800:
