@@ -121,7 +121,7 @@ def test_restarted_server_without_the_loom_is_reported_and_not_polled(
         expect(page.get_by_role("alert")).to_contain_text(desk.loom["name"])
 
 
-def test_growing_while_the_server_is_away_says_that_it_does_not_answer(
+def test_growing_without_a_server_shows_that_it_does_not_answer(
     browser: Browser, place: Place
 ) -> None:
     served = place.start()

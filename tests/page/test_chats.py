@@ -31,7 +31,7 @@ def message(page: Page) -> Locator:
     return page.get_by_role("textbox", name="Your next message")
 
 
-def test_enter_sends_a_message_and_one_answer_comes_to_its_end(chat: Desk, page: Page) -> None:
+def test_enter_sends_a_message_and_grows_one_complete_answer(chat: Desk, page: Page) -> None:
     page.keyboard.type("And then?")
     page.keyboard.press("Enter")
     chat.until(lambda: len(chat.nodes()) == 4, "a message and an answer")
@@ -72,12 +72,12 @@ def test_the_next_message_is_written_while_the_answer_grows(
     desk.wait_grown()
     expect(page.get_by_role("button", name="Send", exact=True)).to_be_enabled()
     page.keyboard.press("Enter")
-    said = lambda: [each["said"] for each in desk.nodes().values()]  # noqa: E731
-    desk.until(lambda: said().count("second") == 1, "the second message")
-    assert said().count("first") == 1
+    messages = lambda: [each["said"] for each in desk.nodes().values()]  # noqa: E731
+    desk.until(lambda: messages().count("second") == 1, "the second message")
+    assert messages().count("first") == 1
 
 
-def test_several_answers_are_grown_by_the_button_beside_send(chat: Desk, page: Page) -> None:
+def test_times_four_button_grows_four_answers(chat: Desk, page: Page) -> None:
     page.keyboard.type("And then?")
     page.get_by_role("button", name="Send, and grow 4 answers").click()
     chat.until(lambda: len(chat.nodes()) == 7, "a message and four answers")
@@ -92,11 +92,11 @@ def test_a_message_is_added_without_a_reply(chat: Desk, page: Page) -> None:
     page.wait_for_timeout(200)
     assert len(chat.nodes()) == 3
     page.get_by_role("button", name="Answer", exact=True).click()
-    chat.until(lambda: chat.current == 3, "its answer is gone to")
+    chat.until(lambda: chat.current == 3, "its answer is shown")
     chat.wait_grown()
 
 
-def test_retry_grows_another_answer_and_goes_to_it(chat: Desk, page: Page) -> None:
+def test_retry_grows_another_answer_and_shows_it(chat: Desk, page: Page) -> None:
     page.keyboard.press("Escape")
     page.get_by_role("button", name="Retry").click()
     chat.until(lambda: chat.current == 2, "the other answer")

@@ -126,22 +126,24 @@ def test_an_edit_by_key_its_undo_and_its_redo_keep_all_nodes(
     page.bring_to_front()
     page.evaluate("(to) => { location.hash = location.hash.split('/')[0] + '/' + to }", node)
     desk.until(lambda: desk.current == node, "there")
-    for each in (key, "u", "Control+Shift+z", "u"):
+    for pressed in (key, "u", "Control+Shift+z", "u"):
         rev = desk.ask("GET", desk.of())["rev"]
-        desk.press(each)
-        desk.until(lambda rev=rev: desk.ask("GET", desk.of())["rev"] > rev, f"{each} is done")
-        tabs.check(each)
+        desk.press(pressed)
+        desk.until(lambda rev=rev: desk.ask("GET", desk.of())["rev"] > rev, f"{pressed} is done")
+        tabs.check(pressed)
 
 
-@pytest.mark.parametrize(("stands", "expected"), [(6, 4), (8, 8), (11, 11)])
-def test_a_merge_in_another_tab_keeps_the_current_node_or_goes_to_its_parent(
-    tabs: Tabs, stands: int, expected: int
+@pytest.mark.parametrize(("current", "expected"), [(6, 4), (8, 8), (11, 11)])
+def test_merge_in_another_tab_keeps_the_current_node_or_selects_its_parent(
+    tabs: Tabs, current: int, expected: int
 ) -> None:
     desk = tabs.desk
     assert tabs.edit("/nodes/7", "DELETE")
     tabs.check("removal of the sibling")
-    desk.page.evaluate("(to) => { location.hash = location.hash.split('/')[0] + '/' + to }", stands)
-    desk.until(lambda: desk.current == stands, "there")
+    desk.page.evaluate(
+        "(to) => { location.hash = location.hash.split('/')[0] + '/' + to }", current
+    )
+    desk.until(lambda: desk.current == current, "there")
     assert tabs.edit("/nodes/6/merge")
     tabs.check("merge")
     desk.until(lambda: desk.current == expected, f"at {expected}, not {desk.current}")

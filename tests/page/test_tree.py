@@ -198,7 +198,7 @@ def test_complete_session_needs_no_mouse(desk: Desk, page: Page, view: str) -> N
     desk.press("b", "Enter")
     page.locator(".editor textarea").wait_for()
     page.keyboard.type(" It was old.")
-    desk.press("Control+Enter")
+    desk.press("Control+Shift+Enter")
     desk.until(lambda: len(desk.nodes()) == 7, "a written child")
     page.locator(".editor").wait_for(state="detached")
     desk.wait_known()
