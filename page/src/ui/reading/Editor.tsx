@@ -128,7 +128,7 @@ export function Writer({ loom, draft }: EditorProps) {
   const isGrowing = loom.lanes.value.get(draft.node)?.isOver === false
   const canAdd = !isBusy && !isGrowing && draft.text !== ''
   const add = async (work: () => Promise<unknown>) => {
-    if (isGrowing) return void toast('The answer is still growing: stop it, or wait, to send.')
+    if (isGrowing || isBusy) return void toast('The answer is still growing: stop it, or wait, to send.')
     if (!canAdd) return
     setBusy(true)
     await work()
