@@ -74,7 +74,7 @@ def state(pane: str = "Text") -> Callable[[Callable[[Stage], None]], Callable[[S
 def first_run(stage: Stage) -> None:
     desk = stage.serve()
     desk.page.goto("/")
-    desk.page.get_by_role("button", name="Send", exact=True).wait_for()
+    desk.page.get_by_role("button", name="Grow 4 branches").wait_for()
 
 
 @state()

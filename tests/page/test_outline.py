@@ -350,7 +350,7 @@ def test_rows_show_the_kv_state_of_their_path(desk: Desk, page: Page) -> None:
     assert at is not None
     assert edge is not None
     assert at["x"] + at["width"] <= edge["x"]  # the ring is not cut
-    expect(desk.row(first)).to_have_attribute("aria-description", "KV hot")
+    expect(desk.row(first)).to_have_attribute("aria-description", "KV cached")
     assert desk.row(first).locator("[dir=auto]").bounding_box() == words
     assert_accessible(page)
     reply = desk.ask("POST", desk.of(f"/nodes/{second}/kv"), json={"op": "evict"})

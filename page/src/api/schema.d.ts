@@ -147,7 +147,7 @@ export interface components {
         };
         /** @description Changes of a loom's name or notes; fields that are left out stay. */
         EditLoom: {
-            /** @description The notes; replaces all of them. */
+            /** @description The notes; replaces all of them. {"author_note": {"text": …, "depth": 4}} is inserted into the context of growth. */
             meta?: {
                 [key: string]: unknown;
             } | null;
@@ -937,6 +937,8 @@ export interface components {
         };
         /** @description A search for an answer below a node. */
         StartRun: {
+            /** @description How to read the answer in a text: auto, last_number, last_line, or a regular expression. */
+            answer?: string | null;
             /** @description Tokens of an answer; default 256. */
             answer_tokens?: number | null;
             /** @description Meaning depends on the strategy; see its `breadth`. */
@@ -947,6 +949,8 @@ export interface components {
             budget_s?: number | null;
             /** @description Maximum of generated tokens. */
             budget_tokens?: number | null;
+            /** @description A regular expression that a correct answer matches fully. */
+            check?: string | null;
             /** @description Generate one of these texts. */
             choices?: string[] | null;
             /** @description Subtracted once per occurrence among generated tokens. */
@@ -957,6 +961,8 @@ export interface components {
             json_schema?: {
                 [key: string]: unknown;
             } | boolean | null;
+            /** @description A question that the model answers with yes or no, to score answers. {text}, {answer} and {prompt} stand for a text, its answer and the prompt. */
+            judge?: string | null;
             /** @description Generate text of this Lark grammar. */
             lark?: string | null;
             /** @description Added to the logits of token ids; "-inf" bans a token, "inf" bans all others. */
