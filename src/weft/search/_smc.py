@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from .._core.atomic_files import json_number
 from .._core.validation import check_int, check_number
@@ -27,9 +27,12 @@ from .core import (
     check_branches,
     text_of,
 )
-from .driver import Search, WorkItem
+from .driver import FORBIDDEN, Search, WorkItem
 from .judge import Judge
 from .propose import Proposer
+
+if TYPE_CHECKING:
+    from .checked_growth import Check
 
 # A value of 0 is a low weight, not an impossible one, because models err.
 FLOOR = 1e-6
@@ -42,6 +45,7 @@ def smc(
     *,
     n: int = 32,
     potential: Callable[[Any], Any] | None = None,
+    check: Check | Sequence[Check] | None = None,
     ess: float = 0.5,
     depth: int = 32,
     **options: Unpack[SearchOptions],
@@ -65,6 +69,10 @@ def smc(
         potential: nodes → log potentials of full paths; -inf for impossible; the prompt has 0.
             None: the log of `value`, of `score`, or of the model's verdict and the checker's;
             without these, 0 everywhere.
+        check: (text, ended) → True if an allowed text begins with `text`, which is the text after
+            the prompt; or, if `ended`, if the text is allowed. Several functions must all return
+            True. Tokens are drawn by adaptive weighted rejection sampling, so few are checked. A
+            `constraint` masks tokens before they are checked.
         ess: resample below this share of effective particles: 0 never, 1 always.
         depth: maximum number of lines.
         options: SearchOptions; lines have `max_tokens` 40, `temperature` 1.0 and end at a newline
@@ -87,9 +95,14 @@ def smc(
     proposer = Proposer(
         search, n_continue=1, n_suggest=0, merges=False, draws=True, default="continue"
     )
+    if check is not None:
+        from .checked_growth import CheckedGrowth, checked_functions
+
+        _check_own_lines(proposer)
+        proposer.grow = CheckedGrowth(search, checked_functions(check)).grow
     from .exact_choice import exact_choice
 
-    if (choice := exact_choice(search, proposer.sources)) is not None:
+    if check is None and (choice := exact_choice(search, proposer.sources)) is not None:
         proposer.draw_exactly = choice.propose_below
     judge = Potential(search, potential)
     algorithm = Particles(n, ess, check_int("depth", depth, 1))
@@ -107,6 +120,12 @@ def smc(
 
 
 asmc = awaitable(smc)
+
+
+def _check_own_lines(proposer: Proposer) -> None:
+    """Raise ConfigError unless the search's own model writes all lines."""
+    if any(source.lm is not proposer.lm or source.call is not None for source in proposer.sources):
+        raise ConfigError("check= applies to lines of the search's own model; leave out propose=")
 
 
 class Potential(Judge):
@@ -234,6 +253,8 @@ def _weight_change(node: Heddle, child: Heddle, search: Search) -> float:
 
     It is the change of the potential plus the `legal_logmass` of the child's tokens.
     """
+    if child.meta.get("closed") == FORBIDDEN:
+        return -math.inf
     before = 0.0 if node is search.start else (node.score or 0.0)
     measured_logmass: float = child.meta.get("legal_logmass", 0.0)
     return (child.score or 0.0) - before + math.fsum(child.legal_logmass) + measured_logmass

@@ -182,6 +182,23 @@ class SearchResult:
             hint = f"; it is result.{equivalent}" if equivalent else ""
             raise AttributeError(f"a SearchResult has no attribute {name!r}{hint}", name=name)
 
+    def posterior(self, key: Callable[[str], Hashable] | None = None) -> dict[Hashable, float]:
+        """Return the share of the particles' weight per text after the prompt, largest first.
+
+        Texts without weight are left out.
+
+        key: text → what to count instead, such as the answer in it. None counts texts.
+
+        Raises: ConfigError if the search has no particles.
+        """
+        if not self.particles:
+            raise ConfigError("only smc has particles and a posterior; best_of_n has votes")
+        shares: dict[Hashable, float] = {}
+        for particle in filter(lambda each: each.weight > 0, self.particles):
+            value = particle.text if key is None else key(particle.text)
+            shares[value] = shares.get(value, 0.0) + particle.weight
+        return dict(sorted(shares.items(), key=lambda share: -share[1]))
+
     @property
     def state(self) -> Any:
         """The state of the best node; None if the search went over lines."""
@@ -545,7 +562,7 @@ class Meter:
             if not n_rows:
                 break
             rows, waiting = waiting[:n_rows], waiting[n_rows:]
-            seed = self._next_seed()
+            seed = self.next_seed()
             options = {"max_tokens": max_tokens, "seed": seed, **sampling}
             new = yield Grow(rows, options, is_over)
             # An end token was generated too, though it is in no node.
@@ -553,8 +570,8 @@ class Meter:
             nodes += new
         return nodes
 
-    def _next_seed(self) -> int:
-        """Return the sampling seed of the next batch, derived from the search's seed."""
+    def next_seed(self) -> int:
+        """Return the seed of the next draws; the search's seed determines all of them."""
         self.draws += 1
         return Random(f"{self.seed}/{self.draws}").getrandbits(63)
 

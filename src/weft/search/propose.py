@@ -87,6 +87,8 @@ class Proposer:
         self.n_closed = 0
         # Replaces the sources if the distribution of their texts is known exactly.
         self.draw_exactly: Callable[[Sequence[WorkItem]], Steps[list[Heddle]]] | None = None
+        # Grows the lines and answers of models: `Meter.grow`, or another function like it.
+        self.grow: Callable[..., Steps[list[Heddle]]] = search.meter.grow
         self.sources = [
             self._create_source(by, default if kind is None else kind, n_continue, n_suggest)
             for by, kind in search.proposers.items()
@@ -239,7 +241,7 @@ class Proposer:
         """Generate one line below each node in `rows`, keeping budget for an answer."""
         room = self.meter.tokens_left()
         reserve = 0 if room == math.inf else int(min(self.reserve, room // 4))
-        return (yield from self.meter.grow(rows, reserve=reserve, **self.sampling))
+        return (yield from self.grow(rows, reserve=reserve, **self.sampling))
 
     def _full_answers(
         self, nodes: Sequence[Heddle], max_tokens: int, temperature: float | None
@@ -252,7 +254,7 @@ class Proposer:
         sampling = {k: v for k, v in self.sampling.items() if k not in ("stop", "max_tokens")}
         if temperature is not None:
             sampling["temperature"] = temperature
-        answers = yield from self.meter.grow(nodes, max_tokens=max_tokens, **sampling)
+        answers = yield from self.grow(nodes, max_tokens=max_tokens, **sampling)
         for source in self.sources:
             if source.by and source.lm is not None and source.lm is self.lm:
                 for node in answers:

@@ -1,0 +1,233 @@
+"""Grow text under a check of prefixes, which is too slow or too opaque to be a token mask."""
+
+from __future__ import annotations
+
+import codecs
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from inspect import signature
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .._core.kv.place import Place
+from .._core.sampling.metrics import log_softmax
+from .._core.sampling.params import SamplingParams
+from .._core.sampling.sampler import probabilities
+from .._core.sched.work import Extend, FinishReason, Logits
+from ..constraints import Matcher, as_constraint
+from ..constraints.base import n_words
+from ..errors import ConfigError, Unsupported
+from ..loom import Heddle
+from ..loom.constrained_text import constrained_tokens, healed_constraint
+from ..loom.grow import StopStrings
+from ..loom.node import add_tokens
+from .core import Read, Steps
+from .driver import FORBIDDEN, Search
+from .rejection import AllowedDraw, draw_allowed, likeliest_allowed
+
+# (text after the prompt, True if the text ends there) → True if the text is allowed
+Check = Callable[[str, bool], Any]
+_PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+
+
+def checked_functions(given: Check | Sequence[Check]) -> list[Check]:
+    """Return the functions of `check=` as a list. Raises: ConfigError for anything else."""
+    checks: list[Check] = [given] if callable(given) else list(given)
+    for check in checks:
+        try:
+            signature(check).bind("", False)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"check is {check!r:.80}; allowed is a function of (text, ended), or several"
+            ) from error
+    return checks
+
+
+@dataclass(slots=True, eq=False)
+class CheckedLine:
+    """A line that grows token by token below a node.
+
+    Attributes:
+        place: after the last token.
+        matcher: state of the constraint; None without one.
+        stops: finds the stop strings.
+        spelled: the bytes of all tokens after the prompt.
+        log_masses: per draw, log of the estimated probability of the allowed tokens.
+        ended: True after an end token.
+    """
+
+    node: Heddle
+    place: Place
+    matcher: Matcher | None
+    stops: StopStrings
+    spelled: bytes
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    log_masses: list[float] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    is_forbidden: bool = False
+    terminal: bool = False
+
+
+class CheckedGrowth:
+    """Grows lines whose every prefix passes the caller's checks, and the mask of a constraint.
+
+    `legal_logmass` of a new node has the log of the estimated probability of the allowed tokens,
+    per draw. If no token is allowed, the line ends, and the node's `meta["closed"]` is
+    `FORBIDDEN`.
+    """
+
+    def __init__(self, search: Search, checks: Sequence[Check]) -> None:
+        if search.lm is None or not search.lm.info.capabilities.steps:
+            raise Unsupported("check= needs a model that gives next-token distributions")
+        for name in _PENALTIES:
+            if name in search.settings.chosen:
+                raise ConfigError(f"{name} has no meaning with check=; leave it out")
+        self.search = search
+        self.lm = search.lm
+        self.checks = checks
+        constraint = search.settings.sampling.get("constraint")
+        own = frozenset[int]() if constraint is None else as_constraint(constraint).stop_ids
+        self.ends = self.lm.text.stop_ids | own
+
+    def grow(
+        self, at: Sequence[Heddle], *, max_tokens: int, reserve: int = 0, **sampling: Any
+    ) -> Steps[list[Heddle]]:
+        """Grow one continuation of each listed node; arguments and result as for `Meter.grow`."""
+        meter, nodes, waiting = self.search.meter, list[Heddle](), list(at)
+        while waiting and not meter.out_of_time():
+            n_rows = meter.max_rows(len(waiting), max_tokens, reserve)
+            if not n_rows:
+                break
+            rows, waiting = waiting[:n_rows], waiting[n_rows:]
+            seed = meter.next_seed()
+            options = {"max_tokens": max_tokens, "seed": seed, **sampling}
+            params = SamplingParams.resolve(options, self.lm.defaults)
+            lines = [self._line(node, params) for node in rows]
+            yield from self._run(lines, params, np.random.default_rng(seed))
+            new = [_attach(line, params) for line in lines if line.finish_reason is not None]
+            meter.tokens += sum(len(node.tokens) + node.terminal for node in new)
+            nodes += new
+        return nodes
+
+    def _line(self, node: Heddle, params: SamplingParams) -> CheckedLine:
+        constraint, matcher = params.constraint, None
+        if constraint is not None:
+            matcher = self.lm.constraints.matcher(healed_constraint(node, constraint))
+            for token in constrained_tokens(node, constraint):
+                matcher.accept(token)
+        spelled = b"".join(map(self.lm.text.token_bytes, node.get_prefix_tokens(1)))
+        stops = StopStrings(params.stop, constraint)
+        return CheckedLine(node, node.place, matcher, stops, spelled)
+
+    def _run(
+        self, lines: Sequence[CheckedLine], params: SamplingParams, rng: np.random.Generator
+    ) -> Steps[None]:
+        """Draw tokens of all lines until each has ended, or the time is over."""
+        while not self.search.meter.out_of_time():
+            contexts: dict[tuple[Heddle, tuple[int, ...]], list[CheckedLine]] = {}
+            for line in lines:
+                if line.finish_reason is None:
+                    contexts.setdefault((line.node, tuple(line.tokens)), []).append(line)
+            if not contexts:
+                break
+            firsts = [of_one[0] for of_one in contexts.values()]
+            reads = [Extend(each.place, (), (Logits(each.place.depth),)) for each in firsts]
+            rows = yield Read(self.lm, reads)
+            for of_one, logits in zip(contexts.values(), rows, strict=True):
+                self._draw(of_one, logits, params, rng)
+
+    def _draw(
+        self,
+        lines: Sequence[CheckedLine],
+        logits: NDArray[np.float32],
+        params: SamplingParams,
+        rng: np.random.Generator,
+    ) -> None:
+        """Draw the next token of lines with equal tokens; they share the verdicts on tokens."""
+        first, raw = lines[0], log_softmax(logits)
+        verdicts: dict[int, bool] = {}
+
+        def is_allowed(token: int) -> bool:
+            if token not in verdicts:
+                verdicts[token] = self._passes(first, token)
+            return verdicts[token]
+
+        masked, log_mask = _masked(logits, raw, first.matcher)
+        if log_mask == -math.inf:
+            draws = [AllowedDraw(None, -math.inf)] * len(lines)
+        elif params.temperature:
+            probs = probabilities(masked, params)
+            draws = [draw_allowed(probs, is_allowed, rng) for _ in lines]
+        else:
+            # Greedy probabilities have only one token, which the check may reject.
+            probs = probabilities(masked, SamplingParams(logit_bias=params.logit_bias))
+            draws = [likeliest_allowed(probs, is_allowed)] * len(lines)
+        for line, draw in zip(lines, draws, strict=True):
+            self._accept(line, draw.token, raw, log_mask + draw.log_mass, params)
+
+    def _accept(
+        self,
+        line: CheckedLine,
+        token: int | None,
+        raw: NDArray[np.float32],
+        log_mass: float,
+        params: SamplingParams,
+    ) -> None:
+        if token is None:
+            line.finish_reason, line.is_forbidden = "stop", True
+            return
+        line.log_masses.append(log_mass)
+        if token in self.ends:
+            line.finish_reason = "stop"
+            line.terminal = token in self.lm.text.stop_ids
+            return
+        spelled = self.lm.text.token_bytes(token)
+        line.tokens.append(token)
+        line.logprobs.append(float(raw[token]))
+        line.spelled += spelled
+        line.place = self.lm.place([token], after=line.place)
+        if line.matcher is not None:
+            line.matcher.accept(token)
+        if line.stops.push(spelled) is not None:
+            line.finish_reason = "stop"
+        elif len(line.tokens) >= params.max_tokens:
+            line.finish_reason = "length"
+        elif line.place.depth >= self.lm.n_ctx:
+            line.finish_reason = "context"
+
+    def _passes(self, line: CheckedLine, token: int) -> bool:
+        ended = token in self.ends
+        spelled = line.spelled if ended else line.spelled + self.lm.text.token_bytes(token)
+        # An incomplete character at the end is left out until it is complete.
+        text = codecs.getincrementaldecoder("utf-8")("replace").decode(spelled, ended)
+        return all(check(text, ended) for check in self.checks)
+
+
+def _masked(
+    logits: NDArray[np.float32], raw: NDArray[np.float32], matcher: Matcher | None
+) -> tuple[NDArray[np.float32], float]:
+    """Return the logits that a mask leaves, and the log of their raw probability.
+
+    raw: log-probability of each token.
+    """
+    if matcher is None:
+        return logits, 0.0
+    bits = np.empty(n_words(len(logits)), dtype=np.int32)
+    matcher.fill(bits)
+    allowed = np.unpackbits(bits.view(np.uint8), bitorder="little")[: len(logits)].astype(bool)
+    total = float(np.exp(raw[allowed].astype(np.float64)).sum())
+    masked = np.where(allowed, logits, np.float32(-np.inf))
+    return masked, math.log(total) if total > 0 else -math.inf
+
+
+def _attach(line: CheckedLine, params: SamplingParams) -> Heddle:
+    node = add_tokens(line.node, line.tokens)
+    node.params, node.logprobs, node.legal_logmass = params, line.logprobs, line.log_masses
+    node.finish_reason, node.terminal = line.finish_reason, line.terminal
+    if line.is_forbidden:
+        node.meta["closed"] = FORBIDDEN
+    return node
