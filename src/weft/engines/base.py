@@ -105,6 +105,11 @@ class EngineInfo:
     logits_on_device: bool = False
     """`Output.retain` leaves logits on the device, where `RetainedLogits.logprobs` is faster than
     on the host."""
+    head: Literal["language", "sequence", "steps"] = "language"
+    """The model's head. "sequence": it scores a text at its last token. "steps": it scores a text's
+    steps. Rows of both are [n_labels] instead of [n_vocab], and such a model only reads text."""
+    n_labels: int = 0
+    """Outputs of a reward model's head; 0 for language models."""
     n_embd: int = 0
     """Size of a hidden state; 0 if the engine returns none."""
     pooling: Pooling | None = None

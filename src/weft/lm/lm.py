@@ -269,7 +269,12 @@ class LM(
         matcher = None if constraint is None else self.constraints.matcher(constraint)
         return Sampler(params, stream, matcher)
 
-    def _check_biases(self, items: Sequence[Item]) -> None:
+    def _check_items(self, items: Sequence[Item]) -> None:
+        if self.info.n_labels and any(not _reads_rows(item) for item in items):
+            raise Unsupported(
+                f"{self.info.model} is a reward model: it scores text and generates none; give it"
+                " to weft.search.RewardModel.load"
+            )
         for item in items if self.info.n_vocab else ():
             if isinstance(item, Run) and item.sampler.params.logit_bias:
                 self._check_ids([token for token, _ in item.sampler.params.logit_bias])
@@ -279,7 +284,7 @@ class LM(
 
         atomic: as for `Scheduler.submit`.
         """
-        self._check_biases(items)
+        self._check_items(items)
         return self.driver.submit(items, atomic=atomic)
 
     def drive(self, tickets: Sequence[Ticket]) -> None:
@@ -303,7 +308,7 @@ class LM(
 
     async def asubmit(self, items: Sequence[Item], *, atomic: bool = False) -> list[Ticket]:
         """The async form of `submit`. Work from one pass of the event loop shares a step."""
-        self._check_biases(items)
+        self._check_items(items)
         return await self.driver.asubmit(items, atomic=atomic)
 
     def adrive(self, tickets: Sequence[Ticket]) -> Awaitable[None]:
@@ -896,3 +901,7 @@ def max_paths_of(n_seq_max: int | None, info: EngineInfo) -> int | None:
             )
     given = [limit for limit in (n_seq_max, info.max_paths) if limit is not None]
     return min(given) if given else None
+
+
+def _reads_rows(item: Item) -> bool:
+    return isinstance(item, Extend) and all(isinstance(want, Logits) for want in item.wants)

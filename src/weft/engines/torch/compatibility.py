@@ -19,6 +19,7 @@ from transformers.models.auto.modeling_auto import (
 
 from ...errors import Unsupported
 from .attention_hook import Probe
+from .classifier import classifier_class, is_classifier, n_labels_of
 from .model_guard import layer_to_unmerge
 
 _ATTENDING = {
@@ -48,6 +49,8 @@ def check_architecture(config: PretrainedConfig) -> None:
     """
     name = config.model_type
     _check_is_decoder(config, name)
+    if is_classifier(config):
+        return
     architectures = config.architectures or []
     known = {name for _, names in _auto_classes_of(config) for name in names}
     if architectures and not any(
@@ -67,6 +70,8 @@ def auto_class_of(config: PretrainedConfig) -> Any:
     Many decoders exist only as the text part of an image model. Some exist in both forms; then the
     class that the files name decides.
     """
+    if is_classifier(config):
+        return classifier_class(config)
     kinds = _auto_classes_of(config)
     for auto, names in kinds:
         if names & set(config.architectures or ()):
@@ -139,6 +144,8 @@ def check_model(model: PreTrainedModel) -> None:
     """
     name = type(model).__name__
     _check_is_decoder(model.config, name)
+    if n_labels_of(model):
+        return
     if model.get_output_embeddings() is None or not model.can_generate():
         raise _unsupported(
             name, "it has no causal language-model head; pass the …ForCausalLM class"

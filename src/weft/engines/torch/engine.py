@@ -27,6 +27,7 @@ from .attention_hook import (
 from .base import TransformersEngine
 from .batch_invariance import check_batch_invariance, make_batch_invariant
 from .check import PlainOutputs, check_tree
+from .classifier import head_of, is_classifier_object, n_labels_of, score_every_token
 from .compatibility import (
     PrefixCachingUnsupported,
     check_loaded_model,
@@ -270,9 +271,12 @@ class TorchEngine(TransformersEngine):
         kv_backends(kv, model.device)
         check_graphs(graphs, kv)
         check_choice("packed_weights", packed_weights, _PACKED_WEIGHTS)
-        check_model(model)
+        if not is_classifier_object(model):
+            check_model(model)
         check_loaded_model(model)
         own = copy_sharing_weights(model)
+        if is_classifier_object(model):
+            own = score_every_token(own)
         if packed_weights:
             pack_or_raise(own, keep=True)
         elif packed_weights is None and own.device.type == "cpu":
@@ -422,11 +426,14 @@ class TorchEngine(TransformersEngine):
         number_layers(probe)
         self._kv_layers = probe.kv_layers
         layout = Layout.from_shapes(probe.shapes, self._device)
+        n_ids = model.get_input_embeddings().num_embeddings
         self.info = EngineInfo(
             name="torch",
             model=Path(model.config.name_or_path).name or model.config.model_type,
             n_layers=layout.n_layers,
-            n_vocab=logits.shape[-1],
+            n_vocab=n_ids if n_labels_of(model) else logits.shape[-1],
+            head=head_of(model),
+            n_labels=n_labels_of(model),
             context_length=context_length,
             kv_bytes_per_token=layout.slot_bytes,
             dtype=layout.dtype,
@@ -442,7 +449,8 @@ class TorchEngine(TransformersEngine):
         self._ids = InputIds(self._device)
         self._wanted = CachedTensor(self._device)
         self._hooks = HookWatcher(model)
-        self._check_draws(logits.dtype)
+        if not self.info.n_labels:
+            self._check_draws(logits.dtype)
         fused = None
         if not self._reproducible:  # the fused decoder multiplies all rows at once
             fused = FusedDecoder.from_model(model, probe.specs, self._call)
@@ -572,7 +580,7 @@ class TorchEngine(TransformersEngine):
         """Return the logits [n, V] that the rows request, from hidden states [T, E]."""
         at = [step.starts[i] + local for i, row in enumerate(rows) for local in row.logits_at]
         if not at:
-            return torch.empty(0, self.info.n_vocab, device=self._device)
+            return torch.empty(0, self.info.n_labels or self.info.n_vocab, device=self._device)
         if at != list(range(len(hidden))):
             hidden = hidden[self._wanted.of(at)]
         return self._current.logits(hidden)
@@ -618,6 +626,8 @@ def open_model(
                     " tokens; leave it out, and give kv_budget"
                 )
             return engine
+    if n_labels_of(model):
+        raise PrefixCachingUnsupported(why)
     if reproducible:
         raise Unsupported(
             f"reproducible=True has no effect on {type(model).__name__}, whose KV is not cached by"

@@ -21,6 +21,7 @@ from ..._core.validation import check_choice, check_int
 from ...errors import ConfigError, EngineError, ModelLoadError, Unsupported
 from .. import checkpoint
 from ..config_check import check_config
+from .classifier import is_classifier, score_every_token
 from .compatibility import PrefixCachingUnsupported, auto_class_of, check_architecture
 from .weight_layout import optimize_layout
 
@@ -215,6 +216,8 @@ def _from_pretrained(
             f"{folder} lacks {len(missing)} tensors of a {type(model).__name__}, "
             f"{missing[0]!r} among them; download the folder again"
         )
+    if is_classifier(config):
+        model = score_every_token(model)
     if model.dtype not in DTYPES.values():
         raise ConfigError(
             f"the checkpoint's dtype {model.dtype} is not one of {', '.join(DTYPES)}; give dtype="
