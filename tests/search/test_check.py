@@ -45,14 +45,14 @@ def test_estimates_of_the_allowed_mass_are_unbiased_for_each_token(allowed: set[
 
 
 def test_draw_checks_no_token_twice_and_none_without_probability() -> None:
-    probs, seen = np.array([0.0, 0.9, 0.1, 0.0]), list[int]()
+    probs, checked_ids = np.array([0.0, 0.9, 0.1, 0.0]), list[int]()
 
     def rejects(token: int) -> bool:
-        seen.append(token)
+        checked_ids.append(token)
         return False
 
     assert draw_allowed(probs, rejects, np.random.default_rng(1)) == (None, -math.inf)
-    assert sorted(seen) == [1, 2]
+    assert sorted(checked_ids) == [1, 2]
 
 
 def test_draw_from_more_tokens_than_the_first_part_finds_the_only_allowed_one() -> None:
@@ -91,8 +91,8 @@ def test_checked_particles_follow_the_enumerated_posterior(lm: weft.LM, mask: Re
         ),
     )
     evidence, shares = math.fsum(mass.values()), Counter[str]()
-    for (one, two), each in mass.items():
-        shares[lm.text.decode([one]) + lm.text.decode([two])[:1]] += each / evidence
+    for (one, two), p in mass.items():
+        shares[lm.text.decode([one]) + lm.text.decode([two])[:1]] += p / evidence
     total, estimates = 0.0, list[float]()
     for seed in range(10):
         options = TWO_TOKENS if mask is None else {**TWO_TOKENS, "constraint": mask}
@@ -117,10 +117,10 @@ def test_checked_particles_follow_the_enumerated_posterior(lm: weft.LM, mask: Re
 
 def test_posterior_sums_the_weights_of_equal_keys(lm: weft.LM) -> None:
     result = search.smc(lm, PROMPT, n=20, seed=1, check=allows, **TWO_TOKENS)
-    by_letter = result.posterior(key=lambda text: text[0])
-    assert set(by_letter) <= {"N", "O"}
-    assert math.fsum(by_letter.values()) == pytest.approx(1)
-    assert list(by_letter.values()) == sorted(by_letter.values(), reverse=True)
+    letter_shares = result.posterior(key=lambda text: text[0])
+    assert set(letter_shares) <= {"N", "O"}
+    assert math.fsum(letter_shares.values()) == pytest.approx(1)
+    assert list(letter_shares.values()) == sorted(letter_shares.values(), reverse=True)
     assert result.posterior()[result.particles[0].text] >= result.particles[0].weight
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ._tot import atot, tot
     from .answers import AnswerGroup, answer_number, answer_text
     from .core import Cost, Level, Particle, SearchOptions, SearchResult, Vote
+    from .reward import RewardModel
     from .strategies import STRATEGIES, Strategy
     from .task import Game24, Task
 
@@ -31,6 +32,7 @@ __all__ = [
     "Game24",
     "Level",
     "Particle",
+    "RewardModel",
     "SearchOptions",
     "SearchResult",
     "Strategy",
@@ -64,6 +66,7 @@ _load = lazy_getattr(
         "_beam": "abeam beam",
         "core": "Cost Level Particle SearchOptions SearchResult Vote",
         "_smc": "asmc smc",
+        "reward": "RewardModel",
         "strategies": "STRATEGIES Strategy",
         "task": "Game24 Task",
         "_adaptive": "aadaptive adaptive",

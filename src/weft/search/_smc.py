@@ -69,9 +69,9 @@ def smc(
         potential: nodes → log potentials of full paths; -inf for impossible; the prompt has 0.
             None: the log of `value`, of `score`, or of the model's verdict and the checker's;
             without these, 0 everywhere.
-        check: (text, ended) → True if an allowed text begins with `text`, which is the text after
-            the prompt; or, if `ended`, if the text is allowed. Several functions must all return
-            True. Tokens are drawn by adaptive weighted rejection sampling, so few are checked. A
+        check: (text, ended) → True if the text after the prompt may continue to an allowed one.
+            With `ended` the text itself must be allowed. Several functions must all return True.
+            Tokens are drawn by adaptive weighted rejection sampling, so few are checked. A
             `constraint` masks tokens before they are checked.
         ess: resample below this share of effective particles: 0 never, 1 always.
         depth: maximum number of lines.
@@ -82,7 +82,8 @@ def smc(
 
     Returns: a SearchResult. `best` is the end of the text with the largest total weight.
     `particles` has all texts with their weights. `log_evidence` estimates the log of the mean of
-    exp(potential) under the model, where violating the constraint counts as 0; its exp is unbiased.
+    exp(potential) under the model, where violating the constraint or the check counts as 0. Its exp
+    is unbiased.
 
     Raises:
         ConfigError: an argument is outside what is allowed.
