@@ -23,6 +23,9 @@ SMALL: dict[str, dict[str, Any]] = {
     "beam": {"width": 3, "n": 3},
     "smc": {"n": 5},
     "best-of-n": {"n": 4},
+    "weighted-best-of-n": {"n": 4},
+    "dvts": {"trees": 2, "width": 3},
+    "rebase": {"width": 6},
     "greedy": {},
 }
 # Strategies that grow line by line; the others grow complete answers.

@@ -24,6 +24,7 @@ EVERY: dict[str, dict[str, Any]] = {
     "mcts": {"max_tokens": 12, "answer_tokens": 16, "rounds": 2, "n_continue": 2},
     "adaptive": {"max_tokens": 12, "answer_tokens": 16, "rounds": 2},
     "best-of-n": {"max_tokens": 24, "n": 3},
+    "weighted-best-of-n": {"max_tokens": 24, "n": 3},
     "greedy": {"max_tokens": 24},
 }
 

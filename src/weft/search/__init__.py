@@ -16,9 +16,12 @@ if TYPE_CHECKING:
     from ._adaptive import aadaptive, adaptive
     from ._beam import abeam, beam
     from ._best_of_n import abest_of_n, agreedy, best_of_n, greedy
+    from ._dvts import advts, dvts
     from ._mcts import amcts, mcts
+    from ._rebase import arebase, rebase
     from ._smc import asmc, smc
     from ._tot import atot, tot
+    from ._weighted_best_of_n import aweighted_best_of_n, weighted_best_of_n
     from .answers import AnswerGroup, answer_number, answer_text
     from .core import Cost, Level, Particle, SearchOptions, SearchResult, Vote
     from .reward import RewardModel
@@ -42,19 +45,25 @@ __all__ = [
     "abeam",
     "abest_of_n",
     "adaptive",
+    "advts",
     "agreedy",
     "amcts",
     "answer_number",
     "answer_text",
+    "arebase",
     "asmc",
     "atot",
+    "aweighted_best_of_n",
     "beam",
     "best_of_n",
+    "dvts",
     "greedy",
     "mcts",
+    "rebase",
     "score",
     "smc",
     "tot",
+    "weighted_best_of_n",
 ]
 
 _load = lazy_getattr(
@@ -71,6 +80,9 @@ _load = lazy_getattr(
         "task": "Game24 Task",
         "_adaptive": "aadaptive adaptive",
         "_tot": "atot tot",
+        "_dvts": "advts dvts",
+        "_rebase": "arebase rebase",
+        "_weighted_best_of_n": "aweighted_best_of_n weighted_best_of_n",
         "_mcts": "amcts mcts",
     },
 )

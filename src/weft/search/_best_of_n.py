@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
@@ -64,7 +65,7 @@ def best_of_n(
     settings = full_answer_settings(best_of_n, options, temperature=0.8)
     count = check_branches("n", n)
     if extract is not None:
-        settings = _with_extract(settings, extract)
+        settings = with_extract(settings, extract)
     search = Search(lm, prompt, settings, "best_of_n", n=n, checked=checked)
     algorithm = Answers(count, settings.read_answer, is_checked=checked)
     result = yield from search.run(
@@ -84,7 +85,8 @@ def best_of_n(
     )
 
 
-def _with_extract(settings: Settings, extract: Any) -> Settings:
+def with_extract(settings: Settings, extract: Any) -> Settings:
+    """Return settings whose answers `extract` reads. Raises: ConfigError if it is no function."""
     if settings.answer is not None:
         raise ConfigError("extract and answer both read answers; leave out one")
     if not callable(extract):
@@ -185,12 +187,21 @@ class Answers:
 
     extract: returns the answer in a text, for votes. None counts no votes.
     is_checked: if there is a checker, only answers that it accepts get votes.
+    is_weighted: the answer with the largest sum of scores is first, not the most frequent one.
     """
 
-    def __init__(self, n: int, extract: Extract | None, *, is_checked: bool = True) -> None:
+    def __init__(
+        self,
+        n: int,
+        extract: Extract | None,
+        *,
+        is_checked: bool = True,
+        is_weighted: bool = False,
+    ) -> None:
         self.n = n
         self.extract = extract
         self.is_checked = is_checked
+        self.is_weighted = is_weighted
         self._writers: list[str] = []
 
     def writer(self, search: Search) -> Proposer:
@@ -228,7 +239,7 @@ class Answers:
         ids = [node.id for node in search.in_order(candidates)]
         search.state.setdefault("answers", {})[str(search.round + 1)] = ids
         answers = search.in_order([*self.nodes(search), *candidates])
-        if self.extract is not None and search.value is None:
+        if self.extract is not None and search.value is None and not self.is_weighted:
             votes = self._votes_of(search, answers)
             for node in answers:
                 share = next((vote.count for vote in votes if node in vote.nodes), 0)
@@ -248,14 +259,17 @@ class Answers:
         """Return the votes of `answers`; only those that the checker accepts, if there is one."""
         if self.extract is None:
             return []
-        if not search.checks or not self.is_checked:
-            return count_votes(answers, self.extract)
-        # Without accepted answers there are no votes: the most frequent would look like a winner.
-        return count_votes([node for node in answers if search.is_solved(node)], self.extract)
+        if search.checks and self.is_checked:
+            # Without accepted answers there are no votes: the most frequent would look a winner.
+            answers = [node for node in answers if search.is_solved(node)]
+        votes = count_votes(answers, self.extract)
+        if self.is_weighted:
+            votes.sort(key=lambda vote: -math.fsum(node.score or 0.0 for node in vote.nodes))
+        return votes
 
     def _ranked(self, search: Search, answers: Sequence[Heddle]) -> list[Heddle]:
         """Return `answers`, best first: by the caller's value, else the most frequent answer."""
-        if search.value is not None:
+        if search.value is not None and not self.is_weighted:
             return sorted(
                 ranked(answers), key=lambda node: self.is_checked and not search.is_solved(node)
             )
@@ -264,7 +278,8 @@ class Answers:
 
         def rank(node: Heddle) -> tuple[bool, bool, bool, float]:
             is_wrong = self.is_checked and not search.is_solved(node)
-            return (node not in first, is_wrong, not is_complete(node), -mean_logprob_of_node(node))
+            worth = (node.score or 0.0) if self.is_weighted else mean_logprob_of_node(node)
+            return (node not in first, is_wrong, not is_complete(node), -worth)
 
         return sorted(answers, key=rank)
 

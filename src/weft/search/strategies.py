@@ -195,6 +195,30 @@ STRATEGIES: dict[str, Strategy] = {
             asks=True,
             n=Count("particles", ("n",), 32),
         ),
+        Strategy(
+            "weighted-best-of-n",
+            "weighted best of n",
+            "full answers that vote with their scores",
+            call="weighted_best_of_n",
+            n=Count("answers", ("n",), 16),
+        ),
+        Strategy(
+            "dvts",
+            "diverse verifier tree search",
+            "independent subtrees, each greedy",
+            call="dvts",
+            asks=True,
+            breadth=Count("subtrees", ("trees",), 4),
+            n=Count("lines a path", ("width",), 4),
+        ),
+        Strategy(
+            "rebase",
+            "reward-balanced search",
+            "lines shared by reward",
+            call="rebase",
+            asks=True,
+            n=Count("lines a level", ("width",), 16),
+        ),
     )
 }
 
@@ -276,7 +300,7 @@ def _unlimited(strategy: Strategy, options: Mapping[str, Any], task: Game24 | No
     """
     breadth = options.get("breadth") or (strategy.breadth.default if strategy.breadth else None)
     n = options.get("n") or (strategy.n.default if strategy.n else None)
-    if strategy.name in ("best-of-n", "greedy"):
+    if strategy.name in ("best-of-n", "weighted-best-of-n", "greedy"):
         n = n or 1
         return Estimate(n * _ANSWER, f"{_with_plural(n, 'answer')} of up to {_ANSWER}")
     if strategy.name == "tot-dfs":
@@ -301,6 +325,8 @@ def _max_proposed_lines(name: str, breadth: int, n: int | None, task: Game24 | N
     levels = _LEVELS if task is None else task.steps
     if name == "smc":
         return (n or 1) * 32
+    if name in ("dvts", "rebase"):
+        return breadth * (n or 1) * levels
     if name == "beam":
         return (n or 1) * (1 + breadth * (_LEVELS - 1))
     if name == "adaptive":

@@ -1,0 +1,61 @@
+"""Weighted best of n: full answers vote with their scores."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Unpack
+
+from ..lm.lm import LM
+from ._best_of_n import Answers, full_answer_settings, with_extract
+from .answers import Extract
+from .core import (
+    Prompt,
+    SearchOptions,
+    SearchResult,
+    Steps,
+    awaitable,
+    blocking,
+    check_branches,
+)
+from .driver import Search
+from .judge import Judge
+
+
+@blocking
+def weighted_best_of_n(
+    lm: LM | None,
+    prompt: Prompt,
+    *,
+    n: int = 16,
+    extract: Extract | None = None,
+    checked: bool = True,
+    **options: Unpack[SearchOptions],
+) -> Steps[SearchResult]:
+    """Grow `n` answers in one batch; return the best branch of the answer with the largest score.
+
+    The score of an answer is the sum of its branches' scores, which are not negative: those of a
+    reward model are usual (`value=RewardModel.load(…)`). `votes` has the answers, largest first.
+
+    Args:
+        lm, prompt: as for `tot`.
+        n, extract, checked: as for `best_of_n`.
+        options: SearchOptions; answers have `max_tokens` 256 and `temperature` 0.8 unless given.
+            Without `value` and `score` a branch's score is its likelihood.
+
+    Returns: a SearchResult with `votes`.
+
+    Raises:
+        ConfigError: an argument is outside what is allowed.
+    """
+    settings = full_answer_settings(weighted_best_of_n, options, temperature=0.8)
+    count = check_branches("n", n)
+    if extract is not None:
+        settings = with_extract(settings, extract)
+    search = Search(lm, prompt, settings, "weighted_best_of_n", n=n, checked=checked)
+    algorithm = Answers(count, settings.read_answer, is_checked=checked, is_weighted=True)
+    judge = Judge(search, as_share=True, asks=False)
+    result = yield from search.run(algorithm, judge, algorithm.writer(search))
+    return replace(result, votes=tuple(algorithm.votes(search)))
+
+
+aweighted_best_of_n = awaitable(weighted_best_of_n)
