@@ -117,10 +117,10 @@ def test_checked_particles_follow_the_enumerated_posterior(lm: weft.LM, mask: Re
 
 def test_posterior_sums_the_weights_of_equal_keys(lm: weft.LM) -> None:
     result = search.smc(lm, PROMPT, n=20, seed=1, check=allows, **TWO_TOKENS)
-    letter_shares = result.posterior(key=lambda text: text[0])
-    assert set(letter_shares) <= {"N", "O"}
-    assert math.fsum(letter_shares.values()) == pytest.approx(1)
-    assert list(letter_shares.values()) == sorted(letter_shares.values(), reverse=True)
+    shares = result.posterior(key=lambda text: text[0])
+    assert set(shares) <= {"N", "O"}
+    assert math.fsum(shares.values()) == pytest.approx(1)
+    assert list(shares.values()) == sorted(shares.values(), reverse=True)
     assert result.posterior()[result.particles[0].text] >= result.particles[0].weight
 
 

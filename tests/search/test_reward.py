@@ -176,7 +176,7 @@ def test_reward_model_is_a_value_in_every_search(lm: weft.LM, steps_model: Any, 
     reward.close()
 
 
-def test_reward_model_that_is_asked_for_text_raises_unsupported(steps_model: Any) -> None:
+def test_generate_with_a_reward_model_raises_unsupported(steps_model: Any) -> None:
     with (
         weft.load(steps_model[0], engine="torch") as lm,
         pytest.raises(Unsupported, match="is a reward model"),

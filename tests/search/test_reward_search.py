@@ -73,7 +73,7 @@ def test_dvts_of_one_tree_and_width_is_one_path(lm: weft.LM) -> None:
     assert all(len(node.children) <= 1 for node in result.loom.walk())
 
 
-def test_rebase_gives_most_lines_to_the_best_node(lm: weft.LM) -> None:
+def test_rebase_gives_the_best_node_the_largest_width(lm: weft.LM) -> None:
     result = search.rebase(
         lm, PROMPT, width=12, balance=0.05, depth=2, seed=1, value=length, answer_tokens=0
     )

@@ -21,7 +21,7 @@ from ..constraints import Matcher, as_constraint
 from ..constraints.base import n_words
 from ..errors import ConfigError, Unsupported
 from ..loom import Heddle
-from ..loom.constrained_text import constrained_tokens, healed_constraint
+from ..loom.constrained_text import allow_moved_spaces, constrained_tokens
 from ..loom.grow import StopStrings
 from ..loom.node import add_tokens
 from .core import Read, Steps
@@ -116,7 +116,7 @@ class CheckedGrowth:
     def _line(self, node: Heddle, params: SamplingParams) -> CheckedLine:
         constraint, matcher = params.constraint, None
         if constraint is not None:
-            matcher = self.lm.constraints.matcher(healed_constraint(node, constraint))
+            matcher = self.lm.constraints.matcher(allow_moved_spaces(node, constraint))
             for token in constrained_tokens(node, constraint):
                 matcher.accept(token)
         spelled = b"".join(map(self.lm.text.token_bytes, node.get_prefix_tokens(1)))
