@@ -4,6 +4,8 @@
     python benchmarks/game24.py --puzzles 20     every fifth
     python benchmarks/game24.py --only adaptive --seed 1
     python benchmarks/game24.py --tuning         60 others, to choose numbers on
+    python -m recipe.train_reward --out reward && python benchmarks/game24.py --reward reward
+                                                 searches that follow a process reward model
 
 The tuning puzzles have targets from 10 to 60 but 24. None is a held-out one; others of 24 are of no
 use, for the model was trained on them and writes 40 of 40 down at once.
@@ -27,14 +29,18 @@ from common import median, reach_recipe, report
 import weft
 from weft.search import (
     Game24,
+    RewardModel,
     SearchResult,
     adaptive,
     beam,
     best_of_n,
+    dvts,
     greedy,
     mcts,
+    rebase,
     smc,
     tot,
+    weighted_best_of_n,
 )
 
 reach_recipe()
@@ -60,6 +66,23 @@ STRATEGIES: dict[str, Strategy] = {
     "tot": lambda lm, prompt, seed: tot(lm, prompt, seed=seed),
     "tot, depth first": lambda lm, prompt, seed: tot(lm, prompt, order="dfs", seed=seed),
 }
+# The same with a reward model's scores, by name.
+REWARDED: dict[str, Callable[[weft.LM, str, int, RewardModel], SearchResult]] = {
+    "weighted best of 18": lambda lm, prompt, seed, reward: weighted_best_of_n(
+        lm, prompt, n=18, extract=last_line, checked=False, seed=seed, value=reward
+    ),
+    "beam, reward": lambda lm, prompt, seed, reward: beam(lm, prompt, seed=seed, value=reward),
+    "dvts": lambda lm, prompt, seed, reward: dvts(
+        lm, prompt, trees=4, width=8, seed=seed, value=reward
+    ),
+    "rebase": lambda lm, prompt, seed, reward: rebase(
+        lm, prompt, width=32, seed=seed, value=reward
+    ),
+    "tot, reward": lambda lm, prompt, seed, reward: tot(lm, prompt, seed=seed, value=reward),
+    "adaptive, reward": lambda lm, prompt, seed, reward: adaptive(
+        lm, prompt, seed=seed, value=reward
+    ),
+}
 
 
 def main() -> None:
@@ -67,8 +90,9 @@ def main() -> None:
     puzzles = tuning() if options.tuning else some(holdout(), options.puzzles)
     rows = []
     with weft.load(options.model, engine=options.engine) as lm:
-        for name in options.only or STRATEGIES:
-            rows.append(measure(lm, name, STRATEGIES[name], puzzles, options.seed))
+        reward = options.reward and RewardModel.load(options.reward, chat=True, n_ctx=512)
+        for name in options.only or (REWARDED if reward else STRATEGIES):
+            rows.append(measure(lm, name, puzzles, options.seed, reward))
         engine = lm.info.name
     report(
         "game24",
@@ -81,15 +105,20 @@ def main() -> None:
 
 
 def measure(
-    lm: weft.LM, name: str, strategy: Strategy, puzzles: Sequence[Game24], seed: int
+    lm: weft.LM, name: str, puzzles: Sequence[Game24], seed: int, reward: RewardModel | None
 ) -> dict[str, object]:
     """Run one strategy over the puzzles; return its row."""
     solved, tokens, seconds = set[Game24](), [], []
+    n_read = 0 if reward is None else reward.n_tokens
     hard = set(holdout()[-N_HARD:]) & set(puzzles)
     for puzzle in puzzles:
         lm.clear_cache()
         start = time.perf_counter()
-        result = strategy(lm, puzzle.prompt, seed)
+        if name in REWARDED:
+            assert reward is not None
+            result = REWARDED[name](lm, puzzle.prompt, seed, reward)
+        else:
+            result = STRATEGIES[name](lm, puzzle.prompt, seed)
         seconds.append(time.perf_counter() - start)
         tokens.append(result.cost.tokens)
         if solves(result.text, puzzle.numbers, puzzle.target):
@@ -102,6 +131,9 @@ def measure(
         f"hard {N_HARD}": len(solved & hard),
         "tokens a puzzle": fmean(tokens),
         "most tokens": max(tokens),
+        "reward tokens a puzzle": 0.0
+        if reward is None
+        else (reward.n_tokens - n_read) / len(puzzles),
         "median s a puzzle": median(seconds),
         "mean s a puzzle": fmean(seconds),
     }
@@ -138,7 +170,10 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Game of 24 on held-out puzzles")
     parser.add_argument("--puzzles", type=int, default=100, choices=range(1, 101), metavar="N")
     parser.add_argument("--tuning", action="store_true")
-    parser.add_argument("--only", action="append", choices=STRATEGIES, metavar="STRATEGY")
+    parser.add_argument(
+        "--only", action="append", choices=[*STRATEGIES, *REWARDED], metavar="STRATEGY"
+    )
+    parser.add_argument("--reward", metavar="FOLDER", help="a model of recipe.train_reward")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--engine", default="auto")
