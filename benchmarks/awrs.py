@@ -3,7 +3,7 @@
     python benchmarks/awrs.py [--particles 8] [--tokens 400] [--repeats 3]
 
 genlm-control runs over `weft.AsyncLM`, so that both have the same model and the same cache of
-prefixes. The check allows stories about a fox without the letter x. Neither resamples. `checks a
+prefixes. The check allows stories about a fox without an "x". Neither resamples. `checks a
 token` counts calls of the check per generated token, and CPU time is that of the process. Samples
 end by themselves: at `--tokens` genlm-control would check the full vocabulary. It is left out where
 it is not installed (`make test-clients` installs it).
@@ -111,8 +111,8 @@ def by_genlm(
     llm = PromptedLLM(weft.AsyncLM(lm))
     llm.prompt_ids = Loom(lm, PROMPT).tokens
     sampler = AWRS(llm, Condition(llm.vocab), seed=seed)
-    found = asyncio.run(sampler.smc(n_particles=particles, ess_threshold=0.0, max_tokens=tokens))
-    return sum(len(each) for each in found.contexts), float(found.log_ml)
+    samples = asyncio.run(sampler.smc(n_particles=particles, ess_threshold=0.0, max_tokens=tokens))
+    return sum(len(each) for each in samples.contexts), float(samples.log_ml)
 
 
 def arguments() -> argparse.Namespace:
