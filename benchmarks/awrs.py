@@ -1,4 +1,4 @@
-"""Samples under a check of prefixes: `smc(check=…)`, and genlm-control's AWRS on the same model.
+"""Samples under a check of prefixes: `smc(prefix_check=…)`, and AWRS of genlm-control.
 
     python benchmarks/awrs.py [--particles 8] [--tokens 400] [--repeats 3]
 
@@ -84,7 +84,7 @@ def by_weft(
         max_tokens=tokens,
         answer_tokens=0,
         seed=seed,
-        check=check,
+        prefix_check=check,
     )
     assert result.log_evidence is not None
     result.loom.close()

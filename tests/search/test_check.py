@@ -96,7 +96,7 @@ def test_checked_particles_follow_the_enumerated_posterior(lm: weft.LM, mask: Re
     total, estimates = 0.0, list[float]()
     for seed in range(10):
         options = TWO_TOKENS if mask is None else {**TWO_TOKENS, "constraint": mask}
-        result = search.smc(lm, PROMPT, n=200, seed=seed, check=allows, **options)
+        result = search.smc(lm, PROMPT, n=200, seed=seed, prefix_check=allows, **options)
         posterior = Counter[str]()
         for particle in result.particles:
             one, two = particle.node.tokens
@@ -116,7 +116,7 @@ def test_checked_particles_follow_the_enumerated_posterior(lm: weft.LM, mask: Re
 
 
 def test_posterior_sums_the_weights_of_equal_keys(lm: weft.LM) -> None:
-    result = search.smc(lm, PROMPT, n=20, seed=1, check=allows, **TWO_TOKENS)
+    result = search.smc(lm, PROMPT, n=20, seed=1, prefix_check=allows, **TWO_TOKENS)
     shares = result.posterior(key=lambda text: text[0])
     assert set(shares) <= {"N", "O"}
     assert math.fsum(shares.values()) == pytest.approx(1)
@@ -131,7 +131,7 @@ def test_check_sees_a_small_part_of_the_vocabulary(lm: weft.LM) -> None:
         checked[text] += 1
         return text.count("e") <= 4
 
-    result = search.smc(lm, PROMPT, n=1, seed=1, check=vowels, depth=1, max_tokens=12)
+    result = search.smc(lm, PROMPT, n=1, seed=1, prefix_check=vowels, depth=1, max_tokens=12)
     n_tokens = len(result.best.path[1].tokens)
     assert n_tokens <= checked.total() < 8 * n_tokens < lm.info.n_vocab
     assert result.text.count("e") <= 4
@@ -139,7 +139,7 @@ def test_check_sees_a_small_part_of_the_vocabulary(lm: weft.LM) -> None:
 
 def test_check_that_allows_nothing_leaves_particles_without_weight(lm: weft.LM) -> None:
     result = search.smc(
-        lm, samples.sum, n=3, seed=1, check=lambda text, ended: False, max_tokens=4, depth=2
+        lm, samples.sum, n=3, seed=1, prefix_check=lambda text, ended: False, max_tokens=4, depth=2
     )
     assert result.log_evidence == -math.inf
     assert [each.weight for each in result.particles] == [0, 0, 0]
@@ -155,7 +155,7 @@ def test_completion_of_the_best_path_passes_the_check(lm: weft.LM) -> None:
         depth=1,
         max_tokens=3,
         answer_tokens=20,
-        check=lambda text, ended: "the" not in text,
+        prefix_check=lambda text, ended: "the" not in text,
     )
     assert "the" not in result.text
     assert len(result.best.get_prefix_tokens(1)) > 6
@@ -163,12 +163,12 @@ def test_completion_of_the_best_path_passes_the_check(lm: weft.LM) -> None:
 
 def test_check_together_with_a_function_that_proposes_raises_config_error(lm: weft.LM) -> None:
     with pytest.raises(ConfigError, match="leave out propose="):
-        search.smc(lm, samples.sum, check=allows, propose=lambda nodes: [["a"]] * len(nodes))
+        search.smc(lm, samples.sum, prefix_check=allows, propose=lambda nodes: [["a"]] * len(nodes))
 
 
 def test_check_of_one_argument_raises_config_error(lm: weft.LM) -> None:
     with pytest.raises(ConfigError, match=r"a function of \(text, ended\)"):
-        search.smc(lm, samples.sum, check=lambda text: True)  # type: ignore[misc,arg-type]
+        search.smc(lm, samples.sum, prefix_check=lambda text: True)  # type: ignore[misc,arg-type]
 
 
 def test_posterior_of_a_search_without_particles_raises_config_error(lm: weft.LM) -> None:

@@ -45,7 +45,7 @@ def smc(
     *,
     n: int = 32,
     potential: Callable[[Any], Any] | None = None,
-    check: Check | Sequence[Check] | None = None,
+    prefix_check: Check | Sequence[Check] | None = None,
     ess: float = 0.5,
     depth: int = 32,
     **options: Unpack[SearchOptions],
@@ -69,7 +69,7 @@ def smc(
         potential: nodes → log potentials of full paths; -inf for impossible; the prompt has 0.
             None: the log of `value`, of `score`, or of the model's verdict and the checker's;
             without these, 0 everywhere.
-        check: (text, ended) → True if the text after the prompt may continue to an allowed one.
+        prefix_check: (text, ended) → True if the text after the prompt may become an allowed one.
             With `ended` the text itself must be allowed. Several functions must all return True.
             Tokens are drawn by adaptive weighted rejection sampling, so few are checked. A
             `constraint` masks tokens before they are checked.
@@ -96,14 +96,14 @@ def smc(
     proposer = Proposer(
         search, n_continue=1, n_suggest=0, merges=False, draws=True, default="continue"
     )
-    if check is not None:
+    if prefix_check is not None:
         from .checked_growth import CheckedGrowth, checked_functions
 
         _check_own_lines(proposer)
-        proposer.grow = CheckedGrowth(search, checked_functions(check)).grow
+        proposer.grow = CheckedGrowth(search, checked_functions(prefix_check)).grow
     from .exact_choice import exact_choice
 
-    if check is None and (choice := exact_choice(search, proposer.sources)) is not None:
+    if prefix_check is None and (choice := exact_choice(search, proposer.sources)) is not None:
         proposer.draw_exactly = choice.propose_below
     judge = Potential(search, potential)
     algorithm = Particles(n, ess, check_int("depth", depth, 1))
@@ -126,7 +126,9 @@ asmc = awaitable(smc)
 def _check_own_lines(proposer: Proposer) -> None:
     """Raise ConfigError unless the search's own model writes all lines."""
     if any(source.lm is not proposer.lm or source.call is not None for source in proposer.sources):
-        raise ConfigError("check= applies to lines of the search's own model; leave out propose=")
+        raise ConfigError(
+            "prefix_check= applies to lines of the search's own model; leave out propose="
+        )
 
 
 class Potential(Judge):

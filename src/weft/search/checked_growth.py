@@ -34,14 +34,14 @@ _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 def checked_functions(given: Check | Sequence[Check]) -> list[Check]:
-    """Return the functions of `check=` as a list. Raises: ConfigError for anything else."""
+    """Return the functions of `prefix_check=` as a list. Raises: ConfigError for anything else."""
     checks: list[Check] = [given] if callable(given) else list(given)
     for check in checks:
         try:
             signature(check).bind("", False)
         except (TypeError, ValueError) as error:
             raise ConfigError(
-                f"check is {check!r:.80}; allowed is a function of (text, ended), or several"
+                f"prefix_check is {check!r:.80}; allowed is a function of (text, ended), or several"
             ) from error
     return checks
 
@@ -82,10 +82,10 @@ class CheckedGrowth:
 
     def __init__(self, search: Search, checks: Sequence[Check]) -> None:
         if search.lm is None or not search.lm.info.capabilities.steps:
-            raise Unsupported("check= needs a model that gives next-token distributions")
+            raise Unsupported("prefix_check= needs a model that gives next-token distributions")
         for name in _PENALTIES:
             if name in search.settings.chosen:
-                raise ConfigError(f"{name} has no meaning with check=; leave it out")
+                raise ConfigError(f"{name} has no meaning with prefix_check=; leave it out")
         self.search = search
         self.lm = search.lm
         self.checks = checks
