@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
-from .corpus.game24 import Move, ask, can_reach, held_out24, moves, puzzles
+from .corpus.game24 import Move, ask, can_reach, holdout24, moves, puzzles
 
 TINY = Path(__file__).parents[1] / "src/weft/data/tiny"
 IGNORED = -100
@@ -142,7 +142,7 @@ def fit(states: torch.Tensor, labels: torch.Tensor, epochs: int) -> nn.Sequentia
 
 
 def _puzzle(rng: Random) -> tuple[int, ...]:
-    while (numbers := rng.choice(puzzles())) in held_out24():
+    while (numbers := rng.choice(puzzles())) in holdout24():
         pass
     return numbers
 

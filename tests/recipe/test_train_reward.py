@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from recipe.corpus.game24 import ask, can_reach, held_out24
+from recipe.corpus.game24 import ask, can_reach, holdout24
 from weft.search import RewardModel
 
 pytestmark = pytest.mark.torch
@@ -17,7 +17,7 @@ def test_labels_are_true_while_24_is_in_reach() -> None:
     from recipe.train_reward import solution
 
     rng, n_wrong = Random(1), 0
-    excluded = {ask(numbers) for numbers in held_out24()}
+    excluded = {ask(numbers) for numbers in holdout24()}
     for _ in range(300):
         example = solution(rng)
         assert example.prompt not in excluded
