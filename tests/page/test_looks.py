@@ -260,6 +260,7 @@ def test_toast_covers_no_hint_and_the_footer_is_not_cut(desk: Desk, page: Page, 
 
 @pytest.mark.parametrize("look", [{"forced_colors": "active", "color_scheme": "dark"}])
 def test_forced_colours_mark_thread_current_row_and_tab(story: Desk, page: Page) -> None:
+    story.press("r")  # a prompt has a main button
     accent = colour(page.locator(".button.main").first, "background-color")
     canvas = colour(page.locator("body"), "background-color")
     assert contrast(accent, canvas) > 2
