@@ -63,7 +63,7 @@ class TorchTailBuffer(TailBuffer):
         """
         if length > self.room:
             staying = [m for m in self.members if m is not None]
-            self._reseat(staying, length, len(staying))
+            self._reallocate(staying, length, len(staying))
 
     def take(self, tails: Sequence[PaddedFragment], length: int) -> int:
         """Assign adjacent rows, in order, to `tails`; return the row of the first.
@@ -80,7 +80,9 @@ class TorchTailBuffer(TailBuffer):
             self.members += tails
             self.n_members += len(tails)
             return len(self.members) - len(tails)
-        self._reseat([*staying, *tails], length, n_rows + n_rows // 4 if self.members else n_rows)
+        self._reallocate(
+            [*staying, *tails], length, n_rows + n_rows // 4 if self.members else n_rows
+        )
         return len(staying)
 
     def remove_missing(self, tails: Sequence[PaddedFragment]) -> None:
@@ -93,10 +95,12 @@ class TorchTailBuffer(TailBuffer):
         """Release the memory of holes if they are most of the buffer."""
         if self.is_sparse:
             staying = [m for m in self.members if m is not None]
-            self._reseat(staying, 1, len(staying))
+            self._reallocate(staying, 1, len(staying))
 
-    def _reseat(self, members: Sequence[PaddedFragment], length: int, n_rows: int) -> None:
-        """Move `members` to the first rows of new tensors, in order; None leaves a row empty.
+    def _reallocate(self, members: Sequence[PaddedFragment], length: int, n_rows: int) -> None:
+        """Assign the first rows of new tensors to `members`, in order.
+
+        Slots of members that are in this buffer are copied. The rows of others are empty.
 
         length: slots that each row must have room for. n_rows: rows to allocate.
         """

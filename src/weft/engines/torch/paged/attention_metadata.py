@@ -228,7 +228,11 @@ class TreeAttentionMetadata:
         return runs
 
     def _reserve(self, segments: Ints, old_rows: Ints, host_positions: Ints) -> None:
-        """Reserve slots for the next tokens; create segments again that become too small."""
+        """Reserve slots for rows whose segment is full.
+
+        A segment with room in its region of the table gets a higher LIMIT. Other rows become -1 in
+        `old_rows`, so that their segments are created again. Changes both arrays in place.
+        """
         full = np.flatnonzero((host_positions >= segments[:, LIMIT]) & (old_rows >= 0))
         if not len(full):
             return

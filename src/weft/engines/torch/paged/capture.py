@@ -186,9 +186,9 @@ class GraphRecorder:
                 hidden = self._run_on_capture_stream(run)
             except BaseException:
                 with suppress(RuntimeError):
-                    self._end(graph)
+                    self._end_capture(graph)
                 raise
-            self._end(graph)
+            self._end_capture(graph)
         return _CudaGraphStep(graph, hidden, self._capture_stream)
 
     def _run_on_capture_stream(self, run: Runnable) -> Tensor:
@@ -200,8 +200,8 @@ class GraphRecorder:
         finally:
             self._root.wait_stream(self._capture_stream)
 
-    def _end(self, graph: torch.cuda.CUDAGraph) -> None:
-        """End the capture; remember an error, so that `_restore` can handle it."""
+    def _end_capture(self, graph: torch.cuda.CUDAGraph) -> None:
+        """End the capture. Raise an error after recording the failure for `_restore`."""
         try:
             graph.capture_end()
         except BaseException:

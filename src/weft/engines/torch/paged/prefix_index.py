@@ -177,9 +177,10 @@ class PrefixIndex:
         return number
 
     def _end_node(self, number: int) -> int:
-        """Return the node that holds the slots of merged node `number`, for rows that end there.
+        """Return the node that replaces `number` for rows whose path ends there.
 
-        It is created if it does not exist.
+        `number` was merged into its children, so it has no segment of its own. The first call
+        creates the node, with a copy of the merged slots.
         """
         if not self._merged_ends[number]:
             self._merged_ends[number] = node = self._new(number, None, ())
