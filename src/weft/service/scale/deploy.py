@@ -61,7 +61,14 @@ def app(args: Mapping[str, Any]) -> serve.Application:
 
 
 def config_of(args: Mapping[str, Any]) -> ServerConfig:
-    """Return the server's settings from a config file. Raises: ConfigError."""
+    """Convert the arguments of a Ray Serve application to the server's settings.
+
+    The API key comes from the environment.
+
+    args: fields of `ServerConfig`, as parsed from the application's config file.
+
+    Raises: ConfigError.
+    """
     names = [f.name for f in fields(ServerConfig) if f.name not in _SECRETS + _RAY_SETTINGS]
     for name in args:
         if name in _SECRETS:

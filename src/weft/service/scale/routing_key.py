@@ -130,7 +130,7 @@ def _json_fields(body: bytes) -> dict[str, Any]:
 def _prompt_key(fields: dict[str, Any]) -> RoutingKey:
     """Return the key of the loom that the field `loom` names, else of the prompt's beginning.
 
-    fields: of the request's body. The first head of a chat ends with its first user message, so
+    fields: of the request's body. Of a chat, only messages up to the first user message count, so
     that all turns of a conversation have the same key.
     """
     options = fields.get("loom")

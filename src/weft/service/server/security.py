@@ -137,7 +137,10 @@ class SecurityMiddleware:
 
 
 class APIKeyAuth:
-    """Checks the API key of requests in constant time. Only a hash of the key is stored."""
+    """Checks that requests have the API key or the token of the server's runtime file.
+
+    The comparison takes constant time. Only hashes of key and token are stored.
+    """
 
     def __init__(self, key: str | None, token: str | None = None) -> None:
         self._hash = None if key is None else _hash(key.encode())

@@ -189,9 +189,12 @@ class TextConstraint(NamedTuple):
     code: str = "invalid_json_schema"
 
     async def compile(self, lm: LM, prompt: ChatPrompt | None = None) -> Constraint:
-        """Compile the constraint in a thread and return it. Raises: RequestError.
+        """Compile the constraint into the LM's cache, in a thread. Return the constraint itself.
 
         prompt: of a chat; None for a completion.
+
+        Raises: RequestError for an invalid constraint, or for a prompt that ends inside the model's
+        reasoning.
         """
         if prompt is not None and prompt.thinking_open:
             raise unsupported(

@@ -150,6 +150,7 @@ def _nodes() -> None:
 
 
 def _pieces() -> None:
+    """Create the table of token chunks of nodes in progress; the commit removes them."""
     op.create_table(
         "pieces",
         sa.Column("loom", _KEY, nullable=False),
