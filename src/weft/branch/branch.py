@@ -359,7 +359,7 @@ class Branch(
         run(PrefillCall(self.lm, [(self, tokens)]))
 
     async def aprefill(self, tokens: Sequence[int]) -> None:
-        """Await `prefill`."""
+        """The async form of `prefill`."""
         await arun(PrefillCall(self.lm, [(self, tokens)]))
 
     def commit(self, token: int) -> None:
@@ -373,7 +373,7 @@ class Branch(
         run(CommitCall(self.lm, [(self, token)]))
 
     async def acommit(self, token: int) -> None:
-        """Await `commit`."""
+        """The async form of `commit`."""
         await arun(CommitCall(self.lm, [(self, token)]))
 
     def produce(self) -> Produced:
@@ -394,7 +394,7 @@ class Branch(
         return draw([self])[0]
 
     async def aproduce(self) -> Produced:
-        """Await `produce`."""
+        """The async form of `produce`."""
         row, rows = self.row_for_draw(), self.lm.scheduler.logits_cache
         await self.lm.asee_weights()
         while row is not None and self.drawn is None and rows.read(row) is None:

@@ -278,7 +278,7 @@ def run(call: BranchCall) -> None:
 
 
 async def arun(call: BranchCall) -> None:
-    """Execute a call, awaited. A cancelled call leaves the branches unchanged."""
+    """The async form of `run`. A cancelled call leaves the branches unchanged."""
     lm = call.lm
     async with aexclusive(BranchRegistry.for_lm(lm), call.branches):
         with restore_on_error(call.branches):

@@ -89,7 +89,7 @@ class Rerank:
         return scores
 
     async def ascore(self, query: str, documents: Sequence[str]) -> list[float]:
-        """Await `score`."""
+        """The async form of `score`."""
         scores: list[float] = []
         for items in self._batches(query, documents):
             tickets = await self.lm.asubmit(items)
@@ -104,7 +104,7 @@ class Rerank:
     async def arank(
         self, query: str, documents: Sequence[str], top: int | None = None
     ) -> list[Ranked]:
-        """Await `rank`."""
+        """The async form of `rank`."""
         return _sort_by_score(documents, await self.ascore(query, documents), top)
 
     def _batches(self, query: str, documents: Sequence[str]) -> Iterator[list[Extend]]:

@@ -90,7 +90,7 @@ class Session:
         self._run({"role": "user", "content": content})
 
     async def aprefill_user(self, content: str) -> None:
-        """Await `prefill_user`."""
+        """The async form of `prefill_user`."""
         await self._arun({"role": "user", "content": content})
 
     def prefill_tool_result(self, content: str, call_id: str | None = None) -> None:
@@ -98,7 +98,7 @@ class Session:
         self._run(_tool_result(content, call_id))
 
     async def aprefill_tool_result(self, content: str, call_id: str | None = None) -> None:
-        """Await `prefill_tool_result`."""
+        """The async form of `prefill_tool_result`."""
         await self._arun(_tool_result(content, call_id))
 
     def prefill_assistant(self, content: str) -> None:
@@ -106,7 +106,7 @@ class Session:
         self._trunk.prefill(self._encode_text(content))
 
     async def aprefill_assistant(self, content: str) -> None:
-        """Await `prefill_assistant`."""
+        """The async form of `prefill_assistant`."""
         await self._trunk.aprefill(self._encode_text(content))
 
     def commit_turn(self, query: str, response: str) -> None:
@@ -114,7 +114,7 @@ class Session:
         self._run({"role": "user", "content": query}, response)
 
     async def acommit_turn(self, query: str, response: str) -> None:
-        """Await `commit_turn`."""
+        """The async form of `commit_turn`."""
         await self._arun({"role": "user", "content": query}, response)
 
     # The trunk --------------------------------------------------------------------------------

@@ -236,7 +236,8 @@ class State:
     def surprisals(self, token: int) -> tuple[float | None, float | None] | None:
         """Return a token's raw and filtered surprisal in nats, from the current logits.
 
-        Each is None if unknown; the pair is None if both are.
+        The raw one is None if only logits set by the caller are known. The filtered one is None
+        unless the token was drawn. The result is None if logits must be computed first.
         """
         drawn = self.drawn
         if drawn is not None and drawn.token == token:

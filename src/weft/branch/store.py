@@ -50,7 +50,7 @@ class BranchStore(Listed):
         run(CommitCall(self.lm, pairs))
 
     async def acommit(self, pairs: Sequence[tuple[Branch, int]]) -> None:
-        """Await `commit`."""
+        """The async form of `commit`."""
         await arun(CommitCall(self.lm, pairs))
 
     def prefill(self, pairs: Sequence[tuple[Branch, Sequence[int]]]) -> None:
@@ -64,7 +64,7 @@ class BranchStore(Listed):
         run(PrefillCall(self.lm, pairs))
 
     async def aprefill(self, pairs: Sequence[tuple[Branch, Sequence[int]]]) -> None:
-        """Await `prefill`."""
+        """The async form of `prefill`."""
         await arun(PrefillCall(self.lm, pairs))
 
     def produce(self, branches: Sequence[Branch]) -> list[Produced]:
@@ -81,7 +81,7 @@ class BranchStore(Listed):
         return draw(branches)
 
     async def aproduce(self, branches: Sequence[Branch]) -> list[Produced]:
-        """Await `produce`."""
+        """The async form of `produce`."""
         await self.lm.asee_weights()
         missing = self._without_rows(branches)
         if missing:

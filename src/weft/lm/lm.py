@@ -747,7 +747,7 @@ class LM(
                 self.drive(self.submit([Extend(self.place([0]), (), (Logits(1),))]))
 
     async def asee_weights(self) -> None:
-        """Await `see_weights` without blocking the loop."""
+        """The async form of `see_weights`."""
         if self.scheduler.weights_changed():
             await asyncio.to_thread(self.see_weights)
 

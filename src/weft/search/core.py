@@ -845,7 +845,7 @@ def awaitable(call: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
     name = f"a{search.__name__}"
     acall.__name__ = acall.__qualname__ = name
     acall.__module__ = search.__module__
-    acall.__doc__ = f"Await `{search.__name__}` in a running event loop.\n\n"
+    acall.__doc__ = f"The async form of `{search.__name__}`, for a running event loop.\n\n"
     acall.__doc__ += "    Cancelling the task leaves the tree consistent."
     acall.__wrapped__ = search  # type: ignore[attr-defined]
     acall.__signature__ = _public_signature(search)  # type: ignore[attr-defined]
