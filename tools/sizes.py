@@ -34,6 +34,7 @@ ALLOWED = {
     "_fields": "public in a NamedTuple",
     "_mapping": "public in SQLAlchemy's rows (store/commit.py)",
     "_parser": "re has no public parser (constraints/patterns.py)",
+    "_model_mapping": "Transformers has no public map from configurations (torch/classifier.py)",
     "_apply_gate": "Transformers' hook for the gate of experts (torch/weights/experts.py)",
     "_forward_hooks": "torch has no public list of hooks (torch/fused/decoder.py)",
     "_forward_pre_hooks": "torch has no public list of hooks (torch/fused/decoder.py)",

@@ -37,6 +37,7 @@ from .node import (
     add_tokens,
     checked_ids,
     encode_after,
+    is_chat,
     leaves_below,
     lm_of,
 )
@@ -732,6 +733,6 @@ def measure_item(
         raise ConfigError("there is nothing to measure: the text has no tokens")
     place, lm = at_end(node), lm_of(node)
     if end:
-        ids.append(end_token(lm, is_chat=node._binding.is_chat))
+        ids.append(end_token(lm, is_chat=is_chat(node)))
     lm.place(ids, after=place)
     return Extend(place, ids, (Scores(place.depth, place.depth + len(ids)),))

@@ -422,6 +422,11 @@ def lm_of(node: HeddleState) -> LM:
     return node._binding.live_lm()
 
 
+def is_chat(node: HeddleState) -> bool:
+    """Return True if a chat template rendered the prompt of the node's loom."""
+    return node._binding.is_chat
+
+
 def rebind(node: HeddleState) -> ModelBinding:
     """Return a new binding to the same LM, for a copy of the loom."""
     binding = node._binding
