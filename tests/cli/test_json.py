@@ -107,7 +107,8 @@ def test_json_of_next_and_solve_has_its_fields(json_of) -> None:
     assert {names(each) for each in candidates["next"]} == {"rank id text bytes p logprob"}
     solved = json_of("solve", samples.sum, "--strategy", "best-of-n", "-n", "2", "--seed", "1")
     assert names(solved) == (
-        "loom strategy model engine prompt solved answer text path votes nodes cost stats"
+        "loom strategy model engine prompt solved answer text path votes measure reason answers"
+        " nodes cost stats"
     )
     assert {names(each) for each in solved["path"]} == {"text score"}
     assert {names(each) for each in solved["votes"]} == {"answer count"}
