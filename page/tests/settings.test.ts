@@ -53,6 +53,23 @@ describe('settings', () => {
     expect(JSON.parse(kept.get('weft.settings')!)).toMatchObject({ top_k: 5, n: 4 })
   })
 
+  it('of a chat start from the sampling of its model', () => {
+    const chat_defaults = { temperature: 0.7, top_k: 40, min_p: 0.05, logit_bias: {} }
+    const chatModel = { id: 'm', state: 'ready', is_default: true, has_chat_template: true, chat_defaults }
+    session.server.value = { models: [chatModel] } as never
+    expect(settings.settings.value).toMatchObject({
+      n: 1,
+      temperature: 0.7,
+      top_k: 40,
+      min_p: 0.05,
+      top_p: 1,
+    })
+    settings.set({ top_k: 5 }, 'default')
+    expect(settings.settings.value).toMatchObject({ temperature: 0.7, top_k: 5 })
+    settings.forgetOwn('default')
+    expect(settings.settings.value.top_k).toBe(40)
+  })
+
   it('leave to the server what nobody set', () => {
     const asked = settings.asked(settings.NEUTRAL)
     expect(asked).not.toHaveProperty('seed')

@@ -47,6 +47,15 @@ def test_enter_sends_a_message_and_grows_one_complete_answer(chat: Desk, page: P
     chat.until(lambda: len(chat.nodes()) == 6, "the third turn")
 
 
+def test_chat_message_is_sampled_as_the_server_samples_chats(chat: Desk) -> None:
+    node = chat.ask("GET", chat.of("/nodes/1"), params={"fields": "params"})
+    (model,) = chat.ask("GET", "/models")["data"]
+    sampling = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    assert {name: node["params"][name] for name in sampling} == {
+        name: model["chat_defaults"][name] for name in sampling
+    }
+
+
 def test_shift_enter_begins_a_new_line(chat: Desk, page: Page) -> None:
     page.keyboard.type("one")
     page.keyboard.press("Shift+Enter")

@@ -2,6 +2,7 @@
 import { batch, computed, signal } from '@preact/signals'
 import { ApiError, type GrowAsked } from '../api/client'
 import { type Constraint, FIGURES, type Figure, KINDS, type Limits, readConstraint } from '../model/fields'
+import { defaultsFor } from '../model/provenance'
 import { isObject, isString, listOf, remembered, shared } from './kept'
 import { model, open, server } from './session'
 
@@ -59,18 +60,29 @@ function known(kept: unknown): Partial<Settings> {
 }
 
 const ofTexts = shared<Settings>('settings', BROUGHT, (kept) => ({ ...BROUGHT, ...known(kept) }))
-const ofChats = shared<Settings>('settings.chat', BROUGHT_CHAT, (kept) => ({
-  ...BROUGHT_CHAT,
-  ...known(kept),
-}))
+const ofChats = shared<Partial<Settings>>('settings.chat', {}, known)
 /** A new loom is a chat where its model has a template; remembered. */
 export const asChat = remembered('asChat', true)
 const isChat = computed(() =>
   open.value ? open.value.isChat : asChat.value && model.value?.has_chat_template === true,
 )
-/** Chats and other texts have defaults of their own. */
-const defaultsHere = () => (isChat.peek() ? ofChats : ofTexts)
-const defaults = computed<Settings>(() => (isChat.value ? ofChats.value : ofTexts.value))
+const SAMPLING = ['temperature', 'top_p', 'top_k', 'min_p', 'repetition_penalty'] as const
+/** The sampling parameters that the server uses for a chat with this model. */
+const chatSampling = computed<Partial<Settings>>(() => {
+  const sampling = defaultsFor(model.value, true)
+  return Object.fromEntries(
+    SAMPLING.flatMap((name) => (typeof sampling[name] === 'number' ? [[name, sampling[name]]] : [])),
+  )
+})
+/** Chats start from the model's sampling parameters, other texts from those of the page. */
+const defaults = computed<Settings>(() =>
+  isChat.value ? { ...BROUGHT_CHAT, ...chatSampling.value, ...ofChats.value } : ofTexts.value,
+)
+
+function setDefaults(changes: Partial<Settings>): void {
+  if (isChat.peek()) ofChats.value = { ...ofChats.peek(), ...changes }
+  else ofTexts.value = { ...ofTexts.peek(), ...changes }
+}
 /** How many branches the other number of a chat is: as many as texts have. */
 export const several = computed(() => Math.max(2, ofTexts.value.n))
 const ofLooms = shared<Record<string, Partial<Settings>>>('settings.looms', {}, (kept) =>
@@ -168,7 +180,7 @@ export function set(changes: Partial<Settings>, where: Scope = scope.peek()): vo
     for (const name of Object.keys(changes)) rest.delete(name)
     if (rest.size !== faults.peek().size) faults.value = rest
     if (where === 'action') once.value = { ...once.peek(), ...changes }
-    else if (where === 'default' || !loom) defaultsHere().value = { ...defaults.peek(), ...changes }
+    else if (where === 'default' || !loom) setDefaults(changes)
     else ofLooms.value = { ...ofLooms.peek(), [loom.id]: { ...ofLooms.peek()[loom.id], ...changes } }
   })
 }
@@ -177,8 +189,10 @@ export function set(changes: Partial<Settings>, where: Scope = scope.peek()): vo
 export function forgetOwn(where: Scope = 'loom'): void {
   const loom = open.peek()
   if (where === 'action') once.value = {}
-  else if (where === 'default') defaultsHere().value = isChat.peek() ? BROUGHT_CHAT : BROUGHT
-  else if (loom) {
+  else if (where === 'default') {
+    if (isChat.peek()) ofChats.value = {}
+    else ofTexts.value = BROUGHT
+  } else if (loom) {
     const { [loom.id]: _, ...rest } = ofLooms.peek()
     ofLooms.value = rest
   }
