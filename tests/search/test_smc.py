@@ -157,6 +157,25 @@ def test_constraint_weighs_particles_by_the_mass_that_it_leaves(lm: weft.LM) -> 
     assert many.log_evidence == pytest.approx(-1.79, abs=0.15)
 
 
+def test_particle_at_a_dead_end_of_its_constraint_has_weight_zero(lm: weft.LM) -> None:
+    """A ban leaves "Once q" without a way to write its last character."""
+    banned = {t: -math.inf for t in range(lm.info.n_vocab) if "q" in lm.token_to_text(t)}
+    result = search.smc(
+        lm,
+        "Tell me a story about a fox.",
+        n=200,
+        depth=1,
+        seed=1,
+        constraint=Regex("Once q|Near the"),
+        logit_bias=banned,
+        ess=0.0,
+        answer_tokens=0,
+    )
+    assert {each.text for each in result.particles if each.weight > 0} == {"Near the"}
+    assert any(not each.text for each in result.particles)
+    assert result.log_evidence == pytest.approx(-1.79, abs=0.3)
+
+
 def paths_of_two(lm: weft.LM, loom: Loom, allowed: Sequence[int]) -> dict[tuple[int, ...], float]:
     """Return p(path) * exp(potential) of all paths of two allowed tokens, by raw probabilities."""
     result: dict[tuple[int, ...], float] = {}

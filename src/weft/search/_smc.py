@@ -189,9 +189,7 @@ class Particles:
         moved: list[tuple[Heddle, float]] = []
         for node, weight in self._particles(search):
             child = new[node.id].pop() if new[node.id] else node
-            is_final = weight == -math.inf or child is node
-            change = 0.0 if is_final else _weight_change(node, child, search)
-            moved.append((child, weight + change))
+            moved.append((child, weight + _weight_change(node, child, search)))
         log_z = self._past_evidence(search)
         weights = [weight for _, weight in moved]
         if max(weights) > -math.inf and effective_size(weights) < self.ess * self.n:
@@ -254,8 +252,13 @@ class Particles:
 def _weight_change(node: Heddle, child: Heddle, search: Search) -> float:
     """Return the change of a particle's log weight as it moves from `node` to `child`, in nats.
 
-    It is the change of the potential plus the `legal_logmass` of the child's tokens.
+    It is the change of the potential plus the `legal_logmass` of the child's tokens. A particle
+    without a new line keeps its weight if its text has ended or the budget is used up. Otherwise
+    its constrained line came to a dead end, whose texts have probability 0.
     """
+    if child is node:
+        is_dead = search.constrained_texts is not None and not search.is_end(node)
+        return -math.inf if is_dead and search.meter.stopped is None else 0.0
     if child.meta.get("closed") == FORBIDDEN:
         return -math.inf
     before = 0.0 if node is search.start else (node.score or 0.0)
