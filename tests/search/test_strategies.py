@@ -144,7 +144,8 @@ def test_no_submodule_has_the_name_of_a_search() -> None:
 
 
 def test_unknown_names_raise_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'qqq'; it has STRATEGIES, Cost,"):
+    shown = "no attribute 'qqq'; it has STRATEGIES, AnswerGroup, Cost,"
+    with pytest.raises(AttributeError, match=shown):
         search.qqq  # noqa: B018
     assert not hasattr(search, "__wrapped__")
 
@@ -183,8 +184,8 @@ def test_options_of_other_libraries_are_answered_with_an_option_that_the_search_
 
 def test_attributes_of_other_libraries_results_are_answered(lm: weft.LM) -> None:
     result = search.greedy(lm, samples.sum, max_tokens=2)
-    with pytest.raises(AttributeError, match=r"no attribute 'answer'; it is result\.text$"):
-        result.answer  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no attribute 'output'; it is result\.text$"):
+        result.output  # noqa: B018
     with pytest.raises(AttributeError, match=r"no attribute 'qqq'$"):
         result.qqq  # noqa: B018
     assert copy.copy(result).text == result.text

@@ -176,7 +176,6 @@ _OPTIONS: Mapping[tuple[str, ...], tuple[str, ...]] = {
     ("line_constraint", "constraint"): ("line_grammar", "step_constraint"),
 }
 _ATTRIBUTES: Mapping[str, str] = {
-    "answer": "text",
     "completion": "text",
     "output": "text",
     "solution": "text",
