@@ -27,7 +27,7 @@ DEVICE = torch.device("cpu" if kernel.is_interpreted() else "cuda")
 
 
 @pytest.mark.parametrize(
-    ("name", "is_found"),
+    ("name", "is_fused"),
     [("gelu_new", True), ("gelu_fast", True), ("gelu_accurate", True), ("gelu", False),
      ("gelu_10", False), ("quick_gelu", False), ("silu", False), ("relu2", False)],
 )  # fmt: skip

@@ -1169,7 +1169,7 @@ def test_heads_of_many_programs_are_stored(dims: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "dtype", "is_met"),
+    ("size", "dtype", "is_allowed"),
     [(256, torch.bfloat16, True), (512, torch.bfloat16, False), (64, torch.float32, False)],
 )
 def test_tiles_of_128_rows_are_for_heads_that_fit_a_processor(

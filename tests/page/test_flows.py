@@ -367,7 +367,7 @@ def test_pasted_text_stays_after_a_failed_import(desk: Desk, page: Page) -> None
     field = page.get_by_label("Or paste it here")
     field.fill('{"hello": 1}')
     page.get_by_role("button", name="Import", exact=True).last.click()
-    expect(page.get_by_role("dialog")).to_contain_text("matches no import format")
+    expect(page.get_by_role("dialog")).to_contain_text("Unknown file format")
     expect(field).to_have_value('{"hello": 1}')
 
 

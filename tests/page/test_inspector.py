@@ -206,6 +206,7 @@ def test_token_search_lists_and_adds_an_unlikely_token(desk: Desk, page: Page) -
     desk.open_loom("Use 4 9 10 13 to make 24.")
     tab(page, "Generate")
     page.get_by_label("Top-k", exact=True).fill("3")
+    page.get_by_label("Temperature", exact=True).fill("0.8")
     panel = tab(page, "Tokens")
     expect(panel).to_contain_text("drawn is what is left of it after temperature 0.8, top-k 3")
     expect(page.locator("tr.is-out")).to_have_count(17)

@@ -176,7 +176,7 @@ def test_invalid_search_option_is_reported_at_its_field(desk: Desk, page: Page) 
     # Options that a strategy does not use are neither shown nor sent.
     dialog.locator("#run-breadth").fill("3")
     dialog.locator("#run-temperature").fill("0.5")
-    dialog.get_by_role("radio", name="Greedy").check()
+    dialog.get_by_role("radio", name="Greedy one answer").check()
     expect(dialog.locator("#run-temperature")).to_have_count(0)
     dialog.get_by_role("button", name="Start").click()
     expect(dialog).to_have_count(0)
