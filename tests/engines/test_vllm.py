@@ -683,9 +683,7 @@ MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("given", "error", "output_of"), MISTAKES, ids=lambda value: str(value)[:40]
-)
+@pytest.mark.parametrize(("given", "error", "message"), MISTAKES, ids=lambda value: str(value)[:40])
 def test_mistakes_raise_before_a_process_starts(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], error: Any, message: str
 ) -> None:
