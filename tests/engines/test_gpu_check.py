@@ -28,7 +28,7 @@ def check(tmp_path: Path, *words: str) -> tuple[int, dict[str, Any], str]:
 
 
 def kinds(part_report: dict[str, Any]) -> set[str]:
-    return {each["kinds"] for each in part_report["figures"]}
+    return {each["what"] for each in part_report["figures"]}
 
 
 @pytest.mark.slow
@@ -133,7 +133,7 @@ def test_part_that_takes_too_long_keeps_its_results(
     monkeypatch.setattr(subprocess, "Popen", Impatient)
     script = 'notes.write(\'{"what": "first"}\\n\')\nnotes.flush()\ntime.sleep(600)\n'
     part_report = report_of(tmp_path, script, 1.0)
-    assert part_report["figures"] == [{"kinds": "first"}]
+    assert part_report["figures"] == [{"what": "first"}]
     assert part_report["error"] == "ended after 1 s"
     assert part_report["failed"] == 1
 
@@ -141,7 +141,7 @@ def test_part_that_takes_too_long_keeps_its_results(
 def test_incomplete_result_of_a_killed_part_is_reported_as_broken(tmp_path: Path) -> None:
     half = 'notes.write(\'{"what": "first"}\\n{"what": "sec\')\n'
     part_report = report_of(tmp_path, half + "notes.flush()\nos.kill(os.getpid(), 9)\n")
-    assert part_report["figures"] == [{"kinds": "first"}]
+    assert part_report["figures"] == [{"what": "first"}]
     assert part_report["broken"] == '{"what": "sec'
     assert part_report["error"] == "ended with -9"
 
@@ -157,7 +157,7 @@ def test_attempts_after_a_lost_card_run_in_another_process(
         "    record.attempt('try', lambda: {'is': 2 // (number % 2)}, number=number)\n"
     )
     part_report = report_of(tmp_path, script, 60.0)
-    tries = [each for each in part_report["figures"] if each["kinds"] == "try"]
+    tries = [each for each in part_report["figures"] if each["what"] == "try"]
     assert [each["number"] for each in tries] == [0, 1, 2, 3]
     assert ["error" in each for each in tries] == [True, False, True, False]
     assert part_report["failed"] == 2
@@ -177,7 +177,7 @@ def test_attempts_after_a_signal_run_in_another_process(
         "os.kill(os.getpid(), 11)\n"
     )
     part_report = report_of(tmp_path, script, 60.0)
-    tries = [each for each in part_report["figures"] if each["kinds"] == "try"]
+    tries = [each for each in part_report["figures"] if each["what"] == "try"]
     assert [each["number"] for each in tries] == [0, 1, 2, 3]
     assert [each.get("error") for each in tries] == ["a process ended in it", None] * 2
     assert part_report["error"] == "ended with -11"
