@@ -117,13 +117,13 @@ def test_weights_of_an_owner_stay_where_they_are() -> None:
 
 
 class Two(torch.nn.Module):
-    """Two layers that share a piece of memory, as `laid` has them."""
+    """Two layers that share a piece of memory, as `merge_sibling_weights` stores them."""
 
     def __init__(self, **more: Any) -> None:
         super().__init__()
         self.first, self.second = (torch.nn.Linear(8, n, **more) for n in (16, 24))
-        weight_layout._put_together([self.first.weight, self.second.weight])
-        weight_layout._biases_together([self.first, self.second])
+        weight_layout._make_adjacent([self.first.weight, self.second.weight])
+        weight_layout._make_biases_adjacent([self.first, self.second])
         attach_context(self)
 
 
