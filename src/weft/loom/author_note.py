@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._core.validation import check_int
 from ..errors import ConfigError
+from .node import is_chat, lm_of
 
 if TYPE_CHECKING:
     from .._core.kv.place import Place
@@ -63,9 +64,9 @@ def place_with_note(node: Heddle, note: AuthorNote) -> Place:
 
     Raises: ContextOverflow if path and note are longer than the context.
     """
-    lm, path = _lm(node), list(node.path)
+    lm, path = lm_of(node), list(node.path)
     ids = [each.tokens for each in path]
-    at = _with_note_in_message(lm, path, note) if _is_chat(path) else None
+    at = _with_note_in_message(lm, path, note) if is_chat(node) else None
     if at is None:
         tokens = _with_note_in_text(lm, [token for each in ids for token in each], note)
     else:
@@ -73,16 +74,6 @@ def place_with_note(node: Heddle, note: AuthorNote) -> Place:
         ids[index] = replacement
         tokens = [token for each in ids for token in each]
     return lm.place(tokens, namespace=node.path[0].adapter)  # type: ignore[attr-defined]
-
-
-def _lm(node: Heddle) -> LM:
-    from .node import lm_of
-
-    return lm_of(node)
-
-
-def _is_chat(path: Sequence[Heddle]) -> bool:
-    return bool(getattr(path[0], "chat_template_used", False))
 
 
 def _with_note_in_message(
