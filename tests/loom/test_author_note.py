@@ -69,6 +69,13 @@ def test_note_of_a_chat_is_a_paragraph_of_a_user_message(depth: int, changed: An
     assert place_with_note(node, AuthorNote("[N]", depth)).ids() == expected.get_prefix_tokens()
 
 
+def test_note_after_an_answer_ends_the_question_before_it() -> None:
+    lm = model()
+    answer = Loom(lm, "Hi").add("Hello")
+    expected = Loom(lm, "Hi\n\n[N]").add("Hello").get_prefix_tokens()
+    assert place_with_note(answer, AuthorNote("[N]", 0)).ids() == expected
+
+
 def test_note_of_a_continued_answer_is_in_the_question_before_it() -> None:
     lm = model()
     answer = Loom(lm, "Hi", system="Be brief.").add("Hello")

@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -169,6 +170,12 @@ def test_check_together_with_a_function_that_proposes_raises_config_error(lm: we
 def test_check_of_one_argument_raises_config_error(lm: weft.LM) -> None:
     with pytest.raises(ConfigError, match=r"a function of \(text, ended\)"):
         search.smc(lm, samples.sum, prefix_check=lambda text: True)  # type: ignore[misc,arg-type]
+
+
+@pytest.mark.parametrize("check", [5, []])
+def test_check_that_is_no_function_raises_config_error(lm: weft.LM, check: Any) -> None:
+    with pytest.raises(ConfigError, match=r"a function of \(text, ended\)"):
+        search.smc(lm, samples.sum, prefix_check=check)
 
 
 def test_posterior_of_a_search_without_particles_raises_config_error(lm: weft.LM) -> None:

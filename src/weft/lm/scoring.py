@@ -277,7 +277,7 @@ def _values(
 ) -> list[Any]:
     """Return what a method compares, one value per candidate; the highest is chosen.
 
-    unconditional: the log-probability of each candidate without the prompt.
+    unconditional: log-probability, without the prompt, of all tokens of a candidate but the first.
     """
     if method == "likelihood":
         return [one.total for one in scores]

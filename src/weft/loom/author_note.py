@@ -91,7 +91,8 @@ def _with_note_in_message(
     starts = [at for at, by_user in enumerate(is_user) if by_user or is_user[at - 1]]
     position = max(len(starts) - note.depth, 0)
     is_before = position < len(starts) and is_user[starts[position]]
-    index = starts[position] if is_before else starts[position - 1]
+    earlier = (at for at in reversed(starts[:position]) if is_user[at])
+    index = starts[position] if is_before else next(earlier)
 
     def join(message: str) -> str:
         return f"{note.text}\n\n{message}" if is_before else f"{message}\n\n{note.text}"
@@ -115,9 +116,10 @@ def prompt_messages(root: Any) -> list[dict[str, Any]]:
 
 
 def _with_note_in_text(lm: LM, tokens: list[int], note: AuthorNote) -> list[int]:
-    """Insert the note as a line of its own, before the last `depth` line breaks.
+    """Insert the note and a line break after the `depth`-th last line break.
 
-    A text with fewer line breaks gets it at its beginning, after the BOS token.
+    Depth 1 is before the last line, 0 a line after the end. A text with fewer line breaks gets the
+    note at its beginning, after the BOS token.
     """
     if not note.depth:
         return [*tokens, *lm.text.encode(f"\n{note.text}\n", add_bos=False)]

@@ -102,7 +102,7 @@ class Subtrees:
         return ranked(tips)
 
     def best(self, search: Search) -> Sequence[Heddle]:
-        """Return the subtrees' last nodes: correct answers first, deeper ones before others."""
+        """Return the subtrees' last nodes: correct, then ended, then deeper ones, by score."""
         tips = self._tips(search) if search.round else []
 
         def rank(node: Heddle) -> tuple[bool, bool, int]:

@@ -34,8 +34,11 @@ _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 def checked_functions(given: Check | Sequence[Check]) -> list[Check]:
-    """Return the functions of `prefix_check=` as a list. Raises: ConfigError for anything else."""
-    checks: list[Check] = [given] if callable(given) else list(given)
+    """Return the functions of `prefix_check=` as a list.
+
+    Raises: ConfigError unless there is at least one, and each takes (text, ended).
+    """
+    checks: list[Any] = list(given) if isinstance(given, Sequence) and given else [given]
     for check in checks:
         try:
             signature(check).bind("", False)
@@ -56,7 +59,8 @@ class CheckedLine:
         stops: finds the stop strings.
         spelled: the bytes of all tokens after the prompt.
         log_masses: per draw, log of the estimated probability of the allowed tokens.
-        ended: True after an end token.
+        is_forbidden: True if no next token was allowed.
+        terminal: True after an end token of the model.
     """
 
     node: Heddle

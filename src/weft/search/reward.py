@@ -173,7 +173,11 @@ class RewardModel(Scorer):
         return run(self.score_steps([(prompt, text) for text in texts]))
 
     def token_ids(self, prompt: str, *lines: str) -> list[int]:
-        """Return the tokens that the model reads: the prompt, and the answer's lines."""
+        """Return the tokens that a classifier reads: the prompt, and the answer's lines.
+
+        A process reward model ("steps") reads its separator after each line. A judge reads its
+        question instead.
+        """
         text = self.lm.text
         if self.kind != "steps":
             pieces = [line + "\n" for line in lines[:-1]] + list(lines[-1:])
