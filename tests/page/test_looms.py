@@ -67,7 +67,7 @@ def test_dropped_loomsidian_file_is_imported_and_an_unknown_one_rejected(
     file = {"state": {"note.md": {"current": "b", "hoisted": [], "nodes": nodes}}, "settings": {}}
     drop(page, "data.json", json.dumps(file))
     report = page.get_by_role("dialog", name="Import")
-    expect(report).to_contain_text("loomsidian")
+    expect(report).to_contain_text("Loomsidian notes")
     expect(report).to_contain_text("3 nodes in 1 loom")
     desk.press("Escape")
     expect(report).to_be_hidden()

@@ -37,3 +37,35 @@ export function inOrder(names: readonly string[]): string[] {
   const place = (name: string) => (order.includes(name) ? order.indexOf(name) : order.length)
   return [...names].sort((a, b) => place(a) - place(b))
 }
+
+/** The names of import formats as their users call them, in the order in which people look for them. */
+const IMPORTS: Record<string, string> = {
+  weft: 'Weft looms',
+  text: 'plain text and Markdown',
+  sillytavern: 'SillyTavern chats',
+  'open-webui': 'Open WebUI exports',
+  conversations: 'ChatGPT exports',
+  chat: 'chat messages as JSON or JSON Lines',
+  mikupad: 'mikupad sessions',
+  textgen: 'text-generation-webui histories',
+  loomsidian: 'Loomsidian notes and exports',
+  basemode: 'basemode-loom exports',
+  'python-loom': 'Python loom files',
+  n8loom: 'N8Loom exports',
+  nested: 'nested JSON with text and children',
+}
+
+/** The formats that can be imported, as a sentence without its full stop. */
+export function importable(names: readonly string[]): string {
+  const order = Object.keys(IMPORTS)
+  const known = order.filter((each) => names.includes(each))
+  const others = names.filter((each) => !order.includes(each))
+  const list = [...known.map((each) => IMPORTS[each]!), ...others].join(', ')
+  return list.charAt(0).toUpperCase() + list.slice(1)
+}
+
+/** "SillyTavern chats" for sillytavern. */
+export function importName(name: string): string {
+  const label = IMPORTS[name] ?? name
+  return label.charAt(0).toUpperCase() + label.slice(1)
+}

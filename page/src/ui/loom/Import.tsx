@@ -1,11 +1,12 @@
 /** Looms of other programs: from files, or pasted; what was recognised, and what was left out. */
 import { useEffect, useRef, useState } from 'preact/hooks'
+import { importable, importName } from '../../model/formats'
 import { bytes, plural } from '../../model/words'
 import { linkTo, server } from '../../state/session'
 import { sentence } from '../../state/toasts'
 import { TextButton } from '../Button'
 import { closeOverlay, Dialog } from '../Overlay'
-import { type Arrival, arrivals, bring } from './files'
+import { type Arrival, arrivals, bring, PASTED } from './files'
 
 export function Import() {
   const [pasted, setPasted] = useState('')
@@ -29,8 +30,7 @@ export function Import() {
             <TextButton onClick={() => picker.current!.click()}>Choose files</TextButton>
           </p>
           <p class="caption">
-            Weft’s own, and {formats.filter((each) => each !== 'weft').join(', ')}.
-            {most !== undefined && ` At most ${bytes(most)}.`}
+            {importable(formats)}.{most !== undefined && ` At most ${bytes(most)}.`}
           </p>
           <input
             ref={picker}
@@ -61,7 +61,7 @@ export function Import() {
             disabled={!pasted.trim()}
             onClick={() => {
               // It stays where it is until it has become a loom.
-              void bring([new File([pasted], 'What was pasted')]).then((isIn) => isIn && setPasted(''))
+              void bring([new File([pasted], PASTED)]).then((isIn) => isIn && setPasted(''))
             }}
           >
             Import
@@ -86,6 +86,7 @@ function Report({ arrivals }: { arrivals: readonly Arrival[] }) {
               <>
                 <p class="error">{each.error}</p>
                 {each.hint && <p class="muted">{each.hint}</p>}
+                {each.asText && <TextButton onClick={each.asText}>Import as plain text</TextButton>}
               </>
             )}
             {each.told && <Told {...each.told} />}
@@ -103,7 +104,7 @@ function Told({ recognised_as, nodes, looms, dropped }: NonNullable<Arrival['tol
   return (
     <>
       <p>
-        Recognised as {recognised_as}: {plural(nodes, 'node')} in {plural(looms.length, 'loom')}.
+        {importName(recognised_as)}: {plural(nodes, 'node')} in {plural(looms.length, 'loom')}.
       </p>
       <ul class="came">
         {looms.map((each) => (

@@ -13,6 +13,8 @@ export interface Arrival {
   told: Schemas['Imported'] | null
   error: string
   hint: string
+  /** Imports a file of an unknown format as plain text; null if that cannot help. */
+  asText: (() => void) | null
 }
 
 /** Of the files that were brought last. */
@@ -27,38 +29,53 @@ export function save(file: Blob, name: string): void {
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000)
 }
 
-/** Bring files in, one after the other; the import dialog tells how it goes. Returns whether all are in. */
+const TEXT_FILE = /\.(txt|text|md|markdown)$/i
+
+/** The query of an import. Plain text has no name of its own, so that its loom gets the file's. */
+function queryFor(file: File, isText: boolean): { format?: string; name?: string } {
+  const name = file.name.replace(/\.\w+$/, '').trim()
+  return isText ? { format: 'text', ...(name && name !== PASTED ? { name } : {}) } : {}
+}
+
+/** The name of pasted text among files. */
+export const PASTED = 'Pasted text'
+
+/** Import files, one after the other, and show the results in the import dialog. Return true if all succeeded. */
 export async function bring(files: readonly File[]): Promise<boolean> {
   overlay.value = 'import'
   const from = arrivals.peek().length
-  arrivals.value = [
-    ...arrivals.peek(),
-    ...files.map((file) => ({
-      file: file.name,
-      state: 'reading' as const,
-      told: null,
-      error: '',
-      hint: '',
-    })),
-  ]
-  const change = (i: number, to: Partial<Arrival>) => {
-    arrivals.value = arrivals.peek().map((each, at) => (at === from + i ? { ...each, ...to } : each))
-  }
-  for (const [i, file] of files.entries()) {
-    try {
-      await refuseLarge(file)
-      change(i, { state: 'done', told: await api.importFile(file, {}) })
-    } catch (error) {
-      if (!(error instanceof ApiError)) failed(error)
-      const hint = error instanceof ApiError ? error.hint : ''
-      change(i, { state: 'failed', error: sentence((error as Error).message), hint: sentence(hint) })
-    }
-  }
+  const reading = { state: 'reading' as const, told: null, error: '', hint: '', asText: null }
+  arrivals.value = [...arrivals.peek(), ...files.map((file) => ({ file: file.name, ...reading }))]
+  for (const [i, file] of files.entries()) await importOne(file, from + i, TEXT_FILE.test(file.name))
   await listLooms().catch(failed)
   return arrivals
     .peek()
     .slice(from)
     .every((each) => each.state === 'done')
+}
+
+/** Import a file and update its row in `arrivals`. */
+async function importOne(file: File, row: number, isText: boolean): Promise<void> {
+  const change = (to: Partial<Arrival>) => {
+    arrivals.value = arrivals.peek().map((each, at) => (at === row ? { ...each, ...to } : each))
+  }
+  change({ state: 'reading', error: '', hint: '', asText: null })
+  try {
+    await refuseLarge(file)
+    change({ state: 'done', told: await api.importFile(file, queryFor(file, isText)) })
+  } catch (error) {
+    if (!(error instanceof ApiError)) failed(error)
+    const isFormat = error instanceof ApiError && error.code === 'unknown_format' && !isText
+    const asText = () => void importOne(file, row, true).then(() => listLooms().catch(failed))
+    // The server's hint names a parameter of the request; the button sends it.
+    const hint = error instanceof ApiError && !isFormat ? error.hint : ''
+    change({
+      state: 'failed',
+      error: sentence((error as Error).message),
+      hint: sentence(hint),
+      asText: isFormat ? asText : null,
+    })
+  }
 }
 
 /** Nothing is sent that the server would refuse for its size. */
@@ -71,5 +88,5 @@ async function refuseLarge(file: File): Promise<void> {
       `The file has ${bytes(file.size)}; the server takes at most ${bytes(most)}.`,
       'Export a part of it where it comes from.',
     )
-  if (file.size === 0) throw new ApiError(400, 'unknown_format', 'The file is empty.')
+  if (file.size === 0) throw new ApiError(400, 'empty_file', 'The file is empty.')
 }
