@@ -4,7 +4,7 @@ import pytest
 
 from fakes import LateFake, SequenceFake
 from rig import MakeRig, MemoryEngine, Rig, assert_result, run
-from weft._core.sched.work import Extend, Logits
+from weft._core.sched.work import Commit, Extend, Logits
 from weft.errors import KVFull
 
 
@@ -40,6 +40,28 @@ def test_preempted_job_returns_to_its_place_by_age(make: MakeRig) -> None:
     rig.driver.drive(tickets)
     for item, ticket in zip([*items, late], tickets, strict=True):
         assert_result(rig, item, ticket.result())
+
+
+def test_run_of_full_capacity_ends_after_an_extend_has_continued_its_prompt(make: MakeRig) -> None:
+    """The extend's KV grows the prompt's node; the run must not keep it pinned."""
+    rig = make(capacity=12, n_batch=4)
+    prompt = rig.place([1, 2, 3, 4])
+    long = run(prompt, max_tokens=8, temperature=0)
+    tickets = rig.submit(long, Extend(prompt.fork(), [5, 6]))
+    rig.driver.drive(tickets)
+    assert_result(rig, long, tickets[0].result())
+
+
+def test_commit_of_full_capacity_ends_after_an_extend_has_continued_its_path(make: MakeRig) -> None:
+    """Two steps: an admitted commit must not keep the KV of the extend pinned."""
+    rig = make(capacity=7, n_batch=3)
+    path = rig.place([1, 2, 3, 4])
+    owners = [Rig, MemoryEngine]
+    sequences = [rig.scheduler.sequences.create(owner, path.fork()) for owner in owners]
+    tickets = rig.submit(Commit(sequences, [5, 6], [None, None]), Extend(path.fork(), [7, 8]))
+    rig.driver.drive(tickets)
+    assert [len(ticket.result()) for ticket in tickets] == [2, 0]
+    assert [sequence.end().ids() for sequence in sequences] == [[1, 2, 3, 4, 5], [1, 2, 3, 4, 6]]
 
 
 @pytest.mark.parametrize("growth", [1, 4])

@@ -273,6 +273,14 @@ class RunJob(Job):
         else:
             queues.first_draws.append(self)
 
+    def open_sequence(self, queues: JobQueues) -> None:
+        """Open the sequence, which then pins the prompt instead of the claim.
+
+        The claim may pin more: its node has grown if another job continued the prompt.
+        """
+        self.sequence.open(queues.tree)
+        self.claims[0].unpin_path(queues.tree)
+
     def first_row(self) -> RetainedRow:
         """Return the row of logits that the first token is drawn from."""
         pinned: PinnedLogits = self.claims[0].requests[0].answers()[0]
@@ -598,6 +606,7 @@ class CommitJob(Job):
         self.item: Commit = self.ticket.item
         self._is_mixed = len(self.namespaces()) > 1
         self.committed: list[Committed] = []
+        self._claim_of: dict[TokenSequence, PathClaim] = {}  # of sequences that were closed
         self.n_waiting = 0
         self.next = 0
 
@@ -622,6 +631,7 @@ class CommitJob(Job):
         self.claims = [PathClaim(self, sequence.base) for sequence in closed]
         for claim, sequence in zip(self.claims, closed, strict=True):
             claim.was_admitted = sequence.was_admitted
+        self._claim_of = dict(zip(closed, self.claims, strict=True))
         self.n_waiting = len(self.claims)
 
     def start(self, queues: JobQueues) -> None:
@@ -632,6 +642,12 @@ class CommitJob(Job):
 
     def ready(self, claim: PathClaim, queues: JobQueues) -> None:
         self.n_waiting -= 1
+
+    def open_sequence(self, sequence: TokenSequence, queues: JobQueues) -> None:
+        """Open one of the sequences; its path is then pinned by it instead of by a claim."""
+        queues.sequences.open(sequence)
+        if (claim := self._claim_of.pop(sequence, None)) is not None:
+            claim.unpin_path(queues.tree)
 
     def share(self, budget: int, queues: JobQueues) -> int:
         """Return the end index of the sequences that the next step runs, from `next` on.
@@ -672,7 +688,7 @@ class CommitJob(Job):
 
     def stop(self, queues: JobQueues) -> None:
         queues.commits.pop(self, None)
-        self.next, self.committed = 0, []
+        self.next, self.committed, self._claim_of = 0, [], {}
         for sequence in self.item.sequences:
             sequence.trim(queues.tree, len(sequence.tokens))
             sequence.job = None

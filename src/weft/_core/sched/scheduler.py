@@ -368,7 +368,7 @@ class Scheduler:
         spare = budget - self._n_budget_tokens(ready)
         for run in begun:
             if not run.sequence.is_open:
-                queues.guard(run, run.sequence.open, self.tree)
+                queues.guard(run, run.open_sequence, queues)
             if run.sampler.matcher is not None:
                 queues.guard(run, run.force, spare, queues)
                 spare -= len(run.forced)
@@ -406,7 +406,7 @@ class Scheduler:
                     continue
             last = job.share(budget, self.queues)
             for sequence in job.item.sequences[job.next : last]:
-                self.queues.guard(job, self.sequences.open, sequence)
+                self.queues.guard(job, job.open_sequence, sequence, self.queues)
             if not job.done:
                 shares.append((job, job.next, last))
                 budget -= last - job.next
