@@ -232,6 +232,9 @@ def test_calls_that_need_steps_raise_and_are_named(lm: LM) -> None:
 
 REFUSED: dict[str, dict[str, Any]] = {
     "typical_p=0.9": {"typical_p": 0.9},
+    "top_n_sigma=1.5": {"top_n_sigma": 1.5},
+    "xtc_probability=0.5": {"xtc_probability": 0.5},
+    "dry_multiplier=0.8": {"dry_multiplier": 0.8},
     "penalty_last_n=4": {"penalty_last_n": 4, "presence_penalty": 0.5},
     "min_p together with top_p": {"min_p": 0.1, "top_p": 0.9},
     "temperature_first=False": {"temperature_first": False, "temperature": 0.8},
@@ -321,6 +324,7 @@ def test_full_rows_support_all_interfaces(stepping: LM, plain: LM) -> None:
     [
         {"constraint": Lark('start: /[a-z]{3}/ " " /[0-9]{2}/')},
         {"typical_p": 0.9},
+        {"top_n_sigma": 1.5, "xtc_probability": 0.5, "dry_multiplier": 0.8},
         {"min_p": 0.1, "top_p": 0.9, "temperature": 0.7, "temperature_first": False},
         {"logit_bias": {5: -float("inf")}},
     ],

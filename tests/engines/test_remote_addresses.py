@@ -130,6 +130,7 @@ def test_models_command_lists_a_server(weft_command, server: ServerProcess) -> N
 _SAMPLING = {
     *("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty"),
     *("presence_penalty", "frequency_penalty", "repeat_penalty", "repeat_last_n", "samplers"),
+    *("top_n_sigma", "xtc_probability", "dry_multiplier"),
 }
 
 

@@ -130,6 +130,7 @@ def test_every_supported_parameter_is_sent(text: Tokenizer) -> None:
     values = {
         "top_k": 7, "typical_p": 0.7, "top_p": 0.7, "min_p": 0.07, "repetition_penalty": 1.7,
         "presence_penalty": 0.7, "frequency_penalty": 0.7, "logit_bias": {7: 7.0},
+        "top_n_sigma": 1.5, "xtc_probability": 0.5, "dry_multiplier": 0.8,
     }  # fmt: skip
     for dialect in DIALECTS.values():
         wording = RequestBuilder("m", dialect, ALL, text)
@@ -151,7 +152,7 @@ def test_server_with_filter_order_receives_the_order(text: Tokenizer) -> None:
     warm = {"temperature": 0.7, "min_p": 0.1}
     first = body("llama-server", text, temperature_first=True, **warm)["samplers"]
     last = body("llama-server", text, temperature_first=False, **warm)["samplers"]
-    assert first[:2] == ["penalties", "temperature"]
+    assert first[:3] == ["penalties", "dry", "temperature"]
     assert last[-1] == "temperature"
     assert sorted(first) == sorted(last)
 

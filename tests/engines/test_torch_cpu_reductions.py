@@ -15,6 +15,7 @@ from weft._core.sampling.sampler import BROKEN, BatchSampler, DrawBatch, Reducti
 torch = pytest.importorskip("torch")
 
 from weft.engines.torch.sampling.cpu_reductions import TorchReductions  # noqa: E402
+from weft.engines.torch.sampling.sampler import TorchSampler  # noqa: E402
 
 pytestmark = pytest.mark.torch
 OPTIONS: list[dict[str, Any]] = [
@@ -25,6 +26,9 @@ OPTIONS: list[dict[str, Any]] = [
     {"min_p": 0.2},
     {"logit_bias": {3: 2.0}, "top_p": 0.5},
     {"typical_p": 0.8},
+    {"top_n_sigma": 1.5},
+    {"xtc_probability": 0.7, "min_p": 0.01},
+    {"xtc_probability": 0.7, "xtc_threshold": 0.01},
 ]
 
 
@@ -109,3 +113,22 @@ def test_draws_by_either_are_the_same(kept: bool) -> None:
         assert mine.ids[4] == BROKEN
         for name in ("logprobs", "entropies", "kept")[: 3 if kept else 2]:
             assert np.allclose(getattr(mine, name), getattr(theirs, name), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rule", "on_device"),
+    [
+        ({"top_k": 3, "typical_p": 0.9, "presence_penalty": 1.0}, True),
+        ({"top_n_sigma": 1.0}, False),
+        ({"xtc_probability": 0.1}, False),
+        ({"dry_multiplier": 0.8}, False),
+    ],
+    ids=str,
+)
+def test_a_row_with_a_rule_that_kernels_lack_is_drawn_on_the_host(
+    monkeypatch: pytest.MonkeyPatch, rule: dict[str, Any], on_device: bool
+) -> None:
+    monkeypatch.setattr(TorchSampler, "on_device", True)
+    samplers = [Sampler(SamplingParams(**options), 1) for options in ({}, rule)]
+    batch = DrawBatch(np.arange(2), BatchSampler(samplers), np.zeros(2, np.uint64))
+    assert TorchSampler(torch.device("cpu"), kernels=False).supports(batch) == on_device

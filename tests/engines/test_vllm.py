@@ -519,6 +519,9 @@ NATIVE: list[dict[str, Any]] = [
 ]
 STEPPED: dict[str, dict[str, Any]] = {
     "typical_p": {"typical_p": 0.9},
+    "top_n_sigma": {"top_n_sigma": 1.5},
+    "xtc_probability": {"xtc_probability": 0.5},
+    "dry_multiplier": {"dry_multiplier": 0.8},
     "temperature=0.7 after": {
         "temperature": 0.7,
         "top_p": 0.9,

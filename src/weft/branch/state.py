@@ -319,7 +319,7 @@ class State:
     def set_params(self, params: SamplingParams, *, new_grammar: bool = False) -> None:
         """Change the sampling parameters; keep the random stream, counted tokens and grammar."""
         fresh = self.lm.sampler(params, self.sampler.stream, in_steps=True)
-        fresh.add_generated(accepted_tokens(self.last) if fresh.history is not None else ())
+        fresh.add_generated(accepted_tokens(self.last) if fresh.counts_tokens else ())
         if new_grammar:
             self.grammar_from = 0 if self.last is None else self.last.n
         else:

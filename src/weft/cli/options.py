@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from .._core import atomic_files
-from .._core.sampling.params import NAMES, PARAMETERS, TEMPERATURE
+from .._core.sampling.params import NAMES, PARAMETERS, TEMPERATURE, SamplingParams
 from ..errors import ConfigError, GrammarError, WeftError
 from ..viz.color_scale import ENTROPY, PROBABILITY, ColorScale
 from ..viz.terminal import TerminalWriter, escape_controls
@@ -362,7 +362,11 @@ def with_sampling(verb: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(verb)
     def run(**values: Any) -> None:
-        verb(sampling=given(**{name: values.pop(name) for name in flags}), **values)
+        sampling = {name: values.pop(name) for name in flags}
+        for name, value in sampling.items():
+            if isinstance(value, list):
+                sampling[name] = unescaped(value)
+        verb(sampling=given(**sampling), **values)
 
     parameters: list[inspect.Parameter] = []
     for parameter in signature.parameters.values():
@@ -370,12 +374,21 @@ def with_sampling(verb: Callable[..., None]) -> Callable[..., None]:
             parameters.append(parameter)
             continue
         for name, flag in flags.items():
-            option = typer.Option(None, *flag.names, help=flag.help, show_default=_MODELS)
+            shown = _MODELS if PARAMETERS[name].from_model else _default_text(name)
+            option = typer.Option(None, *flag.names, help=flag.help, show_default=shown)
             kind = flag.type | None
             parameters.append(parameter.replace(name=name, default=option, annotation=kind))
     run.__annotations__ = {each.name: each.annotation for each in parameters}
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return run
+
+
+def _default_text(name: str) -> str:
+    """Return the default of a sampling parameter, for the help."""
+    value = getattr(SamplingParams(), name)
+    if isinstance(value, tuple):
+        return " ".join(value).replace("\n", r"\n")
+    return "all" if value is None else f"{value:g}"
 
 
 def constraint(schema: Path | None) -> dict[str, Any]:
@@ -424,8 +437,8 @@ def was_typed(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def stops(texts: list[str] | None) -> list[str] | None:
-    """Return stop strings; None for none.
+def unescaped(texts: list[str] | None) -> list[str] | None:
+    """Return the texts of an option that can be repeated, such as --stop; None for none.
 
     A text that consists only of the escapes \\n and \\t is replaced by these characters.
     """

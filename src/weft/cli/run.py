@@ -68,7 +68,7 @@ def run(
     verbose: options.Verbose = 0,
 ) -> None:
     """Grow branches from a prompt and draw them as a tree."""
-    more = options.given(max_tokens=max_tokens, seed=seed, stop=options.stops(stop))
+    more = options.given(max_tokens=max_tokens, seed=seed, stop=options.unescaped(stop))
     sampling = {**sampling, **more, **options.constraint(json_schema)}
     as_text = options.is_text(text_or_tree, color=color, interactive=interactive, json=as_json)
     request = GrowRequest(
@@ -190,7 +190,7 @@ def grow(
 
     Options default to the values with which the node was generated; the seed is new.
     """
-    more = options.given(max_tokens=max_tokens, seed=seed, stop=options.stops(stop))
+    more = options.given(max_tokens=max_tokens, seed=seed, stop=options.unescaped(stop))
     sampling = {**sampling, **more}
     as_text = options.is_text(text_or_tree, color=color, interactive=interactive, json=as_json)
     request = GrowRequest(

@@ -25,6 +25,7 @@ from .._core.kv.place import Place
 from .._core.kv.tree import TokenTree
 from .._core.nopickle import NotPicklable
 from .._core.remedies import OF_LM, Listed, remedied
+from .._core.sampling.dry import NO_BREAKERS, SequenceBreakers
 from .._core.sampling.params import (
     BranchOptions,
     ModelDefaults,
@@ -147,6 +148,7 @@ class LM(
         self.driver = Driver(self.scheduler)
         self._open = True
         self.adapters = Adapters()
+        self._breakers: dict[tuple[str, ...], SequenceBreakers] = {}
         self.face_state: dict[type[Any], Any] = {}  # per-LM state of branches and others, by class
         self.load_arguments: dict[str, Any] = {}  # arguments of `load` for an already loaded model
 
@@ -267,7 +269,22 @@ class LM(
             self._check_ids([token for token, _ in params.logit_bias])
         constraint = params.constraint
         matcher = None if constraint is None else self.constraints.matcher(constraint)
-        return Sampler(params, stream, matcher)
+        return Sampler(params, stream, matcher, self._sequence_breakers(params))
+
+    def _sequence_breakers(self, params: SamplingParams) -> SequenceBreakers:
+        """Return the tokens of DRY's sequence breakers, created once for equal texts.
+
+        An engine without a vocabulary gets none: it applies DRY by itself, or rejects it.
+        """
+        texts = params.dry_sequence_breakers
+        if not (params.dry_multiplier and texts and self.info.n_vocab):
+            return NO_BREAKERS
+        if texts not in self._breakers:
+            text = self.text
+            self._breakers[texts] = SequenceBreakers.from_texts(
+                texts, text.vocab_bytes, text.continuation
+            )
+        return self._breakers[texts]
 
     def _check_items(self, items: Sequence[Item]) -> None:
         if self.info.n_labels and any(not _reads_rows(item) for item in items):

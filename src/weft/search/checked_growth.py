@@ -30,7 +30,10 @@ from .rejection import AllowedDraw, draw_allowed, likeliest_allowed
 
 # (text after the prompt, True if the text ends there) → True if the text is allowed
 Check = Callable[[str, bool], Any]
-_PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+_PENALTIES = (
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+    "dry_multiplier",
+)
 
 
 def checked_functions(given: Check | Sequence[Check]) -> list[Check]:

@@ -71,6 +71,63 @@ def min_p(logits: Sequence[float], share: float) -> list[float]:
     return keep(logits, {i for i, x in enumerate(p) if x >= floor})
 
 
+def top_n_sigma(logits: Sequence[float], n: float) -> list[float]:
+    if n == 0:
+        return list(logits)
+    finite = [x for x in logits if x > GONE]
+    mean = math.fsum(finite) / len(finite)
+    sigma = math.sqrt(math.fsum((x - mean) ** 2 for x in finite) / len(finite))
+    return [x if x >= max(finite) - n * sigma else GONE for x in logits]
+
+
+def xtc(logits: Sequence[float], threshold: float) -> list[float]:
+    p = softmax(logits)
+    top = [i for i in by_likelihood(logits) if logits[i] > GONE and p[i] >= threshold]
+    return keep(logits, set(range(len(logits))) - set(top[:-1]))
+
+
+def xtc_number(stream: int, position: int) -> float:
+    low, high, *_ = philox(stream, position)
+    return ((splitmix(low | high << 32, 2**33) >> 11) + 0.5) / 2**53
+
+
+def common_suffix(one: Sequence[int], two: Sequence[int]) -> int:
+    n = 0
+    while n < min(len(one), len(two)) and one[-1 - n] == two[-1 - n]:
+        n += 1
+    return n
+
+
+def dry(
+    text: Sequence[int],
+    *,
+    multiplier: float,
+    base: float = 1.75,
+    allowed_length: int = 2,
+    last_n: int | None = None,
+    breakers: Sequence[Sequence[int]] = (),
+) -> dict[int, float]:
+    """Return the penalty of each token that would continue a repetition: every place is tried.
+
+    breakers: token sequences; tokens of those with one token are free.
+    """
+    text = list(text) if last_n is None else list(text)[-last_n:]
+    free = next(
+        (
+            len(text) - at - max(map(len, here))
+            for at in reversed(range(len(text)))
+            if (here := [b for b in breakers if text[at : at + len(b)] == list(b)])
+        ),
+        len(text),
+    )
+    longest: dict[int, int] = {}
+    for at in range(1, len(text)):
+        n = min(common_suffix(text[:at], text), free)
+        if n >= allowed_length and [text[at]] not in [list(b) for b in breakers]:
+            longest[text[at]] = max(longest.get(text[at], 0), n)
+    return {token: multiplier * base ** (n - allowed_length) for token, n in longest.items()}
+
+
 def penalise(
     logits: Sequence[float],
     params: SamplingParams,
@@ -134,19 +191,32 @@ def draw(
     noises: Sequence[float],
     prompt: Sequence[int] = (),
     generated: Sequence[int] = (),
+    xtc_drawn: float = 1.0,
 ) -> int:
     x = list(logits)
     for i, value in params.logit_bias:
         x[i] += value
     x = penalise(x, params, prompt, generated)
+    repeated = dry(
+        [*prompt, *generated],
+        multiplier=params.dry_multiplier,
+        base=params.dry_base,
+        allowed_length=params.dry_allowed_length,
+        last_n=params.dry_penalty_last_n,
+    )
+    for i, value in repeated.items():
+        x[i] -= value
     if params.temperature == 0:
         return by_likelihood(x)[0]
     if params.temperature_first:
         x = temper(x, params.temperature)
+    x = top_n_sigma(x, params.top_n_sigma)
     x = top_k(x, params.top_k)
     x = typical(x, params.typical_p)
     x = top_p(x, params.top_p)
     x = min_p(x, params.min_p)
+    if xtc_drawn < params.xtc_probability:
+        x = xtc(x, params.xtc_threshold)
     if not params.temperature_first:
         x = temper(x, params.temperature)
     heights = [value + noise for value, noise in zip(x, noises, strict=True)]

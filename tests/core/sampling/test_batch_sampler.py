@@ -36,6 +36,15 @@ RECIPES: list[dict[str, Any]] = [
     {"repetition_penalty": 1.5, "presence_penalty": 0.5},
     {"frequency_penalty": 0.7, "top_p": 0.95},
     {"repetition_penalty": 1.7, "temperature": 0},
+    {"top_n_sigma": 0.8},
+    {"top_n_sigma": 1.5, "top_k": 20, "top_p": 0.7, "min_p": 0.05, "temperature": 1.3},
+    {"top_n_sigma": 2.0, "min_p": 0.1, "temperature_first": True, "temperature": 0.7},
+    {"xtc_probability": 0.5},
+    {"xtc_probability": 0.5, "xtc_threshold": 0.05, "min_p": 0.02, "temperature": 0.9},
+    {"xtc_probability": 1.0, "top_k": 12, "temperature": 1.4, "temperature_first": True},
+    {"dry_multiplier": 3.0, "dry_allowed_length": 1, "dry_base": 2.0},
+    {"dry_multiplier": 9.0, "dry_allowed_length": 1, "temperature": 0},
+    {"dry_multiplier": 3.0, "dry_allowed_length": 1, "dry_penalty_last_n": 3, "top_p": 0.9},
 ]
 
 
@@ -72,16 +81,24 @@ def mixed(n: int) -> list[Sampler]:
 
 
 @pytest.mark.parametrize(("n_vocab", "rounds"), [(150, 20), (700, 4), (4096, 1), (4160, 1)])
-def test_draws_of_28_mixed_rows_equal_the_naive_twin(n_vocab: int, rounds: int) -> None:
-    """Mixed rules in one batch of 28 rows."""
+def test_draws_of_mixed_rows_equal_the_naive_twin(n_vocab: int, rounds: int) -> None:
+    """Mixed rules in one batch, two rows of each."""
+    n = 2 * len(RECIPES)
     for seed in range(rounds):
-        samplers = mixed(28)
-        logits = logits_of(28, n_vocab, seed)
-        positions = np.arange(28) + seed
+        samplers = mixed(n)
+        logits = logits_of(n, n_vocab, seed)
+        positions = np.arange(n) + seed
         got = draw(samplers, logits, positions=positions.tolist())
         for i, chain in enumerate(samplers):
             noise = naive.noise(chain.stream, i + seed, range(n_vocab))
-            expected = naive.draw(logits[i].tolist(), chain.params, noise, [i, 2, 2], [3, i + 1, 3])
+            expected = naive.draw(
+                logits[i].tolist(),
+                chain.params,
+                noise,
+                [i, 2, 2],
+                [3, i + 1, 3],
+                naive.xtc_number(chain.stream, i + seed),
+            )
             assert got.ids[i] == expected, (seed, i, chain.params)
 
 

@@ -20,6 +20,14 @@ FILTERS = [
     pytest.param("top_p", naive.top_p, SHARES, id="top_p"),
     pytest.param("min_p", naive.min_p, SHARES, id="min_p"),
     pytest.param("typical_p", naive.typical, SHARES, id="typical"),
+    pytest.param("top_n_sigma", naive.top_n_sigma, [0.0, 0.1, 0.7, 2.0, 30.0], id="top_n_sigma"),
+    # Which draws use XTC is decided before the filters, so any value but 0 means this one does.
+    pytest.param(
+        "xtc_probability",
+        lambda logits, used: naive.xtc(logits, 0.1) if used else list(logits),
+        [0.0, 1.0, 0.5, 0.0, 1.0],
+        id="xtc",
+    ),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Edits of logits before a draw, and filters (top-k, top-p, min-p, typical).
+"""Edits of logits before a draw, and filters (top-nσ, top-k, typical, top-p, min-p, XTC).
 
 Edits (bias, penalties) are pure functions of [B, V] logits. Filters look at the most likely tokens
 only: `filter_logits` ranks as many as they can need. Rows are independent, and no sum depends on B
@@ -128,7 +128,7 @@ def filter_logits(
     """
     scan = _TopScan.scan(logits, peaks, arrays, rows, totals)
     if scan.complete.all():
-        yield _cut(rows, scan.ranked, scan.arrays, scan.total)
+        yield _cut(rows, scan.ranked, scan.arrays, scan.total, scan.edges)
         return
     for chosen in (np.flatnonzero(scan.complete), np.flatnonzero(~scan.complete)):
         if len(chosen):
@@ -140,13 +140,14 @@ def filter_or_cutoff(
 ) -> Iterator[Filtered | Cutoff]:
     """Like `filter_logits`, but yields a `Cutoff` for rows whose kept set is too large to sort.
 
-    These are rows with min-p only, and rows whose most likely tokens do not reach the share of
-    top-p. The arguments are those of `filter_logits`.
+    These are rows with top-nσ and min-p only, and rows whose most likely tokens do not reach the
+    share of top-p. The arguments are those of `filter_logits`.
     """
     active = arrays.active
-    none = np.zeros(len(rows), dtype=bool)
-    above = active["min_p"][rows] if "min_p" in active else none
-    for name in active.keys() - {"min_p"}:
+    above = np.zeros(len(rows), dtype=bool)
+    for name in active.keys() & {"top_n_sigma", "min_p"}:
+        above = above | active[name][rows]
+    for name in active.keys() - {"top_n_sigma", "min_p"}:
         above = above & ~active[name][rows]
     if above.any():
         subset = rows[above]
@@ -154,13 +155,16 @@ def filter_or_cutoff(
         min_logit = _min_p_cutoff(
             tops, arrays.temperature_before[subset], arrays.filters["min_p"][subset]
         )
+        if "top_n_sigma" in active:
+            n_sigma = arrays.filters["top_n_sigma"][subset]
+            min_logit = np.maximum(min_logit, _sigma_cutoff(logits[subset], tops, n_sigma))
         yield Cutoff(subset, min_logit, np.full(len(subset), logits.shape[1]))
         rows = rows[~above]
     if not len(rows):
         return
     scan = _TopScan.scan(logits, peaks, arrays, rows, totals)
     if scan.complete.all():
-        yield _cut(rows, scan.ranked, scan.arrays, scan.total)
+        yield _cut(rows, scan.ranked, scan.arrays, scan.total, scan.edges)
         return
     use_cutoff = ~scan.complete & (logits.shape[1] > _MAX_RANKED)
     for name in active.keys() - {"top_p", "min_p"}:
@@ -175,6 +179,8 @@ class _TopScan(NamedTuple):
 
     rows, logits, peaks, arrays, total: as for `filter_logits`, for these rows only.
 
+    edges: float32 [B], the smallest logit that top-nσ keeps; -inf if it is off.
+
     sure, floors: [B], `_sure_floors`, and the logit down to which a second scan must rank.
 
     ranked: the tokens ranked by this scan.
@@ -187,6 +193,7 @@ class _TopScan(NamedTuple):
     peaks: Floats
     arrays: SamplingArrays
     total: Doubles
+    edges: Floats
     sure: Floats
     floors: Floats
     ranked: RankedIds
@@ -199,7 +206,10 @@ class _TopScan(NamedTuple):
         is_all = len(rows) == len(logits)
         subset, heads = (logits, peaks) if is_all else (logits[rows], peaks[rows])
         own, total = arrays if is_all else arrays.select(rows), totals[rows]
-        sure = _sure_floors(heads, own, total, logits.shape[1])
+        edges = np.full(len(subset), -np.inf, dtype=np.float32)
+        if "top_n_sigma" in own.active:
+            edges = _sigma_cutoff(subset, heads.max(axis=1), own.filters["top_n_sigma"])
+        sure = _sure_floors(heads, own, total, edges, logits.shape[1])
         likely = _likely_floors(heads, own, total)
         floors = np.maximum(sure, likely)
         ranked = rank(subset, heads, floors)
@@ -209,7 +219,7 @@ class _TopScan(NamedTuple):
             complete = _sums(weights) >= own.filters["top_p"] * total
             complete |= ~own.top_p_first | (likely <= sure)
             floors = np.where(complete, floors, sure)
-        return cls(rows, subset, heads, own, total, sure, floors, ranked, complete)
+        return cls(rows, subset, heads, own, total, edges, sure, floors, ranked, complete)
 
     def rerank(self, chosen: Ids) -> Filtered:
         """Rank as many tokens as some of the rows need, and filter them.
@@ -217,7 +227,8 @@ class _TopScan(NamedTuple):
         chosen: indices of these rows in the scan.
         """
         ranked = rank(self.logits[chosen], self.peaks[chosen], self.floors[chosen])
-        return _cut(self.rows[chosen], ranked, self.arrays.select(chosen), self.total[chosen])
+        arrays = self.arrays.select(chosen)
+        return _cut(self.rows[chosen], ranked, arrays, self.total[chosen], self.edges[chosen])
 
     def cutoff(self, chosen: Ids) -> Cutoff:
         """Return the cutoffs of top-p, and of min-p after it, for some of the rows.
@@ -288,6 +299,28 @@ def _min_p_cutoff(tops: Floats, temperature: Doubles, min_p: Doubles) -> Floats:
     return cutoffs
 
 
+def _sigma_cutoff(logits: Floats, tops: Floats, n: Doubles) -> Floats:
+    """Return the smallest logit that top-nσ keeps in each row: float32 [B]; -inf if it is off.
+
+    The standard deviation is that of all logits above -inf.
+
+    Args:
+        logits: float32 [B, V].
+        tops: float32 [B], the largest logits.
+        n: float64 [B], the number of standard deviations.
+    """
+    cutoffs = np.full(len(logits), -np.inf, dtype=np.float32)
+    for row in np.flatnonzero(n).tolist():
+        values = logits[row].astype(np.float64)
+        if values.min() == -np.inf:
+            values = values[values > -np.inf]
+        edge = float(tops[row]) - n[row] * values.std()
+        # The smallest float32 that is not below the edge.
+        nearest = np.float32(max(edge, -_HUGE))
+        cutoffs[row] = nearest if nearest >= edge else np.nextafter(nearest, np.float32(np.inf))
+    return cutoffs
+
+
 def mass(logits: Floats, largest: Floats, temperature: Doubles) -> Doubles:
     """Return each row's sum of exp((logit - largest) / temperature): float64 [B].
 
@@ -300,22 +333,26 @@ def mass(logits: Floats, largest: Floats, temperature: Doubles) -> Doubles:
     return total
 
 
-def _sure_floors(peaks: Floats, arrays: SamplingArrays, total: Doubles, n_vocab: int) -> Floats:
+def _sure_floors(
+    peaks: Floats, arrays: SamplingArrays, total: Doubles, edges: Floats, n_vocab: int
+) -> Floats:
     """Return for each row a logit below which no filter needs any token: float32 [B].
 
     -inf if no such logit is known.
 
-    total: float64 [B], `mass` of each row.
+    Args:
+        total: float64 [B], `mass` of each row.
+        edges: float32 [B], the smallest logit that top-nσ keeps, which is the first filter.
     """
     active = arrays.active
     if active.keys().isdisjoint(("min_p", "top_p")):
-        return np.full(len(peaks), -np.inf, dtype=np.float32)
+        return edges
     floor = _logs(arrays.filters["min_p"])
     for name, rows in active.items():  # these filters need the mass of all remaining tokens
         if name not in _WITH_FLOOR:
             floor = np.where(rows, -np.inf, floor)
-    if "top_k" in active and "top_p" in active:
-        floor = np.where(active["top_k"] & active["top_p"], -np.inf, floor)
+    for name in active.keys() & {"top_n_sigma", "top_k"} if "top_p" in active else ():
+        floor = np.where(active[name] & active["top_p"], -np.inf, floor)
     if arrays.top_p_first.any():
         # All tokens that weigh less than this are together less than what top-p drops.
         share = _logs((1 - arrays.filters["top_p"]) * total / n_vocab)
@@ -324,7 +361,7 @@ def _sure_floors(peaks: Floats, arrays: SamplingArrays, total: Doubles, n_vocab:
     lowest = (
         peaks.max(axis=1).astype(np.float64) + floor * arrays.temperature_before * (1 + 1e-6) - 1e-6
     )
-    rounded: Floats = lowest.astype(np.float32)
+    rounded: Floats = np.maximum(lowest.astype(np.float32), edges)
     return rounded
 
 
@@ -365,16 +402,23 @@ def _head_floors(peaks: Floats, temperature: Doubles, wanted: Doubles) -> Floats
     return floors
 
 
-def _cut(rows: Ids, ranked: RankedIds, arrays: SamplingArrays, total: Doubles) -> Filtered:
+def _cut(
+    rows: Ids, ranked: RankedIds, arrays: SamplingArrays, total: Doubles, edges: Floats
+) -> Filtered:
     """Apply all active filters to ranked tokens, and divide by the temperature if it comes last.
 
-    total: float64 [B], `mass` of each row, for top-p as the first filter.
+    Args:
+        total: float64 [B], `mass` of each row, for top-p as the first filter.
+        edges: float32 [B], the smallest logit that top-nσ keeps.
     """
     below = _below(ranked, arrays.temperature_before)
     below[np.arange(below.shape[1]) >= ranked.n[:, None]] = -np.inf
     mass = np.where(arrays.top_p_first, total, 0.0)
+    top = ranked.values[:, 0].astype(np.float64)
+    edge = (edges.astype(np.float64) - top) / arrays.temperature_before
     for name, row_flags in arrays.active.items():
-        keep = CUTS[name](Candidates(ranked.ids, below, mass), arrays.filters[name])
+        candidates = Candidates(ranked.ids, below, mass, edge, arrays.xtc_threshold)
+        keep = CUTS[name](candidates, arrays.filters[name])
         if not row_flags.all():
             keep |= ~row_flags[:, None]
         below = np.where(keep, below, -np.inf)
@@ -392,15 +436,30 @@ class Candidates(NamedTuple):
 
     top_p_mass: float64 [B], for top-p only: the mass of the full row if no filter came before it,
     else 0.
+
+    edge: float64 [B], for top-nσ only: the smallest `below` that it keeps.
+
+    xtc_threshold: float64 [B], for XTC only.
     """
 
     ids: Ids
     below: Doubles
     top_p_mass: Doubles
+    edge: Doubles
+    xtc_threshold: Doubles
 
 
 # Filters take the candidates and their parameter, [B], and return what to keep: bool [B, C]. Rows
 # that do not use a filter ignore its result.
+
+
+def _top_n_sigma(candidates: Candidates, n: Doubles) -> Flags:
+    """Return True for tokens at most `n` standard deviations below the largest: bool [B, C].
+
+    `Candidates.edge` is computed from `n`, because the standard deviation is that of full rows.
+    """
+    keep: Flags = candidates.below >= candidates.edge[:, None]
+    return keep
 
 
 def _top_k(candidates: Candidates, k: Ids) -> Flags:
@@ -453,17 +512,33 @@ def _min_p(candidates: Candidates, share: Doubles) -> Flags:
     return keep
 
 
+def _xtc(candidates: Candidates, _: Doubles) -> Flags:
+    """Return True for all but the top choices, of which the least likely stays: bool [B, C].
+
+    Top choices are tokens of at least the threshold's probability. `SamplingArrays.with_xtc_drawn`
+    has decided which rows use this filter.
+    """
+    weights = np.exp(candidates.below)
+    wanted = candidates.xtc_threshold[:, None] * _sums(weights)[:, None]
+    is_top = (weights >= wanted) & ~np.isneginf(candidates.below)
+    n_top = np.cumsum(is_top, axis=1)
+    keep: Flags = ~is_top | (n_top == n_top[:, -1:])
+    return keep
+
+
 # By parameter name; filters run in the order of `params.PARAMETERS`.
 CUTS: Mapping[str, Callable[[Candidates, NDArray[Any]], Flags]] = {
+    "top_n_sigma": _top_n_sigma,
     "top_k": _top_k,
     "typical_p": _typical,
     "top_p": _top_p,
     "min_p": _min_p,
+    "xtc_probability": _xtc,
 }
 # Filters whose result for a token depends on more likely tokens only. Min-p's floor may remove less
 # likely tokens before them. A filter that needs a sum over all candidates is not among them: its
-# rows are ranked completely.
-_WITH_FLOOR = {"top_k", "top_p", "min_p"}
+# rows are ranked completely. XTC, which runs after min-p, needs only what min-p keeps.
+_WITH_FLOOR = {"top_n_sigma", "top_k", "top_p", "min_p", "xtc_probability"}
 
 
 def _below(ranked: RankedIds, temperature: Doubles) -> Doubles:

@@ -47,12 +47,15 @@ CHAT_SAMPLING: Mapping[str, Any] = {
     "min_p": 0.05,
 }
 
+# llama.cpp's default: line ends and the characters around speech and emphasis.
+DRY_BREAKERS = ("\n", ":", '"', "*")
+
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """The command-line option of a parameter that has one typed value."""
+    """The command-line option of a parameter. A list is an option that can be repeated."""
 
-    type: type
+    type: Any
     names: tuple[str, ...]
     help: str
 
@@ -79,10 +82,18 @@ class BranchOptions(TypedDict, total=False):
     top_k: int
     min_p: float
     typical_p: float
+    top_n_sigma: float
+    xtc_probability: float
+    xtc_threshold: float
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float
     penalty_last_n: int | None
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int | None
+    dry_sequence_breakers: str | Sequence[str] | None
     logit_bias: Mapping[int, float] | None
     stop: str | Sequence[str] | None
     seed: int | None
@@ -102,11 +113,25 @@ class SamplingParams:
 
     top_p, top_k (0: off), min_p, typical_p: filters, off by default.
 
+    top_n_sigma: a filter that keeps tokens whose logit is at most this many standard deviations of
+    all logits below the largest. 0: off.
+
+    xtc_probability, xtc_threshold: exclude top choices. With this probability, a draw drops all
+    tokens of at least the threshold's probability except the least likely of them. 0: off.
+
     repetition_penalty: on prompt and generated tokens. presence_penalty and frequency_penalty are
     on generated ones only. Generated tokens are those of this call; the nodes above are its prompt.
     The penalties of a Branch count all tokens that it accepted, and none that it prefilled.
 
     penalty_last_n: the penalties look back this many tokens; None for all.
+
+    dry_multiplier, dry_base, dry_allowed_length: DRY, a penalty on repeated sequences of prompt and
+    generated tokens. 0: off. If a token would continue a repetition of n ≥ dry_allowed_length
+    tokens, its logit loses dry_multiplier × dry_base ** (n − dry_allowed_length).
+
+    dry_penalty_last_n: DRY looks back this many tokens; None for all.
+
+    dry_sequence_breakers: texts that repetitions do not extend across; stored as a tuple.
 
     logit_bias: added to raw logits, by token id. -inf forbids a token, inf allows no other. Stored
     as sorted pairs.
@@ -134,10 +159,18 @@ class SamplingParams:
     top_k: int  # 0: off
     min_p: float  # 0: off
     typical_p: float  # 1: off
+    top_n_sigma: float  # 0: off
+    xtc_probability: float  # 0: off
+    xtc_threshold: float  # only with xtc_probability
     repetition_penalty: float  # 1: off
     presence_penalty: float  # 0: off
     frequency_penalty: float  # 0: off
     penalty_last_n: int | None  # window of the penalties; None: all tokens
+    dry_multiplier: float  # 0: off
+    dry_base: float  # growth of the penalty per repeated token
+    dry_allowed_length: int  # repetitions of fewer tokens are free
+    dry_penalty_last_n: int | None  # window of DRY; None: all tokens
+    dry_sequence_breakers: tuple[str, ...]  # texts that end a repetition
     logit_bias: tuple[tuple[int, float], ...]  # sorted pairs of token id and value
     stop: tuple[str, ...]  # strings that end a continuation
     seed: int | None  # None: a new one per call
@@ -157,10 +190,18 @@ class SamplingParams:
         top_k: int = 0,
         min_p: float = 0.0,
         typical_p: float = 1.0,
+        top_n_sigma: float = 0.0,
+        xtc_probability: float = 0.0,
+        xtc_threshold: float = 0.1,
         repetition_penalty: float = 1.0,
         presence_penalty: float = 0.0,
         frequency_penalty: float = 0.0,
         penalty_last_n: int | None = None,
+        dry_multiplier: float = 0.0,
+        dry_base: float = 1.75,
+        dry_allowed_length: int = 2,
+        dry_penalty_last_n: int | None = None,
+        dry_sequence_breakers: str | Sequence[str] | None = DRY_BREAKERS,
         logit_bias: Mapping[int, float] | Iterable[tuple[int, float]] | None = None,
         stop: str | Sequence[str] | None = None,
         seed: int | None = None,
@@ -232,6 +273,7 @@ class SamplingParams:
         if self.unset:
             data["unset"] = list(self.unset)
         data["stop"] = list(self.stop)
+        data["dry_sequence_breakers"] = list(self.dry_sequence_breakers)
         if self.constraint is not None:
             data["constraint"] = self.constraint.to_dict()
         data["logit_bias"] = {
@@ -462,7 +504,7 @@ def _bias(token_id: object, value: object) -> tuple[int, float]:
     return token, float(value)
 
 
-def _stops(name: str, values: str | Sequence[str] | None) -> tuple[str, ...]:
+def _texts(name: str, values: str | Sequence[str] | None) -> tuple[str, ...]:
     if values is None:
         return ()
     try:
@@ -472,7 +514,7 @@ def _stops(name: str, values: str | Sequence[str] | None) -> tuple[str, ...]:
     for stop in stops:
         if not isinstance(stop, str) or not stop:
             raise ConfigError(
-                f"{name} has {stop!r}; allowed are non-empty strings. Leave stop out to have none"
+                f"{name} has {stop!r}; allowed are non-empty strings. None is an empty list"
             )
         if (at := find_lone_surrogate(stop)) is not None:
             raise ConfigError(lone_surrogate_message(name, stop, at))
@@ -481,7 +523,8 @@ def _stops(name: str, values: str | Sequence[str] | None) -> tuple[str, ...]:
 
 # `weft solve` has only this flag.
 TEMPERATURE = Flag(float, ("--temperature", "--temp"), "0 is greedy.")
-# One row per parameter. Filters run in the order of their rows; top-k is the first of them.
+# One row per parameter. Filters run in the order of their rows. Only top_n_sigma is before top-k,
+# which ranks no more than k tokens: its cutoff is computed before any are ranked.
 PARAMETERS: Mapping[str, Parameter] = {
     "n": Parameter(
         partial(check_int, low=1, high=MAX_N),
@@ -499,6 +542,16 @@ PARAMETERS: Mapping[str, Parameter] = {
         near_aliases={"do_sample": "0 is greedy"},
         from_model=True,
         flag=TEMPERATURE,
+    ),
+    "top_n_sigma": Parameter(
+        partial(check_number, low=0.0),
+        aliases=("nsigma", "top_nsigma"),
+        is_filter=True,
+        flag=Flag(
+            float,
+            ("--top-n-sigma", "--top-nsigma"),
+            "Keep tokens within this many standard deviations below the largest logit; 0: all.",
+        ),
     ),
     "top_k": Parameter(
         partial(check_int, low=0, high=2**31 - 1),
@@ -526,6 +579,19 @@ PARAMETERS: Mapping[str, Parameter] = {
         is_filter=True,
         flag=Flag(float, ("--min-p",), "Drop what is this much less likely than the best."),
     ),
+    "xtc_probability": Parameter(
+        partial(check_number, low=0.0, high=1.0),
+        is_filter=True,
+        flag=Flag(
+            float,
+            ("--xtc-probability",),
+            "Drop the top choices of a draw with this probability; 0: never.",
+        ),
+    ),
+    "xtc_threshold": Parameter(
+        partial(check_number, low=0.0, high=1.0),
+        flag=Flag(float, ("--xtc-threshold",), "The probability of a top choice."),
+    ),
     "repetition_penalty": Parameter(
         partial(check_number, low=0.0, open_low=True),
         aliases=("repeat_penalty",),
@@ -535,18 +601,50 @@ PARAMETERS: Mapping[str, Parameter] = {
     "presence_penalty": Parameter(check_number),
     "frequency_penalty": Parameter(check_number),
     "penalty_last_n": Parameter(_or_none(partial(check_int, low=1)), aliases=("repeat_last_n",)),
+    "dry_multiplier": Parameter(
+        partial(check_number, low=0.0),
+        flag=Flag(
+            float, ("--dry-multiplier",), "Penalty on continuing a repeated sequence; 0: none."
+        ),
+    ),
+    "dry_base": Parameter(
+        partial(check_number, low=1.0),
+        flag=Flag(float, ("--dry-base",), "Growth of that penalty per repeated token."),
+    ),
+    "dry_allowed_length": Parameter(
+        partial(check_int, low=1),
+        flag=Flag(int, ("--dry-allowed-length",), "Shorter repetitions are free."),
+    ),
+    "dry_penalty_last_n": Parameter(
+        _or_none(partial(check_int, low=1)),
+        aliases=("dry_range",),
+        flag=Flag(int, ("--dry-penalty-last-n",), "Number of tokens that DRY looks back."),
+    ),
+    "dry_sequence_breakers": Parameter(
+        _texts,
+        flag=Flag(
+            list[str],
+            ("--dry-sequence-breakers", "--dry-sequence-breaker"),
+            r"Text that ends a repetition; can be repeated. \n is a newline.",
+        ),
+    ),
     "logit_bias": Parameter(_biases),
-    "stop": Parameter(_stops, aliases=("stop_sequences", "stop_strings")),
+    "stop": Parameter(_texts, aliases=("stop_sequences", "stop_strings")),
     "seed": Parameter(
         _or_none(partial(check_int, low=0, high=2**64 - 1)), aliases=("random_seed",)
     ),
     "constraint": Parameter(_or_none(_constraint), aliases=("grammar", "response_format")),
     "temperature_first": Parameter(check_bool),
 }
+_MIROSTAT = (
+    "a draw depends on stream, position and logits only, and mirostat's also on the surprisal of"
+    " all earlier draws. top_n_sigma and min_p also adapt to the distribution"
+)
 # Parameters of other libraries that Weft does not have.
 _UNSUPPORTED = {
     "length_penalty": "rank finished branches by their mean log-probability",
     "logprobs": "log-probabilities are always recorded",
+    **dict.fromkeys(("mirostat", "mirostat_mode", "mirostat_tau", "mirostat_eta"), _MIROSTAT),
 }
 # Rules of generation_config.json that Weft does not support, with their neutral values.
 _RULES: Mapping[str, Any] = {
@@ -580,7 +678,7 @@ NAMES = tuple(field.name for field in fields(SamplingParams) if field.name in PA
 # Parameters that a summary lists after the temperature.
 _SUMMARY = (
     *(name for name, parameter in PARAMETERS.items() if parameter.is_filter),
-    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty", "dry_multiplier"),
 )
 # Parameters that a request omits unless the call gives them, so that the server's config decides.
 SERVER_SAMPLING = ("temperature", *_SUMMARY, "penalty_last_n")

@@ -134,6 +134,8 @@ Ids = NDArray[np.int64]
 
 # Groups use a key's first numbers, by group; tokens use those from here, by id.
 _TOKENS = np.uint64(1 << 32)
+# The number of a key that decides whether XTC drops tokens; ids are smaller than 2**32.
+_XTC = np.array([1 << 33], dtype=np.uint64)
 _MEMBER = np.uint64(GROUP_SIZE - 1)
 # A row with more open groups than this after the first scan gets a second short one.
 _MAX_OPEN_GROUPS = 24
@@ -167,6 +169,12 @@ def group_noise(keys: U64, n: int) -> GroupNoise:
     """
     words = splitmix(keys[:, None], np.arange(n, dtype=np.uint64))
     return GroupNoise(keys, -np.log(_times(words) / GROUP_SIZE), (words & _MEMBER).astype(np.int64))
+
+
+def xtc_numbers(keys: U64) -> Doubles:
+    """Return a uniform number between 0 and 1 for each key, independent of its noise: float64."""
+    numbers: Doubles = ((splitmix(keys, _XTC) >> np.uint64(11)).astype(np.float64) + 0.5) / 2**53
+    return numbers
 
 
 class StreamNoise:

@@ -16,6 +16,7 @@ from ...constraints.base import Matcher
 from ...constraints.grammar import Masks
 from ...errors import ConfigError
 from . import filters
+from .dry import NO_BREAKERS, DryHistory, SequenceBreakers
 from .history import History
 from .metrics import (
     GROUP_SIZE,
@@ -28,7 +29,7 @@ from .metrics import (
     n_groups,
 )
 from .params import PARAMETERS, SamplingParams
-from .rng import GumbelDraw, StreamNoise, argmax_all, argmax_filtered
+from .rng import GumbelDraw, StreamNoise, argmax_all, argmax_filtered, xtc_numbers
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -45,7 +46,10 @@ _CACHE_LOGITS = 1 << 17
 _SCATTER_COST = 256
 # Parameters are clipped to these bounds, which no draw depends on: logits are float32.
 _TINY, _HUGE = 1e-30, 1e30
-_ROW_FIELDS = "greedy temperature_before temperature_after repetition presence frequency".split()
+_ROW_FIELDS = (
+    *("greedy", "temperature_before", "temperature_after", "xtc_threshold"),
+    *("repetition", "presence", "frequency"),
+)
 # At its default a filter drops nothing.
 _NEUTRAL = SamplingParams()
 _OFF = {name: getattr(_NEUTRAL, name) for name, of in PARAMETERS.items() if of.is_filter}
@@ -135,8 +139,8 @@ class Sampler:
     """State of one run's sampling: parameters, random stream, penalty counts and constraint
     matcher.
 
-    needs_host: the next draw depends on earlier tokens (penalties, constraint), which the host must
-    know.
+    needs_host: the next draw depends on earlier tokens (penalties, DRY, constraint), which the host
+    must know.
 
     matcher: the constraint's state, owned by this sampler; None without a constraint.
 
@@ -146,6 +150,7 @@ class Sampler:
     """
 
     __slots__ = (
+        "_dry",
         "_history",
         "banned",
         "greedy",
@@ -156,7 +161,14 @@ class Sampler:
         "stream",
     )
 
-    def __init__(self, params: SamplingParams, stream: int, matcher: Matcher | None = None) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        stream: int,
+        matcher: Matcher | None = None,
+        breakers: SequenceBreakers = NO_BREAKERS,
+    ) -> None:
+        """breakers: the tokens of `params.dry_sequence_breakers`; used with DRY only."""
         self.params = params
         self.stream = stream
         self.matcher = matcher
@@ -166,18 +178,34 @@ class Sampler:
         penalised = bool(
             params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty
         )
-        self.needs_host = penalised or matcher is not None
         self._history = History(params.penalty_last_n) if penalised else None
+        self._dry = DryHistory(params, breakers) if params.dry_multiplier else None
+        self.needs_host = self.counts_tokens or matcher is not None
 
     @property
     def history(self) -> History | None:
         """The tokens counted so far; None without penalties."""
         return self._history
 
-    def add_prompt(self, prompt_ids: Iterable[int]) -> None:
-        """Add the prompt's tokens to the penalty history; only repetition_penalty counts them."""
+    @property
+    def dry(self) -> DryHistory | None:
+        """The tokens in which DRY looks for repetitions; None without DRY."""
+        return self._dry
+
+    @property
+    def counts_tokens(self) -> bool:
+        """True with penalties or DRY: earlier tokens change the logits."""
+        return self._history is not None or self._dry is not None
+
+    def add_prompt(self, prompt_ids: Sequence[int]) -> None:
+        """Add the prompt's tokens to the histories of repetition_penalty and DRY.
+
+        The other penalties do not count them.
+        """
         if self._history is not None:
             self._history.add_prompt(prompt_ids)
+        if self._dry is not None:
+            self._dry.add(prompt_ids)
 
     def accept(self, token: int) -> None:
         """Count one generated token, and advance the constraint by it.
@@ -186,14 +214,15 @@ class Sampler:
         """
         if self.matcher is not None:
             self.matcher.accept(token)
-        if self._history is not None:
-            self._history.add_generated(token)
+        self.add_generated((token,))
 
-    def add_generated(self, tokens: Iterable[int]) -> None:
-        """Count generated tokens for the penalties only."""
+    def add_generated(self, tokens: Sequence[int]) -> None:
+        """Count generated tokens for the penalties and DRY only."""
         if self._history is not None:
             for token in tokens:
                 self._history.add_generated(token)
+        if self._dry is not None:
+            self._dry.add(tokens)
 
     def with_biases(self, biases: Mapping[int, float]) -> Sampler:
         """Return a sampler for one draw with additional biases; -inf bans a token.
@@ -207,7 +236,7 @@ class Sampler:
         twin = Sampler(
             replace(self.params, logit_bias=tuple(both.items())), self.stream, self.matcher
         )
-        twin._history = self._history
+        twin._history, twin._dry = self._history, self._dry
         return twin
 
     def clone(self) -> Sampler:
@@ -215,6 +244,7 @@ class Sampler:
         matcher = None if self.matcher is None else self.matcher.clone()
         twin = Sampler(self.params, self.stream, matcher)
         twin._history = None if self._history is None else self._history.copy()
+        twin._dry = None if self._dry is None else self._dry.copy()
         return twin
 
 
@@ -226,6 +256,7 @@ class SamplingArrays:
     temperature_before: Doubles  # divides logits before the filters; 1 if not requested
     temperature_after: Doubles  # divides logits after the filters; 1 if not requested
     filters: Mapping[str, NDArray[Any]]  # the values of each filter, by parameter name
+    xtc_threshold: Doubles  # the probability of a top choice
     repetition: Floats  # repetition_penalty
     presence: Floats  # presence_penalty
     frequency: Floats  # frequency_penalty
@@ -272,6 +303,7 @@ class SamplingArrays:
                 name: np.array([getattr(p, name) for p in params], dtype=type(off))
                 for name, off in _OFF.items()
             },
+            xtc_threshold=np.array([p.xtc_threshold for p in params], dtype=np.float64),
             repetition=_within([p.repetition_penalty for p in params], _TINY).astype(np.float32),
             presence=_within([p.presence_penalty for p in params], -_HUGE).astype(np.float32),
             frequency=_within([p.frequency_penalty for p in params], -_HUGE).astype(np.float32),
@@ -279,6 +311,14 @@ class SamplingArrays:
             bias_ids=np.array(ids, dtype=np.int64),
             bias=np.where(np.isneginf(values), -np.inf, _within(values, -_HUGE)).astype(np.float32),
         )
+
+    def with_xtc_drawn(self, numbers: Doubles) -> SamplingArrays:
+        """Return the arrays with XTC on in the rows that use it in this draw, and off in others.
+
+        numbers: float64 [B], uniform random numbers.
+        """
+        is_used = numbers < self.filters["xtc_probability"]
+        return replace(self, filters={**self.filters, "xtc_probability": is_used.astype(float)})
 
     def select(self, rows: Ids) -> SamplingArrays:
         """Return the entries of some rows, renumbered from 0."""
@@ -362,7 +402,9 @@ class BatchSampler:
         self._matchers = [sampler.matcher for sampler in samplers]
         constrained = any(matcher is not None for matcher in self._matchers)
         self._masks = Masks([sampler.banned for sampler in samplers]) if constrained else None
-        self._share_params = not self._stateful and _share_params(samplers)
+        # XTC draws one random number per sampler, so samplers with it do not share filtered rows.
+        is_shared = not self._stateful and "xtc_probability" not in self._arrays.active
+        self._share_params = is_shared and _share_params(samplers)
 
     def prepare(self, n_vocab: int) -> None:
         """Start computing the masks of the next draw in the background."""
@@ -371,8 +413,12 @@ class BatchSampler:
 
     @property
     def active_filters(self) -> frozenset[str]:
-        """The parameter names of filters that any sampler uses."""
-        return frozenset(self._arrays.active)
+        """The parameter names of filters that any sampler uses, and of DRY.
+
+        An engine that does not implement one of them must leave the draw to this class.
+        """
+        has_dry = any(sampler.dry is not None for sampler in self.samplers)
+        return frozenset(self._arrays.active) | ({"dry_multiplier"} if has_dry else set())
 
     def allowed(self, n_vocab: int) -> NDArray[np.int32] | None:
         """Return the mask of allowed tokens, for a draw on a device; None without constraints.
@@ -455,6 +501,8 @@ class BatchSampler:
             arrays = (
                 self._arrays if len(samplers) == len(self._rows) else self._arrays.select(samplers)
             )
+        if "xtc_probability" in arrays.active:
+            arrays = arrays.with_xtc_drawn(xtc_numbers(draw.groups.keys[samplers]))
         logits, dead = _Logits(raw, peaks, stats, reductions), self._rows[:0]
         check_ids(arrays.bias_ids, raw.shape[1], "logit_bias")
         legal = raw
@@ -504,7 +552,7 @@ class BatchSampler:
         return peaks
 
     def _edited(self, logits: Floats, arrays: SamplingArrays, samplers: Ids) -> Floats:
-        """Return the logits after bias and penalties; `logits` itself if there are none.
+        """Return the logits after bias, penalties and DRY; `logits` itself if there are none.
 
         Args:
             logits: float32 [R, V]; not modified.
@@ -516,7 +564,22 @@ class BatchSampler:
             edited = filters.bias(edited, arrays.bias_rows, arrays.bias_ids, arrays.bias)
         if self._stateful:
             edited = self._penalised(edited, arrays, samplers)
+            edited = self._without_repetitions(edited, samplers)
         return edited
+
+    def _without_repetitions(self, logits: Floats, samplers: Ids) -> Floats:
+        """Return the logits after DRY; `logits` itself if no sampler uses it."""
+        histories = [self.samplers[i].dry for i in samplers.tolist()]
+        penalised = [
+            (row, *dry.penalties()) for row, dry in enumerate(histories) if dry is not None
+        ]
+        if not any(len(ids) for _, ids, _ in penalised):
+            return logits
+        rows = np.repeat([row for row, _, _ in penalised], [len(ids) for _, ids, _ in penalised])
+        ids = np.concatenate([ids for _, ids, _ in penalised])
+        check_ids(ids, logits.shape[1], "DRY")
+        penalties = np.concatenate([values for _, _, values in penalised]).astype(np.float32)
+        return filters.bias(logits, rows, ids, -penalties)
 
     def _penalised(self, logits: Floats, arrays: SamplingArrays, samplers: Ids) -> Floats:
         histories = [(row, self.samplers[i].history) for row, i in enumerate(samplers.tolist())]
@@ -534,10 +597,14 @@ class BatchSampler:
 def probabilities(logits: Floats, params: SamplingParams) -> Doubles:
     """Return the probability of each token after temperature and filters: float64 [V].
 
-    Penalties and constraints, which depend on a history, are ignored.
+    Penalties, DRY and constraints, which depend on a history, are ignored. With XTC it is the mean
+    over the draws with and without XTC.
 
     logits: float32 [V], raw; not modified.
     """
+    if 0 < (share := params.xtc_probability) < 1:
+        without, always = (replace(params, xtc_probability=p) for p in (0.0, 1.0))
+        return (1 - share) * probabilities(logits, without) + share * probabilities(logits, always)
     raw, arrays = logits[None], SamplingArrays.from_params([params])
     if len(arrays.bias):
         raw = filters.bias(raw, arrays.bias_rows, arrays.bias_ids, arrays.bias)

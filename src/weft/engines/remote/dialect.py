@@ -99,18 +99,22 @@ LLAMA_SERVER = Dialect(
     neutral={
         "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "repeat_penalty": 1.0,
         "presence_penalty": 0.0, "frequency_penalty": 0.0, "repeat_last_n": -1,
+        "top_n_sigma": -1.0, "xtc_probability": 0.0, "dry_multiplier": 0.0,
     },
     params={
         "top_k": "top_k",
         "typical_p": "typical_p",
         "top_p": "top_p",
         "min_p": "min_p",
+        "top_n_sigma": "top_n_sigma",
+        "xtc_probability": "xtc_probability",
         "repetition_penalty": "repeat_penalty",
+        "dry_multiplier": "dry_multiplier",
         "penalty_last_n": "repeat_last_n",
         "logit_bias": "logit_bias",
     },
     order="either",
-    samplers=("top_k", "typ_p", "top_p", "min_p"),
+    samplers=("top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc"),
     seeded=True,
     constraints="gbnf",
 )  # fmt: skip

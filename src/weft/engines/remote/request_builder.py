@@ -16,7 +16,17 @@ from .text_pieces import GIVE_TOKENIZER, PieceTokenizer
 
 _NEUTRAL = SamplingParams()
 _FILTERS = tuple(name for name, of in PARAMETERS.items() if of.is_filter)
-_PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+_PENALTIES = (
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+    "dry_multiplier",
+)
+# Parameters without an effect of their own, by the parameter that uses them.
+_DETAILS = {
+    "xtc_probability": ("xtc_threshold",),
+    "dry_multiplier": tuple(
+        name for name in PARAMETERS if name.startswith("dry_") and name != "dry_multiplier"
+    ),
+}
 _MAX_BIAS = 100.0  # servers of the protocol clip larger values
 _CHAT_TOP = {"logprobs": True, "top_logprobs": 1}  # some servers need both to return any
 # Other servers' names of parameters → Weft's names.
@@ -259,12 +269,15 @@ class RequestBuilder:
             is_given = bool(params.unset) and name not in params.unset and value is not None
             if name in self.dialect.params and (is_given or value != getattr(_NEUTRAL, name)):
                 fields[self.dialect.params[name]] = value
+                for detail in _DETAILS.get(name, ()):
+                    value = getattr(params, detail)
+                    fields[detail] = -1 if value is None else value
         if params.logit_bias:
             fields["logit_bias"] = {str(token): bias for token, bias in params.logit_bias}
         if self.dialect.samplers and not params.unset:
             cut = list(self.dialect.samplers)
             order = ["temperature", *cut] if params.temperature_first else [*cut, "temperature"]
-            fields["samplers"] = ["penalties", *order]
+            fields["samplers"] = ["penalties", "dry", *order]
         return fields
 
     def echo_body(self, tokens: Sequence[int]) -> dict[str, Any]:

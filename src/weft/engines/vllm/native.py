@@ -154,6 +154,9 @@ class VllmRuns(EngineGenerator):
 
 
 _UNSUPPORTED: dict[str, Callable[[SamplingParams], bool]] = {
+    "top_n_sigma": lambda p: p.top_n_sigma > 0 and p.temperature != 0,
+    "xtc_probability": lambda p: p.xtc_probability > 0 and p.temperature != 0,
+    "dry_multiplier": lambda p: p.dry_multiplier > 0,
     "typical_p": lambda p: p.typical_p < 1 and p.temperature != 0,
     "penalty_last_n": lambda p: p.penalty_last_n is not None and _is_penalised(p),
     "temperature": lambda p: (
