@@ -56,6 +56,8 @@ export interface components {
             /** @description Null while the branch is growing. */
             finish_reason?: string | null;
             id: string;
+            /** @description The model that grows it, if not the loom's. */
+            model?: string | null;
             /** @default 0 */
             n_tokens?: number;
             node: number;
@@ -97,6 +99,8 @@ export interface components {
         };
         /** @description The place for a copy of a node and its descendants: in this loom, another, or a new one. */
         CopyNode: {
+            /** @description With new_loom: a loaded model for the new loom. It tokenizes all texts, and renders messages by its chat template; values per token are left out. */
+            model?: string | null;
             /** @description Instead: the name of a new loom, whose prompt is the path to the node. */
             new_loom?: string | null;
             /**
@@ -254,8 +258,10 @@ export interface components {
              * @default 0
              */
             min_tokens?: number;
-            /** @description A loaded model; null: the loom's own. */
+            /** @description A loaded model; null: the loom's own. Another model continues the text of the path, or the messages of a chat in its own template. logit_bias has its token ids. */
             model?: string | null;
+            /** @description Instead of `model`: several loaded models, which grow at the same time, `n` branches each. */
+            models?: string[] | null;
             /**
              * @description Number of branches per node.
              * @default 1
@@ -337,8 +343,10 @@ export interface components {
              * @default 0
              */
             min_tokens?: number;
-            /** @description A loaded model; null: the loom's own. */
+            /** @description A loaded model; null: the loom's own. Another model continues the text of the path, or the messages of a chat in its own template. logit_bias has its token ids. */
             model?: string | null;
+            /** @description Instead of `model`: several loaded models, which grow at the same time, `n` branches each. */
+            models?: string[] | null;
             /**
              * @description Number of branches per node.
              * @default 1
@@ -439,6 +447,7 @@ export interface components {
              */
             last_event?: number;
             loom?: string | null;
+            /** @description Its model; null: none, or several. */
             model?: string | null;
             /** @description Progress of a load or a run. */
             progress?: {
@@ -781,6 +790,8 @@ export interface components {
             meta?: {
                 [key: string]: unknown;
             } | null;
+            /** @description The model that generated it, if not the loom's. If that model has another vocabulary, the node has the text in tokens of the loom's model; the values per token and their means are absent. */
+            model?: string | null;
             /** @description Number of descendants. */
             n_below: number;
             n_tokens: number;

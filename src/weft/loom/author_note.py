@@ -64,16 +64,20 @@ def place_with_note(node: Heddle, note: AuthorNote) -> Place:
 
     Raises: ContextOverflow if path and note are longer than the context.
     """
+    ids = tokens_with_note(node, note)
+    return lm_of(node).place(ids, namespace=node.path[0].adapter)  # type: ignore[attr-defined]
+
+
+def tokens_with_note(node: Heddle, note: AuthorNote) -> list[int]:
+    """Return the token ids of a node's path with a note inserted."""
     lm, path = lm_of(node), list(node.path)
     ids = [each.tokens for each in path]
     at = _with_note_in_message(lm, path, note) if is_chat(node) else None
     if at is None:
-        tokens = _with_note_in_text(lm, [token for each in ids for token in each], note)
-    else:
-        index, replacement = at
-        ids[index] = replacement
-        tokens = [token for each in ids for token in each]
-    return lm.place(tokens, namespace=node.path[0].adapter)  # type: ignore[attr-defined]
+        return _with_note_in_text(lm, [token for each in ids for token in each], note)
+    index, replacement = at
+    ids[index] = replacement
+    return [token for each in ids for token in each]
 
 
 def _with_note_in_message(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import bisect
 import logging
+import re
 from collections import Counter, UserList, deque
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
 from contextlib import aclosing, closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -23,6 +24,7 @@ from .author_note import note_of, place_with_note
 from .constrained_text import allow_moved_spaces, constrained_tokens, warn_of_prompt_before
 from .node import (
     child_list,
+    encode_after,
     growing_lists,
     is_place_known,
     is_place_of,
@@ -32,14 +34,17 @@ from .node import (
     set_pending_growth,
     set_place,
     set_run,
+    set_tokens,
 )
 
 if TYPE_CHECKING:
     from .._core.kv.place import Place
+    from .._core.sched.work import RunResult
     from ..constraints.base import Constraint
     from ..lm.lm import LM
     from .heddle import Heddle
 
+MODEL = "model"  # key in a node's meta: the name of the model that grew it, if not the loom's
 _SCREEN = 20  # branches that a representation lists before it counts the rest
 _FEW = 8  # branches that `plan` handles in well under a millisecond
 
@@ -83,6 +88,7 @@ _log = logging.getLogger(__name__)
 # Consumes an iterator in one C call, so that KeyboardInterrupt arrives before or after it.
 _exhaust = deque[None](maxlen=0).extend
 _extend: Callable[[list[Any], Iterable[Any]], None] = list.extend
+_LAST_WORD = re.compile(r"\s+\S*\Z")
 
 
 class Event(NamedTuple):
@@ -152,6 +158,7 @@ class StopWatcher:
     ) -> None:
         self.branch = branch
         self.stopped: str | None = None
+        self.decode = lm.text.decode
         self._token_bytes = lm.text.token_bytes
         self._stops = StopStrings(params.stop, params.constraint) if params.stop else None
         self._channel = channel
@@ -251,6 +258,7 @@ class PendingBranch:
         self.ticket: Ticket | None = None
         self.text: TextStream | None = None
         self.stop: str | None = None  # the stop string in the delivered tokens
+        self.n_tokens = 0  # delivered tokens
         self.over = False
         self.attached = False
 
@@ -264,11 +272,32 @@ class PendingBranch:
             return
         result = self.ticket.value
         child = self.child
-        set_run(child, result)
         child.stop_string = None if self.watch is None else self.watch.stopped
         child.terminal = result.ended_by is not None and result.ended_by not in self.stop_ids
         child.finish_reason = "stop" if child.stop_string is not None else result.finish_reason
+        self.set_result(result)
         self._attach(result.end)
+
+    def set_result(self, result: RunResult) -> None:
+        """Copy the tokens and statistics of the finished run into the child."""
+        set_run(self.child, result)
+
+    def append(
+        self,
+        tokens: tuple[int, ...],
+        statistics: tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]],
+        text: str,
+    ) -> None:
+        """Append new tokens of the run to the child. On Ctrl-C all are appended, or none.
+
+        Args:
+            tokens: ids of the model that runs.
+            statistics: their logprobs, entropies and legal_logmass.
+            text: what they add to the text.
+        """
+        self.n_tokens += len(tokens)
+        lists: tuple[list[Any], ...] = growing_lists(self.child)
+        _exhaust(map(_extend, lists, (tokens, *statistics)))
 
     def new_texts(
         self, events: list[Event]
@@ -306,7 +335,7 @@ class PendingBranch:
         child.stop_string = self.stop
         if self.stop is not None:
             reason = "stop"
-        elif len(child.tokens) >= params.max_tokens:
+        elif self.n_tokens >= params.max_tokens:
             reason = "length"
         child.finish_reason = reason
         self._attach(None)
@@ -324,11 +353,74 @@ class PendingBranch:
         # after a note is not that of the path.
         is_own = self.start is self.origin and is_place_of(self.parent, self.origin)
         set_place(child, end if is_own else None)
-        self.siblings.insert(self.index, child)
+        self.siblings.insert(child.lineage[0], child)
         self.attached = True
 
 
+class RecodedBranch(PendingBranch):
+    """A branch of a model whose vocabulary differs from that of the loom's model.
+
+    The child gets the generated text in the tokens of the loom's model, without statistics. During
+    the growth the last word waits, because its tokens can still change.
+    """
+
+    _written = ""  # delivered text
+    _n_encoded = 0  # its characters that are in the child's tokens
+
+    @property
+    def complete_text(self) -> str:
+        return self._written
+
+    def append(
+        self,
+        tokens: tuple[int, ...],
+        statistics: tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]],
+        text: str,
+    ) -> None:
+        self.n_tokens += len(tokens)
+        self._written += text
+        new = self._written[self._n_encoded :]
+        last_word = _LAST_WORD.search(new)
+        if last_word is not None and last_word.start():
+            self._encode(new[: last_word.start()])
+
+    def _encode(self, text: str) -> None:
+        """Append text to the child, in the tokens of the loom's model."""
+        growing_lists(self.child)[0].extend(encode_after(self.parent, text, None))
+        self._n_encoded += len(text)
+
+    def set_result(self, result: RunResult) -> None:
+        assert self.watch is not None
+        text = self.watch.decode(result.tokens)
+        lm = lm_of(self.child)
+        ids, n_free = encode_after(self.parent, text, None), lm.n_ctx - self.origin.depth
+        if len(ids) > n_free:
+            self.child.finish_reason, self.child.terminal = "context", False
+        set_tokens(self.child, ids[:n_free])
+
+    def keep(self, reason: FinishReason) -> None:
+        if rest := self._written[self._n_encoded :]:
+            self._encode(rest)
+        super().keep(reason)
+
+
 BranchEvents = tuple[PendingBranch, list[Event]]
+
+
+class OtherModel(NamedTuple):
+    """Another model than the loom's, which grows nodes of a loom.
+
+    Attributes:
+        lm: the LM of the other model.
+        name: its name, which the children have as `meta["model"]`.
+        contexts: for each node to grow, the token ids of its path for this model.
+        earlier: growths of the same nodes by other models, whose branches precede these.
+    """
+
+    lm: LM
+    name: str
+    contexts: Sequence[Sequence[int]]
+    earlier: Sequence[Growth] = ()
 
 
 class Growth:
@@ -352,17 +444,29 @@ class Growth:
         self._done: asyncio.Future[None] | None = None
         self.reason: FinishReason = "cancelled"  # of branches that have not ended when it closes
 
-    def add(self, node: Heddle, params: SamplingParams, *, first: int = 0) -> list[PendingBranch]:
+    def add(
+        self,
+        node: Heddle,
+        params: SamplingParams,
+        *,
+        first: int = 0,
+        context: Sequence[int] | None = None,
+        siblings: SiblingOrder | None = None,
+    ) -> list[PendingBranch]:
         """Plan `params.n` branches of a node; return them. Nothing runs yet.
 
         Args:
             node: the node to continue.
             params: the sampling parameters, with a seed.
             first: number of the first branch; the numbers select the random streams.
+            context: the token ids of the node's path for this growth's model, if the loom has
+                another model. None: the node belongs to this model.
+            siblings: the order of the node's new children, shared with another growth that has
+                other numbers. None: a new one.
 
         Raises: ConfigError for a node of another LM, or one with an empty path.
         """
-        if lm_of(node) is not self.lm:
+        if context is None and lm_of(node) is not self.lm:
             raise ConfigError(
                 "the nodes of one call must belong to one model; grow the others apart"
             )
@@ -371,9 +475,13 @@ class Growth:
             raise ConfigError("the node's path is empty: there are no tokens to continue. Add text")
         if params.constraint is not None:
             warn_of_prompt_before(node, params.constraint)
-        note = note_of(node.path[0].meta)
-        start = origin if note is None else place_with_note(node, note)
-        siblings = SiblingOrder(node)
+        if context is not None:
+            start = self.lm.place(context)
+        else:
+            note = note_of(node.path[0].meta)
+            start = origin if note is None else place_with_note(node, note)
+        branch_class = PendingBranch if has_vocab_of(node, self.lm) else RecodedBranch
+        siblings = siblings or SiblingOrder(node)
         for branch in range(params.n):
             child = new_child(node)
             child.params, child.lineage = params, (first + branch,)
@@ -381,7 +489,7 @@ class Growth:
             watched = params.stop or self._channel is not None
             index = len(self.branches)
             watch = StopWatcher(index, self.lm, params, self._channel) if watched else None
-            pending = PendingBranch(index, child, node, origin, start, watch, siblings)
+            pending = branch_class(index, child, node, origin, start, watch, siblings)
             if self._channel is not None:
                 pending.text = self.lm.text.stream()
             self._runs.append(self._create_run(child, pending))
@@ -400,7 +508,10 @@ class Growth:
             compiled = replace(params, constraint=constraint)
         sampler = self.lm.sampler(compiled, stream_of(params.seed, child.lineage))
         if sampler.matcher is not None:
-            for token in constrained_tokens(pending.parent, params.constraint):
+            resumed = constrained_tokens(pending.parent, params.constraint)
+            if isinstance(pending, RecodedBranch):
+                resumed = self.lm.text.continuation(lm_of(pending.parent).text.decode(resumed))
+            for token in resumed:
                 sampler.matcher.accept(token)
                 sampler.resumed = True
         return Run(
@@ -636,13 +747,14 @@ def delta(pending: PendingBranch, events: list[Event]) -> Delta:
     is_over = any(event.token is None for event in events)
     texts = tuple([text.push(token) for token in tokens])
     piece = "".join(texts) + (text.flush() if is_over else "")
-    lists: tuple[list[Any], ...] = growing_lists(child)
-    _exhaust(map(_extend, lists, (tokens, logprobs, entropies, legal)))
+    pending.append(tokens, (logprobs, entropies, legal), piece)
     if new:
         pending.stop = new[-1].stop
     if is_over:
         _end_branch(pending)
     reason = child.finish_reason
+    if isinstance(pending, RecodedBranch):  # the ids belong to another vocabulary
+        return Delta(pending.index, child, (), piece, (), reason, (), ())
     return Delta(pending.index, child, tokens, piece, logprobs, reason, entropies, texts)
 
 
@@ -655,8 +767,22 @@ def _end_branch(pending: PendingBranch) -> None:
         pending.finish()
 
 
+def has_vocab_of(node: Heddle, lm: LM) -> bool:
+    """Return True if the token ids of a node mean the same in this LM."""
+    own, other = lm_of(node).text, lm.text
+    return own is other or (
+        own.vocab_bytes == other.vocab_bytes and own.special_ids == other.special_ids
+    )
+
+
 def plan(
-    nodes: list[Heddle], params: SamplingParams, *, force: bool, streamed: bool, first: int = 0
+    nodes: list[Heddle],
+    params: SamplingParams,
+    *,
+    force: bool,
+    streamed: bool,
+    first: int = 0,
+    other: OtherModel | None = None,
 ) -> Growth:
     """Plan the branches of one call; return them as a `Growth`. Nothing runs yet.
 
@@ -666,14 +792,24 @@ def plan(
         force: continue terminal nodes too. Otherwise they are in `skipped`, and the log warns.
         streamed: as for `Growth`.
         first: number of the first branch; the numbers select the random streams.
+        other: the model that grows the nodes; None: the loom's own. Needs `streamed`.
     """
     params = with_seed(params)
-    growth = Growth(lm_of(nodes[0]), streamed=streamed)
+    lm = lm_of(nodes[0]) if other is None else other.lm
+    growth = Growth(lm, streamed=streamed)
     for place, node in enumerate(nodes):
         if node.terminal and not force:
             growth.skipped.append(node)
-        else:
-            growth.add(node, params, first=first + place * params.n)
+            continue
+        number = first + place * params.n
+        if other is None:
+            growth.add(node, params, first=number)
+            continue
+        earlier = (branch for each in other.earlier for branch in each.branches)
+        order = next((branch.siblings for branch in earlier if branch.parent is node), None)
+        context = other.contexts[place]
+        for branch in growth.add(node, params, first=number, context=context, siblings=order):
+            branch.child.meta[MODEL] = other.name
     if growth.skipped:
         _log.warning("%d terminal nodes were not grown; force=True grows them", len(growth.skipped))
     return growth

@@ -22,6 +22,9 @@ class BranchObject(ResponseModel):
     parent: int
     n_tokens: int = 0
     finish_reason: str | None = Field(default=None, description="Null while the branch is growing.")
+    model: str | None = Field(
+        default=None, description="The model that grows it, if not the loom's."
+    )
 
 
 class TokenUsage(ResponseModel):
@@ -63,7 +66,7 @@ class JobObject(ResponseModel):
     created: str = Field(description="ISO 8601.")
     ended: str | None = None
     loom: str | None = None
-    model: str | None = None
+    model: str | None = Field(default=None, description="Its model; null: none, or several.")
     seed: int | None = Field(default=None, description="The seed that reproduces the branches.")
     branches: list[BranchObject] = Field(default_factory=list)
     progress: Json = Field(default_factory=dict, description="Progress of a load or a run.")

@@ -55,6 +55,12 @@ class NodeObject(ResponseModel):
     stop_string: str | None = Field(default=None, description="The stop string that ended it.")
     ended: bool = Field(description="An end token followed its last token.")
     growing: bool = Field(default=False, description="A job is adding tokens.")
+    model: str | None = Field(
+        default=None,
+        description="The model that generated it, if not the loom's. If that model has another"
+        " vocabulary, the node has the text in tokens of the loom's model; the values per token and"
+        " their means are absent.",
+    )
     score: Figure = Field(default=None, description="The score of a search or a user.")
     said: str | None = Field(default=None, description="The user's message, if it is one.")
     bookmark: str | None = Field(default=None, description="The bookmark's label.")
@@ -177,7 +183,27 @@ class GrowFields(SamplingFields):
     on_disconnect: Literal["keep", "cancel"] = Field(
         default="keep", description="What to do with the job if the client disconnects."
     )
-    model: str | None = Field(default=None, description="A loaded model; null: the loom's own.")
+    model: str | None = Field(
+        default=None,
+        description="A loaded model; null: the loom's own. Another model continues the text of the"
+        " path, or the messages of a chat in its own template. logit_bias has its token ids.",
+    )
+    models: list[str] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=16,
+        description="Instead of `model`: several loaded models, which grow at the same time, `n`"
+        " branches each.",
+    )
+
+    @model_validator(mode="after")
+    def _check_models(self) -> GrowFields:
+        """Reject requests with both `model` and `models`, or with a model twice."""
+        if self.models is not None and self.model is not None:
+            raise ValueError("model and models exclude each other")
+        if len(set(self.models or ())) < len(self.models or ()):
+            raise ValueError("models has a model twice; n sets the branches of each")
+        return self
 
     @model_validator(mode="after")
     def _check_delivery(self) -> GrowFields:
@@ -410,6 +436,18 @@ class CopyNode(RequestModel):
         default=None,
         description="Instead: the name of a new loom, whose prompt is the path to the node.",
     )
+    model: str | None = Field(
+        default=None,
+        description="With new_loom: a loaded model for the new loom. It tokenizes all texts, and"
+        " renders messages by its chat template; values per token are left out.",
+    )
+
+    @model_validator(mode="after")
+    def _check_model(self) -> CopyNode:
+        """Reject a model without a new loom."""
+        if self.model is not None and self.new_loom is None:
+            raise ValueError("model needs new_loom: a loom has one model")
+        return self
 
 
 class KvRequest(RequestModel):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..._core.atomic_files import json_number
 from ...lm.results import Delta
 from ...loom import Heddle
-from ...loom.grow import Growth, PendingBranch, delta
+from ...loom.grow import MODEL, Growth, PendingBranch, delta
 from ...loom.node import is_below
 from .errors import serialize_error
 from .ticker import TICK_S
@@ -126,6 +126,7 @@ class GrowthTask:
                 "parent": number(pending.parent),
                 "n_tokens": len(pending.child.tokens),
                 "finish_reason": pending.child.finish_reason,
+                "model": pending.child.meta.get(MODEL),
             }
             for pending in self.growth.branches
         ]
@@ -154,6 +155,7 @@ class GrowthTask:
                         continue
                     if self.first_token_s is None:
                         self.first_token_s = time.perf_counter() - began
+                    self.n_tokens += sum(each.token is not None for _, new in news for each in new)
                     async with self.live.lock:
                         self._publish_tokens([delta(pending, events) for pending, events in news])
                         _keep_failed(pending for pending, _ in news)
@@ -174,7 +176,6 @@ class GrowthTask:
         rest: list[list[Any]] = []
         for change in deltas:
             branch = self.first + change.branch
-            self.n_tokens += len(change.token_ids)
             has_logprobs, has_entropies = bool(change.logprobs), bool(change.entropies)
             for at, token in enumerate(change.token_ids):
                 logprob = json_number(change.logprobs[at]) if has_logprobs else None
@@ -266,6 +267,6 @@ def _keep_failed(branches: Iterable[PendingBranch]) -> None:
     """Attach failed branches that have tokens, with the error's message in `meta`."""
     for pending in branches:
         child, error = pending.child, pending.ticket and pending.ticket.error
-        if child.finish_reason == "error" and child.tokens and isinstance(error, Exception):
+        if child.finish_reason == "error" and pending.n_tokens and isinstance(error, Exception):
             child.meta["error"] = serialize_error(error)[1]["message"]
             pending.keep("error")

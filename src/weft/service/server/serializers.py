@@ -14,6 +14,7 @@ from ..._core.atomic_files import json_number
 from ...lm.path_kv import KvSizes
 from ...lm.path_kv import Path as KvPath
 from ...loom import Heddle
+from ...loom.grow import MODEL
 from ...loom.node import preorder
 from ..api.base import ErrorDetail
 from ..api.looms import LoomObject
@@ -83,6 +84,7 @@ def serialize_node(
         "stop_string": node.stop_string,
         "error": node.meta.get("error") if node.finish_reason == "error" else None,
         "growing": live.is_growing(node),
+        "model": None if node.parent is None else node.meta.get(MODEL),
         "bookmark": marks.get(numbers[node.id]),
         "params": node.params.to_dict() if "params" in fields and node.params else None,
         "meta": node.meta if "meta" in fields else None,

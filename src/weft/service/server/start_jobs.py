@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from ...constraints import from_dict
 from ...errors import ConfigError, Conflict, ContextOverflow, Terminal
 from ...lm.lm import LM
 from ...loom import Heddle, Loom
-from ...loom.grow import check_not_terminal, is_quick, plan
+from ...loom.grow import MODEL, OtherModel, check_not_terminal, is_quick, plan
 from ...search.core import Cost, Grow, Level, SearchResult
 from ...search.strategies import STRATEGIES
 from ..api.jobs import StartRun, TokenUsage
@@ -26,6 +27,7 @@ from .growth import Attribution, GrowthTask
 from .jobs import ServerJob
 from .limits import check_limit
 from .open_loom import OpenLoom
+from .other_model import context_for
 from .service import Service, exit_callback
 
 Pick = Callable[[OpenLoom], Sequence[Heddle]]
@@ -64,40 +66,116 @@ async def start_growth(
     """
     service.check_accepting()
     with ExitStack() as stack:
-        async with service.looms.open_locked(loom, model=request.model, grows=True) as live:
+        opened_with, others = await _models_of(service, loom, request)
+        async with service.looms.open_locked(loom, model=opened_with, grows=True) as live:
             assert live.lm is not None
-            model = service.models.name_of(live.lm)
-            job = ServerJob("grow", live.kept.id, model, notify=live.notify)
-            lm = stack.enter_context(service.work("grow", job.model, lambda: interrupt(job)))
-            defaults = live.kept.loom.default_sampling
-            params = resolve_params(request, request.n, defaults, service.config.limits)
+            own = service.models.name_of(live.lm)
+            names = others or [own]
+            job = ServerJob(
+                "grow", live.kept.id, names[0] if len(names) == 1 else None, notify=live.notify
+            )
+            for name in names:
+                stack.enter_context(service.work("grow", name, lambda: interrupt(job)))
             nodes = list(pick(live))
-            check_limit("branches", request.n * len(nodes), service.config.limits.branches)
             for node in nodes:
                 live.check_not_growing(node)
             if not all(map(live.kept.has, nodes)):  # an ended node of a job that is still running
                 await live.commit_finished()
             if len(nodes) == 1 and not request.force:
                 check_not_terminal(nodes[0], '"force": true')
-            check_context_room(lm, nodes)
-            task = await plan_growth(
-                live, job, nodes, params, actor, force=request.force, first=request.first_branch
-            )
-        stack.callback(live.unregister_growth, task)
-        await live.number_new(task)
+            tasks: list[GrowthTask] = []
+            for name in names:
+                task = await _plan_for_model(service, live, job, request, nodes, name, actor, tasks)
+                stack.callback(live.unregister_growth, task)
+                tasks.append(task)
+        try:
+            await asyncio.gather(*map(live.number_new, tasks))
+        except BaseException:
+            for task in tasks:
+                task.growth.abandon("cancelled")
+            raise
         stack.callback(live.jobs.remove, job)
         live.jobs.append(job)
-        job.add_growth(task)
-        skipped = [live.number(node) for node in task.growth.skipped]
-        job.seed = task.growth.branches[0].child.params.seed  # type: ignore[union-attr]
+        for task in tasks:
+            job.add_growth(task)
+        skipped = [live.number(node) for node in tasks[0].growth.skipped]
+        job.seed = tasks[0].growth.branches[0].child.params.seed  # type: ignore[union-attr]
         service.jobs.add(job)
-        job.start(_grow_to_end(service, live, job, task), exit_callback(stack.pop_all()))
+        job.start(_grow_to_end(service, live, job, tasks), exit_callback(stack.pop_all()))
     return job, skipped
+
+
+async def _models_of(
+    service: Service, loom: str, request: GrowFields
+) -> tuple[str | None, list[str]]:
+    """Return the model to open a loom with, and the models that grow it.
+
+    The first is None for the loom's own model. The list is empty if the model that opens the loom
+    grows it. If the loom's own model is not loaded, a single given model opens the loom.
+    """
+    names = request.models or ([] if request.model is None else [request.model])
+    if not names:
+        return None, []
+    for name in names:
+        (await service.models.available(name)).ready()
+    own = service.looms.model_of(await service.looms.row(loom))
+    if len(names) == 1 and (own is None or own.name == names[0] or own.state == "failed"):
+        return names[0], []
+    return None, names
+
+
+async def _plan_for_model(
+    service: Service,
+    live: OpenLoom,
+    job: ServerJob,
+    request: GrowFields,
+    nodes: Sequence[Heddle],
+    name: str,
+    actor: str,
+    earlier: Sequence[GrowthTask],
+) -> GrowthTask:
+    """Plan the branches of one model and register them as growing. The caller holds the lock.
+
+    earlier: the job's growth tasks so far.
+    Raises: the errors of `Heddle.grow`; ContextOverflow. `earlier` is abandoned then.
+    """
+    loom, lm = live.kept.loom, service.models.lm(name)
+    is_own = lm is live.lm
+    try:
+        defaults = lm.chat_defaults if loom.chat_template_used else lm.defaults
+        params = resolve_params(request, request.n, defaults, service.config.limits)
+        if earlier:  # the same seed for all models
+            before = earlier[0].growth.branches[0].child.params
+            assert before is not None
+            params = replace(params, seed=before.seed)
+        n_branches = request.n * len(nodes) * (len(earlier) + 1)
+        check_limit("branches", n_branches, service.config.limits.branches)
+        other = None
+        if is_own:
+            check_context_room(lm, nodes)
+        else:
+            contexts = await live.call(lambda: [context_for(node, lm) for node in nodes])
+            other = OtherModel(lm, name, contexts, [task.growth for task in earlier])
+            _check_room(lm, [len(ids) for ids in contexts])
+        index = sum(len(task.growth.branches) for task in earlier)
+        first = request.first_branch + index
+        return await plan_growth(
+            live, job, nodes, params, actor,
+            force=request.force, first=first, other=other, index=index,
+        )  # fmt: skip
+    except BaseException:
+        for task in earlier:
+            task.growth.abandon("cancelled")
+        raise
 
 
 def check_context_room(lm: LM, nodes: Sequence[Heddle]) -> None:
     """Raise ContextOverflow if none of the nodes has room in the context for another token."""
-    depths = [node.place.depth for node in nodes]
+    _check_room(lm, [node.place.depth for node in nodes])
+
+
+def _check_room(lm: LM, depths: Sequence[int]) -> None:
+    """Raise ContextOverflow if no path of these lengths has room for another token."""
     if depths and min(depths) >= lm.n_ctx:
         raise ContextOverflow(
             f"the path has {min(depths)} tokens; the model's context is {lm.n_ctx}",
@@ -121,6 +199,8 @@ async def plan_growth(
     *,
     force: bool = False,
     first: int = 0,
+    other: OtherModel | None = None,
+    index: int | None = None,
 ) -> GrowthTask:
     """Plan branches and register them as growing. The caller holds the lock.
 
@@ -131,19 +211,26 @@ async def plan_growth(
         actor: who started the job, for the loom's log.
         force: also grow from nodes that have ended; otherwise these are skipped.
         first: number of the first branch, from which its random numbers are derived.
+        other: the model that grows the nodes; None: the loom's own.
+        index: the job's index of the first branch; None: after the job's growths so far.
 
     Raises: Terminal if all nodes have ended.
     """
     nodes = list(nodes)
     if not nodes:  # all leaves were requested, and all have ended
         raise _all_ended_error()
-    plan_branches = partial(plan, nodes, params, force=force, streamed=True, first=first)
+    plan_branches = partial(
+        plan, nodes, params, force=force, streamed=True, first=first, other=other
+    )
     # A thread competes with the model's; planning a few branches inline is faster.
     growth = plan_branches() if is_quick(nodes, params) else await live.call(plan_branches)
     if not growth.branches:
         raise _all_ended_error()
-    author = Attribution(job.kind, actor, job.id, job.model)
-    task = GrowthTask(live, growth, job.events, author, job.first_branch)
+    model = job.model if other is None else other.name
+    author = Attribution(job.kind, actor, job.id, model)
+    task = GrowthTask(
+        live, growth, job.events, author, job.first_branch if index is None else index
+    )
     live.register_growth(task)
     return task
 
@@ -156,26 +243,38 @@ def _all_ended_error() -> Terminal:
     )
 
 
-async def _grow_to_end(service: Service, live: OpenLoom, job: ServerJob, task: GrowthTask) -> None:
-    """Run a growth task and commit its nodes; the work of a job."""
+async def _grow_to_end(
+    service: Service, live: OpenLoom, job: ServerJob, tasks: Sequence[GrowthTask]
+) -> None:
+    """Run the growth tasks of a job at the same time and commit their nodes; the work of a job."""
+    runs = [asyncio.create_task(task.run()) for task in tasks]
     try:
-        await task.run()
+        await asyncio.wait(runs)
     finally:
+        for run in runs:
+            run.cancel()
+        outcomes = await asyncio.gather(*runs, return_exceptions=True)
         job.usage = usage_of(job)
-        await live.commit_growth(task)
-        service.metrics.observe_first(job.model, task.first_token_s)
+        for task in tasks:
+            await live.commit_growth(task)
+            service.metrics.observe_first(task.author.model, task.first_token_s)
+    for outcome in outcomes:
+        if outcome is not None:
+            raise outcome
 
 
 def usage_of(job: ServerJob) -> TokenUsage:
     """Return a job's token counts. A prompt that several branches share counts once."""
-    prompts: dict[str, int] = {}
-    cached: dict[str, int] = {}
+    prompts: dict[tuple[str, str | None], int] = {}
+    cached: dict[tuple[str, str | None], int] = {}
     for task in job.growth_tasks:
         for pending in task.growth.branches:
-            prompts[pending.parent.id] = pending.origin.depth
+            key = pending.parent.id, task.author.model
+            is_own = MODEL not in pending.child.meta
+            prompts[key] = (pending.origin if is_own else pending.start).depth
             reused = None if pending.ticket is None else pending.ticket.reused
             if reused is not None:  # only the first branch of a prompt computes it
-                cached[pending.parent.id] = min(reused, cached.get(pending.parent.id, reused))
+                cached[key] = min(reused, cached.get(key, reused))
     written = sum(task.n_tokens for task in job.growth_tasks)
     return TokenUsage(
         prompt_tokens=sum(prompts.values()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Response
@@ -26,7 +27,9 @@ from ..dependencies import ERRORS, Actor, IfMatch, LoomName, NodeName
 from ..edits import add_message, copy_below, edit_message, fork, loom_below, move, token_before_char
 from ..errors import RequestError
 from ..limits import check_limit
+from ..models import ServedModel
 from ..open_loom import ExpectedRevision, OpenLoom
+from ..other_model import loom_for
 from ..serializers import model_response, to_loom_object
 from ..service import Service, ServiceDep
 from .looms import changed_reply
@@ -355,13 +358,14 @@ async def copy_node(
 ) -> Response:
     """Copy a node and its descendants within the loom, into another loom, or as a new loom.
 
-    Only a copy into a loom of another model needs that model.
+    Only a copy into a loom of another model needs that model. `model` gives a new loom another
+    model; the loom's own need not be loaded.
     """
     async with service.looms.open_locked(loom) as live:
         tree_node = live.node(node)
         live.check_not_growing(tree_node)
         if body.new_loom is not None:
-            return await _copy_to_new_loom(service, live, tree_node, body.new_loom)
+            return await _copy_to_new_loom(service, live, tree_node, body.new_loom, body.model)
         row = None if body.to_loom is None else await service.looms.row(body.to_loom)
         if row is None or row.id == live.kept.id:
             target = live.node(body.parent)
@@ -383,14 +387,32 @@ async def copy_node(
             )
 
 
-async def _copy_to_new_loom(service: Service, live: OpenLoom, node: Heddle, name: str) -> Response:
-    """Store a copy of a node and its descendants as a new loom; return the response."""
+async def _copy_to_new_loom(
+    service: Service, live: OpenLoom, node: Heddle, name: str, model: str | None
+) -> Response:
+    """Store a copy of a node and its descendants as a new loom; return the response.
+
+    model: name of the new loom's model; None: that of the loom.
+    """
+    own = str(live.kept.loom.meta.get("model", ""))
 
     def build() -> Any:
         loom = loom_below(node)
-        loom.meta["model"] = live.kept.loom.meta.get("model", "")
+        loom.meta["model"] = own
         return service.looms.library.create(loom, name=name)
 
-    copy = service.looms.put(await live.call(build), live.lm)
+    def build_for(other: ServedModel) -> Any:
+        marks = live.kept.bookmarks().items()
+        labels = {live.kept.node(number).id: label for number, label in marks}
+        loom = loom_for(node, other.ready(), name=other.name, own_name=own, bookmarks=labels)
+        loom.meta["model"] = other.source
+        return service.looms.library.create(loom, name=name)
+
+    if model is None:
+        copy = service.looms.put(await live.call(build), live.lm)
+    else:
+        other = await service.models.available(model)
+        with other.in_use() as lm:
+            copy = service.looms.put(await live.call(partial(build_for, other)), lm)
     row = await service.looms.row(copy.kept.id)
     return model_response(to_loom_object(row, copy), rev=copy.kept.rev, status=201)
