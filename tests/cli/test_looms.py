@@ -85,6 +85,14 @@ def test_grow_uses_the_sampling_of_the_node_but_another_seed(weft) -> None:
     assert params["temperature"] == 0.2
 
 
+def test_grow_after_a_greedy_node_samples_at_the_models_temperature(weft) -> None:
+    weft("run", samples.story, "-n", "1", "--temp", "0", "--top-k", "7", "--max-tokens", "4")
+    params = output_of(weft("grow", "1", "-n", "3", "--json", "--max-tokens", "4"))["params"]
+    assert (params["temperature"], params["top_k"]) == (1.0, 7)
+    params = output_of(weft("grow", "1", "-n", "1", "--temp", "0", "--json"))["params"]
+    assert params["temperature"] == 0.0
+
+
 @pytest.mark.fluent
 def test_grow_draws_the_tree_with_equal_and_empty_branches_once(weft) -> None:
     weft("run", samples.sum, "-n", "1", "--temp", "0")

@@ -188,7 +188,8 @@ def grow(
 ) -> None:
     """Grow more branches from a node.
 
-    Options default to the values with which the node was generated; the seed is new.
+    Options default to the values with which the node was generated; the seed is new, and a
+    temperature of 0 is the model's usual one again.
     """
     more = options.given(max_tokens=max_tokens, seed=seed, stop=options.unescaped(stop))
     sampling = {**sampling, **more}
@@ -258,8 +259,12 @@ class GrowRequest:
         """Return a copy of the request.
 
         Sampling parameters that were not given have the values with which the node was generated.
+        A temperature of 0 is left out: several branches of it would all be equal.
         """
-        return replace(self, sampling={**settings_of(node), **self.sampling})
+        inherited = settings_of(node)
+        if inherited.get("temperature") == 0:
+            del inherited["temperature"]
+        return replace(self, sampling={**inherited, **self.sampling})
 
 
 def settings_of(node: Heddle) -> dict[str, Any]:
