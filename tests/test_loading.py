@@ -25,6 +25,7 @@ from tokenizers import Tokenizer as Backend
 import weft
 import weft.engines as registry
 from loopback_hub import Repo, point_at, serve
+from weft._core.installation import install_hint
 from weft._core.tokens.tokenizer import Tokenizer
 from weft.engines.stub import StubEngine
 from weft.errors import (
@@ -438,10 +439,10 @@ def test_model_that_needs_torch_names_the_package_to_install(folder: Path, no_to
         '{"architectures": ["GPT2LMHeadModel"], "vocab_size": 2048}'
     )
     with pytest.raises(
-        EngineUnavailable, match=r"the NumPy engine has no GPT2LMHeadModel.*weft-lm\[torch\]"
+        EngineUnavailable, match=r"the NumPy engine has no GPT2LMHeadModel.*\[torch\]"
     ) as caught:
         weft.load(folder)
-    assert caught.value.hint == 'pip install "weft-lm[torch]"'
+    assert caught.value.hint == install_hint("torch")
 
 
 @pytest.mark.parametrize("engine", ["auto", "numpy", "steam"])
@@ -502,9 +503,7 @@ def test_mlx_quantised_model_is_rejected_by_other_engines(
     (folder / "config.json").write_text(json.dumps(config))
     if engine == "mlx":  # not installed
         monkeypatch.setattr("weft.loading.find_spec", lambda name: None)
-        with pytest.raises(
-            EngineUnavailable, match=r'mlx-lm has quantised it; run: .*"weft-lm\[mlx'
-        ):
+        with pytest.raises(EngineUnavailable, match=r"mlx-lm has quantised it; run: .*\[mlx\]"):
             weft.load(folder)
         return
     pytest.importorskip(engine)

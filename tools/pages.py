@@ -1,5 +1,7 @@
 """Pages that are written from the code: the command, errors with exit codes, engines, keys.
 
+In all pages for users the install lines follow `weft.PIP_TARGET`.
+
 python -m tools.pages            writes them
 python -m tools.pages --check    exit code 1 and a message if one is not current
 """
@@ -7,13 +9,26 @@ python -m tools.pages --check    exit code 1 and a message if one is not current
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from .page_keys import with_keys
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+# Pages with install lines for users. Decisions and the log describe the past.
+WITH_INSTALL_LINES = sorted(
+    {
+        ROOT / "README.md",
+        ROOT / "deploy" / "weft.service",
+        *DOCS.glob("*.md"),
+        *ROOT.glob("plugins/*/README.md"),
+        *ROOT.glob("examples/*/README.md"),
+    }
+    - {DOCS / "log.md", DOCS / "release.md"}
+)
 COLUMNS = 80
 _PIPES = """\
 **In a pipe or a file** there are no colours and no pictures that move. `weft run` and `weft grow`
@@ -100,7 +115,9 @@ def errors_page() -> str:
 
 def engines_page() -> str:
     """Return the page of engines: what each can do, from what they say of themselves."""
-    from weft.engines import capabilities, install_hint
+    from weft import PIP_TARGET
+    from weft._core.installation import pip_install
+    from weft.engines import capabilities
 
     own = capabilities.OWN
     lines = [
@@ -120,7 +137,8 @@ def engines_page() -> str:
         "| --- | --- | --- |",
     ]
     for name, engine in own.items():
-        needs = f"`{install_hint(name)}`" if name not in capabilities.BASE else "nothing more"
+        command = f"`{pip_install(PIP_TARGET, name)}`"
+        needs = "nothing more" if name in capabilities.BASE else command
         page = f" ([more]({name}.md))" if (DOCS / f"{name}.md").exists() else ""
         lines.append(f"| `{name}` | {engine.takes}{page} | {needs} |")
     heads = [f"`{name}`" for name in own]
@@ -143,6 +161,35 @@ PAGES: dict[str, Callable[[], str]] = {
 }
 
 
+def install_lines(text: str, target: str) -> str:
+    """Return a text with its install lines for a pip target.
+
+    target: "." (a clone's folder, where `pip install . ./plugins/NAME` also installs a plugin), or
+        the name of the distribution on PyPI.
+    """
+    from weft import DISTRIBUTION
+
+    plugin = r"\1\2" if target == DISTRIBUTION else rf"\1{target} ./plugins/\2"
+    for pattern, replacement in (
+        (rf"""(["'])(?:\.|{DISTRIBUTION})(\[[\w,]+\])\1""", rf"\1{target}\2\1"),
+        (r"(\binstall )(?:\. \./plugins/)?((?:llm|lm-eval)-weft)(?![\w/-])", plugin),
+        (rf"(\binstall (?:--\S+ )*)(?:\.|{DISTRIBUTION})(?=[\s`)]|$)", rf"\1{target}"),
+    ):
+        text = re.sub(pattern, replacement, text, flags=re.MULTILINE)
+    return text
+
+
+def with_stale_install_lines() -> list[Path]:
+    """Return the pages with an install line of another target than `weft.PIP_TARGET`."""
+    from weft import PIP_TARGET
+
+    return [
+        page
+        for page in WITH_INSTALL_LINES
+        if install_lines(text := page.read_text("utf-8"), PIP_TARGET) != text
+    ]
+
+
 def stale(folder: Path = DOCS) -> list[str]:
     """Return the names of the pages that are not what the code says."""
     return [name for name, page in PAGES.items() if _read(folder / name) != page()]
@@ -153,14 +200,22 @@ def main(arguments: list[str]) -> int:
     if arguments not in ([], ["--check"]):
         print(f"unknown: {' '.join(arguments)}; allowed is nothing, or --check", file=sys.stderr)
         return 2
+    from weft import PIP_TARGET
+
     names = stale()
     if not arguments:
         for name in names:
             (DOCS / name).write_text(PAGES[name](), encoding="utf-8", newline="\n")
             print(f"wrote docs/{name}")
+        for page in with_stale_install_lines():
+            text = install_lines(page.read_text("utf-8"), PIP_TARGET)
+            page.write_text(text, encoding="utf-8", newline="\n")
+            print(f"wrote the install lines of {page.relative_to(ROOT)}")
         return 0
+    names = [f"docs/{name}" for name in names]
+    names += [page.relative_to(ROOT).as_posix() for page in with_stale_install_lines()]
     for name in names:
-        print(f"docs/{name} is not current; run `make pages` and commit it", file=sys.stderr)
+        print(f"{name} is not current; run `make pages` and commit it", file=sys.stderr)
     return 1 if names else 0
 
 

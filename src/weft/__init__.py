@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING
 from ._core.lazy import lazy_getattr
 
 __version__ = "0.1.0"
-# What `pip install` knows: "weft" is another project there.
-DISTRIBUTION = "weft-lm"
+DISTRIBUTION = "weft-lm"  # "weft" on PyPI is another project
+# What pages and messages tell pip to install: the folder of a clone. Once the packages are on PyPI,
+# set it to DISTRIBUTION and run `make pages`; docs/release.md has the steps.
+PIP_TARGET = "."
 
 __all__ = [
     "LM",

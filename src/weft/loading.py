@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from ._core.atomic_files import read_json
+from ._core.installation import install_hint
 from ._core.sampling.params import ModelDefaults, rejects_unknown_options
 from ._core.system_resources import bytes_left
 from ._core.tokens.chat import read_chat_template
 from ._core.tokens.tokenizer import Tokenizer
 from ._core.validation import check_int
-from .engines import engine_class, install_hint
+from .engines import engine_class
 from .engines.base import Engine, EngineInfo
 from .engines.capabilities import OWN
 from .engines.checkpoint import check_tokenizer, is_mlx_quantised, read_config

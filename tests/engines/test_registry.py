@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import weft.engines as registry
+from weft._core.installation import install_hint
 from weft._core.sampling.params import SamplingParams
 from weft._core.sampling.sampler import BatchSampler, Sampler, draw_at, draw_rows
 from weft.cli.engines import plugin_problems
@@ -54,7 +55,7 @@ def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(registry, "import_module", without_torch)
     with pytest.raises(EngineUnavailable, match="transformers") as caught:
         registry.engine_class("torch")
-    assert caught.value.hint == 'pip install "weft-lm[torch]"'
+    assert caught.value.hint == install_hint("torch")
 
 
 def test_third_party_s_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from rich.cells import cell_len
 
 from .. import DISTRIBUTION, __version__, samples
 from .._core.error_mapping import UNAVAILABLE
+from .._core.installation import installed_from
 from .._core.system_resources import usable_cores
 from ..engines.hub import SMOLLM2, SMOLLM2_COMMAND, smollm2_file
 from ..errors import ConfigError, EngineError, ModelLoadError, WeftError
@@ -142,7 +143,9 @@ def _system(out: TerminalWriter) -> None:
     row(out, "weft", f"{__version__} · Python {platform.python_version()} · {platform.platform()}")
     if problem := clash():
         row(out, "", ("x ", "red"), f"{problem}: install only one of them in an environment")
-        todo = f"pip uninstall weft, then pip install --force-reinstall --no-deps {DISTRIBUTION}"
+        todo = (
+            f"pip uninstall weft, then pip install --force-reinstall --no-deps {installed_from()}"
+        )
         row(out, "", f"  {todo}")
     total, available = memory()
     usable, there = usable_cores(), os.cpu_count() or 1

@@ -6,7 +6,8 @@ from importlib.metadata import packages_distributions
 from importlib.util import find_spec
 from typing import Any
 
-from ..engines import engine_class, install_hint, plugins
+from .._core.installation import install_hint
+from ..engines import engine_class, plugins
 from ..engines.capabilities import OWN, ROWS, cells
 from ..errors import EngineUnavailable
 from ..viz.terminal import TerminalWriter

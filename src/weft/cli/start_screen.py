@@ -6,7 +6,8 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from .. import DISTRIBUTION, __version__, samples
+from .. import __version__, samples
+from .._core.installation import install_hint
 from ..viz.terminal import TerminalWriter
 
 _WIDTH = 46  # with the longest explanation 80 columns
@@ -36,7 +37,7 @@ def engines() -> list[str]:
     numpy_engine = [f"numpy {installed('numpy')}"]
     if has_torch():
         return [*numpy_engine, f"torch {installed('torch')}"]
-    return [*numpy_engine, f'no torch (pip install "{DISTRIBUTION}[torch]")']
+    return [*numpy_engine, f"no torch ({install_hint('torch')})"]
 
 
 def has_torch() -> bool:

@@ -225,7 +225,7 @@ def _load_tokenizer(model: str, config: Mapping[str, Any]) -> Any:
 
     config: keywords of `AutoTokenizer.from_pretrained`.
     """
-    from ..engines import install_hint
+    from .._core.installation import install_hint
     from ..engines.hub import resolve
 
     remote_code = bool(config.get("trust_remote_code"))

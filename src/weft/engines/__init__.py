@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from importlib.metadata import entry_points
 
-from .. import DISTRIBUTION
+from .._core.installation import install_hint
 from .._core.system_resources import passive_waiting
 from ..errors import ConfigError, EngineUnavailable
 from .base import Engine
@@ -70,11 +70,6 @@ def _not_loadable(name: str, target: str, why: str) -> EngineUnavailable:
     return EngineUnavailable(
         f"engine {name!r} is broken, by its entry point {target!r}: {why}; {hint}", hint=hint
     )
-
-
-def install_hint(extra: str) -> str:
-    """Return the command that installs the packages of one of Weft's extras."""
-    return f'pip install "{DISTRIBUTION}[{extra}]"'
 
 
 def plugins() -> dict[str, str]:

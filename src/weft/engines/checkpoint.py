@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .._core.atomic_files import PARSE_ERRORS, error_reason, parse_json, read_json, repr_short
+from .._core.installation import install_hint
 from ..errors import ModelLoadError, Unsupported
 
 _INDEX = "model.safetensors.index.json"
@@ -156,7 +157,7 @@ def reject_mlx_quantised(config: Mapping[str, Any], engine: str) -> None:
     if is_mlx_quantised(config):
         raise Unsupported(
             f"mlx-lm has quantised this model, and the {engine} engine does not read it;"
-            ' use engine="mlx" (pip install "weft-lm[mlx]")'
+            f' use engine="mlx" ({install_hint("mlx")})'
         )
 
 

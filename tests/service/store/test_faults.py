@@ -337,7 +337,7 @@ def test_database_of_newer_weft_raises(url: str) -> None:
         )
     with pytest.raises(StoreError, match="newer Weft") as raised:
         Library(url)
-    assert "pip install -U weft-lm" in raised.value.hint
+    assert "update Weft" in raised.value.hint
 
 
 def test_tables_of_new_database_match_definitions(library: Library) -> None:
@@ -386,7 +386,7 @@ def test_postgresql_without_driver_names_the_package(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "psycopg", None)
-    with pytest.raises(StoreError, match=r"weft-lm\[postgresql\]"):
+    with pytest.raises(StoreError, match=r"pip install .*\[postgresql\]"):
         Database("postgresql://me@127.0.0.1:1/x", patience_s=0.0)
 
 

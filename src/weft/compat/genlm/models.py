@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..._core.installation import install_hint
 from ..._core.sampling.metrics import log_softmax
 from ..._core.tokens.tokenizer import Tokenizer
 from ..._core.validation import check_int
@@ -444,7 +445,8 @@ def _from_pretrained(model_id: str, hf_opts: Mapping[str, Any]) -> tuple[Any, An
     Raises: ModelLoadError if Transformers rejects them; EngineUnavailable without Transformers.
     """
     if find_spec("transformers") is None:
-        raise EngineUnavailable('AsyncTransformer needs Transformers: pip install "weft-lm[torch]"')
+        hint = install_hint("torch")
+        raise EngineUnavailable(f"AsyncTransformer needs Transformers: {hint}", hint=hint)
     from transformers import AutoModelForCausalLM
 
     folder = _resolve_folder(model_id, hf_opts)

@@ -1,7 +1,7 @@
 """Replicas of the server over one database, placed and reached by Ray Serve.
 
-`weft.service.scale:app` is the import path of a Ray Serve config file. Needs the extra `ray`:
-`pip install "weft-lm[ray]"`.
+`weft.service.scale:app` is the import path of a Ray Serve config file. Needs the packages of
+Weft's extra `ray`.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from sqlalchemy.engine import URL, Connection, Engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from ..._core.installation import install_hint
 from ...errors import ConfigError, StoreError, StoreUnavailable
 
 HEAD = "4"  # revision of the newest file in migrations/versions
@@ -39,7 +40,6 @@ _CONNECTION_STATES = (
     "08",
     "57P",
 )  # classes: connection lost, server stopping or starting
-_POSTGRESQL = 'PostgreSQL needs its driver: pip install "weft-lm[postgresql]"'
 _WRITABLE_HINT = "set WEFT_HOME to a folder that you can write, or WEFT_DB to another database"
 _HINTS = {
     sqlite3.SQLITE_READONLY: _WRITABLE_HINT,
@@ -197,7 +197,8 @@ class Database:
                 )
             return engine
         except ImportError as error:
-            raise StoreError(f"{_POSTGRESQL} ({error})", hint=_POSTGRESQL) from error
+            hint = _driver_hint()
+            raise StoreError(f"{hint} ({error})", hint=hint) from error
         except OSError as error:
             raise StoreError(
                 f"cannot keep looms in {self._file}: {error}", hint=_WRITABLE_HINT
@@ -256,7 +257,7 @@ class Database:
             raise StoreError(
                 f"the database {self.name} was changed by a newer Weft (its tables are version "
                 f"{version}, this Weft knows {HEAD})",
-                hint="pip install -U weft-lm, or set WEFT_DB to another database",
+                hint="update Weft, or set WEFT_DB to another database",
             )
         command.upgrade(config, "head")
 
@@ -274,11 +275,16 @@ class Database:
                 hint="stop the other process, and try again",
             )
         if isinstance(cause, ImportError):
-            return StoreUnavailable(f"{_POSTGRESQL} ({message})", hint=_POSTGRESQL)
+            hint = _driver_hint()
+            return StoreUnavailable(f"{hint} ({message})", hint=hint)
         hint = _HINTS.get(code, "") if self.is_sqlite else ""
         if not self.is_sqlite and _is_transient(error):
             hint = "check that PostgreSQL runs and can be reached, and try again"
         return StoreUnavailable(f"the database {self.name} cannot be used: {message}", hint=hint)
+
+
+def _driver_hint() -> str:
+    return f"PostgreSQL needs its driver: {install_hint('postgresql')}"
 
 
 def _read_url(text: str) -> URL:

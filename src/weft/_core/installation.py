@@ -1,0 +1,46 @@
+"""Commands that install Weft and its extras."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from .. import DISTRIBUTION, PIP_TARGET
+
+
+def install_hint(extra: str) -> str:
+    """Return the command that installs the packages of one of Weft's extras.
+
+    Until the distribution is on PyPI, the command names the folder, wheel or repository from which
+    this copy was installed, so that it works in any working directory.
+    """
+    return pip_install(installed_from(), extra)
+
+
+def pip_install(target: str, extra: str = "") -> str:
+    """Return the pip command for a target: a name, a path, or a version-control URL."""
+    extras = f"[{extra}]" if extra else ""
+    if "+" in target.partition("://")[0] and "://" in target:
+        return f'pip install "{DISTRIBUTION}{extras} @ {target}"'
+    requirement = f"{target}{extras}"
+    return f'pip install "{requirement}"' if extras or " " in target else f"pip install {target}"
+
+
+def installed_from() -> str:
+    """Return what pip takes to install this copy of Weft once more: PIP_TARGET or its origin."""
+    if PIP_TARGET == DISTRIBUTION:
+        return DISTRIBUTION
+    try:
+        record = distribution(DISTRIBUTION).read_text("direct_url.json")  # written by pip, PEP 610
+    except PackageNotFoundError:
+        record = None
+    if record is None:
+        return PIP_TARGET
+    origin = json.loads(record)
+    if "vcs_info" in origin:
+        return f"{origin['vcs_info']['vcs']}+{origin['url']}"
+    path = url2pathname(urlsplit(origin["url"]).path)
+    return path if Path(path).exists() else PIP_TARGET
