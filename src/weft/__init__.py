@@ -20,8 +20,8 @@ from ._core.lazy import lazy_getattr
 
 __version__ = "0.1.0"
 DISTRIBUTION = "weft-lm"  # "weft" on PyPI is another project
-# What pages and messages tell pip to install: the folder of a clone. Once the packages are on PyPI,
-# set it to DISTRIBUTION and run `make pages`; docs/release.md has the steps.
+# The argument of `pip install` in pages and messages: the folder of a clone. Once the packages are
+# on PyPI, set it to DISTRIBUTION and run `make pages`; docs/release.md has the steps.
 PIP_TARGET = "."
 
 __all__ = [

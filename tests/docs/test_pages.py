@@ -189,9 +189,9 @@ def test_pattern_of_packages_from_an_index_matches_names_only() -> None:
 @pytest.mark.skipif(PIP_TARGET == DISTRIBUTION, reason="the packages are on PyPI")
 def test_no_page_or_message_installs_a_foreign_package_from_pypi() -> None:
     """The names are not ours on PyPI before the first release; `weft` never is."""
-    found = {
+    installs = {
         f"{path.relative_to(ROOT)}: {match[0]}"
         for path in SOURCES
         for match in FROM_INDEX.finditer(path.read_text(encoding="utf-8"))
     }
-    assert found == set()
+    assert installs == set()

@@ -15,7 +15,7 @@ def install_hint(extra: str) -> str:
     """Return the command that installs the packages of one of Weft's extras.
 
     Until the distribution is on PyPI, the command names the folder, wheel or repository from which
-    this copy was installed, so that it works in any working directory.
+    this copy was installed. So it works in any working directory.
     """
     return pip_install(installed_from(), extra)
 

@@ -188,8 +188,8 @@ def grow(
 ) -> None:
     """Grow more branches from a node.
 
-    Options default to the values with which the node was generated; the seed is new, and a
-    temperature of 0 is the model's usual one again.
+    Options default to the values with which the node was generated; the seed is new.
+    A temperature of 0 becomes the model's default.
     """
     more = options.given(max_tokens=max_tokens, seed=seed, stop=options.unescaped(stop))
     sampling = {**sampling, **more}
