@@ -35,6 +35,7 @@ def test_embedded_model_answers_every_sample() -> None:
     assert final_answer(texts["large_problem"]) == 1216
     assert final_answer(texts["sum"]) == 95
     assert game24.solves(texts["game24"], (4, 9, 10, 13))
+    assert not game24.solves(texts["hard24"], (3, 3, 4, 11))
     assert texts["verdict"] == "sure"
     assert str(texts["step"]) in map(str, game24.moves((4, 9, 10, 13)))
     assert json.loads(texts["record"])["animal"] == "owl"

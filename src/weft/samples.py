@@ -23,6 +23,8 @@ large_problem = (
 )
 # The Tree of Thoughts paper's own example: (13 - 9) * (10 - 4), or 4 * (9 - (13 - 10)).
 game24 = "Use 4 9 10 13 to make 24."
+# The likeliest text ends in a wrong answer; a search finds 11 + (4 + (3 * 3)).
+hard24 = "Use 3 3 4 11 to make 24."
 verdict = "Can 4 4 10 make 24?"
 step = "Suggest a step from 4 9 10 13."
 story = "Tell me a story about a fox."
@@ -36,6 +38,7 @@ ALL: Mapping[str, str] = MappingProxyType(
         "word_problem": word_problem,
         "large_problem": large_problem,
         "game24": game24,
+        "hard24": hard24,
         "verdict": verdict,
         "step": step,
         "story": story,

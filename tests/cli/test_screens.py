@@ -119,15 +119,12 @@ def test_json_of_every_reading_verb_is_one_object(weft) -> None:
 
 
 @pytest.mark.fluent
-@pytest.mark.programs
-def test_demo_json_has_the_votes_and_the_path(weft, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the demo with few branches."""
-    monkeypatch.setattr("weft.cli.demo.N_BRANCHES", 2)
-    monkeypatch.setattr("weft.cli.demo.N_LOOKS", 1)
+def test_demo_json_has_a_wrong_greedy_answer_and_a_right_one_of_the_search(weft) -> None:
     result = json.loads(weft("demo", "--json").stdout)
-    assert sum(vote["count"] for vote in result["word_problem"]["votes"]) >= 2
-    assert result["game_of_24"]["solved"] is True
-    assert result["game_of_24"]["path"]
+    greedy, searched = result["greedy"], result["tree_search"]
+    assert (greedy["solved"], searched["solved"]) == (False, True)
+    assert greedy["tokens"] < searched["tokens"] < 1000
+    assert searched["path"]
 
 
 OFFERED = {

@@ -1,40 +1,33 @@
-"""`weft demo`: a word problem by majority, then a Game of 24 by tree of thoughts."""
+"""`weft demo`: a puzzle that greedy decoding fails at, and a tree search that solves it."""
 
 from __future__ import annotations
 
 import io
-import re
 import sys
 import time
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from ..viz.lanes import DeltaDisplay, Lanes, NullDisplay, show_stream
-from ..viz.outline import counted
+from rich.table import Table
+
 from ..viz.terminal import TerminalWriter, write_object
-from ..viz.text import Picture, show_votes
 from . import hints, options, solve
 from .failures import handle_errors
 from .model import TINY, load_model
 
 if TYPE_CHECKING:
-    from ..lm.lm import LM
-    from ..loom import Heddle, Loom
+    from ..search import SearchResult
 
-OPENING = "I will solve this problem step by step and be mindful of mistakes.\n"
-SECOND_LOOK = (
-    "\n...Wait. I need to look at the problem again. Let's think about what I could've gotten "
-    "wrong. I could've"
-)
-N_BRANCHES, N_LOOKS = 8, 2
-MAX_TOKENS = 400
-TEMPERATURE, SEED = 1.2, 1
+SEED = 1
+# The width of a column on a terminal of 80 columns.
+_WIDTH = 36
 
 
 @handle_errors
 def demo(as_json: options.Json = False, verbose: options.Verbose = 0) -> None:
-    """Show two examples with the embedded model; no download, no GPU."""
+    """Compare greedy decoding with a tree search on the embedded model; no download, no GPU."""
     from .. import samples
+    from ..loom import Loom
+    from ..search import adaptive, greedy
 
     out = TerminalWriter.for_stream(io.StringIO() if as_json else sys.stdout)
     began = time.perf_counter()
@@ -43,18 +36,38 @@ def demo(as_json: options.Json = False, verbose: options.Verbose = 0) -> None:
             ("weft demo", "bold"),
             " · the embedded model of 6.8 million parameters, on this CPU",
         )
-        problem, game = word_problem(out, lm), game_of_24(out, lm)
-        seconds = time.perf_counter() - began
+        out.line()
+        out.line((samples.hard24, "bold"), "  Each number once; the value must be 24.")
+        out.line()
+        likeliest = greedy(lm, samples.hard24)
+        loom: Loom = Loom(lm, samples.hard24)
+        searched = solve.run_with_display(
+            out, loom, lambda progress: adaptive(lm, loom, seed=SEED, progress=progress)
+        )
         if as_json:
             from ..service.store.json_output import stats_object
 
+            arms = {"greedy": report(likeliest), "tree_search": report(searched)}
+            seconds = time.perf_counter() - began
             stats = stats_object(lm.stats())
-            report = {"model": TINY, "word_problem": problem, "game_of_24": game}
-            write_object({**report, "seconds": seconds, "stats": stats})
+            write_object(
+                {
+                    "model": TINY,
+                    "prompt": samples.hard24,
+                    **arms,
+                    "seconds": seconds,
+                    "stats": stats,
+                }
+            )
             return
+        out.console.print(side_by_side(out, likeliest, searched))
         out.line()
+        out.line(("the tree of the search", "bold"), "; scores: the model's verdict on each step")
+        out.line()
+        out.console.print(solve.picture_of(out, searched.loom, searched.best))
+        out.line()
+        out.line((f"chosen because {searched.reason}", "dim"))
         out.facts(str(lm.stats()), "bold")
-        out.line((f"total time {seconds:.1f} s", "dim"))
     hints.suggest(
         ["weft", "run", samples.story, "-n", "4"],
         ["weft", "solve", samples.game24],
@@ -62,113 +75,37 @@ def demo(as_json: options.Json = False, verbose: options.Verbose = 0) -> None:
     )
 
 
-def word_problem(out: TerminalWriter, lm: LM) -> dict[str, Any]:
-    """Solve a word problem 8 times, check each solution twice, and vote on the answer.
-
-    Draws the steps, and returns the results for --json.
-    """
-    from .. import samples
-    from ..loom import Loom
-    from ..service.store.json_output import vote_objects
-
-    out.line()
-    out.line(("1  A word problem", "bold"), " · 8 branches, each checked twice, then a vote")
-    out.line()
-    out.block("", samples.word_problem)
-    out.line()
-    loom = Loom(lm, samples.word_problem)
-    opening = loom.add(OPENING)
-    began = time.perf_counter()
-    tried = grow(out, opening, N_BRANCHES, [opening])
-    looks = [node.add(SECOND_LOOK) for node in tried if node.terminal]
-    checked = grow(out, opening, N_LOOKS, looks)
-    seconds = time.perf_counter() - began
-    numbers = {node.id: node.lineage[0] + 1 for node in tried}
-    out.lines(Picture(out, numbers, top=3).lines(loom))
-    out.line()
-    for node in sorted(tried, key=lambda node: node.lineage):
-        if (answers := second_thoughts(node.text)) is not None:
-            out.line(f"  Branch {numbers[node.id]} answered {answers[0]}, later {answers[1]}.")
-    out.line()
-    votes = vote(out, tried + checked)
-    n_tokens = sum(len(node.tokens) for node in tried + checked)
-    out.line(
-        (counted(n_tokens, "token"), "dim"),
-        (f" in {seconds:.1f} s; the problem was read once", "dim"),
-    )
-    return {
-        "prompt": samples.word_problem,
-        "solutions": [node.text for node in tried],
-        "second_looks": [node.text for node in checked],
-        "votes": vote_objects(votes),
-        "tokens": n_tokens,
-        "seconds": seconds,
-    }
+def side_by_side(out: TerminalWriter, likeliest: SearchResult, searched: SearchResult) -> Table:
+    """Return a table of two columns: text, verdict of the task's check, tokens and seconds."""
+    table = Table.grid(padding=(0, 4))
+    table.add_column(width=_WIDTH)
+    table.add_column(width=_WIDTH)
+    table.add_row(out.text(("greedy decoding", "bold")), out.text(("tree search", "bold")))
+    results = (likeliest, searched)
+    table.add_row(*(out.text(result.text.strip()) for result in results))
+    table.add_row(*(out.text(verdict(result)) for result in results))
+    table.add_row(*(out.text((cost(result), "dim")) for result in results))
+    return table
 
 
-def grow(out: TerminalWriter, node: Heddle, n: int, at: list[Heddle]) -> list[Heddle]:
-    """Grow n branches at each of several nodes in one batch, and return them.
-
-    A terminal shows the branches in lanes while they grow.
-
-    Args:
-        out: the output.
-        node: any node of the loom; its `stream` runs the batch.
-        n: number of branches of each node.
-        at: the nodes.
-    """
-    watcher: DeltaDisplay = Lanes(out, n * len(at)) if out.is_live else NullDisplay()
-    deltas = node.stream(n, at=at, max_tokens=MAX_TOKENS, temperature=TEMPERATURE, seed=SEED)
-    if not show_stream(watcher, deltas):
-        raise KeyboardInterrupt
-    return [child for each in at for child in each.children if child.logprobs]
+def verdict(result: SearchResult) -> tuple[str, str]:
+    """Return (text, style): whether the answer passes the task's check."""
+    return ("✓ checked: right", "green") if result.solved else ("✗ checked: wrong", "red")
 
 
-def second_thoughts(text: str) -> tuple[str, str] | None:
-    """Return the first and the last answer that a text states, if they differ; else None."""
-    answers = re.findall(r"The answer is (\S+)\.", text)
-    return (answers[0], answers[-1]) if answers and answers[0] != answers[-1] else None
+def cost(result: SearchResult) -> str:
+    return f"{result.cost.tokens} tokens · {result.cost.seconds:.2f} s"
 
 
-def vote(out: TerminalWriter, solutions: list[Heddle]) -> list[tuple[str, int]]:
-    """Count the answers of solutions, draw bars, and return (answer, count), most votes first."""
-    from ..search import answer_number
-
-    counts = Counter(answer_number(node.text) or "none" for node in solutions)
-    total = len(solutions)
-    show_votes(out, counts.most_common(4), total, width=4, of=f" of {total}")
-    out.line()
-    out.line(("The majority says: ", ""), (counts.most_common(1)[0][0], "bold green"))
-    return counts.most_common()
-
-
-def game_of_24(out: TerminalWriter, lm: LM) -> dict[str, Any]:
-    """Solve a Game of 24 by tree of thoughts, and redraw the tree after each level.
-
-    Returns the results for --json.
-    """
-    from .. import samples
-    from ..loom import Loom
-    from ..search import tot
+def report(result: SearchResult) -> dict[str, Any]:
+    """Return one result for --json."""
     from ..service.store.json_output import scored_path
 
-    out.line()
-    out.line(
-        ("2  The Game of 24", "bold"),
-        " · a tree of thoughts; the scores are the model's own",
-    )
-    out.line()
-    loom: Loom = Loom(lm, samples.game24)
-    result = solve.run_with_display(
-        out, loom, lambda progress: tot(lm, loom, breadth=5, seed=SEED, progress=progress)
-    )
-    out.console.print(solve.picture_of(out, loom, result.best))
-    out.line()
-    out.line((solve.answer_of(result), "bold green"), solve.verdict(result))
-    out.line((str(result.cost), "dim"))
     return {
-        "prompt": samples.game24,
+        "text": result.text,
         "solved": result.solved,
+        "reason": result.reason,
         "path": scored_path(result.best),
         "tokens": result.cost.tokens,
+        "seconds": result.cost.seconds,
     }

@@ -7,7 +7,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from .. import __version__, samples
-from .._core.installation import install_hint
 from ..viz.terminal import TerminalWriter
 
 _WIDTH = 46  # with the longest explanation 80 columns
@@ -18,7 +17,7 @@ def show(out: TerminalWriter) -> None:
     out.line((f"weft {__version__}", "bold"), "   grow, read and search trees of continuations")
     out.line()
     for command, what in (
-        ("weft demo", "see it work, with no download"),
+        ("weft demo", "a puzzle by greedy and by search"),
         (f'weft run "{samples.story}" -n 4', "four branches of one prompt"),
         (f'weft solve "{samples.game24}"', "a tree of thoughts"),
         ("weft doctor", "what is installed"),
@@ -33,11 +32,11 @@ def show(out: TerminalWriter) -> None:
 
 
 def engines() -> list[str]:
-    """Return texts to display: NumPy and torch with versions, or how to install torch."""
+    """Return texts to display: NumPy and torch with versions, or that torch is missing."""
     numpy_engine = [f"numpy {installed('numpy')}"]
     if has_torch():
         return [*numpy_engine, f"torch {installed('torch')}"]
-    return [*numpy_engine, f"no torch ({install_hint('torch')})"]
+    return [*numpy_engine, "no torch (weft doctor says how to install it)"]
 
 
 def has_torch() -> bool:
