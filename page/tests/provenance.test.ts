@@ -44,6 +44,18 @@ describe('a node', () => {
     expect(againAsked(grown, { temperature: 0.6 })).toMatchObject({ temperature: 0.8 })
   })
 
+  it('is asked for again with DRY, XTC and top-nσ', () => {
+    const drawn = {
+      ...params, dry_multiplier: 0.8, dry_sequence_breakers: ['\n'], xtc_probability: 0, top_n_sigma: 1.5,
+    } // biome-ignore format: short
+    expect(againAsked(node(7, 0, { params: drawn, branch: 2 }), {})).toMatchObject({
+      dry_multiplier: 0.8,
+      dry_sequence_breakers: ['\n'],
+      top_n_sigma: 1.5,
+    })
+    expect(againAsked(node(7, 0, { params: drawn, branch: 2 }), {})).not.toHaveProperty('xtc_probability')
+  })
+
   it('takes the defaults of chats in a loom whose prompt went through a template', () => {
     const model = { defaults: { temperature: 1 }, chat_defaults: { temperature: 0.8 } } as unknown as Model
     expect(defaultsFor(model, true)).toEqual({ temperature: 0.8 })

@@ -225,6 +225,16 @@ export interface components {
         GrowNode: {
             /** @description Generate one of these texts. */
             choices?: string[] | null;
+            /** @description DRY ignores shorter repetitions; default 2. */
+            dry_allowed_length?: number | null;
+            /** @description Growth of DRY's penalty per repeated token; default 1.75. */
+            dry_base?: number | null;
+            /** @description DRY: penalty on tokens that continue a repeated sequence; 0: none. */
+            dry_multiplier?: number | null;
+            /** @description Number of tokens that DRY considers; null: all. */
+            dry_penalty_last_n?: number | null;
+            /** @description Texts that end a repetition; default the newline, ":", '"' and "*". */
+            dry_sequence_breakers?: string | string[] | null;
             /**
              * @description The number of the first branch; with an earlier call's seed it reproduces that call's branches from this one on.
              * @default 0
@@ -296,6 +306,8 @@ export interface components {
             temperature_first?: boolean | null;
             /** @description Sample from the k likeliest; 0: all. */
             top_k?: number | null;
+            /** @description Keep logits within this many standard deviations below the largest; 0: all. */
+            top_n_sigma?: number | null;
             /** @description Nucleus sampling. */
             top_p?: number | null;
             /** @description Typical sampling. */
@@ -305,11 +317,25 @@ export interface components {
              * @default false
              */
             wait?: boolean;
+            /** @description Share of draws that drop all top choices but the least likely; 0: none. */
+            xtc_probability?: number | null;
+            /** @description Probability of a top choice; default 0.1. */
+            xtc_threshold?: number | null;
         };
         /** @description Grow several nodes in one batch and one job. */
         GrowNodes: {
             /** @description Generate one of these texts. */
             choices?: string[] | null;
+            /** @description DRY ignores shorter repetitions; default 2. */
+            dry_allowed_length?: number | null;
+            /** @description Growth of DRY's penalty per repeated token; default 1.75. */
+            dry_base?: number | null;
+            /** @description DRY: penalty on tokens that continue a repeated sequence; 0: none. */
+            dry_multiplier?: number | null;
+            /** @description Number of tokens that DRY considers; null: all. */
+            dry_penalty_last_n?: number | null;
+            /** @description Texts that end a repetition; default the newline, ":", '"' and "*". */
+            dry_sequence_breakers?: string | string[] | null;
             /**
              * @description The number of the first branch; with an earlier call's seed it reproduces that call's branches from this one on.
              * @default 0
@@ -383,6 +409,8 @@ export interface components {
             temperature_first?: boolean | null;
             /** @description Sample from the k likeliest; 0: all. */
             top_k?: number | null;
+            /** @description Keep logits within this many standard deviations below the largest; 0: all. */
+            top_n_sigma?: number | null;
             /** @description Nucleus sampling. */
             top_p?: number | null;
             /** @description Typical sampling. */
@@ -392,6 +420,10 @@ export interface components {
              * @default false
              */
             wait?: boolean;
+            /** @description Share of draws that drop all top choices but the least likely; 0: none. */
+            xtc_probability?: number | null;
+            /** @description Probability of a top choice; default 0.1. */
+            xtc_threshold?: number | null;
         };
         /** @description The results of a text search. */
         HitList: {
@@ -737,8 +769,11 @@ export interface components {
              */
             top?: number;
             top_k?: number | null;
+            top_n_sigma?: number | null;
             top_p?: number | null;
             typical_p?: number | null;
+            xtc_probability?: number | null;
+            xtc_threshold?: number | null;
         };
         /** @description State of the KV of a node's path: on the device, on the host, or missing. */
         NodeKv: {
@@ -964,6 +999,16 @@ export interface components {
             check?: string | null;
             /** @description Generate one of these texts. */
             choices?: string[] | null;
+            /** @description DRY ignores shorter repetitions; default 2. */
+            dry_allowed_length?: number | null;
+            /** @description Growth of DRY's penalty per repeated token; default 1.75. */
+            dry_base?: number | null;
+            /** @description DRY: penalty on tokens that continue a repeated sequence; 0: none. */
+            dry_multiplier?: number | null;
+            /** @description Number of tokens that DRY considers; null: all. */
+            dry_penalty_last_n?: number | null;
+            /** @description Texts that end a repetition; default the newline, ":", '"' and "*". */
+            dry_sequence_breakers?: string | string[] | null;
             /** @description Subtracted once per occurrence among generated tokens. */
             frequency_penalty?: number | null;
             /** @description Generate text of this grammar, in llama.cpp's format. */
@@ -1026,6 +1071,8 @@ export interface components {
             temperature_first?: boolean | null;
             /** @description Sample from the k likeliest; 0: all. */
             top_k?: number | null;
+            /** @description Keep logits within this many standard deviations below the largest; 0: all. */
+            top_n_sigma?: number | null;
             /** @description Nucleus sampling. */
             top_p?: number | null;
             /** @description Typical sampling. */
@@ -1035,6 +1082,10 @@ export interface components {
              * @default false
              */
             wait?: boolean;
+            /** @description Share of draws that drop all top choices but the least likely; 0: none. */
+            xtc_probability?: number | null;
+            /** @description Probability of a top choice; default 0.1. */
+            xtc_threshold?: number | null;
         };
         /** @description All search strategies. */
         StrategyList: {

@@ -89,6 +89,24 @@ def test_grown_nodes_are_listed_and_reproducible_by_seed(desk: Desk) -> None:
     assert [node["text"] for node in repeat["nodes"]] == [node["text"] for node in reply["nodes"]]
 
 
+def test_dry_xtc_and_top_n_sigma_draw_as_in_the_library(served: Served) -> None:
+    options: dict[str, Any] = {
+        "dry_multiplier": 3.0,
+        "dry_allowed_length": 1,
+        "dry_sequence_breakers": ["."],
+        "top_n_sigma": 2.0,
+        "xtc_probability": 0.5,
+        "xtc_threshold": 0.05,
+    }
+    desk = Desk(served, "Once upon a time")
+    created = desk.grow(n=2, max_tokens=9, seed=3, **options)
+    with weft.Loom(served.service.models.lm(), "Once upon a time") as loom:
+        nodes = loom.grow(n=2, max_tokens=9, seed=3, **options)
+    assert [node["text"] for node in created] == [node.text for node in nodes]
+    params = desk.get(f"/nodes/{created[0]['node']}?include=params")["params"]
+    assert {name: params[name] for name in options} == options
+
+
 def test_growing_an_ended_node_hints_at_force(served: Served) -> None:
     desk = Desk(served, "What is 37 + 58?")
     with weft.load("tiny") as lm:

@@ -66,7 +66,14 @@ def chunks(served: Served, path: str, **body: Any) -> list[dict[str, Any]]:
         (COMPLETION, {"logit_bias": {"five": 1}}, "logit_bias"),
         (COMPLETION, {"logit_bias": {"99999": 1}}, "logit_bias"),
         (COMPLETION, {"mirostat_mode": 2}, "mirostat_mode"),
-        (COMPLETION, {"xtc_probability": 0.5}, "xtc_probability"),
+        (COMPLETION, {"xtc_probability": 1.5}, "xtc_probability"),
+        (COMPLETION, {"dry_multiplier": 1, "dry_base": 0.5}, "dry_base"),
+        *(
+            (COMPLETION, {"dry_multiplier": 1, name: wrong}, name)
+            for name in ("dry_sequence_breakers",)
+            for wrong in ("[1]", "a", [""])
+        ),
+        (COMPLETION, {"dry_multiplier": 1, "samplers": "skypmxt"}, "samplers"),
         (COMPLETION, {"typical": 0.5, "typical_p": 0.6}, "typical"),
         (COMPLETION, {"truncation_length": 2}, "truncation_length"),
         (COMPLETION, {"prompt": [[1, 99999]]}, "prompt"),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import weft
 from weft.service.server.errors import RequestError
 from weft.service.server.openai.chat import ChatRequest
 from weft.service.server.openai.completions import CompletionRequest
@@ -202,6 +203,44 @@ def test_fields_by_other_names_are_honoured(served: Served) -> None:
     assert error["param"] == "samplers"
     chat = post(served, CHATS, n_probs=2)["choices"][0]["logprobs"]["content"]
     assert len(chat[0]["top_logprobs"]) == 2
+
+
+SAMPLERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"top_n_sigma": 0.8}, {"top_n_sigma": 0.8}),
+    ({"nsigma": 0.8}, {"top_n_sigma": 0.8}),
+    ({"top_n_sigma": -1}, {}),
+    (
+        {"xtc_probability": 0.9, "xtc_threshold": 0.02},
+        {"xtc_probability": 0.9, "xtc_threshold": 0.02},
+    ),
+    (
+        {"dry_multiplier": 4, "dry_allowed_length": 1, "dry_base": 2},
+        {"dry_multiplier": 4, "dry_allowed_length": 1, "dry_base": 2},
+    ),
+    (
+        {"dry_multiplier": 4, "dry_penalty_last_n": 6, "dry_sequence_breakers": []},
+        {"dry_multiplier": 4, "dry_penalty_last_n": 6, "dry_sequence_breakers": ()},
+    ),
+    (
+        {"dry_multiplier": 4, "dry_penalty_last_n": -1, "dry_sequence_breakers": '" a", "\\n"'},
+        {"dry_multiplier": 4, "dry_sequence_breakers": (" a", "\n")},
+    ),
+    ({"dry_multiplier": 4, "dry_penalty_last_n": 0}, {}),
+    ({"dry_multiplier": 0, "dry_base": 0, "dry_allowed_length": -1}, {}),
+]
+
+
+@pytest.mark.parametrize(("fields", "params"), SAMPLERS, ids=lambda given: ",".join(given))
+def test_dry_xtc_and_top_n_sigma_have_llama_servers_names(
+    served: Served, fields: dict[str, Any], params: dict[str, Any]
+) -> None:
+    """The request's choices are those that `grow` draws with the same parameters and seed."""
+    prompt = "a b a b a b"
+    with weft.Loom(served.service.models.lm(), prompt, template=False) as loom:
+        nodes = [loom.grow(n=1, max_tokens=12, seed=5 + i, **params)[0] for i in range(2)]
+    body = {"prompt": prompt, "max_tokens": 12, "seed": 5, "n": 2, "return_token_ids": True}
+    choices = post(served, COMPLETION, **body, **fields)["choices"]
+    assert [choice["token_ids"][:12] for choice in choices] == [node.tokens for node in nodes]
 
 
 def test_chat_fields_at_neutral_values_are_accepted_or_rejected_by_name(served: Served) -> None:

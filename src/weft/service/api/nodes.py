@@ -257,6 +257,9 @@ class NextTokens(RequestModel):
     top_k: int | None = Field(default=None, ge=0)
     min_p: float | None = Field(default=None, ge=0, le=1)
     typical_p: float | None = Field(default=None, gt=0, le=1)
+    top_n_sigma: float | None = Field(default=None, ge=0)
+    xtc_probability: float | None = Field(default=None, ge=0, le=1)
+    xtc_threshold: float | None = Field(default=None, ge=0, le=1)
     ahead: int = Field(
         default=0,
         ge=0,

@@ -41,6 +41,20 @@ class SamplingFields(RequestModel):
         default=None, ge=0, le=1, description="Minimum probability relative to the likeliest."
     )
     typical_p: float | None = Field(default=None, gt=0, le=1, description="Typical sampling.")
+    top_n_sigma: float | None = Field(
+        default=None,
+        ge=0,
+        description="Keep logits within this many standard deviations below the largest; 0: all.",
+    )
+    xtc_probability: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="Share of draws that drop all top choices but the least likely; 0: none.",
+    )
+    xtc_threshold: float | None = Field(
+        default=None, ge=0, le=1, description="Probability of a top choice; default 0.1."
+    )
     repetition_penalty: float | None = Field(
         default=None,
         gt=0,
@@ -54,6 +68,24 @@ class SamplingFields(RequestModel):
     )
     penalty_last_n: int | None = Field(
         default=None, ge=1, description="Number of tokens that penalties consider; null: all."
+    )
+    dry_multiplier: float | None = Field(
+        default=None,
+        ge=0,
+        description="DRY: penalty on tokens that continue a repeated sequence; 0: none.",
+    )
+    dry_base: float | None = Field(
+        default=None, ge=1, description="Growth of DRY's penalty per repeated token; default 1.75."
+    )
+    dry_allowed_length: int | None = Field(
+        default=None, ge=1, description="DRY ignores shorter repetitions; default 2."
+    )
+    dry_penalty_last_n: int | None = Field(
+        default=None, ge=1, description="Number of tokens that DRY considers; null: all."
+    )
+    dry_sequence_breakers: str | list[str] | None = Field(
+        default=None,
+        description='Texts that end a repetition; default the newline, ":", \'"\' and "*".',
     )
     logit_bias: dict[TokenKey, Bias] | None = Field(
         default=None,

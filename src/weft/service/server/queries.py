@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 _ROWS = 256  # logits rows per request: each takes 4 bytes per token of the vocabulary
-_FILTERS = ("temperature", "top_p", "top_k", "min_p", "typical_p")
+_FILTERS = (
+    *("temperature", "top_p", "top_k", "min_p", "typical_p"),
+    *("top_n_sigma", "xtc_probability", "xtc_threshold"),
+)
 
 
 def token_candidate(lm: LM, token: int, logprobs: Any, rank: int, sampled: Any = None) -> Json:

@@ -118,7 +118,6 @@ _NEUTRAL: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
         "use_audio_in_video": (False,),
     },
     _LLAMA: {
-        "dry_multiplier": (0,),
         "dynatemp_range": (0,),
         "embd_normalize": (2,),
         "grammar": (),
@@ -147,9 +146,7 @@ _NEUTRAL: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
         "tfs_z": (1,),
         "thinking_forced_open": (False,),
         "timings_per_token": (False,),
-        "top_n_sigma": (0, -1),
         "use_penalty_prompt_tokens": (False,),
-        "xtc_probability": (0,),
     },
     _LMSTUDIO: {"integrations": (), "context_overflow_policy": ("stopAtLimit",)},
     _WEBUI: {
@@ -189,17 +186,12 @@ _NEUTRAL: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     _KOBOLD: {
         "banned_strings": (),
         "banned_tokens": (),
-        "nsigma": (0,),
         "rep_pen_slope": (0, 1),
         "skew": (0,),
     },
 }
 _SHAPES: Mapping[str, tuple[str, str]] = {  # name: owner, switch
     "adaptive_decay": (_WEBUI, "adaptive_target"),
-    "dry_allowed_length": (_LLAMA, "dry_multiplier"),
-    "dry_base": (_LLAMA, "dry_multiplier"),
-    "dry_penalty_last_n": (_LLAMA, "dry_multiplier"),
-    "dry_sequence_breakers": (_LLAMA, "dry_multiplier"),
     "dynatemp_exponent": (_LLAMA, "dynatemp_range"),
     "dynatemp_high": (_WEBUI, "dynamic_temperature"),
     "dynatemp_low": (_WEBUI, "dynamic_temperature"),
@@ -208,7 +200,6 @@ _SHAPES: Mapping[str, tuple[str, str]] = {  # name: owner, switch
     "negative_prompt": (_WEBUI, "guidance_scale"),
     "smoothing_curve": (_WEBUI, "smoothing_factor"),
     "truncation_side": (_VLLM, "truncate_prompt_tokens"),
-    "xtc_threshold": (_LLAMA, "xtc_probability"),
 }
 _ALIASES: Mapping[str, Mapping[str, str]] = {
     _OPENAI: {"max_completion_tokens": "max_tokens"},
@@ -229,6 +220,7 @@ _ALIASES: Mapping[str, Mapping[str, str]] = {
         "typical": "typical_p",
     },
     _KOBOLD: {
+        "nsigma": "top_n_sigma",
         "rep_pen": "repetition_penalty",
         "rep_pen_range": "penalty_last_n",
         "sampler_seed": "seed",
@@ -268,13 +260,18 @@ FIELDS: Mapping[str, KnownField] = {
     },
 }
 # Fields whose empty value is a request of its own.
-_MEANINGFUL_EMPTY = frozenset({"input", "loom", "messages", "prompt"})
+_MEANINGFUL_EMPTY = frozenset({"dry_sequence_breakers", "input", "loom", "messages", "prompt"})
 _SCHEMAS = frozenset({"guided_json", "json_schema"})  # {} is any JSON
 
 
 # The order of llama-server's `samplers` that Weft implements, and its abbreviations.
-_ORDER = ("top_k", "typ_p", "top_p", "min_p", "temperature")
+_ORDER = ("dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
+# Samplers that a list may leave out if the request does not use them, by the field that does.
+_OPTIONAL = {"dry": "dry_multiplier", "top_n_sigma": "top_n_sigma", "xtc": "xtc_probability"}
 _SAMPLER_ABBREVIATIONS = {
+    "d": "dry",
+    "s": "top_n_sigma",
+    "x": "xtc",
     "k": "top_k",
     "y": "typ_p",
     "p": "top_p",
@@ -333,7 +330,7 @@ def _translated(body: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]
             {"logprobs": True, "top_logprobs": n_probs} if is_chat else {"logprobs": n_probs}
         )
         fields.update(logprobs_fields, n_probs=None)
-    if _is_own_order(fields.get("samplers")):
+    if _is_own_order(fields.get("samplers"), fields):
         fields["samplers"] = None
     return fields
 
@@ -363,13 +360,15 @@ def _bias_of_bans(bans: Any) -> dict[str, Any]:
     return {str(name).strip(): -100 for name in names}
 
 
-def _is_own_order(samplers: Any) -> bool:
-    """Return True if a list of samplers has the order in which Weft applies them."""
+def _is_own_order(samplers: Any, fields: Mapping[str, Any]) -> bool:
+    """Return True if a list of samplers has all that the request uses, in Weft's order."""
     if isinstance(samplers, str):
         samplers = [_SAMPLER_ABBREVIATIONS.get(char) for char in samplers]
     if not isinstance(samplers, list):
         return False
-    return tuple(name for name in samplers if name in _ORDER) == _ORDER
+    listed = [name for name in samplers if name in _ORDER]
+    unused = {name for name, field in _OPTIONAL.items() if fields.get(field) in (None, 0, -1)}
+    return listed == [name for name in _ORDER if name in listed or name not in unused]
 
 
 def _is_empty(name: str, value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,7 +24,7 @@ _SEEDS = 1 << 64
 # Fields with the names of SamplingParams; `sampling` maps the others.
 _SAME = (
     *("temperature", "top_p", "min_p", "typical_p", "repetition_penalty"),
-    *("presence_penalty", "frequency_penalty"),
+    *("presence_penalty", "frequency_penalty", "xtc_probability", "xtc_threshold"),
 )
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -120,6 +121,26 @@ class OpenAISampling(OpenAIModel):
     )
     min_p: Finite | None = None
     typical_p: Finite | None = None
+    top_n_sigma: Finite | None = Field(
+        None,
+        description="Keep logits within this many standard deviations below the largest; 0 or less:"
+        " all.",
+    )
+    xtc_probability: Finite | None = Field(
+        None, description="Share of draws that exclude the top choices; 0: none."
+    )
+    xtc_threshold: Finite | None = Field(None, description="Probability of a top choice.")
+    dry_multiplier: Finite | None = Field(
+        None, description="Penalty on continuing a repeated sequence; 0: none."
+    )
+    dry_base: Finite | None = Field(None, description="Growth of that penalty per repeated token.")
+    dry_allowed_length: int | None = Field(None, description="Shorter repetitions are free.")
+    dry_penalty_last_n: int | None = Field(
+        None, ge=-1, description="Number of last tokens that DRY considers; 0: no DRY; -1: all."
+    )
+    dry_sequence_breakers: str | list[str] | None = Field(
+        None, description="Texts that end a repetition; a text is read as a JSON list."
+    )
     repetition_penalty: Finite | None = None
     presence_penalty: Finite | None = None
     frequency_penalty: Finite | None = None
@@ -225,12 +246,31 @@ class GeneratingRequest(RequestFields, OpenAISampling):
             given["seed"] = self.seed % _SEEDS
         if self.penalty_last_n is not None and self.penalty_last_n > 0:
             given["penalty_last_n"] = self.penalty_last_n
+        if self.top_n_sigma is not None:
+            given["top_n_sigma"] = max(self.top_n_sigma, 0.0)
+        given |= self._dry_parameters(defaults)
         if self.temperature_last is not None:
             given["temperature_first"] = not self.temperature_last
         biases = self._biases(lm)
         if biases:
             given["logit_bias"] = biases
         return SamplingParams.resolve({**given, "n": 1}, defaults)
+
+    def _dry_parameters(self, defaults: SamplingParams) -> dict[str, Any]:
+        """Return the parameters of DRY; those of a request without DRY are not checked."""
+        given = defaults.dry_multiplier if self.dry_multiplier is None else self.dry_multiplier
+        if not given or self.dry_penalty_last_n == 0:
+            return {"dry_multiplier": 0.0}
+        values: dict[str, Any] = {"dry_multiplier": given}
+        if (self.dry_penalty_last_n or 0) > 0:
+            values["dry_penalty_last_n"] = self.dry_penalty_last_n
+        if self.dry_base is not None:
+            values["dry_base"] = self.dry_base
+        if self.dry_allowed_length is not None:
+            values["dry_allowed_length"] = self.dry_allowed_length
+        if self.dry_sequence_breakers not in (None, ""):
+            values["dry_sequence_breakers"] = _breakers(self.dry_sequence_breakers)
+        return {name: _check_parameter(name, value) for name, value in values.items()}
 
     def _biases(self, lm: LM) -> dict[int, float]:
         """Return the logit biases by token id, those of banned tokens and words included."""
@@ -316,6 +356,25 @@ def _spellings(lm: LM, word: str) -> frozenset[tuple[int, ...]]:
 def _check_parameter(name: str, value: Any) -> Any:
     """Validate one sampling parameter. Raises: RequestError that names the field."""
     return check_field(name, lambda: PARAMETERS[name].check(name, value))
+
+
+def _breakers(value: str | list[str]) -> list[str]:
+    """Return DRY's sequence breakers: a list, or a text such as '"\\n", ":"', with [] or without.
+
+    Raises: RequestError for another text.
+    """
+    if isinstance(value, list):
+        return value
+    try:
+        texts = json.loads(value if value.lstrip().startswith("[") else f"[{value}]")
+    except ValueError:
+        texts = None
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise invalid(
+            "dry_sequence_breakers",
+            f"dry_sequence_breakers is {value!r:.60}; allowed is a list of texts",
+        )
+    return texts
 
 
 def _as_list(value: str | list[str]) -> list[str]:
