@@ -123,16 +123,17 @@ def test_search_continues_through_a_reload(desk: Desk, page: Page, gate: Gate) -
     expect(panel).to_contain_text(f"Round {after} of {after}")
 
 
-def test_best_of_n_lists_its_votes(desk: Desk, page: Page) -> None:
+def test_best_of_n_groups_equal_answers(desk: Desk, page: Page) -> None:
     desk.open_loom("What is 37 + 58?")
     begin(desk, page, "Best of n", n="5", seed="4")
     panel = page.get_by_role("tabpanel", name="Run")
     expect(panel.get_by_role("button", name="Go to the best")).to_be_visible(timeout=OVER_MS)
-    votes = run_of(desk)["result"]["votes"]
-    listed = page.get_by_role("list", name="Votes").get_by_role("listitem")
-    expect(listed).to_have_count(len(votes))
-    for at, vote in enumerate(votes):
-        expect(listed.nth(at)).to_contain_text(f"{vote['answer']}{vote['count']} vote")
+    answers = run_of(desk)["result"]["answers"]
+    listed = page.get_by_role("list", name="Answers").get_by_role("listitem")
+    expect(listed).to_have_count(len(answers))
+    for at, group in enumerate(answers):
+        expect(listed.nth(at)).to_contain_text(str(group["answer"] or "no answer could be read"))
+        expect(listed.nth(at)).to_contain_text(f"{group['count']} text")
     # A second search: both can be looked at.
     desk.press("Escape")
     page.evaluate("document.activeElement.blur()")
@@ -140,7 +141,7 @@ def test_best_of_n_lists_its_votes(desk: Desk, page: Page) -> None:
     expect(panel).to_contain_text("Greedy")
     expect(panel.get_by_role("button", name="Go to the best")).to_be_visible(timeout=OVER_MS)
     page.get_by_label("Which search").select_option(index=0)
-    expect(listed).to_have_count(len(votes))
+    expect(listed).to_have_count(len(answers))
 
 
 @pytest.mark.parametrize("strategy", ["Adaptive branching", "Monte Carlo", "Sequential"])
@@ -156,6 +157,51 @@ def test_each_strategy_lists_the_candidates_of_its_last_round(
     expect(rows(page)).to_have_count(
         len({each["node"] for each in last["candidates"]} | set(last["kept"]))
     )
+
+
+def test_search_reports_why_its_answer_was_chosen(desk: Desk, page: Page) -> None:
+    desk.open_loom("Who wrote it?")
+    begin(desk, page, "Best of n", n="4", seed="4", max_tokens="12")
+    panel = page.get_by_role("tabpanel", name="Run")
+    expect(panel.get_by_role("button", name="Go to the best")).to_be_visible(timeout=OVER_MS)
+    result = run_of(desk)["result"]
+    expect(panel).to_contain_text(f"Chosen because {result['reason']}.")
+    expect(panel).to_contain_text(f"Ranked by {result['measure']}.")
+    group = result["answers"][-1]
+    page.get_by_role("list", name="Answers").get_by_role("button").last.click()
+    assert desk.current == group["nodes"][0]
+    assert_accessible(page)
+
+
+def test_search_reads_checks_and_judges_answers_by_its_fields(desk: Desk, page: Page) -> None:
+    desk.watch.allow("400")
+    desk.open_loom("What is 37 + 58?")
+    desk.press("R")
+    dialog = page.get_by_role("dialog", name="Search for an answer")
+    dialog.get_by_role("radio", name="Best of n").first.check()
+    dialog.get_by_text("Read, check and judge answers").click()
+    dialog.get_by_label("Read the answer").select_option("Regular expression")
+    dialog.get_by_label("Answer expression").fill("([0-9")
+    dialog.get_by_label("Question to the model").fill("Is it right?")
+    dialog.get_by_role("button", name="Start").click()
+    expect(dialog.locator("#run-answer-wrong")).to_contain_text("regular expression")
+    dialog.get_by_label("Answer expression").fill("([0-9]+)")
+    dialog.get_by_role("button", name="Start").click()
+    expect(dialog.locator("#run-judge-says")).to_contain_text("{answer}")
+    dialog.get_by_label("Question to the model").fill("{prompt} Is it {answer}?")
+    dialog.get_by_label("Correct answer").fill("9[0-9]")
+    assert_accessible(page)
+    dialog.locator("#run-max_tokens").fill("16")
+    dialog.get_by_role("button", name="Start").click()
+    expect(dialog).to_have_count(0)
+    panel = page.get_by_role("tabpanel", name="Run")
+    expect(panel.get_by_role("button", name="Go to the best")).to_be_visible(timeout=OVER_MS)
+    run = run_of(desk)
+    assert run["asked"]["answer"] == "([0-9]+)"
+    assert run["asked"]["check"] == "9[0-9]"
+    assert run["asked"]["judge"] == "{prompt} Is it {answer}?"
+    expect(panel).to_contain_text("Checked: ")
+    expect(panel).to_contain_text(run["result"]["reason"])
 
 
 def test_invalid_search_option_is_reported_at_its_field(desk: Desk, page: Page) -> None:

@@ -9,8 +9,40 @@ export interface RunResult {
   answer?: string
   text?: string
   solved?: boolean | null
-  votes?: { answer: unknown; count: number }[]
+  /** The name of the measure that ranked the candidates. */
+  measure?: string
+  /** Why the answer was chosen: the end of a sentence that begins with "Chosen because". */
+  reason?: string
+  answers?: AnswerGroup[]
   cost?: Record<string, unknown>
+}
+
+/** Equal answers of a search. */
+export interface AnswerGroup {
+  /** null: no answer could be read in these texts. */
+  answer: string | number | null
+  count: number
+  /** 0 to 1. */
+  share: number
+  score: number | string | null
+  mean_logprob: number | null
+  solved: boolean | null
+  nodes: number[]
+}
+
+/** What is known of a group of answers: how many texts gave it, its score, and whether it passes the check. */
+export function groupFacts(group: AnswerGroup, measure: string): string {
+  const score = figure(group.score)
+  const ranked = measure === 'share of votes' || score === null ? group.mean_logprob : score
+  const name = measure === 'share of votes' || score === null ? 'mean log-probability' : measure
+  return [
+    `${group.count} ${group.count === 1 ? 'text' : 'texts'}`,
+    `${Math.round(group.share * 100)} %`,
+    ranked === null ? '' : `${name} ${scoreText(ranked)}`,
+    group.solved === null ? '' : group.solved ? 'passes the check' : 'fails the check',
+  ]
+    .filter(Boolean)
+    .join(' · ')
 }
 
 /** Candidates that no round up to `upTo` has kept; null: all rounds. */
@@ -87,5 +119,5 @@ export function scoreText(score: number | null): string {
   if (score === null) return '–'
   if (!Number.isFinite(score)) return score > 0 ? '∞' : '−∞'
   const text = Math.abs(score) >= 100 ? score.toFixed(0) : score.toFixed(2)
-  return text.replace(/^-/, '−')
+  return /^-0\.?0*$/.test(text) ? text.slice(1) : text.replace(/^-/, '−')
 }

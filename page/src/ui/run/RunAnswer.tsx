@@ -1,5 +1,5 @@
-/** What a search found: its answer, whether that is right, and how many branches gave it. */
-import { plural } from '../../model/words'
+/** What a search found: its answer, why it was chosen, whether it is right, and the other answers. */
+import { groupFacts } from '../../model/run'
 import type { LiveRun, OpenLoom } from '../../state/loom'
 
 export function RunAnswer({ loom, run }: { loom: OpenLoom; run: LiveRun }) {
@@ -14,12 +14,13 @@ export function RunAnswer({ loom, run }: { loom: OpenLoom; run: LiveRun }) {
     ) : null
   }
   const best = result.best ?? null
-  const votes = result.votes ?? []
-  const most = Math.max(1, ...votes.map((each) => each.count))
-  const isThere = best !== null && loom.tree.get(best) !== undefined
+  const answers = result.answers ?? []
+  const measure = result.measure ?? ''
+  const isThere = (node: number | null | undefined) => node != null && loom.tree.get(node) !== undefined
   return (
     <section class="part" aria-label="Answer">
       <p class="run-answer">{result.answer || 'No answer.'}</p>
+      {result.reason && <p class="caption run-reason">Chosen because {result.reason}.</p>}
       <p class={`caption ${result.solved === true ? 'is-right' : result.solved === false ? 'warn' : ''}`}>
         {result.solved === true
           ? 'Checked: it is right.'
@@ -28,27 +29,37 @@ export function RunAnswer({ loom, run }: { loom: OpenLoom; run: LiveRun }) {
             : 'Not verified.'}
         {!run.rounds.length && ' It stood in the tree already.'}
       </p>
-      {votes.length > 0 && (
-        <ol class="votes" aria-label="Votes">
-          {votes.map((each) => (
-            <li key={String(each.answer)} class="vote">
-              <span class="grow cut">{String(each.answer)}</span>
-              <span>{plural(each.count, 'vote')}</span>
-              <span class="run-line" aria-hidden style={{ '--p': each.count / most }} />
-            </li>
-          ))}
-        </ol>
-      )}
       <div class="actions">
         <button
           type="button"
           class="button"
-          disabled={!isThere}
+          disabled={!isThere(best)}
           onClick={() => best !== null && loom.go(best)}
         >
           Go to the best
         </button>
       </div>
+      {measure && <p class="caption run-measure">Ranked by {measure}.</p>}
+      {answers.length > 0 && (
+        <ol class="answers" aria-label="Answers">
+          {answers.map((each) => (
+            <li key={String(each.answer)} class="answer">
+              <button
+                type="button"
+                disabled={!each.nodes.some(isThere)}
+                title="Go to the first of these texts"
+                onClick={() => loom.go(each.nodes.find(isThere)!)}
+              >
+                <span class="cut" dir="auto">
+                  {each.answer === null ? 'no answer could be read' : String(each.answer)}
+                </span>
+                <span class="caption">{groupFacts(each, measure)}</span>
+                <span class="run-line" aria-hidden style={{ '--p': each.share }} />
+              </button>
+            </li>
+          ))}
+        </ol>
+      )}
     </section>
   )
 }

@@ -1,4 +1,4 @@
-/** A number of a search: its name, its field, and what is wrong with it. */
+/** A field of a search: its name, its field, and what is wrong with it. */
 interface RunFieldProps {
   name: string
   label: string
@@ -6,10 +6,21 @@ interface RunFieldProps {
   says: string
   wrong: string
   value: string
+  /** A text instead of a number. */
+  isText?: boolean
   onInput: (value: string) => void
 }
 
-export function RunField({ name, label, placeholder, says, wrong, value, onInput }: RunFieldProps) {
+export function RunField({
+  name,
+  label,
+  placeholder,
+  says,
+  wrong,
+  value,
+  isText = false,
+  onInput,
+}: RunFieldProps) {
   return (
     <div class="run-field">
       <label for={`run-${name}`} title={says}>
@@ -18,7 +29,8 @@ export function RunField({ name, label, placeholder, says, wrong, value, onInput
       <input
         id={`run-${name}`}
         class="field"
-        inputMode="decimal"
+        inputMode={isText ? 'text' : 'decimal'}
+        spellcheck={false}
         autocomplete="off"
         placeholder={placeholder}
         value={value}

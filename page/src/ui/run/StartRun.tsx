@@ -5,11 +5,13 @@ import { ROOT } from '../../model/tree'
 import { oneLine, shortName } from '../../model/words'
 import * as act from '../../state/actions'
 import { remembered } from '../../state/kept'
+import type { OpenLoom } from '../../state/loom'
 import { isReadOnly, open } from '../../state/session'
 import { askStrategies, type Strategy, strategies, strategyTitle } from '../../state/strategies'
 import { failed } from '../../state/toasts'
 import { TextButton } from '../Button'
 import { closeOverlay, Dialog } from '../Overlay'
+import { ANSWER_FIELDS, AnswerFields, answerAsked } from './AnswerFields'
 import { RunField } from './RunField'
 import './run.css'
 
@@ -17,8 +19,9 @@ import './run.css'
 const last = remembered('run', { strategy: 'tot' })
 const typed = remembered<Record<string, string>>('run.figures', { budget_tokens: '2000', budget_s: '60' })
 
-const FIELDS = ['breadth', 'n', 'temperature', 'max_tokens', 'seed', 'budget_tokens', 'budget_s'] as const
-type FieldName = (typeof FIELDS)[number]
+const NUMBERS = ['breadth', 'n', 'temperature', 'max_tokens', 'seed', 'budget_tokens', 'budget_s'] as const
+type NumberName = (typeof NUMBERS)[number]
+const FIELDS: readonly string[] = [...NUMBERS, ...ANSWER_FIELDS]
 
 export function StartRun() {
   const [wrong, setWrong] = useState<{ field: string; says: string } | null>(null)
@@ -36,7 +39,7 @@ export function StartRun() {
   const text = at === ROOT ? loom.info.value.prompt : (loom.tree.get(at)?.text ?? '')
   const start = async () => {
     if (!chosen || isBusy) return
-    const asked = read(chosen, at)
+    const asked = read(chosen, at, loom)
     if ('field' in asked) {
       setWrong(asked as { field: string; says: string })
       return
@@ -48,13 +51,12 @@ export function StartRun() {
     } catch (error) {
       setBusy(false)
       const param = error instanceof ApiError ? (error.param ?? named(error.message)) : null
-      if (param && FIELDS.includes(param as FieldName))
-        setWrong({ field: param, says: (error as Error).message })
+      if (param && FIELDS.includes(param)) setWrong({ field: param, says: (error as Error).message })
       else if (error instanceof ApiError) setWrong({ field: '', says: error.message })
       else failed(error)
     }
   }
-  const field = (name: FieldName, label: string, placeholder: string, says = '') => (
+  const field = (name: NumberName, label: string, placeholder: string, says = '') => (
     <RunField
       key={name}
       name={name}
@@ -106,10 +108,11 @@ export function StartRun() {
             {field('budget_tokens', 'Tokens to spend', 'no limit', 'It ends once it has generated so many.')}
             {field('budget_s', 'Seconds to spend', 'no limit', 'It ends after so long.')}
             {!chosen.refused?.includes('temperature') && field('temperature', 'Temperature', 'its own')}
-            {field('max_tokens', 'Tokens a step at most', 'its own')}
+            {field('max_tokens', 'Max tokens per step', 'its own')}
             {field('seed', 'Seed', 'a new one', 'The same seed gives the same search.')}
           </div>
         )}
+        {chosen && <AnswerFields loom={loom} wrong={wrong} onInput={() => setWrong(null)} />}
         <footer class="row">
           <p class="grow error">
             {isReadOnly.value
@@ -134,12 +137,12 @@ const capital = (text: string) => text.charAt(0).toUpperCase() + text.slice(1)
 const named = (message: string) => /^(\w+) /.exec(message)?.[1] ?? null
 
 /** The request, or what is wrong with a field. */
-function read(strategy: Strategy, node: number): RunAsked | { field: string; says: string } {
-  const asked: Record<string, unknown> = { strategy: strategy.name, node }
+function read(strategy: Strategy, node: number, loom: OpenLoom): RunAsked | { field: string; says: string } {
+  const asked: Record<string, unknown> = { strategy: strategy.name, node, ...answerAsked(loom) }
   const skipped = new Set<string>(strategy.refused)
   if (!strategy.breadth) skipped.add('breadth')
   if (!strategy.n) skipped.add('n')
-  for (const field of FIELDS) {
+  for (const field of NUMBERS) {
     const text = (typed.peek()[field] ?? '').trim().replace(',', '.')
     if (text === '' || skipped.has(field)) continue
     const value = Number(text)
