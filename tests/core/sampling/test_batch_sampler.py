@@ -42,6 +42,8 @@ RECIPES: list[dict[str, Any]] = [
     {"xtc_probability": 0.5},
     {"xtc_probability": 0.5, "xtc_threshold": 0.05, "min_p": 0.02, "temperature": 0.9},
     {"xtc_probability": 1.0, "top_k": 12, "temperature": 1.4, "temperature_first": True},
+    {"xtc_probability": 1.0, "xtc_threshold": 0.0, "temperature": 0.7},
+    {"xtc_probability": 0.8, "xtc_threshold": 0.01, "temperature": 1.4, "temperature_first": True},
     {"dry_multiplier": 3.0, "dry_allowed_length": 1, "dry_base": 2.0},
     {"dry_multiplier": 9.0, "dry_allowed_length": 1, "temperature": 0},
     {"dry_multiplier": 3.0, "dry_allowed_length": 1, "dry_penalty_last_n": 3, "top_p": 0.9},

@@ -96,6 +96,8 @@ def test_equal_params_written_differently_are_equal_and_hash_alike() -> None:
         ("do_sample", "0 is greedy"),
         ("logprobs", "always recorded"),
         ("temprature", "Did you mean temperature?"),
+        ("mirostat_tau", "a draw depends on stream, position and logits only"),
+        ("nsigma", "Here it is top_n_sigma"),
         ("nonsense", "Allowed are: n, max_tokens"),
     ],
 )

@@ -103,7 +103,7 @@ def test_dry_xtc_and_top_n_sigma_draw_as_in_the_library(served: Served) -> None:
     with weft.Loom(served.service.models.lm(), "Once upon a time") as loom:
         nodes = loom.grow(n=2, max_tokens=9, seed=3, **options)
     assert [node["text"] for node in created] == [node.text for node in nodes]
-    params = desk.get(f"/nodes/{created[0]['node']}?include=params")["params"]
+    params = desk.get(f"/nodes/{created[0]['node']}", fields="params")["params"]
     assert {name: params[name] for name in options} == options
 
 

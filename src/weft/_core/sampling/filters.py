@@ -333,6 +333,26 @@ def mass(logits: Floats, largest: Floats, temperature: Doubles) -> Doubles:
     return total
 
 
+def top_choices(logits: Floats, top: np.float32, temperature: float, wanted: float) -> Ids:
+    """Return the tokens of at least a weight, most likely first, equal logits by id: int64 [n].
+
+    Args:
+        logits: float32 [V].
+        top: the largest logit.
+        temperature: divides the logits.
+        wanted: the weight, in units of the most likely token's weight.
+    """
+    with np.errstate(divide="ignore", over="ignore"):
+        # Rounded down; the exact comparison follows.
+        floor = np.float32(float(top) + np.log(wanted) * temperature * (1 + 1e-6) - 1e-6)
+    ids = np.flatnonzero((logits >= floor) & (logits > -np.inf))
+    below = (logits[ids].astype(np.float64) - float(top)) / temperature
+    is_top = np.exp(below) >= wanted
+    ids, below = ids[is_top], below[is_top]
+    ranked: Ids = ids[np.argsort(-below, kind="stable")]
+    return ranked
+
+
 def _sure_floors(
     peaks: Floats, arrays: SamplingArrays, total: Doubles, edges: Floats, n_vocab: int
 ) -> Floats:

@@ -662,6 +662,8 @@ def _sample(logits: _Logits, arrays: SamplingArrays, draw: GumbelDraw, kept: Flo
 
     kept: if given, the log-probabilities among the kept tokens are written into it.
     """
+    if "xtc_probability" in arrays.active:
+        logits, arrays = _without_top_choices(logits, arrays)
     filtered, unfiltered = arrays.filtered, arrays.unfiltered
     values, peaks = logits.values, logits.peaks
     if arrays.all_unfiltered and kept is None:
@@ -691,6 +693,30 @@ def _sample(logits: _Logits, arrays: SamplingArrays, draw: GumbelDraw, kept: Flo
             height = (values[mine.at, won].astype(np.float64) - top[mine.at]) / temperature[mine.at]
             kept[mine.samplers] = height - np.log(total[mine.at])
     return ids
+
+
+def _without_top_choices(logits: _Logits, arrays: SamplingArrays) -> tuple[_Logits, SamplingArrays]:
+    """Apply XTC to the rows that have no other filter, so that none of their tokens are ranked.
+
+    Returns: the logits with -inf for the tokens that XTC drops, and the arrays with XTC off there.
+    """
+    alone = arrays.active["xtc_probability"] & ~arrays.greedy
+    for name in arrays.active.keys() - {"xtc_probability"}:
+        alone = alone & ~arrays.active[name]
+    if not alone.any():
+        return logits, arrays
+    values, peaks = logits.values.copy(), logits.peaks.copy()
+    temperature = arrays.temperature_before
+    wanted = arrays.xtc_threshold * logits.mass(temperature, alone)
+    for row in np.flatnonzero(alone).tolist():
+        dropped = filters.top_choices(values[row], peaks[row].max(), temperature[row], wanted[row])[
+            :-1
+        ]
+        values[row, dropped] = -np.inf
+        peaks[row] = group_peaks(values[row : row + 1])[0]
+    used = np.where(alone, 0.0, arrays.filters["xtc_probability"])
+    arrays = replace(arrays, filters={**arrays.filters, "xtc_probability": used})
+    return _Logits(values, peaks, None, logits.reductions), arrays
 
 
 def _sample_within_cutoff(
