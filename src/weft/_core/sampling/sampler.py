@@ -65,6 +65,7 @@ class DrawnToken(NamedTuple):
     logprob: float | None
     entropy: float | None
     legal_logmass: float | None = None
+    kept: float | None = None
 
 
 @dataclass(slots=True)
@@ -89,12 +90,13 @@ class DrawResult:
 
     def drawn(self) -> list[DrawnToken]:
         """Return one DrawnToken per sampler."""
-        legal = self.legal_logmass
+        legal, kept = self.legal_logmass, self.kept
         values = zip(
             self.ids.tolist(),
             self.logprobs.tolist(),
             self.entropies.tolist(),
             repeat(None) if legal is None else legal.tolist(),
+            repeat(None) if kept is None else kept.tolist(),
             strict=False,
         )
         create = partial(tuple.__new__, DrawnToken)  # three times as fast as DrawnToken(…)
@@ -147,6 +149,8 @@ class Sampler:
     resumed: the matcher has accepted tokens of an earlier run.
 
     banned: token ids with a bias of -inf.
+
+    reports_kept: the tokens of its run are reported with `DrawResult.kept`.
     """
 
     __slots__ = (
@@ -157,6 +161,7 @@ class Sampler:
         "matcher",
         "needs_host",
         "params",
+        "reports_kept",
         "resumed",
         "stream",
     )
@@ -174,7 +179,7 @@ class Sampler:
         self.matcher = matcher
         self.greedy = params.temperature == 0
         self.banned = _banned(params.logit_bias) if params.logit_bias else _NO_TOKENS
-        self.resumed = False
+        self.resumed = self.reports_kept = False
         penalised = bool(
             params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty
         )
@@ -405,6 +410,7 @@ class BatchSampler:
         # XTC draws one random number per sampler, so samplers with it do not share filtered rows.
         is_shared = not self._stateful and "xtc_probability" not in self._arrays.active
         self._share_params = is_shared and _share_params(samplers)
+        self.reports_kept = any(sampler.reports_kept for sampler in samplers)
 
     def prepare(self, n_vocab: int) -> None:
         """Start computing the masks of the next draw in the background."""
@@ -808,7 +814,8 @@ def draw_batch(sampler: BatchSampler, first_row: int, positions: Sequence[int]) 
     """
     n = len(positions)
     rows = np.arange(first_row, first_row + n, dtype=np.int64)
-    return DrawBatch(rows, sampler, np.array(positions, dtype=np.uint64))
+    at = np.array(positions, dtype=np.uint64)
+    return DrawBatch(rows, sampler, at, kept=sampler.reports_kept)
 
 
 def draw_at(

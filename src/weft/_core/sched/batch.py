@@ -179,9 +179,8 @@ class DecodePart(SequencePart):
             batch = draw_batch(sampler, self.first_logit, self._positions)
         else:
             rows = [self.first_logit + number for number in drawing]
-            batch = draw_at(
-                sampler, rows, [self._positions[number] for number in drawing], kept=False
-            )
+            positions = [self._positions[number] for number in drawing]
+            batch = draw_at(sampler, rows, positions, kept=sampler.reports_kept)
         self._draws = output.draw(batch)
         for entry, number in enumerate(drawing):
             self.runs[number].look_ahead(self._draws, entry, queues)
@@ -282,11 +281,12 @@ class FirstTokenPart(BatchPart):
         if self._places:
             assert self.output is not None
             at = [part.first_logit + part.logits_at.index(token) for part, token in self._places]
-            self._draws = self.output.draw(draw_at(self._sampler, at, ends, kept=False))
+            batch = draw_at(self._sampler, at, ends, kept=self._sampler.reports_kept)
+            self._draws = self.output.draw(batch)
         else:
             numbers: dict[RetainedRow, int] = {}
             at = [numbers.setdefault(run.first_row(), len(numbers)) for run in self._runs]
-            batch = draw_at(self._sampler, at, ends, kept=False)
+            batch = draw_at(self._sampler, at, ends, kept=self._sampler.reports_kept)
             self._draws = self._queues.engine.draw(list(numbers), batch)
 
     def wait(self) -> None:

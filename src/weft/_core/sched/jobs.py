@@ -204,6 +204,7 @@ class RunMember:
             ended_by=state.ended_by,
             end=end,
             legal_logmass=state.legal_logmass,
+            kept=state.kept,
         )
 
 
@@ -398,14 +399,14 @@ class RunJob(Job):
             if not self.is_wanted:
                 return
             # It was the only legal token.
-            self._append_token(DrawnToken(token, logprob, entropy, legal_logmass=logprob), queues)
+            self._append_token(DrawnToken(token, logprob, entropy, logprob, 0.0), queues)
 
     def accept(self, drawn: DrawnToken, queues: JobQueues) -> None:
         """Accept a drawn token, and end the members that it finishes.
 
         The run fails if no token could be drawn, unless the constraint requires an end token.
         """
-        token, _, _, legal = drawn
+        token, legal = drawn.token, drawn.legal_logmass
         sampler, matcher = self.sampler, self.sampler.matcher
         if token >= 0:
             if sampler.needs_host and token not in self.stops:
@@ -432,7 +433,7 @@ class RunJob(Job):
 
     def _append_token(self, drawn: DrawnToken, queues: JobQueues) -> None:
         """Append a drawn token to all members, and end those that it finishes."""
-        token, logprob, entropy, legal = drawn
+        token, logprob, entropy, legal, kept = drawn
         queues.counters.decoded += 1
         if legal is not None:
             for member in self.members:
@@ -454,6 +455,8 @@ class RunJob(Job):
                 state.logprobs.append(logprob)
             if entropy is not None:
                 state.entropies.append(entropy)
+            if kept is not None and item.sampler.reports_kept:
+                state.kept.append(kept)
             if len(state.tokens) >= item.max_tokens:
                 state.finish_reason = "length"
             if item.sink is not None:

@@ -323,7 +323,7 @@ class JobQueues:
                 BatchSampler([run.sampler for run in runs]),
                 [run.sequence.depth for run in runs],
             )
-            batch = draw_at(sampler, at, ends, kept=False)
+            batch = draw_at(sampler, at, ends, kept=sampler.reports_kept)
             result = self._draw_from(list(numbers), batch)
         except Exception as error:  # retry one by one, so that only the failing run fails
             for run in runs if len(runs) > 1 else []:

@@ -124,16 +124,27 @@ class RunState:
     legal_logmass: under a constraint one per token, and one for a drawn end token; otherwise empty.
     See `RunResult`.
 
+    kept: one per token if the sampler reports it; otherwise empty. See `RunResult`.
+
     ended_by: the stop id that ended the run, if one did; its logprob is not recorded.
     """
 
-    __slots__ = ("ended_by", "entropies", "finish_reason", "legal_logmass", "logprobs", "tokens")
+    __slots__ = (
+        "ended_by",
+        "entropies",
+        "finish_reason",
+        "kept",
+        "legal_logmass",
+        "logprobs",
+        "tokens",
+    )
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.entropies: list[float] = []
         self.legal_logmass: list[float] = []
+        self.kept: list[float] = []
         self.finish_reason: FinishReason | None = None
         self.ended_by: int | None = None
 
@@ -151,6 +162,9 @@ class RunResult:
     legal_logmass: under a constraint, the log of the model's raw probability of all allowed tokens,
     in nats. One per token, and one more for a drawn end token if the text could continue. A token
     that the constraint forces has its own logprob. Empty without a constraint.
+
+    kept: log-probabilities among the tokens that the filters keep, after temperature, biases and
+    penalties. One per token if `Sampler.reports_kept` is set and the engine reports them.
     """
 
     tokens: list[int]
@@ -160,6 +174,7 @@ class RunResult:
     ended_by: int | None
     end: Place
     legal_logmass: list[float]
+    kept: list[float]
 
 
 class Ticket:
