@@ -140,13 +140,13 @@ $(CLIENTS_VENV)/.stamp: pyproject.toml constraints.txt Makefile
 	    --editable '.[torch]' $(foreach client,$(CLIENTS),'$(client)')
 	@touch $@
 
-# llm and lm-evaluation-harness have many dependencies: an environment of their own. Its torch runs the harness's own
+# llm, lm-evaluation-harness and TRL have many dependencies: an environment of their own. Its torch runs the harness's own
 # models, which plugins/lm-eval-weft is compared with.
 $(PLUGINS_VENV)/.stamp: pyproject.toml constraints.txt plugins/llm-weft/pyproject.toml plugins/lm-eval-weft/pyproject.toml Makefile
 	$(PYTHON) -m venv $(PLUGINS_VENV)
 	$(PLUGINS_VENV)/bin/python -m pip install --quiet --no-deps --retries 0 --timeout 30 \
 	    --constraint constraints.txt --extra-index-url $(TORCH_INDEX) torch
-	$(PLUGINS_VENV)/bin/python -m pip install --quiet --editable '.[test,torch]' openai 'lm-eval[api,hf]' \
+	$(PLUGINS_VENV)/bin/python -m pip install --quiet --editable '.[test,torch]' openai 'lm-eval[api,hf]' trl datasets \
 	    --editable plugins/llm-weft --editable plugins/lm-eval-weft
 	@touch $@
 
@@ -156,7 +156,7 @@ test-plugins: $(VENV)/.stamp
 	$(BIN)/python -m tools.client_tests $(FAMILY) -- $(PYTEST_ARGS)
 else
 test-plugins: $(PLUGINS_VENV)/.stamp $(VENV)/.stamp
-	$(PLUGINS_VENV)/bin/python -m pytest plugins tests/service/server/test_client_page.py tests/service/server/test_lm_eval.py $(PYTEST_ARGS)
+	$(PLUGINS_VENV)/bin/python -m pytest plugins tests/service/server/test_client_page.py tests/service/server/test_lm_eval.py tests/rollouts tests/recipe/test_train_grpo.py $(PYTEST_ARGS)
 	$(BIN)/python -m tools.client_tests -- $(PYTEST_ARGS)
 endif
 

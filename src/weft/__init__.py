@@ -37,12 +37,13 @@ __all__ = [
     "WeftError",
     "load",
     "load_model_by_name",
+    "rollouts",
     "samples",
     "search",
 ]
 
 if TYPE_CHECKING:
-    from . import samples, search
+    from . import rollouts, samples, search
     from ._core.sampling.params import SamplingParams
     from .asynclm import AsyncLM, load_model_by_name
     from .branch import Branch, BranchStore
@@ -57,7 +58,7 @@ logging.getLogger("weft").addHandler(logging.NullHandler())
 __getattr__ = lazy_getattr(
     __name__,
     {
-        "": "samples search",
+        "": "rollouts samples search",
         "asynclm": "AsyncLM load_model_by_name",
         "branch": "Branch BranchStore",
         "service.client": "AsyncClient Client",
