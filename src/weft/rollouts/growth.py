@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 BranchAt = Literal["entropy", "steps"] | Sequence[int]
 Prompt = str | Sequence[dict[str, Any]] | Sequence[int]
 
-# Others make a token's probability depend on more than the path, or end a path early.
+# With others a token's probability depends on more than its path, or paths end early.
 _ALLOWED = {"temperature", "temperature_first", "logit_bias", "seed"}
 _ALLOWED |= {name for name, parameter in PARAMETERS.items() if parameter.is_filter}
+_ALLOWED -= {"xtc_probability"}
 
 
 def grow(
