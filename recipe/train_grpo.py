@@ -48,8 +48,8 @@ def problem(rng: Random) -> dict[str, Any]:
 def reward(completions: Sequence[Any], answer: Sequence[int], **_: Any) -> list[float]:
     """Return 1 for each completion whose last number is the answer, and 0 for the others."""
     texts = [completion[0]["content"] for completion in completions]
-    numbers = [re.findall(r"\d+", text) for text in texts]
-    return [float(found[-1:] == [str(sum_)]) for found, sum_ in zip(numbers, answer, strict=True)]
+    last = [re.findall(r"\d+", text)[-1:] for text in texts]
+    return [float(number == [str(right)]) for number, right in zip(last, answer, strict=True)]
 
 
 def trainer_logprobs(trainer: Any, columns: dict[str, list[Any]], row: int) -> torch.Tensor:

@@ -119,7 +119,7 @@ def test_steps_branch_after_line_ends(lm: weft.LM) -> None:
         assert "\n" not in text.strip()
 
 
-def test_entropy_branches_at_the_most_uncertain_token(lm: weft.LM) -> None:
+def test_entropy_branches_before_the_token_of_highest_entropy(lm: weft.LM) -> None:
     (tree,) = rollouts.grow(lm, [PROMPTS[1]], 3, branch_at="entropy", max_tokens=12, seed=2)
     (upper,) = [segment for segment in tree.segments() if segment.children]
     lower, new = upper.children

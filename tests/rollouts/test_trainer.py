@@ -74,18 +74,18 @@ def test_logprobs_equal_a_plain_forward_before_and_after_a_step(parts: tuple[Any
     model = parts[0]
     grow, own = rollouts.trl(), trainer(parts)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    seen = []
+    logprobs_of_5 = []
     for _ in range(2):
         columns = grow([PROMPT] * 4, own)
         rows = zip(*(columns[name] for name in ("prompt_ids", "completion_ids")), strict=True)
         expected = [plain_logprobs(model, *row, 1.3) for row in rows]
         for logprobs, plain in zip(columns["logprobs"], expected, strict=True):
             assert logprobs == pytest.approx(plain, abs=1e-4)
-        seen.append(plain_logprobs(model, columns["prompt_ids"][0], [5], 1.3))
+        logprobs_of_5.append(plain_logprobs(model, columns["prompt_ids"][0], [5], 1.3))
         ids = torch.tensor([columns["prompt_ids"][0]])
         model(ids, labels=ids).loss.backward()
         optimizer.step()
-    assert abs(seen[0][0] - seen[1][0]) > 0.01
+    assert abs(logprobs_of_5[0][0] - logprobs_of_5[1][0]) > 0.01
 
 
 def test_model_keeps_its_weights_and_training_mode(parts: tuple[Any, Any]) -> None:

@@ -261,8 +261,8 @@ def _grow_by_levels(
             if segment.finish_reason is None:
                 live.append((path.tree, segment, path.n_rollouts))
             else:
-                again = Path(path.tree, path.tree.root, sampler.max_tokens)
-                missing += [again] * (path.n_rollouts - 1)
+                plain = Path(path.tree, path.tree.root, sampler.max_tokens)
+                missing += [plain] * (path.n_rollouts - 1)
         if not live:
             break
     if missing:
@@ -277,9 +277,8 @@ def _n_children(n: int, width: int | None, n_left: int | None) -> int:
     if n_left == 1:
         return n
     if width is None and n_left is not None:
-        return math.ceil(
-            math.pow(n, 1 / n_left) - 1e-9
-        )  # without the rounding error of exact roots
+        # Subtract the rounding error of exact roots.
+        return math.ceil(math.pow(n, 1 / n_left) - 1e-9)
     return min(width or 2, n)
 
 

@@ -55,8 +55,8 @@ def flatten(
             of its parent, with the same divisor. A value is the mean reward of the leaves below. A
             segment without siblings has 0.
 
-    A shared segment is in several records, with equal `id` and `n_leaves` above 1: weight its
-    tokens by 1 / n_leaves, or train on one of the records.
+    A shared segment is in several records, with equal `id` and with `n_leaves` above 1. Weight its
+    tokens by 1 / n_leaves, or train on it in one record only.
 
     Raises: ConfigError.
     """
