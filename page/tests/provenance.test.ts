@@ -27,7 +27,7 @@ describe('a node', () => {
       ['Temperature', '0.8'],
       ['Min-p', '0.05'],
       ['Stop at', '"don\'t"'],
-      ['Form', 'choice'],
+      ['Output format', 'choice'],
     ])
   })
 

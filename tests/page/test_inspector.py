@@ -86,16 +86,73 @@ def test_branches_grow_with_the_settings_of_the_panel(desk: Desk, page: Page) ->
 def test_constraint_allows_only_its_choices(desk: Desk, page: Page) -> None:
     desk.open_loom(template=False)
     tab(page, "Generate")
-    page.get_by_label("Form").select_option(label="Choices")
+    page.get_by_label("Output format").select_option(label="Choices")
     page.get_by_label("Choices").fill("yes\nno")
     button(page, "Grow 4 branches").click()
     desk.until(lambda: len(desk.nodes()) == 5, "four nodes")
     desk.wait_grown()
     assert {each["text"] for number, each in desk.nodes().items() if number} <= {"yes", "no"}
-    page.get_by_label("Form").select_option(label="JSON schema")
+    page.get_by_label("Output format").select_option(label="JSON schema")
     page.get_by_label("JSON schema").fill("{")
     expect(page.get_by_role("tabpanel")).to_contain_text("No JSON")
     expect(button(page, "Grow 4 branches")).to_be_disabled()
+
+
+def test_folded_samplers_and_token_biases_are_sent(desk: Desk, page: Page) -> None:
+    desk.open_loom(template=False)
+    panel = tab(page, "Generate")
+    expect(page.get_by_label("Typical-p")).to_be_hidden()
+    panel.get_by_text("More samplers").click()
+    for label, value in (
+        ("Typical-p", "0.9"),
+        ("Presence penalty", "0.5"),
+        ("Frequency penalty", "-0,25"),
+        ("Penalty window", "64"),
+        ("Top-nσ", "1.5"),
+        ("XTC probability", "0.5"),
+        ("DRY multiplier", "0.8"),
+        ("DRY window", "100"),
+    ):
+        page.get_by_label(label).fill(value)
+    for token, value in ((" the", "-2.5"), ("#9", "ban")):
+        page.get_by_label("Token biases").first.fill(token)
+        page.get_by_label("Bias of the token").fill(value)
+        page.keyboard.press("Enter")
+        expect(page.get_by_label("Bias of the token")).to_have_value("")
+    expect(panel.get_by_text("More samplers")).to_contain_text("10 set")
+    assert_accessible(page)
+    button(page, "Grow 4 branches").click()
+    desk.until(lambda: len(desk.nodes()) == 5, "four nodes")
+    desk.wait_grown()
+    values = params(desk, 1)
+    names = ("typical_p", "presence_penalty", "frequency_penalty", "penalty_last_n")
+    assert [values[name] for name in names] == [0.9, 0.5, -0.25, 64]
+    names = ("top_n_sigma", "xtc_probability", "dry_multiplier", "dry_penalty_last_n")
+    assert [values[name] for name in names] == [1.5, 0.5, 0.8, 100]
+    (the,) = desk.ask("POST", "/tokenize", json={"text": " the", "add_bos": False})["token_ids"]
+    assert values["logit_bias"] == {str(the): -2.5, "9": "-inf"}
+    page.get_by_label("Token biases").first.fill("several words")
+    page.get_by_label("Bias of the token").fill("1")
+    page.keyboard.press("Enter")
+    expect(panel).to_contain_text("tokens; name one")
+    page.get_by_role("button", name="Penalty window: back to all").click()
+    expect(page.get_by_label("Penalty window")).to_have_value("")
+    page.reload()
+    expect(page.get_by_label("Presence penalty", exact=True)).to_have_value("0.5")
+
+
+def test_grammar_allows_only_its_texts(desk: Desk, page: Page) -> None:
+    desk.open_loom(template=False)
+    tab(page, "Generate")
+    page.get_by_label("Output format").select_option(label="Grammar (GBNF)")
+    page.get_by_label("Grammar (GBNF)").fill('root ::= "left" | "right"')
+    button(page, "Grow 4 branches").click()
+    desk.until(lambda: len(desk.nodes()) == 5, "four nodes")
+    desk.wait_grown()
+    assert {each["text"] for number, each in desk.nodes().items() if number} <= {"left", "right"}
+    tab(page, "Node")
+    page.get_by_role("treeitem").nth(1).click()
+    expect(fact(page, "Output format")).to_have_text("gbnf")
 
 
 def test_invalid_setting_is_reported_at_its_field(desk: Desk, page: Page) -> None:
@@ -118,12 +175,12 @@ def test_setting_rejected_by_the_server_is_reported_at_its_field(desk: Desk, pag
     desk.watch.allow("400|422")
     desk.open_loom(template=False)
     tab(page, "Generate")
-    page.get_by_label("Form").select_option(label="Regular expression")
+    page.get_by_label("Output format").select_option(label="Regular expression")
     page.get_by_label("Regular expression").fill("(")
     button(page, "Grow 4 branches").click()
     expect(page.locator(".figure-wrong")).to_contain_text("regex parse error")
     expect(button(page, "Grow 4 branches")).to_be_disabled()
-    page.get_by_label("Form").select_option(label="Any text")
+    page.get_by_label("Output format").select_option(label="Any text")
     expect(button(page, "Grow 4 branches")).to_be_enabled()
 
 

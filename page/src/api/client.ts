@@ -123,6 +123,8 @@ export const api = {
   unloadModel: (id: string, force = false) =>
     call<unknown>('DELETE', `/models/${encodeURIComponent(id)}`, { query: { force } }),
   kv: (looms = false) => get<Schemas['KvList']>('/kv', looms ? { looms } : {}),
+  detokenize: (token_ids: number[], model?: string | null) =>
+    post<Schemas['DetokenizeReply']>('/detokenize', { token_ids, model }),
   tokenize: (text: string, model?: string | null, signal?: AbortSignal) =>
     post<Schemas['TokenizeReply']>('/tokenize', { text, model, add_bos: false }, undefined, signal),
 

@@ -8,7 +8,21 @@ export type Figure =
   | 'top_k'
   | 'min_p'
   | 'repetition_penalty'
+  | 'typical_p'
+  | 'presence_penalty'
+  | 'frequency_penalty'
+  | 'penalty_last_n'
+  | 'top_n_sigma'
+  | 'xtc_probability'
+  | 'xtc_threshold'
+  | 'dry_multiplier'
+  | 'dry_base'
+  | 'dry_allowed_length'
+  | 'dry_penalty_last_n'
   | 'seed'
+
+/** Figures whose field may be empty. */
+export type OptionalFigure = 'penalty_last_n' | 'dry_penalty_last_n' | 'seed'
 
 export interface Limits {
   n: number
@@ -19,8 +33,12 @@ export interface FigureField {
   label: string
   /** What it does, in a sentence: the tooltip. */
   says: string
-  /** What leaves the model's own distribution as it is; null: there is no such value. */
+  /** What leaves the model's own distribution as it is; null: there is no such value, or it is an empty field. */
   neutral: number | null
+  /** A sampler's place in the form: always visible, or folded under "More samplers". */
+  sampler?: 'main' | 'more'
+  /** An empty field is allowed, and this is its placeholder. */
+  empty?: string
   isWhole: boolean
   /** Allowed values; low is excluded where isOpen. */
   low: number
@@ -32,18 +50,32 @@ export interface FigureField {
 
 /** Above that a number of JSON is not exact in a browser. */
 export const MOST_SEED = Number.MAX_SAFE_INTEGER
+const MOST_PENALTY = 100
 
 // biome-ignore format: a table is read by lines
 export const FIGURES: Record<Figure, FigureField> = {
   n: { label: 'Branches', says: 'How many branches grow at once.', neutral: null, isWhole: true, low: 1, limit: 'n', step: 1 },
   max_tokens: { label: 'Max tokens', says: 'A branch ends after so many tokens.', neutral: null, isWhole: true, low: 1, limit: 'tokens', step: 8 },
-  temperature: { label: 'Temperature', says: 'Below 1 likely tokens become likelier, above 1 rarer ones do; 0 always takes the likeliest.', neutral: 1, isWhole: false, low: 0, step: 0.1 },
-  top_p: { label: 'Top-p', says: 'Only the likeliest tokens that make up this much probability.', neutral: 1, isWhole: false, low: 0, high: 1, isOpen: true, step: 0.05 },
-  top_k: { label: 'Top-k', says: 'Only the k likeliest tokens; 0: all.', neutral: 0, isWhole: true, low: 0, high: 2 ** 31 - 1, step: 1 },
-  min_p: { label: 'Min-p', says: 'Only tokens at least this likely, measured by the likeliest one.', neutral: 0, isWhole: false, low: 0, high: 1, step: 0.01 },
-  repetition_penalty: { label: 'Repetition penalty', says: 'Above 1, tokens that were there, those of the prompt too, become less likely.', neutral: 1, isWhole: false, low: 0, isOpen: true, step: 0.05 },
-  seed: { label: 'Seed', says: 'The same seed gives the same branches; empty: a new one each time.', neutral: null, isWhole: true, low: 0, high: MOST_SEED, step: 1 },
+  temperature: { label: 'Temperature', says: 'Below 1 likely tokens become likelier, above 1 rarer ones do; 0 always takes the likeliest.', neutral: 1, isWhole: false, low: 0, step: 0.1, sampler: 'main' },
+  top_p: { label: 'Top-p', says: 'Only the likeliest tokens that make up this much probability.', neutral: 1, isWhole: false, low: 0, high: 1, isOpen: true, step: 0.05, sampler: 'main' },
+  top_k: { label: 'Top-k', says: 'Only the k likeliest tokens; 0: all.', neutral: 0, isWhole: true, low: 0, high: 2 ** 31 - 1, step: 1, sampler: 'main' },
+  min_p: { label: 'Min-p', says: 'Only tokens at least this likely, measured by the likeliest one.', neutral: 0, isWhole: false, low: 0, high: 1, step: 0.01, sampler: 'main' },
+  repetition_penalty: { label: 'Repetition penalty', says: 'Above 1, tokens that were there, those of the prompt too, become less likely.', neutral: 1, isWhole: false, low: 0, isOpen: true, step: 0.05, sampler: 'main' },
+  typical_p: { label: 'Typical-p', says: 'Keeps tokens whose surprise is close to the average, up to this much probability; 1: off.', neutral: 1, isWhole: false, low: 0, high: 1, isOpen: true, step: 0.05, sampler: 'more' },
+  presence_penalty: { label: 'Presence penalty', says: 'Above 0, every token that was generated becomes less likely, once.', neutral: 0, isWhole: false, low: -MOST_PENALTY, high: MOST_PENALTY, step: 0.1, sampler: 'more' },
+  frequency_penalty: { label: 'Frequency penalty', says: 'Above 0, a generated token becomes less likely each time that it occurs.', neutral: 0, isWhole: false, low: -MOST_PENALTY, high: MOST_PENALTY, step: 0.1, sampler: 'more' },
+  penalty_last_n: { label: 'Penalty window', says: 'The number of last tokens that the penalties count; empty: all.', neutral: null, isWhole: true, low: 1, high: 2 ** 31 - 1, step: 64, sampler: 'more', empty: 'all' },
+  top_n_sigma: { label: 'Top-nσ', says: 'Keeps tokens whose logit is within this many standard deviations of the highest; 0: off.', neutral: 0, isWhole: false, low: 0, step: 0.1, sampler: 'more' },
+  xtc_probability: { label: 'XTC probability', says: 'How often the likeliest choices are dropped, for less common words; 0: never.', neutral: 0, isWhole: false, low: 0, high: 1, step: 0.1, sampler: 'more' },
+  xtc_threshold: { label: 'XTC threshold', says: 'XTC drops all tokens at least this likely but the least likely of them.', neutral: 0.1, isWhole: false, low: 0, high: 1, step: 0.05, sampler: 'more' },
+  dry_multiplier: { label: 'DRY multiplier', says: 'Above 0, tokens that continue a repeated sequence become less likely; 0: off.', neutral: 0, isWhole: false, low: 0, step: 0.1, sampler: 'more' },
+  dry_base: { label: 'DRY base', says: 'The growth of the DRY penalty for each further repeated token.', neutral: 1.75, isWhole: false, low: 1, step: 0.05, sampler: 'more' },
+  dry_allowed_length: { label: 'DRY allowed length', says: 'DRY ignores repetitions of fewer tokens.', neutral: 2, isWhole: true, low: 1, step: 1, sampler: 'more' },
+  dry_penalty_last_n: { label: 'DRY window', says: 'The number of last tokens in which DRY looks for repetitions; empty: all.', neutral: null, isWhole: true, low: 1, high: 2 ** 31 - 1, step: 64, sampler: 'more', empty: 'all' },
+  seed: { label: 'Seed', says: 'The same seed gives the same branches; empty: a new one each time.', neutral: null, isWhole: true, low: 0, high: MOST_SEED, step: 1, empty: 'new each time' },
 }
+
+export const SAMPLERS = (Object.keys(FIGURES) as Figure[]).filter((name) => FIGURES[name].sampler)
 
 /** Read what somebody typed: the number, or what is wrong with it. */
 export function readFigure(name: Figure, text: string, limits: Limits | null): { value: number } | string {
@@ -73,12 +105,19 @@ function range(name: Figure, limits: Limits | null): string {
 
 // Constraints
 
-export const KINDS = { json_schema: 'JSON schema', regex: 'Regular expression', choices: 'Choices' } as const
+export const KINDS = {
+  json_schema: 'JSON schema',
+  regex: 'Regular expression',
+  choices: 'Choices',
+  gbnf: 'Grammar (GBNF)',
+} as const
 export type ConstraintKind = keyof typeof KINDS
 export interface Constraint {
   kind: ConstraintKind
   text: string
 }
+
+const MISSING = { json_schema: 'A JSON schema', regex: 'A regular expression', gbnf: 'A grammar' } as const
 
 /** A constraint as a request says it, or what is wrong with it. Choices stand one a line. */
 export function readConstraint(given: Constraint): Record<string, unknown> | string {
@@ -86,8 +125,8 @@ export function readConstraint(given: Constraint): Record<string, unknown> | str
     const choices = given.text.split('\n').filter((each) => each !== '')
     return choices.length ? { choices } : 'One choice a line.'
   }
-  if (!given.text.trim()) return given.kind === 'regex' ? 'A regular expression.' : 'A JSON schema.'
-  if (given.kind === 'regex') return { regex: given.text }
+  if (!given.text.trim()) return `${MISSING[given.kind]}.`
+  if (given.kind !== 'json_schema') return { [given.kind]: given.text }
   try {
     const schema: unknown = JSON.parse(given.text)
     const isSchema =
@@ -97,6 +136,30 @@ export function readConstraint(given: Constraint): Record<string, unknown> | str
     return `No JSON: ${error instanceof Error ? error.message : String(error)}`
   }
 }
+
+// Token biases
+
+/** A token that is more or less likely: 'ban' never, 'only' with no token but others of this kind. */
+export interface Bias {
+  id: number
+  text: string
+  bias: number | 'ban' | 'only'
+}
+
+/** The value of a bias, or what is wrong with it. */
+export function readBias(text: string): Bias['bias'] | null {
+  const plain = text.trim().toLowerCase().replace(',', '.').replace('−', '-')
+  if (plain === 'ban' || plain === '-inf') return 'ban'
+  if (plain === 'only' || plain === 'inf') return 'only'
+  const value = Number(plain)
+  return plain === '' || !Number.isFinite(value) ? null : value
+}
+
+/** Biases as a request says them. */
+export const biasesAsked = (biases: readonly Bias[]): Record<string, number | 'inf' | '-inf'> =>
+  Object.fromEntries(
+    biases.map(({ id, bias }) => [String(id), bias === 'ban' ? '-inf' : bias === 'only' ? 'inf' : bias]),
+  )
 
 // Stop texts, as one types them: \n and \t are those characters.
 

@@ -30,6 +30,7 @@ interface Drawing {
   top_p: number
   top_k: number
   min_p: number
+  typical_p: number
   repetition_penalty: number
 }
 
@@ -40,6 +41,7 @@ export function drawingAsked(from: Drawing): Partial<Schemas['NextTokens']> {
   if (from.top_p !== 1) asked.top_p = from.top_p
   if (from.top_k !== 0) asked.top_k = from.top_k
   if (from.min_p !== 0) asked.min_p = from.min_p
+  if (from.typical_p !== 1) asked.typical_p = from.typical_p
   return asked
 }
 
@@ -50,6 +52,7 @@ export function drawingSays(from: Drawing): string {
   if (from.top_k !== 0) parts.push(`top-k ${from.top_k}`)
   if (from.top_p !== 1) parts.push(`top-p ${from.top_p}`)
   if (from.min_p !== 0) parts.push(`min-p ${from.min_p}`)
+  if (from.typical_p !== 1) parts.push(`typical-p ${from.typical_p}`)
   const own = 'p is the model’s own probability'
   const penalty =
     from.repetition_penalty === 1 ? '' : ` Repetition penalty ${from.repetition_penalty} is in neither.`

@@ -1,50 +1,21 @@
 /** Where a node comes from, as requests that bring it again: growing, or writing. */
 import type { GrowAsked, Model, Node } from '../api/client'
+import { FIGURES, SAMPLERS } from './fields'
 
 type Json = Record<string, unknown>
 
 /** What leaves the model's own distribution as it is. */
 const NEUTRAL: Json = {
-  temperature: 1,
-  top_p: 1,
-  top_k: 0,
-  min_p: 0,
-  typical_p: 1,
-  repetition_penalty: 1,
-  presence_penalty: 0,
-  frequency_penalty: 0,
-  penalty_last_n: null,
-  top_n_sigma: 0,
-  xtc_probability: 0,
-  xtc_threshold: 0.1,
-  dry_multiplier: 0,
-  dry_base: 1.75,
-  dry_allowed_length: 2,
-  dry_penalty_last_n: null,
+  ...Object.fromEntries(SAMPLERS.map((name) => [name, FIGURES[name].neutral])),
   dry_sequence_breakers: ['\n', ':', '"', '*'],
   logit_bias: {},
   stop: [],
   temperature_first: false,
 }
 const LABELS: Record<string, string> = {
-  temperature: 'Temperature',
-  top_p: 'Top-p',
-  top_k: 'Top-k',
-  min_p: 'Min-p',
-  typical_p: 'Typical-p',
-  repetition_penalty: 'Repetition penalty',
-  presence_penalty: 'Presence penalty',
-  frequency_penalty: 'Frequency penalty',
-  penalty_last_n: 'Penalties look back',
-  top_n_sigma: 'Top-nσ',
-  xtc_probability: 'XTC probability',
-  xtc_threshold: 'XTC threshold',
-  dry_multiplier: 'DRY multiplier',
-  dry_base: 'DRY base',
-  dry_allowed_length: 'DRY allowed length',
-  dry_penalty_last_n: 'DRY looks back',
+  ...Object.fromEntries(SAMPLERS.map((name) => [name, FIGURES[name].label])),
   dry_sequence_breakers: 'DRY breakers',
-  logit_bias: 'Biases',
+  logit_bias: 'Token biases',
   stop: 'Stop at',
   temperature_first: 'Temperature first',
 }
@@ -72,7 +43,7 @@ export function drawnWith(params: Json): [string, string][] {
     rows.push([LABELS[name]!, text])
   }
   const constraint = params['constraint'] as Json | null | undefined
-  if (constraint) rows.push(['Form', Object.keys(constraint)[0] ?? ''])
+  if (constraint) rows.push(['Output format', Object.keys(constraint)[0] ?? ''])
   return rows
 }
 

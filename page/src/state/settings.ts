@@ -1,33 +1,37 @@
 /** How branches are grown: what the person set, for the next call, for one loom, or for all. */
 import { batch, computed, signal } from '@preact/signals'
 import { ApiError, type GrowAsked } from '../api/client'
-import { type Constraint, FIGURES, type Figure, KINDS, type Limits, readConstraint } from '../model/fields'
+import {
+  type Bias,
+  biasesAsked,
+  type Constraint,
+  FIGURES,
+  type Figure,
+  KINDS,
+  type Limits,
+  type OptionalFigure,
+  readConstraint,
+  SAMPLERS,
+} from '../model/fields'
 import { defaultsFor } from '../model/provenance'
 import { isObject, isString, listOf, remembered, shared } from './kept'
 import { model, open, server } from './session'
 
-export interface Settings {
-  n: number
-  max_tokens: number
-  temperature: number
-  top_p: number
-  top_k: number
-  min_p: number
-  repetition_penalty: number
-  stop: string[]
-  seed: number | null
-  constraint: Constraint | null
-}
+export type Settings = Record<Exclude<Figure, OptionalFigure>, number> &
+  Record<OptionalFigure, number | null> & {
+    logit_bias: Bias[]
+    stop: string[]
+    constraint: Constraint | null
+  }
+
+const samplers = Object.fromEntries(SAMPLERS.map((name) => [name, FIGURES[name].neutral]))
 
 /** Neutral sampling: what a base model's own distribution says. */
 export const NEUTRAL: Settings = {
+  ...(samplers as Pick<Settings, Figure>),
   n: 4,
   max_tokens: 48,
-  temperature: 1,
-  top_p: 1,
-  top_k: 0,
-  min_p: 0,
-  repetition_penalty: 1,
+  logit_bias: [],
   stop: [],
   seed: null,
   constraint: null,
@@ -44,11 +48,18 @@ export const scope = signal<Scope>('loom')
 const BROUGHT: Settings = { ...NEUTRAL, temperature: 0.8 }
 const BROUGHT_CHAT: Settings = { ...BROUGHT, n: 1, max_tokens: TO_THE_END }
 
+const isBias = (value: unknown): value is Bias =>
+  isObject(value) &&
+  Number.isInteger(value['id']) &&
+  isString(value['text']) &&
+  (typeof value['bias'] === 'number' || value['bias'] === 'ban' || value['bias'] === 'only')
+
 /** What was kept of settings, as far as it can be one. */
 function known(kept: unknown): Partial<Settings> {
   if (!isObject(kept)) return {}
   const fits = (name: string, value: unknown) => {
-    if (name === 'seed') return value === null || Number.isInteger(value)
+    if (FIGURES[name as Figure]?.empty) return value === null || Number.isInteger(value)
+    if (name === 'logit_bias') return Array.isArray(value) && value.every(isBias)
     if (name === 'constraint')
       return value === null || (isObject(value) && isString(value['text']) && String(value['kind']) in KINDS)
     if (name === 'stop') return Array.isArray(value) && value.every(isString)
@@ -66,12 +77,11 @@ export const asChat = remembered('asChat', true)
 const isChat = computed(() =>
   open.value ? open.value.isChat : asChat.value && model.value?.has_chat_template === true,
 )
-const SAMPLING = ['temperature', 'top_p', 'top_k', 'min_p', 'repetition_penalty'] as const
 /** The sampling parameters that the server uses for a chat with this model. */
 const chatSampling = computed<Partial<Settings>>(() => {
   const sampling = defaultsFor(model.value, true)
   return Object.fromEntries(
-    SAMPLING.flatMap((name) => (typeof sampling[name] === 'number' ? [[name, sampling[name]]] : [])),
+    SAMPLERS.flatMap((name) => (typeof sampling[name] === 'number' ? [[name, sampling[name]]] : [])),
   )
 })
 /** Chats start from the model's sampling parameters, other texts from those of the page. */
@@ -97,7 +107,7 @@ const once = signal<Partial<Settings>>({})
 /** Named settings; what a preset does not name stays as it is. */
 export type Preset = Partial<Settings> & { name: string }
 
-const drawn = { temperature: 1, top_p: 1, top_k: 0, min_p: 0, repetition_penalty: 1 }
+const drawn: Partial<Settings> = samplers
 const FIRST_PRESETS: Preset[] = [
   { name: 'Neutral', ...drawn },
   { name: 'Steady', ...drawn, temperature: 0.6, top_p: 0.95 },
@@ -206,12 +216,12 @@ export function spent(): void {
 
 /** The settings as a request for growing. */
 export function asked(from: Settings = settings.peek()): GrowAsked {
-  const { stop, seed, constraint, ...figures } = from
+  const { stop, constraint, logit_bias, ...figures } = from
   const limit = constraint ? readConstraint(constraint) : {}
   return {
-    ...figures,
+    ...Object.fromEntries(Object.entries(figures).filter(([, value]) => value !== null)),
     ...(stop.length ? { stop } : {}),
-    ...(seed === null ? {} : { seed }),
+    ...(logit_bias.length ? { logit_bias: biasesAsked(logit_bias) } : {}),
     ...(typeof limit === 'string' ? {} : limit),
   }
 }
@@ -233,17 +243,23 @@ export function refused(error: unknown): boolean {
   if (!(error instanceof ApiError)) return false
   const isForm = error.code === 'invalid_constraint' || error.code === 'constraint_failed'
   const param = isForm ? 'constraint' : (error.param?.split('.').pop() ?? '')
-  const field = ['json_schema', 'regex', 'choices', 'constraint'].includes(param) ? 'constraint' : param
+  const field = param in KINDS || param === 'constraint' ? 'constraint' : param
   if (!(field in NEUTRAL)) return false
   fault(field, error.message)
   return true
 }
 
+/** Labels of the settings that are not numbers. */
+export const OTHER_LABELS: Record<string, string> = {
+  stop: 'Stop at',
+  logit_bias: 'Token biases',
+  constraint: 'Output format',
+}
+
 /** What keeps a call from being made: the first wrong field, in words. */
 export const blocked = computed<string | null>(() => {
   for (const [field, says] of faults.value) {
-    const label =
-      field in FIGURES ? FIGURES[field as Figure].label : field === 'stop' ? 'Stop at' : 'Constraint'
+    const label = field in FIGURES ? FIGURES[field as Figure].label : (OTHER_LABELS[field] ?? field)
     return `${label}: ${says}`
   }
   return null

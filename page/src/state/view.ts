@@ -37,6 +37,7 @@ export const inspectorTab = remembered(
   'generate',
   among<InspectorTab>(INSPECTOR_TABS, 'generate'),
 )
+export const showsMoreSamplers = remembered('moreSamplers', false)
 /** Which pane a narrow screen shows. */
 export const narrowTab = signal<'tree' | 'text' | 'inspector'>('text')
 /** Where bare keys go: `tree` has them; in `text` somebody types. */

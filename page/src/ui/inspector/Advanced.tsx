@@ -1,8 +1,12 @@
 /** Settings that few calls need: stop texts, and what a branch may say. */
 import { X } from 'lucide-preact'
 import { useEffect, useState } from 'preact/hooks'
-import { type ConstraintKind, KINDS, readConstraint, readStop, writeStop } from '../../model/fields'
+import { ApiError, api } from '../../api/client'
+import { type ConstraintKind, KINDS, readBias, readConstraint, readStop, writeStop } from '../../model/fields'
+import { visible } from '../../model/words'
+import { model } from '../../state/session'
 import { fault, faults, type Settings, set } from '../../state/settings'
+import { sentence } from '../../state/toasts'
 import { IconButton } from '../Button'
 
 export function Stops({ stop }: { stop: string[] }) {
@@ -56,10 +60,103 @@ export function Stops({ stop }: { stop: string[] }) {
   )
 }
 
+/** How likely single tokens are: a token, or #id, and a number. */
+export function Biases({ biases }: { biases: Settings['logit_bias'] }) {
+  const [token, setToken] = useState('')
+  const [value, setValue] = useState('')
+  const wrong = faults.value.get('logit_bias')
+  useEffect(() => () => fault('logit_bias', null), [])
+  const add = async () => {
+    const bias = readBias(value)
+    if (token === '') return fault('logit_bias', null)
+    if (bias === null) return fault('logit_bias', 'A number, “ban” or “only”.')
+    const found = await tokenOf(token, model.peek()?.id ?? null)
+    if (typeof found === 'string') return fault('logit_bias', found)
+    set({ logit_bias: [...biases.filter((each) => each.id !== found.id), { ...found, bias }] })
+    setToken('')
+    setValue('')
+  }
+  const onEnter = (event: KeyboardEvent) => {
+    if (event.key !== 'Enter') return
+    event.preventDefault()
+    void add()
+  }
+  return (
+    <div class="figure">
+      <div class="figure-row">
+        <label for="set-bias" class="grow cut" title={SAYS_BIAS}>
+          Token biases
+        </label>
+        <input
+          id="set-bias"
+          class="field figure-field"
+          autocomplete="off"
+          spellcheck={false}
+          placeholder="token, #id"
+          aria-invalid={wrong !== undefined}
+          value={token}
+          onInput={(event) => setToken(event.currentTarget.value)}
+          onKeyDown={onEnter}
+        />
+        <input
+          class="field figure-field is-narrow"
+          autocomplete="off"
+          aria-label="Bias of the token"
+          placeholder="−5"
+          title="A number, “ban” or “only”"
+          value={value}
+          onInput={(event) => setValue(event.currentTarget.value)}
+          onKeyDown={onEnter}
+          onBlur={() => value !== '' && void add()}
+        />
+      </div>
+      {biases.length > 0 && (
+        <ul class="stops" aria-label="Token biases">
+          {biases.map((each) => (
+            <li key={each.id} class="row">
+              <code class="grow cut" title={`#${each.id}`}>
+                {visible(each.text)}
+              </code>
+              <span>{each.bias}</span>
+              <IconButton
+                icon={X}
+                label={`Remove the bias of ${visible(each.text)}`}
+                onClick={() => set({ logit_bias: biases.filter((one) => one.id !== each.id) })}
+              />
+            </li>
+          ))}
+        </ul>
+      )}
+      {wrong !== undefined && <p class="error caption figure-wrong">{wrong}</p>}
+    </div>
+  )
+}
+
+const SAYS_BIAS =
+  'Added to the token’s logit: above 0 it is more likely. “ban” excludes it, “only” excludes all others. Most tokens of words begin with a space.'
+
+/** The token with a text or an #id, or what is wrong with it. */
+async function tokenOf(typed: string, model: string | null): Promise<{ id: number; text: string } | string> {
+  try {
+    if (/^#\d+$/.test(typed)) {
+      const id = Number(typed.slice(1))
+      return { id, text: (await api.detokenize([id], model)).text }
+    }
+    const text = readStop(typed)
+    const { token_ids } = await api.tokenize(text, model)
+    const [id, ...more] = token_ids
+    if (id === undefined || more.length) return `“${visible(text)}” is ${token_ids.length} tokens; name one.`
+    return { id, text }
+  } catch (error) {
+    return error instanceof ApiError ? sentence(error.message) : String(error)
+  }
+}
+
 const HINTS: Record<ConstraintKind, string> = {
   json_schema: '{"type": "object", "properties": {"name": {"type": "string"}}}',
   regex: '[A-Z][a-z]+( [a-z]+)*\\.',
   choices: 'yes\nno',
+  gbnf: 'root ::= "yes" | "no"',
 }
 
 /** Only texts of a form: one field, and what kind it is of. */
@@ -80,8 +177,8 @@ export function ConstraintField({ constraint }: { constraint: Settings['constrai
   return (
     <div class="figure">
       <div class="figure-row">
-        <label for="set-constraint" class="grow cut" title="Every branch has this form, token by token.">
-          Form
+        <label for="set-constraint" class="grow cut" title="Every branch has this format, token by token.">
+          Output format
         </label>
         <select
           id="set-constraint"

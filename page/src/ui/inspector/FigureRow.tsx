@@ -8,11 +8,10 @@ interface FigureRowProps {
   name: Figure
   /** null: nothing is set. */
   value: number | null
-  placeholder?: string
   children?: ComponentChildren
 }
 
-export function FigureRow({ name, value, placeholder, children }: FigureRowProps) {
+export function FigureRow({ name, value, children }: FigureRowProps) {
   const field = FIGURES[name]
   const [draft, setDraft] = useState<string | null>(null)
   const wrong = faults.value.get(name)
@@ -26,8 +25,8 @@ export function FigureRow({ name, value, placeholder, children }: FigureRowProps
   const shown = draft ?? (value === null ? '' : String(value))
   const read = (text: string) => {
     setDraft(text)
-    if (text.trim() === '' && name === 'seed') {
-      set({ seed: null })
+    if (text.trim() === '' && field.empty !== undefined) {
+      set({ [name]: null })
       return
     }
     const found = readFigure(name, text, limits.peek())
@@ -43,7 +42,8 @@ export function FigureRow({ name, value, placeholder, children }: FigureRowProps
     if (typeof found !== 'string') set({ [name]: found.value })
     setDraft(null)
   }
-  const isChanged = field.neutral !== null && value !== field.neutral
+  const isChanged = field.sampler !== undefined && value !== field.neutral
+  const neutral = field.neutral ?? field.empty
   return (
     <div class="figure">
       <div class="figure-row">
@@ -54,8 +54,8 @@ export function FigureRow({ name, value, placeholder, children }: FigureRowProps
           <button
             type="button"
             class="figure-mark"
-            title={`Not neutral. Back to ${field.neutral}`}
-            aria-label={`${field.label}: back to ${field.neutral}`}
+            title={`Not neutral. Back to ${neutral}`}
+            aria-label={`${field.label}: back to ${neutral}`}
             onClick={() => set({ [name]: field.neutral })}
           />
         )}
@@ -67,7 +67,7 @@ export function FigureRow({ name, value, placeholder, children }: FigureRowProps
           autocomplete="off"
           spellcheck={false}
           value={shown}
-          placeholder={placeholder}
+          placeholder={field.empty}
           aria-invalid={wrong !== undefined}
           aria-describedby={wrong === undefined ? undefined : `wrong-${name}`}
           onInput={(event) => read(event.currentTarget.value)}

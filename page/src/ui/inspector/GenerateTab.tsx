@@ -1,5 +1,6 @@
 /** How branches are grown, and the button that grows them. */
 import { RotateCcw } from 'lucide-preact'
+import { FIGURES, SAMPLERS } from '../../model/fields'
 import { plural, shortName } from '../../model/words'
 import * as act from '../../state/actions'
 import { keyFor } from '../../state/keys'
@@ -7,18 +8,21 @@ import type { OpenLoom } from '../../state/loom'
 import { isReadOnly } from '../../state/session'
 import {
   blocked,
+  faults,
   forgetOwn,
   hasOwn,
   LENGTHS,
   ownSettings,
   type Scope,
+  type Settings,
   scope,
   set,
   settings,
   shownSettings,
 } from '../../state/settings'
+import { showsMoreSamplers } from '../../state/view'
 import { IconButton } from '../Button'
-import { ConstraintField, Stops } from './Advanced'
+import { Biases, ConstraintField, Stops } from './Advanced'
 import { FigureRow } from './FigureRow'
 import { Presets } from './Presets'
 
@@ -85,18 +89,39 @@ export function GenerateTab({ loom }: { loom: OpenLoom }) {
       </section>
       <Presets />
       <section class="part" aria-label="How tokens are drawn">
-        <FigureRow name="temperature" value={shown.temperature} />
-        <FigureRow name="top_p" value={shown.top_p} />
-        <FigureRow name="top_k" value={shown.top_k} />
-        <FigureRow name="min_p" value={shown.min_p} />
-        <FigureRow name="repetition_penalty" value={shown.repetition_penalty} />
+        <FigureRows of="main" shown={shown} />
+        <MoreSamplers shown={shown} />
       </section>
-      <section class="part" aria-label="More">
+      <section class="part" aria-label="End and format">
         <Stops stop={shown.stop} />
-        <FigureRow name="seed" value={shown.seed} placeholder="new each time" />
+        <FigureRow name="seed" value={shown.seed} />
         <ConstraintField constraint={shown.constraint} />
       </section>
     </div>
+  )
+}
+
+function FigureRows({ of, shown }: { of: 'main' | 'more'; shown: Settings }) {
+  return SAMPLERS.filter((name) => FIGURES[name].sampler === of).map((name) => (
+    <FigureRow key={name} name={name} value={shown[name]} />
+  ))
+}
+
+/** Samplers that few calls need. What is set or wrong in the fold is counted outside. */
+function MoreSamplers({ shown }: { shown: Settings }) {
+  const names = SAMPLERS.filter((name) => FIGURES[name].sampler === 'more')
+  const n = names.filter((name) => shown[name] !== FIGURES[name].neutral).length + shown.logit_bias.length
+  const isWrong = ['logit_bias', ...names].some((name) => faults.value.has(name))
+  return (
+    <details
+      class="more-samplers"
+      open={showsMoreSamplers.value || isWrong}
+      onToggle={(event) => (showsMoreSamplers.value = event.currentTarget.open)}
+    >
+      <summary>More samplers{n > 0 && <span class="caption"> · {n} set</span>}</summary>
+      <FigureRows of="more" shown={shown} />
+      <Biases biases={shown.logit_bias} />
+    </details>
   )
 }
 

@@ -17,7 +17,7 @@ import {
 import { toast } from '../../state/toasts'
 import { IconButton } from '../Button'
 
-const LABELS: Partial<Record<keyof Settings, string>> = { stop: 'stop at', constraint: 'a form' }
+const LABELS: Partial<Record<keyof Settings, string>> = { stop: 'stop at', constraint: 'an output format' }
 
 /** What a preset sets, but what is neutral. */
 function presetSays(preset: Preset): string {

@@ -46,6 +46,9 @@ export function PromptForm() {
         void grow()
       }}
     >
+      <p class="what-this-is">
+        Weft grows a text or chat as a tree: compare several continuations, continue any of them.
+      </p>
       <h1 id="begin-with">What should it begin with?</h1>
       <textarea
         ref={box}
@@ -80,12 +83,12 @@ export function PromptForm() {
       {isChat && <SystemPrompt model={using!.id} />}
       <div class="row begin">
         {ready.length > 1 ? <ModelChoice models={ready} chosen={using!.id} /> : <ModelChip />}
-        {hasTemplate && (
+        {using && (
           <Choice
             label="How the model reads it"
             values={[
-              { value: 'chat', label: 'Chat', title: 'As what a person says, by the model’s chat template' },
-              { value: 'raw', label: 'Raw text', title: 'As it is: the model goes on from its end' },
+              { value: 'chat', label: 'Chat', disabled: !hasTemplate },
+              { value: 'raw', label: 'Raw text' },
             ]}
             chosen={isChat ? 'chat' : 'raw'}
             onChoose={(chosen) => {
@@ -112,10 +115,20 @@ export function PromptForm() {
             ? 'Send'
             : `Grow ${plural(settings.value.n, 'branch', 'branches')}`}
         </TextButton>
+        {using && <p class="caption">{reads(using, isChat)}</p>}
       </div>
       {!using && <ModelState />}
     </form>
   )
+}
+
+/** What the model does with the text. */
+function reads(model: Model, isChat: boolean): string {
+  if (isChat) return 'Chat: the model answers your message.'
+  const continues = 'Raw text: the model continues your text from its end, as for stories.'
+  return model.has_chat_template
+    ? continues
+    : `${continues} ${shortName(model.id)} has no chat template, so it cannot answer messages.`
 }
 
 function SystemPrompt({ model: id }: { model: string }) {
