@@ -57,7 +57,7 @@ def test_guides_have_code() -> None:
 def test_code_of_a_page_runs(page: Path, place: Path) -> None:
     apart = (TORCH, MLX, SERVER)
     # A search goes on until the model has solved its task, and two layers never do.
-    layers = {} if page.stem == "search" else {warm.LAYERS: "2"}
+    layers = {} if page.stem in ("search", "five-minutes") else {warm.LAYERS: "2"}
     code = [block for block in blocks(page) if not block.startswith(apart)]
     run(code, place, {**forks.base(), **layers})
 

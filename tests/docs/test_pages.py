@@ -78,12 +78,17 @@ def test_every_column_of_a_table_is_named() -> None:
 
 
 def commands() -> Iterator[tuple[str, str]]:
-    """Yield (page, command) for each `weft …` in a fenced block without a language, or `sh`."""
+    """Yield (page, command) for each `weft …` in a fenced block, and in README's tables."""
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         for block in re.findall(r"^```(?:sh)?\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
             for line in re.findall(r"^(?:\$ )?(weft(?: .*)?)$", block, re.MULTILINE):
                 yield page.name, re.split(r"\s{3,}|\s+#", line)[0]
+        for block in re.findall(r"^```console\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+            for line in re.findall(r"^\$ (weft(?: .*)?)$", block, re.MULTILINE):
+                yield page.name, line
+    for line in re.findall(r"`(weft [^`]+)`", PAGES[0].read_text(encoding="utf-8")):
+        yield PAGES[0].name, line
 
 
 @pytest.mark.parametrize(("page", "line"), sorted(set(commands())))
