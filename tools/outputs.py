@@ -45,7 +45,7 @@ class Output(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where things run.
+    """Folders in which things run.
 
     Attributes:
         root: the working directory of commands.

@@ -52,7 +52,7 @@ Line = tuple[tuple[str, str], ...]  # (text, CSS classes) of each span
 
 
 class Frame(NamedTuple):
-    """What the screen shows from a time on."""
+    """The lines of the screen from a time on."""
 
     start_s: float
     lines: tuple[Line, ...]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+
 import numpy as np
 
 import weft
@@ -17,8 +19,8 @@ def start(lm: weft.LM, text: str) -> Branch:
     return branch
 
 
-def main() -> None:
-    lm = weft.load("tiny")
+def main(model: str = "tiny") -> None:
+    lm = weft.load(model)
     store = BranchStore(lm)
     expert = start(lm, samples.story)
     amateur = start(lm, "Tell me a story.")  # the same without what makes it special
@@ -40,4 +42,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="tiny", help="a name, folder or file for weft.load")
+    main(parser.parse_args().model)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+
 import weft
 from weft import samples
 
@@ -19,8 +21,8 @@ QUERIES = {
 }
 
 
-def main() -> None:
-    lm = weft.load("tiny")
+def main(model: str = "tiny") -> None:
+    lm = weft.load(model)
     # Rows are normalised, so that a product of two is their cosine: float32 [N, D].
     texts = lm.embed(list(TEXTS.values()), pooling="mean")
     queries = lm.embed(list(QUERIES.values()), pooling="mean")
@@ -34,4 +36,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="tiny", help="a name, folder or file for weft.load")
+    main(parser.parse_args().model)

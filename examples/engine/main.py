@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import tempfile
 from importlib.resources import files
@@ -32,15 +33,21 @@ def load(folder: Path) -> weft.LM:
     return weft.LM(NgramEngine.load(folder, n=4), Tokenizer.from_folder(folder))
 
 
-def main() -> None:
-    """Grow three branches and look at what may come next."""
-    with tempfile.TemporaryDirectory() as name, load(folder_with_corpus(Path(name))) as lm:
+def main(model: str | None = None) -> None:
+    """Grow three branches and look at what may come next.
+
+    model: a folder with corpus.txt, a tokenizer and config.json; None makes one.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        lm = load(Path(model) if model else folder_with_corpus(Path(name)))
         loom = weft.Loom(lm, "The fox", template=False)
-        for child in loom.grow(n=3, max_tokens=12, stop=".", seed=1, temperature=0.5):
+        for child in loom.grow(n=3, max_tokens=12, stop=".", seed=1, temperature=1.5):
             print(f"{child.mean_p:.2f} {child.text!r}")
         best = weft.Loom(lm, "The owl saw the", template=False).next(top=1)[0]
         print(f"after 'The owl saw the': {best.text!r}, p {best.p:.2f}")
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", help="a folder with config.json, a tokenizer and corpus.txt")
+    main(parser.parse_args().model)

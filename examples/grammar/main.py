@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 
 import weft
@@ -19,8 +20,8 @@ SCHEMA = {
 }
 
 
-def main() -> None:
-    lm = weft.load("tiny")
+def main(model: str = "tiny") -> None:
+    lm = weft.load(model)
     store = BranchStore(lm)
     prompt = lm.format_chat([{"role": "user", "content": samples.record}])
     root = Branch.create(lm, grammar=SCHEMA, temperature=1.5, top_k=0, top_p=1.0, min_p=0.0, seed=3)
@@ -38,8 +39,15 @@ def main() -> None:
         store.commit([(branch, piece.token) for branch, piece in drawn])
         going = [branch for branch, _ in drawn]
     for fork in forks:
-        print("valid:", json.loads(fork.text))
+        print("with the grammar:   ", json.loads(fork.text))
+
+    free = weft.Loom(lm, samples.record)
+    answers = free.grow(n=4, max_tokens=60, temperature=1.5, seed=3, show=False)
+    for answer in answers:
+        print("without the grammar:", answer.text)
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="tiny", help="a name, folder or file for weft.load")
+    main(parser.parse_args().model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 
 import weft
@@ -24,16 +25,20 @@ def fullness(text: str) -> float:
     return len(text)
 
 
-def main() -> None:
-    lm = weft.load("tiny")
+def main(model: str = "tiny") -> None:
+    lm = weft.load(model)
     prompt = "Describe Lena the owl as JSON."
     result = search.best_of_n(
         lm, prompt, n=12, temperature=1.6, seed=1, verifier=check, value=fullness
     )
     right = [node for node in result.loom.children if node.meta["solved"]]
+    fails = next(node for node in result.loom.children if not node.meta["solved"])
     print(f"{len(right)} of {len(result.loom.children)} pass")
-    print("best:", json.loads(result.text))
+    print("one that fails:", fails.text)
+    print("the best that passes:", result.text)
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="tiny", help="a name, folder or file for weft.load")
+    main(parser.parse_args().model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections import Counter
 
 import weft
@@ -15,15 +16,15 @@ def last_number(text: str) -> str:
     return digits[-1] if digits else ""
 
 
-def main() -> None:
-    lm = weft.load("tiny")
+def main(model: str = "tiny") -> None:
+    lm = weft.load(model)
     loom = weft.Loom(lm, samples.word_problem)
-    drafts = loom.grow(n=6, max_tokens=220, temperature=1.2, seed=1, show=False)
+    drafts = loom.grow(n=6, max_tokens=220, temperature=1.6, seed=2, show=False)
     print("drafts:   ", dict(Counter(last_number(draft.text) for draft in drafts)))
 
     # Every draft gets a doubt: a text child, then three revisions of each, in one batch.
     doubts = [draft.add("\n" + DOUBT + "\n") for draft in drafts]
-    revised = loom.grow(n=3, at=doubts, max_tokens=220, temperature=0.8, seed=2, show=False)
+    revised = loom.grow(n=3, at=doubts, max_tokens=220, temperature=0.5, seed=3, show=False)
     votes = Counter(last_number(branch.text) for branch in revised if branch.text.strip())
     print("revisions:", dict(votes))
     answer, n = votes.most_common(1)[0]
@@ -32,4 +33,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="tiny", help="a name, folder or file for weft.load")
+    main(parser.parse_args().model)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
+
 import weft
 from weft import Branch, BranchStore
 
 CANDIDATES = ["4 4 10", "1 1 1", "8 3 1", "2 2 2", "6 6 2"]
 
 
-def main() -> None:
-    lm = weft.load("tiny")
+def main(model: str = "tiny") -> None:
+    lm = weft.load(model)
     store = BranchStore(lm)
     marker = "CANDIDATE"
     shown = lm.format_chat([{"role": "user", "content": f"Can {marker} make 24?"}])
@@ -38,4 +40,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="tiny", help="a name, folder or file for weft.load")
+    main(parser.parse_args().model)

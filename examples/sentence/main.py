@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+
 import weft
 from weft import search
 
@@ -14,8 +16,8 @@ def propose(state: State) -> list[tuple[str, State]]:
     return [(f" {word}", tuple(w for w in state if w != word)) for word in state]
 
 
-def main() -> None:
-    lm = weft.load("tiny")
+def main(model: str = "tiny") -> None:
+    lm = weft.load(model)
     start = weft.Loom(lm, "Once upon a time", template=False)
     result = search.beam(
         lm,
@@ -26,9 +28,13 @@ def main() -> None:
         width=12,
         depth=len(WORDS),
     )
+    for words in (" ".join(WORDS), result.text.strip()):
+        logprob = sum(start.measure(f" {words}").logprobs)
+        print(f"{logprob:6.1f}  Once upon a time {words}")
     print(f"{result.cost.candidates} texts read, {result.cost.tokens} tokens written")
-    print("Once upon a time", result.text)
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="tiny", help="a name, folder or file for weft.load")
+    main(parser.parse_args().model)

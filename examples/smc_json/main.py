@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from dataclasses import dataclass
 
@@ -40,6 +41,12 @@ def log_mean(particles: list[Particle]) -> float:
     return float(np.logaddexp.reduce([p.log_weight for p in particles]) - np.log(len(particles)))
 
 
+def effective(particles: list[Particle]) -> float:
+    """The effective number of particles: n if all weigh the same, 1 if one weighs all."""
+    weights = np.exp([p.log_weight - log_mean(particles) for p in particles])
+    return float(weights.sum() ** 2 / (weights**2).sum())
+
+
 def resample(particles: list[Particle], rng: np.random.Generator) -> list[Particle]:
     """Heavy particles are forked, light ones let go; a copy of one that has ended has ended too."""
     mean, n = log_mean(particles), len(particles)
@@ -59,21 +66,22 @@ def smc(root: Branch, n: int, rng: np.random.Generator, ess: float = 0.5) -> lis
             p.has_ended = piece.is_stop
         drawn = zip(going, pieces, strict=True)
         store.commit([(p.branch, piece.token) for p, piece in drawn if not p.has_ended])
-        weights = np.exp([p.log_weight - log_mean(particles) for p in particles])
-        if weights.sum() ** 2 / (weights**2).sum() < ess * n:
+        if effective(particles) < ess * n:
             particles = resample(particles, rng)
     return particles
 
 
-def main() -> None:
-    lm = weft.load("tiny")
+def main(model: str = "tiny") -> None:
+    lm = weft.load(model)
     root = Branch.create(lm, grammar=SCHEMA, temperature=1.0, top_k=0, top_p=1.0, min_p=0, seed=2)
     root.prefill(weft.Loom(lm, samples.record).tokens)
-    particles = smc(root, N, np.random.default_rng(0))
-    print(f"{N} particles, log evidence {log_mean(particles):.3f}")
-    best = max(particles, key=lambda p: p.log_weight)
-    print("best:", json.loads(best.branch.text))
+    for name, ess in (("the grammar alone", 0.0), ("resampled", 0.5)):
+        particles = smc(root.fork(), N, np.random.default_rng(0), ess)
+        best = max(particles, key=lambda p: p.log_weight).branch.text
+        print(f"{name}: {effective(particles):.1f} of {N} particles count; best {json.loads(best)}")
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="tiny", help="a name, folder or file for weft.load")
+    main(parser.parse_args().model)

@@ -1,4 +1,4 @@
-"""A real draft model: the embedded model without its last layers, of the same vocabulary."""
+"""A real draft model: a model without its last layers, of the same vocabulary."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from pathlib import Path
 import weft
 
 
-def draft_model(folder: Path, n_layers: int = 6) -> weft.LM:
-    """Write the smaller model into a folder and load it."""
-    shutil.copytree(str(files("weft") / "data" / "tiny"), folder, dirs_exist_ok=True)
+def draft_model(folder: Path, n_layers: int = 6, source: str = "tiny") -> weft.LM:
+    """Write the smaller model into a folder and load it. source: a name or a folder."""
+    origin = files("weft") / "data" / "tiny" if source == "tiny" else source
+    shutil.copytree(str(origin), folder, dirs_exist_ok=True)
     config = json.loads((folder / "config.json").read_text())
     config["num_hidden_layers"] = n_layers
     (folder / "config.json").write_text(json.dumps(config))

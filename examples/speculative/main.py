@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import tempfile
 from pathlib import Path
 
@@ -43,9 +44,9 @@ def step(target: Branch, draft: Branch, rng: np.random.Generator) -> tuple[list[
     return [*drafted, int(rng.choice(len(truth[-1]), p=truth[-1]))], N_DRAFT
 
 
-def main() -> None:
+def main(model: str = "tiny") -> None:
     with tempfile.TemporaryDirectory() as folder:
-        large, small = weft.load("tiny"), draft_model(Path(folder))
+        large, small = weft.load(model), draft_model(Path(folder), source=model)
         shown = large.format_chat([{"role": "user", "content": samples.story}])
         target, draft = Branch.create(large), Branch.create(small)
         for branch in (target, draft):
@@ -57,11 +58,12 @@ def main() -> None:
                 branch.prefill(tokens)  # the target's KV of accepted drafts is there already
             steps, accepted = steps + 1, accepted + n
         generated = target.tokens[start:]
-        print(
-            f"accepted {accepted} of {steps * N_DRAFT} drafts; {len(generated) / steps:.1f} a step"
-        )
+        print(f"accepted {accepted} of {steps * N_DRAFT} drafts")
+        print(f"{len(generated)} tokens in {steps} forwards of the large model, one each without")
         print(large.detokenize(generated))
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="tiny", help="a name, folder or file for weft.load")
+    main(parser.parse_args().model)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+
 import weft
 from weft import Branch, samples
 
@@ -22,8 +24,8 @@ def seeded(lm: weft.LM, sinks: list[int], tail: list[int]) -> Branch:
     return branch
 
 
-def main() -> None:
-    lm = weft.load("tiny", n_ctx=N_CTX)
+def main(model: str = "tiny") -> None:
+    lm = weft.load(model, n_ctx=N_CTX)
     prompt = lm.format_chat([{"role": "user", "content": samples.story}])
     sinks = lm.tokenize(prompt, special=True, add_bos=False)
     branch, generated, windows, note_text = seeded(lm, sinks, []), [], 1, ""
@@ -37,9 +39,11 @@ def main() -> None:
         token = branch.produce().token
         branch.commit(token)
         generated.append(token)
-    print(f"{len(generated)} tokens in {windows} windows of {N_CTX}")
+    print(f"{len(generated)} tokens in {windows} windows; one window ends after {N_CTX}")
     print("end:", lm.detokenize(generated)[-120:])
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="tiny", help="a name, folder or file for weft.load")
+    main(parser.parse_args().model)

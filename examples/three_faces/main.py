@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 
 import weft
 from weft import AsyncLM, Branch, Loom, samples
 
 
-def main() -> None:
-    lm = weft.load("tiny")
+def main(model: str = "tiny") -> None:
+    lm = weft.load(model)
 
     # A reasoning tree: four first steps, one prefill, one batch.
     loom = Loom(lm, samples.game24)
@@ -32,9 +33,13 @@ def main() -> None:
     rows = asyncio.run(model.batch_next_token_logprobs(prefixes))
     surest = float(rows[:-1].max(axis=1).mean())
     print(f"asynclm: {len(rows)} rows, the likeliest token has {surest:.2f} nats on average")
-    print(f"tokens prefilled after the loom: {lm.stats().prefilled - before}")
+    computed = lm.stats().prefilled - before
+    n_tokens = sum(map(len, prefixes)) + len(best.get_prefix_tokens())
+    print(f"computed after the loom: {computed} of {n_tokens} tokens")
     print(lm.stats())
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="tiny", help="a name, folder or file for weft.load")
+    main(parser.parse_args().model)

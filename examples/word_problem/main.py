@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 
 import weft
@@ -31,14 +32,15 @@ class WordProblem(search.Task):
         return all(MAKE[op](int(a), int(b)) == int(c) for a, op, b, c in SUM.findall(text))
 
 
-def main() -> None:
-    lm, task = weft.load("tiny"), WordProblem()
+def main(model: str = "tiny") -> None:
+    lm, task = weft.load(model), WordProblem()
     hot = {"temperature": 1.6, "seed": 3}
 
     loom = weft.Loom(lm, samples.large_problem)
     drawn = loom.grow(n=24, **hot)
     n_right = sum(search.answer_number(node.text) == "1216" for node in drawn)
-    print(f"{n_right} of {len(drawn)} samples say 1216")
+    n_tokens = sum(len(node.tokens) for node in drawn)
+    print(f"{n_right} of {len(drawn)} samples say 1216, {n_tokens} tokens")
 
     result = search.tot(
         lm, samples.large_problem, task=task, order="dfs", breadth=2, max_tokens=60, **hot
@@ -49,4 +51,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="tiny", help="a name, folder or file for weft.load")
+    main(parser.parse_args().model)
