@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ def allowed_by(limits: TokenLimits, ends: frozenset[int], before: list[int], tok
     text = [*before, token]
     if limits.allowed is not None and token not in limits.allowed:
         return False
-    if any(tuple(text[-len(word) :]) == word for word in limits.bad_words):
+    if any(text[-len(word) :] == list(word) for word in limits.bad_words):
         return False
     return len(before) >= limits.min_tokens or token not in ends | limits.stop_ids
 
@@ -77,3 +78,55 @@ def test_node_that_a_stop_token_ended_can_be_continued() -> None:
     assert (node.finish_reason, node.terminal) == ("stop", False)
     after = TokenLimits(stop_ids=limits.stop_ids, min_tokens=1)
     assert node.grow(constraint=after, max_tokens=2)[0].tokens
+
+
+def test_bad_words_given_as_texts_are_absent_from_a_loom() -> None:
+    lm = weft.load("tiny")
+    loom = weft.Loom(lm, "Once upon a time")
+    (plain,) = loom.grow(temperature=0, max_tokens=12)
+    word = plain.text.split()[2]
+    limits = TokenLimits(bad_words=[word], min_tokens=12)
+    (node,) = loom.grow(temperature=0, max_tokens=12, constraint=limits)
+    assert word in plain.text
+    assert word not in node.text.split()
+    assert len(node.tokens) == 12
+    assert from_dict(limits.to_dict()) == limits == node.params.constraint
+
+
+def test_a_branch_stops_at_stop_ids_after_min_tokens() -> None:
+    """The greedy text repeats the stop token; the branch may not draw it before 4 tokens."""
+    lm = weft.load("tiny")
+    with weft.Branch.create(lm, temperature=0) as plain:
+        plain.prefill(lm.text.encode("Once upon a time"))
+        stop = plain.produce().token
+    limits = TokenLimits(stop_ids=[stop], min_tokens=4, allowed=[stop, 300])
+    with weft.Branch.create(lm, temperature=0, constraint=limits) as branch:
+        branch.prefill(lm.text.encode("Once upon a time"))
+        tokens = [piece.token for piece in branch]
+        assert tokens == [300] * 4
+        assert branch.produce().is_stop
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"min_tokens": -1}, "min_tokens is -1"),
+        ({"bad_words": ["ok", " "]}, "bad_words is"),
+        ({"stop_ids": ["a"]}, "a token id in stop_ids is 'a'"),
+        ({"inner": 3}, "constraint is 3"),
+    ],
+)
+def test_invalid_limits_raise_and_name_the_field(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TokenLimits(**wrong)
+
+
+@pytest.mark.parametrize(
+    "name", ["min_tokens", "bad_words", "allowed_token_ids", "stop_token_ids", "min_new_tokens"]
+)
+def test_keyword_of_another_library_names_token_limits(name: str) -> None:
+    with weft.load(shallow()) as lm, weft.Loom(lm, "a") as loom:
+        with pytest.raises(ConfigError, match="TokenLimits"):
+            loom.grow(**{name: 1})
+        with pytest.raises(ConfigError, match="TokenLimits"):
+            weft.Branch.create(lm, **{name: 1})

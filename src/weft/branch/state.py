@@ -166,7 +166,10 @@ class State:
 
         logprob: by the model. kept: logprob among the tokens that the filters kept.
         """
-        is_stop = token in self.lm.text.stop_ids
+        constraint = self.params.constraint
+        is_stop = token in self.lm.text.stop_ids or (
+            constraint is not None and token in constraint.stop_ids
+        )
         return Produced(token, self.stream.peek(token), is_stop, logprob, kept)
 
     def accept_without_run(self, token: int) -> None:

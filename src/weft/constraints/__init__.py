@@ -16,6 +16,7 @@ from .json_schema import JsonSchema
 from .json_schema_gbnf import json_schema_to_grammar
 from .kinds import Allow, Lazy, as_constraint, from_dict
 from .lines import EachLine
+from .token_limits import TokenLimits
 
 __all__ = [
     "GBNF",
@@ -29,6 +30,7 @@ __all__ = [
     "Lazy",
     "Matcher",
     "Regex",
+    "TokenLimits",
     "as_constraint",
     "from_dict",
     "json_schema_to_grammar",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .._core.validation import check_int
 from ..errors import ConfigError, ConstraintError
 from .base import Constraint, Matcher
 
@@ -13,37 +14,71 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from .._core.tokens.tokenizer import Tokenizer
     from .base import Compiler
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class TokenLimits(Constraint):
-    """Limits on token ids: allowed tokens, bad words, a minimum length, further end tokens.
+    """Limits on tokens: allowed ones, bad words, a minimum length, further end tokens.
 
     allowed: the only token ids that are allowed, end tokens included; None means all.
-    bad_words: token sequences that the text must not contain.
-    min_tokens: end tokens and `stop_ids` are forbidden before this many tokens.
+
+    bad_words: texts or token sequences that the text must not contain. A text is banned in the
+    tokens that it has at the start of a text, inside one, and after a space.
+
+    min_tokens: end tokens and `stop_ids` are forbidden, and stop strings ignored, before this many
+    tokens.
+
     stop_ids: token ids that end a continuation in addition to the model's end tokens.
+
     inner: another constraint that the text must fit too; None means there is none.
     """
 
-    allowed: frozenset[int] | None = None
-    bad_words: tuple[tuple[int, ...], ...] = ()
-    min_tokens: int = 0
-    stop_ids: frozenset[int] = frozenset()
-    inner: Constraint | None = None
+    allowed: frozenset[int] | None
+    bad_words: tuple[str | tuple[int, ...], ...]
+    min_tokens: int
+    stop_ids: frozenset[int]
+    inner: Constraint | None
+
+    def __init__(
+        self,
+        allowed: Iterable[int] | None = None,
+        bad_words: Iterable[str | Sequence[int]] = (),
+        min_tokens: int = 0,
+        stop_ids: Iterable[int] = (),
+        inner: Any = None,
+    ) -> None:
+        """inner: anything that `constraint=` accepts."""
+        from .kinds import as_constraint
+
+        words = [bad_words] if isinstance(bad_words, str) else list(bad_words)
+        if not all(word.strip() if isinstance(word, str) else len(word) for word in words):
+            raise ConfigError(f"bad_words is {words!r:.80}; allowed are texts that are not empty")
+        values = {
+            "allowed": None if allowed is None else frozenset(_ids("allowed", allowed)),
+            "bad_words": tuple(
+                word if isinstance(word, str) else tuple(_ids("bad_words", word)) for word in words
+            ),
+            "min_tokens": check_int("min_tokens", min_tokens, 0),
+            "stop_ids": frozenset(_ids("stop_ids", stop_ids)),
+            "inner": None if inner is None else as_constraint(inner),
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     def compile(self, compiler: Compiler) -> Matcher:
-        used = [
-            *self.stop_ids,
-            *(self.allowed or ()),
-            *(i for word in self.bad_words for i in word),
+        words = [
+            spelled
+            for word in self.bad_words
+            for spelled in (_spellings(compiler.text, word) if isinstance(word, str) else [word])
         ]
+        used = [*self.stop_ids, *(self.allowed or ()), *(i for word in words for i in word)]
         wrong = next((each for each in used if not 0 <= each < compiler.n_vocab), None)
         if wrong is not None:
             raise ConfigError(f"token id {wrong}; allowed are 0 to {compiler.n_vocab - 1}")
         inner = None if self.inner is None else compiler.matcher(self.inner)
-        return TokenLimitsMatcher(self, compiler.stop_ids | self.stop_ids, inner)
+        return TokenLimitsMatcher(self, words, compiler.stop_ids | self.stop_ids, inner)
 
     @property
     def is_resumed(self) -> bool:
@@ -56,7 +91,7 @@ class TokenLimits(Constraint):
     def to_dict(self) -> dict[str, Any]:
         limits = {
             "allowed": None if self.allowed is None else sorted(self.allowed),
-            "bad_words": [list(word) for word in self.bad_words],
+            "bad_words": [word if isinstance(word, str) else list(word) for word in self.bad_words],
             "min_tokens": self.min_tokens,
             "stop_ids": sorted(self.stop_ids),
         }
@@ -68,33 +103,52 @@ class TokenLimits(Constraint):
     @classmethod
     def from_dict(cls, limits: Mapping[str, Any], inner: Constraint | None) -> TokenLimits:
         """Deserialize the "token_limits" of `to_dict`, with the inner constraint."""
-        allowed = limits.get("allowed")
         return cls(
-            None if allowed is None else frozenset(allowed),
-            tuple(tuple(word) for word in limits.get("bad_words", ())),
+            limits.get("allowed"),
+            limits.get("bad_words", ()),
             limits.get("min_tokens", 0),
-            frozenset(limits.get("stop_ids", ())),
+            limits.get("stop_ids", ()),
             inner,
         )
+
+
+def _ids(name: str, ids: Iterable[int]) -> list[int]:
+    """Return token ids as a list. Raises: ConfigError for other values."""
+    return [check_int(f"a token id in {name}", token, 0) for token in ids]
+
+
+def _spellings(text: Tokenizer, word: str) -> set[tuple[int, ...]]:
+    """Return the token sequences of a word at the start of a text, inside it and after a space."""
+    word = word.lstrip()
+    spelled = (text.encode(word, add_bos=False), text.continuation(word))
+    return set(map(tuple, (*spelled, text.continuation(f" {word}"))))
 
 
 class TokenLimitsMatcher(Matcher):
     """State of `TokenLimits`: the number of tokens so far, and the last tokens."""
 
-    __slots__ = ("_end_ids", "_inner", "_last", "_limits", "_longest", "_n")
+    __slots__ = ("_end_ids", "_inner", "_last", "_limits", "_longest", "_n", "_words")
 
-    def __init__(self, limits: TokenLimits, end_ids: frozenset[int], inner: Matcher | None) -> None:
+    def __init__(
+        self,
+        limits: TokenLimits,
+        words: Sequence[tuple[int, ...]],
+        end_ids: frozenset[int],
+        inner: Matcher | None,
+    ) -> None:
         """Start a text.
 
         Args:
             limits: the constraint.
+            words: the token sequences of its bad words.
             end_ids: all tokens that end a continuation.
             inner: the matcher of the inner constraint, which this object changes; None without one.
         """
         self._limits = limits
         self._end_ids = end_ids
         self._inner = inner
-        self._longest = max(map(len, limits.bad_words), default=1) - 1
+        self._words = words
+        self._longest = max(map(len, words), default=1) - 1
         self._n = 0
         self._last: tuple[int, ...] = ()  # as many as the longest bad word has before its end
 
@@ -116,9 +170,7 @@ class TokenLimitsMatcher(Matcher):
         """Return the tokens that complete a bad word here, or that end the text too early."""
         last = self._last
         completing = {
-            word[-1]
-            for word in self._limits.bad_words
-            if len(word) == 1 or last[1 - len(word) :] == word[:-1]
+            word[-1] for word in self._words if len(word) == 1 or last[1 - len(word) :] == word[:-1]
         }
         return frozenset(
             completing | self._end_ids if self._n < self._limits.min_tokens else completing
@@ -157,7 +209,7 @@ class TokenLimitsMatcher(Matcher):
 
     def clone(self) -> TokenLimitsMatcher:
         inner = None if self._inner is None else self._inner.clone()
-        twin = TokenLimitsMatcher(self._limits, self._end_ids, inner)
+        twin = TokenLimitsMatcher(self._limits, self._words, self._end_ids, inner)
         twin._n, twin._last = self._n, self._last
         return twin
 

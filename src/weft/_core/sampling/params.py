@@ -644,6 +644,18 @@ _MIROSTAT = (
 _UNSUPPORTED = {
     "length_penalty": "rank finished branches by their mean log-probability",
     "logprobs": "log-probabilities are always recorded",
+    "include_stop_str_in_output": "a stop string stays in the text, and stop_string names it",
+    **{
+        name: f"give constraint=weft.constraints.TokenLimits({keyword}=…)"
+        for name, keyword in {
+            "min_tokens": "min_tokens",
+            "min_new_tokens": "min_tokens",
+            "bad_words": "bad_words",
+            "bad_words_ids": "bad_words",
+            "allowed_token_ids": "allowed",
+            "stop_token_ids": "stop_ids",
+        }.items()
+    },
     **dict.fromkeys(("mirostat", "mirostat_mode", "mirostat_tau", "mirostat_eta"), _MIROSTAT),
 }
 # Rules of generation_config.json that Weft does not support, with their neutral values.

@@ -308,10 +308,9 @@ class GeneratingRequest(RequestFields, OpenAISampling):
             return constraint
         _check_ids(lm, "stop_token_ids", stop_ids)
         _check_ids(lm, "allowed_token_ids", allowed or ())
-        words = (_spellings(lm, word) for word in self.bad_words or () if word.strip())
         return TokenLimits(
-            frozenset(allowed) if allowed else None,
-            tuple(sorted(frozenset().union(*words))),
+            allowed or None,
+            [word for word in self.bad_words or () if word.strip()],
             self.min_tokens or 0,
             frozenset(stop_ids) - lm.text.stop_ids,
             constraint,
@@ -344,13 +343,6 @@ def _check_ids(lm: LM, name: str, ids: Iterable[int]) -> None:
             f"{name} has token {wrong}; allowed are 0 to {n_vocab - 1}",
             code="tokens_out_of_vocabulary",
         )
-
-
-def _spellings(lm: LM, word: str) -> frozenset[tuple[int, ...]]:
-    """Return the token sequences of a word at the start of a text, inside it and after a space."""
-    word, text = word.lstrip(), lm.text
-    spelled = (text.encode(word, add_bos=False), text.continuation(word))
-    return frozenset(map(tuple, (*spelled, text.continuation(f" {word}"))))
 
 
 def _check_parameter(name: str, value: Any) -> Any:
