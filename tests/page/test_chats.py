@@ -160,7 +160,7 @@ def test_a_new_loom_gets_the_chosen_model(desk: Desk, page: Page) -> None:
         page.keyboard.press("Escape")
         page.get_by_role("tab", name="Loom").click()
         with page.expect_request(lambda each: each.url.endswith("/looms")) as request:
-            page.get_by_role("button", name="Second-Instruct").click()
+            page.get_by_role("button", name="Same prompt only").click()
         body = request.value.post_data_json
         assert (body["model"], body["prompt"]) == ("org/Second-Instruct", desk.loom["prompt"])
         first = desk.loom["id"]

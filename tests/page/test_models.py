@@ -52,3 +52,70 @@ def test_first_page_explains_itself_and_proposes_raw_text_without_a_template(
     desk.open_named()
     assert desk.loom["chat_template_used"] is False
     assert desk.loom["model"].endswith("Small-Base")
+
+
+def test_several_models_grow_side_by_side_and_their_branches_name_them(
+    desk: Desk, page: Page
+) -> None:
+    desk.sets(n=2, max_tokens=8)
+    desk.open_loom()
+    desk.press("w")
+    dialog = page.get_by_role("dialog", name="Grow with")
+    models = dialog.get_by_role("list", name="Models that grow")
+    expect(models.get_by_role("checkbox", name="tiny")).to_be_checked()
+    expect(models.get_by_role("checkbox", name="Small-Base")).to_be_disabled()  # a chat
+    models.get_by_role("checkbox", name="Other-Instruct").check()
+    expect(dialog).to_contain_text("2 branches with each model, side by side")
+    assert_accessible(page)
+    page.keyboard.press("Enter")
+    desk.until(lambda: len(desk.nodes()) == 5, "four branches")
+    desk.wait_known()
+    nodes = desk.nodes()
+    models_of = [nodes[each]["model"] for each in (1, 2, 3, 4)]
+    assert [each and each.rsplit("/", 1)[-1] for each in models_of] == [
+        None, None, "Other-Instruct", "Other-Instruct",
+    ]  # fmt: skip
+    expect(desk.lane(3)).to_contain_text("Other-Instruct · ")
+    expect(desk.lane(1)).not_to_contain_text("Other-Instruct")
+    expect(desk.row(4)).to_contain_text("Other-Instruct")
+    expect(page.get_by_role("button", name="Grow 2 branches").first).to_be_visible()
+    page.reload()
+    expect(page.get_by_role("list", name="Children")).to_contain_text("Other-Instruct · ")
+    assert_accessible(page)
+    desk.press("u")
+    desk.until(lambda: len(desk.nodes()) == 1, "all branches are undone")
+
+
+def test_a_model_is_chosen_for_a_loom(desk: Desk, page: Page) -> None:
+    desk.sets(n=1, max_tokens=8)
+    desk.open_loom(template=False)
+    page.get_by_role("tablist", name="Inspector").get_by_role("tab", name="Generate").click()
+    models = page.get_by_role("list", name="Models that grow")
+    models.get_by_role("checkbox", name="Small-Base").check()
+    models.get_by_role("checkbox", name="tiny").uncheck()
+    page.reload()
+    expect(models.get_by_role("checkbox", name="tiny")).not_to_be_checked()
+    page.get_by_role("article", name="Text of the path").click()
+    page.get_by_role("button", name="Grow 1 branch with Small-Base").first.click()
+    desk.until(lambda: len(desk.nodes()) == 2, "a branch")
+    desk.wait_known()
+    assert str(desk.nodes()[1]["model"]).endswith("Small-Base")
+    desk.visit(1)
+    page.get_by_role("tab", name="Node").click()
+    fact = page.locator(".fact", has=page.locator("dt", has_text="Model"))
+    expect(fact.locator("dd").first).to_have_text("Small-Base")
+    page.get_by_role("button", name="Regenerate exactly").click()
+    expect(page.locator(".toasts")).to_contain_text("The same")
+
+
+def test_all_branches_are_copied_for_another_model(desk: Desk, page: Page) -> None:
+    desk.open_loom(n=3)
+    old, texts = desk.loom, [each["text"] for each in desk.nodes().values()]
+    page.get_by_role("tab", name="Loom").click()
+    page.get_by_role("combobox", name="Another model").select_option("Other-Instruct")
+    page.get_by_role("button", name="Copy all branches").click()
+    desk.until(lambda: desk.open_named()["id"] != old["id"], "the copy is open")
+    assert [each["text"] for each in desk.nodes().values()] == texts
+    assert desk.loom["model"].endswith("Other-Instruct")
+    expect(desk.tree.get_by_role("treeitem")).to_have_count(4)
+    assert desk.ask("GET", f"/looms/{old['id']}")["n_nodes"] == 4

@@ -10,6 +10,8 @@ export interface BranchEvent {
   n_tokens?: number
   finish_reason?: string | null
   text?: string
+  /** The model that grows it, if not the loom's. */
+  model?: string | null
 }
 /** branch, token id (null: the rest of a character), text, log-probability, entropy */
 export type TokenEvent = [number, number | null, string, number | string | null, number | string | null]

@@ -2,7 +2,7 @@
 import type { Node } from '../api/client'
 import { scoreText } from './run'
 import { isHuman, ROOT } from './tree'
-import { beginning, finishWord, oneLine, plural, probability, visible } from './words'
+import { beginning, finishWord, oneLine, plural, probability, shortName, visible } from './words'
 
 export interface Label {
   text: string
@@ -73,6 +73,7 @@ export function spoken(node: Node, line: Label, nChildren: number, isUnread: boo
     nChildren ? plural(nChildren, 'child', 'children') : '',
     ...marks(node).map((each) => MARK_WORDS[each]),
     node.bookmark ? `label ${node.bookmark}` : '',
+    node.model ? `grown with ${shortName(node.model)}` : '',
     isUnread ? 'unread' : '',
     typeof node.score === 'number' ? `score ${scoreText(node.score)}` : '',
     p === null ? '' : `mean probability ${probability(p)}`,

@@ -23,6 +23,7 @@ export class Lane {
     readonly branch: number,
     readonly node: number,
     readonly parent: number,
+    readonly model: string | null = null,
     readonly began = performance.now(),
   ) {}
 

@@ -59,7 +59,8 @@ export function againAsked(node: Node, defaults: Json): GrowAsked | string {
   if (!params) return 'It was written, not grown.'
   if (node.branch === null || node.branch === undefined) return 'Nobody noted which branch it was.'
   if (!Number.isSafeInteger(params['seed'])) return 'Its seed is larger than a browser can tell exactly.'
-  const asked: Json = { n: 1, seed: params['seed'], first_branch: node.branch }
+  const other = node.model ? { model: node.model } : {}
+  const asked: Json = { ...other, n: 1, seed: params['seed'], first_branch: node.branch }
   // What was stopped is grown as far as it came.
   const isCut = node.finish_reason === null || ['cancelled', 'interrupted'].includes(node.finish_reason)
   asked['max_tokens'] = isCut ? Math.max(node.n_tokens, 1) : params['max_tokens']

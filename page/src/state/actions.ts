@@ -14,11 +14,11 @@ import type { Lane } from '../model/lane'
 import { next } from '../model/operation'
 import { againAsked, comparison, defaultsFor } from '../model/provenance'
 import { ROOT } from '../model/tree'
-import { count, plural } from '../model/words'
+import { count, plural, shortName } from '../model/words'
 import type { Draft } from './drafts'
 import { kvChanged } from './gauge'
 import { type OpenLoom, without } from './loom'
-import { cannotGrow, linkTo, listLooms, model, open } from './session'
+import { cannotGrow, linkTo, listLooms, model, models, open } from './session'
 import { asked, blocked, refused, settings, spent } from './settings'
 import { dismiss, failed, sentence, toast } from './toasts'
 import { troubled, ways } from './trouble'
@@ -145,7 +145,7 @@ async function growAndFollow(node: number, more: GrowAsked): Promise<Schemas['Jo
 /** Grow n children of a node, and stay where one is. */
 export const growChildren = (node: number, more: GrowAsked) =>
   growing(async (loom, what) => {
-    loom.asking.value = { parent: node, n: what.n ?? 1 }
+    loom.asking.value = { parent: node, n: (what.n ?? 1) * (what.models?.length || 1) }
     try {
       return await api.grow(loom.id, node, { ...pastEnd(loom, node), ...what })
     } finally {
@@ -172,8 +172,11 @@ export async function search(asked: RunAsked): Promise<void> {
 /** Grow as many branches as have failed. Nodes that failed branches have left stay in the tree. */
 export async function retry(lanes: readonly Lane[]): Promise<void> {
   const loom = open.peek()
-  for (const [parent, failed] of Map.groupBy(lanes, (lane) => lane.parent))
-    if (!(await loom?.replaceLanes(failed, () => grow(parent, { n: failed.length })))) return
+  for (const [parent, below] of Map.groupBy(lanes, (lane) => lane.parent))
+    for (const [name, failed] of Map.groupBy(below, (lane) => lane.model ?? model.peek()?.id)) {
+      const more = { n: failed.length, ...(name === undefined ? {} : { models: [name] }) }
+      if (!(await loom?.replaceLanes(failed, () => grow(parent, more)))) return
+    }
 }
 
 /** End one branch; what it has is kept. */
@@ -490,7 +493,8 @@ export const bookmark = (node: number, label?: string | null) =>
 export const regenerate = (number: number) =>
   on(async (loom) => {
     const node = await api.node(loom.id, number, ['params', 'tokens'])
-    const defaults = defaultsFor(model.peek(), loom.info.peek().chat_template_used)
+    const grower = models.peek().find((each) => each.id === node.model) ?? model.peek()
+    const defaults = defaultsFor(grower, loom.info.peek().chat_template_used)
     const again = againAsked(node, defaults)
     if (typeof again === 'string' || node.parent === null) {
       toast('This node cannot be grown again.', { detail: typeof again === 'string' ? again : '' })
@@ -539,6 +543,18 @@ export const pin = (number: number) =>
     toast(isPinned ? `${which} is not pinned any more.` : `${which} is pinned: its path stays in memory.`, {
       action: { label: 'Undo', run: () => void handleKv(number, isPinned ? 'pin' : 'unpin') },
     })
+  })
+
+/** Copy all branches of the open loom into a new loom of another model, and open it. */
+export const copyFor = (id: string) =>
+  on(async (loom) => {
+    const taken = new Set((await listLooms()).map((each) => each.name))
+    const name = `${loom.info.peek().name}-${shortName(id)}`
+    let free = name
+    for (let k = 2; taken.has(free); k++) free = `${name}-${k}`
+    const made = (await api.copy(loom.id, ROOT, { new_loom: free, model: id })) as unknown as Loom
+    await listLooms()
+    location.hash = linkTo(made.name)
   })
 
 /** Copy a node and all below it into a new loom, whose prompt is the path to it. */

@@ -5,7 +5,7 @@ import { comparedNodes } from '../model/compare'
 import { ROOT } from '../model/tree'
 import * as act from './actions'
 import { cardNeedsCtrl, scoreAll, showsSpecial } from './reading'
-import { cannotGrow, open } from './session'
+import { cannotGrow, models, open } from './session'
 import { applyPreset, limits, presets, set, settings } from './settings'
 import { dismiss, toast } from './toasts'
 import { ways } from './trouble'
@@ -128,6 +128,7 @@ const preset = (k: number) => {
 export const bindings: Binding[] = [
   { id: 'grow', group: 'Grow', label: 'Grow branches', tree: ['g', 'Space'], text: ['Mod+Enter'], also: 'generate continue complete', can: canGrow, why: whyNot, run: () => handlers.withSelected('grow') || act.grow(at()) },
   { id: 'siblings', group: 'Grow', label: 'Grow more siblings', tree: ['G'], text: ['Mod+Shift+Enter'], also: 'regenerate more', can: canGrow, why: whyNot, run: () => act.grow(here()?.tree.parent(at()) ?? ROOT) },
+  { id: 'grow-with', group: 'Grow', label: 'Grow with other models', tree: ['w'], also: 'switch model several side by side', can: () => canGrow() && models.peek().length > 1, why: whyNot, run: () => show('grow-with') },
   { id: 'n-more', group: 'Grow', label: 'One branch more', tree: ['Alt+ArrowUp'], also: 'count', run: () => more(1) },
   { id: 'n-fewer', group: 'Grow', label: 'One branch fewer', tree: ['Alt+ArrowDown'], also: 'count less', run: () => more(-1) },
   { id: 'preset-1', group: 'Grow', label: 'First preset of settings', tree: ['Alt+1'], text: ['Alt+1'], can: () => presets.peek().length > 0, run: () => preset(1) },

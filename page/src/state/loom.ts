@@ -322,7 +322,7 @@ export class OpenLoom {
     const lanes = new Map(this.lanes.peek())
     for (const told of branches) {
       if (known.branches.has(told.branch)) continue
-      const lane = new Lane(job, told.branch, told.node, told.parent)
+      const lane = new Lane(job, told.branch, told.node, told.parent, told.model ?? null)
       known.branches.set(told.branch, lane)
       lanes.set(told.node, lane)
       if (!this.tree.get(told.node)) this.tree.put([provisional(told)])
@@ -700,6 +700,7 @@ function provisional(told: BranchEvent) {
     node: told.node,
     id: told.id,
     parent: told.parent,
+    model: told.model ?? null,
     children: [],
     n_below: 0,
     text: told.text ?? '',

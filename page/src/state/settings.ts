@@ -1,6 +1,6 @@
 /** How branches are grown: what the person set, for the next call, for one loom, or for all. */
 import { batch, computed, signal } from '@preact/signals'
-import { ApiError, type GrowAsked } from '../api/client'
+import { ApiError, type GrowAsked, type Model } from '../api/client'
 import {
   type Bias,
   biasesAsked,
@@ -14,11 +14,14 @@ import {
   SAMPLERS,
 } from '../model/fields'
 import { defaultsFor } from '../model/provenance'
+import { shortName } from '../model/words'
 import { isObject, isString, listOf, remembered, shared } from './kept'
-import { model, open, server } from './session'
+import { model, models, open, server } from './session'
 
 export type Settings = Record<Exclude<Figure, OptionalFigure>, number> &
   Record<OptionalFigure, number | null> & {
+    /** The ids of the models that grow; none: the loom's own. */
+    models: string[]
     logit_bias: Bias[]
     stop: string[]
     constraint: Constraint | null
@@ -31,6 +34,7 @@ export const NEUTRAL: Settings = {
   ...(samplers as Pick<Settings, Figure>),
   n: 4,
   max_tokens: 48,
+  models: [],
   logit_bias: [],
   stop: [],
   seed: null,
@@ -62,7 +66,7 @@ function known(kept: unknown): Partial<Settings> {
     if (name === 'logit_bias') return Array.isArray(value) && value.every(isBias)
     if (name === 'constraint')
       return value === null || (isObject(value) && isString(value['text']) && String(value['kind']) in KINDS)
-    if (name === 'stop') return Array.isArray(value) && value.every(isString)
+    if (name === 'stop' || name === 'models') return Array.isArray(value) && value.every(isString)
     return typeof value === 'number'
   }
   return Object.fromEntries(
@@ -125,9 +129,9 @@ export function applyPreset(preset: Preset): void {
   set(settings)
 }
 
-/** Keep what is set now under a name; a preset of that name is replaced. The seed is not in it. */
+/** Keep what is set now under a name; a preset of that name is replaced. The seed is not in it, nor the models. */
 export function savePreset(name: string): void {
-  const { seed: _, ...kept } = settings.peek()
+  const { seed: _, models: __, ...kept } = settings.peek()
   const rest = presets.peek()
   const at = rest.findIndex((each) => each.name === name)
   presets.value = at < 0 ? [...rest, { name, ...kept }] : rest.with(at, { name, ...kept })
@@ -214,12 +218,27 @@ export function spent(): void {
   once.value = {}
 }
 
+/** The loaded models that grow by these settings; none where that is the loom's own alone. */
+export function growingModels(from: Settings = settings.value): Model[] {
+  const chosen = models.value.filter((each) => each.state === 'ready' && from.models.includes(each.id))
+  return chosen.some((each) => each.id !== model.value?.id) ? chosen : []
+}
+
+/** " with Name" or " with 2 models", for the buttons that grow; "" for the loom's own model. */
+export const withModels = computed(() => {
+  const chosen = growingModels()
+  if (!chosen.length) return ''
+  return ` with ${chosen.length === 1 ? shortName(chosen[0]!.id) : `${chosen.length} models`}`
+})
+
 /** The settings as a request for growing. */
 export function asked(from: Settings = settings.peek()): GrowAsked {
-  const { stop, constraint, logit_bias, ...figures } = from
+  const { stop, constraint, logit_bias, models: _, ...figures } = from
+  const growing = growingModels(from)
   const limit = constraint ? readConstraint(constraint) : {}
   return {
     ...Object.fromEntries(Object.entries(figures).filter(([, value]) => value !== null)),
+    ...(growing.length ? { models: growing.map((each) => each.id) } : {}),
     ...(stop.length ? { stop } : {}),
     ...(logit_bias.length ? { logit_bias: biasesAsked(logit_bias) } : {}),
     ...(typeof limit === 'string' ? {} : limit),
@@ -262,5 +281,7 @@ export const blocked = computed<string | null>(() => {
     const label = field in FIGURES ? FIGURES[field as Figure].label : (OTHER_LABELS[field] ?? field)
     return `${label}: ${says}`
   }
+  if (settings.value.logit_bias.length && growingModels().some((each) => each.id !== model.value?.id))
+    return 'Token biases: they name tokens of this loom’s model. Remove them to grow with another one.'
   return null
 })

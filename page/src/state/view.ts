@@ -53,6 +53,7 @@ export type Overlay =
   | 'gauge'
   | 'look'
   | 'compare'
+  | 'grow-with'
 export const overlay = signal<Overlay | null>(null)
 /** The dialogs that are open, the topmost last. Keys and clicks outside the topmost one do nothing. */
 export const dialogs = signal<readonly symbol[]>([])

@@ -12,6 +12,7 @@ import { Export } from './loom/Export'
 import { Import } from './loom/Import'
 import { Looms } from './loom/Looms'
 import { Gauge } from './model/Gauge'
+import { GrowWith } from './model/GrowWith'
 import { Models } from './model/Models'
 import { Palette } from './Palette'
 import { StartRun } from './run/StartRun'
@@ -32,6 +33,7 @@ const OVERLAYS: Record<Overlay, () => preact.JSX.Element | null> = {
   gauge: Gauge,
   look: Look,
   compare: Compare,
+  'grow-with': GrowWith,
 }
 
 const dark = matchMedia('(prefers-color-scheme: dark)')

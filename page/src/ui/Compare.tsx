@@ -5,7 +5,7 @@ import { commonBeginning, comparedNodes } from '../model/compare'
 import { meanP, nothing } from '../model/label'
 import { drawnWith } from '../model/provenance'
 import { shownText } from '../model/turns'
-import { averageProbability, finishWord, plural } from '../model/words'
+import { averageProbability, finishWord, plural, shortName } from '../model/words'
 import type { OpenLoom } from '../state/loom'
 import { open } from '../state/session'
 import { failed } from '../state/toasts'
@@ -66,6 +66,7 @@ function Settings({ loom, node }: { loom: OpenLoom; node: Node }) {
   const p = meanP(node)
   const drawn = known?.params ? drawnWith(known.params) : []
   const facts = [
+    node.model && shortName(node.model),
     ...(known && !known.params ? ['written'] : drawn.map(([name, value]) => `${name} ${value}`)),
     plural(node.n_tokens, 'token'),
     p !== null && averageProbability(p),

@@ -5,7 +5,7 @@ import { plural, shortName } from '../../model/words'
 import * as act from '../../state/actions'
 import { keyFor } from '../../state/keys'
 import type { OpenLoom } from '../../state/loom'
-import { isReadOnly } from '../../state/session'
+import { isReadOnly, models } from '../../state/session'
 import {
   blocked,
   faults,
@@ -19,9 +19,11 @@ import {
   set,
   settings,
   shownSettings,
+  withModels,
 } from '../../state/settings'
 import { showsMoreSamplers } from '../../state/view'
 import { IconButton } from '../Button'
+import { chosenModels, ModelChecks } from '../model/GrowWith'
 import { Biases, ConstraintField, Stops } from './Advanced'
 import { FigureRow } from './FigureRow'
 import { Presets } from './Presets'
@@ -87,6 +89,12 @@ export function GenerateTab({ loom }: { loom: OpenLoom }) {
           ))}
         </div>
       </section>
+      {models.value.filter((each) => each.state === 'ready').length > 1 && (
+        <section class="part" aria-label="Grow with">
+          <h2>Grow with</h2>
+          <ModelChecks chosen={chosenModels(shown)} onChange={(ids) => set({ models: ids })} />
+        </section>
+      )}
       <Presets />
       <section class="part" aria-label="How tokens are drawn">
         <FigureRows of="main" shown={shown} />
@@ -140,7 +148,8 @@ function GrowButton({ loom }: { loom: OpenLoom }) {
         disabled={isReadOnly.value || wrong !== null}
         onClick={() => void act.grow(loom.current.peek())}
       >
-        Grow {plural(settings.value.n, 'branch', 'branches')} <kbd>{keyFor('grow')}</kbd>
+        Grow {plural(settings.value.n, 'branch', 'branches')}
+        {withModels.value} <kbd>{keyFor('grow')}</kbd>
       </button>
       {note && <p class={`caption ${wrong ? 'error' : 'warn'}`}>{note}</p>}
     </div>

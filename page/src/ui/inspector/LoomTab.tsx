@@ -92,24 +92,49 @@ export function LoomTab({ loom }: { loom: OpenLoom }) {
   )
 }
 
-/** A tree belongs to one model's tokens: another model gets a loom of its own, with the same prompt. */
+/** A tree belongs to one model's tokens: another model grows it (Generate), or gets a loom of its own. */
 function OtherModels({ loom }: { loom: OpenLoom }) {
   const others = models.value.filter((each) => each.state === 'ready' && each.id !== model.value?.id)
-  if (!others.length) return null
-  const begin = (id: string) => {
+  const [wanted, setWanted] = useState<string | null>(null)
+  const id = others.find((each) => each.id === wanted)?.id ?? others[0]?.id
+  if (id === undefined) return null
+  const begin = () => {
     const { prompt, chat_template_used } = loom.info.peek()
     const system = systemOf(loom.info.peek())
     void act.begin(prompt, { template: chat_template_used === true, system, model: id, grow: {} })
   }
   return (
-    <section class="part" aria-label="Other models">
-      <h3>Same prompt with another model</h3>
-      <div class="actions">
+    <section class="part" aria-label="Another model">
+      <h3>Another model</h3>
+      <select
+        class="field"
+        aria-label="Another model"
+        value={id}
+        onChange={(event) => setWanted(event.currentTarget.value)}
+      >
         {others.map((each) => (
-          <button key={each.id} type="button" class="button" title={each.id} onClick={() => begin(each.id)}>
+          <option key={each.id} value={each.id}>
             {shortName(each.id)}
-          </button>
+          </option>
         ))}
+      </select>
+      <p class="caption">
+        {isReadOnly.value
+          ? 'This loom’s model is not loaded. A copy can grow with this one.'
+          : 'To grow single branches with it: Generate · Grow with.'}
+      </p>
+      <div class="actions">
+        <button
+          type="button"
+          class="button"
+          title="A new loom with all branches; this one stays as it is"
+          onClick={() => void act.copyFor(id)}
+        >
+          Copy all branches
+        </button>
+        <button type="button" class="button" title="A new loom with the same prompt" onClick={begin}>
+          Same prompt only
+        </button>
       </div>
     </section>
   )

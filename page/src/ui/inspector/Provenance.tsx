@@ -72,7 +72,7 @@ function facts(loom: OpenLoom, known: Node | null): (Fact | false | null)[] {
     { name: 'When', value: made ? moment(made.at) : known ? '–' : null, varies: true },
     {
       name: 'Model',
-      value: shortName(made?.model ?? loom.info.value.model),
+      value: shortName(known?.model ?? made?.model ?? loom.info.value.model),
       says: made?.model ? 'The model that grew it.' : 'The model of this loom.',
     },
     ...(params ? drawnWith(params).map(([name, value]) => ({ name, value })) : []),

@@ -4,7 +4,7 @@ import { useState } from 'preact/hooks'
 import { meanP, nothing } from '../../model/label'
 import { isHuman } from '../../model/tree'
 import { shownText } from '../../model/turns'
-import { averageProbability, beginning, finishWord, plural, visible } from '../../model/words'
+import { averageProbability, beginning, finishWord, plural, shortName, visible } from '../../model/words'
 import type { OpenLoom } from '../../state/loom'
 import { showsSpecial } from '../../state/reading'
 import { sentence } from '../../state/toasts'
@@ -54,6 +54,7 @@ export function Child({ loom, nodes, k }: ChildProps) {
               </>
             )}
             {said(
+              node.model && shortName(node.model),
               meanP(node) !== null && averageProbability(meanP(node)!),
               plural(node.n_tokens, 'token'),
               isWritten

@@ -1,13 +1,13 @@
 /** What can be done at the end of the text: grow, write, edit. */
-import { Code, Columns3, Flame, Pencil, RotateCcw, Sprout, Square, TextCursorInput } from 'lucide-preact'
+import { Bot, Code, Columns3, Flame, Pencil, RotateCcw, Sprout, Square, TextCursorInput } from 'lucide-preact'
 import { ROOT } from '../../model/tree'
 import { plural } from '../../model/words'
 import * as act from '../../state/actions'
 import { handlers, isMac, keyFor, run } from '../../state/keys'
 import type { OpenLoom } from '../../state/loom'
 import { scoreAll, showsSpecial, unscored } from '../../state/reading'
-import { isReadOnly } from '../../state/session'
-import { settings, several } from '../../state/settings'
+import { isReadOnly, models } from '../../state/session'
+import { settings, several, withModels } from '../../state/settings'
 import { cycleHeat, heatMode } from '../../state/view'
 import { IconButton } from '../Button'
 
@@ -36,6 +36,7 @@ export function Doing({ loom }: { loom: OpenLoom }) {
         >
           <Sprout aria-hidden />
           {isChat && n === 1 ? 'Answer' : `Grow ${plural(n, 'branch', 'branches')}`}
+          {withModels.value}
         </button>
       )}
       {isChat && !isYourTurn && n === 1 && (
@@ -74,6 +75,9 @@ export function Doing({ loom }: { loom: OpenLoom }) {
       </button>
       {isStopped && <span class="caption">All stopped. What they had is kept.</span>}
       <span class="tools row">
+        {models.value.length > 1 && (
+          <IconButton icon={Bot} label="Grow with other models" command="grow-with" />
+        )}
         {loom.tree.children(current).length > 1 && (
           <IconButton icon={Columns3} label="Compare branches side by side" command="compare" />
         )}

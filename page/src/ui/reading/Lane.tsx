@@ -3,7 +3,7 @@ import { Copy, RotateCcw, Square, X } from 'lucide-preact'
 import { useState } from 'preact/hooks'
 import { nothing } from '../../model/label'
 import type { Lane as LaneState } from '../../model/lane'
-import { averageProbability, count, finishWord, plural } from '../../model/words'
+import { averageProbability, count, finishWord, plural, shortName } from '../../model/words'
 import * as act from '../../state/actions'
 import { keyFor } from '../../state/keys'
 import type { OpenLoom } from '../../state/loom'
@@ -77,6 +77,7 @@ function Caption({ loom, lane }: { loom: OpenLoom; lane: LaneState }) {
   if (lane.state === 'failed') return <Failed loom={loom} lane={lane} />
   const node = loom.tree.get(lane.node)
   const figures = [
+    lane.model && shortName(lane.model),
     lane.meanP !== null && averageProbability(lane.meanP),
     lane.nTokens && plural(lane.nTokens, 'token'),
   ]

@@ -6,7 +6,7 @@ import { label, marks, meanP, spoken } from '../../model/label'
 import type { Row } from '../../model/outline'
 import { ROOT } from '../../model/tree'
 import { warmthSpoken, warmthWords } from '../../model/warmth'
-import { count } from '../../model/words'
+import { count, shortName } from '../../model/words'
 import { keyFor } from '../../state/keys'
 import type { OpenLoom } from '../../state/loom'
 import { warmth } from '../../state/warmth'
@@ -85,6 +85,11 @@ export function OutlineRow({
       </span>
       {row.chain.length > 1 && <Chain loom={loom} chain={row.chain} shown={number} />}
       <span class="row-signs">
+        {node.model && (
+          <span class="row-model cut" title={`Grown with ${shortName(node.model)}`}>
+            {shortName(node.model)}
+          </span>
+        )}
         {signs.map((each) => (
           <MarkSign key={each} mark={each} />
         ))}
