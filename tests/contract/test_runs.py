@@ -13,13 +13,17 @@ import pytest
 from contract.conftest import Make
 from contract.helpers import (
     STORY,
+    TOLERANCE,
     ask,
+    drawn_by_weft,
     logits_at,
     prompt_ids,
     run_all,
     run_item,
 )
 from effort import lines_run
+from weft._core.sampling.params import SamplingParams
+from weft._core.sampling.sampler import probabilities
 from weft._core.sched.driver import Channel
 from weft._core.sched.work import Extend, Logits, RunResult
 from weft.errors import ContextOverflow, KVFull
@@ -372,3 +376,21 @@ def test_task_cancelled_at_submission_leaves_no_work(make: Make) -> None:
     while not lm.scheduler.is_idle:
         time.sleep(0.001)
     assert lm.stats().decoded <= 4  # of two runs that had begun
+
+
+def test_kept_logprobs_of_runs_are_those_of_the_filtered_distribution(
+    kind: str, make: Make
+) -> None:
+    lm = drawn_by_weft(make(kind))
+    ids, params = prompt_ids(lm, STORY), {"temperature": 1.5, "top_k": 9, "top_p": 0.9}
+    items = [run_item(lm, lm.place(ids), 1, i, max_tokens=4, **params) for i in range(3)]
+    for item in items:
+        item.sampler.reports_kept = True
+    for result in run_all(lm, [*items, run_item(lm, lm.place(ids), 1, 3, max_tokens=4)])[:3]:
+        has_own_loop = lm.engine.native is not None
+        assert len(result.kept) == (0 if has_own_loop else len(result.tokens))
+        for at, kept in enumerate(result.kept):
+            token = result.tokens[at]
+            row = logits_at(lm, [*ids, *result.tokens[:at]])
+            expected = np.log(probabilities(row, SamplingParams(**params))[token])
+            assert kept == pytest.approx(expected, abs=TOLERANCE[lm.info.dtype] * 3)
