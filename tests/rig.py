@@ -21,6 +21,7 @@ from weft._core.sampling.rng import stream_of
 from weft._core.sampling.sampler import BatchSampler, DrawResult, Sampler
 from weft._core.sched.driver import Driver
 from weft._core.sched.scheduler import Scheduler
+from weft._core.sched.speculation import StepCosts
 from weft._core.sched.work import Extend, Run, RunResult, Ticket, Want
 from weft.constraints.base import Matcher
 from weft.engines.base import (
@@ -203,6 +204,24 @@ class Rig:
 
 
 MakeRig = Callable[..., Rig]
+
+
+class FreeSteps(StepCosts):
+    """Every step takes equally long, so that each draft token pays."""
+
+    def is_known(self, n_tokens: int) -> bool:
+        return True
+
+    def estimate(self, n_tokens: int) -> float:
+        return 1.0
+
+
+def verify_always(scheduler: Scheduler) -> None:
+    """Let a scheduler verify every draft token that it finds in its tree."""
+    scheduler.speculate(lookup=True)
+    assert scheduler.queues.speculation is not None
+    scheduler.queues.speculation.costs = FreeSteps()
+    scheduler.queues.speculation.min_gain = 1.0
 
 
 def sampler(index: int = 0, **options: Any) -> Sampler:

@@ -31,7 +31,7 @@ from .engines.gguf import read_gguf
 from .engines.gguf.families import packages_for_torch, runs_on_torch
 from .engines.hub import EMBEDDED, gguf_file, is_gguf, resolve, tokenizer_of
 from .errors import ConfigError, EngineUnavailable, ModelLoadError, Unsupported, WeftError
-from .lm.lm import LM, lm_of_model, raise_offload_unsupported
+from .lm.lm import LM, Draft, lm_of_model, raise_offload_unsupported
 
 _log = logging.getLogger("weft")
 
@@ -77,6 +77,7 @@ def load(
     kv_budget: str | int = "auto",
     offload: str | int | None = None,
     row_cache: str | int = "auto",
+    draft: Draft | None = None,
     chat_template: str | os.PathLike[str] | None = None,
     engine_options: Mapping[str, Any] | None = None,
     progress: Any = None,
@@ -116,6 +117,8 @@ def load(
             None: none.
         row_cache: bytes of cached logits rows; a row is 4 bytes per token of the vocabulary. "auto"
             is 64 MiB.
+        draft: "lookup" verifies draft tokens from earlier text in each step, which makes repetitive
+            text faster and changes none; see `LM.draft`. None: no drafts.
         chat_template: a Jinja template instead of the model's: a file, or a text that contains a
             brace. Not for a loaded tokenizer, which has its own.
         engine_options: options of the engine.
@@ -134,6 +137,7 @@ def load(
         "n_batch": n_batch,
         "n_seq_max": n_seq_max,
         "row_bytes": parse_bytes(row_cache, "row_cache"),
+        "draft": draft,
         "offload_bytes": None if offload is None else parse_bytes(offload, "offload", auto=False),
     }
     options = checked_options(engine_options)

@@ -47,6 +47,15 @@ def serve(
             show_default="none",
         ),
     ] = None,
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            "--draft",
+            help='"lookup" drafts tokens from earlier text; repetitive text is faster, no text'
+            " changes.",
+            show_default="none",
+        ),
+    ] = None,
     n_ctx: Annotated[
         int | None,
         typer.Option(
@@ -168,6 +177,7 @@ def serve(
     weft serve ./folder --engine vllm --tensor-parallel-size 2
     """
     from .._core.validation import check_int
+    from ..lm.lm import check_draft
     from ..loading import display_name, parse_bytes
     from ..service.server.config import ServerConfig, ServerLimits
     from ..service.server.run import serve as serve_forever
@@ -183,6 +193,7 @@ def serve(
         n_ctx=n_ctx,
         kv_budget=kv_budget,
         offload=offload,
+        draft=check_draft(draft),
         chat_template=chat_template,
         host=default.host if host is None else host,
         port=default.port if port is None else port,

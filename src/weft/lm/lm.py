@@ -16,7 +16,7 @@ from collections.abc import (
 )
 from functools import cached_property
 from os import PathLike
-from typing import TYPE_CHECKING, Any, NoReturn, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from .results import Normalize, Selection, TextScore
     from .scoring import Method, Prompt
 
+Draft = Literal["lookup"]
 ROW_CACHE_BYTES = 64 << 20
 N_BATCH = 512
 N_SEQ_MAX = 65_536  # live branches that `BranchStore.available` counts down from
@@ -106,6 +107,7 @@ class LM(
         offload_bytes: int | None = None,
         row_bytes: int | None = None,
         defaults: SamplingParams | ModelDefaults | None = None,
+        draft: Draft | None = None,
     ) -> None:
         """Assemble an LM from its parts; see `weft.load`.
 
@@ -121,6 +123,7 @@ class LM(
             row_bytes: budget of cached logits rows; None: 64 MiB.
             defaults: sampling parameters that a call does not set. None: temperature 1 without
                 filters; `weft.load` passes those of the model's files.
+            draft: the attribute `draft`.
         """
         check_kv_kind(engine)
         self.engine = engine
@@ -150,6 +153,8 @@ class LM(
         self.adapters = Adapters()
         self._breakers: dict[tuple[str, ...], SequenceBreakers] = {}
         self.face_state: dict[type[Any], Any] = {}  # per-LM state of branches and others, by class
+        self._draft: Draft | None = None
+        self.draft = draft
         self.load_arguments: dict[str, Any] = {}  # arguments of `load` for an already loaded model
 
     @classmethod
@@ -173,6 +178,37 @@ class LM(
     def info(self) -> EngineInfo:
         """The engine's description: model, device, dtype, capabilities."""
         return self.engine.info
+
+    @property
+    def draft(self) -> Draft | None:
+        """Source of draft tokens for generated text (speculative decoding).
+
+        "lookup": from text in the token tree that follows the last tokens of a branch there: in its
+        own path, in siblings, in other looms. None: no drafts. May be assigned at any time.
+
+        A step verifies several draft tokens of a branch at the cost of little more than one. The
+        text is the same, as a token is drawn from the same logits by the same random number. Drafts
+        are only verified while they save time, by their acceptance and the time of steps so far.
+
+        Raises:
+            ConfigError: another value is assigned.
+            Unsupported: the engine has no KV that Weft manages (`info.kv` is "hidden").
+        """
+        return self._draft
+
+    @draft.setter
+    def draft(self, draft: Draft | None) -> None:
+        draft = check_draft(draft)
+        if draft is not None and self.engine.fragments is None:
+            raise Unsupported(
+                f"{self.info.model} on the {self.info.name} engine verifies no drafts, because"
+                " Weft does not manage its KV; leave draft out"
+            )
+        if draft == self._draft:
+            return
+        with self.scheduler.lock:
+            self.scheduler.speculate(lookup=draft is not None)
+            self._draft = draft
 
     @property
     def closed(self) -> bool:
@@ -821,6 +857,15 @@ def lm_of_model(model: Any, make: Callable[[], LM]) -> tuple[LM, bool]:
             return lm, False
         lm = _lms_by_model[id(model)] = make()
         return lm, True
+
+
+def check_draft(draft: str | None) -> Draft | None:
+    """Return the value of `LM.draft`. Raises: ConfigError if it is not allowed."""
+    if draft is None:
+        return None
+    if draft == "lookup":
+        return "lookup"
+    raise ConfigError(f'draft is {draft!r}; allowed are "lookup" and None')
 
 
 def check_n_ctx(n_ctx: int | None, info: EngineInfo) -> int:

@@ -33,6 +33,8 @@ class Stats:
     plan_s: float  # wall-clock seconds of scheduling
     forward_s: float  # wall-clock seconds of forwards
     deliver_s: float  # wall-clock seconds of processing outputs
+    drafted: int = 0  # draft tokens that steps verified (`LM.draft`)
+    draft_accepted: int = 0  # draft tokens that were drawn
     prefix_caching: bool = True  # False: the engine runs full paths each time
     knows_prefill: bool = True  # False: the engine does not report prefill; its counts are 0
     knows_kv: bool = True  # False: the engine does not report KV; its sizes are 0
@@ -56,6 +58,8 @@ class Stats:
             parts.append(f"run again {self.recomputed:,} (prefix caching disabled)")
         elif self.knows_kv:
             parts.append(f"KV {resident} ({unshared} unshared)")
+        if self.drafted:
+            parts.append(f"drafts {self.draft_accepted:,} of {self.drafted:,}")
         if self.decoded:
             parts.append(f"{self.tokens_per_s:,.0f} tok/s")
         return " · ".join(parts).replace(",", " ")
@@ -106,6 +110,8 @@ def gather_stats(scheduler: Scheduler) -> Stats:
             pinned_tokens=tree.budget.pinned + tree.budget.tails,
             evicted=tree.n_evicted,
             parked=counters.preempted,
+            drafted=counters.drafted,
+            draft_accepted=counters.draft_accepted,
             plan_s=counters.plan_s,
             forward_s=counters.forward_s,
             deliver_s=counters.deliver_s,

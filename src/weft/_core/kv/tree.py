@@ -132,6 +132,8 @@ class TokenTree:
         self.n_evicted = 0
         self.tails: set[Tail] = set()
         self.roots: dict[str | None, Node] = {}
+        # Called with the position after new tokens and their number; None without a listener.
+        self.on_insert: Callable[[Cursor, int], None] | None = None
         self._spans: dict[Cursor, tuple[Span, ...]] = {}
 
     def root(self, namespace: str | None = None) -> Cursor:
@@ -186,7 +188,10 @@ class TokenTree:
         leaf = grow_leaf(node, ids[n_known:])
         if leaf is not node:
             self.n_nodes += 1
-        return Cursor(leaf, depth - n_known + n)
+        end = Cursor(leaf, depth - n_known + n)
+        if self.on_insert is not None:
+            self.on_insert(end, n - n_known)
+        return end
 
     def place(self, place: Place) -> Cursor:
         """Insert a place and the pending places before it into the tree; return its cursor.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...engines.base import Engine, Output, RetainedLogits, RetainedRow, Row
 from ...errors import ForwardError, WeftError, is_out_of_memory
@@ -15,7 +15,7 @@ from .sequences import LAST_LOGITS
 
 if TYPE_CHECKING:
     from ...engines.base import Draws
-    from ..sampling.sampler import DrawResult
+    from ..sampling.sampler import DrawResult, Sampler
     from .jobs import Job, RunJob
     from .prefill import PrefillChunk
     from .queues import JobQueues
@@ -233,6 +233,75 @@ class DecodePart(SequencePart):
             self._clear_future(run)
             if number in self._forced:  # the sampler has accepted them already: run them again
                 run.deferred, run.n_forced = [*self._forced[number], *run.deferred], 0
+
+
+class VerifyRow(NamedTuple):
+    """A row of a run's last token and of draft tokens, which are not empty.
+
+    samplers: draw after each token of the row; each has accepted the tokens before.
+    """
+
+    run: RunJob
+    draft: Sequence[int]
+    samplers: Sequence[Sampler]
+    row: Row
+
+
+class VerifyPart(SequencePart):
+    """The next rows of runs with draft tokens, and a draw after each token of these rows."""
+
+    def __init__(self, entries: Sequence[VerifyRow], queues: JobQueues) -> None:
+        super().__init__(entries[0].row.adapter)
+        self._entries = entries
+        self._positions: list[int] = []  # the position of each drawn token
+        for run, _, samplers, row in entries:
+            run.outstanding += 1
+            self._positions += range(row.position + 1, row.position + 1 + len(samplers))
+        self._sampler = BatchSampler([one for entry in entries for one in entry.samplers])
+        self._sampler.prepare(queues.info.n_vocab)
+        self._draws: Draws | None = None
+        self._result: DrawResult | None = None
+
+    def rows(self) -> list[Row]:
+        return [entry.row for entry in self._entries]
+
+    def n_tokens(self) -> int:
+        return len(self._positions)
+
+    def n_logits(self) -> int:
+        return len(self._positions)
+
+    def jobs(self) -> Iterable[Job]:
+        return [entry.run for entry in self._entries]
+
+    def draw(self) -> None:
+        assert self.output is not None
+        self._draws = self.output.draw(draw_batch(self._sampler, self.first_logit, self._positions))
+
+    def wait(self) -> None:
+        assert self._draws is not None
+        self._result = self._draws.result()
+
+    def process_outputs(self, queues: JobQueues) -> None:
+        assert self._result is not None
+        drawn = self._result.drawn()
+        for run, draft, _, _ in self._entries:
+            own, drawn = drawn[: len(draft) + 1], drawn[len(draft) + 1 :]
+            queues.counters.drafted += len(draft)
+            run.outstanding -= 1
+            try:
+                if run.error is not None:
+                    queues.fail(run, run.error)
+                elif run.is_ending:
+                    run.resolve_finished(queues)
+                elif not run.done:
+                    run.accept_verified(draft, own, queues)
+            except Exception as error:
+                queues.handle_error(run, error)
+
+    def discard(self, queues: JobQueues) -> None:
+        for entry in self._entries:
+            entry.run.outstanding -= 1
 
 
 class FirstTokenPart(BatchPart):

@@ -17,15 +17,17 @@ from ...errors import Cancelled, ConstraintError, DeadEnd, WeftError
 from ..kv.place import Place
 from ..sampling.metrics import broken_logits, join_scores
 from ..sampling.sampler import BROKEN, BatchSampler, DrawnToken, draw_at
-from .batch import DecodePart, SequencePart
+from .batch import DecodePart, SequencePart, VerifyRow
 from .logits_cache import LogitsRow, PinnedLogits
 from .prefill import LogitsRequest, PathClaim
 from .sequences import TokenSequence
+from .speculation import advanced_samplers
 from .work import Commit, Extend, FinishReason, Run, RunResult, RunState, Scores, Ticket
 
 if TYPE_CHECKING:
     from ...engines.base import Draws
     from ..sampling.sampler import DrawBatch, DrawResult
+    from .ngrams import RunLookup
     from .queues import JobQueues
 
 # An overlapping run skips a step to run this many forced tokens in one row.
@@ -232,6 +234,7 @@ class RunJob(Job):
         self.is_primed = False  # penalties have counted the prompt
         self.first_drawn: DrawnToken | None = None  # the first token, if a step has drawn it
         self.draws_alone = False  # no step may draw its first token
+        self.lookup: RunLookup | None = None  # proposes draft tokens
 
     def tickets(self) -> list[Ticket]:
         return [member.ticket for member in self.members]
@@ -299,6 +302,8 @@ class RunJob(Job):
         """Accept the first token `drawn`, and decode as soon as the prompt's KV is complete."""
         claim, self.first_drawn = self.claims[0], None
         claim.requests, claim.needs_kv = [], True
+        if queues.speculation is not None and claim.cursor is not None:
+            self.lookup = queues.speculation.new_lookup(claim.cursor)
         self.accept(drawn, queues)
         if not self.done:
             queues.recheck(claim)
@@ -318,6 +323,16 @@ class RunJob(Job):
         ends = self.n_drawn + n_new >= self.limit or self.sequence.depth + n_new >= n_ctx
         return not (ends or self.waits_for_draw)
 
+    def room(self, n_ctx: int) -> int:
+        """Return how many more tokens the run can get."""
+        return min(self.limit - self.n_drawn, n_ctx - self.sequence.depth)
+
+    @property
+    def can_verify(self) -> bool:
+        """True if draft tokens may follow its last token in the next row."""
+        is_free = self.future is None and not (self.forced or self.deferred)
+        return is_free and self.sequence.tail is not None
+
     @property
     def is_wanted(self) -> bool:
         """True if a token will be drawn from the run's row in flight."""
@@ -326,8 +341,9 @@ class RunJob(Job):
     def look_ahead(self, draws: Draws, entry: int, queues: JobQueues) -> None:
         """Let the next row run a token that is being drawn, before its id is known.
 
-        The run skips steps until the draw has finished in two cases. Many tokens are forced, which
-        one row computes faster; or a bias could forbid a forced token.
+        The run skips steps until the draw has finished in three cases. Draft tokens are likely
+        to follow, or many tokens are forced, which one row computes faster; or a bias could forbid
+        a forced token.
 
         Args:
             draws: the draws of the step in flight.
@@ -335,9 +351,10 @@ class RunJob(Job):
             queues: the scheduler's jobs.
         """
         self.future = FutureTokens(draws, entry)
-        sampler = self.sampler
-        if sampler.matcher is not None:
-            room = min(self.limit - self.n_drawn, queues.n_ctx - self.sequence.depth) - 1
+        sampler, speculation = self.sampler, queues.speculation
+        self.waits_for_draw = speculation is not None and speculation.is_worth_waiting(self)
+        if sampler.matcher is not None and not self.waits_for_draw:
+            room = self.room(queues.n_ctx) - 1
             is_long = min(len(sampler.matcher.forced(sampler.banned)), room) >= _MIN_FORCED_RUN
             self.waits_for_draw = is_long or bool(sampler.params.logit_bias)
 
@@ -357,7 +374,7 @@ class RunJob(Job):
             self.forced, self.deferred = known[: max(budget, 0)], known[max(budget, 0) :]
             return
         assert matcher is not None
-        room = min(budget, self.limit - self.n_drawn - 1, queues.n_ctx - self.sequence.depth - 1)
+        room = min(budget, self.room(queues.n_ctx) - 1)
         for token in matcher.forced(self.sampler.banned)[: max(room, 0)]:
             if token in self.stops:
                 break
@@ -379,6 +396,48 @@ class RunJob(Job):
             return sequence.row(queues.tree, tokens[-1:], len(tokens) - 1)
         scored = (ScoreSpan(0, (*self.forced, *self.deferred[:1])),)
         return sequence.row(queues.tree, (tokens[-1], *self.forced), len(tokens) - 1, scored)
+
+    def verify_row(self, draft: Sequence[int], queues: JobQueues) -> VerifyRow | None:
+        """Return a row that runs the last drawn token and draft tokens after it.
+
+        None if no draft token can run now.
+        """
+        sequence = self.sequence
+        if not (draft and self.can_verify and sequence.tail is not None):
+            return None
+        n = sequence.tail.reserved - sequence.tail.fragment.length - 1  # memory may be short
+        tokens, samplers = advanced_samplers(self.sampler, draft[: max(n, 0)], self.stops)
+        if not tokens:
+            return None
+        n_before = len(sequence.tokens) - 1
+        ids = (sequence.tokens[-1], *tokens)
+        row = sequence.row(queues.tree, ids, n_before, all_logits=True)
+        return VerifyRow(self, tokens, samplers, row)
+
+    def accept_verified(
+        self, draft: Sequence[int], drawn: Sequence[DrawnToken], queues: JobQueues
+    ) -> None:
+        """Accept the tokens drawn after the last token and after each draft token.
+
+        They are valid up to the first one that is not the draft's. The KV of the other draft
+        tokens is freed first. An engine that cannot free it makes the run start over from the tree.
+
+        draft: the draft tokens of the row.
+
+        drawn: one more token than `draft`.
+        """
+        sequence = self.sequence
+        pairs = zip(draft, drawn, strict=False)
+        n_valid = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1].token, pairs))
+        queues.counters.draft_accepted += n_valid
+        sequence.trim(queues.tree, len(sequence.tokens) + n_valid)
+        for one in drawn[: n_valid + 1]:
+            if not self.is_wanted:
+                break
+            self.accept(one, queues)
+        if not self.done and not sequence.is_open:
+            sequence.advance_base(queues.tree, len(sequence.tokens) - 1)
+            queues.preempt(self)
 
     def accept_forced(
         self, part: DecodePart, number: int, forced: Sequence[int], queues: JobQueues
@@ -446,6 +505,8 @@ class RunJob(Job):
         self.n_drawn += 1
         sequence = self.sequence
         sequence.tokens.append(token)
+        if self.lookup is not None:
+            self.lookup.push(token)
         is_full = sequence.depth >= queues.n_ctx
         is_last = is_full
         for member in self.members:

@@ -17,6 +17,7 @@ from .jobs import CommitJob, Job, MergeKey, RunJob
 from .logits_cache import LogitsCache
 from .prefill import PathClaim, PrefillChunk, PrefillPlanner
 from .sequences import SequenceRegistry
+from .speculation import Speculation
 from .work import Counters
 
 _log = logging.getLogger(__name__)
@@ -79,6 +80,7 @@ class JobQueues:
         self.commits: dict[CommitJob, None] = {}  # admitted commits
         self.run_samplers = BatchSamplerCache()
         self.commit_samplers = BatchSamplerCache()
+        self.speculation: Speculation | None = None  # proposes draft tokens of runs
         self.n_transitions = 0  # count of preempted and ended jobs and of completed claims
         self._greedy: dict[MergeKey, RunJob] = {}  # runs that wait for their first draw
 

@@ -20,7 +20,15 @@ from ..kv.joining import JOIN_LENGTH, join_chain
 from ..kv.place import resolve
 from ..kv.tree import TokenTree
 from .admission import Admission
-from .batch import BatchPart, DecodePart, ScheduledStep, SequencePart, as_forward_error
+from .batch import (
+    BatchPart,
+    DecodePart,
+    ScheduledStep,
+    SequencePart,
+    VerifyPart,
+    VerifyRow,
+    as_forward_error,
+)
 from .engine_runs import (
     EngineRunJob,
     EngineRunQueue,
@@ -31,6 +39,7 @@ from .engine_runs import (
 from .jobs import CommitJob, CommitPart, Job, RunJob, new_job
 from .logits_cache import LogitsCache
 from .queues import JobQueues
+from .speculation import Speculation, StepCosts
 from .work import Counters, Extend, Item, Run, Ticket
 
 _log = logging.getLogger(__name__)
@@ -38,6 +47,7 @@ _log = logging.getLogger(__name__)
 ENGINE_WAIT_S = 0.02
 # A commit, and the range of its sequences that a step runs: first … last - 1.
 CommitShare = tuple[CommitJob, int, int]
+Drafts = dict[RunJob, list[int]]  # draft tokens that a step verifies
 
 
 class Scheduler:
@@ -82,6 +92,9 @@ class Scheduler:
         self._weights = engine.weights_version()
         self._inbox: deque[list[Job] | Ticket] = deque()
         self._ages = itertools.count(1)
+        self._step_costs = StepCosts()
+        self._clock = time.process_time if info.device == "cpu" else time.perf_counter
+        self._last_finished: float | None = None  # when a step finished, if others follow it
 
     def submit(self, items: Sequence[Item], *, atomic: bool = False) -> list[Ticket]:
         """Queue items; return one ticket per item, which later steps resolve.
@@ -163,7 +176,7 @@ class Scheduler:
 
     def _step(self) -> None:
         """The body of `step`."""
-        started = time.perf_counter()
+        started, measured_from = time.perf_counter(), self._clock()
         with self.lock:
             n_events, n_transitions = self._receive_and_admit()
             step = self._schedule()
@@ -174,12 +187,32 @@ class Scheduler:
             self._process_outputs(launched)
         if self.in_flight is not None:  # its samplers have accepted the previous step's tokens now
             engine_s += self._draw_overlapped(self.in_flight)
+        self._measure_decoding(to_finish, measured_from)
         self.counters.plan_s += scheduled - started
         self.counters.forward_s += engine_s
         self.counters.deliver_s += time.perf_counter() - scheduled - engine_s
         n_events += self.queues.n_transitions - n_transitions
         if not (step or to_finish or n_events or self.queues.running or self.is_idle):
             self._wait_for_engine_runs()
+
+    def _measure_decoding(self, finished: list[ScheduledStep], started: float) -> None:
+        """Record the time of a finished step that only decoded, for `queues.speculation`.
+
+        Args:
+            finished: the steps that this call has finished.
+            started: the time when this call started. Overlapped steps count from the end of the
+                last one.
+        """
+        if self.queues.speculation is None:
+            return
+        now = self._clock()
+        since = self._last_finished if self._overlaps else started
+        self._last_finished = now if finished and not self.is_idle else None
+        if since is None or len(finished) != 1:
+            return
+        (step,) = finished
+        if step.error is None and all(isinstance(part, SequencePart) for part in step.parts):
+            self.queues.speculation.costs.measure(step.size()[1], now - since)
 
     def _receive_and_admit(self) -> tuple[int, int]:
         """Receive new work, admit jobs, and process events of engine runs, at the start of a step.
@@ -273,6 +306,14 @@ class Scheduler:
         """Return True if the model's weights were changed in place since the last check."""
         return self.engine.weights_version() != self._weights
 
+    def speculate(self, *, lookup: bool) -> None:
+        """Start or stop verifying draft tokens. Call it under the lock.
+
+        lookup: take drafts from the n-grams of the token tree; False: no drafts.
+        """
+        self.tree.on_insert = None
+        self.queues.speculation = Speculation(self.tree, self._step_costs) if lookup else None
+
     def clear(self) -> None:
         """Drop all KV and logits that no running work needs. Between steps, under the lock."""
         self.admission.pressure.reset()
@@ -299,17 +340,22 @@ class Scheduler:
         others = queues.unscheduled or queues.commits
         min_prefill = min(max(n_batch // 4, 1), n_batch - 1) if others else 0
         runs = self._ready_runs(n_step - min_prefill) if queues.running else []
+        drafts: Drafts = {}
         shares: list[CommitShare] = []
         if queues.commits:
             used = self._n_budget_tokens(runs) + sum([len(run.forced) for run in runs])
             shares = self._commit_shares(max(n_step - used, min_prefill))
+        if queues.speculation is not None and runs:
+            drafts = self._plan_drafts(queues.speculation, runs, shares, n_step - min_prefill)
         if runs or shares:
             n_before, in_flight = queues.n_transitions, self.in_flight is not None
-            reserve = partial(self._reserve, runs, shares, n_before)
+            reserve = partial(self._reserve, runs, drafts, shares, n_before)
             if not self.admission.reserve_slots(reserve, in_flight=in_flight):
                 return None
         sequence_parts = (
-            [*self._decode_parts(runs), *self._commit_parts(shares)] if runs or shares else []
+            [*self._decode_parts(runs, drafts), *self._commit_parts(shares)]
+            if runs or shares
+            else []
         )
         if self.queues.runs_full_paths:
             n_recomputed = [part.n_tokens() - part.n_logits() for part in sequence_parts]
@@ -416,11 +462,32 @@ class Scheduler:
                     )
         return shares
 
-    def _reserve(self, runs: list[RunJob], shares: list[CommitShare], n_before: int) -> None:
+    def _plan_drafts(
+        self,
+        speculation: Speculation,
+        runs: list[RunJob],
+        shares: list[CommitShare],
+        budget: int,
+    ) -> Drafts:
+        """Return the draft tokens that the step verifies. They preempt no job.
+
+        budget: maximum tokens of runs and commits.
+        """
+        n_others = sum([last - first for _, first, last in shares])
+        spare = budget - n_others - len(runs) - sum([len(run.forced) for run in runs])
+        kv = self.tree.budget
+        if kv.capacity is not None:
+            spare = min(spare, kv.capacity - kv.unevictable - kv.growth * (len(runs) + 1))
+        return speculation.plan(runs, n_others, spare, self.n_ctx)
+
+    def _reserve(
+        self, runs: list[RunJob], drafts: Drafts, shares: list[CommitShare], n_before: int
+    ) -> None:
         """Reserve the slots of a step; first remove jobs that are not admitted any more.
 
         Args:
             runs: runs that decode; jobs are removed from this list in place.
+            drafts: draft tokens of some of them.
             shares: parts of commits; likewise.
             n_before: `JobQueues.n_transitions` when the lists were created. If it is still equal,
                 all jobs are admitted.
@@ -429,16 +496,27 @@ class Scheduler:
             runs[:] = [run for run in runs if run in self.queues.running]
             shares[:] = [share for share in shares if share[0] in self.queues.commits]
         for run in runs:
-            run.sequence.reserve(self.tree, 1 + len(run.forced))
+            n_extra = len(run.forced) + (len(drafts[run]) if run in drafts else 0)
+            run.sequence.reserve(self.tree, 1 + n_extra)
         for job, first, last in shares:
             for sequence in job.item.sequences[first:last]:
                 sequence.reserve(self.tree, 1)
 
-    def _decode_parts(self, runs: list[RunJob]) -> list[SequencePart]:
-        """Return one DecodePart per LoRA adapter. A run whose row cannot be created fails."""
+    def _decode_parts(self, runs: list[RunJob], drafts: Drafts) -> list[SequencePart]:
+        """Return one DecodePart and one VerifyPart per LoRA adapter.
+
+        A run whose row cannot be created fails.
+
+        drafts: draft tokens of some of the runs.
+        """
         by_name: dict[str | None, tuple[list[RunJob], list[Row]]] = {}
+        verified: dict[str | None, list[VerifyRow]] = {}
         for run in runs:
             try:
+                entry = run.verify_row(drafts[run], self.queues) if run in drafts else None
+                if entry is not None:
+                    verified.setdefault(entry.row.adapter, []).append(entry)
+                    continue
                 row = run.row(self.queues)
             except Exception as error:
                 self.queues.handle_error(run, error)
@@ -448,7 +526,11 @@ class Scheduler:
                 of_name = by_name[row.adapter] = ([], [])
             of_name[0].append(run)
             of_name[1].append(row)
-        return [DecodePart(some, rows, self.queues) for some, rows in by_name.values()]
+        parts: list[SequencePart] = [
+            DecodePart(some, rows, self.queues) for some, rows in by_name.values()
+        ]
+        parts += [VerifyPart(entries, self.queues) for entries in verified.values()]
+        return parts
 
     def _commit_parts(self, shares: list[CommitShare]) -> list[SequencePart]:
         """Return one CommitPart per share."""

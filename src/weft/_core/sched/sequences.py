@@ -127,6 +127,8 @@ class TokenSequence:
         tokens: Sequence[int] | FutureTokens,
         n_before: int,
         scored: tuple[ScoreSpan, ...] = (),
+        *,
+        all_logits: bool = False,
     ) -> Row:
         """Return the engine's row that runs `tokens` after the first `n_before` own tokens.
 
@@ -137,7 +139,9 @@ class TokenSequence:
             tokens: tokens to run; a draw in flight stands for one token that is not known yet.
             n_before: how many tokens of the sequence were run before.
             scored: spans to score, counted from the row's first token. Required for a row of more
-                than one token.
+                than one token, unless `all_logits` is True.
+            all_logits: request the logits after each token instead of the last. Only for engines
+                with fragments.
         """
         tail = self.tail
         if tail is None:
@@ -150,6 +154,8 @@ class TokenSequence:
         row.tokens = tokens
         row.position = tail.cursor.depth + tail.fragment.length
         row.logits_at = LAST_LOGITS if not scored else (row.n_tokens - 1,)
+        if all_logits:
+            row.logits_at = tuple(range(row.n_tokens))
         row.scores = scored
         return row
 
@@ -174,7 +180,7 @@ class TokenSequence:
             return
         tree.trim(tail.fragment, n)
         if tail.fragment.length != n:
-            self._advance_base(tree, n)
+            self.advance_base(tree, n)
             self.drop(tree)
 
     def close(self, tree: TokenTree) -> None:
@@ -188,7 +194,7 @@ class TokenSequence:
             return
         self._pin = self.tail = self._row = None
         if tail is not None:
-            run = self._advance_base(tree, tail.fragment.length)
+            run = self.advance_base(tree, tail.fragment.length)
             try:
                 end = tree.end_tail(tail, run)
                 if run:
@@ -197,7 +203,7 @@ class TokenSequence:
                 _log.warning("the engine could not keep the KV of a path: %r", error)
         tree.unpin(pin)
 
-    def _advance_base(self, tree: TokenTree, n: int) -> list[int]:
+    def advance_base(self, tree: TokenTree, n: int) -> list[int]:
         """Move the first `n` own tokens from `tokens` into `base`; return them."""
         run, self.tokens = self.tokens[:n], self.tokens[n:]
         if run:

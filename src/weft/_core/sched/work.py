@@ -260,6 +260,8 @@ class Counters:
     decoded: int = 0  # tokens drawn or committed
     recomputed: int = 0  # tokens computed a second time
     steps: int = 0  # steps finished
+    drafted: int = 0  # draft tokens that steps verified
+    draft_accepted: int = 0  # draft tokens that were drawn
     preempted: int = 0  # jobs preempted
     plan_s: float = 0.0  # seconds spent scheduling
     forward_s: float = 0.0  # seconds spent in the engine

@@ -13,6 +13,7 @@ from typing import Any
 from ..._core.tokens.chat import read_chat_template
 from ..._core.validation import check_int, check_number
 from ...errors import ConfigError
+from ...lm.lm import Draft
 from ...loading import parse_bytes
 
 MIN_KEY = 16  # characters
@@ -54,6 +55,7 @@ class ServerConfig:
     n_ctx: int | None = None
     kv_budget: str | int = "auto"
     offload: str | int | None = None
+    draft: Draft | None = None
     chat_template: str | os.PathLike[str] | None = None
     # Hosts other than loopback need an `api_key`.
     host: str = "127.0.0.1"

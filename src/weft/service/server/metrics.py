@@ -69,6 +69,8 @@ _COUNTERS = {
     "reused": "Prompt tokens whose KV was already computed.",
     "decoded": "Tokens generated.",
     "recomputed": "Tokens computed again, because their KV or logits were evicted.",
+    "drafted": "Draft tokens that steps verified.",
+    "draft_accepted": "Draft tokens that were drawn.",
     "steps": "Forward passes of the model.",
     "evicted": "Nodes of the token tree whose KV was evicted.",
     "parked": "Runs that were preempted to free memory.",

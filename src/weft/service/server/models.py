@@ -300,6 +300,7 @@ class ModelRegistry:
             n_ctx=request.n_ctx or config.n_ctx,
             kv_budget=config.kv_budget if request.kv_budget is None else request.kv_budget,
             offload=config.offload if request.offload is None else request.offload,
+            draft=config.draft,
             device=request.device,
             dtype=request.dtype,
             chat_template=config.chat_template if request.source in config.models[:1] else None,

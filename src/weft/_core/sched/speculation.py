@@ -1,0 +1,206 @@
+"""Speculative decoding: draft tokens that a step verifies together with the last token of a run.
+
+A draw is a function of random stream, position and logits. So a run draws the same tokens with and
+without drafts: a draft is accepted if the token drawn at its position is that token.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ...errors import ConstraintError
+from ..kv.place import Cursor, path_ids
+from ..kv.tree import TokenTree
+from .ngrams import CONTEXT, Acceptance, NGramIndex, RunLookup
+
+if TYPE_CHECKING:
+    from ..sampling.sampler import Sampler
+    from .jobs import RunJob
+
+MAX_DRAFT = 15  # draft tokens of a run in a step
+MAX_TOKENS = 64  # tokens of a step with drafts
+MAX_RUNS = 16  # more runs use the device well without drafts
+MIN_GAIN = 1.05  # tokens per second with drafts by tokens per second without
+
+
+class StepCosts:
+    """Seconds of a decoding step by its number of tokens, as measured.
+
+    Each number has the lower envelope of its measurements, because other programs only slow a step
+    down. An old measurement counts less and less, so that it is repeated. On a CPU the seconds are
+    CPU time of the process, which other programs do not change.
+    """
+
+    SLOPE = 0.05  # assumed cost of one more token, by the cost of the smallest step
+    _RISE = 0.1  # share of a slower measurement
+    _AGING = 0.003  # of an old measurement, by the steps since
+    _MIN_SHARE = 0.5
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}
+        self._measured_at: dict[int, int] = {}
+        self._sizes: list[int] = []
+        self._n_steps = 0
+
+    def measure(self, n_tokens: int, seconds: float) -> None:
+        """Record the time of a step of `n_tokens`."""
+        self._n_steps += 1
+        if n_tokens > MAX_TOKENS:
+            return
+        known = self._seconds.get(n_tokens)
+        if known is None:
+            if self._sizes:  # the first step of a size often compiles or repacks something
+                seconds = min(seconds, 2 * self.estimate(n_tokens))
+            insort(self._sizes, n_tokens)
+            known = seconds
+        self._measured_at[n_tokens] = self._n_steps
+        rise = self._RISE * (min(seconds, 2 * known) - known)
+        self._seconds[n_tokens] = seconds if seconds < known else known + rise
+
+    def is_known(self, n_tokens: int) -> bool:
+        """Return True if a step of `n_tokens` was measured."""
+        return n_tokens in self._seconds
+
+    def estimate(self, n_tokens: int) -> float:
+        """Return the seconds of a step of `n_tokens`. At least one size must be known."""
+        sizes = self._sizes
+        at = bisect_left(sizes, n_tokens)
+        if at == len(sizes):
+            below = sizes[-1]
+            slope = self.SLOPE * self._seconds[sizes[0]]
+            return self._aged(below) + slope * (n_tokens - below)
+        above = sizes[at]
+        if above == n_tokens or not at:
+            return self._aged(above)
+        below = sizes[at - 1]
+        low, high = self._aged(below), self._aged(above)
+        return low + max(high - low, 0.0) * (n_tokens - below) / (above - below)
+
+    def _aged(self, size: int) -> float:
+        age = self._n_steps - self._measured_at[size]
+        return self._seconds[size] * max(1 - self._AGING * age, self._MIN_SHARE)
+
+
+class Speculation:
+    """Proposes draft tokens for the runs of an LM, and decides how many a step verifies.
+
+    The choice maximizes the expected tokens per second, from the acceptance of each run's drafts
+    and the measured time of steps. Runs without any gain step as usual.
+    """
+
+    def __init__(self, tree: TokenTree, costs: StepCosts) -> None:
+        """Index the tokens of a tree, and all that are inserted later.
+
+        costs: those of the engine's steps.
+        """
+        self.costs = costs
+        self.min_gain = MIN_GAIN
+        self._index = NGramIndex()
+        self._acceptance = Acceptance()
+        for node in tree.nodes():
+            self._add(Cursor(node, node.end), len(node.tokens))
+        tree.on_insert = self._add
+
+    def _add(self, cursor: Cursor, n: int) -> None:
+        """Index the last `n` tokens before a position of the tree."""
+        first = max(cursor.depth - n - CONTEXT, 0)
+        self._index.add_path(path_ids(cursor, first), cursor.depth - n - first)
+
+    def new_lookup(self, cursor: Cursor) -> RunLookup:
+        """Return the lookup of a run after the prompt at a cursor."""
+        context = path_ids(cursor, max(cursor.depth - CONTEXT, 0))
+        return RunLookup(self._index, context, Acceptance(self._acceptance, limit=24.0))
+
+    def is_worth_waiting(self, run: RunJob) -> bool:
+        """Return True if the run should know the token that is being drawn before its next step.
+
+        Only for engines that overlap steps: drafts can only follow a known token. The estimate
+        ignores other runs.
+        """
+        lookup = run.lookup
+        if lookup is None or not self.costs.is_known(1):
+            return False
+        chances = lookup.chances(len(lookup.draft(MAX_DRAFT)))
+        n_expected, plain_rate = 1.0, self.min_gain / self.costs.estimate(1)
+        for n, chance in enumerate(chances[1:], 1):
+            n_expected += chance
+            if n_expected / self.costs.estimate(1 + n) > plain_rate:
+                return True
+        return False
+
+    def plan(
+        self, runs: Sequence[RunJob], n_others: int, budget: int, n_ctx: int
+    ) -> dict[RunJob, list[int]]:
+        """Return the drafts for the next step, of the runs for which they pay.
+
+        Args:
+            runs: runs that decode in the step.
+            n_others: other tokens that the step decodes.
+            budget: maximum number of draft tokens.
+            n_ctx: maximum tokens of a path.
+        """
+        if not runs or len(runs) > MAX_RUNS:
+            return {}
+        n_plain = n_others + sum([1 + len(run.forced) for run in runs])
+        budget = min(budget, MAX_TOKENS - n_plain)
+        drafts: dict[RunJob, list[int]] = {}
+        queue: list[tuple[float, int, int]] = []  # (-chance, number of the run, its draft tokens)
+        chances: list[list[float]] = []
+        for run in runs:
+            lookup = run.lookup
+            if lookup is None or not run.can_verify:
+                continue
+            room = min(MAX_DRAFT, budget, run.room(n_ctx) - 1)
+            draft = lookup.draft(room) if room > 0 else []
+            if draft:
+                drafts[run] = draft
+                chances.append(lookup.chances(len(draft)))
+                heapq.heappush(queue, (-chances[-1][0], len(chances) - 1, 1))
+        if not queue or not self.costs.is_known(n_plain):
+            return {}
+        taken, best = [0] * len(drafts), [0] * len(drafts)
+        n_expected = float(len(runs))
+        best_rate = self.min_gain * n_expected / self.costs.estimate(n_plain)
+        for n_more in range(1, budget + 1):
+            if not queue:
+                break
+            chance, number, n = heapq.heappop(queue)
+            taken[number] = n
+            n_expected -= chance
+            rate = n_expected / self.costs.estimate(n_plain + n_more)
+            if rate > best_rate:
+                best_rate, best = rate, taken.copy()
+            if n < len(chances[number]):
+                heapq.heappush(queue, (-chances[number][n], number, n + 1))
+        pairs = zip(drafts.items(), best, strict=True)
+        return {run: draft[:n] for (run, draft), n in pairs if n}
+
+
+def advanced_samplers(
+    sampler: Sampler, draft: Sequence[int], stops: frozenset[int]
+) -> tuple[list[int], list[Sampler]]:
+    """Return the draft tokens that may follow each other, and the sampler of each position.
+
+    The draft is cut before an end token, and before a token that the constraint forbids. The
+    samplers draw after the last token of the run and after each draft token.
+    """
+    tokens, samplers = list[int](), [sampler]
+    for token in draft:
+        if token in stops:
+            break
+        if sampler.needs_host:
+            sampler = sampler.clone()
+            if sampler.matcher is not None and not sampler.matcher.is_allowed(token):
+                break
+            try:
+                sampler.accept(token)
+            except ConstraintError:  # the draw of this token fails with the reason
+                break
+            if sampler.matcher is not None and sampler.matcher.must_end:
+                break
+        tokens.append(token)
+        samplers.append(sampler)
+    return tokens, samplers

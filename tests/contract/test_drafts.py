@@ -1,0 +1,105 @@
+"""Speculative decoding on every engine with KV of its own: the same texts, scores and KV."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from contract.helpers import STORY, assert_close, logits_at, within
+from rig import verify_always
+from weft import Loom
+from weft.errors import ConfigError, Unsupported
+from weft.lm.lm import LM
+from weft.samples import record
+
+SCHEMA = {
+    "type": "array",
+    "minItems": 2,
+    "maxItems": 3,
+    "items": {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"enum": [1, 2, 3]}},
+        "required": ["name", "age"],
+    },
+}
+CALLS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "sampled": {"n": 3, "temperature": 0.6, "seed": 1},
+    "filtered": {"n": 2, "temperature": 1.1, "top_p": 0.6, "min_p": 0.05, "seed": 2},
+    "penalised": {"n": 2, "temperature": 0.5, "repetition_penalty": 1.2, "seed": 3},
+    "window": {"temperature": 0.4, "frequency_penalty": 0.4, "penalty_last_n": 8, "seed": 4},
+    "stopped": {"n": 2, "temperature": 0.5, "stop": ["the", "."], "seed": 5},
+    "constrained": {"n": 2, "temperature": 0.8, "constraint": SCHEMA, "seed": 6},
+    "biased": {"temperature": 0.6, "logit_bias": {40: 1.5, 50: float("-inf")}, "seed": 7},
+}
+
+
+def grow(lm: LM, options: dict[str, Any]) -> list[Any]:
+    """Grow two looms of different prompts, one after the other; return all nodes."""
+    looms = [Loom(lm, record), Loom(lm, STORY)]
+    options = {"n": 1, "max_tokens": 30, "show": False, **options}
+    return [node for loom in looms for node in loom.grow(**options)]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_drafts_change_no_text_and_no_record(make: Any, kv_kind: str, call: str) -> None:
+    """The second half of the calls finds the texts of the first half as drafts."""
+    lm: LM = make(kv_kind)
+    expected = grow(lm, CALLS[call])
+    lm.clear_cache()
+    verify_always(lm.scheduler)
+    for nodes in (grow(lm, CALLS[call]), grow(lm, CALLS[call])):
+        for node, plain in zip(nodes, expected, strict=True):
+            assert node.tokens == plain.tokens
+            assert node.finish_reason == plain.finish_reason
+            assert node.stop_string == plain.stop_string
+            np.testing.assert_allclose(node.logprobs, plain.logprobs, atol=within())
+            np.testing.assert_allclose(node.entropies, plain.entropies, atol=10 * within())
+            np.testing.assert_allclose(node.legal_logmass, plain.legal_logmass, atol=within())
+    stats = lm.stats()
+    assert stats.draft_accepted
+    assert stats.drafted >= stats.draft_accepted
+
+
+def test_kv_of_verified_tokens_is_that_of_a_plain_forward(
+    make: Any, kv_kind: str, oracle: Any
+) -> None:
+    lm: LM = make(kv_kind)
+    verify_always(lm.scheduler)
+    loom = Loom(lm, STORY)
+    for seed in (1, 2, 3, 4):
+        nodes = loom.grow(n=2, max_tokens=30, temperature=0.9, seed=seed, show=False)
+    assert lm.stats().drafted > lm.stats().draft_accepted > 0
+    for node in nodes:
+        ids = node.get_prefix_tokens()
+        assert_close(logits_at(lm, [*ids, 7]), oracle([*ids, 7])[-1])
+
+
+def test_streamed_tokens_with_drafts_are_those_of_grow(make: Any, kv_kind: str) -> None:
+    lm: LM = make(kv_kind)
+    verify_always(lm.scheduler)
+    options: dict[str, Any] = {"n": 2, "max_tokens": 30, "temperature": 0.6, "seed": 3}
+    expected = [node.tokens for node in Loom(lm, STORY).grow(show=False, **options)]
+    streamed: dict[int, list[int]] = {0: [], 1: []}
+    for delta in Loom(lm, STORY).stream(**options):
+        streamed[delta.branch] += delta.token_ids
+    assert list(streamed.values()) == expected
+
+
+def test_assigned_draft_is_used_and_removed(make: Any, kv_kind: str) -> None:
+    lm: LM = make(kv_kind, draft="lookup")
+    assert lm.draft == "lookup"
+    assert lm.tree.on_insert is not None
+    lm.draft = None
+    assert lm.tree.on_insert is None
+    with pytest.raises(ConfigError, match='draft is "?\'?ngram.*allowed are "lookup"'):
+        lm.draft = "ngram"  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("kind", ["hidden"], indirect=True)
+def test_engine_that_hides_its_kv_rejects_drafts(make: Any, kind: str) -> None:
+    with pytest.raises(Unsupported, match="verifies no drafts"):
+        make(kind, draft="lookup")
+    assert make(kind).draft is None
