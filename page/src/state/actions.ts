@@ -10,6 +10,7 @@ import {
   type RunAsked,
   type Schemas,
 } from '../api/client'
+import type { AuthorNote } from '../model/author_note'
 import type { Lane } from '../model/lane'
 import { next } from '../model/operation'
 import { againAsked, comparison, defaultsFor } from '../model/provenance'
@@ -682,6 +683,14 @@ export const noteLoom = (text: string) =>
     const { note: before, ...rest } = loom.info.peek().meta ?? {}
     if (text === (before ?? '')) return
     loom.info.value = await api.editLoom(loom.id, { meta: text ? { ...rest, note: text } : rest })
+  })
+
+/** Set the author's note of the open loom, which growth inserts into the context; an empty text removes it. */
+export const setAuthorNote = (note: AuthorNote) =>
+  on(async (loom) => {
+    const { author_note: _, ...rest } = loom.info.peek().meta ?? {}
+    const meta = note.text.trim() ? { ...rest, author_note: note } : rest
+    loom.info.value = await api.editLoom(loom.id, { meta })
   })
 
 async function waitFor(isSo: () => boolean): Promise<void> {

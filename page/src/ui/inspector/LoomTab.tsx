@@ -8,6 +8,7 @@ import type { OpenLoom } from '../../state/loom'
 import { isReadOnly, model, models } from '../../state/session'
 import { systemOf } from '../../state/system'
 import { overlay } from '../../state/view'
+import { AuthorNoteEditor } from './AuthorNoteEditor'
 import { Facts } from './Facts'
 import { History } from './History'
 import { Typed } from './Typed'
@@ -54,6 +55,7 @@ export function LoomTab({ loom }: { loom: OpenLoom }) {
       </section>
       <OtherModels loom={loom} />
       {isChat && <SystemPrompt loom={loom} key={`system-${loom.id}`} />}
+      <AuthorNoteEditor loom={loom} key={`author-note-${loom.id}`} />
       <section class="part" aria-label="Notes">
         <Typed
           kind="textarea"

@@ -1,5 +1,6 @@
 /** The text that leads to the current node, and what grows from it. */
 import { useLayoutEffect, useRef } from 'preact/hooks'
+import { authorNoteOf, placeOf } from '../../model/author_note'
 import { oneLine } from '../../model/words'
 import { run } from '../../state/keys'
 import type { OpenLoom } from '../../state/loom'
@@ -64,6 +65,25 @@ function System({ loom }: { loom: OpenLoom }) {
   )
 }
 
+/** The author's note, which is in the context of what grows next, but not in the text. */
+function InsertedNote({ loom }: { loom: OpenLoom }) {
+  const note = authorNoteOf(loom.info.value)
+  if (!note.text) return null
+  return (
+    <p class="caption system">
+      <button
+        type="button"
+        class="button plain cut"
+        title={note.text}
+        data-author-note
+        onClick={() => run('loom')}
+      >
+        Author’s note, read {placeOf(note, loom.isChat)}: {oneLine(note.text, 80)}
+      </button>
+    </p>
+  )
+}
+
 /** What is written is left when one goes where it is not shown: it waits at its node. */
 function leaveDraft(loom: OpenLoom): void {
   const draft = loom.drafts.open
@@ -88,6 +108,7 @@ function End({ loom }: { loom: OpenLoom }) {
       {isSpaced && !draft && (
         <p class="caption warn">The prompt ends with a space. Most models go on better without it.</p>
       )}
+      <InsertedNote loom={loom} />
       {loom.tree.get(current)?.error && <p class="error">{sentence(loom.tree.get(current)!.error!)}</p>}
       {waiting.map((each) => (
         <Waiting key={each.kind} loom={loom} draft={each} />

@@ -1,0 +1,48 @@
+"""The author's note of a loom is edited in the page and changes what the model reads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from browsing import Desk, assert_accessible, expect
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+pytestmark = pytest.mark.page
+
+
+def test_author_note_is_saved_shown_and_read_by_the_model(desk: Desk, page: Page) -> None:
+    desk.sets(seed=1, n=1, max_tokens=8)
+    desk.make("One\nTwo\nThree", template=False)
+    desk.ask("PATCH", desk.of(), json={"meta": {"note": "mine"}})
+    desk.visit()
+    desk.press("g")
+    desk.until(lambda: len(desk.nodes()) == 2, "a branch without the note")
+    page.get_by_role("tab", name="Loom").click()
+    note = page.get_by_role("region", name="Author’s note")
+    note.get_by_role("textbox", name="Author’s note").fill("It rains.")
+    note.get_by_role("textbox", name="Author’s note").blur()
+    expect(page.locator("[data-author-note]")).to_have_text(
+        "Author’s note, read before the last 4 lines: It rains."
+    )
+    note.get_by_label("Lines after it").fill("0")
+    note.get_by_label("Lines after it").press("Enter")
+    expect(page.locator("[data-author-note]")).to_contain_text("read at the end")
+    meta = desk.ask("GET", desk.of())["meta"]
+    assert meta["author_note"] == {"text": "It rains.", "depth": 0}
+    assert meta["note"] == "mine"
+    assert_accessible(page)
+    page.evaluate("document.activeElement.blur()")
+    desk.press("g")
+    desk.until(lambda: len(desk.nodes()) == 3, "a branch with the note")
+    desk.wait_grown()
+    first, second = desk.nodes()[1]["text"], desk.nodes()[2]["text"]
+    assert first != second
+    assert "It rains." not in second
+    note.get_by_role("textbox", name="Author’s note").fill("")
+    note.get_by_role("textbox", name="Author’s note").blur()
+    expect(page.locator("[data-author-note]")).to_have_count(0)
+    assert "author_note" not in desk.ask("GET", desk.of())["meta"]
