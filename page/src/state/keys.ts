@@ -174,6 +174,7 @@ export const bindings: Binding[] = [
   { id: 'collapse-others', group: 'Look', label: 'Fold everything else', tree: ['_'], also: 'collapse', can: has, run: collapseOthers },
   { id: 'expand', group: 'Look', label: 'Unfold everything', tree: ['+'], also: 'expand', can: has, run: () => act.collapse([...(here()?.collapsed.peek() ?? [])], false) },
   { id: 'heat', group: 'Look', label: 'Colour by probability, entropy or rank', tree: ['p'], text: ['Alt+p'], also: 'heat heatmap probabilities logprobs', can: has, run: view.cycleHeat },
+  { id: 'markdown', group: 'Look', label: 'Markdown, or the exact text', tree: ['d'], also: 'render code table maths latex format', can: has, run: () => view.toggleMarkdown(here()!.isChat) },
   { id: 'alternative', group: 'Look', label: 'Next token of the text', tree: ['.'], text: ['Alt+.'], also: 'card', can: has, run: () => handlers.alternative(1) },
   { id: 'alternative-back', group: 'Look', label: 'Token before', tree: [','], text: ['Alt+,'], can: has, run: () => handlers.alternative(-1) },
   { id: 'score', group: 'Look', label: 'Score what was written', also: 'logprobs', can: has, run: () => { const loom = here(); if (loom) scoreAll(loom) } },

@@ -15,6 +15,17 @@ export const textWidth = shared(
   among<(typeof TEXT_WIDTHS)[number]>(TEXT_WIDTHS, 'normal'),
 )
 export const heatMode = remembered('heat', 'off', among<HeatMode>(HEAT_MODES, 'off'))
+/** Whether texts are shown as Markdown: on for chats, off for other texts, unless a person changes it. */
+const markdown = remembered('markdown', { chats: true, texts: false }, (kept) => {
+  const { chats, texts } = (kept ?? {}) as Record<string, unknown>
+  return { chats: chats !== false, texts: texts === true }
+})
+export const showsMarkdown = (isChat: boolean): boolean =>
+  isChat ? markdown.value.chats : markdown.value.texts
+export function toggleMarkdown(isChat: boolean): void {
+  const kind = isChat ? 'chats' : 'texts'
+  markdown.value = { ...markdown.peek(), [kind]: !markdown.peek()[kind] }
+}
 export const panes = remembered('panes', {
   left: 288,
   /** The left pane's width while it shows the map. */

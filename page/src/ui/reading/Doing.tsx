@@ -1,5 +1,16 @@
 /** What can be done at the end of the text: grow, write, edit. */
-import { Bot, Code, Columns3, Flame, Pencil, RotateCcw, Sprout, Square, TextCursorInput } from 'lucide-preact'
+import {
+  Bot,
+  Code,
+  Columns3,
+  Flame,
+  Pencil,
+  Pilcrow,
+  RotateCcw,
+  Sprout,
+  Square,
+  TextCursorInput,
+} from 'lucide-preact'
 import { ROOT } from '../../model/tree'
 import { plural } from '../../model/words'
 import * as act from '../../state/actions'
@@ -8,7 +19,7 @@ import type { OpenLoom } from '../../state/loom'
 import { scoreAll, showsSpecial, unscored } from '../../state/reading'
 import { isReadOnly, models } from '../../state/session'
 import { settings, several, withModels } from '../../state/settings'
-import { cycleHeat, heatMode } from '../../state/view'
+import { cycleHeat, heatMode, showsMarkdown } from '../../state/view'
 import { IconButton } from '../Button'
 
 export function Doing({ loom }: { loom: OpenLoom }) {
@@ -103,6 +114,12 @@ export function Doing({ loom }: { loom: OpenLoom }) {
             }}
           />
         )}
+        <IconButton
+          icon={Pilcrow}
+          label={showsMarkdown(isChat) ? 'Show the exact text' : 'Show as Markdown'}
+          command="markdown"
+          pressed={showsMarkdown(isChat)}
+        />
         <IconButton
           icon={Flame}
           label={heatMode.value === 'off' ? 'Colour by probability' : `Coloured by ${heatMode.value}`}

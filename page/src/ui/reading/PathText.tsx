@@ -1,13 +1,15 @@
 /** The text from the prompt to the current node, as one. */
 import { useRef } from 'preact/hooks'
+import { hasMarkdown } from '../../model/markdown'
 import { segments } from '../../model/segments'
 import { isHuman } from '../../model/tree'
-import { shownText, turnsOf } from '../../model/turns'
+import { shownText, type Turn, turnsOf } from '../../model/turns'
 import type { OpenLoom } from '../../state/loom'
-import { showsSpecial } from '../../state/reading'
-import { heatMode } from '../../state/view'
+import { cursor, showsSpecial } from '../../state/reading'
+import { heatMode, showsMarkdown } from '../../state/view'
 import { Editor } from './Editor'
 import { NodeText } from './NodeText'
+import { Rendered } from './Rendered'
 import { useFlow } from './useFlow'
 
 const SAYS = { you: 'You', prompt: 'Prompt', model: 'Answer', text: undefined } as const
@@ -22,6 +24,15 @@ export function PathText({ loom, path }: { loom: OpenLoom; path: number[] }) {
   const element = useRef<HTMLElement>(null)
   useFlow(element)
   const edited = draft?.kind === 'edit' && path.includes(draft.node) ? draft : null
+  const isMarkdown = !special && heatMode.value === 'off' && showsMarkdown(loom.isChat)
+  // The token view is exact: the node at the token cursor is shown token by token.
+  const pointed = cursor.value?.node
+  const isRendered = ({ who, nodes }: Turn) =>
+    isMarkdown &&
+    (who === 'model' || who === 'text') &&
+    edited === null &&
+    !nodes.some((each) => each === pointed) &&
+    hasMarkdown(nodes.map(textOf).join(''))
   return (
     <article
       ref={element}
@@ -32,25 +43,29 @@ export function PathText({ loom, path }: { loom: OpenLoom; path: number[] }) {
       {path.length === 0 && <Coming prompt={info.prompt} isChat={info.chat_template_used === true} />}
       {turns.map((turn) => (
         <div key={turn.nodes[0]} class={`turn ${turn.who}`} role="group" aria-label={SAYS[turn.who]}>
-          {segments(turn.nodes.map(textOf)).map((run) => (
-            <div key={turn.nodes[run[0]!]} class="segment">
-              {run.map((i) => {
-                const number = turn.nodes[i]!
-                if (edited?.node === number)
-                  return <Editor key={`edit${number}`} loom={loom} draft={edited} />
-                const node = tree.get(number)!
-                return (
-                  <NodeText
-                    key={number}
-                    loom={loom}
-                    number={number}
-                    text={textOf(number)}
-                    isHuman={node.parent === null || isHuman(node)}
-                  />
-                )
-              })}
-            </div>
-          ))}
+          {isRendered(turn) ? (
+            <Rendered loom={loom} nodes={turn.nodes} textOf={textOf} />
+          ) : (
+            segments(turn.nodes.map(textOf)).map((run) => (
+              <div key={turn.nodes[run[0]!]} class="segment">
+                {run.map((i) => {
+                  const number = turn.nodes[i]!
+                  if (edited?.node === number)
+                    return <Editor key={`edit${number}`} loom={loom} draft={edited} />
+                  const node = tree.get(number)!
+                  return (
+                    <NodeText
+                      key={number}
+                      loom={loom}
+                      number={number}
+                      text={textOf(number)}
+                      isHuman={node.parent === null || isHuman(node)}
+                    />
+                  )
+                })}
+              </div>
+            ))
+          )}
         </div>
       ))}
     </article>

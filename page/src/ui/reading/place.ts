@@ -4,11 +4,14 @@
 export const nodeAround = (at: Node | null): HTMLElement | null =>
   (at instanceof Element ? at : (at?.parentElement ?? null))?.closest<HTMLElement>('[data-node]') ?? null
 
-/** The text position under a point: a node's element and how many of its letters stand before. */
+/**
+ * The text position under a point: a node's element and how many of its letters stand before. null in Markdown,
+ * which leaves out letters of the text.
+ */
 export function letterAt(x: number, y: number): { element: HTMLElement; offset: number } | null {
   const found = caretAt(x, y)
   const element = nodeAround(found?.node ?? null)
-  if (!found || !element) return null
+  if (!found || !element || element.dataset['markdown']) return null
   const range = document.createRange()
   range.setStart(element, 0)
   range.setEnd(found.node, found.offset)
