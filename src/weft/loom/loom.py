@@ -447,4 +447,5 @@ def _text_messages(messages: list[Any]) -> list[dict[str, Any]]:
 
 def _are_valid_ids(tokenizer: Tokenizer, ids: Sequence[int]) -> bool:
     """Return True if all ids are in the tokenizer's vocabulary."""
-    return all(0 <= token < tokenizer.n_vocab for token in ids)
+    n_vocab = tokenizer.n_vocab
+    return all(0 <= token < n_vocab for token in ids)

@@ -538,7 +538,7 @@ def _number(name: str, value: float) -> float:
 def checked_ids(given: Sequence[int]) -> list[int]:
     """Return token ids as a new list of ints. Raises: ConfigError for other values."""
     try:
-        return [index(token) for token in given]
+        return list(map(index, given))
     except TypeError as error:
         raise ConfigError(f"token ids must be integers; {error}") from error
 

@@ -97,10 +97,10 @@ def smc(
         search, n_continue=1, n_suggest=0, merges=False, draws=True, default="continue"
     )
     if prefix_check is not None:
-        from .checked_growth import CheckedGrowth, checked_functions
+        from .checked_growth import CheckedGrowth, validate_checks
 
         _check_own_lines(proposer)
-        proposer.grow = CheckedGrowth(search, checked_functions(prefix_check)).grow
+        proposer.grow = CheckedGrowth(search, validate_checks(prefix_check)).grow
     from .exact_choice import exact_choice
 
     if prefix_check is None and (choice := exact_choice(search, proposer.sources)) is not None:

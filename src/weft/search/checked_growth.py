@@ -1,4 +1,7 @@
-"""Grow text under a check of prefixes, which is too slow or too opaque to be a token mask."""
+"""Growth of lines under `smc(prefix_check=…)`: functions of the caller's check every prefix.
+
+Use a check where the condition is too slow for, or cannot be written as, a mask of all tokens.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ from .core import Read, Steps
 from .driver import FORBIDDEN, Search
 from .rejection import AllowedDraw, draw_allowed, likeliest_allowed
 
-# (text after the prompt, True if the text ends there) → True if the text is allowed
+# (text after the prompt, True if the text ends there) → True if the text is allowed so far
 Check = Callable[[str, bool], Any]
 _PENALTIES = (
     *("repetition_penalty", "presence_penalty", "frequency_penalty"),
@@ -36,10 +39,12 @@ _PENALTIES = (
 )
 
 
-def checked_functions(given: Check | Sequence[Check]) -> list[Check]:
-    """Return the functions of `prefix_check=` as a list.
+def validate_checks(given: Check | Sequence[Check]) -> list[Check]:
+    """Validate the option `prefix_check` of `smc`; return its functions as a list.
 
-    Raises: ConfigError unless there is at least one, and each takes (text, ended).
+    given: a function of (text, ended), or a list of such functions.
+
+    Raises: ConfigError if it is no function and no list of them, or takes other arguments.
     """
     checks: list[Any] = list(given) if isinstance(given, Sequence) and given else [given]
     for check in checks:
@@ -54,14 +59,21 @@ def checked_functions(given: Check | Sequence[Check]) -> list[Check]:
 
 @dataclass(slots=True, eq=False)
 class CheckedLine:
-    """A line that grows token by token below a node.
+    """State of one line while `CheckedGrowth` generates it token by token.
+
+    `_attach` makes the finished line a child of `node`.
 
     Attributes:
-        place: after the last token.
-        matcher: state of the constraint; None without one.
-        stops: finds the stop strings.
-        spelled: the bytes of all tokens after the prompt.
-        log_masses: per draw, log of the estimated probability of the allowed tokens.
+        node: the node that the line continues.
+        place: place in the token tree after the last token.
+        matcher: state of the constraint after the last token; None without a constraint.
+        stops: detects the stop strings.
+        text_bytes: UTF-8 bytes of all tokens after the prompt, the node's included.
+        tokens: ids of the line's tokens.
+        logprobs: log-probability of each token under the model, before temperature and filters.
+        log_masses: per draw, log of the estimated probability of all allowed tokens. The draw of
+            an end token is one of them.
+        finish_reason: as of a node; None while the line grows.
         is_forbidden: True if no next token was allowed.
         terminal: True after an end token of the model.
     """
@@ -70,7 +82,7 @@ class CheckedLine:
     place: Place
     matcher: Matcher | None
     stops: StopStrings
-    spelled: bytes
+    text_bytes: bytes
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     log_masses: list[float] = field(default_factory=list)
@@ -80,14 +92,29 @@ class CheckedLine:
 
 
 class CheckedGrowth:
-    """Grows lines whose every prefix passes the caller's checks, and the mask of a constraint.
+    """Generates lines whose every prefix passes the caller's checks and the constraint, if any.
 
-    `legal_logmass` of a new node has the log of the estimated probability of the allowed tokens,
-    per draw. If no token is allowed, the line ends, and the node's `meta["closed"]` is
-    `FORBIDDEN`.
+    `grow` replaces `Meter.grow` in a search with `prefix_check`. Tokens are drawn by `draw_allowed`
+    among those that the constraint's mask leaves. At temperature 0 the likeliest allowed token is
+    taken.
+
+    Each new node's `legal_logmass` has one number per draw, for the weights of `smc`: the log of
+    the estimated probability of all allowed tokens. At temperature 0 it is that of the tokens in
+    the mask, because checks are not estimated there. If no token is allowed, the line ends, and
+    the node's `meta["closed"]` is `FORBIDDEN`.
     """
 
     def __init__(self, search: Search, checks: Sequence[Check]) -> None:
+        """Create the growth of a search.
+
+        Args:
+            search: the search, with its sampling parameters and budget.
+            checks: the result of `validate_checks`; a text must pass all of them.
+
+        Raises:
+            Unsupported: the engine gives no next-token distributions.
+            ConfigError: a penalty is set; those depend on texts that the checks reject.
+        """
         if search.lm is None or not search.lm.info.capabilities.steps:
             raise Unsupported("prefix_check= needs a model that gives next-token distributions")
         for name in _PENALTIES:
@@ -103,7 +130,10 @@ class CheckedGrowth:
     def grow(
         self, at: Sequence[Heddle], *, max_tokens: int, reserve: int = 0, **sampling: Any
     ) -> Steps[list[Heddle]]:
-        """Grow one continuation of each listed node; arguments and result as for `Meter.grow`."""
+        """Generate one continuation of each listed node; return the new nodes.
+
+        Arguments and budgets are those of `Meter.grow`. Nodes whose time ran out are left out.
+        """
         meter, nodes, waiting = self.search.meter, list[Heddle](), list(at)
         while waiting and not meter.out_of_time():
             n_rows = meter.max_rows(len(waiting), max_tokens, reserve)
@@ -121,31 +151,35 @@ class CheckedGrowth:
         return nodes
 
     def _line(self, node: Heddle, params: SamplingParams) -> CheckedLine:
+        """Return an empty line below a node, with the state of its constraint."""
         constraint, matcher = params.constraint, None
         if constraint is not None:
             matcher = self.lm.constraints.matcher(allow_moved_spaces(node, constraint))
             for token in constrained_tokens(node, constraint):
                 matcher.accept(token)
-        spelled = b"".join(map(self.lm.text.token_bytes, node.get_prefix_tokens(1)))
+        text_bytes = b"".join(map(self.lm.text.token_bytes, node.get_prefix_tokens(1)))
         stops = StopStrings(params.stop, constraint)
-        return CheckedLine(node, node.place, matcher, stops, spelled)
+        return CheckedLine(node, node.place, matcher, stops, text_bytes)
 
     def _run(
         self, lines: Sequence[CheckedLine], params: SamplingParams, rng: np.random.Generator
     ) -> Steps[None]:
-        """Draw tokens of all lines until each has ended, or the time is over."""
+        """Draw tokens of all lines, one per step, until each has ended or the time is over.
+
+        Lines with equal tokens share one row of the model.
+        """
         while not self.search.meter.out_of_time():
-            contexts: dict[tuple[Heddle, tuple[int, ...]], list[CheckedLine]] = {}
+            by_context: dict[tuple[Heddle, tuple[int, ...]], list[CheckedLine]] = {}
             for line in lines:
                 if line.finish_reason is None:
-                    contexts.setdefault((line.node, tuple(line.tokens)), []).append(line)
-            if not contexts:
+                    by_context.setdefault((line.node, tuple(line.tokens)), []).append(line)
+            if not by_context:
                 break
-            firsts = [of_one[0] for of_one in contexts.values()]
-            reads = [Extend(each.place, (), (Logits(each.place.depth),)) for each in firsts]
+            places = [equal_lines[0].place for equal_lines in by_context.values()]
+            reads = [Extend(place, (), (Logits(place.depth),)) for place in places]
             rows = yield Read(self.lm, reads)
-            for of_one, logits in zip(contexts.values(), rows, strict=True):
-                self._draw(of_one, logits, params, rng)
+            for equal_lines, logits in zip(by_context.values(), rows, strict=True):
+                self._draw(equal_lines, logits, params, rng)
 
     def _draw(
         self,
@@ -154,7 +188,11 @@ class CheckedGrowth:
         params: SamplingParams,
         rng: np.random.Generator,
     ) -> None:
-        """Draw the next token of lines with equal tokens; they share the verdicts on tokens."""
+        """Draw the next token of each of these lines.
+
+        lines: lines with equal tokens, which share the results of the checks.
+        logits: the model's output after these tokens, [V].
+        """
         first, raw = lines[0], log_softmax(logits)
         verdicts: dict[int, bool] = {}
 
@@ -184,6 +222,15 @@ class CheckedGrowth:
         log_mass: float,
         params: SamplingParams,
     ) -> None:
+        """Append a drawn token to a line, and end the line if it was the last one.
+
+        Args:
+            line: the line.
+            token: id of the token; None if no token was allowed.
+            raw: log-probability of each token, [V].
+            log_mass: log of the estimated probability of all allowed tokens.
+            params: sampling parameters of the line.
+        """
         if token is None:
             line.finish_reason, line.is_forbidden = "stop", True
             return
@@ -192,14 +239,14 @@ class CheckedGrowth:
             line.finish_reason = "stop"
             line.terminal = token in self.lm.text.stop_ids
             return
-        spelled = self.lm.text.token_bytes(token)
+        token_bytes = self.lm.text.token_bytes(token)
         line.tokens.append(token)
         line.logprobs.append(float(raw[token]))
-        line.spelled += spelled
+        line.text_bytes += token_bytes
         line.place = self.lm.place([token], after=line.place)
         if line.matcher is not None:
             line.matcher.accept(token)
-        if line.stops.push(spelled) is not None:
+        if line.stops.push(token_bytes) is not None:
             line.finish_reason = "stop"
         elif len(line.tokens) >= params.max_tokens:
             line.finish_reason = "length"
@@ -207,19 +254,23 @@ class CheckedGrowth:
             line.finish_reason = "context"
 
     def _passes(self, line: CheckedLine, token: int) -> bool:
+        """Return True if the line with one more token passes all checks."""
         ended = token in self.ends
-        spelled = line.spelled if ended else line.spelled + self.lm.text.token_bytes(token)
+        new_bytes = b"" if ended else self.lm.text.token_bytes(token)
         # An incomplete character at the end is left out until it is complete.
-        text = codecs.getincrementaldecoder("utf-8")("replace").decode(spelled, ended)
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        text = decoder.decode(line.text_bytes + new_bytes, ended)
         return all(check(text, ended) for check in self.checks)
 
 
 def _masked(
     logits: NDArray[np.float32], raw: NDArray[np.float32], matcher: Matcher | None
 ) -> tuple[NDArray[np.float32], float]:
-    """Return the logits that a mask leaves, and the log of their raw probability.
+    """Apply a constraint's mask: return the logits, -inf where forbidden, and a log-probability.
 
-    raw: log-probability of each token.
+    The log-probability is that of all tokens that the mask allows together, 0 without a mask.
+
+    raw: log-probability of each token, [V].
     """
     if matcher is None:
         return logits, 0.0
@@ -232,6 +283,7 @@ def _masked(
 
 
 def _attach(line: CheckedLine, params: SamplingParams) -> Heddle:
+    """Add a finished line as a child of its node; return the new node."""
     node = add_tokens(line.node, line.tokens)
     node.params, node.logprobs, node.legal_logmass = params, line.logprobs, line.log_masses
     node.finish_reason, node.terminal = line.finish_reason, line.terminal

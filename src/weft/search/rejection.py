@@ -1,7 +1,8 @@
-"""Adaptive weighted rejection sampling: draw a token, check it, and draw another if it is rejected.
+"""Draw a token that passes a check, without checking the full vocabulary.
 
-The method is that of Lipkin et al. 2025, "Fast controlled generation from language models with
-adaptive weighted rejection sampling". It checks a few likely tokens instead of the full vocabulary.
+`draw_allowed` is adaptive weighted rejection sampling (Lipkin et al. 2025, "Fast controlled
+generation from language models with adaptive weighted rejection sampling"): draw a token, check it,
+and draw another one if it is rejected. `likeliest_allowed` is the same for greedy decoding.
 """
 
 from __future__ import annotations
@@ -15,16 +16,19 @@ from numpy.typing import NDArray
 
 Doubles = NDArray[np.float64]
 
-_FIRST = 64  # tokens that are sorted before all others are
-_EXACT = 1e-6  # the remaining probability is summed up once it has shrunk by this factor
+_N_SORTED_FIRST = 64  # the other tokens are sorted only if all of these are rejected
+# Subtraction loses precision: once the probability left has shrunk by this factor, sum it.
+_SUM_BELOW = 1e-6
 
 
 class AllowedDraw(NamedTuple):
-    """One drawn token.
+    """The result of `draw_allowed` and `likeliest_allowed`.
 
     Attributes:
-        token: its id; None if the check rejects every token with a probability above 0.
-        log_mass: log of an unbiased estimate of the probability of all allowed tokens, in nats.
+        token: id of an allowed token; None if the check rejects all tokens of probability above 0.
+        log_mass: log, in nats, of an estimate of the summed probability of all allowed tokens;
+            -inf if there is none. It is the weight of the draw for `smc`. `likeliest_allowed`
+            estimates nothing and returns 0.
     """
 
     token: int | None
@@ -36,19 +40,22 @@ def draw_allowed(
 ) -> AllowedDraw:
     """Draw one of the allowed tokens in proportion to its probability.
 
-    Rejected tokens are not drawn again. Let Q(j) be the probability of all tokens without the first
-    j rejected ones. Draws continue until two are accepted; the first is the result. With m rejected
-    tokens the estimate is 1 / (1/Q(0) + ... + 1/Q(m)). It is the probability that the very first
-    draw was accepted, given the rejected tokens. So its mean is the probability of all allowed
-    tokens. It is independent of the accepted token.
+    Use it if a check is too slow to run on all V tokens: it checks a few likely ones.
+
+    Draws continue until a second one is accepted; the first is the result. Rejected tokens are not
+    drawn again. Let Q(j) be the summed probability of all tokens without the first j rejected ones.
+    With m rejected tokens, `log_mass` is the log of 1 / (1/Q(0) + ... + 1/Q(m)). The mean of this
+    estimate is the summed probability of all allowed tokens, and it is independent of the result.
 
     Args:
-        probs: probability of each token, [V]. Their sum is 1.
-        is_allowed: the check of a token.
-        rng: the random numbers.
+        probs: probability of each token, [V]; the sum is 1.
+        is_allowed: token id → True if the token may be drawn; called once per token at most.
+        rng: source of the random numbers.
+
+    Cost: one check per rejected token and at most two more; O(V) of NumPy work.
     """
     left = probs.copy()
-    mass = exact = 1.0
+    mass = last_sum = 1.0
     inverse = 1.0  # the sum of 1/Q
     accepted: list[int] = []
     while len(accepted) < 2:
@@ -58,8 +65,8 @@ def draw_allowed(
                 break
             mass -= left[token]
             left[token] = 0.0
-            if mass < _EXACT * exact:
-                mass = exact = float(left.sum())
+            if mass < _SUM_BELOW * last_sum:
+                mass = last_sum = float(left.sum())
             if mass <= 0.0:
                 return AllowedDraw(None, -math.inf)
             inverse += 1 / mass
@@ -69,16 +76,23 @@ def draw_allowed(
 
 
 def likeliest_allowed(probs: Doubles, is_allowed: Callable[[int], bool]) -> AllowedDraw:
-    """Return the likeliest allowed token; its `log_mass` is 0, or -inf if no token is allowed."""
+    """Return the likeliest allowed token, for greedy decoding; it checks tokens in that order.
+
+    Args:
+        probs: probability of each token, [V].
+        is_allowed: token id → True if the token may be returned.
+
+    Returns: an `AllowedDraw` with `log_mass` 0, or -inf if no token is allowed.
+    """
     token = next((token for token in _ascending(-probs, probs) if is_allowed(token)), None)
     return AllowedDraw(token, -math.inf if token is None else 0.0)
 
 
 def _without_replacement(probs: Doubles, rng: np.random.Generator) -> Iterator[int]:
-    """Yield tokens in the order of draws without replacement; `probs` may change meanwhile.
+    """Yield token ids in the order of draws without replacement.
 
-    Of independent exponential times with rates `probs`, the first belongs to each token as often as
-    its probability says. So does the next among the others.
+    Each token gets a random time, exponential with its probability as the rate. The order of these
+    times is the order of the draws. Later changes of `probs` have no effect on it.
     """
     with np.errstate(divide="ignore"):
         times = rng.standard_exponential(len(probs)) / probs
@@ -86,8 +100,8 @@ def _without_replacement(probs: Doubles, rng: np.random.Generator) -> Iterator[i
 
 
 def _ascending(keys: Doubles, probs: Doubles) -> Iterator[int]:
-    """Yield the tokens with a probability above 0, smallest key first."""
-    n_first = min(_FIRST, len(keys))
+    """Yield the ids of tokens with a probability above 0, smallest key first."""
+    n_first = min(_N_SORTED_FIRST, len(keys))
     first = np.argpartition(keys, n_first - 1)[:n_first]
     for token in first[np.argsort(keys[first], kind="stable")].tolist():
         if probs[token] > 0:

@@ -1,4 +1,4 @@
-"""Reward models: scores of answers and of their steps, with KV shared over the tree of texts."""
+"""Reward models: `RewardModel` scores answers and their steps, as `value=` of any search."""
 
 from __future__ import annotations
 
@@ -29,20 +29,29 @@ QUESTION = "{prompt}\n\n{text}\n\nIs this correct so far? Answer Yes or No."
 # What Qwen2.5-Math-PRM expects.
 _QWEN_SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
 _QWEN_SEPARATOR = "<extra_0>"
-_KNOWN = 1 << 16  # scores that are kept
+_MAX_CACHED_SCORES = 1 << 16
 
 
 class RewardModel(Scorer):
-    """A value for any search: the score that a reward model gives to each node's text.
+    """A reward model that scores the nodes of a search: `tot(lm, prompt, value=reward)`.
 
-    All nodes of a round are one batch. The reward model's KV is a token tree of its own. So a child
-    costs its own tokens only, and a text is never scored twice.
+    Use it where a trained model rates answers better than their likelihood does. `load` loads
+    one, `score` rates texts without a search, and a call with nodes returns their scores.
+
+    Higher scores are better. They are probabilities, 0 to 1, except of a classifier with one label
+    and without `sigmoid`, which gives its raw output.
+
+    A search scores all new nodes of a round in one batch. The reward model has a token tree of its
+    own, so a child costs the tokens of its own line only. The last 65,536 scores are cached; a
+    text among them costs nothing.
 
     Attributes:
-        lm: the reward model.
-        kind: "text": a sequence classifier, scored at the last token. "steps": a process reward
-            model, scored at each step's separator. "judge": a language model, whose score is the
-            probability of the first of two words after a question.
+        lm: the LM of the reward model.
+        kind: what the model scores; the head in its files decides. "text" (sequence
+            classification): the answer so far, at its last token. "steps" (token classification,
+            a process reward model): each line of the answer, at the separator after it. "judge"
+            (language model): the answer so far, by the probability of the first of `words` against
+            the second, after `question`.
     """
 
     def __init__(
@@ -58,7 +67,7 @@ class RewardModel(Scorer):
         label: int = -1,
         sigmoid: bool = False,
     ) -> None:
-        """Wrap a loaded reward model; arguments as for `load`."""
+        """Create a value for searches from a loaded LM; the other arguments are those of `load`."""
         super().__init__(self._steps)
         check_choice("reduce", reduce, get_args(Reduce))
         info = lm.info
@@ -78,7 +87,8 @@ class RewardModel(Scorer):
         self.words = words
         self.label = label
         self.sigmoid = sigmoid
-        self._known: OrderedDict[tuple[str, ...], float] = OrderedDict()
+        # (prompt, line, line, …) → score, oldest first
+        self._cached_scores: OrderedDict[tuple[str, ...], float] = OrderedDict()
 
     @classmethod
     def load(
@@ -96,27 +106,30 @@ class RewardModel(Scorer):
         sigmoid: bool = False,
         **options: Any,
     ) -> RewardModel:
-        """Load a reward model and return it as a value: `tot(…, value=RewardModel.load(…))`.
+        """Load a reward model for searches: `tot(lm, prompt, value=RewardModel.load(folder))`.
 
-        Its files decide its kind. A sequence classification head scores texts. A token
-        classification head (TRL's PRMTrainer, Qwen2.5-Math-PRM) scores steps. A language model
-        judges.
+        The head in the model's files decides how it scores; see `kind`. Process reward models are
+        those of TRL's PRMTrainer and Qwen2.5-Math-PRM, and others with a token classification head.
 
         Args:
-            model, tokenizer, options: as for `weft.load`; or a loaded LM.
-            reduce: the score of a text from those of its steps: "last", "min", "prod" or "mean".
-            separator: the text after each step, at whose last token its score is read. None: a line
-                end, as TRL's; or that of Qwen2.5-Math-PRM.
-            chat: put the prompt into the model's chat template. None: for sequence classifiers and
-                Qwen2.5-Math-PRM, if they have a template.
-            system: the system message of the chat; None: none, or that of Qwen2.5-Math-PRM.
-            question: of a judge: a text with {prompt} and {text}, or a function of both.
-            words: of a judge: the positive and the negative answer.
-            label: the index of the score among the head's outputs. With two labels or more a score
-                is a probability, with one it is the raw output.
-            sigmoid: map a raw output to a probability, which `adaptive` needs.
+            model: a folder, a Hub id or a file, as for `weft.load`; or a loaded LM.
+            tokenizer, options: as for `weft.load`.
+            reduce: how the scores of the steps become the score of a text: "last", "min", "prod"
+                or "mean". "last" is the only one for models that score no steps.
+            separator: the text after each step; the step's score is read at its last token. None: a
+                newline, as in TRL, or the separator of Qwen2.5-Math-PRM.
+            chat: render the prompt with the model's chat template. None: True for sequence
+                classifiers and Qwen2.5-Math-PRM, if they have a template.
+            system: the system message of the chat. None: no system message, except for
+                Qwen2.5-Math-PRM, which gets its own.
+            question: the question to a judge: a text with {prompt} and {text}, or a function of
+                prompt and text that returns the question.
+            words: the positive and the negative answer of a judge.
+            label: index of the output to use as the score, if the head has several.
+            sigmoid: map the raw output of a head with one label to 0 to 1, as `adaptive` and `mcts`
+                need.
 
-        Raises: ConfigError, and the errors of `weft.load`.
+        Raises: ConfigError for arguments that do not fit the model, and the errors of `weft.load`.
         """
         if not isinstance(model, LM):
             from ..loading import load
@@ -136,47 +149,54 @@ class RewardModel(Scorer):
 
     @property
     def n_tokens(self) -> int:
-        """The tokens that the reward model has computed so far."""
+        """Number of tokens that the reward model has computed since it was loaded."""
         stats = self.lm.stats()
         return stats.prefilled + stats.recomputed
 
     def close(self) -> None:
-        """Release the model's memory."""
+        """Close the LM of the reward model, which frees its memory."""
         self.lm.close()
 
     def _steps(self, nodes: Sequence[Heddle]) -> Steps[list[float]]:
-        """Return the score of each node's text."""
+        """Return a score for the text of each node, in model calls that a search batches."""
         texts = [(_prompt_of(node), text_of(node)) for node in nodes]
         return (yield from self.score_steps(texts))
 
     def score_steps(self, texts: Sequence[tuple[str, str]]) -> Steps[list[float]]:
-        """Return the scores of (prompt, answer so far) pairs, as work of a search.
+        """Like `score`, but a generator of model calls, for use in a `value` of one's own.
 
-        An answer without steps has the score 0.
+        texts: pairs of a prompt and an answer, complete or not.
+
+        Returns one score per pair; 0 for an answer without a line.
         """
-        paths = [self._paths(prompt, text) for prompt, text in texts]
-        wanted = dict.fromkeys(path for each in paths for path in each)
-        missing = [path for path in wanted if path not in self._known]
+        prefixes = [self._scored_prefixes(prompt, text) for prompt, text in texts]
+        distinct = dict.fromkeys(prefix for each in prefixes for prefix in each)
+        missing = [prefix for prefix in distinct if prefix not in self._cached_scores]
         if missing:
-            read = self._verdicts if self.kind == "judge" else self._outputs
-            for path, score in zip(missing, (yield from read(missing)), strict=True):
-                self._known[path] = score
-        scores = [[self._known[path] for path in each] for each in paths]
-        while len(self._known) > _KNOWN:
-            self._known.popitem(last=False)
+            compute = self._verdicts if self.kind == "judge" else self._outputs
+            new_scores = yield from compute(missing)
+            self._cached_scores.update(zip(missing, new_scores, strict=True))
+        scores = [[self._cached_scores[prefix] for prefix in each] for each in prefixes]
+        while len(self._cached_scores) > _MAX_CACHED_SCORES:
+            self._cached_scores.popitem(last=False)
         return [REDUCTIONS[self.reduce](each) if each else 0.0 for each in scores]
 
     def score(self, prompt: str, texts: Sequence[str]) -> list[float]:
-        """Return the scores of answers to a prompt, in one batch."""
+        """Return one score per text, each an answer to the prompt, in one batch; blocks.
+
+        Args:
+            prompt: the question, without a chat template.
+            texts: answers, complete or not. Their lines are the steps.
+        """
         from .core import run
 
         return run(self.score_steps([(prompt, text) for text in texts]))
 
     def token_ids(self, prompt: str, *lines: str) -> list[int]:
-        """Return the tokens that a classifier reads: the prompt, and the answer's lines.
+        """Return the input ids of a classifier for a prompt and the lines of an answer.
 
-        A process reward model ("steps") reads its separator after each line. A judge reads its
-        question instead.
+        To compare with the model's own code. A process reward model gets its separator after each
+        line, other classifiers newlines between them. A judge has other inputs: its question.
         """
         text = self.lm.text
         if self.kind != "steps":
@@ -188,30 +208,34 @@ class RewardModel(Scorer):
         steps = (token for line in lines for token in [*text.encode(line, add_bos=False), *ends])
         return [*self._prompt_ids(prompt), *steps]
 
-    # Its parts
+    def _scored_prefixes(self, prompt: str, text: str) -> list[tuple[str, ...]]:
+        """Return the prefixes of the answer that need a score, each as (prompt, line, line, …).
 
-    def _paths(self, prompt: str, text: str) -> list[tuple[str, ...]]:
-        """Return the texts to score, each as the prompt and lines of the answer."""
+        That is the full answer, or each line's prefix if `reduce` needs the scores of all steps.
+        """
         lines = [line for line in text.split("\n") if line.strip()]
         if self.kind == "steps" and self.reduce != "last":
             return [(prompt, *lines[: n + 1]) for n in range(len(lines))]
         return [(prompt, *lines)] if lines else []
 
-    def _outputs(self, paths: Sequence[tuple[str, ...]]) -> Steps[list[float]]:
-        places = [self.lm.place(self.token_ids(*path)) for path in paths]
+    def _outputs(self, prefixes: Sequence[tuple[str, ...]]) -> Steps[list[float]]:
+        """Return a classifier's score of each prefix."""
+        places = [self.lm.place(self.token_ids(*prefix)) for prefix in prefixes]
         items = [Extend(place, (), (Logits(place.depth),)) for place in places]
         rows = yield Read(self.lm, items)
-        return [self._number(row) for row in rows]
+        return [self._score_of_outputs(row) for row in rows]
 
-    def _number(self, row: Any) -> float:
+    def _score_of_outputs(self, row: Any) -> float:
+        """Return the score in the head's outputs [labels]: see `label` and `sigmoid` of `load`."""
         outputs = np.asarray(row, dtype=np.float64)
         if len(outputs) > 1:
             weights = np.exp(outputs - outputs.max())
             return float(weights[self.label] / weights.sum())
         return float(1 / (1 + np.exp(-outputs[0]))) if self.sigmoid else float(outputs[0])
 
-    def _verdicts(self, paths: Sequence[tuple[str, ...]]) -> Steps[list[float]]:
-        questions = [self._question_for(prompt, "\n".join(lines)) for prompt, *lines in paths]
+    def _verdicts(self, prefixes: Sequence[tuple[str, ...]]) -> Steps[list[float]]:
+        """Return a judge's score of each prefix."""
+        questions = [self._question_for(prompt, "\n".join(lines)) for prompt, *lines in prefixes]
         verdicts = yield from verdict_steps(self.lm, questions, self.words, None)
         return verdicts.values
 
@@ -221,6 +245,7 @@ class RewardModel(Scorer):
         return self.question.replace("{prompt}", prompt).replace("{text}", text)
 
     def _prompt_ids(self, prompt: str) -> list[int]:
+        """Return the tokens of a prompt, in the chat template if `chat` is set; cached."""
         if prompt not in self._prompts:
             if self.kind == "steps" and not self.chat:
                 text = self.lm.text
@@ -232,7 +257,7 @@ class RewardModel(Scorer):
 
     @cached_property
     def _closing(self) -> list[int]:
-        """The tokens that the chat template writes after the last answer."""
+        """Tokens that the chat template appends to the last answer, such as an end-of-turn."""
         mark = "\ue000"
         chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": mark}]
         text = self.lm.text
@@ -245,9 +270,11 @@ class RewardModel(Scorer):
 
 
 def _is_token(lm: LM, text: str) -> bool:
+    """Return True if the text is one token of the model."""
     return len(lm.text.encode(text, special=True, add_bos=False)) == 1
 
 
 def _prompt_of(node: Heddle) -> str:
+    """Return the user's prompt of a node's loom, or the root's text if there was no chat."""
     root = node.path[0]
     return root.user_prompt if isinstance(root, Loom) and root.user_prompt else root.text

@@ -161,9 +161,10 @@ class Tokenizer:
 
     def check_ids(self, ids: Iterable[int]) -> None:
         """Raise ConfigError for an id outside the vocabulary."""
-        wrong = next((token for token in ids if not 0 <= token < self.n_vocab), None)
+        n_vocab = self.n_vocab
+        wrong = next((token for token in ids if not 0 <= token < n_vocab), None)
         if wrong is not None:
-            raise ConfigError(f"token id {wrong}; allowed are 0 to {self.n_vocab - 1}")
+            raise ConfigError(f"token id {wrong}; allowed are 0 to {n_vocab - 1}")
 
     @property
     def vocab_bytes(self) -> list[bytes]:
@@ -253,7 +254,9 @@ class Tokenizer:
 
         first: the ids start a text, so the dummy space that some tokenizers begin with is left out.
         """
-        joined = b"".join(map(self.token_bytes, ids))
+        vocab_bytes = self.vocab_bytes
+        n_vocab = len(vocab_bytes)
+        joined = b"".join([vocab_bytes[token] if token < n_vocab else b"" for token in ids])
         if first and self._codec.first_space_is_dummy:
             joined = joined.removeprefix(b" ")
         return joined.decode(errors="replace")
