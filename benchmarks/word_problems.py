@@ -5,8 +5,8 @@
     python benchmarks/word_problems.py --model FOLDER --only greedy
 
 Problems are generated: one or two steps, six stories with random names, things and numbers. The
-prompt is a chat with a solved example of each story. A program compares the last number after "answer is"
-with the result. No search can see the result, except those named "checked".
+prompt is a chat with a solved example of each story. A program compares the last number after
+"answer is" with the result. Only searches named "checked" use that program while they run.
 
 Eight answers are sampled once; the vote, both weighted votes and "any of 8" read the same eight.
 Weights are the likelihood of an answer (geometric mean of its tokens' probabilities), or the

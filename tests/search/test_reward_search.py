@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -51,6 +52,34 @@ def test_two_low_scores_of_one_answer_outweigh_a_higher_score_of_another(lm: wef
 def test_weighted_best_of_n_without_a_value_weighs_by_likelihood(lm: weft.LM) -> None:
     result = search.weighted_best_of_n(lm, samples.large_problem, n=4, seed=1)
     assert all(0 < (node.score or 0.0) <= 1 for node in result.loom.children)
+
+
+def test_weighted_best_of_n_without_a_value_ignores_an_unused_verifier(lm: weft.LM) -> None:
+    options: dict[str, Any] = {"n": 4, "seed": 1, "checked": False}
+    free = search.weighted_best_of_n(lm, samples.large_problem, **options)
+    checked = search.weighted_best_of_n(
+        lm, samples.large_problem, verifier=lambda text: False, **options
+    )
+    scores, expected = ([node.score for node in r.loom.children] for r in (checked, free))
+    assert scores == expected
+
+
+@pytest.mark.parametrize("strategy", [search.adaptive, search.mcts])
+def test_wrong_answers_score_0_whatever_their_value(lm: weft.LM, strategy: Any) -> None:
+    result = strategy(
+        lm,
+        PROMPT,
+        rounds=3,
+        depth=1,
+        seed=1,
+        value=lambda text: 0.9,
+        verifier=lambda text: False,
+    )
+    answers = [node for node in result.loom.walk() if "answer" in node.meta and node.terminal]
+    steps = [node for node in result.loom.walk() if node.score is not None and not node.terminal]
+    assert answers
+    assert {node.score for node in answers} == {0.0}
+    assert {node.score for node in steps} == {0.9}
 
 
 def test_subtrees_of_dvts_have_distinct_first_lines_and_follow_their_best(lm: weft.LM) -> None:

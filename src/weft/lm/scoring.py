@@ -1,4 +1,8 @@
-"""Scores of given texts after a prompt: `LM.score`, `LM.choose` and `LM.score_many`."""
+"""Log-probabilities of given texts after a prompt: `LM.score`, `LM.choose`, `LM.score_many`.
+
+`read_request` tokenizes a prompt with its candidates. `ScoreRequest.items` are its work items for
+the scheduler, and `ScoreRequest.results` reads the scores from their tickets.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +36,17 @@ Method = Literal[
     "likelihood",
 ]
 
-_STEPS_AHEAD = 4  # steps' worth of tokens that `score_many` submits before it waits
+_STEPS_AHEAD = 4  # `score_many` submits the tokens of so many full steps before it waits
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A text to score: its token ids, and the length of the text that the caller passed."""
+    """A text to score.
+
+    Attributes:
+        ids: its token ids, with the end token if `end` is True.
+        n_bytes: UTF-8 length of the text without the end token, for `normalize="bytes"`.
+    """
 
     ids: list[int]
     n_bytes: int
@@ -45,18 +54,24 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class ScoreRequest:
-    """One prompt with the candidates to score after it."""
+    """One tokenized prompt with the candidates to score after it; `read_request` creates it."""
 
     prompt_ids: list[int]
     candidates: list[Candidate]
 
     def items(self, lm: LM) -> list[Extend]:
-        """Return one work item per candidate. Raises: ContextOverflow."""
+        """Return one work item per candidate, to submit together.
+
+        Raises: ContextOverflow if prompt and candidate are longer than the context.
+        """
         place = lm.place(self.prompt_ids)
         return [score_item(lm, place, candidate.ids) for candidate in self.candidates]
 
     def results(self, lm: LM, tickets: Sequence[Ticket], normalize: Normalize) -> list[TextScore]:
-        """Return the scores of the finished tickets of `items`."""
+        """Return one score per candidate.
+
+        tickets: those of `items`, in its order; all must be done.
+        """
         return [
             text_score(lm, one.ids, ticket.result()[0], normalize=normalize, n_bytes=one.n_bytes)
             for one, ticket in zip(self.candidates, tickets, strict=True)
@@ -64,9 +79,11 @@ class ScoreRequest:
 
 
 def score_item(lm: LM, place: Place, ids: Sequence[int]) -> Extend:
-    """Return the work item that scores token ids after a place. It does not run the last of them.
+    """Return the work item for the log-probabilities of `ids` (at least one) after a place.
 
-    Raises: ContextOverflow.
+    The last token needs no forward pass, so it gets no KV.
+
+    Raises: ContextOverflow if the path is longer than the context.
     """
     *before, final = ids
     lm.check_path(ids[-1:])
@@ -83,14 +100,14 @@ def text_score(
     normalize: Normalize = "none",
     n_bytes: int | None = None,
 ) -> TextScore:
-    """Return the result of a scored text.
+    """Convert the engine's result for one text to a `TextScore`.
 
     Args:
         lm: the LM.
-        ids: the token ids of the text.
-        score: the engine's result for all of them.
+        ids: token ids of the text.
+        score: the engine's result, with a log-probability per id.
         normalize: as for `LM.score`.
-        n_bytes: the length of the text; None: the bytes of its tokens.
+        n_bytes: UTF-8 length of the text; None: the summed length of its tokens.
     """
     if n_bytes is None:
         n_bytes = sum(len(lm.text.token_bytes(token)) for token in ids)
@@ -105,7 +122,7 @@ def text_score(
 
 
 def check_normalize(normalize: str) -> Normalize:
-    """Return a checked value of `normalize`. Raises: ConfigError for an unknown one."""
+    """Return `normalize` unchanged if it is allowed. Raises: ConfigError otherwise."""
     if normalize not in get_args(Normalize):
         allowed = ", ".join(map(repr, get_args(Normalize)))
         raise ConfigError(f"normalize is {normalize!r:.40}; allowed are {allowed}")
@@ -113,7 +130,11 @@ def check_normalize(normalize: str) -> Normalize:
 
 
 def end_token(lm: LM, *, is_chat: bool) -> int:
-    """Return the token that ends a text, or an assistant's turn of a chat."""
+    """Return the id of the token that `end=True` appends to a candidate.
+
+    is_chat: the candidate is an assistant's message: the token that ends its turn, if the chat
+        template writes one. False: the end-of-generation token.
+    """
     closing = lm.turn_separator[:1] if is_chat else []
     return closing[0] if closing and closing[0] in lm.text.stop_ids else lm.eog_token
 
@@ -159,9 +180,9 @@ def read_request(
 
 
 def _ids_after(lm: LM, prompt: str, n_before: int, candidate: str) -> list[int]:
-    """Return the tokens that a candidate adds to those of the prompt.
+    """Return the tokens of a candidate: those of prompt + candidate, after the first `n_before`.
 
-    n_before: number of the prompt's tokens.
+    n_before: number of tokens of the prompt without its spaces at the end.
     """
     return lm.text.encode(prompt + candidate)[n_before:]
 
@@ -186,7 +207,14 @@ def _candidate(
 ) -> Candidate:
     """Validate one candidate and tokenize it.
 
-    number: its index, for error messages. ending: tokens to append.
+    Args:
+        lm: the LM.
+        number: index of the candidate, for error messages.
+        given: the caller's text or token ids.
+        ids_of: tokenizes a text as a continuation of the prompt.
+        ending: token ids to append: the end token, or none.
+
+    Raises: ConfigError for a wrong type, an empty candidate, or a text that adds no token.
     """
     if isinstance(given, bytes | Mapping) or not isinstance(given, Sequence):
         raise ConfigError(
@@ -214,7 +242,7 @@ def _candidate(
 
 
 def score(lm: LM, request: ScoreRequest, normalize: str) -> list[TextScore]:
-    """Return the scores of one request; see `LM.score`."""
+    """Run one request; return a score per candidate. Blocks. See `LM.score`."""
     kind = check_normalize(normalize)
     tickets = lm.submit(request.items(lm))
     lm.drive(tickets)
@@ -233,11 +261,18 @@ async def ascore(lm: LM, request: ScoreRequest, normalize: str) -> list[TextScor
 
 
 class Choosing:
-    """A choice among candidates: its work items, and the selection from their results."""
+    """The work of `LM.choose` for one request: submit `items`, then call `select`."""
 
     def __init__(
         self, lm: LM, request: ScoreRequest, candidates: Sequence[Text], method: str
     ) -> None:
+        """Prepare a choice.
+
+        candidates: the caller's candidates, of which one will be returned.
+        method: as for `LM.choose`.
+
+        Raises: ConfigError for an unknown method.
+        """
         if method not in get_args(Method):
             allowed = ", ".join(map(repr, get_args(Method)))
             raise ConfigError(f"method is {method!r:.40}; allowed are {allowed}")
@@ -245,7 +280,7 @@ class Choosing:
         self._request = request
         self._candidates = candidates
         self._method = cast("Method", method)
-        # Candidates of one token have no token that another one of their own precedes.
+        # The first token of a candidate has no unconditional probability: nothing precedes it.
         self._unconditional: dict[int, Extend] = {}
         if method == "unconditional_likelihood_normalized":
             self._unconditional = {
@@ -255,11 +290,17 @@ class Choosing:
             }
 
     def items(self) -> list[Extend]:
-        """Return the work items: those of the request, then those without a prompt."""
+        """Return the work items: one per candidate after the prompt, then those without a prompt.
+
+        Only `unconditional_likelihood_normalized` has the latter.
+        """
         return [*self._request.items(self._lm), *self._unconditional.values()]
 
     def select(self, tickets: Sequence[Ticket]) -> Selection:
-        """Return the selection from the finished tickets of `items`."""
+        """Return the chosen candidate with the scores of all.
+
+        tickets: those of `items`, in its order; all must be done.
+        """
         n = len(self._request.candidates)
         scores = self._request.results(self._lm, tickets[:n], "none")
         unconditional = [0.0] * n
@@ -275,9 +316,12 @@ class Choosing:
 def _values(
     method: Method, scores: Sequence[TextScore], unconditional: Sequence[float]
 ) -> list[Any]:
-    """Return what a method compares, one value per candidate; the highest is chosen.
+    """Return the value of each candidate that `method` compares; the largest is chosen.
 
-    unconditional: log-probability, without the prompt, of all tokens of a candidate but the first.
+    Values are numbers, or tuples of token log-probabilities for `greedy_token_selection`.
+
+    unconditional: per candidate, the summed log-probability without the prompt of all its tokens
+        but the first.
     """
     if method == "likelihood":
         return [one.total for one in scores]
@@ -292,7 +336,7 @@ def _values(
 
 
 def choose(lm: LM, choosing: Choosing) -> Selection:
-    """Return the selection of a choice; see `LM.choose`."""
+    """Run a choice; return the chosen candidate with the scores of all. Blocks."""
     tickets = lm.submit(choosing.items())
     lm.drive(tickets)
     return choosing.select(tickets)
@@ -309,10 +353,13 @@ async def achoose(lm: LM, choosing: Choosing) -> Selection:
 
 
 class ManyScores:
-    """Requests of many prompts, submitted a few at a time in the order of their prefixes.
+    """The work of `LM.score_many`: requests, submitted a few at a time in order of their prefixes.
 
-    Prompts with a common prefix follow each other, so its KV is in use from the first to the last
-    of them. The scheduler may evict all other KV.
+    Prompts with a common prefix follow each other. The KV of the prefix is therefore in use until
+    the last of them is done, and the scheduler can evict all other KV.
+
+    Loop: submit `next_request` and `add` its tickets until it returns None, drive the tickets of
+    `oldest`, and yield from `pop_finished`.
     """
 
     def __init__(self, lm: LM, requests: Sequence[ScoreRequest], normalize: str) -> None:
@@ -344,22 +391,25 @@ class ManyScores:
         return index, request.items(self._lm)
 
     def add(self, index: int, tickets: Sequence[Ticket]) -> None:
-        """Add the tickets of a submitted prompt."""
+        """Record the tickets of a prompt that was submitted.
+
+        index: index of the prompt. tickets: one per candidate.
+        """
         self._running[index] = tickets
 
     def oldest(self) -> Sequence[Ticket]:
-        """Return the tickets of the prompt that was submitted first; [] if none is in flight."""
+        """Return the tickets of the earliest submitted prompt that is not popped; [] if none."""
         return next(iter(self._running.values()), [])
 
     def pop_finished(self) -> Iterator[tuple[int, list[TextScore]]]:
-        """Yield the index and the scores of each finished prompt."""
+        """Yield (index, scores) of each prompt whose tickets are all done, and forget it."""
         for index, tickets in list(self._running.items()):
             if all(ticket.done for ticket in tickets):
                 del self._running[index], self._n_tokens[index]
                 yield index, self._requests[index].results(self._lm, tickets, self._normalize)
 
     def cancel(self) -> None:
-        """Cancel what is in flight. The scheduler's next step frees it."""
+        """Cancel all submitted prompts; the scheduler's next step frees their resources."""
         for tickets in self._running.values():
             for ticket in tickets:
                 ticket.cancel()

@@ -1,8 +1,8 @@
-"""The author's note of a loom: text that growth inserts into the context, but not into the nodes.
+"""The author's note of a loom: text that the model reads near the end of the context.
 
-A note changes the context of generated tokens. So a run starts at another place of the token tree:
-the path's tokens with the note inserted. Up to the note, the KV is that of the path. The KV after
-it belongs to the note's path and is not shared with the nodes.
+The note steers what is generated, but belongs to no node: looms show and save texts without it.
+Generation with a note starts at another place of the token tree, which has the path's tokens with
+the note inserted. KV up to the note is shared with the path; KV after the note is not.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ DEPTH = 4
 
 @dataclass(frozen=True, slots=True)
 class AuthorNote:
-    """Text that is inserted into the context while a loom grows.
+    """A note and its position, counted from the end of the context.
 
     Attributes:
         text: the note.
-        depth: the number of messages after the note in a chat, or of line breaks in other text. 0
-            inserts the note at the end.
+        depth: in a chat, the number of messages after the note; in other text, the number of line
+            breaks. 0 is the end of the context.
+
+    Raises: ConfigError for an empty text or a negative depth.
     """
 
     text: str
@@ -44,9 +46,11 @@ class AuthorNote:
 
 
 def note_of(meta: dict[str, Any]) -> AuthorNote | None:
-    """Return the note in the meta of a root; None without one.
+    """Return the note that a loom's `meta["author_note"]` describes; None without this key.
 
-    Raises: ConfigError for a value that is no note.
+    meta: the `meta` of the root; the value is {"text": …, "depth": …}, with an optional depth.
+
+    Raises: ConfigError for another value.
     """
     value = meta.get(AUTHOR_NOTE)
     if value is None:
@@ -60,9 +64,14 @@ def note_of(meta: dict[str, Any]) -> AuthorNote | None:
 
 
 def place_with_note(node: Heddle, note: AuthorNote) -> Place:
-    """Return the place in the token tree after a node's path with a note inserted.
+    """Return the place in the token tree from which a node grows with a note.
+
+    The place has the path's tokens with the note inserted: into a user message of a chat, else
+    between two lines. A chat whose prompt was not rendered by the template gets it as text.
 
     Raises: ContextOverflow if path and note are longer than the context.
+
+    Cost: O(tokens of the path).
     """
     ids = tokens_with_note(node, note)
     return lm_of(node).place(ids, namespace=node.path[0].adapter)  # type: ignore[attr-defined]
@@ -83,12 +92,14 @@ def tokens_with_note(node: Heddle, note: AuthorNote) -> list[int]:
 def _with_note_in_message(
     lm: LM, path: Sequence[Heddle], note: AuthorNote
 ) -> tuple[int, list[int]] | None:
-    """Insert the note into a user message; return its index in the path and its new tokens.
+    """Insert the note into a user message of a chat.
 
-    The note precedes the message that has `depth` messages from there to the end. Templates may
-    reject a system message there, so the note is a paragraph of the nearest user message.
+    The position is before the `depth`-th last message. Templates may reject a system message
+    there, so the note is a paragraph of the user message at or before this position.
 
-    Returns None if the prompt is not what the template makes of its messages.
+    Returns the index in the path of the node with this message, and its new tokens. None if the
+    prompt's tokens differ from the rendered messages, so that they cannot be rendered with the
+    note.
     """
     is_user = [index == 0 or "said" in each.meta for index, each in enumerate(path)]
     # The start of each message: consecutive other nodes are one answer.
@@ -114,16 +125,16 @@ def _with_note_in_message(
 
 
 def prompt_messages(root: Any) -> list[dict[str, Any]]:
-    """Return the chat messages of a root's prompt."""
+    """Return the messages that a loom's prompt was rendered from; one user message by default."""
     noted = root.meta.get("messages")
     return list(noted) if noted is not None else [{"role": "user", "content": root.user_prompt}]
 
 
 def _with_note_in_text(lm: LM, tokens: list[int], note: AuthorNote) -> list[int]:
-    """Insert the note and a line break after the `depth`-th last line break.
+    """Return the tokens of a text with the note as a line of its own inserted.
 
-    Depth 1 is before the last line, 0 a line after the end. A text with fewer line breaks gets the
-    note at its beginning, after the BOS token.
+    The line follows the `depth`-th last line break: 1 is before the last line, 0 after the end. A
+    text with fewer line breaks gets the note at its beginning, after the BOS token.
     """
     if not note.depth:
         return [*tokens, *lm.text.encode(f"\n{note.text}\n", add_bos=False)]

@@ -50,7 +50,8 @@ def adaptive(
         widen: lines of each kind per descent. Several proposers are chosen by Thompson sampling
             over the scores of their lines.
         options: SearchOptions; lines have `max_tokens` 40 and `temperature` 1.0 unless given.
-            Scores must be from 0 to 1.
+            Scores must be from 0 to 1. If there is a checker, full answers have the score 1 or 0
+            by its verdict, whatever `value` returns.
 
     Returns: a SearchResult; `best` is the best path, completed by the model.
 
@@ -64,7 +65,7 @@ def adaptive(
     numbers = (check_int("widen", widen, 1), depth, settings.answer_tokens)
     search = Search(lm, prompt, settings, "adaptive", **counts, numbers=numbers)
     proposer = Proposer(search, n_continue=1, n_suggest=1)
-    judge = Judge(search, as_share=True)
+    judge = Judge(search, as_share=True, checks_ends=True)
     limit = max_rounds(rounds, search, checked=1000, unchecked=32)
     levels = max_depth(depth, search)
     algorithm = Thompson(judge, proposer, levels, limit, batch, widen)

@@ -1,4 +1,4 @@
-"""Diverse verifier tree search: independent subtrees, each greedy by the value."""
+"""Diverse verifier tree search (DVTS): independent subtrees, each greedy by the value."""
 
 from __future__ import annotations
 
@@ -33,20 +33,24 @@ def dvts(
     depth: int | None = None,
     **options: Unpack[SearchOptions],
 ) -> Steps[SearchResult]:
-    """Grow `trees` independent subtrees, each greedy by the value; return the best path.
+    """Grow `trees` independent paths, each greedy by the value of its lines; return the best one.
 
-    The first round draws trees * width lines and deals them out to the subtrees. Later each subtree
-    draws `width` lines after its only path, and follows the one with the best score. So one score
-    that is too high misleads one subtree only. All subtrees share their batches.
+    Use it instead of `beam` with a value that is sometimes wrong, such as a reward model: a score
+    that is too high misleads one path, not all of them.
+
+    The first round draws trees * width first lines and splits them evenly into subtrees. Each
+    subtree keeps its line of the best score. In later rounds it draws `width` lines after its path
+    and appends the best one. The lines of all subtrees run in one batch.
 
     Args:
         lm, prompt, depth: as for `tot`.
-        trees: number of subtrees.
-        width: lines that each subtree draws at a level.
+        trees: number of paths.
+        width: lines that each path draws per round.
         options: SearchOptions; lines have `max_tokens` 40, `temperature` 1.0 and end at a newline
-            (`stop`) unless given. `value` scores the lines, such as a RewardModel.
+            (`stop`) unless given. `value` scores the lines: usually a `RewardModel`.
 
-    Returns: a SearchResult.
+    Returns: a SearchResult; `best` is a path that the checker accepts, else the ended path with the
+    best score.
 
     Raises:
         ConfigError: an argument is outside what is allowed.
@@ -66,7 +70,10 @@ advts = awaitable(dvts)
 
 
 class Subtrees:
-    """The algorithm behind `dvts`; `search.state["tips"]` has each round's last nodes by id."""
+    """The algorithm behind `dvts`: `next_work`, `record` and `best` of `Algorithm`.
+
+    `search.state["tips"]` has, for each round, the ids of the last nodes of the paths.
+    """
 
     def __init__(self, judge: Judge, trees: int, width: int, depth: int) -> None:
         self.judge = judge
@@ -75,7 +82,7 @@ class Subtrees:
         self.depth = depth
 
     def next_work(self, search: Search) -> Sequence[WorkItem]:
-        """Return lines below each subtree's path; [] after a correct answer."""
+        """Return the lines to draw after each path; [] after a correct answer or `depth` rounds."""
         if search.round >= self.depth or has_correct_answer(search):
             return []
         if not search.round:
@@ -84,17 +91,17 @@ class Subtrees:
         return [WorkItem(node, n=self.width) for node in tips if not search.is_end(node)]
 
     def record(self, search: Search, candidates: Sequence[Heddle]) -> Sequence[Heddle]:
-        """Move each subtree to its best new line; return the new last nodes, best first.
+        """Extend each path by its best new line; return the new last nodes, best first.
 
-        A subtree whose lines are all invalid keeps its last node.
+        A path whose new lines are all invalid stays as it is.
         """
         new = search.in_order(candidates)
         if not search.round:
             dealt = [new[number :: self.trees] for number in range(self.trees)]
-            tips = [kept[0] for some in dealt if (kept := self._worthy(search, some))]
+            tips = [best[0] for some in dealt if (best := self._valid_by_score(search, some))]
         else:
             tips = [
-                next(iter(self._worthy(search, [n for n in new if n.parent is tip])), tip)
+                next(iter(self._valid_by_score(search, [n for n in new if n.parent is tip])), tip)
                 for tip in self._tips(search)
             ]
         ids = [node.id for node in tips]
@@ -102,7 +109,10 @@ class Subtrees:
         return ranked(tips)
 
     def best(self, search: Search) -> Sequence[Heddle]:
-        """Return the subtrees' last nodes: correct, then ended, then deeper ones, by score."""
+        """Return the last nodes of the paths, best first.
+
+        Correct ones lead, then ended ones, then deeper ones; equal ones are in order of score.
+        """
         tips = self._tips(search) if search.round else []
 
         def rank(node: Heddle) -> tuple[bool, bool, int]:
@@ -110,8 +120,10 @@ class Subtrees:
 
         return sorted(ranked(tips), key=rank)
 
-    def _worthy(self, search: Search, nodes: Sequence[Heddle]) -> list[Heddle]:
+    def _valid_by_score(self, search: Search, nodes: Sequence[Heddle]) -> list[Heddle]:
+        """Return the nodes that the search can follow, best first, one per state."""
         return best_per_state(search, self.judge, nodes)
 
     def _tips(self, search: Search) -> list[Heddle]:
+        """Return the last nodes of the paths."""
         return search.nodes_by_id(search.state["tips"][str(search.round)])

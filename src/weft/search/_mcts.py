@@ -47,7 +47,8 @@ def mcts(
         rollouts: full answers drawn from each expanded node. They count as visits, with the task's
             check (1 or 0), else with their mean token probability.
         options: SearchOptions; lines have `max_tokens` 40 and `temperature` 1.0 unless given.
-            Scores should be from 0 to 1.
+            Scores should be from 0 to 1. If there is a checker, full answers have the score 1 or 0
+            by its verdict, whatever `value` returns.
 
     Returns: a SearchResult.
 
@@ -62,7 +63,7 @@ def mcts(
     numbers = (n_continue, n_suggest, depth, settings.answer_tokens, exploration, rollouts)
     search = Search(lm, prompt, settings, "mcts", **counts, numbers=numbers)
     proposer = Proposer(search, n_continue=n_continue, n_suggest=n_suggest)
-    judge = Judge(search, as_share=True)
+    judge = Judge(search, as_share=True, checks_ends=True)
     if rollouts and not search.completes:
         raise ConfigError("rollouts need completions by the model, which are off here: give 0")
     limit = max_rounds(rounds, search, checked=32, unchecked=8)

@@ -1,4 +1,4 @@
-"""REBASE: the widths of a level are balanced by reward."""
+"""REBASE (reward-balanced search): nodes with better scores get more of a level's lines."""
 
 from __future__ import annotations
 
@@ -34,20 +34,25 @@ def rebase(
     depth: int | None = None,
     **options: Unpack[SearchOptions],
 ) -> Steps[SearchResult]:
-    """Share `width` lines per level among all nodes of the level in proportion to exp(score).
+    """Draw `width` lines per level, more below nodes with better scores; return the best path.
 
-    Good nodes get many lines and bad ones few or none, so that a level is neither a beam nor one
-    path (Wu et al. 2024, "Inference scaling laws"). Paths that have ended keep their place: each
-    takes one line from the later levels.
+    Use it with a good value, usually a `RewardModel`: unlike `beam` it drops no node early, and
+    unlike `best_of_n` it stops bad paths early (Wu et al. 2024, "Inference scaling laws").
+
+    The nodes of a level share the next level's lines in proportion to exp(score / balance), in
+    whole numbers. Each path that has ended takes one line from all later levels. The lines of a
+    level run in one batch.
 
     Args:
         lm, prompt, depth: as for `tot`.
-        width: lines of a level.
-        balance: a node's share is exp(score / balance): small numbers follow the best nodes.
+        width: lines per level.
+        balance: a smaller number gives more lines to the best nodes; above 0. For scores from 0 to
+            1, 0.1 is usual.
         options: SearchOptions; lines have `max_tokens` 40, `temperature` 1.0 and end at a newline
-            (`stop`) unless given. `value` scores the lines, such as a RewardModel.
+            (`stop`) unless given. `value` scores the lines: usually a `RewardModel`.
 
-    Returns: a SearchResult.
+    Returns: a SearchResult; `best` is a path that the checker accepts, else the best one by
+    `judge.rank_answers`.
 
     Raises:
         ConfigError: an argument is outside what is allowed.
@@ -68,7 +73,10 @@ arebase = awaitable(rebase)
 
 
 class BalancedWidths:
-    """The algorithm behind `rebase`; `search.state["level"]` has each round's nodes by id."""
+    """The algorithm behind `rebase`: `next_work`, `record` and `best` of `Algorithm`.
+
+    `search.state["level"]` has, for each round, the ids of the nodes of its level.
+    """
 
     def __init__(self, judge: Judge, width: int, balance: float, depth: int) -> None:
         self.judge = judge
@@ -77,7 +85,10 @@ class BalancedWidths:
         self.depth = depth
 
     def next_work(self, search: Search) -> Sequence[WorkItem]:
-        """Return lines below the nodes of the level; [] after a correct answer."""
+        """Return how many lines to draw below each node of the level.
+
+        [] after a correct answer or `depth` rounds.
+        """
         if search.round >= self.depth or has_correct_answer(search):
             return []
         if not search.round:
@@ -102,9 +113,10 @@ class BalancedWidths:
 
 
 def balanced(scores: Sequence[float], width: int, balance: float) -> list[int]:
-    """Return `width` split in proportion to exp(score / balance), in whole numbers.
+    """Split `width` lines among nodes in proportion to exp(score / balance).
 
-    The largest remainders are rounded up, the first of equal ones first.
+    Returns one whole number per score, with the sum `width`; [] without scores. Largest remainders
+    are rounded up, and among equal ones the first. A score of -inf gets 0, unless all are -inf.
     """
     if not scores:
         return []

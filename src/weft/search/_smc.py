@@ -143,7 +143,7 @@ class Potential(Judge):
             if search.value is not None:
                 raise ConfigError("potential and value both weigh; leave out one")
             search.value = Callback("potential", potential, "nodes")
-        super().__init__(search, as_share=True)
+        super().__init__(search, as_share=True, checks_ends=search.value is None)
         self.is_given = potential is not None
 
     def _scores(self, nodes: list[Heddle]) -> Steps[list[float]]:

@@ -1,4 +1,4 @@
-"""Weighted best of n: full answers vote with their scores."""
+"""Weighted best of n: a vote of full answers, each with its score as weight."""
 
 from __future__ import annotations
 
@@ -31,18 +31,21 @@ def weighted_best_of_n(
     checked: bool = True,
     **options: Unpack[SearchOptions],
 ) -> Steps[SearchResult]:
-    """Grow `n` answers in one batch; return the best branch of the answer with the largest score.
+    """Grow `n` full answers in one batch; return the answer with the largest sum of scores.
 
-    The score of an answer is the sum of its branches' scores, which are not negative: those of a
-    reward model are usual (`value=RewardModel.load(…)`). `votes` has the answers, largest first.
+    Use it instead of `best_of_n` if a value rates answers: equal answers count together, and
+    doubtful ones count less. The value is usually a reward model, `value=RewardModel.load(folder)`.
+    Scores must not be negative.
 
     Args:
         lm, prompt: as for `tot`.
         n, extract, checked: as for `best_of_n`.
         options: SearchOptions; answers have `max_tokens` 256 and `temperature` 0.8 unless given.
-            Without `value` and `score` a branch's score is its likelihood.
+            Without `value` and `score` a branch's score is its likelihood, the geometric mean of
+            its tokens' probabilities.
 
-    Returns: a SearchResult with `votes`.
+    Returns: a SearchResult. `votes` has one `Vote` per answer, in order of the sums. `best` is the
+    branch with the best score among those of the first vote.
 
     Raises:
         ConfigError: an argument is outside what is allowed.

@@ -1,7 +1,7 @@
-"""Exact samples from a `Choice`: compute the probability of each text, then draw among the texts.
+"""Exact samples under a `Choice` constraint, for `smc`: score every text, then draw among them.
 
-Sampling token by token finds a text as often as its first tokens are likely among the allowed ones.
-A likely text with an unlikely first token would need very many particles.
+`smc` uses it instead of drawing token by token, if the constraint allows a few texts only. Drawn
+token by token, a likely text with an unlikely first token would need very many particles.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ from .core import Read, Steps
 from .driver import Search, WorkItem
 from .propose import Source
 
-MAX_TEXTS = 512
+MAX_TEXTS = 512  # choices of more texts are sampled token by token
 
 
 class ExactChoice:
-    """Draws texts of a `Choice` constraint in proportion to their exact probabilities.
+    """A proposer that draws texts of a `Choice` in proportion to their exact probabilities.
 
+    `exact_choice` creates it. Its `propose_below` replaces `Proposer.propose_below`.
+
+    params: sampling parameters to store in the new nodes.
     token_ids: the token ids of each text, in sorted order of the texts.
     """
 
@@ -36,9 +39,14 @@ class ExactChoice:
         self.token_ids = token_ids
 
     def propose_below(self, items: Sequence[WorkItem]) -> Steps[list[Heddle]]:
-        """Draw `n` texts below the node of the one item; return one new node per draw.
+        """Score all texts after a node, then draw `n` of them with repetition.
 
-        `meta["legal_logmass"]` of each node is the log of the summed probability of all texts.
+        items: one item, with the node and `n`.
+
+        Returns one new, ended node per draw. Its `meta["legal_logmass"]` is the log, in nats, of
+        the summed probability of all texts: the evidence of the constraint.
+
+        Cost: one batch with all texts, counted as prompt tokens.
         """
         search, (item,) = self.search, items
         assert search.lm is not None
@@ -59,11 +67,14 @@ class ExactChoice:
 
 
 def exact_choice(search: Search, sources: Sequence[Source]) -> ExactChoice | None:
-    """Return a sampler of exact draws if the search's constraint is a `Choice`, else None.
+    """Return an `ExactChoice` if a search can draw its texts exactly; else None.
 
-    None also if sampling parameters change the raw distribution, or if a text may continue where it
-    is complete. A text may continue if it is a prefix of another, contains a stop string, or
-    exceeds `max_tokens`.
+    The constraint must be a `Choice` of at most `MAX_TEXTS` texts, and the only source the model
+    itself, with no sampling parameter that changes its distribution. No text may be a prefix of
+    another, contain a stop string or exceed `max_tokens`, because it might not end where it is
+    complete.
+
+    sources: the sources of the search's proposer.
     """
     lm, sampling = search.lm, search.settings.sampling
     constraint = sampling.get("constraint")

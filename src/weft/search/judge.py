@@ -24,14 +24,23 @@ class Judge:
     A score is the result of the caller's `value` or `score`. Without these it is the model's yes-no
     verdict if there is a task, else the likelihood. Without a model it is the checker's verdict.
 
-    as_share: scores are from 0 to 1. Likelihoods are mean token probabilities, and the score of an
-        ended path is 1 or 0 if there is a checker. False: likelihoods are mean logprobs.
+    as_share: likelihoods are mean token probabilities, 0 to 1. False: they are mean logprobs.
+    checks_ends: if there is a checker, the score of an ended path is its verdict, 1 or 0. This also
+        replaces the caller's `value`, for searches that average the scores below a node.
     asks: use the model's verdicts, if the task has questions.
     """
 
-    def __init__(self, search: Search, *, as_share: bool = False, asks: bool = True) -> None:
+    def __init__(
+        self,
+        search: Search,
+        *,
+        as_share: bool = False,
+        checks_ends: bool = False,
+        asks: bool = True,
+    ) -> None:
         self.search = search
         self.as_share = as_share
+        self.checks_ends = checks_ends
         self.task: Task | None = None
         if asks and search.lm is not None and search.value is None:
             self.task = search.task if overrides(search.task, "question") else None
@@ -90,14 +99,14 @@ class Judge:
         """Return a score for each node; subclasses override this."""
         search = self.search
         if search.value is not None:
-            return (yield from search.value.numbers(nodes, search.state_of))
-        if self.task is not None:
+            scores = yield from search.value.numbers(nodes, search.state_of)
+        elif self.task is not None:
             scores = yield from self._verdicts(self.task, nodes)
         elif search.lm is None and search.checks:
             scores = [float(search.is_solved(node)) for node in nodes]
         else:
             scores = yield from (likelihood if self.as_share else mean_logprob).steps(nodes)
-        if not self.as_share or not search.checks:
+        if not self.checks_ends or not search.checks:
             return scores
         return [
             float(search.is_solved(node)) if node.terminal else score
