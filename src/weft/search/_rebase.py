@@ -51,8 +51,8 @@ def rebase(
         options: SearchOptions; lines have `max_tokens` 40, `temperature` 1.0 and end at a newline
             (`stop`) unless given. `value` scores the lines: usually a `RewardModel`.
 
-    Returns: a SearchResult; `best` is a path that the checker accepts, else the best one by
-    `judge.rank_answers`.
+    Returns: a SearchResult; `best` is a path that the checker accepts, else the best path after the
+    last round, completed by the model.
 
     Raises:
         ConfigError: an argument is outside what is allowed.
