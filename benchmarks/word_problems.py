@@ -1,16 +1,14 @@
 """Arithmetic word problems with a small real model: answers by greedy decoding, votes and searches.
 
-    python benchmarks/word_problems.py --model FOLDER                  200 problems
-    python benchmarks/word_problems.py --model FOLDER --problems 20    every tenth
-    python benchmarks/word_problems.py --model FOLDER --only greedy
+    python benchmarks/word_problems.py --model FOLDER [--problems 200] [--only greedy]
 
 Problems are generated: one or two steps, six stories with random names, things and numbers. The
 prompt is a chat with a solved example of each story. A program compares the last number after
 "answer is" with the result. Only searches named "checked" use that program while they run.
 
 Eight answers are sampled once; the vote, both weighted votes and "any of 8" read the same eight.
-Weights are the likelihood of an answer (geometric mean of its tokens' probabilities), or the
-model's own probability of Yes to the question whether the answer is correct. `tokens` are generated
+"likelihood" weighs an answer by the geometric mean of its tokens' probabilities. "judge" weighs it
+by the model's own probability of Yes to the question whether it is correct. `tokens` are generated
 ones. `read tokens` are those of the questions. Several problems run at a time in one batch.
 """
 

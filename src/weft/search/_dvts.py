@@ -35,8 +35,8 @@ def dvts(
 ) -> Steps[SearchResult]:
     """Grow `trees` independent paths, each greedy by the value of its lines; return the best one.
 
-    Use it instead of `beam` with a value that is sometimes wrong, such as a reward model: a score
-    that is too high misleads one path, not all of them.
+    Use it instead of `beam` if the value is sometimes wrong, such as a reward model. A score that
+    is too high misleads one path, not all of them.
 
     The first round draws trees * width first lines and splits them evenly into subtrees. Each
     subtree keeps its line of the best score. In later rounds it draws `width` lines after its path

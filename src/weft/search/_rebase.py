@@ -36,8 +36,8 @@ def rebase(
 ) -> Steps[SearchResult]:
     """Draw `width` lines per level, more below nodes with better scores; return the best path.
 
-    Use it with a good value, usually a `RewardModel`: unlike `beam` it drops no node early, and
-    unlike `best_of_n` it stops bad paths early (Wu et al. 2024, "Inference scaling laws").
+    Use it with a good value, usually a `RewardModel` (Wu et al. 2024, "Inference scaling laws").
+    Unlike `beam` it drops no node early. Unlike `best_of_n` it stops bad paths early.
 
     The nodes of a level share the next level's lines in proportion to exp(score / balance), in
     whole numbers. Each path that has ended takes one line from all later levels. The lines of a

@@ -69,10 +69,9 @@ class ExactChoice:
 def exact_choice(search: Search, sources: Sequence[Source]) -> ExactChoice | None:
     """Return an `ExactChoice` if a search can draw its texts exactly; else None.
 
-    The constraint must be a `Choice` of at most `MAX_TEXTS` texts, and the only source the model
-    itself, with no sampling parameter that changes its distribution. No text may be a prefix of
-    another, contain a stop string or exceed `max_tokens`, because it might not end where it is
-    complete.
+    The constraint must be a `Choice` of at most `MAX_TEXTS` texts. The only source must be the
+    model itself, and no sampling parameter may change its distribution. No text may be a prefix of
+    another, contain a stop string or exceed `max_tokens`: it might not end where it is complete.
 
     sources: the sources of the search's proposer.
     """
