@@ -1,8 +1,8 @@
 """Rollouts of a training step: trees of `weft.rollouts`, and `generate` as TRL's GRPOTrainer calls
 it.
 
-Both sides run one Transformers model object in float32, in turn in one run, with the same number of
-threads and temperature 1 without filters. `generate` gets each prompt once per rollout in one
+Both sides run one Transformers model object in float32, in turn in one run. Threads and temperature
+are the same, and there are no filters. `generate` gets each prompt once per rollout in one
 left-padded batch, and reports no log-probabilities. Weft starts without KV.
 
 Usable tokens are those of the completions, with the end token and without padding. Computed tokens
@@ -60,7 +60,7 @@ def by_generate(model: Any, tokenizer: Any, chats: Sequence[Any], args: Any) -> 
             attention_mask=mask,
             max_new_tokens=args.max_tokens,
             do_sample=True,
-            temperature=1.0,
+            temperature=args.temperature,
             top_p=1.0,
             top_k=0,
             pad_token_id=pad,
@@ -79,7 +79,13 @@ def by_tree(lm: Any, chats: Sequence[Any], args: Any, branch_at: Any, seed: int)
     lm.clear_cache()
     before = lm.stats()
     trees = rollouts.grow(
-        lm, chats, args.rollouts, branch_at=branch_at, max_tokens=args.max_tokens, seed=seed
+        lm,
+        chats,
+        args.rollouts,
+        branch_at=branch_at,
+        max_tokens=args.max_tokens,
+        temperature=args.temperature,
+        seed=seed,
     )
     after = lm.stats()
     counts = ("prefilled", "recomputed", "decoded")
@@ -110,6 +116,7 @@ def measure(sides: dict[str, Callable[[int], Rollouts]], n_rounds: int) -> list[
                 "computed / usable": n_computed / n_usable,
                 "CPU ms / usable": 1000 * seconds[name] / n_usable,
                 "distinct of a group": distinct / len(groups),
+                "CPU ms / distinct": 1000 * seconds[name] / distinct,
             }
         )
     first = rows[-1]["CPU ms / usable"]
@@ -123,7 +130,8 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--rollouts", type=int, default=16)
     parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--rounds", type=int, default=1, help="the totals of all rounds count; 1")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
 
@@ -152,7 +160,13 @@ def main() -> None:
         }
         sides["generate"] = lambda _: by_generate(model, tokenizer, chats, args)
         rows = measure(sides, args.rounds)
-    report("rollouts", rows, model=args.model, threads=args.threads)
+    report(
+        "rollouts",
+        rows,
+        model=args.model,
+        threads=args.threads,
+        temperature=args.temperature,
+    )
 
 
 if __name__ == "__main__":
