@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -135,3 +136,11 @@ def test_local_links_exist(page: Path) -> None:
         if not target.startswith(("http:", "https:")):
             aim = (page.parent / target).resolve()
             assert aim.exists(), target
+
+
+def test_recording_is_well_formed_and_small() -> None:
+    file = ROOT / "docs" / "images" / "run.svg"
+    title = ElementTree.parse(file).getroot().find("{http://www.w3.org/2000/svg}title")
+    assert title is not None
+    assert (title.text or "").startswith("weft run ")
+    assert file.stat().st_size < 40_000
