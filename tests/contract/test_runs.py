@@ -23,7 +23,7 @@ from contract.helpers import (
 )
 from effort import lines_run
 from weft._core.sampling.params import SamplingParams
-from weft._core.sampling.sampler import probabilities
+from weft._core.sampling.sampler import draw_rows, probabilities
 from weft._core.sched.driver import Channel
 from weft._core.sched.work import Extend, Logits, RunResult
 from weft.errors import ContextOverflow, KVFull
@@ -279,6 +279,26 @@ def test_penalties_see_the_prompt_and_the_generated_tokens(kind: str, make: Make
         )
         want.append(int(logits.argmax()))
     assert got == want != greedy(path)
+
+
+def test_dry_xtc_and_top_n_sigma_draw_as_the_reference(kind: str, make: Make) -> None:
+    lm = make(kind)
+    options = {
+        "dry_multiplier": 2.0,
+        "dry_allowed_length": 1,
+        "xtc_probability": 0.5,
+        "xtc_threshold": 0.05,
+        "top_n_sigma": 2.0,
+    }
+    path = 2 * prompt_ids(lm)
+    item = run_item(lm, lm.place(path), 1, max_tokens=10, stop_ids=frozenset(), **options)
+    reference = item.sampler.clone()
+    reference.add_prompt(path)
+    (result,) = run_all(lm, [item])
+    for token in result.tokens:
+        assert draw_rows([logits_at(lm, path)], [reference], [len(path)]).ids[0] == token
+        reference.accept(token)
+        path.append(token)
 
 
 def test_more_runs_than_a_step_has_tokens_all_end(kind: str, make: Make) -> None:

@@ -77,7 +77,8 @@ def top_n_sigma(logits: Sequence[float], n: float) -> list[float]:
     finite = [x for x in logits if x > GONE]
     mean = math.fsum(finite) / len(finite)
     sigma = math.sqrt(math.fsum((x - mean) ** 2 for x in finite) / len(finite))
-    return [x if x >= max(finite) - n * sigma else GONE for x in logits]
+    edge = max(finite) - n * sigma
+    return [x if x >= edge else GONE for x in logits]
 
 
 def xtc(logits: Sequence[float], threshold: float) -> list[float]:
