@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import packages_distributions
 from importlib.util import find_spec
 from typing import Any
@@ -28,8 +30,18 @@ def versions(name: str) -> dict[str, str] | None:
     packages = OWN[name].packages
     if any(find_spec(package) is None for package in packages):
         return None
-    names = packages_distributions()
-    return {each: start_screen.installed(names.get(each, [each])[0]) for each in packages}
+    return {each: start_screen.installed(_distribution(each)) for each in packages}
+
+
+@cache
+def _distributions() -> Mapping[str, list[str]]:
+    """Read which distributions install each package. Cost: reads a file of every distribution."""
+    return packages_distributions()
+
+
+def _distribution(package: str) -> str:
+    """Return the name of the distribution of an installed package."""
+    return _distributions().get(package, [package])[0]
 
 
 def backends(name: str) -> str:
