@@ -57,6 +57,8 @@ PACKAGES = {
 }
 
 
+HERE = Path(__file__).parent
+
 # What a test draws without a seed is the same in each run, too: Weft takes its seeds from here.
 ENTROPY = random.Random()
 
@@ -67,9 +69,19 @@ ROUNDABOUT = ("whole", "ownloop")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Import no library of an engine whose tests are left out anyway."""
-    is_mlx = collection_path.name.startswith("test_mlx")
-    return True if is_mlx and "not engines" in config.option.markexpr else None
+    """Skip files without tests of the group that is run, to import no library for nothing."""
+    expression, name = config.option.markexpr, collection_path.name
+    if name in ("page", "models") and collection_path.parent == HERE:  # all tests of such a group
+        return True if f"not {name}" in expression else None
+    if name.startswith("test_mlx") and "not engines" in expression:
+        return True
+    if not (expression.startswith("kernels") and name.startswith("test_")):
+        return None
+    # In tests/contract the word "paged" is a parameter.
+    if collection_path.parent == HERE / "contract":
+        return None
+    text = collection_path.read_text("utf-8")
+    return None if "kernels" in text or "paged" in text else True
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
