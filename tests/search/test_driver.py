@@ -30,6 +30,8 @@ NAMES = list(STRATEGIES)
 # By levels, particles, rounds and full answers; `make test-programs` runs the other searches.
 SOON = ("tot", "smc", "adaptive", "best-of-n")
 CASES = [name if name in SOON else pytest.param(name, marks=pytest.mark.programs) for name in NAMES]
+# best-of-n and greedy record as weighted-best-of-n does.
+RECORDED_ALIKE = ("beam", "best-of-n", "greedy")
 CALLS = sorted({row.call for row in STRATEGIES.values()})
 
 
@@ -122,7 +124,7 @@ def test_interrupted_and_resumed_search_equals_an_uninterrupted_one(
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.slow] if name in ("beam", "best-of-n") else [])
+        pytest.param(name, marks=[pytest.mark.slow] if name in RECORDED_ALIKE else [])
         for name in NAMES
     ],
 )
