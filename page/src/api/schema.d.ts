@@ -173,6 +173,8 @@ export interface components {
             meta?: {
                 [key: string]: unknown;
             } | null;
+            /** @description A person's rating; null removes it. */
+            rating?: number | null;
             /** @description A score; null removes it. */
             score?: number | null;
             /** @description The new text. */
@@ -817,6 +819,8 @@ export interface components {
             logprobs?: (number | string | null)[] | null;
             /** @description The operation that created it, if known; with fields=`made`. */
             made?: components["schemas"]["NodeOrigin"] | null;
+            /** @description Mean entropy before the sampled tokens, in nats. */
+            mean_entropy?: number | string | null;
             /** @description Mean log-probability of the sampled tokens. */
             mean_logprob: number | string | null;
             /** @description Mean probability of the sampled tokens. */
@@ -838,6 +842,8 @@ export interface components {
             } | null;
             /** @description The parent's number; null for the root. */
             parent: number | null;
+            /** @description A person's rating; higher is better. */
+            rating?: number | null;
             /** @description The user's message, if it is one. */
             said?: string | null;
             /** @description The score of a search or a user. */

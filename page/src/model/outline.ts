@@ -120,6 +120,7 @@ export class Outline {
   /** The children that are known; no copy where these are all: it is asked of every node. */
   private known(node: number): readonly number[] {
     const children = this.tree.get(node)?.children ?? []
+    if (this.tree.isSorted) return this.tree.children(node)
     return children.every((each) => this.tree.get(each)) ? children : this.tree.children(node)
   }
 

@@ -3,12 +3,18 @@ import { signal } from '@preact/signals'
 import type { Node } from '../api/client'
 
 export const ROOT = 0
+/** The value of a node in an order of siblings; null: after those with a value. */
+export type SortValue = (node: Node) => number | null
 
 export class LoomTree {
   readonly nodes = new Map<number, Node>()
   /** Rises with every change of the tree; what reads it is drawn again. */
   readonly version = signal(0)
   rev = 0
+  /** The value by which siblings are sorted, highest first; null: the order of the loom. */
+  private sortValue: SortValue | null = null
+  private sortedAt = -1
+  private readonly sorted = new Map<number, number[]>()
   private sizesAt = -1
   private sizesNow = new Map<number, number>()
 
@@ -72,8 +78,34 @@ export class LoomTree {
 
   // Walking
 
-  /** The children that are known here. */
+  /** The children that are known here, sorted if an order is set. */
   children(number: number): number[] {
+    if (this.sortValue === null) return this.unsorted(number)
+    if (this.sortedAt !== this.version.peek()) {
+      this.sorted.clear()
+      this.sortedAt = this.version.peek()
+    }
+    let children = this.sorted.get(number)
+    if (!children) {
+      children = sortedBy(this.unsorted(number), this.sortValue, this.nodes)
+      this.sorted.set(number, children)
+    }
+    return [...children]
+  }
+
+  get isSorted(): boolean {
+    return this.sortValue !== null
+  }
+
+  /** Sort siblings by a value of each node; null: the order of the loom. */
+  sortBy(value: SortValue | null): void {
+    if (value === this.sortValue) return
+    this.sortValue = value
+    this.sortedAt = -1
+    this.touch()
+  }
+
+  private unsorted(number: number): number[] {
     return (this.nodes.get(number)?.children ?? []).filter((each) => this.nodes.has(each))
   }
 
@@ -144,3 +176,9 @@ export class LoomTree {
 /** Somebody wrote it: it was not sampled. */
 export const isHuman = (node: Node): boolean =>
   node.parent !== null && node.finish_reason === null && !node.growing && node.mean_p === null
+
+/** Nodes by a value, highest first; equal ones, and those without a value, in their order. */
+function sortedBy(numbers: number[], value: SortValue, nodes: ReadonlyMap<number, Node>): number[] {
+  const values = new Map(numbers.map((each) => [each, value(nodes.get(each)!) ?? -Infinity]))
+  return numbers.sort((a, b) => (values.get(a) === values.get(b) ? 0 : values.get(b)! - values.get(a)!))
+}

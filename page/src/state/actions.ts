@@ -14,13 +14,14 @@ import type { AuthorNote } from '../model/author_note'
 import type { Lane } from '../model/lane'
 import { next } from '../model/operation'
 import { againAsked, comparison, defaultsFor } from '../model/provenance'
+import { rerated } from '../model/sibling_order'
 import { ROOT } from '../model/tree'
 import { count, plural, shortName } from '../model/words'
 import type { Draft } from './drafts'
 import { kvChanged } from './gauge'
 import { type OpenLoom, without } from './loom'
 import { cannotGrow, linkTo, listLooms, model, models, open } from './session'
-import { asked, blocked, refused, settings, spent } from './settings'
+import { asked, blocked, limits, refused, settings, spent, TO_THE_END } from './settings'
 import { dismiss, failed, sentence, toast } from './toasts'
 import { troubled, ways } from './trouble'
 import { inspect } from './view'
@@ -141,6 +142,15 @@ async function growAndFollow(node: number, more: GrowAsked): Promise<Schemas['Jo
     if (draft?.kind === 'child' && draft.node === from) loom.drafts.move(draft, branch.node)
   }
   return job
+}
+
+/** Grow one branch until it ends, and show it as it comes. */
+export async function continueToEnd(node: number): Promise<void> {
+  const loom = open.peek()
+  const most = Math.min(TO_THE_END, limits.peek()?.tokens ?? TO_THE_END)
+  const job = await grow(node, { n: 1, max_tokens: most })
+  const branch = job?.branches?.[0]
+  if (branch && loom?.current.peek() === node) loom.go(branch.node)
 }
 
 /** Grow n children of a node, and stay where one is. */
@@ -489,6 +499,14 @@ export const bookmark = (node: number, label?: string | null) =>
     const has = loom.tree.get(node)?.bookmark != null
     return api.edit(loom.id, node, { bookmark: label === undefined ? (has ? null : '') : label })
   })
+
+/** Rate a node; null removes the rating. Ratings rank the siblings of the pairs export. */
+export const rate = (node: number, rating: number | null) =>
+  change((loom) => api.edit(loom.id, node, { rating }))
+
+/** Raise or lower the rating of a node by one. */
+export const rerate = (node: number, by: 1 | -1) =>
+  rate(node, rerated(open.peek()?.tree.get(node)?.rating, by))
 
 /** Grow a node again by what it was grown with, and say whether the same came. */
 export const regenerate = (number: number) =>

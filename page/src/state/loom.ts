@@ -1,15 +1,16 @@
 /** An open loom: its tree, where one stands in it, what grows in it, and what was looked at. */
-import { batch, computed, signal } from '@preact/signals'
+import { batch, computed, effect, signal } from '@preact/signals'
 import { ApiError, api, type Job, type Loom, type Node, type Schemas, type Token } from '../api/client'
 import { type BranchEvent, Feed, type FeedEvents, type FeedHandlers } from '../api/feed'
 import { Lane } from '../model/lane'
 import { prunedIn, type Round, type RunResult } from '../model/run'
+import { sortValue } from '../model/sibling_order'
 import { LoomTree, ROOT } from '../model/tree'
 import { plural } from '../model/words'
 import { Drafts } from './drafts'
 import { read, write } from './kept'
 import { failed, overtaken, toast } from './toasts'
-import { inspectorTab } from './view'
+import { inspectorTab, siblingOrder } from './view'
 
 const PAGE = 1000 // nodes a request
 const PAINT_MS = 34 // at most 30 a second
@@ -112,6 +113,7 @@ export class OpenLoom {
   /** The last revision that the feed has told. */
   private told = 0
   private early: (() => void)[] = []
+  private readonly stopSorting: () => void
 
   constructor(info: Loom, wanted: number | null = null) {
     this.id = info.id
@@ -131,10 +133,12 @@ export class OpenLoom {
     for (const [parent, child] of Object.entries(kept.lastChild)) this.lastChild.set(Number(parent), child)
     this.feed = new Feed(this.id, this.handlers())
     addEventListener('pagehide', this.keep)
+    this.stopSorting = effect(() => this.tree.sortBy(sortValue(siblingOrder.value)))
   }
 
   close(): void {
     this.feed.close()
+    this.stopSorting()
     this.drafts.end()
     removeEventListener('pagehide', this.keep)
     this.keep()

@@ -42,7 +42,7 @@ export const NEUTRAL: Settings = {
 }
 
 /** More tokens than an answer has: it ends by itself, or where the context ends. */
-const TO_THE_END = 4096
+export const TO_THE_END = 4096
 export const LENGTHS = { Word: 2, Sentence: 24, Paragraph: 80, Page: 320, 'To its end': TO_THE_END } as const
 
 /** Where a change goes: into the next call only, this loom, or all looms that say nothing else. */

@@ -1,6 +1,7 @@
 /** How the page looks to this person: remembered by the browser, never part of a loom. */
 import { signal } from '@preact/signals'
 import { HEAT_MODES, type HeatMode } from '../model/heat'
+import { ORDERS, type Order } from '../model/sibling_order'
 import { among, isString, listOf, remembered, shared } from './kept'
 
 export const THEMES = ['system', 'light', 'dark'] as const
@@ -34,6 +35,9 @@ export const panes = remembered('panes', {
   hasLeft: true,
   hasRight: true,
 })
+const ORDER_NAMES = Object.keys(ORDERS) as Order[]
+/** How siblings are sorted in every view of the tree. */
+export const siblingOrder = remembered('siblingOrder', 'grown', among<Order>(ORDER_NAMES, 'grown'))
 const TREE_VIEWS = ['outline', 'map'] as const
 export const treeView = remembered(
   'treeView',

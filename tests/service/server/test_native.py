@@ -985,6 +985,35 @@ def test_siblings_are_sorted_by_a_parameter(served: Served) -> None:
     assert served.client.get(f"{path}/nodes", params={"sort": "age"}).status_code == 400
 
 
+def test_rating_keeps_other_notes_and_ranks_exported_pairs(served: Served) -> None:
+    created = served.client.post("/api/v1/looms", json={"prompt": "Once", "template": False})
+    path = f"/api/v1/looms/{created.json()['id']}"
+    for text in (" a", " b"):
+        served.client.post(f"{path}/nodes", json={"parent": 0, "text": text})
+    node = f"{path}/nodes/2"
+    served.client.patch(node, json={"meta": {"note": "mine"}, "rating": 4}).raise_for_status()
+    read = served.client.get(node, params={"fields": ["meta"]}).json()
+    assert (read["rating"], read["meta"]) == (4, {"note": "mine", "rating": 4})
+    pairs = {"format": "pairs", "by": "rating"}
+    assert served.client.get(f"{path}/export", params=pairs).status_code == 400  # one has none
+    served.client.patch(f"{path}/nodes/1", json={"rating": 1}).raise_for_status()
+    (pair,) = served.client.get(f"{path}/export", params=pairs).text.splitlines()
+    assert (json.loads(pair)["chosen"], json.loads(pair)["rejected"]) == (" b", " a")
+    served.client.patch(node, json={"rating": None}).raise_for_status()
+    assert served.client.get(node, params={"fields": ["meta"]}).json()["meta"] == {"note": "mine"}
+
+
+def test_mean_entropy_of_a_node_is_the_mean_of_its_entropies(served: Served) -> None:
+    created = served.client.post("/api/v1/looms", json={"prompt": "Once", "template": False})
+    path = f"/api/v1/looms/{created.json()['id']}"
+    served.client.post(
+        f"{path}/nodes/0/generate", json={"max_tokens": 4, "seed": 1, "wait": True}
+    ).raise_for_status()
+    node = served.client.get(f"{path}/nodes/1", params={"fields": ["tokens"]}).json()
+    assert node["mean_entropy"] == pytest.approx(sum(node["entropies"]) / len(node["entropies"]))
+    assert served.client.get(f"{path}/nodes/0").json()["mean_entropy"] is None
+
+
 def test_author_note_of_a_loom_is_used_and_checked(served: Served) -> None:
     prompt = {"prompt": "One.\nTwo", "template": False}
     created = served.client.post("/api/v1/looms", json=prompt)

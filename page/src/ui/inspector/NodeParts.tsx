@@ -4,13 +4,16 @@ import { signal } from '@preact/signals'
 import { Bookmark } from 'lucide-preact'
 import { useState } from 'preact/hooks'
 import type { KvOp, Node } from '../../api/client'
+import { MAX_RATING } from '../../model/sibling_order'
 import { ROOT } from '../../model/tree'
 import { WARMTH } from '../../model/warmth'
 import { oneLine } from '../../model/words'
 import * as act from '../../state/actions'
 import { ownKv } from '../../state/gauge'
+import { keyFor } from '../../state/keys'
 import type { OpenLoom } from '../../state/loom'
 import { IconButton } from '../Button'
+import { Choice } from '../Choice'
 import { Facts } from './Facts'
 import { Typed } from './Typed'
 
@@ -36,6 +39,7 @@ export function Notes({ node, known, onChange }: NotesProps) {
         />
         <IconButton icon={Bookmark} label="Bookmark" command="bookmark" pressed={label !== null} />
       </div>
+      {node.parent !== null && <Rating node={node} />}
       <Typed
         kind="textarea"
         label="Note"
@@ -45,6 +49,24 @@ export function Notes({ node, known, onChange }: NotesProps) {
         onSave={(text) => void act.note(node.node, text).then(onChange)}
       />
     </section>
+  )
+}
+
+/** A person's rating of a node, which sorts siblings and ranks exported pairs. */
+function Rating({ node }: { node: Node }) {
+  const values = ['–', ...Array.from({ length: MAX_RATING }, (_, i) => String(i + 1))]
+  return (
+    <div class="row">
+      <span class="grow" title={`${keyFor('rate-up')} and ${keyFor('rate-down')} change it`}>
+        Rating
+      </span>
+      <Choice
+        label="Rating"
+        values={values.map((each) => ({ value: each, label: each }))}
+        chosen={node.rating == null ? '–' : String(node.rating)}
+        onChoose={(value) => void act.rate(node.node, value === '–' ? null : Number(value))}
+      />
+    </div>
   )
 }
 

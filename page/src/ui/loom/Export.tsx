@@ -31,6 +31,9 @@ export function Export() {
   const scope = wanted && !refuses.includes(wanted) ? wanted : usual
   const [made, setMade] = useState<Made | null>(null)
   const [error, setError] = useState('')
+  const [rankedBy, setRankedBy] = useState<'score' | 'rating' | 'bookmark'>(() =>
+    [...(loom?.tree.nodes.values() ?? [])].some((each) => each.rating != null) ? 'rating' : 'score',
+  )
   // Where a subtree is shown alone, that is the tree.
   const top = loom?.top ?? 0
   const node = scope === 'tree' ? top : (loom?.current.value ?? 0)
@@ -41,7 +44,12 @@ export function Export() {
     let isOld = false
     setError('')
     api
-      .exportFile(loom.id, { format, scope: isPart ? 'subtree' : scope, node })
+      .exportFile(loom.id, {
+        format,
+        scope: isPart ? 'subtree' : scope,
+        node,
+        by: format === 'pairs' ? rankedBy : null,
+      })
       .then(async ({ file, name }) => {
         const head = await file.slice(0, 4 * PREVIEW).text()
         if (!isOld) setMade({ file, name, head: head.slice(0, PREVIEW) })
@@ -55,7 +63,7 @@ export function Export() {
     return () => {
       isOld = true
     }
-  }, [loom?.id, format, scope, node])
+  }, [loom?.id, format, scope, node, rankedBy])
 
   const copy = async () => {
     if (await copyText(await made!.file.text(), bytes(made!.file.size))) closeOverlay()
@@ -96,6 +104,21 @@ export function Export() {
             onChoose={setWanted}
           />
         </div>
+        {format === 'pairs' && (
+          <div class="row">
+            <span class="label">Better by</span>
+            <Choice
+              label="Rank siblings by"
+              values={[
+                { value: 'score', label: 'Score' },
+                { value: 'rating', label: 'Rating' },
+                { value: 'bookmark', label: 'Bookmark' },
+              ]}
+              chosen={rankedBy}
+              onChoose={setRankedBy}
+            />
+          </div>
+        )}
         {isPart && <p class="caption">Of the subtree that is shown alone.</p>}
         <pre class="preview" role="region" aria-label="Preview" tabIndex={0}>
           {error ? <span class="error">{error}</span> : made?.head}

@@ -62,6 +62,7 @@ export function Child({ loom, nodes, k }: ChildProps) {
                 : isHuman(node)
                   ? 'suggested'
                   : finishWord(node.finish_reason, node.stop_string ?? null),
+              node.rating != null && `rated ${node.rating}`,
               node.error && sentence(node.error),
               below > 0 && `${plural(below, 'node')} below`,
             )}

@@ -11,6 +11,7 @@ import {
   Square,
   TextCursorInput,
 } from 'lucide-preact'
+import { ORDERS, type Order } from '../../model/sibling_order'
 import { ROOT } from '../../model/tree'
 import { plural } from '../../model/words'
 import * as act from '../../state/actions'
@@ -19,7 +20,7 @@ import type { OpenLoom } from '../../state/loom'
 import { scoreAll, showsSpecial, unscored } from '../../state/reading'
 import { isReadOnly, models } from '../../state/session'
 import { settings, several, withModels } from '../../state/settings'
-import { cycleHeat, heatMode, showsMarkdown } from '../../state/view'
+import { cycleHeat, heatMode, showsMarkdown, siblingOrder } from '../../state/view'
 import { IconButton } from '../Button'
 
 export function Doing({ loom }: { loom: OpenLoom }) {
@@ -62,6 +63,17 @@ export function Doing({ loom }: { loom: OpenLoom }) {
           ×{several.value}
         </button>
       )}
+      {!isChat && (
+        <button
+          type="button"
+          class="button"
+          title={`Grow one branch until it ends  ${keyFor('continue')}`}
+          disabled={isReadOnly.value || isHere}
+          onClick={() => run('continue')}
+        >
+          Continue
+        </button>
+      )}
       {!isYourTurn && (
         <button
           type="button"
@@ -89,6 +101,7 @@ export function Doing({ loom }: { loom: OpenLoom }) {
         {models.value.length > 1 && (
           <IconButton icon={Bot} label="Grow with other models" command="grow-with" />
         )}
+        {loom.tree.children(current).length > 1 && <SortSiblings />}
         {loom.tree.children(current).length > 1 && (
           <IconButton icon={Columns3} label="Compare branches side by side" command="compare" />
         )}
@@ -129,6 +142,27 @@ export function Doing({ loom }: { loom: OpenLoom }) {
         />
       </span>
     </div>
+  )
+}
+
+/** The order of siblings in every view of the tree. */
+function SortSiblings() {
+  return (
+    <select
+      class="field sort-siblings"
+      aria-label="Sort siblings by"
+      title="Sort siblings by"
+      value={siblingOrder.value}
+      onChange={(event) => {
+        siblingOrder.value = event.currentTarget.value as Order
+      }}
+    >
+      {Object.entries(ORDERS).map(([value, label]) => (
+        <option key={value} value={value}>
+          {label}
+        </option>
+      ))}
+    </select>
   )
 }
 
@@ -176,9 +210,13 @@ function Composer({ isHere }: { isHere: boolean }) {
       <button
         type="button"
         class="button"
-        title={`Continue this answer  ${keyFor('grow')}`}
+        title={
+          n === 1
+            ? `Continue this answer until it ends  ${keyFor('continue')}`
+            : `Continue this answer  ${keyFor('grow')}`
+        }
         disabled={isReadOnly.value || isHere}
-        onClick={() => run('grow')}
+        onClick={() => run(n === 1 ? 'continue' : 'grow')}
       >
         <Sprout aria-hidden />
         {n === 1 ? 'Continue' : `Grow ${plural(n, 'branch', 'branches')}`}

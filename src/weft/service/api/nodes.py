@@ -48,6 +48,9 @@ class NodeObject(ResponseModel):
     n_tokens: int
     mean_p: float | None = Field(description="Mean probability of the sampled tokens.")
     mean_logprob: Figure = Field(description="Mean log-probability of the sampled tokens.")
+    mean_entropy: Figure = Field(
+        default=None, description="Mean entropy before the sampled tokens, in nats."
+    )
     finish_reason: str | None = Field(
         description="stop, length, cancelled, error, …; null: not generated, or growing."
     )
@@ -62,6 +65,7 @@ class NodeObject(ResponseModel):
         " their means are absent.",
     )
     score: Figure = Field(default=None, description="The score of a search or a user.")
+    rating: float | None = Field(default=None, description="A person's rating; higher is better.")
     said: str | None = Field(default=None, description="The user's message, if it is one.")
     bookmark: str | None = Field(default=None, description="The bookmark's label.")
     params: Json | None = Field(
@@ -148,6 +152,9 @@ class EditNode(RequestModel):
     in_place: bool = Field(default=False, description="Change this node and keep its descendants.")
     bookmark: str | None = Field(default=None, description="A label; null removes the bookmark.")
     score: float | None = Field(default=None, description="A score; null removes it.")
+    rating: float | None = Field(
+        default=None, allow_inf_nan=False, description="A person's rating; null removes it."
+    )
     meta: Json | None = Field(default=None, description="Notes as JSON; replaces all of them.")
 
     @model_validator(mode="after")

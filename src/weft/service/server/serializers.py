@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from ...lm.path_kv import Path as KvPath
 from ...loom import Heddle
 from ...loom.grow import MODEL
 from ...loom.node import preorder
+from ...loom.sibling_order import rating_of
 from ..api.base import ErrorDetail
 from ..api.looms import LoomObject
 from ..api.models import ModelObject
@@ -81,6 +83,8 @@ def serialize_node(
         **node_object(node, numbers),
         "children": [live.number(child) for child in children],
         "n_below": count_below(live, node) if n_below is None else n_below,
+        "mean_entropy": mean_entropy(node),
+        "rating": rating_of(node),
         "stop_string": node.stop_string,
         "error": node.meta.get("error") if node.finish_reason == "error" else None,
         "growing": live.is_growing(node),
@@ -130,6 +134,13 @@ def serialize_nodes(
 def to_node_object(live: OpenLoom, node: Heddle, **more: Any) -> NodeObject:
     """Return a node as a NodeObject. more: arguments of `serialize_node`."""
     return NodeObject.model_validate(serialize_node(live, node, **more))
+
+
+def mean_entropy(node: Heddle) -> float | str | None:
+    """Return the mean entropy before a node's sampled tokens; None if there are none."""
+    if not node.entropies:
+        return None
+    return json_number(math.fsum(node.entropies) / len(node.entropies))
 
 
 def count_below(live: OpenLoom, node: Heddle) -> int:

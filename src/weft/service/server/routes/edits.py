@@ -11,6 +11,7 @@ from fastapi import APIRouter, Query, Response
 from ....errors import ConfigError, TreeError
 from ....loom import Heddle, Loom
 from ....loom.node import is_below
+from ....loom.sibling_order import RATING
 from ...api.looms import LoomObject
 from ...api.nodes import (
     AddNode,
@@ -135,6 +136,9 @@ def _apply_edit(node: Heddle, body: EditNode) -> None:
         node.score = body.score
     if "meta" in body.model_fields_set:
         node.meta = dict(body.meta or {})
+    if "rating" in body.model_fields_set:
+        others = {name: value for name, value in node.meta.items() if name != RATING}
+        node.meta = others if body.rating is None else {**others, RATING: body.rating}
 
 
 def _check_nothing_grows_below(live: OpenLoom, top: Heddle) -> None:

@@ -46,10 +46,14 @@ async def export_loom(
     limit: Annotated[
         int | None, Query(ge=1, description="Maximum number of nodes in a picture.")
     ] = None,
+    by: Annotated[
+        Literal["score", "rating", "bookmark"] | None,
+        Query(description="How siblings are ranked; pairs only. Null: by score."),
+    ] = None,
     tint: Annotated[str | None, Query(max_length=20, description="Coloring; html only.")] = None,
 ) -> StreamingResponse:
     """Return a loom, or a part of it, in a file format."""
-    options: dict[str, Any] = {"limit": limit, "tint": tint}
+    options: dict[str, Any] = {"limit": limit, "tint": tint, "by": by}
     options = {name: value for name, value in options.items() if value is not None}
     async with service.looms.open_locked(loom) as live:
         top, numbers = live.node(node), live.kept.numbers()

@@ -1,0 +1,40 @@
+/** Orders of siblings, as `weft tree --sort` has them. */
+import { figure } from './heat'
+import type { SortValue } from './tree'
+
+export const ORDERS = {
+  grown: 'As grown',
+  probability: 'Probability',
+  entropy: 'Entropy',
+  length: 'Length',
+  score: 'Score',
+  rating: 'Rating',
+} as const
+export type Order = keyof typeof ORDERS
+
+const negative = (value: number | null) => (value === null ? null : -value)
+
+/** The value by which siblings are sorted, highest first. A growing node has none, so that rows do not move. */
+const VALUES: Record<Exclude<Order, 'grown'>, SortValue> = {
+  probability: (node) => node.mean_p,
+  entropy: (node) => negative(figure(node.mean_entropy)),
+  length: (node) => node.n_tokens || node.text.length,
+  score: (node) => figure(node.score),
+  rating: (node) => node.rating ?? null,
+}
+const SETTLED = Object.fromEntries(
+  Object.entries(VALUES).map(([name, value]): [string, SortValue] => [
+    name,
+    (node) => (node.growing ? null : value(node)),
+  ]),
+)
+
+/** Return the value of an order; null: the order of the loom. */
+export const sortValue = (order: Order): SortValue | null => SETTLED[order] ?? null
+
+export const MAX_RATING = 5
+/** A rating changed by one step: from 1 to the maximum; below 1 there is none. */
+export function rerated(rating: number | null | undefined, by: 1 | -1): number | null {
+  const next = Math.min(MAX_RATING, (rating ?? 0) + by)
+  return next < 1 ? null : next
+}
