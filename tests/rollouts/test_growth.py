@@ -16,7 +16,7 @@ from weft._core.sampling.sampler import probabilities
 from weft._core.sched.work import Extend, Logits
 from weft.errors import ConfigError, ContextOverflow
 
-PROMPTS = ["What is 37 + 58?", "Tell me a story about a fox.", [5, 9, 70]]
+PROMPTS: list[Any] = ["What is 37 + 58?", "Tell me a story about a fox.", [5, 9, 70]]
 SHAPES: list[Any] = ["entropy", "steps", [0], [0, 4], [3, 7], [0, 2, 5]]
 
 
