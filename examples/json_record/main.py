@@ -32,10 +32,12 @@ def main(model: str = "tiny") -> None:
         lm, prompt, n=12, temperature=1.6, seed=1, verifier=check, value=fullness
     )
     right = [node for node in result.loom.children if node.meta["solved"]]
-    fails = next(node for node in result.loom.children if not node.meta["solved"])
+    fails = [node for node in result.loom.children if not node.meta["solved"]]
     print(f"{len(right)} of {len(result.loom.children)} pass")
-    print("one that fails:", fails.text)
-    print("the best that passes:", result.text)
+    if fails:
+        print("one that fails:", fails[0].text)
+    if right:
+        print("the best that passes:", result.text)
 
 
 if __name__ == "__main__":

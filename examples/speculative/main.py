@@ -65,5 +65,5 @@ def main(model: str = "tiny") -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="tiny", help="a name, folder or file for weft.load")
+    parser.add_argument("--model", default="tiny", help="a folder with model.safetensors")
     main(parser.parse_args().model)

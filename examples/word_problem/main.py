@@ -43,7 +43,14 @@ def main(model: str = "tiny") -> None:
     print(f"{n_right} of {len(drawn)} samples say 1216, {n_tokens} tokens")
 
     result = search.tot(
-        lm, samples.large_problem, task=task, order="dfs", breadth=2, max_tokens=60, **hot
+        lm,
+        samples.large_problem,
+        task=task,
+        order="dfs",
+        breadth=2,
+        max_tokens=60,
+        budget_tokens=2000,
+        **hot,
     )
     n_wrong = sum(task.state((node.text,)) is None for node in result.loom.walk())
     print(f"{n_wrong} wrong lines left alone")
