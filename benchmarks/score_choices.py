@@ -7,6 +7,9 @@ both have the same number of threads. CPU time includes tokenizing.
 
 `hf` runs at the fastest of several batch sizes. It shares nothing between questions, so the first
 --hf-questions of them give its time per question.
+
+Rounding: both sums of log-probabilities are compared with those of the same weights in float64, for
+the first --exact requests. `weft error` and `hf error` are the largest differences.
 """
 
 from __future__ import annotations
@@ -114,6 +117,31 @@ def fastest_batch(hf: Any, questions: Sequence[tuple[str, list[str]]], sizes: Se
     return min(seconds, key=seconds.__getitem__)
 
 
+def exact_sums(folder: str, requests: Sequence[tuple[list[int], list[int]]]) -> list[float]:
+    """Return the log-probability of each continuation with all weights and steps in float64.
+
+    requests: pairs of token ids: context and continuation.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+    sums = []
+    for context, continuation in requests:
+        ids = torch.tensor([[*context, *continuation][:-1]])
+        with torch.no_grad():
+            logits = model(input_ids=ids, logits_to_keep=len(continuation)).logits[0]
+        logprobs = logits.log_softmax(-1).gather(1, torch.tensor(continuation)[:, None])
+        sums.append(float(logprobs.sum()))
+    return sums
+
+
+def largest_error(answers: Sequence[Any], exact: Sequence[float]) -> str:
+    """Return the largest difference of the first answers from the exact sums, as a text."""
+    pairs = zip(answers, exact, strict=False)
+    return f"{max((abs(one[0] - other) for one, other in pairs), default=0.0):.1e}"
+
+
 def run(args: argparse.Namespace) -> list[dict[str, object]]:
     """Return a row per task."""
     import torch
@@ -147,6 +175,8 @@ def run(args: argparse.Namespace) -> list[dict[str, object]]:
         difference = max(
             abs(one[0] - other[0]) for one, other in zip(answers, expected, strict=False)
         )
+        pairs = [(context, choice) for context, choices in few for choice in choices]
+        exact = exact_sums(folder, [hf._encode_pair(*pair) for pair in pairs[: args.exact]])
         row: dict[str, object] = {
             "task": name,
             "prompt tokens": n_tokens,
@@ -156,6 +186,9 @@ def run(args: argparse.Namespace) -> list[dict[str, object]]:
             "x": min(theirs) / min(ours),
             "must": MUST[name],
             "max difference": f"{difference:.1e}",
+            "largest sum": f"{max(abs(one[0]) for one in expected):.0f}",
+            "weft error": largest_error(answers, exact),
+            "hf error": largest_error(expected, exact),
         }
         rows.append(row)
         print(row, engine, weft.__version__, flush=True)
@@ -169,6 +202,7 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=200)
     parser.add_argument("--hf-questions", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=1, help="the fastest round counts; 1")
+    parser.add_argument("--exact", type=int, default=12, help="requests to repeat in float64; 12")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--sizes", default="1,4,16,64", help="batch sizes of hf without shots")
     parser.add_argument("--few-shot-sizes", default="1,4", help="batch sizes of hf with shots")
