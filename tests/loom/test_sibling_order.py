@@ -9,7 +9,7 @@ import pytest
 
 import weft
 from shallow import shallow
-from weft.loom.grow import SiblingOrder
+from weft.loom.pending_branch import SiblingOrder
 
 
 @pytest.fixture(scope="module")

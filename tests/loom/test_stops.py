@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.loom.grow import StopStrings
+from weft.loom.stop_strings import StopStrings
 
 
 def naive_stop(stops: tuple[str, ...], pieces: list[bytes]) -> list[str | None]:

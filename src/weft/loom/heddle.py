@@ -20,16 +20,8 @@ from ..errors import ConfigError
 from ..lm.results import Delta, Distribution, Normalize, TextScore, TokenProb
 from ..lm.scoring import check_normalize, end_token, text_score
 from . import n8loom_names
-from .grow import (
-    Branches,
-    Growth,
-    adeltas,
-    call_on_leaves,
-    check_not_terminal,
-    deltas,
-    plan,
-    with_seed,
-)
+from .deferred_growth import call_on_leaves
+from .grow import Branches, Growth, adeltas, check_not_terminal, deltas, plan, with_seed
 from .kv_fragments import KVFrag, fragments
 from .node import (
     HeddleState,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .._core.sampling.params import SamplingParams
     from .._core.sched.work import FinishReason, RunResult
     from ..lm.lm import LM
-    from .grow import DeferredGrowth
+    from .deferred_growth import DeferredGrowth
     from .heddle import Heddle
 
 

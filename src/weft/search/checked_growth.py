@@ -25,8 +25,8 @@ from ..constraints.base import n_words
 from ..errors import ConfigError, Unsupported
 from ..loom import Heddle
 from ..loom.constrained_text import allow_moved_spaces, constrained_tokens
-from ..loom.grow import StopStrings
 from ..loom.node import add_tokens
+from ..loom.stop_strings import StopStrings
 from .core import Read, Steps
 from .driver import FORBIDDEN, Search
 from .rejection import AllowedDraw, draw_allowed, likeliest_allowed

@@ -13,7 +13,7 @@ import weft
 from shallow import shallow
 from weft._core.sampling.params import SamplingParams
 from weft.lm.lm import LM
-from weft.loom.grow import StopStrings
+from weft.loom.stop_strings import StopStrings
 from weft.service.server.openai.runs import ChoiceRun
 
 STOPS = ["th", "na", "e w", "llo", "🦊", "\n"]

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..._core.atomic_files import json_number
 from ...lm.results import Delta
 from ...loom import Heddle
-from ...loom.grow import MODEL, Growth, PendingBranch, delta
+from ...loom.grow import MODEL, Growth, delta
 from ...loom.node import is_below
+from ...loom.pending_branch import PendingBranch
 from .errors import serialize_error
 from .ticker import TICK_S
 

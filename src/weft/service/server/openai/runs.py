@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ...._core.sampling.params import SamplingParams
 from ...._core.sampling.rng import fresh_seed
-from ....loom.grow import Growth, StopStrings, delta
+from ....loom.grow import Growth, delta
+from ....loom.stop_strings import StopStrings
 
 if TYPE_CHECKING:
     from ....lm.lm import LM
     from ....loom import Heddle
-    from ....loom.grow import Event, PendingBranch
+    from ....loom.pending_branch import PendingBranch
+    from ....loom.stop_strings import Event
     from ..ticker import Ticker
     from .persistence import SavedCompletion
 
