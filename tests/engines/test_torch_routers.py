@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -213,15 +214,21 @@ def wanted(logits: Any, bias: Any, router: RouterSpec) -> tuple[Any, Any]:
     return np.stack(numbers), np.stack(shares)
 
 
+# All combinations at one number of experts; at the others those of softmax and sigmoid families.
+LAYOUTS = [
+    (3, None), (300, None), (16, ExpertGroups(4, 2, "two")), (256, ExpertGroups(8, 4, "two")),
+    (64, ExpertGroups(8, 3, "one")),
+]  # fmt: skip
+CHOICES = [
+    *((60, None, *rest) for rest in product(("softmax", "sigmoid"), *[(False, True)] * 3)),
+    *((*layout, "softmax", True, True, False) for layout in LAYOUTS),
+    *((*layout, "sigmoid", True, False, True) for layout in LAYOUTS),
+]
+
+
 @pytest.mark.parametrize(
-    ("n_experts", "groups"),
-    [(3, None), (60, None), (300, None), (16, ExpertGroups(4, 2, "two")),
-     (256, ExpertGroups(8, 4, "two")), (64, ExpertGroups(8, 3, "one"))],
-)  # fmt: skip
-@pytest.mark.parametrize("function", ["softmax", "sigmoid"])
-@pytest.mark.parametrize("is_normed", [False, True])
-@pytest.mark.parametrize("by_logits", [False, True])
-@pytest.mark.parametrize("has_bias", [False, True])
+    ("n_experts", "groups", "function", "is_normed", "by_logits", "has_bias"), CHOICES
+)
 def test_kernel_chooses_the_largest(
     n_experts: int, groups: Any, function: Any, *, is_normed: bool, by_logits: bool, has_bias: bool
 ) -> None:
