@@ -77,7 +77,7 @@ def load(
     kv_budget: str | int = "auto",
     offload: str | int | None = None,
     row_cache: str | int = "auto",
-    draft: Draft | None = None,
+    draft: Draft | LM | None = None,
     chat_template: str | os.PathLike[str] | None = None,
     engine_options: Mapping[str, Any] | None = None,
     progress: Any = None,
@@ -118,7 +118,8 @@ def load(
         row_cache: bytes of cached logits rows; a row is 4 bytes per token of the vocabulary. "auto"
             is 64 MiB.
         draft: "lookup" verifies draft tokens from earlier text in each step, which makes repetitive
-            text faster and changes none; see `LM.draft`. None: no drafts.
+            text faster and changes none. An LM is a smaller model that drafts, see `LM.draft`.
+            None: no drafts.
         chat_template: a Jinja template instead of the model's: a file, or a text that contains a
             brace. Not for a loaded tokenizer, which has its own.
         engine_options: options of the engine.

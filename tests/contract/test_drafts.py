@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
+import weft
 from contract.helpers import STORY, assert_close, logits_at, within
-from rig import verify_always
+from rig import FreeSteps, verify_always
+from shallow import shallow
 from weft import Loom
+from weft._core.sched.draft_model import DraftModel
 from weft.errors import ConfigError, Unsupported
 from weft.lm.lm import LM
 from weft.samples import record
@@ -94,7 +98,7 @@ def test_assigned_draft_is_used_and_removed(make: Any, kv_kind: str) -> None:
     assert lm.tree.on_insert is not None
     lm.draft = None
     assert lm.tree.on_insert is None
-    with pytest.raises(ConfigError, match='draft is "?\'?ngram.*allowed are "lookup"'):
+    with pytest.raises(ConfigError, match="draft is 'ngram'; allowed are"):
         lm.draft = "ngram"  # type: ignore[assignment]
 
 
@@ -103,3 +107,87 @@ def test_engine_that_hides_its_kv_rejects_drafts(make: Any, kind: str) -> None:
     with pytest.raises(Unsupported, match="verifies no drafts"):
         make(kind, draft="lookup")
     assert make(kind).draft is None
+
+
+# A draft model -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small(text: Any) -> Iterator[LM]:
+    """A model that is often right: the shallow one, in another engine."""
+    from weft.engines.numpy import NumpyEngine
+
+    lm = LM(NumpyEngine.load(shallow()), text)
+    yield lm
+    lm.tree.check()
+    lm.close()
+
+
+@pytest.mark.parametrize("kv_kind", ["numpy", "torch"], indirect=True)
+@pytest.mark.parametrize("call", ["greedy", "sampled", "penalised", "constrained"])
+def test_draft_model_changes_no_text_and_no_record(
+    make: Any, kv_kind: str, call: str, small: LM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm: LM = make(kv_kind)
+    expected = grow(lm, CALLS[call])
+    lm.clear_cache()
+    lm.draft = small
+    draft_always(lm, monkeypatch)
+    for node, plain in zip(grow(lm, CALLS[call]), expected, strict=True):
+        assert node.tokens == plain.tokens
+        assert (node.finish_reason, node.stop_string) == (plain.finish_reason, plain.stop_string)
+        np.testing.assert_allclose(node.logprobs, plain.logprobs, atol=within())
+        np.testing.assert_allclose(node.legal_logmass, plain.legal_logmass, atol=within())
+    assert lm.stats().draft_accepted
+
+
+def draft_always(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the draft model draw four tokens for each run in each step."""
+    monkeypatch.setattr(DraftModel, "_n_draft", four_tokens)
+    speculation = lm.scheduler.queues.speculation
+    assert speculation is not None
+    speculation.costs, speculation.min_gain = FreeSteps(), 1.0
+
+
+def four_tokens(model: Any, run: Any, drafts: Any, *_: Any) -> int:
+    is_free = run.can_verify and not drafts.draft(1)
+    return max(min(4, run.room(2000) - 1), 0) if is_free else 0
+
+
+def test_draft_model_frees_the_kv_of_rejected_tokens(
+    make: Any, small: LM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It draws without the run's penalties, so that many drafts are rejected."""
+    lm: LM = make("numpy")
+    lm.draft = small
+    draft_always(lm, monkeypatch)
+    loom = Loom(lm, STORY)
+    options: dict[str, Any] = {"n": 1, "max_tokens": 60, "seed": 4, "show": False}
+    (node,) = loom.grow(temperature=0.5, repetition_penalty=2, presence_penalty=1, **options)
+    stats = lm.stats()
+    assert stats.drafted - stats.draft_accepted > 20
+    n_path = len(node.get_prefix_tokens())
+    assert small.stats().kv_tokens <= n_path + 8  # the last drafts are freed before the next ones
+
+
+def test_failed_draft_model_is_not_used_any_more(
+    make: Any, small: LM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm: LM = make("numpy")
+    lm.draft = small
+    draft_always(lm, monkeypatch)
+    small.close()
+    nodes = grow(lm, CALLS["greedy"])
+    assert all(node.tokens for node in nodes)
+    assert not lm.stats().drafted
+
+
+def test_draft_model_with_other_tokens_is_rejected(make: Any) -> None:
+    lm: LM = make("numpy")
+    with pytest.raises(ConfigError, match="this LM itself"):
+        lm.draft = lm
+    other = weft.load("tiny", engine="numpy")
+    other.text.vocab_bytes[20] = b"other"
+    with pytest.raises(ConfigError, match="tokens are not those"):
+        lm.draft = other
+    other.close()

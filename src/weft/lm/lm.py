@@ -33,6 +33,7 @@ from .._core.sampling.params import (
     accepts_params_first,
 )
 from .._core.sampling.sampler import Sampler
+from .._core.sched.draft_model import DraftModel
 from .._core.sched.driver import Channel, Driver
 from .._core.sched.engine_runs import check_steps
 from .._core.sched.scheduler import Scheduler
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
     from .results import Normalize, Selection, TextScore
     from .scoring import Method, Prompt
 
-Draft = Literal["lookup"]
+Draft = Literal["lookup"]  # or an LM, see `LM.draft`
 ROW_CACHE_BYTES = 64 << 20
 N_BATCH = 512
 N_SEQ_MAX = 65_536  # live branches that `BranchStore.available` counts down from
@@ -107,7 +108,7 @@ class LM(
         offload_bytes: int | None = None,
         row_bytes: int | None = None,
         defaults: SamplingParams | ModelDefaults | None = None,
-        draft: Draft | None = None,
+        draft: Draft | LM | None = None,
     ) -> None:
         """Assemble an LM from its parts; see `weft.load`.
 
@@ -153,7 +154,7 @@ class LM(
         self.adapters = Adapters()
         self._breakers: dict[tuple[str, ...], SequenceBreakers] = {}
         self.face_state: dict[type[Any], Any] = {}  # per-LM state of branches and others, by class
-        self._draft: Draft | None = None
+        self._draft: Draft | LM | None = None
         self.draft = draft
         self.load_arguments: dict[str, Any] = {}  # arguments of `load` for an already loaded model
 
@@ -180,35 +181,58 @@ class LM(
         return self.engine.info
 
     @property
-    def draft(self) -> Draft | None:
+    def draft(self) -> Draft | LM | None:
         """Source of draft tokens for generated text (speculative decoding).
 
-        "lookup": from text in the token tree that follows the last tokens of a branch there: in its
-        own path, in siblings, in other looms. None: no drafts. May be assigned at any time.
+        "lookup": text in the token tree that follows the last tokens of a branch there: in its own
+        path, in siblings, in other looms. An LM: a smaller model with the same tokens, which the
+        caller closes. None: no drafts. May be assigned between calls.
 
         A step verifies several draft tokens of a branch at the cost of little more than one. The
         text is the same, as a token is drawn from the same logits by the same random number. Drafts
         are only verified while they save time, by their acceptance and the time of steps so far.
 
         Raises:
-            ConfigError: another value is assigned.
-            Unsupported: the engine has no KV that Weft manages (`info.kv` is "hidden").
+            ConfigError: another value is assigned, or an LM with other tokens.
+            Unsupported: the engine has no KV that Weft manages (`info.kv` is "hidden"), or it
+                overlaps steps and an LM is assigned.
         """
         return self._draft
 
     @draft.setter
-    def draft(self, draft: Draft | None) -> None:
-        draft = check_draft(draft)
+    def draft(self, draft: Draft | LM | None) -> None:
+        if not isinstance(draft, LM):
+            draft = check_draft(draft)
         if draft is not None and self.engine.fragments is None:
             raise Unsupported(
                 f"{self.info.model} on the {self.info.name} engine verifies no drafts, because"
                 " Weft does not manage its KV; leave draft out"
             )
+        if isinstance(draft, LM):
+            self._check_draft_model(draft)
         if draft == self._draft:
             return
+        model = DraftModel(draft.driver) if isinstance(draft, LM) else None
         with self.scheduler.lock:
-            self.scheduler.speculate(lookup=draft is not None)
+            self.scheduler.speculate(lookup=draft == "lookup", model=model)
             self._draft = draft
+
+    def _check_draft_model(self, draft: LM) -> None:
+        """Raise an error unless an LM can draft tokens for this one."""
+        if draft is self or draft.closed:
+            raise ConfigError("draft is this LM itself, or closed; give another, smaller LM")
+        if not draft.engine.info.capabilities.steps or self.info.async_scheduling:
+            raise Unsupported(
+                "a draft model needs an engine with steps, and a large model whose engine does not"
+                ' overlap steps; use draft="lookup"'
+            )
+        own, other = self.text.vocab_bytes, draft.text.vocab_bytes
+        n = min(len(own), len(other))
+        if own[:n] != other[:n] or draft.info.n_vocab < len(own):
+            raise ConfigError(
+                f"draft is {draft.info.model}, whose tokens are not those of {self.info.model};"
+                " give a model with the same tokenizer"
+            )
 
     @property
     def closed(self) -> bool:
@@ -865,7 +889,7 @@ def check_draft(draft: str | None) -> Draft | None:
         return None
     if draft == "lookup":
         return "lookup"
-    raise ConfigError(f'draft is {draft!r}; allowed are "lookup" and None')
+    raise ConfigError(f'draft is {draft!r}; allowed are "lookup", an LM, and None')
 
 
 def check_n_ctx(n_ctx: int | None, info: EngineInfo) -> int:

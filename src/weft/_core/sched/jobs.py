@@ -27,6 +27,7 @@ from .work import Commit, Extend, FinishReason, Run, RunResult, RunState, Scores
 if TYPE_CHECKING:
     from ...engines.base import Draws
     from ..sampling.sampler import DrawBatch, DrawResult
+    from .draft_model import ModelDrafts
     from .ngrams import RunLookup
     from .queues import JobQueues
 
@@ -234,7 +235,7 @@ class RunJob(Job):
         self.is_primed = False  # penalties have counted the prompt
         self.first_drawn: DrawnToken | None = None  # the first token, if a step has drawn it
         self.draws_alone = False  # no step may draw its first token
-        self.lookup: RunLookup | None = None  # proposes draft tokens
+        self.drafts: RunLookup | ModelDrafts | None = None  # proposes draft tokens
 
     def tickets(self) -> list[Ticket]:
         return [member.ticket for member in self.members]
@@ -303,7 +304,7 @@ class RunJob(Job):
         claim, self.first_drawn = self.claims[0], None
         claim.requests, claim.needs_kv = [], True
         if queues.speculation is not None and claim.cursor is not None:
-            self.lookup = queues.speculation.new_lookup(claim.cursor)
+            self.drafts = queues.speculation.new_drafts(claim.cursor)
         self.accept(drawn, queues)
         if not self.done:
             queues.recheck(claim)
@@ -505,8 +506,8 @@ class RunJob(Job):
         self.n_drawn += 1
         sequence = self.sequence
         sequence.tokens.append(token)
-        if self.lookup is not None:
-            self.lookup.push(token)
+        if self.drafts is not None:
+            self.drafts.push(token)
         is_full = sequence.depth >= queues.n_ctx
         is_last = is_full
         for member in self.members:

@@ -84,6 +84,11 @@ class Acceptance:
         if self._base is not None:
             self._base.count(n_matched, is_hit)
 
+    def forget(self, kept: float) -> None:
+        """Multiply the counts by `kept`: the rates approach those that are assumed."""
+        self._hits = [kept * hits for hits in self._hits]
+        self._trials = [kept * trials for trials in self._trials]
+
     def rate(self, n_matched: int) -> float:
         """Return the probability that the token after a match of `n_matched` tokens is drawn."""
         kind = self._KIND[min(n_matched, CONTEXT)]

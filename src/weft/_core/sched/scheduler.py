@@ -29,6 +29,7 @@ from .batch import (
     VerifyRow,
     as_forward_error,
 )
+from .draft_model import DraftModel
 from .engine_runs import (
     EngineRunJob,
     EngineRunQueue,
@@ -39,7 +40,7 @@ from .engine_runs import (
 from .jobs import CommitJob, CommitPart, Job, RunJob, new_job
 from .logits_cache import LogitsCache
 from .queues import JobQueues
-from .speculation import Speculation, StepCosts
+from .speculation import MAX_RUNS, Speculation, StepCosts
 from .work import Counters, Extend, Item, Run, Ticket
 
 _log = logging.getLogger(__name__)
@@ -177,6 +178,10 @@ class Scheduler:
     def _step(self) -> None:
         """The body of `step`."""
         started, measured_from = time.perf_counter(), self._clock()
+        speculation = self.queues.speculation
+        if speculation is not None and speculation.model is not None:
+            self._propose_drafts(speculation, speculation.model)
+            measured_from = self._clock()
         with self.lock:
             n_events, n_transitions = self._receive_and_admit()
             step = self._schedule()
@@ -194,6 +199,13 @@ class Scheduler:
         n_events += self.queues.n_transitions - n_transitions
         if not (step or to_finish or n_events or self.queues.running or self.is_idle):
             self._wait_for_engine_runs()
+
+    def _propose_drafts(self, speculation: Speculation, model: DraftModel) -> None:
+        """Let the draft model draw tokens for the runs of the next step."""
+        with self.lock:
+            runs = [run for run in self.queues.running if run.can_step(self.n_ctx)]
+        if len(runs) <= MAX_RUNS:
+            model.propose(runs, speculation.costs, speculation.min_gain)
 
     def _measure_decoding(self, finished: list[ScheduledStep], started: float) -> None:
         """Record the time of a finished step that only decoded, for `queues.speculation`.
@@ -306,13 +318,16 @@ class Scheduler:
         """Return True if the model's weights were changed in place since the last check."""
         return self.engine.weights_version() != self._weights
 
-    def speculate(self, *, lookup: bool) -> None:
+    def speculate(self, *, lookup: bool = False, model: DraftModel | None = None) -> None:
         """Start or stop verifying draft tokens. Call it under the lock.
 
-        lookup: take drafts from the n-grams of the token tree; False: no drafts.
+        Args:
+            lookup: take drafts from the n-grams of the token tree.
+            model: take drafts from this model. With neither, there are no drafts.
         """
-        self.tree.on_insert = None
-        self.queues.speculation = Speculation(self.tree, self._step_costs) if lookup else None
+        self.tree.on_insert = self.queues.speculation = None
+        if lookup or model is not None:
+            self.queues.speculation = Speculation(self.tree, self._step_costs, model)
 
     def clear(self) -> None:
         """Drop all KV and logits that no running work needs. Between steps, under the lock."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ...errors import ConstraintError
 from ..kv.place import Cursor, path_ids
 from ..kv.tree import TokenTree
+from .draft_model import DraftModel, ModelDrafts
 from .ngrams import CONTEXT, Acceptance, NGramIndex, RunLookup
 
 if TYPE_CHECKING:
@@ -91,15 +92,21 @@ class Speculation:
     and the measured time of steps. Runs without any gain step as usual.
     """
 
-    def __init__(self, tree: TokenTree, costs: StepCosts) -> None:
-        """Index the tokens of a tree, and all that are inserted later.
+    def __init__(self, tree: TokenTree, costs: StepCosts, model: DraftModel | None = None) -> None:
+        """Index the tokens of a tree and all that are inserted later, or use a draft model.
 
-        costs: those of the engine's steps.
+        Args:
+            tree: the token tree.
+            costs: those of the engine's steps.
+            model: the draft model; None: the n-grams of the tree.
         """
+        self.model = model
         self.costs = costs
         self.min_gain = MIN_GAIN
         self._index = NGramIndex()
         self._acceptance = Acceptance()
+        if model is not None:
+            return
         for node in tree.nodes():
             self._add(Cursor(node, node.end), len(node.tokens))
         tree.on_insert = self._add
@@ -109,8 +116,10 @@ class Speculation:
         first = max(cursor.depth - n - CONTEXT, 0)
         self._index.add_path(path_ids(cursor, first), cursor.depth - n - first)
 
-    def new_lookup(self, cursor: Cursor) -> RunLookup:
-        """Return the lookup of a run after the prompt at a cursor."""
+    def new_drafts(self, cursor: Cursor) -> RunLookup | ModelDrafts:
+        """Return the source of drafts of a run after the prompt at a cursor."""
+        if self.model is not None:
+            return ModelDrafts(Acceptance(self._acceptance, limit=24.0))
         context = path_ids(cursor, max(cursor.depth - CONTEXT, 0))
         return RunLookup(self._index, context, Acceptance(self._acceptance, limit=24.0))
 
@@ -120,10 +129,10 @@ class Speculation:
         Only for engines that overlap steps: drafts can only follow a known token. The estimate
         ignores other runs.
         """
-        lookup = run.lookup
-        if lookup is None or not self.costs.is_known(1):
+        source = run.drafts
+        if source is None or not self.costs.is_known(1):
             return False
-        chances = lookup.chances(len(lookup.draft(MAX_DRAFT)))
+        chances = source.chances(len(source.draft(MAX_DRAFT)))
         n_expected, plain_rate = 1.0, self.min_gain / self.costs.estimate(1)
         for n, chance in enumerate(chances[1:], 1):
             n_expected += chance
@@ -150,14 +159,14 @@ class Speculation:
         queue: list[tuple[float, int, int]] = []  # (-chance, number of the run, its draft tokens)
         chances: list[list[float]] = []
         for run in runs:
-            lookup = run.lookup
-            if lookup is None or not run.can_verify:
+            source = run.drafts
+            if source is None or not run.can_verify:
                 continue
             room = min(MAX_DRAFT, budget, run.room(n_ctx) - 1)
-            draft = lookup.draft(room) if room > 0 else []
+            draft = source.draft(room) if room > 0 else []
             if draft:
                 drafts[run] = draft
-                chances.append(lookup.chances(len(draft)))
+                chances.append(source.chances(len(draft)))
                 heapq.heappush(queue, (-chances[-1][0], len(chances) - 1, 1))
         if not queue or not self.costs.is_known(n_plain):
             return {}
