@@ -54,6 +54,17 @@ export async function bring(files: readonly File[]): Promise<boolean> {
     .every((each) => each.state === 'done')
 }
 
+/** Import a file. If its name is taken or not allowed, the loom is named after its text. Raises: ApiError. */
+async function send(file: File, query: ReturnType<typeof queryFor>): Promise<Schemas['Imported']> {
+  try {
+    return await api.importFile(file, query)
+  } catch (error) {
+    const isName = error instanceof ApiError && error.code === 'invalid_parameter' && query.name !== undefined
+    if (!isName) throw error
+    return api.importFile(file, { ...query, name: undefined })
+  }
+}
+
 /** Import a file and update its row in `arrivals`. */
 async function importOne(file: File, row: number, isText: boolean): Promise<void> {
   const change = (to: Partial<Arrival>) => {
@@ -62,7 +73,7 @@ async function importOne(file: File, row: number, isText: boolean): Promise<void
   change({ state: 'reading', error: '', hint: '', asText: null })
   try {
     await refuseLarge(file)
-    change({ state: 'done', told: await api.importFile(file, queryFor(file, isText)) })
+    change({ state: 'done', told: await send(file, queryFor(file, isText)) })
   } catch (error) {
     if (!(error instanceof ApiError)) failed(error)
     const isFormat = error instanceof ApiError && error.code === 'unknown_format' && !isText
