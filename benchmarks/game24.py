@@ -80,7 +80,7 @@ REWARDED: dict[str, Callable[[weft.LM, str, int, RewardModel], SearchResult]] = 
     ),
     "tot, reward": lambda lm, prompt, seed, reward: tot(lm, prompt, seed=seed, value=reward),
     "adaptive, reward": lambda lm, prompt, seed, reward: adaptive(
-        lm, prompt, batch=1, cutoff=0.05, seed=seed, value=reward
+        lm, prompt, batch=1, seed=seed, value=reward
     ),
 }
 

@@ -82,29 +82,6 @@ def test_wrong_answers_score_0_whatever_their_value(lm: weft.LM, strategy: Any) 
     assert {node.score for node in steps} == {0.9}
 
 
-def test_adaptive_adds_nothing_below_lines_under_the_cutoff(lm: weft.LM) -> None:
-    result = search.adaptive(
-        lm,
-        PROMPT,
-        rounds=6,
-        seed=1,
-        cutoff=0.5,
-        value=lambda text: 0.4 if " + " in text else 0.6,
-        answer_tokens=0,
-    )
-    steps = [node for node in result.loom.walk() if node.score is not None]
-    assert {node.score for node in steps} == {0.4, 0.6}
-    assert any(node.children for node in steps if node.score == 0.6)
-    assert not any(node.children for node in steps if node.score == 0.4)
-
-
-def test_cutoff_of_adaptive_without_a_value_raises(lm: weft.LM) -> None:
-    with pytest.raises(ConfigError, match="cutoff is 0.5"):
-        search.adaptive(lm, PROMPT, cutoff=0.5)
-    with pytest.raises(ConfigError, match="cutoff"):
-        search.adaptive(lm, PROMPT, cutoff=2, value=length)
-
-
 def test_subtrees_of_dvts_have_distinct_first_lines_and_follow_their_best(lm: weft.LM) -> None:
     result = search.dvts(
         lm, PROMPT, trees=3, width=4, depth=2, seed=1, value=length, answer_tokens=0

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Unpack
 
-from .._core.validation import check_int, check_number
+from .._core.validation import check_int
 from ..errors import ConfigError
 from ..lm.lm import LM
 from ..loom import Heddle
@@ -28,7 +28,6 @@ def adaptive(
     rounds: int | None = None,
     batch: int = 2,
     widen: int = 1,
-    cutoff: float = 0.0,
     depth: int | None = None,
     **options: Unpack[SearchOptions],
 ) -> Steps[SearchResult]:
@@ -50,8 +49,6 @@ def adaptive(
             the model and more tokens.
         widen: lines of each kind per descent. Several proposers are chosen by Thompson sampling
             over the scores of their lines.
-        cutoff: no lines are added below a line whose `value` is lower, from 0 to 1. For values that
-            detect wrong lines, such as a process reward model.
         options: SearchOptions; lines have `max_tokens` 40 and `temperature` 1.0 unless given.
             Scores must be from 0 to 1. If there is a checker, full answers have the score 1 or 0
             by its verdict, whatever `value` returns.
@@ -66,12 +63,9 @@ def adaptive(
     settings = Settings.read(adaptive, options, temperature=1.0, max_tokens=40)
     counts = {"rounds": rounds, "batch": check_int("batch", batch, 1)}
     numbers = (check_int("widen", widen, 1), depth, settings.answer_tokens)
-    limits = {"cutoff": check_number("cutoff", cutoff, low=0, high=1)} if cutoff else {}
-    search = Search(lm, prompt, settings, "adaptive", **counts, **limits, numbers=numbers)
-    if cutoff and search.value is None:
-        raise ConfigError(f"cutoff is {cutoff}, but only value= gives scores for it; leave it out")
+    search = Search(lm, prompt, settings, "adaptive", **counts, numbers=numbers)
     proposer = Proposer(search, n_continue=1, n_suggest=1)
-    judge = Judge(search, as_share=True, checks_ends=True, cutoff=cutoff)
+    judge = Judge(search, as_share=True, checks_ends=True)
     limit = max_rounds(rounds, search, checked=1000, unchecked=32)
     levels = max_depth(depth, search)
     algorithm = Thompson(judge, proposer, levels, limit, batch, widen)

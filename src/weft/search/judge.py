@@ -28,7 +28,6 @@ class Judge:
     checks_ends: if there is a checker, the score of an ended path is its verdict, 1 or 0. This also
         replaces the caller's `value`, for searches that average the scores below a node.
     asks: use the model's verdicts, if the task has questions.
-    cutoff: lines with a lower `value` of the caller's are ruled out; 0 rules out none.
     """
 
     def __init__(
@@ -38,12 +37,10 @@ class Judge:
         as_share: bool = False,
         checks_ends: bool = False,
         asks: bool = True,
-        cutoff: float = 0.0,
     ) -> None:
         self.search = search
         self.as_share = as_share
         self.checks_ends = checks_ends
-        self.cutoff = cutoff
         self.task: Task | None = None
         if asks and search.lm is not None and search.value is None:
             self.task = search.task if overrides(search.task, "question") else None
@@ -92,10 +89,8 @@ class Judge:
     def is_hopeless(self, node: Heddle) -> bool:
         """Return True if the model's or a checker's verdict rules the node out.
 
-        A value of the caller's does so below `cutoff`; likelihoods never do.
+        Likelihoods and values of the caller's never do.
         """
-        if self.search.value is not None and not node.terminal:
-            return (node.score or 0.0) < self.cutoff
         if self.task is None or (node.terminal and not self.search.checks):
             return False
         return (node.score or 0.0) < HOPELESS
