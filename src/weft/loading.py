@@ -643,8 +643,8 @@ def gguf_engine(source: str | os.PathLike[str], engine: str = "auto", device: st
     kind = Unsupported if engine == "torch" else EngineUnavailable
     raise kind(
         f"{source} is a {header.architecture} model, which runs on {' or '.join(names)}: not"
-        f" installed here. Run: {'  or: '.join(hints)}  (pip compiles llama.cpp for minutes unless"
-        " there is a wheel: docs/llamacpp.md)",
+        f" installed here. Run: {'  or: '.join(hints)}  (pip compiles llama.cpp for minutes;"
+        " without a compiler: docs/troubleshooting.md#gguf-without-a-compiler)",
         hint=hints[0],
     )
 

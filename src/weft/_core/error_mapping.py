@@ -38,7 +38,10 @@ class ErrorMapping(NamedTuple):
 
 
 _DOCTOR = "weft doctor shows what is installed, and what to install for what"
-_SMALLER = "use fewer branches, a shorter prompt, or a larger --kv-budget"
+_SMALLER = (
+    "use fewer branches, a shorter prompt, or a larger --kv-budget"
+    " (docs/troubleshooting.md#out-of-memory)"
+)
 _OPTIONS = "weft {verb} --help lists the options"
 _REQUEST, _SERVER = "invalid_request_error", "server_error"
 _CONFLICT, _BUSY, _NEVER = "conflict_error", "unavailable_error", "not_supported_error"

@@ -143,6 +143,7 @@ def _system(out: TerminalWriter) -> None:
     row(out, "weft", f"{__version__} · Python {platform.python_version()} · {platform.platform()}")
     if problem := clash():
         row(out, "", ("x ", "red"), f"{problem}: install only one of them in an environment")
+        row(out, "", "  docs/troubleshooting.md#wrong-weft-from-pypi")
         todo = (
             f"pip uninstall weft, then pip install --force-reinstall --no-deps {installed_from()}"
         )

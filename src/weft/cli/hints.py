@@ -118,7 +118,8 @@ def warn_if_poor(model: str, branches: Sequence[Heddle]) -> None:
         )
         return
     todo = "try --temperature 1, or another prompt"
+    page = "docs/troubleshooting.md"
     if model == TINY:
         problem += "; tiny is a small demo model"
         todo = f'try --temperature 1.5, or a prompt that suits it: weft run "{samples.story}" -n 4'
-    TerminalWriter.for_stream(sys.stderr).line((f"{problem}: {todo}", "yellow"))
+    TerminalWriter.for_stream(sys.stderr).line((f"{problem}: {todo} ({page})", "yellow"))

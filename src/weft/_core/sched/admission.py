@@ -211,7 +211,7 @@ class Admission:
             capacity=capacity,
             # The limit of a memory shortage may rise later; the configured budget does not.
             never_fits=needed > capacity > 0 and not self.pressure.limits_slots,
-            hint=hint,
+            hint=f"{hint} (docs/troubleshooting.md#out-of-memory)",
         )
 
 

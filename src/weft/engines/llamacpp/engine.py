@@ -341,7 +341,10 @@ class LlamaCppEngine(Engine):
         lease = self.fragments.leases.take()
         logits = self._context.run([0], [0], [lease], np.ones(1, bool))
         if not np.isfinite(logits).any():
-            raise ModelLoadError(f"{self._header.file} computes no numbers; its weights are broken")
+            raise ModelLoadError(
+                f"{self._header.file} computes no numbers; its weights are broken",
+                hint="download the file again (docs/troubleshooting.md#nonsense-output)",
+            )
         self.fragments.detect_layout(lease)
         self.fragments.leases.give_back(lease)
 

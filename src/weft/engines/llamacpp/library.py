@@ -241,6 +241,6 @@ def new_context(model: Handle, **values: Any) -> Handle:
     if not pointer:
         raise ModelLoadError(
             f"llama.cpp cannot make room for {values.get('n_ctx')} tokens: {last_error_message()}",
-            hint="give a smaller kv_budget",
+            hint="give a smaller kv_budget (docs/troubleshooting.md#out-of-memory)",
         )
     return Handle(pointer, C.llama_free, model)

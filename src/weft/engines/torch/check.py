@@ -141,7 +141,8 @@ def _plain_logits(model: PreTrainedModel, paths: Tensor, every: int = 1) -> Tens
         is_widest = model.dtype in (torch.float32, torch.float64)
         todo = "check its files" if is_widest else "load it with another dtype (bfloat16, float32)"
         raise ModelLoadError(
-            f"{type(model).__name__} gives logits that are not finite in {dtype}; {todo}"
+            f"{type(model).__name__} gives logits that are not finite in {dtype}; {todo}",
+            hint="docs/troubleshooting.md#nonsense-output lists other causes",
         )
     return own
 

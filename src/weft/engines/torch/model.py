@@ -51,7 +51,8 @@ def resolve_device(device: str) -> torch.device:
         raise ConfigError(f"device is {device!r}; allowed are GPUs by number, 'cuda:0'") from error
     if place.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
-            f"device is {device!r}, and PyTorch sees no CUDA device; allowed is 'cpu'"
+            f"device is {device!r}, and PyTorch sees no CUDA device; allowed is 'cpu'",
+            hint="docs/troubleshooting.md#cuda-install lists the causes",
         )
     return place
 
