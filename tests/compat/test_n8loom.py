@@ -242,6 +242,13 @@ def test_load_for_loom_returns_arguments_of_loom() -> None:
             n8loom.load_for_loom("tiny", adapter_path="x")
 
 
+def test_load_for_loom_of_a_gguf_file_grows() -> None:
+    model, tokenizer = n8loom.load_for_loom(str(shallow_gguf()))
+    with model:
+        root = n8loom.Loom(model, tokenizer, samples.sum)
+        assert len(root.ramify(n=2, max_tokens=2)) == 2
+
+
 def test_bfloat16_arrays_survive_as_float32() -> None:
     """B2: NumPy has no bfloat16."""
     from weft.loom.kv_fragments import _to_bfloat16, _to_float32

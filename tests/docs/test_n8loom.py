@@ -14,6 +14,8 @@ from weft.compat import n8loom
 
 PAGE = (Path(__file__).parents[2] / "docs" / "n8loom.md").read_text(encoding="utf-8")
 
+TABLES = PAGE[PAGE.index("## Loading") :]  # without the overview
+
 EXPORTS = ["Loom", "Heddle", "load_for_loom"]
 ATTRIBUTES = ["model", "tokenizer", "parent", "children", "tokens", "frag", "terminal", "text"]
 # Names, and the parameters that documented calls pass by position or name.
@@ -107,10 +109,18 @@ def test_alternatives_named_on_the_page_exist(loom: weft.Loom) -> None:
     """The second column of the tables."""
     offered = {
         name
-        for cells in re.findall(r"^\|[^|]*\|([^|]*)\|", PAGE, re.MULTILINE)
+        for cells in re.findall(r"^\|[^|]*\|([^|]*)\|", TABLES, re.MULTILINE)
         for name in re.findall(r"`(?:child\.|parent\.|weft\.)?([A-Za-z_]+)[^`]*`", cells)
     }
     assert len(offered) > 30
     homes = (loom, n8loom, weft)
     for name in offered - {"from", "repr", "mlx_lm"}:
         assert any(hasattr(home, name) for home in homes), name
+
+
+def test_endpoints_named_on_the_page_exist() -> None:
+    from weft.service.server.n8loom import router
+
+    named = set(re.findall(r"`(?:POST )?(/[a-z_/]+)`", PAGE)) - {"/docs"}
+    assert len(named) > 5
+    assert named <= {route.path for route in router.routes}  # type: ignore[attr-defined]
