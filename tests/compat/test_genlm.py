@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import weft
-from shallow import shallow
+from shallow import shallow, shallow_gguf
 from weft import AsyncLM
 from weft._core.tokens.tokenizer import Tokenizer
 from weft.compat import genlm
@@ -256,6 +256,12 @@ def test_mock_gives_the_documented_numbers_at_any_context_length(text) -> None:
     with pytest.raises(ValueError, match="lora_name"):
         mock.next_token_logprobs_sync([1], lora_name="law")
     assert isinstance(load_model_by_name("tiny", backend="mock"), MockAsyncLM)
+
+
+def test_load_model_by_name_of_a_gguf_file_needs_no_backend() -> None:
+    model = load_model_by_name(str(shallow_gguf()))
+    with model.lm:
+        assert model.next_token_logprobs_sync([1, 2]).shape == (model.lm.info.n_vocab,)
 
 
 def test_model_by_name_loads_and_an_unknown_name_raises() -> None:

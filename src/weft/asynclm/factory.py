@@ -37,9 +37,10 @@ def load_model_by_name(
     """Load a model and return its AsyncLM. Rows are tensors if torch is installed.
 
     Args:
-        name: "tiny", a Hub id or a folder, as for `weft.load`.
+        name: "tiny", a Hub id, a folder or a GGUF file, as for `weft.load`.
         backend: "hf", "vllm", "mlx" or "mock" of `weft.compat.genlm`, or one of Weft's engines.
-            None: vllm if CUDA and vLLM are available, else hf; numpy for the embedded "tiny".
+            None: vllm if CUDA and vLLM are available, else hf; numpy for the embedded "tiny";
+            for a GGUF file the engine that `weft.load` chooses.
         llm_opts: keywords of `from_name` of the class that the backend selects. For Weft's engines,
             keywords of `AsyncLM` and `weft.load`. None: none.
 
@@ -72,7 +73,8 @@ def load_model_by_name(
 def _choose_backend(name: str, engines: tuple[str, ...], options: dict[str, Any]) -> str:
     """Choose the backend of a model for which the caller named none.
 
-    "numpy" for the model "tiny", "vllm" if it is installed and CUDA is available, else "hf".
+    "numpy" for the model "tiny", "auto" for a GGUF file, "vllm" if it is installed and CUDA is
+    available, else "hf".
 
     Args:
         name: the model.
@@ -82,6 +84,8 @@ def _choose_backend(name: str, engines: tuple[str, ...], options: dict[str, Any]
     """
     if name == "tiny":
         return "numpy"
+    if os.fspath(name).lower().endswith(".gguf"):
+        return "auto"
     if not _has_cuda():
         return "hf"
     if "vllm" in engines and find_spec("vllm") is not None:
