@@ -19,11 +19,12 @@ import { ROOT } from '../model/tree'
 import { count, plural, shortName } from '../model/words'
 import type { Draft } from './drafts'
 import { kvChanged } from './gauge'
+import { call, provide } from './handlers'
 import { type OpenLoom, without } from './loom'
 import { cannotGrow, linkTo, listLooms, model, models, open } from './session'
 import { asked, blocked, limits, refused, settings, spent, TO_THE_END } from './settings'
 import { dismiss, failed, sentence, toast } from './toasts'
-import { troubled, ways } from './trouble'
+import { troubled } from './trouble'
 import { inspect } from './view'
 
 /** Above so many nodes a removal asks before, not after. */
@@ -308,14 +309,6 @@ export const clip = (node: number, keep: number, children: 'keep' | 'drop') =>
 export const move = (node: number, parent: number, index: number | null = null) =>
   change((loom) => api.move(loom.id, node, { parent, index }))
 
-/** What a pane shows of a change while it happens. */
-export const moves = {
-  /** Before nodes go: returns what shows that they have gone. */
-  removing:
-    (_tops: number[]): (() => void) =>
-    () => {},
-}
-
 export type What = 'node' | 'children' | 'siblings' | 'others'
 
 /** Numbers that a removal takes, the tops only. */
@@ -347,7 +340,7 @@ export async function remove(node: number, what: What = 'node'): Promise<void> {
     await stopped(loom, tops)
     if (!loom.tree.get(node)) return // it had nothing yet
     const next = standsAfter(loom, node, what)
-    const fold = moves.removing(tops)
+    const fold = call('removing', tops)
     loom.next = next // the feed may tell of it before the answer does
     const made = await taken(loom, () => api.remove(loom.id, node, what), fold)
     if (next !== null) loom.go(next)
@@ -381,7 +374,7 @@ export async function removeMany(nodes: readonly number[]): Promise<void> {
     const stays = tree
       .path(loom.current.peek())
       .findLast((_, i, path) => path.slice(0, i + 1).every((up) => !going.has(up)))
-    const fold = moves.removing(tops)
+    const fold = call('removing', tops)
     loom.next = stays ?? null
     const made = await taken(loom, () => api.remove(loom.id, first, 'node', others), fold)
     if (stays !== undefined) loom.go(stays)
@@ -417,10 +410,10 @@ function toldRemoved(n: number, made: Changed): void {
 }
 
 /** Make a removal, and show it; the loom's `next` says where one stands then. */
-async function taken(loom: OpenLoom, call: () => Promise<Changed>, fold: () => void): Promise<Changed> {
+async function taken(loom: OpenLoom, call: () => Promise<Changed>, fold?: () => void): Promise<Changed> {
   try {
     const made = await inTurn(call)
-    fold()
+    fold?.()
     loom.apply(made)
     return made
   } finally {
@@ -637,10 +630,10 @@ export async function begin(
 }
 
 // A new loom with this node's text alone: what stood before it takes no context there.
-ways.hoistAway = (node) => {
+provide('hoistAway', (node) => {
   const text = open.peek()?.tree.get(node)?.text
   if (text) void begin(text, { template: false, grow: null })
-}
+})
 
 export async function removeLoom(name: string): Promise<void> {
   try {

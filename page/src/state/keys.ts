@@ -4,11 +4,11 @@ import type { Signal } from '@preact/signals'
 import { comparedNodes } from '../model/compare'
 import { ROOT } from '../model/tree'
 import * as act from './actions'
+import { call } from './handlers'
 import { cardNeedsCtrl, scoreAll, showsSpecial } from './reading'
 import { cannotGrow, models, open } from './session'
 import { applyPreset, limits, presets, set, settings } from './settings'
 import { dismiss, toast } from './toasts'
-import { ways } from './trouble'
 import * as view from './view'
 
 export const isMac = /Mac|iPhone|iPad/.test(navigator.platform)
@@ -71,34 +71,6 @@ function nextBookmark(by: 1 | -1): void {
   go(order[next ?? (by > 0 ? places[0]! : places[places.length - 1]!)])
 }
 
-/** What other parts of the page take over while they have something open: editor, card, search. */
-export const handlers = {
-  edit: (_inPlace: boolean): void => {},
-  writeChild: (): void => {},
-  splitHere: (_andChild: boolean): void => {},
-  clipHere: (_drops: boolean): void => {},
-  alternative: (_by: 1 | -1): void => {},
-  takeAlternative: (): boolean => false,
-  search: (): void => {},
-  hit: (_by: 1 | -1): boolean => false,
-  fit: (_all: boolean): void => {},
-  closeTop: (): boolean => false,
-  /** Do it to the nodes that are selected; false where none are. */
-  withSelected: (_verb: 'grow' | 'remove'): boolean => false,
-  select: (_what: 'here' | 'leaves' | 'bookmarks'): void => {},
-  menu: (): void => {},
-  move: (): void => {},
-  /** Put what is being moved below the current node; false where nothing is. */
-  place: (): boolean => false,
-  showBookmarks: (): void => {},
-  nextMode: (): void => {},
-  /** A digit, before it means a child. Returns whether it was taken. */
-  digit: (_k: number): boolean => false,
-}
-
-/** What Escape closes, the one that was opened last first; each says whether it had something open. */
-export const closers: (() => boolean)[] = []
-
 const show = (what: view.Overlay) => {
   view.overlay.value = what
 }
@@ -126,7 +98,7 @@ const preset = (k: number) => {
 
 // biome-ignore format: a table is read by lines
 export const bindings: Binding[] = [
-  { id: 'grow', group: 'Grow', label: 'Grow branches', tree: ['g', 'Space'], text: ['Mod+Enter'], also: 'generate continue complete', can: canGrow, why: whyNot, run: () => handlers.withSelected('grow') || act.grow(at()) },
+  { id: 'grow', group: 'Grow', label: 'Grow branches', tree: ['g', 'Space'], text: ['Mod+Enter'], also: 'generate continue complete', can: canGrow, why: whyNot, run: () => call('withSelected', 'grow') || act.grow(at()) },
   { id: 'siblings', group: 'Grow', label: 'Grow more siblings', tree: ['G'], text: ['Mod+Shift+Enter'], also: 'regenerate more', can: canGrow, why: whyNot, run: () => act.grow(here()?.tree.parent(at()) ?? ROOT) },
   { id: 'grow-with', group: 'Grow', label: 'Grow with other models', tree: ['w'], also: 'switch model several side by side', can: () => canGrow() && models.peek().length > 1, why: whyNot, run: () => show('grow-with') },
   { id: 'continue', group: 'Grow', label: 'Continue: one branch, until it ends', tree: ['W'], also: 'generate complete end', can: canGrow, why: whyNot, run: () => act.continueToEnd(at()) },
@@ -137,7 +109,7 @@ export const bindings: Binding[] = [
   { id: 'preset-3', group: 'Grow', label: 'Third preset', tree: ['Alt+3'], text: ['Alt+3'], can: () => presets.peek().length > 2, run: () => preset(3) },
   { id: 'preset-4', group: 'Grow', label: 'Fourth preset', tree: ['Alt+4'], text: ['Alt+4'], can: () => presets.peek().length > 3, run: () => preset(4) },
   { id: 'preset-5', group: 'Grow', label: 'Fifth preset', tree: ['Alt+5'], text: ['Alt+5'], can: () => presets.peek().length > 4, run: () => preset(5) },
-  { id: 'next-token', group: 'Grow', label: 'One token at a time', tree: ['t'], also: 'step sample candidates', can: canGrow, why: whyNot, run: () => handlers.nextMode() },
+  { id: 'next-token', group: 'Grow', label: 'One token at a time', tree: ['t'], also: 'step sample candidates', can: canGrow, why: whyNot, run: () => call('nextMode') },
   { id: 'run', group: 'Grow', label: 'Search for an answer', tree: ['R'], also: 'reasoning beam mcts tree of thoughts', can: canGrow, why: whyNot, run: () => show('run') },
   { id: 'stop', group: 'Grow', label: 'Stop this branch; twice: all', tree: ['Escape'], also: 'cancel abort', run: stop },
   { id: 'retry', group: 'Grow', label: 'Grow again what failed', tree: ['f'], also: 'retry try again error', can: () => canGrow() && here()!.failedLanes().length > 0, why: whyNot, run: retryFailed },
@@ -152,21 +124,21 @@ export const bindings: Binding[] = [
   { id: 'back', group: 'Move', label: 'To where you were', tree: ['`'], also: 'previous last', can: has, run: () => go(here()?.previous) },
   { id: 'bookmark-next', group: 'Move', label: 'To the next bookmark', tree: [';'], can: has, run: () => nextBookmark(1) },
   { id: 'bookmark-previous', group: 'Move', label: 'To the bookmark before', tree: [':'], can: has, run: () => nextBookmark(-1) },
-  { id: 'edit', group: 'Write', label: 'Edit, as a sibling', tree: ['e'], also: 'rewrite change', can: has, run: () => handlers.edit(false) },
-  { id: 'edit-in-place', group: 'Write', label: 'Edit in place', tree: ['E'], also: 'rewrite change', can: has, run: () => handlers.edit(true) },
-  { id: 'write', group: 'Write', label: 'Write a child', tree: ['Enter'], also: 'add reply type new', can: has, run: () => handlers.place() || handlers.takeAlternative() || handlers.writeChild() },
+  { id: 'edit', group: 'Write', label: 'Edit, as a sibling', tree: ['e'], also: 'rewrite change', can: has, run: () => call('edit', false) },
+  { id: 'edit-in-place', group: 'Write', label: 'Edit in place', tree: ['E'], also: 'rewrite change', can: has, run: () => call('edit', true) },
+  { id: 'write', group: 'Write', label: 'Write a child', tree: ['Enter'], also: 'add reply type new', can: has, run: () => call('place') || call('takeAlternative') || call('writeChild') },
   { id: 'undo', group: 'Write', label: 'Undo', tree: ['u', 'Mod+z'], also: 'revert back', can: has, run: () => act.undo() },
   { id: 'redo', group: 'Write', label: 'Redo', tree: ['Mod+Shift+z', 'Mod+y'], also: 'again', can: has, run: () => act.redo() },
-  { id: 'split', group: 'Shape', label: 'Split at the cursor', tree: ['s'], text: ['Alt+s'], can: has, run: () => handlers.splitHere(false) },
-  { id: 'split-child', group: 'Shape', label: 'Split, and write a child', tree: ['c'], text: ['Alt+c'], also: 'add', can: has, run: () => handlers.splitHere(true) },
-  { id: 'clip', group: 'Shape', label: 'Cut off after the cursor', tree: ['C'], also: 'clip trim truncate', can: has, run: () => handlers.clipHere(false) },
-  { id: 'clip-drop', group: 'Shape', label: 'Cut off after the cursor, and drop it', also: 'clip trim truncate', can: has, run: () => handlers.clipHere(true) },
+  { id: 'split', group: 'Shape', label: 'Split at the cursor', tree: ['s'], text: ['Alt+s'], can: has, run: () => call('splitHere', false) },
+  { id: 'split-child', group: 'Shape', label: 'Split, and write a child', tree: ['c'], text: ['Alt+c'], also: 'add', can: has, run: () => call('splitHere', true) },
+  { id: 'clip', group: 'Shape', label: 'Cut off after the cursor', tree: ['C'], also: 'clip trim truncate', can: has, run: () => call('clipHere', false) },
+  { id: 'clip-drop', group: 'Shape', label: 'Cut off after the cursor, and drop it', also: 'clip trim truncate', can: has, run: () => call('clipHere', true) },
   { id: 'merge', group: 'Shape', label: 'Merge with the parent', tree: ['m'], text: ['Alt+m'], can: isBelowRoot, run: () => act.merge(at()) },
-  { id: 'remove', group: 'Shape', label: 'Remove', tree: ['Delete', 'Backspace'], text: ['Alt+Backspace'], also: 'delete prune', can: () => isBelowRoot() || hasSelected(), run: () => handlers.withSelected('remove') || act.remove(at()) },
+  { id: 'remove', group: 'Shape', label: 'Remove', tree: ['Delete', 'Backspace'], text: ['Alt+Backspace'], also: 'delete prune', can: () => isBelowRoot() || hasSelected(), run: () => call('withSelected', 'remove') || act.remove(at()) },
   { id: 'remove-children', group: 'Shape', label: 'Remove the children', tree: ['x'], also: 'delete prune', can: has, run: () => act.remove(at(), 'children') },
   { id: 'remove-siblings', group: 'Shape', label: 'Remove the siblings', tree: ['X'], also: 'delete prune others', can: isBelowRoot, run: () => act.remove(at(), 'siblings') },
   { id: 'keep-path', group: 'Shape', label: 'Keep only this path', also: 'prune delete others', can: isBelowRoot, run: () => act.remove(at(), 'others') },
-  { id: 'move', group: 'Shape', label: 'Move below another node', tree: ['y'], also: 'reparent', can: isBelowRoot, run: () => handlers.move() },
+  { id: 'move', group: 'Shape', label: 'Move below another node', tree: ['y'], also: 'reparent', can: isBelowRoot, run: () => call('move') },
   { id: 'bookmark', group: 'Shape', label: 'Bookmark', tree: ['b'], text: ['Mod+b'], also: 'star favourite mark', can: has, run: () => act.bookmark(at()) },
   { id: 'rate-up', group: 'Shape', label: 'Rate higher', tree: ['}'], also: 'rating star like good', can: isBelowRoot, run: () => act.rerate(at(), 1) },
   { id: 'rate-down', group: 'Shape', label: 'Rate lower', tree: ['{'], also: 'rating star dislike bad', can: isBelowRoot, run: () => act.rerate(at(), -1) },
@@ -178,23 +150,23 @@ export const bindings: Binding[] = [
   { id: 'expand', group: 'Look', label: 'Unfold everything', tree: ['+'], also: 'expand', can: has, run: () => act.collapse([...(here()?.collapsed.peek() ?? [])], false) },
   { id: 'heat', group: 'Look', label: 'Colour by probability, entropy or rank', tree: ['p'], text: ['Alt+p'], also: 'heat heatmap probabilities logprobs', can: has, run: view.cycleHeat },
   { id: 'markdown', group: 'Look', label: 'Markdown, or the exact text', tree: ['d'], also: 'render code table maths latex format', can: has, run: () => view.toggleMarkdown(here()!.isChat) },
-  { id: 'alternative', group: 'Look', label: 'Next token of the text', tree: ['.'], text: ['Alt+.'], also: 'card', can: has, run: () => handlers.alternative(1) },
-  { id: 'alternative-back', group: 'Look', label: 'Token before', tree: [','], text: ['Alt+,'], can: has, run: () => handlers.alternative(-1) },
+  { id: 'alternative', group: 'Look', label: 'Next token of the text', tree: ['.'], text: ['Alt+.'], also: 'card', can: has, run: () => call('alternative', 1) },
+  { id: 'alternative-back', group: 'Look', label: 'Token before', tree: [','], text: ['Alt+,'], can: has, run: () => call('alternative', -1) },
   { id: 'score', group: 'Look', label: 'Score what was written', also: 'logprobs', can: has, run: () => { const loom = here(); if (loom) scoreAll(loom) } },
   { id: 'special', group: 'Look', label: 'Show special tokens, or hide them', also: 'template', can: has, run: () => toggle(showsSpecial) },
   { id: 'card-ctrl', group: 'Look', label: 'Token card: on resting, or only with Ctrl held', run: () => toggle(cardNeedsCtrl) },
-  { id: 'select', group: 'Look', label: 'Select, or not any more', tree: ['a'], can: has, run: () => handlers.select('here') },
-  { id: 'select-leaves', group: 'Look', label: 'Select all leaves', tree: ['A'], can: has, run: () => handlers.select('leaves') },
-  { id: 'select-bookmarks', group: 'Look', label: 'Select all bookmarks', can: has, run: () => handlers.select('bookmarks') },
-  { id: 'bookmarks', group: 'Look', label: 'Bookmarks', tree: ['B'], also: 'starred list', can: has, run: () => handlers.showBookmarks() },
-  { id: 'menu', group: 'Look', label: 'What can be done with this node', tree: ['Shift+F10', 'ContextMenu'], also: 'context', can: has, run: () => handlers.menu() },
+  { id: 'select', group: 'Look', label: 'Select, or not any more', tree: ['a'], can: has, run: () => call('select', 'here') },
+  { id: 'select-leaves', group: 'Look', label: 'Select all leaves', tree: ['A'], can: has, run: () => call('select', 'leaves') },
+  { id: 'select-bookmarks', group: 'Look', label: 'Select all bookmarks', can: has, run: () => call('select', 'bookmarks') },
+  { id: 'bookmarks', group: 'Look', label: 'Bookmarks', tree: ['B'], also: 'starred list', can: has, run: () => call('showBookmarks') },
+  { id: 'menu', group: 'Look', label: 'What can be done with this node', tree: ['Shift+F10', 'ContextMenu'], also: 'context', can: has, run: () => call('menu') },
   { id: 'map', group: 'Look', label: 'Outline or map', tree: ['v'], also: 'view graph', can: has, run: () => { view.treeView.value = view.treeView.peek() === 'map' ? 'outline' : 'map' } },
   { id: 'compare', group: 'Look', label: 'Compare branches side by side', tree: ['='], also: 'diff beam', can: hasCompared, run: () => show('compare') },
-  { id: 'fit', group: 'Look', label: 'Map: fit the cursor', tree: ['0'], also: 'zoom centre', can: has, run: () => handlers.fit(false) },
-  { id: 'fit-all', group: 'Look', label: 'Map: fit all', tree: ['9'], also: 'zoom', can: has, run: () => handlers.fit(true) },
-  { id: 'search', group: 'Look', label: 'Search', tree: ['/'], text: ['Mod+Shift+f'], also: 'find filter', can: has, run: () => handlers.search() },
-  { id: 'hit-next', group: 'Look', label: 'Next hit of the search', tree: ['n'], can: has, run: () => handlers.hit(1) },
-  { id: 'hit-previous', group: 'Look', label: 'Hit before', tree: ['N'], can: has, run: () => handlers.hit(-1) },
+  { id: 'fit', group: 'Look', label: 'Map: fit the cursor', tree: ['0'], also: 'zoom centre', can: has, run: () => call('fit', false) },
+  { id: 'fit-all', group: 'Look', label: 'Map: fit all', tree: ['9'], also: 'zoom', can: has, run: () => call('fit', true) },
+  { id: 'search', group: 'Look', label: 'Search', tree: ['/'], text: ['Mod+Shift+f'], also: 'find filter', can: has, run: () => call('search') },
+  { id: 'hit-next', group: 'Look', label: 'Next hit of the search', tree: ['n'], can: has, run: () => call('hit', 1) },
+  { id: 'hit-previous', group: 'Look', label: 'Hit before', tree: ['N'], can: has, run: () => call('hit', -1) },
   { id: 'left', group: 'Page', label: 'Show or hide the tree', tree: ['Mod+['], also: 'sidebar panel', run: () => pane('hasLeft') },
   { id: 'right', group: 'Page', label: 'Show or hide the inspector', tree: ['Mod+]'], also: 'sidebar panel settings', run: () => pane('hasRight') },
   { id: 'looms', group: 'Page', label: 'Looms', tree: ['o'], also: 'open switch files', run: () => show('looms') },
@@ -210,8 +182,6 @@ export const bindings: Binding[] = [
   { id: 'palette', group: 'Page', label: 'All commands', tree: ['Mod+k'], text: ['Mod+k'], run: () => show('palette') },
   { id: 'help', group: 'Page', label: 'Keys', tree: ['?'], text: ['F1'], also: 'shortcuts keyboard', run: () => show('help') },
 ]
-
-ways.clip = () => void run('clip')
 
 const byId = new Map(bindings.map((each) => [each.id, each]))
 export const run = (id: string) => byId.get(id)?.run()
@@ -238,7 +208,7 @@ const TWICE_MS = 1500
 let escaped = { when: -Infinity, node: -1, hint: 0 }
 /** Close what is open above; else stop the branch here, and a second time everything. */
 function stop(): void {
-  if (handlers.closeTop() || closers.findLast((close) => close())) return
+  if (call('closeTop')) return
   const loom = here()
   if (!loom) return
   const [when, node] = [performance.now(), at()]
@@ -333,7 +303,7 @@ export function listen(): () => void {
     if (!typing && isOwn(event.target, key)) return
     const isChild = /^[1-9]$/.test(key) && !(key === '9' && view.treeView.peek() === 'map')
     if (!typing && isChild && event.repeat) return
-    if (!typing && isChild && (handlers.digit(Number(key)) || pickChild(Number(key)))) {
+    if (!typing && isChild && (call('digit', Number(key)) || pickChild(Number(key)))) {
       event.preventDefault()
       return
     }

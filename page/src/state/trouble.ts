@@ -3,18 +3,13 @@ import type { ApiError, GrowAsked } from '../api/client'
 import { api } from '../api/client'
 import { count, plural } from '../model/words'
 import { readKv } from './gauge'
+import { call } from './handlers'
 import { model, open } from './session'
 import { settings } from './settings'
 import { detailsOf, dismiss, failed, sentence, toast } from './toasts'
 
 /** Grow again, with other settings. */
 export type Again = (other: GrowAsked) => unknown
-
-/** Ways out that are other files' verbs, which need this one: they are set there. */
-export const ways = {
-  clip: (): void => {},
-  hoistAway: (_node: number): void => {},
-}
 
 const FEWEST_TOKENS = 8
 
@@ -76,8 +71,8 @@ function contextFull(error: Told): void {
         : `${sentence(error.message)}.`,
     offers: loom
       ? [
-          { label: 'Cut off after the cursor', run: () => ways.clip() },
-          { label: 'Hoist into a new loom', run: () => ways.hoistAway(node) },
+          { label: 'Cut off after the cursor', run: () => call('clipHere', false) },
+          { label: 'Hoist into a new loom', run: () => call('hoistAway', node) },
         ]
       : [],
     more: detailsOf(error as ApiError),

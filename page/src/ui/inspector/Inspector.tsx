@@ -1,6 +1,7 @@
 /** What one sets and sees beside the text. */
 import { useEffect, useRef } from 'preact/hooks'
-import { handlers, keyFor } from '../../state/keys'
+import { provide } from '../../state/handlers'
+import { keyFor } from '../../state/keys'
 import type { OpenLoom } from '../../state/loom'
 import { type InspectorTab, inspect, inspectorTab } from '../../state/view'
 import { RunTab } from '../run/RunTab'
@@ -19,17 +20,15 @@ export function Inspector({ loom }: { loom: OpenLoom }) {
   const chosen = tabs.includes(inspectorTab.value) ? inspectorTab.value : 'generate'
   const before = useRef<InspectorTab>('generate')
   const list = useRef<HTMLDivElement>(null)
-  useEffect(() => {
-    const kept = handlers.nextMode
-    handlers.nextMode = () => {
-      const now = inspectorTab.peek()
-      if (now !== 'tokens') before.current = now
-      inspect(now === 'tokens' ? before.current : 'tokens')
-    }
-    return () => {
-      handlers.nextMode = kept
-    }
-  }, [])
+  useEffect(
+    () =>
+      provide('nextMode', () => {
+        const now = inspectorTab.peek()
+        if (now !== 'tokens') before.current = now
+        inspect(now === 'tokens' ? before.current : 'tokens')
+      }),
+    [],
+  )
   const Panel = PANELS[chosen]
   const step = (event: KeyboardEvent) => {
     const at = tabs.indexOf(chosen)

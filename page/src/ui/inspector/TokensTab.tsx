@@ -4,7 +4,7 @@ import { figure } from '../../model/heat'
 import { type ChanceRow, chanceRows, drawingAsked, drawingSays } from '../../model/next'
 import { ending, oneLine, probability, shortName } from '../../model/words'
 import * as act from '../../state/actions'
-import { handlers } from '../../state/keys'
+import { provide } from '../../state/handlers'
 import type { OpenLoom } from '../../state/loom'
 import { isReadOnly, server } from '../../state/session'
 import { settings } from '../../state/settings'
@@ -44,20 +44,16 @@ export function TokensTab({ loom }: { loom: OpenLoom }) {
   const listed = new Set(wanted.map((row) => row.chance.id))
   const lookedUp = found.chances.filter((each) => !listed.has(each.id))
   const take = (id: number) => void act.take(at, [id])
-  useEffect(() => {
-    const before = handlers.digit
-    handlers.digit = (k) => {
+  useEffect(() =>
+    provide('digit', (k) => {
       // Nobody takes what they cannot see; while the next ones are on their way a digit means them.
       if (k > KEYED || asked === null || !box.current?.offsetParent) return false
       if (!isHere) return told.error === ''
       const row = wanted[k - 1]
       if (row) take(row.chance.id)
       return row !== undefined
-    }
-    return () => {
-      handlers.digit = before
-    }
-  })
+    }),
+  )
   const note = !node
     ? ''
     : isReadOnly.value

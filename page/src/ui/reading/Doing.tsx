@@ -15,7 +15,8 @@ import { ORDERS, type Order } from '../../model/sibling_order'
 import { ROOT } from '../../model/tree'
 import { plural } from '../../model/words'
 import * as act from '../../state/actions'
-import { handlers, isMac, keyFor, run } from '../../state/keys'
+import { call } from '../../state/handlers'
+import { isMac, keyFor, run } from '../../state/keys'
 import type { OpenLoom } from '../../state/loom'
 import { scoreAll, showsSpecial, unscored } from '../../state/reading'
 import { isReadOnly, models } from '../../state/session'
@@ -80,7 +81,7 @@ export function Doing({ loom }: { loom: OpenLoom }) {
           class="button"
           title={`Write a child  ${keyFor('write')}`}
           disabled={isReadOnly.value}
-          onClick={() => handlers.writeChild()}
+          onClick={() => call('writeChild')}
         >
           <TextCursorInput aria-hidden />
           Write
@@ -91,7 +92,7 @@ export function Doing({ loom }: { loom: OpenLoom }) {
         class="button"
         title={`Edit, as a sibling  ${keyFor('edit')}`}
         disabled={isReadOnly.value}
-        onClick={() => handlers.edit(false)}
+        onClick={() => call('edit', false)}
       >
         <Pencil aria-hidden />
         Edit
@@ -193,7 +194,7 @@ function Composer({ isHere }: { isHere: boolean }) {
         class="composer"
         title={`Reply  ${keyFor('write')}`}
         disabled={isReadOnly.value}
-        onClick={() => handlers.writeChild()}
+        onClick={() => call('writeChild')}
       >
         Reply
       </button>

@@ -5,7 +5,7 @@ import { pieceOf, piecesOf } from '../../model/pieces'
 import { ROOT } from '../../model/tree'
 import { shownText } from '../../model/turns'
 import * as act from '../../state/actions'
-import { handlers } from '../../state/keys'
+import { call } from '../../state/handlers'
 import type { OpenLoom } from '../../state/loom'
 import { card, cursor, type Spot, scored, showsSpecial } from '../../state/reading'
 import { failed, toast } from '../../state/toasts'
@@ -137,7 +137,7 @@ export async function splitAt(loom: OpenLoom, spot: Spot | null, andWrite: boole
   } else if (!andWrite) {
     return void toast('Nothing stands after the cursor in this node.')
   } else if (cut) loom.go(cut.node)
-  if (andWrite) handlers.writeChild()
+  if (andWrite) call('writeChild')
 }
 
 export async function clipAt(loom: OpenLoom, spot: Spot | null, children: 'keep' | 'drop'): Promise<void> {

@@ -2,8 +2,7 @@
 import { useEffect } from 'preact/hooks'
 import { ROOT } from '../../model/tree'
 import { shownText } from '../../model/turns'
-import { moves } from '../../state/actions'
-import { handlers } from '../../state/keys'
+import { provideAll } from '../../state/handlers'
 import type { OpenLoom } from '../../state/loom'
 import { card, cursor } from '../../state/reading'
 import { isReadOnly } from '../../state/session'
@@ -14,30 +13,35 @@ import { choose, clipAt, inTurn, isWalking, splitAt, take, walkInTurn } from './
 
 export function useReadingKeys(loom: OpenLoom): void {
   useEffect(() => {
-    handlers.edit = (inPlace) => beginEdit(loom, inPlace)
-    handlers.writeChild = () => beginChild(loom)
-    handlers.splitHere = (andChild) => void inTurn(() => splitAt(loom, cursor.peek(), andChild))
-    handlers.clipHere = (drops) => void inTurn(() => clipAt(loom, cursor.peek(), drops ? 'drop' : 'keep'))
-    handlers.alternative = (by) => walkInTurn(loom, by)
-    handlers.takeAlternative = () => {
-      if (!hasCard()) return false
-      void inTurn(() => take(loom, true))
-      return true
-    }
-    moves.removing = (tops) => {
-      const folds = tops.slice(0, 4).flatMap((each) => {
-        const element =
-          document.querySelector(`.path [data-node="${each}"]`) ??
-          document.querySelector(`.reading [data-child="${each}"] :is(.child-text, .lane-text)`)
-        return element ? [seizeRemoval(element)] : []
-      })
-      return () => {
-        for (const fold of folds) fold()
-      }
-    }
+    const undo = provideAll({
+      edit: (inPlace) => beginEdit(loom, inPlace),
+      writeChild: () => beginChild(loom),
+      splitHere: (andChild) => void inTurn(() => splitAt(loom, cursor.peek(), andChild)),
+      clipHere: (drops) => void inTurn(() => clipAt(loom, cursor.peek(), drops ? 'drop' : 'keep')),
+      alternative: (by) => walkInTurn(loom, by),
+      takeAlternative: () => {
+        if (!hasCard()) return false
+        void inTurn(() => take(loom, true))
+        return true
+      },
+      removing: (tops) => {
+        const folds = tops.slice(0, 4).flatMap((each) => {
+          const element =
+            document.querySelector(`.path [data-node="${each}"]`) ??
+            document.querySelector(`.reading [data-child="${each}"] :is(.child-text, .lane-text)`)
+          return element ? [seizeRemoval(element)] : []
+        })
+        return () => {
+          for (const fold of folds) fold()
+        }
+      },
+    })
     const onKey = (event: KeyboardEvent) => onCardKey(loom, event)
     addEventListener('keydown', onKey, { capture: true })
-    return () => removeEventListener('keydown', onKey, { capture: true })
+    return () => {
+      undo()
+      removeEventListener('keydown', onKey, { capture: true })
+    }
   }, [loom])
 }
 

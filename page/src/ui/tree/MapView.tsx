@@ -4,7 +4,7 @@ import { useEffect, useRef, useState } from 'preact/hooks'
 import { label, meanP } from '../../model/label'
 import { TINTS, type Tint } from '../../model/map'
 import { averageProbability, count, plural } from '../../model/words'
-import { handlers } from '../../state/keys'
+import { provide } from '../../state/handlers'
 import type { OpenLoom } from '../../state/loom'
 import { IconButton } from '../Button'
 import { menu, moveTo, moving, select } from './deeds'
@@ -26,15 +26,14 @@ export function MapView({ loom }: { loom: OpenLoom }) {
   useEffect(() => {
     const made = new Stage(loom, canvas.current!, small.current!)
     setStage(made)
-    const before = handlers.fit
-    handlers.fit = (isAll) => made.fit(isAll)
+    const undo = provide('fit', (isAll) => made.fit(isAll))
     const onWheel = (event: WheelEvent) => {
       event.preventDefault()
       wheel(made, event)
     }
     canvas.current!.addEventListener('wheel', onWheel, { passive: false })
     return () => {
-      handlers.fit = before
+      undo()
       made.close()
     }
   }, [loom])

@@ -3,7 +3,8 @@ import { Bookmark, ListChecks, Search as SearchIcon } from 'lucide-preact'
 import { useEffect } from 'preact/hooks'
 import * as act from '../../state/actions'
 import { closeSearch, goToHit, hits, isSearching } from '../../state/finding'
-import { closers, handlers, keyFor } from '../../state/keys'
+import { provideAll } from '../../state/handlers'
+import { keyFor } from '../../state/keys'
 import type { OpenLoom } from '../../state/loom'
 import { showTree, treeView } from '../../state/view'
 import { IconButton } from '../Button'
@@ -65,44 +66,42 @@ function ViewTab({ to, children }: { to: 'outline' | 'map'; children: string }) 
   )
 }
 
-/** What the table of keys leaves to the tree. Returns what gives it back. */
+/** Handle the commands of the tree. Returns the undo. */
 function takeKeys(loom: OpenLoom): () => void {
-  const before = { ...handlers }
-  handlers.search = () => {
-    showTree()
-    if (isSearching.peek()) document.querySelector<HTMLElement>('.search input')?.focus()
-    isSearching.value = true
-  }
-  handlers.hit = goToHit
-  handlers.select = (what) => {
-    showTree()
-    if (what === 'here') select(loom, loom.current.peek())
-    else selectAll(loom, what)
-  }
-  handlers.withSelected = (verb) => {
-    const nodes = [...loom.selected.peek()]
-    if (!nodes.length) return false
-    if (verb === 'grow') growSelected(loom)
-    else act.removeMany(nodes)
-    return true
-  }
-  handlers.menu = () => menuHere(loom)
-  handlers.move = () => beginMove(loom, loom.current.peek())
-  handlers.place = () => {
-    if (carried(loom) === null) return false
-    moveTo(loom, loom.current.peek())
-    return true
-  }
-  handlers.showBookmarks = () => {
-    hasBookmarks.value = !hasBookmarks.peek()
-    if (hasBookmarks.peek()) showTree()
-  }
-  const close = () => closeTop(loom)
-  closers.push(close)
+  const undo = provideAll({
+    search: () => {
+      showTree()
+      if (isSearching.peek()) document.querySelector<HTMLElement>('.search input')?.focus()
+      isSearching.value = true
+    },
+    hit: goToHit,
+    select: (what) => {
+      showTree()
+      if (what === 'here') select(loom, loom.current.peek())
+      else selectAll(loom, what)
+    },
+    withSelected: (verb) => {
+      const nodes = [...loom.selected.peek()]
+      if (!nodes.length) return false
+      if (verb === 'grow') growSelected(loom)
+      else act.removeMany(nodes)
+      return true
+    },
+    menu: () => menuHere(loom),
+    move: () => beginMove(loom, loom.current.peek()),
+    place: () => {
+      if (carried(loom) === null) return false
+      moveTo(loom, loom.current.peek())
+      return true
+    },
+    showBookmarks: () => {
+      hasBookmarks.value = !hasBookmarks.peek()
+      if (hasBookmarks.peek()) showTree()
+    },
+    closeTop: () => closeTop(loom),
+  })
   return () => {
-    const { search, hit, select, withSelected, menu, move, place, showBookmarks } = before
-    Object.assign(handlers, { search, hit, select, withSelected, menu, move, place, showBookmarks })
-    closers.splice(closers.indexOf(close), 1)
+    undo()
     closeTree()
   }
 }
