@@ -1,10 +1,11 @@
-"""Run the commands and programs of README, of the tour and of the examples, and write their output.
+"""Run the commands and programs of README, tutorials, recipes and examples, and write their output.
 
 python -m tools.outputs              rewrites the output on every page
 python -m tools.outputs PAGE …       on these pages only
 
 A block `console` has commands after "$ ", each followed by its output. They run in the repository's
 root. The blocks `python` of a page are one program; a block `text` right below one is its output.
+A block that begins with "# needs MODULE" runs where that module is installed.
 All of them have looms of their own, and one kind of kernel: x86-64 machines write the same texts.
 """
 
@@ -24,6 +25,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [
     ROOT / "README.md",
     ROOT / "docs" / "five-minutes.md",
+    *sorted((ROOT / "docs" / "cookbook").glob("*.md")),
     *sorted(ROOT.glob("examples/*/README.md")),
 ]
 ADDRESS = "http://127.0.0.1:8000"  # a program that names it gets a server
@@ -31,6 +33,7 @@ ADDRESS = "http://127.0.0.1:8000"  # a program that names it gets a server
 KERNEL = {"OPENBLAS_CORETYPE": "Haswell", "OPENBLAS_NUM_THREADS": "1", "WEFT_LOG": "error"}
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _COMMAND = re.compile(r"^\$ (.*(?:\\\n.*)*)\n", re.MULTILINE)
+_NEEDS = re.compile(r"# needs (.+)\n")
 _VARIES = re.compile(r"\d+(?:\.\d+)?(?= (?:s|tok/s|ms)\b)")
 _MARK = "\x1e"  # between the outputs of two blocks
 
@@ -51,15 +54,23 @@ class Place(NamedTuple):
         root: the working directory of commands.
         scratch: the working directory of programs, and the folder of looms.
         bin_folder: the folder of `python` and `weft`.
+        model: the model that a server loads.
     """
 
     root: Path
     scratch: Path
     bin_folder: Path
+    model: str = "tiny"
 
     def environment(self) -> dict[str, str]:
         path = f"{self.bin_folder}{os.pathsep}{os.environ['PATH']}"
         return {**os.environ, **KERNEL, "PATH": path, "WEFT_HOME": str(self.scratch)}
+
+
+def scratch(folder: Path) -> Path:
+    """Link the repository's folders that programs read into an empty folder; return the folder."""
+    (folder / "benchmarks").symlink_to(ROOT / "benchmarks")
+    return folder
 
 
 def outputs(page: str, place: Place) -> list[Output]:
@@ -67,9 +78,15 @@ def outputs(page: str, place: Place) -> list[Output]:
 
     Raises: RuntimeError with the error output if a command or the program fails.
     """
-    blocks = [block for block in _BLOCK.finditer(page) if not block[2].startswith("# needs")]
+    blocks = [block for block in _BLOCK.finditer(page) if _is_runnable(block[2], place)]
     results = list(_of_commands(page, blocks, place)) + list(_of_programs(page, blocks, place))
     return sorted(results, key=lambda output: output.start)
+
+
+def _is_runnable(block: str, place: Place) -> bool:
+    needs = _NEEDS.match(block)
+    packages = place.bin_folder.parent.glob("lib/python*/site-packages/*")
+    return needs is None or any(package.name == needs[1] for package in packages)
 
 
 def _of_commands(page: str, blocks: list[re.Match[str]], place: Place) -> Iterator[Output]:
@@ -109,6 +126,7 @@ def _run(command: list[str], folder: Path, env: Mapping[str, str]) -> str:
 def served(place: Place) -> Iterator[str]:
     """Run `weft serve` on a free port; yield its address."""
     command = [str(place.bin_folder / "weft"), "serve", "--port", "0", "--no-browser"]
+    command += ["-m", place.model]
     env = {**place.environment(), "WEFT_LOG": "warning"}
     with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
@@ -144,8 +162,9 @@ def refresh(path: Path, place: Place) -> bool:
 def main(arguments: list[str]) -> int:
     """Rewrite the pages; print the names of those that changed."""
     for path in map(Path, arguments or PAGES):
-        with tempfile.TemporaryDirectory() as scratch:
-            if refresh(path.resolve(), Place(ROOT, Path(scratch), Path(sys.executable).parent)):
+        with tempfile.TemporaryDirectory() as folder:
+            place = Place(ROOT, scratch(Path(folder)), Path(sys.executable).parent)
+            if refresh(path.resolve(), place):
                 print(f"wrote {path}")
     return 0
 
