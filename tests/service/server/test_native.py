@@ -1022,10 +1022,11 @@ def test_author_note_of_a_loom_is_used_and_checked(served: Served) -> None:
     served.client.patch(path, json={"meta": meta}).raise_for_status()
     assert served.client.get(path).json()["meta"]["author_note"] == meta["author_note"]
     body = {"max_tokens": 4, "seed": 1, "wait": True}
-    noted = served.client.post(f"{path}/nodes/0/generate", json=body).json()["nodes"]
+    noted = served.client.post(f"{path}/nodes/0/generate", json=body).json()
     prompt["prompt"] = "One.\n[N]\nTwo"
     other = served.client.post("/api/v1/looms", json=prompt).json()["id"]
-    twin = served.client.post(f"/api/v1/looms/{other}/nodes/0/generate", json=body).json()["nodes"]
-    assert [node["text"] for node in noted] == [node["text"] for node in twin]
+    twin = served.client.post(f"/api/v1/looms/{other}/nodes/0/generate", json=body).json()
+    assert [node["text"] for node in noted["nodes"]] == [node["text"] for node in twin["nodes"]]
+    assert noted["usage"]["prompt_tokens"] == twin["usage"]["prompt_tokens"]
     wrong = served.client.patch(path, json={"meta": {"author_note": "[N]"}})
     assert (wrong.status_code, "author_note" in wrong.text) == (400, True)

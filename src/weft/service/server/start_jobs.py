@@ -15,7 +15,7 @@ from ...constraints import from_dict
 from ...errors import ConfigError, Conflict, ContextOverflow, Terminal
 from ...lm.lm import LM
 from ...loom import Heddle, Loom
-from ...loom.grow import MODEL, OtherModel, check_not_terminal, is_quick, plan
+from ...loom.grow import OtherModel, check_not_terminal, is_quick, plan
 from ...search.core import Cost, Grow, Level, SearchResult
 from ...search.strategies import STRATEGIES
 from ..api.jobs import StartRun, TokenUsage
@@ -264,14 +264,16 @@ async def _grow_to_end(
 
 
 def usage_of(job: ServerJob) -> TokenUsage:
-    """Return a job's token counts. A prompt that several branches share counts once."""
+    """Return a job's token counts, with those of an author's note.
+
+    A prompt that several branches share counts once.
+    """
     prompts: dict[tuple[str, str | None], int] = {}
     cached: dict[tuple[str, str | None], int] = {}
     for task in job.growth_tasks:
         for pending in task.growth.branches:
             key = pending.parent.id, task.author.model
-            is_own = MODEL not in pending.child.meta
-            prompts[key] = (pending.origin if is_own else pending.start).depth
+            prompts[key] = pending.start.depth
             reused = None if pending.ticket is None else pending.ticket.reused
             if reused is not None:  # only the first branch of a prompt computes it
                 cached[key] = min(reused, cached.get(key, reused))
