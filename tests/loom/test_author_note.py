@@ -13,6 +13,7 @@ from shallow import shallow
 from weft import LM, Heddle, Loom
 from weft.errors import ConfigError
 from weft.loom.author_note import AuthorNote, place_with_note
+from weft.loom.node import set_tokens
 
 TEXT = "One.\nTwo.\n\nThree.\nFour"
 
@@ -49,6 +50,12 @@ def question(node: Heddle, text: str) -> Heddle:
 def test_note_is_a_line_before_the_last_line_breaks(depth: int, expected: str) -> None:
     loom = Loom(model(), "One.\nTwo.", template=False)
     assert context(loom.add("\n\nThree.\nFour"), depth) == expected
+
+
+def test_note_of_an_empty_path_is_its_only_text() -> None:
+    loom = Loom(model(), "One.", template=False)
+    set_tokens(loom, [])
+    assert context(loom, 1) == "[N]\n"
 
 
 @pytest.mark.parametrize(

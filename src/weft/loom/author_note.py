@@ -142,6 +142,6 @@ def _with_note_in_text(lm: LM, tokens: list[int], note: AuthorNote) -> list[int]
     while at and n_breaks < note.depth:
         n_breaks += lm.text.token_text(tokens[at - 1]).count("\n")
         at -= n_breaks < note.depth
-    if not at and tokens[0] == lm.text.bos_token_id:
+    if not at and tokens[:1] == [lm.text.bos_token_id]:
         at = 1
     return [*tokens[:at], *lm.text.encode(f"{note.text}\n", add_bos=False), *tokens[at:]]
