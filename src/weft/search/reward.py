@@ -171,12 +171,15 @@ class RewardModel(Scorer):
         """
         prefixes = [self._scored_prefixes(prompt, text) for prompt, text in texts]
         distinct = dict.fromkeys(prefix for each in prefixes for prefix in each)
-        missing = [prefix for prefix in distinct if prefix not in self._cached_scores]
+        # Another search may evict cached scores while this one waits for the model.
+        cached = self._cached_scores
+        known = {prefix: cached[prefix] for prefix in distinct if prefix in cached}
+        missing = [prefix for prefix in distinct if prefix not in known]
         if missing:
             compute = self._verdicts if self.kind == "judge" else self._outputs
-            new_scores = yield from compute(missing)
-            self._cached_scores.update(zip(missing, new_scores, strict=True))
-        scores = [[self._cached_scores[prefix] for prefix in each] for each in prefixes]
+            known.update(zip(missing, (yield from compute(missing)), strict=True))
+            cached.update((prefix, known[prefix]) for prefix in missing)
+        scores = [[known[prefix] for prefix in each] for each in prefixes]
         while len(self._cached_scores) > _MAX_CACHED_SCORES:
             self._cached_scores.popitem(last=False)
         return [REDUCTIONS[self.reduce](each) if each else 0.0 for each in scores]
