@@ -180,6 +180,8 @@ class Particles:
     def record(self, search: Search, candidates: Sequence[Heddle]) -> Sequence[Heddle]:
         """Move the particles to their new nodes, update their weights, and resample if necessary.
 
+        candidates: the new nodes, at most one per particle. Other particles keep their node.
+
         Return the nodes of the particles, heaviest first.
         """
         new = defaultdict[str, list[Heddle]](list)
@@ -209,7 +211,7 @@ class Particles:
         return sorted(nodes, key=lambda node: (not search.is_solved(node), not node.terminal))
 
     def log_evidence(self, search: Search) -> float:
-        """Return the log of the estimated mean of exp(potential), in nats."""
+        """Return the log of the estimated mean of exp(potential) under the model, in nats."""
         return self._past_evidence(search) + log_mean_exp(
             [weight for _, weight in self._particles(search)]
         )
