@@ -34,6 +34,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "filtered": {"n": 2, "temperature": 1.1, "top_p": 0.6, "min_p": 0.05, "seed": 2},
     "penalised": {"n": 2, "temperature": 0.5, "repetition_penalty": 1.2, "seed": 3},
     "window": {"temperature": 0.4, "frequency_penalty": 0.4, "penalty_last_n": 8, "seed": 4},
+    "dry": {"n": 2, "temperature": 0.5, "dry_multiplier": 0.8, "seed": 3},
     "stopped": {"n": 2, "temperature": 0.5, "stop": ["the", "."], "seed": 5},
     "constrained": {"n": 2, "temperature": 0.8, "constraint": SCHEMA, "seed": 6},
     "biased": {"temperature": 0.6, "logit_bias": {40: 1.5, 50: float("-inf")}, "seed": 7},

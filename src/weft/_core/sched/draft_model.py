@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 MAX_DRAFT = 8  # draft tokens of a run in a step
-_LENGTH = 6  # length of match whose counts in `Acceptance` are those of a model
+_LENGTH = 6  # `Acceptance` counts by length of match; a model's drafts all count as this length
 _KEPT = 0.97  # of a run's counts after a step without drafts, so that they are tried later
 
 
 class ModelDrafts:
-    """The draft tokens of one run that a smaller model has drawn, and how often it was right."""
+    """The draft tokens of one run that a smaller model has drawn, and their acceptance."""
 
     def __init__(self, acceptance: Acceptance) -> None:
         self.acceptance = acceptance
         self._tokens: list[int] = []
 
-    def offer(self, tokens: Sequence[int]) -> None:
-        """Set the draft tokens that follow the last token of the run."""
+    def replace(self, tokens: Sequence[int]) -> None:
+        """Replace the draft tokens by those that follow the last token of the run."""
         self._tokens = list(tokens)
 
     def push(self, token: int) -> None:
@@ -57,8 +57,8 @@ class ModelDrafts:
 class DraftModel:
     """A smaller model with the same vocabulary, which drafts tokens for the runs of a larger one.
 
-    It draws with the parameters and the random stream of each run, without constraint and
-    penalties. Its KV of rejected tokens is freed before its next drafts.
+    It draws with the parameters and the random stream of each run, without constraint,
+    penalties and DRY. Its KV of rejected tokens is freed before its next drafts.
 
     is_usable: False after an error of the smaller model.
     """
@@ -71,7 +71,7 @@ class DraftModel:
         self._offered: list[tuple[RunJob, Place, list[int]]] = []
 
     def propose(self, runs: Sequence[RunJob], costs: StepCosts, min_gain: float) -> None:
-        """Draw draft tokens for the runs of the next step, as many as pay.
+        """Draw draft tokens for the runs of the next step, as many as raise the expected speed.
 
         Runs the smaller model. Do not hold the lock of the larger one's scheduler.
         """
@@ -113,7 +113,7 @@ class DraftModel:
         return best
 
     def _draw(self, wanted: Sequence[tuple[RunJob, ModelDrafts, int]]) -> None:
-        """Draw the draft tokens of some runs together, and offer them to the runs."""
+        """Draw the draft tokens of some runs together, and store them in `ModelDrafts`."""
         scheduler = self._driver.scheduler
         began, items = time.perf_counter(), []
         for run, _, n in wanted:
@@ -123,6 +123,7 @@ class DraftModel:
                 repetition_penalty=1.0,
                 presence_penalty=0.0,
                 frequency_penalty=0.0,
+                dry_multiplier=0.0,
             )
             place = Place(scheduler.tree.holds, None, None, run.sequence.end().ids())
             items.append(Run(place, Sampler(params, run.sampler.stream), max_tokens=n))
@@ -130,7 +131,7 @@ class DraftModel:
         self._driver.drive(tickets)
         for (run, drafts, _), ticket in zip(wanted, tickets, strict=True):
             result = ticket.result()
-            drafts.offer(result.tokens)
+            drafts.replace(result.tokens)
             self._offered.append((run, result.end, result.tokens))
         seconds = (time.perf_counter() - began) / max(n for _, _, n in wanted)
         known = self._seconds or seconds

@@ -48,9 +48,9 @@ class NGramIndex:
 
 
 class Acceptance:
-    """How often the next token of a match was the token that a run drew, by length of the match.
+    """Acceptance rates of draft tokens, by the length of the match that they follow.
 
-    Recent tokens count more.
+    Recent tokens count more. `rate` starts at an assumed rate, and approaches the counted one.
     """
 
     __slots__ = ("_base", "_hits", "_limit", "_trials")
@@ -65,8 +65,9 @@ class Acceptance:
         """Create the counts of an LM, or those of a run.
 
         Args:
-            base: the LM's counts, which stand for a run's own while these are few.
-            limit: trials after which older ones count half.
+            base: the counts of the LM: the prior of a run's rates, and also updated by `count`.
+                None: this object has the counts of the LM.
+            limit: trials after which all counts are halved.
         """
         self._base = base
         self._limit = limit
@@ -85,12 +86,12 @@ class Acceptance:
             self._base.count(n_matched, is_hit)
 
     def forget(self, kept: float) -> None:
-        """Multiply the counts by `kept`: the rates approach those that are assumed."""
+        """Multiply the counts by `kept` (0 to 1), so that the rates approach the assumed ones."""
         self._hits = [kept * hits for hits in self._hits]
         self._trials = [kept * trials for trials in self._trials]
 
     def rate(self, n_matched: int) -> float:
-        """Return the probability that the token after a match of `n_matched` tokens is drawn."""
+        """Return the estimated acceptance of the token after a match of `n_matched` tokens."""
         kind = self._KIND[min(n_matched, CONTEXT)]
         prior = self._PRIOR[kind] if self._base is None else self._base.rate(n_matched)
         n = self._PRIOR_TRIALS
@@ -98,10 +99,10 @@ class Acceptance:
 
 
 class RunLookup:
-    """The tokens of one run, and the place in earlier text that they repeat now.
+    """Draft tokens of one run by prompt lookup: the place in earlier text that its end repeats.
 
-    It follows that text token by token as long as the run draws its tokens. So the acceptance is
-    known even while no drafts are verified.
+    It follows that text token by token as long as the run draws the same tokens. So it measures the
+    acceptance even while no drafts are verified.
     """
 
     __slots__ = ("_acceptance", "_end", "_ids", "_index", "_n_matched", "_source")
@@ -152,7 +153,7 @@ class RunLookup:
     def draft(self, n: int) -> list[int]:
         """Return at most `n` tokens that followed the last tokens of the run in earlier text.
 
-        If they reach the run's own end, they repeat from there: the text has a period.
+        If they reach the end of the run itself, they repeat from there, as in a periodic text.
         """
         source, end, tokens = self._source, self._end, list[int]()
         if source is None:

@@ -143,12 +143,12 @@ class Speculation:
     def plan(
         self, runs: Sequence[RunJob], n_others: int, budget: int, n_ctx: int
     ) -> dict[RunJob, list[int]]:
-        """Return the drafts for the next step, of the runs for which they pay.
+        """Return the draft tokens to verify in the next step, for the runs that gain from them.
 
         Args:
             runs: runs that decode in the step.
-            n_others: other tokens that the step decodes.
-            budget: maximum number of draft tokens.
+            n_others: tokens of other runs in the step.
+            budget: maximum number of draft tokens of the step.
             n_ctx: maximum tokens of a path.
         """
         if not runs or len(runs) > MAX_RUNS:
@@ -193,8 +193,9 @@ def advanced_samplers(
 ) -> tuple[list[int], list[Sampler]]:
     """Return the draft tokens that may follow each other, and the sampler of each position.
 
-    The draft is cut before an end token, and before a token that the constraint forbids. The
-    samplers draw after the last token of the run and after each draft token.
+    The draft is cut before an end token, before a token that the constraint forbids, and before one
+    after which the text must end. The samplers draw after the last token of the run and after each
+    draft token.
     """
     tokens, samplers = list[int](), [sampler]
     for token in draft:
