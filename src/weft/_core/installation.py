@@ -30,7 +30,10 @@ def pip_install(target: str, extra: str = "") -> str:
 
 
 def installed_from() -> str:
-    """Return what pip takes to install this copy of Weft once more: PIP_TARGET or its origin."""
+    """Return the name, path or version-control URL with which pip installs this copy of Weft.
+
+    That is `weft.PIP_TARGET` if it is the name on PyPI, or if the origin of this copy is unknown.
+    """
     if PIP_TARGET == DISTRIBUTION:
         return DISTRIBUTION
     try:

@@ -80,7 +80,7 @@ def penalties(
 class Filtered(NamedTuple):
     """Tokens that the filters keep, sorted.
 
-    rows: int64 [B].
+    rows: int64 [B], indices of the filtered rows in the logits.
 
     ids: int64 [B, C], most likely first.
 
@@ -100,7 +100,7 @@ class Filtered(NamedTuple):
 class Cutoff(NamedTuple):
     """Tokens that the filters keep, as a threshold on the logits.
 
-    rows: int64 [B].
+    rows: int64 [B], indices of the filtered rows in the logits.
 
     min_logit: float32 [B], the smallest logit that is kept.
 
@@ -356,11 +356,12 @@ def top_choices(logits: Floats, top: np.float32, temperature: float, wanted: flo
 def _sure_floors(
     peaks: Floats, arrays: SamplingArrays, total: Doubles, edges: Floats, n_vocab: int
 ) -> Floats:
-    """Return for each row a logit below which no filter needs any token: float32 [B].
+    """Return for each row a logit: tokens below it change no filter's result. float32 [B].
 
-    -inf if no such logit is known.
+    The filters drop these tokens, so they need no ranking. -inf if no such logit is known.
 
     Args:
+        peaks: float32 [B, groups], `metrics.group_peaks` of the rows.
         total: float64 [B], `mass` of each row.
         edges: float32 [B], the smallest logit that top-nσ keeps, which is the first filter.
     """
@@ -513,7 +514,7 @@ def _typical(candidates: Candidates, share: Doubles) -> Flags:
 def _top_p(candidates: Candidates, share: Doubles) -> Flags:
     """Return True for the most likely tokens that together reach a share: bool [B, C].
 
-    share: float64 [B], of the probability.
+    share: float64 [B], 0 to 1, of the summed probability of the candidates.
     """
     running = _running(np.exp(candidates.below))
     total = np.where(candidates.top_p_mass > 0, candidates.top_p_mass, running[:, -1])
