@@ -159,7 +159,7 @@ class PathEnd:
 class Path(NamedTuple):
     """A path to sample after a segment.
 
-    limit: maximum completion tokens at its end.
+    limit: maximum completion tokens up to its end, those before `parent`'s end included.
     n_rollouts: the number of rollouts that will share it.
     """
 
@@ -170,7 +170,10 @@ class Path(NamedTuple):
 
 
 class PathSampler:
-    """Samples segments in batches, each from a random stream of its own."""
+    """Samples batches of segments. Each segment has its own random stream.
+
+    max_tokens: maximum completion tokens of a rollout; its last segment then ends with "length".
+    """
 
     def __init__(self, lm: LM, params: SamplingParams, max_tokens: int) -> None:
         self.max_tokens = max_tokens
@@ -318,7 +321,8 @@ def _grow_by_entropy(
 def _branch_points(tree: Tree, n: int) -> list[Segment]:
     """Split a tree before its tokens of highest entropy, and return the segments above them.
 
-    n: the number of points; there are at most as many as leaves, and the root if no token is left.
+    n: number of points to return. There are fewer if the tree has fewer leaves or tokens. Without
+        any token to branch at, the result is the root, n times.
     """
     candidates = [
         (entropy, segment.start + at, segment)

@@ -25,7 +25,7 @@ class SegmentRecord(TypedDict):
 
 
 class Record(TypedDict):
-    """One rollout."""
+    """One rollout as a plain dict; `flatten` returns one per leaf."""
 
     group: int  # index of its tree
     prompt_ids: list[int]
@@ -72,7 +72,10 @@ def flatten(
 def _records_of(
     group: int, tree: Tree, rewards: Sequence[float], *, by_group: bool
 ) -> list[Record]:
-    """Return the records of one tree."""
+    """Return the records of one tree; arguments as for `flatten`.
+
+    group: index of the tree. by_group: `advantages` is "group"; False: "siblings".
+    """
     leaves = tree.leaves
     if len(rewards) != len(leaves):
         raise ConfigError(

@@ -84,7 +84,7 @@ class Tree:
         self._lm = lm
 
     def segments(self) -> Iterator[Segment]:
-        """Yield all segments but the root, parents first, siblings in order."""
+        """Yield all segments but the root, depth first: parents before children."""
         waiting = self.root.children[::-1]
         while waiting:
             yield (segment := waiting.pop())
