@@ -10,9 +10,14 @@ from typing import Any
 import pytest
 
 import serving as servers
+import weft
 from renumbered import renumbered
 from serving import Served
+from shallow import shallow
+from weft import Loom
+from weft.loom.author_note import AuthorNote, place_with_note
 from weft.service.server import ServerConfig
+from weft.service.server.other_model import context_for
 
 Json = dict[str, Any]
 GREEDY = {"max_tokens": 24, "temperature": 0, "wait": True}
@@ -126,6 +131,14 @@ def test_author_note_changes_the_context_of_another_model(served: Served) -> Non
             tree.client.patch(tree.path, json={"meta": note}).raise_for_status()
             texts[model] = tree.grow(model=model)["nodes"][0]["text"]
         assert texts[None] == texts["other"]
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 9])
+def test_author_note_after_a_system_message_is_where_the_own_model_reads_it(depth: int) -> None:
+    with weft.load(shallow(), engine="numpy") as lm:
+        loom = Loom(lm, "Hi", system="Be brief.")
+        loom.note = AuthorNote("[N]", depth)
+        assert context_for(loom, lm) == place_with_note(loom, loom.note).ids()
 
 
 def test_stop_string_and_schema_hold_for_another_model(served: Served) -> None:

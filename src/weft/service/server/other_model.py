@@ -84,13 +84,13 @@ def _with_note(messages: list[Message], note: AuthorNote) -> list[Message]:
 
     `loom.author_note` describes the position.
     """
-    at = max(len(messages) - note.depth, 0)
-    is_before = at < len(messages) and messages[at]["role"] == "user"
     by_user = [index for index, each in enumerate(messages) if each["role"] == "user"]
-    if not is_before:
-        at = max((index for index in by_user if index < at), default=by_user[0] if by_user else -1)
-    if at < 0:
+    if not by_user:
         return messages
+    # A note that would precede the first user message is put into it, at its beginning.
+    position = max(len(messages) - note.depth, by_user[0])
+    is_before = position in by_user
+    at = position if is_before else max(index for index in by_user if index < position)
     content = messages[at]["content"]
     joined = f"{note.text}\n\n{content}" if is_before else f"{content}\n\n{note.text}"
     return [*messages[:at], {**messages[at], "content": joined}, *messages[at + 1 :]]
