@@ -934,12 +934,12 @@ def test_pool_on_a_card_that_is_full_stays_where_it_is(monkeypatch: pytest.Monke
     twin = Twin()
     leaf = twin.node(twin.node(None, 250), 0)
     before = (twin.memory.n_moves, *map(id, twin.memory.keys))
-    monkeypatch.setattr(PagedBackend, "_left", lambda memory: 89)
+    monkeypatch.setattr(PagedBackend, "_n_slots_left", lambda memory: 89)
     with pytest.raises(KVFull, match="KV of 345 tokens, and 1 more are wanted") as full:
         twin.memory.reserve(twin.nodes[leaf].fragment, 96)
     assert (full.value.capacity, full.value.needed) == (345, 1)
     assert (twin.memory.n_moves, *map(id, twin.memory.keys)) == before
-    monkeypatch.setattr(PagedBackend, "_left", lambda memory: 90)
+    monkeypatch.setattr(PagedBackend, "_n_slots_left", lambda memory: 90)
     twin.memory.reserve(twin.nodes[leaf].fragment, 96)
     assert twin.memory._capacity == 256 + 90
 

@@ -28,7 +28,10 @@ Result = TypeVar("Result")
 
 
 class CapturedStep(ABC):
-    """A captured step. hidden: its last result, [B, E], valid until the next step."""
+    """A captured step.
+
+    hidden: hidden states of the last replay, [T, E], with padding; the next replay overwrites them.
+    """
 
     hidden: Tensor
 

@@ -201,7 +201,7 @@ class CudaGraphRunner:
         try:
             captured.replay()
         except RuntimeError as error:
-            self._has_failed(f"a captured step of {buffers.key.n_tokens} tokens", "played", error)
+            self._has_failed(f"a captured step of {buffers.key.n_tokens} tokens", "replayed", error)
             self.n_eager += 1
             return self._run(body, ids, step)
         self.n_replayed += 1

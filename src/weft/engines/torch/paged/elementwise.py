@@ -272,7 +272,7 @@ def gated_activation(
 ):
     """Return activation(gate) * (up + SHIFT) of float32 numbers; see `GatedActivation`.
 
-    LIMIT: `gate` and `up` are clamped to it first; None: no clamp.
+    LIMIT: `gate` is clamped to at most LIMIT first, `up` to -LIMIT … LIMIT; None: no clamp.
     SLOPE: the activation is activation(gate * SLOPE) / SLOPE.
     """
     if LIMIT is not None:

@@ -59,7 +59,7 @@ def attend_block(
     position,
     low,
     high,
-    advance_slots,
+    slots_ptr,
     first,
     k_ptr,
     v_ptr,
@@ -90,9 +90,9 @@ def attend_block(
         number = start + tl.arange(0, BN)
         is_key = number < high
         if IS_OPEN:
-            slot = tl.load(advance_slots + number).to(tl.int64)
+            slot = tl.load(slots_ptr + number).to(tl.int64)
         else:
-            slot = tl.load(advance_slots + number, mask=is_key, other=0).to(tl.int64)
+            slot = tl.load(slots_ptr + number, mask=is_key, other=0).to(tl.int64)
         key_at = k_ptr + (slot * SLOT_KEYS)[:, None] + d_key[None, :]
         if IS_OPEN and KEY_DIM == KEY_PAD:
             k = tl.load(key_at)
@@ -159,7 +159,11 @@ def tree_attention_kernel(
 ):
     """Attend one tile of queries to the keys of one item, for one KV head.
 
-    IS_SINGLE_PART: no row has other parts, so the result is its output.
+    Pointers: the tensors of `tree_attention`, `Work` and the results, in the order of its launch.
+    scale, softcap, window: of `AttentionSpec`. q_token, q_head: strides of the queries.
+    N_HEADS … BN, ENDS_PRODUCTS, PRECISION: see `tile_config`.
+    IS_SINGLE_PART: each row has one part, so the kernel writes `out_ptr`. Otherwise it writes
+    `part_ptr` and `lse_ptr`, and `merge_attn_states_kernel` follows.
     """
     N_KV: tl.constexpr = N_HEADS // GROUP
     # KV heads are the inner index: adjacent programs read adjacent parts of a slot.
@@ -190,7 +194,7 @@ def tree_attention_kernel(
     acc = tl.zeros([BM, VALUE_PAD], tl.float32)
     top = tl.full([BM], float("-inf"), tl.float32)
     total = tl.zeros([BM], tl.float32)
-    advance_slots = table_ptr + at
+    slots_ptr = table_ptr + at
     k_ptr += kv_head * KEY_DIM
     v_ptr += kv_head * VALUE_DIM
     if BM == 16 or GROUP > 16:  # other tiles have several tokens
@@ -215,20 +219,20 @@ def tree_attention_kernel(
             opens = low + tl.cdiv(late - low, BN) * BN
             until = tl.minimum(opens, end)
             acc, top, total = attend_block(
-                acc, top, total, q, position, low, until, advance_slots, first, k_ptr, v_ptr, scale,
+                acc, top, total, q, position, low, until, slots_ptr, first, k_ptr, v_ptr, scale,
                 softcap, window, N_KV * KEY_DIM, N_KV * VALUE_DIM, KEY_DIM, VALUE_DIM, KEY_PAD,
                 VALUE_PAD, BN, HAS_CAP, True, False, ENDS_PRODUCTS, PRECISION,
             )  # fmt: skip
         shuts = tl.minimum(end, tl.min(tl.where(is_row, position, 1 << 30), 0) - first + 1)
         shuts = opens + tl.maximum(shuts - opens, 0) // BN * BN
         acc, top, total = attend_block(
-            acc, top, total, q, position, opens, shuts, advance_slots, first, k_ptr, v_ptr, scale,
+            acc, top, total, q, position, opens, shuts, slots_ptr, first, k_ptr, v_ptr, scale,
             softcap, window, N_KV * KEY_DIM, N_KV * VALUE_DIM, KEY_DIM, VALUE_DIM, KEY_PAD,
             VALUE_PAD, BN, HAS_CAP, HAS_WINDOW, True, ENDS_PRODUCTS, PRECISION,
         )  # fmt: skip
         low = shuts
     acc, top, total = attend_block(
-        acc, top, total, q, position, low, end, advance_slots, first, k_ptr, v_ptr, scale, softcap,
+        acc, top, total, q, position, low, end, slots_ptr, first, k_ptr, v_ptr, scale, softcap,
         window, N_KV * KEY_DIM, N_KV * VALUE_DIM, KEY_DIM, VALUE_DIM, KEY_PAD, VALUE_PAD, BN,
         HAS_CAP, HAS_WINDOW, False, ENDS_PRODUCTS, PRECISION,
     )  # fmt: skip
@@ -500,7 +504,7 @@ def tile_config(
     *,
     n_programs: int = 0,
 ) -> dict[str, Any]:
-    """Return the compile-time arguments of `tree_attention_kernel` for tiles of one class.
+    """Return the compile-time arguments of `tree_attention_kernel` for tiles of one size.
 
     Args:
         n_heads: number of query heads.
@@ -508,8 +512,8 @@ def tile_config(
         key_dim: size of a key.
         value_dim: size of a value.
         n_rows: query rows of a tile, one of TILES.
-        n_bytes: bytes of a number of the KV.
-        n_programs: approximate number of programs of the launch.
+        n_bytes: bytes of one element of the KV.
+        n_programs: programs of the launch, which decide the pipeline's depth; 0 counts as few.
     """
     key_pad, value_pad = padded(key_dim), padded(value_dim)
     widest = max(key_pad, value_pad)

@@ -66,7 +66,8 @@ class SlotTable:
     Lists get regions one after the other. Released regions stay unused until half of the table is
     unused. Then all regions are invalid, and `age` increases.
 
-    moved: lists that have lost their region, or slots in it; users of regions must forget them.
+    moved: lists whose region was released, moved or shortened. The user of the table drops what it
+        has computed from these regions, and then clears the set.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -183,7 +184,7 @@ class SlotPool(KVBackend):
         return upper
 
     def join(self, upper: Fragment, lower: Fragment) -> None:
-        """Move `upper`'s slots before those of `lower`. Only the lists change."""
+        """Prepend `upper`'s slots to `lower`; `upper` is empty then. Only the lists change."""
         first, second = as_paged(upper), as_paged(lower)
         self._return(first, first.length)
         if not first.length:
@@ -327,7 +328,7 @@ class SlotPool(KVBackend):
         self._slots += n
 
     def grow_all_by_one(self, lists: Sequence[PagedFragment]) -> None:
-        """Extend each list by one reserved slot that now contains a token."""
+        """Count one more reserved slot of each list as filled; see `reserve` and `grew`."""
         for kv in lists:
             kv.length += 1
         self._slots += len(lists)
@@ -371,7 +372,7 @@ class SlotPool(KVBackend):
 
     def _grow(self, n: int) -> None:
         """Add at least `n` slots. Raises: KVFull without memory; the pool is unchanged then."""
-        old, left = self._capacity, self._left()
+        old, left = self._capacity, self._n_slots_left()
         if left is not None and left < n:  # do not invalidate CUDA graphs in vain
             raise self._full(n, left)
         preferred = max(n, self._spare(left))
@@ -394,7 +395,7 @@ class SlotPool(KVBackend):
             hint="close what else takes memory on the device, or use shorter or fewer paths",
         )
 
-    def _left(self) -> int | None:
+    def _n_slots_left(self) -> int | None:
         """Return the number of slots that free GPU memory has room for; None on a CPU."""
         device = self.layout.device
         if device.type == "cpu":

@@ -64,10 +64,16 @@ class PrefixIndex:
         return np.fromiter(map(result.__getitem__, ids), np.int64, len(ids))
 
     def merge_short(self, leaf_nodes: Ints, chunk: int) -> Ints:
-        """Merge nodes of up to a chunk into their children where that saves more than it reads
-        twice.
+        """Merge short nodes into their children where that saves memory traffic.
 
-        leaf_nodes: the rows' leaf nodes. Returns the rows' new leaf nodes.
+        Each row below a merged node has one partial result less, but each child reads the node's
+        slots again.
+
+        Args:
+            leaf_nodes: leaf node of each row.
+            chunk: slots of a chunk; longer nodes are not merged.
+
+        Returns: the new leaf node of each row.
         """
         n_all = len(self._records)
         n_below = np.bincount(self._parents[1:], minlength=n_all)

@@ -109,7 +109,7 @@ class PagedBackend(SlotPool):
         self.table.moved.clear()
 
     def _new_plan(self, rows: Sequence[Row], sizes: list[int]) -> TreeAttentionMetadata:
-        """Create and cache the metadata of these rows. sizes: number of tokens of each row."""
+        """Create the metadata of these rows. sizes: number of tokens of each row."""
         lists = [PagedFragment() if row.kv_out is None else as_paged(row.kv_out) for row in rows]
         self._temporary = [kv for row, kv in zip(rows, lists, strict=True) if row.kv_out is None]
         for kv, n in zip(lists, sizes, strict=True):
@@ -233,7 +233,7 @@ class PagedStep(AttentionStep):
         return rms_norm(x, weight, eps, shift, is_centred=is_centred)
 
     def supports_act_and_mul(self, gate: Tensor, up: Tensor) -> bool:
-        """Return True if `act_and_mul` supports these."""
+        """Return True if `act_and_mul` supports the shapes and strides of `gate` and `up`."""
         return supports_act_and_mul(gate, up)
 
     def act_and_mul(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:

@@ -73,13 +73,16 @@ def tile_work(segments: Ints, n_tiles: Ints, chunk: int) -> TiledWork:
     segments: [n, ITEM_FIELDS]. n_tiles: of `tiles_of`. chunk: slots of a chunk.
     """
     rows = np.array(TILES)[:, None]
-    m0 = ((n_tiles * rows).cumsum(0) - n_tiles * rows).ravel()  # where a class begins
-    size, whose = rows.repeat(n_tiles.shape[1], 1).ravel(), np.indices(n_tiles.shape)[1].ravel()
-    tile_config = np.arange(len(m0)).repeat(n_tiles.ravel())
-    m0 = m0[tile_config] + size[tile_config] * _numbers_within(n_tiles.ravel())
-    whose = whose[tile_config]
-    chunks = segments[whose, CHUNKS]
-    of, number = whose.repeat(chunks), _numbers_within(chunks)
+    # One entry per tile class and segment.
+    first_rows = ((n_tiles * rows).cumsum(0) - n_tiles * rows).ravel()
+    sizes = rows.repeat(n_tiles.shape[1], 1).ravel()
+    segment_numbers = np.indices(n_tiles.shape)[1].ravel()
+    # One entry per tile.
+    entry = np.arange(len(first_rows)).repeat(n_tiles.ravel())
+    m0 = first_rows[entry] + sizes[entry] * _numbers_within(n_tiles.ravel())
+    segment_of_tile = segment_numbers[entry]
+    chunks = segments[segment_of_tile, CHUNKS]
+    of, number = segment_of_tile.repeat(chunks), _numbers_within(chunks)
     items, skipped = segments.take(of, 0), number * chunk
     is_last = number == items[:, CHUNKS] - 1
     items[:, AT] += skipped
@@ -92,6 +95,6 @@ def tile_work(segments: Ints, n_tiles: Ints, chunk: int) -> TiledWork:
 
 
 def _numbers_within(counts: Ints) -> Ints:
-    """Return 0 … count - 1 for each count, concatenated."""
+    """Return 0 … count - 1 for each count, concatenated: [2, 3] gives [0, 1, 0, 1, 2]."""
     ends = counts.cumsum()
     return np.arange(int(ends[-1])) - (ends - counts).repeat(counts)
