@@ -34,7 +34,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 import torch
 from common import median, report
-from cpu_torch import prompt, random_model
+from cpu_torch import random_model
 from numpy.typing import NDArray
 
 import weft
@@ -115,17 +115,19 @@ class Task:
     start: Any
     options: dict[str, Any]
     texts: dict[tuple[int, int], list[list[int]]] = field(default_factory=dict)
+    prompt: list[int] = field(default_factory=list)  # the tokens of `start`
 
     def grow(self, lm: weft.LM, n: int, seed: int) -> list[list[int]]:
         """Grow n branches and return their tokens."""
         with weft.Loom(lm, self.start) as loom:
+            self.prompt = list(loom.tokens)
             nodes = loom.grow(n=n, seed=seed, **self.options)
             self.texts[n, seed] = [list(node.tokens) for node in nodes]
         return self.texts[n, seed]
 
     def replay(self, lm: weft.LM, n: int, seed: int) -> list[list[int]]:
         """Generate the same texts with another model."""
-        place, runs = lm.place(prompt(256)), []
+        place, runs = lm.place(self.prompt), []
         for number, text in enumerate(self.texts[n, seed]):
             params = SamplingParams(constraint=Replay(tuple(text)))
             runs.append(Run(place.fork(), lm.sampler(params, number), max_tokens=len(text)))
