@@ -83,7 +83,7 @@ describe('settings', () => {
 
 describe('what the browser remembers', () => {
   it('is read again, with what is new filled in', async () => {
-    const { read, write, remembered } = await import('../src/state/kept')
+    const { read, write, remembered } = await import('../src/state/storage')
     write('old', { a: 1 })
     expect(read('old', { a: 0, b: 2 })).toEqual({ a: 1, b: 2 })
     const list = remembered<string[]>('list', ['x'])
@@ -92,7 +92,7 @@ describe('what the browser remembers', () => {
   })
 
   it('is let go where it is broken or nothing can be kept', async () => {
-    const { read, write } = await import('../src/state/kept')
+    const { read, write } = await import('../src/state/storage')
     kept.set('weft.broken', '{')
     expect(read('broken', 5)).toBe(5)
     kept.set('weft.null', 'null')

@@ -300,7 +300,7 @@ def test_print_has_only_the_text_and_dark_on_light(story: Desk, page: Page) -> N
     story.press("p")
     page.emulate_media(media="print")
     assert contrast(colour(story.text, "color"), [255, 255, 255]) > 7
-    for gone in (".bar", ".pane.left", ".pane.right", ".status", ".doing"):
+    for gone in (".bar", ".pane.left", ".pane.right", ".status", ".action-bar"):
         expect(page.locator(gone).first).to_be_hidden()
     expect(story.text).to_be_visible()
     # Text that is longer than a screen continues on further pages.

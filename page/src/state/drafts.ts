@@ -1,6 +1,6 @@
 /** Texts that somebody is writing, kept by the browser until they are saved or thrown away. */
 import { signal } from '@preact/signals'
-import { isObject, isString, listOf, onOtherTab, read, readOwn, write, writeOwn } from './kept'
+import { isObject, isString, listOf, onOtherTab, read, readOwn, write, writeOwn } from './storage'
 
 export interface Draft {
   /** edit: of that node's text; child: of a text below it. */

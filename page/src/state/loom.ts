@@ -8,7 +8,7 @@ import { sortValue } from '../model/sibling_order'
 import { LoomTree, ROOT } from '../model/tree'
 import { plural } from '../model/words'
 import { Drafts } from './drafts'
-import { read, write } from './kept'
+import { read, write } from './storage'
 import { failed, overtaken, toast } from './toasts'
 import { inspectorTab, siblingOrder } from './view'
 

@@ -1,8 +1,8 @@
 /** What a person does in the text: the token cursor, the card over it, and how tokens are shown. */
 import { signal } from '@preact/signals'
 import { isHuman, ROOT } from '../model/tree'
-import { remembered } from './kept'
 import type { OpenLoom } from './loom'
+import { remembered } from './storage'
 
 /** A token of a node on the path. */
 export interface Spot {

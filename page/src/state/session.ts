@@ -3,8 +3,8 @@
 import { batch, computed, effect, signal } from '@preact/signals'
 import { ApiError, api, type Loom, type Model, type Schemas, whenLost } from '../api/client'
 import { shortName } from '../model/words'
-import { isObject, isString, remembered } from './kept'
 import { OpenLoom } from './loom'
+import { isObject, isString, remembered } from './storage'
 import { failed } from './toasts'
 
 export const server = signal<Schemas['ServerObject'] | null>(null)

@@ -15,8 +15,8 @@ import {
 } from '../model/fields'
 import { defaultsFor } from '../model/provenance'
 import { shortName } from '../model/words'
-import { isObject, isString, listOf, remembered, shared } from './kept'
 import { model, models, open, server } from './session'
+import { isObject, isString, listOf, remembered, shared } from './storage'
 
 export type Settings = Record<Exclude<Figure, OptionalFigure>, number> &
   Record<OptionalFigure, number | null> & {

@@ -1,6 +1,6 @@
 /** System prompts of new chats, by model; remembered by the browser. */
 import type { Loom } from '../api/client'
-import { isObject, isString, shared } from './kept'
+import { isObject, isString, shared } from './storage'
 
 export const systemPrompts = shared<Record<string, string>>('systemPrompts', {}, (kept) =>
   Object.fromEntries(

@@ -2,7 +2,7 @@
 import { signal } from '@preact/signals'
 import { HEAT_MODES, type HeatMode } from '../model/heat'
 import { ORDERS, type Order } from '../model/sibling_order'
-import { among, isString, listOf, remembered, shared } from './kept'
+import { among, isString, listOf, remembered, shared } from './storage'
 
 export const THEMES = ['system', 'light', 'dark'] as const
 export const theme = shared('theme', 'system', among<(typeof THEMES)[number]>(THEMES, 'system'))

@@ -5,6 +5,7 @@ import { isAway, open, opening } from '../state/session'
 import { dialogs, type Overlay, overlay, textSize, textWidth, theme } from '../state/view'
 import { Compare } from './Compare'
 import { Confirm } from './Confirm'
+import { ErrorBoundary } from './ErrorBoundary'
 import { Help } from './Help'
 import { Look } from './Look'
 import { DropTarget } from './loom/DropTarget'
@@ -16,7 +17,6 @@ import { GrowWith } from './model/GrowWith'
 import { Models } from './model/Models'
 import { Palette } from './Palette'
 import { StartRun } from './run/StartRun'
-import { Stumbled } from './Stumbled'
 import { FirstRun } from './start/FirstRun'
 import { Toasts } from './Toasts'
 import { Workbench } from './Workbench'
@@ -53,9 +53,9 @@ effect(() => {
 
 export function App() {
   return (
-    <Stumbled>
+    <ErrorBoundary>
       <Whole />
-    </Stumbled>
+    </ErrorBoundary>
   )
 }
 

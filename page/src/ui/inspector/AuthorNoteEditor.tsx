@@ -2,7 +2,7 @@
 import { authorNoteOf, placeOf } from '../../model/author_note'
 import * as act from '../../state/actions'
 import type { OpenLoom } from '../../state/loom'
-import { Typed } from './Typed'
+import { TextField } from './TextField'
 
 const MAX_DEPTH = 1000
 
@@ -17,7 +17,7 @@ export function AuthorNoteEditor({ loom }: { loom: OpenLoom }) {
   return (
     <section class="part" aria-label="Author’s note">
       <h3>Author’s note</h3>
-      <Typed
+      <TextField
         kind="textarea"
         rows={3}
         label="Author’s note"

@@ -6,7 +6,7 @@ import * as act from '../../state/actions'
 import type { OpenLoom } from '../../state/loom'
 import { failed } from '../../state/toasts'
 import { IconButton } from '../Button'
-import { cameBy, moment } from './told'
+import { cameBy, moment } from './operations'
 
 type Operation = Schemas['OperationObject']
 

@@ -11,8 +11,8 @@ import { overlay } from '../../state/view'
 import { AuthorNoteEditor } from './AuthorNoteEditor'
 import { Facts } from './Facts'
 import { History } from './History'
-import { Typed } from './Typed'
-import { moment } from './told'
+import { moment } from './operations'
+import { TextField } from './TextField'
 import './node.css'
 
 export function LoomTab({ loom }: { loom: OpenLoom }) {
@@ -57,7 +57,7 @@ export function LoomTab({ loom }: { loom: OpenLoom }) {
       {isChat && <SystemPrompt loom={loom} key={`system-${loom.id}`} />}
       <AuthorNoteEditor loom={loom} key={`author-note-${loom.id}`} />
       <section class="part" aria-label="Notes">
-        <Typed
+        <TextField
           kind="textarea"
           rows={4}
           label="Notes on the loom"

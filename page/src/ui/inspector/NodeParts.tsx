@@ -15,7 +15,7 @@ import type { OpenLoom } from '../../state/loom'
 import { IconButton } from '../Button'
 import { Choice } from '../Choice'
 import { Facts } from './Facts'
-import { Typed } from './Typed'
+import { TextField } from './TextField'
 
 interface NotesProps {
   node: Node
@@ -29,7 +29,7 @@ export function Notes({ node, known, onChange }: NotesProps) {
   return (
     <section class="part" aria-label="Notes">
       <div class="row">
-        <Typed
+        <TextField
           kind="input"
           label="Label of the bookmark"
           placeholder={label === null ? 'Not bookmarked' : 'A label'}
@@ -40,7 +40,7 @@ export function Notes({ node, known, onChange }: NotesProps) {
         <IconButton icon={Bookmark} label="Bookmark" command="bookmark" pressed={label !== null} />
       </div>
       {node.parent !== null && <Rating node={node} />}
-      <Typed
+      <TextField
         kind="textarea"
         label="Note"
         placeholder="A note"

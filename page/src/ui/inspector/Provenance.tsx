@@ -8,7 +8,7 @@ import type { OpenLoom } from '../../state/loom'
 import { model, server } from '../../state/session'
 import { copyText } from '../copy'
 import { type Fact, Facts } from './Facts'
-import { cameBy, moment } from './told'
+import { cameBy, moment } from './operations'
 
 interface ProvenanceProps {
   loom: OpenLoom

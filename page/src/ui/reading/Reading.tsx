@@ -7,8 +7,8 @@ import type { OpenLoom } from '../../state/loom'
 import { forgetSpots } from '../../state/reading'
 import { systemOf } from '../../state/system'
 import { sentence } from '../../state/toasts'
+import { ActionBar } from './ActionBar'
 import { Children } from './Children'
-import { Doing } from './Doing'
 import { Waiting, Writer } from './Editor'
 import { Margin } from './Margin'
 import { PathText } from './PathText'
@@ -113,7 +113,7 @@ function End({ loom }: { loom: OpenLoom }) {
       {waiting.map((each) => (
         <Waiting key={each.kind} loom={loom} draft={each} />
       ))}
-      {!draft && <Doing loom={loom} />}
+      {!draft && <ActionBar loom={loom} />}
     </div>
   )
 }

@@ -91,7 +91,7 @@ function BookmarkRow({ loom, number }: { loom: OpenLoom; number: number }) {
           {words.text}
         </span>
       </button>
-      <span class="row-deeds">
+      <span class="row-actions">
         <IconButton icon={PenLine} label="Write a label" onClick={() => (labelling.value = number)} />
         <IconButton
           icon={BookmarkX}

@@ -7,7 +7,7 @@ import { averageProbability, count, plural } from '../../model/words'
 import { provide } from '../../state/handlers'
 import type { OpenLoom } from '../../state/loom'
 import { IconButton } from '../Button'
-import { menu, moveTo, moving, select } from './deeds'
+import { menu, moveTo, moving, select } from './rowEvents'
 import { Stage, tint } from './stage'
 import './map.css'
 

@@ -3,7 +3,7 @@ import { X } from 'lucide-preact'
 import { label } from '../../model/label'
 import type { OpenLoom } from '../../state/loom'
 import { IconButton } from '../Button'
-import { moving } from './deeds'
+import { moving } from './rowEvents'
 
 export function Moving({ loom }: { loom: OpenLoom }) {
   const number = moving.value

@@ -5,9 +5,9 @@ import type { Outline } from '../../model/outline'
 import { onlyHits } from '../../state/finding'
 import type { OpenLoom } from '../../state/loom'
 import { lookAt } from '../../state/warmth'
-import { clickRow, dragged, menuAt, moving, nodeAt, rowKey } from './deeds'
 import { Hold } from './hold'
 import { OutlineRow, rowId } from './Row'
+import { clickRow, dragged, menuAt, moving, nodeAt, rowKey } from './rowEvents'
 import { rowsOf } from './rows'
 
 const AHEAD = 8 // rows beyond the edges

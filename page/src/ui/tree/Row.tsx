@@ -104,10 +104,10 @@ export function OutlineRow({
         </span>
       </span>
       {isPointed && (
-        <span class="row-deeds">
-          <Deed what="grow" label="Grow branches" icon={Sprout} />
-          <Deed what="bookmark" label="Bookmark" icon={Bookmark} />
-          {number !== ROOT && <Deed what="remove" label="Remove" icon={Trash2} />}
+        <span class="row-actions">
+          <RowAction what="grow" label="Grow branches" icon={Sprout} />
+          <RowAction what="bookmark" label="Bookmark" icon={Bookmark} />
+          {number !== ROOT && <RowAction what="remove" label="Remove" icon={Trash2} />}
         </span>
       )}
       {kv && <KvDot kv={kv} />}
@@ -115,7 +115,7 @@ export function OutlineRow({
   )
 }
 
-function Deed({ what, label: name, icon: Icon }: { what: string; label: string; icon: typeof Sprout }) {
+function RowAction({ what, label: name, icon: Icon }: { what: string; label: string; icon: typeof Sprout }) {
   const key = keyFor(what)
   return (
     <button

@@ -7,8 +7,8 @@ import type { OpenLoom } from '../../state/loom'
 import { isReadOnly } from '../../state/session'
 import { settings } from '../../state/settings'
 import { labelling } from './Bookmarks'
-import { beginMove, fold, menu, select, showSame } from './deeds'
 import { Menu, type MenuItem } from './Menu'
+import { beginMove, fold, menu, select, showSame } from './rowEvents'
 import { rowsOf } from './rows'
 
 export function RowMenu({ loom }: { loom: OpenLoom }) {

@@ -2,8 +2,8 @@
 import { signal } from '@preact/signals'
 import { keyFor } from '../../state/keys'
 import type { OpenLoom } from '../../state/loom'
-import { select, selectAll } from './deeds'
 import { Menu } from './Menu'
+import { select, selectAll } from './rowEvents'
 
 const place = signal<{ x: number; y: number } | null>(null)
 

@@ -1,7 +1,7 @@
-/** A field whose text is saved once somebody leaves it; until then nothing that happens elsewhere changes it. */
+/** A text field that saves when it loses the focus; until then changes elsewhere do not overwrite it. */
 import { useEffect, useRef, useState } from 'preact/hooks'
 
-interface TypedProps {
+interface TextFieldProps {
   kind: 'input' | 'textarea'
   label: string
   placeholder: string
@@ -12,7 +12,15 @@ interface TypedProps {
   onSave: (text: string) => void
 }
 
-export function Typed({ kind: Field, label, placeholder, value, disabled, rows = 3, onSave }: TypedProps) {
+export function TextField({
+  kind: Field,
+  label,
+  placeholder,
+  value,
+  disabled,
+  rows = 3,
+  onSave,
+}: TextFieldProps) {
   /** null: nobody types. */
   const [typed, setTyped] = useState<string | null>(null)
   const sent = useRef<string | null>(null)

@@ -1,4 +1,4 @@
-/** Signals whose values this browser remembers. */
+/** Signals and values that are saved in the browser's storage. */
 import { effect, type Signal, signal } from '@preact/signals'
 
 const PREFIX = 'weft.'

@@ -1,4 +1,4 @@
-/** Who did what to a loom, and when, in words. */
+/** Labels of a loom's operations: what was done, where and when. */
 
 const DID: Record<string, string> = {
   grow: 'grown',

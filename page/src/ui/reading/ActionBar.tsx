@@ -24,7 +24,7 @@ import { settings, several, withModels } from '../../state/settings'
 import { cycleHeat, heatMode, showsMarkdown, siblingOrder } from '../../state/view'
 import { IconButton } from '../Button'
 
-export function Doing({ loom }: { loom: OpenLoom }) {
+export function ActionBar({ loom }: { loom: OpenLoom }) {
   const current = loom.current.value
   const { n } = settings.value
   const { isChat } = loom
@@ -36,7 +36,7 @@ export function Doing({ loom }: { loom: OpenLoom }) {
   const isStopped = grown.length > 0 && grown.every((lane) => lane.finish === 'cancelled')
   const isHere = live.some((lane) => lane.node === current)
   return (
-    <div class="doing row">
+    <div class="action-bar row">
       {isYourTurn ? (
         <Composer isHere={isHere} />
       ) : (

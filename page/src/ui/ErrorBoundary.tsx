@@ -1,12 +1,12 @@
-/** What is left when the page itself breaks: looms are the server's, so nothing is lost. */
+/** Error boundary of the page: the server keeps all looms, so a reload loses nothing. */
 import { Component, type ComponentChildren } from 'preact'
-import './stumbled.css'
+import './error-boundary.css'
 
 interface State {
   error: Error | null
 }
 
-export class Stumbled extends Component<{ children: ComponentChildren }, State> {
+export class ErrorBoundary extends Component<{ children: ComponentChildren }, State> {
   override state: State = { error: null }
 
   static override getDerivedStateFromError(error: unknown): State {
@@ -21,7 +21,7 @@ export class Stumbled extends Component<{ children: ComponentChildren }, State> 
     const { error } = this.state
     if (!error) return this.props.children
     return (
-      <main class="stumbled">
+      <main class="error-boundary">
         <div role="alert">
           <h1>Something went wrong on this page; your work is saved.</h1>
           <p class="muted">Looms are kept by the server, and what grows in them goes on there.</p>

@@ -1,4 +1,4 @@
-/** What is done with rows of the tree, by mouse and by key. */
+/** Mouse, drag and key events of the rows of the tree. */
 import { signal } from '@preact/signals'
 import { ROOT } from '../../model/tree'
 import * as act from '../../state/actions'
@@ -184,6 +184,6 @@ export function menuHere(loom: OpenLoom): void {
     return
   }
   // On the map, or with the tree hidden: beside what can be done at the end of the text.
-  const end = document.querySelector('.reading .doing')?.getBoundingClientRect()
+  const end = document.querySelector('.reading .action-bar')?.getBoundingClientRect()
   menu.value = { node, x: end?.left ?? innerWidth / 2, y: Math.min(end?.top ?? innerHeight, innerHeight) / 2 }
 }
