@@ -1,4 +1,4 @@
-"""The native API's objects as an OpenAPI document without paths: the source of the page's types.
+"""The native API as an OpenAPI document of what succeeds: the source of the page's types.
 
 python -m tools.page_schema | npx openapi-typescript -o page/src/api/schema.d.ts
 """
@@ -12,10 +12,11 @@ from typing import Any
 
 NATIVE = "/api/v1"
 _REF = "#/components/schemas/"
+_JSON = "application/json"
 
 
 def schema() -> dict[str, Any]:
-    """Return the objects in requests and replies of the native API."""
+    """Return the calls of the native API, and the objects in their requests and replies."""
     from weft.service.server import create_app
 
     document = create_app().openapi()
@@ -34,9 +35,37 @@ def schema() -> dict[str, Any]:
     return {
         "openapi": document["openapi"],
         "info": {"title": "Weft", "version": "1"},
-        "paths": {},
+        "paths": {
+            path.removeprefix(NATIVE): {
+                name: _operation(method) for name, method in methods.items()
+            }
+            for path, methods in document["paths"].items()
+            if path.startswith(NATIVE)
+        },
         "components": {"schemas": {name: _plain(every[name]) for name in sorted(wanted)}},
     }
+
+
+def _operation(method: dict[str, Any]) -> dict[str, Any]:
+    """Return an operation with its JSON bodies, without errors and headers but If-Match."""
+    operation: dict[str, Any] = {
+        "parameters": [
+            each
+            for each in method.get("parameters", [])
+            if each["in"] != "header" or each["name"] == "if-match"
+        ],
+        "responses": {
+            status: _json(reply) for status, reply in method["responses"].items() if status < "300"
+        },
+    }
+    if "requestBody" in method:
+        operation["requestBody"] = _json(method["requestBody"])
+    return _plain(operation)
+
+
+def _json(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content", {})
+    return message | {"content": {_JSON: content[_JSON]} if _JSON in content else content}
 
 
 def _named(value: Any) -> Iterator[str]:

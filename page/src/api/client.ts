@@ -1,5 +1,6 @@
 /** The native API: one typed call for each route that the page uses, and its errors. */
-import type { components } from './schema'
+import createClient from 'openapi-fetch'
+import type { components, paths } from './schema'
 
 export type Schemas = components['schemas']
 export type KvOp = Schemas['KvRequest']['op']
@@ -34,15 +35,7 @@ export class ApiError extends Error {
   }
 }
 
-type Query = Record<string, string | number | boolean | string[] | null | undefined>
-interface Asked {
-  query?: Query
-  body?: unknown
-  rev?: number
-  signal?: AbortSignal
-}
-
-const BASE = '/api/v1'
+export const BASE = '/api/v1'
 
 let lost: () => void = () => {}
 /** Call this whenever a request did not reach the server. */
@@ -50,29 +43,16 @@ export const whenLost = (call: () => void): void => {
   lost = call
 }
 
-export function address(path: string, query: Query = {}): string {
-  const given = new URLSearchParams()
-  for (const [name, value] of Object.entries(query)) {
-    if (value === null || value === undefined) continue
-    for (const each of Array.isArray(value) ? value : [value]) given.append(name, String(each))
-  }
-  const text = given.toString()
-  return `${BASE}${path}${text ? `?${text}` : ''}`
-}
+const { GET, POST, PATCH, DELETE } = createClient<paths>({
+  baseUrl: `${globalThis.location?.origin ?? ''}${BASE}`,
+  headers: { 'X-Weft-Actor': 'page' },
+  fetch: send,
+})
 
-async function send(method: string, path: string, asked: Asked = {}): Promise<Response> {
-  const headers: Record<string, string> = { 'X-Weft-Actor': 'page' }
-  if (asked.rev !== undefined) headers['If-Match'] = String(asked.rev)
-  const isRaw = asked.body instanceof Blob
-  if (asked.body !== undefined && !isRaw) headers['Content-Type'] = 'application/json'
+async function send(request: Request): Promise<Response> {
   let answer: Response
   try {
-    answer = await fetch(address(path, asked.query), {
-      method,
-      headers,
-      body: asked.body === undefined ? null : isRaw ? (asked.body as Blob) : JSON.stringify(asked.body),
-      signal: asked.signal ?? null,
-    })
+    answer = await fetch(request)
   } catch (error) {
     if (error instanceof DOMException && error.name === 'AbortError') throw error
     lost()
@@ -80,6 +60,11 @@ async function send(method: string, path: string, asked: Asked = {}): Promise<Re
   }
   if (!answer.ok) throw await refused(answer)
   return answer
+}
+
+/** The data of a reply; `send` has thrown for all others. */
+async function reply<Data>(call: Promise<{ data?: Data }>): Promise<NonNullable<Data>> {
+  return (await call).data!
 }
 
 async function refused(answer: Response): Promise<ApiError> {
@@ -99,102 +84,129 @@ async function refused(answer: Response): Promise<ApiError> {
   )
 }
 
-async function call<Reply>(method: string, path: string, asked?: Asked): Promise<Reply> {
-  return (await (await send(method, path, asked)).json()) as Reply
-}
+/** The address of a loom's or a node's route, and of a change at a revision. */
+const at = (loom: string) => ({ path: { loom } })
+const on = (loom: string, node: number) => ({ path: { loom, node: String(node) } })
+const since = (rev?: number) => (rev === undefined ? {} : { header: { 'if-match': String(rev) } })
+const until = (signal?: AbortSignal) => (signal ? { signal } : {})
 
-const get = <Reply>(path: string, query?: Query, signal?: AbortSignal) =>
-  call<Reply>('GET', path, { query: query ?? {}, ...(signal ? { signal } : {}) })
-const post = <Reply>(path: string, body: unknown = {}, rev?: number, signal?: AbortSignal) =>
-  call<Reply>('POST', path, { body, ...(rev === undefined ? {} : { rev }), ...(signal ? { signal } : {}) })
-
-const at = (loom: string) => `/looms/${encodeURIComponent(loom)}`
-const on = (loom: string, node: number) => `${at(loom)}/nodes/${node}`
+type Paths = keyof paths
+type QueryOf<Path extends Paths> = paths[Path] extends { get: { parameters: { query?: infer Query } } }
+  ? NonNullable<Query>
+  : never
 
 export type GrowAsked = Partial<Schemas['GrowNode']>
 export type RunAsked = Partial<Schemas['StartRun']>
 
 export const api = {
   // The server and its models
-  server: () => get<Schemas['ServerObject']>('/server'),
-  strategies: () => get<Schemas['StrategyList']>('/strategies'),
-  models: () => get<Schemas['ModelList']>('/models'),
-  loadModel: (body: Schemas['LoadModel']) => post<Schemas['JobReply']>('/models', body),
-  unloadModel: (id: string, force = false) =>
-    call<unknown>('DELETE', `/models/${encodeURIComponent(id)}`, { query: { force } }),
-  kv: (looms = false) => get<Schemas['KvList']>('/kv', looms ? { looms } : {}),
-  detokenize: (token_ids: number[], model?: string | null) =>
-    post<Schemas['DetokenizeReply']>('/detokenize', { token_ids, model }),
-  tokenize: (text: string, model?: string | null, signal?: AbortSignal) =>
-    post<Schemas['TokenizeReply']>('/tokenize', { text, model, add_bos: false }, undefined, signal),
+  server: () => reply(GET('/server')),
+  strategies: () => reply(GET('/strategies')),
+  models: () => reply(GET('/models')),
+  loadModel: (body: Schemas['LoadModel']) => reply(POST('/models', { body })),
+  unloadModel: (model: string, force = false) =>
+    reply(DELETE('/models/{model}', { params: { path: { model }, query: { force } } })),
+  kv: (looms = false) => reply(GET('/kv', { params: { query: looms ? { looms } : {} } })),
+  detokenize: (token_ids: number[], model: string | null = null) =>
+    reply(POST('/detokenize', { body: { token_ids, model } })),
+  tokenize: (text: string, model: string | null = null, signal?: AbortSignal) =>
+    reply(POST('/tokenize', { body: { text, model, add_bos: false }, ...until(signal) })),
 
   // Looms
   looms: (search?: string, after?: string) =>
-    get<Schemas['LoomPage']>('/looms', { search, after, limit: 100 }),
-  loom: (loom: string) => get<Loom>(at(loom)),
-  createLoom: (body: Partial<Schemas['CreateLoom']>) => post<Loom>('/looms', body),
-  editLoom: (loom: string, body: Partial<Schemas['EditLoom']>) => call<Loom>('PATCH', at(loom), { body }),
-  removeLoom: (loom: string) => call<unknown>('DELETE', at(loom)),
-  restoreLooms: (body: unknown = {}) => post<Schemas['RestoredLooms']>('/looms/restore', body),
-  history: (loom: string) => get<Schemas['OperationList']>(`${at(loom)}/history`),
-  undo: (loom: string) => post<Changed>(`${at(loom)}/undo`),
-  redo: (loom: string) => post<Changed>(`${at(loom)}/redo`),
-  loomKv: (loom: string) => get<Schemas['LoomKv']>(`${at(loom)}/kv`),
-  search: (loom: string, query: Query, signal?: AbortSignal) =>
-    get<Schemas['HitList']>(`${at(loom)}/search`, query, signal),
-  find: (q: string) => get<Schemas['HitList']>('/search', { q }),
-  exportFile: async (loom: string, query: Query): Promise<{ file: Blob; name: string }> => {
-    const answer = await send('GET', `${at(loom)}/export`, { query })
-    const said = /filename="?([^";]+)/.exec(answer.headers.get('Content-Disposition') ?? '')
-    return { file: await answer.blob(), name: said?.[1] ?? `${loom}.txt` }
+    reply(GET('/looms', { params: { query: { search, after, limit: 100 } } })),
+  loom: (loom: string) => reply(GET('/looms/{loom}', { params: at(loom) })),
+  createLoom: (body: Schemas['CreateLoom']) => reply(POST('/looms', { body })),
+  editLoom: (loom: string, body: Schemas['EditLoom']) =>
+    reply(PATCH('/looms/{loom}', { params: at(loom), body })),
+  removeLoom: (loom: string) => reply(DELETE('/looms/{loom}', { params: at(loom) })),
+  restoreLooms: () => reply(POST('/looms/restore')),
+  history: (loom: string) => reply(GET('/looms/{loom}/history', { params: at(loom) })),
+  undo: (loom: string) => reply(POST('/looms/{loom}/undo', { params: at(loom) })),
+  redo: (loom: string) => reply(POST('/looms/{loom}/redo', { params: at(loom) })),
+  loomKv: (loom: string) => reply(GET('/looms/{loom}/kv', { params: at(loom) })),
+  search: (loom: string, query: QueryOf<'/looms/{loom}/search'>, signal?: AbortSignal) =>
+    reply(GET('/looms/{loom}/search', { params: { ...at(loom), query }, ...until(signal) })),
+  // openapi-fetch types tuples as arrays
+  find: (q: string) => reply(GET('/search', { params: { query: { q } } })) as Promise<Schemas['HitList']>,
+  exportFile: async (
+    loom: string,
+    query: QueryOf<'/looms/{loom}/export'>,
+  ): Promise<{ file: Blob; name: string }> => {
+    const params = { ...at(loom), query }
+    const { data, response } = await GET('/looms/{loom}/export', { params, parseAs: 'blob' })
+    const name = /filename="?([^";]+)/.exec(response.headers.get('Content-Disposition') ?? '')
+    return { file: data ?? new Blob(), name: name?.[1] ?? `${loom}.txt` }
   },
-  importFile: (file: Blob, query: Query) =>
-    call<Schemas['Imported']>('POST', '/import', { body: file, query }),
+  importFile: (body: Blob, query: paths['/import']['post']['parameters']['query']) =>
+    reply(
+      POST('/import', {
+        params: { query },
+        body,
+        bodySerializer: (file) => file as Blob,
+        headers: { 'Content-Type': null },
+      }),
+    ),
 
   // Nodes
-  nodes: (loom: string, query: Query) => get<Schemas['NodePage']>(`${at(loom)}/nodes`, query),
-  node: (loom: string, node: number, fields: string[] = []) => get<Node>(on(loom, node), { fields }),
+  nodes: (loom: string, query: QueryOf<'/looms/{loom}/nodes'>) =>
+    reply(GET('/looms/{loom}/nodes', { params: { ...at(loom), query } })),
+  node: (loom: string, node: number, fields: QueryOf<'/looms/{loom}/nodes/{node}'>['fields'] = []) =>
+    reply(GET('/looms/{loom}/nodes/{node}', { params: { ...on(loom, node), query: { fields } } })),
   tokens: (
     loom: string,
     node: number,
     top = 0,
     span: { first?: number; last?: number; sampled?: boolean } = {},
-  ) => get<Schemas['TokenList']>(`${on(loom, node)}/tokens`, { top, ...span }),
-  next: (loom: string, node: number, body: Partial<Schemas['NextTokens']>, signal?: AbortSignal) =>
-    post<Schemas['NextReply']>(`${on(loom, node)}/next`, body, undefined, signal),
-  add: (loom: string, body: Partial<Schemas['AddNode']>) => post<Changed>(`${at(loom)}/nodes`, body),
-  edit: (loom: string, node: number, body: Partial<Schemas['EditNode']>, rev?: number) =>
-    call<Changed>('PATCH', on(loom, node), { body, ...(rev === undefined ? {} : { rev }) }),
+  ) =>
+    reply(
+      GET('/looms/{loom}/nodes/{node}/tokens', { params: { ...on(loom, node), query: { top, ...span } } }),
+    ),
+  next: (loom: string, node: number, body: Schemas['NextTokens'], signal?: AbortSignal) =>
+    reply(POST('/looms/{loom}/nodes/{node}/next', { params: on(loom, node), body, ...until(signal) })),
+  add: (loom: string, body: Schemas['AddNode']) =>
+    reply(POST('/looms/{loom}/nodes', { params: at(loom), body })),
+  edit: (loom: string, node: number, body: Schemas['EditNode'], rev?: number) =>
+    reply(PATCH('/looms/{loom}/nodes/{node}', { params: { ...on(loom, node), ...since(rev) }, body })),
   remove: (
     loom: string,
     node: number,
     what: 'node' | 'children' | 'siblings' | 'others',
     also: readonly number[] = [],
-  ) => call<Changed>('DELETE', on(loom, node), { query: { what, also: also.map(String) } }),
+  ) => {
+    const params = { ...on(loom, node), query: { what, also: also.map(String) } }
+    return reply(DELETE('/looms/{loom}/nodes/{node}', { params }))
+  },
   fork: (loom: string, node: number, body: Schemas['ForkNode']) =>
-    post<Changed>(`${on(loom, node)}/fork`, body),
+    reply(POST('/looms/{loom}/nodes/{node}/fork', { params: on(loom, node), body })),
   split: (loom: string, node: number, body: Schemas['SplitNode']) =>
-    post<Changed>(`${on(loom, node)}/split`, body),
-  merge: (loom: string, node: number) => post<Changed>(`${on(loom, node)}/merge`),
-  clip: (loom: string, node: number, body: Partial<Schemas['ClipNode']>) =>
-    post<Changed>(`${on(loom, node)}/clip`, body),
+    reply(POST('/looms/{loom}/nodes/{node}/split', { params: on(loom, node), body })),
+  merge: (loom: string, node: number) =>
+    reply(POST('/looms/{loom}/nodes/{node}/merge', { params: on(loom, node) })),
+  clip: (loom: string, node: number, body: Schemas['ClipNode']) =>
+    reply(POST('/looms/{loom}/nodes/{node}/clip', { params: on(loom, node), body })),
   move: (loom: string, node: number, body: Schemas['MoveNode']) =>
-    post<Changed>(`${on(loom, node)}/move`, body),
-  copy: (loom: string, node: number, body: Partial<Schemas['CopyNode']>) =>
-    post<Changed>(`${on(loom, node)}/copy`, body),
-  forgetKv: (loom: string, keep: number | null) => post<Schemas['LoomKv']>(`${at(loom)}/kv`, { keep }),
-  nodeKv: (loom: string, node: number, op: KvOp) => post<Node>(`${on(loom, node)}/kv`, { op }),
+    reply(POST('/looms/{loom}/nodes/{node}/move', { params: on(loom, node), body })),
+  copy: (loom: string, node: number, body: Schemas['CopyNode']) =>
+    reply(POST('/looms/{loom}/nodes/{node}/copy', { params: on(loom, node), body })),
+  forgetKv: (loom: string, keep: number | null) =>
+    reply(POST('/looms/{loom}/kv', { params: at(loom), body: { keep } })),
+  nodeKv: (loom: string, node: number, op: KvOp) =>
+    reply(POST('/looms/{loom}/nodes/{node}/kv', { params: on(loom, node), body: { op } })),
 
   // Growing
   grow: (loom: string, node: number, body: GrowAsked) =>
-    post<Schemas['JobReply']>(`${on(loom, node)}/generate`, body),
+    reply(POST('/looms/{loom}/nodes/{node}/generate', { params: on(loom, node), body })),
   growMany: (loom: string, body: GrowAsked & { nodes: number[] | null }) =>
-    post<Schemas['JobReply']>(`${at(loom)}/generate`, body),
+    reply(POST('/looms/{loom}/generate', { params: at(loom), body })),
   /** Grow, and answer when it has ended. */
   growWhole: (loom: string, node: number, body: GrowAsked) =>
-    post<Schemas['JobReply']>(`${on(loom, node)}/generate`, { ...body, wait: true }),
-  run: (loom: string, body: RunAsked) => post<Schemas['JobReply']>(`${at(loom)}/runs`, body),
-  runs: (loom: string) => get<Schemas['JobList']>(`${at(loom)}/runs`, { limit: 10 }),
-  job: (job: string) => get<Job>(`/jobs/${job}`),
-  cancel: (job: string, branches: number[] | null = null) => post<Job>(`/jobs/${job}/cancel`, { branches }),
+    reply(
+      POST('/looms/{loom}/nodes/{node}/generate', { params: on(loom, node), body: { ...body, wait: true } }),
+    ),
+  run: (loom: string, body: RunAsked) => reply(POST('/looms/{loom}/runs', { params: at(loom), body })),
+  runs: (loom: string) => reply(GET('/looms/{loom}/runs', { params: { ...at(loom), query: { limit: 10 } } })),
+  job: (job: string) => reply(GET('/jobs/{job}', { params: { path: { job } } })),
+  cancel: (job: string, branches: number[] | null = null) =>
+    reply(POST('/jobs/{job}/cancel', { params: { path: { job } }, body: { branches } })),
 }

@@ -1,6 +1,6 @@
 /** Everything that happens in a loom, over one connection that mends itself. */
 import { type ReadonlySignal, signal } from '@preact/signals'
-import { address, type Job, type Node, type Schemas } from './client'
+import { BASE, type Job, type Node, type Schemas } from './client'
 
 export interface BranchEvent {
   branch: number
@@ -102,7 +102,8 @@ export class Feed {
   private open(): void {
     clearTimeout(this.retry)
     const path = `/looms/${encodeURIComponent(this.loom)}/events`
-    const source = new EventSource(address(path, { tokens: true, after: this.last }))
+    const query = `tokens=true${this.last === null ? '' : `&after=${encodeURIComponent(this.last)}`}`
+    const source = new EventSource(`${BASE}${path}?${query}`)
     this.source = source
     let wasOpen = false
     source.onopen = () => {

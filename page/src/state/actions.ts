@@ -644,7 +644,7 @@ export async function removeLoom(name: string): Promise<void> {
       action: {
         label: 'Undo',
         run: () => {
-          api.restoreLooms({}).then(() => listLooms(), failed)
+          api.restoreLooms().then(() => listLooms(), failed)
         },
       },
     })
@@ -656,7 +656,7 @@ export async function removeLoom(name: string): Promise<void> {
 /** Bring back the looms that were removed last, and open one. */
 export async function restore(name: string): Promise<void> {
   try {
-    await api.restoreLooms({})
+    await api.restoreLooms()
     await listLooms()
     location.hash = ''
     location.hash = linkTo(name)

@@ -62,7 +62,7 @@ async function read(loom: OpenLoom, nodes: readonly number[]): Promise<void> {
   const round = asked
   for (const each of nodes) round.add(each)
   try {
-    const told = await api.nodes(loom.id, { nodes: nodes.map(String), fields: 'kv', limit: MOST })
+    const told = await api.nodes(loom.id, { nodes: [...nodes], fields: ['kv'], limit: MOST })
     if (asked !== round) return // something has changed meanwhile: all of it is asked for again
     const known = new Map(warmth.peek())
     for (const each of nodes) known.delete(each)

@@ -47,7 +47,7 @@ export function Export() {
       .exportFile(loom.id, {
         format,
         scope: isPart ? 'subtree' : scope,
-        node,
+        node: String(node),
         by: format === 'pairs' ? rankedBy : null,
       })
       .then(async ({ file, name }) => {
