@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import sys
+from collections.abc import Hashable
 from pathlib import Path
 
 # Small products: BLAS threads that wait for each other cost more than they give, above all on a
@@ -27,6 +28,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
+
+from cases import covering
 
 try:
     from hypothesis import HealthCheck, settings
@@ -64,6 +67,10 @@ ENTROPY = random.Random()
 
 # Left to `make test-engines`: a test with one of these markers, or with one as a parameter.
 OPTIONAL = ("mlx", "llamacpp", "vllm", "remote")
+# Markers of the groups that the default run leaves out.
+GROUPS = frozenset({"slow", "engines", "kernels", "programs", "page", "models"})
+# Folders of which the default run has all cases.
+ALL_CASES = (HERE / "core" / "kv", HERE / "core" / "sampling")
 # And the laws on torch without KV reuse and on a fake with its own loop, which take twice as long.
 ROUNDABOUT = ("whole", "ownloop")
 
@@ -112,7 +119,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--engine"):
+        _mark_products(items)
     reasons = {
         marker: _why_not(marker)
         for marker in PACKAGES
@@ -122,6 +132,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, reason in reasons.items():
             if reason and item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _mark_products(items: list[pytest.Item]) -> None:
+    """Mark all cases of a product of parameters as `programs`, except a covering selection."""
+    functions: dict[str, list[pytest.Function]] = {}
+    for item in items:
+        is_product = isinstance(item, pytest.Function) and hasattr(item, "callspec")
+        is_default = GROUPS.isdisjoint(mark.name for mark in item.iter_markers())
+        if is_product and is_default and not any(map(item.path.is_relative_to, ALL_CASES)):
+            functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in functions.values():
+        chosen = covering([_axes(item) for item in cases])
+        for number, item in enumerate(cases):
+            if number not in chosen:
+                item.add_marker("programs")
+
+
+def _axes(item: pytest.Function) -> dict[str, Hashable]:
+    """Return the value of each `parametrize` of a case, a tuple for several parameters."""
+    values = dict(item.callspec.params)
+    axes: dict[str, Hashable] = {}
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0]
+        axes[" ".join(names)] = tuple(id(values.pop(name.strip(), None)) for name in names)
+    return {**axes, **{name: id(value) for name, value in values.items()}}
 
 
 def pytest_sessionfinish() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from inspect import signature
 from itertools import zip_longest
 from typing import Any
@@ -28,12 +28,22 @@ SMALL: dict[str, dict[str, Any]] = {
     "rebase": {"width": 6},
     "greedy": {},
 }
+# By levels, particles, rounds and full answers; `make test-programs` runs the other searches.
+DEFAULT = ("tot", "smc", "adaptive", "best-of-n")
 # Strategies that grow line by line; the others grow complete answers.
 DEEP = [
     name
     for name, row in STRATEGIES.items()
     if "depth" in signature(getattr(search, row.call)).parameters
 ]
+
+
+def by_default(names: Iterable[str]) -> list[Any]:
+    """Return names as parameters; a strategy outside of `DEFAULT` is marked as `programs`."""
+    return [
+        name if name in DEFAULT else pytest.param(name, marks=pytest.mark.programs)
+        for name in names
+    ]
 
 
 def puzzle(name: str) -> str:

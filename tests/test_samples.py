@@ -22,6 +22,7 @@ def test_all_lists_every_sample_by_its_name() -> None:
     assert dict(samples.ALL) == public
 
 
+@pytest.mark.programs
 @pytest.mark.torch
 def test_embedded_model_answers_every_sample() -> None:
     pytest.importorskip("transformers", reason="transformers is not installed")

@@ -66,6 +66,7 @@ def test_memory_of_live_branches_is_twice_their_kv_or_less(lm: LM) -> None:
         np.testing.assert_allclose(row, branch.logits, atol=1e-4)
 
 
+@pytest.mark.programs
 def test_few_longer_branches_do_not_widen_the_others(lm: LM) -> None:
     branches, store = forks(lm, 60), BranchStore(lm)
     store.commit([(b, 70 + n) for n, b in enumerate(branches)])

@@ -39,8 +39,16 @@ for arguments in json.loads(sys.argv[1]):
     except SystemExit:
         pass
 """
+# Fixtures that start a process.
+PROCESSES = frozenset({"command", "commands", "started", "in_terminal", "in_terminals"})
 Done = subprocess.CompletedProcess[str]
 Command = Callable[..., Done]
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark tests that start a process as `programs`."""
+    if not PROCESSES.isdisjoint(getattr(item, "fixturenames", ())):
+        item.add_marker("programs")
 
 
 @pytest.fixture(autouse=True)

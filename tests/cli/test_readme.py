@@ -40,6 +40,7 @@ def test_first_program_has_12_lines_or_fewer() -> None:
     assert len([line for line in parts()[0].splitlines() if line]) <= 12
 
 
+@pytest.mark.programs
 @pytest.mark.fluent
 def test_the_program_runs_and_saves_its_loom(command_environment, tmp_path: Path) -> None:
     done = forks.run(program(), cwd=tmp_path, env=command_environment())

@@ -183,6 +183,7 @@ def test_solve_of_a_prompt_without_a_task_votes_and_writes_its_cost_first(weft) 
     assert known.stderr.startswith("tree of thoughts: at most 60 tokens")
 
 
+@pytest.mark.programs
 def test_hints_for_another_model_name_that_model(weft) -> None:
     model = ("-m", str(shallow()))
     few = ("--seed", "1", "-n", "2")
@@ -377,6 +378,7 @@ def test_doctor_names_engines_and_tries_the_embedded_model(weft) -> None:
     assert result.stderr.startswith("next: weft demo\n")
 
 
+@pytest.mark.programs
 def test_doctor_keeps_what_engines_can_do_within_the_terminal(weft) -> None:
     lines = weft("doctor").stdout.splitlines()
     first = next(at for at, line in enumerate(lines) if line.startswith("can"))

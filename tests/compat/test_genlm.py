@@ -741,6 +741,7 @@ def test_known_imports_give_weft_without_genlm_backend(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.programs
 def test_installed_genlm_backend_is_replaced_on_request_only(tmp_path: Path) -> None:
     place = genlm_at(tmp_path)
     done = program(USE.format(install="weft.compat.genlm.install(replace=True)"), place)

@@ -86,6 +86,7 @@ NEAR = [
 ]
 
 
+@pytest.mark.programs
 def test_python_character_classes_equal_the_unicode_categories() -> None:
     """`_CLASSES` relies on this, character by character."""
     for code in range(sys.maxunicode + 1):

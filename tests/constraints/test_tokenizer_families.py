@@ -141,7 +141,10 @@ def walk(compiler: Compiler, matcher: Matcher, rng: random.Random, *, forces: bo
 @pytest.mark.parametrize(
     ("name", "wider"),
     [
-        *((name, wider) for name in COMPLETE for wider in WIDER),
+        *(
+            pytest.param(*pair, marks=pytest.mark.programs) if number % 3 else pair
+            for number, pair in enumerate((name, wider) for name in COMPLETE for wider in WIDER)
+        ),
         *(pytest.param(name, 45, marks=pytest.mark.models) for name in REAL),
     ],
 )

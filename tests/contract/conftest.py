@@ -40,6 +40,9 @@ FAKES = {
 # They run these tests by default, the others by `-m slow`.
 CORE = ("laws", "protocol", "capabilities", "heddles", "runs", "faults", "three_faces")
 IN_CORE = ("mlx", "whole", "ownloop")
+# These two fakes run these tests by default, the others by `make test-programs`.
+FAKES_IN_LAWS = ("hidden", "late")
+LAWS = ("laws", "protocol", "capabilities", "faults")
 # Triton's interpreter takes seconds for microseconds of a GPU. Paged KV runs these tests by
 # default, the others by `-m slow`.
 PAGED_CORE = frozenset(
@@ -89,10 +92,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             if metafunc.function.__name__ in OF_NODES:
                 kinds = [each for each in kinds if each not in ("sequence", "late")]
             is_core = metafunc.module.__name__.endswith(CORE)
+            is_laws = metafunc.module.__name__.endswith(LAWS)
             is_paged_core = metafunc.function.__name__ in PAGED_CORE
             cases = [
                 pytest.param(each, marks=pytest.mark.slow)
                 if (each in IN_CORE and not is_core) or (each == "paged" and not is_paged_core)
+                else pytest.param(each, marks=pytest.mark.programs)
+                if each in FAKES_IN_LAWS and not is_laws
                 else each
                 for each in kinds
             ]

@@ -674,6 +674,7 @@ def test_rewind_draws_the_same_tokens_and_with_a_seed_others(make) -> None:
     assert branch.tokens[-6:] == other
 
 
+@pytest.mark.programs
 def test_65_536_branches_live_at_no_cost_of_kv(make) -> None:
     lm = make("numpy")
     parent = root(lm)

@@ -134,6 +134,7 @@ def wide_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.programs
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ("seeds", "n_tokens"),

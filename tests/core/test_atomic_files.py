@@ -233,6 +233,7 @@ def test_temporary_file_removed_before_its_lock_is_created_once_more(
 KILLED = ["plain", "save", "branch", "kv", "run", "grow", "chat", "resume"]
 
 
+@pytest.mark.programs
 @posix
 @pytest.mark.parametrize(
     ("names", "n_kills"),

@@ -36,7 +36,6 @@ PAGES = [
     for page in sorted((ROOT / "docs").rglob("*.md"))
     if blocks(page) and page.parent.name != "cookbook"
 ]
-LONG = ("search", "genlm", "n8loom")  # half of the time that all take
 WITH_TORCH = [page for page in PAGES if any(b.startswith(TORCH) for b in blocks(page))]
 WITH_MLX = [page for page in PAGES if any(b.startswith(MLX) for b in blocks(page))]
 
@@ -54,11 +53,8 @@ def test_guides_have_code() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    "page",
-    [pytest.param(page, marks=pytest.mark.programs if page.stem in LONG else ()) for page in PAGES],
-    ids=lambda page: page.stem,
-)
+@pytest.mark.programs
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_code_of_a_page_runs(page: Path, place: Path) -> None:
     apart = (TORCH, MLX, SERVER)
     # A search goes on until the model has solved its task, and two layers never do.

@@ -26,6 +26,7 @@ def test_generated_page_equals_the_output_of_the_code(name: str) -> None:
     assert committed == pages.PAGES[name](), "run `make pages` and commit docs/"
 
 
+@pytest.mark.programs
 def test_changed_page_is_reported(tmp_path: Path) -> None:
     for name in pages.PAGES:
         (tmp_path / name).write_text(pages.PAGES[name](), encoding="utf-8")

@@ -18,6 +18,7 @@ pytest.importorskip("transformers")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from transformers import AttentionMaskInterface  # noqa: E402
 
+from cases import one_in  # noqa: E402
 from families import FAMILIES, build  # noqa: E402
 from shallow import shallow  # noqa: E402
 from weft import LM, Loom  # noqa: E402
@@ -73,7 +74,7 @@ class Branches:
             self.engine.fragments.free(fragment)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", one_in(4, FAMILIES))
 def test_logits_are_the_same_to_the_bit_without_a_mask_function(name: str) -> None:
     """It stands in Transformers' table for a moment only, while a model is looked at."""
     engine = TorchEngine.adopt(build(name))

@@ -511,6 +511,7 @@ def test_weights_changed_in_place_are_noticed(owned: tuple[Any, LM]) -> None:
     np.testing.assert_allclose(got, truth(model, [*long, 9, 8]), atol=1e-4)
 
 
+@pytest.mark.programs
 def test_search_and_a_constraint_run_on_them(owned: tuple[Any, LM]) -> None:
     _, lm = owned
     loom = Loom(lm, [5, 6, 7], template=False)

@@ -284,7 +284,7 @@ def _prefix(twin: dict, key: str | None) -> list[int]:
     return [token for part in reversed(parts) for token in part]
 
 
-@pytest.mark.parametrize("depth", [20_000, pytest.param(100_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("depth", [5_000, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_deep_chain_is_walked_printed_saved_and_freed(tmp_path: Path, depth: int) -> None:
     loom = open_written(tmp_path / "deep.loom.json", [None, *range(depth - 1)])
     assert loom.count_children() == depth

@@ -35,6 +35,7 @@ def test_loss_falls(trained: Path) -> None:
     assert results["loss"] < 5.0
 
 
+@pytest.mark.programs
 def test_saved_folder_loads_in_transformers(trained: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer

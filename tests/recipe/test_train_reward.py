@@ -29,6 +29,7 @@ def test_labels_are_true_while_24_is_in_reach() -> None:
     assert 60 < n_wrong < 260
 
 
+@pytest.mark.programs
 def test_trained_model_scores_steps(tmp_path: Path) -> None:
     from recipe.train_reward import train
 

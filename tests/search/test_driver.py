@@ -20,16 +20,14 @@ import pytest
 
 import forks
 import weft
-from searches import DEEP, FEW, SMALL, alike, call, given, puzzle, small, tree
+from searches import DEEP, FEW, SMALL, alike, by_default, call, given, puzzle, small, tree
 from weft import Heddle, Loom, samples, search
 from weft.errors import ConfigError, FormatError, StoreError, TreeError
 from weft.search import STRATEGIES, Level, SearchOptions, SearchResult, Strategy
 from weft.search.driver import Algorithm, Search
 
 NAMES = list(STRATEGIES)
-# By levels, particles, rounds and full answers; `make test-programs` runs the other searches.
-SOON = ("tot", "smc", "adaptive", "best-of-n")
-CASES = [name if name in SOON else pytest.param(name, marks=pytest.mark.programs) for name in NAMES]
+CASES = by_default(NAMES)
 # best-of-n and greedy record as weighted-best-of-n does.
 RECORDED_ALIKE = ("beam", "best-of-n", "greedy")
 CALLS = sorted({row.call for row in STRATEGIES.values()})
@@ -124,8 +122,8 @@ def test_interrupted_and_resumed_search_equals_an_uninterrupted_one(
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.slow] if name in RECORDED_ALIKE else [])
-        for name in NAMES
+        pytest.param(name, marks=pytest.mark.slow) if name in RECORDED_ALIKE else each
+        for name, each in zip(NAMES, CASES, strict=True)
     ],
 )
 def test_results_recorded_twice_in_any_order_give_the_plain_search(
@@ -184,13 +182,13 @@ def test_kv_budget_bounds_the_tree(name: str, lm: weft.LM, result_of: Any) -> No
     assert sum(len(node.tokens) for node in result.loom.walk()) <= max_value
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CASES)
 def test_seconds_end_a_search(name: str, lm: weft.LM) -> None:
     result = small(name, lm, puzzle(name), budget_s=1e-3)
     assert result.cost.stopped == "seconds"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CASES)
 def test_progress_reports_each_round_in_order(
     name: str, result_of: Any, levels_of: dict[str, list[Level]]
 ) -> None:
@@ -327,7 +325,7 @@ def test_cancelled_search_leaves_a_consistent_tree(lm: weft.LM) -> None:
     assert search.tot(lm, loom, seed=1, breadth=2, **FEW).loom is loom
 
 
-@pytest.mark.parametrize("name", DEEP)
+@pytest.mark.parametrize("name", by_default(DEEP))
 def test_other_prompts_are_searched_without_a_checker(name: str, lm: weft.LM) -> None:
     result = small(name, lm, samples.sum, max_tokens=24, answer_tokens=24, budget_tokens=1500)
     assert result.solved is None

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import weft
+from searches import by_default
 from weft import Loom, samples, search
 from weft.constraints import Choice, EachLine, Regex, from_dict
 from weft.errors import ConfigError
@@ -25,7 +26,7 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", by_default(SMALL))
 def test_line_constraint_holds_for_each_line_of_several(lm: weft.LM, name: str) -> None:
     step = Regex(r"[0-9]+ [-+*/] [0-9]+ = [0-9]+ \(left: [0-9]+( [0-9]+)*\)|Answer: [^\n]+")
     result = getattr(search, name)(
@@ -39,7 +40,7 @@ def test_line_constraint_holds_for_each_line_of_several(lm: weft.LM, name: str) 
             assert all(re.fullmatch(step.pattern, line) for line in lines)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", by_default(SMALL))
 def test_constraint_of_one_line_ends_a_search_and_the_cost_gives_the_reason(
     lm: weft.LM, name: str
 ) -> None:
@@ -51,7 +52,7 @@ def test_constraint_of_one_line_ends_a_search_and_the_cost_gives_the_reason(
     assert "line_constraint" in str(result.cost)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", by_default(SMALL))
 def test_constraint_that_depth_bounds_as_well_is_no_reason(lm: weft.LM, name: str) -> None:
     result = getattr(search, name)(
         lm, PROMPT, depth=1, seed=1, max_tokens=30, constraint=LINE, **SMALL[name]
@@ -111,7 +112,7 @@ def test_constraint_of_the_full_text_applies_when_another_model_proposes(lm: wef
 
 
 @pytest.mark.parametrize("kind", ["constraint", "line_constraint"])
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", by_default(SMALL))
 def test_proposals_of_a_function_that_the_constraint_forbids_are_dropped(
     lm: weft.LM, name: str, kind: str
 ) -> None:

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import weft
 from llama_reference import write_folder
-from searches import DEEP, call, small
+from searches import DEEP, by_default, call, small
 from weft import Loom, samples, search
 from weft.errors import ConfigError
 from weft.search import STRATEGIES, score
@@ -40,7 +40,8 @@ MORE: dict[str, dict[str, Any]] = {"adaptive": {"rounds": 3, "batch": 4}}
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, row in STRATEGIES.items() if "propose" not in row.unused()]
+    "name",
+    by_default(name for name, row in STRATEGIES.items() if "propose" not in row.unused()),
 )
 def test_each_node_records_the_model_that_wrote_it(name: str, lm: weft.LM, other: weft.LM) -> None:
     result = small(
@@ -150,7 +151,7 @@ def naive(lm: weft.LM, prompt: str, texts: list[str]) -> float:
     return sum(logprobs) / len(logprobs)
 
 
-@pytest.mark.parametrize("name", DEEP)
+@pytest.mark.parametrize("name", by_default(DEEP))
 def test_text_of_a_proposer_is_scored_by_the_model(
     name: str, lm: weft.LM, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 import forks
 import weft
-from searches import DEEP, call, tree
+from searches import DEEP, by_default, call, tree
 from weft import Loom, samples, search
 from weft.errors import ConfigError, FormatError
 from weft.search import STRATEGIES
@@ -46,7 +46,7 @@ def crack(name: str, lm: weft.LM | None = None, prompt: Any = "", **options: Any
     return call(name)(lm, prompt, **given)
 
 
-@pytest.mark.parametrize("name", DEEP)
+@pytest.mark.parametrize("name", by_default(DEEP))
 def test_search_over_states_needs_no_model(name: str) -> None:
     result = crack(name)
     assert result.solved
@@ -58,7 +58,7 @@ def test_search_over_states_needs_no_model(name: str) -> None:
         assert node.get_prefix_text(1) == state
 
 
-@pytest.mark.parametrize("name", DEEP)
+@pytest.mark.parametrize("name", by_default(DEEP))
 def test_model_of_a_search_over_states_is_not_called(name: str, lm: weft.LM) -> None:
     before = lm.stats()
     result = crack(name, lm, samples.sum, state="")
@@ -218,7 +218,7 @@ def test_solved_start_is_the_answer() -> None:
     assert (result.solved, result.state, result.cost.candidates) == (True, CODE, 0)
 
 
-@pytest.mark.parametrize("name", DEEP)
+@pytest.mark.parametrize("name", by_default(DEEP))
 def test_search_without_proposals_ends(name: str) -> None:
     result = crack(name, propose=lambda state: propose(state)[:2] if len(state) < 2 else [])
     assert result.solved is False
@@ -352,7 +352,7 @@ def test_kv_budget_bounds_what_functions_write(lm: weft.LM) -> None:
 # Going on from a file
 
 
-@pytest.mark.parametrize("name", DEEP)
+@pytest.mark.parametrize("name", by_default(DEEP))
 def test_interrupted_and_resumed_search_equals_an_uninterrupted_one(
     name: str, tmp_path: Path
 ) -> None:
@@ -398,6 +398,7 @@ def test_state_that_cannot_be_read_raises_broken_file(tmp_path: Path) -> None:
         crack("tot", resume=file)
 
 
+@pytest.mark.programs
 @pytest.mark.skipif(os.name != "posix", reason="needs SIGKILL")
 def test_search_killed_in_a_round_resumes_to_the_same_answer(tmp_path: Path) -> None:
     file = tmp_path / "search.json"

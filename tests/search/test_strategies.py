@@ -13,6 +13,7 @@ from typing import Literal
 import pytest
 
 import weft
+from searches import by_default
 from weft import samples, search
 from weft.errors import ConfigError
 from weft.search import STRATEGIES, Strategy, strategies
@@ -202,7 +203,7 @@ def test_default_strategy_is_a_vote_unless_the_prompt_states_a_task() -> None:
     assert default_for(samples.sum) == default_for("Capital of Italy?") == DEFAULT == "best-of-n"
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", by_default(STRATEGIES))
 @pytest.mark.parametrize(
     ("prompt", "options"),
     [(samples.game24, {"n": 2, "breadth": 2}), (samples.sum, {"budget_tokens": 60})],

@@ -92,6 +92,7 @@ def test_tokenizer_that_may_drop_text_has_no_maximum(make: Callable[[], Tokenize
     assert max_token_bytes(make()) is None
 
 
+@pytest.mark.programs
 def test_nfc_shortens_a_text_by_a_factor_of_4_or_less() -> None:
     """The longest text that becomes a character is that of its parts, each in its longest form."""
     longest: dict[str, int] = {}

@@ -407,7 +407,7 @@ def test_tokens_of_a_constrained_node_have_their_legal_logmass(desk: Desk) -> No
 
 
 def test_slow_pattern_is_rejected(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.service.server.routes.looms._PATTERN_S", 0.2)
+    monkeypatch.setattr("weft.service.server.routes.looms._PATTERN_S", 0.02)
     desk.post("/nodes", status=201, text="a" * 60 + "!")
     reply = desk.get("/search", status=400, q="(a|aa)+$", regex=True)
     assert reply["error"]["code"] == "pattern_too_slow"

@@ -73,6 +73,7 @@ def test_eight_processes_growing_one_loom_lose_no_nodes(library: Library, url: s
     assert kept.loom.children == []
 
 
+@pytest.mark.programs
 def test_new_database_opened_by_many_processes_at_once(url: str) -> None:
     running = [start(programs.CREATE, url) for _ in range(6)]
     names = [line[0] for process in running for line in lines_of(process)]
@@ -81,6 +82,7 @@ def test_new_database_opened_by_many_processes_at_once(url: str) -> None:
         assert {row.name for row in library.looms()} == set(names)
 
 
+@pytest.mark.programs
 @POSIX
 def test_forked_process_gets_its_own_connections(library: Library, url: str) -> None:
     kept = fresh(library)
@@ -137,6 +139,7 @@ def kill_often(library: Library, url: str, tmp_path: Path, n_kills: int) -> None
         connection.close()
 
 
+@pytest.mark.programs
 @POSIX
 def test_saved_tokens_survive_kills(library: Library, url: str, tmp_path: Path) -> None:
     kill_often(library, url, tmp_path, 4)
@@ -148,6 +151,7 @@ def test_saved_tokens_survive_fifty_kills(library: Library, url: str, tmp_path: 
     kill_often(library, url, tmp_path, 50)
 
 
+@pytest.mark.programs
 @POSIX
 def test_node_is_in_progress_while_its_process_runs(
     library: Library, url: str, tmp_path: Path
@@ -249,6 +253,7 @@ def test_replaced_database_raises_for_missing_loom(file: Path) -> None:
     library.close()
 
 
+@pytest.mark.programs
 @POSIX
 def test_full_disk_raises_and_loses_nothing(file: Path) -> None:
     url = f"sqlite:///{file}"
@@ -262,6 +267,7 @@ def test_full_disk_raises_and_loses_nothing(file: Path) -> None:
         assert len(library.open(name).loom.children) == 2
 
 
+@pytest.mark.programs
 @POSIX
 def test_read_only_database_raises(tmp_path: Path) -> None:
     folder = Path(tempfile.mkdtemp(prefix="weft-"))  # pytest's own are closed to others
@@ -285,6 +291,7 @@ def test_file_that_is_no_database_raises(file: Path, content: bytes) -> None:
         Library(f"sqlite:///{file}").close()
 
 
+@pytest.mark.programs
 def test_folder_without_shared_memory_works_with_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -301,6 +308,7 @@ def test_folder_without_shared_memory_works_with_warning(
     assert "no shared memory" in caplog.text
 
 
+@pytest.mark.programs
 def test_stopped_postgresql_is_retried(postgres: Cluster) -> None:
     with Library(postgres.url("stops")) as library:
         kept = fresh(library)
