@@ -205,6 +205,19 @@ def test_fields_by_other_names_are_honoured(served: Served) -> None:
     assert len(chat[0]["top_logprobs"]) == 2
 
 
+def test_sampler_priority_is_accepted_if_the_samplers_in_use_have_wefts_order(
+    served: Served,
+) -> None:
+    priority = ["temperature", "top_k", "top_p", "min_p", "xtc", "repetition_penalty"]
+    ordered = {"sampler_priority": priority, "top_k": 5, "min_p": 0.1, "temperature": 1}
+    assert post(served, COMPLETION, **ordered)["choices"]
+    last = {**ordered, "temperature": 0.7, "temperature_last": True}
+    assert post(served, COMPLETION, **last)["choices"]
+    for other in ({"temperature": 0.7}, {"repetition_penalty": 1.2}):
+        error = rejected(served, COMPLETION, **{**ordered, **other})
+        assert error["param"] == "sampler_priority"
+
+
 SAMPLERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"top_n_sigma": 0.8}, {"top_n_sigma": 0.8}),
     ({"nsigma": 0.8}, {"top_n_sigma": 0.8}),

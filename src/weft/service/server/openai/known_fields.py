@@ -150,7 +150,7 @@ _NEUTRAL: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     },
     _LMSTUDIO: {"integrations": (), "context_overflow_policy": ("stopAtLimit",)},
     _WEBUI: {
-        "adaptive_target": (-1, 0),
+        "adaptive_target": (-1, -0.01, 0),
         "auto_max_new_tokens": (False,),
         "bot_name": (),
         "character": (),
@@ -177,6 +177,7 @@ _NEUTRAL: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
         "num_beams": (1,),
         "penalty_alpha": (0,),
         "preset": ("None",),
+        "sampler_priority": (),
         "smoothing_factor": (0,),
         "tfs": (1,),
         "top_a": (0,),
@@ -226,6 +227,7 @@ _ALIASES: Mapping[str, Mapping[str, str]] = {
         "sampler_seed": "seed",
         "stop_sequence": "stop",
     },
+    "Ollama": {"num_ctx": "truncation_length", "num_predict": "max_tokens"},
 }
 # Scheduling, caching and labels: these fields cannot change the text.
 _OPERATIONAL: Mapping[str, tuple[str, ...]] = {
@@ -238,7 +240,7 @@ _OPERATIONAL: Mapping[str, tuple[str, ...]] = {
     ),
     _LMSTUDIO: ("draft_model", "ttl"),
     _WEBUI: ("prompt_lookup_num_tokens", "speculative_ngram", "static_cache"),
-    "SillyTavern": ("api_type", "legacy_api"),
+    "SillyTavern": ("api_server", "api_type", "legacy_api"),
 }
 
 FIELDS: Mapping[str, KnownField] = {
@@ -268,6 +270,22 @@ _SCHEMAS = frozenset({"guided_json", "json_schema"})  # {} is any JSON
 _ORDER = ("dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
 # Samplers that a list may leave out if the request does not use them, by the field that does.
 _OPTIONAL = {"dry": "dry_multiplier", "top_n_sigma": "top_n_sigma", "xtc": "xtc_probability"}
+# The parameters behind text-generation-webui's `sampler_priority`, in Weft's order, and their
+# values without effect.
+_UNUSED: Mapping[str, tuple[Any, ...]] = {
+    "repetition_penalty": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "dry_multiplier": (0,),
+    "top_n_sigma": (0, -1),
+    "top_k": (0, -1),
+    "typical_p": (1,),
+    "top_p": (1,),
+    "min_p": (0,),
+    "xtc_probability": (0,),
+    "temperature": (1,),
+}
+_PRIORITY_NAMES = {"dry_multiplier": "dry", "xtc_probability": "xtc"}
 _SAMPLER_ABBREVIATIONS = {
     "d": "dry",
     "s": "top_n_sigma",
@@ -332,6 +350,8 @@ def _translated(body: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]
         fields.update(logprobs_fields, n_probs=None)
     if _is_own_order(fields.get("samplers"), fields):
         fields["samplers"] = None
+    if _is_own_priority(fields.get("sampler_priority"), fields):
+        fields["sampler_priority"] = None
     return fields
 
 
@@ -369,6 +389,26 @@ def _is_own_order(samplers: Any, fields: Mapping[str, Any]) -> bool:
     listed = [name for name in samplers if name in _ORDER]
     unused = {name for name, field in _OPTIONAL.items() if fields.get(field) in (None, 0, -1)}
     return listed == [name for name in _ORDER if name in listed or name not in unused]
+
+
+def _is_own_priority(priority: Any, fields: Mapping[str, Any]) -> bool:
+    """Return True if the samplers that the request uses are in Weft's order.
+
+    priority: text-generation-webui's list. It applies samplers outside the list after the others.
+    """
+    if isinstance(priority, str):
+        priority = priority.split()
+    if not isinstance(priority, list):
+        return False
+    used = [
+        _PRIORITY_NAMES.get(field, field)
+        for field, unused in _UNUSED.items()
+        if fields.get(field) not in (None, *unused)
+    ]
+    if fields.get("temperature_last") is True:
+        priority = [name for name in priority if name != "temperature"]
+    places = [priority.index(name) if name in priority else len(priority) for name in used]
+    return places == sorted(places)
 
 
 def _is_empty(name: str, value: Any) -> bool:
