@@ -13,11 +13,11 @@ describe('a figure that somebody typed', () => {
   })
   it('is refused with what is allowed', () => {
     expect(readFigure('temperature', '-1', limits)).toBe('It must be 0 or more.')
-    expect(readFigure('top_p', '0', limits)).toBe('It must be above 0 and 1 at most.')
+    expect(readFigure('top_p', '0', limits)).toBe('It must be above 0, at most 1.')
     expect(readFigure('n', '500', limits)).toBe('It must be 1 to 128.')
-    expect(readFigure('n', '2.5', limits)).toBe('A whole number, 1 to 128.')
-    expect(readFigure('top_k', 'many', limits)).toBe('A number, 0 or more.')
-    expect(readFigure('max_tokens', '', null)).toBe('A number, 1 or more.')
+    expect(readFigure('n', '2.5', limits)).toBe('Enter a whole number, 1 to 128.')
+    expect(readFigure('top_k', 'many', limits)).toBe('Enter a number, 0 or more.')
+    expect(readFigure('max_tokens', '', null)).toBe('Enter a number, 1 or more.')
     expect(readFigure('seed', '9007199254740993', limits)).toMatch(/^It must be/)
   })
 })
@@ -31,9 +31,9 @@ describe('a constraint', () => {
     })
   })
   it('says what is wrong with it', () => {
-    expect(readConstraint({ kind: 'choices', text: '\n' })).toBe('One choice a line.')
-    expect(readConstraint({ kind: 'json_schema', text: '[1]' })).toBe('A JSON schema is an object.')
-    expect(readConstraint({ kind: 'json_schema', text: '{' })).toMatch(/^No JSON: /)
+    expect(readConstraint({ kind: 'choices', text: '\n' })).toBe('Enter one choice per line.')
+    expect(readConstraint({ kind: 'json_schema', text: '[1]' })).toBe('A JSON schema must be an object.')
+    expect(readConstraint({ kind: 'json_schema', text: '{' })).toMatch(/^Invalid JSON: /)
   })
 })
 

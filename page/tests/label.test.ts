@@ -12,9 +12,9 @@ describe('what a node says of itself', () => {
   })
 
   it('is in words where there is no text', () => {
-    expect(said('', { ended: true })).toEqual({ text: '(ended at once)', isNote: true })
+    expect(said('', { ended: true })).toEqual({ text: '(ended immediately)', isNote: true })
     expect(said('').text).toBe('(empty)')
-    expect([nothing(true), nothing(false)]).toEqual(['(ended at once)', '(empty)'])
+    expect([nothing(true), nothing(false)]).toEqual(['(ended immediately)', '(empty)'])
     expect(said('', { growing: true }).text).toBe('growing')
     expect(said(' \n')).toEqual({ text: '·⏎', isNote: true })
   })
@@ -44,7 +44,7 @@ describe('what a node says of itself', () => {
   it('is heard with what its signs say', () => {
     const one = node(1, 0, { text: 'Once', bookmark: 'good', ended: true, finish_reason: 'stop' })
     expect(spoken(one, label(one, '', false), 3, true, 4)).toBe(
-      'Once, 4 times, 3 children, bookmarked, ended, label good, unread, mean probability .50',
+      'Once, 4 times, 3 children, bookmarked, ended, label good, unread, average probability .50',
     )
   })
 })

@@ -68,7 +68,7 @@ describe('a node', () => {
   })
 
   it('says why it cannot be grown again', () => {
-    expect(againAsked(node(7, 0), {})).toBe('It was written, not grown.')
+    expect(againAsked(node(7, 0), {})).toBe('This text was written, not generated.')
     const odd = { ...params, constraint: { lazy: {} } }
     expect(againAsked(node(7, 0, { params: odd, branch: 0 }), {})).toMatch('lazy')
     const huge = { ...params, seed: 2 ** 60 }

@@ -11,7 +11,7 @@ describe('where KV is', () => {
 
   it('is spoken of only where all of it is there', () => {
     expect(warmthSpoken(kv('hot', true))).toBe('KV cached, pinned')
-    expect(warmthSpoken(kv('host'))).toBe('KV cached on the host')
+    expect(warmthSpoken(kv('host'))).toBe('KV cached in host memory')
     for (const none of [kv('partly'), kv('cold'), undefined]) expect(warmthSpoken(none)).toBeUndefined()
   })
 })

@@ -63,15 +63,15 @@ describe('what stands around the panes', () => {
   })
 
   it('says what undo and redo would turn', () => {
-    expect(said({ ...did, kind: 'remove', n_removed: 3 })).toBe('the removal of 3 nodes')
-    expect(said({ ...did, kind: 'grow', n_added: 1 })).toBe('growing 1 node')
-    expect(said({ ...did, kind: 'bookmark', n_changed: 1 })).toBe('the bookmark')
+    expect(said({ ...did, kind: 'remove', n_removed: 3 })).toBe('removal of 3 nodes')
+    expect(said({ ...did, kind: 'grow', n_added: 1 })).toBe('growth of 1 node')
+    expect(said({ ...did, kind: 'bookmark', n_changed: 1 })).toBe('bookmark')
     const log = [
       { ...did, kind: 'remove', n_removed: 2, rev: 3, state: 'undone' },
       { ...did, kind: 'grow', n_added: 4, rev: 2 },
       { ...did, kind: 'add', n_added: 1, rev: 1 },
     ]
-    expect(next(log)).toEqual({ undo: 'growing 4 nodes', redo: 'the removal of 2 nodes' })
+    expect(next(log)).toEqual({ undo: 'growth of 4 nodes', redo: 'removal of 2 nodes' })
     expect(next([])).toEqual({ undo: null, redo: null })
   })
 

@@ -132,7 +132,7 @@ def reasoning_run(stage: Stage) -> None:
     desk.visit()
     body = {"strategy": "tot", "seed": 1, "breadth": 3, "wait": True}
     desk.ask("POST", desk.of("/runs"), json=body)
-    desk.page.get_by_role("tab", name="Run").click()
+    desk.page.get_by_role("tab", name="Solve").click()
     settled(desk)
 
 
@@ -220,7 +220,7 @@ def import_report(stage: Stage) -> None:
     desk.page.locator("input[type=file]").set_input_files(
         {"name": "data.json", "mimeType": "application/json", "buffer": json.dumps(file).encode()}
     )
-    desk.page.get_by_role("status", name="What was imported").get_by_text("Recognised").wait_for()
+    desk.page.get_by_role("status", name="Imported looms").get_by_text("Recognised").wait_for()
     settled(desk)
 
 
@@ -246,7 +246,7 @@ def ended_at_once(stage: Stage) -> None:
 @state()
 def long_word(stage: Stage) -> None:
     desk = stage.serve()
-    desk.make(template=False, prompt="A word of four hundred letters:")
+    desk.make(template=False, prompt="A word of four hundred characters:")
     write(desk, 0, " " + "antidisestablishmentarianism" * 14 + "abcdefgh and then no more")
     write(desk, 0, " another")
     desk.visit(1)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.page
 def chat(desk: Desk, page: Page) -> Desk:
     """A chat whose first answer has come, begun in the page; the next message has the focus."""
     page.goto("/")
-    box = page.get_by_role("textbox", name="What should it begin with?")
+    box = page.get_by_role("textbox", name="Start with a prompt")
     box.fill("Who are you?")
     box.press("Enter")
     desk.open_named()

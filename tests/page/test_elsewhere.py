@@ -30,10 +30,10 @@ def test_loom_restored_elsewhere_is_shown_when_the_page_becomes_visible(
     desk.open_loom(n=1)
     desk.watch.allow("status of 404")  # it may request the loom before the event of its removal
     desk.ask("DELETE", desk.of(""))
-    expect(page.get_by_role("button", name="Bring it back")).to_be_visible()
+    expect(page.get_by_role("button", name="Restore")).to_be_visible()
     desk.ask("POST", "/looms/restore", json={})
     page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
-    expect(page.get_by_role("button", name="Bring it back")).to_have_count(0)
+    expect(page.get_by_role("button", name="Restore")).to_have_count(0)
     expect(desk.tree.get_by_role("treeitem")).to_have_count(2)
 
 

@@ -31,11 +31,11 @@ def test_text_written_at_a_removed_node_stays_and_becomes_a_child(bush: Desk, pa
     area = page.get_by_role("textbox", name="Text of the node")
     area.press_sequentially(", mine")
     bush.ask("DELETE", bush.of("/nodes/1"))
-    area = page.get_by_role("textbox", name="What comes next")
+    area = page.get_by_role("textbox", name="Continuation")
     expect(area).to_have_value(" was old, mine")
     expect(area).to_be_focused()  # what is typed now is no command
     page.keyboard.type(" xX")
-    expect(page.get_by_text("was removed meanwhile")).to_be_visible()
+    expect(page.get_by_text("was removed")).to_be_visible()
     assert_accessible(page)
     assert set(bush.nodes()) == {0, 2, 3}
     bush.ask("POST", bush.of("/undo"))
@@ -51,17 +51,17 @@ def test_text_written_at_a_removed_node_stays_and_becomes_a_child(bush: Desk, pa
 
 def test_unfinished_text_of_a_node_is_there_on_return(bush: Desk, page: Page) -> None:
     bush.press("1", "Enter")
-    page.get_by_role("textbox", name="What comes next").fill(" half")
+    page.get_by_role("textbox", name="Continuation").fill(" half")
     bush.row(4).click()
     at(bush, 4)
     expect(page.get_by_role("button", name="Grow 4 branches").first).to_be_visible()
     bush.press("ArrowLeft")
     at(bush, 1)
-    page.get_by_text(re.compile("A text of 5 .* waits here")).wait_for()
+    page.get_by_text(re.compile("Draft of a text, 5 ")).wait_for()
     bush.press("ArrowDown")  # nothing catches the keys on the way
     at(bush, 2)
     bush.press("ArrowUp", "Enter")
-    expect(page.get_by_role("textbox", name="What comes next")).to_have_value(" half")
+    expect(page.get_by_role("textbox", name="Continuation")).to_have_value(" half")
 
 
 def test_each_tab_keeps_its_unfinished_text(bush: Desk, page: Page) -> None:
@@ -112,14 +112,14 @@ def test_undo_selects_the_earlier_node_and_reports_its_effect(bush: Desk) -> Non
     at(bush, 5)
     bush.press("u")
     at(bush, 4)
-    expect_toast(bush, "Undid: the removal of 3 nodes.")
+    expect_toast(bush, "Undid: removal of 3 nodes.")
     bush.press("Control+Shift+z")
     at(bush, 5)
-    expect_toast(bush, "Redid: the removal of 3 nodes.")
+    expect_toast(bush, "Redid: removal of 3 nodes.")
     bush.press(
         "ArrowRight", "ArrowLeft", "ArrowDown", "r", "u"
     )  # the current node has changed, so undo does not move it
-    expect_toast(bush, "Undid: the removal of 3 nodes.")
+    expect_toast(bush, "Undid: removal of 3 nodes.")
     assert bush.current == 0
 
 
@@ -305,7 +305,7 @@ def test_commands_on_a_growing_branch_report_that_it_grows(
     desk.until(lambda: len(desk.lanes) == 1, "a lane")
     for key in ("g", "m", "e"):
         desk.press("1", key)
-        expect_toast(desk, "It grows still")
+        expect_toast(desk, "It is still growing")
         page.locator(".toasts").get_by_role("button", name="Dismiss").first.click()
     gate.open()
     desk.press("Escape", "Escape")
@@ -364,7 +364,7 @@ def test_pasted_text_stays_after_a_failed_import(desk: Desk, page: Page) -> None
     desk.watch.allow("400")
     page.goto("/")
     page.get_by_role("button", name="Import").click()
-    field = page.get_by_label("Or paste it here")
+    field = page.get_by_label("Or paste text here")
     field.fill('{"hello": 1}')
     page.get_by_role("button", name="Import", exact=True).last.click()
     expect(page.get_by_role("dialog")).to_contain_text("Unknown file format")

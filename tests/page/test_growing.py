@@ -16,7 +16,7 @@ pytestmark = pytest.mark.page
 
 def test_first_run_grows_four_branches(desk: Desk, page: Page) -> None:
     page.goto("/")
-    page.get_by_role("heading", name="What should it begin with?").wait_for()
+    page.get_by_role("heading", name="Start with a prompt").wait_for()
     field = page.get_by_role("textbox").first
     assert field.input_value()
     assert page.evaluate("getSelection().toString() || document.activeElement.value")

@@ -94,7 +94,7 @@ def test_constraint_allows_only_its_choices(desk: Desk, page: Page) -> None:
     assert {each["text"] for number, each in desk.nodes().items() if number} <= {"yes", "no"}
     page.get_by_label("Output format").select_option(label="JSON schema")
     page.get_by_label("JSON schema").fill("{")
-    expect(page.get_by_role("tabpanel")).to_contain_text("No JSON")
+    expect(page.get_by_role("tabpanel")).to_contain_text("Invalid JSON")
     expect(button(page, "Grow 4 branches")).to_be_disabled()
 
 
@@ -134,7 +134,7 @@ def test_folded_samplers_and_token_biases_are_sent(desk: Desk, page: Page) -> No
     page.get_by_label("Token biases").first.fill("several words")
     page.get_by_label("Bias of the token").fill("1")
     page.keyboard.press("Enter")
-    expect(panel).to_contain_text("tokens; name one")
+    expect(panel).to_contain_text("tokens; enter one")
     page.get_by_role("button", name="Penalty window: back to all").click()
     expect(page.get_by_label("Penalty window")).to_have_value("")
     page.reload()
@@ -189,7 +189,7 @@ def test_settings_apply_to_a_call_a_loom_or_all_looms(desk: Desk, page: Page) ->
     tab(page, "Generate")
     panel, tokens = page.get_by_role("tabpanel"), page.get_by_label("Max tokens")
     tokens.fill("9")
-    panel.get_by_role("radio", name="Next call").click()
+    panel.get_by_role("radio", name="Next time").click()
     tokens.fill("5")
     button(page, "Grow 4 branches").click()
     desk.until(lambda: len(desk.nodes()) == 5, "four nodes")
@@ -198,7 +198,7 @@ def test_settings_apply_to_a_call_a_loom_or_all_looms(desk: Desk, page: Page) ->
     expect(tokens).to_have_value("9")
     panel.get_by_role("radio", name="Default").click()
     expect(tokens).to_have_value("48")
-    expect(panel).to_contain_text("This loom has settings of its own")
+    expect(panel).to_contain_text("This loom has its own settings")
     tokens.fill("33")
     desk.make("Another one.", template=False)
     desk.visit()
@@ -265,7 +265,7 @@ def test_token_search_lists_and_adds_an_unlikely_token(desk: Desk, page: Page) -
     page.get_by_label("Top-k", exact=True).fill("3")
     page.get_by_label("Temperature", exact=True).fill("0.8")
     panel = tab(page, "Tokens")
-    expect(panel).to_contain_text("drawn is what is left of it after temperature 0.8, top-k 3")
+    expect(panel).to_contain_text("“sampled” is the probability after temperature 0.8, top-k 3")
     expect(page.locator("tr.is-out")).to_have_count(17)
     page.get_by_placeholder("Find a token").fill("owl")
     row = page.locator("tr[data-token-id]").first
@@ -318,12 +318,12 @@ def test_node_panel_shows_counts_and_sampling(desk: Desk, page: Page) -> None:
     expect(fact(page, "Characters")).to_have_text(str(len(node["text"])))
     mean = math.exp(node["mean_logprob"])
     shown = f"{mean:.2f}".removeprefix("0")
-    expect(fact(page, "Mean p")).to_have_text(shown if mean < 0.995 else "1.0")
+    expect(fact(page, "Avg. probability")).to_have_text(shown if mean < 0.995 else "1.0")
     expect(fact(page, "Ended")).to_have_text("stopped at limit")
     expect(fact(page, "Temperature")).to_have_text("0.7")
     expect(fact(page, "Seed")).to_have_text("5")
     expect(fact(page, "Branch")).to_have_text("2 of 2")
-    expect(fact(page, "It was")).to_have_text("grown by a program")
+    expect(fact(page, "Origin")).to_have_text("grown by a program")
     expect(fact(page, "Turn")).to_have_text("assistant")
 
 
@@ -393,9 +393,9 @@ def test_kv_of_a_node_is_forgotten_and_warmed(desk: Desk, page: Page) -> None:
     desk.press("ArrowRight")
     tab(page, "Node")
     page.get_by_role("button", name="Free memory").click()
-    expect(fact(page, "KV")).to_contain_text("partly")
+    expect(fact(page, "KV cache")).to_contain_text("partly")
     page.get_by_role("button", name="Preload").click()
-    expect(fact(page, "KV")).to_contain_text("cached: nothing")
+    expect(fact(page, "KV cache")).to_contain_text("cached: nothing")
     expect(page.get_by_role("button", name="Preload")).to_be_disabled()
 
 
@@ -411,7 +411,7 @@ def places(panel: Locator) -> dict[str, float]:
 
 @pytest.mark.parametrize("late", [("answers",)])
 @pytest.mark.parametrize(
-    ("name", "label", "button"), [("Node", "It was", "Move"), ("Loom", "In KV cache", "Export")]
+    ("name", "label", "button"), [("Node", "Origin", "Move"), ("Loom", "In KV cache", "Export")]
 )
 def test_controls_keep_their_position_when_late_facts_arrive(
     desk: Desk, page: Page, name: str, label: str, button: str
@@ -433,7 +433,7 @@ def test_node_panel_moves_copies_and_removes_all_but_the_path(desk: Desk, page: 
     tab(page, "Node")
     page.get_by_role("button", name="Move", exact=True).click()
     desk.press("ArrowUp")
-    page.get_by_role("button", name="Put it below this node").click()
+    page.get_by_role("button", name="Move below this node").click()
     desk.until(lambda: desk.nodes()[2]["parent"] == 1, "it moved")
     desk.until(lambda: desk.current == 2, "one stands at it again")
     page.get_by_role("button", name="Copy to a new loom").click()

@@ -109,7 +109,7 @@ def test_2000_children_are_shown_60_at_a_time(desk: Desk, page: Page) -> None:
     rows = page.locator(".reading .children [data-child]")
     expect(rows).to_have_count(60)
     assert page.evaluate("document.querySelectorAll('*').length") < 2500
-    page.get_by_role("button", name="Show more of 2\u202f000").click()
+    page.get_by_role("button", name="Show more (2\u202f000 in all)").click()
     expect(rows).to_have_count(120)
 
 
@@ -149,15 +149,15 @@ def test_selected_command_is_highlighted_and_visible(desk: Desk, page: Page) -> 
         options.nth(i).evaluate("(it) => getComputedStyle(it).backgroundColor") for i in (0, 1)
     ]
     assert grounds[0] != grounds[1]
-    field = box(page.get_by_role("combobox", name="What to do"))
+    field = box(page.get_by_role("combobox", name="Type a command"))
     first = box(options.first)
     assert first["y"] >= field["y"] + field["height"] + 4
     for _ in range(60):
         page.keyboard.press("ArrowDown")
-    expect(page.get_by_role("combobox", name="What to do")).to_be_in_viewport()
-    page.keyboard.type("bookmark before")
+    expect(page.get_by_role("combobox", name="Type a command")).to_be_in_viewport()
+    page.keyboard.type("previous bookmark")
     expect(options).to_have_count(1)
-    assert box(page.get_by_role("combobox", name="What to do")) == field  # it stays where it is
+    assert box(page.get_by_role("combobox", name="Type a command")) == field  # it stays where it is
 
 
 def test_map_of_a_hoisted_subtree_is_visible(desk: Desk, page: Page) -> None:
@@ -187,7 +187,7 @@ def test_fitted_map_stays_fitted_after_resizing(story: Desk, page: Page) -> None
     page.set_viewport_size({"width": 900, "height": 500})
     story.painted()
     expect(small).to_be_hidden()
-    page.get_by_role("button", name="Larger").click(click_count=4)
+    page.get_by_role("button", name="Zoom in").click(click_count=4)
     expect(small).to_be_visible()
     page.set_viewport_size({"width": 1024, "height": 500})
     story.painted()
@@ -270,7 +270,7 @@ def test_forced_colours_mark_thread_current_row_and_tab(story: Desk, page: Page)
     assert colour(page.get_by_role("tab", selected=True).first, "border-bottom-color") == accent
     assert contrast(colour(story.text, "color"), canvas) > 7
     # A placeholder does not look like a value.
-    field = page.get_by_placeholder("new each time")
+    field = page.get_by_placeholder("random")
     assert colour(field, "color", "::placeholder") != colour(field, "color")
     story.press("v")
     assert page.locator(".map-canvas").evaluate(
@@ -353,7 +353,7 @@ def test_touch_drags_zooms_and_opens_the_menu_of_the_map(story: Desk, page: Page
     story.until(lambda: shown() != dragged, "it is larger")
     assert page.evaluate("visualViewport.scale") == 1  # the page itself is not
     larger = shown()
-    page.get_by_role("button", name="Fit all").tap()
+    page.get_by_role("button", name="Zoom to fit all").tap()
     story.until(lambda: shown() != larger, "all is visible")
     story.painted()
     here = story.current

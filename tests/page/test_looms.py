@@ -29,7 +29,7 @@ def test_exported_loom_is_imported_with_equal_texts(desk: Desk, page: Page, tmp_
     assert json.loads(file.read_text("utf-8"))["format"] == "weft.loom"
     before = {node["id"]: node for node in desk.nodes().values()}
     page.goto("/")
-    page.get_by_role("heading", name="What should it begin with?").wait_for()
+    page.get_by_role("heading", name="Start with a prompt").wait_for()
     page.get_by_role("button", name="Import").click()
     page.locator("input[type=file]").set_input_files(file)
     report = page.get_by_role("dialog", name="Import")
@@ -58,7 +58,7 @@ def test_dropped_loomsidian_file_is_imported_and_an_unknown_one_rejected(
     desk: Desk, page: Page
 ) -> None:
     page.goto("/")
-    page.get_by_role("heading", name="What should it begin with?").wait_for()
+    page.get_by_role("heading", name="Start with a prompt").wait_for()
     nodes = {
         "a": {"text": "The keeper", "parentId": None},
         "b": {"text": " slept", "parentId": "a", "unread": True},

@@ -71,7 +71,7 @@ def test_equal_siblings_are_one_row_until_unfolded(desk: Desk, page: Page) -> No
     desk.row(3).get_by_role("button", name="×3").click()
     expect(desk.row(4)).to_be_visible()
     desk.row(4).click(button="right")
-    item(page, "Equal siblings on one row").click()
+    item(page, "Show equal siblings as one row").click()
     expect(desk.row(4)).to_have_count(0)
 
 
@@ -105,7 +105,7 @@ def test_node_without_text_shows_that_it_ended_at_once(desk: Desk) -> None:
     end = next(iter(desk.served.service.models.lm().text.stop_ids))
     (node,) = desk.grow(n=1, logit_bias={str(end): 1e6})
     desk.visit()
-    expect(desk.row(node)).to_contain_text("(ended at once)")
+    expect(desk.row(node)).to_contain_text("(ended immediately)")
 
 
 def test_rows_are_selected_and_grown_together(bush: Desk, page: Page) -> None:
@@ -149,7 +149,7 @@ def test_selection_over_the_servers_limit_is_reported_before_growing(
     desk.press("A")
     bar = page.get_by_role("region", name="Selected nodes")
     expect(bar).to_contain_text("600 × 1 = 600 branches")
-    expect(bar).to_contain_text("The server takes 1\u202f024 branches at once.")
+    expect(bar).to_contain_text("The server’s limit is 1\u202f024 branches at once.")
     expect(bar.get_by_role("button", name="Grow 1 each")).to_be_enabled()
 
 
@@ -183,7 +183,7 @@ def test_node_is_moved_by_keys_and_by_dragging(bush: Desk, page: Page) -> None:
     bush.press("y")
     expect(page.get_by_role("region", name="Move a node")).to_be_visible()
     bush.row(6).click()
-    expect(page.get_by_text("A node cannot stand below itself.")).to_be_visible()
+    expect(page.get_by_text("A node cannot be moved below itself.")).to_be_visible()
     bush.press("ArrowLeft", "ArrowLeft", "3", "Enter")
     bush.until(lambda: bush.nodes()[4]["parent"] == 3, "by keys alone")
     expect(bush.row(4)).to_have_attribute("aria-level", "2")  # it shares its parent's row
@@ -198,7 +198,7 @@ def test_label_of_a_bookmark_is_saved_and_shown(bush: Desk, page: Page) -> None:
     bush.press("b", "B")
     marks = page.get_by_role("region", name="Bookmarks")
     marks.get_by_role("listitem").hover()
-    marks.get_by_role("button", name="Write a label").click()
+    marks.get_by_role("button", name="Edit the label").click()
     page.keyboard.type("the young one")
     bush.press("Enter")
     expect(marks).to_contain_text("the young one")
@@ -217,20 +217,20 @@ def test_search_filters_narrow_the_list_of_hits(bush: Desk, page: Page) -> None:
     bush.press("b", "/")
     page.keyboard.type("I|o")
     expect(page.get_by_text("No results").first).to_be_visible()
-    page.get_by_role("button", name="A regular expression").click()
+    page.get_by_role("button", name="Regular expression").click()
     status = page.locator("#search-said")
     expect(status).to_have_text("5 nodes")
-    page.get_by_role("button", name=re.compile("^Large and small")).click()
+    page.get_by_role("button", name=re.compile("^Match case")).click()
     expect(status).to_have_text("4 nodes")
     page.get_by_role("button", name="Bookmarked").click()
     expect(status).to_have_text("1 node")
-    page.get_by_role("button", name="Hits as a list").click()
-    hits = page.get_by_role("list", name="Hits")
+    page.get_by_role("button", name="Results as a list").click()
+    hits = page.get_by_role("list", name="Results")
     expect(hits.get_by_role("listitem")).to_have_count(1)
     expect(hits.locator("mark").first).to_have_text("I")
     assert_accessible(page)
     page.get_by_role("searchbox").fill("(")
-    expect(status).to_have_text("This pattern is not complete.")
+    expect(status).to_have_text("This regular expression is not complete.")
     bush.press("Escape", "n")
     expect(page.get_by_role("searchbox")).to_have_count(0)
 
@@ -243,7 +243,7 @@ def test_slow_pattern_keeps_its_first_hits_and_a_responsive_page(bush: Desk, pag
     bush.press("/")
     field = page.get_by_role("searchbox", name="Search")
     status = page.locator("#search-said")
-    page.get_by_role("button", name="A regular expression").click()
+    page.get_by_role("button", name="Regular expression").click()
     page.evaluate(
         """() => {
           window.statuses = new Set()
@@ -261,7 +261,8 @@ def test_slow_pattern_keeps_its_first_hits_and_a_responsive_page(bush: Desk, pag
     field.fill("(a+)+$")
     page.get_by_role("tab", name="Node", exact=True).click()
     page.get_by_role("heading", name="The prompt").wait_for()  # while it is looked for
-    expect(status).to_have_text("The pattern takes too long: these are the first.")
+    words = "The regular expression takes too long; these are the first results."
+    expect(status).to_have_text(words)
     assert "Searching" in page.evaluate("[...statuses]")  # for less than a second
     expect(bush.row(8)).to_be_visible()
     expect(bush.row(9)).to_have_count(0)
@@ -285,7 +286,7 @@ def test_search_of_all_looms_opens_the_hit(desk: Desk, page: Page) -> None:
     desk.press("/")
     page.get_by_role("tab", name="All looms").click()
     page.get_by_role("searchbox").fill("zebrafinches")
-    hit = page.get_by_role("list", name="Hits").get_by_role("link")
+    hit = page.get_by_role("list", name="Results").get_by_role("link")
     expect(hit).to_contain_text(first)
     expect(hit.locator("mark")).to_have_text("zebrafinches")
     hit.click()

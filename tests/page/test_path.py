@@ -81,7 +81,7 @@ def test_sibling_switch_shows_the_next_sibling(desk: Desk, page: Page) -> None:
     first, second, _ = desk.open_loom(n=3)
     desk.press("ArrowRight")
     switch = page.get_by_role("group", name="Branch 1 of 3")
-    switch.get_by_role("button", name="The next sibling").click()
+    switch.get_by_role("button", name="Next sibling").click()
     desk.until(lambda: desk.current == second, "the next one")
     expect(desk.part(second)).to_be_visible()
     expect(desk.part(first)).to_have_count(0)
@@ -376,7 +376,7 @@ def test_text_area_is_as_high_as_its_text(desk: Desk, page: Page, sizes: bool) -
         )
     desk.open_loom(template=False)
     desk.press("Enter")
-    area = page.get_by_role("textbox", name="What comes next")
+    area = page.get_by_role("textbox", name="Continuation")
     if not sizes:
         area.evaluate("(each) => { each.style.fieldSizing = 'fixed' }")
     for width in (1440, 390):
@@ -445,7 +445,7 @@ def test_unfinished_edit_survives_reload_and_escape(desk: Desk, page: Page) -> N
     (first,) = desk.open_loom(n=1)
     desk.visit(first)
     desk.press("e", "Escape")
-    expect(page.get_by_text("waits here")).to_have_count(0)  # nothing was changed
+    expect(page.get_by_text("Draft of an edit")).to_have_count(0)  # nothing was changed
     desk.press("e")
     page.get_by_role("textbox", name="Text of the node").fill("Half an edit")
     page.reload()
@@ -453,8 +453,8 @@ def test_unfinished_edit_survives_reload_and_escape(desk: Desk, page: Page) -> N
     expect(area).to_have_value("Half an edit")
     area.press("Escape")
     expect(area).to_have_count(0)
-    page.get_by_text(re.compile("An edit of 12 .* waits here")).wait_for()
-    page.get_by_role("button", name="Go on").click()
+    page.get_by_text(re.compile("Draft of an edit, 12 ")).wait_for()
+    page.get_by_role("button", name="Continue editing").click()
     expect(area).to_have_value("Half an edit")
     page.get_by_role("button", name="Discard").click()
     desk.press("e")
@@ -475,7 +475,7 @@ def test_edit_of_a_node_changed_elsewhere_is_a_conflict(desk: Desk, page: Page) 
     expect(page.get_by_role("alert")).to_contain_text("changed meanwhile")
     expect(area).to_have_value("Mine")
     assert desk.nodes()[first]["text"] == "Theirs"
-    page.get_by_text("What is there now", exact=True).click()
+    page.get_by_text("Current text", exact=True).click()
     expect(page.locator(".editor").get_by_text("Theirs", exact=True)).to_be_visible()
     area.press("Control+Shift+S")  # having read that
     desk.until(lambda: desk.nodes()[first]["text"] == "Mine", "it is saved over theirs")
@@ -494,7 +494,7 @@ def test_written_child_is_a_message_in_a_chat_and_text_elsewhere(desk: Desk, pag
     desk.open_loom("Once upon a time", template=False)
     expect(desk.part(0)).to_have_text("Once upon a time")
     desk.press("Enter")
-    page.get_by_role("textbox", name="What comes next").fill(" there was")
+    page.get_by_role("textbox", name="Continuation").fill(" there was")
     page.keyboard.press("Control+Enter")
     desk.until(lambda: len(desk.nodes()) == 2, "the child")
     assert desk.nodes()[1]["text"] == " there was"
@@ -534,7 +534,7 @@ def test_cut_and_drop_removes_the_rest_and_undo_restores_it(desk: Desk, page: Pa
     desk.grow(first, n=2, max_tokens=4)
     desk.visit(first)
     desk.press(".", ".")
-    card(desk).get_by_role("button", name="Cut off what follows and drop it").click()
+    card(desk).get_by_role("button", name="Cut off and discard what follows").click()
     desk.until(lambda: len(desk.nodes()) == 2, "what was below is gone")
     assert desk.nodes()[first]["n_tokens"] == 2
     desk.press("u")
@@ -601,7 +601,7 @@ def test_stop_all_is_reported(desk: Desk, page: Page, gate: Gate) -> None:
     page.get_by_role("button", name="Stop all").first.click()
     gate.open()
     desk.wait_grown()
-    page.get_by_text("All stopped. What they had is kept.").wait_for()
+    page.get_by_text("All stopped. Their text is saved.").wait_for()
     expect(desk.lane(grown[0])).to_contain_text("stopped")
 
 
@@ -626,7 +626,7 @@ def test_branch_without_text_shows_that_it_ended_at_once(desk: Desk, page: Page)
     ends = desk.served.service.models.lm().text.stop_ids
     desk.open_loom()
     desk.grow(n=2, wait=False, logit_bias={str(each): 100 for each in ends})
-    expect(page.locator(".reading").get_by_text("(ended at once)")).to_have_count(2)
+    expect(page.locator(".reading").get_by_text("(ended immediately)")).to_have_count(2)
 
 
 def test_reading_is_accessible(desk: Desk, page: Page) -> None:

@@ -134,7 +134,7 @@ def test_edit_left_by_escape_survives_a_reload(story: Desk, page: Page) -> None:
     page.keyboard.press("Escape")
     assert story.nodes()[1]["text"] != "half an idea"
     page.reload()
-    page.get_by_role("button", name="Go on").click()
+    page.get_by_role("button", name="Continue editing").click()
     expect(page.get_by_role("textbox", name="Text of the node")).to_have_value("half an idea")
 
 

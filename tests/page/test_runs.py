@@ -19,7 +19,7 @@ OVER_MS = 200_000  # for a search to end, on a slow and busy machine
 def begin(desk: Desk, page: Page, strategy: str, **fields: str) -> None:
     """Start a search from where one stands."""
     desk.press("R")
-    dialog = page.get_by_role("dialog", name="Search for an answer")
+    dialog = page.get_by_role("dialog", name="Solve: search for an answer")
     dialog.get_by_role("radio", name=strategy, exact=False).first.check()
     # Without a time limit: on a slow machine a minute may be too short.
     for name, value in {"budget_s": "", **fields}.items():
@@ -52,7 +52,7 @@ def test_running_search_shows_its_rounds_and_is_stopped(desk: Desk, page: Page, 
     desk.open_loom(GAME)
     gate.hold(0)
     begin(desk, page, "Tree of thoughts", seed="1")
-    panel = page.get_by_role("tabpanel", name="Run")
+    panel = page.get_by_role("tabpanel", name="Solve")
     expect(panel).to_contain_text("searching")
     first_round(desk, gate)
     rows(page).first.wait_for()
@@ -73,11 +73,11 @@ def test_running_search_shows_its_rounds_and_is_stopped(desk: Desk, page: Page, 
 def test_rounds_of_an_ended_search_are_stepped_through(desk: Desk, page: Page) -> None:
     desk.open_loom(GAME)
     begin(desk, page, "Tree of thoughts", seed="1", budget_tokens="4000")
-    panel = page.get_by_role("tabpanel", name="Run")
-    expect(panel.get_by_role("button", name="Go to the best")).to_be_visible(timeout=OVER_MS)
+    panel = page.get_by_role("tabpanel", name="Solve")
+    expect(panel.get_by_role("button", name="Go to the answer")).to_be_visible(timeout=OVER_MS)
     run = run_of(desk)
     expect(panel).to_contain_text(run["result"]["answer"])
-    expect(panel).to_contain_text("Checked: it is right.")
+    expect(panel).to_contain_text("Checked: correct.")
     last = len(run["rounds"])
     assert last > 1
     expect(panel).to_contain_text(f"Round {last} of {last}")
@@ -90,13 +90,13 @@ def test_rounds_of_an_ended_search_are_stepped_through(desk: Desk, page: Page) -
         row = page.locator(f"[role=treeitem][data-node='{node}']")
         expect(row).to_contain_text(f"{desk.nodes()[node]['score']:.2f}")
         assert ("dim" in str(row.get_attribute("class"))) is (node not in kept)
-    page.get_by_label("Round before").click()
+    page.get_by_label("Previous round").click()
     expect(panel).to_contain_text(f"Round {last - 1} of {last}")
     shown = run["rounds"][last - 2]
     expect(rows(page)).to_have_count(len(shown["candidates"]))
     rows(page).nth(1).get_by_role("button").click()
     assert desk.current == int(rows(page).nth(1).get_attribute("data-candidate") or 0)
-    panel.get_by_role("button", name="Go to the best").click()
+    panel.get_by_role("button", name="Go to the answer").click()
     assert desk.current == run["result"]["best"]
     # The server remembers it, so does the page.
     page.reload()
@@ -111,13 +111,13 @@ def test_search_continues_through_a_reload(desk: Desk, page: Page, gate: Gate) -
     first_round(desk, gate)
     rows(page).first.wait_for()
     page.reload()
-    panel = page.get_by_role("tabpanel", name="Run")
+    panel = page.get_by_role("tabpanel", name="Solve")
     expect(panel).to_contain_text("searching")
     before = len(run_of(desk)["rounds"])
     assert before
     expect(panel).to_contain_text(f"of {before}")
     gate.open()
-    expect(panel.get_by_role("button", name="Go to the best")).to_be_visible(timeout=OVER_MS)
+    expect(panel.get_by_role("button", name="Go to the answer")).to_be_visible(timeout=OVER_MS)
     after = len(run_of(desk)["rounds"])
     assert after >= before
     expect(panel).to_contain_text(f"Round {after} of {after}")
@@ -126,8 +126,8 @@ def test_search_continues_through_a_reload(desk: Desk, page: Page, gate: Gate) -
 def test_best_of_n_groups_equal_answers(desk: Desk, page: Page) -> None:
     desk.open_loom("What is 37 + 58?")
     begin(desk, page, "Best of n", n="5", seed="4")
-    panel = page.get_by_role("tabpanel", name="Run")
-    expect(panel.get_by_role("button", name="Go to the best")).to_be_visible(timeout=OVER_MS)
+    panel = page.get_by_role("tabpanel", name="Solve")
+    expect(panel.get_by_role("button", name="Go to the answer")).to_be_visible(timeout=OVER_MS)
     answers = run_of(desk)["result"]["answers"]
     listed = page.get_by_role("list", name="Answers").get_by_role("listitem")
     expect(listed).to_have_count(len(answers))
@@ -139,8 +139,8 @@ def test_best_of_n_groups_equal_answers(desk: Desk, page: Page) -> None:
     page.evaluate("document.activeElement.blur()")
     begin(desk, page, "Greedy", seed="1")
     expect(panel).to_contain_text("Greedy")
-    expect(panel.get_by_role("button", name="Go to the best")).to_be_visible(timeout=OVER_MS)
-    page.get_by_label("Which search").select_option(index=0)
+    expect(panel.get_by_role("button", name="Go to the answer")).to_be_visible(timeout=OVER_MS)
+    page.get_by_label("Runs").select_option(index=0)
     expect(listed).to_have_count(len(answers))
 
 
@@ -150,8 +150,8 @@ def test_each_strategy_lists_the_candidates_of_its_last_round(
 ) -> None:
     desk.open_loom(GAME)
     begin(desk, page, strategy, seed="1", budget_tokens="700")
-    panel = page.get_by_role("tabpanel", name="Run")
-    expect(panel.get_by_role("button", name="Go to the best")).to_be_visible(timeout=OVER_MS)
+    panel = page.get_by_role("tabpanel", name="Solve")
+    expect(panel.get_by_role("button", name="Go to the answer")).to_be_visible(timeout=OVER_MS)
     expect(panel).to_contain_text("of 700")
     last = run_of(desk)["rounds"][-1]
     expect(rows(page)).to_have_count(
@@ -162,8 +162,8 @@ def test_each_strategy_lists_the_candidates_of_its_last_round(
 def test_search_reports_why_its_answer_was_chosen(desk: Desk, page: Page) -> None:
     desk.open_loom("Who wrote it?")
     begin(desk, page, "Best of n", n="4", seed="4", max_tokens="12")
-    panel = page.get_by_role("tabpanel", name="Run")
-    expect(panel.get_by_role("button", name="Go to the best")).to_be_visible(timeout=OVER_MS)
+    panel = page.get_by_role("tabpanel", name="Solve")
+    expect(panel.get_by_role("button", name="Go to the answer")).to_be_visible(timeout=OVER_MS)
     result = run_of(desk)["result"]
     expect(panel).to_contain_text(f"Chosen because {result['reason']}.")
     expect(panel).to_contain_text(f"Ranked by {result['measure']}.")
@@ -177,7 +177,7 @@ def test_search_reads_checks_and_judges_answers_by_its_fields(desk: Desk, page: 
     desk.watch.allow("400")
     desk.open_loom("What is 37 + 58?")
     desk.press("R")
-    dialog = page.get_by_role("dialog", name="Search for an answer")
+    dialog = page.get_by_role("dialog", name="Solve: search for an answer")
     dialog.get_by_role("radio", name="Best of n").first.check()
     dialog.get_by_text("Read, check and judge answers").click()
     dialog.get_by_label("Read the answer").select_option("Regular expression")
@@ -194,8 +194,8 @@ def test_search_reads_checks_and_judges_answers_by_its_fields(desk: Desk, page: 
     dialog.locator("#run-max_tokens").fill("16")
     dialog.get_by_role("button", name="Start").click()
     expect(dialog).to_have_count(0)
-    panel = page.get_by_role("tabpanel", name="Run")
-    expect(panel.get_by_role("button", name="Go to the best")).to_be_visible(timeout=OVER_MS)
+    panel = page.get_by_role("tabpanel", name="Solve")
+    expect(panel.get_by_role("button", name="Go to the answer")).to_be_visible(timeout=OVER_MS)
     run = run_of(desk)
     assert run["asked"]["answer"] == "([0-9]+)"
     assert run["asked"]["check"] == "9[0-9]"
@@ -208,10 +208,10 @@ def test_invalid_search_option_is_reported_at_its_field(desk: Desk, page: Page) 
     desk.watch.allow("400|422")
     desk.open_loom(GAME)
     desk.press("R")
-    dialog = page.get_by_role("dialog", name="Search for an answer")
+    dialog = page.get_by_role("dialog", name="Solve: search for an answer")
     dialog.locator("#run-budget_tokens").fill("lots")
     dialog.get_by_role("button", name="Start").click()
-    expect(dialog).to_contain_text("A number, or nothing.")
+    expect(dialog).to_contain_text("Enter a number, or leave it empty.")
     dialog.locator("#run-budget_tokens").fill("0")
     dialog.get_by_role("button", name="Start").click()
     expect(dialog.locator("#run-budget_tokens-wrong")).to_contain_text("budget_tokens")
@@ -240,7 +240,7 @@ def test_a_search_is_accessible(desk: Desk, page: Page) -> None:
     page.locator("#run-budget_s").fill("")
     page.get_by_role("dialog").get_by_role("button", name="Start").click()
     rows(page).first.wait_for()
-    expect(page.get_by_role("button", name="Go to the best")).to_be_visible(timeout=OVER_MS)
+    expect(page.get_by_role("button", name="Go to the answer")).to_be_visible(timeout=OVER_MS)
     assert_accessible(page)
 
 
@@ -250,7 +250,7 @@ def test_stopped_search_keeps_its_nodes(desk: Desk, page: Page, gate: Gate) -> N
     gate.hold(60)
     desk.ask("POST", desk.of("/runs"), json={"strategy": "tot", "seed": 1})
     desk.until(lambda: len(desk.nodes()) > 2, "nodes of the search")
-    page.get_by_role("tab", name="Run").wait_for()  # the page has heard of it
+    page.get_by_role("tab", name="Solve").wait_for()  # the page has heard of it
     desk.press("Escape", "Escape")
     gate.open()
     desk.until(lambda: run_of(desk)["status"] != "running", "it is over")

@@ -126,7 +126,7 @@ def test_keys_of_an_input_method_start_no_command(bush: Desk, page: Page, last: 
         expect(field).to_be_focused()
         assert bush.current == 0
     bush.press("Escape", "Control+k")
-    field = page.get_by_role("combobox", name="What to do")
+    field = page.get_by_role("combobox", name="Type a command")
     field.fill("Map")
     composes(field, "Enter")
     expect(page.get_by_role("dialog")).to_be_visible()

@@ -24,8 +24,8 @@ DIALOGS = {
     "Memory": "Memory",
     "Export": "Export",
     "Import": "Import",
-    "Theme": "How it looks",
-    "Keys": "Keys",
+    "Theme": "Appearance",
+    "Keyboard shortcuts": "Keyboard shortcuts",
 }
 
 
@@ -40,7 +40,7 @@ def at(browser: Browser, look: dict[str, Any] | None = None, **config: Any) -> I
 def command(page: Page, words: str) -> None:
     """Do something by its name."""
     page.keyboard.press("Control+k")
-    page.get_by_role("combobox", name="What to do").fill(words)
+    page.get_by_role("combobox", name="Type a command").fill(words)
     page.keyboard.press("Enter")
 
 
@@ -83,7 +83,7 @@ def test_narrow_screen_has_export_in_its_menu(browser: Browser, served: Any) -> 
 
 def test_prompt_is_selected_and_a_sample_replaces_it(desk: Desk, page: Page) -> None:
     page.goto("/")
-    field = page.get_by_role("textbox", name="What should it begin with?")
+    field = page.get_by_role("textbox", name="Start with a prompt")
     expect(field).to_be_focused()
     field.evaluate(
         "(it) => it.dataset.selected = it.value.slice(it.selectionStart, it.selectionEnd)"
@@ -105,7 +105,7 @@ def test_hints_appear_once(desk: Desk, page: Page) -> None:
     expect(note).to_contain_text("→ to enter a branch, g to grow, p for probabilities, ? for keys")
     desk.wait_grown()
     desk.press("ArrowRight", "g")
-    expect(note).to_contain_text("Reused are tokens of a branch’s path that were there already")
+    expect(note).to_contain_text("“Reused” counts tokens that were in the cache")
     note.get_by_role("button").click()
     expect(note).to_have_count(0)
     page.reload()
@@ -142,16 +142,16 @@ def test_node_is_pinned_and_unpinned_by_command_panel_gauge_and_menu(
         page.goto(f"{desk.served.url}/#{desk.loom['name']}/{first}")
         expect(page.get_by_role("article", name="Text of the path")).to_contain_text("to stay")
         toasts = page.locator(".toasts")
-        command(page, "pin its")
+        command(page, "pin or unpin")
         expect(toasts).to_contain_text(f"Node {first} is pinned: its path stays in memory.")
         assert [each["node"] for each in desk.ask("GET", desk.of("/kv"))["pinned"]] == [first]
-        command(page, "where this node comes from")
-        panel = page.get_by_role("region", name="KV")
-        expect(panel).to_contain_text("stays until it is unpinned")
-        for name in ("Free memory", "To the host"):
+        command(page, "origin of this node")
+        panel = page.get_by_role("region", name="KV cache")
+        expect(panel).to_contain_text("yes")
+        for name in ("Free memory", "Move to host memory"):
             expect(panel.get_by_role("button", name=name)).to_be_disabled()
         assert_accessible(page)
-        command(page, "memory: what")
+        command(page, "memory: size")
         dialog = page.get_by_role("dialog", name="Memory")
         rows = dialog.get_by_role("region", name="Pinned")
         expect(rows).to_contain_text(f"Node {first}: ")
@@ -161,15 +161,15 @@ def test_node_is_pinned_and_unpinned_by_command_panel_gauge_and_menu(
         page.keyboard.press("Escape")
         assert desk.ask("GET", desk.of("/kv"))["pinned"] == []
         expect(panel).not_to_contain_text("stays until")
-        panel.get_by_role("button", name="To the host").click()
-        expect(panel).to_contain_text("on the host: copied back when needed")
+        panel.get_by_role("button", name="Move to host memory").click()
+        expect(panel).to_contain_text("in host memory: copied back when needed")
         panel.get_by_role("button", name="Pin", exact=True).click()
         expect(panel).to_contain_text("cached: nothing is computed again")
         panel.get_by_role("button", name="Unpin").click()
         expect(panel.get_by_role("button", name="Free memory")).to_be_enabled()
         if width > 800:
             desk.row(first).click(button="right")
-            page.get_by_role("menuitem", name="Pin its KV, or unpin it").click()
+            page.get_by_role("menuitem", name="Pin or unpin the KV cache of its path").click()
             desk.until(lambda: desk.ask("GET", desk.of("/kv"))["pinned"], "it is pinned")
             toasts.get_by_role("button", name="Undo").last.click()
             desk.until(lambda: not desk.ask("GET", desk.of("/kv"))["pinned"], "it is unpinned")
@@ -206,9 +206,9 @@ def test_failed_model_load_shows_its_reason_and_another_model_loads(browser: Bro
             page.get_by_role("button", name="Models", exact=True).click()
             dialog = page.get_by_role("dialog", name="Models")
             dialog.get_by_role("button", name="Remove").click()
-            dialog.get_by_label("Load another").fill("tiny")
+            dialog.get_by_label("Load another model").fill("tiny")
             dialog.get_by_role("button", name="Load", exact=True).click()
-            expect(dialog.get_by_text("forks at any token")).to_be_visible(timeout=30_000)
+            expect(dialog.get_by_text("branches at any token")).to_be_visible(timeout=30_000)
             page.keyboard.press("Escape")
             expect(page.get_by_role("button", name="Send", exact=True)).to_be_enabled()
 
@@ -216,7 +216,7 @@ def test_failed_model_load_shows_its_reason_and_another_model_loads(browser: Bro
 def test_forbidden_model_shows_error_code_and_request_id(desk: Desk, page: Page) -> None:
     page.goto("/")
     page.get_by_role("button", name="Models: tiny").click()
-    page.get_by_label("Load another").fill("/etc")
+    page.get_by_label("Load another model").fill("/etc")
     desk.watch.allow("403")
     page.get_by_role("button", name="Load", exact=True).click()
     note = page.get_by_role("status").filter(has_text="may not be loaded here")
@@ -232,11 +232,11 @@ def test_full_context_shows_both_lengths_and_solutions(browser: Browser) -> None
         desk.open_loom()
         desk.press("g")
         note = page.get_by_role("status").filter(has_text="The context is full.")
-        expect(note).to_contain_text("The path has 48 tokens, and the model holds 48.")
+        expect(note).to_contain_text("The path has 48 tokens; the model’s context has 48.")
         note.get_by_role("button", name="Cut off after the cursor").wait_for()
         desk.press("ArrowRight")
         name = desk.loom["name"]
-        note.get_by_role("button", name="Hoist into a new loom").click()
+        note.get_by_role("button", name="Continue in a new loom").click()
         desk.until(lambda: name not in page.url, "another loom is open")
 
 
@@ -281,7 +281,7 @@ def test_loom_removed_elsewhere_is_restored(desk: Desk, page: Page) -> None:
     desk.watch.allow("404")
     page.reload()
     expect(page.get_by_role("alert")).to_contain_text("was removed")
-    page.get_by_role("button", name="Bring it back").click()
+    page.get_by_role("button", name="Restore").click()
     expect(desk.tree.get_by_role("treeitem")).to_have_count(2)
 
 
@@ -311,7 +311,7 @@ def test_undo_button_names_the_last_operation(desk: Desk, page: Page) -> None:
     desk.open_loom(n=3)
     undo = page.get_by_role("button", name="Undo")
     undo.hover()
-    expect(page.get_by_role("button", name="Undo growing 3 nodes")).to_be_visible()
+    expect(page.get_by_role("button", name="Undo growth of 3 nodes")).to_be_visible()
     desk.press("u")
     desk.until(lambda: len(desk.nodes()) == 1, "it is undone")
 

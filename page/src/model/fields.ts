@@ -54,25 +54,25 @@ const MOST_PENALTY = 100
 
 // biome-ignore format: a table is read by lines
 export const FIGURES: Record<Figure, FigureField> = {
-  n: { label: 'Branches', says: 'How many branches grow at once.', neutral: null, isWhole: true, low: 1, limit: 'n', step: 1 },
-  max_tokens: { label: 'Max tokens', says: 'A branch ends after so many tokens.', neutral: null, isWhole: true, low: 1, limit: 'tokens', step: 8 },
-  temperature: { label: 'Temperature', says: 'Below 1 likely tokens become likelier, above 1 rarer ones do; 0 always takes the likeliest.', neutral: 1, isWhole: false, low: 0, step: 0.1, sampler: 'main' },
-  top_p: { label: 'Top-p', says: 'Only the likeliest tokens that make up this much probability.', neutral: 1, isWhole: false, low: 0, high: 1, isOpen: true, step: 0.05, sampler: 'main' },
-  top_k: { label: 'Top-k', says: 'Only the k likeliest tokens; 0: all.', neutral: 0, isWhole: true, low: 0, high: 2 ** 31 - 1, step: 1, sampler: 'main' },
-  min_p: { label: 'Min-p', says: 'Only tokens at least this likely, measured by the likeliest one.', neutral: 0, isWhole: false, low: 0, high: 1, step: 0.01, sampler: 'main' },
-  repetition_penalty: { label: 'Repetition penalty', says: 'Above 1, tokens that were there, those of the prompt too, become less likely.', neutral: 1, isWhole: false, low: 0, isOpen: true, step: 0.05, sampler: 'main' },
+  n: { label: 'Branches', says: 'The number of branches that grow at once.', neutral: null, isWhole: true, low: 1, limit: 'n', step: 1 },
+  max_tokens: { label: 'Max tokens', says: 'Each branch ends after this many tokens.', neutral: null, isWhole: true, low: 1, limit: 'tokens', step: 8 },
+  temperature: { label: 'Temperature', says: 'Lower values prefer likely tokens, higher values allow rarer ones; 0 always takes the likeliest.', neutral: 1, isWhole: false, low: 0, step: 0.1, sampler: 'main' },
+  top_p: { label: 'Top-p', says: 'Keeps the likeliest tokens that together reach this probability; 1: off.', neutral: 1, isWhole: false, low: 0, high: 1, isOpen: true, step: 0.05, sampler: 'main' },
+  top_k: { label: 'Top-k', says: 'Keeps the k likeliest tokens; 0: all.', neutral: 0, isWhole: true, low: 0, high: 2 ** 31 - 1, step: 1, sampler: 'main' },
+  min_p: { label: 'Min-p', says: 'Keeps tokens with at least this fraction of the likeliest token’s probability; 0: off.', neutral: 0, isWhole: false, low: 0, high: 1, step: 0.01, sampler: 'main' },
+  repetition_penalty: { label: 'Repetition penalty', says: 'Above 1, tokens that already occurred, also in the prompt, become less likely; 1: off.', neutral: 1, isWhole: false, low: 0, isOpen: true, step: 0.05, sampler: 'main' },
   typical_p: { label: 'Typical-p', says: 'Keeps tokens whose surprise is close to the average, up to this much probability; 1: off.', neutral: 1, isWhole: false, low: 0, high: 1, isOpen: true, step: 0.05, sampler: 'more' },
-  presence_penalty: { label: 'Presence penalty', says: 'Above 0, every token that was generated becomes less likely, once.', neutral: 0, isWhole: false, low: -MOST_PENALTY, high: MOST_PENALTY, step: 0.1, sampler: 'more' },
-  frequency_penalty: { label: 'Frequency penalty', says: 'Above 0, a generated token becomes less likely each time that it occurs.', neutral: 0, isWhole: false, low: -MOST_PENALTY, high: MOST_PENALTY, step: 0.1, sampler: 'more' },
+  presence_penalty: { label: 'Presence penalty', says: 'Above 0, tokens that were generated before become less likely, however often they occurred.', neutral: 0, isWhole: false, low: -MOST_PENALTY, high: MOST_PENALTY, step: 0.1, sampler: 'more' },
+  frequency_penalty: { label: 'Frequency penalty', says: 'Above 0, a token becomes less likely each time it is generated.', neutral: 0, isWhole: false, low: -MOST_PENALTY, high: MOST_PENALTY, step: 0.1, sampler: 'more' },
   penalty_last_n: { label: 'Penalty window', says: 'The number of last tokens that the penalties count; empty: all.', neutral: null, isWhole: true, low: 1, high: 2 ** 31 - 1, step: 64, sampler: 'more', empty: 'all' },
   top_n_sigma: { label: 'Top-nσ', says: 'Keeps tokens whose logit is within this many standard deviations of the highest; 0: off.', neutral: 0, isWhole: false, low: 0, step: 0.1, sampler: 'more' },
   xtc_probability: { label: 'XTC probability', says: 'How often the likeliest choices are dropped, for less common words; 0: never.', neutral: 0, isWhole: false, low: 0, high: 1, step: 0.1, sampler: 'more' },
-  xtc_threshold: { label: 'XTC threshold', says: 'XTC drops all tokens at least this likely but the least likely of them.', neutral: 0.1, isWhole: false, low: 0, high: 1, step: 0.05, sampler: 'more' },
+  xtc_threshold: { label: 'XTC threshold', says: 'XTC drops all tokens with at least this probability, except the least likely of them.', neutral: 0.1, isWhole: false, low: 0, high: 1, step: 0.05, sampler: 'more' },
   dry_multiplier: { label: 'DRY multiplier', says: 'Above 0, tokens that continue a repeated sequence become less likely; 0: off.', neutral: 0, isWhole: false, low: 0, step: 0.1, sampler: 'more' },
   dry_base: { label: 'DRY base', says: 'The growth of the DRY penalty for each further repeated token.', neutral: 1.75, isWhole: false, low: 1, step: 0.05, sampler: 'more' },
   dry_allowed_length: { label: 'DRY allowed length', says: 'DRY ignores repetitions of fewer tokens.', neutral: 2, isWhole: true, low: 1, step: 1, sampler: 'more' },
   dry_penalty_last_n: { label: 'DRY window', says: 'The number of last tokens in which DRY looks for repetitions; empty: all.', neutral: null, isWhole: true, low: 1, high: 2 ** 31 - 1, step: 64, sampler: 'more', empty: 'all' },
-  seed: { label: 'Seed', says: 'The same seed gives the same branches; empty: a new one each time.', neutral: null, isWhole: true, low: 0, high: MOST_SEED, step: 1, empty: 'new each time' },
+  seed: { label: 'Seed', says: 'The same seed gives the same branches; empty: a random one each time.', neutral: null, isWhole: true, low: 0, high: MOST_SEED, step: 1, empty: 'random' },
 }
 
 export const SAMPLERS = (Object.keys(FIGURES) as Figure[]).filter((name) => FIGURES[name].sampler)
@@ -82,8 +82,8 @@ export function readFigure(name: Figure, text: string, limits: Limits | null): {
   const field = FIGURES[name]
   const plain = text.trim().replace(',', '.')
   const value = Number(plain)
-  if (plain === '' || !Number.isFinite(value)) return `A number, ${range(name, limits)}.`
-  if (field.isWhole && !Number.isInteger(value)) return `A whole number, ${range(name, limits)}.`
+  if (plain === '' || !Number.isFinite(value)) return `Enter a number, ${range(name, limits)}.`
+  if (field.isWhole && !Number.isInteger(value)) return `Enter a whole number, ${range(name, limits)}.`
   const high = highest(name, limits)
   const isLow = field.isOpen ? value <= field.low : value < field.low
   if (isLow || (high !== undefined && value > high)) return `It must be ${range(name, limits)}.`
@@ -100,7 +100,7 @@ function range(name: Figure, limits: Limits | null): string {
   const high = highest(name, limits)
   const low = field.isOpen ? `above ${field.low}` : `${field.low} or more`
   if (high === undefined || high >= 2 ** 31 - 1) return low
-  return field.isOpen ? `above ${field.low} and ${high} at most` : `${field.low} to ${high}`
+  return field.isOpen ? `above ${field.low}, at most ${high}` : `${field.low} to ${high}`
 }
 
 // Constraints
@@ -117,23 +117,23 @@ export interface Constraint {
   text: string
 }
 
-const MISSING = { json_schema: 'A JSON schema', regex: 'A regular expression', gbnf: 'A grammar' } as const
+const MISSING = { json_schema: 'a JSON schema', regex: 'a regular expression', gbnf: 'a grammar' } as const
 
 /** A constraint as a request says it, or what is wrong with it. Choices stand one a line. */
 export function readConstraint(given: Constraint): Record<string, unknown> | string {
   if (given.kind === 'choices') {
     const choices = given.text.split('\n').filter((each) => each !== '')
-    return choices.length ? { choices } : 'One choice a line.'
+    return choices.length ? { choices } : 'Enter one choice per line.'
   }
-  if (!given.text.trim()) return `${MISSING[given.kind]}.`
+  if (!given.text.trim()) return `Enter ${MISSING[given.kind]}.`
   if (given.kind !== 'json_schema') return { [given.kind]: given.text }
   try {
     const schema: unknown = JSON.parse(given.text)
     const isSchema =
       typeof schema === 'boolean' || (typeof schema === 'object' && schema !== null && !Array.isArray(schema))
-    return isSchema ? { json_schema: schema } : 'A JSON schema is an object.'
+    return isSchema ? { json_schema: schema } : 'A JSON schema must be an object.'
   } catch (error) {
-    return `No JSON: ${error instanceof Error ? error.message : String(error)}`
+    return `Invalid JSON: ${error instanceof Error ? error.message : String(error)}`
   }
 }
 

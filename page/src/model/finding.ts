@@ -55,7 +55,7 @@ export function pattern(query: Query): RegExp {
     try {
       return new RegExp(source, flags.replace('u', '')) // what only the stricter reading refuses
     } catch {
-      throw new SyntaxError('This pattern is not complete.')
+      throw new SyntaxError('This regular expression is not complete.')
     }
   }
 }

@@ -11,19 +11,19 @@ export interface Format {
 }
 
 const KNOWN: Record<string, Format> = {
-  text: { label: 'Plain text', says: 'what one reads', scope: 'path' },
+  text: { label: 'Plain text', says: 'only the text', scope: 'path' },
   markdown: { label: 'Markdown', says: 'the text, or the tree as a list', scope: 'path' },
-  json: { label: 'Weft JSON', says: 'the loom, whole, to be opened again', scope: 'tree' },
-  html: { label: 'Web page', says: 'one file that needs nothing else', scope: 'tree' },
-  messages: { label: 'Chat messages', says: 'a line a path, JSON Lines', scope: 'tree' },
+  json: { label: 'Weft JSON', says: 'the complete loom, can be imported again', scope: 'tree' },
+  html: { label: 'Web page', says: 'one file for any browser', scope: 'tree' },
+  messages: { label: 'Chat messages', says: 'JSON Lines, one path per line', scope: 'tree' },
   pairs: {
     label: 'Preference pairs',
-    says: 'of siblings, JSON Lines',
+    says: 'JSON Lines, pairs of siblings',
     scope: 'tree',
     refuses: ['path'],
   },
-  csv: { label: 'Table of nodes', says: 'CSV, a row a node', scope: 'tree' },
-  tokens: { label: 'Table of tokens', says: 'CSV, a row a token', scope: 'tree' },
+  csv: { label: 'Table of nodes', says: 'CSV, one row per node', scope: 'tree' },
+  tokens: { label: 'Table of tokens', says: 'CSV, one row per token', scope: 'tree' },
   dot: { label: 'Graphviz', says: 'a graph', scope: 'tree' },
   mermaid: { label: 'Mermaid', says: 'a graph for Markdown pages', scope: 'tree' },
 }

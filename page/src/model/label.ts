@@ -34,7 +34,7 @@ export function label(node: Node, prompt: string, isChat: boolean, most = 80): L
 }
 
 /** What stands in the place of a text that is not there. */
-export const nothing = (hasEnded: boolean): string => (hasEnded ? '(ended at once)' : '(empty)')
+export const nothing = (hasEnded: boolean): string => (hasEnded ? '(ended immediately)' : '(empty)')
 
 /** How likely the model found a node's tokens: the geometric mean of their probabilities. */
 export function meanP(node: Node): number | null {
@@ -76,7 +76,7 @@ export function spoken(node: Node, line: Label, nChildren: number, isUnread: boo
     node.model ? `grown with ${shortName(node.model)}` : '',
     isUnread ? 'unread' : '',
     typeof node.score === 'number' ? `score ${scoreText(node.score)}` : '',
-    p === null ? '' : `mean probability ${probability(p)}`,
+    p === null ? '' : `average probability ${probability(p)}`,
     node.finish_reason && node.finish_reason !== 'stop' ? finishWord(node.finish_reason) : '',
   ]
     .filter(Boolean)

@@ -53,11 +53,13 @@ export function drawingSays(from: Drawing): string {
   if (from.top_p !== 1) parts.push(`top-p ${from.top_p}`)
   if (from.min_p !== 0) parts.push(`min-p ${from.min_p}`)
   if (from.typical_p !== 1) parts.push(`typical-p ${from.typical_p}`)
-  const own = 'p is the model’s own probability'
+  const own = 'p is the model’s probability'
   const penalty =
-    from.repetition_penalty === 1 ? '' : ` Repetition penalty ${from.repetition_penalty} is in neither.`
+    from.repetition_penalty === 1
+      ? ''
+      : ` Neither includes the repetition penalty of ${from.repetition_penalty}.`
   const drawn = parts.length
-    ? `${own}; drawn is what is left of it after ${parts.join(', ')}.`
-    : `${own}. Settings are neutral: tokens are drawn by it.`
+    ? `${own}; “sampled” is the probability after ${parts.join(', ')}.`
+    : `${own}. With neutral settings tokens are sampled with it.`
   return drawn + penalty
 }

@@ -10,24 +10,24 @@ export interface Operation {
 }
 
 const VERBS: Record<string, string> = {
-  grow: 'growing',
-  run: 'the search',
-  add: 'writing',
-  say: 'writing',
-  edit: 'the edit of',
-  remove: 'the removal of',
-  fork: 'the fork of',
-  split: 'the split of',
-  merge: 'the merge of',
-  clip: 'the cut of',
-  move: 'the move of',
-  copy: 'the copy of',
-  bookmark: 'the bookmark',
-  score: 'the scores of',
-  restore: 'bringing back',
+  grow: 'growth of',
+  run: 'search',
+  add: 'adding',
+  say: 'adding',
+  edit: 'edit of',
+  remove: 'removal of',
+  fork: 'fork of',
+  split: 'split of',
+  merge: 'merge of',
+  clip: 'cut of',
+  move: 'move of',
+  copy: 'copy of',
+  bookmark: 'bookmark',
+  score: 'scores of',
+  restore: 'restoring',
 }
 
-/** "the removal of 3 nodes". */
+/** "removal of 3 nodes". */
 export function said(operation: Operation): string {
   const n = Math.max(operation.n_added, operation.n_removed) || operation.n_changed
   const verb = VERBS[operation.kind] ?? operation.kind

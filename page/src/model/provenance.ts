@@ -56,9 +56,10 @@ const written = (value: unknown): string =>
  */
 export function againAsked(node: Node, defaults: Json): GrowAsked | string {
   const params = node.params
-  if (!params) return 'It was written, not grown.'
-  if (node.branch === null || node.branch === undefined) return 'Nobody noted which branch it was.'
-  if (!Number.isSafeInteger(params['seed'])) return 'Its seed is larger than a browser can tell exactly.'
+  if (!params) return 'This text was written, not generated.'
+  if (node.branch === null || node.branch === undefined) return 'Its branch number was not recorded.'
+  if (!Number.isSafeInteger(params['seed']))
+    return 'Its seed is too large for a browser to represent exactly.'
   const other = node.model ? { model: node.model } : {}
   const asked: Json = { ...other, n: 1, seed: params['seed'], first_branch: node.branch }
   // What was stopped is grown as far as it came.
@@ -75,7 +76,7 @@ export function againAsked(node: Node, defaults: Json): GrowAsked | string {
     if (isMinimum(constraint))
       return { ...asked, min_tokens: constraint.token_limits.min_tokens } as GrowAsked
     const field = CONSTRAINTS[kind]
-    if (!field) return `Its constraint (${kind}) cannot be asked for over HTTP.`
+    if (!field) return `Its constraint (${kind}) is not available over HTTP.`
     asked[field] = constraint[kind]
   }
   return asked as GrowAsked

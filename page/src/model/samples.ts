@@ -9,7 +9,7 @@ const TINY = [
   'What is 37 + 58?',
 ]
 const CHAT = [
-  'Write the opening of a story in which nobody tells the truth.',
+  'Write the opening of a story in which everyone lies.',
   'Name five ways to cross a river without a bridge.',
   'Explain to a child why the sea is salty.',
   'Describe a lighthouse at night, in one paragraph.',

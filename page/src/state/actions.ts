@@ -47,7 +47,7 @@ async function on<Result>(
 /** Tell that nothing was done because the server does not answer. Returns false for any other error. */
 function isUnanswered(error: unknown): boolean {
   if (!(error instanceof ApiError && error.isAway)) return false
-  toast('The server does not answer.', { detail: 'Nothing was done. Try again when it is back.' })
+  toast('The server does not answer.', { detail: 'Nothing was changed. Try again when the server is back.' })
   return true
 }
 
@@ -119,7 +119,7 @@ function inTurn<Made>(call: () => Promise<Made>): Promise<Made> {
 /** What must wait for a branch is told, not asked for. Returns null where nothing must wait. */
 function waits(isGrowing: boolean | undefined, what: string): Promise<undefined> | null {
   if (!isGrowing) return null
-  toast(`It grows still: stop it, or wait, ${what}.`)
+  toast(`It is still growing: stop it, or wait, ${what}.`)
   return Promise.resolve(undefined)
 }
 
@@ -168,7 +168,8 @@ export const growChildren = (node: number, more: GrowAsked) =>
 /** Grow n children of each of several nodes, in one batch. null: of all leaves that have not ended. */
 export const growMany = (nodes: number[] | null, more: GrowAsked = {}) =>
   growing((loom, what) => api.growMany(loom.id, { ...what, nodes }), more).then((job) => {
-    if (job?.skipped?.length) toast(`${plural(job.skipped.length, 'node')} had ended and stayed as they are.`)
+    if (job?.skipped?.length)
+      toast(`${plural(job.skipped.length, 'node')} had already ended and did not grow.`)
     return job
   })
 
@@ -326,16 +327,15 @@ export function removed(loom: OpenLoom, node: number, what: What): number[] {
 export async function remove(node: number, what: What = 'node'): Promise<void> {
   await on(async (loom) => {
     if (what === 'node' && node === ROOT) {
-      toast('The prompt cannot be removed; its loom can.', { detail: 'Loom · Remove this loom' })
+      toast('The prompt cannot be removed; its loom can.', {
+        detail: 'To remove the loom, open Loom and choose “Remove this loom”.',
+      })
       return
     }
     const tops = removed(loom, node, what)
     const n = tops.reduce((sum, each) => sum + 1 + loom.tree.below(each), 0)
     if (!n) return
-    if (
-      n > ASKS_ABOVE &&
-      !(await confirm(`Remove ${count(n)} nodes?`, 'They can be brought back with Undo.', 'Remove'))
-    )
+    if (n > ASKS_ABOVE && !(await confirm(`Remove ${count(n)} nodes?`, 'Undo restores them.', 'Remove')))
       return
     await stopped(loom, tops)
     if (!loom.tree.get(node)) return // it had nothing yet
@@ -359,14 +359,13 @@ export async function removeMany(nodes: readonly number[]): Promise<void> {
     const tops = [...going].filter((each) => !tree.path(each).some((up) => up !== each && going.has(up)))
     if (!tops.length) return
     if (tops.length > REMOVED_AT_ONCE) {
-      toast(`At most ${count(REMOVED_AT_ONCE)} are removed at once; ${count(tops.length)} are selected.`)
+      toast(
+        `At most ${count(REMOVED_AT_ONCE)} nodes can be removed at once; ${count(tops.length)} are selected.`,
+      )
       return
     }
     const n = tops.reduce((sum, each) => sum + 1 + tree.below(each), 0)
-    if (
-      n > ASKS_ABOVE &&
-      !(await confirm(`Remove ${count(n)} nodes?`, 'They can be brought back with Undo.', 'Remove'))
-    )
+    if (n > ASKS_ABOVE && !(await confirm(`Remove ${count(n)} nodes?`, 'Undo restores them.', 'Remove')))
       return
     await stopped(loom, tops)
     const [first, ...others] = tops.filter((each) => tree.get(each))
@@ -406,7 +405,7 @@ async function stopped(loom: OpenLoom, tops: readonly number[]): Promise<void> {
 
 function toldRemoved(n: number, made: Changed): void {
   if (made.removed?.length) undoable(`Removed ${plural(n, 'node')}`, made.rev)
-  else toast('Removed what grew; nothing of it was kept.')
+  else toast('Stopped and removed the new branches.')
 }
 
 /** Make a removal, and show it; the loom's `next` says where one stands then. */
@@ -479,12 +478,14 @@ function sayTurn(text: string, detail = ''): void {
 
 function turned({ added = [], removed = [], changed = [] }: Changed): string {
   const parts = [
-    added.length ? `${plural(added.length, 'node')} ${added.length === 1 ? 'is' : 'are'} back` : '',
-    removed.length ? `${plural(removed.length, 'node')} ${removed.length === 1 ? 'is' : 'are'} gone` : '',
+    added.length ? `${plural(added.length, 'node')} ${added.length === 1 ? 'was' : 'were'} restored` : '',
+    removed.length
+      ? `${plural(removed.length, 'node')} ${removed.length === 1 ? 'was' : 'were'} removed`
+      : '',
   ].filter(Boolean)
   if (parts.length) return parts.join(', ')
   const n = changed.length
-  return n ? `${plural(n, 'node')} ${n === 1 ? 'is' : 'are'} as before` : 'nothing that is seen here'
+  return n ? `changes of ${plural(n, 'node')}` : 'a change that is not visible here'
 }
 
 export const bookmark = (node: number, label?: string | null) =>
@@ -509,7 +510,7 @@ export const regenerate = (number: number) =>
     const defaults = defaultsFor(grower, loom.info.peek().chat_template_used)
     const again = againAsked(node, defaults)
     if (typeof again === 'string' || node.parent === null) {
-      toast('This node cannot be grown again.', { detail: typeof again === 'string' ? again : '' })
+      toast('This node cannot be regenerated.', { detail: typeof again === 'string' ? again : '' })
       return
     }
     const force = loom.tree.get(node.parent)?.ended ?? false
@@ -520,12 +521,12 @@ export const regenerate = (number: number) =>
     const came = comparison(node.token_ids ?? [], twin.token_ids ?? [])
     const n = plural(node.n_tokens, 'token')
     const says = {
-      same: `The same ${n} came again.`,
-      longer: `The same ${n} came again, and more after them.`,
-      other: 'Other text came.',
+      same: `Regenerated the same ${n}.`,
+      longer: `The text has the same ${n}, and more after them.`,
+      other: 'Regenerated a different text.',
     }[came]
     toast(says, {
-      detail: came === 'other' ? 'Its path, its text or the model have changed since.' : '',
+      detail: came === 'other' ? 'Its path, its text or the model has changed since.' : '',
       action: { label: 'Remove the copy', run: () => void remove(twin.node) },
     })
   })
@@ -552,7 +553,7 @@ export const pin = (number: number) =>
     const isPinned = (await api.node(loom.id, number, ['kv'])).kv?.pinned ?? false
     if (!(await handleKv(number, isPinned ? 'unpin' : 'pin'))) return
     const which = number === ROOT ? 'The prompt' : `Node ${number}`
-    toast(isPinned ? `${which} is not pinned any more.` : `${which} is pinned: its path stays in memory.`, {
+    toast(isPinned ? `${which} is no longer pinned.` : `${which} is pinned: its path stays in memory.`, {
       action: { label: 'Undo', run: () => void handleKv(number, isPinned ? 'pin' : 'unpin') },
     })
   })

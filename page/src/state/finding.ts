@@ -51,7 +51,7 @@ export const hits = computed<Hits | null>(() => {
   const among = texts()
   if (!among) return null
   const { found, isCut } = find(among, query.value)
-  return { found, error: isCut ? 'It took too long: these are the first.' : '' }
+  return { found, error: isCut ? 'The search took too long; these are the first results.' : '' }
 })
 
 /** What was found of a pattern last. */
@@ -82,11 +82,11 @@ effect(() => {
 })
 
 function answered({ found, state }: Answer): void {
-  const first = found.length ? ': these are the first' : ''
+  const first = found.length ? '; these are the first results' : ''
   const words = {
     busy: 'Searching',
     done: '',
-    cut: `The pattern takes too long${first}.`,
+    cut: `The regular expression takes too long${first}.`,
     failed: 'The search did not start.',
   }
   matched.value = { found, error: words[state] }

@@ -15,7 +15,7 @@ export const isMac = /Mac|iPhone|iPad/.test(navigator.platform)
 
 export interface Binding {
   id: string
-  group: 'Grow' | 'Move' | 'Write' | 'Shape' | 'Look' | 'Page'
+  group: 'Grow' | 'Navigate' | 'Write' | 'Structure' | 'View' | 'General'
   label: string
   /** Other words for it, that it is found by. */
   also?: string
@@ -61,7 +61,7 @@ function branchPoint(direction: 1 | -1): void {
 function nextBookmark(by: 1 | -1): void {
   const marks = here()?.bookmarks.peek() ?? []
   if (!marks.length) {
-    toast(`No bookmarks yet. ${keyFor('bookmark')} marks the node where you are.`)
+    toast(`No bookmarks yet. ${keyFor('bookmark')} bookmarks the current node.`)
     return
   }
   const order = [...here()!.tree.preorder()]
@@ -102,85 +102,85 @@ export const bindings: Binding[] = [
   { id: 'siblings', group: 'Grow', label: 'Grow more siblings', tree: ['G'], text: ['Mod+Shift+Enter'], also: 'regenerate more', can: canGrow, why: whyNot, run: () => act.grow(here()?.tree.parent(at()) ?? ROOT) },
   { id: 'grow-with', group: 'Grow', label: 'Grow with other models', tree: ['w'], also: 'switch model several side by side', can: () => canGrow() && models.peek().length > 1, why: whyNot, run: () => show('grow-with') },
   { id: 'continue', group: 'Grow', label: 'Continue: one branch, until it ends', tree: ['W'], also: 'generate complete end', can: canGrow, why: whyNot, run: () => act.continueToEnd(at()) },
-  { id: 'n-more', group: 'Grow', label: 'One branch more', tree: ['Alt+ArrowUp'], also: 'count', run: () => more(1) },
-  { id: 'n-fewer', group: 'Grow', label: 'One branch fewer', tree: ['Alt+ArrowDown'], also: 'count less', run: () => more(-1) },
-  { id: 'preset-1', group: 'Grow', label: 'First preset of settings', tree: ['Alt+1'], text: ['Alt+1'], can: () => presets.peek().length > 0, run: () => preset(1) },
-  { id: 'preset-2', group: 'Grow', label: 'Second preset', tree: ['Alt+2'], text: ['Alt+2'], can: () => presets.peek().length > 1, run: () => preset(2) },
-  { id: 'preset-3', group: 'Grow', label: 'Third preset', tree: ['Alt+3'], text: ['Alt+3'], can: () => presets.peek().length > 2, run: () => preset(3) },
-  { id: 'preset-4', group: 'Grow', label: 'Fourth preset', tree: ['Alt+4'], text: ['Alt+4'], can: () => presets.peek().length > 3, run: () => preset(4) },
-  { id: 'preset-5', group: 'Grow', label: 'Fifth preset', tree: ['Alt+5'], text: ['Alt+5'], can: () => presets.peek().length > 4, run: () => preset(5) },
+  { id: 'n-more', group: 'Grow', label: 'One more branch', tree: ['Alt+ArrowUp'], also: 'count', run: () => more(1) },
+  { id: 'n-fewer', group: 'Grow', label: 'One fewer branch', tree: ['Alt+ArrowDown'], also: 'count less', run: () => more(-1) },
+  { id: 'preset-1', group: 'Grow', label: 'Settings preset 1', tree: ['Alt+1'], text: ['Alt+1'], can: () => presets.peek().length > 0, run: () => preset(1) },
+  { id: 'preset-2', group: 'Grow', label: 'Settings preset 2', tree: ['Alt+2'], text: ['Alt+2'], can: () => presets.peek().length > 1, run: () => preset(2) },
+  { id: 'preset-3', group: 'Grow', label: 'Settings preset 3', tree: ['Alt+3'], text: ['Alt+3'], can: () => presets.peek().length > 2, run: () => preset(3) },
+  { id: 'preset-4', group: 'Grow', label: 'Settings preset 4', tree: ['Alt+4'], text: ['Alt+4'], can: () => presets.peek().length > 3, run: () => preset(4) },
+  { id: 'preset-5', group: 'Grow', label: 'Settings preset 5', tree: ['Alt+5'], text: ['Alt+5'], can: () => presets.peek().length > 4, run: () => preset(5) },
   { id: 'next-token', group: 'Grow', label: 'One token at a time', tree: ['t'], also: 'step sample candidates', can: canGrow, why: whyNot, run: () => call('nextMode') },
-  { id: 'run', group: 'Grow', label: 'Search for an answer', tree: ['R'], also: 'reasoning beam mcts tree of thoughts', can: canGrow, why: whyNot, run: () => show('run') },
-  { id: 'stop', group: 'Grow', label: 'Stop this branch; twice: all', tree: ['Escape'], also: 'cancel abort', run: stop },
-  { id: 'retry', group: 'Grow', label: 'Grow again what failed', tree: ['f'], also: 'retry try again error', can: () => canGrow() && here()!.failedLanes().length > 0, why: whyNot, run: retryFailed },
+  { id: 'run', group: 'Grow', label: 'Solve: search for an answer', tree: ['R'], also: 'reasoning run beam mcts tree of thoughts', can: canGrow, why: whyNot, run: () => show('run') },
+  { id: 'stop', group: 'Grow', label: 'Stop this branch (twice: all)', tree: ['Escape'], also: 'cancel abort', run: stop },
+  { id: 'retry', group: 'Grow', label: 'Retry failed branches', tree: ['f'], also: 'retry try again error', can: () => canGrow() && here()!.failedLanes().length > 0, why: whyNot, run: retryFailed },
   { id: 'stop-all', group: 'Grow', label: 'Stop all', also: 'cancel abort', can: has, run: () => act.stopAll() },
-  { id: 'parent', group: 'Move', label: 'To the parent', tree: ['ArrowLeft', 'h'], text: ['Alt+ArrowLeft'], can: isBelowTop, run: () => go(here()?.tree.parent(at())) },
-  { id: 'child', group: 'Move', label: 'To the child visited last', tree: ['ArrowRight', 'l'], text: ['Alt+ArrowRight'], can: has, run: () => go(here()?.childOf(at())) },
-  { id: 'previous', group: 'Move', label: 'To the sibling before', tree: ['ArrowUp', 'k'], text: ['Alt+ArrowUp'], can: has, run: () => sibling(-1) },
-  { id: 'next', group: 'Move', label: 'To the next sibling', tree: ['ArrowDown', 'j'], text: ['Alt+ArrowDown'], can: has, run: () => sibling(1) },
-  { id: 'branch-up', group: 'Move', label: 'To the branch point above', tree: ['['], text: ['Alt+['], can: has, run: () => branchPoint(-1) },
-  { id: 'branch-down', group: 'Move', label: 'To the branch point below', tree: [']'], text: ['Alt+]'], can: has, run: () => branchPoint(1) },
-  { id: 'root', group: 'Move', label: 'To the prompt', tree: ['r'], can: has, run: () => go(here()?.top) },
-  { id: 'back', group: 'Move', label: 'To where you were', tree: ['`'], also: 'previous last', can: has, run: () => go(here()?.previous) },
-  { id: 'bookmark-next', group: 'Move', label: 'To the next bookmark', tree: [';'], can: has, run: () => nextBookmark(1) },
-  { id: 'bookmark-previous', group: 'Move', label: 'To the bookmark before', tree: [':'], can: has, run: () => nextBookmark(-1) },
-  { id: 'edit', group: 'Write', label: 'Edit, as a sibling', tree: ['e'], also: 'rewrite change', can: has, run: () => call('edit', false) },
+  { id: 'parent', group: 'Navigate', label: 'To the parent', tree: ['ArrowLeft', 'h'], text: ['Alt+ArrowLeft'], can: isBelowTop, run: () => go(here()?.tree.parent(at())) },
+  { id: 'child', group: 'Navigate', label: 'To the last visited child', tree: ['ArrowRight', 'l'], text: ['Alt+ArrowRight'], can: has, run: () => go(here()?.childOf(at())) },
+  { id: 'previous', group: 'Navigate', label: 'To the previous sibling', tree: ['ArrowUp', 'k'], text: ['Alt+ArrowUp'], can: has, run: () => sibling(-1) },
+  { id: 'next', group: 'Navigate', label: 'To the next sibling', tree: ['ArrowDown', 'j'], text: ['Alt+ArrowDown'], can: has, run: () => sibling(1) },
+  { id: 'branch-up', group: 'Navigate', label: 'To the branch point above', tree: ['['], text: ['Alt+['], can: has, run: () => branchPoint(-1) },
+  { id: 'branch-down', group: 'Navigate', label: 'To the branch point below', tree: [']'], text: ['Alt+]'], can: has, run: () => branchPoint(1) },
+  { id: 'root', group: 'Navigate', label: 'To the prompt', tree: ['r'], can: has, run: () => go(here()?.top) },
+  { id: 'back', group: 'Navigate', label: 'Back to where you were', tree: ['`'], also: 'previous last', can: has, run: () => go(here()?.previous) },
+  { id: 'bookmark-next', group: 'Navigate', label: 'To the next bookmark', tree: [';'], can: has, run: () => nextBookmark(1) },
+  { id: 'bookmark-previous', group: 'Navigate', label: 'To the previous bookmark', tree: [':'], can: has, run: () => nextBookmark(-1) },
+  { id: 'edit', group: 'Write', label: 'Edit as a new sibling', tree: ['e'], also: 'rewrite change', can: has, run: () => call('edit', false) },
   { id: 'edit-in-place', group: 'Write', label: 'Edit in place', tree: ['E'], also: 'rewrite change', can: has, run: () => call('edit', true) },
-  { id: 'write', group: 'Write', label: 'Write a child', tree: ['Enter'], also: 'add reply type new', can: has, run: () => call('place') || call('takeAlternative') || call('writeChild') },
+  { id: 'write', group: 'Write', label: 'Write a continuation', tree: ['Enter'], also: 'add reply type new', can: has, run: () => call('place') || call('takeAlternative') || call('writeChild') },
   { id: 'undo', group: 'Write', label: 'Undo', tree: ['u', 'Mod+z'], also: 'revert back', can: has, run: () => act.undo() },
   { id: 'redo', group: 'Write', label: 'Redo', tree: ['Mod+Shift+z', 'Mod+y'], also: 'again', can: has, run: () => act.redo() },
-  { id: 'split', group: 'Shape', label: 'Split at the cursor', tree: ['s'], text: ['Alt+s'], can: has, run: () => call('splitHere', false) },
-  { id: 'split-child', group: 'Shape', label: 'Split, and write a child', tree: ['c'], text: ['Alt+c'], also: 'add', can: has, run: () => call('splitHere', true) },
-  { id: 'clip', group: 'Shape', label: 'Cut off after the cursor', tree: ['C'], also: 'clip trim truncate', can: has, run: () => call('clipHere', false) },
-  { id: 'clip-drop', group: 'Shape', label: 'Cut off after the cursor, and drop it', also: 'clip trim truncate', can: has, run: () => call('clipHere', true) },
-  { id: 'merge', group: 'Shape', label: 'Merge with the parent', tree: ['m'], text: ['Alt+m'], can: isBelowRoot, run: () => act.merge(at()) },
-  { id: 'remove', group: 'Shape', label: 'Remove', tree: ['Delete', 'Backspace'], text: ['Alt+Backspace'], also: 'delete prune', can: () => isBelowRoot() || hasSelected(), run: () => call('withSelected', 'remove') || act.remove(at()) },
-  { id: 'remove-children', group: 'Shape', label: 'Remove the children', tree: ['x'], also: 'delete prune', can: has, run: () => act.remove(at(), 'children') },
-  { id: 'remove-siblings', group: 'Shape', label: 'Remove the siblings', tree: ['X'], also: 'delete prune others', can: isBelowRoot, run: () => act.remove(at(), 'siblings') },
-  { id: 'keep-path', group: 'Shape', label: 'Keep only this path', also: 'prune delete others', can: isBelowRoot, run: () => act.remove(at(), 'others') },
-  { id: 'move', group: 'Shape', label: 'Move below another node', tree: ['y'], also: 'reparent', can: isBelowRoot, run: () => call('move') },
-  { id: 'bookmark', group: 'Shape', label: 'Bookmark', tree: ['b'], text: ['Mod+b'], also: 'star favourite mark', can: has, run: () => act.bookmark(at()) },
-  { id: 'rate-up', group: 'Shape', label: 'Rate higher', tree: ['}'], also: 'rating star like good', can: isBelowRoot, run: () => act.rerate(at(), 1) },
-  { id: 'rate-down', group: 'Shape', label: 'Rate lower', tree: ['{'], also: 'rating star dislike bad', can: isBelowRoot, run: () => act.rerate(at(), -1) },
-  { id: 'pin', group: 'Shape', label: 'Pin its KV, or unpin it', also: 'cache keep evict', can: canGrow, why: whyNot, run: () => act.pin(at()) },
-  { id: 'hoist', group: 'Look', label: 'Show only this subtree', tree: ['z'], also: 'hoist focus', can: has, run: () => act.hoist(at()) },
-  { id: 'unhoist', group: 'Look', label: 'Show what is around it again', tree: ['Z'], also: 'unhoist', can: () => (here()?.hoisted.peek().length ?? 0) > 0, run: () => act.unhoist() },
-  { id: 'collapse', group: 'Look', label: 'Fold this subtree', tree: ['-'], also: 'collapse', can: has, run: () => act.collapse([at()], !here()!.collapsed.peek().has(at())) },
-  { id: 'collapse-others', group: 'Look', label: 'Fold everything else', tree: ['_'], also: 'collapse', can: has, run: collapseOthers },
-  { id: 'expand', group: 'Look', label: 'Unfold everything', tree: ['+'], also: 'expand', can: has, run: () => act.collapse([...(here()?.collapsed.peek() ?? [])], false) },
-  { id: 'heat', group: 'Look', label: 'Colour by probability, entropy or rank', tree: ['p'], text: ['Alt+p'], also: 'heat heatmap probabilities logprobs', can: has, run: view.cycleHeat },
-  { id: 'markdown', group: 'Look', label: 'Markdown, or the exact text', tree: ['d'], also: 'render code table maths latex format', can: has, run: () => view.toggleMarkdown(here()!.isChat) },
-  { id: 'alternative', group: 'Look', label: 'Next token of the text', tree: ['.'], text: ['Alt+.'], also: 'card', can: has, run: () => call('alternative', 1) },
-  { id: 'alternative-back', group: 'Look', label: 'Token before', tree: [','], text: ['Alt+,'], can: has, run: () => call('alternative', -1) },
-  { id: 'score', group: 'Look', label: 'Score what was written', also: 'logprobs', can: has, run: () => { const loom = here(); if (loom) scoreAll(loom) } },
-  { id: 'special', group: 'Look', label: 'Show special tokens, or hide them', also: 'template', can: has, run: () => toggle(showsSpecial) },
-  { id: 'card-ctrl', group: 'Look', label: 'Token card: on resting, or only with Ctrl held', run: () => toggle(cardNeedsCtrl) },
-  { id: 'select', group: 'Look', label: 'Select, or not any more', tree: ['a'], can: has, run: () => call('select', 'here') },
-  { id: 'select-leaves', group: 'Look', label: 'Select all leaves', tree: ['A'], can: has, run: () => call('select', 'leaves') },
-  { id: 'select-bookmarks', group: 'Look', label: 'Select all bookmarks', can: has, run: () => call('select', 'bookmarks') },
-  { id: 'bookmarks', group: 'Look', label: 'Bookmarks', tree: ['B'], also: 'starred list', can: has, run: () => call('showBookmarks') },
-  { id: 'menu', group: 'Look', label: 'What can be done with this node', tree: ['Shift+F10', 'ContextMenu'], also: 'context', can: has, run: () => call('menu') },
-  { id: 'map', group: 'Look', label: 'Outline or map', tree: ['v'], also: 'view graph', can: has, run: () => { view.treeView.value = view.treeView.peek() === 'map' ? 'outline' : 'map' } },
-  { id: 'compare', group: 'Look', label: 'Compare branches side by side', tree: ['='], also: 'diff beam', can: hasCompared, run: () => show('compare') },
-  { id: 'fit', group: 'Look', label: 'Map: fit the cursor', tree: ['0'], also: 'zoom centre', can: has, run: () => call('fit', false) },
-  { id: 'fit-all', group: 'Look', label: 'Map: fit all', tree: ['9'], also: 'zoom', can: has, run: () => call('fit', true) },
-  { id: 'search', group: 'Look', label: 'Search', tree: ['/'], text: ['Mod+Shift+f'], also: 'find filter', can: has, run: () => call('search') },
-  { id: 'hit-next', group: 'Look', label: 'Next hit of the search', tree: ['n'], can: has, run: () => call('hit', 1) },
-  { id: 'hit-previous', group: 'Look', label: 'Hit before', tree: ['N'], can: has, run: () => call('hit', -1) },
-  { id: 'left', group: 'Page', label: 'Show or hide the tree', tree: ['Mod+['], also: 'sidebar panel', run: () => pane('hasLeft') },
-  { id: 'right', group: 'Page', label: 'Show or hide the inspector', tree: ['Mod+]'], also: 'sidebar panel settings', run: () => pane('hasRight') },
-  { id: 'looms', group: 'Page', label: 'Looms', tree: ['o'], also: 'open switch files', run: () => show('looms') },
-  { id: 'new', group: 'Page', label: 'New loom', tree: ['Alt+n'], also: 'create begin', run: () => { location.hash = '' } },
-  { id: 'models', group: 'Page', label: 'Models', tree: ['M'], also: 'load unload', run: () => show('models') },
-  { id: 'export', group: 'Page', label: 'Export', tree: ['Mod+s'], also: 'save download copy', can: has, run: () => show('export') },
-  { id: 'import', group: 'Page', label: 'Import', tree: ['i'], also: 'load open upload', run: () => show('import') },
-  { id: 'gauge', group: 'Page', label: 'Memory: what KV takes and has saved', also: 'kv cache', can: has, run: () => show('gauge') },
-  { id: 'settings', group: 'Page', label: 'Settings of growing', also: 'temperature presets options', can: has, run: () => beside('generate') },
-  { id: 'node', group: 'Page', label: 'Where this node comes from', also: 'provenance copy as curl python regenerate exactly note', can: has, run: () => beside('node') },
-  { id: 'loom', group: 'Page', label: 'Name, notes and history of the loom', also: 'rename remove delete', can: has, run: () => beside('loom') },
-  { id: 'look', group: 'Page', label: 'Theme, text size and width', tree: ['T'], also: 'dark light font', run: () => show('look') },
-  { id: 'palette', group: 'Page', label: 'All commands', tree: ['Mod+k'], text: ['Mod+k'], run: () => show('palette') },
-  { id: 'help', group: 'Page', label: 'Keys', tree: ['?'], text: ['F1'], also: 'shortcuts keyboard', run: () => show('help') },
+  { id: 'split', group: 'Structure', label: 'Split at the cursor', tree: ['s'], text: ['Alt+s'], can: has, run: () => call('splitHere', false) },
+  { id: 'split-child', group: 'Structure', label: 'Split and write a continuation', tree: ['c'], text: ['Alt+c'], also: 'add', can: has, run: () => call('splitHere', true) },
+  { id: 'clip', group: 'Structure', label: 'Cut off after the cursor', tree: ['C'], also: 'clip trim truncate', can: has, run: () => call('clipHere', false) },
+  { id: 'clip-drop', group: 'Structure', label: 'Cut off and discard the text after the cursor', also: 'clip trim truncate', can: has, run: () => call('clipHere', true) },
+  { id: 'merge', group: 'Structure', label: 'Merge with the parent', tree: ['m'], text: ['Alt+m'], can: isBelowRoot, run: () => act.merge(at()) },
+  { id: 'remove', group: 'Structure', label: 'Remove', tree: ['Delete', 'Backspace'], text: ['Alt+Backspace'], also: 'delete prune', can: () => isBelowRoot() || hasSelected(), run: () => call('withSelected', 'remove') || act.remove(at()) },
+  { id: 'remove-children', group: 'Structure', label: 'Remove the children', tree: ['x'], also: 'delete prune', can: has, run: () => act.remove(at(), 'children') },
+  { id: 'remove-siblings', group: 'Structure', label: 'Remove the siblings', tree: ['X'], also: 'delete prune others', can: isBelowRoot, run: () => act.remove(at(), 'siblings') },
+  { id: 'keep-path', group: 'Structure', label: 'Keep only this path', also: 'prune delete others', can: isBelowRoot, run: () => act.remove(at(), 'others') },
+  { id: 'move', group: 'Structure', label: 'Move below another node', tree: ['y'], also: 'reparent', can: isBelowRoot, run: () => call('move') },
+  { id: 'bookmark', group: 'Structure', label: 'Bookmark', tree: ['b'], text: ['Mod+b'], also: 'star favourite mark', can: has, run: () => act.bookmark(at()) },
+  { id: 'rate-up', group: 'Structure', label: 'Rate higher', tree: ['}'], also: 'rating star like good', can: isBelowRoot, run: () => act.rerate(at(), 1) },
+  { id: 'rate-down', group: 'Structure', label: 'Rate lower', tree: ['{'], also: 'rating star dislike bad', can: isBelowRoot, run: () => act.rerate(at(), -1) },
+  { id: 'pin', group: 'Structure', label: 'Pin or unpin the KV cache of its path', also: 'cache keep evict', can: canGrow, why: whyNot, run: () => act.pin(at()) },
+  { id: 'hoist', group: 'View', label: 'Show only this subtree', tree: ['z'], also: 'hoist focus', can: has, run: () => act.hoist(at()) },
+  { id: 'unhoist', group: 'View', label: 'Leave the subtree', tree: ['Z'], also: 'unhoist', can: () => (here()?.hoisted.peek().length ?? 0) > 0, run: () => act.unhoist() },
+  { id: 'collapse', group: 'View', label: 'Fold this subtree', tree: ['-'], also: 'collapse', can: has, run: () => act.collapse([at()], !here()!.collapsed.peek().has(at())) },
+  { id: 'collapse-others', group: 'View', label: 'Fold everything else', tree: ['_'], also: 'collapse', can: has, run: collapseOthers },
+  { id: 'expand', group: 'View', label: 'Unfold everything', tree: ['+'], also: 'expand', can: has, run: () => act.collapse([...(here()?.collapsed.peek() ?? [])], false) },
+  { id: 'heat', group: 'View', label: 'Colour by probability, entropy or rank', tree: ['p'], text: ['Alt+p'], also: 'heat heatmap probabilities logprobs', can: has, run: view.cycleHeat },
+  { id: 'markdown', group: 'View', label: 'Switch between Markdown and exact text', tree: ['d'], also: 'render code table maths latex format', can: has, run: () => view.toggleMarkdown(here()!.isChat) },
+  { id: 'alternative', group: 'View', label: 'Next token', tree: ['.'], text: ['Alt+.'], also: 'card', can: has, run: () => call('alternative', 1) },
+  { id: 'alternative-back', group: 'View', label: 'Previous token', tree: [','], text: ['Alt+,'], can: has, run: () => call('alternative', -1) },
+  { id: 'score', group: 'View', label: 'Score written text', also: 'logprobs', can: has, run: () => { const loom = here(); if (loom) scoreAll(loom) } },
+  { id: 'special', group: 'View', label: 'Show or hide special tokens', also: 'template', can: has, run: () => toggle(showsSpecial) },
+  { id: 'card-ctrl', group: 'View', label: 'Token card: on hover, or only with Ctrl', run: () => toggle(cardNeedsCtrl) },
+  { id: 'select', group: 'View', label: 'Select or deselect', tree: ['a'], can: has, run: () => call('select', 'here') },
+  { id: 'select-leaves', group: 'View', label: 'Select all leaves', tree: ['A'], can: has, run: () => call('select', 'leaves') },
+  { id: 'select-bookmarks', group: 'View', label: 'Select all bookmarks', can: has, run: () => call('select', 'bookmarks') },
+  { id: 'bookmarks', group: 'View', label: 'Bookmarks', tree: ['B'], also: 'starred list', can: has, run: () => call('showBookmarks') },
+  { id: 'menu', group: 'View', label: 'Node menu', tree: ['Shift+F10', 'ContextMenu'], also: 'context', can: has, run: () => call('menu') },
+  { id: 'map', group: 'View', label: 'Switch between outline and map', tree: ['v'], also: 'view graph', can: has, run: () => { view.treeView.value = view.treeView.peek() === 'map' ? 'outline' : 'map' } },
+  { id: 'compare', group: 'View', label: 'Compare branches side by side', tree: ['='], also: 'diff beam', can: hasCompared, run: () => show('compare') },
+  { id: 'fit', group: 'View', label: 'Map: zoom to the current node', tree: ['0'], also: 'zoom centre', can: has, run: () => call('fit', false) },
+  { id: 'fit-all', group: 'View', label: 'Map: zoom to fit all', tree: ['9'], also: 'zoom', can: has, run: () => call('fit', true) },
+  { id: 'search', group: 'View', label: 'Search', tree: ['/'], text: ['Mod+Shift+f'], also: 'find filter', can: has, run: () => call('search') },
+  { id: 'hit-next', group: 'View', label: 'Next search result', tree: ['n'], can: has, run: () => call('hit', 1) },
+  { id: 'hit-previous', group: 'View', label: 'Previous search result', tree: ['N'], can: has, run: () => call('hit', -1) },
+  { id: 'left', group: 'General', label: 'Show or hide the tree', tree: ['Mod+['], also: 'sidebar panel', run: () => pane('hasLeft') },
+  { id: 'right', group: 'General', label: 'Show or hide the inspector', tree: ['Mod+]'], also: 'sidebar panel settings', run: () => pane('hasRight') },
+  { id: 'looms', group: 'General', label: 'Looms', tree: ['o'], also: 'open switch files', run: () => show('looms') },
+  { id: 'new', group: 'General', label: 'New loom', tree: ['Alt+n'], also: 'create begin', run: () => { location.hash = '' } },
+  { id: 'models', group: 'General', label: 'Models', tree: ['M'], also: 'load unload', run: () => show('models') },
+  { id: 'export', group: 'General', label: 'Export', tree: ['Mod+s'], also: 'save download copy', can: has, run: () => show('export') },
+  { id: 'import', group: 'General', label: 'Import', tree: ['i'], also: 'load open upload', run: () => show('import') },
+  { id: 'gauge', group: 'General', label: 'Memory: size and savings of the KV cache', also: 'kv cache', can: has, run: () => show('gauge') },
+  { id: 'settings', group: 'General', label: 'Generation settings', also: 'temperature presets options', can: has, run: () => beside('generate') },
+  { id: 'node', group: 'General', label: 'Origin of this node', also: 'provenance where from copy as curl python regenerate exactly note', can: has, run: () => beside('node') },
+  { id: 'loom', group: 'General', label: 'Name, notes and history of the loom', also: 'rename remove delete', can: has, run: () => beside('loom') },
+  { id: 'look', group: 'General', label: 'Theme, text size and width', tree: ['T'], also: 'dark light font', run: () => show('look') },
+  { id: 'palette', group: 'General', label: 'All commands', tree: ['Mod+k'], text: ['Mod+k'], run: () => show('palette') },
+  { id: 'help', group: 'General', label: 'Keyboard shortcuts', tree: ['?'], text: ['F1'], also: 'keys help', run: () => show('help') },
 ]
 
 const byId = new Map(bindings.map((each) => [each.id, each]))
@@ -219,7 +219,7 @@ function stop(): void {
   if (isAgain) act.stopAll()
   else if (lane && !lane.isOver) act.stopBranch(node)
   else if (loom.isGrowing || loom.runs.peek().some((run) => run.status === 'running'))
-    hint = toast(`${shown('Escape')} again stops all that grows.`)
+    hint = toast(`${shown('Escape')} again stops all branches.`)
   escaped = { when, node, hint }
 }
 
@@ -280,7 +280,7 @@ const isField = (target: EventTarget | null) =>
 
 const GOES_ON = new Set(['n-more', 'n-fewer', 'alternative', 'alternative-back', 'hit-next', 'hit-previous'])
 /** Whether it is done again for as long as its key is held: steps are, what grows or removes is not. */
-const goesOn = ({ id, group }: Binding) => group === 'Move' || GOES_ON.has(id)
+const goesOn = ({ id, group }: Binding) => group === 'Navigate' || GOES_ON.has(id)
 
 /** Whether a key belongs to what has the focus: buttons are pressed by it, sliders moved. */
 function isOwn(target: EventTarget | null, key: string): boolean {

@@ -302,7 +302,7 @@ export class OpenLoom {
     const n = lanes.filter((lane) => lane.finish === 'interrupted').length
     if (n)
       toast(`The server was stopped: ${plural(n, 'branch was', 'branches were')} interrupted.`, {
-        detail: 'What had grown is kept, and can be grown on.',
+        detail: 'Their text is saved; you can continue them.',
       })
   }
 
@@ -451,7 +451,7 @@ export class OpenLoom {
   /** That a branch came to the end of the context is told as a prompt that is too long. */
   private contextFull(node: number): ApiError {
     const n = this.tree.path(node).reduce((sum, each) => sum + this.tree.get(each)!.n_tokens, 0)
-    const message = 'the branch has come to the end of the context'
+    const message = 'the branch has reached the end of the context'
     return new ApiError(400, 'context_length_exceeded', message, '', null, { n_prompt_tokens: n })
   }
 

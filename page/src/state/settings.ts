@@ -43,7 +43,13 @@ export const NEUTRAL: Settings = {
 
 /** More tokens than an answer has: it ends by itself, or where the context ends. */
 export const TO_THE_END = 4096
-export const LENGTHS = { Word: 2, Sentence: 24, Paragraph: 80, Page: 320, 'To its end': TO_THE_END } as const
+export const LENGTHS = {
+  Word: 2,
+  Sentence: 24,
+  Paragraph: 80,
+  Page: 320,
+  'Until it ends': TO_THE_END,
+} as const
 
 /** Where a change goes: into the next call only, this loom, or all looms that say nothing else. */
 export type Scope = 'action' | 'loom' | 'default'
@@ -282,6 +288,6 @@ export const blocked = computed<string | null>(() => {
     return `${label}: ${says}`
   }
   if (settings.value.logit_bias.length && growingModels().some((each) => each.id !== model.value?.id))
-    return 'Token biases: they name tokens of this loom’s model. Remove them to grow with another one.'
+    return 'Token biases: they refer to tokens of this loom’s model. Remove them to grow with another one.'
   return null
 })

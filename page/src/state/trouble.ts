@@ -40,7 +40,7 @@ function memoryFull(error: Told, again: Again): void {
   else offers.push(short)
   toast('Memory is full.', {
     kind: 'error',
-    detail: `${sentence(error.message)}. Grow again with less:`,
+    detail: `${sentence(error.message)}. Try again with less:`,
     offers,
     more: detailsOf(error as ApiError),
   })
@@ -52,7 +52,7 @@ export async function forgetCold(): Promise<void> {
   if (!loom) return
   try {
     const told = await api.forgetKv(loom.id, loom.current.peek())
-    toast(told.cold ? 'Unused memory is free; all text is kept.' : 'All memory is in use.')
+    toast(told.cold ? 'Unused memory was freed; all text is kept.' : 'All memory is in use.')
     await readKv()
   } catch (error) {
     failed(error)
@@ -67,12 +67,12 @@ function contextFull(error: Told): void {
     kind: 'error',
     detail:
       has && most
-        ? `The path has ${plural(Number(has), 'token')}, and the model holds ${count(Number(most))}.`
+        ? `The path has ${plural(Number(has), 'token')}; the model’s context has ${count(Number(most))}.`
         : `${sentence(error.message)}.`,
     offers: loom
       ? [
           { label: 'Cut off after the cursor', run: () => call('clipHere', false) },
-          { label: 'Hoist into a new loom', run: () => call('hoistAway', node) },
+          { label: 'Continue in a new loom', run: () => call('hoistAway', node) },
         ]
       : [],
     more: detailsOf(error as ApiError),
@@ -87,7 +87,7 @@ function queueFull(error: Told, again: Again): void {
   const stop = () => clearTimeout(timer)
   const id = toast('The server is busy.', {
     detail: `Trying again in ${plural(wait, 'second')}.`,
-    offers: [{ label: 'Not any more', run: stop }],
+    offers: [{ label: 'Do not retry', run: stop }],
     onDismiss: stop,
     more: detailsOf(error as ApiError),
   })

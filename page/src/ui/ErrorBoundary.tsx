@@ -24,13 +24,13 @@ export class ErrorBoundary extends Component<{ children: ComponentChildren }, St
       <main class="error-boundary">
         <div role="alert">
           <h1>Something went wrong on this page; your work is saved.</h1>
-          <p class="muted">Looms are kept by the server, and what grows in them goes on there.</p>
+          <p class="muted">The server saves your looms, and branches keep growing there.</p>
         </div>
         <button type="button" class="button main" ref={(it) => it?.focus()} onClick={() => location.reload()}>
           Reload
         </button>
         <details>
-          <summary class="caption">What went wrong</summary>
+          <summary class="caption">Details</summary>
           <pre class="caption">{error.stack ?? error.message}</pre>
         </details>
       </main>

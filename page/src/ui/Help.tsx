@@ -3,12 +3,16 @@ import { type Binding, bindings, shown } from '../state/keys'
 import { zone } from '../state/view'
 import { Dialog } from './Overlay'
 
-const GROUPS: Binding['group'][] = ['Grow', 'Move', 'Write', 'Shape', 'Look', 'Page']
+const GROUPS: Binding['group'][] = ['Grow', 'Navigate', 'Write', 'Structure', 'View', 'General']
 
 export function Help() {
   const inText = zone.value === 'text'
   return (
-    <Dialog title={inText ? 'Keys while you type' : 'Keys'} width={820} class="help">
+    <Dialog
+      title={inText ? 'Keyboard shortcuts while typing' : 'Keyboard shortcuts'}
+      width={820}
+      class="help"
+    >
       <div class="help-groups">
         {GROUPS.map((group) => (
           <section key={group}>
@@ -29,9 +33,9 @@ export function Help() {
                     </dd>
                   </div>
                 ))}
-              {group === 'Move' && !inText && (
+              {group === 'Navigate' && !inText && (
                 <div class="row">
-                  <dt class="grow">To the k-th child</dt>
+                  <dt class="grow">To the child with this number</dt>
                   <dd>
                     <kbd>1 … 9</kbd>
                   </dd>

@@ -8,7 +8,7 @@ const capital = (word: string) => word[0]!.toUpperCase() + word.slice(1)
 
 export function Look() {
   return (
-    <Dialog title="How it looks" width={420}>
+    <Dialog title="Appearance" width={420}>
       <div class="column look">
         <Setting label="Theme" values={THEMES} of={theme} />
         <Setting label="Text size" values={TEXT_SIZES} of={textSize} />

@@ -10,9 +10,9 @@ const ITEMS = {
   import: 'Import',
   export: 'Export',
   gauge: 'Memory',
-  look: 'How it looks',
+  look: 'Appearance',
   palette: 'All commands',
-  help: 'Keys',
+  help: 'Keyboard shortcuts',
 }
 
 export function MoreMenu() {

@@ -12,9 +12,9 @@ export function Notice({ loom }: { loom: OpenLoom }) {
   if (loom.gone.value)
     return (
       <div class="notice row" role="status">
-        <span class="grow">{cannotGrow.value} It can be read for as long as it is open here.</span>
+        <span class="grow">{cannotGrow.value} You can read it here until you close it.</span>
         {loom.gone.value === 'removed' ? (
-          <TextButton onClick={() => void restore(loom.info.peek().name)}>Bring it back</TextButton>
+          <TextButton onClick={() => void restore(loom.info.peek().name)}>Restore</TextButton>
         ) : (
           <TextButton onClick={() => (overlay.value = 'looms')}>Looms</TextButton>
         )}

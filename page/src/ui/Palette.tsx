@@ -4,7 +4,7 @@ import { type Binding, bindings, shown } from '../state/keys'
 import { toast } from '../state/toasts'
 import { closeOverlay, Dialog } from './Overlay'
 
-/** What a command is found by: other programs have other words for it. */
+/** The text that a query is compared with: the label, and synonyms from other programs. */
 const said = ({ label, group, also = '' }: Binding) => `${label} ${group} ${also}`
 
 export function Palette() {
@@ -13,8 +13,9 @@ export function Palette() {
   const words = query.toLowerCase().split(/\s+/).filter(Boolean)
   const has = (text: string) => words.every((word) => text.toLowerCase().includes(word))
   const known = bindings.filter((each) => each.id !== 'palette' && has(said(each)))
-  // What is called so comes before what others call so.
-  const found = [...known.filter((each) => has(each.label)), ...known.filter((each) => !has(each.label))]
+  // The command with exactly this label, then other labels that match, then synonyms.
+  const rank = ({ label }: Binding) => (label.toLowerCase() === words.join(' ') ? 0 : has(label) ? 1 : 2)
+  const found = known.sort((a, b) => rank(a) - rank(b))
   const chosen = Math.min(at, found.length - 1)
   const take = (i: number) => {
     const one = found[i]
@@ -31,8 +32,8 @@ export function Palette() {
     <Dialog title="All commands" width={520} class="palette">
       <input
         class="field"
-        placeholder="What to do"
-        aria-label="What to do"
+        placeholder="Type a command"
+        aria-label="Type a command"
         role="combobox"
         aria-expanded="true"
         aria-controls="palette-list"
@@ -69,7 +70,7 @@ export function Palette() {
           </li>
         ))}
       </ul>
-      {!found.length && <p class="muted">No command has these words.</p>}
+      {!found.length && <p class="muted">No matching commands.</p>}
     </Dialog>
   )
 }

@@ -56,7 +56,7 @@ function Nodes({ loom }: { loom: OpenLoom }) {
   )
 }
 
-/** KV 412 MB / 4 GB · without sharing 3.1 GB (saves 87 %) · reused 18 902 tok, prefilled 214 (99 %) · ≈ 41 s saved */
+/** KV 412 MB / 4 GB · without sharing 3.1 GB (saves 87 %) · reused 18 902 tokens, computed 214 (99 %) · ≈ 41 s saved */
 function Saving() {
   const kv = ownKv()
   const reused = useCountedUp(kv?.reused ?? 0)
@@ -67,7 +67,7 @@ function Saving() {
     <button
       type="button"
       class="saving"
-      title="Memory: what KV takes and has saved"
+      title="Memory: size and savings of the KV cache"
       aria-label={`Memory: KV ${bytes(kv.kv_bytes)}${times ? `, ${times.toFixed(1)} times shared` : ''}`}
       onClick={() => (overlay.value = 'gauge')}
       data-varies
@@ -87,7 +87,7 @@ function Saving() {
         <span>
           reused{' '}
           <span class="full">
-            {count(reused)} tok, prefilled {count(kv.prefilled)} (
+            {count(reused)} tokens, computed {count(kv.prefilled)} (
           </span>
           {percent(share)}
           <span class="full">)</span>

@@ -34,7 +34,7 @@ export function Workbench({ loom }: { loom: OpenLoom }) {
         <IconButton icon={ImportIcon} label="Import" command="import" class="wide-only" />
         <IconButton icon={Share} label="Export" command="export" class="wide-only" />
         <IconButton icon={SunMoon} label="Theme, text size and width" command="look" class="wide-only" />
-        <IconButton icon={Keyboard} label="Keys" command="help" class="wide-only" />
+        <IconButton icon={Keyboard} label="Keyboard shortcuts" command="help" class="wide-only" />
         <MoreMenu />
         <IconButton
           icon={PanelRight}

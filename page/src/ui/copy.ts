@@ -16,7 +16,7 @@ export async function copyText(text: string, what: string): Promise<boolean> {
     const done = document.execCommand('copy')
     area.remove()
     if (!done) {
-      toast('The browser does not let the page copy.', { kind: 'error' })
+      toast('The browser does not allow the page to copy.', { kind: 'error' })
       return false
     }
   }

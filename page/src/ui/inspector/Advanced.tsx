@@ -31,7 +31,7 @@ export function Stops({ stop }: { stop: string[] }) {
           class="field figure-field is-wide"
           autocomplete="off"
           spellcheck={false}
-          placeholder={stop.length ? 'another text' : 'a text, as \\n\\n'}
+          placeholder={stop.length ? 'another text' : 'text, e.g. \\n\\n'}
           aria-invalid={wrong !== undefined}
           onKeyDown={(event) => {
             if (event.key !== 'Enter') return
@@ -145,7 +145,8 @@ async function tokenOf(typed: string, model: string | null): Promise<{ id: numbe
     const text = readStop(typed)
     const { token_ids } = await api.tokenize(text, model)
     const [id, ...more] = token_ids
-    if (id === undefined || more.length) return `“${visible(text)}” is ${token_ids.length} tokens; name one.`
+    if (id === undefined || more.length)
+      return `“${visible(text)}” is ${token_ids.length} tokens; enter one token.`
     return { id, text }
   } catch (error) {
     return error instanceof ApiError ? sentence(error.message) : String(error)
@@ -177,7 +178,11 @@ export function ConstraintField({ constraint }: { constraint: Settings['constrai
   return (
     <div class="figure">
       <div class="figure-row">
-        <label for="set-constraint" class="grow cut" title="Every branch has this format, token by token.">
+        <label
+          for="set-constraint"
+          class="grow cut"
+          title="Restricts the text of every branch to this format."
+        >
           Output format
         </label>
         <select

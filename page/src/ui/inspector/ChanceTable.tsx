@@ -26,15 +26,15 @@ export function ChanceTable({ rows, lookedUp, isDrawn, isCurrent, onTake }: Chan
           <th scope="col" class="chance-token">
             Token
           </th>
-          <th scope="col" title="The model’s own probability.">
+          <th scope="col" title="The model’s probability.">
             p
           </th>
-          <th scope="col" title="p of this token and all likelier ones.">
+          <th scope="col" title="The summed probability of this token and all likelier ones.">
             sum
           </th>
           {isDrawn && (
-            <th scope="col" title="The probability it is drawn with: after temperature and filters.">
-              drawn
+            <th scope="col" title="The probability when sampling: after temperature and filters.">
+              sampled
             </th>
           )}
         </tr>
@@ -80,14 +80,14 @@ interface RowProps {
 
 function Row({ chance, mark, sum, isDrawn, ahead, isLookedUp, onTake }: RowProps) {
   const isOut = isDrawn && chance.p_sampled === 0
-  const place = `${count(chance.rank + 1)}. likeliest`
+  const place = `rank ${count(chance.rank + 1)}`
   return (
     <tr class={isOut ? 'is-out' : ''} data-token-id={chance.id}>
       <td class="chance-key">{mark && <kbd>{mark}</kbd>}</td>
       <td class="chance-token">
         <button
           type="button"
-          title={`${place} · #${chance.id}${isOut ? ' · the filters drop it' : ''}`}
+          title={`${place} · #${chance.id}${isOut ? ' · removed by the filters' : ''}`}
           onClick={() => onTake(chance.id)}
         >
           <span class="chance-text">{tokenLabel(chance)}</span>

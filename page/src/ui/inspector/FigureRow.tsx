@@ -54,8 +54,8 @@ export function FigureRow({ name, value, children }: FigureRowProps) {
           <button
             type="button"
             class="figure-mark"
-            title={`Not neutral. Back to ${neutral}`}
-            aria-label={`${field.label}: back to ${neutral}`}
+            title={`Reset to ${neutral}`}
+            aria-label={`${field.label}: reset to ${neutral}`}
             onClick={() => set({ [name]: field.neutral })}
           />
         )}

@@ -29,9 +29,9 @@ import { FigureRow } from './FigureRow'
 import { Presets } from './Presets'
 
 const SCOPES: Record<Scope, [string, string]> = {
-  action: ['Next call', 'What you change holds for the next call only.'],
-  loom: ['This loom', 'What you change holds for this loom.'],
-  default: ['Default', 'What you change holds for all looms that say nothing else.'],
+  action: ['Next time', 'Changes apply to the next growth only.'],
+  loom: ['This loom', 'Changes apply to this loom.'],
+  default: ['Default', 'Changes apply to all looms without their own settings.'],
 }
 
 export function GenerateTab({ loom }: { loom: OpenLoom }) {
@@ -40,7 +40,7 @@ export function GenerateTab({ loom }: { loom: OpenLoom }) {
   return (
     <div class="generate">
       <GrowButton loom={loom} />
-      <section class="part" aria-label="Where changes hold">
+      <section class="part" aria-label="Changes apply to">
         <div class="row">
           <div class="choices grow" role="radiogroup" aria-label="Settings of">
             {(Object.keys(SCOPES) as Scope[]).map((each) => (
@@ -60,18 +60,18 @@ export function GenerateTab({ loom }: { loom: OpenLoom }) {
           {own > 0 && (
             <IconButton
               icon={RotateCcw}
-              label={`Forget ${plural(own, 'setting')} of ${scope.value === 'loom' ? 'this loom' : 'the next call'}`}
+              label={`Reset ${plural(own, 'setting')} of ${scope.value === 'loom' ? 'this loom' : 'the next growth'}`}
               onClick={() => forgetOwn(scope.value)}
             />
           )}
         </div>
         <p class="caption">
           {scope.value === 'default' && hasOwn.value
-            ? 'This loom has settings of its own, which go before these.'
+            ? 'This loom has its own settings, which override these.'
             : SCOPES[scope.value][1]}
         </p>
       </section>
-      <section class="part" aria-label="How much">
+      <section class="part" aria-label="Number and length">
         <FigureRow name="n" value={shown.n} />
         <FigureRow name="max_tokens" value={shown.max_tokens} />
         <div class="choices" role="group" aria-label="Length">
@@ -96,11 +96,11 @@ export function GenerateTab({ loom }: { loom: OpenLoom }) {
         </section>
       )}
       <Presets />
-      <section class="part" aria-label="How tokens are drawn">
+      <section class="part" aria-label="Sampling">
         <FigureRows of="main" shown={shown} />
         <MoreSamplers shown={shown} />
       </section>
-      <section class="part" aria-label="End and format">
+      <section class="part" aria-label="Stop and format">
         <Stops stop={shown.stop} />
         <FigureRow name="seed" value={shown.seed} />
         <ConstraintField constraint={shown.constraint} />

@@ -74,10 +74,10 @@ export function History({ loom }: { loom: OpenLoom }) {
 
 function title(each: Operation, at: number): string {
   const when = moment(each.at)
-  if (each.state === 'dropped') return `${when} · undone, and something else was done since`
-  if (each.state === 'undone') return `${when} · do it again`
-  if (each.state === 'first') return `${when} · the loom as it began`
-  return at === 0 ? `${when} · as it is now` : `${when} · back to how it was after this`
+  if (each.state === 'dropped') return `${when} · undone; later changes replaced it`
+  if (each.state === 'undone') return `${when} · redo up to this change`
+  if (each.state === 'first') return `${when} · the new loom`
+  return at === 0 ? `${when} · the current state` : `${when} · undo the changes after this one`
 }
 
 function figures(each: Operation): string {

@@ -11,7 +11,7 @@ import { NodeTab } from './NodeTab'
 import { TokensTab } from './TokensTab'
 import './inspector.css'
 
-const TABS = { generate: 'Generate', tokens: 'Tokens', node: 'Node', loom: 'Loom', run: 'Run' } as const
+const TABS = { generate: 'Generate', tokens: 'Tokens', node: 'Node', loom: 'Loom', run: 'Solve' } as const
 const PANELS = { generate: GenerateTab, tokens: TokensTab, node: NodeTab, loom: LoomTab, run: RunTab }
 
 export function Inspector({ loom }: { loom: OpenLoom }) {

@@ -29,23 +29,23 @@ export function LoomTab({ loom }: { loom: OpenLoom }) {
   const isChat = info.chat_template_used
   return (
     <>
-      <section class="part" aria-label="What it is">
+      <section class="part" aria-label="About this loom">
         <NameField loom={loom} key={info.name} />
         <Facts
           of={[
             { name: 'Model', says: info.model, value: shortName(info.model) },
             { name: 'Kind', value: isChat === null ? '–' : isChat ? 'chat' : 'raw text' },
-            info.created ? { name: 'Begun', value: moment(info.created), varies: true } : null,
+            info.created ? { name: 'Created', value: moment(info.created), varies: true } : null,
             { name: 'Nodes', value: count(tree.size) },
             { name: 'Leaves', value: count(leaves) },
             {
               name: 'Tokens',
-              says: 'Of all nodes, each once: what branches share is counted once.',
+              says: 'All nodes together; shared text is counted once.',
               value: count(tokens),
             },
             {
               name: 'In KV cache',
-              says: 'Nodes whose whole path has been computed and is in memory.',
+              says: 'Nodes with their full path in the KV cache.',
               value: kv === null ? '–' : kv && `${plural(kv.hot, 'node')}, ${plural(kv.hot_tokens, 'token')}`,
               varies: true,
             },

@@ -76,18 +76,18 @@ export function Kv({ node, known }: { node: number; known: Node | null }) {
   const hasHost = (ownKv()?.offload_budget_bytes ?? 0) > 0
   const handle = (op: KvOp) => void act.handleKv(node, op)
   return (
-    <section class="part" aria-label="KV">
+    <section class="part" aria-label="KV cache">
       <Facts
         of={[
           {
-            name: 'KV',
-            says: 'What the model has computed of the path to the end of this node.',
+            name: 'KV cache',
+            says: 'Whether the path to this node is in the KV cache.',
             value: kv === null ? null : WARMTH[kv.state],
           },
           {
             name: 'Pinned',
-            says: 'Nothing of a pinned path is evicted before it is unpinned, removed, or the server stops.',
-            value: kv === null ? null : isPinned ? 'stays until it is unpinned' : 'no',
+            says: 'A pinned path stays in memory until it is unpinned or removed, or the server stops.',
+            value: kv === null ? null : isPinned ? 'yes' : 'no',
           },
         ]}
       />
@@ -104,7 +104,9 @@ export function Kv({ node, known }: { node: number; known: Node | null }) {
           type="button"
           class="button"
           disabled={!kv}
-          title={isPinned ? 'Let its KV be evicted again.' : 'Keep the KV of its path in memory.'}
+          title={
+            isPinned ? 'Allow its KV cache to be evicted again.' : 'Keep the KV cache of its path in memory.'
+          }
           onClick={() => handle(isPinned ? 'unpin' : 'pin')}
         >
           {isPinned ? 'Unpin' : 'Pin'}
@@ -114,17 +116,17 @@ export function Kv({ node, known }: { node: number; known: Node | null }) {
             type="button"
             class="button"
             disabled={!kv || isPinned || !kv.bytes}
-            title="Move the KV of its own tokens to the host; it is copied back when needed."
+            title="Moves the KV cache of this node’s tokens to host memory; it is copied back when needed."
             onClick={() => handle('offload')}
           >
-            To the host
+            Move to host memory
           </button>
         )}
         <button
           type="button"
           class="button"
           disabled={!kv || isPinned || kv.state === 'cold'}
-          title="Free the KV of its own tokens; it is computed again when needed."
+          title="Frees the KV cache of this node’s tokens; it is recomputed when needed."
           onClick={() => handle('evict')}
         >
           Free memory
@@ -142,12 +144,12 @@ export function Shape({ loom, node }: { loom: OpenLoom; node: number }) {
   const moving = carried.value !== null && loom.tree.get(carried.value) ? carried.value : null
   const canDrop = moving !== null && !loom.tree.isBelow(node, moving) && loom.tree.parent(moving) !== node
   return (
-    <section class="part" aria-label="Shape">
+    <section class="part" aria-label="Structure">
       {moving !== null && (
         <>
           <p class="caption">
-            Moving <q dir="auto">{oneLine(loom.tree.get(moving)?.text ?? '', 40)}</q>. Go to the node it shall
-            stand below.
+            Moving <q dir="auto">{oneLine(loom.tree.get(moving)?.text ?? '', 40)}</q>. Go to its new parent
+            node.
           </p>
           <div class="actions">
             <button
@@ -159,7 +161,7 @@ export function Shape({ loom, node }: { loom: OpenLoom; node: number }) {
                 void act.move(moving, node).then((made) => made && loom.go(moving))
               }}
             >
-              Put it below this node
+              Move below this node
             </button>
             <button type="button" class="button plain" onClick={() => (carried.value = null)}>
               Cancel
@@ -172,7 +174,7 @@ export function Shape({ loom, node }: { loom: OpenLoom; node: number }) {
           type="button"
           class="button"
           disabled={node === ROOT}
-          title="Everything beside the path to this node is removed; Undo brings it back."
+          title="Removes all nodes outside the path to this one; Undo restores them."
           onClick={() => void act.remove(node, 'others')}
         >
           Keep only this path
@@ -203,7 +205,7 @@ export function Shape({ loom, node }: { loom: OpenLoom; node: number }) {
             class="field"
             name="name"
             aria-label="Name of the new loom"
-            placeholder="Its name"
+            placeholder="Name"
             ref={(field) => field?.focus()}
             onKeyDown={(event) => event.key === 'Escape' && setNaming(false)}
           />

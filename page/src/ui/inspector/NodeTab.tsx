@@ -18,10 +18,10 @@ export function NodeTab({ loom }: { loom: OpenLoom }) {
   const [known, ask] = useNode(loom, at)
   loom.lanes.value.get(at)?.version.value // its figures, while it grows
   const node = loom.tree.get(at)
-  if (!node) return <p class="part caption">No node.</p>
+  if (!node) return <p class="part caption">No node is selected.</p>
   return (
     <>
-      <section class="part" aria-label="Its text">
+      <section class="part" aria-label="Node properties">
         <h2>{at === ROOT ? 'The prompt' : `Node ${at}`}</h2>
         <Facts of={textFacts(loom, node, known)} />
       </section>
@@ -46,26 +46,29 @@ function textFacts(loom: OpenLoom, node: Node, known: Node | null): (Fact | fals
       value: count(Array.from(node.parent === null ? loom.info.value.prompt : node.text).length),
     },
     {
-      name: 'Mean p',
-      says: 'exp(mean log-probability): the geometric mean of its tokens’ probabilities, as the model itself has them.',
+      name: 'Avg. probability',
+      says: 'The geometric mean of its tokens’ probabilities before sampling: exp(mean log-probability).',
       value: probability(meanP(node)),
     },
     {
-      name: 'Mean entropy',
-      says: 'Of the model’s own distribution before each of its tokens, in nats.',
+      name: 'Avg. entropy',
+      says: 'Entropy of the model’s distribution before each token, in nats.',
       value: entropies.length ? `${Math.abs(mean).toFixed(2)} nats` : '–',
     },
     node.growing || node.finish_reason !== null
-      ? { name: 'Ended', value: node.growing ? 'grows' : finishWord(node.finish_reason, node.stop_string) }
+      ? {
+          name: 'Ended',
+          value: node.growing ? 'still growing' : finishWord(node.finish_reason, node.stop_string),
+        }
       : false,
     node.error != null && { name: 'Error', value: sentence(node.error) },
-    score !== null && { name: 'Score', says: 'What a search thinks of it.', value: score.toPrecision(3) },
+    score !== null && { name: 'Score', says: 'Its score in a search.', value: score.toPrecision(3) },
     isChat && { name: 'Turn', value: turn(node) },
   ]
 }
 
 function turn(node: Node): string {
-  if (node.parent === null) return 'user, first'
+  if (node.parent === null) return 'user (first message)'
   if (node.said != null) return 'user'
-  return isHuman(node) ? 'assistant, as written' : 'assistant'
+  return isHuman(node) ? 'assistant (written by you)' : 'assistant'
 }

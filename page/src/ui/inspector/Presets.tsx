@@ -27,7 +27,7 @@ function presetSays(preset: Preset): string {
     const label = name in FIGURES ? FIGURES[name as Figure].label.toLowerCase() : (LABELS[name] ?? name)
     parts.push(name === 'constraint' ? label : `${label} ${Array.isArray(value) ? value.length : value}`)
   }
-  return parts.join(', ') || 'The model’s own distribution, as base models like it'
+  return parts.join(', ') || 'The model’s distribution without changes; suits base models'
 }
 
 export function Presets() {
@@ -85,7 +85,7 @@ export function Presets() {
             name="name"
             maxLength={40}
             aria-label="Name of the preset"
-            placeholder="Its name"
+            placeholder="Name"
             defaultValue={naming === 'old' ? chosen?.name : ''}
             ref={(field) => field?.focus()}
             onKeyDown={(event) => event.key === 'Escape' && setNaming(null)}

@@ -19,7 +19,7 @@ interface ProvenanceProps {
 export function Provenance({ loom, node, known }: ProvenanceProps) {
   const { name, prompt, chat_template_used } = loom.info.value
   const defaults = defaultsFor(model.value, chat_template_used)
-  const again = known ? againAsked(known, defaults) : 'Not known yet.'
+  const again = known ? againAsked(known, defaults) : 'Loading.'
   const force = node.parent !== null && loom.tree.get(node.parent)?.ended ? { force: true } : {}
   const copy = (write: typeof curl, what: string) => {
     if (!known) return
@@ -35,7 +35,7 @@ export function Provenance({ loom, node, known }: ProvenanceProps) {
         ? 'Same settings and seed give the same text.'
         : `${shortName(loom.info.value.model)} is not loaded.`
   return (
-    <section class="part" aria-label="Where it comes from">
+    <section class="part" aria-label="Origin">
       <Facts of={facts(loom, known)} />
       {node.parent !== null && (
         <div class="actions">
@@ -67,13 +67,13 @@ function facts(loom: OpenLoom, known: Node | null): (Fact | false | null)[] {
   const params = known?.params
   return [
     made
-      ? { name: 'It was', value: cameBy(made.kind, made.actor) }
-      : { name: 'It was', value: known ? '–' : null },
+      ? { name: 'Origin', value: cameBy(made.kind, made.actor) }
+      : { name: 'Origin', value: known ? '–' : null },
     { name: 'When', value: made ? moment(made.at) : known ? '–' : null, varies: true },
     {
       name: 'Model',
       value: shortName(known?.model ?? made?.model ?? loom.info.value.model),
-      says: made?.model ? 'The model that grew it.' : 'The model of this loom.',
+      says: made?.model ? 'The model that generated it.' : 'The model of this loom.',
     },
     ...(params ? drawnWith(params).map(([name, value]) => ({ name, value })) : []),
     params && !drawnWith(params).length ? { name: 'Sampling', value: 'neutral' } : null,
@@ -83,7 +83,7 @@ function facts(loom: OpenLoom, known: Node | null): (Fact | false | null)[] {
           name: 'Seed',
           value: `${params['seed']}`,
           varies: true,
-          says: 'With the number of the branch it gives this text again.',
+          says: 'Reproduces this text together with the branch number.',
         }
       : null,
     params

@@ -59,7 +59,7 @@ export function TokensTab({ loom }: { loom: OpenLoom }) {
     : isReadOnly.value
       ? `Read-only: load ${shortName(loom.info.value.model)} to see what comes next.`
       : node.growing
-        ? 'This branch grows. What may come next is told when it has ended.'
+        ? 'This branch is still growing. The next tokens are listed when it has ended.'
         : told.node === at
           ? told.error
           : ''
@@ -89,7 +89,7 @@ export function TokensTab({ loom }: { loom: OpenLoom }) {
         />
         <label class="row">
           <input type="checkbox" checked={isFar} onChange={(event) => setFar(event.currentTarget.checked)} />
-          <span title="What greedy decoding would go on with after each of the first nine; nothing is added.">
+          <span title="Shows how greedy decoding would continue after each of the first nine tokens; nothing is added.">
             Look {AHEAD} tokens ahead
           </span>
         </label>
@@ -114,9 +114,9 @@ export function TokensTab({ loom }: { loom: OpenLoom }) {
               </button>
             )}
             <dl class="facts">
-              <dt title="Of the whole distribution, in nats: 0 is certain.">Entropy</dt>
+              <dt title="Entropy of the full distribution, in nats; 0 is certain.">Entropy</dt>
               <dd>{shownNats(told.reply?.entropy)}</dd>
-              <dt title="The probability of all tokens that are not listed.">Rest</dt>
+              <dt title="The total probability of the tokens that are not listed.">Rest</dt>
               <dd>{probability(told.reply?.rest ?? null)}</dd>
             </dl>
           </>

@@ -30,5 +30,5 @@ export function DropTarget() {
       removeEventListener('drop', drop)
     }
   }, [])
-  return isOver ? <div class="drop-anywhere">Drop it to import it.</div> : null
+  return isOver ? <div class="drop-anywhere">Drop the file to import it.</div> : null
 }

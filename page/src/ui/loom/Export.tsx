@@ -92,9 +92,9 @@ export function Export() {
           </select>
         </div>
         <div class="row">
-          <span class="label">How much</span>
+          <span class="label">Part</span>
           <Choice
-            label="How much of the loom"
+            label="Part of the loom"
             values={(Object.keys(SCOPES) as Scope[]).map((each) => ({
               value: each,
               label: SCOPES[each],
@@ -106,7 +106,7 @@ export function Export() {
         </div>
         {format === 'pairs' && (
           <div class="row">
-            <span class="label">Better by</span>
+            <span class="label">Ranked by</span>
             <Choice
               label="Rank siblings by"
               values={[
@@ -119,7 +119,7 @@ export function Export() {
             />
           </div>
         )}
-        {isPart && <p class="caption">Of the subtree that is shown alone.</p>}
+        {isPart && <p class="caption">Only the subtree that is shown.</p>}
         <pre class="preview" role="region" aria-label="Preview" tabIndex={0}>
           {error ? <span class="error">{error}</span> : made?.head}
         </pre>

@@ -46,7 +46,7 @@ export function Import() {
           />
         </div>
         <label class="column">
-          <span>Or paste it here</span>
+          <span>Or paste text here</span>
           <textarea
             class="field"
             spellcheck={false}
@@ -74,7 +74,7 @@ export function Import() {
 
 function Report({ arrivals }: { arrivals: readonly Arrival[] }) {
   return (
-    <div role="status" aria-label="What was imported">
+    <div role="status" aria-label="Imported looms">
       <ul class="import-report">
         {arrivals.map((each, i) => (
           <li key={i}>
@@ -118,7 +118,7 @@ function Told({ recognised_as, nodes, looms, dropped }: NonNullable<Arrival['tol
       </ul>
       {dropped.length > 0 && (
         <>
-          <p class="muted">Changed, or left out, as a loom has no place for it:</p>
+          <p class="muted">Changed or left out, because a loom cannot store it:</p>
           <ul class="dropped">
             {dropped.map((each) => (
               <li key={each}>{noted(each)}</li>

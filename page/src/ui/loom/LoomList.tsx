@@ -60,7 +60,7 @@ export function LoomList({ onOpen }: { onOpen?: () => void }) {
       </ul>
       {!rows.length && found && (
         <p class="muted nothing">
-          {query ? `No loom is called “${query.trim()}”.` : 'No looms yet. What you grow is kept here.'}
+          {query ? `No results for “${query.trim()}”.` : 'No looms yet. They will be listed here.'}
         </p>
       )}
       {found?.next && (

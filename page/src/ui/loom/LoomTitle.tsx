@@ -29,7 +29,7 @@ export function LoomTitle({ loom }: { loom: OpenLoom }) {
           ref={button}
           type="button"
           class="button plain"
-          title="Double click, or Enter, to rename"
+          title="Double-click or press Enter to rename"
           onDblClick={edit}
           onKeyDown={(event) => {
             if (event.key !== 'Enter') return

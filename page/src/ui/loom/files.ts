@@ -97,7 +97,7 @@ async function refuseLarge(file: File): Promise<void> {
       413,
       'body_too_large',
       `The file has ${bytes(file.size)}; the server takes at most ${bytes(most)}.`,
-      'Export a part of it where it comes from.',
+      'Export a smaller part from the program that wrote it.',
     )
   if (file.size === 0) throw new ApiError(400, 'empty_file', 'The file is empty.')
 }

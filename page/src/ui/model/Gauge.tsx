@@ -60,15 +60,15 @@ export function Gauge() {
                   ))}
               </dl>
               <p class="caption about">
-                Freed KV is computed again when it is needed. All text is kept. Pinned paths stay in memory,
-                and in the open loom the path to the current node.
+                Freed memory is recomputed when needed; all text is kept. Pinned paths and the current path of
+                the open loom stay in memory.
               </p>
             </section>
           )}
           {looms && <Pinned looms={looms} most={own.kv_bytes} onUnpin={unpin} />}
         </>
       ) : (
-        <p class="muted">No model is loaded, so nothing takes memory.</p>
+        <p class="muted">No model is loaded, so no memory is used.</p>
       )}
     </Dialog>
   )
@@ -77,11 +77,11 @@ export function Gauge() {
 function Tiers({ kv }: { kv: Schemas['KvObject'] }) {
   return (
     <section>
-      <h3>Where it is, {shortName(kv.model)}</h3>
+      <h3>KV cache of {shortName(kv.model)}</h3>
       <dl class="bars">
         <Bar name="Device" value={kv.kv_bytes} most={kv.kv_budget_bytes} />
         {kv.offload_budget_bytes > 0 && (
-          <Bar name="Host" value={kv.offloaded_bytes} most={kv.offload_budget_bytes} />
+          <Bar name="Host memory" value={kv.offloaded_bytes} most={kv.offload_budget_bytes} />
         )}
       </dl>
     </section>
@@ -178,18 +178,18 @@ function Saved({ kv }: { kv: Schemas['KvObject'] }) {
   const times = timesShared(kv)
   const share = shareReused(kv)
   const rows: [string, string][] = [
-    ['A cache for each branch would take', bytes(kv.kv_bytes_unshared)],
-    ...(times ? [['Times as much', times.toFixed(1)] as [string, string]] : []),
-    ['Tokens that were there already', count(kv.reused)],
-    ['Tokens that had to be read', count(kv.prefilled)],
-    ...(share === null ? [] : [['Reused', percent(share)] as [string, string]]),
-    ['Tokens written', count(kv.decoded)],
-    ...(kv.recomputed ? [['Tokens read again', count(kv.recomputed)] as [string, string]] : []),
+    ['Without sharing', bytes(kv.kv_bytes_unshared)],
+    ...(times ? [['Ratio', times.toFixed(1)] as [string, string]] : []),
+    ['Prompt tokens reused', count(kv.reused)],
+    ['Prompt tokens computed', count(kv.prefilled)],
+    ...(share === null ? [] : [['Share reused', percent(share)] as [string, string]]),
+    ['Tokens generated', count(kv.decoded)],
+    ...(kv.recomputed ? [['Tokens recomputed', count(kv.recomputed)] as [string, string]] : []),
     ...(kv.saved_s === null ? [] : [['Time saved', `≈ ${seconds(kv.saved_s)}`] as [string, string]]),
   ]
   return (
     <section>
-      <h3>What sharing saves</h3>
+      <h3>Saved by sharing</h3>
       <dl class="figures">
         {rows.map(([name, value]) => (
           <>

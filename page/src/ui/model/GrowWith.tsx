@@ -23,7 +23,10 @@ export function ModelChecks(props: { chosen: readonly string[]; onChange: (ids: 
         const cannot = isChat && !each.has_chat_template
         return (
           <li key={each.id}>
-            <label class="row" title={cannot ? 'It has no chat template, and this loom is a chat.' : each.id}>
+            <label
+              class="row"
+              title={cannot ? 'This model has no chat template, but this loom is a chat.' : each.id}
+            >
               <input
                 type="checkbox"
                 checked={props.chosen.includes(each.id)}

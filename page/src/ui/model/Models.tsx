@@ -35,12 +35,12 @@ export function Models() {
 }
 
 const ABILITIES: Record<string, string> = {
-  steps: 'forks at any token',
+  steps: 'branches at any token',
   scoring: 'scores texts',
-  shared_attention: 'reads shared text once',
+  shared_attention: 'computes shared text once',
   lora: 'LoRA',
   embed: 'embeddings',
-  offload: 'KV on the host',
+  offload: 'KV cache in host memory',
 }
 
 /** What it can do, in a few words; what only engineers ask for is left out. */
@@ -57,7 +57,7 @@ function ModelRow({ model }: { model: Model }) {
     model.dtype,
     model.n_ctx && `context ${count(model.n_ctx)}`,
     model.n_vocab && `vocabulary ${count(model.n_vocab)}`,
-    model.bytes && `up to ${bytes(model.bytes)} with KV`,
+    model.bytes && `up to ${bytes(model.bytes)} with KV cache`,
     model.has_chat_template && 'chat',
   ].filter(Boolean)
   const progress = loading(model.progress)
@@ -123,14 +123,14 @@ function LoadForm({ suggestion }: { suggestion: string }) {
         setBusy(false)
       }}
     >
-      <label for="model-source">Load another</label>
+      <label for="model-source">Load another model</label>
       <div class="row">
         <input
           id="model-source"
           autofocus
           class="field"
           spellcheck={false}
-          placeholder="tiny, a folder, a .gguf file, or org/name of the Hub"
+          placeholder="tiny, a folder, a .gguf file, or org/name on the Hub"
           value={source}
           onInput={(event) => setSource(event.currentTarget.value)}
         />
@@ -138,9 +138,7 @@ function LoadForm({ suggestion }: { suggestion: string }) {
           Load
         </TextButton>
       </div>
-      <p class="caption">
-        Folders and the Hub only where the server was started with --model-root or --allow-hub.
-      </p>
+      <p class="caption">Folders need a server started with --model-root, the Hub one with --allow-hub.</p>
     </form>
   )
 }

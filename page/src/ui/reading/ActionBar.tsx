@@ -79,7 +79,7 @@ export function ActionBar({ loom }: { loom: OpenLoom }) {
         <button
           type="button"
           class="button"
-          title={`Write a child  ${keyFor('write')}`}
+          title={`Write a continuation  ${keyFor('write')}`}
           disabled={isReadOnly.value}
           onClick={() => call('writeChild')}
         >
@@ -90,14 +90,14 @@ export function ActionBar({ loom }: { loom: OpenLoom }) {
       <button
         type="button"
         class="button"
-        title={`Edit, as a sibling  ${keyFor('edit')}`}
+        title={`Edit as a new sibling  ${keyFor('edit')}`}
         disabled={isReadOnly.value}
         onClick={() => call('edit', false)}
       >
         <Pencil aria-hidden />
         Edit
       </button>
-      {isStopped && <span class="caption">All stopped. What they had is kept.</span>}
+      {isStopped && <span class="caption">All stopped. Their text is saved.</span>}
       <span class="tools row">
         {models.value.length > 1 && (
           <IconButton icon={Bot} label="Grow with other models" command="grow-with" />
@@ -176,7 +176,7 @@ function Score({ loom }: { loom: OpenLoom }) {
     <button
       type="button"
       class="button plain"
-      title="Ask the model how likely is what was written"
+      title="Compute the probabilities of written text"
       onClick={() => scoreAll(loom)}
     >
       Score

@@ -39,7 +39,7 @@ export function Child({ loom, nodes, k }: ChildProps) {
           type="button"
           class="child-in"
           data-child={number}
-          title={k < 10 ? `To this branch  ${k}` : 'To this branch'}
+          title={k < 10 ? `Go to this branch  ${k}` : 'Go to this branch'}
           onClick={() => loom.go(number)}
         >
           <span class="k">{k}</span>
@@ -73,7 +73,7 @@ export function Child({ loom, nodes, k }: ChildProps) {
             type="button"
             class="times caption"
             aria-expanded={isOpen}
-            title={isOpen ? 'Fold the equal ones' : `${nodes.length} branches say this; show them all`}
+            title={isOpen ? 'Show equal branches as one' : `${nodes.length} equal branches; show all`}
             onClick={() => setOpen(!isOpen)}
           >
             ×{nodes.length}

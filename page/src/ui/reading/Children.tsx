@@ -43,7 +43,7 @@ export function Children({ loom }: { loom: OpenLoom }) {
                 class="child-in caption"
                 onClick={() => setShown({ below: current, most: most + MOST })}
               >
-                Show more of {count(rows.length)}
+                Show more ({count(rows.length)} in all)
               </button>
             </li>
           )}

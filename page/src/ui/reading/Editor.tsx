@@ -40,7 +40,7 @@ export function Editor({ loom, draft }: EditorProps) {
         // It was made of several messages: then all of them are what is edited.
         const text = whole.replace(draft.base, () => draft.text)
         loom.drafts.change(draft, { isMessage: false, base: whole, text })
-        return setProblem('The prompt is more than one message. This is all of it; save it again.')
+        return setProblem('The prompt has several messages. This is the full text; save it again.')
       }
       if (error.code === 'revision_mismatch') {
         // Whoever saves again has read what is there now: the answer may be here before the feed tells of it.
@@ -76,7 +76,7 @@ export function Editor({ loom, draft }: EditorProps) {
       )}
       {problem && now !== draft.base && (
         <details class="caption theirs">
-          <summary>What is there now</summary>
+          <summary>Current text</summary>
           <p dir="auto">{now}</p>
         </details>
       )}
@@ -114,7 +114,7 @@ export function Editor({ loom, draft }: EditorProps) {
           {recomputed
             ? `In place, ${plural(recomputed, 'token')} below ${recomputed === 1 ? 'is' : 'are'} recomputed`
             : isRoot
-              ? 'Nothing stands below it yet'
+              ? 'It has no children yet'
               : 'In place, nothing is recomputed'}
         </span>
       </div>
@@ -152,7 +152,7 @@ export function Writer({ loom, draft }: EditorProps) {
   return (
     <div class="editor writer" data-writes={draft.node}>
       {loom.isChat && (
-        <div class="tabs" role="tablist" aria-label="What it is">
+        <div class="tabs" role="tablist" aria-label="Kind of text">
           {[true, false].map((isMessage) => (
             <button
               key={`${isMessage}`}
@@ -161,7 +161,7 @@ export function Writer({ loom, draft }: EditorProps) {
               aria-selected={draft.isMessage === isMessage}
               onClick={() => loom.drafts.change(draft, { isMessage })}
             >
-              {isMessage ? 'Your message' : 'Words of the answer'}
+              {isMessage ? 'Your message' : 'Text of the answer'}
             </button>
           ))}
         </div>
@@ -169,7 +169,7 @@ export function Writer({ loom, draft }: EditorProps) {
       <Area
         draft={draft}
         loom={loom}
-        label={draft.isMessage ? 'Your next message' : 'What comes next'}
+        label={draft.isMessage ? 'Your next message' : 'Continuation'}
         onKey={(key) => {
           keys[key]?.()
           return key in keys
@@ -177,7 +177,8 @@ export function Writer({ loom, draft }: EditorProps) {
       />
       {draft.isStray && (
         <p class="caption warn" role="status">
-          What this was written at was removed meanwhile. It is kept, to be added below this node.
+          The node below which you wrote this was removed. Your text is kept; it will be added below this
+          node.
         </p>
       )}
       <Trailing loom={loom} draft={draft} />
@@ -308,7 +309,7 @@ function fitHeight(field: HTMLTextAreaElement): void {
 function Trailing({ loom, draft }: EditorProps) {
   const isRaw = loom.info.value.chat_template_used !== true
   if (!isRaw || !/[^\S\n]$/.test(draft.text)) return null
-  return <p class="caption warn">It ends with a space. Most models go on better without it.</p>
+  return <p class="caption warn">The text ends with a space. Most models continue better without it.</p>
 }
 
 /** Tokens that are computed anew when a node is changed in its place. */
@@ -320,9 +321,9 @@ function tokensBelow(loom: OpenLoom, node: number): number {
 
 function said(error: ApiError, isGrowing: boolean): string {
   if (error.code === 'revision_mismatch' && isGrowing)
-    return 'It grows still. Your text is kept: save it once that has ended.'
+    return 'This node is still growing. Your text is kept: save it when the growth has ended.'
   if (error.code === 'revision_mismatch')
-    return 'This node was changed meanwhile. Your text is kept: save it as a sibling, or again in place over what is there now.'
+    return 'This node was changed meanwhile. Your text is kept: save it as a sibling, or save it again in place to replace the current text.'
   if (error.isAway) return 'The server does not answer. Your text is kept: save it again later.'
   return [error.message, error.hint].filter(Boolean).join(' · ')
 }
@@ -333,10 +334,10 @@ export function Waiting({ loom, draft }: EditorProps) {
   return (
     <p class="caption waiting row">
       <span>
-        {draft.kind === 'edit' ? 'An edit' : 'A text'} of {letters} letters waits here.
+        Draft of {draft.kind === 'edit' ? 'an edit' : 'a text'}, {letters} characters.
       </span>
       <button type="button" class="button plain" onClick={() => loom.drafts.begin(draft)}>
-        Go on
+        Continue editing
       </button>
       <button type="button" class="button plain" onClick={() => loom.drafts.drop(draft)}>
         Discard

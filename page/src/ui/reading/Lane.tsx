@@ -43,8 +43,8 @@ export function Lane({ loom, lane, k }: LaneProps) {
       <button
         type="button"
         class="k"
-        aria-label={`To branch ${k}`}
-        title={k < 10 ? `To this branch  ${k}` : 'To this branch'}
+        aria-label={`Go to branch ${k}`}
+        title={k < 10 ? `Go to this branch  ${k}` : 'Go to this branch'}
         disabled={!isThere}
         onClick={() => loom.go(lane.node)}
       >
@@ -52,7 +52,7 @@ export function Lane({ loom, lane, k }: LaneProps) {
       </button>
       <div
         class={`lane-text ${isWhole ? 'whole' : ''}`}
-        title={isFailed ? undefined : opens ? 'To this branch' : isWhole ? 'Fold' : 'Show all of it'}
+        title={isFailed ? undefined : opens ? 'Go to this branch' : isWhole ? 'Fold' : 'Show all'}
         onClick={() => {
           if (getSelection()?.toString()) return
           if (opens) loom.go(lane.node)
@@ -91,7 +91,7 @@ function Caption({ loom, lane }: { loom: OpenLoom; lane: LaneState }) {
       <button
         type="button"
         class="button plain"
-        title="Stop it; what it has is kept"
+        title="Stop; its text is kept"
         onClick={() => void act.stopBranch(lane.node)}
       >
         <Square aria-hidden />
@@ -114,7 +114,7 @@ function Failed({ loom, lane }: { loom: OpenLoom; lane: LaneState }) {
   lane.version.value
   return (
     <div class="caption row failed">
-      <span class="error grow">{sentence(lane.error) || 'It failed.'}</span>
+      <span class="error grow">{sentence(lane.error) || 'Failed.'}</span>
       <button
         type="button"
         class="button plain"
@@ -126,7 +126,7 @@ function Failed({ loom, lane }: { loom: OpenLoom; lane: LaneState }) {
         Retry
       </button>
       {lane.text !== '' && (
-        <button type="button" class="button plain" onClick={() => void copyText(lane.text, 'its text')}>
+        <button type="button" class="button plain" onClick={() => void copyText(lane.text, 'the text')}>
           <Copy aria-hidden />
           Copy
         </button>

@@ -39,7 +39,7 @@ export function HeatLegend() {
           max="1"
           step="0.05"
           placeholder="1"
-          aria-label="Only show what is less likely than"
+          aria-label="Only colour tokens less likely than"
           value={typed ?? threshold.value ?? ''}
           onInput={(event) => {
             const { value, valueAsNumber: given } = event.currentTarget

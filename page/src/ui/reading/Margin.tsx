@@ -56,8 +56,8 @@ function Switch({ loom, note }: { loom: OpenLoom; note: Note }) {
     <span class="switch" role="group" aria-label={`Branch ${note.at} of ${note.of}`}>
       <button
         type="button"
-        aria-label="The sibling before"
-        title={`The sibling before  ${keyFor('previous')}`}
+        aria-label="Previous sibling"
+        title={`Previous sibling  ${keyFor('previous')}`}
         disabled={note.at === 1}
         onClick={go(-1)}
       >
@@ -66,8 +66,8 @@ function Switch({ loom, note }: { loom: OpenLoom; note: Note }) {
       <span class="caption" data-of={note.of > MOST ? note.at : `${note.at}/${note.of}`} />
       <button
         type="button"
-        aria-label="The next sibling"
-        title={`The next sibling  ${keyFor('next')}`}
+        aria-label="Next sibling"
+        title={`Next sibling  ${keyFor('next')}`}
         disabled={note.at === note.of}
         onClick={go(1)}
       >

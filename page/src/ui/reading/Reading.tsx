@@ -106,7 +106,7 @@ function End({ loom }: { loom: OpenLoom }) {
     <div class="end">
       {draft?.kind === 'child' && draft.node === current && <Writer loom={loom} draft={draft} />}
       {isSpaced && !draft && (
-        <p class="caption warn">The prompt ends with a space. Most models go on better without it.</p>
+        <p class="caption warn">The prompt ends with a space. Most models continue better without it.</p>
       )}
       <InsertedNote loom={loom} />
       {loom.tree.get(current)?.error && <p class="error">{sentence(loom.tree.get(current)!.error!)}</p>}

@@ -63,9 +63,9 @@ function Card({ loom, node, index }: { loom: OpenLoom; node: number; index: numb
         </span>
       </header>
       <dl class="token-figures caption">
-        <dt>p raw</dt>
+        <dt>p</dt>
         <dd>{p === null ? '–' : probability(Math.exp(p))}</dd>
-        <dt>as sampled</dt>
+        <dt>sampled</dt>
         <dd>{seen?.p_sampled == null ? '–' : probability(seen.p_sampled)}</dd>
         <dt>rank</dt>
         <dd>{rank == null ? '–' : rank + 1}</dd>
@@ -99,7 +99,7 @@ function Card({ loom, node, index }: { loom: OpenLoom; node: number; index: numb
         />
         <IconButton
           icon={X}
-          label="Cut off what follows and drop it"
+          label="Cut off and discard what follows"
           command="clip-drop"
           disabled={index + 1 >= total}
           onClick={() => void clipAt(loom, { node, token: index }, 'drop')}
@@ -121,7 +121,7 @@ function Alternatives({ node, index, seen }: { node: number; index: number; seen
   })
   const own = seen && !top.some((each) => each.id === seen.id) ? seen : null
   return (
-    <ul class="alternatives" aria-label="What might have come">
+    <ul class="alternatives" aria-label="Alternatives">
       {rows.map((each, i) => (
         <li key={each.id}>
           <button
@@ -190,8 +190,8 @@ function useToken(loom: OpenLoom, node: number, index: number) {
 
 function why(error: unknown): string {
   if (!(error instanceof ApiError)) return String(error)
-  if (error.code === 'node_generating') return 'It grows still: alternatives are told once it has ended.'
-  if (error.code === 'model_not_loaded') return 'Load the model to see what else might have come.'
+  if (error.code === 'node_generating') return 'Still growing: alternatives are shown when it has ended.'
+  if (error.code === 'model_not_loaded') return 'Load the model to see alternatives.'
   return error.message
 }
 

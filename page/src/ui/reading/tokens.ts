@@ -101,7 +101,7 @@ export async function take(loom: OpenLoom, goesOn: boolean): Promise<void> {
 /** A sibling that shares all before the token, and has another one there. */
 export async function forkAt(spot: Spot, other: TokenCandidate, goesOn: boolean): Promise<void> {
   if (spot.node === ROOT) {
-    toast('The prompt has no siblings: edit it, or write a child.')
+    toast('The prompt has no siblings: edit it, or write a continuation.')
     return
   }
   card.value = null
@@ -125,7 +125,7 @@ function cutOf(loom: OpenLoom, spot: Spot | null): { node: number; keep: number;
   return { node: spot.node, keep: spot.token + 1, isEnd: spot.token + 1 >= node.n_tokens }
 }
 
-const POINT_FIRST = 'Click into the text first: it is cut after the token at the cursor.'
+const POINT_FIRST = 'Click into the text first. It is cut after the token at the cursor.'
 
 export async function splitAt(loom: OpenLoom, spot: Spot | null, andWrite: boolean): Promise<void> {
   const cut = cutOf(loom, spot)
@@ -135,7 +135,7 @@ export async function splitAt(loom: OpenLoom, spot: Spot | null, andWrite: boole
     if (!(await act.split(cut.node, cut.keep))) return
     loom.go(cut.node)
   } else if (!andWrite) {
-    return void toast('Nothing stands after the cursor in this node.')
+    return void toast('There is no text after the cursor in this node.')
   } else if (cut) loom.go(cut.node)
   if (andWrite) call('writeChild')
 }
@@ -143,7 +143,7 @@ export async function splitAt(loom: OpenLoom, spot: Spot | null, andWrite: boole
 export async function clipAt(loom: OpenLoom, spot: Spot | null, children: 'keep' | 'drop'): Promise<void> {
   const cut = cutOf(loom, spot)
   if (!cut) return void toast(POINT_FIRST)
-  if (cut.isEnd && children === 'keep') return void toast('Nothing stands after the cursor in this node.')
+  if (cut.isEnd && children === 'keep') return void toast('There is no text after the cursor in this node.')
   card.value = null
   if (!(await act.clip(cut.node, cut.keep, children))) return
   loom.go(cut.node)

@@ -68,7 +68,7 @@ function onCardKey(loom: OpenLoom, event: KeyboardEvent): void {
 
 const canWrite = (): boolean => {
   if (!isReadOnly.peek()) return true
-  toast('Read-only: its model is not loaded.')
+  toast('Read-only: the loom’s model is not loaded.')
   return false
 }
 
@@ -79,7 +79,7 @@ function beginEdit(loom: OpenLoom, inPlace: boolean): void {
   const number = at !== undefined && loom.tree.isBelow(loom.current.peek(), at) ? at : loom.current.peek()
   const node = loom.tree.get(number)
   if (!node) return
-  if (node.growing) return void toast('It grows still: stop it, or wait, to edit it.')
+  if (node.growing) return void toast('It is still growing: stop it, or wait, to edit it.')
   const info = loom.info.peek()
   // A message is edited as it was said, not as the template writes it.
   const base = shownText(node, info, false)
@@ -104,6 +104,7 @@ function beginChild(loom: OpenLoom): void {
   const isAnswer = number !== ROOT && node.said == null
   const isMessage = loom.isChat && isAnswer
   // The next message can be written while the answer grows, but is sent after it.
-  if (node.growing && !isMessage) return void toast('It grows still: stop it, or wait, to write below it.')
+  if (node.growing && !isMessage)
+    return void toast('It is still growing: stop it, or wait, to write below it.')
   loom.drafts.begin({ kind: 'child', node: number, base: '', rev: loom.tree.rev, isMessage, inPlace: false })
 }

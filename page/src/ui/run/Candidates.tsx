@@ -9,7 +9,9 @@ export function Candidates({ loom, round }: { loom: OpenLoom; round: Round }) {
   const kept = rows.filter((each) => each.isKept).length
   return (
     <>
-      <p class="caption">{kept === rows.length ? `${rows.length} made` : `${kept} of ${rows.length} kept`}</p>
+      <p class="caption">
+        {kept === rows.length ? `${rows.length} generated` : `${kept} of ${rows.length} kept`}
+      </p>
       <ul class="candidates" aria-label={`Candidates of round ${round.round}`}>
         {rows.map((each) => (
           <Candidate key={each.node} loom={loom} row={each} />
@@ -31,11 +33,11 @@ function Candidate({ loom, row }: { loom: OpenLoom; row: CandidateRow }) {
       <button
         type="button"
         disabled={!node}
-        title={row.isKept ? 'The search goes on with it.' : 'The search left it.'}
+        title={row.isKept ? 'Kept by the search.' : 'Dropped by the search.'}
         onClick={() => loom.go(row.node)}
       >
         <span class="grow cut" dir="auto">
-          {text || '(ended at once)'}
+          {text || '(ended immediately)'}
         </span>
         {row.times > 1 && <span class="muted">×{row.times}</span>}
         {row.by && <span class="muted">{row.by}</span>}

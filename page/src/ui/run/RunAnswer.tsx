@@ -23,11 +23,11 @@ export function RunAnswer({ loom, run }: { loom: OpenLoom; run: LiveRun }) {
       {result.reason && <p class="caption run-reason">Chosen because {result.reason}.</p>}
       <p class={`caption ${result.solved === true ? 'is-right' : result.solved === false ? 'warn' : ''}`}>
         {result.solved === true
-          ? 'Checked: it is right.'
+          ? 'Checked: correct.'
           : result.solved === false
-            ? 'Checked: nothing that was found is right; this looked best.'
+            ? 'Checked: no candidate is correct; this one ranked best.'
             : 'Not verified.'}
-        {!run.rounds.length && ' It stood in the tree already.'}
+        {!run.rounds.length && ' It was already in the tree.'}
       </p>
       <div class="actions">
         <button
@@ -36,7 +36,7 @@ export function RunAnswer({ loom, run }: { loom: OpenLoom; run: LiveRun }) {
           disabled={!isThere(best)}
           onClick={() => best !== null && loom.go(best)}
         >
-          Go to the best
+          Go to the answer
         </button>
       </div>
       {measure && <p class="caption run-measure">Ranked by {measure}.</p>}

@@ -1,5 +1,5 @@
 /** A search while it runs, and afterwards: what it spent, its rounds, and what it found. */
-import { ChevronLeft, ChevronRight, Search } from 'lucide-preact'
+import { ChevronLeft, ChevronRight, Lightbulb } from 'lucide-preact'
 import { useEffect } from 'preact/hooks'
 import { api } from '../../api/client'
 import { spentBy } from '../../model/run'
@@ -53,7 +53,7 @@ export function RunTab({ loom }: { loom: OpenLoom }) {
               Stop
             </button>
           ) : (
-            <IconButton icon={Search} label="Search again" command="run" />
+            <IconButton icon={Lightbulb} label="Solve again" command="run" />
           )}
         </div>
         <RunPicker loom={loom} run={run} />
@@ -79,7 +79,7 @@ export function RunTab({ loom }: { loom: OpenLoom }) {
             </h2>
             <IconButton
               icon={ChevronLeft}
-              label="Round before"
+              label="Previous round"
               disabled={at <= 1}
               onClick={() => show(at - 1)}
             />
@@ -107,7 +107,7 @@ export function RunTab({ loom }: { loom: OpenLoom }) {
       )}
       {!round && isRunning && (
         <section class="part">
-          <p class="caption">The first round is on its way.</p>
+          <p class="caption">The first round is running.</p>
         </section>
       )}
     </div>
@@ -121,7 +121,7 @@ function RunPicker({ loom, run }: { loom: OpenLoom; run: LiveRun }) {
   return (
     <select
       class="field"
-      aria-label="Which search"
+      aria-label="Runs"
       value={run.job}
       onChange={(event) => {
         loom.shownRun.value = event.currentTarget.value

@@ -72,7 +72,7 @@ export function StartRun() {
     />
   )
   return (
-    <Dialog title="Search for an answer" width={600} class="start-run">
+    <Dialog title="Solve: search for an answer" width={600} class="start-run">
       <form
         ref={form}
         onSubmit={(event) => {
@@ -105,11 +105,16 @@ export function StartRun() {
           <div class="run-fields">
             {chosen.breadth && field('breadth', capital(chosen.breadth), byDefault(chosen.breadth_default))}
             {chosen.n && field('n', capital(chosen.n), byDefault(chosen.n_default))}
-            {field('budget_tokens', 'Tokens to spend', 'no limit', 'It ends once it has generated so many.')}
-            {field('budget_s', 'Seconds to spend', 'no limit', 'It ends after so long.')}
-            {!chosen.refused?.includes('temperature') && field('temperature', 'Temperature', 'its own')}
-            {field('max_tokens', 'Max tokens per step', 'its own')}
-            {field('seed', 'Seed', 'a new one', 'The same seed gives the same search.')}
+            {field(
+              'budget_tokens',
+              'Token budget',
+              'no limit',
+              'The search ends after this many generated tokens.',
+            )}
+            {field('budget_s', 'Time budget (s)', 'no limit', 'The search ends after this time.')}
+            {!chosen.refused?.includes('temperature') && field('temperature', 'Temperature', 'default')}
+            {field('max_tokens', 'Max tokens per step', 'default')}
+            {field('seed', 'Seed', 'random', 'The same seed gives the same search.')}
           </div>
         )}
         {chosen && <AnswerFields loom={loom} wrong={wrong} onInput={() => setWrong(null)} />}
@@ -131,7 +136,8 @@ export function StartRun() {
   )
 }
 
-const byDefault = (value: number | null | undefined) => (value == null ? 'by the prompt' : String(value))
+const byDefault = (value: number | null | undefined) =>
+  value == null ? 'depends on the prompt' : String(value)
 const capital = (text: string) => text.charAt(0).toUpperCase() + text.slice(1)
 /** The field that a message begins with, where the error does not name it otherwise. */
 const named = (message: string) => /^(\w+) /.exec(message)?.[1] ?? null
@@ -146,7 +152,7 @@ function read(strategy: Strategy, node: number, loom: OpenLoom): RunAsked | { fi
     const text = (typed.peek()[field] ?? '').trim().replace(',', '.')
     if (text === '' || skipped.has(field)) continue
     const value = Number(text)
-    if (!Number.isFinite(value)) return { field, says: 'A number, or nothing.' }
+    if (!Number.isFinite(value)) return { field, says: 'Enter a number, or leave it empty.' }
     asked[field] = value
   }
   return asked as RunAsked

@@ -16,7 +16,7 @@ export function FirstRun() {
         <span class="grow" />
         <IconButton icon={ImportIcon} label="Import" command="import" />
         <IconButton icon={SunMoon} label="Theme, text size and width" command="look" />
-        <IconButton icon={Keyboard} label="Keys" command="help" />
+        <IconButton icon={Keyboard} label="Keyboard shortcuts" command="help" />
       </header>
       <main>
         <Missing />

@@ -19,7 +19,7 @@ export function Hints({ loom }: { loom: OpenLoom }) {
     return (
       <Hint
         class="of-gauge"
-        text="Reused are tokens of a branch’s path that were there already: only the new ones are computed."
+        text="“Reused” counts tokens that were in the cache: only new ones are computed."
         onSeen={() => see('hint', 'gauge')}
       />
     )

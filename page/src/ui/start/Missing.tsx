@@ -12,14 +12,14 @@ export function Missing() {
     <div class="missing column" role="alert">
       <p>{told.wasRemoved ? `The loom “${told.name}” was removed.` : sentence(told.error)}</p>
       <div class="row">
-        {told.wasRemoved && <TextButton onClick={() => void restore(told.name)}>Bring it back</TextButton>}
+        {told.wasRemoved && <TextButton onClick={() => void restore(told.name)}>Restore</TextButton>}
         <TextButton
           kind="plain"
           onClick={() => {
             location.hash = ''
           }}
         >
-          Begin another
+          New loom
         </TextButton>
       </div>
     </div>

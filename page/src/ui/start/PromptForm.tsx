@@ -49,7 +49,7 @@ export function PromptForm() {
       <p class="what-this-is">
         Weft grows a text or chat as a tree: compare several continuations, continue any of them.
       </p>
-      <h1 id="begin-with">What should it begin with?</h1>
+      <h1 id="begin-with">Start with a prompt</h1>
       <textarea
         ref={box}
         aria-labelledby="begin-with"
@@ -85,7 +85,7 @@ export function PromptForm() {
         {ready.length > 1 ? <ModelChoice models={ready} chosen={using!.id} /> : <ModelChip />}
         {using && (
           <Choice
-            label="How the model reads it"
+            label="Chat or raw text"
             values={[
               { value: 'chat', label: 'Chat', disabled: !hasTemplate },
               { value: 'raw', label: 'Raw text' },
@@ -138,7 +138,7 @@ function SystemPrompt({ model: id }: { model: string }) {
       <summary>System prompt</summary>
       <textarea
         aria-label="System prompt"
-        placeholder="How the model is to answer. Remembered for this model."
+        placeholder="How should the model answer? Remembered for this model."
         rows={2}
         value={text}
         onInput={(event) => {

@@ -36,7 +36,7 @@ export function Bookmarks({ loom }: { loom: OpenLoom }) {
     >
       <h2 class="caption">Bookmarks</h2>
       {nodes.length === 0 && (
-        <p class="caption">None yet. {keyFor('bookmark')} marks the node where you are.</p>
+        <p class="caption">None yet. {keyFor('bookmark')} bookmarks the current node.</p>
       )}
       <ul>
         {nodes.map((each) => (
@@ -92,7 +92,7 @@ function BookmarkRow({ loom, number }: { loom: OpenLoom; number: number }) {
         </span>
       </button>
       <span class="row-actions">
-        <IconButton icon={PenLine} label="Write a label" onClick={() => (labelling.value = number)} />
+        <IconButton icon={PenLine} label="Edit the label" onClick={() => (labelling.value = number)} />
         <IconButton
           icon={BookmarkX}
           label="Remove the bookmark"

@@ -17,7 +17,7 @@ export function Crumbs({ loom }: { loom: OpenLoom }) {
   }
   return (
     <nav class="crumbs row" aria-label="Subtree shown">
-      <IconButton icon={CornerLeftUp} label="Show what is around it again" command="unhoist" />
+      <IconButton icon={CornerLeftUp} label="Leave the subtree" command="unhoist" />
       <ol class="row grow">
         {steps.map((each, i) => {
           const node = loom.tree.get(each)

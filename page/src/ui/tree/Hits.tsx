@@ -13,7 +13,7 @@ export function HitsHere({ loom }: { loom: OpenLoom }) {
   if (!found) return null
   const current = loom.current.value
   return (
-    <ul class="hits" aria-label="Hits">
+    <ul class="hits" aria-label="Results">
       {found.slice(0, most).map((each) => (
         <li key={each.node} aria-current={each.node === current ? 'true' : undefined} data-hit={each.node}>
           <button type="button" onClick={() => loom.go(each.node)}>
@@ -36,7 +36,7 @@ export function HitsEverywhere() {
   const told = everywhere.value
   if (!told) return null
   return (
-    <ul class="hits" aria-label="Hits">
+    <ul class="hits" aria-label="Results">
       {told.data.map((each) => {
         const found: Found = { node: each.node, text: each.text, spans: inUnits(each.text, each.spans ?? []) }
         return (

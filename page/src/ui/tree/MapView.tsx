@@ -1,5 +1,5 @@
 /** The tree as a map on a canvas; for those who do not see it the outline stays where it is. */
-import { Maximize, Minus, Plus, ScanSearch } from 'lucide-preact'
+import { LocateFixed, Maximize, ZoomIn, ZoomOut } from 'lucide-preact'
 import { useEffect, useRef, useState } from 'preact/hooks'
 import { label, meanP } from '../../model/label'
 import { TINTS, type Tint } from '../../model/map'
@@ -83,10 +83,10 @@ export function MapView({ loom }: { loom: OpenLoom }) {
             </option>
           ))}
         </select>
-        <IconButton icon={Minus} label="Smaller" onClick={() => stage?.zoom(1 / ZOOM)} />
-        <IconButton icon={Plus} label="Larger" onClick={() => stage?.zoom(ZOOM)} />
-        <IconButton icon={ScanSearch} label="Fit the cursor" command="fit" />
-        <IconButton icon={Maximize} label="Fit all" command="fit-all" />
+        <IconButton icon={ZoomOut} label="Zoom out" onClick={() => stage?.zoom(1 / ZOOM)} />
+        <IconButton icon={ZoomIn} label="Zoom in" onClick={() => stage?.zoom(ZOOM)} />
+        <IconButton icon={LocateFixed} label="Zoom to the current node" command="fit" />
+        <IconButton icon={Maximize} label="Zoom to fit all" command="fit-all" />
       </div>
       {stage && <Words loom={loom} stage={stage} />}
     </div>

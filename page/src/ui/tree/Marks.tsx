@@ -19,7 +19,7 @@ export function MarkSign({ mark }: { mark: Mark }) {
 
 /** What a search thinks of a node, and whether it goes on with it. */
 export function Score({ score, isLeft }: { score: number; isLeft: boolean }) {
-  const title = `A search found it ${scoreText(score)} good${isLeft ? ', and left it' : ''}`
+  const title = `Score ${scoreText(score)}${isLeft ? ', dropped by the search' : ''}`
   return (
     <span class="number" title={title} aria-hidden>
       {scoreText(score)}
@@ -31,7 +31,7 @@ export function Score({ score, isLeft }: { score: number; isLeft: boolean }) {
 export function ChanceBar({ p }: { p: number | null }) {
   if (p === null) return <span class="row-chance none" aria-hidden />
   return (
-    <span class="row-chance" title={`mean p ${probability(p)} (geometric)`} aria-hidden>
+    <span class="row-chance" title={`avg. probability ${probability(p)} (geometric mean)`} aria-hidden>
       <i style={{ width: `${Math.max(4, Math.round(100 * p))}%` }} />
     </span>
   )

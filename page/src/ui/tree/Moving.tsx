@@ -16,7 +16,7 @@ export function Moving({ loom }: { loom: OpenLoom }) {
         <p class="grow" role="status">
           Move <q dir="auto">{label(node, prompt, chat_template_used ?? false, 40).text}</q> below which node?
         </p>
-        <IconButton icon={X} label="Leave it where it is  Esc" onClick={() => (moving.value = null)} />
+        <IconButton icon={X} label="Cancel moving  Esc" onClick={() => (moving.value = null)} />
       </div>
       <p class="caption">Click a row, or go to one and press Enter.</p>
     </section>

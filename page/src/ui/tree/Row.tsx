@@ -94,7 +94,7 @@ export function OutlineRow({
           <MarkSign key={each} mark={each} />
         ))}
         {row.same.length > 1 && (
-          <button type="button" class="row-times" data-do="same" tabIndex={-1} title="Show each of them">
+          <button type="button" class="row-times" data-do="same" tabIndex={-1} title="Show all">
             ×{row.same.length}
           </button>
         )}

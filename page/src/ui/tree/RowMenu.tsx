@@ -47,8 +47,8 @@ function itemsOf(loom: OpenLoom, node: number): MenuItem[] {
       disabled: isReadOnly.peek(),
       run: () => void act.grow(node),
     },
-    { label: 'Write a child', key: keyFor('write'), run: there('write') },
-    { label: 'Edit, as a sibling', key: keyFor('edit'), run: there('edit'), disabled: isRoot },
+    { label: 'Write a continuation', key: keyFor('write'), run: there('write') },
+    { label: 'Edit as a new sibling', key: keyFor('edit'), run: there('edit'), disabled: isRoot },
     {
       label: told.bookmark == null ? 'Bookmark' : 'Remove the bookmark',
       key: keyFor('bookmark'),
@@ -57,12 +57,12 @@ function itemsOf(loom: OpenLoom, node: number): MenuItem[] {
     },
     told.bookmark != null && { label: 'Label the bookmark', run: () => (labelling.value = node) },
     {
-      label: loom.selected.peek().has(node) ? 'Take out of the selection' : 'Select',
+      label: loom.selected.peek().has(node) ? 'Deselect' : 'Select',
       key: keyFor('select'),
       run: () => select(loom, node),
     },
     {
-      label: 'Pin its KV, or unpin it',
+      label: 'Pin or unpin the KV cache of its path',
       disabled: isReadOnly.peek() || told.growing === true,
       run: () => void act.pin(node),
     },
@@ -73,7 +73,7 @@ function itemsOf(loom: OpenLoom, node: number): MenuItem[] {
       begins: true,
     },
     loom.hoisted.peek().length > 0 && {
-      label: 'Show what is around it again',
+      label: 'Leave the subtree',
       key: keyFor('unhoist'),
       run: act.unhoist,
     },
@@ -85,7 +85,7 @@ function itemsOf(loom: OpenLoom, node: number): MenuItem[] {
       },
     isSame &&
       nChildren === 0 && {
-        label: row?.same.length ? 'Show equal siblings one by one' : 'Equal siblings on one row',
+        label: row?.same.length ? 'Show equal siblings one by one' : 'Show equal siblings as one row',
         run: () => showSame(loom, node),
       },
     !isRoot && {

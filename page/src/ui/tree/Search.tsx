@@ -77,14 +77,14 @@ export function Search({ loom }: { loom: OpenLoom }) {
         <span class="in-field">
           <IconButton
             icon={CaseSensitive}
-            label="Large and small letters differ"
+            label="Match case"
             pressed={isCase}
             disabled={isAll}
             onClick={() => change({ isCase: !isCase })}
           />
           <IconButton
             icon={Regex}
-            label="A regular expression"
+            label="Regular expression"
             pressed={isRegex}
             disabled={isAll}
             onClick={() => change({ isRegex: !isRegex })}
@@ -111,7 +111,7 @@ export function Search({ loom }: { loom: OpenLoom }) {
         {!isAll && (
           <IconButton
             icon={shape.value === 'tree' ? Rows3 : ListTree}
-            label={shape.value === 'tree' ? 'Hits as a list' : 'Hits in the tree'}
+            label={shape.value === 'tree' ? 'Results as a list' : 'Results in the tree'}
             onClick={() => (shape.value = shape.peek() === 'tree' ? 'list' : 'tree')}
           />
         )}
@@ -124,9 +124,9 @@ export function Search({ loom }: { loom: OpenLoom }) {
 function said(isAll: boolean, error: string | undefined): string {
   if (isAll) {
     const found = everywhere.value
-    if (!found) return 'Whole words, in all texts'
+    if (!found) return 'Finds complete words in all texts'
     return found.data.length
-      ? `${plural(found.data.length, 'hit')}${found.more ? ', and more' : ''}`
+      ? `${plural(found.data.length, 'result')}${found.more ? ', and more' : ''}`
       : 'No results'
   }
   if (!hits.value) return ''
@@ -160,7 +160,7 @@ function Filters() {
     change({ kinds: next })
   }
   return (
-    <fieldset class="filters row" aria-label="Only such nodes">
+    <fieldset class="filters row" aria-label="Filters">
       {KINDS.map((each) => (
         <button
           key={each}
@@ -178,7 +178,7 @@ function Filters() {
         </label>
         <Bound
           id="p-low"
-          name="Mean probability from"
+          name="Average probability from"
           value={low}
           empty="0"
           set={(value) => change({ low: value })}
@@ -188,7 +188,7 @@ function Filters() {
         </span>
         <Bound
           id="p-high"
-          name="Mean probability to"
+          name="Average probability to"
           value={high}
           empty="1"
           set={(value) => change({ high: value })}

@@ -23,7 +23,7 @@ export function SelectMenu({ loom }: { loom: OpenLoom }) {
         { label: 'All leaves', key: keyFor('select-leaves'), run: () => selectAll(loom, 'leaves') },
         { label: 'All bookmarks', run: () => selectAll(loom, 'bookmarks') },
         {
-          label: isChosen ? 'Not this node' : 'This node',
+          label: isChosen ? 'Deselect this node' : 'This node',
           key: keyFor('select'),
           run: () => select(loom, loom.current.peek()),
         },

@@ -19,8 +19,9 @@ function plan(loom: OpenLoom) {
 
 export function growSelected(loom: OpenLoom): void {
   const { nodes, n, most } = plan(loom)
-  if (!nodes.length) toast('All of them have ended.')
-  else if (n < 1) toast(`At most ${count(most)} branches grow at once; ${count(nodes.length)} are selected.`)
+  if (!nodes.length) toast('All selected nodes have ended.')
+  else if (n < 1)
+    toast(`At most ${count(most)} branches can grow at once; ${count(nodes.length)} are selected.`)
   else {
     loom.selected.value = new Set()
     act.growMany(nodes, { n })
@@ -47,8 +48,8 @@ export function Selected({ loom }: { loom: OpenLoom }) {
           </>
         )}
         {ended > 0 && ` ${plural(ended, 'node')} ended and will not grow.`}
-        {n >= 1 && n < wanted && ` The server takes ${count(most)} branches at once.`}
-        {n < 1 && `The server takes ${count(most)} branches at once: select fewer.`}
+        {n >= 1 && n < wanted && ` The server’s limit is ${count(most)} branches at once.`}
+        {n < 1 && `The server’s limit is ${count(most)} branches at once: select fewer nodes.`}
       </p>
       <div class="row">
         <TextButton

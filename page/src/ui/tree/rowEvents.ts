@@ -134,7 +134,7 @@ export function moveTo(loom: OpenLoom, parent: number): void {
   const node = carried(loom)
   if (node === null) return
   if (loom.tree.isBelow(parent, node)) {
-    toast('A node cannot stand below itself.')
+    toast('A node cannot be moved below itself.')
     return
   }
   moving.value = null
