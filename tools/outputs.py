@@ -5,7 +5,8 @@ python -m tools.outputs PAGE …       on these pages only
 
 A block `console` has commands after "$ ", each followed by its output. They run in the repository's
 root. The blocks `python` of a page are one program; a block `text` right below one is its output.
-A block that begins with "# needs MODULE" runs where that module is installed.
+A block that begins with "# needs MODULE" runs where that module is installed, and a page that
+begins with "<!-- needs MODULE -->" too.
 All of them have looms of their own, and one kind of kernel: x86-64 machines write the same texts.
 """
 
@@ -24,7 +25,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 PAGES = [
     ROOT / "README.md",
-    ROOT / "docs" / "five-minutes.md",
+    *sorted((ROOT / "docs" / "tutorials").glob("*.md")),
     *sorted((ROOT / "docs" / "cookbook").glob("*.md")),
     *sorted(ROOT.glob("examples/*/README.md")),
 ]
@@ -33,7 +34,7 @@ ADDRESS = "http://127.0.0.1:8000"  # a program that names it gets a server
 KERNEL = {"OPENBLAS_CORETYPE": "Haswell", "OPENBLAS_NUM_THREADS": "1", "WEFT_LOG": "error"}
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _COMMAND = re.compile(r"^\$ (.*(?:\\\n.*)*)\n", re.MULTILINE)
-_NEEDS = re.compile(r"# needs (.+)\n")
+_NEEDS = re.compile(r"# needs (.+)\n|<!-- needs (.+) -->")
 _VARIES = re.compile(r"\d+(?:\.\d+)?(?= (?:s|tok/s|ms)\b)")
 _MARK = "\x1e"  # between the outputs of two blocks
 
@@ -78,15 +79,17 @@ def outputs(page: str, place: Place) -> list[Output]:
 
     Raises: RuntimeError with the error output if a command or the program fails.
     """
+    if not _is_runnable(page, place):
+        return []
     blocks = [block for block in _BLOCK.finditer(page) if _is_runnable(block[2], place)]
     results = list(_of_commands(page, blocks, place)) + list(_of_programs(page, blocks, place))
     return sorted(results, key=lambda output: output.start)
 
 
-def _is_runnable(block: str, place: Place) -> bool:
-    needs = _NEEDS.match(block)
+def _is_runnable(text: str, place: Place) -> bool:
+    needs = _NEEDS.match(text)
     packages = place.bin_folder.parent.glob("lib/python*/site-packages/*")
-    return needs is None or any(package.name == needs[1] for package in packages)
+    return needs is None or any(package.name == needs[needs.lastindex or 0] for package in packages)
 
 
 def _of_commands(page: str, blocks: list[re.Match[str]], place: Place) -> Iterator[Output]:

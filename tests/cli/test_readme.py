@@ -74,7 +74,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> outputs.Place:
 @pytest.mark.skipif(
     platform.machine() not in ("x86_64", "AMD64") or os.name == "nt", reason="texts of x86-64 POSIX"
 )
-@pytest.mark.parametrize("name", ["README.md", "docs/five-minutes.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/tutorials/first-tree.md"])
 def test_commands_and_programs_of_a_page_print_the_outputs_below_them(
     name: str, clone: outputs.Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

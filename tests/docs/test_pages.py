@@ -89,7 +89,7 @@ def commands() -> Iterator[tuple[str, str]]:
                 yield page.name, re.split(r"\s{3,}|\s+#", line)[0]
         for block in re.findall(r"^```console\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
             for line in re.findall(r"^\$ (weft(?: .*)?)$", block, re.MULTILINE):
-                yield page.name, line
+                yield page.name, re.split(r" 2>| \| ", line)[0]
     for line in re.findall(r"`(weft [^`]+)`", PAGES[0].read_text(encoding="utf-8")):
         yield PAGES[0].name, line
 
