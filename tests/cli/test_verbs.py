@@ -274,7 +274,7 @@ def test_solve_json_has_the_path_with_scores(weft) -> None:
 
 # One that is as its function, one with what is fixed, one with other names for its numbers, one
 # without numbers: the command reads all rows of the table alike.
-FEW = ("tot-dfs", "greedy")
+FEW = ("greedy",)
 BY_ROW = [
     name if name in FEW else pytest.param(name, marks=pytest.mark.programs) for name in STRATEGIES
 ]

@@ -157,7 +157,7 @@ def some(cases: list[Any], n: int) -> list[Any]:
 
 @both_forms
 @pytest.mark.parametrize("is_open", [pytest.param(True, marks=pytest.mark.slow), False])
-@pytest.mark.parametrize("group", some(list(groups()), 5))
+@pytest.mark.parametrize("group", some(list(groups()), 10))
 def test_official_case_is_accepted_correctly_or_raises_with_a_name(
     group: Any, is_open: bool, form: Any
 ) -> None:

@@ -14,6 +14,7 @@ transformers = pytest.importorskip("transformers")
 
 from transformers.pytorch_utils import Conv1D  # noqa: E402
 
+from cases import one_in  # noqa: E402
 from families import (  # noqa: E402
     FUSED,
     IDS,
@@ -380,7 +381,7 @@ def mixtures(model) -> list[PackedExperts]:
     return [module for module in model.modules() if isinstance(module, PackedExperts)]
 
 
-@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize("name", one_in(2, MIXTURES))
 def test_experts_are_packed_and_give_what_they_gave(name: str, tmp_path: Path) -> None:
     model = build(name)
     model.save_pretrained(tmp_path)

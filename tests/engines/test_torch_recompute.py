@@ -411,7 +411,7 @@ def test_closed_engine_gives_its_weights_back() -> None:
 # Above it --------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["bloom", "mamba", "jamba"])
+@pytest.fixture(params=["bloom", pytest.param("mamba", marks=pytest.mark.programs), "jamba"])
 def owned(request: pytest.FixtureRequest) -> Iterator[tuple[Any, LM]]:
     from tokenizers import Tokenizer, decoders, models
 

@@ -21,6 +21,7 @@ def length(text: str) -> float:
     return min(len(text) / 100, 1.0)
 
 
+@pytest.mark.programs
 def test_weighted_votes_add_up_the_scores_of_equal_answers(lm: weft.LM) -> None:
     result = search.weighted_best_of_n(
         lm, samples.large_problem, n=12, seed=1, temperature=1.5, value=length, checked=False

@@ -453,6 +453,7 @@ def test_response_options_that_are_not_supported_are_rejected_by_name(client: Op
         assert caught.value.param == name
 
 
+@pytest.mark.programs
 def test_the_code_of_the_page_runs(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
     page = Path(__file__).parents[3] / "docs" / "openai.md"
     text = page.read_text(encoding="utf-8").replace("http://127.0.0.1:8000", served.url)
