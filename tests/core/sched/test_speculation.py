@@ -21,9 +21,11 @@ from rig import (
     constrained,
     mixed,
     run,
+    sampler,
     text_after,
     verify_always,
 )
+from weft._core.sampling.sampler import Sampler
 from weft._core.sched.ngrams import (
     CONTEXT,
     LONG,
@@ -33,7 +35,7 @@ from weft._core.sched.ngrams import (
     NGramIndex,
     RunLookup,
 )
-from weft._core.sched.speculation import MIN_GAIN, StepCosts
+from weft._core.sched.speculation import MIN_GAIN, Draft, StepCosts, forced_in
 from weft._core.sched.work import FinishReason, RunResult, RunState
 from weft.engines.base import Engine, Fragment, Fragments
 from weft.errors import ForwardError
@@ -241,6 +243,72 @@ def test_acceptance_of_a_run_starts_at_that_of_the_lm() -> None:
         of_run.count(SHORT, False)
     assert of_run.rate(SHORT) < 0.1
     assert Acceptance().rate(CONTEXT) > Acceptance().rate(LONG) > Acceptance().rate(SHORT)
+
+
+def test_forced_token_does_not_count_as_accepted() -> None:
+    acceptance = Acceptance()
+    lookup = RunLookup(NGramIndex(), [1, 2, 3, 1, 2], acceptance)
+    before = acceptance.rate(SHORT)
+    for token in (3, 1, 2, 3, 1, 2):
+        lookup.push(token, is_forced=True)
+    assert lookup.draft(2) == [3, 1]
+    assert acceptance.rate(SHORT) == before
+    assert lookup.chances([True, True]) == [1.0, 1.0]
+
+
+def test_match_of_forced_tokens_predicts_no_more_than_a_short_one() -> None:
+    index = NGramIndex()
+    index.add_path([1, 2, 3, 4, 5, 6, 7, 8], 0)
+    drawn, forced = (RunLookup(index, [], Acceptance()) for _ in range(2))
+    for token in (1, 2, 3, 4, 5, 6):
+        drawn.push(token)
+        forced.push(token, is_forced=token > 1)
+    assert drawn.draft(2) == forced.draft(2) == [7, 8]
+    assert drawn.chances([False])[0] == 0.5
+    assert forced.chances([False]) == [Acceptance().rate(SHORT)]
+
+
+@pytest.mark.parametrize(
+    ("draft", "forced"),
+    [
+        ([5, 0, 1, 2, 3], [False, True, True, True, False, False]),
+        ([5, 0, 1], [False, True, True, True]),
+        ([5, 0, 4, 2], [False, True, True]),
+        ([4, 0], [False]),
+    ],
+)
+def test_tokens_of_a_draft_are_forced_where_the_constraint_allows_one(
+    draft: list[int], forced: list[bool]
+) -> None:
+    """Of every 8 tokens the first 3 are forced. 7 tokens are known, so the draft starts before."""
+    own = Sampler(sampler().params, sampler().stream, Parity(forces=3, n_accepted=7))
+    assert forced_in(own, draft) == forced
+
+
+class ConstrainedRun:
+    """A run whose next token is drawn, followed by forced tokens 0, 1 and 2."""
+
+    can_verify = True
+
+    def __init__(self) -> None:
+        self.sampler = Sampler(sampler().params, sampler().stream, Parity(3, n_accepted=7))
+        self.drafts = lookup_after([5, 0, 1, 2, 3, 5, 0, 1, 2, 3])
+        self.forced: list[int] = []
+
+    def room(self, n_ctx: int) -> int:
+        return n_ctx
+
+
+@pytest.mark.parametrize(("budget", "n"), [(3, 0), (4, 4), (5, 5)])
+def test_draft_includes_all_forced_tokens_after_a_drawn_one_or_none(
+    make: MakeRig, budget: int, n: int
+) -> None:
+    rig = with_drafts(make())
+    assert rig.scheduler.queues.speculation is not None
+    one: Any = ConstrainedRun()
+    plan = rig.scheduler.queues.speculation.plan([one], 0, budget, 99)
+    tokens, forced = [5, 0, 1, 2, 3], [False, True, True, True, False]
+    assert plan == ({one: Draft(tokens[:n], forced[:n])} if n else {})
 
 
 def test_costs_between_measured_sizes_are_interpolated() -> None:

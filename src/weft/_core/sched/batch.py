@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .jobs import Job, RunJob
     from .prefill import PrefillChunk
     from .queues import JobQueues
+    from .speculation import Draft
 
 
 class BatchPart(ABC):
@@ -242,7 +243,7 @@ class VerifyRow(NamedTuple):
     """
 
     run: RunJob
-    draft: Sequence[int]
+    draft: Draft
     samplers: Sequence[Sampler]
     row: Row
 
@@ -286,8 +287,9 @@ class VerifyPart(SequencePart):
         assert self._result is not None
         drawn = self._result.drawn()
         for run, draft, _, _ in self._entries:
-            own, drawn = drawn[: len(draft) + 1], drawn[len(draft) + 1 :]
-            queues.counters.drafted += len(draft)
+            n = len(draft.tokens)
+            own, drawn = drawn[: n + 1], drawn[n + 1 :]
+            queues.counters.drafted += n
             run.outstanding -= 1
             try:
                 if run.error is not None:
@@ -463,6 +465,10 @@ class ScheduledStep:
         """Return (number of rows, number of tokens)."""
         rows = [row for part in self.parts for row in part.rows()]
         return len(rows), sum([row.n_tokens for row in rows])
+
+    def has_scores(self) -> bool:
+        """Return True if the step computes scores of given tokens, such as forced ones."""
+        return any([row.scores for part in self.parts for row in part.rows()])
 
     def memory_error(self) -> Exception | None:
         """Return the out-of-memory error of any part, or None if memory sufficed.

@@ -6,6 +6,8 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
+from operator import mul
 from typing import TYPE_CHECKING
 
 from ...errors import WeftError
@@ -37,21 +39,28 @@ class ModelDrafts:
         """Replace the draft tokens by those that follow the last token of the run."""
         self._tokens = list(tokens)
 
-    def push(self, token: int) -> None:
-        """Append a token of the run; draft tokens after another token are dropped."""
+    def push(self, token: int, *, is_forced: bool = False) -> None:
+        """Append a token of the run; draft tokens after another token are dropped.
+
+        is_forced: the constraint allowed only this token, so that it does not count as accepted.
+        """
         if self._tokens:
             is_hit = self._tokens[0] == token
-            self.acceptance.count(_LENGTH, is_hit)
+            if not is_forced:
+                self.acceptance.count(_LENGTH, is_hit)
             self._tokens = self._tokens[1:] if is_hit else []
 
     def draft(self, n: int) -> list[int]:
         """Return at most `n` draft tokens."""
         return self._tokens[:n]
 
-    def chances(self, n: int) -> list[float]:
-        """Return, for each of `n` draft tokens, the probability that all up to it are accepted."""
+    def chances(self, forced: Sequence[bool]) -> list[float]:
+        """Return, for each draft token, the probability that all up to it are accepted.
+
+        forced: for each of these tokens, True if the constraint allows only that token.
+        """
         rate = self.acceptance.rate(_LENGTH)
-        return [rate**i for i in range(1, n + 1)]
+        return list(accumulate([1.0 if is_forced else rate for is_forced in forced], mul))
 
 
 class DraftModel:
@@ -103,7 +112,7 @@ class DraftModel:
         plain = costs.estimate(n_runs)
         seconds = 0.2 * plain if self._seconds is None else self._seconds
         best, best_rate, n_expected = 0, min_gain / plain, 1.0
-        for n, chance in enumerate(drafts.chances(room), 1):
+        for n, chance in enumerate(drafts.chances([False] * room), 1):
             n_expected += chance
             rate = n_expected / (costs.estimate(n_runs * (1 + n)) + n * seconds)
             if rate > best_rate:

@@ -21,7 +21,7 @@ from .batch import DecodePart, SequencePart, VerifyRow
 from .logits_cache import LogitsRow, PinnedLogits
 from .prefill import LogitsRequest, PathClaim
 from .sequences import TokenSequence
-from .speculation import advanced_samplers
+from .speculation import Draft, advanced_samplers
 from .work import Commit, Extend, FinishReason, Run, RunResult, RunState, Scores, Ticket
 
 if TYPE_CHECKING:
@@ -398,26 +398,24 @@ class RunJob(Job):
         scored = (ScoreSpan(0, (*self.forced, *self.deferred[:1])),)
         return sequence.row(queues.tree, (tokens[-1], *self.forced), len(tokens) - 1, scored)
 
-    def verify_row(self, draft: Sequence[int], queues: JobQueues) -> VerifyRow | None:
+    def verify_row(self, draft: Draft, queues: JobQueues) -> VerifyRow | None:
         """Return a row that runs the last drawn token and draft tokens after it.
 
         None if no draft token can run now.
         """
         sequence = self.sequence
-        if not (draft and self.can_verify and sequence.tail is not None):
+        if not (self.can_verify and sequence.tail is not None):
             return None
         n = sequence.tail.reserved - sequence.tail.fragment.length - 1  # memory may be short
-        tokens, samplers = advanced_samplers(self.sampler, draft[: max(n, 0)], self.stops)
+        tokens, samplers = advanced_samplers(self.sampler, draft.tokens[: max(n, 0)], self.stops)
         if not tokens:
             return None
         n_before = len(sequence.tokens) - 1
         ids = (sequence.tokens[-1], *tokens)
         row = sequence.row(queues.tree, ids, n_before, all_logits=True)
-        return VerifyRow(self, tokens, samplers, row)
+        return VerifyRow(self, Draft(tokens, draft.forced), samplers, row)
 
-    def accept_verified(
-        self, draft: Sequence[int], drawn: Sequence[DrawnToken], queues: JobQueues
-    ) -> None:
+    def accept_verified(self, draft: Draft, drawn: Sequence[DrawnToken], queues: JobQueues) -> None:
         """Accept the tokens drawn after the last token and after each draft token.
 
         They are valid up to the first one that is not the draft's. The KV of the other draft
@@ -425,17 +423,18 @@ class RunJob(Job):
 
         draft: the draft tokens of the row.
 
-        drawn: one more token than `draft`.
+        drawn: one more token than the draft has.
         """
         sequence = self.sequence
-        pairs = zip(draft, drawn, strict=False)
+        pairs = zip(draft.tokens, drawn, strict=False)
         n_valid = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1].token, pairs))
         queues.counters.draft_accepted += n_valid
         sequence.trim(queues.tree, len(sequence.tokens) + n_valid)
-        for one in drawn[: n_valid + 1]:
+        forced = [*draft.forced[:n_valid], False]
+        for one, is_forced in zip(drawn[: n_valid + 1], forced, strict=True):
             if not self.is_wanted:
                 break
-            self.accept(one, queues)
+            self.accept(one, queues, is_forced=is_forced)
         if not self.done and not sequence.is_open:
             sequence.advance_base(queues.tree, len(sequence.tokens) - 1)
             queues.preempt(self)
@@ -459,12 +458,15 @@ class RunJob(Job):
             if not self.is_wanted:
                 return
             # It was the only legal token.
-            self._append_token(DrawnToken(token, logprob, entropy, logprob, 0.0), queues)
+            one = DrawnToken(token, logprob, entropy, logprob, 0.0)
+            self._append_token(one, queues, is_forced=True)
 
-    def accept(self, drawn: DrawnToken, queues: JobQueues) -> None:
+    def accept(self, drawn: DrawnToken, queues: JobQueues, *, is_forced: bool = False) -> None:
         """Accept a drawn token, and end the members that it finishes.
 
         The run fails if no token could be drawn, unless the constraint requires an end token.
+
+        is_forced: the constraint allowed only this token.
         """
         token, legal = drawn.token, drawn.legal_logmass
         sampler, matcher = self.sampler, self.sampler.matcher
@@ -475,7 +477,7 @@ class RunJob(Job):
                 matcher is None or (token in self.stops and matcher.must_end)
             ):
                 drawn = drawn._replace(legal_logmass=None)
-            self._append_token(drawn, queues)
+            self._append_token(drawn, queues, is_forced=is_forced)
             if matcher is None:
                 return
         elif matcher is None or token == BROKEN or not matcher.must_end:
@@ -491,8 +493,13 @@ class RunJob(Job):
                 member.state.ended_by = min(own, default=None)
             self.end_all("stop", queues)
 
-    def _append_token(self, drawn: DrawnToken, queues: JobQueues) -> None:
-        """Append a drawn token to all members, and end those that it finishes."""
+    def _append_token(
+        self, drawn: DrawnToken, queues: JobQueues, *, is_forced: bool = False
+    ) -> None:
+        """Append a drawn token to all members, and end those that it finishes.
+
+        is_forced: the constraint allowed only this token.
+        """
         token, logprob, entropy, legal, kept = drawn
         queues.counters.decoded += 1
         if legal is not None:
@@ -507,7 +514,7 @@ class RunJob(Job):
         sequence = self.sequence
         sequence.tokens.append(token)
         if self.drafts is not None:
-            self.drafts.push(token)
+            self.drafts.push(token, is_forced=is_forced)
         is_full = sequence.depth >= queues.n_ctx
         is_last = is_full
         for member in self.members:

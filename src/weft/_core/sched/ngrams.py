@@ -105,7 +105,16 @@ class RunLookup:
     acceptance even while no drafts are verified.
     """
 
-    __slots__ = ("_acceptance", "_end", "_ids", "_index", "_n_matched", "_source")
+    __slots__ = (
+        "_acceptance",
+        "_end",
+        "_ids",
+        "_index",
+        "_n_drawn",
+        "_n_drawn_before",
+        "_n_matched",
+        "_source",
+    )
 
     def __init__(self, index: NGramIndex, context: Sequence[int], acceptance: Acceptance) -> None:
         """Start after a prompt.
@@ -120,17 +129,25 @@ class RunLookup:
         self._acceptance = acceptance
         self._source: Sequence[int] | None = None
         self._end = self._n_matched = 0
+        self._n_drawn = 0  # matched tokens that were drawn: forced ones predict nothing
+        self._n_drawn_before = list(range(len(context) + 1))  # by index in `_ids`
 
-    def push(self, token: int) -> None:
-        """Append a token of the run, and find the text that may go on after it. Cost: O(1)."""
+    def push(self, token: int, *, is_forced: bool = False) -> None:
+        """Append a token of the run, and find the text that may go on after it. Cost: O(1).
+
+        is_forced: the constraint allowed only this token, so that it does not count as accepted.
+        """
         source, ids = self._source, self._ids
         if source is not None:
             is_hit = source[self._end] == token
-            self._acceptance.count(self._n_matched, is_hit)
+            if not is_forced:
+                self._acceptance.count(self._n_drawn, is_hit)
+                self._n_drawn += 1
             self._end, self._n_matched = self._end + 1, self._n_matched + 1
             if not is_hit:
                 self._source = None
         ids.append(token)
+        self._n_drawn_before.append(self._n_drawn_before[-1] + (not is_forced))
         if source is not None and self._end >= len(source):
             self._source = None
         # An n-gram is added when its next token is known. So a match always has one.
@@ -149,6 +166,7 @@ class RunLookup:
             n_matched += 1
         if self._source is None or n_matched > self._n_matched:
             self._source, self._end, self._n_matched = source, end, n_matched
+            self._n_drawn = self._n_drawn_before[-1] - self._n_drawn_before[-1 - n_matched]
 
     def draft(self, n: int) -> list[int]:
         """Return at most `n` tokens that followed the last tokens of the run in earlier text.
@@ -164,10 +182,15 @@ class RunLookup:
                 tokens.append(tokens[end + len(tokens) - len(source)])
         return tokens
 
-    def chances(self, n: int) -> list[float]:
-        """Return, for each of `n` draft tokens, the probability that all up to it are accepted."""
-        chances, chance = [], 1.0
-        for n_matched in range(self._n_matched, self._n_matched + n):
-            chance *= self._acceptance.rate(n_matched)
+    def chances(self, forced: Sequence[bool]) -> list[float]:
+        """Return, for each draft token, the probability that all up to it are accepted.
+
+        forced: for each of these tokens, True if the constraint allows only that token.
+        """
+        chances, chance, n_drawn = [], 1.0, self._n_drawn
+        for is_forced in forced:
+            if not is_forced:
+                chance *= self._acceptance.rate(n_drawn)
+                n_drawn += 1
             chances.append(chance)
         return chances

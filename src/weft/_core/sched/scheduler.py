@@ -40,7 +40,7 @@ from .engine_runs import (
 from .jobs import CommitJob, CommitPart, Job, RunJob, new_job
 from .logits_cache import LogitsCache
 from .queues import JobQueues
-from .speculation import MAX_RUNS, Speculation, StepCosts
+from .speculation import MAX_RUNS, Draft, Speculation, StepCosts
 from .work import Counters, Extend, Item, Run, Ticket
 
 _log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 ENGINE_WAIT_S = 0.02
 # A commit, and the range of its sequences that a step runs: first … last - 1.
 CommitShare = tuple[CommitJob, int, int]
-Drafts = dict[RunJob, list[int]]  # draft tokens that a step verifies
+Drafts = dict[RunJob, Draft]  # draft tokens that a step verifies
 
 
 class Scheduler:
@@ -210,6 +210,8 @@ class Scheduler:
     def _measure_decoding(self, finished: list[ScheduledStep], started: float) -> None:
         """Record the time of a finished step that only decoded, for `queues.speculation`.
 
+        Steps with forced tokens are left out, because these have no logits and are cheaper.
+
         Args:
             finished: the steps that this call has finished.
             started: the time when this call started. Overlapped steps count from the end of the
@@ -223,7 +225,8 @@ class Scheduler:
         if since is None or len(finished) != 1:
             return
         (step,) = finished
-        if step.error is None and all(isinstance(part, SequencePart) for part in step.parts):
+        is_decoding = all(isinstance(part, SequencePart) for part in step.parts)
+        if step.error is None and is_decoding and not step.has_scores():
             self.queues.speculation.costs.measure(step.size()[1], now - since)
 
     def _receive_and_admit(self) -> tuple[int, int]:
@@ -511,7 +514,7 @@ class Scheduler:
             runs[:] = [run for run in runs if run in self.queues.running]
             shares[:] = [share for share in shares if share[0] in self.queues.commits]
         for run in runs:
-            n_extra = len(run.forced) + (len(drafts[run]) if run in drafts else 0)
+            n_extra = len(run.forced) + (len(drafts[run].tokens) if run in drafts else 0)
             run.sequence.reserve(self.tree, 1 + n_extra)
         for job, first, last in shares:
             for sequence in job.item.sequences[first:last]:

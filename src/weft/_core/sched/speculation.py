@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...errors import ConstraintError
 from ..kv.place import Cursor, path_ids
@@ -25,6 +25,16 @@ MAX_DRAFT = 15  # draft tokens of a run in a step
 MAX_TOKENS = 64  # tokens of a step with drafts
 MAX_RUNS = 16  # more runs use the device well without drafts
 MIN_GAIN = 1.05  # tokens per second with drafts by tokens per second without
+
+
+class Draft(NamedTuple):
+    """Draft tokens of a run.
+
+    forced: for each token, True if the constraint allows only that token after the one before it.
+    """
+
+    tokens: Sequence[int]
+    forced: Sequence[bool]
 
 
 class StepCosts:
@@ -132,7 +142,7 @@ class Speculation:
         source = run.drafts
         if source is None or not self.costs.is_known(1):
             return False
-        chances = source.chances(len(source.draft(MAX_DRAFT)))
+        chances = source.chances([False] * len(source.draft(MAX_DRAFT)))
         n_expected, plain_rate = 1.0, self.min_gain / self.costs.estimate(1)
         for n, chance in enumerate(chances[1:], 1):
             n_expected += chance
@@ -142,8 +152,10 @@ class Speculation:
 
     def plan(
         self, runs: Sequence[RunJob], n_others: int, budget: int, n_ctx: int
-    ) -> dict[RunJob, list[int]]:
+    ) -> dict[RunJob, Draft]:
         """Return the draft tokens to verify in the next step, for the runs that gain from them.
+
+        Forced tokens need no draw without drafts either. So the speed counts drawn tokens only.
 
         Args:
             runs: runs that decode in the step.
@@ -155,37 +167,67 @@ class Speculation:
             return {}
         n_plain = n_others + sum([1 + len(run.forced) for run in runs])
         budget = min(budget, MAX_TOKENS - n_plain)
-        drafts: dict[RunJob, list[int]] = {}
-        queue: list[tuple[float, int, int]] = []  # (-chance, number of the run, its draft tokens)
-        chances: list[list[float]] = []
+        drafts: list[tuple[RunJob, list[int], list[bool]]] = []
+        # Of each draft: (probability, length), where the next token is not forced.
+        lengths: list[list[tuple[float, int]]] = []
+        queue: list[tuple[float, int, int]] = []  # (-probability, number of draft, index of length)
         for run in runs:
             source = run.drafts
             if source is None or not run.can_verify:
                 continue
             room = min(MAX_DRAFT, budget, run.room(n_ctx) - 1)
             draft = source.draft(room) if room > 0 else []
-            if draft:
-                drafts[run] = draft
-                chances.append(source.chances(len(draft)))
-                heapq.heappush(queue, (-chances[-1][0], len(chances) - 1, 1))
-        if not queue or not self.costs.is_known(n_plain):
+            forced = forced_in(run.sampler, draft) if draft else []
+            chances = enumerate(source.chances(forced[:-1]), 1)
+            useful = [(chance, n) for n, chance in chances if not forced[n]]
+            if useful:
+                heapq.heappush(queue, (-useful[0][0], len(drafts), 0))
+                drafts.append((run, draft, forced))
+                lengths.append(useful)
+        # Steps with forced tokens are not measured.
+        if not queue or not self.costs.is_known(n_others + len(runs)):
             return {}
         taken, best = [0] * len(drafts), [0] * len(drafts)
-        n_expected = float(len(runs))
+        n_expected, n_step = float(len(runs)), n_plain
         best_rate = self.min_gain * n_expected / self.costs.estimate(n_plain)
-        for n_more in range(1, budget + 1):
-            if not queue:
+        while queue:
+            _, number, at = heapq.heappop(queue)
+            chance, n = lengths[number][at]
+            n_step += n - taken[number]
+            if n_step > n_plain + budget:
                 break
-            chance, number, n = heapq.heappop(queue)
             taken[number] = n
-            n_expected -= chance
-            rate = n_expected / self.costs.estimate(n_plain + n_more)
+            n_expected += chance
+            rate = n_expected / self.costs.estimate(n_step)
             if rate > best_rate:
                 best_rate, best = rate, taken.copy()
-            if n < len(chances[number]):
-                heapq.heappush(queue, (-chances[number][n], number, n + 1))
-        pairs = zip(drafts.items(), best, strict=True)
-        return {run: draft[:n] for (run, draft), n in pairs if n}
+            if at + 1 < len(lengths[number]):
+                heapq.heappush(queue, (-lengths[number][at + 1][0], number, at + 1))
+        pairs = zip(drafts, best, strict=True)
+        return {run: Draft(draft[:n], forced[:n]) for (run, draft, forced), n in pairs if n}
+
+
+def forced_in(sampler: Sampler, draft: Sequence[int]) -> list[bool]:
+    """Return, for each draft token and the token after them, True if the constraint forces it.
+
+    The result ends with the first token that the constraint forbids, or after which the text must
+    end.
+    """
+    if sampler.matcher is None:
+        return [False] * (len(draft) + 1)
+    matcher, flags, known = sampler.matcher.clone(), list[bool](), list[int]()
+    for token in draft:
+        flags.append(bool(known))
+        if not (token == known.pop(0) if known else matcher.is_allowed(token)):
+            return flags
+        try:
+            matcher.accept(token)
+        except ConstraintError:
+            return flags
+        if matcher.must_end:
+            return flags
+        known = known or list(matcher.forced(sampler.banned))
+    return [*flags, bool(known)]
 
 
 def advanced_samplers(
