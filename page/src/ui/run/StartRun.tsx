@@ -6,7 +6,7 @@ import { oneLine, shortName } from '../../model/words'
 import * as act from '../../state/actions'
 import type { OpenLoom } from '../../state/loom'
 import { isReadOnly, open } from '../../state/session'
-import { remembered } from '../../state/storage'
+import { isObject, isString, remembered } from '../../state/storage'
 import { askStrategies, type Strategy, strategies, strategyTitle } from '../../state/strategies'
 import { failed } from '../../state/toasts'
 import { TextButton } from '../Button'
@@ -17,7 +17,12 @@ import './run.css'
 
 /** What was asked for last: by name of the field, as it was typed. */
 const last = remembered('run', { strategy: 'tot' })
-const typed = remembered<Record<string, string>>('run.figures', { budget_tokens: '2000', budget_s: '60' })
+const USUAL: Record<string, string> = { budget_tokens: '2000', budget_s: '60' }
+const typed = remembered('run.figures', USUAL, (kept) =>
+  isObject(kept)
+    ? Object.fromEntries(Object.entries(kept).filter((each): each is [string, string] => isString(each[1])))
+    : USUAL,
+)
 
 const NUMBERS = ['breadth', 'n', 'temperature', 'max_tokens', 'seed', 'budget_tokens', 'budget_s'] as const
 type NumberName = (typeof NUMBERS)[number]
