@@ -22,6 +22,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=("news", "answers"),
         help="let the page hear of changes, or have its answers, only 400 ms later",
     )
+    parser.addoption(
+        "--write-jobs",
+        action="store_true",
+        help="write the keys and clicks of tests/page/test_jobs.py into docs/page.md",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
