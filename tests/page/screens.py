@@ -53,7 +53,8 @@ def looks(
     page = stage.desk.page
     for width, height in sizes:
         page.set_viewport_size({"width": width, "height": height})
-        if width < 800 and (tab := page.get_by_role("tab", name=state.pane)).is_visible():
+        tab = page.get_by_role("tab", name=state.pane)
+        if width < 800 and state.pane and tab.is_visible():
             tab.click()
         page.mouse.move(0, 0)
         for theme in themes:

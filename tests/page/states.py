@@ -51,7 +51,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class State:
-    """make: brings the page there. pane: what a narrow screen shows of it."""
+    """make: brings the page there. pane: what a narrow screen shows of it; "" under a dialog."""
 
     name: str
     make: Callable[[Stage], None]
@@ -59,6 +59,17 @@ class State:
 
 
 STATES: dict[str, State] = {}
+ANSWER = """Foxes eat **small animals** and fruit.
+
+| season | food |
+|:-------|-----:|
+| winter | mice |
+| summer | $\\frac{1}{2}$ berries |
+
+```python
+print("fox" * 3)
+```
+"""
 
 
 def state(pane: str = "Text") -> Callable[[Callable[[Stage], None]], Callable[[Stage], None]]:
@@ -221,6 +232,77 @@ def import_report(stage: Stage) -> None:
         {"name": "data.json", "mimeType": "application/json", "buffer": json.dumps(file).encode()}
     )
     desk.page.get_by_role("status", name="Imported looms").get_by_text("Recognised").wait_for()
+    settled(desk)
+
+
+@state(pane="")
+def compared(stage: Stage) -> None:
+    a_story(stage.serve())
+    stage.desk.press("r", "=")
+    stage.desk.page.locator(".compared > li").nth(2).wait_for()
+    settled(stage.desk)
+
+
+@state(pane="")
+def grow_with(stage: Stage) -> None:
+    desk = stage.serve()
+    body = {"source": "tiny", "id": "org/Second-Instruct", "wait": True}
+    desk.ask("POST", "/models", json=body)
+    desk.open_loom(n=2)
+    desk.press("w")
+    desk.page.locator("dialog .model-checks li").nth(1).wait_for()
+    settled(desk)
+
+
+@state(pane="Inspector")
+def more_samplers(stage: Stage) -> None:
+    desk = stage.serve()
+    desk.sets(presence_penalty=0.5, typical_p=0.9)
+    desk.open_loom(template=False)
+    desk.page.locator("#inspector-panel summary").first.click()
+    desk.page.locator("#inspector-panel details[open]").wait_for()
+    settled(desk)
+
+
+@state()
+def markdown(stage: Stage) -> None:
+    desk = stage.serve()
+    desk.open_loom("What do foxes eat?")
+    write(desk, 0, ANSWER)
+    desk.visit(1)
+    desk.text.locator("table").wait_for()
+    settled(desk)
+
+
+@state(pane="Inspector")
+def author_note(stage: Stage) -> None:
+    desk = stage.serve()
+    desk.make("One\nTwo\nThree", template=False)
+    note = {"text": "It rains in every scene.", "depth": 2}
+    desk.ask("PATCH", desk.of(), json={"meta": {"author_note": note}})
+    desk.visit()
+    desk.page.locator("#tab-loom").click()
+    desk.page.locator("[data-author-note]").wait_for(state="attached")
+    settled(desk)
+
+
+@state()
+def rated_siblings(stage: Stage) -> None:
+    desk = stage.serve()
+    desk.open_loom("The fox", template=False, n=4, max_tokens=16, temperature=2.0)
+    for node, rating in ((1, 2), (3, 5)):
+        desk.ask("PATCH", desk.of(f"/nodes/{node}"), json={"rating": rating})
+    desk.page.locator(".sort-siblings").select_option("rating")
+    desk.page.locator("[data-child]").first.wait_for()
+    settled(desk)
+
+
+@state(pane="")
+def import_dialog(stage: Stage) -> None:
+    desk = stage.serve()
+    desk.open_loom()
+    desk.press("i")
+    desk.page.locator(".import-target").wait_for()
     settled(desk)
 
 

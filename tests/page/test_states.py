@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.page
 Staged = tuple[Stage, State]
+OTHER_SIZES = ((1920, 1080), (720, 450))  # the last one is 1440 by 900 at 200 % zoom
 
 
 @pytest.fixture(scope="module", params=STATES)
@@ -46,7 +47,7 @@ def test_state_is_accessible(staged: Staged) -> None:
 
 
 def test_state_fits_the_width_of_the_screen(staged: Staged) -> None:
-    for width, _ in looks(*staged, themes=THEMES[:1]):
+    for width, _ in looks(*staged, sizes=(*SIZES, *OTHER_SIZES), themes=THEMES[:1]):
         wide = staged[0].desk.page.evaluate("document.documentElement.scrollWidth")
         assert wide <= width
 
