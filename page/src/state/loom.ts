@@ -1,24 +1,23 @@
 /** An open loom: its tree, where one stands in it, what grows in it, and what was looked at. */
 import { batch, computed, effect, signal } from '@preact/signals'
-import { ApiError, api, type Job, type Loom, type Node, type Schemas, type Token } from '../api/client'
+import { ApiError, api, type Loom, type Node, type Schemas } from '../api/client'
 import { type BranchEvent, Feed, type FeedEvents, type FeedHandlers } from '../api/feed'
 import { Lane } from '../model/lane'
-import { prunedIn, type Round, type RunResult } from '../model/run'
+import type { RunResult } from '../model/run'
 import { sortValue } from '../model/sibling_order'
 import { LoomTree, ROOT } from '../model/tree'
 import { plural } from '../model/words'
 import { Drafts } from './drafts'
+import { Searches } from './searches'
 import { read, write } from './storage'
 import { failed, overtaken, toast } from './toasts'
-import { inspectorTab, siblingOrder } from './view'
+import { TokenCache } from './tokens'
+import { siblingOrder } from './view'
 
 const PAGE = 1000 // nodes a request
 const PAINT_MS = 34 // at most 30 a second
 // A long text is laid out as a whole: it is painted as much less often as that takes longer.
 const LETTERS_A_MS = 1000
-const SEEN = 16 // tokens whose alternatives are asked for at once
-const TOP = 8
-const NONE: ReadonlySet<number> = new Set()
 
 /** What this browser remembers of a loom. */
 interface Remembered {
@@ -27,17 +26,6 @@ interface Remembered {
   hoisted: number[]
   visited: number[]
   lastChild: Record<string, number>
-}
-
-/** A search that runs, or ran, in this loom: what was asked, its rounds and how it ended. */
-export interface LiveRun {
-  job: string
-  asked: Record<string, unknown>
-  rounds: readonly Round[]
-  nodes: number[]
-  status: Schemas['JobObject']['status']
-  result: RunResult | null
-  error: string
 }
 
 type Change = Pick<Schemas['Changed'], 'rev' | 'added' | 'changed' | 'removed'> &
@@ -70,29 +58,13 @@ export class OpenLoom {
   /** A call that was sent and has no branches yet: its lanes stand there already. */
   readonly asking = signal<{ parent: number; n: number } | null>(null)
   readonly drafts: Drafts
-  /** Searches, the newest last. */
-  readonly runs = signal<readonly LiveRun[]>([])
-  /** The one that is looked at, by its job, and up to which round; null: the newest, all of them. */
-  readonly shownRun = signal<string | null>(null)
-  readonly shownRound = signal<number | null>(null)
-  readonly run = computed<LiveRun | null>(
-    () => this.runs.value.find((each) => each.job === this.shownRun.value) ?? this.runs.value.at(-1) ?? null,
-  )
-  /** Nodes that searches made: what they wrote by themselves is no person's. */
-  readonly searched = computed<ReadonlySet<number>>(
-    () =>
-      new Set(
-        this.runs.value.flatMap((run) =>
-          run.rounds.flatMap((each) => each.candidates.map((one) => one.node)),
-        ),
-      ),
-  )
-  /** Nodes that the search left behind, while it runs or is looked at: to be drawn dimmed. */
-  readonly pruned = computed<ReadonlySet<number>>(() => {
-    const run = this.run.value
-    if (!run || (run.status !== 'running' && inspectorTab.value !== 'run')) return NONE
-    return prunedIn(run.rounds, this.shownRound.value)
-  })
+  private readonly searches = new Searches()
+  readonly runs = this.searches.runs
+  readonly shownRun = this.searches.shownRun
+  readonly shownRound = this.searches.shownRound
+  readonly run = this.searches.run
+  readonly searched = this.searches.searched
+  readonly pruned = this.searches.pruned
   /** It went while it was open, or another server answers now: what is shown can still be read. */
   readonly gone = signal<'removed' | 'unknown' | null>(null)
   /** What a call failed with last, and which nodes it grew. */
@@ -100,7 +72,7 @@ export class OpenLoom {
   readonly visited = new Set<number>()
   readonly visitedVersion = signal(0)
   private readonly lastChild = new Map<number, number>()
-  private readonly tokens = new Map<string, Promise<Token[]>>()
+  readonly tokens: TokenCache
   /** Rises when a node says something else in its place, or stands elsewhere: tokens weigh other than before. */
   readonly weighed = signal(0)
   private readonly jobs = new Map<string, { branches: Map<number, Lane> }>()
@@ -119,6 +91,7 @@ export class OpenLoom {
     this.id = info.id
     this.info = signal(info)
     this.drafts = new Drafts(this.id)
+    this.tokens = new TokenCache(this.id)
     const kept = read<Remembered>(`loom.${this.id}`, {
       current: ROOT,
       collapsed: [],
@@ -197,30 +170,7 @@ export class OpenLoom {
       for (const each of this.drafts.all.peek())
         if (!this.tree.get(each.node)) this.drafts.stray(each.node, this.current.peek())
     })
-    for (const job of (await api.runs(this.id)).data.reverse()) this.adopt(job)
-  }
-
-  /** Take in a search as the server tells it whole. */
-  private adopt(job: Job): void {
-    const told: Partial<LiveRun> = {
-      status: job.status,
-      rounds: job.rounds ?? [],
-      result: (job.result as RunResult | null | undefined) ?? null,
-      error: job.error?.message ?? '',
-    }
-    this.noteRun(job.id, job.asked ?? {})
-    this.changeRun(job.id, (run) => ({
-      ...told,
-      nodes: [...new Set([...run.nodes, ...(job.branches ?? []).map((each) => each.node)])],
-    }))
-  }
-
-  private noteRun(job: string, asked: Record<string, unknown>): void {
-    if (this.runs.peek().some((run) => run.job === job)) return
-    const run: LiveRun = { job, asked, rounds: [], nodes: [], status: 'running', result: null, error: '' }
-    this.runs.value = [...this.runs.peek(), run]
-    this.shownRun.value = null
-    this.shownRound.value = null
+    for (const job of (await api.runs(this.id)).data.reverse()) this.searches.adopt(job)
   }
 
   /** Go where an address says: what was made elsewhere a moment ago may yet have to be heard of. */
@@ -276,12 +226,12 @@ export class OpenLoom {
       this.jobs.delete(job)
     }
     for (const run of this.runs.peek()) {
-      if (run.status === 'running' && !running.has(run.job)) this.readRun(run.job)
+      if (run.status === 'running' && !running.has(run.job)) this.searches.reread(run.job)
     }
     if (data.rev !== this.tree.rev || lost.length) this.refresh().then(() => this.tellOfEnds(lost), failed)
     for (const job of data.jobs) {
       this.begin(job.id, job.texts, job.asked ?? undefined)
-      if (job.kind === 'run') this.adopt(job)
+      if (job.kind === 'run') this.searches.adopt(job)
       for (const told of job.texts) {
         const lane = this.jobs.get(job.id)?.branches.get(told.branch)
         if (!lane) continue
@@ -314,7 +264,7 @@ export class OpenLoom {
   begin(job: string, branches: readonly BranchEvent[], asked?: Record<string, unknown>): void {
     this.asking.value = null
     if (this.ended.has(job)) return
-    if (asked !== undefined) this.noteRun(job, asked)
+    if (asked !== undefined) this.searches.note(job, asked)
     let known = this.jobs.get(job)
     if (!known) {
       // Those of the last call have had their time; of what failed nothing else is left.
@@ -333,7 +283,7 @@ export class OpenLoom {
     }
     this.lanes.value = lanes
     const numbers = branches.map((each) => each.node)
-    this.changeRun(job, (run) => ({ nodes: [...new Set([...run.nodes, ...numbers])] }))
+    this.searches.change(job, (run) => ({ nodes: [...new Set([...run.nodes, ...numbers])] }))
   }
 
   private onTokens(data: FeedEvents['tok']): void {
@@ -400,7 +350,7 @@ export class OpenLoom {
   }
 
   private onScore(data: FeedEvents['score']): void {
-    this.changeRun(data.job, (run) => ({
+    this.searches.change(data.job, (run) => ({
       rounds: [...run.rounds.filter((each) => each.round < data.round), data],
     }))
     for (const each of data.candidates) {
@@ -418,7 +368,7 @@ export class OpenLoom {
       lane.state = 'failed'
       this.paint(lane)
     }
-    this.changeRun(data.job, () => ({ error: data.message }))
+    this.searches.change(data.job, () => ({ error: data.message }))
     const parents = new Set([...(job?.branches.values() ?? [])].map((lane) => lane.parent))
     this.lastError.value = {
       error: new ApiError(500, data.code, data.message, data.hint, null, data.details, data.request_id),
@@ -431,7 +381,7 @@ export class OpenLoom {
     for (const lane of lanes) this.endLane(lane, lane.finish)
     const full = lanes.find((lane) => lane.finish === 'context')
     if (full) this.lastError.value = { error: this.contextFull(full.node), nodes: [full.parent] }
-    this.changeRun(data.job, () => ({
+    this.searches.change(data.job, () => ({
       status: data.status,
       result: (data.result as RunResult | undefined) ?? null,
     }))
@@ -442,23 +392,11 @@ export class OpenLoom {
     this.tree.touch()
   }
 
-  /** A search ended while nobody listened here. */
-  private readRun(job: string): void {
-    const lost = () => this.changeRun(job, () => ({ status: 'interrupted' }))
-    api.job(job).then((told) => this.adopt(told), lost)
-  }
-
   /** That a branch came to the end of the context is told as a prompt that is too long. */
   private contextFull(node: number): ApiError {
     const n = this.tree.path(node).reduce((sum, each) => sum + this.tree.get(each)!.n_tokens, 0)
     const message = 'the branch has reached the end of the context'
     return new ApiError(400, 'context_length_exceeded', message, '', null, { n_prompt_tokens: n })
-  }
-
-  private changeRun(job: string, change: (run: LiveRun) => Partial<LiveRun>): void {
-    const runs = this.runs.peek()
-    if (runs.some((run) => run.job === job))
-      this.runs.value = runs.map((run) => (run.job === job ? { ...run, ...change(run) } : run))
   }
 
   private onChange(data: FeedEvents['change']): void {
@@ -477,7 +415,7 @@ export class OpenLoom {
 
   private take(change: Change): void {
     overtaken(change.rev)
-    for (const node of change.added ?? []) this.forgetTokens(node.node)
+    for (const node of change.added ?? []) this.tokens.forget(node.node)
     const nodes = [...(change.added ?? []), ...(change.changed ?? [])]
     const rev = Math.max(this.tree.rev, change.rev)
     this.applyNodes(change.removed ?? [], nodes, change.children ?? {}, rev)
@@ -662,38 +600,6 @@ export class OpenLoom {
       lastChild: Object.fromEntries(this.lastChild),
     }
     write(`loom.${this.id}`, kept)
-  }
-
-  // Tokens
-
-  /** A node's tokens, kept once asked for. top: with alternatives and ranks, as the model sees them. */
-  tokensOf(number: number, top = 0): Promise<Token[]> {
-    const key = `${number}/${top}`
-    let found = this.tokens.get(key)
-    if (!found) {
-      found = api.tokens(this.id, number, top).then((told) => told.data)
-      found.catch(() => this.tokens.delete(key))
-      this.tokens.set(key, found)
-    }
-    return found
-  }
-
-  /** A token with its alternatives, as the model sees it, and as it was drawn; read by some at a time. */
-  async seenAt(number: number, index: number): Promise<Token | undefined> {
-    const first = index - (index % SEEN)
-    const key = `${number}/seen/${first}`
-    let found = this.tokens.get(key)
-    if (!found) {
-      const span = { first, last: first + SEEN, sampled: true }
-      found = api.tokens(this.id, number, TOP, span).then((told) => told.data)
-      found.catch(() => this.tokens.delete(key))
-      this.tokens.set(key, found)
-    }
-    return (await found).find((each) => each.index === index)
-  }
-
-  private forgetTokens(number: number): void {
-    for (const key of [...this.tokens.keys()]) if (key.startsWith(`${number}/`)) this.tokens.delete(key)
   }
 }
 

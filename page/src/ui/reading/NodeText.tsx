@@ -69,7 +69,7 @@ function useTokens(
   useEffect(() => {
     if (!wanted || told?.key === key) return
     let isOver = false
-    loom.tokensOf(number, top).then(
+    loom.tokens.of(number, top).then(
       (tokens) => !isOver && setTold({ key, tokens }),
       () => {}, // plain text it is then; the card tells why
     )

@@ -179,8 +179,8 @@ function useToken(loom: OpenLoom, node: number, index: number) {
   useEffect(() => {
     let isOver = false
     const tell = (error: unknown) => !isOver && setProblem(why(error))
-    loom.tokensOf(node).then((all) => !isOver && setToken(all[index]), tell)
-    loom.seenAt(node, index).then((one) => !isOver && setSeen(one), tell)
+    loom.tokens.of(node).then((all) => !isOver && setToken(all[index]), tell)
+    loom.tokens.at(node, index).then((one) => !isOver && setSeen(one), tell)
     return () => {
       isOver = true
     }
@@ -200,7 +200,7 @@ async function boxOf(loom: OpenLoom, number: number, index: number): Promise<DOM
   const element = document.querySelector(`.path [data-node="${number}"]`)
   const node = loom.tree.get(number)
   if (!element || !node) return null
-  const tokens = await loom.tokensOf(number).catch(() => null)
+  const tokens = await loom.tokens.of(number).catch(() => null)
   const shown = shownText(node, loom.info.peek(), showsSpecial.peek())
   const piece = tokens && pieceOf(piecesOf(tokens, shown) ?? [], index)
   const boxes = piece ? placesOf(rangeOf(element, piece.start, piece.end)) : []

@@ -35,13 +35,16 @@ export function walkInTurn(loom: OpenLoom, by: 1 | -1): void {
 export async function shownTokens(loom: OpenLoom, number: number): Promise<number[]> {
   const node = loom.tree.get(number)
   if (!node || node.growing) return []
-  const pieces = piecesOf(await loom.tokensOf(number), shownText(node, loom.info.peek(), showsSpecial.peek()))
+  const pieces = piecesOf(
+    await loom.tokens.of(number),
+    shownText(node, loom.info.peek(), showsSpecial.peek()),
+  )
   return (pieces ?? []).flatMap((each) => Array.from({ length: each.count }, (_, i) => each.first + i))
 }
 
 /** How many letters of a node's text stand before the end of a token; null where that is not known. */
 export async function letterOf(loom: OpenLoom, spot: Spot, text: string): Promise<number | null> {
-  const tokens = await loom.tokensOf(spot.node).catch(() => null)
+  const tokens = await loom.tokens.of(spot.node).catch(() => null)
   return (tokens && pieceOf(piecesOf(tokens, text) ?? [], spot.token)?.end) ?? null
 }
 
@@ -79,7 +82,7 @@ export function openCard(spot: Spot, by: 'pointer' | 'keys'): void {
 /** Choose another alternative in the card, past the token itself. */
 export async function choose(loom: OpenLoom, by: 1 | -1): Promise<void> {
   const spot = card.peek()
-  const seen = spot && (await loom.seenAt(spot.node, spot.token).catch(() => undefined))
+  const seen = spot && (await loom.tokens.at(spot.node, spot.token).catch(() => undefined))
   const top = seen?.top ?? []
   let at = chosen.peek() ?? (by > 0 ? -1 : top.length)
   do at += by
@@ -91,7 +94,7 @@ export async function choose(loom: OpenLoom, by: 1 | -1): Promise<void> {
 export async function take(loom: OpenLoom, goesOn: boolean): Promise<void> {
   const spot = card.peek()
   if (!spot) return
-  const seen = await loom.seenAt(spot.node, spot.token).catch(() => undefined)
+  const seen = await loom.tokens.at(spot.node, spot.token).catch(() => undefined)
   const others = (seen?.top ?? []).filter((each) => each.id !== seen?.id)
   const at = chosen.peek()
   const other = at === null ? others[0] : seen?.top?.[at]

@@ -134,7 +134,7 @@ async function spotAt(loom: OpenLoom, x: number, y: number): Promise<Spot | null
   const number = Number(found?.element.dataset['node'])
   const node = loom.tree.get(number)
   if (!found || !node || node.growing) return null
-  const tokens = await loom.tokensOf(number).catch(() => null)
+  const tokens = await loom.tokens.of(number).catch(() => null)
   const shown = shownText(node, loom.info.peek(), showsSpecial.peek())
   const pieces = tokens && piecesOf(tokens, shown)
   if (!pieces?.length) return null

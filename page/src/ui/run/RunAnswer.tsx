@@ -1,6 +1,7 @@
 /** What a search found: its answer, why it was chosen, whether it is right, and the other answers. */
 import { groupFacts } from '../../model/run'
-import type { LiveRun, OpenLoom } from '../../state/loom'
+import type { OpenLoom } from '../../state/loom'
+import type { LiveRun } from '../../state/searches'
 
 export function RunAnswer({ loom, run }: { loom: OpenLoom; run: LiveRun }) {
   loom.tree.version.value

@@ -1,0 +1,10 @@
+/** Actions on the open loom: one function per verb, shared by keys, buttons and menus. */
+export * from './grow'
+export * from './history'
+export * from './look'
+export * from './looms'
+export * from './node'
+export * from './question'
+export * from './remove'
+export * from './shape'
+export * from './write'

@@ -1,0 +1,105 @@
+/** Bookmark, rate, annotate, regenerate, cache and copy a node. */
+import { api, type KvOp, type Loom } from '../../api/client'
+import { againAsked, comparison, defaultsFor } from '../../model/provenance'
+import { rerated } from '../../model/sibling_order'
+import { ROOT } from '../../model/tree'
+import { plural, shortName } from '../../model/words'
+import { kvChanged } from '../gauge'
+import { linkTo, listLooms, model, models, open } from '../session'
+import { toast } from '../toasts'
+import { change, on } from './change'
+import { remove } from './remove'
+
+export const bookmark = (node: number, label?: string | null) =>
+  change((loom) => {
+    const has = loom.tree.get(node)?.bookmark != null
+    return api.edit(loom.id, node, { bookmark: label === undefined ? (has ? null : '') : label })
+  })
+
+/** Rate a node; null removes the rating. Ratings rank the siblings of the pairs export. */
+export const rate = (node: number, rating: number | null) =>
+  change((loom) => api.edit(loom.id, node, { rating }))
+
+/** Raise or lower the rating of a node by one. */
+export const rerate = (node: number, by: 1 | -1) =>
+  rate(node, rerated(open.peek()?.tree.get(node)?.rating, by))
+
+/** Grow a node again by what it was grown with, and say whether the same came. */
+export const regenerate = (number: number) =>
+  on(async (loom) => {
+    const node = await api.node(loom.id, number, ['params', 'tokens'])
+    const grower = models.peek().find((each) => each.id === node.model) ?? model.peek()
+    const defaults = defaultsFor(grower, loom.info.peek().chat_template_used)
+    const again = againAsked(node, defaults)
+    if (typeof again === 'string' || node.parent === null) {
+      toast('This node cannot be regenerated.', { detail: typeof again === 'string' ? again : '' })
+      return
+    }
+    const force = loom.tree.get(node.parent)?.ended ?? false
+    const told = await api.growWhole(loom.id, node.parent, { ...again, force })
+    const [twin] = told.nodes ?? []
+    if (!twin) return
+    if (!loom.tree.get(twin.node)) await loom.refresh() // the answer may be here before the feed tells of it
+    const came = comparison(node.token_ids ?? [], twin.token_ids ?? [])
+    const n = plural(node.n_tokens, 'token')
+    const says = {
+      same: `Regenerated the same ${n}.`,
+      longer: `The text has the same ${n}, and more after them.`,
+      other: 'Regenerated a different text.',
+    }[came]
+    toast(says, {
+      detail: came === 'other' ? 'Its path, its text or the model has changed since.' : '',
+      action: { label: 'Remove the copy', run: () => void remove(twin.node) },
+    })
+  })
+
+/** What somebody notes on a node; other notes stay. */
+export const note = (number: number, text: string) =>
+  change(async (loom) => {
+    const { meta } = await api.node(loom.id, number, ['meta'])
+    const { note: _, ...rest } = meta ?? {}
+    return api.edit(loom.id, number, { meta: text ? { ...rest, note: text } : rest })
+  })
+
+/** Compute the KV of a node's path now, keep it, move it, or forget that of its own tokens. */
+export const handleKv = (number: number, op: KvOp) =>
+  on(async (loom) => {
+    const told = await api.nodeKv(loom.id, number, op)
+    kvChanged()
+    return told
+  })
+
+/** Pin a node in memory, or unpin it where it is pinned. */
+export const pin = (number: number) =>
+  on(async (loom) => {
+    const isPinned = (await api.node(loom.id, number, ['kv'])).kv?.pinned ?? false
+    if (!(await handleKv(number, isPinned ? 'unpin' : 'pin'))) return
+    const which = number === ROOT ? 'The prompt' : `Node ${number}`
+    toast(isPinned ? `${which} is no longer pinned.` : `${which} is pinned: its path stays in memory.`, {
+      action: { label: 'Undo', run: () => void handleKv(number, isPinned ? 'pin' : 'unpin') },
+    })
+  })
+
+/** Copy all branches of the open loom into a new loom of another model, and open it. */
+export const copyFor = (id: string) =>
+  on(async (loom) => {
+    const taken = new Set((await listLooms()).map((each) => each.name))
+    const name = `${loom.info.peek().name}-${shortName(id)}`
+    let free = name
+    for (let k = 2; taken.has(free); k++) free = `${name}-${k}`
+    const made = (await api.copy(loom.id, ROOT, { new_loom: free, model: id })) as unknown as Loom
+    await listLooms()
+    location.hash = linkTo(made.name)
+  })
+
+/** Copy a node and all below it into a new loom, whose prompt is the path to it. */
+export const copyOut = (number: number, name: string) =>
+  on(async (loom) => {
+    const made = (await api.copy(loom.id, number, { new_loom: name })) as unknown as Loom
+    await listLooms()
+    const run = () => {
+      location.hash = linkTo(made.name)
+    }
+    toast(`Copied ${plural(made.n_nodes, 'node')} to ${made.name}`, { action: { label: 'Open it', run } })
+    return made
+  })

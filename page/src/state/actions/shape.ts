@@ -1,0 +1,28 @@
+/** Split, merge, cut and move nodes. */
+import { api } from '../../api/client'
+import { open } from '../session'
+import { change, waits } from './change'
+import { undoable } from './history'
+
+export const split = (node: number, atToken: number) =>
+  change((loom) => api.split(loom.id, node, { at_token: atToken }))
+
+export const merge = (node: number) =>
+  waits(open.peek()?.growsAt(node), 'to merge it') ??
+  change(async (loom) => {
+    const parent = loom.tree.parent(node)
+    const made = await api.merge(loom.id, node)
+    if (parent !== null && loom.current.peek() === node) loom.current.value = parent
+    return made
+  })
+
+/** Cut after so many tokens; what is cut off becomes a child with the children, or is dropped. */
+export const clip = (node: number, keep: number, children: 'keep' | 'drop') =>
+  change((loom) => api.clip(loom.id, node, { keep, children })).then((made) => {
+    if (made)
+      undoable(children === 'drop' ? 'Cut off' : 'Cut after the cursor. The rest is a child', made.rev)
+    return made
+  })
+
+export const move = (node: number, parent: number, index: number | null = null) =>
+  change((loom) => api.move(loom.id, node, { parent, index }))
