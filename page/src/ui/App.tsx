@@ -19,6 +19,7 @@ import { Palette } from './Palette'
 import { StartRun } from './run/StartRun'
 import { FirstRun } from './start/FirstRun'
 import { Toasts } from './Toasts'
+import { Tooltip } from './Tooltip'
 import { Workbench } from './Workbench'
 import './print.css'
 
@@ -68,6 +69,7 @@ function Whole() {
       {question.value && <Confirm />}
       <DropTarget />
       {!dialogs.value.length && <Toasts />}
+      <Tooltip />
     </>
   )
 }
