@@ -128,8 +128,8 @@ def _run(command: list[str], folder: Path, env: Mapping[str, str]) -> str:
 @contextmanager
 def served(place: Place) -> Iterator[str]:
     """Run `weft serve` on a free port; yield its address."""
-    command = [str(place.bin_folder / "weft"), "serve", "--port", "0", "--no-browser"]
-    command += ["-m", place.model]
+    command = [str(place.bin_folder / "weft"), "serve", place.model]
+    command += ["--port", "0", "--no-browser"]
     env = {**place.environment(), "WEFT_LOG": "warning"}
     with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None

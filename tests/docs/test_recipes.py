@@ -18,8 +18,11 @@ FOLDER = ROOT / "docs" / "cookbook"
 RECIPES = sorted(page for page in FOLDER.glob("*.md") if page.name != "README.md")
 TUTORIALS = [ROOT / f"docs/tutorials/{name}.md" for name in ("probabilistic-program", "real-model")]
 PROGRAM = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-# These depend on the embedded model: its weights, its name, or what it is sure of.
-ONLY_TINY = ("lora", "lm-eval", "engines", "stop-when-unsure", "tree-of-thoughts")
+# These depend on the embedded model: its weights, its name, its verdicts, or where its texts end.
+ONLY_TINY = (
+    *("lora", "lm-eval", "engines", "stop-when-unsure", "tree-of-thoughts"),
+    *("speculative-loop", "save-and-undo"),
+)
 OTHER_MODELS = [page for page in RECIPES if page.stem not in ONLY_TINY]
 each_recipe = pytest.mark.parametrize("page", RECIPES, ids=lambda page: page.stem)
 
