@@ -404,7 +404,7 @@ def test_back_and_forward_open_the_looms_of_the_history(bush: Desk, page: Page) 
 def test_export_of_a_hoisted_subtree_has_only_its_nodes(bush: Desk, page: Page) -> None:
     bush.row(1).click()
     bush.press("z", "Control+s")
-    page.get_by_label("Format").select_option("markdown")
+    page.get_by_label("Format", exact=True).select_option("markdown")
     page.locator("label:has(input[value=tree])").click()
     preview = page.get_by_role("region", name="Preview")
     expect(preview).to_contain_text("and tall")

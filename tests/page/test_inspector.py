@@ -79,7 +79,7 @@ def test_branches_grow_with_the_settings_of_the_panel(desk: Desk, page: Page) ->
         assert [values[name] for name in names] == [24, 1.2, 0.9, 40, 0.02, 1.1]
         assert values["seed"] == 7
     # A changed setting is marked, and a click on the mark resets it.
-    page.get_by_role("button", name="Temperature: back to 1").click()
+    page.get_by_role("button", name="Temperature: reset to 1").click()
     expect(page.get_by_label("Temperature", exact=True)).to_have_value("1")
 
 
@@ -135,7 +135,7 @@ def test_folded_samplers_and_token_biases_are_sent(desk: Desk, page: Page) -> No
     page.get_by_label("Bias of the token").fill("1")
     page.keyboard.press("Enter")
     expect(panel).to_contain_text("tokens; enter one")
-    page.get_by_role("button", name="Penalty window: back to all").click()
+    page.get_by_role("button", name="Penalty window: reset to all").click()
     expect(page.get_by_label("Penalty window")).to_have_value("")
     page.reload()
     expect(page.get_by_label("Presence penalty", exact=True)).to_have_value("0.5")
@@ -269,7 +269,7 @@ def test_token_search_lists_and_adds_an_unlikely_token(desk: Desk, page: Page) -
     expect(page.locator("tr.is-out")).to_have_count(17)
     page.get_by_placeholder("Find a token").fill("owl")
     row = page.locator("tr[data-token-id]").first
-    expect(row).to_contain_text("likeliest")
+    expect(row).to_contain_text("rank")
     token = int(row.get_attribute("data-token-id") or 0)
     candidates = desk.ask("POST", desk.of("/nodes/0/next"), json={"candidates": [token]})[
         "candidates"
@@ -333,7 +333,7 @@ def test_regenerated_node_has_the_same_tokens(desk: Desk, page: Page) -> None:
     desk.press("ArrowRight", "ArrowDown", "ArrowDown")
     tab(page, "Node")
     page.get_by_role("button", name="Regenerate exactly").click()
-    expect(page.locator(".toasts")).to_contain_text("The same 20 tokens came again.")
+    expect(page.locator(".toasts")).to_contain_text("Regenerated the same 20 tokens.")
     nodes = desk.nodes()
     assert nodes[4]["text"] == nodes[3]["text"]
     # The hint to a new node comes with the news; the note stays where it is.

@@ -100,7 +100,7 @@ export function GenerateTab({ loom }: { loom: OpenLoom }) {
         <FigureRows of="main" shown={shown} />
         <MoreSamplers shown={shown} />
       </section>
-      <section class="part" aria-label="Stop and format">
+      <section class="part" aria-label="Stop, seed and output">
         <Stops stop={shown.stop} />
         <FigureRow name="seed" value={shown.seed} />
         <ConstraintField constraint={shown.constraint} />
