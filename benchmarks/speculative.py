@@ -93,7 +93,8 @@ class ReplayMatcher(Matcher):
         self.at += 1
 
     def is_allowed(self, token: int) -> bool:
-        return self.at < len(self.tokens) and self.tokens[self.at] == token
+        # Wrong draft tokens must run too, as in a text without constraint.
+        return self.at < len(self.tokens)
 
     @property
     def may_end(self) -> bool:
