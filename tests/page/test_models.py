@@ -105,7 +105,7 @@ def test_a_model_is_chosen_for_a_loom(desk: Desk, page: Page) -> None:
     fact = page.locator(".fact", has=page.locator("dt", has_text="Model"))
     expect(fact.locator("dd").first).to_have_text("Small-Base")
     page.get_by_role("button", name="Regenerate exactly").click()
-    expect(page.locator(".toasts")).to_contain_text("The same")
+    expect(page.locator(".toasts")).to_contain_text("Regenerated the same")
 
 
 def test_all_branches_are_copied_for_another_model(desk: Desk, page: Page) -> None:
