@@ -231,7 +231,7 @@ def import_report(stage: Stage) -> None:
     desk.page.locator("input[type=file]").set_input_files(
         {"name": "data.json", "mimeType": "application/json", "buffer": json.dumps(file).encode()}
     )
-    desk.page.get_by_role("status", name="Imported looms").get_by_text("Recognised").wait_for()
+    desk.page.locator(".came a").first.wait_for()
     settled(desk)
 
 
