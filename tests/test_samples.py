@@ -47,7 +47,11 @@ def test_embedded_model_answers_every_sample() -> None:
 # Names of what a page leaves to the reader.
 _PLACEHOLDERS = {"text", "text ", "PROMPT", "…", "..."}
 # Prompts for real models, and the beginning of a sentence that the embedded model can end.
-_OTHERS = {"What is the capital of Italy?", "The owl lives in the "}
+_OTHERS = {
+    "What is the capital of Italy?",
+    "The owl lives in the ",
+    "Once upon a time there was a fox.",
+}
 _SHOWN = re.compile(r'(?:weft (?:run|solve) |Loom\(\w+, )\\?"([^"\\]+)\\?"')
 
 
