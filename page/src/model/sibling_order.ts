@@ -3,7 +3,7 @@ import { figure } from './heat'
 import type { SortValue } from './tree'
 
 export const ORDERS = {
-  grown: 'As grown',
+  grown: 'Original order',
   probability: 'Probability',
   entropy: 'Entropy',
   length: 'Length',

@@ -11,7 +11,6 @@ import {
   Square,
   TextCursorInput,
 } from 'lucide-preact'
-import { ORDERS, type Order } from '../../model/sibling_order'
 import { ROOT } from '../../model/tree'
 import { plural } from '../../model/words'
 import * as act from '../../state/actions'
@@ -21,7 +20,7 @@ import type { OpenLoom } from '../../state/loom'
 import { scoreAll, showsSpecial, unscored } from '../../state/reading'
 import { isReadOnly, models } from '../../state/session'
 import { settings, several, withModels } from '../../state/settings'
-import { cycleHeat, heatMode, showsMarkdown, siblingOrder } from '../../state/view'
+import { cycleHeat, heatMode, showsMarkdown } from '../../state/view'
 import { IconButton } from '../Button'
 
 export function ActionBar({ loom }: { loom: OpenLoom }) {
@@ -102,7 +101,6 @@ export function ActionBar({ loom }: { loom: OpenLoom }) {
         {models.value.length > 1 && (
           <IconButton icon={Bot} label="Grow with other models" command="grow-with" />
         )}
-        {loom.tree.children(current).length > 1 && <SortSiblings />}
         {loom.tree.children(current).length > 1 && (
           <IconButton icon={Columns3} label="Compare branches side by side" command="compare" />
         )}
@@ -143,27 +141,6 @@ export function ActionBar({ loom }: { loom: OpenLoom }) {
         />
       </span>
     </div>
-  )
-}
-
-/** The order of siblings in every view of the tree. */
-function SortSiblings() {
-  return (
-    <select
-      class="field sort-siblings"
-      aria-label="Sort siblings by"
-      title="Sort siblings by"
-      value={siblingOrder.value}
-      onChange={(event) => {
-        siblingOrder.value = event.currentTarget.value as Order
-      }}
-    >
-      {Object.entries(ORDERS).map(([value, label]) => (
-        <option key={value} value={value}>
-          {label}
-        </option>
-      ))}
-    </select>
   )
 }
 

@@ -17,6 +17,7 @@ import { beginMove, carried, menu, menuHere, moveTo, moving, select, selectAll }
 import { Search } from './Search'
 import { growSelected, Selected } from './Selected'
 import { openSelectMenu, SelectMenu } from './SelectMenu'
+import { SortSiblings } from './SortSiblings'
 import './tree.css'
 
 export function TreePane({ loom }: { loom: OpenLoom }) {
@@ -33,6 +34,7 @@ export function TreePane({ loom }: { loom: OpenLoom }) {
           <ViewTab to="outline">Outline</ViewTab>
           <ViewTab to="map">Map</ViewTab>
         </span>
+        <SortSiblings />
         <IconButton icon={SearchIcon} label="Search" command="search" pressed={isSearching.value} />
         <IconButton icon={Bookmark} label="Bookmarks" command="bookmarks" pressed={hasBookmarks.value} />
         <IconButton icon={ListChecks} label="Select" onClick={openSelectMenu} />
