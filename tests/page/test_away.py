@@ -105,7 +105,7 @@ def test_restarted_server_without_the_loom_is_reported_and_not_polled(
         expect(page.get_by_text("Reconnecting. Nothing is lost.")).to_be_visible(timeout=60_000)
         (tmp_path / "looms.db").rename(tmp_path / "others.db")
         place.start()
-        notice = page.get_by_text("This server does not have this loom. It can be read for as long")
+        notice = page.get_by_text("This server does not have this loom. You can read it here until")
         expect(notice).to_be_visible(timeout=60_000)
         expect(page.get_by_text("Reconnecting. Nothing is lost.")).to_be_hidden()
         expect(desk.tree.get_by_role("treeitem")).to_have_count(3)
