@@ -292,7 +292,7 @@ def rated_siblings(stage: Stage) -> None:
     desk.open_loom("The fox", template=False, n=4, max_tokens=16, temperature=2.0)
     for node, rating in ((1, 2), (3, 5)):
         desk.ask("PATCH", desk.of(f"/nodes/{node}"), json={"rating": rating})
-    desk.page.locator(".sort-siblings").select_option("rating")
+    desk.page.locator(".sort-siblings select").select_option("rating")
     desk.page.locator("[data-child]").first.wait_for()
     settled(desk)
 
