@@ -89,8 +89,8 @@ def engine() -> Iterator[LlamaCppEngine]:
 # The same model as elsewhere ------------------------------------------------------------------
 
 
-def test_50_greedy_texts_equal_those_of_the_numpy_engine(lm: weft.LM, reference: weft.LM) -> None:
-    assert len(set(PROMPTS)) == 50
+def test_greedy_texts_equal_those_of_the_numpy_engine(lm: weft.LM, reference: weft.LM) -> None:
+    assert len(set(PROMPTS)) == len(PROMPTS) >= 50
     for prompt in PROMPTS:
         tokens, wanted = (
             weft.Loom(each, prompt).grow(max_tokens=24, temperature=0)[0].tokens
