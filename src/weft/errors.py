@@ -22,7 +22,8 @@ WeftError
 ├── StoreError
 │   ├── FormatError
 │   ├── ModelMismatch
-│   └── LeaseLost
+│   ├── LeaseLost
+│   └── StoreUnavailable
 ├── NotFound [LookupError]
 ├── Conflict
 ├── QueueFull
