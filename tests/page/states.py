@@ -193,6 +193,10 @@ def memory_full(stage: Stage) -> None:
     desk.page.get_by_text("Memory is full.").wait_for()
     desk.wait_grown()
     settled(desk)
+    # How far the text has been scrolled to the branches depends on when their errors arrive.
+    desk.text.evaluate(
+        "each => { for (let at = each; at; at = at.parentElement) at.scrollTop = 0 }"
+    )
 
 
 @state()
