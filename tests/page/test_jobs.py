@@ -453,7 +453,6 @@ class Program:
         self.process.wait()
 
 
-@pytest.mark.programs
 def test_two_tabs_survive_a_reload_and_a_killed_server(
     browser: Browser, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

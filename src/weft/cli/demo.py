@@ -24,7 +24,7 @@ _WIDTH = 36
 
 @handle_errors
 def demo(as_json: options.Json = False, verbose: options.Verbose = 0) -> None:
-    """Compare greedy decoding with a tree search on the embedded model; no download, no GPU."""
+    """Compare greedy decoding with a tree search on a puzzle."""
     from .. import samples
     from ..loom import Loom
     from ..search import adaptive, greedy
