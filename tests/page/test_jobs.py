@@ -20,13 +20,15 @@ import ports
 from browsing import Desk, Gate, expect, watched
 from real_models import SMOLLM2_FOLDER, models_dir
 from serving import Served, serving
+from shallow import TINY
 from tests.page.hands import Hands
 from tests.page.test_imports import FILES
+from weft._core.tokens.tokenizer import Tokenizer
 from weft.service.server import ServerConfig
 from written_looms import file_of, node_record
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Route
 
 pytestmark = pytest.mark.page
 SMOLLM2 = models_dir() / SMOLLM2_FOLDER
@@ -473,17 +475,28 @@ def test_two_tabs_survive_a_reload_and_a_killed_server(
 
 
 def _survive(desk: Desk, hands: Hands, program: Program) -> None:
-    desk.sets(n=2, max_tokens=2000, temperature=1.5)
+    ends = Tokenizer.from_folder(TINY).stop_ids
+    desk.sets(n=2, max_tokens=1500)
+
+    def endless(route: Route) -> None:
+        bias = {str(token): -1e6 for token in ends}
+        route.continue_(post_data={**route.request.post_data_json, "logit_bias": bias})
+
     desk.make("Once upon a time", template=False)
     page = desk.visit()
     other = page.context.new_page()
     other.goto(page.url)
+    page.route("**/generate", endless)
     hands.press("g")
     for tab in (page, other):
         expect(tab.locator("article[data-lane]")).to_have_count(2)
     page.reload()
     expect(page.locator("article[data-lane]")).to_have_count(2)
-    desk.until(lambda: all(desk.nodes()[each]["text"] for each in (1, 2)), "saved text")
+    desk.until(
+        lambda: {1, 2} <= {each for each, node in desk.nodes().items() if node["text"]},
+        "saved text",
+    )
+    page.wait_for_timeout(700)  # the server writes new tokens every 0.5 s
     assert desk.ask("GET", desk.of())["growing"] == 2
     program.kill()
     program.start(desk)
