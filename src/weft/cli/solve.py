@@ -79,7 +79,7 @@ Number = Annotated[
     typer.Option(
         "-n",
         help=meanings("n"),
-        show_default="chosen for the prompt and the strategy",
+        show_default="depends on the strategy and the prompt",
     ),
 ]
 BudgetTokens = Annotated[

@@ -119,8 +119,8 @@ class Strategy:
         return steps
 
 
-_LEVEL, _ROUND = "paths kept a level", "nodes opened a round"
-_KINDS = "proposals of each kind a node"
+_LEVEL, _ROUND = "paths kept per level", "nodes expanded per round"
+_KINDS = "proposals of each kind per node"
 _PROPOSALS = Count(_KINDS, ("n_continue", "n_suggest"))
 # Default strategies for a prompt that states a known task, and for any other. For an unknown task
 # only the likelihood scores steps, and it does not measure whether an answer is right.
@@ -131,7 +131,7 @@ STRATEGIES: dict[str, Strategy] = {
         Strategy(
             "tot",
             "tree of thoughts",
-            "a tree of lines, the best few go on",
+            "a tree of lines, the best of each level continue",
             call="tot",
             asks=True,
             breadth=Count(_LEVEL, ("breadth",), 5),
@@ -140,21 +140,21 @@ STRATEGIES: dict[str, Strategy] = {
         Strategy(
             "best-of-n",
             "best of n",
-            "full answers and a vote",
+            "several full answers, then a majority vote",
             call="best_of_n",
             n=Count("answers", ("n",), 16),
         ),
         Strategy(
             "greedy",
             "greedy",
-            "one answer",
+            "one answer, always the likeliest token",
             call="greedy",
             refused=("temperature", "propose", "state", "score"),
         ),
         Strategy(
             "tot-dfs",
             "tree of thoughts, depth first",
-            "one path of the tree at a time",
+            "a tree of lines, one path at a time",
             call="tot",
             asks=True,
             fixed={"order": "dfs"},
@@ -164,15 +164,15 @@ STRATEGIES: dict[str, Strategy] = {
         Strategy(
             "beam",
             "beam",
-            "the likeliest paths",
+            "the likeliest paths, line by line",
             call="beam",
             breadth=Count(_LEVEL, ("width",), 8),
-            n=Count("lines a path", ("n",), 8),
+            n=Count("lines per path", ("n",), 8),
         ),
         Strategy(
             "mcts",
             "Monte Carlo tree search",
-            "where values and curiosity lead",
+            "high scores or few visits first",
             call="mcts",
             asks=True,
             breadth=Count(_ROUND, ("batch",), 4),
@@ -181,7 +181,7 @@ STRATEGIES: dict[str, Strategy] = {
         Strategy(
             "adaptive",
             "adaptive branching",
-            "wider or deeper by draws",
+            "wider or deeper, by Thompson sampling",
             call="adaptive",
             asks=True,
             breadth=Count(_ROUND, ("batch",), 2),
@@ -190,7 +190,7 @@ STRATEGIES: dict[str, Strategy] = {
         Strategy(
             "smc",
             "sequential Monte Carlo",
-            "weighted particles",
+            "weighted particles that are resampled",
             call="smc",
             asks=True,
             n=Count("particles", ("n",), 32),
@@ -198,26 +198,26 @@ STRATEGIES: dict[str, Strategy] = {
         Strategy(
             "weighted-best-of-n",
             "weighted best of n",
-            "full answers that vote with their scores",
+            "several full answers, the sum of scores per answer decides",
             call="weighted_best_of_n",
             n=Count("answers", ("n",), 16),
         ),
         Strategy(
             "dvts",
             "diverse verifier tree search",
-            "independent subtrees, each greedy",
+            "independent subtrees, each greedy by score",
             call="dvts",
             asks=True,
             breadth=Count("subtrees", ("trees",), 4),
-            n=Count("lines a path", ("width",), 4),
+            n=Count("lines per path", ("width",), 4),
         ),
         Strategy(
             "rebase",
             "reward-balanced search",
-            "lines shared by reward",
+            "nodes with better scores get more of the next lines",
             call="rebase",
             asks=True,
-            n=Count("lines a level", ("width",), 16),
+            n=Count("lines per level", ("width",), 16),
         ),
     )
 }
@@ -275,7 +275,7 @@ class Estimate(NamedTuple):
 
     def __str__(self) -> str:
         if self.tokens is None:
-            return f"no bound but a budget ({self.parts})"
+            return f"no limit without a budget ({self.parts})"
         return f"at most {_with_spaces(self.tokens)} tokens ({self.parts})"
 
 
@@ -312,7 +312,7 @@ def _unlimited(strategy: Strategy, options: Mapping[str, Any], task: Game24 | No
     answers = _with_plural(n_answers, "answer")
     parts = f"{_with_spaces(n_lines)} lines of up to {_LINE}, {answers} of {_ANSWER}"
     if task is not None:
-        parts += ", less if a correct answer comes early"
+        parts += ", fewer if a correct answer comes early"
     return Estimate(n_lines * _LINE + n_answers * _ANSWER, parts)
 
 
