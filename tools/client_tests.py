@@ -4,7 +4,7 @@
 
 A family is a folder of tests/clients with a requirements.txt, a package.json or both. The
 environments in .venv-families are rebuilt when those files change. A run of a family updates its
-rows of the client table in docs/clients.md.
+rows of the client table in docs/tested-clients.md.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 CLIENTS = ROOT / "tests" / "clients"
-PAGE = ROOT / "docs" / "clients.md"
+PAGE = ROOT / "docs" / "tested-clients.md"
 BASE = ["pytest==9.1.1", "pytest-timeout==2.4.0"]
 HEAD = ["| client | version | passes | fails |", "| --- | --- | --- | --- |"]
 BEGIN, END = "<!-- clients: begin -->", "<!-- clients: end -->"

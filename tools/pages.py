@@ -149,15 +149,15 @@ def engines_page() -> str:
 
 
 def keys_page() -> str:
-    """Return the page about the page, with its table of keys as it is."""
-    return with_keys((DOCS / "page.md").read_text(encoding="utf-8"))
+    """Return the reference of the web page with its table of keys from the code."""
+    return with_keys((DOCS / "page-keys.md").read_text(encoding="utf-8"))
 
 
 PAGES: dict[str, Callable[[], str]] = {
     "command.md": command_page,
     "errors.md": errors_page,
     "engines.md": engines_page,
-    "page.md": keys_page,
+    "page-keys.md": keys_page,
 }
 
 

@@ -1,4 +1,4 @@
-"""The client table of docs/clients.md has the clients, versions and features of tests/clients."""
+"""The table of docs/tested-clients.md has the clients, versions and features of tests/clients."""
 
 from __future__ import annotations
 

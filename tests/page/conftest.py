@@ -25,7 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--write-jobs",
         action="store_true",
-        help="write the keys and clicks of tests/page/test_jobs.py into docs/page.md",
+        help="write the keys and clicks of tests/page/test_jobs.py into docs/page-keys.md",
     )
 
 

@@ -1,4 +1,4 @@
-"""Keys and clicks of a job in the page: pressed, counted, and compared with docs/page.md."""
+"""Keys and clicks of a job in the page: pressed, counted, and compared with docs/page-keys.md."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
-DOCS = Path(__file__).parents[2] / "docs" / "page.md"
+DOCS = Path(__file__).parents[2] / "docs" / "page-keys.md"
 
 
 class Hands:
@@ -55,13 +55,13 @@ class Hands:
         self.n_clicks += 2
 
     def finish(self, job: str, limit: int | None = None) -> None:
-        """Check the count of a job against its limit and its row in docs/page.md."""
+        """Check the count of a job against its limit and its row in docs/page-keys.md."""
         count = self.n_keys + self.n_clicks
         assert limit is None or count <= limit, f"{job}: {count}, the limit is {limit}"
         row = re.compile(rf"^(\| {re.escape(job)} \| )([^|]*)( \|)", re.MULTILINE)
         text = DOCS.read_text("utf-8")
         line = row.search(text)
-        assert line, f"docs/page.md has no row for {job!r}"
+        assert line, f"docs/page-keys.md has no row for {job!r}"
         if self._writes:
             text = row.sub(lambda match: match[1] + self.counted() + match[3], text)
             DOCS.write_text(text, "utf-8")

@@ -290,7 +290,7 @@ export interface paths {
             };
             requestBody?: never;
             responses: {
-                /** @description Server-sent events; docs/server.md describes them. */
+                /** @description Server-sent events; docs/http.md describes them. */
                 200: {
                     headers: {
                         [name: string]: unknown;
@@ -565,7 +565,7 @@ export interface paths {
             };
             requestBody?: never;
             responses: {
-                /** @description Server-sent events; docs/server.md describes them. */
+                /** @description Server-sent events; docs/http.md describes them. */
                 200: {
                     headers: {
                         [name: string]: unknown;

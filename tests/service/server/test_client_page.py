@@ -32,7 +32,7 @@ def test_the_code_of_the_page_runs(served: Served, capsys: pytest.CaptureFixture
     (code,) = blocks("python")
     scope: dict[str, Any] = {}
     exec(code.replace(HERE, served.url), scope)  # as a reader would run it
-    assert len(scope["made"].choices) == 4
+    assert len(scope["completion"].choices) == 4
     scope["client"].close()
     assert capsys.readouterr().out.startswith("[")
 

@@ -327,5 +327,5 @@ def test_overflow_has_openais_wording(
 
 
 def test_the_page_lists_all_known_fields() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "openai.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "openai-fields.md").read_text(encoding="utf-8")
     assert [name for name in FIELDS if f"`{name}`" not in page] == []

@@ -1,4 +1,4 @@
-"""docs/server.md describes every route, event and error."""
+"""docs/http.md describes every route, event and error."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from serving import Served
 
-PAGE = (Path(__file__).parents[3] / "docs" / "server.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "http.md").read_text(encoding="utf-8")
 
 
 def test_every_route_is_on_the_page(served: Served) -> None:

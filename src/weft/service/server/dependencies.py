@@ -130,7 +130,7 @@ NodeName = Annotated[str, Path(max_length=64, description="A node's number or id
 JobName = Annotated[str, Path(max_length=64, description="A job's id.")]
 EVENTS: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "Server-sent events; docs/server.md describes them.",
+        "description": "Server-sent events; docs/http.md describes them.",
         "content": {"text/event-stream": {"schema": {"type": "string"}}},
     }
 }

@@ -1,7 +1,7 @@
 """Request fields of other servers: the values that change nothing, and Weft's names for them.
 
 A known field at a neutral value is accepted. A field that Weft implements is honoured. Every other
-field or value is rejected by its name. `FIELDS` is the table; docs/openai.md shows it.
+field or value is rejected by its name. `FIELDS` is the table; docs/openai-fields.md shows it.
 """
 
 from __future__ import annotations
