@@ -45,6 +45,26 @@ that turn the direction of text and line ends of other kinds are written out (`\
 
 **Words without quotes** are one text: `weft run tell me a story` is understood, and stderr says how
 it is typed best.""".splitlines()
+_ENVIRONMENT = """\
+## Environment variables
+
+A flag overrides its variable.
+
+| variable | sets |
+| --- | --- |
+| `WEFT_MODEL`, `WEFT_ENGINE`, `WEFT_KV_BUDGET` | defaults of `-m`, `--engine` and `--kv-budget` |
+| `WEFT_HOME` | the folder of [saved looms](kept.md); by default the system's folder for user data |
+| `WEFT_DB` | the [database](kept.md#where-looms-are) of saved looms, if it is not in `WEFT_HOME` |
+| `WEFT_LOG` | the lowest level that is logged on stderr: `debug` (as `-vv`), `info` (as `-v`), \
+`warning` (the default) or `error` |
+| `WEFT_HOST`, `WEFT_PORT` | the address at which [`weft serve`](server.md) listens and clients \
+connect: `host`, `host:port` or a URL |
+| `WEFT_API_KEY`, `OPENAI_API_KEY` | the key for a [remote server](remote.md#the-key), and the key \
+that `weft serve` requires |
+| `NO_COLOR` | no colours |
+| `HF_HOME`, `HF_TOKEN`, `HF_ENDPOINT`, `HF_HUB_OFFLINE` | variables of the Hub's client |
+| `OPENBLAS_NUM_THREADS`, `OMP_NUM_THREADS` | [threads](install.md#threads) of the engines on a \
+CPU |""".splitlines()
 _EXITS = {
     0: "success",
     1: "a failure that no other number names",
@@ -65,7 +85,7 @@ def command_page() -> str:
         "",
         "`weft` without anything shows where to start. `python -m weft` is the same command.",
         "Results go to stdout, everything else to stderr. [Kept looms](kept.md) ·",
-        "[exit codes](errors.md) · [environment variables](install.md)",
+        "[exit codes](errors.md) · [environment variables](#environment-variables)",
         "",
         *_PIPES,
         "",
@@ -76,6 +96,7 @@ def command_page() -> str:
     ]
     for verb in verbs:
         lines += _help(f"weft {verb}", [verb])
+    lines += ["", *_ENVIRONMENT]
     return "\n".join(lines) + "\n"
 
 
