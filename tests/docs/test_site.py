@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tools.outside import requests
-from tools.site import JOINED, in_site
+from tools.site import EXAMPLES, JOINED, in_site, web_address
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,11 +27,36 @@ ROOT = Path(__file__).parents[2]
         ("changelog.md", "[a](docs/loom.md)", "[a](loom.md)"),
         ("tiny.md", "[a](../../../../recipe/README.md)", "[a](recipe.md)"),
         ("README.md", "[a](../Makefile)", "a"),
+        ("cookbook/README.md", "[a](../../examples)", "[a](../examples.md)"),
+        ("search.md", "[a](../examples/chat/main.py)", "[a](examples/chat.md)"),
+        ("examples/chat.md", "[a](../../docs/loom.md)", "[a](../loom.md)"),
         ("README.md", "[a](https://example.org/x.md) [b](#here)", None),
     ],
 )
 def test_links_lead_on_in_the_site(name: str, markdown: str, want: str | None) -> None:
     assert in_site(markdown, name) == (markdown if want is None else want)
+
+
+def test_file_that_is_no_page_is_linked_in_the_repository() -> None:
+    linked = in_site("[a](../Makefile)", "loom.md", "https://example.org/weft")
+    assert linked == "[a](https://example.org/weft/blob/main/Makefile)"
+
+
+@pytest.mark.parametrize(
+    ("origin", "want"),
+    [
+        ("https://example.org/o/weft.git", "https://example.org/o/weft"),
+        ("git@example.org:o/weft.git", "https://example.org/o/weft"),
+        ("/home/one/weft", ""),
+    ],
+)
+def test_repository_is_the_web_address_of_origin(origin: str, want: str) -> None:
+    assert web_address(origin) == want
+
+
+def test_examples_page_links_every_example() -> None:
+    page = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"\(\.\./(examples/\w+/README\.md)\)", page)) == set(EXAMPLES)
 
 
 def test_addresses_that_a_page_would_load_are_listed(tmp_path: Path) -> None:
@@ -100,7 +125,7 @@ def test_site_loads_nothing_from_elsewhere(site: Path) -> None:
 
 
 def test_joined_pages_and_api_pages_are_in_the_site(site: Path) -> None:
-    for name in JOINED.values():
+    for name in (*JOINED.values(), *EXAMPLES.values()):
         assert (site / name).with_suffix(".html").is_file()
     api = (site / "api" / "loom.html").read_text("utf-8")
     for name in ("weft.Loom", "weft.Heddle.grow", "weft.Heddle.clip", "weft.Heddle.ramify"):
