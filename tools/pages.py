@@ -31,20 +31,17 @@ WITH_INSTALL_LINES = sorted(
 )
 COLUMNS = 80
 _PIPES = """\
-**In a pipe or a file** there are no colours and no pictures that move. `weft run` and `weft grow`
-write the texts alone: each ends its line, and between two stands a line `---`; so does `weft chat`
-with its answers. `weft read` writes the prompt and the path. Numbers, names and advice go to
-stderr. `--text` does this on a terminal, too, `--tree` draws the tree in a pipe, too, and `--json`
-writes one object for programs: also where a text may hold a line `---`, and also for errors, those
-of a command line that is not understood among them (`{"error": {"type", "message", "hint",
-"exit_code"}}` on stderr).
+**In a pipe or a file** output has no colours. `weft run`, `weft grow` and `weft chat` write only
+the texts, with a line `---` between two texts. `weft read` writes the prompt and the path. Numbers,
+names and advice go to stderr. `--text` does this on a terminal, `--tree` draws the tree in a pipe.
 
-**On a terminal** whatever a text, a name or an error holds is harmless: control characters, marks
-that turn the direction of text and line ends of other kinds are written out (`\\x9b`,
-`\\u202e`), in JSON as its own escapes. A pipe or a file gets every text as it is.
+**For programs** `--json` writes one object. Errors, also of the command line, are
+`{"error": {"type", "message", "hint", "exit_code"}}` on stderr.
 
-**Words without quotes** are one text: `weft run tell me a story` is understood, and stderr says how
-it is typed best.""".splitlines()
+**On a terminal** control characters in texts, names and errors are written as escapes (`\\x9b`). A
+pipe or a file gets every text as it is.
+
+**Words without quotes** are one text: `weft run tell me a story` works.""".splitlines()
 _ENVIRONMENT = """\
 ## Environment variables
 
@@ -67,9 +64,9 @@ that `weft serve` requires |
 CPU |""".splitlines()
 _EXITS = {
     0: "success",
-    1: "a failure that no other number names",
-    2: "a usage mistake: an option, a value, a prompt that is too long",
-    3: "a model or an engine is not there, or cannot do it",
+    1: "any other failure",
+    2: "a usage mistake: a wrong option or value, or a prompt that is too long",
+    3: "a model or an engine is not available, or does not support the request",
     4: "out of memory",
     130: "interrupted with Ctrl-C",
 }
@@ -83,8 +80,8 @@ def command_page() -> str:
         "",
         "<!-- Written by `make pages` from the command's own help. Changes here are lost. -->",
         "",
-        "`weft` without anything shows where to start. `python -m weft` is the same command.",
-        "Results go to stdout, everything else to stderr. [Kept looms](kept.md) ·",
+        "`weft` without arguments shows first steps. `python -m weft` is the same command.",
+        "Results go to stdout, everything else to stderr. [Saved looms](kept.md) ·",
         "[exit codes](errors.md) · [environment variables](#environment-variables)",
         "",
         *_PIPES,
@@ -112,20 +109,19 @@ def errors_page() -> str:
         "<!-- Written by `make pages` from weft.errors and the command's table. Changes here are"
         " lost. -->",
         "",
-        "Every error that Weft raises on purpose is a `WeftError` and stands in `weft.errors`. A",
-        "message says what was wrong, what is allowed and what to do; `error.hint` is this",
-        "last part, and a traceback shows it. The built-in in brackets is a second parent: catch",
-        "either.",
+        "Every error of Weft is a `WeftError`. The classes are in `weft.errors`. A message gives",
+        "the value, what is allowed and what to do; `error.hint` is this last part. The built-in",
+        "class in brackets is a second parent: catch either.",
         "",
         f"```text\n{tree}\n```",
         "",
-        "The command ends with one of these, and never with a traceback for a user's mistake:",
+        "The command exits with one of these codes:",
         "",
         "| exit code | means |",
         "| ---: | --- |",
         *(f"| {code} | {what} |" for code, what in _EXITS.items()),
         "",
-        "[The server](server.md) answers with a status and a code instead, in OpenAI's form.",
+        "[The server](server.md) returns an HTTP status and a code in OpenAI's form.",
         "",
         "| error | raised when | exit code | HTTP | the command's hint |",
         "| --- | --- | ---: | --- | --- |",
@@ -146,13 +142,13 @@ def engines_page() -> str:
         "",
         "<!-- Written by `make pages` from weft.engines.capabilities. Changes here are lost. -->",
         "",
-        "An engine runs the model; trees, branches, search and constraints are the same on all.",
-        "`weft.load` and `-m` choose it by what they are given, `engine=` and `--engine` by name.",
-        "`weft doctor` shows which are installed. An empty cell is a no: asking for it raises",
-        "`Unsupported`, by name. [Write one](write-an-engine.md).",
+        "An engine runs the model. Trees, branches, search and constraints are the same on all.",
+        "`weft.load` and `-m` choose the engine by the model; `engine=` and `--engine` set it.",
+        "`weft doctor` shows which engines are installed. An empty cell means no: the call raises",
+        "`Unsupported`. [Write an engine](write-an-engine.md).",
         "",
-        "*Steps*: token by token, with all logits: what branches, `next`, AsyncLM and Weft's own",
-        "constraints stand on. An engine without them generates full sequences.",
+        "*Steps*: the engine returns all logits after each token. Branches, `next`, AsyncLM and",
+        "Weft's own constraints need them. Other engines generate full sequences.",
         "",
         "| engine | takes | install |",
         "| --- | --- | --- |",

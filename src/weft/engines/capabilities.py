@@ -148,7 +148,7 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("raw logits", "raw_logits"),
     ("log-probabilities of given text", "scoring"),
     ("continues from the middle of an answer", "continues"),
-    ("generates runs by itself", "native_runs"),
+    ("generates full sequences itself", "native_runs"),
     ("entropy of every token", "entropy"),
     ("shared prefix attended once", "shared_attention"),
     ("fork anywhere", "fork"),
