@@ -142,11 +142,15 @@ def stays_of(frames: Sequence[Frame]) -> list[Stay]:
 
 
 def svg(frames: Sequence[Frame], command: str) -> str:
-    """Return the recording; without animations, or with reduced motion, its last frame."""
+    """Return the recording: it begins with the result and then repeats the run.
+
+    Without animations, or with reduced motion, it is the last frame.
+    """
     n_rows = max(row for frame in frames for row, line in enumerate(frame.lines) if line) + 1
     width, height = COLUMNS * WIDTH + 2 * MARGIN, n_rows * HEIGHT + 2 * MARGIN
     total_s = frames[-1].start_s + LAST_S
     starts = [frame.start_s / total_s * 100 for frame in frames] + [100.0]
+    timing = f"{total_s:.1f}s step-end -{frames[-1].start_s + 0.1:.1f}s infinite"
     rules, texts, last = [], [], len(frames)
     spans = sorted({(stay.first, stay.end) for stay in stays_of(frames)} - {(0, last)})
     for first, end in spans:
@@ -155,7 +159,7 @@ def svg(frames: Sequence[Frame], command: str) -> str:
         after = "" if end == last else f"{starts[end]:.2f}%{{visibility:hidden}}"
         rules.append(f"@keyframes k{first}-{end}{{{before}{after}}}")
         name = f".k{first}-{end}{{visibility:{'visible' if end == last else 'hidden'}"
-        rules.append(f"{name};animation:k{first}-{end} {total_s:.1f}s step-end infinite}}")
+        rules.append(f"{name};animation:k{first}-{end} {timing}}}")
     for row, line, first, end in stays_of(frames):
         name = "" if (first, end) == (0, last) else f' class="k{first}-{end}"'
         y = MARGIN + row * HEIGHT + 14
