@@ -54,7 +54,8 @@ function branchPoint(direction: 1 | -1): void {
   const found = loom.tree.branchPoint(
     at(),
     direction,
-    (children) => children.find((each) => each === loom.childOf(loom.tree.parent(each)!)) ?? children[0]!,
+    (children) =>
+      children.find((each) => each === loom.position.childOf(loom.tree.parent(each)!)) ?? children[0]!,
   )
   if (found !== null && loom.tree.isBelow(found, loom.top)) go(found)
 }
@@ -112,16 +113,16 @@ export const bindings: Binding[] = [
   { id: 'next-token', group: 'Grow', label: 'One token at a time', tree: ['t'], also: 'step sample candidates', can: canGrow, why: whyNot, run: () => call('nextMode') },
   { id: 'run', group: 'Grow', label: 'Solve: search for an answer', tree: ['R'], also: 'reasoning run beam mcts tree of thoughts', can: canGrow, why: whyNot, run: () => show('run') },
   { id: 'stop', group: 'Grow', label: 'Stop this branch (twice: all)', tree: ['Escape'], also: 'cancel abort', run: stop },
-  { id: 'retry', group: 'Grow', label: 'Retry failed branches', tree: ['f'], also: 'retry try again error', can: () => canGrow() && here()!.failedLanes().length > 0, why: whyNot, run: retryFailed },
+  { id: 'retry', group: 'Grow', label: 'Retry failed branches', tree: ['f'], also: 'retry try again error', can: () => canGrow() && here()!.growth.failedLanes().length > 0, why: whyNot, run: retryFailed },
   { id: 'stop-all', group: 'Grow', label: 'Stop all', also: 'cancel abort', can: has, run: () => act.stopAll() },
   { id: 'parent', group: 'Navigate', label: 'To the parent', tree: ['ArrowLeft', 'h'], text: ['Alt+ArrowLeft'], can: isBelowTop, run: () => go(here()?.tree.parent(at())) },
-  { id: 'child', group: 'Navigate', label: 'To the last visited child', tree: ['ArrowRight', 'l'], text: ['Alt+ArrowRight'], can: has, run: () => go(here()?.childOf(at())) },
+  { id: 'child', group: 'Navigate', label: 'To the last visited child', tree: ['ArrowRight', 'l'], text: ['Alt+ArrowRight'], can: has, run: () => go(here()?.position.childOf(at())) },
   { id: 'previous', group: 'Navigate', label: 'To the previous sibling', tree: ['ArrowUp', 'k'], text: ['Alt+ArrowUp'], can: has, run: () => sibling(-1) },
   { id: 'next', group: 'Navigate', label: 'To the next sibling', tree: ['ArrowDown', 'j'], text: ['Alt+ArrowDown'], can: has, run: () => sibling(1) },
   { id: 'branch-up', group: 'Navigate', label: 'To the branch point above', tree: ['['], text: ['Alt+['], can: has, run: () => branchPoint(-1) },
   { id: 'branch-down', group: 'Navigate', label: 'To the branch point below', tree: [']'], text: ['Alt+]'], can: has, run: () => branchPoint(1) },
   { id: 'root', group: 'Navigate', label: 'To the prompt', tree: ['r'], can: has, run: () => go(here()?.top) },
-  { id: 'back', group: 'Navigate', label: 'Back to where you were', tree: ['`'], also: 'previous last', can: has, run: () => go(here()?.previous) },
+  { id: 'back', group: 'Navigate', label: 'Back to where you were', tree: ['`'], also: 'previous last', can: has, run: () => go(here()?.position.previous) },
   { id: 'bookmark-next', group: 'Navigate', label: 'To the next bookmark', tree: [';'], can: has, run: () => nextBookmark(1) },
   { id: 'bookmark-previous', group: 'Navigate', label: 'To the previous bookmark', tree: [':'], can: has, run: () => nextBookmark(-1) },
   { id: 'edit', group: 'Write', label: 'Edit as a new sibling', tree: ['e'], also: 'rewrite change', can: has, run: () => call('edit', false) },
@@ -200,8 +201,8 @@ function collapseOthers(): void {
 function retryFailed(): void {
   const loom = here()
   if (!loom) return
-  const failed = loom.failedLanes(at())
-  void act.retry(failed.length ? failed : loom.failedLanes())
+  const failed = loom.growth.failedLanes(at())
+  void act.retry(failed.length ? failed : loom.growth.failedLanes())
 }
 
 const TWICE_MS = 1500

@@ -205,7 +205,7 @@ export async function openLoom(
       open.value = loom
       missing.value = null
     })
-    await loom.load()
+    await loom.sync.load()
   } catch (error) {
     if (turn !== wanted) return
     if (error instanceof ApiError && error.isAway) {

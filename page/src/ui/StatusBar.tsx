@@ -46,7 +46,7 @@ function Growing({ loom }: { loom: OpenLoom }) {
 
 function Nodes({ loom }: { loom: OpenLoom }) {
   loom.tree.version.value
-  const loading = loom.loading.value
+  const loading = loom.sync.loading.value
   return (
     <span class="n-nodes">
       {loading

@@ -29,7 +29,7 @@ export function isUnanswered(error: unknown): boolean {
 export function change(work: (loom: OpenLoom) => Promise<Changed>): Promise<Changed | undefined> {
   return on(async (loom) => {
     const made = await inTurn(() => work(loom))
-    loom.apply(made)
+    loom.sync.applyReply(made)
     return made
   })
 }

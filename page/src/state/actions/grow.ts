@@ -33,7 +33,7 @@ async function growing(
   }
   try {
     const job = await call(loom, { ...asked(), ...more })
-    loom.begin(job.job, job.branches ?? [])
+    loom.events.startJob(job.job, job.branches ?? [])
     spent()
     return job
   } catch (error) {
@@ -47,12 +47,12 @@ async function growing(
 
 // What fails while it grows is told as what fails at the call.
 effect(() => {
-  const failure = open.value?.lastError.value
+  const failure = open.value?.events.lastError.value
   if (!failure) return
   const loom = open.peek()!
   const again = async (other: GrowAsked) => {
-    const failed = loom.failedLanes().filter((lane) => failure.nodes.includes(lane.parent))
-    await loom.replaceLanes(failed, () => growMany(failure.nodes, other))
+    const failed = loom.growth.failedLanes().filter((lane) => failure.nodes.includes(lane.parent))
+    await loom.growth.replace(failed, () => growMany(failure.nodes, other))
   }
   untracked(() => troubled(failure.error, again) || failed(failure.error))
 })
@@ -91,11 +91,11 @@ export async function continueToEnd(node: number): Promise<void> {
 /** Grow n children of a node, and stay where one is. */
 export const growChildren = (node: number, more: GrowAsked) =>
   growing(async (loom, what) => {
-    loom.asking.value = { parent: node, n: (what.n ?? 1) * (what.models?.length || 1) }
+    loom.growth.requested.value = { parent: node, n: (what.n ?? 1) * (what.models?.length || 1) }
     try {
       return await api.grow(loom.id, node, { ...pastEnd(loom, node), ...what })
     } finally {
-      loom.asking.value = null
+      loom.growth.requested.value = null
     }
   }, more)
 
@@ -112,7 +112,7 @@ export async function search(asked: RunAsked): Promise<void> {
   const loom = open.peek()
   if (!loom) return
   const job = await api.run(loom.id, asked)
-  loom.begin(job.job, job.branches ?? [], { ...asked })
+  loom.events.startJob(job.job, job.branches ?? [], { ...asked })
   inspect('run')
 }
 
@@ -122,7 +122,7 @@ export async function retry(lanes: readonly Lane[]): Promise<void> {
   for (const [parent, below] of Map.groupBy(lanes, (lane) => lane.parent))
     for (const [name, failed] of Map.groupBy(below, (lane) => lane.model ?? model.peek()?.id)) {
       const more = { n: failed.length, ...(name === undefined ? {} : { models: [name] }) }
-      if (!(await loom?.replaceLanes(failed, () => grow(parent, more)))) return
+      if (!(await loom?.growth.replace(failed, () => grow(parent, more)))) return
     }
 }
 

@@ -24,7 +24,7 @@ async function goThrough(
   const made = await on(async (loom) => {
     try {
       const made = await inTurn(() => call(loom))
-      loom.apply(made)
+      loom.sync.applyReply(made)
       return made
     } catch (error) {
       if (!(error instanceof ApiError && error.code.startsWith('cannot_'))) throw error

@@ -1,5 +1,5 @@
 /** Hoist and fold subtrees. */
-import { without } from '../loom'
+import { without } from '../position'
 import { open } from '../session'
 
 export function hoist(node: number): void {
@@ -7,14 +7,14 @@ export function hoist(node: number): void {
   if (!loom || loom.top === node) return
   loom.hoisted.value = [...loom.hoisted.peek(), node]
   if (!loom.tree.isBelow(loom.current.peek(), node)) loom.current.value = node
-  loom.remember()
+  loom.position.saveSoon()
 }
 
 export function unhoist(): void {
   const loom = open.peek()
   if (!loom) return
   loom.hoisted.value = loom.hoisted.peek().slice(0, -1)
-  loom.remember()
+  loom.position.saveSoon()
 }
 
 export function collapse(nodes: number[], isCollapsed: boolean): void {
@@ -22,5 +22,5 @@ export function collapse(nodes: number[], isCollapsed: boolean): void {
   if (!loom) return
   const now = loom.collapsed.peek()
   loom.collapsed.value = isCollapsed ? new Set([...now, ...nodes]) : without(now, nodes)
-  loom.remember()
+  loom.position.saveSoon()
 }

@@ -20,7 +20,7 @@ export async function begin(
     const using = more.model ?? model.peek()?.id ?? null
     const made = await api.createLoom({ prompt, template: more.template, system, meta, model: using })
     location.hash = linkTo(made.name)
-    await waitFor(() => open.peek()?.id === made.id && open.peek()!.loading.peek() === null)
+    await waitFor(() => open.peek()?.id === made.id && open.peek()!.sync.loading.peek() === null)
     if (more.grow) await grow(ROOT, more.grow)
     const loom = open.peek()
     if (loom?.isChat && loom.current.peek() !== ROOT) writeMessage(loom, loom.current.peek())

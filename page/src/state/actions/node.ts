@@ -39,7 +39,7 @@ export const regenerate = (number: number) =>
     const told = await api.growWhole(loom.id, node.parent, { ...again, force })
     const [twin] = told.nodes ?? []
     if (!twin) return
-    if (!loom.tree.get(twin.node)) await loom.refresh() // the answer may be here before the feed tells of it
+    if (!loom.tree.get(twin.node)) await loom.sync.refresh() // the answer may be here before the feed tells of it
     const came = comparison(node.token_ids ?? [], twin.token_ids ?? [])
     const n = plural(node.n_tokens, 'token')
     const says = {

@@ -43,7 +43,7 @@ export async function remove(node: number, what: What = 'node'): Promise<void> {
     if (!loom.tree.get(node)) return // it had nothing yet
     const next = standsAfter(loom, node, what)
     const fold = call('removing', tops)
-    loom.next = next // the feed may tell of it before the answer does
+    loom.position.next = next // the feed may tell of it before the answer does
     const made = await taken(loom, () => api.remove(loom.id, node, what), fold)
     if (next !== null) loom.go(next)
     toldRemoved(n, made)
@@ -76,7 +76,7 @@ export async function removeMany(nodes: readonly number[]): Promise<void> {
       .path(loom.current.peek())
       .findLast((_, i, path) => path.slice(0, i + 1).every((up) => !going.has(up)))
     const fold = call('removing', tops)
-    loom.next = stays ?? null
+    loom.position.next = stays ?? null
     const made = await taken(loom, () => api.remove(loom.id, first, 'node', others), fold)
     if (stays !== undefined) loom.go(stays)
     loom.selected.value = new Set()
@@ -116,10 +116,10 @@ async function taken(loom: OpenLoom, call: () => Promise<Changed>, fold?: () => 
   try {
     const made = await inTurn(call)
     fold?.()
-    loom.apply(made)
+    loom.sync.applyReply(made)
     return made
   } finally {
-    loom.next = null
+    loom.position.next = null
   }
 }
 

@@ -8,7 +8,7 @@ export const split = (node: number, atToken: number) =>
   change((loom) => api.split(loom.id, node, { at_token: atToken }))
 
 export const merge = (node: number) =>
-  waits(open.peek()?.growsAt(node), 'to merge it') ??
+  waits(open.peek()?.growth.growsAt(node), 'to merge it') ??
   change(async (loom) => {
     const parent = loom.tree.parent(node)
     const made = await api.merge(loom.id, node)

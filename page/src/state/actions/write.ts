@@ -58,7 +58,7 @@ export async function edit(
   const made = await inTurn(() =>
     api.edit(loom.id, node, { ...said, in_place: how.inPlace }, how.inPlace ? how.rev : undefined),
   )
-  loom.apply(made)
+  loom.sync.applyReply(made)
   if (node === ROOT && how.inPlace) loom.info.value = await api.loom(loom.id)
   if (!how.inPlace) follow(made)
 }

@@ -22,7 +22,7 @@ export function Children({ loom }: { loom: OpenLoom }) {
   const [shown, setShown] = useState({ below: current, most: MOST })
   const most = shown.below === current ? shown.most : MOST
   const section = useRef<HTMLElement>(null)
-  const asking = loom.asking.value?.parent === current ? loom.asking.value.n : 0
+  const asking = loom.growth.requested.value?.parent === current ? loom.growth.requested.value.n : 0
   // Whoever grows again sees the new branches, which may be below the fold.
   useLayoutEffect(() => {
     const added = asking ? [...(section.current?.children ?? [])].slice(-asking) : []

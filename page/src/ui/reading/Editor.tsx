@@ -44,10 +44,10 @@ export function Editor({ loom, draft }: EditorProps) {
       }
       if (error.code === 'revision_mismatch') {
         // Whoever saves again has read what is there now: the answer may be here before the feed tells of it.
-        await loom.refresh().catch(() => {})
+        await loom.sync.refresh().catch(() => {})
         loom.drafts.change(draft, { rev: loom.tree.rev })
       }
-      setProblem(said(error, loom.growsAt(draft.node)))
+      setProblem(said(error, loom.growth.growsAt(draft.node)))
     } finally {
       setBusy(false)
     }

@@ -136,7 +136,7 @@ function Failed({ loom, lane }: { loom: OpenLoom; lane: LaneState }) {
         class="button plain"
         aria-label={`Dismiss branch ${lane.branch + 1}`}
         title="Dismiss"
-        onClick={() => loom.dismissLanes([lane])}
+        onClick={() => loom.growth.dismiss([lane])}
       >
         <X aria-hidden />
       </button>

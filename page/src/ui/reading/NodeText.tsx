@@ -65,7 +65,7 @@ function useTokens(
   { wanted, top }: { wanted: boolean; top: number },
 ): Token[] | null {
   const [told, setTold] = useState<{ key: string; tokens: Token[] } | null>(null)
-  const key = `${loom.weighed.value}/${shown.length}/${top}`
+  const key = `${loom.sync.contextVersion.value}/${shown.length}/${top}`
   useEffect(() => {
     if (!wanted || told?.key === key) return
     let isOver = false

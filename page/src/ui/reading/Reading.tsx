@@ -29,7 +29,7 @@ export function Reading({ loom }: { loom: OpenLoom }) {
   useStanding(loom, pane)
   loom.tree.version.value
   const current = loom.current.value
-  useLayoutEffect(() => leaveDraft(loom), [current, loom.loading.value])
+  useLayoutEffect(() => leaveDraft(loom), [current, loom.sync.loading.value])
   const path = loom.tree.path(current)
   const hasBelow =
     loom.tree.children(current).length > 0 ||
@@ -87,7 +87,7 @@ function InsertedNote({ loom }: { loom: OpenLoom }) {
 /** What is written is left when one goes where it is not shown: it waits at its node. */
 function leaveDraft(loom: OpenLoom): void {
   const draft = loom.drafts.open
-  if (!draft || loom.loading.peek() !== null) return
+  if (!draft || loom.sync.loading.peek() !== null) return
   const current = loom.current.peek()
   const isShown = draft.kind === 'child' ? draft.node === current : loom.tree.isBelow(current, draft.node)
   if (!isShown) loom.drafts.close()

@@ -10,7 +10,7 @@ const FOOT = 140 // and so far above the foot
 
 export function useStanding(loom: OpenLoom, pane: RefObject<HTMLElement>): void {
   const current = loom.current.value
-  const isLoaded = loom.loading.value === null
+  const isLoaded = loom.sync.loading.value === null
   const isAtEnd = useRef(false)
 
   useLayoutEffect(() => {

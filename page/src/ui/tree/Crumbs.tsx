@@ -13,7 +13,7 @@ export function Crumbs({ loom }: { loom: OpenLoom }) {
   const steps = [ROOT, ...hoisted]
   const backTo = (depth: number) => {
     loom.hoisted.value = hoisted.slice(0, depth)
-    loom.remember()
+    loom.position.saveSoon()
   }
   return (
     <nav class="crumbs row" aria-label="Subtree shown">

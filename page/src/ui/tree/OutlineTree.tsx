@@ -33,7 +33,7 @@ export function OutlineTree({ loom }: { loom: OpenLoom }) {
   useSize(box, look)
   useKeptPlace(box, outline, current, look)
 
-  loom.visitedVersion.value
+  loom.position.visitedVersion.value
   const version = loom.tree.version.value
   const selected = loom.selected.value
   const only = onlyHits.value

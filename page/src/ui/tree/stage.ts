@@ -74,7 +74,7 @@ export class Stage {
       effect(() => {
         mapOf(loom).value
         if (this.top !== loom.top) this.begin(loom.top)
-        if (!this.isTouched && this.hasView && loom.loading.value !== null) this.first()
+        if (!this.isTouched && this.hasView && loom.sync.loading.value !== null) this.first()
         loom.bookmarks.value
         hits.value
         this.hovered.value
@@ -113,7 +113,7 @@ export class Stage {
   /** A small tree as a whole; of a large one where one stands, if anything else is seen there. */
   private first(): void {
     this.fit(this.isOverview(), false)
-    this.isTouched = this.loom.loading.peek() === null
+    this.isTouched = this.loom.sync.loading.peek() === null
   }
 
   private isOverview(): boolean {
