@@ -108,3 +108,37 @@ def test_public_name_with_a_banned_word_is_allowed_in_its_file(tmp_path: Path) -
     path.parent.mkdir(parents=True)
     path.write_text("class NotFound: ...\nclass Found: ...\n")
     assert [breach.text for breach in prose.breaches_in_python(path)] == ["Found"]
+
+
+TYPESCRIPT = """/** What a node has. */
+interface Node { heldTokens: number[] }
+
+/**
+ * Return the node that was asked for. %s
+ */
+export function find(tree: Tree, wanted: RegExp): Node {
+  const found = tree.found.filter((each) => /['"]told/.test(each.text))
+  for (const each of found) this.made = `nobody has ${each.told} it`
+  return found[0] // with its letters
+}
+"""
+
+
+def test_typescript_file_lists_names_words_openings_and_sentences(tmp_path: Path) -> None:
+    path = tmp_path / "find.ts"
+    path.write_text(TYPESCRIPT % ("word " * 26))
+    every = list(prose.breaches_in_typescript(path))
+    assert rules_of(every) == [
+        *[("names", 2), ("names", 8), ("names", 9), ("names", 9), ("names", 9), ("names", 10)],
+        ("openings", 1),
+        ("sentences", 5),
+        *[("words", 5), ("words", 9), ("words", 10)],
+    ]
+    names = [breach.text for breach in every if breach.rule == "names"]
+    assert names == ["heldTokens", "found", "found", "made", "found", "each outside a callback"]
+
+
+def test_typescript_and_page_sources_are_listed_without_the_generated_schema() -> None:
+    names = {path.name for path in prose.sources()}
+    assert {"client.ts", "App.tsx", "test_prose.py"} & names == {"client.ts", "App.tsx"}
+    assert "schema.d.ts" not in names

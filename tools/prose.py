@@ -7,6 +7,7 @@ python -m tools.prose --update         record the counts that have fallen
 
 Rules: `names` (words banned in identifiers), `words` (words banned in docstrings, comments,
 messages and pages), `openings` (docstrings that begin with a clause), `sentences` (over 25 words).
+The same rules apply to the page's TypeScript: its comments count as docstrings.
 Subjects of commits after the recorded one have at most 72 characters.
 """
 
@@ -24,6 +25,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+from tools.typescript_tokens import Token, tokens
 
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "tools" / "prose.json"
@@ -50,10 +53,12 @@ ALLOWED_NAMES = {
     "src/weft/service/api/jobs.py": {"asked", "says"},  # fields of responses
     "src/weft/service/api/nodes.py": {"made", "said", "whole"},  # fields of responses
     "src/weft/service/server/openai/protocol.py": {"asked"},  # field of responses
+    "page/src/api/feed.ts": {"asked", "whole"},  # fields of events
     "src/weft/service/server/timeouts.py": {"connection_made"},  # method of asyncio's protocols
 }
 OPENING = re.compile(r"(?:What|Who|Whose|Where|Wherever|Whether|Which)\b")
 NAME_PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+EACH_LOOP = re.compile(r"\bfor (?:await )?\((?:const|let) each of")
 SENTENCE_END = re.compile(r"(?<=[.!?])(?:\s+|$)|\n\s*\n|\n\s*(?:[-*|]|\d+\.) |\n\s*[\w`, ]+: ")
 # Files with strings that are data: training texts, questions of a task, the words above.
 DATA = ("/recipe/corpus/", "/benchmarks/lm_eval/", "/tools/prose.py", "/test_prose.py")
@@ -79,7 +84,7 @@ def breaches_in_python(path: Path) -> Iterator[Breach]:
     tree = ast.parse(source)
     allowed = next((n for end, n in ALLOWED_NAMES.items() if path.match(end)), set[str]())
     for line, name in [(1, path.stem), *bindings(tree)]:
-        if name not in allowed and IN_NAMES & {part.lower() for part in NAME_PARTS.findall(name)}:
+        if name not in allowed and _has_banned_part(name):
             yield Breach("names", path, line, name)
     for node in ast.walk(tree):
         yield from _breaches_in_node(path, node)
@@ -101,6 +106,10 @@ def bindings(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, node.attr
             case ast.alias(asname=str(name)):
                 yield node.lineno, name
+
+
+def _has_banned_part(name: str) -> bool:
+    return bool(IN_NAMES & {part.lower() for part in NAME_PARTS.findall(name)})
 
 
 def _breaches_in_node(path: Path, node: ast.AST) -> Iterator[Breach]:
@@ -143,6 +152,30 @@ def _comments(source: str) -> Iterator[tuple[int, str]]:
             yield token.start[0], token.string
 
 
+# -- TypeScript ------------------------------------------------------------------------------------
+
+
+def breaches_in_typescript(path: Path) -> Iterator[Breach]:
+    source = path.read_text(encoding="utf-8")
+    allowed = next((n for end, n in ALLOWED_NAMES.items() if path.match(end)), set[str]())
+    names = [Token("name", 1, path.name.partition(".")[0])]
+    for token in [*names, *tokens(source, jsx=path.suffix == ".tsx")]:
+        if token.kind == "name":
+            is_checked = not token.is_field and token.text not in allowed
+            if is_checked and _has_banned_part(token.text):
+                yield Breach("names", path, token.line, token.text)
+        elif token.kind == "comment" or " " in token.text:
+            yield from _banned_words(path, token.line, token.text)
+        if token.kind == "comment":
+            yield from _long_sentences(path, token.line, token.text)
+            if OPENING.match(token.text.strip()):
+                first_line = token.text.strip().partition("\n")[0]
+                yield Breach("openings", path, token.line, first_line)
+    for match in EACH_LOOP.finditer(source):
+        line = 1 + source.count("\n", 0, match.start())
+        yield Breach("names", path, line, "each outside a callback")
+
+
 # -- prose -----------------------------------------------------------------------------------------
 
 
@@ -175,12 +208,19 @@ def _long_sentences(path: Path, first_line: int, text: str) -> Iterator[Breach]:
         start = end.end() if end else start
 
 
+READERS = {
+    ".py": breaches_in_python,
+    ".ts": breaches_in_typescript,
+    ".tsx": breaches_in_typescript,
+}
+
+
 # -- packages and their record ---------------------------------------------------------------------
 
 
 def sources() -> list[Path]:
-    """Return the tracked Python files and pages, except logs, samples and generated pages."""
-    command = ["git", "ls-files", "*.py", "*.md"]
+    """Return the tracked Python and TypeScript files and pages, except generated ones and logs."""
+    command = ["git", "ls-files", "*.py", "*.md", "page/*.ts", "page/*.tsx"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     excluded = (
         "docs/log.md",
@@ -188,6 +228,7 @@ def sources() -> list[Path]:
         "docs/errors.md",
         "tests/test_prose.py",
         "src/weft/service/server/static",
+        "page/src/api/schema.d.ts",
     )
     paths = [name for name in listed.stdout.splitlines() if not name.startswith(excluded)]
     return [ROOT / name for name in paths if (ROOT / name).is_file()]
@@ -206,7 +247,7 @@ def package_of(path: Path) -> str:
 
 def breaches(paths: list[Path]) -> Iterator[Breach]:
     for path in paths:
-        yield from breaches_in_python(path) if path.suffix == ".py" else breaches_in_page(path)
+        yield from READERS.get(path.suffix, breaches_in_page)(path)
 
 
 def counts_of(every: list[Breach]) -> dict[str, dict[str, int]]:
