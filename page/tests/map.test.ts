@@ -1,15 +1,5 @@
 import { describe, expect, it } from 'vitest'
-import {
-  across,
-  barLength,
-  COLUMN,
-  fitAll,
-  fitPlace,
-  TreeMap,
-  tints,
-  visible,
-  zoomed,
-} from '../src/model/map'
+import { barLength, COLUMN, fitAll, TreeMap, tints, visible } from '../src/model/map'
 import { LoomTree } from '../src/model/tree'
 import { wrap } from '../src/ui/tree/paint'
 import { node } from './tree.test'
@@ -50,21 +40,13 @@ describe('a map', () => {
     expect(barLength(1e6)).toBeLessThan(COLUMN)
   })
 
-  it('fits into a view, which zooms around a point', () => {
+  it('of thousands of lines fits into a view that is wider than high', () => {
     const map = new TreeMap(tree(5000), 0)
     const view = fitAll(map.box, 500, 800)
     const seen = visible(view, 500, 800)
     expect(seen.y0).toBeLessThanOrEqual(map.box.y0)
     expect(seen.y1).toBeGreaterThanOrEqual(map.box.y1)
-    expect(across(view)).toBeGreaterThan(view.scale) // far higher than wide
-    const near = zoomed(view, 8, 100, 200)
-    const at = (one: typeof view) => [(100 - one.x) / across(one), (200 - one.y) / one.scale]
-    expect(at(near)[0]).toBeCloseTo(at(view)[0]!)
-    expect(at(near)[1]).toBeCloseTo(at(view)[1]!)
-    const place = map.places.get(17)!
-    const read = fitPlace(place, view, 500, 800)
-    expect(read.scale).toBe(1)
-    expect(read.y + read.scale * place.y).toBeCloseTo(400)
+    expect(view.across).toBeGreaterThan(view.scale)
   })
 
   it('tints what it has figures of', () => {

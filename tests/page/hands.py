@@ -1,4 +1,4 @@
-"""Keys and clicks of a job in the page: pressed, counted, and compared with docs/page-keys.md."""
+"""Keys, clicks and touches in the page; counts of a job are compared with docs/page-keys.md."""
 
 from __future__ import annotations
 
@@ -71,3 +71,14 @@ class Hands:
     def counted(self) -> str:
         parts = ((self.n_keys, "key"), (self.n_clicks, "click"))
         return ", ".join(f"{n} {noun}{'' if n == 1 else 's'}" for n, noun in parts if n)
+
+
+class Fingers:
+    """Touches of a page, as a touch screen sends them."""
+
+    def __init__(self, page: Page) -> None:
+        self._session = page.context.new_cdp_session(page)
+
+    def send(self, kind: str, *points: tuple[float, float]) -> None:
+        touches = [{"x": x, "y": y, "id": i} for i, (x, y) in enumerate(points)]
+        self._session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": touches})

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from browsing import Desk, Gate, assert_accessible, expect, watched
+from tests.page.hands import Fingers
 from written_looms import file_of, node_record
 
 if TYPE_CHECKING:
@@ -311,17 +312,6 @@ def test_print_has_only_the_text_and_dark_on_light(story: Desk, page: Page) -> N
 
 
 # Fingers
-
-
-class Fingers:
-    """Touches on the map, as a touch screen sends them."""
-
-    def __init__(self, page: Page) -> None:
-        self._session = page.context.new_cdp_session(page)
-
-    def send(self, kind: str, *points: tuple[float, float]) -> None:
-        touches = [{"x": x, "y": y, "id": i} for i, (x, y) in enumerate(points)]
-        self._session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": touches})
 
 
 @pytest.mark.parametrize("look", [{"has_touch": True}])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from browsing import Desk, assert_accessible, expect
+from tests.page.hands import Fingers
 from written_looms import file_of, node_record
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ def settled(desk: Desk) -> tuple[float, float]:
     def is_still() -> bool:
         desk.painted()
         points.append(knot(desk.page))
-        return points[-1] is not None and points[-1] == points[-2]
+        is_moving = canvas(desk.page).evaluate("(it) => '__transition' in it")  # d3's
+        return not is_moving and points[-1] is not None and points[-1] == points[-2]
 
     desk.until(is_still, "the knot is visible and does not move")
     assert points[-1]
@@ -107,6 +109,69 @@ def test_map_zooms_pans_and_fits(mapped: Desk, page: Page) -> None:
     canvas(page).focus()
     mapped.press("Shift+ArrowDown", "+", "-", "-")
     assert settled(mapped) != pytest.approx(start, abs=3)
+
+
+def test_double_click_on_a_node_zooms_in_around_it(mapped: Desk, page: Page) -> None:
+    mapped.press("1")
+    start = settled(mapped)
+    canvas(page).dblclick(position={"x": start[0] + 4, "y": start[1]})
+    assert settled(mapped) == pytest.approx(start, abs=6)
+    mapped.press("ArrowDown")
+    assert settled(mapped)[1] - start[1] == pytest.approx(2 * 28, abs=3)
+
+
+def test_map_that_is_dragged_far_returns_after_one_screen(mapped: Desk, page: Page) -> None:
+    box = canvas(page).bounding_box()
+    assert box
+    left, top, bottom = box["x"] + 4, box["y"] + 4, box["y"] + box["height"] - 4
+    for _ in range(4):
+        page.mouse.move(left, top)
+        page.mouse.down()
+        page.mouse.move(left, bottom, steps=4)
+        page.mouse.up()
+    mapped.until(lambda: knot(page) is None, "the tree is below the map")
+    page.mouse.move(left, bottom)
+    page.mouse.down()
+    page.mouse.move(left, top, steps=4)
+    page.mouse.up()
+    settled(mapped)
+
+
+@pytest.mark.parametrize("look", [{"has_touch": True, "reduced_motion": "reduce"}])
+@pytest.mark.parametrize("way", ["wheel", "pinch"])
+def test_zooming_into_a_tall_map_keeps_the_column_below_the_pointer(
+    desk: Desk, page: Page, way: str
+) -> None:
+    """The tree is symmetric, so that node 26 is exactly in the vertical middle."""
+    desk.watch.allow("Multiple readback operations")  # the test's own
+    nodes = [
+        node_record(at, None if at == 0 else (at - 1) // 3, text=f"node {at} ")
+        for at in range((3**8 - 1) // 2)
+    ]
+    (desk.loom,) = desk.ask("POST", "/import", content=json.dumps(file_of(nodes)).encode())["looms"]
+    desk.remembers("treeView", "map")
+    (middle,) = (number for number, node in desk.nodes().items() if node["text"] == "node 26 ")
+    desk.visit(middle)
+    expect(page.get_by_role("img", name="Map of 3\u202f280 nodes")).to_be_visible()
+    desk.press("9")
+    start = settled(desk)
+    box = canvas(page).bounding_box()
+    assert box
+    x, y = box["x"] + start[0], box["y"] + box["height"] / 2
+    if way == "wheel":
+        page.mouse.move(x, y)
+        for _ in range(23):
+            page.mouse.wheel(0, -100)
+    else:
+        fingers = Fingers(page)
+        for _ in range(2):
+            fingers.send("touchStart", (x, y - 10), (x, y + 10))
+            for distance in range(10, 101, 2):
+                fingers.send("touchMove", (x, y - distance), (x, y + distance))
+            fingers.send("touchEnd")
+    desk.until(lambda: page.locator(".map-small").is_visible(), "a part of the map is visible")
+    desk.until(lambda: settled(desk) != start, "it is zoomed")
+    assert settled(desk)[0] == pytest.approx(start[0], abs=16)
 
 
 def test_map_has_an_accessible_tree(mapped: Desk, page: Page) -> None:

@@ -20,7 +20,7 @@ export interface Place {
 /** Units of the map: a column a level, a line a node; a unit is a pixel at scale 1. */
 export const COLUMN = 132
 export const LINE = 28
-const LONGEST = 104
+export const LONGEST = 104
 const SHORTEST = 4
 const FULL = 128 // tokens of the longest bar
 
@@ -30,18 +30,16 @@ export interface Box {
   x1: number
   y1: number
 }
+/** Where the map is on the screen, in pixels. */
 export interface View {
-  /** Pixels a unit, down. */
+  /** Pixels per unit, down. */
   scale: number
-  /** Pixels a unit across are at least so many: a tree of thousands of lines is far higher than wide. */
+  /** Pixels per unit, across. More than `scale` if a tree of thousands of lines is shown from far away. */
   across: number
-  /** Where the map's origin is on the screen, in pixels. */
+  /** The map's origin. */
   x: number
   y: number
 }
-
-/** Pixels a unit, across. */
-export const across = (view: View): number => Math.max(view.scale, view.across)
 
 export class TreeMap {
   readonly places = new Map<number, Place>()
@@ -129,48 +127,26 @@ function lowest(level: readonly Place[], y: number): number {
 // Views
 
 const SMALLEST = 0.001
-const LARGEST = 4
 
-/** All of a box within so many pixels. */
+/** The view that shows a box with a margin of so many pixels. */
 export function fitAll(box: Box, width: number, height: number, margin = 16): View {
-  const wide = Math.min(1, Math.max(SMALLEST, (width - 2 * margin) / (box.x1 - box.x0)))
+  const across = Math.min(1, Math.max(SMALLEST, (width - 2 * margin) / (box.x1 - box.x0)))
   const high = Math.max(SMALLEST, (height - 2 * margin) / Math.max(1, box.y1 - box.y0))
-  const scale = Math.min(wide, high)
+  const scale = Math.min(across, high)
   return {
     scale,
-    across: wide,
-    x: (width - wide * (box.x0 + box.x1)) / 2,
+    across,
+    x: (width - across * (box.x0 + box.x1)) / 2,
     y: (height - scale * (box.y0 + box.y1)) / 2,
   }
 }
 
-/** A place in the middle, large enough to read. */
-export function fitPlace(place: Place, view: View, width: number, height: number): View {
-  const scale = Math.max(1, view.scale)
-  return centred(place, { ...view, scale }, width, height)
-}
-
-/** The same scale, and a place in the middle. */
-export function centred(place: Place, view: View, width: number, height: number): View {
-  const x = width / 2 - across(view) * (place.x + LONGEST / 2)
-  return { ...view, x, y: height / 2 - view.scale * place.y }
-}
-
-/** Larger or smaller around a point of the screen, which stays where it is. */
-export function zoomed(view: View, by: number, x: number, y: number): View {
-  const scale = Math.max(SMALLEST, Math.min(LARGEST, view.scale * by))
-  const next = { ...view, scale }
-  next.x = x - (x - view.x) * (across(next) / across(view))
-  next.y = y - (y - view.y) * (scale / view.scale)
-  return next
-}
-
-/** What of the map a screen of so many pixels shows. */
+/** The part of the map that a screen of so many pixels shows. */
 export function visible(view: View, width: number, height: number): Box {
   return {
-    x0: -view.x / across(view),
+    x0: -view.x / view.across,
     y0: -view.y / view.scale,
-    x1: (width - view.x) / across(view),
+    x1: (width - view.x) / view.across,
     y1: (height - view.y) / view.scale,
   }
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 
 import pytest
@@ -24,6 +25,11 @@ def test_page_loads_nothing_from_other_hosts(served: Served) -> None:
     for path in linked:
         assert path.startswith("/assets/"), path
         assert served.client.get(path).status_code == 200, path
+
+
+def test_first_script_fits_in_120_kB_gzipped() -> None:
+    (script,) = BUILT.glob("assets/index-*.js")
+    assert len(gzip.compress(script.read_bytes(), mtime=0)) <= 120_000
 
 
 def test_known_etag_gets_304(served: Served) -> None:

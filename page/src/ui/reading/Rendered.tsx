@@ -1,12 +1,8 @@
 /** The nodes of a turn as one Markdown text. The view loads with the first text that needs it. */
-import { signal } from '@preact/signals'
-import type { FunctionComponent } from 'preact'
-import { useEffect } from 'preact/hooks'
 import type { OpenLoom } from '../../state/loom'
-import { failed } from '../../state/toasts'
+import { lazy } from '../lazy'
 
-const view = signal<FunctionComponent<{ text: string }> | null>(null)
-let _loading: Promise<unknown> | null = null
+const useMarkdown = lazy(async () => (await import('../markdown/MarkdownView')).MarkdownView)
 
 interface RenderedProps {
   loom: OpenLoom
@@ -15,13 +11,8 @@ interface RenderedProps {
 }
 
 export function Rendered({ loom, nodes, textOf }: RenderedProps) {
-  useEffect(() => {
-    _loading ??= import('../markdown/MarkdownView').then((loaded) => {
-      view.value = loaded.MarkdownView
-    }, failed)
-  }, [])
+  const View = useMarkdown()
   const text = nodes.map((each) => growing(loom, each) ?? textOf(each)).join('')
-  const View = view.value
   const last = nodes[nodes.length - 1]!
   return (
     <>

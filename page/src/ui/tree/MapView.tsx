@@ -1,4 +1,4 @@
-/** The tree as a map on a canvas; for those who do not see it the outline stays where it is. */
+/** The tree as a map on a canvas. Screen readers use the outline, which stays in the page. */
 import { LocateFixed, Maximize, ZoomIn, ZoomOut } from 'lucide-preact'
 import { useEffect, useRef, useState } from 'preact/hooks'
 import { label, meanP } from '../../model/label'
@@ -7,6 +7,7 @@ import { averageProbability, count, plural } from '../../model/words'
 import { provide } from '../../state/handlers'
 import type { OpenLoom } from '../../state/loom'
 import { IconButton } from '../Button'
+import { Hold } from './hold'
 import { menu, moveTo, moving, select } from './rowEvents'
 import { Stage, tint } from './stage'
 import './map.css'
@@ -24,25 +25,20 @@ export function MapView({ loom }: { loom: OpenLoom }) {
   const small = useRef<HTMLCanvasElement>(null)
   const [stage, setStage] = useState<Stage | null>(null)
   useEffect(() => {
-    const made = new Stage(loom, canvas.current!, small.current!)
-    setStage(made)
-    const undo = provide('fit', (isAll) => made.fit(isAll))
-    const onWheel = (event: WheelEvent) => {
-      event.preventDefault()
-      wheel(made, event)
-    }
-    canvas.current!.addEventListener('wheel', onWheel, { passive: false })
+    const created = new Stage(loom, canvas.current!, small.current!)
+    setStage(created)
+    const undo = provide('fit', (isAll) => created.fit(isAll))
     return () => {
       undo()
-      made.close()
+      created.close()
     }
   }, [loom])
   loom.tree.version.value
-  const askMenu = (event: MouseEvent) => {
-    const found = stage?.at(event.offsetX, event.offsetY)
-    if (found) menu.value = { node: found.node, x: event.clientX, y: event.clientY }
+  const openMenu = (event: MouseEvent) => {
+    const place = stage?.at(event.offsetX, event.offsetY)
+    if (place) menu.value = { node: place.node, x: event.clientX, y: event.clientY }
   }
-  const drag = useDrag(stage, (event) => stage && press(loom, stage, event), askMenu)
+  const hold = useRef(new Hold()).current
   return (
     <div class="map">
       <canvas
@@ -54,10 +50,20 @@ export function MapView({ loom }: { loom: OpenLoom }) {
         onKeyDown={(event) => stage && key(stage, event)}
         onContextMenu={(event) => {
           event.preventDefault()
-          drag.letGo()
-          askMenu(event)
+          hold.end()
+          openMenu(event)
         }}
-        {...drag.on}
+        onPointerDown={(event) => hold.down(event, () => openMenu(event))}
+        onPointerMove={(event) => {
+          hold.move(event)
+          if (stage) hover(stage, event)
+        }}
+        onPointerUp={() => hold.end()}
+        onPointerCancel={() => hold.end()}
+        onPointerLeave={() => {
+          if (stage) stage.hovered.value = null
+        }}
+        onClick={(event) => stage && !hold.takesClick() && press(loom, stage, event)}
       />
       <canvas
         ref={small}
@@ -83,8 +89,8 @@ export function MapView({ loom }: { loom: OpenLoom }) {
             </option>
           ))}
         </select>
-        <IconButton icon={ZoomOut} label="Zoom out" onClick={() => stage?.zoom(1 / ZOOM)} />
-        <IconButton icon={ZoomIn} label="Zoom in" onClick={() => stage?.zoom(ZOOM)} />
+        <IconButton icon={ZoomOut} label="Zoom out" onClick={() => stage?.zoomBy(1 / ZOOM)} />
+        <IconButton icon={ZoomIn} label="Zoom in" onClick={() => stage?.zoomBy(ZOOM)} />
         <IconButton icon={LocateFixed} label="Zoom to the current node" command="fit" />
         <IconButton icon={Maximize} label="Zoom to fit all" command="fit-all" />
       </div>
@@ -93,7 +99,7 @@ export function MapView({ loom }: { loom: OpenLoom }) {
   )
 }
 
-/** The words of the node that is pointed at. */
+/** The text of the node below the pointer. */
 function Words({ loom, stage }: { loom: OpenLoom; stage: Stage }) {
   const at = stage.hovered.value
   const node = at && loom.tree.get(at.node)
@@ -122,100 +128,28 @@ function Words({ loom, stage }: { loom: OpenLoom; stage: Stage }) {
   )
 }
 
-function press(loom: OpenLoom, stage: Stage, event: PointerEvent): void {
-  const found = stage.at(event.offsetX, event.offsetY)
-  if (!found) return
-  if (moving.peek() !== null) moveTo(loom, found.node)
-  else if (event.ctrlKey || event.metaKey) select(loom, found.node)
-  else loom.go(found.node)
+/** Show the text of the node below a mouse that does not drag. */
+function hover(stage: Stage, event: PointerEvent): void {
+  const isMouse = event.pointerType === 'mouse' && !event.buttons
+  const place = isMouse ? stage.at(event.offsetX, event.offsetY) : null
+  if (place || stage.hovered.peek())
+    stage.hovered.value = place && { node: place.node, x: event.clientX, y: event.clientY }
 }
 
-/** A wheel zooms, or pans across with Shift; two fingers on a pad pinch as Ctrl and a wheel. */
-function wheel(stage: Stage, event: WheelEvent): void {
-  const unit = event.deltaMode === WheelEvent.DOM_DELTA_LINE ? 16 : 1
-  if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
-    stage.pan(-unit * (event.deltaX || event.deltaY), 0)
-    return
-  }
-  const speed = event.ctrlKey ? 0.01 : 0.002
-  stage.zoom(Math.exp(-unit * speed * event.deltaY), event.offsetX, event.offsetY)
+function press(loom: OpenLoom, stage: Stage, event: MouseEvent): void {
+  const place = stage.at(event.offsetX, event.offsetY)
+  if (!place) return
+  if (moving.peek() !== null) moveTo(loom, place.node)
+  else if (event.ctrlKey || event.metaKey) select(loom, place.node)
+  else loom.go(place.node)
 }
 
 function key(stage: Stage, event: KeyboardEvent): void {
   if (event.ctrlKey || event.metaKey || event.altKey) return
   const way = { ArrowLeft: [1, 0], ArrowRight: [-1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1] }[event.key]
   if (way && event.shiftKey) stage.pan(STEP * way[0]!, STEP * way[1]!)
-  else if (event.key === '+' || event.key === '=') stage.zoom(ZOOM)
-  else if (event.key === '-') stage.zoom(1 / ZOOM)
+  else if (event.key === '+' || event.key === '=') stage.zoomBy(ZOOM)
+  else if (event.key === '-') stage.zoomBy(1 / ZOOM)
   else return
   event.preventDefault()
-}
-
-const STILL = 4 // pixels: a press that moves less is a click
-
-const HOLD_MS = 500
-
-/** Dragging pans, two fingers pinch, what did not move is a press, and a finger that stays asks. */
-function useDrag(
-  stage: Stage | null,
-  onPress: (event: PointerEvent) => void,
-  onHold: (event: PointerEvent) => void,
-) {
-  const state = useRef({ points: new Map<number, { x: number; y: number }>(), moved: 0, timer: 0 }).current
-  const point = (event: PointerEvent) => ({ x: event.offsetX, y: event.offsetY })
-  const letGo = () => {
-    clearTimeout(state.timer)
-    state.points.clear()
-  }
-  const on = {
-    onPointerDown: (event: PointerEvent) => {
-      if (event.button !== 0) return
-      ;(event.currentTarget as Element).setPointerCapture(event.pointerId)
-      if (!state.points.size) state.moved = 0
-      state.points.set(event.pointerId, point(event))
-      clearTimeout(state.timer)
-      if (event.pointerType === 'mouse' || state.points.size > 1) return
-      // Not all browsers make of a long touch what a right button does.
-      state.timer = window.setTimeout(() => {
-        if (state.moved > STILL) return
-        letGo()
-        onHold(event)
-      }, HOLD_MS)
-    },
-    onPointerMove: (event: PointerEvent) => {
-      if (!stage) return
-      const before = state.points.get(event.pointerId)
-      if (!before) {
-        const found = event.pointerType === 'mouse' ? stage.at(event.offsetX, event.offsetY) : null
-        const now = stage.hovered.peek()
-        if (found || now)
-          stage.hovered.value = found ? { node: found.node, x: event.clientX, y: event.clientY } : null
-        return
-      }
-      const now = point(event)
-      state.moved += Math.hypot(now.x - before.x, now.y - before.y)
-      const other = [...state.points].find(([id]) => id !== event.pointerId)?.[1]
-      if (other) {
-        const [was, is] = [before, now].map((each) => Math.hypot(each.x - other.x, each.y - other.y))
-        if (was! > 0) stage.zoom(is! / was!, (now.x + other.x) / 2, (now.y + other.y) / 2)
-      } else if (state.moved > STILL) {
-        stage.hovered.value = null
-        stage.pan(now.x - before.x, now.y - before.y)
-      }
-      state.points.set(event.pointerId, now)
-    },
-    onPointerUp: (event: PointerEvent) => {
-      clearTimeout(state.timer)
-      const isPress = state.points.delete(event.pointerId) && state.moved <= STILL && !state.points.size
-      if (isPress) onPress(event)
-    },
-    onPointerCancel: (event: PointerEvent) => {
-      clearTimeout(state.timer)
-      state.points.delete(event.pointerId)
-    },
-    onPointerLeave: () => {
-      if (stage) stage.hovered.value = null
-    },
-  }
-  return { on, letGo }
 }

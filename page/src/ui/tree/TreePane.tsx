@@ -8,9 +8,9 @@ import { keyFor } from '../../state/keys'
 import type { OpenLoom } from '../../state/loom'
 import { showTree, treeView } from '../../state/view'
 import { IconButton } from '../Button'
+import { lazy } from '../lazy'
 import { Bookmarks, hasBookmarks, labelling } from './Bookmarks'
 import { Crumbs } from './Crumbs'
-import { MapView } from './MapView'
 import { Moving } from './Moving'
 import { OutlineTree } from './OutlineTree'
 import { beginMove, carried, menu, menuHere, moveTo, moving, select, selectAll } from './rowEvents'
@@ -19,6 +19,8 @@ import { growSelected, Selected } from './Selected'
 import { openSelectMenu, SelectMenu } from './SelectMenu'
 import { SortSiblings } from './SortSiblings'
 import './tree.css'
+
+const useMap = lazy(async () => (await import('./MapView')).MapView)
 
 export function TreePane({ loom }: { loom: OpenLoom }) {
   useEffect(() => takeKeys(loom), [loom])
@@ -46,12 +48,17 @@ export function TreePane({ loom }: { loom: OpenLoom }) {
       <div class="tree-view" data-view={treeView.value}>
         {nothing && <p class="tree-nothing">{nothing}</p>}
         <OutlineTree loom={loom} />
-        {isMap && <MapView loom={loom} />}
+        {isMap && <LazyMap loom={loom} />}
       </div>
       <Selected loom={loom} />
       <SelectMenu loom={loom} />
     </div>
   )
+}
+
+function LazyMap({ loom }: { loom: OpenLoom }) {
+  const MapView = useMap()
+  return MapView && <MapView loom={loom} />
 }
 
 function ViewTab({ to, children }: { to: 'outline' | 'map'; children: string }) {

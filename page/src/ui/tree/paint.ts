@@ -1,5 +1,14 @@
-/** Drawing the map: what can be seen, bars first, words where there is room for them. */
-import { across, type Box, COLUMN, LINE, type Place, type TreeMap, type View, visible } from '../../model/map'
+/** Painting the map: bars first, text where there is room for it. */
+import {
+  type Box,
+  COLUMN,
+  LINE,
+  type Place,
+  type Tint,
+  type TreeMap,
+  type View,
+  visible,
+} from '../../model/map'
 import { beginning, isRightToLeft } from '../../model/words'
 
 export interface Colours {
@@ -13,6 +22,26 @@ export interface Colours {
   ramp: readonly string[]
 }
 
+/** The theme's colours: likely nodes have the colour of lines, unlikely ones are warm, scores and ages accented. */
+export function coloursOf(element: Element, tint: Tint): Colours {
+  const style = getComputedStyle(element)
+  const read = (name: string) => style.getPropertyValue(`--${name}`).trim()
+  const strong = read(tint === 'probability' ? 'warm' : 'accent')
+  const faint = mixed(read('muted'), read('line'), 0.35)
+  return {
+    bg: read('bg'),
+    line: read('line'),
+    text: read('text'),
+    muted: read('muted'),
+    accent: read('accent'),
+    hit: read('warm'),
+    ramp: Array.from({ length: STEPS }, (_, i) => mixed(strong, faint, i / (STEPS - 1))),
+  }
+}
+
+const mixed = (colour: string, other: string, part: number) =>
+  `color-mix(in srgb, ${colour} ${Math.round(100 * part)}%, ${other})`
+
 export interface Scene {
   map: TreeMap
   view: View
@@ -23,12 +52,13 @@ export interface Scene {
   marked: ReadonlySet<number>
   hits: ReadonlySet<number> | null
   hovered: number | null
-  /** 0 to 1; null: nothing to tell. */
+  /** 0 to 1; null: no value. */
   tint: (node: number) => number | null
   words: (node: number, most: number) => string
   colours: Colours
 }
 
+const STEPS = 6 // colours of the ramp
 const READS = 0.55 // words from this scale on
 const FONT = 12
 const LEADING = 15
@@ -38,19 +68,19 @@ export function paint(pen: CanvasRenderingContext2D, scene: Scene): void {
   const { view, width, height, colours } = scene
   pen.fillStyle = colours.bg
   pen.fillRect(0, 0, width, height)
-  const seen = [...thinned(scene)]
-  lines(pen, scene, seen)
+  const shown = [...thinned(scene)]
+  lines(pen, scene, shown)
   thread(pen, scene)
-  bars(pen, scene, seen)
-  if (view.scale >= READS) words(pen, scene, seen)
+  bars(pen, scene, shown)
+  if (view.scale >= READS) words(pen, scene, shown)
   const here = scene.map.places.get(scene.path[scene.path.length - 1] ?? -1)
   if (here) knot(pen, scene, here)
 }
 
-const right = (scene: Scene, place: Place) => scene.view.x + across(scene.view) * place.x
+const right = (scene: Scene, place: Place) => scene.view.x + scene.view.across * place.x
 const down = (scene: Scene, place: Place) => scene.view.y + scene.view.scale * place.y
 
-/** What is seen; of those that would be drawn on one another the first. */
+/** The visible places, without those that would cover an earlier one. */
 function* thinned(scene: Scene): Generator<Place> {
   const { map, view, width, height } = scene
   let level = -1
@@ -66,7 +96,7 @@ function* thinned(scene: Scene): Generator<Place> {
 
 /** From a node's bar to one of its children: along, down, and in. */
 function link(pen: CanvasRenderingContext2D | Path2D, scene: Scene, parent: Place, place: Place): void {
-  const k = across(scene.view)
+  const k = scene.view.across
   const [x, y] = [right(scene, place), down(scene, place)]
   const from = right(scene, parent) + k * parent.length
   const [bus, top] = [x - k * BUS, down(scene, parent)]
@@ -83,12 +113,12 @@ function link(pen: CanvasRenderingContext2D | Path2D, scene: Scene, parent: Plac
   pen.lineTo(x, y)
 }
 
-function lines(pen: CanvasRenderingContext2D, scene: Scene, seen: readonly Place[]): void {
+function lines(pen: CanvasRenderingContext2D, scene: Scene, shown: readonly Place[]): void {
   const path = new Path2D()
   const [top, bottom] = [0, scene.height]
-  for (const place of seen) {
+  for (const place of shown) {
     if (place.parent) link(path, scene, place.parent, place)
-    // Children that are out of sight hang from a line that is seen.
+    // A child outside the screen can have a visible line.
     for (const child of [place.first, place.last]) {
       if (child && (down(scene, child) < top || down(scene, child) > bottom)) link(path, scene, place, child)
     }
@@ -107,19 +137,19 @@ function thread(pen: CanvasRenderingContext2D, scene: Scene): void {
     if (parent) link(pen, scene, parent, place)
     if (i === places.length - 1) continue
     pen.moveTo(right(scene, place), down(scene, place))
-    pen.lineTo(right(scene, place) + across(scene.view) * place.length, down(scene, place))
+    pen.lineTo(right(scene, place) + scene.view.across * place.length, down(scene, place))
   }
   pen.strokeStyle = scene.colours.accent
   pen.lineWidth = 2
   pen.stroke()
 }
 
-function bars(pen: CanvasRenderingContext2D, scene: Scene, seen: readonly Place[]): void {
+function bars(pen: CanvasRenderingContext2D, scene: Scene, shown: readonly Place[]): void {
   const { view, colours, tint } = scene
-  const k = across(view)
+  const k = view.across
   const thick = Math.max(1, Math.min(3, view.scale * 6))
   const byColour = new Map<string, Place[]>()
-  for (const place of seen) {
+  for (const place of shown) {
     const strength = tint(place.node)
     const colour = scene.hits?.has(place.node)
       ? colours.hit
@@ -132,29 +162,29 @@ function bars(pen: CanvasRenderingContext2D, scene: Scene, seen: readonly Place[
   }
   for (const [colour, places] of byColour) {
     pen.fillStyle = colour
-    const high = colour === colours.muted ? 1 : thick // what has no figure is a plain line
+    const high = colour === colours.muted ? 1 : thick // without a value: a plain line
     for (const place of places) {
       const long = Math.max(1.5, k * place.length)
       pen.fillRect(right(scene, place), down(scene, place) - high / 2, long, high)
     }
   }
   pen.fillStyle = colours.accent
-  for (const place of seen) {
+  for (const place of shown) {
     if (!scene.marked.has(place.node)) continue
     const x = right(scene, place) + k * place.length + 3
     pen.fillRect(x, down(scene, place) - 3, 4, 6)
   }
 }
 
-function words(pen: CanvasRenderingContext2D, scene: Scene, seen: readonly Place[]): void {
+function words(pen: CanvasRenderingContext2D, scene: Scene, shown: readonly Place[]): void {
   const { view, colours } = scene
-  const width = COLUMN * across(view) - 2 * BUS
+  const width = COLUMN * view.across - 2 * BUS
   const nLines = Math.max(1, Math.floor((LINE * view.scale - 5) / LEADING))
   const onPath = new Set(scene.path)
   pen.font = `${FONT}px Inter, "Noto Sans", system-ui, sans-serif`
   pen.textBaseline = 'alphabetic'
   pen.textAlign = 'left'
-  for (const place of seen) {
+  for (const place of shown) {
     const text = scene.words(place.node, Math.ceil((nLines * width) / 5))
     const rows = wrapped(pen, text, width, nLines)
     pen.direction = isRightToLeft(text) ? 'rtl' : 'ltr'
@@ -167,7 +197,7 @@ function words(pen: CanvasRenderingContext2D, scene: Scene, seen: readonly Place
 
 const kept = new Map<string, string[]>()
 
-/** Text in lines of so many pixels, cut after the last. */
+/** Text in lines of `width` pixels, cut after `most` lines. */
 function wrapped(pen: CanvasRenderingContext2D, text: string, width: number, most: number): string[] {
   const key = `${Math.round(width)}/${most}/${text}`
   let rows = kept.get(key)
@@ -179,7 +209,7 @@ function wrapped(pen: CanvasRenderingContext2D, text: string, width: number, mos
   return rows
 }
 
-/** Break text at blanks, or anywhere where there are none. */
+/** Break text at spaces, or anywhere if there are none. */
 export function wrap(text: string, width: number, most: number, measure: (part: string) => number): string[] {
   const rows: string[] = []
   let rest = text
@@ -199,7 +229,7 @@ export function wrap(text: string, width: number, most: number, measure: (part: 
   return rows
 }
 
-/** How many units of a text a line takes: whole letters. */
+/** The number of code units that fit a line, without cutting a character. */
 function fitting(text: string, width: number, measure: (part: string) => number): number {
   if (measure(text) <= width) return text.length
   let [low, high] = [1, text.length]
@@ -219,19 +249,19 @@ function knot(pen: CanvasRenderingContext2D, scene: Scene, place: Place): void {
   pen.fill()
   pen.beginPath()
   pen.moveTo(x, y)
-  pen.lineTo(x + across(scene.view) * place.length, y)
+  pen.lineTo(x + scene.view.across * place.length, y)
   pen.strokeStyle = scene.colours.accent
   pen.lineWidth = 3
   pen.stroke()
 }
 
-/** The whole tree, small, and a frame around what is seen of it. */
-export function paintSmall(pen: CanvasRenderingContext2D, scene: Scene & { seen: Box }): void {
-  const { view, width, height, colours, seen } = scene
+/** The entire tree, small, and a frame around its visible part. */
+export function paintSmall(pen: CanvasRenderingContext2D, scene: Scene & { shown: Box }): void {
+  const { view, width, height, colours, shown } = scene
   pen.fillStyle = colours.bg
   pen.fillRect(0, 0, width, height)
   const path = new Path2D()
-  const k = across(view)
+  const k = view.across
   for (const place of thinned(scene))
     path.rect(right(scene, place), down(scene, place) - 0.5, Math.max(1, k * place.length), 1)
   pen.fillStyle = colours.muted
@@ -239,14 +269,14 @@ export function paintSmall(pen: CanvasRenderingContext2D, scene: Scene & { seen:
   const here = scene.map.places.get(scene.path[scene.path.length - 1] ?? -1)
   pen.fillStyle = colours.accent
   if (here) pen.fillRect(right(scene, here) - 2, down(scene, here) - 2, 4, 4)
-  const x = Math.max(0.5, view.x + k * seen.x0)
-  const y = Math.max(0.5, view.y + view.scale * seen.y0)
+  const x = Math.max(0.5, view.x + k * shown.x0)
+  const y = Math.max(0.5, view.y + view.scale * shown.y0)
   pen.strokeStyle = colours.accent
   pen.lineWidth = 1
   pen.strokeRect(
     x,
     y,
-    Math.max(3, Math.min(width - 0.5, view.x + k * seen.x1) - x),
-    Math.max(3, Math.min(height - 0.5, view.y + view.scale * seen.y1) - y),
+    Math.max(3, Math.min(width - 0.5, view.x + k * shown.x1) - x),
+    Math.max(3, Math.min(height - 0.5, view.y + view.scale * shown.y1) - y),
   )
 }

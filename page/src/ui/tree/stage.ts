@@ -1,19 +1,20 @@
-/** What the map's canvas shows: where one looks, how that moves, and when it is drawn. */
-import { effect, signal } from '@preact/signals'
+/** The view of the map's canvas: what it shows, how d3-zoom moves it, and when it is painted. */
+import { computed, effect, signal } from '@preact/signals'
+import { pointer, type Selection, select } from 'd3-selection'
+import 'd3-transition' // adds transition() to selections
+import { type D3ZoomEvent, type ZoomTransform, zoom, zoomIdentity } from 'd3-zoom'
 import { plain } from '../../model/label'
 import {
-  across,
   type Box,
-  centred,
   fitAll,
-  fitPlace,
+  LONGEST,
   type Place,
   TINTS,
   type Tint,
+  TreeMap,
   tints,
   type View,
   visible,
-  zoomed,
 } from '../../model/map'
 import { ROOT } from '../../model/tree'
 import { oneLine } from '../../model/words'
@@ -21,32 +22,44 @@ import { hits } from '../../state/finding'
 import type { OpenLoom } from '../../state/loom'
 import { among, remembered } from '../../state/storage'
 import { theme } from '../../state/view'
-import { coloursOf, mapOf } from './maps'
-import { type Colours, paint, paintSmall } from './paint'
+import { type Colours, coloursOf, paint, paintSmall } from './paint'
 
 export const tint = remembered('map.tint', 'probability', among<Tint>(TINTS, 'probability'))
 const GLIDE_MS = 200
+const LARGEST = 4 // pixels per unit
 const NEAR = 8 // pixels
-/** Trees up to so many nodes are shown as a whole at first. */
+/** A press that moves fewer pixels is a click. */
+const STILL = 4
+/** The first view of a tree with at most this many nodes shows all of them. */
 const SMALL = 60
-/** So few nodes tell nothing of a tree. */
+/** The first view also shows all if it would otherwise show fewer nodes than this. */
 const FEW = 4
 
 export class Stage {
   readonly hovered = signal<{ node: number; x: number; y: number } | null>(null)
-  private view: View = { scale: 1, across: 1, x: 0, y: 0 }
   private width = 0
   private height = 0
   private colours: Colours | null = null
-  private asked = 0
-  private glide = 0
-  private hasView = false
-  /** Where the map begins. */
+  private frame = 0
+  private transform: ZoomTransform = zoomIdentity
+  /** The minimum of `View.across`. */
+  private minAcross = 0
+  /** The root of the map. */
   private top = ROOT
-  /** Somebody has looked elsewhere: from now on the view is theirs. */
-  private isTouched = false
-  /** What fills the view, all or the current node, until one looks elsewhere: it goes with the size. */
-  private fitted: boolean | null = null
+  /** What fills the view, also after resizing: all (true), the current node (false), or what the user chose (null). */
+  private fitted: boolean | null = true
+  private readonly layout = computed(() => {
+    this.loom.tree.version.value
+    return new TreeMap(this.loom.tree, this.loom.top)
+  })
+  private readonly selection: Selection<HTMLCanvasElement, unknown, null, undefined>
+  private readonly zooming = zoom<HTMLCanvasElement, unknown>()
+    .filter((event) => !event.button)
+    .extent(() => this.extent)
+    .clickDistance(STILL)
+    .duration(glideMs())
+    .interpolate(straight)
+    .on('zoom', (event) => this.onZoom(event))
   private readonly ends: (() => void)[] = []
 
   constructor(
@@ -55,6 +68,8 @@ export class Stage {
     private readonly small: HTMLCanvasElement,
   ) {
     this.top = loom.top
+    this.selection = select(canvas)
+    this.selection.call(this.zooming).on('wheel.zoom', (event) => this.onWheel(event), { passive: false })
     const watch = new ResizeObserver(() => this.resize())
     watch.observe(canvas)
     const shade = matchMedia('(prefers-color-scheme: dark)')
@@ -69,12 +84,13 @@ export class Stage {
       effect(() => {
         theme.value
         tint.value
-        setTimeout(recolour) // once the page wears it
+        setTimeout(recolour) // after the page has the new theme
       }),
       effect(() => {
-        mapOf(loom).value
+        this.layout.value
+        this.bound()
         if (this.top !== loom.top) this.begin(loom.top)
-        if (!this.isTouched && this.hasView && loom.sync.loading.value !== null) this.first()
+        if (this.width && this.fitted !== null && loom.sync.loading.value !== null) this.first()
         loom.bookmarks.value
         hits.value
         this.hovered.value
@@ -86,134 +102,163 @@ export class Stage {
 
   close(): void {
     for (const end of this.ends) end()
-    cancelAnimationFrame(this.asked)
-    cancelAnimationFrame(this.glide)
+    cancelAnimationFrame(this.frame)
+    this.selection.interrupt()
   }
 
   private get map() {
-    return mapOf(this.loom).peek()
+    return this.layout.peek()
+  }
+
+  private get extent(): [[number, number], [number, number]] {
+    const corner: [number, number] = [this.width, this.height]
+    return [[0, 0], corner]
   }
 
   private resize(): void {
     const { clientWidth, clientHeight } = this.canvas
     if (!clientWidth || !clientHeight) return
+    const isFirst = !this.width
     this.width = clientWidth
     this.height = clientHeight
     for (const each of [this.canvas, this.small]) {
       each.width = Math.round(each.clientWidth * devicePixelRatio)
       each.height = Math.round(each.clientHeight * devicePixelRatio)
     }
-    if (!this.hasView) {
-      this.hasView = true
-      this.first()
-    } else if (this.fitted !== null) this.fit(this.fitted, false)
+    this.bound()
+    if (isFirst) this.first()
+    else if (this.fitted !== null) this.fit(this.fitted, false)
     this.draw()
   }
 
-  /** A small tree as a whole; of a large one where one stands, if anything else is seen there. */
+  /** Show all of a small tree, and the current node of a large one. */
   private first(): void {
     this.fit(this.isOverview(), false)
-    this.isTouched = this.loom.sync.loading.peek() === null
   }
 
   private isOverview(): boolean {
     if (this.map.places.size <= SMALL) return true
-    const around = this.map.within(visible(this.viewOf(false), this.width, this.height))
-    return [...around].length < FEW
+    const view = this.viewOf(this.fitting(false))
+    return [...this.map.within(visible(view, this.width, this.height))].length < FEW
   }
 
-  /** Another part of the tree is the whole now: it stands elsewhere. */
+  /** Show another subtree alone. */
   private begin(top: number): void {
     this.top = top
-    // Once the line above the map has taken its room.
-    requestAnimationFrame(() => this.hasView && this.fit(this.isOverview()))
+    // After the line above the map has changed the size of the canvas.
+    requestAnimationFrame(() => this.width && this.fit(this.isOverview()))
   }
 
-  // Looking elsewhere
+  // The view
+
+  /** The view of a transform. d3-zoom scales both axes alike; from far away the map keeps its width. */
+  private viewOf({ k, x, y }: ZoomTransform): View {
+    const across = Math.max(k, this.minAcross)
+    return { scale: k, across, x: this.width / 2 - (across / k) * (this.width / 2 - x), y }
+  }
+
+  private get view(): View {
+    return this.viewOf(this.transform)
+  }
+
+  /** The view of all nodes. */
+  private get all(): View {
+    return fitAll(this.map.box, this.width, this.height)
+  }
+
+  /** Set how far one can zoom and pan: up to a screen beyond the map, but a map as wide as the screen stays there. */
+  private bound(): void {
+    const { all, width, height } = this
+    const { x0, y0, x1, y1 } = this.map.box
+    const isTall = all.scale < all.across
+    this.minAcross = isTall ? all.across : 0
+    const padX = isTall ? (width / all.across - (x1 - x0)) / 2 : width
+    this.zooming.scaleExtent([all.scale, LARGEST]).translateExtent([
+      [x0 - padX, y0 - height],
+      [x1 + padX, y1 + height],
+    ])
+  }
 
   pan(dx: number, dy: number): void {
     this.fitted = null
-    this.look({ ...this.view, x: this.view.x + dx, y: this.view.y + dy })
+    const { k } = this.transform
+    this.zooming.translateBy(this.selection, dx / k, dy / k)
   }
 
-  zoom(by: number, x = this.width / 2, y = this.height / 2): void {
+  /** Zoom around a point of the screen, or its middle. */
+  zoomBy(by: number, at?: [number, number]): void {
     this.fitted = null
-    this.look(zoomed(this.view, by, x, y))
+    this.zooming.scaleBy(this.selection, by, at)
   }
 
   /** Show all, or the current node large enough to read. */
   fit(isAll: boolean, isSmooth = true): void {
     this.fitted = isAll
-    const to = this.viewOf(isAll)
-    if (isSmooth) this.move(to)
-    else this.look(to)
+    this.move(this.fitting(isAll), isSmooth)
   }
 
-  private viewOf(isAll: boolean): View {
+  private fitting(isAll: boolean): ZoomTransform {
+    const { x0, x1, y0, y1 } = this.map.box
     const place = this.map.places.get(this.loom.current.peek())
-    const all = fitAll(this.map.box, this.width, this.height)
-    if (isAll || !place) return all
-    return fitPlace(place, { ...this.view, across: all.across }, this.width, this.height)
+    if (isAll || !place) return this.centred((x0 + x1) / 2, (y0 + y1) / 2, this.all.scale)
+    return this.centred(place.x + LONGEST / 2, place.y, Math.max(1, this.transform.k))
   }
 
-  /** Move the part that the small map shows so that a place of it is in the middle. */
+  private centred(x: number, y: number, k: number): ZoomTransform {
+    const to = zoomIdentity
+      .translate(this.width / 2, this.height / 2)
+      .scale(k)
+      .translate(-x, -y)
+    const { zooming } = this
+    return zooming.constrain()(to, this.extent, zooming.translateExtent())
+  }
+
+  /** Centre the view on a point of the small map. */
   lookAtSmall(x: number, y: number): void {
     this.fitted = null
     const all = this.ofSmall()
-    const place = { x: (x - all.x) / across(all), y: (y - all.y) / all.scale }
-    const { view } = this
-    this.look({
-      ...view,
-      x: this.width / 2 - across(view) * place.x,
-      y: this.height / 2 - view.scale * place.y,
-    })
+    const { k } = this.transform
+    this.move(this.centred((x - all.x) / all.across, (y - all.y) / all.scale, k), false)
   }
 
   private ofSmall(): View {
     return fitAll(this.map.box, this.small.clientWidth, this.small.clientHeight, 4)
   }
 
-  private look(view: View): void {
-    this.isTouched = true
-    cancelAnimationFrame(this.glide)
-    this.view = view
+  private move(to: ZoomTransform, isSmooth = true): void {
+    const duration = isSmooth ? glideMs() : 0
+    this.zooming.transform(duration ? this.selection.transition().duration(duration) : this.selection, to)
+  }
+
+  private onZoom({ sourceEvent, transform }: D3ZoomEvent<HTMLCanvasElement, unknown>): void {
+    if (transform === this.transform) return
+    this.transform = transform
+    if (sourceEvent) this.fitted = null // a gesture
+    // Setting the transform anchors the fingers to what is now below them: `viewOf` may have moved it.
+    if (sourceEvent?.type === 'touchmove') this.zooming.transform(this.selection, transform)
     this.draw()
   }
 
-  private move(to: View): void {
-    cancelAnimationFrame(this.glide)
-    if (matchMedia('(prefers-reduced-motion: reduce)').matches) {
-      this.look(to)
-      return
-    }
-    const from = this.view
-    const began = performance.now()
-    const step = (now: number) => {
-      const done = Math.min(1, Math.max(0, (now - began) / GLIDE_MS))
-      const part = 1 - (1 - done) ** 3
-      const between = (a: number, b: number) => a + (b - a) * part
-      this.view = {
-        scale: between(from.scale, to.scale),
-        across: between(from.across, to.across),
-        x: between(from.x, to.x),
-        y: between(from.y, to.y),
-      }
-      this.draw()
-      if (done < 1) this.glide = requestAnimationFrame(step)
-    }
-    this.glide = requestAnimationFrame(step)
+  /** Zoom; with Shift, or sideways on a touchpad, pan across. */
+  private onWheel(event: WheelEvent): void {
+    event.preventDefault()
+    const unit = event.deltaMode === WheelEvent.DOM_DELTA_LINE ? 16 : 1
+    if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY))
+      this.pan(-unit * (event.deltaX || event.deltaY), 0)
+    else this.zoomBy(Math.exp(-unit * (event.ctrlKey ? 0.01 : 0.002) * event.deltaY), pointer(event))
   }
 
   /** Keep the current node in sight. */
   private follow(node: number): void {
     const place = this.map.places.get(node)
     this.draw()
-    if (!place || !this.hasView) return
-    const [x, y] = [this.view.x + across(this.view) * place.x, this.view.y + this.view.scale * place.y]
+    if (!place || !this.width) return
+    const { view, width, height } = this
+    const [x, y] = [view.x + view.across * place.x, view.y + view.scale * place.y]
     const margin = 32
-    if (x < margin || y < margin || x > this.width - 2 * margin || y > this.height - margin) {
-      this.fitted = null
-      this.move(centred(place, this.view, this.width, this.height))
+    if (x < margin || y < margin || x > width - 2 * margin || y > height - margin) {
+      if (this.loom.sync.loading.peek() === null) this.fitted = null
+      this.move(this.centred(place.x + LONGEST / 2, place.y, view.scale))
     }
   }
 
@@ -221,16 +266,15 @@ export class Stage {
   at(x: number, y: number): Place | null {
     const { view } = this
     const near = NEAR / Math.max(0.05, view.scale)
-    const found = this.map.at((x - view.x) / across(view), (y - view.y) / view.scale, near)
-    return found
+    return this.map.at((x - view.x) / view.across, (y - view.y) / view.scale, near)
   }
 
   // Drawing
 
   draw(): void {
-    if (this.asked) return
-    this.asked = requestAnimationFrame(() => {
-      this.asked = 0
+    if (this.frame) return
+    this.frame = requestAnimationFrame(() => {
+      this.frame = 0
       this.paint()
     })
   }
@@ -240,7 +284,7 @@ export class Stage {
     const { loom, map, view, width, height } = this
     this.colours ??= coloursOf(this.canvas, tint.peek())
     const { prompt, chat_template_used } = loom.info.peek()
-    const found = hits.peek()
+    const results = hits.peek()
     const scene = {
       map,
       view,
@@ -248,7 +292,7 @@ export class Stage {
       height,
       path: loom.tree.path(loom.current.peek()),
       marked: new Set(loom.bookmarks.peek()),
-      hits: found ? new Set(found.found.map((each) => each.node)) : null,
+      hits: results ? new Set(results.found.map((each) => each.node)) : null,
       hovered: this.hovered.peek()?.node ?? null,
       tint: tints(loom.tree, tint.peek()),
       words: (number: number, most: number) =>
@@ -257,19 +301,30 @@ export class Stage {
     }
     const pen = penOf(this.canvas)
     paint(pen, scene)
-    const seen = visible(view, width, height)
-    const isWhole = holds(seen, map.box)
-    this.small.hidden = isWhole
-    if (isWhole) return
+    const shown = visible(view, width, height)
+    const isComplete = contains(shown, map.box)
+    this.small.hidden = isComplete
+    if (isComplete) return
     paintSmall(penOf(this.small), {
       ...scene,
       view: this.ofSmall(),
       width: this.small.clientWidth,
       height: this.small.clientHeight,
-      seen,
+      shown,
     })
   }
 }
+
+/** Interpolate between [x, y, width] in d3-zoom so that each point of the map moves along a straight line. */
+function straight(a: readonly number[], b: readonly number[]) {
+  return (t: number): [number, number, number] => {
+    const mix = (from: number, to: number) => from + (to - from) * t
+    const k = mix(1 / a[2]!, 1 / b[2]!)
+    return [mix(a[0]! / a[2]!, b[0]! / b[2]!) / k, mix(a[1]! / a[2]!, b[1]! / b[2]!) / k, 1 / k]
+  }
+}
+
+const glideMs = () => (matchMedia('(prefers-reduced-motion: reduce)').matches ? 0 : GLIDE_MS)
 
 function penOf(canvas: HTMLCanvasElement): CanvasRenderingContext2D {
   const pen = canvas.getContext('2d', { alpha: false })!
@@ -277,5 +332,5 @@ function penOf(canvas: HTMLCanvasElement): CanvasRenderingContext2D {
   return pen
 }
 
-const holds = (outer: Box, inner: Box) =>
+const contains = (outer: Box, inner: Box) =>
   outer.x0 <= inner.x0 && outer.x1 >= inner.x1 && outer.y0 <= inner.y0 && outer.y1 >= inner.y1
