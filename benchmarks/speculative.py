@@ -126,6 +126,20 @@ class Task:
             self.texts[n, seed] = [list(node.tokens) for node in nodes]
         return self.texts[n, seed]
 
+    def decode(self, lm: weft.LM, n: int, seed: int) -> list[list[int]]:
+        """Decode n branches in lockstep by `Branch` and return their tokens."""
+        options = {name: value for name, value in self.options.items() if name != "max_tokens"}
+        with weft.Loom(lm, self.start) as loom:
+            prompt = list(loom.tokens)
+        store = weft.BranchStore(lm)
+        with weft.Branch.create(lm, seed=seed, **options) as root:
+            root.prefill(prompt)
+            branches = live = [root.fork() for _ in range(n)]
+            for _ in range(self.options["max_tokens"]):
+                live = [branch for branch in live if not branch.produce().is_stop]
+                store.commit([(branch, branch.produce().token) for branch in live])
+            return [branch.tokens[len(prompt) :] for branch in branches]
+
     def replay(self, lm: weft.LM, n: int, seed: int) -> list[list[int]]:
         """Generate the same texts with another model."""
         place, runs = lm.place(self.prompt), []
@@ -161,6 +175,7 @@ def measure(
         texts = []
         for draft, seconds in took.items():
             lm.draft = None
+            lm.clear_cache()  # twice, because the first call closes the sequences of branches
             lm.clear_cache()
             lm.draft = draft
             before, began = lm.stats(), time.process_time()

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from core.kv.listkv import ListFragments
+from fakes import Boom
 from weft._core.kv.place import Place
 from weft._core.kv.tree import TokenTree
 from weft._core.sampling import metrics
@@ -27,6 +28,8 @@ from weft.constraints.base import Matcher
 from weft.engines.base import (
     Engine,
     EngineInfo,
+    Fragment,
+    Fragments,
     FutureTokens,
     HostOutput,
     Output,
@@ -134,6 +137,21 @@ class MemoryEngine(Engine):
 
     def close(self) -> None:
         """It holds nothing of its own."""
+
+
+class Untrimmable(MemoryEngine):
+    """An engine whose fragments cannot be shortened."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        fragments = self.kv
+
+        class Fixed(type(fragments)):  # type: ignore[misc]
+            def trim(self, fragment: Fragment, length: int) -> None:
+                raise Boom("trim")
+
+        fragments.__class__ = Fixed
+        self.fragments: Fragments | None = fragments
 
 
 class Rig:

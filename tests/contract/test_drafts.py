@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import weft
-from contract.helpers import STORY, assert_close, logits_at, within
+from contract.helpers import STORY, assert_close, logits_at, prompt_ids, within
 from rig import FreeSteps, verify_always
 from shallow import shallow
-from weft import Loom
+from weft import Branch, BranchStore, Loom
 from weft._core.sched.draft_model import DraftModel
 from weft.errors import ConfigError, Unsupported
 from weft.lm.lm import LM
@@ -108,6 +108,57 @@ def test_engine_that_hides_its_kv_rejects_drafts(make: Any, kind: str) -> None:
     with pytest.raises(Unsupported, match="verifies no drafts"):
         make(kind, draft="lookup")
     assert make(kind).draft is None
+
+
+# Branches -----------------------------------------------------------------------------------------
+
+
+def decode(lm: LM, options: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Decode two branches, with a fork, a rewind, a foreign token and a prune between commits.
+
+    Returns: of each branch its tokens, perplexities, and last logits.
+    """
+    options = {name: value for name, value in options.items() if name not in ("n", "stop")}
+    store, root = BranchStore(lm), Branch.create(lm, **{"seed": 1, **options})
+    root.prefill(prompt_ids(lm, STORY))
+    branches, records = [root.fork(), root.fork()], []
+    for number in range(24):
+        if number == 10:
+            branches.append(branches[0].fork(seed=9))
+        if number == 15:
+            branches[1].rewind(4)
+        if number == 18:
+            branches.pop().prune()
+        live = [branch for branch in branches if not branch.produce().is_stop]
+        pieces = store.produce(live)
+        records += [(piece.token, piece.logprob, piece.kept_logprob) for piece in pieces]
+        tokens = [piece.token for piece in pieces]
+        if number == 12 and root.params.constraint is None:
+            tokens[0] = 77
+        store.commit(list(zip(live, tokens, strict=True)))
+    ends = [(b.tokens, b.perplexity, b.sampling_perplexity, b.logits) for b in branches]
+    root.prune_subtree()
+    return [tuple(zip(*records, strict=True)), *ends]
+
+
+@pytest.mark.parametrize("call", [name for name in CALLS if name != "stopped"])
+def test_drafts_change_no_token_and_no_logits_of_branches(
+    make: Any, kv_kind: str, call: str
+) -> None:
+    lm: LM = make(kv_kind)
+    (tokens, logprobs, kept), *ends = decode(lm, CALLS[call])
+    verify_always(lm.scheduler)
+    for _ in range(2):
+        own, *branches = decode(lm, CALLS[call])
+        assert own[0] == tokens
+        np.testing.assert_allclose(own[1], logprobs, atol=within())
+        np.testing.assert_allclose(own[2], kept, atol=within())
+        for branch, end in zip(branches, ends, strict=True):
+            assert branch[0] == end[0]
+            np.testing.assert_allclose(branch[1:3], end[1:3], rtol=within())
+            assert_close(branch[3], end[3])
+        lm.tree.check()
+    assert lm.stats().draft_accepted
 
 
 # A draft model -----------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fakes import Boom, BrokenEngine, LateFake, SequenceFake
+from fakes import BrokenEngine, LateFake, SequenceFake
 from rig import (
     N_VOCAB,
     FreeSteps,
@@ -17,6 +17,7 @@ from rig import (
     MemoryEngine,
     Parity,
     Rig,
+    Untrimmable,
     assert_result,
     constrained,
     mixed,
@@ -37,7 +38,7 @@ from weft._core.sched.ngrams import (
 )
 from weft._core.sched.speculation import MIN_GAIN, Draft, StepCosts, forced_in
 from weft._core.sched.work import FinishReason, RunResult, RunState
-from weft.engines.base import Engine, Fragment, Fragments
+from weft.engines.base import Engine
 from weft.errors import ForwardError
 
 ENGINES: dict[str, Callable[[], Engine]] = {
@@ -155,21 +156,6 @@ def test_draft_of_another_constraint_is_cut_where_its_own_forbids_it(make: MakeR
     item = constrained(place, 0, Parity(), max_tokens=20, temperature=0)
     (result,) = rig.drive(item)
     assert [token % 2 for token in result.tokens] == [n % 2 for n in range(20)]
-
-
-class Untrimmable(MemoryEngine):
-    """An engine whose fragments cannot be shortened."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        fragments = self.kv
-
-        class Fixed(type(fragments)):  # type: ignore[misc]
-            def trim(self, fragment: Fragment, length: int) -> None:
-                raise Boom("trim")
-
-        fragments.__class__ = Fixed
-        self.fragments: Fragments | None = fragments
 
 
 def test_engine_that_cannot_trim_rejected_drafts_gives_the_same_tokens() -> None:
@@ -291,6 +277,7 @@ class ConstrainedRun:
     can_verify = True
 
     def __init__(self) -> None:
+        self.sequence = object()
         self.sampler = Sampler(sampler().params, sampler().stream, Parity(3, n_accepted=7))
         self.drafts = lookup_after([5, 0, 1, 2, 3, 5, 0, 1, 2, 3])
         self.forced: list[int] = []
@@ -306,9 +293,9 @@ def test_draft_includes_all_forced_tokens_after_a_drawn_one_or_none(
     rig = with_drafts(make())
     assert rig.scheduler.queues.speculation is not None
     one: Any = ConstrainedRun()
-    plan = rig.scheduler.queues.speculation.plan([one], 0, budget, 99)
+    plan = rig.scheduler.queues.speculation.plan([one], budget, 99)
     tokens, forced = [5, 0, 1, 2, 3], [False, True, True, True, False]
-    assert plan == ({one: Draft(tokens[:n], forced[:n])} if n else {})
+    assert plan == ({one.sequence: Draft(tokens[:n], forced[:n])} if n else {})
 
 
 def test_costs_between_measured_sizes_are_interpolated() -> None:

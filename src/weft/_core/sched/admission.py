@@ -106,7 +106,7 @@ class Admission:
 
     def _pin_paths(self, job: Job) -> list[tuple[int, int]]:
         """Pin all paths of a job; return (cached slots, slots to compute) of each."""
-        job.prepare()
+        job.prepare(self.tree)
         return [claim.pin_path(self.tree) for claim in job.claims]
 
     def _unpin_paths(self, job: Job) -> None:

@@ -20,6 +20,7 @@ from .prefill import PathClaim
 from .work import Extend, Item, Run, Scores, Ticket
 
 if TYPE_CHECKING:
+    from ..kv.tree import TokenTree
     from ..sampling.params import SamplingParams
     from ..sampling.sampler import Sampler
     from .queues import JobQueues
@@ -46,7 +47,7 @@ class EngineRunJob(RunJob):
         self.in_flight: InFlightRun | None = None
         self._reported: tuple[bool, bool] | None = None  # whether it has logprobs, and entropies
 
-    def prepare(self) -> None:
+    def prepare(self, tree: TokenTree) -> None:
         """Create the claim of the prompt's path; it needs no KV, which the engine computes."""
         claim = PathClaim(self, self.sequence.base)
         claim.needs_kv = False

@@ -40,15 +40,16 @@ from .engine_runs import (
 from .jobs import CommitJob, CommitPart, Job, RunJob, new_job
 from .logits_cache import LogitsCache
 from .queues import JobQueues
-from .speculation import MAX_RUNS, Draft, Speculation, StepCosts
+from .sequences import TokenSequence
+from .speculation import MAX_RUNS, CommitRow, Draft, Speculation, StepCosts
 from .work import Counters, Extend, Item, Run, Ticket
 
 _log = logging.getLogger(__name__)
 # A step without work waits this long for events of runs that the engine generates.
 ENGINE_WAIT_S = 0.02
-# A commit, and the range of its sequences that a step runs: first … last - 1.
-CommitShare = tuple[CommitJob, int, int]
-Drafts = dict[RunJob, Draft]  # draft tokens that a step verifies
+# A commit, and the indices of its sequences that a step runs.
+CommitShare = tuple[CommitJob, list[int]]
+Drafts = dict[TokenSequence, Draft]  # draft tokens that a step verifies
 
 
 class Scheduler:
@@ -363,7 +364,7 @@ class Scheduler:
         if queues.commits:
             used = self._n_budget_tokens(runs) + sum([len(run.forced) for run in runs])
             shares = self._commit_shares(max(n_step - used, min_prefill))
-        if queues.speculation is not None and runs:
+        if queues.speculation is not None and (runs or shares):
             drafts = self._plan_drafts(queues.speculation, runs, shares, n_step - min_prefill)
         if runs or shares:
             n_before, in_flight = queues.n_transitions, self.in_flight is not None
@@ -371,7 +372,7 @@ class Scheduler:
             if not self.admission.reserve_slots(reserve, in_flight=in_flight):
                 return None
         sequence_parts = (
-            [*self._decode_parts(runs, drafts), *self._commit_parts(shares)]
+            [*self._decode_parts(runs, drafts), *self._commit_parts(shares, drafts)]
             if runs or shares
             else []
         )
@@ -458,7 +459,7 @@ class Scheduler:
 
         budget: maximum tokens.
 
-        Returns: (job, first, last): the job's sequences from index `first` to `last` - 1.
+        Returns: the commits, each with the indices of its sequences.
         """
         shares = []
         for job in list(self.queues.commits):
@@ -468,16 +469,15 @@ class Scheduler:
                 cursors = (claim.cursor for claim in job.claims if claim.cursor is not None)
                 if any(self.queues.prefill.is_being_written(cursor) for cursor in cursors):
                     continue
-            last = job.share(budget, self.queues)
-            for sequence in job.item.sequences[job.next : last]:
+            numbers = job.share(budget, self.queues)
+            sequences = [job.item.sequences[number] for number in numbers]
+            for sequence in sequences:
                 self.queues.guard(job, job.open_sequence, sequence, self.queues)
             if not job.done:
-                shares.append((job, job.next, last))
-                budget -= last - job.next
+                shares.append((job, numbers))
+                budget -= len(numbers)
                 if self.queues.runs_full_paths:
-                    budget -= sum(
-                        [sequence.depth for sequence in job.item.sequences[job.next : last]]
-                    )
+                    budget -= sum([sequence.depth for sequence in sequences])
         return shares
 
     def _plan_drafts(
@@ -491,12 +491,17 @@ class Scheduler:
 
         budget: maximum tokens of runs and commits.
         """
-        n_others = sum([last - first for _, first, last in shares])
-        spare = budget - n_others - len(runs) - sum([len(run.forced) for run in runs])
+        n_rows = len(runs) + sum([len(numbers) for _, numbers in shares])
+        if n_rows > MAX_RUNS:
+            return {}
+        rows: list[RunJob | CommitRow] = [*runs]
+        for job, numbers in shares:
+            rows += job.draft_rows(numbers, self.queues)
+        spare = budget - n_rows - sum([len(run.forced) for run in runs])
         kv = self.tree.budget
         if kv.capacity is not None:
-            spare = min(spare, kv.capacity - kv.unevictable - kv.growth * (len(runs) + 1))
-        return speculation.plan(runs, n_others, spare, self.n_ctx)
+            spare = min(spare, kv.capacity - kv.unevictable - kv.growth * (n_rows + 1))
+        return speculation.plan(rows, spare, self.n_ctx)
 
     def _reserve(
         self, runs: list[RunJob], drafts: Drafts, shares: list[CommitShare], n_before: int
@@ -505,7 +510,7 @@ class Scheduler:
 
         Args:
             runs: runs that decode; jobs are removed from this list in place.
-            drafts: draft tokens of some of them.
+            drafts: draft tokens of some sequences.
             shares: parts of commits; likewise.
             n_before: `JobQueues.n_transitions` when the lists were created. If it is still equal,
                 all jobs are admitted.
@@ -513,25 +518,30 @@ class Scheduler:
         if self.queues.n_transitions != n_before:
             runs[:] = [run for run in runs if run in self.queues.running]
             shares[:] = [share for share in shares if share[0] in self.queues.commits]
+
+        def n_drafts(sequence: TokenSequence) -> int:
+            return len(drafts[sequence].tokens) if sequence in drafts else 0
+
         for run in runs:
-            n_extra = len(run.forced) + (len(drafts[run].tokens) if run in drafts else 0)
-            run.sequence.reserve(self.tree, 1 + n_extra)
-        for job, first, last in shares:
-            for sequence in job.item.sequences[first:last]:
-                sequence.reserve(self.tree, 1)
+            run.sequence.reserve(self.tree, 1 + len(run.forced) + n_drafts(run.sequence))
+        for job, numbers in shares:
+            for number in numbers:
+                sequence = job.item.sequences[number]
+                sequence.reserve(self.tree, 1 + n_drafts(sequence))
 
     def _decode_parts(self, runs: list[RunJob], drafts: Drafts) -> list[SequencePart]:
         """Return one DecodePart and one VerifyPart per LoRA adapter.
 
         A run whose row cannot be created fails.
 
-        drafts: draft tokens of some of the runs.
+        drafts: draft tokens of some of the sequences.
         """
         by_name: dict[str | None, tuple[list[RunJob], list[Row]]] = {}
         verified: dict[str | None, list[VerifyRow]] = {}
         for run in runs:
             try:
-                entry = run.verify_row(drafts[run], self.queues) if run in drafts else None
+                draft = drafts.get(run.sequence)
+                entry = None if draft is None else run.verify_row(draft, self.queues)
                 if entry is not None:
                     verified.setdefault(entry.row.adapter, []).append(entry)
                     continue
@@ -550,10 +560,15 @@ class Scheduler:
         parts += [VerifyPart(entries, self.queues) for entries in verified.values()]
         return parts
 
-    def _commit_parts(self, shares: list[CommitShare]) -> list[SequencePart]:
-        """Return one CommitPart per share."""
+    def _commit_parts(self, shares: list[CommitShare], drafts: Drafts) -> list[SequencePart]:
+        """Return one CommitPart per share.
+
+        drafts: draft tokens of some of the sequences.
+        """
         queues = self.queues
-        parts = [queues.guard(share[0], CommitPart, *share, queues) for share in shares]
+        parts = [
+            queues.guard(job, CommitPart, job, numbers, drafts, queues) for job, numbers in shares
+        ]
         return [part for part in parts if part is not None]
 
     # Launch, wait, process outputs ------------------------------------------------------------

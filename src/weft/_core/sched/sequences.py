@@ -6,7 +6,7 @@ import logging
 import weakref
 from collections import deque
 from collections.abc import Callable, Container, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...engines.base import FutureTokens, Row, ScoreSpan
 from ..kv.place import Cursor, Node, Place, Tail, common_prefix, resolve
@@ -14,9 +14,21 @@ from ..kv.tree import TokenTree
 
 if TYPE_CHECKING:
     from .jobs import Job
+    from .logits_cache import LogitsRow
+    from .speculation import BranchDrafts
 
 _log = logging.getLogger(__name__)
 LAST_LOGITS = (0,)  # `Row.logits_at` of a row with one token
+
+
+class KeptDraft(NamedTuple):
+    """A draft token that a step has run after a sequence's own tokens.
+
+    row: the logits after it.
+    """
+
+    token: int
+    row: LogitsRow
 
 
 class TokenSequence:
@@ -28,6 +40,11 @@ class TokenSequence:
     keep is recomputed when the sequence continues.
 
         root ── base ──┤├── tokens that were run (tail) ──┤├── tokens to run ──┤
+
+    kept: draft tokens that were run after `tokens`. Their KV is at the end of the tail; whatever
+        trims or closes the sequence frees it.
+
+    drafts: the source of draft tokens for commits; None if no commit has looked for any.
 
     job: the job that runs it now; None if it is idle.
 
@@ -42,7 +59,9 @@ class TokenSequence:
         "_pin",
         "_row",
         "base",
+        "drafts",
         "job",
+        "kept",
         "lease",
         "tail",
         "tokens",
@@ -52,6 +71,8 @@ class TokenSequence:
     def __init__(self, base: Place) -> None:
         self.base = base
         self.tokens: list[int] = []
+        self.kept: list[KeptDraft] = []
+        self.drafts: BranchDrafts | None = None
         self.tail: Tail | None = None
         self.job: Job | None = None
         self.lease: Lease | None = None
@@ -178,6 +199,9 @@ class TokenSequence:
         tail = self.tail
         if tail is None or tail.fragment.length <= n:
             return
+        if self.kept and self.drafts is not None:
+            self.drafts.count_kept(len(self.kept), is_used=False)
+        self.kept = []
         tree.trim(tail.fragment, n)
         if tail.fragment.length != n:
             self.advance_base(tree, n)
@@ -214,6 +238,7 @@ class TokenSequence:
         """Free the tail with its KV, and unpin the path; `tokens` does not change."""
         tail, pin = self.tail, self._pin
         self.tail = self._pin = self._row = None
+        self.kept = []
         if tail is not None:
             tree.drop_tail(tail)
         if pin is not None:

@@ -20,15 +20,17 @@ from .ngrams import CONTEXT, Acceptance, NGramIndex, RunLookup
 if TYPE_CHECKING:
     from ..sampling.sampler import Sampler
     from .jobs import RunJob
+    from .sequences import TokenSequence
 
 MAX_DRAFT = 15  # draft tokens of a run in a step
 MAX_TOKENS = 64  # tokens of a step with drafts
 MAX_RUNS = 16  # more runs use the device well without drafts
 MIN_GAIN = 1.05  # tokens per second with drafts by tokens per second without
+_KEPT = 0.99  # of the counts of used drafts after each step, so that drafts are tried later
 
 
 class Draft(NamedTuple):
-    """Draft tokens of a run.
+    """Draft tokens of a run or of a commit's sequence.
 
     forced: for each token, True if the constraint allows only that token after the one before it.
     """
@@ -95,11 +97,75 @@ class StepCosts:
         return self._seconds[size] * max(1 - self._AGING * age, self._MIN_SHARE)
 
 
-class Speculation:
-    """Proposes draft tokens for the runs of an LM, and decides how many a step verifies.
+class BranchDrafts:
+    """Drafts of a sequence that commits extend, by prompt lookup.
 
-    The choice maximizes the expected tokens per second, from the acceptance of each run's drafts
-    and the measured time of steps. Runs without any gain step as usual.
+    A commit runs draft tokens after its token. A draft pays only if the next commits extend the
+    same sequence, so `use` counts that for all branches of the LM.
+    """
+
+    __slots__ = ("_lookup", "_use", "depth", "n_pushed", "owner")
+    _LENGTH = 6  # `Acceptance` counts by length of match; `use` has a single one
+
+    def __init__(self, owner: Speculation, lookup: RunLookup, use: Acceptance, depth: int) -> None:
+        self.owner = owner
+        self.depth = depth  # number of tokens of the path
+        self.n_pushed = 0
+        self._lookup = lookup
+        self._use = use
+
+    def push(self, token: int) -> None:
+        """Append the token of a commit."""
+        self._lookup.push(token)
+        self.depth += 1
+        self.n_pushed += 1
+
+    def count_kept(self, n: int, *, is_used: bool) -> None:
+        """Count draft tokens that were run: a commit has used them, or their KV was freed."""
+        for _ in range(n):
+            self._use.count(self._LENGTH, is_used)
+
+    def draft(self, n: int) -> list[int]:
+        """Return at most `n` draft tokens."""
+        return self._lookup.draft(n)
+
+    def chances(self, forced: Sequence[bool]) -> list[float]:
+        """Return, for each draft token, the probability that a commit uses it."""
+        use = self._use.rate(self._LENGTH)
+        self._use.forget(_KEPT)
+        return [use * chance for chance in self._lookup.chances(forced)]
+
+
+class CommitRow(NamedTuple):
+    """A sequence of a commit in a step, as `Speculation.plan` reads it.
+
+    sampler: draws the token after the committed one.
+    """
+
+    sequence: TokenSequence
+    sampler: Sampler
+    forced: Sequence[int] = ()
+
+    @property
+    def drafts(self) -> BranchDrafts | None:
+        """The source of draft tokens after the committed one."""
+        return self.sequence.drafts
+
+    @property
+    def can_verify(self) -> bool:
+        """True if draft tokens may follow the committed token."""
+        return self.drafts is not None and self.drafts.n_pushed > 1  # many fork after one token
+
+    def room(self, n_ctx: int) -> int:
+        """Return how many more tokens the sequence can get."""
+        return n_ctx - self.sequence.depth
+
+
+class Speculation:
+    """Proposes draft tokens for the runs and commits of an LM, and decides how many a step runs.
+
+    The choice maximizes the expected tokens per second, from the acceptance of each row's drafts
+    and the measured time of steps. Rows without any gain step as usual.
     """
 
     def __init__(self, tree: TokenTree, costs: StepCosts, model: DraftModel | None = None) -> None:
@@ -115,6 +181,8 @@ class Speculation:
         self.min_gain = MIN_GAIN
         self._index = NGramIndex()
         self._acceptance = Acceptance()
+        self._branch_acceptance = Acceptance()  # counts forced tokens, too
+        self._use = Acceptance()  # of the drafts of branches, see `BranchDrafts`
         if model is not None:
             return
         for node in tree.nodes():
@@ -132,6 +200,21 @@ class Speculation:
             return ModelDrafts(Acceptance(self._acceptance, limit=24.0))
         context = path_ids(cursor, max(cursor.depth - CONTEXT, 0))
         return RunLookup(self._index, context, Acceptance(self._acceptance, limit=24.0))
+
+    def push(self, sequence: TokenSequence, token: int) -> None:
+        """Append the token of a commit to the drafts of its sequence, which must be open."""
+        if self.model is not None:  # draws for runs only
+            sequence.drafts = None
+            return
+        drafts = sequence.drafts
+        if drafts is None or drafts.owner is not self or drafts.depth != sequence.depth:
+            assert sequence.tail is not None
+            cursor = sequence.tail.cursor
+            context = path_ids(cursor, max(cursor.depth - CONTEXT, 0)) + sequence.tokens
+            acceptance = Acceptance(self._branch_acceptance, limit=24.0)
+            lookup = RunLookup(self._index, context[-CONTEXT:], acceptance)
+            drafts = sequence.drafts = BranchDrafts(self, lookup, self._use, sequence.depth)
+        drafts.push(token)
 
     def is_worth_waiting(self, run: RunJob) -> bool:
         """Return True if the run should know the token that is being drawn before its next step.
@@ -151,44 +234,44 @@ class Speculation:
         return False
 
     def plan(
-        self, runs: Sequence[RunJob], n_others: int, budget: int, n_ctx: int
-    ) -> dict[RunJob, Draft]:
-        """Return the draft tokens to verify in the next step, for the runs that gain from them.
+        self, rows: Sequence[RunJob | CommitRow], budget: int, n_ctx: int
+    ) -> dict[TokenSequence, Draft]:
+        """Return the draft tokens to verify in the next step, for the rows that gain from them.
 
-        Forced tokens need no draw without drafts either. So the speed counts drawn tokens only.
+        Forced tokens of runs need no draw without drafts either. So they do not count as speed.
+        Branches commit forced tokens one by one.
 
         Args:
-            runs: runs that decode in the step.
-            n_others: tokens of other runs in the step.
+            rows: all runs and sequences of commits in the step, at most `MAX_RUNS`.
             budget: maximum number of draft tokens of the step.
             n_ctx: maximum tokens of a path.
         """
-        if not runs or len(runs) > MAX_RUNS:
-            return {}
-        n_plain = n_others + sum([1 + len(run.forced) for run in runs])
+        n_plain = sum([1 + len(row.forced) for row in rows])
         budget = min(budget, MAX_TOKENS - n_plain)
-        drafts: list[tuple[RunJob, list[int], list[bool]]] = []
+        drafts: list[tuple[TokenSequence, list[int], list[bool]]] = []
         # Of each draft: (probability, length), where the next token is not forced.
         lengths: list[list[tuple[float, int]]] = []
         queue: list[tuple[float, int, int]] = []  # (-probability, number of draft, index of length)
-        for run in runs:
-            source = run.drafts
-            if source is None or not run.can_verify:
+        for row in rows:
+            source = row.drafts
+            if source is None or not row.can_verify:
                 continue
-            room = min(MAX_DRAFT, budget, run.room(n_ctx) - 1)
+            room = min(MAX_DRAFT, budget, row.room(n_ctx) - 1)
             draft = source.draft(room) if room > 0 else []
-            forced = forced_in(run.sampler, draft) if draft else []
+            forced = forced_in(row.sampler, draft) if draft else []
+            if isinstance(row, CommitRow):
+                forced = [False] * len(forced)
             chances = enumerate(source.chances(forced[:-1]), 1)
             useful = [(chance, n) for n, chance in chances if not forced[n]]
             if useful:
                 heapq.heappush(queue, (-useful[0][0], len(drafts), 0))
-                drafts.append((run, draft, forced))
+                drafts.append((row.sequence, draft, forced))
                 lengths.append(useful)
         # Steps with forced tokens are not measured.
-        if not queue or not self.costs.is_known(n_others + len(runs)):
+        if not queue or not self.costs.is_known(len(rows)):
             return {}
         taken, best = [0] * len(drafts), [0] * len(drafts)
-        n_expected, n_step = float(len(runs)), n_plain
+        n_expected, n_step = float(len(rows)), n_plain
         best_rate = self.min_gain * n_expected / self.costs.estimate(n_plain)
         while queue:
             _, number, at = heapq.heappop(queue)
@@ -204,7 +287,7 @@ class Speculation:
             if at + 1 < len(lengths[number]):
                 heapq.heappush(queue, (-lengths[number][at + 1][0], number, at + 1))
         pairs = zip(drafts, best, strict=True)
-        return {run: Draft(draft[:n], forced[:n]) for (run, draft, forced), n in pairs if n}
+        return {path: Draft(draft[:n], forced[:n]) for (path, draft, forced), n in pairs if n}
 
 
 def forced_in(sampler: Sampler, draft: Sequence[int]) -> list[bool]:
