@@ -98,25 +98,34 @@ class StepCosts:
 
 
 class BranchDrafts:
-    """Drafts of a sequence that commits extend, by prompt lookup.
+    """Drafts of a sequence that commits extend: forced tokens, else by prompt lookup.
 
     A commit runs draft tokens after its token. A draft pays only if the next commits extend the
     same sequence, so `use` counts that for all branches of the LM.
+
+    owner: its tree has the text of the drafts.
+
+    depth: number of tokens of the path.
+
+    n_pushed: tokens of commits so far.
+
+    forced: for each of the next tokens, as far as known, True if the constraint forces it.
     """
 
-    __slots__ = ("_lookup", "_use", "depth", "n_pushed", "owner")
+    __slots__ = ("_lookup", "_use", "depth", "forced", "n_pushed", "owner")
     _LENGTH = 6  # `Acceptance` counts by length of match; `use` has a single one
 
     def __init__(self, owner: Speculation, lookup: RunLookup, use: Acceptance, depth: int) -> None:
         self.owner = owner
-        self.depth = depth  # number of tokens of the path
+        self.depth = depth
         self.n_pushed = 0
+        self.forced: list[bool] = []
         self._lookup = lookup
         self._use = use
 
     def push(self, token: int) -> None:
         """Append the token of a commit."""
-        self._lookup.push(token)
+        self._lookup.push(token, is_forced=bool(self.forced) and self.forced.pop(0))
         self.depth += 1
         self.n_pushed += 1
 
@@ -140,6 +149,8 @@ class CommitRow(NamedTuple):
     """A sequence of a commit in a step, as `Speculation.plan` reads it.
 
     sampler: draws the token after the committed one.
+
+    forced: empty, because branches commit forced tokens one by one.
     """
 
     sequence: TokenSequence
@@ -181,7 +192,6 @@ class Speculation:
         self.min_gain = MIN_GAIN
         self._index = NGramIndex()
         self._acceptance = Acceptance()
-        self._branch_acceptance = Acceptance()  # counts forced tokens, too
         self._use = Acceptance()  # of the drafts of branches, see `BranchDrafts`
         if model is not None:
             return
@@ -211,7 +221,7 @@ class Speculation:
             assert sequence.tail is not None
             cursor = sequence.tail.cursor
             context = path_ids(cursor, max(cursor.depth - CONTEXT, 0)) + sequence.tokens
-            acceptance = Acceptance(self._branch_acceptance, limit=24.0)
+            acceptance = Acceptance(self._acceptance, limit=24.0)
             lookup = RunLookup(self._index, context[-CONTEXT:], acceptance)
             drafts = sequence.drafts = BranchDrafts(self, lookup, self._use, sequence.depth)
         drafts.push(token)
@@ -239,7 +249,6 @@ class Speculation:
         """Return the draft tokens to verify in the next step, for the rows that gain from them.
 
         Forced tokens of runs need no draw without drafts either. So they do not count as speed.
-        Branches commit forced tokens one by one.
 
         Args:
             rows: all runs and sequences of commits in the step, at most `MAX_RUNS`.
@@ -257,12 +266,12 @@ class Speculation:
             if source is None or not row.can_verify:
                 continue
             room = min(MAX_DRAFT, budget, row.room(n_ctx) - 1)
-            draft = source.draft(room) if room > 0 else []
-            forced = forced_in(row.sampler, draft) if draft else []
-            if isinstance(row, CommitRow):
-                forced = [False] * len(forced)
+            draft, forced = _proposal(row, room) if room > 0 else ([], [])
+            if not draft:
+                continue
             chances = enumerate(source.chances(forced[:-1]), 1)
-            useful = [(chance, n) for n, chance in chances if not forced[n]]
+            is_commit = isinstance(row, CommitRow)
+            useful = [(chance, n) for n, chance in chances if is_commit or not forced[n]]
             if useful:
                 heapq.heappush(queue, (-useful[0][0], len(drafts), 0))
                 drafts.append((row.sequence, draft, forced))
@@ -288,6 +297,25 @@ class Speculation:
                 heapq.heappush(queue, (-lengths[number][at + 1][0], number, at + 1))
         pairs = zip(drafts, best, strict=True)
         return {path: Draft(draft[:n], forced[:n]) for (path, draft, forced), n in pairs if n}
+
+
+def _proposal(row: RunJob | CommitRow, n: int) -> tuple[list[int], list[bool]]:
+    """Return at most `n` draft tokens, and the result of `forced_in` for them.
+
+    Those of commits are the tokens that the constraint forces, if there are any.
+    """
+    source, matcher = row.drafts, row.sampler.matcher
+    assert source is not None
+    if not isinstance(source, BranchDrafts):
+        draft = source.draft(n)
+        return draft, forced_in(row.sampler, draft) if draft else []
+    draft = [] if matcher is None else list(matcher.forced(row.sampler.banned)[:n])
+    forced = [True] * (len(draft) + 1)
+    if not draft:
+        draft = source.draft(n)
+        forced = forced_in(row.sampler, draft) if draft else []
+    source.forced = forced[:-1]
+    return draft, forced
 
 
 def forced_in(sampler: Sampler, draft: Sequence[int]) -> list[bool]:
