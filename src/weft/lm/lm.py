@@ -191,7 +191,7 @@ class LM(
         A step verifies several draft tokens of a branch at the cost of little more than one. The
         text is the same, as a token is drawn from the same logits by the same random number. Drafts
         are only verified while they save time, by their acceptance and the time of steps so far.
-        Branches and AsyncLM, whose callers give one token at a time, take no drafts.
+        Commits of branches take drafts of "lookup" only. AsyncLM takes none.
 
         Raises:
             ConfigError: another value is assigned, or an LM with other tokens.
