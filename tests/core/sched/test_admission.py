@@ -192,7 +192,7 @@ def test_length_of_a_path_includes_drawn_tokens_of_a_run(make: MakeRig) -> None:
     place = rig.place([1, 2])
     extend, drawing = rig.submit(Extend(place, [3]), run(rig.place([4], place), max_tokens=9))
     job, reading = drawing.job, extend.job
-    reading.prepare()
+    reading.prepare(rig.tree)
     assert reading.longest_path() == job.longest_path() == 3
     rig.step(4)
     assert job.longest_path() == 3 + job.n_drawn > 3

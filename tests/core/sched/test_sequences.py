@@ -364,7 +364,7 @@ def test_commit_of_another_token_than_the_draft_frees_its_kv(
     commit_all(owner, [4, 5, 6, 7])
 
 
-def test_failed_commit_beside_one_of_a_draft_changes_neither(make: MakeRig) -> None:
+def test_failed_commit_with_one_of_a_draft_changes_neither(make: MakeRig) -> None:
     engine = BrokenEngine(MemoryEngine(), set())
     rig = make(engine)
     verify_always(rig.scheduler)
