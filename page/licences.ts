@@ -1,4 +1,4 @@
-/** The licences of what is in the bundle, as a file beside it: all of them ask to be passed on. */
+/** Write the licences of the bundle's packages to a file next to the bundle, as all of them require. */
 import { existsSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import type { Plugin } from 'vite'
@@ -10,18 +10,18 @@ interface Manifest {
   dependencies?: Record<string, string>
 }
 
-/** The packages that the page is made of, and what those are made of. */
+/** The packages of the page, and their dependencies. */
 function shipped(root: string): Manifest[] {
-  const found = new Map<string, Manifest>()
+  const packages = new Map<string, Manifest>()
   const todo = Object.keys(read(join(root, 'package.json')).dependencies ?? {})
   while (todo.length) {
     const name = todo.pop()!
-    if (found.has(name)) continue
+    if (packages.has(name)) continue
     const manifest = read(join(root, 'node_modules', name, 'package.json'))
-    found.set(name, manifest)
+    packages.set(name, manifest)
     todo.push(...Object.keys(manifest.dependencies ?? {}))
   }
-  return [...found.values()].sort((a, b) => (a.name < b.name ? -1 : 1))
+  return [...packages.values()].sort((a, b) => (a.name < b.name ? -1 : 1))
 }
 
 const read = (path: string): Manifest => JSON.parse(readFileSync(path, 'utf-8')) as Manifest

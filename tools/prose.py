@@ -54,6 +54,9 @@ ALLOWED_NAMES = {
     "src/weft/service/api/nodes.py": {"made", "said", "whole"},  # fields of responses
     "src/weft/service/server/openai/protocol.py": {"asked"},  # field of responses
     "page/src/api/feed.ts": {"asked", "whole"},  # fields of events
+    "page/src/model/operation.ts": {"say"},  # kind of an operation
+    "page/src/ui/start/Hints.tsx": {"aside"},  # element of HTML
+    "page/tests/*.ts": {"said"},  # field of responses
     "src/weft/service/server/timeouts.py": {"connection_made"},  # method of asyncio's protocols
 }
 OPENING = re.compile(r"(?:What|Who|Whose|Where|Wherever|Whether|Which)\b")

@@ -11,7 +11,7 @@ import { App } from './ui/App'
 
 listen()
 addEventListener('hashchange', () => {
-  // What lies above was about the loom that is left.
+  // The overlays belong to the previous loom.
   overlay.value = null
   question.peek()?.answer(false)
   void followAddress()

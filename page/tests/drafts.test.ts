@@ -1,11 +1,11 @@
 import { beforeEach, describe, expect, it } from 'vitest'
-import { standIn } from './stand_ins'
+import { installFakes } from './fakes'
 
 let Drafts: typeof import('../src/state/drafts').Drafts
-let tell: (name: string) => void
+let notify: (name: string) => void
 
 beforeEach(async () => {
-  tell = standIn().tellOtherTabs
+  notify = installFakes().notifyOtherTabs
   Drafts = (await import('../src/state/drafts')).Drafts
 })
 
@@ -18,7 +18,7 @@ const fresh = (node: number, base = 'as it was') => ({
   inPlace: false,
 })
 
-describe('what somebody writes', () => {
+describe('a draft', () => {
   it('waits once it is left, and is nothing if it was not changed', () => {
     const drafts = new Drafts('a')
     drafts.change(drafts.begin(fresh(1)), { text: 'other' })
@@ -48,18 +48,18 @@ describe('what somebody writes', () => {
     expect(drafts.open?.text).toBe('of the one\n\nof the other')
   })
 
-  it('is kept beside what another tab writes', () => {
+  it('is kept next to drafts of another tab', () => {
     const [here, there] = [new Drafts('a'), new Drafts('a')]
     here.change(here.begin(fresh(1)), { text: 'here' })
     there.change(there.begin(fresh(2)), { text: 'there' })
     here.change(here.open!, { text: 'here, more' })
     const texts = (drafts: InstanceType<typeof Drafts>) => drafts.all.value.map((each) => each.text).sort()
     expect(texts(new Drafts('a'))).toEqual(['here, more', 'there'])
-    tell('drafts.a')
+    notify('drafts.a')
     expect(texts(here)).toEqual(['here, more', 'there'])
     expect(here.open?.node).toBe(1)
     there.drop(there.open!)
-    tell('drafts.a')
+    notify('drafts.a')
     expect(texts(here)).toEqual(['here, more'])
   })
 })

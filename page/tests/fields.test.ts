@@ -3,7 +3,7 @@ import { readConstraint, readFigure, readStop, writeStop } from '../src/model/fi
 
 const limits = { n: 128, tokens: 32768 }
 
-describe('a figure that somebody typed', () => {
+describe('a typed number', () => {
   it('is taken as the server takes it', () => {
     expect(readFigure('temperature', '0,8', limits)).toEqual({ value: 0.8 })
     expect(readFigure('temperature', '0', limits)).toEqual({ value: 0 })
@@ -11,7 +11,7 @@ describe('a figure that somebody typed', () => {
     expect(readFigure('n', '128', limits)).toEqual({ value: 128 })
     expect(readFigure('seed', '9007199254740991', limits)).toEqual({ value: 9007199254740991 })
   })
-  it('is refused with what is allowed', () => {
+  it('is rejected with the allowed values', () => {
     expect(readFigure('temperature', '-1', limits)).toBe('It must be 0 or more.')
     expect(readFigure('top_p', '0', limits)).toBe('It must be above 0, at most 1.')
     expect(readFigure('n', '500', limits)).toBe('It must be 1 to 128.')
@@ -39,7 +39,7 @@ describe('a constraint', () => {
 
 describe('a stop text', () => {
   it('is written as it is typed', () => {
-    for (const each of ['\n\n', 'a\tb', '\\n', 'plain', '\\']) expect(readStop(writeStop(each))).toBe(each)
+    for (const text of ['\n\n', 'a\tb', '\\n', 'plain', '\\']) expect(readStop(writeStop(text))).toBe(text)
     expect(readStop('\\n\\n')).toBe('\n\n')
   })
 })

@@ -4,43 +4,43 @@ import { LoomTree } from '../src/model/tree'
 import { node } from './tree.test'
 
 function tree(): LoomTree {
-  const made = new LoomTree()
-  made.put([
+  const result = new LoomTree()
+  result.put([
     node(0, null, { text: 'A fox.', mean_p: null, mean_logprob: null, finish_reason: null }),
     node(1, 0, { text: ' The Fox (a.b) ran', mean_logprob: Math.log(0.9) }),
     node(2, 1, { text: ' home', mean_p: null, mean_logprob: null, finish_reason: null }),
     node(3, 0, { text: ' a fox and a fox', bookmark: '', ended: true, mean_logprob: Math.log(0.2) }),
   ])
-  return made
+  return result
 }
 
-function found(query: Partial<Query>): number[] {
+function findNodes(query: Partial<Query>): number[] {
   const texts = { tree: tree(), top: 0, prompt: '', isChat: false, isUnread: (each: number) => each === 3 }
-  return find(texts, { ...NOTHING, ...query }).found.map((each) => each.node)
+  return find(texts, { ...NOTHING, ...query }).matches.map((each) => each.node)
 }
 
 describe('a search', () => {
   it('finds words as they are, large or small', () => {
-    expect(found({ text: 'fox' })).toEqual([0, 1, 3])
-    expect(found({ text: 'Fox', isCase: true })).toEqual([1])
-    expect(found({ text: '(a.b)' })).toEqual([1])
-    expect(found({ text: 'a.b' })).toEqual([1])
-    expect(found({ text: 'axb' })).toEqual([])
+    expect(findNodes({ text: 'fox' })).toEqual([0, 1, 3])
+    expect(findNodes({ text: 'Fox', isCase: true })).toEqual([1])
+    expect(findNodes({ text: '(a.b)' })).toEqual([1])
+    expect(findNodes({ text: 'a.b' })).toEqual([1])
+    expect(findNodes({ text: 'axb' })).toEqual([])
   })
 
   it('finds patterns, and says of a broken one that it is', () => {
-    expect(found({ text: '\\bfox\\b.*fox', isRegex: true })).toEqual([3])
+    expect(findNodes({ text: '\\bfox\\b.*fox', isRegex: true })).toEqual([3])
     expect(() => pattern({ ...NOTHING, text: '(', isRegex: true })).toThrow('not complete')
-    expect(found({ text: '\\-', isRegex: true })).toEqual([]) // the stricter reading refuses it
+    expect(findNodes({ text: '\\-', isRegex: true })).toEqual([]) // it is valid without the flag u only
   })
 
   it('knows kinds of nodes, and how likely they are', () => {
-    expect(found({ kinds: new Set(['bookmarked']) })).toEqual([3])
-    expect(found({ kinds: new Set(['human']) })).toEqual([2])
-    expect(found({ kinds: new Set(['model']) })).toEqual([1, 3])
-    expect(found({ kinds: new Set(['ended', 'unread']) })).toEqual([3])
-    expect(found({ low: 0.5 })).toEqual([1])
-    expect(found({ high: 0.5, text: 'fox' })).toEqual([3])
+    expect(findNodes({ kinds: new Set(['bookmarked']) })).toEqual([3])
+    expect(findNodes({ kinds: new Set(['human']) })).toEqual([2])
+    expect(findNodes({ kinds: new Set(['model']) })).toEqual([1, 3])
+    expect(findNodes({ kinds: new Set(['ended', 'unread']) })).toEqual([3])
+    expect(findNodes({ low: 0.5 })).toEqual([1])
+    expect(findNodes({ high: 0.5, text: 'fox' })).toEqual([3])
   })
 
   it('goes from hit to hit, round and round, from wherever one stands', () => {
@@ -72,6 +72,6 @@ describe('a search', () => {
       Array.from({ length: 10_000 }, (_, i) => node(i, i ? i - 1 : null, { text: `text ${i}. `.repeat(20) })),
     )
     const texts = { tree: large, top: 0, prompt: '', isChat: false, isUnread: () => false }
-    expect(find(texts, { ...NOTHING, text: '9999' }).found).toHaveLength(1)
+    expect(find(texts, { ...NOTHING, text: '9999' }).matches).toHaveLength(1)
   })
 })

@@ -1,4 +1,4 @@
-/** Rules of the page's own sources: what only tokens.css may say, and what nobody may. */
+/** Rules of the page's own sources: what only tokens.css may define, and what no file may. */
 import { describe, expect, it } from 'vitest'
 
 const texts = import.meta.glob<string>('../src/**/*.{ts,tsx,css}', {
@@ -15,8 +15,8 @@ function withoutComments(text: string): string {
   return text.replace(/\/\*[\s\S]*?\*\//g, '').replace(/(^|\s)\/\/ .*$/gm, '$1')
 }
 
-/** Where a pattern stands, as file: what. */
-function found(pattern: RegExp, among: readonly { name: string; text: string }[]): string[] {
+/** The matches of a pattern, as "file: match". */
+function matches(pattern: RegExp, among: readonly { name: string; text: string }[]): string[] {
   return among.flatMap(({ name, text }) =>
     [...text.matchAll(pattern)].map((hit) => `${name}: ${hit[0].trim()}`),
   )
@@ -31,33 +31,33 @@ describe('the sources of the page', () => {
 
   it('name colours in tokens.css only', () => {
     const elsewhere = but('tokens.css')
-    expect(found(/#(?:[0-9a-f]{8}|[0-9a-f]{6}|[0-9a-f]{3,4})\b(?!\/)/gi, elsewhere)).toEqual([])
-    expect(found(/\b(?:rgba?|hsla?|hwb|lab|lch|oklab|oklch)\(/gi, elsewhere)).toEqual([])
+    expect(matches(/#(?:[0-9a-f]{8}|[0-9a-f]{6}|[0-9a-f]{3,4})\b(?!\/)/gi, elsewhere)).toEqual([])
+    expect(matches(/\b(?:rgba?|hsla?|hwb|lab|lch|oklab|oklch)\(/gi, elsewhere)).toEqual([])
     const named =
       /(?:color|background|border|outline|fill|stroke)[\w-]*:[^;{}]*\b(?:white|black|red|green|blue|gr[ae]y|orange|yellow|silver)\b/gi
-    expect(found(named, styles)).toEqual([])
+    expect(matches(named, styles)).toEqual([])
   })
 
   it('name sizes of type and durations in tokens.css only', () => {
     const elsewhere = styles.filter(({ name }) => name !== 'tokens.css' && name !== 'fonts.css')
-    expect(found(/\bfont(?:-family|-size)?:[^;]*\d(?:px|rem|pt)[^;]*;/g, elsewhere)).toEqual([])
-    expect(found(/\b(?:transition|animation)[\w-]*:[^;]*\b\d*\.?\d+m?s\b[^;]*;/g, elsewhere)).toEqual([])
+    expect(matches(/\bfont(?:-family|-size)?:[^;]*\d(?:px|rem|pt)[^;]*;/g, elsewhere)).toEqual([])
+    expect(matches(/\b(?:transition|animation)[\w-]*:[^;]*\b\d*\.?\d+m?s\b[^;]*;/g, elsewhere)).toEqual([])
   })
 
   it('make no markup of texts', () => {
     const ways =
       /\b(?:innerHTML|outerHTML|dangerouslySetInnerHTML|insertAdjacentHTML|DOMParser|srcdoc|createContextualFragment)\b|document\.write|\beval\(|new Function\(/g
-    expect(found(ways, files)).toEqual([])
+    expect(matches(ways, files)).toEqual([])
   })
 
-  it('ask nobody but the server', () => {
-    expect(found(/(?:fetch|EventSource|import|url)\(\s*['"`]?(?:https?:)?\/\//g, files)).toEqual([])
-    expect(found(/@import\s+['"](?:https?:)?\/\//g, files)).toEqual([])
-    expect(found(/\b(?:sendBeacon|XMLHttpRequest|WebSocket|importScripts)\b/g, files)).toEqual([])
+  it('request only from the server', () => {
+    expect(matches(/(?:fetch|EventSource|import|url)\(\s*['"`]?(?:https?:)?\/\//g, files)).toEqual([])
+    expect(matches(/@import\s+['"](?:https?:)?\/\//g, files)).toEqual([])
+    expect(matches(/\b(?:sendBeacon|XMLHttpRequest|WebSocket|importScripts)\b/g, files)).toEqual([])
   })
 
   it('move with transform and opacity only', () => {
-    const moved = found(/\btransition(?:-property)?:([^;]*);/g, styles)
+    const moved = matches(/\btransition(?:-property)?:([^;]*);/g, styles)
     const allowed =
       /transition(?:-property)?:\s*(?:none|(?:(?:opacity|transform)\s*(?:var\(--[a-z]+\))?\s*,?\s*)+);/
     expect(moved.filter((each) => !allowed.test(each))).toEqual([])

@@ -1,8 +1,8 @@
 import { beforeEach, describe, expect, it } from 'vitest'
 import type { Binding } from '../src/state/keys'
-import { standIn } from './stand_ins'
+import { installFakes } from './fakes'
 
-/** What browsers keep for themselves, or what somebody would be hurt to lose. */
+/** Keys that browsers reserve, or whose loss would hurt users. */
 const FORBIDDEN = [
   ...'wtnrlqpdhj123456789'.split('').map((key) => `Mod+${key}`),
   ...'wtnrjci'.split('').map((key) => `Mod+Shift+${key}`),
@@ -48,7 +48,7 @@ function event(name: string, isMac = false): KeyboardEvent {
 
 describe.each(['Linux x86_64', 'MacIntel'])('the table of keys on %s', (platform) => {
   beforeEach(async () => {
-    standIn(platform)
+    installFakes(platform)
     keys = await import('../src/state/keys')
   })
 
@@ -62,14 +62,14 @@ describe.each(['Linux x86_64', 'MacIntel'])('the table of keys on %s', (platform
     expect(new Set(ids).size).toBe(ids.length)
     const labels = keys.bindings.map((each) => each.label)
     expect(new Set(labels).size).toBe(labels.length)
-    for (const each of keys.bindings) expect(each.label).toMatch(/^[A-Z][^!]+[^.!]$/)
+    for (const binding of keys.bindings) expect(binding.label).toMatch(/^[A-Z][^!]+[^.!]$/)
   })
 
   it.each(zones)('takes no key of the browser in the zone %s', (zone) => {
     expect(of(zone).filter(([key]) => FORBIDDEN.includes(key))).toEqual([])
   })
 
-  it('takes no key from somebody who types', () => {
+  it('leaves keys to a text field', () => {
     const stolen = of('text').filter(([key]) => !/^(?:Mod|Alt)\+/.test(key) && !/^F\d+$/.test(key))
     expect(stolen).toEqual([])
   })
@@ -94,8 +94,8 @@ describe.each(['Linux x86_64', 'MacIntel'])('the table of keys on %s', (platform
     expect(keys.shown('+')).toBe('+')
   })
 
-  it('can be asked before anything is open', () => {
-    for (const each of keys.bindings) expect(() => each.can?.()).not.toThrow()
+  it('can be evaluated before anything is open', () => {
+    for (const binding of keys.bindings) expect(() => binding.can?.()).not.toThrow()
     // Presets are there for the first loom, too; nothing else with a condition can be done.
     const can = keys.bindings.filter((each) => each.can?.()).map((each) => each.id)
     expect(can.filter((each) => !each.startsWith('preset-'))).toEqual([])

@@ -2,21 +2,21 @@ import { describe, expect, it } from 'vitest'
 import { label, marks, meanP, nothing, plain, spoken } from '../src/model/label'
 import { node } from './tree.test'
 
-const said = (text: string, more = {}) => label(node(1, 0, { text, ...more }), '', false)
+const labelOf = (text: string, more = {}) => label(node(1, 0, { text, ...more }), '', false)
 
 describe('what a node says of itself', () => {
   it('is its first words on one line', () => {
-    expect(said('  One\n\ntwo\tthree ')).toEqual({ text: 'One two three', isNote: false })
-    expect(said('w'.repeat(400)).text).toHaveLength(80)
-    expect(Array.from(said('🦊'.repeat(100)).text)).toHaveLength(80)
+    expect(labelOf('  One\n\ntwo\tthree ')).toEqual({ text: 'One two three', isNote: false })
+    expect(labelOf('w'.repeat(400)).text).toHaveLength(80)
+    expect(Array.from(labelOf('🦊'.repeat(100)).text)).toHaveLength(80)
   })
 
   it('is in words where there is no text', () => {
-    expect(said('', { ended: true })).toEqual({ text: '(ended immediately)', isNote: true })
-    expect(said('').text).toBe('(empty)')
+    expect(labelOf('', { ended: true })).toEqual({ text: '(ended immediately)', isNote: true })
+    expect(labelOf('').text).toBe('(empty)')
     expect([nothing(true), nothing(false)]).toEqual(['(ended immediately)', '(empty)'])
-    expect(said('', { growing: true }).text).toBe('growing')
-    expect(said(' \n')).toEqual({ text: '·⏎', isNote: true })
+    expect(labelOf('', { growing: true }).text).toBe('growing')
+    expect(labelOf(' \n')).toEqual({ text: '·⏎', isNote: true })
   })
 
   it('leaves out what a template of a chat puts around', () => {

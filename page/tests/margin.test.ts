@@ -3,7 +3,7 @@ import { placed } from '../src/model/margin'
 
 const note = (node: number, top: number, height = 20, isFirm = false) => ({ node, top, height, isFirm })
 
-describe('notes beside the text', () => {
+describe('notes in the margin', () => {
   it('stand at their lines, or a little below', () => {
     expect([...placed([note(0, 0, 20, true), note(1, 30, 40, true), note(2, 60)])]).toEqual([
       [0, 0],

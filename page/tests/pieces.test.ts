@@ -39,7 +39,7 @@ describe('tokens in a text', () => {
     expect(piecesOf(of(' Once', ' upon'), 'Once upon')![0]).toEqual({ first: 0, count: 1, start: 0, end: 4 })
   })
 
-  it('are found once for a text', () => {
+  it('are searched once for a text', () => {
     const tokens = of('Once', ' upon')
     expect(piecesOf(tokens, 'Once upon')).toBe(piecesOf(tokens, 'Once upon'))
     expect(piecesOf(tokens, 'upon')).toHaveLength(1)

@@ -22,7 +22,7 @@ const params = {
 const grown = node(7, 0, { params, branch: 2 })
 
 describe('a node', () => {
-  it('tells what it was drawn with that is not neutral', () => {
+  it('lists its settings that are not neutral', () => {
     expect(drawnWith(params)).toEqual([
       ['Temperature', '0.8'],
       ['Min-p', '0.05'],
@@ -31,7 +31,7 @@ describe('a node', () => {
     ])
   })
 
-  it('is asked for again with what differs from the model’s own defaults', () => {
+  it('is repeated with settings that differ from the model’s own defaults', () => {
     expect(againAsked(grown, { temperature: 0.8 })).toEqual({
       n: 1,
       seed: 317,
@@ -44,7 +44,7 @@ describe('a node', () => {
     expect(againAsked(grown, { temperature: 0.6 })).toMatchObject({ temperature: 0.8 })
   })
 
-  it('is asked for again with DRY, XTC and top-nσ', () => {
+  it('is repeated with DRY, XTC and top-nσ', () => {
     const drawn = {
       ...params, dry_multiplier: 0.8, dry_sequence_breakers: ['\n'], xtc_probability: 0, top_n_sigma: 1.5,
     } // biome-ignore format: short
@@ -77,11 +77,11 @@ describe('a node', () => {
 
   it('is written for a shell and for Python', () => {
     const root = { prompt: 'Hi', template: true }
-    const made = recipe(grown, 'a loom', againAsked(grown, {}), root)
-    expect(curl(made, 'http://x', false)).toContain("don'\\''t")
-    expect(curl(made, 'http://x', true)).toContain('$WEFT_API_KEY')
-    expect(python(made, 'http://x', false)).toContain('wait=True')
-    expect(python(made, 'http://x', false)).toContain('with weft.Client("http://x") as client:')
+    const request = recipe(grown, 'a loom', againAsked(grown, {}), root)
+    expect(curl(request, 'http://x', false)).toContain("don'\\''t")
+    expect(curl(request, 'http://x', true)).toContain('$WEFT_API_KEY')
+    expect(python(request, 'http://x', false)).toContain('wait=True')
+    expect(python(request, 'http://x', false)).toContain('with weft.Client("http://x") as client:')
     const written = recipe(node(7, 3), 'l', againAsked(node(7, 3), {}), root)
     expect(python(written, 'http://x', false)).toContain('client.add("l", parent=3, text="text 7")')
     const message = node(7, 3, { text: '<|user|>Hi<|end|>', said: 'Hi' })

@@ -16,7 +16,7 @@ describe('a search', () => {
     expect([...prunedIn([], null)]).toEqual([])
   })
 
-  it('tells what it kept first, in its order', () => {
+  it('lists kept candidates first, in their order', () => {
     expect(candidateRows(rounds[0]!).map((each) => [each.node, each.isKept])).toEqual([
       [3, true],
       [1, true],
@@ -33,7 +33,7 @@ describe('a search', () => {
     expect(rows[1]!.bar).toBeCloseTo(Math.exp(-0.5))
   })
 
-  it('tells what it spent, at the end what all of it cost', () => {
+  it('reports the cost so far, and the total at the end', () => {
     expect(spentBy(rounds, null)).toMatchObject({ tokens: 200, seconds: 2, stopped: '' })
     expect(spentBy(rounds, { cost: { tokens: 250, stopped: 'tokens' } })).toMatchObject({
       tokens: 250,

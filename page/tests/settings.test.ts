@@ -1,6 +1,6 @@
 import { beforeEach, describe, expect, it } from 'vitest'
 import type { OpenLoom } from '../src/state/loom'
-import { standIn } from './stand_ins'
+import { installFakes } from './fakes'
 
 let settings: typeof import('../src/state/settings')
 let session: typeof import('../src/state/session')
@@ -9,7 +9,7 @@ let kept: Map<string, string>
 const loom = (id: string) => ({ id }) as OpenLoom
 
 beforeEach(async () => {
-  kept = standIn().kept
+  kept = installFakes().kept
   settings = await import('../src/state/settings')
   session = await import('../src/state/session')
 })
@@ -70,11 +70,11 @@ describe('settings', () => {
     expect(settings.settings.value.top_k).toBe(40)
   })
 
-  it('leave to the server what nobody set', () => {
-    const asked = settings.asked(settings.NEUTRAL)
-    expect(asked).not.toHaveProperty('seed')
-    expect(asked).not.toHaveProperty('stop')
-    expect(settings.asked({ ...settings.NEUTRAL, seed: 0, stop: ['\n'] })).toMatchObject({
+  it('leave unset values to the server', () => {
+    const request = settings.growRequest(settings.NEUTRAL)
+    expect(request).not.toHaveProperty('seed')
+    expect(request).not.toHaveProperty('stop')
+    expect(settings.growRequest({ ...settings.NEUTRAL, seed: 0, stop: ['\n'] })).toMatchObject({
       seed: 0,
       stop: ['\n'],
     })

@@ -1,10 +1,10 @@
 import { beforeEach, expect, it } from 'vitest'
-import { standIn } from './stand_ins'
+import { installFakes } from './fakes'
 
 let notes: typeof import('../src/state/toasts')
 
 beforeEach(async () => {
-  standIn()
+  installFakes()
   notes = await import('../src/state/toasts')
 })
 

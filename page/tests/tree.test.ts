@@ -20,9 +20,9 @@ export function node(number: number, parent: number | null, more: Partial<Node> 
 }
 
 function tree(): LoomTree {
-  const made = new LoomTree()
-  made.put([node(0, null), node(1, 0), node(2, 1), node(3, 1), node(4, 0)])
-  return made
+  const result = new LoomTree()
+  result.put([node(0, null), node(1, 0), node(2, 1), node(3, 1), node(4, 0)])
+  return result
 }
 
 describe('a tree', () => {
@@ -35,29 +35,29 @@ describe('a tree', () => {
   })
 
   it('forgets what stands below a removed node', () => {
-    const made = tree()
-    made.remove([1])
-    expect([...made.preorder()]).toEqual([0, 4])
-    expect(made.get(3)).toBeUndefined()
-    expect(made.below(0)).toBe(1)
+    const loom = tree()
+    loom.remove([1])
+    expect([...loom.preorder()]).toEqual([0, 4])
+    expect(loom.get(3)).toBeUndefined()
+    expect(loom.below(0)).toBe(1)
   })
 
   it('takes a node that moved from its old parent', () => {
-    const made = tree()
-    made.put([node(3, 4)])
-    expect([...made.preorder()]).toEqual([0, 1, 2, 4, 3])
+    const loom = tree()
+    loom.put([node(3, 4)])
+    expect([...loom.preorder()]).toEqual([0, 1, 2, 4, 3])
   })
 
   it('has children in the order that the server says', () => {
-    const made = tree()
-    made.order({ 1: [3, 2], 0: [4, 1, 9] })
-    expect([...made.preorder()]).toEqual([0, 4, 1, 3, 2])
+    const loom = tree()
+    loom.order({ 1: [3, 2], 0: [4, 1, 9] })
+    expect([...loom.preorder()]).toEqual([0, 4, 1, 3, 2])
   })
 
   it('finds branch points both ways', () => {
-    const made = tree()
-    expect(made.branchPoint(2, -1, (children) => children[0]!)).toBe(1)
-    expect(made.branchPoint(0, 1, (children) => children[0]!)).toBe(1)
-    expect(made.branchPoint(2, 1, (children) => children[0]!)).toBeNull()
+    const loom = tree()
+    expect(loom.branchPoint(2, -1, (children) => children[0]!)).toBe(1)
+    expect(loom.branchPoint(0, 1, (children) => children[0]!)).toBe(1)
+    expect(loom.branchPoint(2, 1, (children) => children[0]!)).toBeNull()
   })
 })

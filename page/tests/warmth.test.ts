@@ -4,7 +4,7 @@ import { warmthSpoken, warmthWords } from '../src/model/warmth'
 const kv = (state: 'hot' | 'host' | 'partly' | 'cold', pinned = false) => ({ state, bytes: 0, pinned })
 
 describe('where KV is', () => {
-  it('has words beside a pointer', () => {
+  it('has words for the tooltip', () => {
     expect(warmthWords(kv('cold'))).toBe('KV not cached: computed when needed')
     expect(warmthWords(kv('hot', true))).toBe('KV cached: nothing is computed again (pinned)')
   })

@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest'
 import { formatOf, inOrder } from '../src/model/formats'
-import { next, said } from '../src/model/operation'
+import { next, operationText } from '../src/model/operation'
 import { loading } from '../src/model/progress'
 import { samples } from '../src/model/samples'
 import { percent, shareReused, timesShared } from '../src/model/saving'
@@ -63,9 +63,9 @@ describe('what stands around the panes', () => {
   })
 
   it('says what undo and redo would turn', () => {
-    expect(said({ ...did, kind: 'remove', n_removed: 3 })).toBe('removal of 3 nodes')
-    expect(said({ ...did, kind: 'grow', n_added: 1 })).toBe('growth of 1 node')
-    expect(said({ ...did, kind: 'bookmark', n_changed: 1 })).toBe('bookmark')
+    expect(operationText({ ...did, kind: 'remove', n_removed: 3 })).toBe('removal of 3 nodes')
+    expect(operationText({ ...did, kind: 'grow', n_added: 1 })).toBe('growth of 1 node')
+    expect(operationText({ ...did, kind: 'bookmark', n_changed: 1 })).toBe('bookmark')
     const log = [
       { ...did, kind: 'remove', n_removed: 2, rev: 3, state: 'undone' },
       { ...did, kind: 'grow', n_added: 4, rev: 2 },
@@ -85,7 +85,7 @@ describe('what stands around the panes', () => {
 
 describe('a text that is cut', () => {
   const family = '👩‍👩‍👧‍👦'
-  it('keeps what is read as one letter whole', () => {
+  it('keeps a grapheme complete', () => {
     expect(beginning('abc', 2)).toBe('ab')
     expect(beginning('abc', 3)).toBe('abc')
     expect(beginning(`ab${family}c`, 5)).toBe('ab')
@@ -98,13 +98,13 @@ describe('a text that is cut', () => {
     expect(oneLine(`${'a '.repeat(9)}${family}`, 22)).toBe(`${'a '.repeat(9)}…`)
   })
 
-  it('is cut where a letter has no end, and no pair is', () => {
+  it('is cut inside an endless grapheme, but not inside a pair', () => {
     expect(beginning(`e${'\u0301'.repeat(400)}`, 20)).toHaveLength(20)
     expect(beginning(family, 1)).toBe('')
     expect(beginning(family, 2)).toBe('👩')
   })
 
-  it('runs as its first letter does', () => {
+  it('runs in the direction of its first strong character', () => {
     expect(isRightToLeft(' «أين»')).toBe(true)
     expect(isRightToLeft('12 (שועל) fox')).toBe(true)
     expect(isRightToLeft('fox שועל')).toBe(false)

@@ -12,7 +12,7 @@ export type Changed = Schemas['Changed']
 export type TokenCandidate = Schemas['TokenCandidate']
 export type Token = Schemas['TokenObject']
 
-/** What the server refused, or that it could not be reached (status 0). */
+/** An error response of the server. status 0: the server could not be reached. */
 export class ApiError extends Error {
   constructor(
     readonly status: number,
@@ -22,7 +22,7 @@ export class ApiError extends Error {
     readonly param: string | null = null,
     readonly details: Record<string, unknown> = {},
     readonly requestId: string = '',
-    /** Seconds after which trying again makes sense; null where nobody said. */
+    /** Seconds to wait before a retry; null: unknown. */
     readonly retryAfterS: number | null = null,
   ) {
     super(message)
@@ -68,8 +68,8 @@ async function reply<Data>(call: Promise<{ data?: Data }>): Promise<NonNullable<
 }
 
 async function refused(answer: Response): Promise<ApiError> {
-  const told = (await answer.json().catch(() => null)) as Schemas['ErrorReply'] | null
-  const error = told?.error
+  const body = (await answer.json().catch(() => null)) as Schemas['ErrorReply'] | null
+  const error = body?.error
   if (!error) return new ApiError(answer.status, 'error', `The server answered ${answer.status}.`)
   const retryAfter = Number(answer.headers.get('Retry-After') ?? NaN)
   return new ApiError(

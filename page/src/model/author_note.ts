@@ -14,7 +14,7 @@ export function authorNoteOf(loom: Loom): AuthorNote {
   return { text: note?.text ?? '', depth: note?.depth ?? DEPTH }
 }
 
-/** Where growth inserts a note: "before the last 4 messages". */
+/** The position at which growth inserts a note: "before the last 4 messages". */
 export function placeOf({ depth }: AuthorNote, isChat: boolean): string {
   const unit = isChat ? 'message' : 'line'
   if (depth === 0) return 'at the end'

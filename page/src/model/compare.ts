@@ -1,7 +1,7 @@
 /** Branches side by side: which ones, and where they begin to differ. */
 import type { LoomTree } from './tree'
 
-export const MOST_COMPARED = 6
+export const MAX_COMPARED = 6
 
 /** The nodes to compare: those selected, else the children of the current node, else it and its siblings. */
 export function comparedNodes(tree: LoomTree, current: number, selected: ReadonlySet<number>): number[] {
@@ -13,8 +13,8 @@ export function comparedNodes(tree: LoomTree, current: number, selected: Readonl
 
 /** At most as many as fit side by side, the current one among them. */
 function around(nodes: readonly number[], current: number): number[] {
-  const from = Math.max(0, nodes.indexOf(current) + 1 - MOST_COMPARED)
-  return nodes.slice(from, from + MOST_COMPARED)
+  const from = Math.max(0, nodes.indexOf(current) + 1 - MAX_COMPARED)
+  return nodes.slice(from, from + MAX_COMPARED)
 }
 
 /** How many characters all texts have in common at their beginning; it ends before a word that differs. */

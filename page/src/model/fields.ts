@@ -1,4 +1,4 @@
-/** The figures of sampling: how each is called, what is neutral, and what the server takes. */
+/** Sampling parameters: their labels, neutral values and the values that the server accepts. */
 
 export type Figure =
   | 'n'
@@ -21,7 +21,7 @@ export type Figure =
   | 'dry_penalty_last_n'
   | 'seed'
 
-/** Figures whose field may be empty. */
+/** Parameters whose field may be empty. */
 export type OptionalFigure = 'penalty_last_n' | 'dry_penalty_last_n' | 'seed'
 
 export interface Limits {
@@ -31,15 +31,15 @@ export interface Limits {
 
 export interface FigureField {
   label: string
-  /** What it does, in a sentence: the tooltip. */
-  says: string
-  /** What leaves the model's own distribution as it is; null: there is no such value, or it is an empty field. */
+  /** The tooltip: its effect in one sentence. */
+  hint: string
+  /** The value that does not change the distribution; null: none, or an empty field. */
   neutral: number | null
   /** A sampler's place in the form: always visible, or folded under "More samplers". */
   sampler?: 'main' | 'more'
   /** An empty field is allowed, and this is its placeholder. */
   empty?: string
-  isWhole: boolean
+  isInteger: boolean
   /** Allowed values; low is excluded where isOpen. */
   low: number
   high?: number
@@ -49,41 +49,41 @@ export interface FigureField {
 }
 
 /** Above that a number of JSON is not exact in a browser. */
-export const MOST_SEED = Number.MAX_SAFE_INTEGER
-const MOST_PENALTY = 100
+export const MAX_SEED = Number.MAX_SAFE_INTEGER
+const MAX_PENALTY = 100
 
 // biome-ignore format: a table is read by lines
 export const FIGURES: Record<Figure, FigureField> = {
-  n: { label: 'Branches', says: 'The number of branches that grow at once.', neutral: null, isWhole: true, low: 1, limit: 'n', step: 1 },
-  max_tokens: { label: 'Max tokens', says: 'Each branch ends after this many tokens.', neutral: null, isWhole: true, low: 1, limit: 'tokens', step: 8 },
-  temperature: { label: 'Temperature', says: 'Lower values prefer likely tokens, higher values allow rarer ones; 0 always takes the likeliest.', neutral: 1, isWhole: false, low: 0, step: 0.1, sampler: 'main' },
-  top_p: { label: 'Top-p', says: 'Keeps the likeliest tokens that together reach this probability; 1: off.', neutral: 1, isWhole: false, low: 0, high: 1, isOpen: true, step: 0.05, sampler: 'main' },
-  top_k: { label: 'Top-k', says: 'Keeps the k likeliest tokens; 0: all.', neutral: 0, isWhole: true, low: 0, high: 2 ** 31 - 1, step: 1, sampler: 'main' },
-  min_p: { label: 'Min-p', says: 'Keeps tokens with at least this fraction of the likeliest token’s probability; 0: off.', neutral: 0, isWhole: false, low: 0, high: 1, step: 0.01, sampler: 'main' },
-  repetition_penalty: { label: 'Repetition penalty', says: 'Above 1, tokens that already occurred, also in the prompt, become less likely; 1: off.', neutral: 1, isWhole: false, low: 0, isOpen: true, step: 0.05, sampler: 'main' },
-  typical_p: { label: 'Typical-p', says: 'Keeps tokens whose surprise is close to the average, up to this much probability; 1: off.', neutral: 1, isWhole: false, low: 0, high: 1, isOpen: true, step: 0.05, sampler: 'more' },
-  presence_penalty: { label: 'Presence penalty', says: 'Above 0, tokens that were generated before become less likely, however often they occurred.', neutral: 0, isWhole: false, low: -MOST_PENALTY, high: MOST_PENALTY, step: 0.1, sampler: 'more' },
-  frequency_penalty: { label: 'Frequency penalty', says: 'Above 0, a token becomes less likely each time it is generated.', neutral: 0, isWhole: false, low: -MOST_PENALTY, high: MOST_PENALTY, step: 0.1, sampler: 'more' },
-  penalty_last_n: { label: 'Penalty window', says: 'The number of last tokens that the penalties count; empty: all.', neutral: null, isWhole: true, low: 1, high: 2 ** 31 - 1, step: 64, sampler: 'more', empty: 'all' },
-  top_n_sigma: { label: 'Top-nσ', says: 'Keeps tokens whose logit is within this many standard deviations of the highest; 0: off.', neutral: 0, isWhole: false, low: 0, step: 0.1, sampler: 'more' },
-  xtc_probability: { label: 'XTC probability', says: 'How often the likeliest choices are dropped, for less common words; 0: never.', neutral: 0, isWhole: false, low: 0, high: 1, step: 0.1, sampler: 'more' },
-  xtc_threshold: { label: 'XTC threshold', says: 'XTC drops all tokens with at least this probability, except the least likely of them.', neutral: 0.1, isWhole: false, low: 0, high: 1, step: 0.05, sampler: 'more' },
-  dry_multiplier: { label: 'DRY multiplier', says: 'Above 0, tokens that continue a repeated sequence become less likely; 0: off.', neutral: 0, isWhole: false, low: 0, step: 0.1, sampler: 'more' },
-  dry_base: { label: 'DRY base', says: 'The growth of the DRY penalty for each further repeated token.', neutral: 1.75, isWhole: false, low: 1, step: 0.05, sampler: 'more' },
-  dry_allowed_length: { label: 'DRY allowed length', says: 'DRY ignores repetitions of fewer tokens.', neutral: 2, isWhole: true, low: 1, step: 1, sampler: 'more' },
-  dry_penalty_last_n: { label: 'DRY window', says: 'The number of last tokens in which DRY looks for repetitions; empty: all.', neutral: null, isWhole: true, low: 1, high: 2 ** 31 - 1, step: 64, sampler: 'more', empty: 'all' },
-  seed: { label: 'Seed', says: 'The same seed gives the same branches; empty: a random one each time.', neutral: null, isWhole: true, low: 0, high: MOST_SEED, step: 1, empty: 'random' },
+  n: { label: 'Branches', hint: 'The number of branches that grow at once.', neutral: null, isInteger: true, low: 1, limit: 'n', step: 1 },
+  max_tokens: { label: 'Max tokens', hint: 'Each branch ends after this many tokens.', neutral: null, isInteger: true, low: 1, limit: 'tokens', step: 8 },
+  temperature: { label: 'Temperature', hint: 'Lower values prefer likely tokens, higher values allow rarer ones; 0 always takes the likeliest.', neutral: 1, isInteger: false, low: 0, step: 0.1, sampler: 'main' },
+  top_p: { label: 'Top-p', hint: 'Keeps the likeliest tokens that together reach this probability; 1: off.', neutral: 1, isInteger: false, low: 0, high: 1, isOpen: true, step: 0.05, sampler: 'main' },
+  top_k: { label: 'Top-k', hint: 'Keeps the k likeliest tokens; 0: all.', neutral: 0, isInteger: true, low: 0, high: 2 ** 31 - 1, step: 1, sampler: 'main' },
+  min_p: { label: 'Min-p', hint: 'Keeps tokens with at least this fraction of the likeliest token’s probability; 0: off.', neutral: 0, isInteger: false, low: 0, high: 1, step: 0.01, sampler: 'main' },
+  repetition_penalty: { label: 'Repetition penalty', hint: 'Above 1, tokens that already occurred, also in the prompt, become less likely; 1: off.', neutral: 1, isInteger: false, low: 0, isOpen: true, step: 0.05, sampler: 'main' },
+  typical_p: { label: 'Typical-p', hint: 'Keeps tokens whose surprise is close to the average, up to this much probability; 1: off.', neutral: 1, isInteger: false, low: 0, high: 1, isOpen: true, step: 0.05, sampler: 'more' },
+  presence_penalty: { label: 'Presence penalty', hint: 'Above 0, tokens that were generated before become less likely, however often they occurred.', neutral: 0, isInteger: false, low: -MAX_PENALTY, high: MAX_PENALTY, step: 0.1, sampler: 'more' },
+  frequency_penalty: { label: 'Frequency penalty', hint: 'Above 0, a token becomes less likely each time it is generated.', neutral: 0, isInteger: false, low: -MAX_PENALTY, high: MAX_PENALTY, step: 0.1, sampler: 'more' },
+  penalty_last_n: { label: 'Penalty window', hint: 'The number of last tokens that the penalties count; empty: all.', neutral: null, isInteger: true, low: 1, high: 2 ** 31 - 1, step: 64, sampler: 'more', empty: 'all' },
+  top_n_sigma: { label: 'Top-nσ', hint: 'Keeps tokens whose logit is within this many standard deviations of the highest; 0: off.', neutral: 0, isInteger: false, low: 0, step: 0.1, sampler: 'more' },
+  xtc_probability: { label: 'XTC probability', hint: 'How often the likeliest choices are dropped, for less common words; 0: never.', neutral: 0, isInteger: false, low: 0, high: 1, step: 0.1, sampler: 'more' },
+  xtc_threshold: { label: 'XTC threshold', hint: 'XTC drops all tokens with at least this probability, except the least likely of them.', neutral: 0.1, isInteger: false, low: 0, high: 1, step: 0.05, sampler: 'more' },
+  dry_multiplier: { label: 'DRY multiplier', hint: 'Above 0, tokens that continue a repeated sequence become less likely; 0: off.', neutral: 0, isInteger: false, low: 0, step: 0.1, sampler: 'more' },
+  dry_base: { label: 'DRY base', hint: 'The growth of the DRY penalty for each further repeated token.', neutral: 1.75, isInteger: false, low: 1, step: 0.05, sampler: 'more' },
+  dry_allowed_length: { label: 'DRY allowed length', hint: 'DRY ignores repetitions of fewer tokens.', neutral: 2, isInteger: true, low: 1, step: 1, sampler: 'more' },
+  dry_penalty_last_n: { label: 'DRY window', hint: 'The number of last tokens in which DRY looks for repetitions; empty: all.', neutral: null, isInteger: true, low: 1, high: 2 ** 31 - 1, step: 64, sampler: 'more', empty: 'all' },
+  seed: { label: 'Seed', hint: 'The same seed gives the same branches; empty: a random one each time.', neutral: null, isInteger: true, low: 0, high: MAX_SEED, step: 1, empty: 'random' },
 }
 
 export const SAMPLERS = (Object.keys(FIGURES) as Figure[]).filter((name) => FIGURES[name].sampler)
 
-/** Read what somebody typed: the number, or what is wrong with it. */
+/** Read typed text. Returns the number, or the error. */
 export function readFigure(name: Figure, text: string, limits: Limits | null): { value: number } | string {
   const field = FIGURES[name]
   const plain = text.trim().replace(',', '.')
   const value = Number(plain)
   if (plain === '' || !Number.isFinite(value)) return `Enter a number, ${range(name, limits)}.`
-  if (field.isWhole && !Number.isInteger(value)) return `Enter a whole number, ${range(name, limits)}.`
+  if (field.isInteger && !Number.isInteger(value)) return `Enter a whole number, ${range(name, limits)}.`
   const high = highest(name, limits)
   const isLow = field.isOpen ? value <= field.low : value < field.low
   if (isLow || (high !== undefined && value > high)) return `It must be ${range(name, limits)}.`
@@ -156,7 +156,7 @@ export function readBias(text: string): Bias['bias'] | null {
 }
 
 /** Biases as a request says them. */
-export const biasesAsked = (biases: readonly Bias[]): Record<string, number | 'inf' | '-inf'> =>
+export const logitBias = (biases: readonly Bias[]): Record<string, number | 'inf' | '-inf'> =>
   Object.fromEntries(
     biases.map(({ id, bias }) => [String(id), bias === 'ban' ? '-inf' : bias === 'only' ? 'inf' : bias]),
   )
@@ -167,4 +167,4 @@ export const writeStop = (stop: string): string =>
   stop.replace(/\\/g, '\\\\').replace(/\n/g, '\\n').replace(/\t/g, '\\t')
 
 export const readStop = (text: string): string =>
-  text.replace(/\\([\\nt])/g, (_, letter: string) => (letter === 'n' ? '\n' : letter === 't' ? '\t' : '\\'))
+  text.replace(/\\([\\nt])/g, (_, char: string) => (char === 'n' ? '\n' : char === 't' ? '\t' : '\\'))

@@ -45,7 +45,7 @@ const MS = 400 // a search for words takes at most so long
 export const isEmpty = (query: Query): boolean =>
   query.text === '' && query.kinds.size === 0 && query.low === null && query.high === null
 
-/** What a query looks for. Throws a SyntaxError in words for a pattern that is none. */
+/** The regular expression of a query. Throws a SyntaxError with a message for the user. */
 export function pattern(query: Query): RegExp {
   const source = query.isRegex ? query.text : query.text.replace(/[\\^$.*+?()[\]{}|/]/g, '\\$&')
   const flags = query.isCase ? 'gu' : 'giu'
@@ -53,7 +53,7 @@ export function pattern(query: Query): RegExp {
     return new RegExp(source, flags)
   } catch {
     try {
-      return new RegExp(source, flags.replace('u', '')) // what only the stricter reading refuses
+      return new RegExp(source, flags.replace('u', '')) // some patterns are invalid only with the flag u
     } catch {
       throw new SyntaxError('This regular expression is not complete.')
     }
@@ -75,16 +75,16 @@ export function* candidates(texts: Texts, query: Query): Generator<Candidate> {
  * Nodes that a query is true of, in the order of the tree. isCut: it took too long, there may be more.
  * NOTE: within one text nothing bounds a regular expression; what people type goes to a worker.
  */
-export function find(texts: Texts, query: Query): { found: Found[]; isCut: boolean } {
+export function find(texts: Texts, query: Query): { matches: Found[]; isCut: boolean } {
   const wanted = pattern(query)
-  const found: Found[] = []
+  const matches: Found[] = []
   const until = performance.now() + MS
-  for (const each of candidates(texts, query)) {
-    const spans = query.text ? spansOf(each.text, wanted) : []
-    if (spans.length || !query.text) found.push({ ...each, spans })
-    if (performance.now() > until) return { found, isCut: true }
+  for (const candidate of candidates(texts, query)) {
+    const spans = query.text ? spansOf(candidate.text, wanted) : []
+    if (spans.length || !query.text) matches.push({ ...candidate, spans })
+    if (performance.now() > until) return { matches, isCut: true }
   }
-  return { found, isCut: false }
+  return { matches, isCut: false }
 }
 
 function isOfKind(node: Node, query: Query, texts: Texts): boolean {
@@ -114,15 +114,15 @@ export interface Piece {
   isMarked: boolean
 }
 
-/** What stands around the first hit, on a line, in pieces that are marked or not. */
-export function snippet(found: Found, before = 24, most = 160): Piece[] {
-  const first = found.spans[0]?.[0] ?? 0
+/** The text around the first hit, on one line, in marked and unmarked pieces. */
+export function snippet(match: Found, before = 24, maxLength = 160): Piece[] {
+  const first = match.spans[0]?.[0] ?? 0
   let from = Math.max(0, first - before)
   if (from > 0) {
-    const blank = found.text.slice(from, first).search(/\s/)
+    const blank = match.text.slice(from, first).search(/\s/)
     if (blank >= 0) from += blank + 1
   }
-  const to = Math.min(found.text.length, from + most)
+  const to = Math.min(match.text.length, from + maxLength)
   const pieces: Piece[] = []
   const add = (text: string, isMarked: boolean) => {
     const line = text.replace(/\s+/g, ' ')
@@ -130,26 +130,31 @@ export function snippet(found: Found, before = 24, most = 160): Piece[] {
   }
   if (from > 0) add('…', false)
   let at = from
-  for (const [start, end] of found.spans) {
+  for (const [start, end] of match.spans) {
     if (start >= to) break
-    add(found.text.slice(at, start), false)
-    add(found.text.slice(start, Math.min(end, to)), true)
+    add(match.text.slice(at, start), false)
+    add(match.text.slice(start, Math.min(end, to)), true)
     at = Math.min(end, to)
   }
-  add(found.text.slice(at, to), false)
-  if (to < found.text.length) add('…', false)
+  add(match.text.slice(at, to), false)
+  if (to < match.text.length) add('…', false)
   return pieces
 }
 
 /** The hit after or before a place in the order of the tree, around the ends. */
-export function nextHit(tree: LoomTree, found: readonly Found[], current: number, by: 1 | -1): number | null {
-  if (!found.length) return null
-  const here = found.findIndex((each) => each.node === current)
-  if (here >= 0) return found[(here + by + found.length) % found.length]!.node
+export function nextHit(
+  tree: LoomTree,
+  matches: readonly Found[],
+  current: number,
+  by: 1 | -1,
+): number | null {
+  if (!matches.length) return null
+  const here = matches.findIndex((each) => each.node === current)
+  if (here >= 0) return matches[(here + by + matches.length) % matches.length]!.node
   const order = new Map([...tree.preorder()].map((each, i) => [each, i]))
   const place = order.get(current) ?? -1
-  const places = found.map((each) => order.get(each.node) ?? -1)
+  const places = matches.map((each) => order.get(each.node) ?? -1)
   const next =
     by > 0 ? places.findIndex((each) => each > place) : places.findLastIndex((each) => each < place)
-  return found[next >= 0 ? next : by > 0 ? 0 : found.length - 1]!.node
+  return matches[next >= 0 ? next : by > 0 ? 0 : matches.length - 1]!.node
 }

@@ -28,7 +28,7 @@ const KNOWN: Record<string, Format> = {
   mermaid: { label: 'Mermaid', says: 'a graph for Markdown pages', scope: 'tree' },
 }
 
-/** What is known of a format; of one that is new here its name. */
+/** The description of a format; an unknown one has only its name. */
 export const formatOf = (name: string): Format => KNOWN[name] ?? { label: name, says: '', scope: 'tree' }
 
 /** Formats in the order in which people look for them. */

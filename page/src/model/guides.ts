@@ -13,7 +13,7 @@ const STEPS: readonly (readonly [levels: number, step: number])[] = [
 /** Lines of deep levels stand close together: those that go further than so many rows are left out. */
 const NEAR = 24
 
-/** Where the line stands that hangs from rows of a depth, in pixels. */
+/** The x position, in pixels, of the line below rows of a depth. */
 export function indent(depth: number): number {
   let x = LEFT
   for (const [levels, step] of STEPS) {
@@ -34,7 +34,7 @@ export function lines(outline: Outline, from: number, to: number): string {
     const { depth, next } = rows[at]!
     return next >= 0 && (depth - 1 < STEPS[0]![0] || next - at <= NEAR)
   }
-  // What began above and goes on below.
+  // Lines that start above the first row and continue below it.
   for (let at = from; at >= 0; at = rows[at]!.above) {
     const row = rows[at]
     if (!row) break

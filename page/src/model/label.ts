@@ -1,4 +1,4 @@
-/** What a node says of itself on a line: its first words, or why there are none. */
+/** The label of a node on one line: its first words, or why it has none. */
 import type { Node } from '../api/client'
 import { scoreText } from './run'
 import { isHuman, ROOT } from './tree'
@@ -24,26 +24,26 @@ export function plain(node: Node, prompt: string, isChat: boolean): string {
   return node.said ?? node.text.replace(SPECIAL, '')
 }
 
-export function label(node: Node, prompt: string, isChat: boolean, most = 80): Label {
+export function label(node: Node, prompt: string, isChat: boolean, maxLength = 80): Label {
   const text = plain(node, prompt, isChat)
-  const line = oneLine(text, most)
+  const line = oneLine(text, maxLength)
   if (line) return { text: line, isNote: false }
   if (text) return { text: visible(beginning(text, 24)), isNote: true }
   if (node.growing) return { text: 'growing', isNote: true }
   return { text: nothing(node.ended), isNote: true }
 }
 
-/** What stands in the place of a text that is not there. */
+/** The label of an empty text. */
 export const nothing = (hasEnded: boolean): string => (hasEnded ? '(ended immediately)' : '(empty)')
 
-/** How likely the model found a node's tokens: the geometric mean of their probabilities. */
+/** The geometric mean of the probabilities of a node's tokens. */
 export function meanP(node: Node): number | null {
   return typeof node.mean_logprob === 'number' ? Math.exp(node.mean_logprob) : node.mean_p
 }
 
 export type Mark = 'bookmark' | 'growing' | 'failed' | 'stopped' | 'ended' | 'human'
 
-/** What stands beside a node's words. */
+/** The marks after a node's words. */
 export function marks(node: Node): Mark[] {
   const marks: Mark[] = []
   if (node.bookmark != null) marks.push('bookmark')

@@ -1,8 +1,8 @@
-/** Notes beside a text: where each stands, and which have no room. */
+/** The notes in the margin of a text: their positions, and which have no room. */
 
 export interface Wanted {
   node: number
-  /** Where its line begins, and how high it is, in pixels. */
+  /** The top and the height of its line, in pixels. */
   top: number
   height: number
   /** It is never left out. */

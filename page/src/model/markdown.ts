@@ -1,4 +1,4 @@
-/** Which texts are worth a Markdown view; the parser itself is loaded only for these. */
+/** Detect texts that benefit from a Markdown view; the parser is loaded only for these. */
 
 const MARKS = [
   /^ {0,3}(?:#{1,6}\s|>\s?|```|~~~|[-*+]\s|\d{1,9}[.)]\s|(?:[-*_] ?){3,}$)/m, // blocks

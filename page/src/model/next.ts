@@ -6,7 +6,7 @@ export interface ChanceRow {
   chance: TokenCandidate
   /** Of this token and all likelier ones; null for one that was looked up. */
   cumulative: number | null
-  /** What greedy decoding goes on with, where that was asked for. */
+  /** The greedy continuation, if the request includes it. */
   ahead: string | null
 }
 
@@ -18,7 +18,7 @@ export function chanceRows(reply: Schemas['NextReply'], ahead: ReadonlyMap<numbe
   })
 }
 
-/** A token as one reads it: white space made visible, parts of characters as bytes. */
+/** A token with visible white space; parts of characters are shown as bytes. */
 export function tokenLabel(token: { text: string; bytes: number[] }): string {
   if (token.text.includes('\ufffd') && token.bytes.length)
     return token.bytes.map((each) => each.toString(16).toUpperCase().padStart(2, '0')).join(' ')
@@ -34,18 +34,18 @@ interface Drawing {
   repetition_penalty: number
 }
 
-/** What is asked of the server besides: nothing where drawing leaves the distribution as it is. */
+/** The fields of the request; none if sampling does not change the distribution. */
 export function drawingAsked(from: Drawing): Partial<Schemas['NextTokens']> {
-  const asked: Partial<Schemas['NextTokens']> = {}
-  if (from.temperature !== 1) asked.temperature = from.temperature
-  if (from.top_p !== 1) asked.top_p = from.top_p
-  if (from.top_k !== 0) asked.top_k = from.top_k
-  if (from.min_p !== 0) asked.min_p = from.min_p
-  if (from.typical_p !== 1) asked.typical_p = from.typical_p
-  return asked
+  const request: Partial<Schemas['NextTokens']> = {}
+  if (from.temperature !== 1) request.temperature = from.temperature
+  if (from.top_p !== 1) request.top_p = from.top_p
+  if (from.top_k !== 0) request.top_k = from.top_k
+  if (from.min_p !== 0) request.min_p = from.min_p
+  if (from.typical_p !== 1) request.typical_p = from.typical_p
+  return request
 }
 
-/** Which probability the table tells, in a sentence. */
+/** One sentence about the probabilities of the table. */
 export function drawingSays(from: Drawing): string {
   const parts: string[] = []
   if (from.temperature !== 1) parts.push(`temperature ${from.temperature}`)

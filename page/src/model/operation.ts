@@ -28,7 +28,7 @@ const VERBS: Record<string, string> = {
 }
 
 /** "removal of 3 nodes". */
-export function said(operation: Operation): string {
+export function operationText(operation: Operation): string {
   const n = Math.max(operation.n_added, operation.n_removed) || operation.n_changed
   const verb = VERBS[operation.kind] ?? operation.kind
   return operation.kind === 'bookmark' || operation.kind === 'run' || !n
@@ -36,7 +36,7 @@ export function said(operation: Operation): string {
     : `${verb} ${plural(n, 'node')}`
 }
 
-/** What Undo and Redo would turn; of operations in any order. */
+/** The operations that Undo and Redo would revert; the list may have any order. */
 export function next(operations: readonly (Operation & { rev: number })[]): {
   undo: string | null
   redo: string | null
@@ -44,5 +44,5 @@ export function next(operations: readonly (Operation & { rev: number })[]): {
   const byAge = [...operations].sort((a, b) => a.rev - b.rev)
   const undo = byAge.findLast((each) => each.state === 'done')
   const redo = byAge.find((each) => each.state === 'undone')
-  return { undo: undo ? said(undo) : null, redo: redo ? said(redo) : null }
+  return { undo: undo ? operationText(undo) : null, redo: redo ? operationText(redo) : null }
 }

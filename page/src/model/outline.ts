@@ -6,7 +6,7 @@ export interface Row {
   chain: readonly number[]
   /** Siblings of the same text that this row stands for, its own first; empty where it is alone. */
   same: readonly number[]
-  /** Which of the chain the row shows, unless the current node is among them. */
+  /** The node of the chain that the row shows, unless the current node is in the chain. */
   face: number
   depth: number
   /** The index of the row that it hangs from; -1 for the first. */
@@ -15,7 +15,7 @@ export interface Row {
   next: number
   /** How many children its last node has. */
   nChildren: number
-  /** Whether what is below it is left out; null where nothing is below. */
+  /** True if the rows below it are hidden; null: there are none. */
   isFolded: boolean | null
   /** Its place among those that hang from the same row, from 1, and how many these are. */
   at: number
@@ -40,7 +40,7 @@ export class Outline {
     private readonly tree: LoomTree,
     shown: Shown,
   ) {
-    if (tree.get(shown.top)) this.lay(shown)
+    if (tree.get(shown.top)) this.build(shown)
   }
 
   /** The index of the row that shows a node: its own, or the folded one above it; -1 if there is none. */
@@ -64,7 +64,7 @@ export class Outline {
     return row.chain.includes(current) || row.same.includes(current) ? current : row.face
   }
 
-  /** What the rows from one node to another show, both with them. */
+  /** The nodes of the rows from one node to another, inclusive. */
   range(from: number, to: number): number[] {
     const [low, high] = [this.rowOf(from), this.rowOf(to)].sort((a, b) => a - b) as [number, number]
     return this.rows
@@ -72,7 +72,7 @@ export class Outline {
       .flatMap((row) => (row.same.length ? row.same : [row.face]))
   }
 
-  private lay(shown: Shown): void {
+  private build(shown: Shown): void {
     const above = withAncestors(this.tree, shown.only)
     type Waiting = { node: number; same: number[]; above: number; depth: number; at: number; of: number }
     const stack: Waiting[] = [{ node: shown.top, same: [], above: -1, depth: 0, at: 1, of: 1 }]
@@ -87,8 +87,8 @@ export class Outline {
       const isFolded = children.length ? shown.only === null && shown.collapsed.has(end) : null
       const face = shown.only ? (chain.find((each) => shown.only!.has(each)) ?? end) : node
       this.rows.push({ chain, same, face, ...place, next: -1, nChildren: all.length, isFolded })
-      for (const each of chain) this.byNode.set(each, index)
-      for (const each of same) this.byNode.set(each, index)
+      for (const member of chain) this.byNode.set(member, index)
+      for (const member of same) this.byNode.set(member, index)
       const before = lastBelow.get(place.above)
       if (before !== undefined) this.rows[before]!.next = index
       lastBelow.set(place.above, index)
@@ -117,7 +117,7 @@ export class Outline {
     }
   }
 
-  /** The children that are known; no copy where these are all: it is asked of every node. */
+  /** The children that are loaded. Without a copy if all are: every node calls this. */
   private known(node: number): readonly number[] {
     const children = this.tree.get(node)?.children ?? []
     if (this.tree.isSorted) return this.tree.children(node)
@@ -129,13 +129,13 @@ export class Outline {
     if (children.length < 2) return children.map((each) => [each])
     const groups: number[][] = []
     const byText = new Map<string, number[]>()
-    for (const each of children) {
-      const node = this.tree.get(each)!
+    for (const child of children) {
+      const node = this.tree.get(child)!
       const known = byText.get(node.text)
-      if (node.growing || node.bookmark != null || this.known(each).length) groups.push([each])
-      else if (known) known.push(each)
+      if (node.growing || node.bookmark != null || this.known(child).length) groups.push([child])
+      else if (known) known.push(child)
       else {
-        const group = [each]
+        const group = [child]
         byText.set(node.text, group)
         groups.push(group)
       }
@@ -147,7 +147,7 @@ export class Outline {
 function withAncestors(tree: LoomTree, only: ReadonlySet<number> | null): ReadonlySet<number> | null {
   if (!only) return null
   const all = new Set<number>()
-  for (const each of only)
-    for (let at: number | null = each; at !== null && !all.has(at); at = tree.parent(at)) all.add(at)
+  for (const node of only)
+    for (let at: number | null = node; at !== null && !all.has(at); at = tree.parent(at)) all.add(at)
   return all
 }

@@ -1,6 +1,6 @@
-/** Where a node's tokens stand in the text that is shown of it. */
+/** The positions of a node's tokens in its shown text. */
 
-/** One token, or several that share a character. `end` is the place after its last letter. */
+/** One token, or several that share a character. `end` is the position after its last character. */
 export interface Piece {
   /** Index of its first token in the node, and how many they are. */
   first: number
@@ -14,33 +14,33 @@ interface TokenBytes {
 }
 
 /**
- * Find a node's tokens in its shown text; what is hidden (a template's tokens) has no piece.
- * null: the text is not made of these tokens, or their bytes are not known.
+ * Find a node's tokens in its shown text. Hidden tokens (of a template) have no piece.
+ * null: the tokens do not match the text, or their bytes are unknown.
  */
 export function piecesOf(tokens: readonly TokenBytes[], shown: string): Piece[] | null {
-  const known = found.get(tokens)
+  const known = cache.get(tokens)
   if (known?.shown === shown) return known.pieces
   const pieces = find(tokens, shown)
-  found.set(tokens, { shown, pieces })
+  cache.set(tokens, { shown, pieces })
   return pieces
 }
 
-/** What was found last of a node's tokens: a long text is gone through once, not at every step in it. */
-const found = new WeakMap<readonly TokenBytes[], { shown: string; pieces: Piece[] | null }>()
+/** The last result per list of tokens: a long text is searched once, not at every cursor step. */
+const cache = new WeakMap<readonly TokenBytes[], { shown: string; pieces: Piece[] | null }>()
 
 function find(tokens: readonly TokenBytes[], shown: string): Piece[] | null {
-  const whole = decoded(tokens)
-  if (!whole) return null
-  const { pieces, text } = whole
+  const decodedTokens = decoded(tokens)
+  if (!decodedTokens) return null
+  const { pieces, text } = decodedTokens
   const at = placeOf(shown, text, pieces)
   if (at === null) return null
-  const found: Piece[] = []
+  const result: Piece[] = []
   for (const piece of pieces) {
     const start = Math.max(piece.start - at, 0)
     const end = Math.min(piece.end - at, shown.length)
-    if (end > start) found.push({ ...piece, start, end })
+    if (end > start) result.push({ ...piece, start, end })
   }
-  return found
+  return result
 }
 
 function decoded(tokens: readonly TokenBytes[]): { pieces: Piece[]; text: string } | null {
@@ -72,7 +72,7 @@ function lacks(byte: number, missing: number): number {
   return 0
 }
 
-/** Where the shown text begins: between two tokens, if there is such a place. */
+/** The position of the shown text in the full one: between two tokens, if there is such a position. */
 function placeOf(shown: string, text: string, pieces: readonly Piece[]): number | null {
   if (shown === text) return 0
   const starts = new Set(pieces.map((each) => each.start))

@@ -3,7 +3,7 @@ import { bytes } from './words'
 
 export interface Loading {
   words: string
-  /** From 0 to 1; null where nobody knows. */
+  /** From 0 to 1; null: unknown. */
   share: number | null
 }
 
@@ -11,7 +11,7 @@ const PHASES: Record<string, string> = { download: 'Downloading', load: 'Reading
 /** Engines count layers or bytes: nothing has so many layers. */
 const SURELY_BYTES = 100_000
 
-/** progress: as the server tells it, `phase`, `done` and `total`. */
+/** progress: the server's `phase`, `done` and `total`. */
 export function loading(progress: Record<string, unknown> | null | undefined): Loading {
   const phase = String(progress?.['phase'] ?? 'load')
   const [done, total] = [Number(progress?.['done'] ?? 0), Number(progress?.['total'] ?? 0)]

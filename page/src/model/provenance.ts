@@ -1,10 +1,10 @@
-/** Where a node comes from, as requests that bring it again: growing, or writing. */
+/** The requests that reproduce a node, by growing or by writing it. */
 import type { GrowAsked, Model, Node } from '../api/client'
 import { FIGURES, SAMPLERS } from './fields'
 
 type Json = Record<string, unknown>
 
-/** What leaves the model's own distribution as it is. */
+/** Values that do not change the model's distribution. */
 const NEUTRAL: Json = {
   ...Object.fromEntries(SAMPLERS.map((name) => [name, FIGURES[name].neutral])),
   dry_sequence_breakers: ['\n', ':', '"', '*'],
@@ -27,13 +27,13 @@ const CONSTRAINTS: Record<string, string> = {
   lark: 'lark',
 }
 
-/** What the server takes where a request to grow gives no sampling. */
+/** The sampling parameters that the server uses if a request has none. */
 export const defaultsFor = (model: Model | null, isChat: boolean | null | undefined): Json =>
   (isChat ? model?.chat_defaults : model?.defaults) ?? {}
 
 const isSame = (a: unknown, b: unknown) => JSON.stringify(a) === JSON.stringify(b)
 
-/** What a node was drawn with that is not neutral: names and values. */
+/** The sampling parameters of a node that are not neutral: names and values. */
 export function drawnWith(params: Json): [string, string][] {
   const rows: [string, string][] = []
   for (const [name, neutral] of Object.entries(NEUTRAL)) {
@@ -61,40 +61,40 @@ export function againAsked(node: Node, defaults: Json): GrowAsked | string {
   if (!Number.isSafeInteger(params['seed']))
     return 'Its seed is too large for a browser to represent exactly.'
   const other = node.model ? { model: node.model } : {}
-  const asked: Json = { ...other, n: 1, seed: params['seed'], first_branch: node.branch }
-  // What was stopped is grown as far as it came.
+  const request: Json = { ...other, n: 1, seed: params['seed'], first_branch: node.branch }
+  // A stopped branch is reproduced up to its last token.
   const isCut = node.finish_reason === null || ['cancelled', 'interrupted'].includes(node.finish_reason)
-  asked['max_tokens'] = isCut ? Math.max(node.n_tokens, 1) : params['max_tokens']
+  request['max_tokens'] = isCut ? Math.max(node.n_tokens, 1) : params['max_tokens']
   for (const [name, neutral] of Object.entries(NEUTRAL)) {
     const value = params[name]
     if (value === undefined || value === null) continue
-    if (!isSame(value, name in defaults ? defaults[name] : neutral)) asked[name] = value
+    if (!isSame(value, name in defaults ? defaults[name] : neutral)) request[name] = value
   }
   const constraint = params['constraint'] as Json | null | undefined
   if (constraint) {
     const kind = Object.keys(constraint)[0] ?? ''
     if (isMinimum(constraint))
-      return { ...asked, min_tokens: constraint.token_limits.min_tokens } as GrowAsked
+      return { ...request, min_tokens: constraint.token_limits.min_tokens } as GrowAsked
     const field = CONSTRAINTS[kind]
     if (!field) return `Its constraint (${kind}) is not available over HTTP.`
-    asked[field] = constraint[kind]
+    request[field] = constraint[kind]
   }
-  return asked as GrowAsked
+  return request as GrowAsked
 }
 
 interface Minimum {
   token_limits: { min_tokens: number; allowed: null; bad_words: []; stop_ids: [] }
   inner: null
 }
-/** Whether a constraint only forbids end tokens at first, which a request asks for as `min_tokens`. */
+/** Return true if a constraint only forbids end tokens at first, as `min_tokens` does. */
 function isMinimum(constraint: Json): constraint is Json & Minimum {
   const { allowed, bad_words, stop_ids } = (constraint['token_limits'] ?? {}) as Json
   const rest = [allowed, constraint['inner'], ...[bad_words, stop_ids].flat()]
   return 'token_limits' in constraint && rest.every((each) => each === null)
 }
 
-/** What somebody wrote, as they did: a message without the template, parts of characters as tokens. */
-function said(node: Node): Json {
+/** The body that writes the same text: a message without its template, parts of characters as tokens. */
+function textRequest(node: Node): Json {
   if (node.said != null) return { message: node.said }
   return node.text.includes('\ufffd') && node.token_ids ? { token_ids: node.token_ids } : { text: node.text }
 }
@@ -109,27 +109,27 @@ export interface Recipe {
   shows: string
 }
 
-/** How a node was brought: one request. asked: as againAsked tells it. */
+/** The one request that reproduces a node. request: the result of repeatRequest. */
 export function recipe(
   node: Node,
   loom: string,
-  asked: GrowAsked | string,
+  request: GrowAsked | string,
   root: { prompt: string; template: boolean },
 ): Recipe {
   const at = `/looms/${encodeURIComponent(loom)}`
   if (node.parent === null)
     return { path: '/looms', body: { ...root }, call: 'create_loom', given: [], shows: 'name' }
-  if (typeof asked === 'string')
+  if (typeof request === 'string')
     return {
       path: `${at}/nodes`,
-      body: { parent: node.parent, ...said(node) },
+      body: { parent: node.parent, ...textRequest(node) },
       call: 'add',
       given: [loom],
       shows: 'added[0].node',
     }
   return {
     path: `${at}/nodes/${node.parent}/generate`,
-    body: { ...asked, wait: true },
+    body: { ...request, wait: true },
     call: 'begin',
     given: [loom, node.parent],
     shows: 'nodes[0].text',
@@ -137,11 +137,11 @@ export function recipe(
 }
 
 /** A command for a shell. origin: where the server is. */
-export function curl(made: Recipe, origin: string, hasKey: boolean): string {
-  const body = JSON.stringify(made.body).replace(/'/g, "'\\''")
+export function curl(request: Recipe, origin: string, hasKey: boolean): string {
+  const body = JSON.stringify(request.body).replace(/'/g, "'\\''")
   const key = hasKey ? [`-H "Authorization: Bearer $WEFT_API_KEY"`] : []
   return [
-    `curl -s '${origin}/api/v1${made.path.replace(/'/g, '%27')}'`,
+    `curl -s '${origin}/api/v1${request.path.replace(/'/g, '%27')}'`,
     `-H 'Content-Type: application/json'`,
     ...key,
     `-d '${body}'`,
@@ -149,20 +149,20 @@ export function curl(made: Recipe, origin: string, hasKey: boolean): string {
 }
 
 /** A program. The key is read from the environment. */
-export function python(made: Recipe, origin: string, hasKey: boolean): string {
-  const given = [...made.given.map(literal), ...Object.entries(made.body).map(named)]
-  const one = `client.${made.call}(${given.join(', ')})`
+export function python(request: Recipe, origin: string, hasKey: boolean): string {
+  const given = [...request.given.map(literal), ...Object.entries(request.body).map(named)]
+  const one = `client.${request.call}(${given.join(', ')})`
   const call =
     one.length <= 80
       ? one
-      : `client.${made.call}(\n${given.map((each) => `        ${each},\n`).join('')}    )`
+      : `client.${request.call}(\n${given.map((each) => `        ${each},\n`).join('')}    )`
   return [
     'import weft',
     '',
     ...(hasKey ? ['# The key is read from WEFT_API_KEY, or given as api_key="…".'] : []),
     `with weft.Client(${literal(origin)}) as client:`,
-    `    made = ${call}`,
-    `    print(made.${made.shows})`,
+    `    result = ${call}`,
+    `    print(result.${request.shows})`,
     '',
   ].join('\n')
 }
@@ -182,7 +182,7 @@ export function literal(value: unknown): string {
   return JSON.stringify(value)
 }
 
-/** What came when a node was grown again. */
+/** Compare the tokens of a node with those of its reproduction. */
 export function comparison(before: readonly number[], after: readonly number[]): 'same' | 'longer' | 'other' {
   const n = Math.min(before.length, after.length)
   for (let i = 0; i < n; i++) if (before[i] !== after[i]) return 'other'

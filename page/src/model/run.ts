@@ -1,4 +1,4 @@
-/** A search as rounds: what each made, what it kept, and how good it found that. */
+/** The rounds of a search: the candidates of each, the kept ones, and their scores. */
 import type { Schemas } from '../api/client'
 import { figure } from './heat'
 
@@ -30,7 +30,7 @@ export interface AnswerGroup {
   nodes: number[]
 }
 
-/** What is known of a group of answers: how many texts gave it, its score, and whether it passes the check. */
+/** A summary of a group of answers: the number of texts, the score and the check. */
 export function groupFacts(group: AnswerGroup, measure: string): string {
   const score = figure(group.score)
   const ranked = measure === 'share of votes' || score === null ? group.mean_logprob : score
@@ -47,10 +47,10 @@ export function groupFacts(group: AnswerGroup, measure: string): string {
 
 /** Candidates that no round up to `upTo` has kept; null: all rounds. */
 export function prunedIn(rounds: readonly Round[], upTo: number | null): ReadonlySet<number> {
-  const seen = rounds.filter((each) => upTo === null || each.round <= upTo)
-  const kept = new Set(seen.flatMap((each) => each.kept))
-  const made = seen.flatMap((each) => each.candidates.map((one) => one.node))
-  return new Set(made.filter((each) => !kept.has(each)))
+  const shownRounds = rounds.filter((each) => upTo === null || each.round <= upTo)
+  const kept = new Set(shownRounds.flatMap((each) => each.kept))
+  const candidates = shownRounds.flatMap((each) => each.candidates.map((one) => one.node))
+  return new Set(candidates.filter((each) => !kept.has(each)))
 }
 
 export interface CandidateRow {
@@ -67,7 +67,7 @@ export interface CandidateRow {
 /** A round's candidates: those kept first, in their order, then the others by score. */
 export function candidateRows(round: Round): CandidateRow[] {
   const times = new Map<number, number>()
-  for (const each of round.kept) times.set(each, (times.get(each) ?? 0) + 1)
+  for (const node of round.kept) times.set(node, (times.get(node) ?? 0) + 1)
   const place = new Map(round.kept.map((each, at) => [each, at]))
   const known = new Map(round.candidates.map((each) => [each.node, each]))
   const rows = round.candidates.map((each) => {
@@ -76,9 +76,9 @@ export function candidateRows(round: Round): CandidateRow[] {
     return { node: each.node, score, by: each.by ?? null, isKept: n > 0, times: n, bar: barOf(score) }
   })
   // Of an earlier round, and still among the best.
-  for (const each of new Set(round.kept)) {
-    if (!known.has(each))
-      rows.push({ node: each, score: null, by: null, isKept: true, times: times.get(each)!, bar: 0 })
+  for (const node of new Set(round.kept)) {
+    if (!known.has(node))
+      rows.push({ node, score: null, by: null, isKept: true, times: times.get(node)!, bar: 0 })
   }
   return rows.sort(
     (a, b) =>
@@ -102,7 +102,7 @@ export interface Spent {
   stopped: string
 }
 
-/** What a search has spent, as far as it was told. */
+/** The cost of a search, from its events so far. */
 export function spentBy(rounds: readonly Round[], result: RunResult | null): Spent {
   const cost: Record<string, unknown> = result?.cost ?? rounds.at(-1)?.cost ?? {}
   const number = (name: string) => (typeof cost[name] === 'number' ? (cost[name] as number) : 0)

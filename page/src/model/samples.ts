@@ -1,4 +1,4 @@
-/** What a first loom may begin with: prompts that the model at hand answers well. */
+/** Prompts for a first loom that the loaded model continues well. */
 import type { Model } from '../api/client'
 
 /** The embedded model was trained on these kinds of questions. */

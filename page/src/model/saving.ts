@@ -1,4 +1,4 @@
-/** What sharing has saved, as the status bar and the gauge say it. */
+/** The memory that sharing saves, in the words of the status bar and the gauge. */
 export interface Kv {
   kv_bytes: number
   kv_bytes_unshared: number
@@ -22,6 +22,6 @@ export function shareReused(kv: Kv): number | null {
 
 /** 99 %, and never 100 % while anything was computed. */
 export function percent(share: number): string {
-  const whole = Math.round(100 * share)
-  return `${whole === 100 && share < 1 ? 99 : whole}\u202f%`
+  const rounded = Math.round(100 * share)
+  return `${rounded === 100 && share < 1 ? 99 : rounded}\u202f%`
 }

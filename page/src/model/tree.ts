@@ -26,7 +26,7 @@ export class LoomTree {
     return this.nodes.size
   }
 
-  /** Take in nodes as the server tells them, parents first. */
+  /** Add or replace nodes of the server, parents first. */
   put(nodes: readonly Node[]): void {
     for (const node of nodes) {
       const known = this.nodes.get(node.node)
@@ -52,12 +52,12 @@ export class LoomTree {
       const node = this.nodes.get(number)
       if (!node) continue
       this.detach(node)
-      for (const each of [...this.preorder(number)]) this.nodes.delete(each)
+      for (const descendant of [...this.preorder(number)]) this.nodes.delete(descendant)
     }
     this.touch()
   }
 
-  /** Keep only nodes of these numbers: what a whole reading of the loom has told. */
+  /** Remove all other nodes: `numbers` are the nodes of a full read of the loom. */
   keepOnly(numbers: ReadonlySet<number>): void {
     this.remove([...this.nodes.keys()].filter((each) => !numbers.has(each)))
   }
@@ -147,11 +147,11 @@ export class LoomTree {
     if (this.sizesAt !== this.version.peek()) {
       this.sizesNow = new Map()
       const order = [...this.preorder()]
-      for (const each of order) this.sizesNow.set(each, 0)
-      for (const each of order.reverse()) {
-        const parent = this.parent(each)
+      for (const node of order) this.sizesNow.set(node, 0)
+      for (const node of order.reverse()) {
+        const parent = this.parent(node)
         if (parent !== null)
-          this.sizesNow.set(parent, this.sizesNow.get(parent)! + 1 + this.sizesNow.get(each)!)
+          this.sizesNow.set(parent, this.sizesNow.get(parent)! + 1 + this.sizesNow.get(node)!)
       }
       this.sizesAt = this.version.peek()
     }
@@ -173,7 +173,7 @@ export class LoomTree {
   }
 }
 
-/** Somebody wrote it: it was not sampled. */
+/** Return true if a person wrote the node: it was not sampled. */
 export const isHuman = (node: Node): boolean =>
   node.parent !== null && node.finish_reason === null && !node.growing && node.mean_p === null
 

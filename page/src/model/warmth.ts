@@ -10,10 +10,10 @@ export const WARMTH: Record<NodeKv['state'], string> = {
   cold: 'not cached: computed when needed',
 }
 
-/** In one line, as beside a pointer. */
+/** One line, for a tooltip. */
 export const warmthWords = (kv: NodeKv) => `KV ${WARMTH[kv.state]}${kv.pinned ? ' (pinned)' : ''}`
 
-/** What is worth hearing of a row; nothing where there is no KV to speak of. */
+/** The text for screen readers; undefined: the row has no KV. */
 export function warmthSpoken(kv: NodeKv | undefined): string | undefined {
   if (kv?.state !== 'hot' && kv?.state !== 'host') return undefined
   return `KV ${kv.state === 'hot' ? 'cached' : 'cached in host memory'}${kv.pinned ? ', pinned' : ''}`

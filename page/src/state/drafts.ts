@@ -1,4 +1,4 @@
-/** Texts that somebody is writing, kept by the browser until they are saved or thrown away. */
+/** Unsaved texts, stored by the browser until they are saved or discarded. */
 import { signal } from '@preact/signals'
 import { isObject, isString, listOf, onOtherTab, read, readOwn, write, writeOwn } from './storage'
 
@@ -7,12 +7,12 @@ export interface Draft {
   kind: 'edit' | 'child'
   node: number
   text: string
-  /** What the node said when it was opened. */
+  /** The node's text when the draft was opened. */
   base: string
   /** The loom's revision then: a later change of the node is a conflict. */
   rev: number
   isMessage: boolean
-  /** How it is saved unless somebody says otherwise. */
+  /** Save in place by default. */
   inPlace: boolean
   /** It is being written in this tab. */
   isOpen: boolean
@@ -22,7 +22,7 @@ export interface Draft {
 type Place = Pick<Draft, 'kind' | 'node'>
 type List = readonly Draft[]
 
-/** The tabs of a browser share what is kept: each changes no more of it than it was told to. */
+/** The tabs of a browser share the stored drafts: each changes only its own. */
 export class Drafts {
   readonly all
   /** Call this once the loom is closed. */

@@ -29,7 +29,7 @@ interface Hits {
 }
 const NONE: Hits = { found: [], error: '' }
 
-/** What is looked for in the open loom; null: nothing. */
+/** The texts of the open loom that are searched; null: there is no query. */
 const texts = (): Texts | null => {
   const loom = open.value
   if (!loom || !isSearching.value || scope.value === 'all' || isEmpty(query.value)) return null
@@ -45,22 +45,22 @@ const texts = (): Texts | null => {
 }
 const isPattern = () => query.value.isRegex && query.value.text !== ''
 
-/** What is found in the open loom; null while nothing is looked for. Of a pattern it comes a moment later. */
+/** The hits in the open loom; null: there is no query. The hits of a pattern arrive later, from a worker. */
 export const hits = computed<Hits | null>(() => {
   if (isPattern()) return matched.value
   const among = texts()
   if (!among) return null
-  const { found, isCut } = find(among, query.value)
-  return { found, error: isCut ? 'The search took too long; these are the first results.' : '' }
+  const { matches, isCut } = find(among, query.value)
+  return { found: matches, error: isCut ? 'The search took too long; these are the first results.' : '' }
 })
 
-/** What was found of a pattern last. */
+/** The last hits of a pattern. */
 const matched = signal<Hits | null>(null)
 const search = new PatternSearch()
-/** Whose answer is awaited, and where to go once it is there. */
+/** The search whose hits are pending, and the direction to navigate once they arrive. */
 let awaited: { by: 1 | -1 | null } | null = null
 let ofLoom: unknown = null
-/** What took too long is not tried again at every change of the tree. */
+/** A pattern that took too long is not searched again after every change of the tree. */
 let cut: Query | null = null
 
 effect(() => {
@@ -81,15 +81,15 @@ effect(() => {
   }
 })
 
-function answered({ found, state }: Answer): void {
-  const first = found.length ? '; these are the first results' : ''
+function answered({ matches, state }: Answer): void {
+  const first = matches.length ? '; these are the first results' : ''
   const words = {
     busy: 'Searching',
     done: '',
     cut: `The regular expression takes too long${first}.`,
     failed: 'The search did not start.',
   }
-  matched.value = { found, error: words[state] }
+  matched.value = { found: matches, error: words[state] }
   if (state === 'cut') cut = query.peek()
   if (state === 'busy') return
   const by = awaited?.by
@@ -113,9 +113,9 @@ export function goToHit(by: 1 | -1): boolean {
     awaited.by = by
     return true
   }
-  const found = hits.peek()?.found
-  if (!loom || !found) return false
-  const next = nextHit(loom.tree, found, loom.current.peek(), by)
+  const matches = hits.peek()?.found
+  if (!loom || !matches) return false
+  const next = nextHit(loom.tree, matches, loom.current.peek(), by)
   if (next !== null) loom.go(next)
   return true
 }
@@ -133,7 +133,7 @@ export const everywhere = signal<{ words: string; data: Schemas['HitObject'][]; 
 const WAIT_MS = 200
 let asking: number | undefined
 
-/** Ask for words in all looms, once nobody has typed for a moment. */
+/** Search all looms for words after a pause in typing. */
 export function findEverywhere(words: string): void {
   clearTimeout(asking)
   if (!words.trim()) {
@@ -142,8 +142,9 @@ export function findEverywhere(words: string): void {
   }
   asking = window.setTimeout(async () => {
     try {
-      const told = await api.find(words)
-      if (words === query.peek().text) everywhere.value = { words, data: told.data, more: told.more ?? false }
+      const reply = await api.find(words)
+      if (words === query.peek().text)
+        everywhere.value = { words, data: reply.data, more: reply.more ?? false }
     } catch (error) {
       failed(error)
     }

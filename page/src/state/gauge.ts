@@ -1,4 +1,4 @@
-/** What KV takes and has saved: asked for while something grows, and once after. */
+/** The size and the savings of the KV cache: read while something grows, and once after it. */
 import { effect, signal } from '@preact/signals'
 import { ApiError, api, type Schemas } from '../api/client'
 import { isAway, model, open } from './session'
@@ -11,10 +11,10 @@ export const kv = signal<readonly Schemas['KvObject'][]>([])
 /** Of the model that grows the open loom. */
 export const ownKv = () => kv.value.find((each) => each.model === model.value?.id) ?? null
 
-/** Rises when somebody did something to the KV of a node here. */
+/** Increases when this page changes the KV of a node. */
 export const kvTurn = signal(0)
 
-/** What is known of KV is old. */
+/** Mark the KV numbers as outdated. */
 export function kvChanged(): void {
   kvTurn.value += 1
   void readKv()
@@ -23,7 +23,7 @@ export function kvChanged(): void {
 let asking: Promise<void> | null = null
 let askingNext: Promise<void> | null = null
 
-/** Ask now, or once more when what is under way has been told: that may be older than this call. */
+/** Read now. If a read is pending, read again after it: its numbers may be older than this call. */
 export function readKv(): Promise<void> {
   if (asking) {
     askingNext ??= asking.then(() => {
@@ -34,8 +34,8 @@ export function readKv(): Promise<void> {
   }
   asking = api
     .kv()
-    .then((told) => {
-      kv.value = told.data
+    .then((reply) => {
+      kv.value = reply.data
     })
     .catch((error: unknown) => {
       if (!(error instanceof ApiError && error.isAway)) failed(error)
@@ -53,7 +53,7 @@ effect(() => {
   if (!loom.isGrowing) return
   // When it has ended this runs again, which is the one more time.
   const read = () => document.hidden || void readKv()
-  const soon = setTimeout(read, FIRST_MS) // once there is something to tell
+  const soon = setTimeout(read, FIRST_MS) // when the first numbers can exist
   const timer = setInterval(read, EVERY_MS)
   return () => {
     clearTimeout(soon)

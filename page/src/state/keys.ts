@@ -17,12 +17,12 @@ export interface Binding {
   id: string
   group: 'Grow' | 'Navigate' | 'Write' | 'Structure' | 'View' | 'General'
   label: string
-  /** Other words for it, that it is found by. */
+  /** Synonyms, for the search in the palette. */
   also?: string
-  /** Keys while the tree has the focus, and while somebody types. As "Mod+Shift+Enter". */
+  /** Keys while the tree has the focus, and while a text field has it. As "Mod+Shift+Enter". */
   tree?: string[]
   text?: string[]
-  /** Whether it can be done now; what cannot is dimmed in the palette. */
+  /** Return true if the action is possible now; the palette dims it otherwise. */
   can?: () => boolean
   /** Why it cannot, where that is worth a word. */
   why?: () => string | null
@@ -35,29 +35,29 @@ const has = () => here() !== null
 const canGrow = () => has() && cannotGrow.peek() === null
 const whyNot = () => cannotGrow.peek()
 const isBelowRoot = () => has() && at() !== ROOT
-/** What is shown alone is not left by a step: there is a key for that. */
+/** A step does not leave a hoisted subtree: that has its own key. */
 const isBelowTop = () => has() && at() !== here()!.top
 const hasCompared = () => has() && comparedNodes(here()!.tree, at(), here()!.selected.peek()).length > 1
 const hasSelected = () => (here()?.selected.peek().size ?? 0) > 0
 
-function go(to: number | null | undefined): void {
+function navigate(to: number | null | undefined): void {
   if (to !== null && to !== undefined) here()?.go(to)
 }
 function sibling(by: 1 | -1): void {
   if (!isBelowTop()) return
   const siblings = here()?.tree.siblings(at()) ?? []
-  go(siblings[siblings.indexOf(at()) + by])
+  navigate(siblings[siblings.indexOf(at()) + by])
 }
 function branchPoint(direction: 1 | -1): void {
   const loom = here()
   if (!loom) return
-  const found = loom.tree.branchPoint(
+  const target = loom.tree.branchPoint(
     at(),
     direction,
     (children) =>
       children.find((each) => each === loom.position.childOf(loom.tree.parent(each)!)) ?? children[0]!,
   )
-  if (found !== null && loom.tree.isBelow(found, loom.top)) go(found)
+  if (target !== null && loom.tree.isBelow(target, loom.top)) navigate(target)
 }
 function nextBookmark(by: 1 | -1): void {
   const marks = here()?.bookmarks.peek() ?? []
@@ -69,7 +69,7 @@ function nextBookmark(by: 1 | -1): void {
   const place = order.indexOf(at())
   const places = marks.map((each) => order.indexOf(each))
   const next = by > 0 ? places.find((each) => each > place) : places.findLast((each) => each < place)
-  go(order[next ?? (by > 0 ? places[0]! : places[places.length - 1]!)])
+  navigate(order[next ?? (by > 0 ? places[0]! : places[places.length - 1]!)])
 }
 
 const show = (what: view.Overlay) => {
@@ -80,7 +80,7 @@ const pane = (which: 'hasLeft' | 'hasRight') => {
   view.panes.value = { ...now, [which]: !now[which] }
 }
 /** Show a tab of the inspector, with the keys in it. */
-const beside = (tab: view.InspectorTab) => {
+const openTab = (tab: view.InspectorTab) => {
   view.inspect(tab)
   const fields = ':is(button, input, select, textarea):not(:disabled)'
   setTimeout(() => document.querySelector<HTMLElement>(`#inspector-panel ${fields}`)?.focus())
@@ -91,10 +91,10 @@ const toggle = (setting: Signal<boolean>) => {
 const more = (by: number) =>
   set({ n: Math.max(1, Math.min(limits.peek()?.n ?? Infinity, settings.peek().n + by)) })
 const preset = (k: number) => {
-  const found = presets.peek()[k - 1]
-  if (!found) return
-  applyPreset(found)
-  toast(`Settings: ${found.name}`)
+  const chosen = presets.peek()[k - 1]
+  if (!chosen) return
+  applyPreset(chosen)
+  toast(`Settings: ${chosen.name}`)
 }
 
 // biome-ignore format: a table is read by lines
@@ -115,14 +115,14 @@ export const bindings: Binding[] = [
   { id: 'stop', group: 'Grow', label: 'Stop this branch (twice: all)', tree: ['Escape'], also: 'cancel abort', run: stop },
   { id: 'retry', group: 'Grow', label: 'Retry failed branches', tree: ['f'], also: 'retry try again error', can: () => canGrow() && here()!.growth.failedLanes().length > 0, why: whyNot, run: retryFailed },
   { id: 'stop-all', group: 'Grow', label: 'Stop all', also: 'cancel abort', can: has, run: () => act.stopAll() },
-  { id: 'parent', group: 'Navigate', label: 'To the parent', tree: ['ArrowLeft', 'h'], text: ['Alt+ArrowLeft'], can: isBelowTop, run: () => go(here()?.tree.parent(at())) },
-  { id: 'child', group: 'Navigate', label: 'To the last visited child', tree: ['ArrowRight', 'l'], text: ['Alt+ArrowRight'], can: has, run: () => go(here()?.position.childOf(at())) },
+  { id: 'parent', group: 'Navigate', label: 'To the parent', tree: ['ArrowLeft', 'h'], text: ['Alt+ArrowLeft'], can: isBelowTop, run: () => navigate(here()?.tree.parent(at())) },
+  { id: 'child', group: 'Navigate', label: 'To the last visited child', tree: ['ArrowRight', 'l'], text: ['Alt+ArrowRight'], can: has, run: () => navigate(here()?.position.childOf(at())) },
   { id: 'previous', group: 'Navigate', label: 'To the previous sibling', tree: ['ArrowUp', 'k'], text: ['Alt+ArrowUp'], can: has, run: () => sibling(-1) },
   { id: 'next', group: 'Navigate', label: 'To the next sibling', tree: ['ArrowDown', 'j'], text: ['Alt+ArrowDown'], can: has, run: () => sibling(1) },
   { id: 'branch-up', group: 'Navigate', label: 'To the branch point above', tree: ['['], text: ['Alt+['], can: has, run: () => branchPoint(-1) },
   { id: 'branch-down', group: 'Navigate', label: 'To the branch point below', tree: [']'], text: ['Alt+]'], can: has, run: () => branchPoint(1) },
-  { id: 'root', group: 'Navigate', label: 'To the prompt', tree: ['r'], can: has, run: () => go(here()?.top) },
-  { id: 'back', group: 'Navigate', label: 'Back to where you were', tree: ['`'], also: 'previous last', can: has, run: () => go(here()?.position.previous) },
+  { id: 'root', group: 'Navigate', label: 'To the prompt', tree: ['r'], can: has, run: () => navigate(here()?.top) },
+  { id: 'back', group: 'Navigate', label: 'Back to where you were', tree: ['`'], also: 'previous last', can: has, run: () => navigate(here()?.position.previous) },
   { id: 'bookmark-next', group: 'Navigate', label: 'To the next bookmark', tree: [';'], can: has, run: () => nextBookmark(1) },
   { id: 'bookmark-previous', group: 'Navigate', label: 'To the previous bookmark', tree: [':'], can: has, run: () => nextBookmark(-1) },
   { id: 'edit', group: 'Write', label: 'Edit as a new sibling', tree: ['e'], also: 'rewrite change', can: has, run: () => call('edit', false) },
@@ -176,9 +176,9 @@ export const bindings: Binding[] = [
   { id: 'export', group: 'General', label: 'Export', tree: ['Mod+s'], also: 'save download copy', can: has, run: () => show('export') },
   { id: 'import', group: 'General', label: 'Import', tree: ['i'], also: 'load open upload', run: () => show('import') },
   { id: 'gauge', group: 'General', label: 'Memory: size and savings of the KV cache', also: 'kv cache', can: has, run: () => show('gauge') },
-  { id: 'settings', group: 'General', label: 'Generation settings', also: 'temperature presets options', can: has, run: () => beside('generate') },
-  { id: 'node', group: 'General', label: 'Origin of this node', also: 'provenance where from copy as curl python regenerate exactly note', can: has, run: () => beside('node') },
-  { id: 'loom', group: 'General', label: 'Name, notes and history of the loom', also: 'rename remove delete', can: has, run: () => beside('loom') },
+  { id: 'settings', group: 'General', label: 'Generation settings', also: 'temperature presets options', can: has, run: () => openTab('generate') },
+  { id: 'node', group: 'General', label: 'Origin of this node', also: 'provenance where from copy as curl python regenerate exactly note', can: has, run: () => openTab('node') },
+  { id: 'loom', group: 'General', label: 'Name, notes and history of the loom', also: 'rename remove delete', can: has, run: () => openTab('loom') },
   { id: 'look', group: 'General', label: 'Theme, text size and width', tree: ['T'], also: 'dark light font', run: () => show('look') },
   { id: 'palette', group: 'General', label: 'All commands', tree: ['Mod+k'], text: ['Mod+k'], run: () => show('palette') },
   { id: 'help', group: 'General', label: 'Keyboard shortcuts', tree: ['?'], text: ['F1'], also: 'keys help', run: () => show('help') },
@@ -213,11 +213,11 @@ function stop(): void {
   const loom = here()
   if (!loom) return
   const [when, node] = [performance.now(), at()]
-  const isAgain = node === escaped.node && when - escaped.when < TWICE_MS
+  const isSecond = node === escaped.node && when - escaped.when < TWICE_MS
   const lane = loom.lanes.peek().get(node)
   dismiss(escaped.hint)
   let hint = 0
-  if (isAgain) act.stopAll()
+  if (isSecond) act.stopAll()
   else if (lane && !lane.isOver) act.stopBranch(node)
   else if (loom.isGrowing || loom.runs.peek().some((run) => run.status === 'running'))
     hint = toast(`${shown('Escape')} again stops all branches.`)
@@ -227,15 +227,15 @@ function stop(): void {
 /** The name of a key event, as the table writes it. */
 export function keyOf(event: KeyboardEvent): string {
   const isMod = isMac ? event.metaKey : event.ctrlKey
-  const letter =
+  const char =
     event.altKey && /^(Key|Digit|Bracket|Comma|Period)/.test(event.code) ? plain(event.code) : event.key
-  const key = letter === ' ' ? 'Space' : letter
+  const key = char === ' ' ? 'Space' : char
   const isShifted = event.shiftKey && (key.length > 1 || isMod || event.altKey)
   const name = isShifted || isMod ? (key.length === 1 ? key.toLowerCase() : key) : key
   return `${isMod ? 'Mod+' : ''}${event.altKey ? 'Alt+' : ''}${isShifted ? 'Shift+' : ''}${name}`
 }
 
-/** What Option types on macOS is a symbol; the key is what counts. */
+/** On macOS, Option changes a key's character to a symbol: use the key's code. */
 function plain(code: string): string {
   const named: Record<string, string> = { BracketLeft: '[', BracketRight: ']', Comma: ',', Period: '.' }
   return named[code] ?? code.replace(/^(Key|Digit)/, '').toLowerCase()
@@ -279,11 +279,18 @@ const isField = (target: EventTarget | null) =>
     'input:not([type=checkbox]):not([type=radio]):not([type=range]), textarea, select, [contenteditable]',
   )
 
-const GOES_ON = new Set(['n-more', 'n-fewer', 'alternative', 'alternative-back', 'hit-next', 'hit-previous'])
-/** Whether it is done again for as long as its key is held: steps are, what grows or removes is not. */
-const goesOn = ({ id, group }: Binding) => group === 'Navigate' || GOES_ON.has(id)
+const REPEATABLE = new Set([
+  'n-more',
+  'n-fewer',
+  'alternative',
+  'alternative-back',
+  'hit-next',
+  'hit-previous',
+])
+/** Return true if the action repeats while its key is pressed: navigation does, growth and removal do not. */
+const isRepeatable = ({ id, group }: Binding) => group === 'Navigate' || REPEATABLE.has(id)
 
-/** Whether a key belongs to what has the focus: buttons are pressed by it, sliders moved. */
+/** Return true if the focused element uses the key itself: buttons and sliders do. */
 function isOwn(target: EventTarget | null, key: string): boolean {
   if (!(target instanceof Element)) return false
   if (key === 'Enter' || key === 'Space')
@@ -291,7 +298,7 @@ function isOwn(target: EventTarget | null, key: string): boolean {
   return /^(?:Arrow|Home$|End$|Page)/.test(key) && target.matches('input[type=radio], input[type=range]')
 }
 
-/** Listen to the whole page. Returns what ends it. */
+/** Handle the keys of the page. Returns a function that removes the listeners. */
 export function listen(): () => void {
   const onKey = (event: KeyboardEvent) => {
     if (event.defaultPrevented) return
@@ -308,15 +315,15 @@ export function listen(): () => void {
       event.preventDefault()
       return
     }
-    const found = bindings.find((each) => (typing ? each.text : each.tree)?.includes(key))
-    if (!found) return
-    const can = found.can?.() ?? true
-    const why = can ? null : (found.why?.() ?? null)
+    const binding = bindings.find((each) => (typing ? each.text : each.tree)?.includes(key))
+    if (!binding) return
+    const can = binding.can?.() ?? true
+    const why = can ? null : (binding.why?.() ?? null)
     // A key that does nothing here scrolls, as everywhere; what a browser would do with Ctrl is not wanted.
     if (!can && why === null && !/^(?:Mod|Alt)\+/.test(key)) return
     event.preventDefault()
-    if (event.repeat && !goesOn(found)) return
-    if (can) found.run()
+    if (event.repeat && !isRepeatable(binding)) return
+    if (can) binding.run()
     else if (why) toast(why)
   }
   // Enter, Escape and the arrows choose what an input method writes; Safari says only 229 of the last one.
@@ -341,6 +348,6 @@ export function listen(): () => void {
 function pickChild(k: number): boolean {
   const child = here()?.tree.children(at())[k - 1]
   if (child === undefined) return false
-  go(child)
+  navigate(child)
   return true
 }

@@ -3,12 +3,12 @@ import type { Found } from '../model/finding'
 import type { Finds, Task } from './pattern.worker'
 import address from './pattern.worker?worker&url'
 
-const LIMIT_MS = 1000 // a pattern can be made to take for ever
-const WORD_MS = 150 // what takes longer is said
+const LIMIT_MS = 1000 // some patterns never end
+const WORD_MS = 150 // a longer search shows that it is busy
 
-/** What is known of an answer. */
+/** The result of a search so far. */
 export interface Answer {
-  found: readonly Found[]
+  matches: readonly Found[]
   state: 'busy' | 'done' | 'cut' | 'failed'
 }
 
@@ -35,26 +35,26 @@ export class PatternSearch {
   private limit: number | undefined
   private word: number | undefined
 
-  /** Look for a pattern. Tells of what it finds first, of being busy for long, and of the end. */
+  /** Search for a pattern. Calls back with the first hits, with "busy" after a while, and at the end. */
   ask(task: Task, onAnswer: (answer: Answer) => void): void {
     if (this.isBusy) this.end() // it may be where it never gets out of
     clearTimeout(this.word)
-    const found: Found[] = []
+    const matches: Found[] = []
     const finish = (state: Answer['state']) => {
       if (state === 'done') this.rest()
       else this.end()
-      onAnswer({ found, state })
+      onAnswer({ matches, state })
     }
     script ??= trusted()
     this.worker ??= new Worker(script, { type: 'module', name: 'pattern' })
     this.worker.onmessage = ({ data }: MessageEvent<Finds>) => {
       this.limit ??= window.setTimeout(() => finish('cut'), LIMIT_MS) // from when it has begun
-      found.push(...data.found)
+      matches.push(...data.matches)
       if (data.isDone) finish('done')
     }
     this.worker.onerror = () => finish('failed')
     this.isBusy = true
-    this.word = window.setTimeout(() => onAnswer({ found: [...found], state: 'busy' }), WORD_MS)
+    this.word = window.setTimeout(() => onAnswer({ matches: [...matches], state: 'busy' }), WORD_MS)
     this.worker.postMessage(task)
   }
 

@@ -1,4 +1,4 @@
-/** Looks for a pattern in texts, beside the page: while one takes for ever, the page goes on. */
+/** Search for a pattern in a worker: a pattern that never ends does not block the page. */
 import type { Candidate, Found } from '../model/finding'
 import { spansOf } from '../model/spans'
 
@@ -6,31 +6,31 @@ export interface Task {
   wanted: RegExp
   texts: readonly Candidate[]
 }
-/** What was found since the last word of it. */
+/** The hits since the last message. */
 export interface Finds {
-  found: readonly Found[]
+  matches: readonly Found[]
   isDone: boolean
 }
 
-const AT_ONCE = 100 // as many as a list shows are told one by one: the next text may be where it ends
+const AT_ONCE = 100 // the hits of a full list are sent one by one: the next text may be the one that never ends
 const EACH_MS = 50
 
 addEventListener('message', ({ data: { wanted, texts } }: MessageEvent<Task>) => {
-  let found: Found[] = []
+  let matches: Found[] = []
   let n = 0
   let last = performance.now()
-  const tell = (isDone: boolean) => {
-    postMessage({ found, isDone } satisfies Finds)
-    found = []
+  const report = (isDone: boolean) => {
+    postMessage({ matches, isDone } satisfies Finds)
+    matches = []
     last = performance.now()
   }
-  tell(false) // it has begun
-  for (const each of texts) {
-    const spans = spansOf(each.text, wanted)
+  report(false) // it has begun
+  for (const candidate of texts) {
+    const spans = spansOf(candidate.text, wanted)
     if (!spans.length) continue
-    found.push({ ...each, spans })
+    matches.push({ ...candidate, spans })
     n += 1
-    if (n <= AT_ONCE || performance.now() - last > EACH_MS) tell(false)
+    if (n <= AT_ONCE || performance.now() - last > EACH_MS) report(false)
   }
-  tell(true)
+  report(true)
 })

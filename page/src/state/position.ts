@@ -73,7 +73,7 @@ export class Position {
     batch(() => {
       if (number !== this.current.peek()) this.previous = this.current.peek()
       this.current.value = number
-      for (const each of this.tree.path(number)) this.markVisited(each)
+      for (const node of this.tree.path(number)) this.markVisited(node)
       this.reveal(number)
     })
     this.saveSoon()
@@ -185,6 +185,6 @@ export class Position {
 
 export function without<Value>(set: ReadonlySet<Value>, removed: Iterable<Value>): Set<Value> {
   const rest = new Set(set)
-  for (const each of removed) rest.delete(each)
+  for (const value of removed) rest.delete(value)
   return rest
 }

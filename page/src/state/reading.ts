@@ -1,4 +1,4 @@
-/** What a person does in the text: the token cursor, the card over it, and how tokens are shown. */
+/** Signals of the text pane: the token cursor, its card, and how tokens are shown. */
 import { signal } from '@preact/signals'
 import { isHuman, ROOT } from '../model/tree'
 import type { OpenLoom } from './loom'
@@ -13,7 +13,7 @@ export interface Spot {
 export const cursor = signal<Spot | null>(null)
 /** The token whose card is open, and what opened it. */
 export const card = signal<(Spot & { by: 'pointer' | 'keys' }) | null>(null)
-/** Written nodes whose tokens the model was asked for. */
+/** Written nodes whose tokens the model has scored. */
 export const scored = signal<ReadonlySet<number>>(new Set())
 
 /** Heat only below this probability; null: all of it. */
@@ -21,7 +21,7 @@ export const threshold = remembered<number | null>('heat.threshold', null)
 export const showsSpecial = remembered('specialTokens', false)
 export const cardNeedsCtrl = remembered('cardNeedsCtrl', false)
 
-/** Nodes of the path that people wrote, and of which the model was not asked. */
+/** Written nodes of the path that the model has not scored. */
 export const unscored = (loom: OpenLoom): number[] =>
   loom.tree
     .path(loom.current.value)

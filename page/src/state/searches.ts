@@ -6,10 +6,10 @@ import { inspectorTab } from './view'
 
 const NONE: ReadonlySet<number> = new Set()
 
-/** A search that runs, or ran, in this loom: what was asked, its rounds and how it ended. */
+/** A search in this loom, running or ended: its request, its rounds and its result. */
 export interface LiveRun {
   job: string
-  asked: Record<string, unknown>
+  request: Record<string, unknown>
   rounds: readonly Round[]
   nodes: number[]
   status: Schemas['JobObject']['status']
@@ -26,7 +26,7 @@ export class Searches {
   readonly run = computed<LiveRun | null>(
     () => this.runs.value.find((each) => each.job === this.shownRun.value) ?? this.runs.value.at(-1) ?? null,
   )
-  /** Nodes that searches made: what they wrote by themselves is no person's. */
+  /** Nodes that a search generated: the page does not count their text as written by a person. */
   readonly searched = computed<ReadonlySet<number>>(
     () =>
       new Set(
@@ -42,9 +42,9 @@ export class Searches {
     return prunedIn(run.rounds, this.shownRound.value)
   })
 
-  /** Take in a search as the server tells it whole. */
+  /** Add or update a search from the server's job. */
   adopt(job: Job): void {
-    const told: Partial<LiveRun> = {
+    const update: Partial<LiveRun> = {
       status: job.status,
       rounds: job.rounds ?? [],
       result: (job.result as RunResult | null | undefined) ?? null,
@@ -52,15 +52,15 @@ export class Searches {
     }
     this.note(job.id, job.asked ?? {})
     this.change(job.id, (run) => ({
-      ...told,
+      ...update,
       nodes: [...new Set([...run.nodes, ...(job.branches ?? []).map((each) => each.node)])],
     }))
   }
 
   /** Note a new search, and show it. */
-  note(job: string, asked: Record<string, unknown>): void {
+  note(job: string, request: Record<string, unknown>): void {
     if (this.runs.peek().some((run) => run.job === job)) return
-    const run: LiveRun = { job, asked, rounds: [], nodes: [], status: 'running', result: null, error: '' }
+    const run: LiveRun = { job, request, rounds: [], nodes: [], status: 'running', result: null, error: '' }
     this.runs.value = [...this.runs.peek(), run]
     this.shownRun.value = null
     this.shownRound.value = null
@@ -72,9 +72,9 @@ export class Searches {
       this.runs.value = runs.map((run) => (run.job === job ? { ...run, ...change(run) } : run))
   }
 
-  /** A search ended while nobody listened here. */
+  /** Read a search that ended while the feed was disconnected. */
   reread(job: string): void {
     const lost = () => this.change(job, () => ({ status: 'interrupted' }))
-    api.job(job).then((told) => this.adopt(told), lost)
+    api.job(job).then((reply) => this.adopt(reply), lost)
   }
 }

@@ -1,4 +1,4 @@
-/** What is open: the server, its models, the list of looms, and one loom. */
+/** The open session: the server, its models, the list of looms, and one loom. */
 
 import { batch, computed, effect, signal } from '@preact/signals'
 import { ApiError, api, type Loom, type Model, type Schemas, whenLost } from '../api/client'
@@ -8,12 +8,12 @@ import { isObject, isString, remembered } from './storage'
 import { failed } from './toasts'
 
 export const server = signal<Schemas['ServerObject'] | null>(null)
-/** null: not asked yet. */
+/** null: not loaded yet. */
 export const looms = signal<Loom[] | null>(null)
 export const open = signal<OpenLoom | null>(null)
 /** The name of a loom that is being opened. */
 export const opening = signal<string | null>(null)
-/** A loom that was asked for and cannot be shown: why. */
+/** The loom of the address that cannot be shown, and why. */
 export const missing = signal<{ name: string; error: string; wasRemoved: boolean } | null>(null)
 /** The server does not answer: looked at once a second until it does. */
 export const isAway = signal(false)
@@ -70,7 +70,7 @@ export async function watchServer(): Promise<void> {
   }
 }
 
-/** Return what is known of the server, once it has said it; null where it does not answer. */
+/** Wait for the state of the server; null: the server does not answer. */
 export const serverTold = (): Promise<Schemas['ServerObject'] | null> =>
   new Promise((resolve) => {
     const stop = effect(() => {
@@ -80,7 +80,7 @@ export const serverTold = (): Promise<Schemas['ServerObject'] | null> =>
     })
   })
 
-/** The server tells of what it could bring back. */
+/** The server's hint says whether it can restore the loom. */
 const wasRemoved = (error: ApiError) => error.hint.includes('restore')
 
 /** The server answers, for the first time or again: what was missed meanwhile. */
@@ -100,13 +100,13 @@ async function cameBack(): Promise<void> {
 whenLost(() => void watchServer().catch(failed))
 effect(() => {
   if (open.value?.feed?.isConnected.value !== false) return
-  // Where the server answers, the loom itself may be what is not there.
+  // If the server answers, the loom itself may be missing.
   void watchServer().then(() => (isAway.peek() ? undefined : cameBack()), failed)
 })
 
 const LOOKS_MS = 5000
 
-/** Notice what others do to the server: when somebody looks here again, and where no loom is followed. */
+/** Notice changes by others: when the tab becomes visible, and regularly while no loom is open. */
 export function keepWatch(): void {
   const look = () => {
     if (document.hidden) return
@@ -116,7 +116,7 @@ export function keepWatch(): void {
     look()
     if (document.hidden) return
     if (open.peek() === null) listLooms().catch(failed)
-    if (open.peek()?.gone.peek()) void openAgain()
+    if (open.peek()?.gone.peek()) void reopen()
   })
   setInterval(() => open.peek() === null && look(), LOOKS_MS)
   effect(followName)
@@ -124,7 +124,7 @@ export function keepWatch(): void {
 
 let shown: { loom: OpenLoom; name: string } | null = null
 
-/** Whoever renames the open loom, its address goes along. */
+/** Update the address when any client renames the open loom. */
 function followName(): void {
   const loom = open.value
   const name = loom?.info.value.name
@@ -136,7 +136,7 @@ function followName(): void {
 }
 
 /** A loom that was removed may have been brought back elsewhere. */
-async function openAgain(): Promise<void> {
+async function reopen(): Promise<void> {
   const { id } = open.peek()!
   try {
     await api.loom(id)
@@ -214,11 +214,15 @@ export async function openLoom(
       if (turn === wanted) await openLoom(name, node, id)
       return
     }
-    const told = error instanceof ApiError && error.status === 404 ? error : null
-    if (!told) failed(error)
+    const missingError = error instanceof ApiError && error.status === 404 ? error : null
+    if (!missingError) failed(error)
     batch(() => {
       close()
-      missing.value = told && { name, error: told.message, wasRemoved: wasRemoved(told) }
+      missing.value = missingError && {
+        name,
+        error: missingError.message,
+        wasRemoved: wasRemoved(missingError),
+      }
     })
   } finally {
     if (turn === wanted) opening.value = null

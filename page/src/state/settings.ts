@@ -3,12 +3,12 @@ import { batch, computed, signal } from '@preact/signals'
 import { ApiError, type GrowAsked, type Model } from '../api/client'
 import {
   type Bias,
-  biasesAsked,
   type Constraint,
   FIGURES,
   type Figure,
   KINDS,
   type Limits,
+  logitBias,
   type OptionalFigure,
   readConstraint,
   SAMPLERS,
@@ -51,7 +51,7 @@ export const LENGTHS = {
   'Until it ends': TO_THE_END,
 } as const
 
-/** Where a change goes: into the next call only, this loom, or all looms that say nothing else. */
+/** The target of a change: only the next call, this loom, or all looms without their own value. */
 export type Scope = 'action' | 'loom' | 'default'
 export const scope = signal<Scope>('loom')
 
@@ -64,7 +64,7 @@ const isBias = (value: unknown): value is Bias =>
   isString(value['text']) &&
   (typeof value['bias'] === 'number' || value['bias'] === 'ban' || value['bias'] === 'only')
 
-/** What was kept of settings, as far as it can be one. */
+/** The valid part of stored settings. */
 function known(kept: unknown): Partial<Settings> {
   if (!isObject(kept)) return {}
   const fits = (name: string, value: unknown) => {
@@ -166,20 +166,20 @@ export const chosenPreset = computed<Preset | null>(
 
 const isSame = (a: unknown, b: unknown) => JSON.stringify(a) === JSON.stringify(b)
 
-// What holds
+// The settings in effect
 
 const ownOf = computed<Partial<Settings>>(() => ofLooms.value[open.value?.id ?? ''] ?? {})
 
-/** What the next call uses. */
+/** The settings of the next call. */
 export const settings = computed<Settings>(() => ({ ...defaults.value, ...ownOf.value, ...once.value }))
 
-/** What a scope says, with what stands behind it. */
+/** The settings of a scope, including the defaults below it. */
 export const shownSettings = computed<Settings>(() => {
   if (scope.value === 'action') return settings.value
   return scope.value === 'loom' ? { ...defaults.value, ...ownOf.value } : defaults.value
 })
 
-/** What a scope itself says otherwise than what stands behind it. */
+/** The settings that a scope overrides. */
 export const ownSettings = computed<Partial<Settings>>(() =>
   scope.value === 'action' ? once.value : scope.value === 'loom' ? ownOf.value : {},
 )
@@ -188,8 +188,10 @@ export const hasOwn = computed(() => Object.keys(ownOf.value).length > 0)
 
 /** The server's limits; null before it has answered. */
 export const limits = computed<Limits | null>(() => {
-  const told = server.value?.limits
-  return told ? { n: told['n'] ?? Infinity, tokens: told['tokens'] ?? Infinity } : null
+  const serverLimits = server.value?.limits
+  return serverLimits
+    ? { n: serverLimits['n'] ?? Infinity, tokens: serverLimits['tokens'] ?? Infinity }
+    : null
 })
 
 /** Change some of them: for the next call, for the open loom, or for all that say nothing else. */
@@ -218,7 +220,7 @@ export function forgetOwn(where: Scope = 'loom'): void {
   }
 }
 
-/** A call was made: what was set for it alone is over. */
+/** Discard the settings of the call that was just sent. */
 export function spent(): void {
   if (!Object.keys(once.peek()).length) return
   once.value = {}
@@ -238,32 +240,32 @@ export const withModels = computed(() => {
 })
 
 /** The settings as a request for growing. */
-export function asked(from: Settings = settings.peek()): GrowAsked {
-  const { stop, constraint, logit_bias, models: _, ...figures } = from
+export function growRequest(from: Settings = settings.peek()): GrowAsked {
+  const { stop, constraint, logit_bias, models: _, ...numbers } = from
   const growing = growingModels(from)
   const limit = constraint ? readConstraint(constraint) : {}
   return {
-    ...Object.fromEntries(Object.entries(figures).filter(([, value]) => value !== null)),
+    ...Object.fromEntries(Object.entries(numbers).filter(([, value]) => value !== null)),
     ...(growing.length ? { models: growing.map((each) => each.id) } : {}),
     ...(stop.length ? { stop } : {}),
-    ...(logit_bias.length ? { logit_bias: biasesAsked(logit_bias) } : {}),
+    ...(logit_bias.length ? { logit_bias: logitBias(logit_bias) } : {}),
     ...(typeof limit === 'string' ? {} : limit),
   }
 }
 
-// What is wrong
+// Invalid settings
 
-/** By field: what was typed and is not taken, or what the server said of it. */
+/** By field: the error of the typed value, from the page or the server. */
 export const faults = signal<ReadonlyMap<string, string>>(new Map())
 
-export function fault(field: string, says: string | null): void {
+export function fault(field: string, message: string | null): void {
   const now = new Map(faults.peek())
-  if (says === null ? !now.delete(field) : now.get(field) === says) return
-  if (says !== null) now.set(field, says)
+  if (message === null ? !now.delete(field) : now.get(field) === message) return
+  if (message !== null) now.set(field, message)
   faults.value = now
 }
 
-/** Note what the server refused beside its field. Returns whether it is of one that is set here. */
+/** Show a server error at its field. Returns true if that field is set here. */
 export function refused(error: unknown): boolean {
   if (!(error instanceof ApiError)) return false
   const isForm = error.code === 'invalid_constraint' || error.code === 'constraint_failed'
@@ -281,11 +283,11 @@ export const OTHER_LABELS: Record<string, string> = {
   constraint: 'Output format',
 }
 
-/** What keeps a call from being made: the first wrong field, in words. */
+/** The error of the first invalid field, which prevents a call; null: all are valid. */
 export const blocked = computed<string | null>(() => {
-  for (const [field, says] of faults.value) {
+  for (const [field, message] of faults.value) {
     const label = field in FIGURES ? FIGURES[field as Figure].label : (OTHER_LABELS[field] ?? field)
-    return `${label}: ${says}`
+    return `${label}: ${message}`
   }
   if (settings.value.logit_bias.length && growingModels().some((each) => each.id !== model.value?.id))
     return 'Token biases: they refer to tokens of this loom’s model. Remove them to grow with another one.'

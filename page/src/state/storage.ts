@@ -3,7 +3,7 @@ import { effect, type Signal, signal } from '@preact/signals'
 
 const PREFIX = 'weft.'
 
-/** take: makes a value of what was kept, which may be another version's or by somebody's hand. */
+/** take: validates a stored value, which another version or a person may have written. */
 export function remembered<Value>(
   name: string,
   initial: Value,
@@ -63,7 +63,7 @@ function readFrom<Value>(
   }
 }
 
-/** What was kept, where it is of the kind of `initial`; of an object each field that is. */
+/** The stored value if it has the type of `initial`; of an object, each field that has. */
 export function like<Value>(kept: unknown, initial: Value): Value {
   if (!isObject(initial)) return kindOf(kept) === kindOf(initial) ? (kept as Value) : initial
   if (!isObject(kept)) return initial

@@ -1,19 +1,19 @@
-/** The ways to search: what the server offers, asked for once. */
+/** The search strategies of the server, loaded once. */
 import { signal } from '@preact/signals'
 import { api, type Schemas } from '../api/client'
 import { failed } from './toasts'
 
 export type Strategy = Schemas['StrategyObject']
 export const strategies = signal<readonly Strategy[]>([])
-let isAsked = false
+let isRequested = false
 
 export async function askStrategies(): Promise<void> {
-  if (isAsked) return
-  isAsked = true
+  if (isRequested) return
+  isRequested = true
   try {
     strategies.value = (await api.strategies()).data
   } catch (error) {
-    isAsked = false
+    isRequested = false
     failed(error)
   }
 }

@@ -51,7 +51,7 @@ export class Sync {
       const page: Schemas['NodePage'] = await api.nodes(this.loom, { limit: PAGE, after })
       batch(() => {
         this.tree.put(page.data)
-        for (const each of page.data) loaded.add(each.node)
+        for (const node of page.data) loaded.add(node.node)
         this.tree.rev = page.rev
         const total = Math.max(this.info.peek().n_nodes, loaded.size)
         this.loading.value = { done: loaded.size, total }
@@ -115,8 +115,8 @@ export class Sync {
   }
 
   /**
-   * Put nodes, then remove others. In this order a node whose parent is removed by a merge has its new parent
-   * before the removal deletes what is below the old one.
+   * Put nodes, then remove others. A merge removes the old parent of a node: the node must have its new parent
+   * before that, or the removal would delete it.
    */
   private applyNodes(
     removed: readonly number[],

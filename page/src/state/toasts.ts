@@ -11,14 +11,14 @@ export interface Toast {
   id: number
   kind: 'note' | 'error'
   text: string
-  /** What to do next. */
+  /** The next step for the user. */
   detail: string
   action: ToastAction | null
   /** The revision that its action takes back; once something else is done, that is not what it would do. */
   undoes: number | null
   /** Ways out of what went wrong, the likeliest first. */
   offers: ToastAction[]
-  /** What only who looks into it needs: the request, the code. Folded away. */
+  /** Technical details, folded: the request, the code. */
   more: string
   /** Runs when it is dismissed by hand. */
   onDismiss: (() => void) | null
@@ -40,11 +40,11 @@ const NOTHING: Omit<Toast, 'id' | 'text'> = {
 }
 
 export function toast(text: string, more: Partial<Omit<Toast, 'id' | 'text'>> = {}): number {
-  // Told again, a note takes the place of the first.
+  // A repeated text replaces its earlier toast.
   const others = toasts.peek().filter((each) => each.text !== text)
   const id = ++last
   toasts.value = [...others.slice(1 - AT_ONCE), { ...NOTHING, ...more, id, text }]
-  // What went wrong, or asks for something, stays until it was read.
+  // Errors and questions stay until they are dismissed.
   if (more.kind !== 'error' && !more.offers?.length) setTimeout(() => dismiss(id), 1000 * STAYS_S)
   return id
 }
@@ -59,7 +59,7 @@ export function dismiss(id: number): void {
   toasts.value = toasts.peek().filter((each) => each.id !== id)
 }
 
-/** Tell of an error: the server's own words, what to do, and the request's id. */
+/** Show an error: the server's message, the hint, and the request's id. */
 export function failed(error: unknown): void {
   if (error instanceof DOMException && error.name === 'AbortError') return
   if (error instanceof ApiError) {
@@ -71,19 +71,19 @@ export function failed(error: unknown): void {
   toast(error instanceof Error ? error.message : String(error), { kind: 'error' })
 }
 
-/** The status, the code, the figures and the request of an error. */
+/** The status, the code, the details and the request of an error. */
 export function detailsOf(error: ApiError): string {
-  const figures = Object.entries(error.details).map(([name, value]) => `${name} ${String(value)}`)
+  const details = Object.entries(error.details).map(([name, value]) => `${name} ${String(value)}`)
   return [
     [error.status || '', error.code].filter(Boolean).join(' '),
-    ...figures,
+    ...details,
     error.requestId && `request ${error.requestId}`,
   ]
     .filter(Boolean)
     .join(' · ')
 }
 
-/** The server's messages begin with a small letter, as in a log; here they are sentences. Commands stay as typed. */
+/** Capitalize a message of the server, except a command at its beginning. */
 export function sentence(text: string): string {
   return text && /^(?!weft )[a-z]+ /.test(text) ? text[0]!.toUpperCase() + text.slice(1) : text
 }

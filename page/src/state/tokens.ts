@@ -1,7 +1,7 @@
 /** The tokens of an open loom's nodes, read once. */
 import { api, type Token } from '../api/client'
 
-const SEEN = 16 // tokens whose alternatives are read at once
+const WINDOW = 16 // tokens whose alternatives are read at once
 const TOP = 8
 
 export class TokenCache {
@@ -9,30 +9,30 @@ export class TokenCache {
 
   constructor(private readonly loom: string) {}
 
-  /** A node's tokens, kept once asked for. top: with alternatives and ranks, as the model sees them. */
+  /** A node's tokens, cached. top: with this many alternatives, and ranks, before sampling. */
   of(number: number, top = 0): Promise<Token[]> {
     const key = `${number}/${top}`
-    let found = this.replies.get(key)
-    if (!found) {
-      found = api.tokens(this.loom, number, top).then((told) => told.data)
-      found.catch(() => this.replies.delete(key))
-      this.replies.set(key, found)
+    let reply = this.replies.get(key)
+    if (!reply) {
+      reply = api.tokens(this.loom, number, top).then((list) => list.data)
+      reply.catch(() => this.replies.delete(key))
+      this.replies.set(key, reply)
     }
-    return found
+    return reply
   }
 
   /** A token with its alternatives, as the model sees it, and as it was drawn; read by some at a time. */
   async at(number: number, index: number): Promise<Token | undefined> {
-    const first = index - (index % SEEN)
+    const first = index - (index % WINDOW)
     const key = `${number}/seen/${first}`
-    let found = this.replies.get(key)
-    if (!found) {
-      const span = { first, last: first + SEEN, sampled: true }
-      found = api.tokens(this.loom, number, TOP, span).then((told) => told.data)
-      found.catch(() => this.replies.delete(key))
-      this.replies.set(key, found)
+    let reply = this.replies.get(key)
+    if (!reply) {
+      const span = { first, last: first + WINDOW, sampled: true }
+      reply = api.tokens(this.loom, number, TOP, span).then((list) => list.data)
+      reply.catch(() => this.replies.delete(key))
+      this.replies.set(key, reply)
     }
-    return (await found).find((each) => each.index === index)
+    return (await reply).find((each) => each.index === index)
   }
 
   /** Forget the tokens of a node. */

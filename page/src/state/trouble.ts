@@ -1,4 +1,4 @@
-/** What stands in the way of growing, and the ways out of it: no room, no context, a queue. */
+/** Errors of growth and their remedies: full memory, full context, full queue. */
 import type { ApiError, GrowAsked } from '../api/client'
 import { api } from '../api/client'
 import { count, plural } from '../model/words'
@@ -9,33 +9,33 @@ import { settings } from './settings'
 import { detailsOf, dismiss, failed, sentence, toast } from './toasts'
 
 /** Grow again, with other settings. */
-export type Again = (other: GrowAsked) => unknown
+export type Retry = (other: GrowAsked) => unknown
 
 const FEWEST_TOKENS = 8
 
-/** Tell of an error of growing with what helps. Returns false for any other error. */
+/** Show an error of growth with its remedies. Returns false for any other error. */
 export function troubled(
   error: Pick<ApiError, 'code' | 'message' | 'hint' | 'details' | 'status' | 'requestId' | 'retryAfterS'>,
-  again: Again,
+  retry: Retry,
 ): boolean {
-  if (error.code === 'kv_out_of_memory' || error.code === 'out_of_memory') memoryFull(error, again)
+  if (error.code === 'kv_out_of_memory' || error.code === 'out_of_memory') memoryFull(error, retry)
   else if (error.code === 'context_length_exceeded') contextFull(error)
-  else if (error.code === 'queue_full') queueFull(error, again)
+  else if (error.code === 'queue_full') queueFull(error, retry)
   else return false
   return true
 }
 
-type Told = Parameters<typeof troubled>[0]
+type Failure = Parameters<typeof troubled>[0]
 
-function memoryFull(error: Told, again: Again): void {
+function memoryFull(error: Failure, retry: Retry): void {
   const { n, max_tokens } = settings.peek()
   const fewer = Math.max(1, Math.floor(n / 2))
   const shorter = Math.max(FEWEST_TOKENS, Math.floor(max_tokens / 2))
-  const short = { label: plural(shorter, 'token'), run: () => void again({ max_tokens: shorter }) }
-  const offers = [{ label: 'Free unused memory', run: () => void forgetCold().then(() => again({})) }]
+  const short = { label: plural(shorter, 'token'), run: () => void retry({ max_tokens: shorter }) }
+  const offers = [{ label: 'Free unused memory', run: () => void forgetCold().then(() => retry({})) }]
   if (fewer < n)
-    offers.unshift({ label: plural(fewer, 'branch', 'branches'), run: () => void again({ n: fewer }) })
-  // A path that does not fit by itself is not helped by room beside it.
+    offers.unshift({ label: plural(fewer, 'branch', 'branches'), run: () => void retry({ n: fewer }) })
+  // Freeing other paths does not help a path that is larger than the memory.
   if (Number(error.details['needed_tokens']) > Number(error.details['capacity_tokens'])) offers.unshift(short)
   else offers.push(short)
   toast('Memory is full.', {
@@ -51,23 +51,23 @@ export async function forgetCold(): Promise<void> {
   const loom = open.peek()
   if (!loom) return
   try {
-    const told = await api.forgetKv(loom.id, loom.current.peek())
-    toast(told.cold ? 'Unused memory was freed; all text is kept.' : 'All memory is in use.')
+    const reply = await api.forgetKv(loom.id, loom.current.peek())
+    toast(reply.cold ? 'Unused memory was freed; all text is kept.' : 'All memory is in use.')
     await readKv()
   } catch (error) {
     failed(error)
   }
 }
 
-function contextFull(error: Told): void {
-  const { n_prompt_tokens: has, n_ctx: most = model.peek()?.n_ctx } = error.details
+function contextFull(error: Failure): void {
+  const { n_prompt_tokens: has, n_ctx: limit = model.peek()?.n_ctx } = error.details
   const loom = open.peek()
   const node = loom?.current.peek() ?? 0
   toast('The context is full.', {
     kind: 'error',
     detail:
-      has && most
-        ? `The path has ${plural(Number(has), 'token')}; the model’s context has ${count(Number(most))}.`
+      has && limit
+        ? `The path has ${plural(Number(has), 'token')}; the model’s context has ${count(Number(limit))}.`
         : `${sentence(error.message)}.`,
     offers: loom
       ? [
@@ -79,10 +79,10 @@ function contextFull(error: Told): void {
   })
 }
 
-const WAITS_AT_MOST_S = 30
+const MAX_WAIT_S = 30
 
-function queueFull(error: Told, again: Again): void {
-  const wait = Math.min(error.retryAfterS ?? 2, WAITS_AT_MOST_S)
+function queueFull(error: Failure, retry: Retry): void {
+  const wait = Math.min(error.retryAfterS ?? 2, MAX_WAIT_S)
   let timer = 0
   const stop = () => clearTimeout(timer)
   const id = toast('The server is busy.', {
@@ -93,6 +93,6 @@ function queueFull(error: Told, again: Again): void {
   })
   timer = window.setTimeout(() => {
     dismiss(id)
-    void again({})
+    void retry({})
   }, 1000 * wait)
 }

@@ -16,7 +16,7 @@ export const textWidth = shared(
   among<(typeof TEXT_WIDTHS)[number]>(TEXT_WIDTHS, 'normal'),
 )
 export const heatMode = remembered('heat', 'off', among<HeatMode>(HEAT_MODES, 'off'))
-/** Whether texts are shown as Markdown: on for chats, off for other texts, unless a person changes it. */
+/** Show texts as Markdown: by default in chats only. */
 const markdown = remembered('markdown', { chats: true, texts: false }, (kept) => {
   const { chats, texts } = (kept ?? {}) as Record<string, unknown>
   return { chats: chats !== false, texts: texts === true }
@@ -53,9 +53,9 @@ export const inspectorTab = remembered(
   among<InspectorTab>(INSPECTOR_TABS, 'generate'),
 )
 export const showsMoreSamplers = remembered('moreSamplers', false)
-/** Which pane a narrow screen shows. */
+/** The pane that a narrow screen shows. */
 export const narrowTab = signal<'tree' | 'text' | 'inspector'>('text')
-/** Where bare keys go: `tree` has them; in `text` somebody types. */
+/** The target of bare keys: the tree, or a text field. */
 export const zone = signal<'tree' | 'text'>('tree')
 export type Overlay =
   | 'help'
@@ -72,7 +72,7 @@ export type Overlay =
 export const overlay = signal<Overlay | null>(null)
 /** The dialogs that are open, the topmost last. Keys and clicks outside the topmost one do nothing. */
 export const dialogs = signal<readonly symbol[]>([])
-export const notesSeen = shared('notes', [], listOf(isString))
+export const dismissedHints = shared('notes', [], listOf(isString))
 
 /** Show a tab of the inspector, wherever that is now. */
 export function inspect(tab: InspectorTab): void {

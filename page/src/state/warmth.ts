@@ -1,4 +1,4 @@
-/** Where the KV of the rows in view is: asked for when the tree has come to rest, never while it grows. */
+/** The KV state of the visible rows: read after the tree has stopped changing, never during growth. */
 import { effect, signal } from '@preact/signals'
 import { ApiError, api, type Schemas } from '../api/client'
 import { kv, kvTurn } from './gauge'
@@ -9,36 +9,36 @@ import { treeView } from './view'
 
 const REST_MS = 300
 const EVERY_MS = 1000
-const MOST = 200 // that one request may name
+const MAX_NODES = 200 // that one request may name
 
-/** What is known of the open loom's nodes, by number. */
+/** By node: the KV state, as far as it is known. */
 export const warmth = signal<ReadonlyMap<number, Schemas['NodeKv']>>(new Map())
 const inView = signal<readonly number[]>([])
 
-/** These rows can be seen now. */
+/** Set the rows that are visible now. */
 export function lookAt(nodes: readonly number[]): void {
   if (nodes.join() !== inView.peek().join()) inView.value = nodes
 }
 
 let before: readonly unknown[] = []
-/** The nodes that have been asked for since something changed. */
-let asked = new Set<number>()
-let askedAt = 0
+/** The nodes requested since the last change. */
+let requested = new Set<number>()
+let requestedAt = 0
 
 effect(() => {
   const loom = open.value
   const kind = model.value?.abilities?.kv
   // Only who follows the loom knows that the server has it still.
   const isThere = loom !== null && !loom.gone.value && loom.feed.isConnected.value && !isAway.value
-  const canTell = isThere && kind !== undefined && kind !== 'hidden'
+  const isKnown = isThere && kind !== undefined && kind !== 'hidden'
   const isGrowing = loom?.isGrowing
-  const now = [loom, canTell, isGrowing, kv.value, kvTurn.value, loom?.tree.version.value]
-  if (now.some((each, i) => each !== before[i])) asked = new Set()
-  if ((loom !== before[0] || !canTell) && warmth.peek().size) warmth.value = new Map()
+  const now = [loom, isKnown, isGrowing, kv.value, kvTurn.value, loom?.tree.version.value]
+  if (now.some((each, i) => each !== before[i])) requested = new Set()
+  if ((loom !== before[0] || !isKnown) && warmth.peek().size) warmth.value = new Map()
   before = now
-  const isSeen = treeView.value === 'outline'
-  const wanted = inView.value.filter((each) => !asked.has(each)).slice(0, MOST)
-  if (!loom || !canTell || isGrowing || !isSeen || !wanted.length) return
+  const isVisible = treeView.value === 'outline'
+  const wanted = inView.value.filter((each) => !requested.has(each)).slice(0, MAX_NODES)
+  if (!loom || !isKnown || isGrowing || !isVisible || !wanted.length) return
   const ask = () => {
     if (document.hidden) return
     document.removeEventListener('visibilitychange', ask)
@@ -49,7 +49,7 @@ effect(() => {
       document.addEventListener('visibilitychange', ask)
       ask()
     },
-    Math.max(REST_MS, askedAt + EVERY_MS - Date.now()),
+    Math.max(REST_MS, requestedAt + EVERY_MS - Date.now()),
   )
   return () => {
     clearTimeout(timer)
@@ -58,18 +58,18 @@ effect(() => {
 })
 
 async function read(loom: OpenLoom, nodes: readonly number[]): Promise<void> {
-  askedAt = Date.now()
-  const round = asked
-  for (const each of nodes) round.add(each)
+  requestedAt = Date.now()
+  const round = requested
+  for (const node of nodes) round.add(node)
   try {
-    const told = await api.nodes(loom.id, { nodes: [...nodes], fields: ['kv'], limit: MOST })
-    if (asked !== round) return // something has changed meanwhile: all of it is asked for again
+    const reply = await api.nodes(loom.id, { nodes: [...nodes], fields: ['kv'], limit: MAX_NODES })
+    if (requested !== round) return // something has changed: all rows are requested again
     const known = new Map(warmth.peek())
-    for (const each of nodes) known.delete(each)
-    for (const each of told.data) if (each.kv) known.set(each.node, each.kv)
+    for (const node of nodes) known.delete(node)
+    for (const node of reply.data) if (node.kv) known.set(node.node, node.kv)
     warmth.value = known
   } catch (error) {
-    // It is asked for again when something changes; a server or a loom that is gone is told elsewhere.
+    // The next change requests it again; other parts of the page report a missing server or loom.
     if (!(error instanceof ApiError)) failed(error)
   }
 }

@@ -14,7 +14,7 @@ interface IconButtonProps {
   class?: string
 }
 
-/** A 16 px icon; its label is told to screen readers, and with its key in the tooltip. */
+/** A 16 px icon button; the label is its accessible name, and in the tooltip with its key. */
 export function IconButton({
   icon: Icon,
   label,

@@ -103,7 +103,7 @@ function Saving() {
 const COUNTS_MS = 200
 const isStill = () => matchMedia('(prefers-reduced-motion: reduce)').matches
 
-/** A figure that counts up to where it is now: the reuse that one has just caused is seen. */
+/** A number that counts up to its value, so that a change is noticed. */
 function useCountedUp(to: number): number {
   const shown = useSignal(to)
   useEffect(() => {

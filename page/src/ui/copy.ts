@@ -10,7 +10,7 @@ export async function copyText(text: string, what: string): Promise<boolean> {
     area.value = text
     area.readOnly = true
     area.className = 'visually-hidden'
-    // Beside an open dialog nothing can be selected.
+    // Behind an open dialog nothing can be selected.
     ;([...document.querySelectorAll('dialog[open]')].at(-1) ?? document.body).append(area)
     area.select()
     const done = document.execCommand('copy')

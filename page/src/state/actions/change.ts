@@ -4,7 +4,7 @@ import type { OpenLoom } from '../loom'
 import { open } from '../session'
 import { failed, toast } from '../toasts'
 
-/** Do something to the open loom; what goes wrong is told. Returns undefined then. */
+/** Run an action on the open loom. An error is shown, and the result is undefined. */
 export async function on<Result>(
   work: (loom: OpenLoom) => Promise<Result>,
   loom = open.peek(),
@@ -18,32 +18,32 @@ export async function on<Result>(
   }
 }
 
-/** Tell that nothing was done because the server does not answer. Returns false for any other error. */
+/** Show that nothing was changed because the server does not answer. Returns false for any other error. */
 export function isUnanswered(error: unknown): boolean {
   if (!(error instanceof ApiError && error.isAway)) return false
   toast('The server does not answer.', { detail: 'Nothing was changed. Try again when the server is back.' })
   return true
 }
 
-/** Make a change; it is shown from the call's own answer, before the feed tells it. */
+/** Make a change. The tree shows it from the reply, before the feed reports it. */
 export function change(work: (loom: OpenLoom) => Promise<Changed>): Promise<Changed | undefined> {
   return on(async (loom) => {
-    const made = await inTurn(() => work(loom))
-    loom.sync.applyReply(made)
-    return made
+    const changed = await inTurn(() => work(loom))
+    loom.sync.applyReply(changed)
+    return changed
   })
 }
 
 let turn: Promise<unknown> = Promise.resolve()
 
-/** One change after the other, as they were asked for: an Undo is of what came before it. */
-export function inTurn<Made>(call: () => Promise<Made>): Promise<Made> {
-  const made = turn.then(call)
-  turn = made.catch(() => {})
-  return made
+/** Run changes one after the other, in the order of their calls: an Undo reverts the change before it. */
+export function inTurn<Result>(call: () => Promise<Result>): Promise<Result> {
+  const result = turn.then(call)
+  turn = result.catch(() => {})
+  return result
 }
 
-/** What must wait for a branch is told, not asked for. Returns null where nothing must wait. */
+/** Show that a change must wait for a branch. Returns null if nothing must wait. */
 export function waits(isGrowing: boolean | undefined, what: string): Promise<undefined> | null {
   if (!isGrowing) return null
   toast(`It is still growing: stop it, or wait, ${what}.`)
@@ -51,8 +51,8 @@ export function waits(isGrowing: boolean | undefined, what: string): Promise<und
 }
 
 /** Go to the node that a change has added. */
-export function follow(made: Changed | undefined): number | null {
-  const added = made?.added?.[made.added.length - 1]
+export function follow(changed: Changed | undefined): number | null {
+  const added = changed?.added?.[changed.added.length - 1]
   if (!added) return null
   open.peek()?.go(added.node)
   return added.node

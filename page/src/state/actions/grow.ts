@@ -5,15 +5,15 @@ import type { Lane } from '../../model/lane'
 import { plural } from '../../model/words'
 import type { OpenLoom } from '../loom'
 import { cannotGrow, model, open } from '../session'
-import { asked, blocked, limits, refused, settings, spent, TO_THE_END } from '../settings'
+import { blocked, growRequest, limits, refused, settings, spent, TO_THE_END } from '../settings'
 import { failed, toast } from '../toasts'
 import { troubled } from '../trouble'
 import { inspect } from '../view'
 import { isUnanswered, on, waits } from './change'
 
 /**
- * Grow, unless the loom can only be read or a setting is wrong. What stands in the way is told with
- * what helps, what the server refuses beside its setting.
+ * Grow, unless the loom is read-only or a setting is invalid. An obstacle is shown with its remedies, an
+ * invalid setting at its field.
  */
 async function growing(
   call: (loom: OpenLoom, more: GrowAsked) => Promise<Schemas['JobReply']>,
@@ -32,29 +32,29 @@ async function growing(
     return undefined
   }
   try {
-    const job = await call(loom, { ...asked(), ...more })
+    const job = await call(loom, { ...growRequest(), ...more })
     loom.events.startJob(job.job, job.branches ?? [])
     spent()
     return job
   } catch (error) {
     if (isUnanswered(error)) return undefined
     if (refused(error)) inspect('generate')
-    const again = (other: GrowAsked) => open.peek() === loom && growing(call, { ...more, ...other })
-    if (!(error instanceof ApiError && troubled(error, again))) failed(error)
+    const resend = (other: GrowAsked) => open.peek() === loom && growing(call, { ...more, ...other })
+    if (!(error instanceof ApiError && troubled(error, resend))) failed(error)
     return undefined
   }
 }
 
-// What fails while it grows is told as what fails at the call.
+// An error during growth is shown like an error of the call.
 effect(() => {
   const failure = open.value?.events.lastError.value
   if (!failure) return
   const loom = open.peek()!
-  const again = async (other: GrowAsked) => {
+  const resend = async (other: GrowAsked) => {
     const failed = loom.growth.failedLanes().filter((lane) => failure.nodes.includes(lane.parent))
     await loom.growth.replace(failed, () => growMany(failure.nodes, other))
   }
-  untracked(() => troubled(failure.error, again) || failed(failure.error))
+  untracked(() => troubled(failure.error, resend) || failed(failure.error))
 })
 
 /** Continue a node that has ended: without a minimum most branches would end at once again. */
@@ -82,8 +82,8 @@ async function growAndFollow(node: number, more: GrowAsked): Promise<Schemas['Jo
 /** Grow one branch until it ends, and show it as it comes. */
 export async function continueToEnd(node: number): Promise<void> {
   const loom = open.peek()
-  const most = Math.min(TO_THE_END, limits.peek()?.tokens ?? TO_THE_END)
-  const job = await grow(node, { n: 1, max_tokens: most })
+  const maxTokens = Math.min(TO_THE_END, limits.peek()?.tokens ?? TO_THE_END)
+  const job = await grow(node, { n: 1, max_tokens: maxTokens })
   const branch = job?.branches?.[0]
   if (branch && loom?.current.peek() === node) loom.go(branch.node)
 }
@@ -107,12 +107,12 @@ export const growMany = (nodes: number[] | null, more: GrowAsked = {}) =>
     return job
   })
 
-/** Search for an answer below a node; its rounds are shown beside the text. Raises: ApiError. */
-export async function search(asked: RunAsked): Promise<void> {
+/** Search for an answer below a node; the inspector shows its rounds. Raises: ApiError. */
+export async function search(request: RunAsked): Promise<void> {
   const loom = open.peek()
   if (!loom) return
-  const job = await api.run(loom.id, asked)
-  loom.events.startJob(job.job, job.branches ?? [], { ...asked })
+  const job = await api.run(loom.id, request)
+  loom.events.startJob(job.job, job.branches ?? [], { ...request })
   inspect('run')
 }
 

@@ -7,52 +7,52 @@ import { open } from '../session'
 import { dismiss, sentence, toast } from '../toasts'
 import { inTurn, on } from './change'
 
-/** Tell what a change has done, and offer to take it back as long as it is the last one. */
+/** Show the effect of a change, and offer Undo until the next change. */
 export function undoable(text: string, rev: number): void {
   toast(text, { action: { label: 'Undo', key: 'u', run: () => void undo() }, undoes: rev })
 }
 
-export const undo = () => goThrough('Undid', (loom) => api.undo(loom.id))
+export const undo = () => stepThrough('Undid', (loom) => api.undo(loom.id))
 
-export const redo = () => goThrough('Redid', (loom) => api.redo(loom.id))
+export const redo = () => stepThrough('Redid', (loom) => api.redo(loom.id))
 
 /** Go back or on in what was done, and say what that was: it may be far from where one looks. */
-async function goThrough(
+async function stepThrough(
   verb: 'Undid' | 'Redid',
   call: (loom: OpenLoom) => Promise<Changed>,
 ): Promise<Changed | undefined> {
-  const made = await on(async (loom) => {
+  const result = await on(async (loom) => {
     try {
-      const made = await inTurn(() => call(loom))
-      loom.sync.applyReply(made)
-      return made
+      const changed = await inTurn(() => call(loom))
+      loom.sync.applyReply(changed)
+      return changed
     } catch (error) {
       if (!(error instanceof ApiError && error.code.startsWith('cannot_'))) throw error
-      sayTurn(`${sentence(error.message)}.`, sentence(error.hint)) // nothing went wrong
+      showTurn(`${sentence(error.message)}.`, sentence(error.hint)) // nothing went wrong
       return undefined
     }
   })
-  if (made) sayTurn(`${verb}: ${await operation(verb, made)}.`)
-  return made
+  if (result) showTurn(`${verb}: ${await operation(verb, result)}.`)
+  return result
 }
 
 /** Name the operation that was undone or redone. */
-async function operation(verb: 'Undid' | 'Redid', made: Changed): Promise<string> {
+async function operation(verb: 'Undid' | 'Redid', changed: Changed): Promise<string> {
   const loom = open.peek()
   try {
     const { undo, redo } = next((await api.history(loom!.id)).data)
-    return (verb === 'Undid' ? redo : undo) ?? turned(made)
+    return (verb === 'Undid' ? redo : undo) ?? turned(changed)
   } catch {
-    return turned(made)
+    return turned(changed)
   }
 }
 
-let saidTurn = 0
+let lastToast = 0
 
-/** Of several steps the last one is told. */
-function sayTurn(text: string, detail = ''): void {
-  dismiss(saidTurn)
-  saidTurn = toast(text, { detail })
+/** Several quick steps share one toast: the last one's. */
+function showTurn(text: string, detail = ''): void {
+  dismiss(lastToast)
+  lastToast = toast(text, { detail })
 }
 
 function turned({ added = [], removed = [], changed = [] }: Changed): string {

@@ -17,9 +17,9 @@ export function confirm(title: string, text: string, yes: string): Promise<boole
       title,
       text,
       yes,
-      answer: (said) => {
+      answer: (isConfirmed) => {
         question.value = null
-        resolve(said)
+        resolve(isConfirmed)
       },
     }
   })

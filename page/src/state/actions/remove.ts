@@ -41,12 +41,12 @@ export async function remove(node: number, what: What = 'node'): Promise<void> {
       return
     await stopped(loom, tops)
     if (!loom.tree.get(node)) return // it had nothing yet
-    const next = standsAfter(loom, node, what)
+    const next = nodeAfter(loom, node, what)
     const fold = call('removing', tops)
-    loom.position.next = next // the feed may tell of it before the answer does
-    const made = await taken(loom, () => api.remove(loom.id, node, what), fold)
+    loom.position.next = next // the event may arrive before the reply
+    const changed = await taken(loom, () => api.remove(loom.id, node, what), fold)
     if (next !== null) loom.go(next)
-    toldRemoved(n, made)
+    showRemoved(n, changed)
   })
 }
 
@@ -77,10 +77,10 @@ export async function removeMany(nodes: readonly number[]): Promise<void> {
       .findLast((_, i, path) => path.slice(0, i + 1).every((up) => !going.has(up)))
     const fold = call('removing', tops)
     loom.position.next = stays ?? null
-    const made = await taken(loom, () => api.remove(loom.id, first, 'node', others), fold)
+    const changed = await taken(loom, () => api.remove(loom.id, first, 'node', others), fold)
     if (stays !== undefined) loom.go(stays)
     loom.selected.value = new Set()
-    toldRemoved(n, made)
+    showRemoved(n, changed)
   })
 }
 
@@ -100,31 +100,31 @@ async function stopped(loom: OpenLoom, tops: readonly number[]): Promise<void> {
       ),
     ),
   )
-  // A model in the middle of a long step ends after it; nobody waits for that.
+  // A model that runs a long step stops after it; the removal does not wait for that.
   const until = performance.now() + STOPS_MS
   while (lanes.some((lane) => !lane.isOver) && performance.now() < until)
     await new Promise((resolve) => setTimeout(resolve, 25))
 }
 
-function toldRemoved(n: number, made: Changed): void {
-  if (made.removed?.length) undoable(`Removed ${plural(n, 'node')}`, made.rev)
+function showRemoved(n: number, changed: Changed): void {
+  if (changed.removed?.length) undoable(`Removed ${plural(n, 'node')}`, changed.rev)
   else toast('Stopped and removed the new branches.')
 }
 
 /** Make a removal, and show it; the loom's `next` says where one stands then. */
 async function taken(loom: OpenLoom, call: () => Promise<Changed>, fold?: () => void): Promise<Changed> {
   try {
-    const made = await inTurn(call)
+    const changed = await inTurn(call)
     fold?.()
-    loom.sync.applyReply(made)
-    return made
+    loom.sync.applyReply(changed)
+    return changed
   } finally {
     loom.position.next = null
   }
 }
 
-/** Where to stand once a node has gone: its next sibling, else the one before, else its parent. */
-function standsAfter(loom: OpenLoom, node: number, what: What): number | null {
+/** The current node after a removal: the next sibling, else the previous one, else the parent. */
+function nodeAfter(loom: OpenLoom, node: number, what: What): number | null {
   const current = loom.current.peek()
   if (!removed(loom, node, what).some((each) => loom.tree.isBelow(current, each))) return null
   if (what !== 'node') return node

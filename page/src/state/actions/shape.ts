@@ -11,17 +11,17 @@ export const merge = (node: number) =>
   waits(open.peek()?.growth.growsAt(node), 'to merge it') ??
   change(async (loom) => {
     const parent = loom.tree.parent(node)
-    const made = await api.merge(loom.id, node)
+    const changed = await api.merge(loom.id, node)
     if (parent !== null && loom.current.peek() === node) loom.current.value = parent
-    return made
+    return changed
   })
 
 /** Cut after so many tokens; what is cut off becomes a child with the children, or is dropped. */
 export const clip = (node: number, keep: number, children: 'keep' | 'drop') =>
-  change((loom) => api.clip(loom.id, node, { keep, children })).then((made) => {
-    if (made)
-      undoable(children === 'drop' ? 'Cut off' : 'Cut after the cursor. The rest is a child', made.rev)
-    return made
+  change((loom) => api.clip(loom.id, node, { keep, children })).then((changed) => {
+    if (changed)
+      undoable(children === 'drop' ? 'Cut off' : 'Cut after the cursor. The rest is a child', changed.rev)
+    return changed
   })
 
 export const move = (node: number, parent: number, index: number | null = null) =>

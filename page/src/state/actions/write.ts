@@ -8,7 +8,7 @@ import { settings } from '../settings'
 import { change, follow, inTurn } from './change'
 import { grow, growChildren } from './grow'
 
-/** Add a child that somebody wrote, and go there. In a chat it is what the user says next. */
+/** Add a written child, and navigate to it. In a chat it is the user's next message. */
 export const write = (parent: number, text: string, isMessage = false) =>
   change((loom) => api.add(loom.id, isMessage ? { parent, message: text } : { parent, text })).then(follow)
 
@@ -20,8 +20,8 @@ export async function send(loom: OpenLoom, draft: Draft, n?: number): Promise<vo
   const { text, node: parent } = draft
   const { drafts } = loom
   drafts.change(draft, { text: '' })
-  const made = await change(() => api.add(loom.id, { parent, message: text }))
-  const added = made?.added?.at(-1)
+  const changed = await change(() => api.add(loom.id, { parent, message: text }))
+  const added = changed?.added?.at(-1)
   const next = drafts.find('child', parent)
   if (!added) {
     const field = next ?? writeMessage(loom, parent)
@@ -39,13 +39,13 @@ export async function send(loom: OpenLoom, draft: Draft, n?: number): Promise<vo
 export const writeMessage = (loom: OpenLoom, node: number) =>
   loom.drafts.begin({ kind: 'child', node, base: '', rev: loom.tree.rev, isMessage: true, inPlace: false })
 
-/** Add a token that somebody chose, and go there. What leads to it is not computed again. */
+/** Add a chosen token, and navigate to it. The KV of its path is reused. */
 export const take = (parent: number, tokenIds: number[]) =>
   change((loom) => api.add(loom.id, { parent, token_ids: tokenIds })).then(follow)
 
 /**
- * Change what a node says: as a sibling, or in its place, which needs what is below computed anew.
- * rev: what was known when the writing began. Raises: ApiError; 409 if in place and changed since then.
+ * Change a node's text in a new sibling or in place; in place, the KV below is recomputed.
+ * rev: the revision when the edit began. Raises: ApiError; 409 if in place and changed since then.
  */
 export async function edit(
   node: number,
@@ -54,13 +54,13 @@ export async function edit(
 ): Promise<void> {
   const loom = open.peek()
   if (!loom) return
-  const said = how.isMessage ? { message: text } : { text }
-  const made = await inTurn(() =>
-    api.edit(loom.id, node, { ...said, in_place: how.inPlace }, how.inPlace ? how.rev : undefined),
+  const body = how.isMessage ? { message: text } : { text }
+  const changed = await inTurn(() =>
+    api.edit(loom.id, node, { ...body, in_place: how.inPlace }, how.inPlace ? how.rev : undefined),
   )
-  loom.sync.applyReply(made)
+  loom.sync.applyReply(changed)
   if (node === ROOT && how.inPlace) loom.info.value = await api.loom(loom.id)
-  if (!how.inPlace) follow(made)
+  if (!how.inPlace) follow(changed)
 }
 
 /** A sibling that shares the first tokens and then goes another way; with grow one branch goes on. */
@@ -68,11 +68,11 @@ export async function fork(
   node: number,
   atToken: number,
   tokenId: number,
-  goesOn: boolean,
+  continues: boolean,
 ): Promise<number | null> {
-  const made = follow(
+  const added = follow(
     await change((loom) => api.fork(loom.id, node, { at_token: atToken, token_id: tokenId })),
   )
-  if (made !== null && goesOn) await growChildren(made, { n: 1 })
-  return made
+  if (added !== null && continues) await growChildren(added, { n: 1 })
+  return added
 }

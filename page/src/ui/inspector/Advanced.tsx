@@ -70,9 +70,9 @@ export function Biases({ biases }: { biases: Settings['logit_bias'] }) {
     const bias = readBias(value)
     if (token === '') return fault('logit_bias', null)
     if (bias === null) return fault('logit_bias', 'A number, “ban” or “only”.')
-    const found = await tokenOf(token, model.peek()?.id ?? null)
-    if (typeof found === 'string') return fault('logit_bias', found)
-    set({ logit_bias: [...biases.filter((each) => each.id !== found.id), { ...found, bias }] })
+    const result = await tokenOf(token, model.peek()?.id ?? null)
+    if (typeof result === 'string') return fault('logit_bias', result)
+    set({ logit_bias: [...biases.filter((each) => each.id !== result.id), { ...result, bias }] })
     setToken('')
     setValue('')
   }
@@ -84,7 +84,7 @@ export function Biases({ biases }: { biases: Settings['logit_bias'] }) {
   return (
     <div class="figure">
       <div class="figure-row">
-        <label for="set-bias" class="grow cut" title={SAYS_BIAS}>
+        <label for="set-bias" class="grow cut" title={BIAS_HINT}>
           Token biases
         </label>
         <input
@@ -132,7 +132,7 @@ export function Biases({ biases }: { biases: Settings['logit_bias'] }) {
   )
 }
 
-const SAYS_BIAS =
+const BIAS_HINT =
   'Added to the token’s logit: above 0 it is more likely. “ban” excludes it, “only” excludes all others. Most tokens of words begin with a space.'
 
 /** The token with a text or an #id, or what is wrong with it. */
@@ -172,8 +172,8 @@ export function ConstraintField({ constraint }: { constraint: Settings['constrai
   const read = (kind: ConstraintKind, text: string) => {
     setDraft(text)
     set({ constraint: { kind, text } })
-    const found = readConstraint({ kind, text })
-    if (typeof found === 'string') fault('constraint', found)
+    const result = readConstraint({ kind, text })
+    if (typeof result === 'string') fault('constraint', result)
   }
   return (
     <div class="figure">

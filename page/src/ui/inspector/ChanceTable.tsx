@@ -6,9 +6,9 @@ import { KEYED } from './useNext'
 
 interface ChanceTableProps {
   rows: ChanceRow[]
-  /** Found by their text, wherever they rank. */
+  /** Tokens that match the typed text, at any rank. */
   lookedUp: TokenCandidate[]
-  /** Settings change the distribution: both probabilities are told. */
+  /** Sampling changes the distribution: both probabilities are shown. */
   isDrawn: boolean
   /** They are of the node where one stands; else of the one before, for a moment. */
   isCurrent: boolean

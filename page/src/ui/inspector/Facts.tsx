@@ -4,7 +4,7 @@ import type { ComponentChildren } from 'preact'
 export interface Fact {
   name: string
   value: ComponentChildren
-  /** What the name means: its tooltip. */
+  /** The tooltip: the meaning of the name. */
   says?: string
   varies?: boolean
 }

@@ -29,17 +29,17 @@ export function FigureRow({ name, value, children }: FigureRowProps) {
       set({ [name]: null })
       return
     }
-    const found = readFigure(name, text, limits.peek())
-    if (typeof found === 'string') fault(name, found)
-    else set({ [name]: found.value })
+    const result = readFigure(name, text, limits.peek())
+    if (typeof result === 'string') fault(name, result)
+    else set({ [name]: result.value })
   }
   const step = (event: KeyboardEvent) => {
     const by = { ArrowUp: 1, ArrowDown: -1 }[event.key]
     if (by === undefined || event.altKey || name === 'seed') return
     event.preventDefault()
     const next = Number(((value ?? 0) + by * field.step * (event.shiftKey ? 10 : 1)).toFixed(6))
-    const found = readFigure(name, String(next), limits.peek())
-    if (typeof found !== 'string') set({ [name]: found.value })
+    const result = readFigure(name, String(next), limits.peek())
+    if (typeof result !== 'string') set({ [name]: result.value })
     setDraft(null)
   }
   const isChanged = field.sampler !== undefined && value !== field.neutral
@@ -47,7 +47,7 @@ export function FigureRow({ name, value, children }: FigureRowProps) {
   return (
     <div class="figure">
       <div class="figure-row">
-        <label for={`set-${name}`} title={field.says} class="grow cut">
+        <label for={`set-${name}`} title={field.hint} class="grow cut">
           {field.label}
         </label>
         {isChanged && (
@@ -63,7 +63,7 @@ export function FigureRow({ name, value, children }: FigureRowProps) {
         <input
           id={`set-${name}`}
           class={`field figure-field ${name === 'seed' ? 'is-wide' : ''}`}
-          inputMode={field.isWhole ? 'numeric' : 'decimal'}
+          inputMode={field.isInteger ? 'numeric' : 'decimal'}
           autocomplete="off"
           spellcheck={false}
           value={shown}

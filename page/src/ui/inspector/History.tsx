@@ -1,4 +1,4 @@
-/** What was done to the loom, by whom and when; undone and done again from here. */
+/** The history of the loom: each change with its author and time, and Undo and Redo. */
 import { Redo2, Undo2 } from 'lucide-preact'
 import { useEffect, useState } from 'preact/hooks'
 import { api, type Schemas } from '../../api/client'
@@ -18,7 +18,7 @@ export function History({ loom }: { loom: OpenLoom }) {
     let isOver = false
     const timer = setTimeout(() => {
       api.history(loom.id).then(
-        (told) => !isOver && setRows(told.data),
+        (reply) => !isOver && setRows(reply.data),
         (error) => !isOver && failed(error),
       )
     }, 200)
@@ -58,7 +58,7 @@ export function History({ loom }: { loom: OpenLoom }) {
               >
                 <span class="grow cut">
                   {cameBy(each.kind, each.actor)}
-                  <span class="muted"> {figures(each)}</span>
+                  <span class="muted"> {details(each)}</span>
                 </span>
                 <time class="caption" dateTime={each.at} data-varies>
                   {short(each.at)}
@@ -80,7 +80,7 @@ function title(each: Operation, at: number): string {
   return at === 0 ? `${when} · the current state` : `${when} · undo the changes after this one`
 }
 
-function figures(each: Operation): string {
+function details(each: Operation): string {
   const parts = [
     each.n_added ? `+${each.n_added}` : '',
     each.n_removed ? `−${each.n_removed}` : '',

@@ -1,4 +1,4 @@
-/** A node: its figures, what was noted on it, what can be done with it, and what it was grown with. */
+/** The node tab: facts, notes, actions, and the settings of its growth. */
 import type { Node } from '../../api/client'
 import { figure } from '../../model/heat'
 import { meanP } from '../../model/label'
@@ -16,7 +16,7 @@ export function NodeTab({ loom }: { loom: OpenLoom }) {
   loom.tree.version.value
   const at = loom.current.value
   const [known, ask] = useNode(loom, at)
-  loom.lanes.value.get(at)?.version.value // its figures, while it grows
+  loom.lanes.value.get(at)?.version.value // updates the facts during growth
   const node = loom.tree.get(at)
   if (!node) return <p class="part caption">No node is selected.</p>
   return (

@@ -1,4 +1,4 @@
-/** Who brought a node, when and how; bringing it again, here, in a shell and in Python. */
+/** The author, time and settings of a node, and how to reproduce it: here, in a shell and in Python. */
 
 import type { Node } from '../../api/client'
 import { againAsked, curl, defaultsFor, drawnWith, python, recipe } from '../../model/provenance'
@@ -19,18 +19,18 @@ interface ProvenanceProps {
 export function Provenance({ loom, node, known }: ProvenanceProps) {
   const { name, prompt, chat_template_used } = loom.info.value
   const defaults = defaultsFor(model.value, chat_template_used)
-  const again = known ? againAsked(known, defaults) : 'Loading.'
+  const request = known ? againAsked(known, defaults) : 'Loading.'
   const force = node.parent !== null && loom.tree.get(node.parent)?.ended ? { force: true } : {}
   const copy = (write: typeof curl, what: string) => {
     if (!known) return
-    const asked = typeof again === 'string' ? again : { ...again, ...force }
+    const body = typeof request === 'string' ? request : { ...request, ...force }
     const root = { prompt, template: chat_template_used ?? true }
-    const text = write(recipe(known, name, asked, root), location.origin, server.value?.is_public ?? false)
+    const text = write(recipe(known, name, body, root), location.origin, server.value?.is_public ?? false)
     void copyText(text, what)
   }
   const why =
-    typeof again === 'string'
-      ? again
+    typeof request === 'string'
+      ? request
       : model.value
         ? 'Same settings and seed give the same text.'
         : `${shortName(loom.info.value.model)} is not loaded.`
@@ -42,7 +42,7 @@ export function Provenance({ loom, node, known }: ProvenanceProps) {
           <button
             type="button"
             class="button"
-            disabled={typeof again === 'string' || !model.value || node.growing}
+            disabled={typeof request === 'string' || !model.value || node.growing}
             title={why}
             onClick={() => void act.regenerate(node.node)}
           >
@@ -63,17 +63,17 @@ export function Provenance({ loom, node, known }: ProvenanceProps) {
 }
 
 function facts(loom: OpenLoom, known: Node | null): (Fact | false | null)[] {
-  const made = known?.made
+  const origin = known?.made
   const params = known?.params
   return [
-    made
-      ? { name: 'Origin', value: cameBy(made.kind, made.actor) }
+    origin
+      ? { name: 'Origin', value: cameBy(origin.kind, origin.actor) }
       : { name: 'Origin', value: known ? '–' : null },
-    { name: 'When', value: made ? moment(made.at) : known ? '–' : null, varies: true },
+    { name: 'When', value: origin ? moment(origin.at) : known ? '–' : null, varies: true },
     {
       name: 'Model',
-      value: shortName(known?.model ?? made?.model ?? loom.info.value.model),
-      says: made?.model ? 'The model that generated it.' : 'The model of this loom.',
+      value: shortName(known?.model ?? origin?.model ?? loom.info.value.model),
+      says: origin?.model ? 'The model that generated it.' : 'The model of this loom.',
     },
     ...(params ? drawnWith(params).map(([name, value]) => ({ name, value })) : []),
     params && !drawnWith(params).length ? { name: 'Sampling', value: 'neutral' } : null,

@@ -5,7 +5,7 @@ interface TextFieldProps {
   kind: 'input' | 'textarea'
   label: string
   placeholder: string
-  /** What is saved now. */
+  /** The saved value. */
   value: string
   disabled?: boolean
   rows?: number
@@ -21,7 +21,7 @@ export function TextField({
   rows = 3,
   onSave,
 }: TextFieldProps) {
-  /** null: nobody types. */
+  /** null: the user has not typed. */
   const [typed, setTyped] = useState<string | null>(null)
   const sent = useRef<string | null>(null)
   const save = () => {
@@ -29,11 +29,11 @@ export function TextField({
     sent.current = typed
     onSave(typed)
   }
-  // Whoever goes elsewhere in the tree leaves the field, too.
+  // Navigation in the tree also leaves the field.
   const leave = useRef(save)
   leave.current = save
   useEffect(() => () => leave.current(), [])
-  // What was saved has come back.
+  // The saved value has arrived.
   useEffect(() => setTyped((now) => (now === value ? null : now)), [value])
   return (
     <Field

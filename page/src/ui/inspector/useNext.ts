@@ -1,4 +1,4 @@
-/** The next tokens at a node: asked for a moment after one has come there, told as long as one stays. */
+/** The next tokens at a node, requested after the user has stayed there for a moment. */
 import { useEffect, useState } from 'preact/hooks'
 import { ApiError, api, type Schemas } from '../../api/client'
 
@@ -17,7 +17,7 @@ export interface Asked {
   drawing: Partial<Schemas['NextTokens']>
 }
 
-export interface Told {
+export interface NextState {
   node: number
   reply: Schemas['NextReply'] | null
   ahead: ReadonlyMap<number, string>
@@ -25,52 +25,52 @@ export interface Told {
   isBusy: boolean
 }
 
-const NOTHING: Told = { node: -1, reply: null, ahead: new Map(), error: '', isBusy: true }
+const NOTHING: NextState = { node: -1, reply: null, ahead: new Map(), error: '', isBusy: true }
 
-/** asked: null while there is nothing to ask. What was told stays until something else is. */
-export function useNext(asked: Asked | null): Told {
-  const [told, setTold] = useState<Told>(NOTHING)
-  const key = JSON.stringify(asked)
+/** request: null: nothing to load. The last result stays until the next one arrives. */
+export function useNext(request: Asked | null): NextState {
+  const [state, setState] = useState<NextState>(NOTHING)
+  const key = JSON.stringify(request)
   useEffect(() => {
-    if (!asked) return
+    if (!request) return
     const gone = new AbortController()
     const timer = setTimeout(async () => {
       try {
-        const { loom, node, top, drawing } = asked
+        const { loom, node, top, drawing } = request
         const reply = await api.next(loom, node, { top, ...drawing }, gone.signal)
-        setTold({ node, reply, ahead: new Map(), error: '', isBusy: false })
-        if (!asked.ahead) return
+        setState({ node, reply, ahead: new Map(), error: '', isBusy: false })
+        if (!request.ahead) return
         const candidates = reply.next.slice(0, KEYED).map((each) => each.id)
-        const far = await api.next(loom, node, { top: 1, candidates, ahead: asked.ahead }, gone.signal)
+        const far = await api.next(loom, node, { top: 1, candidates, ahead: request.ahead }, gone.signal)
         const ahead = new Map((far.candidates ?? []).map((each) => [each.id, each.ahead ?? '']))
-        setTold({ node, reply, ahead, error: '', isBusy: false })
+        setState({ node, reply, ahead, error: '', isBusy: false })
       } catch (error) {
         if (gone.signal.aborted) return
-        setTold({ ...NOTHING, node: asked.node, error: said(error), isBusy: false })
+        setState({ ...NOTHING, node: request.node, error: messageOf(error), isBusy: false })
       }
     }, PAUSE_MS)
-    setTold((before) => ({ ...before, isBusy: true }))
+    setState((before) => ({ ...before, isBusy: true }))
     return () => {
       clearTimeout(timer)
       gone.abort()
     }
   }, [key])
-  return told
+  return state
 }
 
-export interface Found {
+export interface Lookup {
   /** The text as tokens: only the first of each way to read it can be looked up. */
   chances: Schemas['TokenCandidate'][]
   error: string
 }
 
 /** Look any token up by its text, as it would stand at the beginning of a word and within one. */
-export function useLookup(asked: Asked | null, text: string): Found {
-  const [found, setFound] = useState<Found>({ chances: [], error: '' })
-  const key = JSON.stringify([asked?.loom, asked?.node, asked?.version, asked?.drawing, text])
+export function useLookup(request: Asked | null, text: string): Lookup {
+  const [lookup, setLookup] = useState<Lookup>({ chances: [], error: '' })
+  const key = JSON.stringify([request?.loom, request?.node, request?.version, request?.drawing, text])
   useEffect(() => {
-    if (!asked || text === '') {
-      setFound({ chances: [], error: '' })
+    if (!request || text === '') {
+      setLookup({ chances: [], error: '' })
       return
     }
     const gone = new AbortController()
@@ -78,14 +78,14 @@ export function useLookup(asked: Asked | null, text: string): Found {
       try {
         const candidates = await firstTokens(text, gone.signal)
         const reply = await api.next(
-          asked.loom,
-          asked.node,
-          { top: 1, candidates, ...asked.drawing },
+          request.loom,
+          request.node,
+          { top: 1, candidates, ...request.drawing },
           gone.signal,
         )
-        setFound({ chances: reply.candidates ?? [], error: '' })
+        setLookup({ chances: reply.candidates ?? [], error: '' })
       } catch (error) {
-        if (!gone.signal.aborted) setFound({ chances: [], error: said(error) })
+        if (!gone.signal.aborted) setLookup({ chances: [], error: messageOf(error) })
       }
     }, LOOK_MS)
     return () => {
@@ -93,7 +93,7 @@ export function useLookup(asked: Asked | null, text: string): Found {
       gone.abort()
     }
   }, [key])
-  return found
+  return lookup
 }
 
 async function firstTokens(text: string, signal: AbortSignal): Promise<number[]> {
@@ -104,7 +104,7 @@ async function firstTokens(text: string, signal: AbortSignal): Promise<number[]>
   return [...new Set(read.map((each) => each.token_ids[0]).filter((each) => each !== undefined))]
 }
 
-function said(error: unknown): string {
+function messageOf(error: unknown): string {
   if (error instanceof ApiError) return [error.message, error.hint].filter(Boolean).join('. ')
   return error instanceof Error ? error.message : String(error)
 }

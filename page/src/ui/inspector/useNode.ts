@@ -1,4 +1,4 @@
-/** All that the server knows of a node, asked for when one has come there. */
+/** The full object of a node, read after the user has navigated to it. */
 import { useEffect, useState } from 'preact/hooks'
 import { api, type Node } from '../../api/client'
 import { kvTurn } from '../../state/gauge'
@@ -19,7 +19,7 @@ export function useNode(loom: OpenLoom, number: number): [Node | null, () => voi
     let isOver = false
     const timer = setTimeout(() => {
       api.node(loom.id, number, ['params', 'meta', 'kv', 'made', 'tokens']).then(
-        (told) => !isOver && setKnown(told),
+        (reply) => !isOver && setKnown(reply),
         (error) => !isOver && failed(error),
       )
     }, PAUSE_MS)

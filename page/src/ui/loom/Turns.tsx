@@ -8,10 +8,10 @@ import { IconButton } from '../Button'
 
 export function Turns({ loom }: { loom: OpenLoom }) {
   const [turns, setTurns] = useState<ReturnType<typeof next>>({ undo: null, redo: null })
-  // Asked for when somebody is about to press: it is nobody's business before.
+  // Loaded when the pointer or the focus reaches the buttons, not before.
   const ask = () => {
     api.history(loom.id).then(
-      (told) => setTurns(next(told.data)),
+      (reply) => setTurns(next(reply.data)),
       () => {}, // a tooltip less
     )
   }

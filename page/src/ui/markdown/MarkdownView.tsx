@@ -1,4 +1,4 @@
-/** A text as Markdown: elements made of the parser's tokens. Markup in the text is shown as text. */
+/** A text as Markdown: elements built from the parser's tokens. Markup in the text is shown as text. */
 import type { Token, Tokens } from 'marked'
 import type { ComponentChildren } from 'preact'
 import { useMemo } from 'preact/hooks'

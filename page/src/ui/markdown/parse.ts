@@ -1,4 +1,4 @@
-/** The parser of Markdown with maths. Its tokens are data: no markup is made of them. */
+/** The parser of Markdown with maths. It returns data, never markup. */
 import { Marked, type Token, type TokenizerExtension } from 'marked'
 
 export interface MathToken {
@@ -21,11 +21,11 @@ function math(name: string, level: 'block' | 'inline', rule: RegExp, start: RegE
       return at < 0 ? undefined : at
     },
     tokenizer: (source) => {
-      const found = rule.exec(source)
-      if (!found) return undefined
-      const text = found.slice(1).find((each) => each !== undefined) ?? ''
-      const isBlock = level === 'block' || /^(?:\$\$|\\\[)/.test(found[0])
-      return { type: 'math', raw: found[0], text: text.trim(), isBlock }
+      const match = rule.exec(source)
+      if (!match) return undefined
+      const text = match.slice(1).find((each) => each !== undefined) ?? ''
+      const isBlock = level === 'block' || /^(?:\$\$|\\\[)/.test(match[0])
+      return { type: 'math', raw: match[0], text: text.trim(), isBlock }
     },
   }
 }

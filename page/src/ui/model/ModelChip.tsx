@@ -9,7 +9,7 @@ export function ModelChip() {
   const full = model.value?.id ?? loading?.id ?? open.value?.info.value.model ?? null
   const name = full && shortName(full)
   const state = model.value ? 'ready' : loading ? 'loading' : 'none'
-  const says = {
+  const hint = {
     ready: name,
     loading: `Loading ${name}`,
     none: server.value === null ? '' : name === null ? 'No model' : `${name} is not loaded`,
@@ -19,11 +19,11 @@ export function ModelChip() {
       type="button"
       class={`button plain model-chip ${state}`}
       title="Models  Shift+M"
-      aria-label={`Models: ${says}`}
+      aria-label={`Models: ${hint}`}
       onClick={() => (overlay.value = 'models')}
     >
       <span class="dot" aria-hidden />
-      <span class="cut">{says}</span>
+      <span class="cut">{hint}</span>
     </button>
   )
 }

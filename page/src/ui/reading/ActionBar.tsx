@@ -1,4 +1,4 @@
-/** What can be done at the end of the text: grow, write, edit. */
+/** The actions at the end of the text: grow, write, edit. */
 import {
   Bot,
   Code,
@@ -144,7 +144,7 @@ export function ActionBar({ loom }: { loom: OpenLoom }) {
   )
 }
 
-/** In heat what people wrote is blank until the model is asked how likely it is. */
+/** In heat, written text has no colour until the model has scored it. */
 function Score({ loom }: { loom: OpenLoom }) {
   if (heatMode.value === 'off' || isReadOnly.value) return null
   const written = unscored(loom)

@@ -8,7 +8,7 @@ import { averageProbability, beginning, finishWord, plural, shortName, visible }
 import type { OpenLoom } from '../../state/loom'
 import { showsSpecial } from '../../state/reading'
 import { sentence } from '../../state/toasts'
-import { said } from './Lane'
+import { joined } from './Lane'
 
 interface ChildProps {
   loom: OpenLoom
@@ -17,7 +17,7 @@ interface ChildProps {
   k: number
 }
 
-const MOST = 1200 // letters that are drawn of it
+const MAX_CHARS = 1200 // characters that are drawn of it
 
 export function Child({ loom, nodes, k }: ChildProps) {
   const [isOpen, setOpen] = useState(false)
@@ -26,7 +26,7 @@ export function Child({ loom, nodes, k }: ChildProps) {
   if (!node) return null
   const text = shownText(node, loom.info.value, showsSpecial.value)
   const words = text
-    .slice(0, MOST)
+    .slice(0, MAX_CHARS)
     .replace(/^[^\S\n]+/, '')
     .trimEnd()
   const below = loom.tree.below(number)
@@ -53,7 +53,7 @@ export function Child({ loom, nodes, k }: ChildProps) {
                 <bdi class="label cut">{node.bookmark}</bdi>
               </>
             )}
-            {said(
+            {joined(
               node.model && shortName(node.model),
               meanP(node) !== null && averageProbability(meanP(node)!),
               plural(node.n_tokens, 'token'),

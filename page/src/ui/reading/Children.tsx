@@ -1,4 +1,4 @@
-/** What stands below the current node: branches that grow, and those that are there. */
+/** The children of the current node: growing branches and existing nodes. */
 import { useLayoutEffect, useRef, useState } from 'preact/hooks'
 import { folded } from '../../model/turns'
 import { count } from '../../model/words'
@@ -6,7 +6,7 @@ import type { OpenLoom } from '../../state/loom'
 import { Child } from './Child'
 import { Expected, Lane } from './Lane'
 
-const MOST = 60 // rows at a time: what grows stands below them
+const PAGE_ROWS = 60 // rows at a time: what grows stands below them
 
 export function Children({ loom }: { loom: OpenLoom }) {
   loom.tree.version.value
@@ -19,29 +19,29 @@ export function Children({ loom }: { loom: OpenLoom }) {
     loom.tree,
     children.filter((each) => !lanes.has(each)),
   )
-  const [shown, setShown] = useState({ below: current, most: MOST })
-  const most = shown.below === current ? shown.most : MOST
+  const [shown, setShown] = useState({ below: current, limit: PAGE_ROWS })
+  const limit = shown.below === current ? shown.limit : PAGE_ROWS
   const section = useRef<HTMLElement>(null)
   const asking = loom.growth.requested.value?.parent === current ? loom.growth.requested.value.n : 0
-  // Whoever grows again sees the new branches, which may be below the fold.
+  // New branches of another growth may be below the fold.
   useLayoutEffect(() => {
     const added = asking ? [...(section.current?.children ?? [])].slice(-asking) : []
-    for (const each of [added.at(-1), added[0]]) each?.scrollIntoView({ block: 'nearest' })
+    for (const row of [added.at(-1), added[0]]) row?.scrollIntoView({ block: 'nearest' })
   }, [asking])
   if (!children.length && !lanes.size && !asking) return null
   return (
     <div class="below">
       {rows.length > 0 && (
         <ul class="children" aria-label="Children">
-          {rows.slice(0, most).map((row) => (
+          {rows.slice(0, limit).map((row) => (
             <Child key={row[0]} loom={loom} nodes={row} k={children.indexOf(row[0]!) + 1} />
           ))}
-          {rows.length > most && (
+          {rows.length > limit && (
             <li class="child">
               <button
                 type="button"
                 class="child-in caption"
-                onClick={() => setShown({ below: current, most: most + MOST })}
+                onClick={() => setShown({ below: current, limit: limit + PAGE_ROWS })}
               >
                 Show more ({count(rows.length)} in all)
               </button>
@@ -63,7 +63,7 @@ export function Children({ loom }: { loom: OpenLoom }) {
   )
 }
 
-/** Lanes below the current node that grow, or have ended while somebody looks; failed ones stay. */
+/** Lanes below the current node that grow, or have ended since the user arrived; failed ones stay. */
 function useLanes(loom: OpenLoom) {
   const current = loom.current.value
   const visit = useRef<{ current: number | null; over: Set<number> }>({ current: null, over: new Set() })
@@ -71,7 +71,7 @@ function useLanes(loom: OpenLoom) {
     if (lane.parent !== current) return false
     const node = loom.tree.get(number)
     if (node) return node.parent === current // it may have been moved since
-    return !(lane.isOver && lane.kept && lane.state !== 'failed') // somebody has removed it
+    return !(lane.isOver && lane.kept && lane.state !== 'failed') // a user has removed it
   })
   if (visit.current.current !== current) {
     const over = here.filter(([, lane]) => lane.state === 'done').map(([node]) => node)
@@ -85,5 +85,5 @@ function useLanes(loom: OpenLoom) {
   )
 }
 
-/** It ended before it began: nothing of it is kept, but it is told. */
+/** The branch ended without text: it is not kept, but its end is shown. */
 const isEmptyEnd = (finish: string | null) => finish === 'stop' || finish === 'context'

@@ -11,7 +11,7 @@ import { isReadOnly } from '../../state/session'
 import { sentence } from '../../state/toasts'
 import { copyText } from '../copy'
 
-/** Beyond so many letters the beginning is not drawn: nobody sees it, and lines would be laid out anew. */
+/** Text before the last so many characters is not drawn: it is off screen, and its layout would be slow. */
 const DRAWN = 6000
 const STEP = 3000
 
@@ -25,9 +25,9 @@ interface LaneProps {
 export function Lane({ loom, lane, k }: LaneProps) {
   lane.version.value
   const isFailed = lane.state === 'failed'
-  const [isUnfolded, setWhole] = useState(false)
+  const [isUnfolded, setUnfolded] = useState(false)
   // Nothing more comes, and nothing else has it: all of it is there to be read.
-  const isWhole = isUnfolded || isFailed
+  const isFull = isUnfolded || isFailed
   const opens = lane.state === 'done' && loom.tree.get(lane.node) !== undefined
   const isThere = loom.tree.get(lane.node) !== undefined
   const isEmpty = lane.isOver && !lane.text && !isFailed
@@ -51,12 +51,12 @@ export function Lane({ loom, lane, k }: LaneProps) {
         {k}
       </button>
       <div
-        class={`lane-text ${isWhole ? 'whole' : ''}`}
-        title={isFailed ? undefined : opens ? 'Go to this branch' : isWhole ? 'Fold' : 'Show all'}
+        class={`lane-text ${isFull ? 'whole' : ''}`}
+        title={isFailed ? undefined : opens ? 'Go to this branch' : isFull ? 'Fold' : 'Show all'}
         onClick={() => {
           if (getSelection()?.toString()) return
           if (opens) loom.go(lane.node)
-          else setWhole(!isUnfolded)
+          else setUnfolded(!isUnfolded)
         }}
         onDblClick={() => loom.go(lane.node)}
       >
@@ -64,7 +64,7 @@ export function Lane({ loom, lane, k }: LaneProps) {
           {isEmpty ? (
             <span class="muted">{nothing(lane.finish === 'stop')}</span>
           ) : (
-            tail(lane.text, isWhole || lane.isOver).replace(/^[^\S\n]+/, '')
+            tail(lane.text, isFull || lane.isOver).replace(/^[^\S\n]+/, '')
           )}
         </p>
       </div>
@@ -76,17 +76,17 @@ export function Lane({ loom, lane, k }: LaneProps) {
 function Caption({ loom, lane }: { loom: OpenLoom; lane: LaneState }) {
   if (lane.state === 'failed') return <Failed loom={loom} lane={lane} />
   const node = loom.tree.get(lane.node)
-  const figures = [
+  const stats = [
     lane.model && shortName(lane.model),
     lane.meanP !== null && averageProbability(lane.meanP),
     lane.nTokens && plural(lane.nTokens, 'token'),
   ]
   if (lane.isOver)
-    return <p class="caption row">{said(...figures, finishWord(lane.finish, node?.stop_string ?? null))}</p>
+    return <p class="caption row">{joined(...stats, finishWord(lane.finish, node?.stop_string ?? null))}</p>
   return (
     <p class="caption row">
       <span data-varies>
-        {said(...figures, lane.rate !== null && `${count(lane.rate)} tok/s`) || 'waiting'}
+        {joined(...stats, lane.rate !== null && `${count(lane.rate)} tok/s`) || 'waiting'}
       </span>
       <button
         type="button"
@@ -101,15 +101,15 @@ function Caption({ loom, lane }: { loom: OpenLoom; lane: LaneState }) {
   )
 }
 
-export const said = (...parts: (string | number | false | null | undefined)[]): string =>
+export const joined = (...parts: (string | number | false | null | undefined)[]): string =>
   parts.filter(Boolean).join(' · ')
 
-function tail(text: string, isWhole: boolean): string {
-  if (isWhole || text.length <= DRAWN) return text
+function tail(text: string, isFull: boolean): string {
+  if (isFull || text.length <= DRAWN) return text
   return text.slice(Math.ceil((text.length - DRAWN) / STEP) * STEP)
 }
 
-/** What can be done with a branch that failed. The text that it had is a node of the tree. */
+/** The actions of a failed branch. Its text is a node of the tree. */
 function Failed({ loom, lane }: { loom: OpenLoom; lane: LaneState }) {
   lane.version.value
   return (
@@ -144,7 +144,7 @@ function Failed({ loom, lane }: { loom: OpenLoom; lane: LaneState }) {
   )
 }
 
-/** A branch that was asked for and is not there yet. */
+/** A requested branch that has not started. */
 export function Expected({ k }: { k: number }) {
   return (
     <div class="child lane" aria-hidden="true">

@@ -1,4 +1,4 @@
-/** What the tints mean, with numbers; for the status bar. Nothing while there is no heat. */
+/** The meaning of the tints, with numbers, for the status bar. Empty without heat. */
 import { useState } from 'preact/hooks'
 import { BOUNDS, type HeatMode } from '../../model/heat'
 import { keyFor } from '../../state/keys'

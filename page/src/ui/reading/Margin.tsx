@@ -1,4 +1,4 @@
-/** Beside the text: who says it, and which of its siblings a node is. */
+/** The margin of the text: the role of each node, and its number among its siblings. */
 
 import { ChevronLeft, ChevronRight } from 'lucide-preact'
 import type { RefObject } from 'preact'
@@ -13,7 +13,7 @@ import { showsSpecial } from '../../state/reading'
 const APART = 20 // px between the tops of two notes
 const INSET = 9 // px from the top of an editor to its first line
 
-const MOST = 99 // of more siblings there is no room to tell how many
+const MAX_COUNT = 99 // larger numbers have no room
 
 interface Note {
   node: number
@@ -48,7 +48,7 @@ export function Margin({ loom, path, text }: MarginProps) {
 /** ‹ 2/5 ›: which of the siblings it is; the arrows go to the others. */
 function Switch({ loom, note }: { loom: OpenLoom; note: Note }) {
   const siblings = loom.tree.siblings(note.node)
-  const go = (by: number) => () => {
+  const step = (by: number) => () => {
     const to = siblings[note.at - 1 + by]
     if (to !== undefined) loom.go(to)
   }
@@ -59,17 +59,17 @@ function Switch({ loom, note }: { loom: OpenLoom; note: Note }) {
         aria-label="Previous sibling"
         title={`Previous sibling  ${keyFor('previous')}`}
         disabled={note.at === 1}
-        onClick={go(-1)}
+        onClick={step(-1)}
       >
         <ChevronLeft size={14} aria-hidden />
       </button>
-      <span class="caption" data-of={note.of > MOST ? note.at : `${note.at}/${note.of}`} />
+      <span class="caption" data-of={note.of > MAX_COUNT ? note.at : `${note.at}/${note.of}`} />
       <button
         type="button"
         aria-label="Next sibling"
         title={`Next sibling  ${keyFor('next')}`}
         disabled={note.at === note.of}
-        onClick={go(1)}
+        onClick={step(1)}
       >
         <ChevronRight size={14} aria-hidden />
       </button>
@@ -101,8 +101,8 @@ function notesOf(loom: OpenLoom, path: number[]): Note[] {
 }
 
 /**
- * Where each note stands: beside its node's first line, below the note before. Where many nodes share
- * a line there is no room for all: those of the last node and of who speaks go before the others.
+ * The position of each note: at its node's first line, below the previous note. If several nodes share a
+ * line, the notes of the last node and of the role have precedence.
  */
 function useTops(text: RefObject<HTMLElement>, notes: Note[]): Map<number, number> {
   const [tops, setTops] = useState(new Map<number, number>())
@@ -113,8 +113,8 @@ function useTops(text: RefObject<HTMLElement>, notes: Note[]): Map<number, numbe
     if (!within) return
     const from = within.getBoundingClientRect().top
     const parts = new Map<number, HTMLElement>()
-    for (const each of within.querySelectorAll<HTMLElement>('[data-node], [data-edits]'))
-      parts.set(Number(each.dataset['node'] ?? each.dataset['edits']), each)
+    for (const element of within.querySelectorAll<HTMLElement>('[data-node], [data-edits]'))
+      parts.set(Number(element.dataset['node'] ?? element.dataset['edits']), element)
     const wanted = latest.current.flatMap(({ node, who, of }) => {
       const element = parts.get(node)
       const height = APART * ((who ? 1 : 0) + (of > 1 ? 1 : 0))
@@ -134,11 +134,11 @@ function useTops(text: RefObject<HTMLElement>, notes: Note[]): Map<number, numbe
 
 function firstLine(element: Element): number {
   if (element.matches('[data-edits]')) return element.getBoundingClientRect().top + INSET
-  const letter = document.createTreeWalker(element, NodeFilter.SHOW_TEXT).nextNode()
-  if (!letter) return element.getBoundingClientRect().top
+  const textNode = document.createTreeWalker(element, NodeFilter.SHOW_TEXT).nextNode()
+  if (!textNode) return element.getBoundingClientRect().top
   const range = document.createRange()
-  range.setStart(letter, 0)
-  range.setEnd(letter, Math.min(1, (letter as Text).length))
+  range.setStart(textNode, 0)
+  range.setEnd(textNode, Math.min(1, (textNode as Text).length))
   return range.getBoundingClientRect().top
 }
 

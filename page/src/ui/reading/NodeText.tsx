@@ -12,7 +12,7 @@ import { cursor, scored, threshold } from '../../state/reading'
 import { heatMode } from '../../state/view'
 import { useVisible } from './useVisible'
 
-const CHUNK = 256 // pieces that appear together: a long text is tinted where it is seen
+const CHUNK = 256 // pieces that appear together: only the visible part of a long text is tinted
 
 interface NodeTextProps {
   loom: OpenLoom
@@ -57,27 +57,27 @@ export const NodeText = memo(function NodeText({ loom, number, text, isHuman }: 
   )
 })
 
-/** A node's tokens once they are wanted; those that were there stay while others are asked for. */
+/** A node's tokens once they are needed; the previous ones stay while others load. */
 function useTokens(
   loom: OpenLoom,
   number: number,
   shown: string,
   { wanted, top }: { wanted: boolean; top: number },
 ): Token[] | null {
-  const [told, setTold] = useState<{ key: string; tokens: Token[] } | null>(null)
+  const [loaded, setLoaded] = useState<{ key: string; tokens: Token[] } | null>(null)
   const key = `${loom.sync.contextVersion.value}/${shown.length}/${top}`
   useEffect(() => {
-    if (!wanted || told?.key === key) return
+    if (!wanted || loaded?.key === key) return
     let isOver = false
     loom.tokens.of(number, top).then(
-      (tokens) => !isOver && setTold({ key, tokens }),
-      () => {}, // plain text it is then; the card tells why
+      (tokens) => !isOver && setLoaded({ key, tokens }),
+      () => {}, // the text stays plain; the card shows the error
     )
     return () => {
       isOver = true
     }
   }, [wanted, key])
-  return wanted || told?.key === key ? (told?.tokens ?? null) : null
+  return wanted || loaded?.key === key ? (loaded?.tokens ?? null) : null
 }
 
 /** Without heat only the token that is pointed at is an element of its own. */
@@ -156,7 +156,7 @@ function levelOf(tokens: Token[], piece: Piece, mode: HeatMode, below: number | 
   return level
 }
 
-/** Whether a piece ends a line that runs from right to left. */
+/** Return true if a piece ends a line that runs from right to left. */
 function isBack(shown: string, { start, end }: Piece): boolean {
   if (!/^\s*\n/.test(shown.slice(start, end))) return false
   return isRightToLeft(shown.slice(shown.lastIndexOf('\n', start - 1) + 1, start))

@@ -12,7 +12,7 @@ import { NodeText } from './NodeText'
 import { Rendered } from './Rendered'
 import { useFlow } from './useFlow'
 
-const SAYS = { you: 'You', prompt: 'Prompt', model: 'Answer', text: undefined } as const
+const LABELS = { you: 'You', prompt: 'Prompt', model: 'Answer', text: undefined } as const
 
 export function PathText({ loom, path }: { loom: OpenLoom; path: number[] }) {
   const { tree } = loom
@@ -42,7 +42,7 @@ export function PathText({ loom, path }: { loom: OpenLoom; path: number[] }) {
     >
       {path.length === 0 && <Coming prompt={info.prompt} isChat={info.chat_template_used === true} />}
       {turns.map((turn) => (
-        <div key={turn.nodes[0]} class={`turn ${turn.who}`} role="group" aria-label={SAYS[turn.who]}>
+        <div key={turn.nodes[0]} class={`turn ${turn.who}`} role="group" aria-label={LABELS[turn.who]}>
           {isRendered(turn) ? (
             <Rendered loom={loom} nodes={turn.nodes} textOf={textOf} />
           ) : (
@@ -76,7 +76,7 @@ export function PathText({ loom, path }: { loom: OpenLoom; path: number[] }) {
 function Coming({ prompt, isChat }: { prompt: string; isChat: boolean }) {
   const who = isChat ? 'you' : 'prompt'
   return (
-    <div class={`turn ${who}`} role="group" aria-label={SAYS[who]}>
+    <div class={`turn ${who}`} role="group" aria-label={LABELS[who]}>
       <div class="segment">{prompt}</div>
     </div>
   )

@@ -84,7 +84,7 @@ function InsertedNote({ loom }: { loom: OpenLoom }) {
   )
 }
 
-/** What is written is left when one goes where it is not shown: it waits at its node. */
+/** Close a draft when the user navigates away: it stays stored at its node. */
 function leaveDraft(loom: OpenLoom): void {
   const draft = loom.drafts.open
   if (!draft || loom.sync.loading.peek() !== null) return

@@ -1,4 +1,4 @@
-/** What the model saw at a token: how likely it was, and what else might have come. */
+/** The card of a token: its probability and its alternatives. */
 import { Scissors, SeparatorVertical, X } from 'lucide-preact'
 import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks'
 import { ApiError, type Token, type TokenCandidate } from '../../api/client'
@@ -21,29 +21,29 @@ export function TokenCard({ loom }: { loom: OpenLoom }) {
 
 function Card({ loom, node, index }: { loom: OpenLoom; node: number; index: number }) {
   const box = useRef<HTMLElement>(null)
-  const { token, seen, problem } = useToken(loom, node, index)
+  const { token, detailed, problem } = useToken(loom, node, index)
   const [place, setPlace] = useState<{ left: number; top: number } | null>(null)
   const total = loom.tree.get(node)?.n_tokens ?? 0
 
   useLayoutEffect(() => {
     let isOver = false
-    const stand = () =>
+    const align = () =>
       void boxOf(loom, node, index).then((at) => {
-        if (!isOver && at && box.current) setPlace(beside(at, box.current.getBoundingClientRect()))
+        if (!isOver && at && box.current) setPlace(cardPosition(at, box.current.getBoundingClientRect()))
       })
-    stand()
-    addEventListener('resize', stand)
-    addEventListener('scroll', stand, { capture: true, passive: true })
+    align()
+    addEventListener('resize', align)
+    addEventListener('scroll', align, { capture: true, passive: true })
     return () => {
       isOver = true
-      removeEventListener('resize', stand)
-      removeEventListener('scroll', stand, { capture: true })
+      removeEventListener('resize', align)
+      removeEventListener('scroll', align, { capture: true })
     }
-  }, [seen === undefined, problem])
+  }, [detailed === undefined, problem])
 
-  const p = figure(seen?.logprob ?? token?.logprob)
-  const entropy = figure(seen?.entropy ?? token?.entropy)
-  const rank = seen?.rank
+  const p = figure(detailed?.logprob ?? token?.logprob)
+  const entropy = figure(detailed?.entropy ?? token?.entropy)
+  const rank = detailed?.rank
   return (
     <section
       ref={box}
@@ -66,7 +66,7 @@ function Card({ loom, node, index }: { loom: OpenLoom; node: number; index: numb
         <dt>p</dt>
         <dd>{p === null ? '–' : probability(Math.exp(p))}</dd>
         <dt>sampled</dt>
-        <dd>{seen?.p_sampled == null ? '–' : probability(seen.p_sampled)}</dd>
+        <dd>{detailed?.p_sampled == null ? '–' : probability(detailed.p_sampled)}</dd>
         <dt>rank</dt>
         <dd>{rank == null ? '–' : rank + 1}</dd>
         <dt>entropy</dt>
@@ -77,7 +77,7 @@ function Card({ loom, node, index }: { loom: OpenLoom; node: number; index: numb
       {problem ? (
         <p class="caption problem">{problem}</p>
       ) : (
-        <Alternatives node={node} index={index} seen={seen} />
+        <Alternatives node={node} index={index} detailed={detailed} />
       )}
       <footer class="row">
         <span class="caption grow" title="Alt-click only forks">
@@ -111,15 +111,23 @@ function Card({ loom, node, index }: { loom: OpenLoom; node: number; index: numb
 
 const ROWS = 8
 
-function Alternatives({ node, index, seen }: { node: number; index: number; seen: Token | undefined }) {
-  const top = seen?.top ?? []
+function Alternatives({
+  node,
+  index,
+  detailed,
+}: {
+  node: number
+  index: number
+  detailed: Token | undefined
+}) {
+  const top = detailed?.top ?? []
   const at = chosen.value
   let sum = 0
   const rows = top.map((each) => {
     sum += each.p
     return { ...each, sum }
   })
-  const own = seen && !top.some((each) => each.id === seen.id) ? seen : null
+  const own = detailed && !top.some((each) => each.id === detailed.id) ? detailed : null
   return (
     <ul class="alternatives" aria-label="Alternatives">
       {rows.map((each, i) => (
@@ -127,9 +135,9 @@ function Alternatives({ node, index, seen }: { node: number; index: number; seen
           <button
             type="button"
             class="row"
-            aria-current={each.id === seen?.id || undefined}
+            aria-current={each.id === detailed?.id || undefined}
             data-chosen={at === i || undefined}
-            disabled={node === ROOT || each.id === seen?.id}
+            disabled={node === ROOT || each.id === detailed?.id}
             onClick={(event) => void forkAt({ node, token: index }, each, !event.altKey)}
           >
             <Bar p={each.p} />
@@ -171,21 +179,21 @@ const Chips = ({ bytes }: { bytes: readonly number[] }) => (
 const hex = (bytes: readonly number[]) => bytes.map((each) => each.toString(16).padStart(2, '0')).join(' ')
 const isPart = (token: Token | TokenCandidate) => token.text.includes('\ufffd')
 
-/** What is known of a token at once, and what the model says of it a moment later. */
+/** The token, immediately, and its alternatives once the server replies. */
 function useToken(loom: OpenLoom, node: number, index: number) {
   const [token, setToken] = useState<Token>()
-  const [seen, setSeen] = useState<Token>()
+  const [detailed, setDetailed] = useState<Token>()
   const [problem, setProblem] = useState('')
   useEffect(() => {
     let isOver = false
-    const tell = (error: unknown) => !isOver && setProblem(why(error))
-    loom.tokens.of(node).then((all) => !isOver && setToken(all[index]), tell)
-    loom.tokens.at(node, index).then((one) => !isOver && setSeen(one), tell)
+    const fail = (error: unknown) => !isOver && setProblem(why(error))
+    loom.tokens.of(node).then((all) => !isOver && setToken(all[index]), fail)
+    loom.tokens.at(node, index).then((one) => !isOver && setDetailed(one), fail)
     return () => {
       isOver = true
     }
   }, [])
-  return { token, seen, problem }
+  return { token, detailed, problem }
 }
 
 function why(error: unknown): string {
@@ -195,7 +203,7 @@ function why(error: unknown): string {
   return error.message
 }
 
-/** Where a token stands on the screen. */
+/** The box of a token on the screen. */
 async function boxOf(loom: OpenLoom, number: number, index: number): Promise<DOMRect | null> {
   const element = document.querySelector(`.path [data-node="${number}"]`)
   const node = loom.tree.get(number)
@@ -216,7 +224,7 @@ const APART = 8
 const EDGE = 8
 
 /** Above the line, as one reads on below it; below where there is no room. Never off the screen. */
-function beside(token: DOMRect, size: DOMRect): { left: number; top: number } {
+function cardPosition(token: DOMRect, size: DOMRect): { left: number; top: number } {
   const above = token.top - APART - size.height
   const below = token.bottom + APART
   const top = above >= EDGE ? above : Math.min(below, innerHeight - size.height - EDGE)

@@ -1,33 +1,33 @@
-/** From letters to places on the screen, and back. */
+/** Convert characters to screen positions, and back. */
 
 /** The node's element that something lies in, if it is text of the path. */
 export const nodeAround = (at: Node | null): HTMLElement | null =>
   (at instanceof Element ? at : (at?.parentElement ?? null))?.closest<HTMLElement>('[data-node]') ?? null
 
 /**
- * The text position under a point: a node's element and how many of its letters stand before. null in Markdown,
- * which leaves out letters of the text.
+ * The text position under a point: a node's element and the number of its characters before the point.
+ * null in Markdown, which hides characters of the text.
  */
-export function letterAt(x: number, y: number): { element: HTMLElement; offset: number } | null {
-  const found = caretAt(x, y)
-  const element = nodeAround(found?.node ?? null)
-  if (!found || !element || element.dataset['markdown']) return null
+export function charAt(x: number, y: number): { element: HTMLElement; offset: number } | null {
+  const caret = caretAt(x, y)
+  const element = nodeAround(caret?.node ?? null)
+  if (!caret || !element || element.dataset['markdown']) return null
   const range = document.createRange()
   range.setStart(element, 0)
-  range.setEnd(found.node, found.offset)
+  range.setEnd(caret.node, caret.offset)
   return { element, offset: range.toString().length }
 }
 
 function caretAt(x: number, y: number): { node: Node; offset: number } | null {
   if ('caretPositionFromPoint' in document) {
-    const found = document.caretPositionFromPoint(x, y)
-    return found && { node: found.offsetNode, offset: found.offset }
+    const caret = document.caretPositionFromPoint(x, y)
+    return caret && { node: caret.offsetNode, offset: caret.offset }
   }
   const range = (document as Document).caretRangeFromPoint(x, y)
   return range && { node: range.startContainer, offset: range.startOffset }
 }
 
-/** Letters of an element as a range. */
+/** Characters of an element as a range. */
 export function rangeOf(element: Element, start: number, end: number): Range {
   const range = document.createRange()
   const walker = document.createTreeWalker(element, NodeFilter.SHOW_TEXT)
@@ -58,6 +58,6 @@ export function placesOf(range: Range): DOMRect[] {
   return boxes.length ? boxes : [...range.getClientRects()].slice(0, 1)
 }
 
-/** Whether a point lies on one of the lines, not only beside them. */
+/** Return true if a point is on one of the lines, not only in their row. */
 export const isOn = (boxes: readonly DOMRect[], x: number, y: number): boolean =>
   boxes.some((box) => x >= box.left && x <= box.right && y >= box.top - 4 && y <= box.bottom + 4)

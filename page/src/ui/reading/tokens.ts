@@ -1,4 +1,4 @@
-/** What is done at a token: walking, forking, splitting, cutting. */
+/** Actions at a token: walk, fork, split, cut. */
 import { signal } from '@preact/signals'
 import type { TokenCandidate } from '../../api/client'
 import { pieceOf, piecesOf } from '../../model/pieces'
@@ -11,10 +11,10 @@ import { card, cursor, type Spot, scored, showsSpecial } from '../../state/readi
 import { failed, toast } from '../../state/toasts'
 import { showFork } from './motion'
 
-/** Which alternative of the card Enter takes; null: none was chosen. */
+/** The alternative of the card that Enter chooses; null: none. */
 export const chosen = signal<number | null>(null)
 
-/** What keys ask for is done in their order, however long tokens take to come. */
+/** Actions of keys run in their order, even if tokens arrive late. */
 let last: Promise<unknown> = Promise.resolve()
 export function inTurn(work: () => unknown): Promise<unknown> {
   last = last.then(work).catch(failed)
@@ -42,7 +42,7 @@ export async function shownTokens(loom: OpenLoom, number: number): Promise<numbe
   return (pieces ?? []).flatMap((each) => Array.from({ length: each.count }, (_, i) => each.first + i))
 }
 
-/** How many letters of a node's text stand before the end of a token; null where that is not known. */
+/** The number of characters of a node's text before the end of a token; null: unknown. */
 export async function letterOf(loom: OpenLoom, spot: Spot, text: string): Promise<number | null> {
   const tokens = await loom.tokens.of(spot.node).catch(() => null)
   return (tokens && pieceOf(piecesOf(tokens, text) ?? [], spot.token)?.end) ?? null
@@ -82,46 +82,46 @@ export function openCard(spot: Spot, by: 'pointer' | 'keys'): void {
 /** Choose another alternative in the card, past the token itself. */
 export async function choose(loom: OpenLoom, by: 1 | -1): Promise<void> {
   const spot = card.peek()
-  const seen = spot && (await loom.tokens.at(spot.node, spot.token).catch(() => undefined))
-  const top = seen?.top ?? []
+  const detailed = spot && (await loom.tokens.at(spot.node, spot.token).catch(() => undefined))
+  const top = detailed?.top ?? []
   let at = chosen.peek() ?? (by > 0 ? -1 : top.length)
   do at += by
-  while (top[at]?.id === seen?.id && at >= 0 && at < top.length)
+  while (top[at]?.id === detailed?.id && at >= 0 && at < top.length)
   if (at >= 0 && at < top.length) chosen.value = at
 }
 
 /** Take what was chosen in the card, or without a choice the likeliest other token. */
-export async function take(loom: OpenLoom, goesOn: boolean): Promise<void> {
+export async function take(loom: OpenLoom, continues: boolean): Promise<void> {
   const spot = card.peek()
   if (!spot) return
-  const seen = await loom.tokens.at(spot.node, spot.token).catch(() => undefined)
-  const others = (seen?.top ?? []).filter((each) => each.id !== seen?.id)
+  const detailed = await loom.tokens.at(spot.node, spot.token).catch(() => undefined)
+  const others = (detailed?.top ?? []).filter((each) => each.id !== detailed?.id)
   const at = chosen.peek()
-  const other = at === null ? others[0] : seen?.top?.[at]
-  if (other) await forkAt(spot, other, goesOn)
+  const other = at === null ? others[0] : detailed?.top?.[at]
+  if (other) await forkAt(spot, other, continues)
 }
 
 /** A sibling that shares all before the token, and has another one there. */
-export async function forkAt(spot: Spot, other: TokenCandidate, goesOn: boolean): Promise<void> {
+export async function forkAt(spot: Spot, other: TokenCandidate, continues: boolean): Promise<void> {
   if (spot.node === ROOT) {
     toast('The prompt has no siblings: edit it, or write a continuation.')
     return
   }
   card.value = null
-  const made = await act.fork(spot.node, spot.token, other.id, false)
-  if (made === null) return
-  cursor.value = { node: made, token: spot.token }
+  const added = await act.fork(spot.node, spot.token, other.id, false)
+  if (added === null) return
+  cursor.value = { node: added, token: spot.token }
   // It is of the model's own words: its heat is shown without asking.
-  scored.value = new Set([...scored.peek(), made])
-  if (goesOn) void act.growChildren(made, { n: 1 })
+  scored.value = new Set([...scored.peek(), added])
+  if (continues) void act.growChildren(added, { n: 1 })
   requestAnimationFrame(() => {
-    const element = document.querySelector(`.path [data-node="${made}"]`)
-    const whole = element?.textContent ?? ''
-    if (element) showFork(element, Math.max(0, whole.length - other.text.length), whole.length)
+    const element = document.querySelector(`.path [data-node="${added}"]`)
+    const fullText = element?.textContent ?? ''
+    if (element) showFork(element, Math.max(0, fullText.length - other.text.length), fullText.length)
   })
 }
 
-/** Where what is above a cut ends: after the cursor's token; without a cursor nowhere. */
+/** The end of the text above a cut: after the cursor's token; null without a cursor. */
 function cutOf(loom: OpenLoom, spot: Spot | null): { node: number; keep: number; isEnd: boolean } | null {
   const node = spot && loom.tree.get(spot.node)
   if (!spot || !node) return null

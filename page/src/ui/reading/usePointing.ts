@@ -1,11 +1,11 @@
-/** What the pointer does in the text: a click sets the cursor, a double click jumps, resting tells. */
+/** The pointer in the text: a click sets the cursor, a double click navigates, hovering opens the card. */
 import type { RefObject } from 'preact'
 import { useEffect } from 'preact/hooks'
 import { pieceAt, piecesOf } from '../../model/pieces'
 import { shownText } from '../../model/turns'
 import type { OpenLoom } from '../../state/loom'
 import { card, cardNeedsCtrl, cursor, type Spot, showsSpecial } from '../../state/reading'
-import { boxesOf, isOn, letterAt, nodeAround, rangeOf } from './place'
+import { boxesOf, charAt, isOn, nodeAround, rangeOf } from './place'
 import { openCard, point } from './tokens'
 
 const REST_MS = 300
@@ -59,12 +59,12 @@ function copies(element: HTMLElement): () => void {
     if (!turns.length) return
     const texts = turns.map((turn) => {
       const part = range.cloneRange()
-      const whole = document.createRange()
-      whole.selectNodeContents(turn)
-      if (part.compareBoundaryPoints(Range.START_TO_START, whole) < 0)
-        part.setStart(whole.startContainer, whole.startOffset)
-      if (part.compareBoundaryPoints(Range.END_TO_END, whole) > 0)
-        part.setEnd(whole.endContainer, whole.endOffset)
+      const fullRange = document.createRange()
+      fullRange.selectNodeContents(turn)
+      if (part.compareBoundaryPoints(Range.START_TO_START, fullRange) < 0)
+        part.setStart(fullRange.startContainer, fullRange.startOffset)
+      if (part.compareBoundaryPoints(Range.END_TO_END, fullRange) > 0)
+        part.setEnd(fullRange.endContainer, fullRange.endOffset)
       return part.toString()
     })
     event.clipboardData?.setData('text/plain', texts.join('\n\n'))
@@ -128,20 +128,20 @@ function hovers(loom: OpenLoom, element: HTMLElement): () => void {
   }
 }
 
-/** The token under a point; null beside the text, and where tokens are not known. */
+/** The token under a point; null outside the text, and where tokens are unknown. */
 async function spotAt(loom: OpenLoom, x: number, y: number): Promise<Spot | null> {
-  const found = letterAt(x, y)
-  const number = Number(found?.element.dataset['node'])
+  const caret = charAt(x, y)
+  const number = Number(caret?.element.dataset['node'])
   const node = loom.tree.get(number)
-  if (!found || !node || node.growing) return null
+  if (!caret || !node || node.growing) return null
   const tokens = await loom.tokens.of(number).catch(() => null)
   const shown = shownText(node, loom.info.peek(), showsSpecial.peek())
   const pieces = tokens && piecesOf(tokens, shown)
   if (!pieces?.length) return null
-  // A caret stands between two letters: the point lies on the one before it, or on the one after.
-  for (const offset of [found.offset, found.offset - 1]) {
+  // A caret is between two characters: the point is on the one before it or after it.
+  for (const offset of [caret.offset, caret.offset - 1]) {
     const piece = offset < 0 ? undefined : pieceAt(pieces, offset)
-    if (piece && isOn(boxesOf(rangeOf(found.element, piece.start, piece.end)), x, y))
+    if (piece && isOn(boxesOf(rangeOf(caret.element, piece.start, piece.end)), x, y))
       return { node: number, token: piece.first }
   }
   return null

@@ -1,4 +1,4 @@
-/** What keys do in the text: they move the token cursor, edit, write, split and cut. */
+/** The keys of the text: move the token cursor, edit, write, split and cut. */
 import { useEffect } from 'preact/hooks'
 import { ROOT } from '../../model/tree'
 import { shownText } from '../../model/turns'
@@ -81,7 +81,7 @@ function beginEdit(loom: OpenLoom, inPlace: boolean): void {
   if (!node) return
   if (node.growing) return void toast('It is still growing: stop it, or wait, to edit it.')
   const info = loom.info.peek()
-  // A message is edited as it was said, not as the template writes it.
+  // A message is edited without its template.
   const base = shownText(node, info, false)
   const isMessage = number === ROOT ? base === info.prompt : node.said != null
   card.value = null

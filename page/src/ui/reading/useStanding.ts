@@ -1,4 +1,4 @@
-/** Where the text is scrolled to: the current node is in sight, and nothing moves what is read. */
+/** The scroll position: the current node is visible, and the text that the user reads does not move. */
 import type { RefObject } from 'preact'
 import { useEffect, useLayoutEffect, useRef } from 'preact/hooks'
 import type { OpenLoom } from '../../state/loom'
@@ -26,7 +26,7 @@ export function useStanding(loom: OpenLoom, pane: RefObject<HTMLElement>): void 
     isAtEnd.current = false
   }, [current, isLoaded])
 
-  // Who reads at the end of a text that grows is taken along; who has scrolled away is left alone.
+  // At the end of a growing text the view follows it; a user who has scrolled away is left alone.
   const lane = loom.lanes.value.get(current)
   useEffect(() => {
     const box = pane.current

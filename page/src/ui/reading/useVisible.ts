@@ -1,8 +1,8 @@
-/** Whether an element is in sight, or nearly. */
+/** Return true if an element is visible, or nearly. */
 import type { RefObject } from 'preact'
 import { useEffect, useState } from 'preact/hooks'
 
-const told = new WeakMap<Element, (isVisible: boolean) => void>()
+const callbacks = new WeakMap<Element, (isVisible: boolean) => void>()
 let observer: IntersectionObserver | undefined
 
 /** isWanted: false asks nothing, as most text never needs to know. */
@@ -13,15 +13,15 @@ export function useVisible(element: RefObject<HTMLElement>, isWanted: boolean): 
     if (!isWanted || !target) return
     observer ??= new IntersectionObserver(
       (entries) => {
-        for (const each of entries) told.get(each.target)?.(each.isIntersecting)
+        for (const entry of entries) callbacks.get(entry.target)?.(entry.isIntersecting)
       },
       { rootMargin: '300px 0px' },
     )
-    told.set(target, setVisible)
+    callbacks.set(target, setVisible)
     observer.observe(target)
     return () => {
       observer?.unobserve(target)
-      told.delete(target)
+      callbacks.delete(target)
     }
   }, [isWanted])
   return isWanted && isVisible

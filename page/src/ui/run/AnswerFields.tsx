@@ -50,12 +50,12 @@ export function AnswerFields({ loom, wrong, onInput }: AnswerFieldsProps) {
     onInput()
     byLoom.value = new Map(byLoom.peek()).set(loom.id, { ...now, ...to })
   }
-  const field = (name: Name, label: string, placeholder: string, says: string) => (
+  const field = (name: Name, label: string, placeholder: string, hint: string) => (
     <RunField
       name={name}
       label={label}
       placeholder={placeholder}
-      says={says}
+      says={hint}
       wrong={wrong?.field === name ? wrong.says : ''}
       value={now[name]}
       isText

@@ -1,4 +1,4 @@
-/** What a round made: kept ones first, the others dimmed, a line as long as each one's score. */
+/** The candidates of a round: kept ones first, others dimmed, each with a bar for its score. */
 import { type CandidateRow, candidateRows, type Round, scoreText } from '../../model/run'
 import { oneLine } from '../../model/words'
 import type { OpenLoom } from '../../state/loom'

@@ -1,4 +1,4 @@
-/** What a search found: its answer, why it was chosen, whether it is right, and the other answers. */
+/** The result of a search: its answer, why it was chosen, whether it is right, and the other answers. */
 import { groupFacts } from '../../model/run'
 import type { OpenLoom } from '../../state/loom'
 import type { LiveRun } from '../../state/searches'
@@ -7,10 +7,10 @@ export function RunAnswer({ loom, run }: { loom: OpenLoom; run: LiveRun }) {
   loom.tree.version.value
   const { result } = run
   if (!result) {
-    const says = run.status === 'cancelled' ? 'Stopped before there was an answer.' : ''
-    return says ? (
+    const message = run.status === 'cancelled' ? 'Stopped before there was an answer.' : ''
+    return message ? (
       <section class="part">
-        <p class="caption">{says}</p>
+        <p class="caption">{message}</p>
       </section>
     ) : null
   }

@@ -15,7 +15,7 @@ export function RunField({
   name,
   label,
   placeholder,
-  says,
+  says: hint,
   wrong,
   value,
   isText = false,
@@ -23,7 +23,7 @@ export function RunField({
 }: RunFieldProps) {
   return (
     <div class="run-field">
-      <label for={`run-${name}`} title={says}>
+      <label for={`run-${name}`} title={hint}>
         {label}
       </label>
       <input

@@ -1,4 +1,4 @@
-/** A search while it runs, and afterwards: what it spent, its rounds, and what it found. */
+/** The search tab: the cost of a search, its rounds and its result. */
 import { ChevronLeft, ChevronRight, Lightbulb } from 'lucide-preact'
 import { useEffect } from 'preact/hooks'
 import { api } from '../../api/client'
@@ -38,7 +38,8 @@ export function RunTab({ loom }: { loom: OpenLoom }) {
   const at = Math.min(loom.shownRound.value ?? last, last)
   const round = run.rounds[at - 1]
   const growing = [...loom.lanes.value.values()].filter((lane) => lane.job === run.job && !lane.isOver).length
-  const budget = (name: string) => (typeof run.asked[name] === 'number' ? (run.asked[name] as number) : null)
+  const budget = (name: string) =>
+    typeof run.request[name] === 'number' ? (run.request[name] as number) : null
   const show = (to: number) => {
     loom.shownRound.value = to >= last ? null : Math.max(1, to)
   }
@@ -47,7 +48,7 @@ export function RunTab({ loom }: { loom: OpenLoom }) {
       <section class="part" aria-label="Search">
         <div class="row">
           <h2 class="grow cut">
-            {strategyTitle(run.asked['strategy'])} <span class="muted">{STATUS[run.status]}</span>
+            {strategyTitle(run.request['strategy'])} <span class="muted">{STATUS[run.status]}</span>
           </h2>
           {isRunning ? (
             <button type="button" class="button" onClick={() => void api.cancel(run.job).catch(failed)}>
@@ -58,8 +59,8 @@ export function RunTab({ loom }: { loom: OpenLoom }) {
           )}
         </div>
         <RunPicker loom={loom} run={run} />
-        <Gauge name="Tokens" spent={spent.tokens} most={budget('budget_tokens')} />
-        <Gauge name="Seconds" spent={spent.seconds} most={budget('budget_s')} digits={1} />
+        <Gauge name="Tokens" spent={spent.tokens} max={budget('budget_tokens')} />
+        <Gauge name="Seconds" spent={spent.seconds} max={budget('budget_s')} digits={1} />
         <p class="caption" data-varies>
           {[
             spent.candidates ? `${count(spent.candidates)} candidates` : '',
@@ -115,7 +116,7 @@ export function RunTab({ loom }: { loom: OpenLoom }) {
   )
 }
 
-/** Which of the loom's searches is looked at. */
+/** Choose the search that is shown. */
 function RunPicker({ loom, run }: { loom: OpenLoom; run: LiveRun }) {
   const runs = loom.runs.value
   if (runs.length < 2) return null
@@ -131,7 +132,7 @@ function RunPicker({ loom, run }: { loom: OpenLoom; run: LiveRun }) {
     >
       {runs.map((each, at) => (
         <option key={each.job} value={each.job}>
-          {`${at + 1}. ${strategyTitle(each.asked['strategy'])}, ${STATUS[each.status]}`}
+          {`${at + 1}. ${strategyTitle(each.request['strategy'])}, ${STATUS[each.status]}`}
         </option>
       ))}
     </select>
@@ -141,21 +142,21 @@ function RunPicker({ loom, run }: { loom: OpenLoom; run: LiveRun }) {
 interface GaugeProps {
   name: string
   spent: number
-  most: number | null
+  max: number | null
   digits?: number
 }
 
-/** What was spent of a budget, as a figure and a line. */
-function Gauge({ name, spent, most, digits = 0 }: GaugeProps) {
+/** The spent part of a budget, as a number and a bar. */
+function Gauge({ name, spent, max, digits = 0 }: GaugeProps) {
   const shown = digits ? spent.toFixed(digits) : count(spent)
   return (
     <div class="run-gauge" data-varies>
       <span class="muted">{name}</span>
       <span>
         {shown}
-        {most !== null && <span class="muted"> of {count(most)}</span>}
+        {max !== null && <span class="muted"> of {count(max)}</span>}
       </span>
-      {most !== null && <span class="run-line" aria-hidden style={{ '--p': Math.min(spent / most, 1) }} />}
+      {max !== null && <span class="run-line" aria-hidden style={{ '--p': Math.min(spent / max, 1) }} />}
     </div>
   )
 }

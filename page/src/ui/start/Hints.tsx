@@ -1,18 +1,18 @@
-/** Two lines that are told once: how one goes on after the first growth, and what the gauge says. */
+/** Two hints that are shown once: how to continue after the first growth, and the meaning of the gauge. */
 import { X } from 'lucide-preact'
 import { ROOT } from '../../model/tree'
 import { ownKv } from '../../state/gauge'
 import type { OpenLoom } from '../../state/loom'
-import { notesSeen } from '../../state/view'
+import { dismissedHints } from '../../state/view'
 import { IconButton } from '../Button'
 
 const see = (...names: string[]) => {
-  notesSeen.value = [...new Set([...notesSeen.peek(), ...names])]
+  dismissedHints.value = [...new Set([...dismissedHints.peek(), ...names])]
 }
 
 export function Hints({ loom }: { loom: OpenLoom }) {
-  const seen = new Set(notesSeen.value)
-  if (seen.has('gauge')) return null
+  const dismissed = new Set(dismissedHints.value)
+  if (dismissed.has('gauge')) return null
   const lanes = [...loom.lanes.value.values()]
   const hasReused = (ownKv()?.reused ?? 0) > 0 && lanes.some((lane) => lane.parent !== ROOT)
   if (hasReused)
@@ -20,20 +20,23 @@ export function Hints({ loom }: { loom: OpenLoom }) {
       <Hint
         class="of-gauge"
         text="“Reused” counts tokens that were in the cache: only new ones are computed."
-        onSeen={() => see('hint', 'gauge')}
+        onDismiss={() => see('hint', 'gauge')}
       />
     )
-  if (seen.has('hint') || !lanes.length) return null
+  if (dismissed.has('hint') || !lanes.length) return null
   return (
-    <Hint text="→ to enter a branch, g to grow, p for probabilities, ? for keys" onSeen={() => see('hint')} />
+    <Hint
+      text="→ to enter a branch, g to grow, p for probabilities, ? for keys"
+      onDismiss={() => see('hint')}
+    />
   )
 }
 
-function Hint(props: { text: string; class?: string; onSeen: () => void }) {
+function Hint(props: { text: string; class?: string; onDismiss: () => void }) {
   return (
     <aside class={`hint row ${props.class ?? ''}`} aria-label="Hint">
       <p class="caption">{props.text}</p>
-      <IconButton icon={X} label="Do not show this again" onClick={props.onSeen} />
+      <IconButton icon={X} label="Do not show this again" onClick={props.onDismiss} />
     </aside>
   )
 }

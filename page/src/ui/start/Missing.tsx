@@ -1,4 +1,4 @@
-/** A loom was asked for that is not there: why, and what can be done. */
+/** The screen for a loom that does not exist: the reason and the possible actions. */
 
 import { restore } from '../../state/actions'
 import { missing } from '../../state/session'
@@ -6,13 +6,13 @@ import { sentence } from '../../state/toasts'
 import { TextButton } from '../Button'
 
 export function Missing() {
-  const told = missing.value
-  if (!told) return null
+  const current = missing.value
+  if (!current) return null
   return (
     <div class="missing column" role="alert">
-      <p>{told.wasRemoved ? `The loom “${told.name}” was removed.` : sentence(told.error)}</p>
+      <p>{current.wasRemoved ? `The loom “${current.name}” was removed.` : sentence(current.error)}</p>
       <div class="row">
-        {told.wasRemoved && <TextButton onClick={() => void restore(told.name)}>Restore</TextButton>}
+        {current.wasRemoved && <TextButton onClick={() => void restore(current.name)}>Restore</TextButton>}
         <TextButton
           kind="plain"
           onClick={() => {

@@ -1,4 +1,4 @@
-/** What was made the top of the tree, step by step; each step is a way back. */
+/** The hoisted subtrees, outermost first; each step leads back. */
 import { CornerLeftUp } from 'lucide-preact'
 import { label } from '../../model/label'
 import { ROOT } from '../../model/tree'

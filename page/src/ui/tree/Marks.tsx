@@ -1,4 +1,4 @@
-/** Small signs beside a row's words, and how likely its tokens were. */
+/** Small marks after a row's words, and the probability of its tokens. */
 import { Bookmark, Pause, PenLine, Sprout, TriangleAlert } from 'lucide-preact'
 import type { Schemas } from '../../api/client'
 import { MARK_WORDS, type Mark } from '../../model/label'
@@ -17,7 +17,7 @@ export function MarkSign({ mark }: { mark: Mark }) {
   )
 }
 
-/** What a search thinks of a node, and whether it goes on with it. */
+/** A node's score in a search, and whether the search continues it. */
 export function Score({ score, isLeft }: { score: number; isLeft: boolean }) {
   const title = `Score ${scoreText(score)}${isLeft ? ', dropped by the search' : ''}`
   return (
@@ -37,7 +37,7 @@ export function ChanceBar({ p }: { p: number | null }) {
   )
 }
 
-/** Where the KV of its path is: full on the device, a ring on the host, half where only some is. */
+/** The KV state of its path: full on the device, a ring on the host, half if cached in part. */
 export function KvDot({ kv }: { kv: Schemas['NodeKv'] }) {
   const kind = `row-kv is-${kv.state}${kv.pinned ? ' is-pinned' : ''}`
   return <i class={kind} data-kv={kv.state} title={warmthWords(kv)} data-varies="drawn" aria-hidden />

@@ -1,4 +1,4 @@
-/** The outline: only the rows that can be seen are in the page. */
+/** The outline: the page contains the visible rows only. */
 import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks'
 import { lines, ROW, thread } from '../../model/guides'
 import type { Outline } from '../../model/outline'
@@ -20,13 +20,15 @@ interface Window {
 
 export function OutlineTree({ loom }: { loom: OpenLoom }) {
   const box = useRef<HTMLDivElement>(null)
-  const [seen, setSeen] = useState<Window>({ top: 0, height: 900 })
+  const [visible, setVisible] = useState<Window>({ top: 0, height: 900 })
   const outline = rowsOf(loom).outline.value
   const current = loom.current.value
   const look = () => {
     const { scrollTop, clientHeight } = box.current!
     const top = Math.floor(scrollTop / (4 * ROW)) * 4
-    setSeen((now) => (now.top === top && now.height === clientHeight ? now : { top, height: clientHeight }))
+    setVisible((now) =>
+      now.top === top && now.height === clientHeight ? now : { top, height: clientHeight },
+    )
   }
   const hold = useRef(new Hold()).current
   const [pointed, setPointed] = useState(-1)
@@ -37,8 +39,8 @@ export function OutlineTree({ loom }: { loom: OpenLoom }) {
   const version = loom.tree.version.value
   const selected = loom.selected.value
   const only = onlyHits.value
-  const from = Math.max(0, Math.min(seen.top, outline.rows.length) - AHEAD)
-  const to = Math.min(outline.rows.length, seen.top + Math.ceil(seen.height / ROW) + 4 + AHEAD)
+  const from = Math.max(0, Math.min(visible.top, outline.rows.length) - AHEAD)
+  const to = Math.min(outline.rows.length, visible.top + Math.ceil(visible.height / ROW) + 4 + AHEAD)
   const shown = outline.rows.slice(from, to).map((row) => ({ row, node: outline.faceOf(row, current) }))
   useEffect(() => lookAt(shown.map((each) => each.node)))
   useEffect(() => () => lookAt([]), [])
@@ -98,7 +100,7 @@ export function OutlineTree({ loom }: { loom: OpenLoom }) {
   )
 }
 
-/** Tell of the box's size, when it is there and whenever it changes. */
+/** Report the size of the box, at first and after each change. */
 function useSize(box: { current: HTMLDivElement | null }, look: () => void): void {
   useLayoutEffect(() => {
     const watch = new ResizeObserver(look)
@@ -131,7 +133,7 @@ function useKeptPlace(
   }, [outline, current])
 }
 
-/** A row that is seen, and how far from the top edge: the current one if it is. */
+/** A visible row and its distance from the top edge: the current row if it is visible. */
 function anchorOf(
   outline: Outline,
   current: number,

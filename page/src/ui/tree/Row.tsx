@@ -132,8 +132,8 @@ function RowAction({ what, label: name, icon: Icon }: { what: string; label: str
 }
 
 /**
- * Where branches begin: a ring, full while they are folded; full in the accent where one stands.
- * What was never visited has a dot.
+ * The start of branches: a ring, full while they are folded, full in the accent at the current node.
+ * An unvisited node has a dot.
  */
 function Knot({ row, isCurrent, isUnread }: { row: Row; isCurrent: boolean; isUnread: boolean }) {
   const canFold = row.isFolded !== null && row.depth > 0

@@ -1,4 +1,4 @@
-/** What can be done with several nodes at once: grow each, or remove them. */
+/** The actions of several nodes: grow all, or remove them. */
 import { X } from 'lucide-preact'
 import { count, plural } from '../../model/words'
 import * as act from '../../state/actions'
@@ -8,20 +8,20 @@ import { settings } from '../../state/settings'
 import { toast } from '../../state/toasts'
 import { IconButton, TextButton } from '../Button'
 
-/** What growing several nodes comes to, and what the server allows of it. */
+/** The cost of growing several nodes, and the server's limit. */
 function plan(loom: OpenLoom) {
   const nodes = [...loom.selected.value].filter((each) => !loom.tree.get(each)?.ended)
   const { n: wanted, max_tokens } = settings.value
-  const most = server.value?.limits?.['branches'] ?? 1024
-  const n = Math.min(wanted, Math.floor(most / Math.max(1, nodes.length)))
-  return { nodes, n, wanted, most, branches: n * nodes.length, tokens: n * nodes.length * max_tokens }
+  const maxBranches = server.value?.limits?.['branches'] ?? 1024
+  const n = Math.min(wanted, Math.floor(maxBranches / Math.max(1, nodes.length)))
+  return { nodes, n, wanted, maxBranches, branches: n * nodes.length, tokens: n * nodes.length * max_tokens }
 }
 
 export function growSelected(loom: OpenLoom): void {
-  const { nodes, n, most } = plan(loom)
+  const { nodes, n, maxBranches } = plan(loom)
   if (!nodes.length) toast('All selected nodes have ended.')
   else if (n < 1)
-    toast(`At most ${count(most)} branches can grow at once; ${count(nodes.length)} are selected.`)
+    toast(`At most ${count(maxBranches)} branches can grow at once; ${count(nodes.length)} are selected.`)
   else {
     loom.selected.value = new Set()
     act.growMany(nodes, { n })
@@ -32,7 +32,7 @@ export function Selected({ loom }: { loom: OpenLoom }) {
   const selected = loom.selected.value
   if (!selected.size) return null
   loom.tree.version.value
-  const { nodes, n, wanted, most, branches, tokens } = plan(loom)
+  const { nodes, n, wanted, maxBranches, branches, tokens } = plan(loom)
   const ended = selected.size - nodes.length
   return (
     <section class="panel selected" aria-label="Selected nodes">
@@ -48,8 +48,8 @@ export function Selected({ loom }: { loom: OpenLoom }) {
           </>
         )}
         {ended > 0 && ` ${plural(ended, 'node')} ended and will not grow.`}
-        {n >= 1 && n < wanted && ` The server’s limit is ${count(most)} branches at once.`}
-        {n < 1 && `The server’s limit is ${count(most)} branches at once: select fewer nodes.`}
+        {n >= 1 && n < wanted && ` The server’s limit is ${count(maxBranches)} branches at once.`}
+        {n < 1 && `The server’s limit is ${count(maxBranches)} branches at once: select fewer nodes.`}
       </p>
       <div class="row">
         <TextButton

@@ -5,7 +5,7 @@ const STILL = 8 // pixels
 export class Hold {
   private timer = 0
   private from = { x: 0, y: 0 }
-  /** What has been held is no click when it is let go. */
+  /** The end of a long press is not a click. */
   private isOver = false
 
   down(event: PointerEvent, then: () => void): void {
@@ -27,7 +27,7 @@ export class Hold {
     clearTimeout(this.timer)
   }
 
-  /** Whether the click that comes now is the end of a hold. */
+  /** Return true if the next click is the end of a long press. */
   takesClick(): boolean {
     const takes = this.isOver
     this.isOver = false

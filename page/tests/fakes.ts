@@ -1,44 +1,44 @@
-/** What a browser has and the tests' runtime lacks, as far as state/ and api/ ask for it. */
+/** Fakes of browser APIs that the tests' runtime lacks and state/ and api/ use. */
 import { vi } from 'vitest'
 
 /** An EventSource that a test speaks through. */
-export class StandInSource extends EventTarget {
+export class FakeEventSource extends EventTarget {
   static readonly CONNECTING = 0
   static readonly OPEN = 1
   static readonly CLOSED = 2
-  static made: StandInSource[] = []
-  static get last(): StandInSource {
-    return StandInSource.made[StandInSource.made.length - 1]!
+  static instances: FakeEventSource[] = []
+  static get last(): FakeEventSource {
+    return FakeEventSource.instances[FakeEventSource.instances.length - 1]!
   }
-  readyState = StandInSource.CONNECTING
+  readyState = FakeEventSource.CONNECTING
   onopen: (() => void) | null = null
 
   constructor(readonly url: string) {
     super()
-    StandInSource.made.push(this)
+    FakeEventSource.instances.push(this)
   }
 
   get query(): URLSearchParams {
     return new URL(this.url, 'http://server').searchParams
   }
   connect(): void {
-    this.readyState = StandInSource.OPEN
+    this.readyState = FakeEventSource.OPEN
     this.onopen?.()
   }
-  tell(name: string, data: unknown, id: number | string = ''): void {
+  send(name: string, data: unknown, id: number | string = ''): void {
     this.dispatchEvent(new MessageEvent(name, { data: JSON.stringify(data), lastEventId: String(id) }))
   }
-  /** Break: the browser tries again by itself, or was refused and will not. */
+  /** Break the connection. The browser reconnects, unless the server rejected the request. */
   breaks(isRefused: boolean): void {
-    this.readyState = isRefused ? StandInSource.CLOSED : StandInSource.CONNECTING
+    this.readyState = isRefused ? FakeEventSource.CLOSED : FakeEventSource.CONNECTING
     this.dispatchEvent(new Event('error'))
   }
   close(): void {
-    this.readyState = StandInSource.CLOSED
+    this.readyState = FakeEventSource.CLOSED
   }
 }
 
-export class StandInDocument extends EventTarget {
+export class FakeDocument extends EventTarget {
   hidden = false
   activeElement = null
   hide(isHidden: boolean): void {
@@ -53,11 +53,11 @@ const storage = (kept: Map<string, string>) => ({
 })
 
 /** Put the stand-ins where modules look for them, before those are imported. */
-export function standIn(platform = 'Linux x86_64') {
+export function installFakes(platform = 'Linux x86_64') {
   vi.resetModules()
-  StandInSource.made = []
+  FakeEventSource.instances = []
   const kept = new Map<string, string>()
-  const document = new StandInDocument()
+  const document = new FakeDocument()
   const tabs = new EventTarget()
   vi.stubGlobal('addEventListener', tabs.addEventListener.bind(tabs))
   vi.stubGlobal('removeEventListener', tabs.removeEventListener.bind(tabs))
@@ -65,11 +65,11 @@ export function standIn(platform = 'Linux x86_64') {
   vi.stubGlobal('navigator', { platform })
   vi.stubGlobal('localStorage', storage(kept))
   vi.stubGlobal('document', document)
-  vi.stubGlobal('EventSource', StandInSource)
+  vi.stubGlobal('EventSource', FakeEventSource)
   vi.stubGlobal('location', { hash: '' })
   vi.stubGlobal('window', globalThis)
-  /** What the other tabs of a browser hear when one keeps something. */
-  const tellOtherTabs = (name: string) =>
+  /** The event that other tabs receive after a write to the storage. */
+  const notifyOtherTabs = (name: string) =>
     tabs.dispatchEvent(Object.assign(new Event('storage'), { key: `weft.${name}` }))
-  return { kept, document, tellOtherTabs }
+  return { kept, document, notifyOtherTabs }
 }
