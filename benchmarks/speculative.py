@@ -6,13 +6,15 @@ Tasks, with n = 1, 2 and 4 branches:
   JSON    A list of records under a schema, at temperature 0.8.
   code    Accessors of a class after some of them, at temperature 0.3. The text is repetitive.
 
-SmolLM2 writes texts of its own. A random model of the shape of Qwen2-0.5B replays these texts,
-because random weights write no prose. A constraint allows it one token at each position. It draws
-each of them from logits; nothing is forced.
+SmolLM2 writes texts of its own, by `grow` and by `Branch`. A random model of the shape of
+Qwen2-0.5B replays these texts, because random weights write no prose. A constraint allows it one
+token at each position. It draws each of them from logits; nothing is forced.
 
 Each call starts with an empty tree. So drafts come from the branch itself, its prompt and its
-siblings. ms is CPU time of one thread for a token, the median of the rounds. x is the median of the
-rounds' own ratios, without drafts by with. tokens/step counts steps with drafts.
+siblings. A round is a call without drafts, one with, and one without. ms is CPU time of one thread
+for a token, the median of the rounds. x is the median of the rounds' own ratios, without drafts by
+with. plain x is the smallest ratio of the two equal calls of a round, which only other programs
+change. tokens/step counts steps with drafts.
 
 must: x is at least 0.97 everywhere, and 1.5 for code.
 """
@@ -168,12 +170,13 @@ def tasks(lm: weft.LM, n_tokens: int) -> list[Task]:
 def measure(
     lm: weft.LM, job: Callable[[weft.LM, int, int], list[list[int]]], n: int, rounds: int
 ) -> dict[str, Any]:
-    """Run a job with and without drafts, in turn."""
-    took: dict[Any, list[float]] = {None: [], "lookup": []}
+    """Run a job without drafts, with, and without again, in turn."""
+    drafts = (None, "lookup", None)
+    took: list[list[float]] = [[] for _ in drafts]
     n_tokens = n_steps = n_same = 0
     for seed in range(rounds + 1):
         texts = []
-        for draft, seconds in took.items():
+        for draft, seconds in zip(drafts, took, strict=True):
             lm.draft = None
             lm.clear_cache()  # twice, because the first call closes the sequences of branches
             lm.clear_cache()
@@ -186,14 +189,16 @@ def measure(
             seconds.append((time.process_time() - began) / n_new)
             if draft is not None:
                 n_tokens, n_steps = n_tokens + n_new, n_steps + lm.stats().steps - before.steps
-        n_same += bool(seed) and texts[0] == texts[1]
-    ratios = [a / b for a, b in zip(*took.values(), strict=True)]
+        n_same += bool(seed) and texts[0] == texts[1] == texts[2]
+    plain = [(first + last) / 2 for first, last in zip(took[0], took[2], strict=True)]
+    ratios = [a / b for a, b in zip(plain, took[1], strict=True)]
     return {
         "n": n,
-        "ms": 1e3 * median(took[None]),
-        "ms lookup": 1e3 * median(took["lookup"]),
+        "ms": 1e3 * median(plain),
+        "ms lookup": 1e3 * median(took[1]),
         "x": median(ratios),
         "least x": min(ratios),
+        "plain x": min(min(a / b, b / a) for a, b in zip(took[0], took[2], strict=True)),
         "tokens/step": n_tokens / n_steps,
         "same": f"{n_same}/{rounds}",
     }
@@ -206,6 +211,7 @@ def main() -> None:
     parser.add_argument("--n", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--calls", nargs="+", default=["grow", "Branch"])
     parser.add_argument("--shapes", nargs="*", default=["qwen2"])
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -227,9 +233,11 @@ def rows_of(
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows of one model. own: it writes the texts; False: it replays them."""
     for task in each:
+        calls = {"grow": task.grow, "Branch": task.decode} if own else {"replay": task.replay}
         for n in options.n:
-            row = measure(lm, task.grow if own else task.replay, n, options.rounds)
-            yield {"model": name, "dtype": dtype, "task": task.name, **row}
+            for call in options.calls if own else calls:
+                row = measure(lm, calls[call], n, options.rounds)
+                yield {"model": name, "dtype": dtype, "task": task.name, "call": call, **row}
 
 
 if __name__ == "__main__":
