@@ -88,7 +88,14 @@ def test_serve_with_broken_database_exits_like_other_verbs(
 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
-    [(("tiny", "--also", "tiny"), 1, "already"), (("--engine", "nosuch"), 2, "nosuch")],
+    [
+        (("tiny", "--also", "tiny"), 1, "already"),
+        (("-m", "tiny", "--also", "tiny"), 1, "already"),
+        (("--model", "./nosuch"), 3, "./nosuch"),
+        (("-m", "./nosuch", "--tensor-parallel-size", "2"), 3, "./nosuch"),
+        (("tiny", "-m", "smollm2"), 2, "'tiny' and, with -m, 'smollm2'"),
+        (("--engine", "nosuch"), 2, "nosuch"),
+    ],
 )
 def test_serve_with_invalid_models_exits_at_start(
     weft: Any, arguments: tuple[str, ...], code: int, message: str

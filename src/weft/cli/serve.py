@@ -32,6 +32,16 @@ def serve(
             autocompletion=options.complete_models,
         ),
     ] = TINY,
+    model_option: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help="The same as the argument, as weft run has it.",
+            autocompletion=options.complete_models,
+            show_default=False,
+        ),
+    ] = None,
     also: Annotated[
         list[str] | None,
         typer.Option("--also", help="Another model to load; can be repeated.", show_default=False),
@@ -185,9 +195,14 @@ def serve(
     if model.startswith("--"):  # an option of the engine, and no model is given
         context.args.insert(0, model)
         model = os.environ.get("WEFT_MODEL") or TINY
+    elif model_option is not None and options.was_typed(context, "model"):
+        raise ConfigError(
+            f"the model is {model!r:.80} and, with -m, {model_option!r:.80}; give one",
+            hint="--also loads another model",
+        )
     default = address()
     config = ServerConfig(
-        models=(model, *(also or ())),
+        models=(model if model_option is None else model_option, *(also or ())),
         engine=engine,
         engine_options=engine_options(context.args),
         n_ctx=n_ctx,
