@@ -62,11 +62,18 @@ def test_state_is_read_in_the_order_of_positions(order: list[int], item: int) ->
         np.testing.assert_array_equal(array, want)
 
 
+def test_keys_of_ordered_cells_are_views_of_the_state() -> None:
+    state = library_state([0, 1, 2, 3, 4], layers(0, KEY), layers(1, VALUE), 0)
+    data = np.frombuffer(state, np.uint8)
+    ((_, _, keys, values),) = read_state(data)
+    assert all(np.shares_memory(array, data) for array in [*keys, *values])
+
+
 @pytest.mark.parametrize("item", [0, ITEM])
 def test_written_state_equals_that_of_the_library_for_ordered_cells(item: int) -> None:
     keys, values = layers(0, KEY), layers(1, VALUE)
     written = write_state([shape_of(item)] * 2, 7, [keys] * 2, [values] * 2)
-    assert written == library_state([0, 1, 2, 3, 4], keys, values, item) * 2
+    assert bytes(written) == library_state([0, 1, 2, 3, 4], keys, values, item) * 2
     assert len(read_state(written)) == 2
 
 

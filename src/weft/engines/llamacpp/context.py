@@ -17,7 +17,7 @@ from ...errors import ForwardError, KVFull, ModelLoadError
 from ..threads import AutoThreads
 from .leases import END, Cells
 from .library import Handle, last_error_message
-from .state import n_cells_of, sorted_state
+from .state import Bytes, n_cells_of, sorted_state
 
 _log = logging.getLogger("weft.engines.llamacpp")
 
@@ -94,7 +94,7 @@ class Context(Cells):
         self._use(new_handle(n_cells, (n_leases + self._n_extra) * width), n_leases)
         self._n_vocab = n_vocab
         self._n_embd = n_embd
-        self._state_head = b""
+        self._state_head: Bytes = np.empty(0, np.uint8)
         self._view: tuple[tuple[int, int, int], Floats] | None = None
         self.n_batch = n_batch
         self._max_threads = max_threads
@@ -359,7 +359,7 @@ class Context(Cells):
             raise KVFull(why, needed=n, capacity=self.n_cells)
         raise ForwardError(f"{why} ({last_error_message()})")
 
-    def take_state(self, lease: int) -> bytes:
+    def take_state(self, lease: int) -> Bytes:
         """Serialize the KV of a lease in llama.cpp's format, without the leading header.
 
         The header is remembered for `put_state`. Raises: ForwardError after `close`.
@@ -367,14 +367,12 @@ class Context(Cells):
         if self._handle is None:
             raise ForwardError("the engine is closed; load the model again")
         context, sequence = self._handle.pointer, lease * self._width
-        size = C.llama_state_seq_get_size(context, sequence)
-        room = (ctypes.c_uint8 * size)()
-        n = C.llama_state_seq_get_data(context, room, size, sequence)
-        data = bytes(memoryview(room)[:n])
-        self._state_head = data[:_HEAD_BYTES]
-        return data[_HEAD_BYTES:]
+        data = np.empty(C.llama_state_seq_get_size(context, sequence), np.uint8)
+        n = C.llama_state_seq_get_data(context, _pointer(data, ctypes.c_uint8), data.size, sequence)
+        self._state_head = data[:_HEAD_BYTES].copy()
+        return data[_HEAD_BYTES:n]
 
-    def put_state(self, lease: int, data: bytes) -> bool:
+    def put_state(self, lease: int, data: Bytes) -> bool:
         """Load KV that was serialized as by `take_state` into a lease.
 
         Call `take_state` at least once before: its header is put in front of `data`.
@@ -389,10 +387,10 @@ class Context(Cells):
         if self._handle is None:
             raise ForwardError("the engine is closed; load the model again")
         self._make_room(n_cells_of(data))
-        data = self._state_head + data
+        data = np.concatenate([self._state_head, data])
         context, sequence = self._handle.pointer, lease * self._width
-        room = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
-        if C.llama_state_seq_set_data(context, room, len(data), sequence) != len(data):
+        pointer = _pointer(data, ctypes.c_uint8)
+        if C.llama_state_seq_set_data(context, pointer, data.size, sequence) != data.size:
             self.remove(lease, 0, END)
             return False
         for twin in range(1, self._width):

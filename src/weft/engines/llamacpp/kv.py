@@ -180,9 +180,8 @@ class SequenceFragments(Fragments):
                 here = slice(first - start, last - start)
                 lease = self.leases.take()
                 try:
-                    if not self.context.put_state(
-                        lease, self._serialize_slots(keys, values, here, first)
-                    ):
+                    state = self._serialize_slots(keys, values, here, first)
+                    if not self.context.put_state(lease, state):
                         raise KVFull("llama.cpp has no room", needed=length, capacity=0)
                     self.context.copy(lease, fragment.lease, first, last)
                 finally:
@@ -214,7 +213,7 @@ class SequenceFragments(Fragments):
 
     def _collect_state(
         self,
-        state: bytes,
+        state: Bytes,
         span: tuple[int, int],
         keys: list[list[Bytes]],
         values: list[list[Bytes]],
@@ -243,7 +242,10 @@ class SequenceFragments(Fragments):
             n = sum(map(len, pieces))
             return np.empty((self._n_kv_heads, n, 0), np.uint8)
         heads, dtype = self._export_format(shape)
-        rows = np.concatenate(pieces) if pieces else np.empty((0, shape.row_bytes), np.uint8)
+        if len(pieces) == 1:
+            rows = pieces[0]
+        else:
+            rows = np.concatenate([np.empty((0, shape.row_bytes), np.uint8), *pieces])
         split = np.ascontiguousarray(rows).view(dtype).reshape(len(rows), heads, -1)
         return np.ascontiguousarray(split.transpose(1, 0, 2))
 
@@ -296,7 +298,7 @@ class SequenceFragments(Fragments):
 
     def _serialize_slots(
         self, keys: list[Bytes], values: list[Bytes], here: slice, start: int
-    ) -> bytes:
+    ) -> Bytes:
         """Serialize some slots in llama.cpp's format.
 
         Args:

@@ -20,6 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
+Buffer = bytes | Bytes
+_CELL = np.dtype([("position", "<i4"), ("n_sequences", "<u4"), ("sequence", "<i4")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +52,8 @@ class StateError(ValueError):
 class _Cursor:
     """Reads numbers and arrays from bytes, in order. Raises StateError at the end of the bytes."""
 
-    def __init__(self, data: bytes) -> None:
-        self.data = data
+    def __init__(self, data: Buffer) -> None:
+        self.data = data.data if isinstance(data, np.ndarray) else memoryview(data)
         self.at = 0
 
     def read(self, code: str) -> Any:
@@ -77,11 +79,11 @@ class _Cursor:
 Block = tuple[BlockShape, list[int], list[Bytes], list[Bytes]]
 
 
-def read_state(data: bytes, n_values: int | None = None) -> list[Block]:
+def read_state(data: Buffer, n_values: int | None = None) -> list[Block]:
     """Parse the serialized KV of a sequence; return one block per cache.
 
     A block has the cache's shape, the positions in ascending order, and the keys and values in
-    that order: uint8 [cells, row bytes] per layer.
+    that order: uint8 [cells, row bytes] per layer. The arrays are views of `data` if possible.
 
     Args:
         data: of `Context.take_state`.
@@ -101,13 +103,16 @@ def _read_block(cursor: _Cursor, n_values: int | None) -> Block:
     if cursor.read("I") != 1:
         raise StateError("it has more than one stream")
     n = cursor.read("I")
-    cells = [(cursor.read("i"), cursor.read("I"), cursor.read("i")) for _ in range(n)]
-    if not cells or any(n_sequences != 1 for _, n_sequences, _ in cells):
+    cells = cursor.read_array(n, _CELL.itemsize).view(_CELL)[:, 0]
+    if not n or (cells["n_sequences"] != 1).any():
         raise StateError("its cells have more than a position")
     is_transposed, n_layers = cursor.read("I"), cursor.read("I")
     if is_transposed > 1 or not 0 < n_layers < 1 << 16:
         raise StateError("it has no layers")
-    order = np.argsort([position for position, _, _ in cells])
+    positions = cells["position"]
+    order: Any = slice(None)  # a view, no copy
+    if (positions[1:] < positions[:-1]).any():
+        order = np.argsort(positions)
     key_shapes, keys, value_shapes, values, item = [], [], [], [], 0
     for _ in range(n_layers):
         shape = StateLayer(cursor.read("i"), cursor.read("Q"))
@@ -125,7 +130,7 @@ def _read_block(cursor: _Cursor, n_values: int | None) -> Block:
         value_shapes.append(StateLayer(kind, array.shape[1]))
         values.append(array[order])
     shape_of_block = BlockShape(tuple(key_shapes), tuple(value_shapes), item)
-    return shape_of_block, [cells[i][0] for i in order], keys, values
+    return shape_of_block, positions[order].tolist(), keys, values
 
 
 def sorted_state(data: bytes) -> tuple[bytes, int]:
@@ -166,7 +171,7 @@ def _sorted_block(cursor: _Cursor) -> tuple[list[bytes], int]:
         positions.append(cursor.read("i"))
         n_sequences = cursor.read("I")
         cursor.at += 4 * n_sequences
-        cells.append(cursor.data[start : cursor.at])
+        cells.append(bytes(cursor.data[start : cursor.at]))
     order = np.argsort(positions, kind="stable")
     is_transposed, n_layers = cursor.read("I"), cursor.read("I")
     if is_transposed or not 0 < n_layers < 1 << 16:
@@ -180,15 +185,17 @@ def _sorted_block(cursor: _Cursor) -> tuple[list[bytes], int]:
     return parts, n
 
 
-def n_cells_of(data: bytes) -> int:
+def n_cells_of(data: Buffer) -> int:
     """Return the number of cells in a sequence's serialized KV (in its first cache)."""
-    n_cells: int = struct.unpack_from("<II", data)[1]
+    cursor = _Cursor(data)
+    cursor.read("I")
+    n_cells: int = cursor.read("I")
     return n_cells
 
 
 def write_state(
     shapes: list[BlockShape], start: int, keys: list[list[Bytes]], values: list[list[Bytes]]
-) -> bytes:
+) -> Bytes:
     """Serialize the KV of a sequence for `Context.put_state`.
 
     Args:
@@ -197,14 +204,15 @@ def write_state(
         keys: for each cache and layer, uint8 [cells, row bytes].
         values: likewise; an empty list for a cache without values.
     """
-    parts = []
+    parts: list[Buffer] = []
     for shape, some_keys, some_values in zip(shapes, keys, values, strict=True):
         n = len(some_keys[0])
-        parts.append(struct.pack("<II", 1, n))
-        parts += [struct.pack("<iIi", start + i, 1, 0) for i in range(n)]
+        cells = np.zeros(n, _CELL)
+        cells["position"], cells["n_sequences"] = np.arange(start, start + n), 1
+        parts += [struct.pack("<II", 1, n), cells.tobytes()]
         parts.append(struct.pack("<II", bool(shape.item_bytes), len(shape.keys)))
         for layer, array in zip(shape.keys, some_keys, strict=True):
-            parts += [struct.pack("<iQ", layer.type, layer.row_bytes), array.tobytes()]
+            parts += [struct.pack("<iQ", layer.type, layer.row_bytes), array]
         for layer, array in zip(shape.values, some_values, strict=True):
             if shape.item_bytes:
                 columns = layer.row_bytes // shape.item_bytes
@@ -212,5 +220,16 @@ def write_state(
                 array = array.reshape(n, columns, shape.item_bytes).transpose(1, 0, 2)
             else:
                 parts.append(struct.pack("<iQ", layer.type, layer.row_bytes))
-            parts.append(array.tobytes())
-    return b"".join(parts)
+            parts.append(array)
+    return _joined(parts)
+
+
+def _joined(parts: list[Buffer]) -> Bytes:
+    """Copy parts, which are bytes or arrays of bytes, into one array."""
+    sizes = [part.size if isinstance(part, np.ndarray) else len(part) for part in parts]
+    data, at = np.empty(sum(sizes), np.uint8), 0
+    for part, size in zip(parts, sizes, strict=True):
+        array = part if isinstance(part, np.ndarray) else np.frombuffer(part, np.uint8)
+        data[at : at + size].reshape(array.shape)[...] = array
+        at += size
+    return data
