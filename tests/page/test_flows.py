@@ -222,13 +222,13 @@ def test_a_failed_branch_has_its_text_and_its_reason_after_a_reload(
 
 
 def test_keys_stay_in_a_dialog_whose_focused_button_has_gone(bush: Desk, page: Page) -> None:
-    other = bush.ask("POST", "/looms", json={"prompt": "Another"})
+    other = bush.ask("POST", "/looms", json={"prompt": "A third loom."})
     n_nodes = len(bush.nodes())
     bush.row(4).click()
     bush.press("o")
     looms = page.get_by_role("dialog", name="Looms")
-    looms.get_by_role("button", name=f"Remove {other['name']}", exact=True).click()
-    expect(looms.get_by_role("link", name=other["name"])).to_have_count(0)
+    looms.get_by_role("button", name=f"Remove {other['title']}", exact=True).click()
+    expect(looms.get_by_role("link", name=other["title"])).to_have_count(0)
     for key in ("Delete", "g"):
         bush.press(key)
     page.wait_for_timeout(200)
@@ -383,10 +383,10 @@ def test_command_search_knows_words_of_other_programs(bush: Desk, page: Page) ->
 
 
 def test_back_and_forward_open_the_looms_of_the_history(bush: Desk, page: Page) -> None:
-    first = bush.loom["name"]
+    first = bush.loom["title"]
     bush.make(template=False, prompt="Another")
     bush.visit()
-    second = bush.loom["name"]
+    second = bush.loom["title"]
     expect(page.get_by_role("heading", name=second)).to_be_visible()
     page.go_back()
     expect(page.get_by_role("heading", name=first)).to_be_visible()

@@ -468,9 +468,9 @@ def test_loom_panel_shows_counts_and_reverts_operations(desk: Desk, page: Page) 
     page.keyboard.press("Tab")
     current = lambda: desk.ask("GET", desk.of())  # noqa: E731
     desk.until(lambda: current()["meta"].get("note") == "Mine.", "the note")
-    page.get_by_label("Name", exact=True).fill("another name")
+    page.get_by_label("Name", exact=True).fill("Another name!")
     page.keyboard.press("Enter")
-    desk.until(lambda: current()["name"] == "another name", "the name")
+    desk.until(lambda: current()["title"] == "Another name!", "the title")
 
 
 @pytest.mark.parametrize("name", ["Generate", "Tokens", "Node", "Loom"])

@@ -106,9 +106,42 @@ def test_loom_is_renamed_listed_removed_and_restored(desk: Desk, page: Page) -> 
     looms.get_by_role("button", name="Remove").first.click()
     page.get_by_role("status").get_by_role("button", name="Undo").click()
     desk.until(
-        lambda: any(each["name"] == "foxes & owls 1" for each in desk.ask("GET", "/looms")["data"]),
+        lambda: "foxes & owls 1" in [each["title"] for each in desk.ask("GET", "/looms")["data"]],
         "it is back",
     )
+
+
+def test_title_of_a_new_loom_is_shown_as_typed_and_not_in_its_address(
+    desk: Desk, page: Page
+) -> None:
+    title = "My story: part two!"
+    desk.sets(n=1, max_tokens=4)
+    page.goto("/")
+    page.locator(".loom-name summary").click()
+    page.get_by_role("textbox", name="Name of the loom").fill(title)
+    page.get_by_role("textbox", name="Start with a prompt").press("Control+Enter")
+    desk.open_named()
+    assert (desk.loom["name"], desk.loom["title"]) == ("story-part-two", title)
+    page.reload()
+    expect(page.get_by_role("heading", level=1)).to_have_text(title)
+    expect(page).to_have_title(f"{title} · Weft")
+    assert "#story-part-two" in page.url
+    desk.press("o")
+    looms = page.get_by_role("dialog", name="Looms")
+    looms.get_by_role("searchbox").fill("part two!")
+    expect(looms.get_by_role("list", name="Looms").get_by_role("listitem")).to_have_count(1)
+    expect(looms.get_by_role("link")).to_contain_text(title)
+    looms.get_by_role("button", name=f"Rename {title}").click()
+    field = looms.get_by_role("textbox", name=f"New name of {title}")
+    field.fill("My story: part three?")
+    field.press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_have_text("My story: part three?")
+    desk.until(lambda: "#story-part-three" in page.url, "the address has the new name")
+    expect(field).to_have_count(0)
+    page.keyboard.press("Escape")
+    page.get_by_role("tab", name="Loom").click()
+    address = page.locator(".fact", has=page.locator("dt", has_text="Address"))
+    expect(address.locator("dd")).to_have_text("story-part-three")
 
 
 def test_address_of_a_missing_loom_shows_its_name(desk: Desk, page: Page) -> None:

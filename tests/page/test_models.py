@@ -117,5 +117,6 @@ def test_all_branches_are_copied_for_another_model(desk: Desk, page: Page) -> No
     desk.until(lambda: desk.open_named()["id"] != old["id"], "the copy is open")
     assert [each["text"] for each in desk.nodes().values()] == texts
     assert desk.loom["model"].endswith("Other-Instruct")
+    assert desk.loom["title"] == f"{old['title']} (Other-Instruct)"
     expect(desk.tree.get_by_role("treeitem")).to_have_count(4)
     assert desk.ask("GET", f"/looms/{old['id']}")["n_nodes"] == 4

@@ -122,7 +122,7 @@ def test_gauge_shows_reused_tokens_and_forgets_cold_branches(desk: Desk, page: P
     expect(gauge).to_contain_text("reused ")
     gauge.click()
     dialog = page.get_by_role("dialog", name="Memory")
-    expect(dialog).to_contain_text(desk.loom["name"])
+    expect(dialog).to_contain_text(desk.loom["title"])
     before = desk.ask("GET", desk.of("/kv"))
     dialog.get_by_role("button", name="Free unused").click()
     desk.until(lambda: desk.ask("GET", desk.of("/kv"))["bytes"] < before["bytes"], "it is less")

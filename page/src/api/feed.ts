@@ -48,7 +48,7 @@ export interface FeedEvents {
     usage?: Schemas['TokenUsage']
     result?: Record<string, unknown>
   }
-  renamed: { loom: string; name: string }
+  renamed: { loom: string; name: string; title: string }
   removed: { loom: string }
 }
 export type FeedHandlers = { [Name in keyof FeedEvents]: (data: FeedEvents[Name]) => void }

@@ -100,6 +100,8 @@ export interface paths {
                     model?: string | null;
                     /** @description Name of the loom, for files with one loom. */
                     name?: string | null;
+                    /** @description Title of the loom, for files with one loom; null: the file's. */
+                    title?: string | null;
                     /** @description Accept token ids of another model with the same vocabulary. */
                     force?: boolean;
                 };
@@ -357,7 +359,7 @@ export interface paths {
         get: {
             parameters: {
                 query?: {
-                    /** @description Only looms whose name or prompt contains it. */
+                    /** @description Only looms whose name, title or prompt contains it. */
                     search?: string | null;
                     /** @description Maximum number of items. */
                     limit?: number;
@@ -2207,7 +2209,7 @@ export interface components {
         };
         /** @description The place for a copy of a node and its descendants: in this loom, another, or a new one. */
         CopyNode: {
-            /** @description With new_loom: a loaded model for the new loom. It tokenizes all texts, and renders messages by its chat template; values per token are left out. */
+            /** @description With new_loom or title: a loaded model for the new loom. It tokenizes all texts, and renders messages by its chat template; values per token are left out. */
             model?: string | null;
             /** @description Instead: the name of a new loom, whose prompt is the path to the node. */
             new_loom?: string | null;
@@ -2216,6 +2218,8 @@ export interface components {
              * @default 0
              */
             parent?: number | string;
+            /** @description The title of a new loom. Without new_loom, its name is derived from the title. */
+            title?: string | null;
             /** @description A loom's name or id; null: this one. */
             to_loom?: string | null;
         };
@@ -2231,7 +2235,7 @@ export interface components {
             };
             /** @description A loaded model; null: the default one. */
             model?: string | null;
-            /** @description Null: derived from the prompt. */
+            /** @description Null: derived from the title, or from the prompt. */
             name?: string | null;
             prompt?: string | null;
             /**
@@ -2246,6 +2250,8 @@ export interface components {
              * @default true
              */
             template?: boolean;
+            /** @description Any text on one line. Null: the name if one is given, else the first words of the prompt. */
+            title?: string | null;
             token_ids?: number[] | null;
         };
         /** @description Tokens to decode. */
@@ -2257,14 +2263,16 @@ export interface components {
         DetokenizeReply: {
             text: string;
         };
-        /** @description Changes of a loom's name or notes; fields that are left out stay. */
+        /** @description Changes of a loom's name, title or notes; fields that are left out stay. */
         EditLoom: {
             /** @description The notes; replaces all of them. {"author_note": {"text": …, "depth": 4}} is inserted into the context of growth. */
             meta?: {
                 [key: string]: unknown;
             } | null;
-            /** @description The new name. */
+            /** @description The new name. Null: derived from the new title, if there is one. */
             name?: string | null;
+            /** @description The new title; "" removes it. A new name alone removes a title that was derived from the prompt. */
+            title?: string | null;
         };
         /** @description Changes of a node. A new text creates a sibling, unless `in_place` is true. */
         EditNode: {
@@ -2556,6 +2564,11 @@ export interface components {
             ][];
             /** @description The node's text; in a search over all looms an excerpt. */
             text: string;
+            /**
+             * @description Title of the loom; "": none.
+             * @default
+             */
+            title?: string;
         };
         /** @description The result of an import: the new looms, the file's format, and what was left out. */
         Imported: {
@@ -2717,6 +2730,11 @@ export interface components {
             /** @description The pinned nodes, in the tree's order. */
             pinned?: components["schemas"]["PinnedNode"][];
             rev: number;
+            /**
+             * @description Title of the loom; "": none.
+             * @default
+             */
+            title?: string;
             tokens: number;
         };
         /** @description A loom: a stored tree with a name. */
@@ -2757,6 +2775,11 @@ export interface components {
             prompt: string;
             /** @description The revision; rises with every change. */
             rev: number;
+            /**
+             * @description As typed; "": the name serves as the title.
+             * @default
+             */
+            title?: string;
         };
         /** @description Looms, last changed first. */
         LoomPage: {

@@ -37,6 +37,9 @@ export function shortName(model: string): string {
   return (parts.at(-1) ?? model).replace(/\.(?:gguf|safetensors)$/i, '')
 }
 
+/** A loom's title as typed; without one its name, which its address has. */
+export const titleOf = (loom: { name: string; title?: string | undefined }): string => loom.title || loom.name
+
 /** A mean probability in per cent, with two digits at most. */
 export function averageProbability(p: number): string {
   const value = 100 * p

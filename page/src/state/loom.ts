@@ -50,8 +50,8 @@ export class OpenLoom {
     this.events = new LoomEvents(this.tree, this.position, this.growth, this.searches, this.sync)
     this.feed = new Feed(this.id, {
       ...this.events.handlers,
-      renamed: ({ name }) => {
-        this.info.value = { ...this.info.peek(), name }
+      renamed: ({ name, title }) => {
+        this.info.value = { ...this.info.peek(), name, title }
       },
       removed: () => this.lose('removed'),
     })

@@ -1,5 +1,6 @@
 /** The whole page: the beginning, or a loom, and what lies above them. */
 import { effect } from '@preact/signals'
+import { titleOf } from '../model/words'
 import { question } from '../state/actions'
 import { isAway, open, opening } from '../state/session'
 import { dialogs, type Overlay, overlay, textSize, textWidth, theme } from '../state/view'
@@ -49,7 +50,7 @@ effect(paint)
 dark.addEventListener('change', paint)
 effect(() => {
   const loom = open.value
-  document.title = loom ? `${loom.info.value.name} · Weft` : 'Weft'
+  document.title = loom ? `${titleOf(loom.info.value)} · Weft` : 'Weft'
 })
 
 export function App() {

@@ -155,6 +155,7 @@ class LocalBackend(Backend):
     ) -> ImportResult:
         """Import the looms of a file; see `Backend.import_file`."""
         from ..service.interchange import read
+        from ..service.store.library import title_from_text
 
         with ExitStack() as stack:
             lm = None
@@ -166,9 +167,12 @@ class LocalBackend(Backend):
             for imported in report.looms:
                 if model is not None:
                     save_model_choice(imported.loom, model, engine)
-                title = imported.title or (stem if len(report.looms) == 1 else None)
-                options = {"name": name} if len(report.looms) == 1 else {}
-                stored = self.library.create(imported.loom, title=name or title, **options)
+                is_only = len(report.looms) == 1
+                if is_only and name is not None:
+                    stored = self.library.create(imported.loom, name=name)
+                else:
+                    title = name or imported.title or (stem if is_only else "")
+                    stored = self.library.create(imported.loom, title=title_from_text(title))
                 names.append(stored.name)
                 if imported.at is not imported.loom:
                     number = stored.number(imported.at)
@@ -512,8 +516,11 @@ class LocalLoomSession(LoomSession):
         """Write a part of the loom to a file; see `LoomSession.export`."""
         from ..service.interchange import EXPORTERS, write
 
+        title = "" if self.stored is None else self.stored.title
         if format == "markdown":
-            options["name"] = self.name
+            options["name"] = title or self.name
+        if format == "json":
+            options["title"] = title
         if self.stored is not None and "bookmark" in EXPORTERS[format].options:
             bookmarks, numbers = self.stored.bookmarks(), self.stored.numbers()
             options["bookmark"] = lambda node: bookmarks.get(numbers.get(node.id, -1))

@@ -60,14 +60,16 @@ def show_row(out: TerminalWriter, row: LoomSummary, width: int, *, is_last: bool
     n_nodes = counted(row.n_nodes - 1, "node")
     facts = f"  {n_nodes:>10}  {age(row.changed):>8}  {row.model}  "
     room = out.width - width - 2 - cell_len(facts)
-    prompt = out.fit(" ".join(row.prompt.split()), room) if room > 8 else ""
-    out.line(mark, (padded, "cyan"), facts, (prompt, "dim"))
+    title = "" if row.title == row.name else row.title
+    text = out.fit(title or " ".join(row.prompt.split()), room) if room > 8 else ""
+    out.line(mark, (padded, "cyan"), facts, (text, "dim"))
 
 
 def loom_object(row: LoomSummary) -> dict[str, Any]:
     """Return one loom as a JSON object, for `weft ls --json`."""
     return {
         "name": row.name,
+        "title": row.title,
         "id": row.id,
         "nodes": row.n_nodes,
         "model": row.model,

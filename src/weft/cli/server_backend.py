@@ -753,6 +753,7 @@ def _summary(loom: LoomObject) -> LoomSummary:
         changed,
         loom.n_nodes,
         loom.rev,
+        title=loom.title,
     )
 
 

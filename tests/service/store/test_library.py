@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
 
 from weft.errors import ConfigError, StoreError
 from weft.loom import Loom
-from weft.service.store.library import Library, name_from_prompt
+from weft.service.store.library import Library, NameTaken, name_from_prompt
+from weft.service.store.metadata import LoomMetadata
+from weft.service.store.tables import looms
 
 
 def keep(library: Library, prompt: str, name: str | None = None) -> str:
@@ -116,6 +122,79 @@ def test_restore_returns_looms_of_last_removal(library: Library) -> None:
     assert [row.id for row in library.restore()] == [cat.id]
     with pytest.raises(StoreError, match="no loom is removed"):
         library.restore()
+
+
+def titles(library: Library, **more: object) -> list[tuple[str, str]]:
+    return [(row.name, row.title) for row in library.looms(**more)]  # type: ignore[arg-type]
+
+
+def test_title_is_stored_as_typed_and_names_the_loom(library: Library) -> None:
+    kept = library.create(Loom(None, "x"), title="My story: part two!")
+    assert (kept.name, kept.title) == ("story-part-two", "My story: part two!")
+    assert library.create(Loom(None, "x"), title="My story: part two!").name == "story-part-two.2"
+    kept.loom.add("leg")
+    kept.commit("add")
+    kept.undo()
+    assert library.open(kept.id).title == library.row(kept.id).title == "My story: part two!"
+    library.remove(kept.id)
+    assert library.restore()[0].title == "My story: part two!"
+    both = library.create(Loom(None, "x"), name="short", title="Élan 👨‍👩‍👧 “100 %”")
+    assert titles(library, search="“100 %")[0] == (both.name, "Élan 👨‍👩‍👧 “100 %”")
+    assert titles(library, search=": PART")[0][0] == "story-part-two"
+    assert titles(library, search="title") == []
+
+
+def test_title_without_a_choice_is_the_beginning_of_the_prompt(library: Library) -> None:
+    assert library.create(Loom(None, "Tell me\n\ta story.")).title == "Tell me a story."
+    long = library.create(Loom(None, "one two three " * 50)).title
+    assert long == "one two three one two three one two three one two three one…"
+    assert library.create(Loom(None, "x" * 100)).title == "x" * 59 + "…"
+    assert library.create(Loom(None, "\0\ud800")).title == ""
+    assert library.create(Loom(None, "a fox"), name="foxes").title == ""
+
+
+def test_rename_with_title_derives_the_name(library: Library) -> None:
+    kept, other = (library.create(Loom(None, each)) for each in ("ant", "bee"))
+    row = library.rename(kept.id, title="A Bee!")
+    assert (row.name, row.title) == ("bee.2", "A Bee!")
+    assert library.rename(kept.id, title="Bee?").name == "bee.2"
+    assert library.rename(kept.id, title="Bee?").name == "bee.2"
+    assert library.rename(kept.id, "insect")[1] == "insect"
+    kept.sync()
+    assert (kept.name, kept.title) == ("insect", "Bee?")
+    kept.loom.add("leg")
+    library.rename(kept.id, title="Wasp")
+    kept.commit("add")  # a commit keeps the title that another process has set
+    assert library.row("wasp").title == "Wasp"
+    assert library.rename("wasp", title="")[1] == "wasp"
+    assert library.row("wasp").title == ""
+    assert (other.title, library.rename("bee", "hive").title) == ("bee", "")
+    with pytest.raises(NameTaken, match="already"):
+        library.rename("hive", "wasp", title="x")
+
+
+@pytest.mark.parametrize("title", [" ", "a\nb", "x" * 201, "\ud800", "\0"])
+def test_invalid_title_raises(library: Library, title: str) -> None:
+    with pytest.raises(ConfigError, match="title is"):
+        library.create(Loom(None, "x"), title=title)
+    kept = keep(library, "x")
+    with pytest.raises(ConfigError, match="title is"):
+        library.rename(kept, title=title)
+
+
+def test_loom_of_an_older_version_has_no_title(library: Library) -> None:
+    kept = library.create(Loom(None, "ant"))
+
+    def write_old_head(connection: Connection) -> None:
+        head = LoomMetadata.from_loom(kept.loom)._replace(title="").to_json()
+        assert len(json.loads(head)) == 7
+        connection.execute(sa.update(looms).values(head=head))
+
+    library.database.write(write_old_head)
+    assert library.row("ant").title == library.open("ant").title == ""
+    rev = library.open("ant").commit("edit").rev
+    assert rev == kept.rev
+    assert library.rename("ant", title="Ant").title == "Ant"
 
 
 def test_remove_with_unknown_name_removes_nothing(library: Library) -> None:

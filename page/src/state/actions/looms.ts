@@ -2,6 +2,7 @@
 import { ApiError, api, type GrowAsked, type Loom } from '../../api/client'
 import type { AuthorNote } from '../../model/author_note'
 import { ROOT } from '../../model/tree'
+import { titleOf } from '../../model/words'
 import { provide } from '../handlers'
 import { linkTo, listLooms, model, open } from '../session'
 import { failed, toast } from '../toasts'
@@ -12,13 +13,15 @@ import { writeMessage } from './write'
 /** Make a loom of a prompt, open it, and grow its first branches. */
 export async function begin(
   prompt: string,
-  more: { template: boolean; system?: string; model?: string; grow: GrowAsked | null },
+  more: { template: boolean; title?: string; system?: string; model?: string; grow: GrowAsked | null },
 ): Promise<void> {
   try {
     const system = more.system?.trim() || null
     const meta = system === null ? {} : { system }
     const using = more.model ?? model.peek()?.id ?? null
-    const made = await api.createLoom({ prompt, template: more.template, system, meta, model: using })
+    const title = more.title?.trim() || null
+    const { template } = more
+    const made = await api.createLoom({ prompt, title, template, system, meta, model: using })
     location.hash = linkTo(made.name)
     await waitFor(() => open.peek()?.id === made.id && open.peek()!.sync.loading.peek() === null)
     if (more.grow) await grow(ROOT, more.grow)
@@ -36,12 +39,12 @@ provide('hoistAway', (node) => {
   if (text) void begin(text, { template: false, grow: null })
 })
 
-export async function removeLoom(name: string): Promise<void> {
+export async function removeLoom(loom: Loom): Promise<void> {
   try {
-    await api.removeLoom(name)
-    if (open.peek()?.info.peek().name === name) location.hash = ''
+    await api.removeLoom(loom.id)
+    if (open.peek()?.id === loom.id) location.hash = ''
     await listLooms()
-    toast(`Removed the loom ${name}`, {
+    toast(`Removed the loom ${titleOf(loom)}`, {
       action: {
         label: 'Undo',
         run: () => {
@@ -66,11 +69,11 @@ export async function restore(name: string): Promise<void> {
   }
 }
 
-/** Give any loom another name. */
-export async function renameLoom(loom: Loom, name: string): Promise<boolean> {
-  if (open.peek()?.id === loom.id) return rename(name)
+/** Give any loom another title; the server derives its name from it. */
+export async function renameLoom(loom: Loom, title: string): Promise<boolean> {
+  if (open.peek()?.id === loom.id) return rename(title)
   try {
-    await api.editLoom(loom.id, { name })
+    await api.editLoom(loom.id, { title })
     await listLooms()
     return true
   } catch (error) {
@@ -79,9 +82,9 @@ export async function renameLoom(loom: Loom, name: string): Promise<boolean> {
   }
 }
 
-export async function rename(name: string): Promise<boolean> {
+export async function rename(title: string): Promise<boolean> {
   const done = await on(async (loom) => {
-    loom.info.value = await api.editLoom(loom.id, { name })
+    loom.info.value = await api.editLoom(loom.id, { title })
     history.replaceState(history.state, '', linkTo(loom.info.peek().name, loom.current.peek()))
     await listLooms()
     return true

@@ -3,7 +3,7 @@ import { api, type KvOp, type Loom } from '../../api/client'
 import { againAsked, comparison, defaultsFor } from '../../model/provenance'
 import { rerated } from '../../model/sibling_order'
 import { ROOT } from '../../model/tree'
-import { plural, shortName } from '../../model/words'
+import { oneLine, plural, shortName, titleOf } from '../../model/words'
 import { kvChanged } from '../gauge'
 import { linkTo, listLooms, model, models, open } from '../session'
 import { toast } from '../toasts'
@@ -83,23 +83,20 @@ export const pin = (number: number) =>
 /** Copy all branches of the open loom into a new loom of another model, and open it. */
 export const copyFor = (id: string) =>
   on(async (loom) => {
-    const taken = new Set((await listLooms()).map((each) => each.name))
-    const name = `${loom.info.peek().name}-${shortName(id)}`
-    let free = name
-    for (let k = 2; taken.has(free); k++) free = `${name}-${k}`
-    const made = (await api.copy(loom.id, ROOT, { new_loom: free, model: id })) as unknown as Loom
+    const title = `${oneLine(titleOf(loom.info.peek()), 120)} (${oneLine(shortName(id), 60)})`
+    const made = (await api.copy(loom.id, ROOT, { title, model: id })) as unknown as Loom
     await listLooms()
     location.hash = linkTo(made.name)
   })
 
 /** Copy a node and all below it into a new loom, whose prompt is the path to it. */
-export const copyOut = (number: number, name: string) =>
+export const copyOut = (number: number, title: string) =>
   on(async (loom) => {
-    const made = (await api.copy(loom.id, number, { new_loom: name })) as unknown as Loom
+    const made = (await api.copy(loom.id, number, { title })) as unknown as Loom
     await listLooms()
     const run = () => {
       location.hash = linkTo(made.name)
     }
-    toast(`Copied ${plural(made.n_nodes, 'node')} to ${made.name}`, { action: { label: 'Open it', run } })
+    toast(`Copied ${plural(made.n_nodes, 'node')} to ${titleOf(made)}`, { action: { label: 'Open it', run } })
     return made
   })

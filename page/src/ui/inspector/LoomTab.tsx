@@ -1,7 +1,7 @@
 /** A loom: what it is, what it holds, what was done to it, and its memory. */
 import { useEffect, useState } from 'preact/hooks'
 import { api, type Schemas } from '../../api/client'
-import { count, plural, shortName } from '../../model/words'
+import { count, plural, shortName, titleOf } from '../../model/words'
 import * as act from '../../state/actions'
 import { keyFor } from '../../state/keys'
 import type { OpenLoom } from '../../state/loom'
@@ -30,10 +30,13 @@ export function LoomTab({ loom }: { loom: OpenLoom }) {
   return (
     <>
       <section class="part" aria-label="About this loom">
-        <NameField loom={loom} key={info.name} />
+        <NameField loom={loom} key={titleOf(info)} />
         <Facts
           of={[
             { name: 'Model', says: info.model, value: shortName(info.model) },
+            info.title
+              ? { name: 'Address', says: 'The name in the address and in commands', value: info.name }
+              : null,
             { name: 'Kind', value: isChat === null ? '–' : isChat ? 'chat' : 'raw text' },
             info.created ? { name: 'Created', value: moment(info.created), varies: true } : null,
             { name: 'Nodes', value: count(tree.size) },
@@ -84,7 +87,7 @@ export function LoomTab({ loom }: { loom: OpenLoom }) {
           >
             Import
           </button>
-          <button type="button" class="button" onClick={() => void act.removeLoom(info.name)}>
+          <button type="button" class="button" onClick={() => void act.removeLoom(info)}>
             Remove this loom
           </button>
         </div>
@@ -178,7 +181,7 @@ const noteOf = (meta: Record<string, unknown> | null | undefined): string => {
 }
 
 function NameField({ loom }: { loom: OpenLoom }) {
-  const name = loom.info.value.name
+  const name = titleOf(loom.info.value)
   const save = async (field: HTMLInputElement) => {
     const wanted = field.value.trim()
     if (wanted === name || wanted === '' || !(await act.rename(wanted))) field.value = name
@@ -189,6 +192,7 @@ function NameField({ loom }: { loom: OpenLoom }) {
       aria-label="Name"
       autocomplete="off"
       spellcheck={false}
+      maxLength={200}
       defaultValue={name}
       onBlur={(event) => void save(event.currentTarget)}
       onKeyDown={(event) => {

@@ -206,6 +206,7 @@ export function Shape({ loom, node }: { loom: OpenLoom; node: number }) {
             name="name"
             aria-label="Name of the new loom"
             placeholder="Name"
+            maxLength={200}
             ref={(field) => field?.focus()}
             onKeyDown={(event) => event.key === 'Escape' && setNaming(false)}
           />

@@ -1,7 +1,7 @@
 /** Looms of other programs: from files, or pasted; what was recognised, and what was left out. */
 import { useEffect, useRef, useState } from 'preact/hooks'
 import { importable, importName } from '../../model/formats'
-import { bytes, plural } from '../../model/words'
+import { bytes, plural, titleOf } from '../../model/words'
 import { linkTo, server } from '../../state/session'
 import { sentence } from '../../state/toasts'
 import { TextButton } from '../Button'
@@ -110,7 +110,7 @@ function Told({ recognised_as, nodes, looms, dropped }: NonNullable<Arrival['tol
         {looms.map((each) => (
           <li key={each.id} class="row">
             <a href={linkTo(each.name)} onClick={closeOverlay}>
-              {each.name}
+              {titleOf(each)}
             </a>
             <span class="caption">{plural(each.n_nodes, 'node')}</span>
           </li>

@@ -1,9 +1,9 @@
-/** The looms that are kept, the newest first: found by name, opened, renamed, removed. */
+/** The looms that are kept, the newest first: found by title or prompt, opened, renamed, removed. */
 import { Pencil, Trash2 } from 'lucide-preact'
 import { useEffect, useRef, useState } from 'preact/hooks'
 import { api, type Loom } from '../../api/client'
 import { when } from '../../model/when'
-import { oneLine, plural } from '../../model/words'
+import { oneLine, plural, titleOf } from '../../model/words'
 import { removeLoom, renameLoom } from '../../state/actions'
 import { linkTo, looms, open } from '../../state/session'
 import { failed } from '../../state/toasts'
@@ -87,16 +87,20 @@ function moveFocus(event: KeyboardEvent, list: HTMLElement): void {
 function LoomRow({ loom, onOpen }: { loom: Loom; onOpen: (() => void) | undefined }) {
   const [isNaming, setNaming] = useState(false)
   const isOpen = open.value?.id === loom.id
+  const title = titleOf(loom)
+  const prompt = oneLine(loom.prompt, 90)
   if (isNaming) return <Naming loom={loom} onEnd={() => setNaming(false)} />
   return (
     <li class="loom-row row" aria-current={isOpen ? 'page' : undefined}>
       <a class="grow" href={linkTo(loom.name)} onClick={onOpen}>
         <span class="name cut" dir="auto">
-          {loom.name}
+          {title}
         </span>
-        <span class="prompt cut" dir="auto">
-          {oneLine(loom.prompt, 90)}
-        </span>
+        {prompt !== title && (
+          <span class="prompt cut" dir="auto">
+            {prompt}
+          </span>
+        )}
       </a>
       <span class="caption figures-of">
         {loom.growing ? `${plural(loom.growing, 'branch', 'branches')} growing · ` : ''}
@@ -106,23 +110,24 @@ function LoomRow({ loom, onOpen }: { loom: Loom; onOpen: (() => void) | undefine
         </span>
       </span>
       <span class="row tools">
-        <IconButton icon={Pencil} label={`Rename ${loom.name}`} onClick={() => setNaming(true)} />
-        <IconButton icon={Trash2} label={`Remove ${loom.name}`} onClick={() => void removeLoom(loom.name)} />
+        <IconButton icon={Pencil} label={`Rename ${title}`} onClick={() => setNaming(true)} />
+        <IconButton icon={Trash2} label={`Remove ${title}`} onClick={() => void removeLoom(loom)} />
       </span>
     </li>
   )
 }
 
 function Naming({ loom, onEnd }: { loom: Loom; onEnd: () => void }) {
-  const save = async (name: string) => {
-    if (name === '' || name === loom.name || (await renameLoom(loom, name))) onEnd()
+  const title = titleOf(loom)
+  const save = async (typed: string) => {
+    if (typed === '' || typed === title || (await renameLoom(loom, typed))) onEnd()
   }
   return (
     <li class="loom-row row">
       <input
         class="field"
-        aria-label={`New name of ${loom.name}`}
-        defaultValue={loom.name}
+        aria-label={`New name of ${title}`}
+        defaultValue={title}
         maxLength={200}
         ref={(field) => {
           if (field && document.activeElement !== field) field.select()

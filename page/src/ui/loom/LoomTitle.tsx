@@ -1,5 +1,6 @@
-/** The open loom's name; a double click, or Enter, renames it. */
+/** The open loom's title; a double click, or Enter, renames it. */
 import { useRef, useState } from 'preact/hooks'
+import { titleOf } from '../../model/words'
 import { rename } from '../../state/actions'
 import type { OpenLoom } from '../../state/loom'
 
@@ -7,7 +8,7 @@ export function LoomTitle({ loom }: { loom: OpenLoom }) {
   const [isEditing, setEditing] = useState(false)
   const button = useRef<HTMLButtonElement>(null)
   const isOver = useRef(false)
-  const name = loom.info.value.name
+  const name = titleOf(loom.info.value)
   const edit = () => {
     isOver.current = false
     setEditing(true)

@@ -1,7 +1,7 @@
 /** Files that come to the page and leave it. */
 import { signal } from '@preact/signals'
 import { ApiError, api, type Schemas } from '../../api/client'
-import { bytes } from '../../model/words'
+import { bytes, oneLine } from '../../model/words'
 import { listLooms, serverTold } from '../../state/session'
 import { failed, sentence } from '../../state/toasts'
 import { overlay } from '../../state/view'
@@ -31,10 +31,10 @@ export function save(file: Blob, name: string): void {
 
 const TEXT_FILE = /\.(txt|text|md|markdown)$/i
 
-/** The query of an import. Plain text has no name of its own, so that its loom gets the file's. */
-function queryFor(file: File, isText: boolean): { format?: string; name?: string } {
-  const name = file.name.replace(/\.\w+$/, '').trim()
-  return isText ? { format: 'text', ...(name && name !== PASTED ? { name } : {}) } : {}
+/** The query of an import. Plain text has no title of its own, so that its loom gets the file's name. */
+function queryFor(file: File, isText: boolean): { format?: string; title?: string } {
+  const title = oneLine(file.name.replace(/\.\w+$/, ''), 120)
+  return isText ? { format: 'text', ...(title && title !== PASTED ? { title } : {}) } : {}
 }
 
 /** The name of pasted text among files. */
@@ -54,17 +54,6 @@ export async function bring(files: readonly File[]): Promise<boolean> {
     .every((each) => each.state === 'done')
 }
 
-/** Import a file. If its name is taken or not allowed, the loom is named after its text. Raises: ApiError. */
-async function send(file: File, query: ReturnType<typeof queryFor>): Promise<Schemas['Imported']> {
-  try {
-    return await api.importFile(file, query)
-  } catch (error) {
-    const isName = error instanceof ApiError && error.code === 'invalid_parameter' && query.name !== undefined
-    if (!isName) throw error
-    return api.importFile(file, { ...query, name: undefined })
-  }
-}
-
 /** Import a file and update its row in `arrivals`. */
 async function importOne(file: File, row: number, isText: boolean): Promise<void> {
   const change = (to: Partial<Arrival>) => {
@@ -73,7 +62,7 @@ async function importOne(file: File, row: number, isText: boolean): Promise<void
   change({ state: 'reading', error: '', hint: '', asText: null })
   try {
     await refuseLarge(file)
-    change({ state: 'done', told: await send(file, queryFor(file, isText)) })
+    change({ state: 'done', told: await api.importFile(file, queryFor(file, isText)) })
   } catch (error) {
     if (!(error instanceof ApiError)) failed(error)
     const isFormat = error instanceof ApiError && error.code === 'unknown_format' && !isText

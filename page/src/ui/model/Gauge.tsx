@@ -4,7 +4,7 @@ import { useEffect, useState } from 'preact/hooks'
 import { api, type Schemas } from '../../api/client'
 import { percent, shareReused, timesShared } from '../../model/saving'
 import { ROOT } from '../../model/tree'
-import { bytes, count, oneLine, plural, seconds, shortName } from '../../model/words'
+import { bytes, count, oneLine, plural, seconds, shortName, titleOf } from '../../model/words'
 import { kv, kvChanged, ownKv, readKv } from '../../state/gauge'
 import { open } from '../../state/session'
 import { failed } from '../../state/toasts'
@@ -106,9 +106,9 @@ function LoomBar(props: { loom: Schemas['LoomKv']; most: number; onForget: () =>
   const isOpen = open.value?.id === loom.loom
   return (
     <>
-      <dt class="cut">{loom.name}</dt>
+      <dt class="cut">{titleOf(loom)}</dt>
       <dd>
-        <progress class="progress" aria-label={loom.name} max={Math.max(most, 1)} value={loom.bytes} />
+        <progress class="progress" aria-label={titleOf(loom)} max={Math.max(most, 1)} value={loom.bytes} />
       </dd>
       <dd class="caption" data-varies title={`${plural(loom.hot, 'node')} of ${count(loom.hot + loom.cold)}`}>
         {bytes(loom.bytes)}
@@ -171,7 +171,7 @@ function Pinned({ looms, most, onUnpin }: PinnedProps) {
 function nameOf(loom: Schemas['LoomKv'], node: number): string {
   const mine = open.value?.id === loom.loom ? open.value.tree.get(node) : undefined
   if (mine && node !== ROOT) return `Node ${node}: ${oneLine(mine.text, 24)}`
-  return `${node === ROOT ? 'The prompt' : `Node ${node}`} of ${loom.name}`
+  return `${node === ROOT ? 'The prompt' : `Node ${node}`} of ${titleOf(loom)}`
 }
 
 function Saved({ kv }: { kv: Schemas['KvObject'] }) {

@@ -21,6 +21,7 @@ export function PromptForm() {
   const { first, others } = samples(using, isChat)
   /** null: nobody has typed; the sample of the model stands there. */
   const [typed, setTyped] = useState<string | null>(null)
+  const [title, setTitle] = useState('')
   const [isBusy, setBusy] = useState(false)
   const box = useRef<HTMLTextAreaElement>(null)
   const prompt = typed ?? first
@@ -35,7 +36,7 @@ export function PromptForm() {
     if (!isReady) return
     setBusy(true)
     const system = isChat ? systemFor(using.id) : ''
-    await begin(prompt, { template: isChat, system, grow: n === undefined ? {} : { n } })
+    await begin(prompt, { title, template: isChat, system, grow: n === undefined ? {} : { n } })
     setBusy(false)
   }
   return (
@@ -81,6 +82,17 @@ export function PromptForm() {
         ))}
       </ul>
       {isChat && <SystemPrompt model={using!.id} />}
+      <details class="loom-name">
+        <summary>Name</summary>
+        <input
+          class="field"
+          aria-label="Name of the loom"
+          placeholder="The first words of the prompt"
+          maxLength={200}
+          value={title}
+          onInput={(event) => setTitle(event.currentTarget.value)}
+        />
+      </details>
       <div class="row begin">
         {ready.length > 1 ? <ModelChoice models={ready} chosen={using!.id} /> : <ModelChip />}
         {using && (

@@ -1,6 +1,7 @@
 /** What a search has found, as a list: what stands around each hit. */
 import { useState } from 'preact/hooks'
 import { type Found, inUnits, type Piece, snippet } from '../../model/finding'
+import { titleOf } from '../../model/words'
 import { everywhere, hits } from '../../state/finding'
 import type { OpenLoom } from '../../state/loom'
 import { linkTo } from '../../state/session'
@@ -42,7 +43,7 @@ export function HitsEverywhere() {
         return (
           <li key={`${each.loom}/${each.node}`}>
             <a href={linkTo(each.name, each.node)}>
-              <span class="caption cut">{each.name}</span>
+              <span class="caption cut">{titleOf(each)}</span>
               <Snippet pieces={snippet(found)} />
             </a>
           </li>

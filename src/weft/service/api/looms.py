@@ -12,6 +12,7 @@ class LoomObject(ResponseModel):
 
     id: str
     name: str
+    title: str = Field(default="", description='As typed; "": the name serves as the title.')
     model: str = Field(description="The model that it was created with.")
     engine: str = ""
     prompt: str = Field(description="The prompt, or its beginning.")
@@ -52,7 +53,14 @@ class CreateLoom(RequestModel):
         default=False, description="With template false: recognize special tokens in the prompt."
     )
     system: str | None = Field(default=None, description="A system message before the prompt.")
-    name: str | None = Field(default=None, description="Null: derived from the prompt.")
+    name: str | None = Field(
+        default=None, description="Null: derived from the title, or from the prompt."
+    )
+    title: str | None = Field(
+        default=None,
+        description="Any text on one line. Null: the name if one is given, else the first words of"
+        " the prompt.",
+    )
     meta: Json = Field(default_factory=dict, description="Notes as JSON.")
 
     @model_validator(mode="after")
@@ -67,9 +75,16 @@ class CreateLoom(RequestModel):
 
 
 class EditLoom(RequestModel):
-    """Changes of a loom's name or notes; fields that are left out stay."""
+    """Changes of a loom's name, title or notes; fields that are left out stay."""
 
-    name: str | None = Field(default=None, description="The new name.")
+    name: str | None = Field(
+        default=None, description="The new name. Null: derived from the new title, if there is one."
+    )
+    title: str | None = Field(
+        default=None,
+        description='The new title; "" removes it. A new name alone removes a title that was'
+        " derived from the prompt.",
+    )
     meta: Json | None = Field(
         default=None,
         description='The notes; replaces all of them. {"author_note": {"text": …, "depth": 4}} is'
@@ -110,6 +125,7 @@ class HitObject(ResponseModel):
 
     loom: str
     name: str
+    title: str = Field(default="", description='Title of the loom; "": none.')
     node: int
     text: str = Field(description="The node's text; in a search over all looms an excerpt.")
     spans: list[tuple[int, int]] = Field(

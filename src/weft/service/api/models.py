@@ -186,6 +186,7 @@ class LoomKv(ResponseModel):
 
     loom: str
     name: str
+    title: str = Field(default="", description='Title of the loom; "": none.')
     model: str | None = Field(description="The model that grows it; null: not loaded.")
     rev: int
     hot: int = Field(description="Nodes whose full path has KV.")

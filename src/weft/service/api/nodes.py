@@ -446,17 +446,22 @@ class CopyNode(RequestModel):
         default=None,
         description="Instead: the name of a new loom, whose prompt is the path to the node.",
     )
+    title: str | None = Field(
+        default=None,
+        description="The title of a new loom. Without new_loom, its name is derived from the"
+        " title.",
+    )
     model: str | None = Field(
         default=None,
-        description="With new_loom: a loaded model for the new loom. It tokenizes all texts, and"
-        " renders messages by its chat template; values per token are left out.",
+        description="With new_loom or title: a loaded model for the new loom. It tokenizes all"
+        " texts, and renders messages by its chat template; values per token are left out.",
     )
 
     @model_validator(mode="after")
     def _check_model(self) -> CopyNode:
         """Reject a model without a new loom."""
-        if self.model is not None and self.new_loom is None:
-            raise ValueError("model needs new_loom: a loom has one model")
+        if self.model is not None and self.new_loom is None and self.title is None:
+            raise ValueError("model needs new_loom or title: a loom has one model")
         return self
 
 

@@ -134,7 +134,7 @@ def loom(loom: str) -> ApiCall[_looms.LoomObject]:
 
 
 def edit_loom(loom: str, **changes: Any) -> ApiCall[_looms.LoomObject]:
-    """Rename a loom, or change its notes. changes: fields of `EditLoom`."""
+    """Change a loom's name, title or notes. changes: fields of `EditLoom`."""
     return _patch(_loom_path(loom), _build_request(_looms.EditLoom, **changes), _looms.LoomObject)
 
 
@@ -223,7 +223,12 @@ def export(
 
 
 def import_looms(
-    data: bytes, *, format: str = "auto", model: str | None = None, name: str | None = None
+    data: bytes,
+    *,
+    format: str = "auto",
+    model: str | None = None,
+    name: str | None = None,
+    title: str | None = None,
 ) -> ApiCall[_looms.Imported]:
     """Import a file of Weft or of another program.
 
@@ -232,8 +237,9 @@ def import_looms(
         format: name of an import format, or "auto".
         model: the model that tokenizes the texts of files without tokens.
         name: name of the new loom, for files with one loom.
+        title: title of the new loom, for files with one loom; None means the file's.
     """
-    params = {"format": format, "model": model, "name": name}
+    params = {"format": format, "model": model, "name": name, "title": title}
     read = _looms.Imported.model_validate
     return ApiCall("POST", f"{_ROOT}/import", read, params, body=data)
 

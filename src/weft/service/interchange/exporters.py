@@ -31,11 +31,14 @@ class Exporter(NamedTuple):
     refused: Mapping[Scope, str] = {}  # unsupported scopes, with the reason
 
 
-def loom_lines(part: Selection, *, bookmark: Label | None = None) -> Iterator[str]:
+def loom_lines(part: Selection, *, bookmark: Label | None = None, title: str = "") -> Iterator[str]:
     """Yield the text of a `.loom.json` file, without the local path of the model's folder.
 
-    bookmark: returns a node's bookmark, which is written to its meta. None: the bookmarks that the
-    meta has stay.
+    Args:
+        part: the part of the loom to write.
+        bookmark: returns a node's bookmark, which is written to its meta. None: the bookmarks that
+            the meta has stay.
+        title: the loom's title; "" for none.
     """
     from ..store.file import chunks
     from .preference_pairs import BOOKMARK
@@ -49,7 +52,7 @@ def loom_lines(part: Selection, *, bookmark: Label | None = None) -> Iterator[st
     model = part.loom.meta.get("model")
     if isinstance(model, str) and Path(model).is_absolute():
         del part.loom.meta["model"]
-    return chunks(part.loom)
+    return chunks(part.loom, title=title)
 
 
 def page(
@@ -105,7 +108,7 @@ _NO_SIBLINGS = "a path has no siblings to compare; export a subtree or the tree"
 EXPORTERS: Mapping[str, Exporter] = {
     each.name: each
     for each in (
-        Exporter("json", ".json", _JSON, "a complete loom", _TREE, loom_lines, _MARKS),
+        Exporter("json", ".json", _JSON, "a complete loom", _TREE, loom_lines, _MARKS | {"title"}),
         Exporter("text", ".txt", "text/plain", "the text", _PATH, _by("text_export", "text_lines")),
         Exporter(
             "markdown",

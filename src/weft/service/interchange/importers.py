@@ -323,7 +323,9 @@ def _read_native(
     if isinstance(nodes, list) and len(nodes) > limits.n_nodes:
         raise FormatError(f"it has {len(nodes)} nodes; an import takes {limits.n_nodes} at most")
     loom = native.load_json(data, lm, force=force, loom_class=loom_class, heddle_class=heddle_class)
-    return ImportReport((ImportedLoom("", loom, loom),), NATIVE, len(nodes or ()), loom.dropped)
+    title = data.get("title", "") if isinstance(data, dict) else ""
+    imported = ImportedLoom(title if isinstance(title, str) else "", loom, loom)
+    return ImportReport((imported,), NATIVE, len(nodes or ()), loom.dropped)
 
 
 def _parse_trees(name: str, data: object) -> list[Sketch]:

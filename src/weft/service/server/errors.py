@@ -22,6 +22,7 @@ from ... import errors
 from ..._core.error_mapping import map_error
 from ...errors import WeftError
 from ..api.base import RequestModel
+from ..store.library import NameTaken
 from .error_bodies import error_body
 
 if TYPE_CHECKING:
@@ -119,6 +120,9 @@ def serialize_error(error: BaseException, request_id: str = "") -> tuple[int, Js
         code = f"{error.what}_not_found"
     if isinstance(error, errors.Conflict):
         code = error.code
+    if isinstance(error, NameTaken):
+        status, kind, code = 409, _KINDS[409], "name_taken"
+        param = param or "name"
     if isinstance(error, errors.QueueFull):
         headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
     elif status == 503:

@@ -27,6 +27,7 @@ from ...loom import Heddle, Loom
 from ...loom.node import preorder
 from ..api.base import validate_json
 from ..api.nodes import GrowFields
+from ..store.library import NameTaken
 from ..store.summary import LoomSummary
 from .dependencies import ERRORS
 from .errors import RequestError, serialize_error
@@ -255,7 +256,10 @@ async def import_loom(body: ImportLoomRequest, service: ServiceDep) -> Json:
 async def rename_loom(loom_id: str, body: RenameLoomRequest, service: ServiceDep) -> Json:
     """Change a loom's id; its nodes keep theirs."""
     row = await _loom_row(service, loom_id)
-    await asyncio.to_thread(service.looms.library.rename, row.name, body.new_id)
+    try:
+        await asyncio.to_thread(service.looms.library.rename, row.name, body.new_id)
+    except NameTaken as error:  # N8Loom reports it as any other wrong id
+        raise ConfigError(str(error), hint=error.hint) from error
     service.looms.forget_rows()
     return {"old_loom_id": row.name, "new_loom_id": body.new_id}
 

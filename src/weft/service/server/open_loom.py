@@ -94,9 +94,8 @@ class OpenLoom:
         self._appending = Coalescer(self.lock, self._append_all)
         self._committing = Coalescer(self.lock, self._commit_growth)
         self._synced = 0.0
-        self._name = (
-            kept.name
-        )  # the name last published; `kept.name` changes when another process renames
+        # The name and title last published; another process may change those of `kept`.
+        self._label = kept.name, kept.title
         self._changed_at: dict[str, int] = {}  # node id to the revision that last changed it
         self._children_changed_at: dict[str, int] = {}
         self._removed_at: dict[int, int] = {}  # number of a removed node to the revision
@@ -185,9 +184,10 @@ class OpenLoom:
         """
         if now or time.monotonic() - self._synced > FRESH_S:
             await self.run_and_publish(self.kept.sync)
-            if self.kept.name != self._name:
-                self._name = self.kept.name
-                self.events.put("renamed", {"loom": self.kept.id, "name": self._name})
+            if (self.kept.name, self.kept.title) != self._label:
+                self._label = name, title = self.kept.name, self.kept.title
+                event = {"loom": self.kept.id, "name": name, "title": title}
+                self.events.put("renamed", event)
             self._synced = time.monotonic()
 
     async def change(

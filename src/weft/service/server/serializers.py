@@ -212,6 +212,7 @@ def to_loom_entry(row: LoomSummary, live: OpenLoom | None) -> LoomObject:
     return LoomObject(
         id=row.id,
         name=row.name,
+        title=row.title,
         model=row.model,
         engine=row.engine,
         prompt=row.prompt,

@@ -8,6 +8,7 @@ The fields are:
 
     format: "weft.loom"
     version, created
+    title: only if the loom has one
     model: {name, fingerprint, n_vocab}
     prompt: {user_prompt, chat_template_used}
     adapter: only if the loom has one
@@ -227,9 +228,10 @@ def save(loom: Loom, path: str | os.PathLike[str], *, kv: bool = False) -> None:
         sidecar.save(loom, sidecar.path_for(path))
 
 
-def chunks(loom: Loom) -> Iterator[str]:
+def chunks(loom: Loom, *, title: str = "") -> Iterator[str]:
     """Yield the lines of a file, one for each node, with keys in a fixed order.
 
+    title: the loom's title; "" for none.
     Raises: ConfigError for a `meta` that is not JSON.
     """
     identity = identity_of(loom)
@@ -237,6 +239,7 @@ def chunks(loom: Loom) -> Iterator[str]:
         "format": FORMAT,
         "version": VERSION,
         "created": loom.created,
+        **({"title": title} if title else {}),
         "model": identity.to_dict(),
         "prompt": {
             "user_prompt": loom.user_prompt,

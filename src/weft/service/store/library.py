@@ -22,7 +22,7 @@ from .heartbeats import ProcessHeartbeat
 from .in_progress import count_in_progress
 from .metadata import LoomMetadata
 from .records import NodeRecord, PageOptions, page
-from .rows import db_text, is_db_text
+from .rows import db_text, escape_like, is_db_text
 from .search import Hit, search_nodes
 from .stored_loom import StoredLoom, accept_commit, insert_nodes
 from .summary import LoomSummary
@@ -33,10 +33,16 @@ if TYPE_CHECKING:
 
 _WORDS, _LENGTH = 5, 40  # of a name
 _MAX_NAME_LENGTH = 200
+MAX_TITLE_LENGTH = 200  # characters
+_MAX_DERIVED_TITLE = 60  # characters
 _STOP_WORDS = frozenset("a an the me my of to in and on for with is are it this that".split())
 # Reserved file names on Windows.
 _RESERVED = re.compile(r"con|prn|aux|nul|com\d|lpt\d")
 _MAX_TERMINALS = 256  # terminals
+
+
+class NameTaken(ConfigError):
+    """Another loom has this name."""
 
 
 class TerminalState(NamedTuple):
@@ -71,11 +77,18 @@ class Library:
     ) -> StoredLoom:
         """Save a new loom, durable when this returns. The stored loom uses the same tree.
 
-        name: None derives an unused name from `title`, or from the prompt if that is None, too.
-        Raises: ConfigError for an invalid name, or one that is taken.
+        Args:
+            loom: the tree.
+            name: None derives an unused name from `title`, or from the prompt without a title.
+            title: any text on one line. None: no title if there is a name, else the first words of
+                the prompt.
+
+        Raises: ConfigError for an invalid name or title; NameTaken.
         """
         if name is not None:
             check_name(name)
+        if title is not None:
+            check_title(title)
         loom_id = new_loom_id()
         stored, pending = self.database.write(
             lambda connection: self._create(connection, loom, name, title, loom_id)
@@ -100,12 +113,15 @@ class Library:
             return StoredLoom(self.database, self._writer, row, loom), None
         lock(connection, is_sqlite=self.database.is_sqlite)  # names are assigned one at a time
         if name is not None and _find_by_name(connection, name) is not None:
-            raise ConfigError(f"there is a loom {name!r} already", hint="weft ls lists the looms")
-        name = name or _unused_name(connection, name_from_prompt(title or loom.user_prompt))
+            raise NameTaken(f"there is a loom {name!r} already", hint="weft ls lists the looms")
+        stem = name_from_prompt(title or loom.user_prompt)
+        title = title or (title_from_text(loom.user_prompt) if name is None else "")
+        head = LoomMetadata.from_loom(loom, title=title)
+        name = name or _unused_name(connection, stem)
         values = {"turn": 0, "changed": 0.0, "rev": 0, "n_nodes": 0, "next_number": 0}
         row = connection.execute(
             sa.insert(looms)
-            .values(id=loom_id, name=name, **values, **LoomMetadata.from_loom(loom).columns())
+            .values(id=loom_id, name=name, **values, **head.columns())
             .returning(looms)
         ).one()
         stored = StoredLoom(self.database, self._writer, row, loom)
@@ -142,7 +158,7 @@ class Library:
         """Return the looms, the one changed last first.
 
         Args:
-            search: only looms with this text in their name or prompt, ignoring case.
+            search: only looms with this text in their name, title or prompt, ignoring case.
             limit: maximum number of looms; None means all.
             after: name or id of a loom; only looms after it in the list. For the next page.
         """
@@ -155,19 +171,43 @@ class Library:
         )
         return summary
 
-    def rename(self, name: str, new: str) -> LoomSummary:
-        """Rename a loom. Raises: ConfigError for an invalid name, or one that is taken."""
-        check_name(new)
+    def rename(self, name: str, new: str | None = None, *, title: str | None = None) -> LoomSummary:
+        """Give a loom another name, another title, or both.
 
-        def work(connection: Connection) -> LoomSummary:
-            lock(connection, is_sqlite=self.database.is_sqlite)
-            row, other = self._row(connection, name), _find_by_name(connection, new)
-            if other is not None and other.key != row.key:
-                raise ConfigError(f"there is a loom {new!r} already", hint="choose another name")
-            touch(connection, row.key, name=new)
-            return _summaries(connection, [self._row(connection, row.id)])[0]
+        Args:
+            name: its name or id.
+            new: the new name. None derives an unused one from a new title.
+            title: the new title; "" removes it. None: a title that was derived from the prompt is
+                removed, any other stays.
 
-        return self.database.write(work)
+        Raises: ConfigError for an invalid name or title; NameTaken.
+        """
+        if new is not None:
+            check_name(new)
+        if title is not None:
+            check_title(title)
+        return self.database.write(lambda connection: self._rename(connection, name, new, title))
+
+    def _rename(
+        self, connection: Connection, name: str, new: str | None, title: str | None
+    ) -> LoomSummary:
+        """Change the name and the title, in a transaction; arguments as for `rename`."""
+        lock(connection, is_sqlite=self.database.is_sqlite)
+        key = self._row(connection, name).key
+        # NOTE: commits of other processes change the metadata, too.
+        row = connection.execute(sa.select(looms).where(looms.c.key == key).with_for_update()).one()
+        other = None if new is None else _find_by_name(connection, new)
+        if other is not None and other.key != key:
+            raise NameTaken(f"there is a loom {new!r} already", hint="choose another name")
+        head = LoomMetadata.from_json(row.head)
+        if new is None and title and title != head.title:
+            new = _unused_name(connection, name_from_prompt(title), own=row.name)
+        if title is None:
+            is_derived = head.title == title_from_text(head.user_prompt)
+            title = "" if new is not None and is_derived else head.title
+        head = head._replace(title=title)
+        touch(connection, key, name=new or row.name, head=head.to_json())
+        return _summaries(connection, [self._row(connection, row.id)])[0]
 
     def remove(self, names: str | Iterable[str]) -> list[LoomSummary]:
         """Remove all of these looms, or none if one name is unknown; return them.
@@ -398,6 +438,20 @@ def name_from_prompt(prompt: str) -> str:
     )
 
 
+def title_from_text(text: str) -> str:
+    """Derive a title from a prompt, or from a title of another program: its first words."""
+    line = " ".join("".join(c if _is_on_a_line(c) else " " for c in text[:1000]).split())
+    if len(line) <= _MAX_DERIVED_TITLE:
+        return line
+    beginning = line[:_MAX_DERIVED_TITLE]
+    return f"{beginning.rpartition(' ')[0] or beginning[:-1]}…"
+
+
+def _is_on_a_line(character: str) -> bool:
+    """Return False for control characters, line breaks and lone surrogates."""
+    return unicodedata.category(character) not in ("Cc", "Cs", "Zl", "Zp")
+
+
 def _words(text: str) -> list[str]:
     """Return the words of a text. Combining marks (vowels in many scripts) belong to words."""
     words = " "
@@ -426,7 +480,20 @@ def check_name(name: str) -> None:
     elif name.isdecimal():
         why = "a name of digits would be a node's number"
     if why:
-        raise ConfigError(f"{name!r:.80} is no name for a loom: {why}")
+        raise ConfigError(f"name is {name!r:.80}, which is no name for a loom: {why}")
+
+
+def check_title(title: str) -> None:
+    """Raise ConfigError for a title that is not valid. "" is: it means none."""
+    why = ""
+    if title and not title.strip():
+        why = "has a character that is not a space"
+    elif len(title) > MAX_TITLE_LENGTH:
+        why = f"has at most {MAX_TITLE_LENGTH} characters"
+    elif not all(map(_is_on_a_line, title)):
+        why = "is one line without control characters"
+    if why:
+        raise ConfigError(f"title is {title!r:.80}; a title {why}")
 
 
 def _find_by_name(connection: Connection, name: str) -> Any:
@@ -435,9 +502,14 @@ def _find_by_name(connection: Connection, name: str) -> Any:
     return connection.execute(query).first() if is_db_text(name) else None
 
 
-def _unused_name(connection: Connection, stem: str) -> str:
-    """Return a loom name that is not used yet: `stem`, or `stem` with .2, .3, …"""
-    return next(name for name in _numbered(stem) if _find_by_name(connection, name) is None)
+def _unused_name(connection: Connection, stem: str, *, own: str | None = None) -> str:
+    """Return a loom name that is not used yet: `stem`, or `stem` with .2, .3, …
+
+    own: the present name of the loom, which it may keep.
+    """
+    return next(
+        name for name in _numbered(stem) if name == own or _find_by_name(connection, name) is None
+    )
 
 
 def _numbered(stem: str) -> Iterator[str]:
@@ -470,9 +542,17 @@ def _list(
     """Return a page of summaries; arguments as for `Library.looms`."""
     query = sa.select(looms).where(looms.c.removed.is_(None))
     if search:
-        pattern = f"%{db_text(search).lower().translate(_LIKE)}%"
-        names = sa.func.lower(looms.c.name), sa.func.lower(looms.c.prompt)
-        query = query.where(sa.or_(*(each.like(pattern, escape="\\") for each in names)))
+        text = search.lower()
+        pattern = f"%{escape_like(db_text(text))}%"
+        patterns = {
+            looms.c.name: pattern,
+            looms.c.prompt: pattern,
+            looms.c.head: LoomMetadata.title_pattern(text),
+        }
+        matches = (
+            sa.func.lower(column).like(each, escape="\\") for column, each in patterns.items()
+        )
+        query = query.where(sa.or_(*matches))
     if after is not None:
         last = _find_by_name(connection, after)
         if last is None and is_db_text(after):
@@ -485,12 +565,10 @@ def _list(
     return _summaries(connection, connection.execute(query).all())
 
 
-_LIKE = str.maketrans({each: f"\\{each}" for each in "\\%_"})
-
-
 def _summaries(connection: Connection, rows: Iterable[Any]) -> list[LoomSummary]:
     """Return summaries of looms. Nodes in progress are counted, too."""
     growing = count_in_progress(connection)
+    heads = [(row, LoomMetadata.from_json(row.head)) for row in rows]
     return [
         LoomSummary(
             row.id,
@@ -498,11 +576,12 @@ def _summaries(connection: Connection, rows: Iterable[Any]) -> list[LoomSummary]
             row.model,
             row.engine,
             row.prompt,
-            LoomMetadata.from_json(row.head).created,
+            head.created,
             row.changed,
             row.n_nodes + growing[row.key],
             row.rev,
             row.removed is not None,
+            head.title,
         )
-        for row in rows
+        for row, head in heads
     ]

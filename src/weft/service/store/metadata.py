@@ -10,7 +10,7 @@ from ...errors import StoreError
 from ...loom import Heddle, Loom
 from ...loom.loom import Prompt
 from .file import ModelIdentity, bare_loom, check_model, identity_of
-from .rows import db_text
+from .rows import db_text, escape_like
 from .text_normalization import MAX_PROMPT_CHARS
 
 if TYPE_CHECKING:
@@ -27,10 +27,11 @@ class LoomMetadata(NamedTuple):
     adapter: str | None  # name of the LoRA adapter
     load: str  # source of the model that grew the loom last
     engine: str  # engine that grew it last; "" means automatic
+    title: str = ""  # as typed; "" means none, so that the name is shown
 
     @classmethod
-    def from_loom(cls, loom: Loom) -> LoomMetadata:
-        """Return the metadata of an open loom."""
+    def from_loom(cls, loom: Loom, *, title: str = "") -> LoomMetadata:
+        """Return the metadata of an open loom. title: its title, which the tree does not have."""
         identity = identity_of(loom)
         return cls(
             identity,
@@ -40,6 +41,7 @@ class LoomMetadata(NamedTuple):
             loom.adapter,
             str(loom.meta.get("model") or identity.name),
             str(loom.meta.get("engine") or ""),
+            title,
         )
 
     @classmethod
@@ -47,7 +49,8 @@ class LoomMetadata(NamedTuple):
         """Parse the metadata from its column. Raises: StoreError for invalid data."""
         try:
             identity, *more = json.loads(data)
-            return cls(ModelIdentity(*identity), *more)
+            title = more.pop() if isinstance(more[-1], dict) else {}
+            return cls(ModelIdentity(*identity), *more, **title)
         except PARSE_ERRORS as error:
             raise StoreError(f"the metadata of the loom is broken: {error}") from error
 
@@ -56,7 +59,16 @@ class LoomMetadata(NamedTuple):
         identity = (
             self.identity if self.identity.adapter else self.identity[:3]
         )  # without an adapter, three fields
-        return json.dumps([identity, *self[1:]])
+        title = [{"title": self.title}] if self.title else []
+        return json.dumps([identity, *self[1:-1], *title])
+
+    @staticmethod
+    def title_pattern(text: str) -> str:
+        """Return the LIKE pattern of `to_json` of looms whose title contains this text.
+
+        The title is the only object in that JSON, and its end.
+        """
+        return f'%{{"title": "%{escape_like(json.dumps(text)[1:-1])}%"}}]'
 
     def columns(self) -> dict[str, Any]:
         """Return the columns of the loom's row that store the metadata."""

@@ -230,6 +230,14 @@ def db_text(text: str) -> str:
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
+def escape_like(text: str) -> str:
+    """Return a text as part of a LIKE pattern that matches it literally; a backslash escapes."""
+    return text.translate(_LIKE)
+
+
+_LIKE = str.maketrans({each: f"\\{each}" for each in "\\%_"})
+
+
 def raw_bytes(text: str) -> bytes | None:
     """Return a text as UTF-8 bytes if `db_text` would change it; None if it would not."""
     return None if is_db_text(text) else text.encode("utf-8", "surrogatepass")

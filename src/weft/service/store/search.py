@@ -9,6 +9,7 @@ from sqlalchemy.engine import Connection
 
 from ..._core.validation import check_int
 from ...errors import ConfigError
+from .metadata import LoomMetadata
 from .rows import text_of
 from .tables import looms, nodes
 from .text_normalization import Word, split_words, strip_template
@@ -29,6 +30,7 @@ class Hit(NamedTuple):
     snippet: str  # the node's text around the matches
     marks: list[tuple[int, int]]  # (start, end) of matches in the snippet
     rank: float  # higher is better, comparable within one search
+    title: str = ""  # of the loom
 
 
 class SearchTerm(NamedTuple):
@@ -85,6 +87,7 @@ _COLUMNS = (
     nodes.c.text,
     nodes.c.exact,
     looms.c.prompt,
+    looms.c.head,
 )
 
 
@@ -127,7 +130,9 @@ def _hit(row: Any, terms: list[SearchTerm]) -> Hit:
         own_snippet = snippet_of(own, terms)
         if own_snippet[1]:  # otherwise only the chat template contains the words
             snippet, marks = own_snippet
-    return Hit(row.loom_name, row.loom_id, row.number, row.id, snippet, marks, float(row.found))
+    title = LoomMetadata.from_json(row.head).title
+    rank = float(row.found)
+    return Hit(row.loom_name, row.loom_id, row.number, row.id, snippet, marks, rank, title)
 
 
 def snippet_of(text: str, terms: list[SearchTerm]) -> tuple[str, list[tuple[int, int]]]:

@@ -84,6 +84,7 @@ class StoredLoom:
         self.loom = loom
         self.id: str = row.id
         self.name: str = row.name
+        self.title = LoomMetadata.from_json(row.head).title
         self.rev = -1
         self.is_removed = False  # at the last read; a removed loom can be restored
         self._database = database
@@ -358,7 +359,7 @@ class StoredLoom:
             for each in self._in_progress.values()
             if each.is_finished and each.node.id not in difference.positions
         ]
-        head = LoomMetadata.from_loom(self.loom)
+        head = LoomMetadata.from_loom(self.loom, title=self.title)
         if not (difference or failed or head.to_json() != row.head):
             return None
         is_prompt_changed = head.user_prompt != self._prompt
@@ -596,6 +597,7 @@ class StoredLoom:
                 hint="library.create(loom) saves it again; loom.save(path) writes a file",
             )
         self.name, self.is_removed = row.name, row.removed is not None
+        self.title = LoomMetadata.from_json(row.head).title
         return row
 
     def _merge(self, connection: Connection, loom: Any, others: MergedChanges) -> None:

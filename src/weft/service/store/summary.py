@@ -18,3 +18,4 @@ class LoomSummary(NamedTuple):
     n_nodes: int
     rev: int
     is_removed: bool = False
+    title: str = ""  # as typed; "" means none

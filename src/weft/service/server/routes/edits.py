@@ -368,8 +368,8 @@ async def copy_node(
     async with service.looms.open_locked(loom) as live:
         tree_node = live.node(node)
         live.check_not_growing(tree_node)
-        if body.new_loom is not None:
-            return await _copy_to_new_loom(service, live, tree_node, body.new_loom, body.model)
+        if body.new_loom is not None or body.title is not None:
+            return await _copy_to_new_loom(service, live, tree_node, body)
         row = None if body.to_loom is None else await service.looms.row(body.to_loom)
         if row is None or row.id == live.kept.id:
             target = live.node(body.parent)
@@ -392,30 +392,28 @@ async def copy_node(
 
 
 async def _copy_to_new_loom(
-    service: Service, live: OpenLoom, node: Heddle, name: str, model: str | None
+    service: Service, live: OpenLoom, node: Heddle, body: CopyNode
 ) -> Response:
-    """Store a copy of a node and its descendants as a new loom; return the response.
-
-    model: name of the new loom's model; None: that of the loom.
-    """
+    """Store a copy of a node and its descendants as a new loom; return the response."""
     own = str(live.kept.loom.meta.get("model", ""))
+    create = partial(service.looms.library.create, name=body.new_loom, title=body.title)
 
     def build() -> Any:
         loom = loom_below(node)
         loom.meta["model"] = own
-        return service.looms.library.create(loom, name=name)
+        return create(loom)
 
     def build_for(other: ServedModel) -> Any:
         marks = live.kept.bookmarks().items()
         labels = {live.kept.node(number).id: label for number, label in marks}
         loom = loom_for(node, other.ready(), name=other.name, own_name=own, bookmarks=labels)
         loom.meta["model"] = other.source
-        return service.looms.library.create(loom, name=name)
+        return create(loom)
 
-    if model is None:
+    if body.model is None:
         copy = service.looms.put(await live.call(build), live.lm)
     else:
-        other = await service.models.available(model)
+        other = await service.models.available(body.model)
         with other.in_use() as lm:
             copy = service.looms.put(await live.call(partial(build_for, other)), lm)
     row = await service.looms.row(copy.kept.id)

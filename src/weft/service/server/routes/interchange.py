@@ -14,6 +14,7 @@ from ....lm.lm import LM
 from ...api.looms import Imported
 from ...interchange import EXPORTERS, ImportLimits, export, read
 from ...interchange.importers import ImportReport
+from ...store.library import MAX_TITLE_LENGTH, title_from_text
 from ..dependencies import ERRORS, LoomName
 from ..serializers import model_response, to_loom_entry
 from ..service import ServiceDep
@@ -61,8 +62,10 @@ async def export_loom(
         if format in EXPORTERS and "bookmark" in EXPORTERS[format].options:
             marks = live.kept.bookmarks()
             options["bookmark"] = lambda exported: marks.get(numbers.get(exported.id, -1))
+        if format == "json":
+            options["title"] = live.kept.title
         if format == "markdown":
-            options["name"] = live.kept.name
+            options["name"] = live.kept.title or live.kept.name
         # `export` copies the nodes before it returns, as the loom may grow meanwhile.
         pieces = await live.call(
             lambda: export(top, format, scope=scope, numbers=numbers, **options)
@@ -94,6 +97,13 @@ async def import_looms(
     name: Annotated[
         str | None, Query(max_length=200, description="Name of the loom, for files with one loom.")
     ] = None,
+    title: Annotated[
+        str | None,
+        Query(
+            max_length=MAX_TITLE_LENGTH,
+            description="Title of the loom, for files with one loom; null: the file's.",
+        ),
+    ] = None,
     force: Annotated[
         bool, Query(description="Accept token ids of another model with the same vocabulary.")
     ] = False,
@@ -106,14 +116,18 @@ async def import_looms(
         report, used = await asyncio.to_thread(
             _read, data, lm, format=format, limits=limits, force=force
         )
-        if name is not None and len(report.looms) > 1:
-            raise ConfigError(f"name is for one loom; this file has {len(report.looms)}")
+        if (name is not None or title is not None) and len(report.looms) > 1:
+            param = "title" if name is None else "name"
+            raise ConfigError(f"{param} is for one loom; this file has {len(report.looms)}")
         library = service.looms.library
         rows = []
         for imported in report.looms:
             if used is not None:
                 imported.loom.meta["model"] = served.source
-            kept = await asyncio.to_thread(library.create, imported.loom, name=name)
+            own = None if name is not None else title_from_text(imported.title)
+            kept = await asyncio.to_thread(
+                library.create, imported.loom, name=name, title=title or own
+            )
             service.looms.put(kept, used)
             rows.append(await service.looms.row(kept.id))
     result = Imported(

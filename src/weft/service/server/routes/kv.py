@@ -72,6 +72,7 @@ def loom_kv(service: Service, live: OpenLoom) -> LoomKv:
     result = LoomKv(
         loom=live.kept.id,
         name=live.kept.name,
+        title=live.kept.title,
         model=None if lm is None else service.models.name_of(lm),
         rev=live.kept.rev,
         hot=0,

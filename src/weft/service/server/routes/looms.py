@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import regex
 from fastapi import APIRouter, Query, Response
 
-from ....errors import ConfigError, StoreError, StoreUnavailable
+from ....errors import StoreError, StoreUnavailable
 from ....loom import Heddle, Loom
 from ....loom.author_note import note_of
 from ....loom.node import preorder
@@ -51,7 +51,7 @@ async def list_looms(
     service: ServiceDep,
     search: Annotated[
         str | None,
-        Query(max_length=500, description="Only looms whose name or prompt contains it."),
+        Query(max_length=500, description="Only looms whose name, title or prompt contains it."),
     ] = None,
     limit: Limit = 50,
     after: Annotated[
@@ -87,12 +87,7 @@ async def create_loom(body: CreateLoom, service: ServiceDep) -> Response:
 
         loom = await asyncio.to_thread(build)
         library = service.looms.library
-        try:
-            kept = await asyncio.to_thread(library.create, loom, name=body.name)
-        except ConfigError as error:
-            if body.name is not None and "already" in str(error):
-                raise RequestError(409, "name_taken", str(error), param="name") from error
-            raise
+        kept = await asyncio.to_thread(library.create, loom, name=body.name, title=body.title)
         live = service.looms.put(kept, lm)
     row = await service.looms.row(live.kept.id)
     return model_response(to_loom_object(row, live), rev=live.kept.rev, status=201)
@@ -140,7 +135,7 @@ async def read_loom(loom: LoomName, service: ServiceDep) -> Response:
 
 @router.patch("/looms/{loom}", response_model=LoomObject)
 async def edit_loom(loom: LoomName, body: EditLoom, service: ServiceDep, actor: Actor) -> Response:
-    """Rename a loom or change its notes."""
+    """Change a loom's name, title or notes."""
     async with service.looms.open_locked(loom) as live:
         if "meta" in body.model_fields_set:
             meta = body.meta or {}
@@ -153,13 +148,10 @@ async def edit_loom(loom: LoomName, body: EditLoom, service: ServiceDep, actor: 
                 live.kept.loom.meta = {**meta, **reserved}
 
             await live.change("edit", edit, actor)
-        if body.name is not None and body.name != live.kept.name:
-            try:
-                await asyncio.to_thread(service.looms.library.rename, live.kept.name, body.name)
-            except ConfigError as error:
-                status = 409 if "already" in str(error) else 400
-                code = "name_taken" if status == 409 else "invalid_parameter"
-                raise RequestError(status, code, str(error), param="name") from error
+        is_same_name = body.name in (None, live.kept.name)
+        if not (is_same_name and body.title in (None, live.kept.title)):
+            rename = service.looms.library.rename
+            await asyncio.to_thread(rename, live.kept.id, body.name, title=body.title)
             service.looms.forget_rows()
             await live.sync(now=True)
         row = await service.looms.row_now(live.kept.id)
@@ -296,7 +288,12 @@ async def search_all(
 def serialize_hit(hit: Hit) -> HitObject:
     """Convert a search result of the database to a HitObject."""
     return HitObject(
-        loom=hit.loom_id, name=hit.loom, node=hit.number, text=hit.snippet, spans=hit.marks
+        loom=hit.loom_id,
+        name=hit.loom,
+        title=hit.title,
+        node=hit.number,
+        text=hit.snippet,
+        spans=hit.marks,
     )
 
 
@@ -371,6 +368,7 @@ def find_in_loom(
                 HitObject(
                     loom=kept.id,
                     name=kept.name,
+                    title=kept.title,
                     node=live.number(node),
                     text=node.text,
                     spans=spans[:100] if pattern.pattern else [],
