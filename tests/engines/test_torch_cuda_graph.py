@@ -77,7 +77,7 @@ def test_replayed_step_equals_a_plain_step(name: str, monkeypatch: pytest.Monkey
         torch.testing.assert_close(ours.step(n), theirs.step(n), rtol=1e-4, atol=1e-4)
     message = played.stats()
     assert message["not_captured_because"] == ""
-    assert message["played"] >= 10
+    assert message["replayed"] >= 10
     assert message["captured"] <= 3
     assert plain.stats() == {}
 
@@ -89,7 +89,7 @@ def test_frame_serves_smaller_steps_and_forgets_them() -> None:
     for n in [8] * 4 + [5, 8, 4, 7, 8]:
         torch.testing.assert_close(ours.step(n), theirs.step(n), rtol=1e-4, atol=1e-4)
     assert played.stats()["captured"] == 1
-    assert played.stats()["played"] == 7  # all but two
+    assert played.stats()["replayed"] == 7  # all but two
     ours.step(5), theirs.step(5)
     ((frame, _),) = played._graphs._graphs.values()
     work = frame.work(2)
@@ -117,7 +117,7 @@ def test_frames_of_single_parts_and_of_merged_ones_do_not_serve_each_other() -> 
         mine, other = ours[number].step(), theirs[number].step()
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
         assert played.fragments._plan.work(2).is_single == (number == 0)
-    assert played.stats()["played"] >= 5
+    assert played.stats()["replayed"] >= 5
 
 
 def test_frame_serves_as_leaves_end_and_others_join() -> None:
@@ -132,7 +132,7 @@ def test_frame_serves_as_leaves_end_and_others_join() -> None:
             leaves.rows.insert(number % 3, Row(gone.prefix, [number], 9, fresh, (0,)))
         torch.testing.assert_close(ours.step(), theirs.step(), rtol=1e-4, atol=1e-4)
     assert played.stats()["captured"] == 1
-    assert played.stats()["played"] == 6
+    assert played.stats()["replayed"] == 6
 
 
 def test_prompts_are_played_too() -> None:
@@ -145,7 +145,7 @@ def test_prompts_are_played_too() -> None:
         for at in (0, 1):
             got, want = (torch.from_numpy(o.logits(at)) for o in (one, two))
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
-    assert played.stats()["played"] >= 3
+    assert played.stats()["replayed"] >= 3
     assert stored.trunk.length == 9
 
 
@@ -222,15 +222,15 @@ def test_hook_of_a_module_is_called_at_every_step(name: str) -> None:
     leaves = Leaves(engine, 3)
     for _ in range(4):
         leaves.step()
-    played, heard = engine.stats()["played"], []
+    played, heard = engine.stats()["replayed"], []
     layer = engine.model.get_submodule("model.layers.1.mlp")
     hook = layer.register_forward_hook(lambda *_: heard.append(1))
     for _ in range(3):
         leaves.step()
-    assert (len(heard), engine.stats()["played"]) == (3, played)
+    assert (len(heard), engine.stats()["replayed"]) == (3, played)
     hook.remove()
     leaves.step()
-    assert (len(heard), engine.stats()["played"]) == (3, played + 1)
+    assert (len(heard), engine.stats()["replayed"]) == (3, played + 1)
 
 
 def test_weights_that_are_put_elsewhere_are_read_there() -> None:
@@ -282,11 +282,11 @@ def test_failed_captures_are_retried_a_few_times(
     message = engine.stats()
     if n_short == 1:
         assert (len(tries), message["not_captured_because"]) == (2, "")
-        assert int(str(message["played"])) > 4
+        assert int(str(message["replayed"])) > 4
         assert not caplog.records
         assert engine._graphs._n_failed == 0  # of captures that fail in turn
     else:
-        assert (len(tries), message["played"]) == (3, 0)
+        assert (len(tries), message["replayed"]) == (3, 0)
         assert "CUDA was busy" in str(message["not_captured_because"])
 
 
@@ -305,7 +305,7 @@ def test_step_that_cannot_be_captured_runs_eagerly_and_is_logged_once(
     assert len(caplog.records) == 1
     assert "not permitted when stream is capturing" in caplog.text
     assert "not permitted" in str(engine.stats()["not_captured_because"])
-    assert engine.stats()["played"] == 0
+    assert engine.stats()["replayed"] == 0
 
 
 def test_step_that_fails_leaves_the_engine_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,7 +345,7 @@ def test_step_that_cannot_be_played_is_run_as_it_is(
     for _ in range(16):
         torch.testing.assert_close(ours.step(), theirs.step(), rtol=1e-4, atol=1e-4)
     message = engine.stats()
-    assert message["played"] == 5
+    assert message["replayed"] == 5
     assert not caplog.records
     for _ in range(12):  # for good, now: it is not tried for ever
         torch.testing.assert_close(ours.step(), theirs.step(), rtol=1e-4, atol=1e-4)
@@ -396,9 +396,9 @@ def test_step_of_many_tokens_gets_a_frame_of_its_own_size(
     for n in [24] * 4 + [13] * 4:
         leaves.step(n)
     assert {key.n_tokens for key in engine._graphs._graphs} == {24, 16}
-    played = engine.stats()["played"]
+    played = engine.stats()["replayed"]
     leaves.step(14)
-    assert engine.stats()["played"] == played + 1
+    assert engine.stats()["replayed"] == played + 1
 
 
 def test_graphs_are_chosen_by_name() -> None:

@@ -306,7 +306,7 @@ def test_played_step_launches_little(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = TorchEngine.adopt(build("llama").to(DEVICE), kv="paged", graphs=True)
     monkeypatch.setattr("weft.engines.torch.paged.capture._EagerStep.replay", lambda self: None)
     counting, uploads = steady(engine, 3, monkeypatch)
-    assert engine.stats()["played"] > 3
+    assert engine.stats()["replayed"] > 3
     assert counting.waits() == {}
     assert uploads == []
     assert counting.counts["tree_attention_kernel"] == 0

@@ -73,7 +73,7 @@ def test_card_has_paged_kv_where_the_model_passes(
 ) -> None:
     engine = trial.load()
     assert isinstance(engine.fragments, PagedBackend)
-    assert engine.stats()["captured"] == engine.stats()["played"] == 0  # its check is not counted
+    assert engine.stats()["captured"] == engine.stats()["replayed"] == 0  # its check is not counted
     assert engine.fragments.usage() == (0, 0)
     assert "padded" not in caplog.text
 

@@ -236,7 +236,7 @@ class CudaGraphRunner:
         return {
             "captured": self.n_captured,
             "capture_s": round(self.capture_s, 3),
-            "played": self.n_replayed,
+            "replayed": self.n_replayed,
             "eager": self.n_eager,
             "not_captured_because": self.not_captured_because,
         }
