@@ -211,6 +211,14 @@ def test_rm_of_nodes_removes_descendants_and_undo_restores(weft, grown) -> None:
     assert weft("rm", "--undo").exit_code == 1
 
 
+def test_ls_shows_titles_beside_names(weft, home: Path) -> None:
+    with library() as opened:
+        opened.create(Loom(None, "A fox."), title="My story: part two!")
+    assert "My story: part two!" in weft("ls").stdout
+    (row,) = output_of(weft("ls", "--json"))["looms"]
+    assert (row["name"], row["title"]) == ("story-part-two", "My story: part two!")
+
+
 def test_restored_loom_with_taken_name_is_renamed(weft, grown) -> None:
     weft("rm", NAME)
     weft("run", samples.story, "-n", "1", *SHORT)
