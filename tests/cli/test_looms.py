@@ -211,7 +211,7 @@ def test_rm_of_nodes_removes_descendants_and_undo_restores(weft, grown) -> None:
     assert weft("rm", "--undo").exit_code == 1
 
 
-def test_ls_shows_titles_beside_names(weft, home: Path) -> None:
+def test_ls_lists_names_and_titles(weft, home: Path) -> None:
     with library() as opened:
         opened.create(Loom(None, "A fox."), title="My story: part two!")
     assert "My story: part two!" in weft("ls").stdout

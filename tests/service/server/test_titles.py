@@ -1,4 +1,4 @@
-"""Titles of looms in the native API: as typed, beside the name in the address."""
+"""Titles of looms in the native API: as typed; the name is in the address."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def test_changed_title_changes_the_name_and_is_published(served: Served) -> None
     assert (both["title"], both["name"]) == (TITLE, "w")
     only_name = call(served, "PATCH", path, json={"name": "v"})
     assert (only_name["title"], only_name["name"]) == (TITLE, "v")
-    found = call(served, "GET", "/search", params={"q": "wolf", "loom": loom["id"]})
-    assert [each["title"] for each in found["data"]] == [TITLE]
+    hits = call(served, "GET", "/search", params={"q": "wolf", "loom": loom["id"]})
+    assert [each["title"] for each in hits["data"]] == [TITLE]
     assert call(served, "GET", f"{path}/kv")["title"] == TITLE
 
 
@@ -63,8 +63,8 @@ def test_copy_and_import_keep_titles(served: Served) -> None:
     assert (copy["title"], copy["name"]) == ("A copy: 1", "copy-1")
     file = served.client.get(f"/api/v1{path}/export", params={"format": "json"})
     assert json.loads(file.content)["title"] == "Copied & kept"
-    (again,) = call(served, "POST", "/import", 201, content=file.content)["looms"]
-    assert (again["title"], again["name"]) == ("Copied & kept", "copied-kept.2")
+    (imported,) = call(served, "POST", "/import", 201, content=file.content)["looms"]
+    assert (imported["title"], imported["name"]) == ("Copied & kept", "copied-kept.2")
     options = {"format": "text", "title": "notes (3)"}
     (text,) = call(served, "POST", "/import", 201, content=b"A fox.", params=options)["looms"]
     assert (text["title"], text["name"]) == ("notes (3)", "notes-3")
