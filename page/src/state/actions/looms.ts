@@ -21,9 +21,9 @@ export async function begin(
     const using = more.model ?? model.peek()?.id ?? null
     const title = more.title?.trim() || null
     const { template } = more
-    const made = await api.createLoom({ prompt, title, template, system, meta, model: using })
-    location.hash = linkTo(made.name)
-    await waitFor(() => open.peek()?.id === made.id && open.peek()!.sync.loading.peek() === null)
+    const created = await api.createLoom({ prompt, title, template, system, meta, model: using })
+    location.hash = linkTo(created.name)
+    await waitFor(() => open.peek()?.id === created.id && open.peek()!.sync.loading.peek() === null)
     if (more.grow) await grow(ROOT, more.grow)
     const loom = open.peek()
     if (loom?.isChat && loom.current.peek() !== ROOT) writeMessage(loom, loom.current.peek())

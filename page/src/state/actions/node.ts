@@ -84,19 +84,19 @@ export const pin = (number: number) =>
 export const copyFor = (id: string) =>
   on(async (loom) => {
     const title = `${oneLine(titleOf(loom.info.peek()), 120)} (${oneLine(shortName(id), 60)})`
-    const made = (await api.copy(loom.id, ROOT, { title, model: id })) as unknown as Loom
+    const copy = (await api.copy(loom.id, ROOT, { title, model: id })) as unknown as Loom
     await listLooms()
-    location.hash = linkTo(made.name)
+    location.hash = linkTo(copy.name)
   })
 
 /** Copy a node and all below it into a new loom, whose prompt is the path to it. */
 export const copyOut = (number: number, title: string) =>
   on(async (loom) => {
-    const made = (await api.copy(loom.id, number, { title })) as unknown as Loom
+    const copy = (await api.copy(loom.id, number, { title })) as unknown as Loom
     await listLooms()
     const run = () => {
-      location.hash = linkTo(made.name)
+      location.hash = linkTo(copy.name)
     }
-    toast(`Copied ${plural(made.n_nodes, 'node')} to ${titleOf(made)}`, { action: { label: 'Open it', run } })
-    return made
+    toast(`Copied ${plural(copy.n_nodes, 'node')} to ${titleOf(copy)}`, { action: { label: 'Open it', run } })
+    return copy
   })
