@@ -21,7 +21,7 @@ def main(model: str = "tiny") -> None:
     branches = [root.fork() for _ in range(N)]
     going = list(branches)
     for _ in range(MAX_TOKENS):
-        # Draw on all, run all that have not ended in one forward. Ended ones keep their scores.
+        # Run all branches that have not ended in one forward pass. Ended ones keep their scores.
         drawn = [(b, p) for b, p in zip(going, store.produce(going), strict=True) if not p.is_stop]
         store.commit([(branch, piece.token) for branch, piece in drawn])
         going = [branch for branch, _ in drawn]
@@ -29,8 +29,8 @@ def main(model: str = "tiny") -> None:
             break
     average = sum(math.log(branch.perplexity) for branch in branches) / N
     best = min(branches, key=lambda branch: branch.perplexity)
-    print(f"one draw on average: perplexity {math.exp(average):.2f}")
-    print(f"best of {N}:           perplexity {best.perplexity:.2f}")
+    print(f"one sample on average: perplexity {math.exp(average):.2f}")
+    print(f"best of {N}:             perplexity {best.perplexity:.2f}")
     store.retain_only(best)
     print(best.text)
     print(lm.stats())

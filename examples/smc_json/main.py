@@ -78,7 +78,8 @@ def main(model: str = "tiny") -> None:
     for name, ess in (("the grammar alone", 0.0), ("resampled", 0.5)):
         particles = smc(root.fork(), N, np.random.default_rng(0), ess)
         best = max(particles, key=lambda p: p.log_weight).branch.text
-        print(f"{name}: {effective(particles):.1f} of {N} particles count; best {json.loads(best)}")
+        size = f"effective sample size {effective(particles):.1f} of {N}"
+        print(f"{name}: {size}; heaviest particle {json.loads(best)}")
 
 
 if __name__ == "__main__":

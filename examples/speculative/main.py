@@ -59,7 +59,7 @@ def main(model: str = "tiny") -> None:
             steps, accepted = steps + 1, accepted + n
         generated = target.tokens[start:]
         print(f"accepted {accepted} of {steps * N_DRAFT} drafts")
-        print(f"{len(generated)} tokens in {steps} forwards of the large model, one each without")
+        print(f"{len(generated)} tokens in {steps} forward passes of the large model")
         print(large.detokenize(generated))
 
 

@@ -30,12 +30,14 @@ def main(model: str = "tiny") -> None:
     # Log-probabilities of every prefix of that path, awaited together: one step.
     model, path = AsyncLM(lm), branch.tokens
     prefixes = [path[: n + 1] for n in range(len(path))]
-    rows = asyncio.run(model.batch_next_token_logprobs(prefixes))
-    surest = float(rows[:-1].max(axis=1).mean())
-    print(f"asynclm: {len(rows)} rows, the likeliest token has {surest:.2f} nats on average")
+    logprobs = asyncio.run(model.batch_next_token_logprobs(prefixes))
+    surest = float(logprobs[:-1].max(axis=1).mean())
+    print(
+        f"asynclm: {len(logprobs)} prefixes; log-probability of the likeliest token: {surest:.2f}"
+    )
     computed = lm.stats().prefilled - before
     n_tokens = sum(map(len, prefixes)) + len(best.get_prefix_tokens())
-    print(f"computed after the loom: {computed} of {n_tokens} tokens")
+    print(f"branch and asynclm needed {n_tokens} tokens: {computed} computed, the others cached")
     print(lm.stats())
 
 

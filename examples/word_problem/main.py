@@ -37,10 +37,10 @@ def main(model: str = "tiny") -> None:
     hot = {"temperature": 1.6, "seed": 3}
 
     loom = weft.Loom(lm, samples.large_problem)
-    drawn = loom.grow(n=24, **hot)
-    n_right = sum(search.answer_number(node.text) == "1216" for node in drawn)
-    n_tokens = sum(len(node.tokens) for node in drawn)
-    print(f"{n_right} of {len(drawn)} samples say 1216, {n_tokens} tokens")
+    answers = loom.grow(n=24, **hot)
+    n_right = sum(search.answer_number(node.text) == "1216" for node in answers)
+    n_tokens = sum(len(node.tokens) for node in answers)
+    print(f"{n_right} of {len(answers)} samples have the right answer, {n_tokens} tokens")
 
     result = search.tot(
         lm,
@@ -53,7 +53,7 @@ def main(model: str = "tiny") -> None:
         **hot,
     )
     n_wrong = sum(task.state((node.text,)) is None for node in result.loom.walk())
-    print(f"{n_wrong} wrong lines left alone")
+    print(f"{n_wrong} wrong lines were not continued")
     print(result)
 
 
