@@ -22,7 +22,7 @@ from .state import Accepted, BranchRegistry
 
 if TYPE_CHECKING:
     from .._core.sampling.sampler import Sampler
-    from .._core.sched.jobs import Committed
+    from .._core.sched.commits import Committed
     from .._core.sched.logits_cache import LogitsRow
     from .._core.sched.sequences import TokenSequence
     from .._core.sched.work import Want

@@ -24,7 +24,7 @@ from rig import (
     verify_always,
 )
 from weft._core.kv.place import Place
-from weft._core.sched.jobs import CommitJob
+from weft._core.sched.commits import CommitJob
 from weft._core.sched.sequences import TokenSequence
 from weft._core.sched.speculation import MIN_GAIN
 from weft._core.sched.work import Commit, Extend, Logits, Ticket

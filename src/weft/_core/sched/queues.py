@@ -13,7 +13,8 @@ from ..kv.place import Place
 from ..kv.tree import TokenTree
 from ..sampling.sampler import BatchSampler, DrawBatch, DrawResult, Sampler, draw_at
 from .batch import BatchPart, FirstTokenPart, as_forward_error
-from .jobs import CommitJob, Job, MergeKey, RunJob
+from .commits import CommitJob
+from .jobs import Job, MergeKey, RunJob
 from .logits_cache import LogitsCache
 from .prefill import PathClaim, PrefillChunk, PrefillPlanner
 from .sequences import SequenceRegistry

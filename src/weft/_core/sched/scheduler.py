@@ -29,6 +29,7 @@ from .batch import (
     VerifyRow,
     as_forward_error,
 )
+from .commits import CommitJob, CommitPart
 from .draft_model import DraftModel
 from .engine_runs import (
     EngineRunJob,
@@ -37,14 +38,15 @@ from .engine_runs import (
     check_steps_needed,
     why_not_generated,
 )
-from .jobs import CommitJob, CommitPart, Job, RunJob, new_job
+from .jobs import ExtendJob, Job, RunJob
 from .logits_cache import LogitsCache
 from .queues import JobQueues
 from .sequences import TokenSequence
 from .speculation import MAX_RUNS, CommitRow, Draft, Speculation, StepCosts
-from .work import Counters, Extend, Item, Run, Ticket
+from .work import Commit, Counters, Extend, Item, Run, Ticket
 
 _log = logging.getLogger(__name__)
+_KINDS: dict[type[Item], type[Job]] = {Extend: ExtendJob, Run: RunJob, Commit: CommitJob}
 # A step without work waits this long for events of runs that the engine generates.
 ENGINE_WAIT_S = 0.02
 # A commit, and the indices of its sequences that a step runs.
@@ -140,7 +142,7 @@ class Scheduler:
         if self.engine_runs is not None and isinstance(item, Run):
             if why_not_generated(item.sampler, self.engine.native) is None:
                 return EngineRunJob(age, group, self.engine_runs)
-        return new_job(age, group)
+        return _KINDS[type(item)](age, group)
 
     def enqueue(self, jobs: list[Job]) -> None:
         """Add jobs to the inbox; a step sees all of them or none. Takes no lock."""
