@@ -284,7 +284,7 @@ def test_search_of_all_looms_opens_the_hit(desk: Desk, page: Page) -> None:
     written(desk, (0, [" other"]), prompt="Two")
     expect(desk.row(1)).to_contain_text("other")
     desk.press("/")
-    page.get_by_role("tab", name="All looms").click()
+    page.get_by_role("radio", name="All looms").check()
     page.get_by_role("searchbox").fill("zebrafinches")
     hit = page.get_by_role("list", name="Results").get_by_role("link")
     expect(hit).to_contain_text("One")

@@ -9,7 +9,7 @@ import { averageProbability, finishWord, plural, shortName } from '../model/word
 import type { OpenLoom } from '../state/loom'
 import { open } from '../state/session'
 import { failed } from '../state/toasts'
-import { closeOverlay, Dialog } from './Overlay'
+import { closeOverlay, Dialog } from './Dialog'
 import './compare.css'
 
 export function Compare() {

@@ -1,7 +1,7 @@
 /** A question before something large. */
 import { question } from '../state/actions'
 import { TextButton } from './Button'
-import { Dialog } from './Overlay'
+import { Dialog } from './Dialog'
 
 export function Confirm() {
   const asked = question.value

@@ -1,7 +1,7 @@
 /** The keys that are live now, by what they are for. */
 import { type Binding, bindings, shown } from '../state/keys'
 import { zone } from '../state/view'
-import { Dialog } from './Overlay'
+import { Dialog } from './Dialog'
 
 const GROUPS: Binding['group'][] = ['Grow', 'Navigate', 'Write', 'Structure', 'View', 'General']
 

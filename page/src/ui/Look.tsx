@@ -2,7 +2,7 @@
 import type { Signal } from '@preact/signals'
 import { TEXT_SIZES, TEXT_WIDTHS, THEMES, textSize, textWidth, theme } from '../state/view'
 import { Choice } from './Choice'
-import { Dialog } from './Overlay'
+import { Dialog } from './Dialog'
 
 const capital = (word: string) => word[0]!.toUpperCase() + word.slice(1)
 

@@ -2,7 +2,7 @@
 import { useState } from 'preact/hooks'
 import { type Binding, bindings, shown } from '../state/keys'
 import { toast } from '../state/toasts'
-import { closeOverlay, Dialog } from './Overlay'
+import { closeOverlay, Dialog } from './Dialog'
 
 /** The text that a query is compared with: the label, and synonyms from other programs. */
 const said = ({ label, group, also = '' }: Binding) => `${label} ${group} ${also}`

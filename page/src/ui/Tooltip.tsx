@@ -16,18 +16,27 @@ export function Tooltip() {
     }
     const showSoon = (event: Event) => {
       hide()
-      const target = event.target instanceof Element ? event.target.closest('[title]') : null
+      const target = titled(event.target)
       if (target) waiting = window.setTimeout(() => target.isConnected && show(tip, target), WAIT_MS)
     }
+    let isByKey = false
     const onFocus = (event: FocusEvent) => {
-      const target = event.target as Element
-      if (target.matches('[title]:focus-visible:not(textarea)')) showSoon(event)
+      if (isByKey && !(event.target instanceof HTMLTextAreaElement)) showSoon(event)
     }
-    const onPointer = (event: PointerEvent) => (event.pointerType === 'touch' ? showSoon(event) : hide())
-    const hides = ['focusout', 'keydown', 'scroll']
+    const onKey = () => {
+      isByKey = true
+      hide()
+    }
+    const onPointer = (event: PointerEvent) => {
+      isByKey = false
+      if (event.pointerType === 'touch') showSoon(event)
+      else hide()
+    }
+    const hides = ['focusout', 'scroll']
     const listening = new AbortController()
     const options = { capture: true, signal: listening.signal }
     addEventListener('focusin', onFocus, options)
+    addEventListener('keydown', onKey, options)
     addEventListener('pointerdown', onPointer, options)
     for (const each of hides) addEventListener(each, hide, options)
     for (const each of ['pointerup', 'pointercancel'])
@@ -38,6 +47,13 @@ export function Tooltip() {
     }
   }, [])
   return <div ref={box} class="tooltip" popover="manual" aria-hidden />
+}
+
+/** The element whose title describes a target: around it, or its label. */
+function titled(target: EventTarget | null): Element | undefined {
+  if (!(target instanceof Element)) return undefined
+  const labels = target instanceof HTMLInputElement ? target.labels : null
+  return target.closest('[title]') ?? [...(labels ?? [])].find((label) => label.title)
 }
 
 /** Show the title below its element, or above it at the bottom of the page. */

@@ -13,11 +13,16 @@ import { Notice } from './Notice'
 import { Reading } from './reading/Reading'
 import { StatusBar } from './StatusBar'
 import { Hints } from './start/Hints'
+import { Tabs } from './Tabs'
 import { RowMenu } from './tree/RowMenu'
 import { TreePane } from './tree/TreePane'
 import './workbench.css'
 
-const TABS = { tree: 'Tree', text: 'Text', inspector: 'Inspector' } as const
+const TABS = [
+  { value: 'tree', label: 'Tree', panel: 'tree' },
+  { value: 'text', label: 'Text', panel: 'text' },
+  { value: 'inspector', label: 'Inspector', panel: 'inspector' },
+] as const
 
 export function Workbench({ loom }: { loom: OpenLoom }) {
   const { right, hasLeft, hasRight } = panes.value
@@ -45,32 +50,32 @@ export function Workbench({ loom }: { loom: OpenLoom }) {
         />
       </header>
       <nav class="narrow-tabs" aria-label="Panes">
-        <div class="tabs" role="tablist" aria-label="Panes">
-          {(Object.keys(TABS) as (keyof typeof TABS)[]).map((each) => (
-            <button
-              key={each}
-              type="button"
-              role="tab"
-              aria-selected={narrowTab.value === each}
-              onClick={() => (narrowTab.value = each)}
-            >
-              {TABS[each]}
-            </button>
-          ))}
-        </div>
+        <Tabs
+          label="Panes"
+          tabs={TABS}
+          chosen={narrowTab.value}
+          onChoose={(tab) => (narrowTab.value = tab)}
+        />
       </nav>
       <Notice loom={loom} />
       <main class="panes">
-        <section class="pane left" aria-label="Tree" hidden={!hasLeft} style={{ '--width': `${left}px` }}>
+        <section
+          id="tree"
+          class="pane left"
+          aria-label="Tree"
+          hidden={!hasLeft}
+          style={{ '--width': `${left}px` }}
+        >
           <h2 class="visually-hidden">Tree</h2>
           <TreePane loom={loom} />
           <Resizer side="left" />
         </section>
-        <section class="pane middle" aria-label="Text">
+        <section id="text" class="pane middle" aria-label="Text">
           <h2 class="visually-hidden">Text</h2>
           <Reading loom={loom} />
         </section>
         <section
+          id="inspector"
           class="pane right"
           aria-label="Inspector"
           hidden={!hasRight}

@@ -198,7 +198,7 @@ STRATEGIES: dict[str, Strategy] = {
         Strategy(
             "weighted-best-of-n",
             "weighted best of n",
-            "several full answers, the sum of scores per answer decides",
+            "several full answers, weighted by their scores",
             call="weighted_best_of_n",
             n=Count("answers", ("n",), 16),
         ),

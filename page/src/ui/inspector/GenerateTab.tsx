@@ -13,7 +13,6 @@ import {
   hasOwn,
   LENGTHS,
   ownSettings,
-  type Scope,
   type Settings,
   scope,
   set,
@@ -23,16 +22,17 @@ import {
 } from '../../state/settings'
 import { showsMoreSamplers } from '../../state/view'
 import { IconButton } from '../Button'
+import { Choice } from '../Choice'
 import { chosenModels, ModelChecks } from '../model/GrowWith'
 import { Biases, ConstraintField, Stops } from './Advanced'
 import { FigureRow } from './FigureRow'
 import { Presets } from './Presets'
 
-const SCOPES: Record<Scope, [string, string]> = {
-  action: ['Next time', 'Changes apply to the next growth only.'],
-  loom: ['This loom', 'Changes apply to this loom.'],
-  default: ['Default', 'Changes apply to all looms without their own settings.'],
-}
+const SCOPES = [
+  { value: 'action', label: 'Next time', title: 'Changes apply to the next growth only.' },
+  { value: 'loom', label: 'This loom', title: 'Changes apply to this loom.' },
+  { value: 'default', label: 'Default', title: 'Changes apply to all looms without their own settings.' },
+] as const
 
 export function GenerateTab({ loom }: { loom: OpenLoom }) {
   const shown = shownSettings.value
@@ -42,21 +42,13 @@ export function GenerateTab({ loom }: { loom: OpenLoom }) {
       <GrowButton loom={loom} />
       <section class="part" aria-label="Changes apply to">
         <div class="row">
-          <div class="choices grow" role="radiogroup" aria-label="Settings of">
-            {(Object.keys(SCOPES) as Scope[]).map((each) => (
-              <button
-                key={each}
-                type="button"
-                role="radio"
-                class="choice"
-                aria-checked={scope.value === each}
-                title={SCOPES[each][1]}
-                onClick={() => (scope.value = each)}
-              >
-                {SCOPES[each][0]}
-              </button>
-            ))}
-          </div>
+          <Choice
+            label="Settings of"
+            values={SCOPES}
+            chosen={scope.value}
+            onChoose={(to) => (scope.value = to)}
+          />
+          <span class="grow" />
           {own > 0 && (
             <IconButton
               icon={RotateCcw}
@@ -68,7 +60,7 @@ export function GenerateTab({ loom }: { loom: OpenLoom }) {
         <p class="caption">
           {scope.value === 'default' && hasOwn.value
             ? 'This loom has its own settings, which override these.'
-            : SCOPES[scope.value][1]}
+            : SCOPES.find(({ value }) => value === scope.value)!.title}
         </p>
       </section>
       <section class="part" aria-label="Number and length">
@@ -79,7 +71,6 @@ export function GenerateTab({ loom }: { loom: OpenLoom }) {
             <button
               key={name}
               type="button"
-              class="choice"
               aria-pressed={shown.max_tokens === n}
               title={plural(n, 'token')}
               onClick={() => set({ max_tokens: n })}

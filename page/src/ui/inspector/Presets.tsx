@@ -59,7 +59,6 @@ export function Presets() {
           <button
             key={each.name}
             type="button"
-            class="choice"
             aria-pressed={chosen?.name === each.name}
             title={[presetSays(each), at < 5 ? keyFor(`preset-${at + 1}`) : ''].filter(Boolean).join('  ')}
             onClick={() => applyPreset(each)}

@@ -109,9 +109,11 @@ export function TokensTab({ loom }: { loom: OpenLoom }) {
               <p class="caption">{found.error || 'No token has this text.'}</p>
             )}
             {!isLong && !filter && rows.length === TOP && (
-              <button type="button" class="choice" onClick={() => setLong(true)}>
-                Show {Math.min(100, most)}
-              </button>
+              <div class="choices">
+                <button type="button" onClick={() => setLong(true)}>
+                  Show {Math.min(100, most)}
+                </button>
+              </div>
             )}
             <dl class="facts">
               <dt title="Entropy of the full distribution, in nats; 0 is certain.">Entropy</dt>

@@ -10,7 +10,7 @@ import { failed, sentence } from '../../state/toasts'
 import { TextButton } from '../Button'
 import { Choice } from '../Choice'
 import { copyText } from '../copy'
-import { closeOverlay, Dialog } from '../Overlay'
+import { closeOverlay, Dialog } from '../Dialog'
 import { save } from './files'
 
 const PREVIEW = 4000 // characters

@@ -5,7 +5,7 @@ import { bytes, plural, titleOf } from '../../model/words'
 import { linkTo, server } from '../../state/session'
 import { sentence } from '../../state/toasts'
 import { TextButton } from '../Button'
-import { closeOverlay, Dialog } from '../Overlay'
+import { closeOverlay, Dialog } from '../Dialog'
 import { type Arrival, arrivals, bring, PASTED } from './files'
 
 export function Import() {

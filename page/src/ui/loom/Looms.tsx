@@ -1,6 +1,6 @@
 /** All looms, to go to one. */
 import { Plus } from 'lucide-preact'
-import { closeOverlay, Dialog } from '../Overlay'
+import { closeOverlay, Dialog } from '../Dialog'
 import { LoomList } from './LoomList'
 
 export function Looms() {

@@ -9,7 +9,7 @@ import { kv, kvChanged, ownKv, readKv } from '../../state/gauge'
 import { open } from '../../state/session'
 import { failed } from '../../state/toasts'
 import { TextButton } from '../Button'
-import { Dialog } from '../Overlay'
+import { Dialog } from '../Dialog'
 import './model.css'
 
 export function Gauge() {

@@ -5,7 +5,7 @@ import * as act from '../../state/actions'
 import { model, models, open } from '../../state/session'
 import { growingModels, set, settings } from '../../state/settings'
 import { TextButton } from '../Button'
-import { closeOverlay, Dialog } from '../Overlay'
+import { closeOverlay, Dialog } from '../Dialog'
 
 /** Models to choose, the loom's own first. Nothing is drawn where there is only one. */
 export function ModelChecks(props: { chosen: readonly string[]; onChange: (ids: string[]) => void }) {

@@ -8,7 +8,7 @@ import { loadModel, unloadModel } from '../../state/loading'
 import { models, open } from '../../state/session'
 import { sentence } from '../../state/toasts'
 import { TextButton } from '../Button'
-import { Dialog } from '../Overlay'
+import { Dialog } from '../Dialog'
 import { Progress } from './ModelState'
 import './model.css'
 

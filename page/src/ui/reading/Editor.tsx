@@ -11,7 +11,13 @@ import type { OpenLoom } from '../../state/loom'
 import { cursor } from '../../state/reading'
 import { several } from '../../state/settings'
 import { failed, toast } from '../../state/toasts'
+import { Choice } from '../Choice'
 import { letterOf } from './tokens'
+
+const KINDS = [
+  { value: 'message', label: 'Your message' },
+  { value: 'answer', label: 'Text of the answer' },
+] as const
 
 interface EditorProps {
   loom: OpenLoom
@@ -152,19 +158,12 @@ export function Writer({ loom, draft }: EditorProps) {
   return (
     <div class="editor writer" data-writes={draft.node}>
       {loom.isChat && (
-        <div class="tabs" role="tablist" aria-label="Kind of text">
-          {[true, false].map((isMessage) => (
-            <button
-              key={`${isMessage}`}
-              type="button"
-              role="tab"
-              aria-selected={draft.isMessage === isMessage}
-              onClick={() => loom.drafts.change(draft, { isMessage })}
-            >
-              {isMessage ? 'Your message' : 'Text of the answer'}
-            </button>
-          ))}
-        </div>
+        <Choice
+          label="Kind of text"
+          values={KINDS}
+          chosen={draft.isMessage ? 'message' : 'answer'}
+          onChoose={(kind) => loom.drafts.change(draft, { isMessage: kind === 'message' })}
+        />
       )}
       <Area
         draft={draft}

@@ -8,13 +8,12 @@ import * as act from '../../state/actions'
 import { keyFor } from '../../state/keys'
 import type { OpenLoom } from '../../state/loom'
 import { IconButton } from '../Button'
+import { focusTree } from './rowEvents'
 
 /** Whether the list is shown. */
 export const hasBookmarks = signal(false)
 /** The bookmark whose label is being written. */
 export const labelling = signal<number | null>(null)
-
-const focusTree = () => document.querySelector<HTMLElement>('[role=tree]')?.focus()
 
 export function Bookmarks({ loom }: { loom: OpenLoom }) {
   const box = useRef<HTMLElement>(null)

@@ -1,4 +1,4 @@
-/** What can be done with a node, each with its key. */
+/** The menu of a node. */
 import { ROOT } from '../../model/tree'
 import { plural } from '../../model/words'
 import * as act from '../../state/actions'
@@ -6,8 +6,8 @@ import { keyFor, run } from '../../state/keys'
 import type { OpenLoom } from '../../state/loom'
 import { isReadOnly } from '../../state/session'
 import { settings } from '../../state/settings'
+import { Menu, type MenuItem } from '../Menu'
 import { labelling } from './Bookmarks'
-import { Menu, type MenuItem } from './Menu'
 import { beginMove, fold, menu, select, showSame } from './rowEvents'
 import { rowsOf } from './rows'
 
@@ -19,8 +19,7 @@ export function RowMenu({ loom }: { loom: OpenLoom }) {
       key={`${asked.node}/${asked.x}/${asked.y}`}
       label="Node"
       items={itemsOf(loom, asked.node)}
-      x={asked.x}
-      y={asked.y}
+      at={asked}
       onClose={() => (menu.value = null)}
     />
   )

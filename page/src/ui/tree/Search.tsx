@@ -17,7 +17,9 @@ import {
 } from '../../state/finding'
 import type { OpenLoom } from '../../state/loom'
 import { IconButton } from '../Button'
+import { Choice } from '../Choice'
 import { HitsEverywhere, HitsHere } from './Hits'
+import { focusTree } from './rowEvents'
 
 const WORDS: Record<Kind, string> = {
   bookmarked: 'Bookmarked',
@@ -27,7 +29,10 @@ const WORDS: Record<Kind, string> = {
   unread: 'Unread',
 }
 
-const focusTree = () => document.querySelector<HTMLElement>('[role=tree]')?.focus()
+const SCOPES = [
+  { value: 'loom', label: 'This loom' },
+  { value: 'all', label: 'All looms' },
+] as const
 
 export function Search({ loom }: { loom: OpenLoom }) {
   const field = useRef<HTMLInputElement>(null)
@@ -101,10 +106,15 @@ export function Search({ loom }: { loom: OpenLoom }) {
       </div>
       {!isAll && <Filters />}
       <div class="row search-foot">
-        <span class="tabs" role="tablist" aria-label="Where to search">
-          <Scope to="loom">This loom</Scope>
-          <Scope to="all">All looms</Scope>
-        </span>
+        <Choice
+          label="Where to search"
+          values={SCOPES}
+          chosen={scope.value}
+          onChoose={(to) => {
+            scope.value = to
+            if (to === 'all') findEverywhere(query.peek().text)
+          }}
+        />
         <span id="search-said" class="caption grow said" role="status">
           {said(isAll, error)}
         </span>
@@ -132,22 +142,6 @@ function said(isAll: boolean, error: string | undefined): string {
   if (!hits.value) return ''
   const n = hits.value.found.length
   return error || (n ? plural(n, 'node') : 'No results')
-}
-
-function Scope({ to, children }: { to: 'loom' | 'all'; children: string }) {
-  return (
-    <button
-      type="button"
-      role="tab"
-      aria-selected={scope.value === to}
-      onClick={() => {
-        scope.value = to
-        if (to === 'all') findEverywhere(query.peek().text)
-      }}
-    >
-      {children}
-    </button>
-  )
 }
 
 function Filters() {

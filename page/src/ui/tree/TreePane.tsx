@@ -1,5 +1,5 @@
 /** The tree of the loom: its outline or its map, with what searches, marks and selects in it. */
-import { Bookmark, ListChecks, Search as SearchIcon } from 'lucide-preact'
+import { Bookmark, Search as SearchIcon } from 'lucide-preact'
 import { useEffect } from 'preact/hooks'
 import * as act from '../../state/actions'
 import { closeSearch, goToHit, hits, isSearching } from '../../state/finding'
@@ -9,14 +9,15 @@ import type { OpenLoom } from '../../state/loom'
 import { showTree, treeView } from '../../state/view'
 import { IconButton } from '../Button'
 import { lazy } from '../lazy'
+import { TabPanel, Tabs } from '../Tabs'
 import { Bookmarks, hasBookmarks, labelling } from './Bookmarks'
 import { Crumbs } from './Crumbs'
 import { Moving } from './Moving'
 import { OutlineTree } from './OutlineTree'
-import { beginMove, carried, menu, menuHere, moveTo, moving, select, selectAll } from './rowEvents'
+import { beginMove, carried, focusTree, menu, menuHere, moveTo, moving, select, selectAll } from './rowEvents'
 import { Search } from './Search'
 import { growSelected, Selected } from './Selected'
-import { openSelectMenu, SelectMenu } from './SelectMenu'
+import { SelectMenu } from './SelectMenu'
 import { SortSiblings } from './SortSiblings'
 import './tree.css'
 
@@ -32,26 +33,22 @@ export function TreePane({ loom }: { loom: OpenLoom }) {
   return (
     <div class="tree-pane">
       <div class="tree-head row">
-        <span class="tabs grow" role="tablist" aria-label="The tree as">
-          <ViewTab to="outline">Outline</ViewTab>
-          <ViewTab to="map">Map</ViewTab>
-        </span>
+        <ViewTabs />
         <SortSiblings />
         <IconButton icon={SearchIcon} label="Search" command="search" pressed={isSearching.value} />
         <IconButton icon={Bookmark} label="Bookmarks" command="bookmarks" pressed={hasBookmarks.value} />
-        <IconButton icon={ListChecks} label="Select" onClick={openSelectMenu} />
+        <SelectMenu loom={loom} />
       </div>
       <Search loom={loom} />
       <Bookmarks loom={loom} />
       <Crumbs loom={loom} />
       <Moving loom={loom} />
-      <div class="tree-view" data-view={treeView.value}>
+      <TabPanel id={PANEL} class="tree-view" tab={treeView.value} data-view={treeView.value}>
         {nothing && <p class="tree-nothing">{nothing}</p>}
         <OutlineTree loom={loom} />
         {isMap && <LazyMap loom={loom} />}
-      </div>
+      </TabPanel>
       <Selected loom={loom} />
-      <SelectMenu loom={loom} />
     </div>
   )
 }
@@ -61,17 +58,24 @@ function LazyMap({ loom }: { loom: OpenLoom }) {
   return MapView && <MapView loom={loom} />
 }
 
-function ViewTab({ to, children }: { to: 'outline' | 'map'; children: string }) {
+const PANEL = 'tree-view'
+
+function ViewTabs() {
+  const title = (name: string) => `${name}  ${keyFor('map')}`
   return (
-    <button
-      type="button"
-      role="tab"
-      aria-selected={treeView.value === to}
-      title={`${children}  ${keyFor('map')}`}
-      onClick={() => (treeView.value = to)}
-    >
-      {children}
-    </button>
+    <Tabs
+      class="grow"
+      label="The tree as"
+      tabs={[
+        { value: 'outline', label: 'Outline', panel: PANEL, title: title('Outline') },
+        { value: 'map', label: 'Map', panel: PANEL, title: title('Map') },
+      ]}
+      chosen={treeView.value}
+      onChoose={(view) => {
+        treeView.value = view
+        focusTree() // after a click, arrow keys move in the tree
+      }}
+    />
   )
 }
 

@@ -22,6 +22,8 @@ function rowAt(target: EventTarget | null): { node: number; element: HTMLElement
   return element ? { node: Number(element.dataset['node']), element } : null
 }
 
+export const focusTree = () => document.querySelector<HTMLElement>('[role=tree]')?.focus()
+
 /** The node of the row that something is in; -1 outside. */
 export const nodeAt = (target: EventTarget | null): number => rowAt(target)?.node ?? -1
 
@@ -121,7 +123,7 @@ export function beginMove(loom: OpenLoom, node: number): void {
   if (node === ROOT) return
   moving.value = node
   showTree()
-  document.querySelector<HTMLElement>('[role=tree]')?.focus()
+  focusTree()
   if (loom.current.peek() !== node) loom.go(node)
 }
 

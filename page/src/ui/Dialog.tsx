@@ -1,4 +1,4 @@
-/** What lies above the page: one dialog at a time, with the focus inside it. */
+/** The dialog of the page, on the platform's: modal, with the focus inside it. */
 
 import { X } from 'lucide-preact'
 import type { ComponentChildren } from 'preact'
@@ -6,14 +6,13 @@ import { useLayoutEffect, useRef } from 'preact/hooks'
 import { dialogs, overlay } from '../state/view'
 import { IconButton } from './Button'
 import { Toasts } from './Toasts'
-import './overlay.css'
+import './dialog.css'
 
 interface DialogProps {
   title: string
   children: ComponentChildren
   onClose?: () => void
   width?: number
-  /** Where the focus begins; the first field otherwise. */
   class?: string
 }
 
@@ -21,11 +20,11 @@ export const closeOverlay = () => {
   overlay.value = null
 }
 
-/** A modal dialog: Escape and a click outside close it, and the focus goes back where it was. */
+/** Escape and a click outside close the dialog. The focus starts at `autofocus` or the first field, and returns at the end. */
 export function Dialog({ title, children, onClose = closeOverlay, width = 520, ...rest }: DialogProps) {
   const box = useRef<HTMLDialogElement>(null)
   const me = useRef(Symbol(title)).current
-  // Before the next key comes: that is meant for it.
+  // In the layout effect, so that the next key already goes to the dialog.
   useLayoutEffect(() => {
     const dialog = box.current!
     const before = document.activeElement
