@@ -22,12 +22,12 @@ def tab(page: Page, name: str) -> Locator:
     """Show a tab of the inspector."""
     page.get_by_role("tablist", name="Inspector").get_by_role("tab", name=name).click()
     page.evaluate("document.activeElement.blur()")
-    return page.get_by_role("tabpanel")
+    return page.locator("#inspector-panel")
 
 
 def button(page: Page, name: str) -> Locator:
     """A button of the inspector."""
-    return page.get_by_role("tabpanel").get_by_role("button", name=name)
+    return page.locator("#inspector-panel").get_by_role("button", name=name)
 
 
 def params(desk: Desk, node: int) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def test_constraint_allows_only_its_choices(desk: Desk, page: Page) -> None:
     assert {each["text"] for number, each in desk.nodes().items() if number} <= {"yes", "no"}
     page.get_by_label("Output format").select_option(label="JSON schema")
     page.get_by_label("JSON schema").fill("{")
-    expect(page.get_by_role("tabpanel")).to_contain_text("Invalid JSON")
+    expect(page.locator("#inspector-panel")).to_contain_text("Invalid JSON")
     expect(button(page, "Grow 4 branches")).to_be_disabled()
 
 
@@ -187,7 +187,7 @@ def test_setting_rejected_by_the_server_is_reported_at_its_field(desk: Desk, pag
 def test_settings_apply_to_a_call_a_loom_or_all_looms(desk: Desk, page: Page) -> None:
     desk.open_loom(template=False)
     tab(page, "Generate")
-    panel, tokens = page.get_by_role("tabpanel"), page.get_by_label("Max tokens")
+    panel, tokens = page.locator("#inspector-panel"), page.get_by_label("Max tokens")
     tokens.fill("9")
     panel.get_by_role("radio", name="Next time").click()
     tokens.fill("5")
