@@ -243,6 +243,17 @@ def test_tree_of_a_file_imports_it(weft, lm_file: Path, home: Path) -> None:
     assert weft("grow", "1", "-n", "1", *SHORT).exit_code == 0
 
 
+def test_import_of_a_prompt_counts_no_nodes(weft, tmp_path: Path) -> None:
+    file = tmp_path / "fox.txt"
+    file.write_text("A fox.")
+    result = weft("import", str(file))
+    assert result.stdout == (
+        "imported 1 loom (a prompt without continuations) from fox.txt (text): fox\n"
+    )
+    assert "the texts have no tokens and cannot be grown" in result.stderr
+    assert result.stderr.endswith("next: weft tree\n")
+
+
 @pytest.fixture
 def lm_file(tmp_path: Path) -> Path:
     """A loom saved by the library."""

@@ -260,10 +260,11 @@ def test_import_and_export_work_through_a_server(weft: Any, served: Served, tmp_
     assert f"{tmp_path / 'broken.json'}: it is no JSON" in wrong.stderr
     (tmp_path / "b.txt").write_text("[One] A fox.\n")
     text = output_of(weft("import", str(tmp_path / "b.txt"), "--name", "text", "--json"))
-    assert (text["recognised_as"], text["nodes"]) == ("text", 1)
+    assert (text["recognised_as"], text["nodes"], text["model"]) == ("text", 1, "tiny")
     assert weft("grow", "0", "--loom", "text", "-n", "1", *FEW).exit_code == 0
-    words = weft("import", str(tmp_path / "a.json"), "--name", "words").stdout
-    assert words.startswith("imported 1 loom, 2 nodes from a.json")
+    words = weft("import", str(tmp_path / "a.json"), "--name", "words")
+    assert words.stdout.startswith("imported 1 loom, 2 nodes from a.json")
+    assert words.stderr.startswith(f"tokens of the model tiny; weft import {tmp_path}/a.json -m")
     brought = output_of(weft("import", str(tmp_path / "a.json"), "--name", "again", "--json"))
     assert (brought["looms"], brought["nodes"]) == (["again"], 3)
     assert (

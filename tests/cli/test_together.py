@@ -386,6 +386,15 @@ def test_each_terminal_has_its_own_last_loom(in_terminal_named, grown) -> None:
     assert output_of(weft("B", "tree", "--json"))["at"] == 0
 
 
+def test_imported_loom_becomes_the_current_loom(in_terminal_named, grown, tmp_path: Path) -> None:
+    weft, file = in_terminal_named, tmp_path / "chat.json"
+    assert weft("A", "tree", NAME).exit_code == 0
+    file.write_text('{"messages": [{"role": "user", "content": "Hi"}]}')
+    result = weft("A", "import", str(file), "--name", "chat", "-m", "tiny")
+    assert result.stderr == "tokens of the model tiny\nnext: weft tree\n      weft grow 0\n"
+    assert output_of(weft("A", "grow", "0", "-n", "1", *SHORT, "--json"))["loom"] == "chat"
+
+
 def test_new_terminal_takes_the_last_loom_with_a_note(
     in_terminal_named, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,7 +34,6 @@ class ImportResult(NamedTuple):
     recognised_as: str  # name of the file's format
     n_nodes: int  # nodes of all new looms, including their roots
     dropped: list[str]  # descriptions of data of the file that Weft cannot represent
-    is_text: bool = False  # the looms have texts without tokens, and cannot be grown
 
 
 class ModelHandle(Protocol):
@@ -163,8 +162,8 @@ class Backend(ABC):
             file: the file to read.
             format: name of the file's format; "auto" detects it.
             name: name of the new loom; None takes the file's title.
-            model: tokenize the texts for this model, so that it can grow them. None stores texts
-                without tokens.
+            model: tokenize the texts for this model, so that it can grow them. None takes a
+                server's default model; without a server, texts are stored without tokens.
             engine: the engine that loads the model; "auto" lets the backend choose.
         """
 
@@ -343,11 +342,16 @@ def open_with_model(
         yield session
 
 
-def check_has_tokens(row: LoomSummary) -> None:
-    """Raise ConfigError for a loom whose texts have no tokens."""
+def has_tokens(row: LoomSummary) -> bool:
+    """Return True if a loom has tokens; False if it has only texts, which no model can grow."""
     from ..service.store.file import NO_MODEL
 
-    if row.model == NO_MODEL.name:
+    return row.model != NO_MODEL.name
+
+
+def check_has_tokens(row: LoomSummary) -> None:
+    """Raise ConfigError for a loom whose texts have no tokens."""
+    if not has_tokens(row):
         raise ConfigError(
             f"the loom {row.name} has texts without tokens: it can be read, but not grown",
             hint="weft import FILE -m MODEL imports the file again, with tokens",

@@ -12,7 +12,7 @@ from ..errors import ConfigError, StoreError
 from ..viz.outline import counted
 from ..viz.terminal import TerminalWriter, write_object
 from . import hints, options
-from .backend import select_backend
+from .backend import has_tokens, select_backend
 from .failures import handle_errors
 from .hints import quoted
 
@@ -40,7 +40,8 @@ def import_(
             "-m",
             help="Tokenize the texts for this model, so that it can grow them.",
             autocompletion=options.complete_models,
-            show_default="texts are not tokenized, and can only be read",
+            show_default="a server's default model; without a server, texts are not tokenized and"
+            " can only be read",
         ),
     ] = None,
     engine: options.Engine = "auto",
@@ -54,10 +55,15 @@ def import_(
         raise StoreError(f"there is no file {file}")
     with select_backend() as backend:
         result = backend.import_file(file, format=format, name=name, model=model, engine=engine)
+        first = backend.summary(result.names[0])
+        if len(result.names) == 1:
+            backend.open(first.name).try_remember()
+    model_name = first.model if has_tokens(first) else None
     if as_json:
         write_object(
             {
                 "looms": result.names,
+                "model": model_name,
                 "recognised_as": result.recognised_as,
                 "nodes": result.n_nodes,
                 "dropped": result.dropped,
@@ -66,14 +72,41 @@ def import_(
         return
     out = TerminalWriter.for_stream(sys.stdout)
     looms = ", ".join(result.names[:8]) + (" …" if len(result.names) > 8 else "")
-    below = result.n_nodes - len(result.names)  # prompts are not counted, as in `weft ls`
-    counts = f"{counted(len(result.names), 'loom')}, {counted(below, 'node')}"
+    counts = _counts(len(result.names), result.n_nodes)
     out.line(f"imported {counts} from {file.name} ({result.recognised_as}): {looms}")
     for dropped in result.dropped:
         out.line(("  left out: ", "yellow"), dropped)
-    first = result.names[0]
-    if result.is_text:
-        command = " ".join(map(quoted, ["weft", "import", str(file), "-m", "MODEL"]))
+    _write_model_note(file, model_name, is_given=model is not None)
+    if len(result.names) > 1:
+        hints.suggest(["weft", "tree", first.name], ["weft", "ls"])
+    else:
+        hints.suggest(["weft", "tree"], *([["weft", "grow", "0"]] if model_name else []))
+
+
+def _counts(n_looms: int, n_nodes: int) -> str:
+    """Describe the size of an import.
+
+    n_nodes: number of nodes, including the prompts, which are not counted, as in `weft ls`.
+    """
+    if n_nodes > n_looms:
+        return f"{counted(n_looms, 'loom')}, {counted(n_nodes - n_looms, 'node')}"
+    prompts = "a prompt" if n_looms == 1 else "prompts"
+    return f"{counted(n_looms, 'loom')} ({prompts} without continuations)"
+
+
+def _write_model_note(file: Path, model: str | None, *, is_given: bool) -> None:
+    """Write to stderr which model can grow the imported looms.
+
+    Args:
+        file: the imported file, for a suggested command.
+        model: the model of the first loom; None if its texts have no tokens.
+        is_given: the user selected the model with -m.
+    """
+    command = " ".join(map(quoted, ["weft", "import", str(file), "-m", "MODEL"]))
+    if model is None:
         note = f"the texts have no tokens and cannot be grown; {command} tokenizes them"
-        TerminalWriter.for_stream(sys.stderr).line((note, "dim"))
-    hints.suggest(["weft", "tree", first], ["weft", "ls"])
+    elif is_given:
+        note = f"tokens of the model {model}"
+    else:
+        note = f"tokens of the model {model}; {command} selects another"
+    TerminalWriter.for_stream(sys.stderr).line((note, "dim"))

@@ -177,10 +177,7 @@ class LocalBackend(Backend):
                 if imported.at is not imported.loom:
                     number = stored.number(imported.at)
                     self.library.set_last_loom(terminal(), stored.id, number)
-        is_text = lm is None and not report.looms[0].loom.tokens
-        return ImportResult(
-            names, report.recognised_as, report.n_nodes, list(report.dropped), is_text
-        )
+        return ImportResult(names, report.recognised_as, report.n_nodes, list(report.dropped))
 
     def find(self, words: str, loom: str | None, limit: int) -> list[Hit]:
         """Return nodes that contain these words, the best match first.
