@@ -98,6 +98,12 @@ def test_judge_scores_answers_by_the_probability_of_yes() -> None:
     assert first.score == pytest.approx(expected([first])[0])
 
 
+def test_reason_of_a_value_counts_texts_that_are_cut() -> None:
+    result = best_of_n(model(), "Once", n=4, max_tokens=3, value=lambda text: 2.0, seed=1)
+    assert {node.finish_reason for node in result.loom.children} == {"length"}
+    assert result.reason == "its value, 2.00, is the highest of 4 (this text is cut at its length)"
+
+
 @pytest.mark.parametrize(
     ("call", "options", "measure"),
     [

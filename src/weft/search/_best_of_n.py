@@ -12,7 +12,7 @@ from .._core.validation import check_unary
 from ..errors import ConfigError
 from ..lm.lm import LM
 from ..loom import Heddle
-from .answers import LOGPROB, VOTES, Extract, reason_for_votes
+from .answers import LOGPROB, VOTES, Extract, reason_for_rank, reason_for_votes
 from .core import (
     Prompt,
     SearchOptions,
@@ -72,8 +72,10 @@ def best_of_n(
         algorithm, AnswerJudge(search, asks=False), algorithm.writer(search)
     )
     result = replace(result, votes=tuple(algorithm.votes(search)))
-    if search.value is not None:
-        return result
+    texts = algorithm.nodes(search) or [result.best]
+    if search.value is not None:  # texts that max_tokens has cut compete as well
+        reason = reason_for_rank(search, result.best, texts, result.measure)
+        return replace(result, reason=reason)
     answers = result.answers
     if not result.votes:
         answers = tuple(replace(group, score=group.mean_logprob) for group in answers)

@@ -178,7 +178,7 @@ def explained(search: Search, judge: Judge, result: SearchResult) -> SearchResul
         answer=answer,
         answers=_groups(search, finished, best),
         measure=measure,
-        reason=_reason(search, best, finished, measure),
+        reason=reason_for_rank(search, best, finished, measure),
     )
 
 
@@ -232,11 +232,11 @@ def _measure(search: Search, judge: Judge) -> str:
     return "mean token probability" if judge.as_share else LOGPROB
 
 
-def _reason(search: Search, best: Heddle, nodes: Sequence[Heddle], measure: str) -> str:
+def reason_for_rank(search: Search, best: Heddle, nodes: Sequence[Heddle], measure: str) -> str:
     """Return why a search chose `best`, as the end of a sentence.
 
     Args:
-        nodes: all answers.
+        nodes: all answers that compete.
         measure: the name of the search's measure.
     """
     if best is search.start:
@@ -258,7 +258,8 @@ def _rank(best: Heddle, nodes: Sequence[Heddle], measure: str) -> str:
     measure = _SCORES.get(measure, measure)
     scores = [node.score for node in nodes if node.score is not None]
     if best.score is not None and len(scores) > 1 and best.score >= max(scores):
-        return f"its {measure}, {best.score:.2f}, is the highest of {len(scores)}"
+        cut = " (this text is cut at its length)" if best.finish_reason == "length" else ""
+        return f"its {measure}, {best.score:.2f}, is the highest of {len(scores)}{cut}"
     scored = next((node for node in reversed(best.path) if node.score is not None), None)
     if scored is None:
         return "the search ranks its path first"
