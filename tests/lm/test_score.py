@@ -238,6 +238,15 @@ def test_methods_choose_as_those_of_sglang(lm: weft.LM) -> None:
     assert greedy.index == sglang_greedy(rows)
 
 
+def test_choice_has_probabilities_and_a_repr_of_one_line(lm: weft.LM) -> None:
+    chosen = lm.choose(PROMPT, [" 4", " 5"])
+    weights = np.exp([score.total for score in chosen.scores])
+    assert chosen.probabilities == pytest.approx(weights / weights.sum())
+    assert repr(chosen) == (
+        f"Selection({chosen.text!r}, {chosen.index} of 2, by token_length_normalized)"
+    )
+
+
 def test_choice_of_token_ids_has_their_text(lm: weft.LM) -> None:
     ids = [lm.text.continuation(text) for text in (" 4", " 5")]
     chosen = lm.choose(PROMPT, ids)

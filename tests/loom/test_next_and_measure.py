@@ -103,6 +103,8 @@ def test_measure_equals_the_chain_of_next_distributions(lm: weft.LM, loom: Loom)
     assert score.perplexity == pytest.approx(math.exp(-score.mean))
     assert "".join(score.texts) == "4 + 9 = 13"
     assert "perplexity" in repr(score)
+    assert "\n" not in repr(score)
+    assert len(str(score).splitlines()) == 1 + len(score.tokens)
 
 
 def test_asking_adds_no_node(loom: Loom) -> None:

@@ -114,13 +114,16 @@ class TextScore:
             return math.inf
 
     def __repr__(self) -> str:
-        head = (
+        return (
             f"TextScore({len(self.tokens)} tokens, logprob {self.total:z.3f}, "
             f"mean {self.mean:z.3f}, perplexity {self.perplexity:.3f})"
         )
+
+    def __str__(self) -> str:
+        """Return a table: the summary, and the logprob and text of each token."""
         rows = zip(self.texts[:_SCREEN], self.logprobs, strict=False)
         lines = [f"  {logprob:z9.3f}  {text!r}" for text, logprob in rows]
-        return "\n".join([head, *lines, *_more(len(self.tokens))])
+        return "\n".join([repr(self), *lines, *_more(len(self.tokens))])
 
     def _repr_html_(self) -> str:
         from ..viz.notebook import text_score_card
@@ -128,7 +131,7 @@ class TextScore:
         return text_score_card(self)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Selection:
     """The candidate that `LM.choose` selected, with the scores of all.
 
@@ -145,6 +148,21 @@ class Selection:
     method: str
     values: tuple[float | tuple[float, ...], ...]
     scores: tuple[TextScore, ...]
+
+    @property
+    def probabilities(self) -> tuple[float, ...]:
+        """The probability of each candidate, given that the text is one of them.
+
+        It is the softmax of the candidates' total logprobs (`scores[i].total`). It does not depend
+        on `method`, so the selected candidate can have a lower one than another.
+        """
+        highest = max(score.total for score in self.scores)
+        weights = [math.exp(score.total - highest) for score in self.scores]
+        total = math.fsum(weights)
+        return tuple(weight / total for weight in weights)
+
+    def __repr__(self) -> str:
+        return f"Selection({self.text!r}, {self.index} of {len(self.scores)}, by {self.method})"
 
     def __str__(self) -> str:
         return self.text
