@@ -37,10 +37,13 @@ def test_text_export_is_the_path_to_the_current_node(weft, tmp_path: Path) -> No
     assert file.read_text("utf-8") == f"> {samples.story}\n\n{text_of(weft, 3)}\n"
 
 
-def test_text_export_of_a_raw_loom_is_prompt_and_continuation(weft, tmp_path: Path) -> None:
+def test_export_of_a_raw_loom_is_one_text_of_prompt_and_continuation(weft, tmp_path: Path) -> None:
     weft("run", "Once upon", "--raw", "-n", "1", *SHORT)
     weft("export", str(tmp_path / "a.txt"))
     assert (tmp_path / "a.txt").read_text("utf-8") == f"Once upon{text_of(weft, 1)}\n"
+    weft("export", str(tmp_path / "a.md"))
+    body = (tmp_path / "a.md").read_text("utf-8").split("---\n\n", 1)[1]
+    assert body.rstrip() == f"Once upon{text_of(weft, 1)}".rstrip()
 
 
 def test_markdown_has_front_matter_and_one_path_or_the_tree(weft, tmp_path: Path) -> None:

@@ -40,7 +40,8 @@ def path_text(part: Selection) -> str:
 def markdown_lines(part: Selection, *, name: str = "") -> Iterator[str]:
     """Yield a Markdown file: YAML front matter, then the path or the tree.
 
-    The front matter has the model and the seeds. A tree is a nested list.
+    The front matter has the model and the seeds. A tree is a nested list. The prompt of a chat is
+    a block quote; other prompts and their continuations are one text.
 
     name: the loom's name, which the front matter contains; "" for none.
     """
@@ -88,7 +89,9 @@ def _path_rows(part: Selection) -> list[str]:
     if any(ROLE in node.meta for node in path):
         messages = ((m["role"], m["content"] or "") for m in messages_of(path))
         return [row for role, content in messages for row in (f"**{role}**", "", content, "")]
-    prompt = (part.loom.user_prompt or part.loom.text).split("\n")
+    if not part.loom.chat_template_used:
+        return [path_text(part).strip("\n")]
+    prompt = part.loom.user_prompt.split("\n")
     return [*(f"> {row}".rstrip() for row in prompt), "", joined_text(path[1:]).strip("\n")]
 
 
