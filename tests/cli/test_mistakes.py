@@ -391,6 +391,8 @@ def test_usage_error_has_the_format_of_other_errors(weft) -> None:
     assert lines[0].startswith("weft: No such option: --max-token")
     assert "--max-tokens" in lines[0]
     assert lines[1:] == ["hint: weft run --help lists the options"]
+    for arguments in (["run", "hi", "-n"], ["run", "-n"]):  # without the option's value
+        assert weft(*arguments).stderr.splitlines()[1:] == lines[1:]
     # Arguments after -- are no options.
     assert weft("run", "hi", "-n", "two", "--", "--json").stderr.startswith("weft: ")
 

@@ -205,7 +205,7 @@ def test_failed_search_saves_its_partial_tree(weft, monkeypatch) -> None:
     monkeypatch.setattr(module, "run_with_display", lambda out, loom, work: work(fails))
     failed = weft("solve", samples.game24, "-b", "2", "-n", "2", "--seed", "1")
     assert failed.exit_code == 1, failed.output
-    assert "the partial tree is saved as use-4-9-10-13" in failed.stderr
+    assert "the partial tree is kept as use-4-9-10-13" in failed.stderr
     loom = loom_of("use-4-9-10-13")
     assert "interrupted" not in [node.finish_reason for node in loom.walk()]
     grown = numbers(weft)[1:]

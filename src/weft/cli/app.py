@@ -40,8 +40,9 @@ class Verbs(TyperGroup):
             code = super().main(*args, **options)
         except failures.UsageError as error:
             arguments = args[0] if args else options.get("args")
-            as_json = failures.wants_json(sys.argv[1:] if arguments is None else arguments)
-            code = failures.print_usage_error(error, as_json=as_json)
+            code = failures.print_usage_error(
+                error, sys.argv[1:] if arguments is None else arguments
+            )
         sys.exit(code)
 
     def invoke(self, ctx: Any) -> Any:

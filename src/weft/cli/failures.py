@@ -68,17 +68,21 @@ def print_error(error: BaseException, verb: str, *, as_json: bool = False) -> in
     return outcome.exit_code
 
 
-def print_usage_error(error: Any, *, as_json: bool = False) -> int:
+def print_usage_error(error: Any, arguments: Sequence[str]) -> int:
     """Write an error in the command line to stderr, and return the exit code for it.
 
-    error: a `UsageError` of Typer.
+    Args:
+        error: a `UsageError` of Typer.
+        arguments: the command line, without the program's name. With --json, the error is JSON.
     """
-    path = error.ctx.command_path if getattr(error, "ctx", None) is not None else ""
-    _, _, verb = path.partition(" ")  # without the program's name
+    if getattr(error, "ctx", None) is not None:
+        _, _, verb = error.ctx.command_path.partition(" ")  # without the program's name
+    else:  # an option without its value
+        verb = arguments[0] if arguments and not arguments[0].startswith("-") else ""
     hint = f"weft {verb} --help lists the options" if verb else "weft --help lists the verbs"
     code = int(getattr(error, "exit_code", USAGE))
     message = " ".join(str(error.format_message()).split("\n"))
-    write("UsageError", message, hint, code, as_json)
+    write("UsageError", message, hint, code, wants_json(arguments))
     return code
 
 

@@ -202,7 +202,7 @@ class LoomSession(ABC):
         except StoreError as error:
             warn_not_saved(error)
             if self.name:
-                note = f"earlier nodes are saved as {self.name}"
+                note = f"earlier nodes are kept as {self.name}"
                 TerminalWriter.for_stream(sys.stderr).line((note, "dim"))
             return False
         return True
