@@ -5,9 +5,11 @@ import { wrap } from '../src/ui/tree/paint'
 import { node } from './tree.test'
 
 function tree(n = 40): LoomTree {
-  const made = new LoomTree()
-  made.put(Array.from({ length: n }, (_, i) => node(i, i ? Math.floor((i - 1) / 3) : null, { n_tokens: i })))
-  return made
+  const result = new LoomTree()
+  result.put(
+    Array.from({ length: n }, (_, i) => node(i, i ? Math.floor((i - 1) / 3) : null, { n_tokens: i })),
+  )
+  return result
 }
 
 describe('a map', () => {
@@ -43,23 +45,23 @@ describe('a map', () => {
   it('of thousands of lines fits into a view that is wider than high', () => {
     const map = new TreeMap(tree(5000), 0)
     const view = fitAll(map.box, 500, 800)
-    const seen = visible(view, 500, 800)
-    expect(seen.y0).toBeLessThanOrEqual(map.box.y0)
-    expect(seen.y1).toBeGreaterThanOrEqual(map.box.y1)
+    const box = visible(view, 500, 800)
+    expect(box.y0).toBeLessThanOrEqual(map.box.y0)
+    expect(box.y1).toBeGreaterThanOrEqual(map.box.y1)
     expect(view.across).toBeGreaterThan(view.scale)
   })
 
-  it('tints what it has figures of', () => {
-    const made = tree(4)
-    made.put([
+  it('tints nodes with values', () => {
+    const loom = tree(4)
+    loom.put([
       node(1, 0, { score: 2 }),
       node(2, 0, { score: 4 }),
       node(3, 0, { mean_p: null, mean_logprob: null }),
     ])
-    const score = tints(made, 'score')
+    const score = tints(loom, 'score')
     expect([1, 2, 3].map(score)).toEqual([0, 1, null])
-    expect(tints(made, 'probability')(3)).toBeNull()
-    expect([0, 3].map(tints(made, 'age'))).toEqual([0, 1])
+    expect(tints(loom, 'probability')(3)).toBeNull()
+    expect([0, 3].map(tints(loom, 'age'))).toEqual([0, 1])
   })
 
   it('is laid out for ten thousand nodes in a chain as well as in a tree', () => {

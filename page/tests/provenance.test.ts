@@ -1,7 +1,6 @@
 import { describe, expect, it } from 'vitest'
 import type { Model } from '../src/api/client'
 import {
-  againAsked,
   comparison,
   curl,
   defaultsFor,
@@ -9,6 +8,7 @@ import {
   literal,
   python,
   recipe,
+  repeatRequest,
 } from '../src/model/provenance'
 import { node } from './tree.test'
 
@@ -32,7 +32,7 @@ describe('a node', () => {
   })
 
   it('is repeated with settings that differ from the model’s own defaults', () => {
-    expect(againAsked(grown, { temperature: 0.8 })).toEqual({
+    expect(repeatRequest(grown, { temperature: 0.8 })).toEqual({
       n: 1,
       seed: 317,
       first_branch: 2,
@@ -41,19 +41,19 @@ describe('a node', () => {
       stop: ["don't"],
       choices: ['yes', 'no'],
     })
-    expect(againAsked(grown, { temperature: 0.6 })).toMatchObject({ temperature: 0.8 })
+    expect(repeatRequest(grown, { temperature: 0.6 })).toMatchObject({ temperature: 0.8 })
   })
 
   it('is repeated with DRY, XTC and top-nσ', () => {
     const drawn = {
       ...params, dry_multiplier: 0.8, dry_sequence_breakers: ['\n'], xtc_probability: 0, top_n_sigma: 1.5,
     } // biome-ignore format: short
-    expect(againAsked(node(7, 0, { params: drawn, branch: 2 }), {})).toMatchObject({
+    expect(repeatRequest(node(7, 0, { params: drawn, branch: 2 }), {})).toMatchObject({
       dry_multiplier: 0.8,
       dry_sequence_breakers: ['\n'],
       top_n_sigma: 1.5,
     })
-    expect(againAsked(node(7, 0, { params: drawn, branch: 2 }), {})).not.toHaveProperty('xtc_probability')
+    expect(repeatRequest(node(7, 0, { params: drawn, branch: 2 }), {})).not.toHaveProperty('xtc_probability')
   })
 
   it('takes the defaults of chats in a loom whose prompt went through a template', () => {
@@ -64,30 +64,30 @@ describe('a node', () => {
   })
   it('that was stopped is grown as far as it came', () => {
     const stopped = node(7, 0, { params, branch: 2, finish_reason: 'cancelled', n_tokens: 5 })
-    expect(againAsked(stopped, {})).toMatchObject({ max_tokens: 5 })
+    expect(repeatRequest(stopped, {})).toMatchObject({ max_tokens: 5 })
   })
 
   it('says why it cannot be grown again', () => {
-    expect(againAsked(node(7, 0), {})).toBe('This text was written, not generated.')
+    expect(repeatRequest(node(7, 0), {})).toBe('This text was written, not generated.')
     const odd = { ...params, constraint: { lazy: {} } }
-    expect(againAsked(node(7, 0, { params: odd, branch: 0 }), {})).toMatch('lazy')
+    expect(repeatRequest(node(7, 0, { params: odd, branch: 0 }), {})).toMatch('lazy')
     const huge = { ...params, seed: 2 ** 60 }
-    expect(againAsked(node(7, 0, { params: huge, branch: 0 }), {})).toMatch('seed')
+    expect(repeatRequest(node(7, 0, { params: huge, branch: 0 }), {})).toMatch('seed')
   })
 
   it('is written for a shell and for Python', () => {
     const root = { prompt: 'Hi', template: true }
-    const request = recipe(grown, 'a loom', againAsked(grown, {}), root)
+    const request = recipe(grown, 'a loom', repeatRequest(grown, {}), root)
     expect(curl(request, 'http://x', false)).toContain("don'\\''t")
     expect(curl(request, 'http://x', true)).toContain('$WEFT_API_KEY')
     expect(python(request, 'http://x', false)).toContain('wait=True')
     expect(python(request, 'http://x', false)).toContain('with weft.Client("http://x") as client:')
-    const written = recipe(node(7, 3), 'l', againAsked(node(7, 3), {}), root)
+    const written = recipe(node(7, 3), 'l', repeatRequest(node(7, 3), {}), root)
     expect(python(written, 'http://x', false)).toContain('client.add("l", parent=3, text="text 7")')
     const message = node(7, 3, { text: '<|user|>Hi<|end|>', said: 'Hi' })
-    expect(recipe(message, 'l', againAsked(message, {}), root).body).toEqual({ parent: 3, message: 'Hi' })
+    expect(recipe(message, 'l', repeatRequest(message, {}), root).body).toEqual({ parent: 3, message: 'Hi' })
     const half = node(7, 3, { text: '\ufffd', token_ids: [228] })
-    expect(recipe(half, 'l', againAsked(half, {}), root).body).toEqual({ parent: 3, token_ids: [228] })
+    expect(recipe(half, 'l', repeatRequest(half, {}), root).body).toEqual({ parent: 3, token_ids: [228] })
   })
 })
 

@@ -78,7 +78,7 @@ describe('what stands around the panes', () => {
   it('lists formats as people look for them, those of packages last', () => {
     expect(inOrder(['json', 'mine', 'text'])).toEqual(['text', 'json', 'mine'])
     expect(formatOf('text').scope).toBe('path')
-    expect(formatOf('pairs').refuses).toEqual(['path'])
+    expect(formatOf('pairs').unsupported).toEqual(['path'])
     expect(formatOf('mine').label).toBe('mine')
   })
 })

@@ -218,7 +218,7 @@ def test_search_filters_narrow_the_list_of_hits(bush: Desk, page: Page) -> None:
     page.keyboard.type("I|o")
     expect(page.get_by_text("No results").first).to_be_visible()
     page.get_by_role("button", name="Regular expression").click()
-    status = page.locator("#search-said")
+    status = page.locator("#search-status")
     expect(status).to_have_text("5 nodes")
     page.get_by_role("button", name=re.compile("^Match case")).click()
     expect(status).to_have_text("4 nodes")
@@ -242,12 +242,12 @@ def test_slow_pattern_keeps_its_first_hits_and_a_responsive_page(bush: Desk, pag
     expect(bush.row(10)).to_be_visible()
     bush.press("/")
     field = page.get_by_role("searchbox", name="Search")
-    status = page.locator("#search-said")
+    status = page.locator("#search-status")
     page.get_by_role("button", name="Regular expression").click()
     page.evaluate(
         """() => {
           window.statuses = new Set()
-          const add = () => statuses.add(document.querySelector('#search-said')?.textContent)
+          const add = () => statuses.add(document.querySelector('#search-status')?.textContent)
           new MutationObserver(add)
             .observe(document.body, { subtree: true, childList: true, characterData: true })
           window.longest = 0

@@ -95,8 +95,8 @@ type QueryOf<Path extends Paths> = paths[Path] extends { get: { parameters: { qu
   ? NonNullable<Query>
   : never
 
-export type GrowAsked = Partial<Schemas['GrowNode']>
-export type RunAsked = Partial<Schemas['StartRun']>
+export type GrowRequest = Partial<Schemas['GrowNode']>
+export type RunRequest = Partial<Schemas['StartRun']>
 
 export const api = {
   // The server and its models
@@ -195,16 +195,16 @@ export const api = {
     reply(POST('/looms/{loom}/nodes/{node}/kv', { params: on(loom, node), body: { op } })),
 
   // Growing
-  grow: (loom: string, node: number, body: GrowAsked) =>
+  grow: (loom: string, node: number, body: GrowRequest) =>
     reply(POST('/looms/{loom}/nodes/{node}/generate', { params: on(loom, node), body })),
-  growMany: (loom: string, body: GrowAsked & { nodes: number[] | null }) =>
+  growMany: (loom: string, body: GrowRequest & { nodes: number[] | null }) =>
     reply(POST('/looms/{loom}/generate', { params: at(loom), body })),
   /** Grow, and answer when it has ended. */
-  growWhole: (loom: string, node: number, body: GrowAsked) =>
+  growAndWait: (loom: string, node: number, body: GrowRequest) =>
     reply(
       POST('/looms/{loom}/nodes/{node}/generate', { params: on(loom, node), body: { ...body, wait: true } }),
     ),
-  run: (loom: string, body: RunAsked) => reply(POST('/looms/{loom}/runs', { params: at(loom), body })),
+  run: (loom: string, body: RunRequest) => reply(POST('/looms/{loom}/runs', { params: at(loom), body })),
   runs: (loom: string) => reply(GET('/looms/{loom}/runs', { params: { ...at(loom), query: { limit: 10 } } })),
   job: (job: string) => reply(GET('/jobs/{job}', { params: { path: { job } } })),
   cancel: (job: string, branches: number[] | null = null) =>

@@ -65,9 +65,9 @@ const NAMES: (keyof FeedEvents)[] = [
   'renamed',
   'removed',
 ]
-/** A browser has six connections to a server: a tab that nobody looks at gives its own back. */
+/** A browser has six connections per server: a hidden tab closes its own. */
 const HIDDEN_S = 5
-const AGAIN_MS = 100
+const RECONNECT_MS = 100
 
 /**
  * Follow a loom until closed. The first event is a snapshot; after a broken connection it goes on
@@ -116,7 +116,7 @@ export class Feed {
       if (wasOpen) {
         // The server let go of it, as it does when the loom gets its model: nothing is amiss yet.
         source.close()
-        this.retry = window.setTimeout(() => this.open(), AGAIN_MS)
+        this.retry = window.setTimeout(() => this.open(), RECONNECT_MS)
         return
       }
       this.connected.value = false

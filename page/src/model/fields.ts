@@ -53,7 +53,7 @@ export const MAX_SEED = Number.MAX_SAFE_INTEGER
 const MAX_PENALTY = 100
 
 // biome-ignore format: a table is read by lines
-export const FIGURES: Record<Figure, FigureField> = {
+export const FIGURE_FIELDS: Record<Figure, FigureField> = {
   n: { label: 'Branches', hint: 'The number of branches that grow at once.', neutral: null, isInteger: true, low: 1, limit: 'n', step: 1 },
   max_tokens: { label: 'Max tokens', hint: 'Each branch ends after this many tokens.', neutral: null, isInteger: true, low: 1, limit: 'tokens', step: 8 },
   temperature: { label: 'Temperature', hint: 'Lower values prefer likely tokens, higher values allow rarer ones; 0 always takes the likeliest.', neutral: 1, isInteger: false, low: 0, step: 0.1, sampler: 'main' },
@@ -75,11 +75,11 @@ export const FIGURES: Record<Figure, FigureField> = {
   seed: { label: 'Seed', hint: 'The same seed gives the same branches; empty: a random one each time.', neutral: null, isInteger: true, low: 0, high: MAX_SEED, step: 1, empty: 'random' },
 }
 
-export const SAMPLERS = (Object.keys(FIGURES) as Figure[]).filter((name) => FIGURES[name].sampler)
+export const SAMPLERS = (Object.keys(FIGURE_FIELDS) as Figure[]).filter((name) => FIGURE_FIELDS[name].sampler)
 
 /** Read typed text. Returns the number, or the error. */
 export function readFigure(name: Figure, text: string, limits: Limits | null): { value: number } | string {
-  const field = FIGURES[name]
+  const field = FIGURE_FIELDS[name]
   const plain = text.trim().replace(',', '.')
   const value = Number(plain)
   if (plain === '' || !Number.isFinite(value)) return `Enter a number, ${range(name, limits)}.`
@@ -91,12 +91,12 @@ export function readFigure(name: Figure, text: string, limits: Limits | null): {
 }
 
 function highest(name: Figure, limits: Limits | null): number | undefined {
-  const field = FIGURES[name]
+  const field = FIGURE_FIELDS[name]
   return field.limit && limits ? limits[field.limit] : field.high
 }
 
 function range(name: Figure, limits: Limits | null): string {
-  const field = FIGURES[name]
+  const field = FIGURE_FIELDS[name]
   const high = highest(name, limits)
   const low = field.isOpen ? `above ${field.low}` : `${field.low} or more`
   if (high === undefined || high >= 2 ** 31 - 1) return low

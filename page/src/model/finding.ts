@@ -26,7 +26,7 @@ export const NOTHING: Query = {
   high: null,
 }
 
-export interface Found {
+export interface Match {
   node: number
   text: string
   spans: readonly Span[]
@@ -61,7 +61,7 @@ export function pattern(query: Query): RegExp {
 }
 
 /** A node's text, where a query may be true of it. */
-export type Candidate = Pick<Found, 'node' | 'text'>
+export type Candidate = Pick<Match, 'node' | 'text'>
 
 /** Nodes of the kinds that a query asks for, in the order of the tree. */
 export function* candidates(texts: Texts, query: Query): Generator<Candidate> {
@@ -75,9 +75,9 @@ export function* candidates(texts: Texts, query: Query): Generator<Candidate> {
  * Nodes that a query is true of, in the order of the tree. isCut: it took too long, there may be more.
  * NOTE: within one text nothing bounds a regular expression; what people type goes to a worker.
  */
-export function find(texts: Texts, query: Query): { matches: Found[]; isCut: boolean } {
+export function find(texts: Texts, query: Query): { matches: Match[]; isCut: boolean } {
   const wanted = pattern(query)
-  const matches: Found[] = []
+  const matches: Match[] = []
   const until = performance.now() + MS
   for (const candidate of candidates(texts, query)) {
     const spans = query.text ? spansOf(candidate.text, wanted) : []
@@ -115,7 +115,7 @@ export interface Piece {
 }
 
 /** The text around the first hit, on one line, in marked and unmarked pieces. */
-export function snippet(match: Found, before = 24, maxLength = 160): Piece[] {
+export function snippet(match: Match, before = 24, maxLength = 160): Piece[] {
   const first = match.spans[0]?.[0] ?? 0
   let from = Math.max(0, first - before)
   if (from > 0) {
@@ -144,7 +144,7 @@ export function snippet(match: Found, before = 24, maxLength = 160): Piece[] {
 /** The hit after or before a place in the order of the tree, around the ends. */
 export function nextHit(
   tree: LoomTree,
-  matches: readonly Found[],
+  matches: readonly Match[],
   current: number,
   by: 1 | -1,
 ): number | null {

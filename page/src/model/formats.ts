@@ -4,32 +4,33 @@ export const SCOPES: Record<Scope, string> = { path: 'Path', subtree: 'Subtree',
 
 export interface Format {
   label: string
-  says: string
+  description: string
   scope: Scope
   /** Scopes that it cannot have. */
-  refuses?: Scope[]
+  unsupported?: Scope[]
 }
 
 const KNOWN: Record<string, Format> = {
-  text: { label: 'Plain text', says: 'only the text', scope: 'path' },
-  markdown: { label: 'Markdown', says: 'the text, or the tree as a list', scope: 'path' },
-  json: { label: 'Weft JSON', says: 'the complete loom, can be imported again', scope: 'tree' },
-  html: { label: 'Web page', says: 'one file for any browser', scope: 'tree' },
-  messages: { label: 'Chat messages', says: 'JSON Lines, one path per line', scope: 'tree' },
+  text: { label: 'Plain text', description: 'only the text', scope: 'path' },
+  markdown: { label: 'Markdown', description: 'the text, or the tree as a list', scope: 'path' },
+  json: { label: 'Weft JSON', description: 'the complete loom, can be imported again', scope: 'tree' },
+  html: { label: 'Web page', description: 'one file for any browser', scope: 'tree' },
+  messages: { label: 'Chat messages', description: 'JSON Lines, one path per line', scope: 'tree' },
   pairs: {
     label: 'Preference pairs',
-    says: 'JSON Lines, pairs of siblings',
+    description: 'JSON Lines, pairs of siblings',
     scope: 'tree',
-    refuses: ['path'],
+    unsupported: ['path'],
   },
-  csv: { label: 'Table of nodes', says: 'CSV, one row per node', scope: 'tree' },
-  tokens: { label: 'Table of tokens', says: 'CSV, one row per token', scope: 'tree' },
-  dot: { label: 'Graphviz', says: 'a graph', scope: 'tree' },
-  mermaid: { label: 'Mermaid', says: 'a graph for Markdown pages', scope: 'tree' },
+  csv: { label: 'Table of nodes', description: 'CSV, one row per node', scope: 'tree' },
+  tokens: { label: 'Table of tokens', description: 'CSV, one row per token', scope: 'tree' },
+  dot: { label: 'Graphviz', description: 'a graph', scope: 'tree' },
+  mermaid: { label: 'Mermaid', description: 'a graph for Markdown pages', scope: 'tree' },
 }
 
 /** The description of a format; an unknown one has only its name. */
-export const formatOf = (name: string): Format => KNOWN[name] ?? { label: name, says: '', scope: 'tree' }
+export const formatOf = (name: string): Format =>
+  KNOWN[name] ?? { label: name, description: '', scope: 'tree' }
 
 /** Formats in the order in which people look for them. */
 export function inOrder(names: readonly string[]): string[] {

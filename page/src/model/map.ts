@@ -1,4 +1,4 @@
-/** The map of a tree: where its nodes stand, which of them can be seen, how they are tinted. */
+/** The map of a tree: the positions of its nodes, which of them are visible, and their tints. */
 import { hierarchy, tree as tidy } from 'd3-hierarchy'
 import { meanP } from './label'
 import type { LoomTree } from './tree'
@@ -30,7 +30,7 @@ export interface Box {
   x1: number
   y1: number
 }
-/** Where the map is on the screen, in pixels. */
+/** The position of the map on the screen, in pixels. */
 export interface View {
   /** Pixels per unit, down. */
   scale: number
@@ -55,11 +55,11 @@ export class TreeMap {
       .nodeSize([LINE, COLUMN])
       .separation((a, b) => (a.parent === b.parent ? 1 : 1.4))(root)
     // Parents come first.
-    for (const each of root) {
-      const { data: node, depth } = each
-      const parent = each.parent ? this.places.get(each.parent.data)! : null
+    for (const entry of root) {
+      const { data: node, depth } = entry
+      const parent = entry.parent ? this.places.get(entry.parent.data)! : null
       const length = barLength(tree.get(node)!.n_tokens)
-      const place: Place = { node, parent, depth, x: each.y!, y: each.x!, length, first: null, last: null }
+      const place: Place = { node, parent, depth, x: entry.y!, y: entry.x!, length, first: null, last: null }
       if (parent) {
         parent.first ??= place
         parent.last = place
@@ -77,7 +77,7 @@ export class TreeMap {
     this.box.y1 += LINE / 2
   }
 
-  /** Places in a box, level by level. Cost: O(levels · log nodes + found). */
+  /** Places in a box, level by level. Cost: O(levels · log nodes + results). */
   *within(box: Box): Generator<Place> {
     const first = Math.max(0, Math.floor((box.x0 - LONGEST) / COLUMN))
     const last = Math.min(this.levels.length - 1, Math.floor(box.x1 / COLUMN))
@@ -97,8 +97,8 @@ export class TreeMap {
     let distance = near
     const box = { x0: x - near, y0: y - near, x1: x + near, y1: y + near }
     for (const place of this.within(box)) {
-      const aside = Math.max(place.x - x, x - place.x - Math.max(place.length, LONGEST), 0)
-      const far = Math.hypot(aside, place.y - y)
+      const gap = Math.max(place.x - x, x - place.x - Math.max(place.length, LONGEST), 0)
+      const far = Math.hypot(gap, place.y - y)
       if (far <= distance) {
         best = place
         distance = far
@@ -156,7 +156,7 @@ export function visible(view: View, width: number, height: number): Box {
 export const TINTS = ['probability', 'score', 'age'] as const
 export type Tint = (typeof TINTS)[number]
 
-/** How strong a node's tint is, 0 to 1; null where there is nothing to tell. */
+/** The strength of a node's tint, 0 to 1; null: there is no value. */
 export function tints(tree: LoomTree, by: Tint): (node: number) => number | null {
   if (by === 'probability') {
     return (number) => {

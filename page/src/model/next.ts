@@ -35,7 +35,7 @@ interface Drawing {
 }
 
 /** The fields of the request; none if sampling does not change the distribution. */
-export function drawingAsked(from: Drawing): Partial<Schemas['NextTokens']> {
+export function drawingRequest(from: Drawing): Partial<Schemas['NextTokens']> {
   const request: Partial<Schemas['NextTokens']> = {}
   if (from.temperature !== 1) request.temperature = from.temperature
   if (from.top_p !== 1) request.top_p = from.top_p
@@ -46,7 +46,7 @@ export function drawingAsked(from: Drawing): Partial<Schemas['NextTokens']> {
 }
 
 /** One sentence about the probabilities of the table. */
-export function drawingSays(from: Drawing): string {
+export function drawingText(from: Drawing): string {
   const parts: string[] = []
   if (from.temperature !== 1) parts.push(`temperature ${from.temperature}`)
   if (from.top_k !== 0) parts.push(`top-k ${from.top_k}`)

@@ -1,19 +1,19 @@
 /** The requests that reproduce a node, by growing or by writing it. */
-import type { GrowAsked, Model, Node } from '../api/client'
-import { FIGURES, SAMPLERS } from './fields'
+import type { GrowRequest, Model, Node } from '../api/client'
+import { FIGURE_FIELDS, SAMPLERS } from './fields'
 
 type Json = Record<string, unknown>
 
 /** Values that do not change the model's distribution. */
 const NEUTRAL: Json = {
-  ...Object.fromEntries(SAMPLERS.map((name) => [name, FIGURES[name].neutral])),
+  ...Object.fromEntries(SAMPLERS.map((name) => [name, FIGURE_FIELDS[name].neutral])),
   dry_sequence_breakers: ['\n', ':', '"', '*'],
   logit_bias: {},
   stop: [],
   temperature_first: false,
 }
 const LABELS: Record<string, string> = {
-  ...Object.fromEntries(SAMPLERS.map((name) => [name, FIGURES[name].label])),
+  ...Object.fromEntries(SAMPLERS.map((name) => [name, FIGURE_FIELDS[name].label])),
   dry_sequence_breakers: 'DRY breakers',
   logit_bias: 'Token biases',
   stop: 'Stop at',
@@ -54,7 +54,7 @@ const written = (value: unknown): string =>
  * The request that grows a node again, or why there is none.
  * defaults: of defaultsFor; values equal to them are left out.
  */
-export function againAsked(node: Node, defaults: Json): GrowAsked | string {
+export function repeatRequest(node: Node, defaults: Json): GrowRequest | string {
   const params = node.params
   if (!params) return 'This text was written, not generated.'
   if (node.branch === null || node.branch === undefined) return 'Its branch number was not recorded.'
@@ -74,12 +74,12 @@ export function againAsked(node: Node, defaults: Json): GrowAsked | string {
   if (constraint) {
     const kind = Object.keys(constraint)[0] ?? ''
     if (isMinimum(constraint))
-      return { ...request, min_tokens: constraint.token_limits.min_tokens } as GrowAsked
+      return { ...request, min_tokens: constraint.token_limits.min_tokens } as GrowRequest
     const field = CONSTRAINTS[kind]
     if (!field) return `Its constraint (${kind}) is not available over HTTP.`
     request[field] = constraint[kind]
   }
-  return request as GrowAsked
+  return request as GrowRequest
 }
 
 interface Minimum {
@@ -113,7 +113,7 @@ export interface Recipe {
 export function recipe(
   node: Node,
   loom: string,
-  request: GrowAsked | string,
+  request: GrowRequest | string,
   root: { prompt: string; template: boolean },
 ): Recipe {
   const at = `/looms/${encodeURIComponent(loom)}`

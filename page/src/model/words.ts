@@ -53,38 +53,40 @@ export function seconds(value: number): string {
 }
 
 /** Text on one line: white space becomes single blanks, and at most `most` characters stay. */
-export function oneLine(text: string, most = 80): string {
+export function oneLine(text: string, maxLength = 80): string {
   const line = text.replace(/\s+/g, ' ').trim()
-  const points = Array.from(line.length > 4 * most ? line.slice(0, 4 * most) : line)
-  return points.length > most ? `${beginning(line, points.slice(0, most - 1).join('').length)}…` : line
+  const points = Array.from(line.length > 4 * maxLength ? line.slice(0, 4 * maxLength) : line)
+  return points.length > maxLength
+    ? `${beginning(line, points.slice(0, maxLength - 1).join('').length)}…`
+    : line
 }
 
-const letters = new Intl.Segmenter(undefined, { granularity: 'grapheme' })
-const FAR = 64 // units around a cut that tell where a letter ends
+const graphemes = new Intl.Segmenter(undefined, { granularity: 'grapheme' })
+const FAR = 64 // units around a cut in which a grapheme must end
 
-/** At most so many units of a text's beginning. What is read as one letter, a flag, a family, stays whole. */
-export function beginning(text: string, most: number): string {
-  if (text.length <= most) return text
-  const at = letters.segment(text.slice(0, most + FAR)).containing(most)?.index
-  // A letter without an end is cut all the same, but no pair is.
-  return text.slice(0, at || most).replace(/[\ud800-\udbff]$/, '')
+/** The first units of a text. A grapheme, such as a flag or a family emoji, is not split. */
+export function beginning(text: string, maxLength: number): string {
+  if (text.length <= maxLength) return text
+  const at = graphemes.segment(text.slice(0, maxLength + FAR)).containing(maxLength)?.index
+  // A grapheme without an end is split, a surrogate pair is not.
+  return text.slice(0, at || maxLength).replace(/[\ud800-\udbff]$/, '')
 }
 
-/** At most so many units of a text's end, by whole letters. */
-export function ending(text: string, most: number): string {
-  if (text.length <= most) return text
-  const from = text.length - most
-  const { index, segment } = letters.segment(text).containing(from)!
+/** The last units of a text. Graphemes are not split. */
+export function ending(text: string, maxLength: number): string {
+  if (text.length <= maxLength) return text
+  const from = text.length - maxLength
+  const { index, segment } = graphemes.segment(text).containing(from)!
   return text.slice(index === from ? from : index + segment.length)
 }
 
 export const RIGHT_TO_LEFT =
   /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff]|\ud802[\udc00-\udfff]|\ud83a[\udc00-\udeff]/
 
-/** Whether a text runs from right to left: as its first letter does. */
+/** Return true if a text runs from right to left, as its first strong character does. */
 export const isRightToLeft = (text: string): boolean => RIGHT_TO_LEFT.test(/\p{L}/u.exec(text)?.[0] ?? '')
 
-/** White space made visible, as the heat and the token card show it. */
+/** Show white space as symbols, in the heat and in the token card. */
 export function visible(text: string): string {
   return text.replace(/\n/g, '⏎').replace(/\t/g, '→').replace(/ /g, '·')
 }

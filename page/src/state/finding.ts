@@ -3,9 +3,9 @@ import { computed, effect, signal } from '@preact/signals'
 import { api, type Schemas } from '../api/client'
 import {
   candidates,
-  type Found,
   find,
   isEmpty,
+  type Match,
   NOTHING,
   nextHit,
   pattern,
@@ -23,11 +23,11 @@ export const scope = signal<'loom' | 'all'>('loom')
 export const shape = signal<'tree' | 'list'>('tree')
 
 interface Hits {
-  found: readonly Found[]
+  matches: readonly Match[]
   /** Why there are none, or not all. */
   error: string
 }
-const NONE: Hits = { found: [], error: '' }
+const NONE: Hits = { matches: [], error: '' }
 
 /** The texts of the open loom that are searched; null: there is no query. */
 const texts = (): Texts | null => {
@@ -51,7 +51,7 @@ export const hits = computed<Hits | null>(() => {
   const among = texts()
   if (!among) return null
   const { matches, isCut } = find(among, query.value)
-  return { found: matches, error: isCut ? 'The search took too long; these are the first results.' : '' }
+  return { matches, error: isCut ? 'The search took too long; these are the first results.' : '' }
 })
 
 /** The last hits of a pattern. */
@@ -89,17 +89,17 @@ function answered({ matches, state }: Answer): void {
     cut: `The regular expression takes too long${first}.`,
     failed: 'The search did not start.',
   }
-  matched.value = { found: matches, error: words[state] }
+  matched.value = { matches, error: words[state] }
   if (state === 'cut') cut = query.peek()
   if (state === 'busy') return
   const by = awaited?.by
   awaited = null
-  if (by) goToHit(by)
+  if (by) navigateToHit(by)
 }
 
 /** Nodes that the tree shows, with those above them; null: all. */
 export const onlyHits = computed<ReadonlySet<number> | null>(() =>
-  hits.value && shape.value === 'tree' ? new Set(hits.value.found.map((each) => each.node)) : null,
+  hits.value && shape.value === 'tree' ? new Set(hits.value.matches.map((each) => each.node)) : null,
 )
 
 export function change(changes: Partial<Query>): void {
@@ -107,16 +107,16 @@ export function change(changes: Partial<Query>): void {
 }
 
 /** Go to the next hit. false: no search is open. */
-export function goToHit(by: 1 | -1): boolean {
+export function navigateToHit(by: 1 | -1): boolean {
   const loom = open.peek()
   if (awaited) {
     awaited.by = by
     return true
   }
-  const matches = hits.peek()?.found
+  const matches = hits.peek()?.matches
   if (!loom || !matches) return false
   const next = nextHit(loom.tree, matches, loom.current.peek(), by)
-  if (next !== null) loom.go(next)
+  if (next !== null) loom.navigate(next)
   return true
 }
 

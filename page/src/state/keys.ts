@@ -41,7 +41,7 @@ const hasCompared = () => has() && comparedNodes(here()!.tree, at(), here()!.sel
 const hasSelected = () => (here()?.selected.peek().size ?? 0) > 0
 
 function navigate(to: number | null | undefined): void {
-  if (to !== null && to !== undefined) here()?.go(to)
+  if (to !== null && to !== undefined) here()?.navigate(to)
 }
 function sibling(by: 1 | -1): void {
   if (!isBelowTop()) return

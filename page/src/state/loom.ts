@@ -100,14 +100,14 @@ export class OpenLoom {
     return this.position.top
   }
 
-  go(number: number): void {
+  navigate(number: number): void {
     this.position.navigate(number)
   }
 
   /** Navigate to a node of an address; another client may have added it a moment ago. */
   async visit(node: number): Promise<void> {
     await this.sync.ensure(node)
-    this.go(node)
+    this.navigate(node)
   }
 
   isUnread(number: number): boolean {

@@ -1,5 +1,5 @@
 /** The search for a regular expression: in a worker, for a time that is bounded. */
-import type { Found } from '../model/finding'
+import type { Match } from '../model/finding'
 import type { Finds, Task } from './pattern.worker'
 import address from './pattern.worker?worker&url'
 
@@ -8,7 +8,7 @@ const WORD_MS = 150 // a longer search shows that it is busy
 
 /** The result of a search so far. */
 export interface Answer {
-  matches: readonly Found[]
+  matches: readonly Match[]
   state: 'busy' | 'done' | 'cut' | 'failed'
 }
 
@@ -39,7 +39,7 @@ export class PatternSearch {
   ask(task: Task, onAnswer: (answer: Answer) => void): void {
     if (this.isBusy) this.end() // it may be where it never gets out of
     clearTimeout(this.word)
-    const matches: Found[] = []
+    const matches: Match[] = []
     const finish = (state: Answer['state']) => {
       if (state === 'done') this.rest()
       else this.end()

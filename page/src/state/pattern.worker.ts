@@ -1,5 +1,5 @@
 /** Search for a pattern in a worker: a pattern that never ends does not block the page. */
-import type { Candidate, Found } from '../model/finding'
+import type { Candidate, Match } from '../model/finding'
 import { spansOf } from '../model/spans'
 
 export interface Task {
@@ -8,7 +8,7 @@ export interface Task {
 }
 /** The hits since the last message. */
 export interface Finds {
-  matches: readonly Found[]
+  matches: readonly Match[]
   isDone: boolean
 }
 
@@ -16,7 +16,7 @@ const AT_ONCE = 100 // the hits of a full list are sent one by one: the next tex
 const EACH_MS = 50
 
 addEventListener('message', ({ data: { wanted, texts } }: MessageEvent<Task>) => {
-  let matches: Found[] = []
+  let matches: Match[] = []
   let n = 0
   let last = performance.now()
   const report = (isDone: boolean) => {

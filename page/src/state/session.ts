@@ -71,7 +71,7 @@ export async function watchServer(): Promise<void> {
 }
 
 /** Wait for the state of the server; null: the server does not answer. */
-export const serverTold = (): Promise<Schemas['ServerObject'] | null> =>
+export const waitForServer = (): Promise<Schemas['ServerObject'] | null> =>
   new Promise((resolve) => {
     const stop = effect(() => {
       if (server.value === null && !isAway.value) return

@@ -1,10 +1,10 @@
 /** How branches are grown: what the person set, for the next call, for one loom, or for all. */
 import { batch, computed, signal } from '@preact/signals'
-import { ApiError, type GrowAsked, type Model } from '../api/client'
+import { ApiError, type GrowRequest, type Model } from '../api/client'
 import {
   type Bias,
   type Constraint,
-  FIGURES,
+  FIGURE_FIELDS,
   type Figure,
   KINDS,
   type Limits,
@@ -27,7 +27,7 @@ export type Settings = Record<Exclude<Figure, OptionalFigure>, number> &
     constraint: Constraint | null
   }
 
-const samplers = Object.fromEntries(SAMPLERS.map((name) => [name, FIGURES[name].neutral]))
+const samplers = Object.fromEntries(SAMPLERS.map((name) => [name, FIGURE_FIELDS[name].neutral]))
 
 /** Neutral sampling: what a base model's own distribution says. */
 export const NEUTRAL: Settings = {
@@ -68,7 +68,7 @@ const isBias = (value: unknown): value is Bias =>
 function known(kept: unknown): Partial<Settings> {
   if (!isObject(kept)) return {}
   const fits = (name: string, value: unknown) => {
-    if (FIGURES[name as Figure]?.empty) return value === null || Number.isInteger(value)
+    if (FIGURE_FIELDS[name as Figure]?.empty) return value === null || Number.isInteger(value)
     if (name === 'logit_bias') return Array.isArray(value) && value.every(isBias)
     if (name === 'constraint')
       return value === null || (isObject(value) && isString(value['text']) && String(value['kind']) in KINDS)
@@ -240,7 +240,7 @@ export const withModels = computed(() => {
 })
 
 /** The settings as a request for growing. */
-export function growRequest(from: Settings = settings.peek()): GrowAsked {
+export function growRequest(from: Settings = settings.peek()): GrowRequest {
   const { stop, constraint, logit_bias, models: _, ...numbers } = from
   const growing = growingModels(from)
   const limit = constraint ? readConstraint(constraint) : {}
@@ -286,7 +286,8 @@ export const OTHER_LABELS: Record<string, string> = {
 /** The error of the first invalid field, which prevents a call; null: all are valid. */
 export const blocked = computed<string | null>(() => {
   for (const [field, message] of faults.value) {
-    const label = field in FIGURES ? FIGURES[field as Figure].label : (OTHER_LABELS[field] ?? field)
+    const label =
+      field in FIGURE_FIELDS ? FIGURE_FIELDS[field as Figure].label : (OTHER_LABELS[field] ?? field)
     return `${label}: ${message}`
   }
   if (settings.value.logit_bias.length && growingModels().some((each) => each.id !== model.value?.id))

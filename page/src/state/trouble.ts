@@ -1,5 +1,5 @@
 /** Errors of growth and their remedies: full memory, full context, full queue. */
-import type { ApiError, GrowAsked } from '../api/client'
+import type { ApiError, GrowRequest } from '../api/client'
 import { api } from '../api/client'
 import { count, plural } from '../model/words'
 import { readKv } from './gauge'
@@ -9,7 +9,7 @@ import { settings } from './settings'
 import { detailsOf, dismiss, failed, sentence, toast } from './toasts'
 
 /** Grow again, with other settings. */
-export type Retry = (other: GrowAsked) => unknown
+export type Retry = (other: GrowRequest) => unknown
 
 const FEWEST_TOKENS = 8
 

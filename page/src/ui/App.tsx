@@ -1,4 +1,4 @@
-/** The whole page: the beginning, or a loom, and what lies above them. */
+/** The page: the start screen or a loom, and the overlays. */
 import { effect } from '@preact/signals'
 import { titleOf } from '../model/words'
 import { question } from '../state/actions'
@@ -56,12 +56,12 @@ effect(() => {
 export function App() {
   return (
     <ErrorBoundary>
-      <Whole />
+      <Content />
     </ErrorBoundary>
   )
 }
 
-function Whole() {
+function Content() {
   const Above = overlay.value ? OVERLAYS[overlay.value] : null
   return (
     <>

@@ -25,7 +25,7 @@ function Columns({ loom }: { loom: OpenLoom }) {
   const texts = nodes.map((each) => shownText(each, loom.info.value, false))
   const common = commonBeginning(texts)
   const pick = (node: number) => {
-    loom.go(node)
+    loom.navigate(node)
     closeOverlay()
   }
   return (
@@ -57,7 +57,7 @@ function Columns({ loom }: { loom: OpenLoom }) {
   )
 }
 
-/** What a branch was grown with that is not neutral, and how it came out. */
+/** The settings of a branch that are not neutral, and how it ended. */
 function Settings({ loom, node }: { loom: OpenLoom; node: Node }) {
   const [known, setKnown] = useState<Node | null>(null)
   useEffect(() => {

@@ -4,16 +4,16 @@ import { TextButton } from './Button'
 import { Dialog } from './Dialog'
 
 export function Confirm() {
-  const asked = question.value
-  if (!asked) return null
+  const current = question.value
+  if (!current) return null
   return (
-    <Dialog title={asked.title} width={420} onClose={() => asked.answer(false)}>
+    <Dialog title={current.title} width={420} onClose={() => current.answer(false)}>
       <div class="column">
-        <p>{asked.text}</p>
+        <p>{current.text}</p>
         <div class="row" style={{ justifyContent: 'flex-end' }}>
-          <TextButton onClick={() => asked.answer(false)}>Cancel</TextButton>
-          <TextButton kind="main" onClick={() => asked.answer(true)}>
-            {asked.yes}
+          <TextButton onClick={() => current.answer(false)}>Cancel</TextButton>
+          <TextButton kind="main" onClick={() => current.answer(true)}>
+            {current.yes}
           </TextButton>
         </div>
       </div>

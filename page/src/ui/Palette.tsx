@@ -5,20 +5,20 @@ import { toast } from '../state/toasts'
 import { closeOverlay, Dialog } from './Dialog'
 
 /** The text that a query is compared with: the label, and synonyms from other programs. */
-const said = ({ label, group, also = '' }: Binding) => `${label} ${group} ${also}`
+const searchText = ({ label, group, also = '' }: Binding) => `${label} ${group} ${also}`
 
 export function Palette() {
   const [query, setQuery] = useState('')
   const [at, setAt] = useState(0)
   const words = query.toLowerCase().split(/\s+/).filter(Boolean)
   const has = (text: string) => words.every((word) => text.toLowerCase().includes(word))
-  const known = bindings.filter((each) => each.id !== 'palette' && has(said(each)))
+  const known = bindings.filter((each) => each.id !== 'palette' && has(searchText(each)))
   // The command with exactly this label, then other labels that match, then synonyms.
   const rank = ({ label }: Binding) => (label.toLowerCase() === words.join(' ') ? 0 : has(label) ? 1 : 2)
-  const found = known.sort((a, b) => rank(a) - rank(b))
-  const chosen = Math.min(at, found.length - 1)
+  const matches = known.sort((a, b) => rank(a) - rank(b))
+  const chosen = Math.min(at, matches.length - 1)
   const take = (i: number) => {
-    const one = found[i]
+    const one = matches[i]
     if (!one) return
     if (!(one.can?.() ?? true)) {
       if (one.why?.()) toast(one.why()!)
@@ -37,14 +37,14 @@ export function Palette() {
         role="combobox"
         aria-expanded="true"
         aria-controls="palette-list"
-        aria-activedescendant={found[chosen] ? `cmd-${found[chosen].id}` : undefined}
+        aria-activedescendant={matches[chosen] ? `cmd-${matches[chosen].id}` : undefined}
         value={query}
         onInput={(event) => {
           setQuery(event.currentTarget.value)
           setAt(0)
         }}
         onKeyDown={(event) => {
-          if (event.key === 'ArrowDown') setAt(Math.min(chosen + 1, found.length - 1))
+          if (event.key === 'ArrowDown') setAt(Math.min(chosen + 1, matches.length - 1))
           else if (event.key === 'ArrowUp') setAt(Math.max(chosen - 1, 0))
           else if (event.key === 'Enter') take(chosen)
           else return
@@ -52,7 +52,7 @@ export function Palette() {
         }}
       />
       <ul id="palette-list" role="listbox" aria-label="Commands" class="palette-list">
-        {found.map((each, i) => (
+        {matches.map((each, i) => (
           <li
             key={each.id}
             id={`cmd-${each.id}`}
@@ -70,7 +70,7 @@ export function Palette() {
           </li>
         ))}
       </ul>
-      {!found.length && <p class="muted">No matching commands.</p>}
+      {!matches.length && <p class="muted">No matching commands.</p>}
     </Dialog>
   )
 }

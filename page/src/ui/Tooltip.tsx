@@ -38,9 +38,9 @@ export function Tooltip() {
     addEventListener('focusin', onFocus, options)
     addEventListener('keydown', onKey, options)
     addEventListener('pointerdown', onPointer, options)
-    for (const each of hides) addEventListener(each, hide, options)
-    for (const each of ['pointerup', 'pointercancel'])
-      addEventListener(each, () => clearTimeout(waiting), options)
+    for (const type of hides) addEventListener(type, hide, options)
+    for (const type of ['pointerup', 'pointercancel'])
+      addEventListener(type, () => clearTimeout(waiting), options)
     return () => {
       clearTimeout(waiting)
       listening.abort()

@@ -54,6 +54,6 @@ export function waits(isGrowing: boolean | undefined, what: string): Promise<und
 export function follow(changed: Changed | undefined): number | null {
   const added = changed?.added?.[changed.added.length - 1]
   if (!added) return null
-  open.peek()?.go(added.node)
+  open.peek()?.navigate(added.node)
   return added.node
 }

@@ -1,6 +1,6 @@
 /** Grow, continue, search, retry and stop branches. */
 import { effect, untracked } from '@preact/signals'
-import { ApiError, api, type GrowAsked, type RunAsked, type Schemas } from '../../api/client'
+import { ApiError, api, type GrowRequest, type RunRequest, type Schemas } from '../../api/client'
 import type { Lane } from '../../model/lane'
 import { plural } from '../../model/words'
 import type { OpenLoom } from '../loom'
@@ -16,8 +16,8 @@ import { isUnanswered, on, waits } from './change'
  * invalid setting at its field.
  */
 async function growing(
-  call: (loom: OpenLoom, more: GrowAsked) => Promise<Schemas['JobReply']>,
-  more: GrowAsked,
+  call: (loom: OpenLoom, more: GrowRequest) => Promise<Schemas['JobReply']>,
+  more: GrowRequest,
 ): Promise<Schemas['JobReply'] | undefined> {
   const loom = open.peek()
   if (!loom) return undefined
@@ -39,7 +39,7 @@ async function growing(
   } catch (error) {
     if (isUnanswered(error)) return undefined
     if (refused(error)) inspect('generate')
-    const resend = (other: GrowAsked) => open.peek() === loom && growing(call, { ...more, ...other })
+    const resend = (other: GrowRequest) => open.peek() === loom && growing(call, { ...more, ...other })
     if (!(error instanceof ApiError && troubled(error, resend))) failed(error)
     return undefined
   }
@@ -50,7 +50,7 @@ effect(() => {
   const failure = open.value?.events.lastError.value
   if (!failure) return
   const loom = open.peek()!
-  const resend = async (other: GrowAsked) => {
+  const resend = async (other: GrowRequest) => {
     const failed = loom.growth.failedLanes().filter((lane) => failure.nodes.includes(lane.parent))
     await loom.growth.replace(failed, () => growMany(failure.nodes, other))
   }
@@ -58,14 +58,14 @@ effect(() => {
 })
 
 /** Continue a node that has ended: without a minimum most branches would end at once again. */
-const pastEnd = (loom: OpenLoom, node: number): GrowAsked =>
+const pastEnd = (loom: OpenLoom, node: number): GrowRequest =>
   loom.tree.get(node)?.ended ? { force: true, ...(settings.peek().constraint ? {} : { min_tokens: 1 }) } : {}
 
 /** Grow n children of a node. A single answer of a chat is gone to, as it comes. */
-export const grow = (node: number, more: GrowAsked = {}) =>
+export const grow = (node: number, more: GrowRequest = {}) =>
   waits(open.peek()?.tree.get(node)?.growing, 'to grow below it') ?? growAndFollow(node, more)
 
-async function growAndFollow(node: number, more: GrowAsked): Promise<Schemas['JobReply'] | undefined> {
+async function growAndFollow(node: number, more: GrowRequest): Promise<Schemas['JobReply'] | undefined> {
   const loom = open.peek()
   const from = loom?.current.peek()
   const job = await growChildren(node, more)
@@ -73,7 +73,7 @@ async function growAndFollow(node: number, more: GrowAsked): Promise<Schemas['Jo
   if (!loom?.isChat || !branch || others.length || loom.current.peek() !== from) return job
   if (from === node || loom.tree.parent(from!) === node) {
     const draft = loom.drafts.open
-    loom.go(branch.node)
+    loom.navigate(branch.node)
     if (draft?.kind === 'child' && draft.node === from) loom.drafts.move(draft, branch.node)
   }
   return job
@@ -85,11 +85,11 @@ export async function continueToEnd(node: number): Promise<void> {
   const maxTokens = Math.min(TO_THE_END, limits.peek()?.tokens ?? TO_THE_END)
   const job = await grow(node, { n: 1, max_tokens: maxTokens })
   const branch = job?.branches?.[0]
-  if (branch && loom?.current.peek() === node) loom.go(branch.node)
+  if (branch && loom?.current.peek() === node) loom.navigate(branch.node)
 }
 
 /** Grow n children of a node, and stay where one is. */
-export const growChildren = (node: number, more: GrowAsked) =>
+export const growChildren = (node: number, more: GrowRequest) =>
   growing(async (loom, what) => {
     loom.growth.requested.value = { parent: node, n: (what.n ?? 1) * (what.models?.length || 1) }
     try {
@@ -100,7 +100,7 @@ export const growChildren = (node: number, more: GrowAsked) =>
   }, more)
 
 /** Grow n children of each of several nodes, in one batch. null: of all leaves that have not ended. */
-export const growMany = (nodes: number[] | null, more: GrowAsked = {}) =>
+export const growMany = (nodes: number[] | null, more: GrowRequest = {}) =>
   growing((loom, what) => api.growMany(loom.id, { ...what, nodes }), more).then((job) => {
     if (job?.skipped?.length)
       toast(`${plural(job.skipped.length, 'node')} had already ended and did not grow.`)
@@ -108,7 +108,7 @@ export const growMany = (nodes: number[] | null, more: GrowAsked = {}) =>
   })
 
 /** Search for an answer below a node; the inspector shows its rounds. Raises: ApiError. */
-export async function search(request: RunAsked): Promise<void> {
+export async function search(request: RunRequest): Promise<void> {
   const loom = open.peek()
   if (!loom) return
   const job = await api.run(loom.id, request)

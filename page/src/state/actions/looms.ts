@@ -1,5 +1,5 @@
 /** Create, rename, annotate, remove and restore looms. */
-import { ApiError, api, type GrowAsked, type Loom } from '../../api/client'
+import { ApiError, api, type GrowRequest, type Loom } from '../../api/client'
 import type { AuthorNote } from '../../model/author_note'
 import { ROOT } from '../../model/tree'
 import { titleOf } from '../../model/words'
@@ -13,7 +13,7 @@ import { writeMessage } from './write'
 /** Make a loom of a prompt, open it, and grow its first branches. */
 export async function begin(
   prompt: string,
-  more: { template: boolean; title?: string; system?: string; model?: string; grow: GrowAsked | null },
+  more: { template: boolean; title?: string; system?: string; model?: string; grow: GrowRequest | null },
 ): Promise<void> {
   try {
     const system = more.system?.trim() || null

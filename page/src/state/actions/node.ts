@@ -1,6 +1,6 @@
 /** Bookmark, rate, annotate, regenerate, cache and copy a node. */
 import { api, type KvOp, type Loom } from '../../api/client'
-import { againAsked, comparison, defaultsFor } from '../../model/provenance'
+import { comparison, defaultsFor, repeatRequest } from '../../model/provenance'
 import { rerated } from '../../model/sibling_order'
 import { ROOT } from '../../model/tree'
 import { oneLine, plural, shortName, titleOf } from '../../model/words'
@@ -30,30 +30,30 @@ export const regenerate = (number: number) =>
     const node = await api.node(loom.id, number, ['params', 'tokens'])
     const grower = models.peek().find((each) => each.id === node.model) ?? model.peek()
     const defaults = defaultsFor(grower, loom.info.peek().chat_template_used)
-    const again = againAsked(node, defaults)
-    if (typeof again === 'string' || node.parent === null) {
-      toast('This node cannot be regenerated.', { detail: typeof again === 'string' ? again : '' })
+    const request = repeatRequest(node, defaults)
+    if (typeof request === 'string' || node.parent === null) {
+      toast('This node cannot be regenerated.', { detail: typeof request === 'string' ? request : '' })
       return
     }
     const force = loom.tree.get(node.parent)?.ended ?? false
-    const told = await api.growWhole(loom.id, node.parent, { ...again, force })
-    const [twin] = told.nodes ?? []
+    const reply = await api.growAndWait(loom.id, node.parent, { ...request, force })
+    const [twin] = reply.nodes ?? []
     if (!twin) return
-    if (!loom.tree.get(twin.node)) await loom.sync.refresh() // the answer may be here before the feed tells of it
+    if (!loom.tree.get(twin.node)) await loom.sync.refresh() // the reply may arrive before the event
     const came = comparison(node.token_ids ?? [], twin.token_ids ?? [])
     const n = plural(node.n_tokens, 'token')
-    const says = {
+    const message = {
       same: `Regenerated the same ${n}.`,
       longer: `The text has the same ${n}, and more after them.`,
       other: 'Regenerated a different text.',
     }[came]
-    toast(says, {
+    toast(message, {
       detail: came === 'other' ? 'Its path, its text or the model has changed since.' : '',
       action: { label: 'Remove the copy', run: () => void remove(twin.node) },
     })
   })
 
-/** What somebody notes on a node; other notes stay. */
+/** Save a person's note on a node; its other notes do not change. */
 export const note = (number: number, text: string) =>
   change(async (loom) => {
     const { meta } = await api.node(loom.id, number, ['meta'])
@@ -64,9 +64,9 @@ export const note = (number: number, text: string) =>
 /** Compute the KV of a node's path now, keep it, move it, or forget that of its own tokens. */
 export const handleKv = (number: number, op: KvOp) =>
   on(async (loom) => {
-    const told = await api.nodeKv(loom.id, number, op)
+    const reply = await api.nodeKv(loom.id, number, op)
     kvChanged()
-    return told
+    return reply
   })
 
 /** Pin a node in memory, or unpin it where it is pinned. */

@@ -45,7 +45,7 @@ export async function remove(node: number, what: What = 'node'): Promise<void> {
     const fold = call('removing', tops)
     loom.position.next = next // the event may arrive before the reply
     const changed = await taken(loom, () => api.remove(loom.id, node, what), fold)
-    if (next !== null) loom.go(next)
+    if (next !== null) loom.navigate(next)
     showRemoved(n, changed)
   })
 }
@@ -78,7 +78,7 @@ export async function removeMany(nodes: readonly number[]): Promise<void> {
     const fold = call('removing', tops)
     loom.position.next = stays ?? null
     const changed = await taken(loom, () => api.remove(loom.id, first, 'node', others), fold)
-    if (stays !== undefined) loom.go(stays)
+    if (stays !== undefined) loom.navigate(stays)
     loom.selected.value = new Set()
     showRemoved(n, changed)
   })

@@ -28,7 +28,7 @@ export async function send(loom: OpenLoom, draft: Draft, n?: number): Promise<vo
     drafts.change(field, { text: field.text ? `${text}\n${field.text}` : text })
     return
   }
-  loom.go(added.node)
+  loom.navigate(added.node)
   // At once, before the field is drawn again and loses the focus.
   if (next && ((n ?? settings.peek().n) === 1 || next.text)) drafts.move(next, added.node)
   else if (next) drafts.drop(next)

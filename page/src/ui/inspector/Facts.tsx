@@ -5,7 +5,7 @@ export interface Fact {
   name: string
   value: ComponentChildren
   /** The tooltip: the meaning of the name. */
-  says?: string
+  hint?: string
   varies?: boolean
 }
 
@@ -15,7 +15,7 @@ export function Facts({ of }: { of: (Fact | null | false)[] }) {
     <dl class="facts">
       {rows.map((each) => (
         <div key={each.name} class="fact">
-          <dt title={each.says}>{each.name}</dt>
+          <dt title={each.hint}>{each.name}</dt>
           <dd data-varies={each.varies ? '' : undefined}>{each.value ?? '…'}</dd>
         </div>
       ))}

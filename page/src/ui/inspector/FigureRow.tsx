@@ -1,7 +1,7 @@
 /** A setting that is a number: its name, its field, and what is wrong with it. */
 import type { ComponentChildren } from 'preact'
 import { useEffect, useState } from 'preact/hooks'
-import { FIGURES, type Figure, readFigure } from '../../model/fields'
+import { FIGURE_FIELDS, type Figure, readFigure } from '../../model/fields'
 import { fault, faults, limits, set } from '../../state/settings'
 
 interface FigureRowProps {
@@ -12,7 +12,7 @@ interface FigureRowProps {
 }
 
 export function FigureRow({ name, value, children }: FigureRowProps) {
-  const field = FIGURES[name]
+  const field = FIGURE_FIELDS[name]
   const [draft, setDraft] = useState<string | null>(null)
   const wrong = faults.value.get(name)
   useEffect(() => setDraft(null), [value])

@@ -1,6 +1,6 @@
 /** How branches are grown, and the button that grows them. */
 import { RotateCcw } from 'lucide-preact'
-import { FIGURES, SAMPLERS } from '../../model/fields'
+import { FIGURE_FIELDS, SAMPLERS } from '../../model/fields'
 import { plural, shortName } from '../../model/words'
 import * as act from '../../state/actions'
 import { keyFor } from '../../state/keys'
@@ -101,15 +101,16 @@ export function GenerateTab({ loom }: { loom: OpenLoom }) {
 }
 
 function FigureRows({ of, shown }: { of: 'main' | 'more'; shown: Settings }) {
-  return SAMPLERS.filter((name) => FIGURES[name].sampler === of).map((name) => (
+  return SAMPLERS.filter((name) => FIGURE_FIELDS[name].sampler === of).map((name) => (
     <FigureRow key={name} name={name} value={shown[name]} />
   ))
 }
 
 /** Samplers that few calls need. What is set or wrong in the fold is counted outside. */
 function MoreSamplers({ shown }: { shown: Settings }) {
-  const names = SAMPLERS.filter((name) => FIGURES[name].sampler === 'more')
-  const n = names.filter((name) => shown[name] !== FIGURES[name].neutral).length + shown.logit_bias.length
+  const names = SAMPLERS.filter((name) => FIGURE_FIELDS[name].sampler === 'more')
+  const n =
+    names.filter((name) => shown[name] !== FIGURE_FIELDS[name].neutral).length + shown.logit_bias.length
   const isWrong = ['logit_bias', ...names].some((name) => faults.value.has(name))
   return (
     <details

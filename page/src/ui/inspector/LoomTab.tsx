@@ -33,9 +33,9 @@ export function LoomTab({ loom }: { loom: OpenLoom }) {
         <NameField loom={loom} key={titleOf(info)} />
         <Facts
           of={[
-            { name: 'Model', says: info.model, value: shortName(info.model) },
+            { name: 'Model', hint: info.model, value: shortName(info.model) },
             info.title
-              ? { name: 'Address', says: 'The name in the address and in commands', value: info.name }
+              ? { name: 'Address', hint: 'The name in the address and in commands', value: info.name }
               : null,
             { name: 'Kind', value: isChat === null ? '–' : isChat ? 'chat' : 'raw text' },
             info.created ? { name: 'Created', value: moment(info.created), varies: true } : null,
@@ -43,12 +43,12 @@ export function LoomTab({ loom }: { loom: OpenLoom }) {
             { name: 'Leaves', value: count(leaves) },
             {
               name: 'Tokens',
-              says: 'All nodes together; shared text is counted once.',
+              hint: 'All nodes together; shared text is counted once.',
               value: count(tokens),
             },
             {
               name: 'In KV cache',
-              says: 'Nodes with their full path in the KV cache.',
+              hint: 'Nodes with their full path in the KV cache.',
               value: kv === null ? '–' : kv && `${plural(kv.hot, 'node')}, ${plural(kv.hot_tokens, 'token')}`,
               varies: true,
             },
@@ -203,17 +203,17 @@ function NameField({ loom }: { loom: OpenLoom }) {
   )
 }
 
-/** The loom's memory: asked for when its tree has changed, a moment after. undefined: not told yet; null: not known. */
+/** The KV size of the loom, read after each change of its tree. undefined: not loaded yet; null: unknown. */
 function useKv(loom: OpenLoom): Schemas['LoomKv'] | null | undefined {
-  const [told, setTold] = useState<{ id: string; kv: Schemas['LoomKv'] | null } | null>(null)
+  const [loaded, setLoaded] = useState<{ id: string; kv: Schemas['LoomKv'] | null } | null>(null)
   const { id } = loom
   const rev = loom.tree.rev
   useEffect(() => {
     let isOver = false
     const timer = setTimeout(() => {
       api.loomKv(id).then(
-        (kv) => !isOver && setTold({ id, kv }),
-        () => !isOver && setTold({ id, kv: null }), // a figure that is not worth a word
+        (kv) => !isOver && setLoaded({ id, kv }),
+        () => !isOver && setLoaded({ id, kv: null }), // a figure that is not worth a word
       )
     }, 300)
     return () => {
@@ -221,5 +221,5 @@ function useKv(loom: OpenLoom): Schemas['LoomKv'] | null | undefined {
       clearTimeout(timer)
     }
   }, [id, rev])
-  return told?.id === id ? told.kv : undefined
+  return loaded?.id === id ? loaded.kv : undefined
 }

@@ -1,4 +1,4 @@
-/** What one notes on a node, its KV, and where it stands. */
+/** Parts of the node tab: notes, KV, and position in the tree. */
 
 import { signal } from '@preact/signals'
 import { Bookmark } from 'lucide-preact'
@@ -81,12 +81,12 @@ export function Kv({ node, known }: { node: number; known: Node | null }) {
         of={[
           {
             name: 'KV cache',
-            says: 'Whether the path to this node is in the KV cache.',
+            hint: 'Whether the path to this node is in the KV cache.',
             value: kv === null ? null : WARMTH[kv.state],
           },
           {
             name: 'Pinned',
-            says: 'A pinned path stays in memory until it is unpinned or removed, or the server stops.',
+            hint: 'A pinned path stays in memory until it is unpinned or removed, or the server stops.',
             value: kv === null ? null : isPinned ? 'yes' : 'no',
           },
         ]}
@@ -158,7 +158,7 @@ export function Shape({ loom, node }: { loom: OpenLoom; node: number }) {
               disabled={!canDrop}
               onClick={() => {
                 carried.value = null
-                void act.move(moving, node).then((made) => made && loom.go(moving))
+                void act.move(moving, node).then((changed) => changed && loom.navigate(moving))
               }}
             >
               Move below this node
@@ -198,7 +198,7 @@ export function Shape({ loom, node }: { loom: OpenLoom; node: number }) {
             event.preventDefault()
             const field = event.currentTarget.elements.namedItem('name') as HTMLInputElement
             const name = field.value.trim()
-            if (name) void act.copyOut(node, name).then((made) => made && setNaming(false))
+            if (name) void act.copyOut(node, name).then((changed) => changed && setNaming(false))
           }}
         >
           <input

@@ -47,12 +47,12 @@ function textFacts(loom: OpenLoom, node: Node, known: Node | null): (Fact | fals
     },
     {
       name: 'Avg. probability',
-      says: 'The geometric mean of its tokens’ probabilities before sampling: exp(mean log-probability).',
+      hint: 'The geometric mean of its tokens’ probabilities before sampling: exp(mean log-probability).',
       value: probability(meanP(node)),
     },
     {
       name: 'Avg. entropy',
-      says: 'Entropy of the model’s distribution before each token, in nats.',
+      hint: 'Entropy of the model’s distribution before each token, in nats.',
       value: entropies.length ? `${Math.abs(mean).toFixed(2)} nats` : '–',
     },
     node.growing || node.finish_reason !== null
@@ -62,7 +62,7 @@ function textFacts(loom: OpenLoom, node: Node, known: Node | null): (Fact | fals
         }
       : false,
     node.error != null && { name: 'Error', value: sentence(node.error) },
-    score !== null && { name: 'Score', says: 'Its score in a search.', value: score.toPrecision(3) },
+    score !== null && { name: 'Score', hint: 'Its score in a search.', value: score.toPrecision(3) },
     isChat && { name: 'Turn', value: turn(node) },
   ]
 }

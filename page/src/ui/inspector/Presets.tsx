@@ -1,7 +1,7 @@
 /** Named settings: applied by a click or a key, kept, renamed and removed. */
 import { Pencil, Plus, Trash2 } from 'lucide-preact'
 import { useState } from 'preact/hooks'
-import { FIGURES, type Figure } from '../../model/fields'
+import { FIGURE_FIELDS, type Figure } from '../../model/fields'
 import { keyFor } from '../../state/keys'
 import {
   applyPreset,
@@ -19,19 +19,20 @@ import { IconButton } from '../Button'
 
 const LABELS: Partial<Record<keyof Settings, string>> = { stop: 'stop at', constraint: 'an output format' }
 
-/** What a preset sets, but what is neutral. */
-function presetSays(preset: Preset): string {
+/** The settings of a preset that are not neutral. */
+function presetSummary(preset: Preset): string {
   const parts: string[] = []
   for (const [name, value] of Object.entries(preset) as [keyof Settings | 'name', unknown][]) {
     if (name === 'name' || JSON.stringify(value) === JSON.stringify(NEUTRAL[name])) continue
-    const label = name in FIGURES ? FIGURES[name as Figure].label.toLowerCase() : (LABELS[name] ?? name)
+    const label =
+      name in FIGURE_FIELDS ? FIGURE_FIELDS[name as Figure].label.toLowerCase() : (LABELS[name] ?? name)
     parts.push(name === 'constraint' ? label : `${label} ${Array.isArray(value) ? value.length : value}`)
   }
   return parts.join(', ') || 'The model’s distribution without changes; suits base models'
 }
 
 export function Presets() {
-  /** What a name is typed for; null: nothing is open. */
+  /** The purpose of the typed name; null: the field is closed. */
   const [naming, setNaming] = useState<'new' | 'old' | null>(null)
   const chosen = chosenPreset.value
   const remove = () => {
@@ -60,7 +61,7 @@ export function Presets() {
             key={each.name}
             type="button"
             aria-pressed={chosen?.name === each.name}
-            title={[presetSays(each), at < 5 ? keyFor(`preset-${at + 1}`) : ''].filter(Boolean).join('  ')}
+            title={[presetSummary(each), at < 5 ? keyFor(`preset-${at + 1}`) : ''].filter(Boolean).join('  ')}
             onClick={() => applyPreset(each)}
           >
             {each.name}

@@ -1,7 +1,7 @@
 /** The author, time and settings of a node, and how to reproduce it: here, in a shell and in Python. */
 
 import type { Node } from '../../api/client'
-import { againAsked, curl, defaultsFor, drawnWith, python, recipe } from '../../model/provenance'
+import { curl, defaultsFor, drawnWith, python, recipe, repeatRequest } from '../../model/provenance'
 import { shortName } from '../../model/words'
 import * as act from '../../state/actions'
 import type { OpenLoom } from '../../state/loom'
@@ -19,7 +19,7 @@ interface ProvenanceProps {
 export function Provenance({ loom, node, known }: ProvenanceProps) {
   const { name, prompt, chat_template_used } = loom.info.value
   const defaults = defaultsFor(model.value, chat_template_used)
-  const request = known ? againAsked(known, defaults) : 'Loading.'
+  const request = known ? repeatRequest(known, defaults) : 'Loading.'
   const force = node.parent !== null && loom.tree.get(node.parent)?.ended ? { force: true } : {}
   const copy = (write: typeof curl, what: string) => {
     if (!known) return
@@ -73,7 +73,7 @@ function facts(loom: OpenLoom, known: Node | null): (Fact | false | null)[] {
     {
       name: 'Model',
       value: shortName(known?.model ?? origin?.model ?? loom.info.value.model),
-      says: origin?.model ? 'The model that generated it.' : 'The model of this loom.',
+      hint: origin?.model ? 'The model that generated it.' : 'The model of this loom.',
     },
     ...(params ? drawnWith(params).map(([name, value]) => ({ name, value })) : []),
     params && !drawnWith(params).length ? { name: 'Sampling', value: 'neutral' } : null,
@@ -83,7 +83,7 @@ function facts(loom: OpenLoom, known: Node | null): (Fact | false | null)[] {
           name: 'Seed',
           value: `${params['seed']}`,
           varies: true,
-          says: 'Reproduces this text together with the branch number.',
+          hint: 'Reproduces this text together with the branch number.',
         }
       : null,
     params

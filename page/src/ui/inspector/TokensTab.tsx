@@ -1,7 +1,7 @@
 /** One token at a time: what may come next here, how likely it is, and taking it. */
 import { useEffect, useRef, useState } from 'preact/hooks'
 import { figure } from '../../model/heat'
-import { type ChanceRow, chanceRows, drawingAsked, drawingSays } from '../../model/next'
+import { type ChanceRow, chanceRows, drawingRequest, drawingText } from '../../model/next'
 import { ending, oneLine, probability, shortName } from '../../model/words'
 import * as act from '../../state/actions'
 import { provide } from '../../state/handlers'
@@ -9,7 +9,7 @@ import type { OpenLoom } from '../../state/loom'
 import { isReadOnly, server } from '../../state/session'
 import { settings } from '../../state/settings'
 import { ChanceTable } from './ChanceTable'
-import { type Asked, KEYED, useLookup, useNext } from './useNext'
+import { KEYED, type NextRequest, useLookup, useNext } from './useNext'
 import './tokens.css'
 
 const TOP = 20
@@ -23,32 +23,32 @@ export function TokensTab({ loom }: { loom: OpenLoom }) {
   const [isFar, setFar] = useState(false)
   const [isLong, setLong] = useState(false)
   const box = useRef<HTMLDivElement>(null)
-  const most = server.value?.limits['top'] ?? TOP
-  const drawing = drawingAsked(settings.value)
+  const maxTop = server.value?.limits['top'] ?? TOP
+  const drawing = drawingRequest(settings.value)
   const canAsk = node !== undefined && !node.growing && !isReadOnly.value
-  const asked: Asked | null = canAsk
+  const request: NextRequest | null = canAsk
     ? {
         loom: loom.id,
         node: at,
         version: `${node.n_tokens} ${node.text.length} ${node.text.slice(-24)}`,
-        top: Math.min(isLong ? 100 : TOP, most),
+        top: Math.min(isLong ? 100 : TOP, maxTop),
         ahead: isFar ? AHEAD : 0,
         drawing,
       }
     : null
-  const told = useNext(asked)
-  const found = useLookup(asked, filter)
-  const isHere = told.node === at && told.reply !== null
-  const rows = told.reply ? chanceRows(told.reply, told.ahead) : []
+  const state = useNext(request)
+  const lookup = useLookup(request, filter)
+  const isHere = state.node === at && state.reply !== null
+  const rows = state.reply ? chanceRows(state.reply, state.ahead) : []
   const wanted = rows.filter((row) => !filter || matches(row, filter))
   const listed = new Set(wanted.map((row) => row.chance.id))
-  const lookedUp = found.chances.filter((each) => !listed.has(each.id))
+  const lookedUp = lookup.chances.filter((each) => !listed.has(each.id))
   const take = (id: number) => void act.take(at, [id])
   useEffect(() =>
     provide('digit', (k) => {
-      // Nobody takes what they cannot see; while the next ones are on their way a digit means them.
-      if (k > KEYED || asked === null || !box.current?.offsetParent) return false
-      if (!isHere) return told.error === ''
+      // Digits need a visible table. While the next tokens load, a digit refers to those.
+      if (k > KEYED || request === null || !box.current?.offsetParent) return false
+      if (!isHere) return state.error === ''
       const row = wanted[k - 1]
       if (row) take(row.chance.id)
       return row !== undefined
@@ -60,8 +60,8 @@ export function TokensTab({ loom }: { loom: OpenLoom }) {
       ? `Read-only: load ${shortName(loom.info.value.model)} to see what comes next.`
       : node.growing
         ? 'This branch is still growing. The next tokens are listed when it has ended.'
-        : told.node === at
-          ? told.error
+        : state.node === at
+          ? state.error
           : ''
   return (
     <div class="next" ref={box}>
@@ -94,7 +94,7 @@ export function TokensTab({ loom }: { loom: OpenLoom }) {
           </span>
         </label>
       </section>
-      <section class="part" aria-busy={told.isBusy}>
+      <section class="part" aria-busy={state.isBusy}>
         {note && <p class="caption">{note}</p>}
         {!note && rows.length > 0 && (
           <>
@@ -106,24 +106,24 @@ export function TokensTab({ loom }: { loom: OpenLoom }) {
               onTake={take}
             />
             {filter !== '' && !wanted.length && !lookedUp.length && (
-              <p class="caption">{found.error || 'No token has this text.'}</p>
+              <p class="caption">{lookup.error || 'No token has this text.'}</p>
             )}
             {!isLong && !filter && rows.length === TOP && (
               <div class="choices">
                 <button type="button" onClick={() => setLong(true)}>
-                  Show {Math.min(100, most)}
+                  Show {Math.min(100, maxTop)}
                 </button>
               </div>
             )}
             <dl class="facts">
               <dt title="Entropy of the full distribution, in nats; 0 is certain.">Entropy</dt>
-              <dd>{shownNats(told.reply?.entropy)}</dd>
+              <dd>{shownNats(state.reply?.entropy)}</dd>
               <dt title="The total probability of the tokens that are not listed.">Rest</dt>
-              <dd>{probability(told.reply?.rest ?? null)}</dd>
+              <dd>{probability(state.reply?.rest ?? null)}</dd>
             </dl>
           </>
         )}
-        <p class="caption">{drawingSays(settings.value)}</p>
+        <p class="caption">{drawingText(settings.value)}</p>
       </section>
     </div>
   )

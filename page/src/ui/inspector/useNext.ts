@@ -7,7 +7,7 @@ const LOOK_MS = 220
 /** Rows that have keys: these are looked ahead of. */
 export const KEYED = 9
 
-export interface Asked {
+export interface NextRequest {
   loom: string
   node: number
   /** Changes when the node does: the same node may have another text. */
@@ -28,7 +28,7 @@ export interface NextState {
 const NOTHING: NextState = { node: -1, reply: null, ahead: new Map(), error: '', isBusy: true }
 
 /** request: null: nothing to load. The last result stays until the next one arrives. */
-export function useNext(request: Asked | null): NextState {
+export function useNext(request: NextRequest | null): NextState {
   const [state, setState] = useState<NextState>(NOTHING)
   const key = JSON.stringify(request)
   useEffect(() => {
@@ -65,7 +65,7 @@ export interface Lookup {
 }
 
 /** Look any token up by its text, as it would stand at the beginning of a word and within one. */
-export function useLookup(request: Asked | null, text: string): Lookup {
+export function useLookup(request: NextRequest | null, text: string): Lookup {
   const [lookup, setLookup] = useState<Lookup>({ chances: [], error: '' })
   const key = JSON.stringify([request?.loom, request?.node, request?.version, request?.drawing, text])
   useEffect(() => {

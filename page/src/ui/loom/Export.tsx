@@ -1,4 +1,4 @@
-/** A path, a subtree or the tree, as a file of another program: seen first, then saved or copied. */
+/** Export a path, a subtree or the tree to a file format: preview, then save or copy. */
 import { useEffect, useState } from 'preact/hooks'
 import { ApiError, api } from '../../api/client'
 import { formatOf, inOrder, SCOPES, type Scope } from '../../model/formats'
@@ -16,7 +16,7 @@ import { save } from './files'
 const PREVIEW = 4000 // characters
 const lastFormat = remembered('export.format', 'text')
 
-interface Made {
+interface ExportedFile {
   file: Blob
   name: string
   head: string
@@ -26,15 +26,15 @@ export function Export() {
   const loom = open.value
   const formats = inOrder(server.value?.formats['export'] ?? ['text', 'json'])
   const format = formats.includes(lastFormat.value) ? lastFormat.value : formats[0]!
-  const { refuses = [], scope: usual } = formatOf(format)
+  const { unsupported = [], scope: usual } = formatOf(format)
   const [wanted, setWanted] = useState<Scope | null>(null)
-  const scope = wanted && !refuses.includes(wanted) ? wanted : usual
-  const [made, setMade] = useState<Made | null>(null)
+  const scope = wanted && !unsupported.includes(wanted) ? wanted : usual
+  const [exported, setExported] = useState<ExportedFile | null>(null)
   const [error, setError] = useState('')
   const [rankedBy, setRankedBy] = useState<'score' | 'rating' | 'bookmark'>(() =>
     [...(loom?.tree.nodes.values() ?? [])].some((each) => each.rating != null) ? 'rating' : 'score',
   )
-  // Where a subtree is shown alone, that is the tree.
+  // A hoisted subtree counts as the tree.
   const top = loom?.top ?? 0
   const node = scope === 'tree' ? top : (loom?.current.value ?? 0)
   const isPart = scope === 'tree' && top !== ROOT
@@ -52,11 +52,11 @@ export function Export() {
       })
       .then(async ({ file, name }) => {
         const head = await file.slice(0, 4 * PREVIEW).text()
-        if (!isOld) setMade({ file, name, head: head.slice(0, PREVIEW) })
+        if (!isOld) setExported({ file, name, head: head.slice(0, PREVIEW) })
       })
       .catch((problem: unknown) => {
         if (isOld) return
-        setMade(null)
+        setExported(null)
         if (problem instanceof ApiError) setError(sentence(problem.message))
         else failed(problem)
       })
@@ -66,7 +66,7 @@ export function Export() {
   }, [loom?.id, format, scope, node, rankedBy])
 
   const copy = async () => {
-    if (await copyText(await made!.file.text(), bytes(made!.file.size))) closeOverlay()
+    if (await copyText(await exported!.file.text(), bytes(exported!.file.size))) closeOverlay()
   }
   return (
     <Dialog title="Export" width={560}>
@@ -86,7 +86,7 @@ export function Export() {
           >
             {formats.map((each) => (
               <option key={each} value={each}>
-                {[formatOf(each).label, formatOf(each).says].filter(Boolean).join(', ')}
+                {[formatOf(each).label, formatOf(each).description].filter(Boolean).join(', ')}
               </option>
             ))}
           </select>
@@ -98,7 +98,7 @@ export function Export() {
             values={(Object.keys(SCOPES) as Scope[]).map((each) => ({
               value: each,
               label: SCOPES[each],
-              disabled: refuses.includes(each),
+              disabled: unsupported.includes(each),
             }))}
             chosen={scope}
             onChoose={setWanted}
@@ -121,18 +121,18 @@ export function Export() {
         )}
         {isPart && <p class="caption">Only the subtree that is shown.</p>}
         <pre class="preview" role="region" aria-label="Preview" tabIndex={0}>
-          {error ? <span class="error">{error}</span> : made?.head}
+          {error ? <span class="error">{error}</span> : exported?.head}
         </pre>
         <div class="row">
-          <span class="caption grow cut">{made && `${made.name}, ${bytes(made.file.size)}`}</span>
-          <TextButton disabled={!made} onClick={() => void copy()}>
+          <span class="caption grow cut">{exported && `${exported.name}, ${bytes(exported.file.size)}`}</span>
+          <TextButton disabled={!exported} onClick={() => void copy()}>
             Copy
           </TextButton>
           <TextButton
             kind="main"
-            disabled={!made}
+            disabled={!exported}
             onClick={() => {
-              save(made!.file, made!.name)
+              save(exported!.file, exported!.name)
               closeOverlay()
             }}
           >

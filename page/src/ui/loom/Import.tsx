@@ -12,8 +12,8 @@ export function Import() {
   const [pasted, setPasted] = useState('')
   const picker = useRef<HTMLInputElement>(null)
   const formats = server.value?.formats['import'] ?? []
-  const most = server.value?.limits['import_bytes']
-  const told = arrivals.value
+  const maxBytes = server.value?.limits['import_bytes']
+  const files = arrivals.value
   useEffect(
     () => () => {
       arrivals.value = []
@@ -23,14 +23,14 @@ export function Import() {
   return (
     <Dialog title="Import" width={560}>
       <div class="column import-form">
-        {told.length > 0 && <Report arrivals={told} />}
+        {files.length > 0 && <Report arrivals={files} />}
         <div class="import-target column">
           <p>Drop files anywhere on the page, or choose them.</p>
           <p>
             <TextButton onClick={() => picker.current!.click()}>Choose files</TextButton>
           </p>
           <p class="caption">
-            {importable(formats)}.{most !== undefined && ` At most ${bytes(most)}.`}
+            {importable(formats)}.{maxBytes !== undefined && ` At most ${bytes(maxBytes)}.`}
           </p>
           <input
             ref={picker}
@@ -89,7 +89,7 @@ function Report({ arrivals }: { arrivals: readonly Arrival[] }) {
                 {each.asText && <TextButton onClick={each.asText}>Import as plain text</TextButton>}
               </>
             )}
-            {each.told && <Told {...each.told} />}
+            {each.result && <Summary {...each.result} />}
           </li>
         ))}
       </ul>
@@ -100,7 +100,7 @@ function Report({ arrivals }: { arrivals: readonly Arrival[] }) {
 /** Notes begin with how many; they are written for several. */
 const noted = (note: string) => sentence(note.replace(/^1 /, ''))
 
-function Told({ recognised_as, nodes, looms, dropped }: NonNullable<Arrival['told']>) {
+function Summary({ recognised_as, nodes, looms, dropped }: NonNullable<Arrival['result']>) {
   return (
     <>
       <p>

@@ -1,4 +1,4 @@
-/** The looms that are kept, the newest first: found by title or prompt, opened, renamed, removed. */
+/** The list of looms, newest first: filter by title or prompt, open, rename, remove. */
 import { Pencil, Trash2 } from 'lucide-preact'
 import { useEffect, useRef, useState } from 'preact/hooks'
 import { api, type Loom } from '../../api/client'
@@ -14,7 +14,7 @@ const TYPING_MS = 150
 
 export function LoomList({ onOpen }: { onOpen?: () => void }) {
   const [query, setQuery] = useState('')
-  const [found, setFound] = useState<{ data: Loom[]; next: string | null } | null>(null)
+  const [results, setResults] = useState<{ data: Loom[]; next: string | null } | null>(null)
   const list = useRef<HTMLUListElement>(null)
   const all = looms.value
 
@@ -24,7 +24,7 @@ export function LoomList({ onOpen }: { onOpen?: () => void }) {
       () =>
         api
           .looms(query.trim() || undefined)
-          .then((page) => isOld || setFound({ data: page.data, next: page.next ?? null }), failed),
+          .then((page) => isOld || setResults({ data: page.data, next: page.next ?? null }), failed),
       query ? TYPING_MS : 0,
     )
     return () => {
@@ -34,10 +34,10 @@ export function LoomList({ onOpen }: { onOpen?: () => void }) {
   }, [query, all])
 
   const more = async () => {
-    const page = await api.looms(query.trim() || undefined, found!.next!)
-    setFound({ data: [...found!.data, ...page.data], next: page.next ?? null })
+    const page = await api.looms(query.trim() || undefined, results!.next!)
+    setResults({ data: [...results!.data, ...page.data], next: page.next ?? null })
   }
-  const rows = found?.data ?? all ?? []
+  const rows = results?.data ?? all ?? []
   return (
     <div class="loom-list" onKeyDown={(event) => moveFocus(event, list.current!)}>
       <input
@@ -58,12 +58,12 @@ export function LoomList({ onOpen }: { onOpen?: () => void }) {
           <LoomRow key={each.id} loom={each} onOpen={onOpen} />
         ))}
       </ul>
-      {!rows.length && found && (
+      {!rows.length && results && (
         <p class="muted nothing">
           {query ? `No results for “${query.trim()}”.` : 'No looms yet. They will be listed here.'}
         </p>
       )}
-      {found?.next && (
+      {results?.next && (
         <TextButton kind="plain" onClick={() => void more().catch(failed)}>
           Show more
         </TextButton>

@@ -2,15 +2,15 @@
 import { signal } from '@preact/signals'
 import { ApiError, api, type Schemas } from '../../api/client'
 import { bytes, oneLine } from '../../model/words'
-import { listLooms, serverTold } from '../../state/session'
+import { listLooms, waitForServer } from '../../state/session'
 import { failed, sentence } from '../../state/toasts'
 import { overlay } from '../../state/view'
 
-/** What came of a file. */
+/** The result of importing a file. */
 export interface Arrival {
   file: string
   state: 'reading' | 'done' | 'failed'
-  told: Schemas['Imported'] | null
+  result: Schemas['Imported'] | null
   error: string
   hint: string
   /** Imports a file of an unknown format as plain text; null if that cannot help. */
@@ -44,7 +44,7 @@ export const PASTED = 'Pasted text'
 export async function bring(files: readonly File[]): Promise<boolean> {
   overlay.value = 'import'
   const from = arrivals.peek().length
-  const reading = { state: 'reading' as const, told: null, error: '', hint: '', asText: null }
+  const reading = { state: 'reading' as const, result: null, error: '', hint: '', asText: null }
   arrivals.value = [...arrivals.peek(), ...files.map((file) => ({ file: file.name, ...reading }))]
   for (const [i, file] of files.entries()) await importOne(file, from + i, TEXT_FILE.test(file.name))
   await listLooms().catch(failed)
@@ -61,8 +61,8 @@ async function importOne(file: File, row: number, isText: boolean): Promise<void
   }
   change({ state: 'reading', error: '', hint: '', asText: null })
   try {
-    await refuseLarge(file)
-    change({ state: 'done', told: await api.importFile(file, queryFor(file, isText)) })
+    await checkSize(file)
+    change({ state: 'done', result: await api.importFile(file, queryFor(file, isText)) })
   } catch (error) {
     if (!(error instanceof ApiError)) failed(error)
     const isFormat = error instanceof ApiError && error.code === 'unknown_format' && !isText
@@ -78,14 +78,14 @@ async function importOne(file: File, row: number, isText: boolean): Promise<void
   }
 }
 
-/** Nothing is sent that the server would refuse for its size. */
-async function refuseLarge(file: File): Promise<void> {
-  const most = (await serverTold())?.limits['import_bytes']
-  if (most !== undefined && file.size > most)
+/** Reject a file that exceeds the server's limit before it is sent. */
+async function checkSize(file: File): Promise<void> {
+  const maxBytes = (await waitForServer())?.limits['import_bytes']
+  if (maxBytes !== undefined && file.size > maxBytes)
     throw new ApiError(
       413,
       'body_too_large',
-      `The file has ${bytes(file.size)}; the server takes at most ${bytes(most)}.`,
+      `The file has ${bytes(file.size)}; the server takes at most ${bytes(maxBytes)}.`,
       'Export a smaller part from the program that wrote it.',
     )
   if (file.size === 0) throw new ApiError(400, 'empty_file', 'The file is empty.')

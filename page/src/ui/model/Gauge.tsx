@@ -1,4 +1,4 @@
-/** What KV takes and what sharing it has saved. */
+/** The size of the KV cache and the savings by sharing. */
 import { Fragment } from 'preact'
 import { useEffect, useState } from 'preact/hooks'
 import { api, type Schemas } from '../../api/client'
@@ -16,7 +16,7 @@ export function Gauge() {
   kv.value
   const own = ownKv() ?? kv.value[0] ?? null
   const [looms, setLooms] = useState<readonly Schemas['LoomKv'][] | null>(null)
-  const read = () => Promise.all([api.kv(true).then((told) => setLooms(told.looms ?? [])), readKv()])
+  const read = () => Promise.all([api.kv(true).then((reply) => setLooms(reply.looms ?? [])), readKv()])
   useEffect(() => {
     read().catch(failed)
   }, [])
@@ -54,7 +54,7 @@ export function Gauge() {
                     <LoomBar
                       key={each.loom}
                       loom={each}
-                      most={own.kv_bytes}
+                      max={own.kv_bytes}
                       onForget={() => void forget(each)}
                     />
                   ))}
@@ -65,7 +65,7 @@ export function Gauge() {
               </p>
             </section>
           )}
-          {looms && <Pinned looms={looms} most={own.kv_bytes} onUnpin={unpin} />}
+          {looms && <Pinned looms={looms} max={own.kv_bytes} onUnpin={unpin} />}
         </>
       ) : (
         <p class="muted">No model is loaded, so no memory is used.</p>
@@ -79,36 +79,36 @@ function Tiers({ kv }: { kv: Schemas['KvObject'] }) {
     <section>
       <h3>KV cache of {shortName(kv.model)}</h3>
       <dl class="bars">
-        <Bar name="Device" value={kv.kv_bytes} most={kv.kv_budget_bytes} />
+        <Bar name="Device" value={kv.kv_bytes} max={kv.kv_budget_bytes} />
         {kv.offload_budget_bytes > 0 && (
-          <Bar name="Host memory" value={kv.offloaded_bytes} most={kv.offload_budget_bytes} />
+          <Bar name="Host memory" value={kv.offloaded_bytes} max={kv.offload_budget_bytes} />
         )}
       </dl>
     </section>
   )
 }
 
-function Bar({ name, value, most }: { name: string; value: number; most: number | null }) {
+function Bar({ name, value, max }: { name: string; value: number; max: number | null }) {
   return (
     <>
       <dt>{name}</dt>
-      <dd>{most !== null && <progress class="progress" aria-label={name} max={most} value={value} />}</dd>
+      <dd>{max !== null && <progress class="progress" aria-label={name} max={max} value={value} />}</dd>
       <dd class="caption" data-varies>
-        {most === null ? bytes(value) : `${bytes(value)} of ${bytes(most)}`}
+        {max === null ? bytes(value) : `${bytes(value)} of ${bytes(max)}`}
       </dd>
       <dd />
     </>
   )
 }
 
-function LoomBar(props: { loom: Schemas['LoomKv']; most: number; onForget: () => void }) {
-  const { loom, most } = props
+function LoomBar(props: { loom: Schemas['LoomKv']; max: number; onForget: () => void }) {
+  const { loom, max } = props
   const isOpen = open.value?.id === loom.loom
   return (
     <>
       <dt class="cut">{titleOf(loom)}</dt>
       <dd>
-        <progress class="progress" aria-label={titleOf(loom)} max={Math.max(most, 1)} value={loom.bytes} />
+        <progress class="progress" aria-label={titleOf(loom)} max={Math.max(max, 1)} value={loom.bytes} />
       </dd>
       <dd class="caption" data-varies title={`${plural(loom.hot, 'node')} of ${count(loom.hot + loom.cold)}`}>
         {bytes(loom.bytes)}
@@ -126,11 +126,11 @@ function LoomBar(props: { loom: Schemas['LoomKv']; most: number; onForget: () =>
 
 interface PinnedProps {
   looms: readonly Schemas['LoomKv'][]
-  most: number
+  max: number
   onUnpin: (loom: string, node: number) => Promise<void>
 }
 
-function Pinned({ looms, most, onUnpin }: PinnedProps) {
+function Pinned({ looms, max, onUnpin }: PinnedProps) {
   const rows = looms.flatMap((loom) => (loom.pinned ?? []).map((each) => ({ loom, ...each })))
   if (!rows.length) return null
   return (
@@ -144,7 +144,7 @@ function Pinned({ looms, most, onUnpin }: PinnedProps) {
               <progress
                 class="progress"
                 aria-label={`Path to ${nameOf(loom, node)}`}
-                max={Math.max(most, 1)}
+                max={Math.max(max, 1)}
                 value={size}
               />
             </dd>

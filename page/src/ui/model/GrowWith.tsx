@@ -1,4 +1,4 @@
-/** Which models grow: for one growth, or for a loom. */
+/** Choose the models of one growth, or of a loom. */
 import { useState } from 'preact/hooks'
 import { plural, shortName } from '../../model/words'
 import * as act from '../../state/actions'

@@ -43,10 +43,12 @@ const ABILITIES: Record<string, string> = {
   offload: 'KV cache in host memory',
 }
 
-/** What it can do, in a few words; what only engineers ask for is left out. */
+/** The abilities of a model in a few words, without technical ones. */
 function canDo(model: Model): string[] {
   const abilities = model.abilities ?? {}
-  const words = Object.entries(ABILITIES).flatMap(([name, says]) => (abilities[name] === true ? [says] : []))
+  const words = Object.entries(ABILITIES).flatMap(([name, label]) =>
+    abilities[name] === true ? [label] : [],
+  )
   return [...new Set(words)]
 }
 

@@ -40,7 +40,7 @@ export function Child({ loom, nodes, k }: ChildProps) {
           class="child-in"
           data-child={number}
           title={k < 10 ? `Go to this branch  ${k}` : 'Go to this branch'}
-          onClick={() => loom.go(number)}
+          onClick={() => loom.navigate(number)}
         >
           <span class="k">{k}</span>
           <span class={`child-text ${isWritten ? 'written' : ''}`}>

@@ -12,7 +12,7 @@ import { cursor } from '../../state/reading'
 import { several } from '../../state/settings'
 import { failed, toast } from '../../state/toasts'
 import { Choice } from '../Choice'
-import { letterOf } from './tokens'
+import { charIndex } from './tokens'
 
 const KINDS = [
   { value: 'message', label: 'Your message' },
@@ -41,19 +41,19 @@ export function Editor({ loom, draft }: EditorProps) {
       if (grows) void act.grow(inPlace ? draft.node : loom.current.peek())
     } catch (error) {
       if (!(error instanceof ApiError)) return failed(error)
-      const whole = loom.tree.get(draft.node)?.text ?? ''
-      if (isRoot && draft.isMessage && error.status === 400 && whole !== draft.base) {
-        // It was made of several messages: then all of them are what is edited.
-        const text = whole.replace(draft.base, () => draft.text)
-        loom.drafts.change(draft, { isMessage: false, base: whole, text })
+      const currentText = loom.tree.get(draft.node)?.text ?? ''
+      if (isRoot && draft.isMessage && error.status === 400 && currentText !== draft.base) {
+        // The node has several messages: replace the edited part.
+        const text = currentText.replace(draft.base, () => draft.text)
+        loom.drafts.change(draft, { isMessage: false, base: currentText, text })
         return setProblem('The prompt has several messages. This is the full text; save it again.')
       }
       if (error.code === 'revision_mismatch') {
-        // Whoever saves again has read what is there now: the answer may be here before the feed tells of it.
+        // A second save confirms the change of the other client. The reply may arrive before its event.
         await loom.sync.refresh().catch(() => {})
         loom.drafts.change(draft, { rev: loom.tree.rev })
       }
-      setProblem(said(error, loom.growth.growsAt(draft.node)))
+      setProblem(messageOf(error, loom.growth.growsAt(draft.node)))
     } finally {
       setBusy(false)
     }
@@ -128,7 +128,7 @@ export function Editor({ loom, draft }: EditorProps) {
   )
 }
 
-/** A child that somebody writes; in a chat what the user says next. */
+/** The editor of a new child; in a chat it is the user's next message. */
 export function Writer({ loom, draft }: EditorProps) {
   const [isBusy, setBusy] = useState(false)
   const isGrowing = loom.lanes.value.get(draft.node)?.isOver === false
@@ -141,16 +141,16 @@ export function Writer({ loom, draft }: EditorProps) {
     setBusy(false)
   }
   const write = async () => {
-    const made = await act.write(draft.node, draft.text, draft.isMessage)
-    if (made !== null) loom.drafts.drop(draft) // else a note tells why, and the text stays
-    return made
+    const added = await act.write(draft.node, draft.text, draft.isMessage)
+    if (added !== null) loom.drafts.drop(draft) // else a toast shows the error, and the text stays
+    return added
   }
   const only = () => add(write)
   const grown = (n?: number) =>
     add(async () => {
       if (draft.isMessage) return act.send(loom, draft, n)
-      const made = await write()
-      if (made !== null) void act.grow(made)
+      const added = await write()
+      if (added !== null) void act.grow(added)
     })
   const keys: Record<string, () => void> = draft.isMessage
     ? { Enter: () => grown(), 'Mod+Enter': () => grown(several.peek()), 'Mod+Shift+Enter': only }
@@ -187,7 +187,7 @@ export function Writer({ loom, draft }: EditorProps) {
             <Do main label="Send" shortcut="Enter" disabled={!canAdd} onClick={() => grown()} />
             <Do
               label={`×${several.value}`}
-              says={`Send, and grow ${several.value} answers`}
+              hint={`Send, and grow ${several.value} answers`}
               shortcut="Mod+Enter"
               disabled={!canAdd}
               onClick={() => grown(several.peek())}
@@ -215,21 +215,21 @@ export function Writer({ loom, draft }: EditorProps) {
 
 interface DoProps {
   label: string
-  /** What it does, where the label is too short for that. */
-  says?: string
+  /** The effect, where the label is too short. */
+  hint?: string
   shortcut: string
   main?: boolean
   disabled: boolean
   onClick: () => unknown
 }
 
-function Do({ label, says, shortcut, main, disabled, onClick }: DoProps) {
+function Do({ label, hint, shortcut, main, disabled, onClick }: DoProps) {
   return (
     <button
       type="button"
       class={`button ${main ? 'main' : ''}`}
-      aria-label={says}
-      title={[says, keyShown(shortcut)].filter(Boolean).join('  ')}
+      aria-label={hint}
+      title={[hint, keyShown(shortcut)].filter(Boolean).join('  ')}
       disabled={disabled}
       onClick={() => void onClick()}
     >
@@ -240,7 +240,7 @@ function Do({ label, says, shortcut, main, disabled, onClick }: DoProps) {
 
 interface AreaProps extends EditorProps {
   label: string
-  /** Whether a key was taken. */
+  /** Return true if it handled the key. */
   onKey: (key: string) => boolean
 }
 
@@ -254,8 +254,8 @@ function Area({ loom, draft, label, onKey }: AreaProps) {
     field.setSelectionRange(field.value.length, field.value.length)
     const spot = draft.kind === 'edit' && draft.text === draft.base ? cursor.peek() : null
     if (spot?.node === draft.node)
-      void letterOf(loom, spot, draft.base).then((at) => {
-        // Whoever has moved, selected or typed meanwhile stays where they are.
+      void charIndex(loom, spot, draft.base).then((at) => {
+        // If the user has moved, selected or typed, the cursor stays.
         const isUntouched = field.value === draft.base && field.selectionStart === field.value.length
         if (at !== null && isUntouched) field.setSelectionRange(at, at)
       })
@@ -311,14 +311,15 @@ function Trailing({ loom, draft }: EditorProps) {
   return <p class="caption warn">The text ends with a space. Most models continue better without it.</p>
 }
 
-/** Tokens that are computed anew when a node is changed in its place. */
+/** Tokens that are recomputed after a node is changed in place. */
 function tokensBelow(loom: OpenLoom, node: number): number {
   let total = 0
-  for (const each of loom.tree.preorder(node)) if (each !== node) total += loom.tree.get(each)?.n_tokens ?? 0
+  for (const below of loom.tree.preorder(node))
+    if (below !== node) total += loom.tree.get(below)?.n_tokens ?? 0
   return total
 }
 
-function said(error: ApiError, isGrowing: boolean): string {
+function messageOf(error: ApiError, isGrowing: boolean): string {
   if (error.code === 'revision_mismatch' && isGrowing)
     return 'This node is still growing. Your text is kept: save it when the growth has ended.'
   if (error.code === 'revision_mismatch')
@@ -329,11 +330,11 @@ function said(error: ApiError, isGrowing: boolean): string {
 
 /** A draft that waits at the current node. */
 export function Waiting({ loom, draft }: EditorProps) {
-  const letters = count(Array.from(draft.text).length)
+  const chars = count(Array.from(draft.text).length)
   return (
     <p class="caption waiting row">
       <span>
-        Draft of {draft.kind === 'edit' ? 'an edit' : 'a text'}, {letters} characters.
+        Draft of {draft.kind === 'edit' ? 'an edit' : 'a text'}, {chars} characters.
       </span>
       <button type="button" class="button plain" onClick={() => loom.drafts.begin(draft)}>
         Continue editing

@@ -46,7 +46,7 @@ export function Lane({ loom, lane, k }: LaneProps) {
         aria-label={`Go to branch ${k}`}
         title={k < 10 ? `Go to this branch  ${k}` : 'Go to this branch'}
         disabled={!isThere}
-        onClick={() => loom.go(lane.node)}
+        onClick={() => loom.navigate(lane.node)}
       >
         {k}
       </button>
@@ -55,10 +55,10 @@ export function Lane({ loom, lane, k }: LaneProps) {
         title={isFailed ? undefined : opens ? 'Go to this branch' : isFull ? 'Fold' : 'Show all'}
         onClick={() => {
           if (getSelection()?.toString()) return
-          if (opens) loom.go(lane.node)
+          if (opens) loom.navigate(lane.node)
           else setUnfolded(!isUnfolded)
         }}
-        onDblClick={() => loom.go(lane.node)}
+        onDblClick={() => loom.navigate(lane.node)}
       >
         <p>
           {isEmpty ? (

@@ -50,7 +50,7 @@ function Switch({ loom, note }: { loom: OpenLoom; note: Note }) {
   const siblings = loom.tree.siblings(note.node)
   const step = (by: number) => () => {
     const to = siblings[note.at - 1 + by]
-    if (to !== undefined) loom.go(to)
+    if (to !== undefined) loom.navigate(to)
   }
   return (
     <span class="switch" role="group" aria-label={`Branch ${note.at} of ${note.of}`}>

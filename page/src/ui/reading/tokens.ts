@@ -43,7 +43,7 @@ export async function shownTokens(loom: OpenLoom, number: number): Promise<numbe
 }
 
 /** The number of characters of a node's text before the end of a token; null: unknown. */
-export async function letterOf(loom: OpenLoom, spot: Spot, text: string): Promise<number | null> {
+export async function charIndex(loom: OpenLoom, spot: Spot, text: string): Promise<number | null> {
   const tokens = await loom.tokens.of(spot.node).catch(() => null)
   return (tokens && pieceOf(piecesOf(tokens, text) ?? [], spot.token)?.end) ?? null
 }
@@ -136,10 +136,10 @@ export async function splitAt(loom: OpenLoom, spot: Spot | null, andWrite: boole
   card.value = null
   if (cut && !cut.isEnd) {
     if (!(await act.split(cut.node, cut.keep))) return
-    loom.go(cut.node)
+    loom.navigate(cut.node)
   } else if (!andWrite) {
     return void toast('There is no text after the cursor in this node.')
-  } else if (cut) loom.go(cut.node)
+  } else if (cut) loom.navigate(cut.node)
   if (andWrite) call('writeChild')
 }
 
@@ -149,5 +149,5 @@ export async function clipAt(loom: OpenLoom, spot: Spot | null, children: 'keep'
   if (cut.isEnd && children === 'keep') return void toast('There is no text after the cursor in this node.')
   card.value = null
   if (!(await act.clip(cut.node, cut.keep, children))) return
-  loom.go(cut.node)
+  loom.navigate(cut.node)
 }

@@ -27,7 +27,7 @@ function clicks(loom: OpenLoom, element: HTMLElement): () => void {
     const number = Number(nodeAround(event.target as Node)?.dataset['node'] ?? Number.NaN)
     if (Number.isNaN(number)) return
     getSelection()?.removeAllRanges()
-    loom.go(number)
+    loom.navigate(number)
   }
   const onClick = (event: MouseEvent) => {
     if (event.shiftKey) return jump(event)

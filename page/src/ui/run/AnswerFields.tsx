@@ -1,6 +1,6 @@
 /** How a search reads an answer in a text, checks it and judges it. */
 import { signal } from '@preact/signals'
-import type { RunAsked } from '../../api/client'
+import type { RunRequest } from '../../api/client'
 import type { OpenLoom } from '../../state/loom'
 import { RunField } from './RunField'
 
@@ -27,7 +27,7 @@ const byLoom = signal<ReadonlyMap<string, Answers>>(new Map())
 const of = (loom: OpenLoom): Answers => byLoom.value.get(loom.id) ?? NONE
 
 /** The fields of the request. */
-export function answerAsked(loom: OpenLoom): Pick<RunAsked, Name> {
+export function answerRequest(loom: OpenLoom): Pick<RunRequest, Name> {
   const { reader, answer, check, judge } = of(loom)
   const read = reader === 'regex' ? answer : reader
   return {
@@ -39,7 +39,7 @@ export function answerAsked(loom: OpenLoom): Pick<RunAsked, Name> {
 
 interface AnswerFieldsProps {
   loom: OpenLoom
-  wrong: { field: string; says: string } | null
+  wrong: { field: string; message: string } | null
   onInput: () => void
 }
 
@@ -55,8 +55,8 @@ export function AnswerFields({ loom, wrong, onInput }: AnswerFieldsProps) {
       name={name}
       label={label}
       placeholder={placeholder}
-      says={hint}
-      wrong={wrong?.field === name ? wrong.says : ''}
+      hint={hint}
+      wrong={wrong?.field === name ? wrong.message : ''}
       value={now[name]}
       isText
       onInput={(value) => set({ [name]: value })}
@@ -103,7 +103,7 @@ export function AnswerFields({ loom, wrong, onInput }: AnswerFieldsProps) {
           />
           <p class="caption" id="run-judge-says">
             {wrong?.field === 'judge' ? (
-              <span class="error">{wrong.says}</span>
+              <span class="error">{wrong.message}</span>
             ) : (
               'The probability of “yes” scores the answer. {text}, {answer} and {prompt} are filled in.'
             )}

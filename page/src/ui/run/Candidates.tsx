@@ -34,7 +34,7 @@ function Candidate({ loom, row }: { loom: OpenLoom; row: CandidateRow }) {
         type="button"
         disabled={!node}
         title={row.isKept ? 'Kept by the search.' : 'Dropped by the search.'}
-        onClick={() => loom.go(row.node)}
+        onClick={() => loom.navigate(row.node)}
       >
         <span class="grow cut" dir="auto">
           {text || '(ended immediately)'}

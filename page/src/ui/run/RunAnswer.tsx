@@ -35,7 +35,7 @@ export function RunAnswer({ loom, run }: { loom: OpenLoom; run: LiveRun }) {
           type="button"
           class="button"
           disabled={!isThere(best)}
-          onClick={() => best !== null && loom.go(best)}
+          onClick={() => best !== null && loom.navigate(best)}
         >
           Go to the answer
         </button>
@@ -49,7 +49,7 @@ export function RunAnswer({ loom, run }: { loom: OpenLoom; run: LiveRun }) {
                 type="button"
                 disabled={!each.nodes.some(isThere)}
                 title="Go to the first of these texts"
-                onClick={() => loom.go(each.nodes.find(isThere)!)}
+                onClick={() => loom.navigate(each.nodes.find(isThere)!)}
               >
                 <span class="cut" dir="auto">
                   {each.answer === null ? 'no answer could be read' : String(each.answer)}

@@ -3,7 +3,7 @@ interface RunFieldProps {
   name: string
   label: string
   placeholder: string
-  says: string
+  hint: string
   wrong: string
   value: string
   /** A text instead of a number. */
@@ -15,7 +15,7 @@ export function RunField({
   name,
   label,
   placeholder,
-  says: hint,
+  hint,
   wrong,
   value,
   isText = false,

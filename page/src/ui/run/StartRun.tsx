@@ -1,6 +1,6 @@
 /** A search for an answer below the current node: which way, how wide, and what it may spend. */
 import { useEffect, useRef, useState } from 'preact/hooks'
-import { ApiError, type RunAsked } from '../../api/client'
+import { ApiError, type RunRequest } from '../../api/client'
 import { ROOT } from '../../model/tree'
 import { oneLine, shortName } from '../../model/words'
 import * as act from '../../state/actions'
@@ -11,11 +11,11 @@ import { askStrategies, type Strategy, strategies, strategyTitle } from '../../s
 import { failed } from '../../state/toasts'
 import { TextButton } from '../Button'
 import { closeOverlay, Dialog } from '../Dialog'
-import { ANSWER_FIELDS, AnswerFields, answerAsked } from './AnswerFields'
+import { ANSWER_FIELDS, AnswerFields, answerRequest } from './AnswerFields'
 import { RunField } from './RunField'
 import './run.css'
 
-/** What was asked for last: by name of the field, as it was typed. */
+/** The last request: the typed text by field. */
 const last = remembered('run', { strategy: 'tot' })
 const USUAL: Record<string, string> = { budget_tokens: '2000', budget_s: '60' }
 const typed = remembered('run.figures', USUAL, (kept) =>
@@ -29,7 +29,7 @@ type NumberName = (typeof NUMBERS)[number]
 const FIELDS: readonly string[] = [...NUMBERS, ...ANSWER_FIELDS]
 
 export function StartRun() {
-  const [wrong, setWrong] = useState<{ field: string; says: string } | null>(null)
+  const [wrong, setWrong] = useState<{ field: string; message: string } | null>(null)
   const [isBusy, setBusy] = useState(false)
   useEffect(() => {
     void askStrategies()
@@ -44,31 +44,31 @@ export function StartRun() {
   const text = at === ROOT ? loom.info.value.prompt : (loom.tree.get(at)?.text ?? '')
   const start = async () => {
     if (!chosen || isBusy) return
-    const asked = read(chosen, at, loom)
-    if ('field' in asked) {
-      setWrong(asked as { field: string; says: string })
+    const request = read(chosen, at, loom)
+    if ('field' in request) {
+      setWrong(request as { field: string; message: string })
       return
     }
     setBusy(true)
     try {
-      await act.search(asked)
+      await act.search(request)
       closeOverlay()
     } catch (error) {
       setBusy(false)
       const param = error instanceof ApiError ? (error.param ?? named(error.message)) : null
-      if (param && FIELDS.includes(param)) setWrong({ field: param, says: (error as Error).message })
-      else if (error instanceof ApiError) setWrong({ field: '', says: error.message })
+      if (param && FIELDS.includes(param)) setWrong({ field: param, message: (error as Error).message })
+      else if (error instanceof ApiError) setWrong({ field: '', message: error.message })
       else failed(error)
     }
   }
-  const field = (name: NumberName, label: string, placeholder: string, says = '') => (
+  const field = (name: NumberName, label: string, placeholder: string, hint = '') => (
     <RunField
       key={name}
       name={name}
       label={label}
       placeholder={placeholder}
-      says={says}
-      wrong={wrong?.field === name ? wrong.says : ''}
+      hint={hint}
+      wrong={wrong?.field === name ? wrong.message : ''}
       value={typed.value[name] ?? ''}
       onInput={(value) => {
         setWrong(null)
@@ -128,7 +128,7 @@ export function StartRun() {
             {isReadOnly.value
               ? `Read-only: load ${shortName(loom.info.value.model)} to search.`
               : wrong?.field === ''
-                ? wrong.says
+                ? wrong.message
                 : ''}
           </p>
           <TextButton onClick={closeOverlay}>Cancel</TextButton>
@@ -148,8 +148,12 @@ const capital = (text: string) => text.charAt(0).toUpperCase() + text.slice(1)
 const named = (message: string) => /^(\w+) /.exec(message)?.[1] ?? null
 
 /** The request, or what is wrong with a field. */
-function read(strategy: Strategy, node: number, loom: OpenLoom): RunAsked | { field: string; says: string } {
-  const asked: Record<string, unknown> = { strategy: strategy.name, node, ...answerAsked(loom) }
+function read(
+  strategy: Strategy,
+  node: number,
+  loom: OpenLoom,
+): RunRequest | { field: string; message: string } {
+  const request: Record<string, unknown> = { strategy: strategy.name, node, ...answerRequest(loom) }
   const skipped = new Set<string>(strategy.refused)
   if (!strategy.breadth) skipped.add('breadth')
   if (!strategy.n) skipped.add('n')
@@ -157,8 +161,8 @@ function read(strategy: Strategy, node: number, loom: OpenLoom): RunAsked | { fi
     const text = (typed.peek()[field] ?? '').trim().replace(',', '.')
     if (text === '' || skipped.has(field)) continue
     const value = Number(text)
-    if (!Number.isFinite(value)) return { field, says: 'Enter a number, or leave it empty.' }
-    asked[field] = value
+    if (!Number.isFinite(value)) return { field, message: 'Enter a number, or leave it empty.' }
+    request[field] = value
   }
-  return asked as RunAsked
+  return request as RunRequest
 }

@@ -1,4 +1,4 @@
-/** What a loom begins with: a prompt that stands there already, samples, and the button. */
+/** The start of a loom: a prompt with a default, samples, and the button. */
 import { useLayoutEffect, useRef, useState } from 'preact/hooks'
 import type { Model } from '../../api/client'
 import { samples } from '../../model/samples'
@@ -19,7 +19,7 @@ export function PromptForm() {
   const hasTemplate = using?.has_chat_template ?? false
   const isChat = hasTemplate && asChat.value
   const { first, others } = samples(using, isChat)
-  /** null: nobody has typed; the sample of the model stands there. */
+  /** null: the user has not typed; the field shows the model's sample. */
   const [typed, setTyped] = useState<string | null>(null)
   const [title, setTitle] = useState('')
   const [isBusy, setBusy] = useState(false)
@@ -134,7 +134,7 @@ export function PromptForm() {
   )
 }
 
-/** What the model does with the text. */
+/** How the model reads the text. */
 function reads(model: Model, isChat: boolean): string {
   if (isChat) return 'Chat: the model answers your message.'
   const continues = 'Raw text: the model continues your text from its end, as for stories.'

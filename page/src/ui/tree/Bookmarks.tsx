@@ -10,7 +10,7 @@ import type { OpenLoom } from '../../state/loom'
 import { IconButton } from '../Button'
 import { focusTree } from './rowEvents'
 
-/** Whether the list is shown. */
+/** True if the list is shown. */
 export const hasBookmarks = signal(false)
 /** The bookmark whose label is being written. */
 export const labelling = signal<number | null>(null)
@@ -80,7 +80,7 @@ function BookmarkRow({ loom, number }: { loom: OpenLoom; number: number }) {
         type="button"
         class="grow cut"
         onClick={() => {
-          loom.go(number)
+          loom.navigate(number)
           focusTree()
         }}
       >

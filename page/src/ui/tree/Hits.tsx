@@ -1,30 +1,30 @@
-/** What a search has found, as a list: what stands around each hit. */
+/** The hits of a search as a list, with the text around each. */
 import { useState } from 'preact/hooks'
-import { type Found, inUnits, type Piece, snippet } from '../../model/finding'
+import { inUnits, type Match, type Piece, snippet } from '../../model/finding'
 import { titleOf } from '../../model/words'
 import { everywhere, hits } from '../../state/finding'
 import type { OpenLoom } from '../../state/loom'
 import { linkTo } from '../../state/session'
 
-const MOST = 100 // shown at a time
+const PAGE = 100 // shown at a time
 
 export function HitsHere({ loom }: { loom: OpenLoom }) {
-  const [most, setMost] = useState(MOST)
-  const found = hits.value?.found
-  if (!found) return null
+  const [limit, setLimit] = useState(PAGE)
+  const matches = hits.value?.matches
+  if (!matches) return null
   const current = loom.current.value
   return (
     <ul class="hits" aria-label="Results">
-      {found.slice(0, most).map((each) => (
+      {matches.slice(0, limit).map((each) => (
         <li key={each.node} aria-current={each.node === current ? 'true' : undefined} data-hit={each.node}>
-          <button type="button" onClick={() => loom.go(each.node)}>
+          <button type="button" onClick={() => loom.navigate(each.node)}>
             <Snippet pieces={snippet(each)} />
           </button>
         </li>
       ))}
-      {found.length > most && (
+      {matches.length > limit && (
         <li>
-          <button type="button" class="caption" onClick={() => setMost(most + MOST)}>
+          <button type="button" class="caption" onClick={() => setLimit(limit + PAGE)}>
             Show more
           </button>
         </li>
@@ -34,17 +34,17 @@ export function HitsHere({ loom }: { loom: OpenLoom }) {
 }
 
 export function HitsEverywhere() {
-  const told = everywhere.value
-  if (!told) return null
+  const reply = everywhere.value
+  if (!reply) return null
   return (
     <ul class="hits" aria-label="Results">
-      {told.data.map((each) => {
-        const found: Found = { node: each.node, text: each.text, spans: inUnits(each.text, each.spans ?? []) }
+      {reply.data.map((each) => {
+        const match: Match = { node: each.node, text: each.text, spans: inUnits(each.text, each.spans ?? []) }
         return (
           <li key={`${each.loom}/${each.node}`}>
             <a href={linkTo(each.name, each.node)}>
               <span class="caption cut">{titleOf(each)}</span>
-              <Snippet pieces={snippet(found)} />
+              <Snippet pieces={snippet(match)} />
             </a>
           </li>
         )

@@ -141,7 +141,7 @@ function press(loom: OpenLoom, stage: Stage, event: MouseEvent): void {
   if (!place) return
   if (moving.peek() !== null) moveTo(loom, place.node)
   else if (event.ctrlKey || event.metaKey) select(loom, place.node)
-  else loom.go(place.node)
+  else loom.navigate(place.node)
 }
 
 function key(stage: Stage, event: KeyboardEvent): void {

@@ -12,14 +12,14 @@ import { beginMove, fold, menu, select, showSame } from './rowEvents'
 import { rowsOf } from './rows'
 
 export function RowMenu({ loom }: { loom: OpenLoom }) {
-  const asked = menu.value
-  if (!asked || !loom.tree.get(asked.node)) return null
+  const request = menu.value
+  if (!request || !loom.tree.get(request.node)) return null
   return (
     <Menu
-      key={`${asked.node}/${asked.x}/${asked.y}`}
+      key={`${request.node}/${request.x}/${request.y}`}
       label="Node"
-      items={itemsOf(loom, asked.node)}
-      at={asked}
+      items={itemsOf(loom, request.node)}
+      at={request}
       onClose={() => (menu.value = null)}
     />
   )
@@ -27,19 +27,19 @@ export function RowMenu({ loom }: { loom: OpenLoom }) {
 
 function itemsOf(loom: OpenLoom, node: number): MenuItem[] {
   const { tree } = loom
-  const told = tree.get(node)!
+  const target = tree.get(node)!
   const outline = rowsOf(loom).outline.peek()
   const row = outline.rows[outline.rowOf(node)]
   const nChildren = tree.children(node).length
   const isRoot = node === ROOT
-  const isSame = tree.siblings(node).some((each) => each !== node && tree.get(each)?.text === told.text)
+  const isSame = tree.siblings(node).some((each) => each !== node && tree.get(each)?.text === target.text)
   /** A command of the table of keys that is about the current node. */
   const there = (command: string) => () => {
-    loom.go(node)
+    loom.navigate(node)
     run(command)
   }
   const items: (MenuItem | false)[] = [
-    told.growing === true && { label: 'Stop', key: keyFor('stop'), run: () => void act.stopBranch(node) },
+    target.growing === true && { label: 'Stop', key: keyFor('stop'), run: () => void act.stopBranch(node) },
     {
       label: `Grow ${plural(settings.peek().n, 'branch', 'branches')}`,
       key: keyFor('grow'),
@@ -49,12 +49,12 @@ function itemsOf(loom: OpenLoom, node: number): MenuItem[] {
     { label: 'Write a continuation', key: keyFor('write'), run: there('write') },
     { label: 'Edit as a new sibling', key: keyFor('edit'), run: there('edit'), disabled: isRoot },
     {
-      label: told.bookmark == null ? 'Bookmark' : 'Remove the bookmark',
+      label: target.bookmark == null ? 'Bookmark' : 'Remove the bookmark',
       key: keyFor('bookmark'),
       run: () => void act.bookmark(node),
       begins: true,
     },
-    told.bookmark != null && { label: 'Label the bookmark', run: () => (labelling.value = node) },
+    target.bookmark != null && { label: 'Label the bookmark', run: () => (labelling.value = node) },
     {
       label: loom.selected.peek().has(node) ? 'Deselect' : 'Select',
       key: keyFor('select'),
@@ -62,7 +62,7 @@ function itemsOf(loom: OpenLoom, node: number): MenuItem[] {
     },
     {
       label: 'Pin or unpin the KV cache of its path',
-      disabled: isReadOnly.peek() || told.growing === true,
+      disabled: isReadOnly.peek() || target.growing === true,
       run: () => void act.pin(node),
     },
     node !== loom.top && {

@@ -8,9 +8,9 @@ import {
   closeSearch,
   everywhere,
   findEverywhere,
-  goToHit,
   hits,
   isSearching,
+  navigateToHit,
   query,
   scope,
   shape,
@@ -55,7 +55,7 @@ export function Search({ loom }: { loom: OpenLoom }) {
           class="field"
           type="search"
           aria-label="Search"
-          aria-describedby="search-said"
+          aria-describedby="search-status"
           aria-invalid={Boolean(error)}
           placeholder={isAll ? 'Search all looms' : 'Search this loom'}
           value={text}
@@ -67,13 +67,13 @@ export function Search({ loom }: { loom: OpenLoom }) {
           }}
           onKeyDown={(event) => {
             if (event.key === 'Enter') {
-              goToHit(event.shiftKey ? -1 : 1)
+              navigateToHit(event.shiftKey ? -1 : 1)
               if (!isAll) focusTree()
             } else if (event.key === 'Escape') {
               closeSearch()
               focusTree()
-            } else if (event.key === 'ArrowDown' && !isAll) goToHit(1)
-            else if (event.key === 'ArrowUp' && !isAll) goToHit(-1)
+            } else if (event.key === 'ArrowDown' && !isAll) navigateToHit(1)
+            else if (event.key === 'ArrowUp' && !isAll) navigateToHit(-1)
             else return
             event.preventDefault()
             event.stopPropagation()
@@ -115,8 +115,8 @@ export function Search({ loom }: { loom: OpenLoom }) {
             if (to === 'all') findEverywhere(query.peek().text)
           }}
         />
-        <span id="search-said" class="caption grow said" role="status">
-          {said(isAll, error)}
+        <span id="search-status" class="caption grow search-status" role="status">
+          {statusText(isAll, error)}
         </span>
         {!isAll && (
           <IconButton
@@ -131,16 +131,16 @@ export function Search({ loom }: { loom: OpenLoom }) {
   )
 }
 
-function said(isAll: boolean, error: string | undefined): string {
+function statusText(isAll: boolean, error: string | undefined): string {
   if (isAll) {
-    const found = everywhere.value
-    if (!found) return 'Finds complete words in all texts'
-    return found.data.length
-      ? `${plural(found.data.length, 'result')}${found.more ? ', and more' : ''}`
+    const results = everywhere.value
+    if (!results) return 'Finds complete words in all texts'
+    return results.data.length
+      ? `${plural(results.data.length, 'result')}${results.more ? ', and more' : ''}`
       : 'No results'
   }
   if (!hits.value) return ''
-  const n = hits.value.found.length
+  const n = hits.value.matches.length
   return error || (n ? plural(n, 'node') : 'No results')
 }
 

@@ -2,7 +2,7 @@
 import { Bookmark, Search as SearchIcon } from 'lucide-preact'
 import { useEffect } from 'preact/hooks'
 import * as act from '../../state/actions'
-import { closeSearch, goToHit, hits, isSearching } from '../../state/finding'
+import { closeSearch, hits, isSearching, navigateToHit } from '../../state/finding'
 import { provideAll } from '../../state/handlers'
 import { keyFor } from '../../state/keys'
 import type { OpenLoom } from '../../state/loom'
@@ -28,7 +28,7 @@ export function TreePane({ loom }: { loom: OpenLoom }) {
   const isMap = treeView.value === 'map'
   const nothing =
     hits.value &&
-    !hits.value.found.length &&
+    !hits.value.matches.length &&
     (hits.value.error || 'No results. Try fewer words, or another filter.')
   return (
     <div class="tree-pane">
@@ -87,7 +87,7 @@ function takeKeys(loom: OpenLoom): () => void {
       if (isSearching.peek()) document.querySelector<HTMLElement>('.search input')?.focus()
       isSearching.value = true
     },
-    hit: goToHit,
+    hit: navigateToHit,
     select: (what) => {
       showTree()
       if (what === 'here') select(loom, loom.current.peek())

@@ -54,7 +54,7 @@ export interface Scene {
   hovered: number | null
   /** 0 to 1; null: no value. */
   tint: (node: number) => number | null
-  words: (node: number, most: number) => string
+  words: (node: number, maxLength: number) => string
   colours: Colours
 }
 
@@ -198,11 +198,11 @@ function words(pen: CanvasRenderingContext2D, scene: Scene, shown: readonly Plac
 const kept = new Map<string, string[]>()
 
 /** Text in lines of `width` pixels, cut after `most` lines. */
-function wrapped(pen: CanvasRenderingContext2D, text: string, width: number, most: number): string[] {
-  const key = `${Math.round(width)}/${most}/${text}`
+function wrapped(pen: CanvasRenderingContext2D, text: string, width: number, maxLines: number): string[] {
+  const key = `${Math.round(width)}/${maxLines}/${text}`
   let rows = kept.get(key)
   if (!rows) {
-    rows = wrap(text, width, most, (part) => pen.measureText(part).width)
+    rows = wrap(text, width, maxLines, (part) => pen.measureText(part).width)
     if (kept.size > 4000) kept.clear()
     kept.set(key, rows)
   }
@@ -210,11 +210,16 @@ function wrapped(pen: CanvasRenderingContext2D, text: string, width: number, mos
 }
 
 /** Break text at spaces, or anywhere if there are none. */
-export function wrap(text: string, width: number, most: number, measure: (part: string) => number): string[] {
+export function wrap(
+  text: string,
+  width: number,
+  maxLines: number,
+  measure: (part: string) => number,
+): string[] {
   const rows: string[] = []
   let rest = text
-  while (rest && rows.length < most) {
-    const isLast = rows.length === most - 1
+  while (rest && rows.length < maxLines) {
+    const isLast = rows.length === maxLines - 1
     let n = fitting(rest, width, measure)
     if (n < rest.length && !isLast) {
       const blank = rest.lastIndexOf(' ', n)

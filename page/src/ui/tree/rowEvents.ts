@@ -8,13 +8,13 @@ import { toast } from '../../state/toasts'
 import { showTree } from '../../state/view'
 import { rowsOf } from './rows'
 
-/** The menu of a node, and where it was asked for. */
+/** The node of the open menu, and the menu's position. */
 export const menu = signal<{ node: number; x: number; y: number } | null>(null)
 /** A node that is to stand below another one, which is being chosen. */
 export const moving = signal<number | null>(null)
 /** The node that is dragged with the mouse. */
 let dragging: number | null = null
-/** Where the next range of selected rows begins, and where it ends now. */
+/** The ends of the current range of selected rows. */
 const range = { from: -1, to: -1 }
 
 function rowAt(target: EventTarget | null): { node: number; element: HTMLElement } | null {
@@ -32,7 +32,7 @@ export function clickRow(loom: OpenLoom, event: MouseEvent): void {
   if (!row) return
   const button = (event.target as Element).closest<HTMLElement>('[data-do]')
   if (button) {
-    if (button.dataset['do'] === 'go') loom.go(Number(button.dataset['to']))
+    if (button.dataset['do'] === 'go') loom.navigate(Number(button.dataset['to']))
     else doTo(loom, button.dataset['do']!, row.node, event.shiftKey)
   } else if (carried(loom) !== null) moveTo(loom, row.node)
   else if (event.shiftKey) selectTo(loom, row.node)
@@ -40,17 +40,17 @@ export function clickRow(loom: OpenLoom, event: MouseEvent): void {
   else {
     if (loom.selected.peek().size) loom.selected.value = new Set()
     range.from = range.to = row.node
-    loom.go(row.node)
+    loom.navigate(row.node)
   }
 }
 
-function doTo(loom: OpenLoom, what: string, node: number, goesThere: boolean): void {
+function doTo(loom: OpenLoom, what: string, node: number, navigates: boolean): void {
   if (what === 'fold') fold(loom, node)
   else if (what === 'same') showSame(loom, node)
   else if (what === 'bookmark') act.bookmark(node)
   else if (what === 'remove') act.remove(node)
   else if (what === 'grow') {
-    if (goesThere) loom.go(node)
+    if (navigates) loom.navigate(node)
     act.grow(node)
   }
 }
@@ -105,7 +105,7 @@ export function selectAll(loom: OpenLoom, what: 'leaves' | 'bookmarks'): void {
   if (!nodes.length) toast('No bookmarks here.')
 }
 
-/** Keys that the focused tree has beside the page's. */
+/** Keys of the focused tree, in addition to the page's. */
 export function rowKey(loom: OpenLoom, event: KeyboardEvent): void {
   const by = { ArrowDown: 1, ArrowUp: -1 }[event.key]
   if (by && event.shiftKey && !event.altKey && !event.ctrlKey && !event.metaKey) {
@@ -124,7 +124,7 @@ export function beginMove(loom: OpenLoom, node: number): void {
   moving.value = node
   showTree()
   focusTree()
-  if (loom.current.peek() !== node) loom.go(node)
+  if (loom.current.peek() !== node) loom.navigate(node)
 }
 
 /** The node that is being moved; null: none, or it has gone meanwhile. */
@@ -145,13 +145,14 @@ export function moveTo(loom: OpenLoom, parent: number): void {
 }
 
 function place(loom: OpenLoom, node: number, parent: number): void {
-  if (loom.tree.parent(node) !== parent) act.move(node, parent).then((made) => made && loom.go(node))
+  if (loom.tree.parent(node) !== parent)
+    act.move(node, parent).then((changed) => changed && loom.navigate(node))
 }
 
 /** Dragging a row onto another one moves its node below that. */
 export function dragged(loom: OpenLoom, event: DragEvent): void {
   const row = rowAt(event.target)
-  for (const each of document.querySelectorAll('.tree-row.over')) each.classList.remove('over')
+  for (const element of document.querySelectorAll('.tree-row.over')) element.classList.remove('over')
   if (event.type === 'dragstart') {
     if (!row || row.node === ROOT) {
       event.preventDefault()
@@ -186,7 +187,7 @@ export function menuHere(loom: OpenLoom): void {
     menu.value = { node, x: Math.max(row.left + 40, box.left), y: row.bottom }
     return
   }
-  // On the map, or with the tree hidden: beside what can be done at the end of the text.
+  // On the map, or with the tree hidden: next to the actions at the end of the text.
   const end = document.querySelector('.reading .action-bar')?.getBoundingClientRect()
   menu.value = { node, x: end?.left ?? innerWidth / 2, y: Math.min(end?.top ?? innerHeight, innerHeight) / 2 }
 }

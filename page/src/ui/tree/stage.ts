@@ -46,7 +46,7 @@ export class Stage {
   private minAcross = 0
   /** The root of the map. */
   private top = ROOT
-  /** What fills the view, also after resizing: all (true), the current node (false), or what the user chose (null). */
+  /** True: all nodes fill the view, also after a resize; false: the current node; null: the user moved it. */
   private fitted: boolean | null = true
   private readonly layout = computed(() => {
     this.loom.tree.version.value
@@ -121,9 +121,9 @@ export class Stage {
     const isFirst = !this.width
     this.width = clientWidth
     this.height = clientHeight
-    for (const each of [this.canvas, this.small]) {
-      each.width = Math.round(each.clientWidth * devicePixelRatio)
-      each.height = Math.round(each.clientHeight * devicePixelRatio)
+    for (const canvas of [this.canvas, this.small]) {
+      canvas.width = Math.round(canvas.clientWidth * devicePixelRatio)
+      canvas.height = Math.round(canvas.clientHeight * devicePixelRatio)
     }
     this.bound()
     if (isFirst) this.first()
@@ -292,11 +292,11 @@ export class Stage {
       height,
       path: loom.tree.path(loom.current.peek()),
       marked: new Set(loom.bookmarks.peek()),
-      hits: results ? new Set(results.found.map((each) => each.node)) : null,
+      hits: results ? new Set(results.matches.map((each) => each.node)) : null,
       hovered: this.hovered.peek()?.node ?? null,
       tint: tints(loom.tree, tint.peek()),
-      words: (number: number, most: number) =>
-        oneLine(plain(loom.tree.get(number)!, prompt, chat_template_used ?? false), most),
+      words: (number: number, maxLength: number) =>
+        oneLine(plain(loom.tree.get(number)!, prompt, chat_template_used ?? false), maxLength),
       colours: this.colours,
     }
     const pen = penOf(this.canvas)
