@@ -50,7 +50,7 @@ def test_markdown_has_front_matter_and_one_path_or_the_tree(weft, tmp_path: Path
     file = tmp_path / "story.md"
     weft("export", str(file), "--node", "2")
     lines = file.read_text("utf-8").splitlines()
-    assert lines[:3] == ["---", "loom: tell-story-about-fox", "model: tiny"]
+    assert lines[:3] == ["---", f"loom: {samples.story}", "model: tiny"]
     assert f"> {samples.story}" in lines
     assert text_of(weft, 2).strip() in lines
     weft("export", str(file), "--scope", "tree", "--force")
