@@ -24,6 +24,8 @@ WITH_INSTALL_LINES = sorted(
         ROOT / "README.md",
         ROOT / "deploy" / "weft.service",
         *DOCS.glob("*.md"),
+        *DOCS.glob("cookbook/*.md"),
+        *DOCS.glob("tutorials/*.md"),
         *ROOT.glob("plugins/*/README.md"),
         *ROOT.glob("examples/*/README.md"),
     }

@@ -172,6 +172,20 @@ def test_install_lines_of_pages_follow_the_constant() -> None:
     assert pages.with_stale_install_lines() == [], "run `make pages` and commit"
 
 
+# Sentences that describe the time before the first release.
+BEFORE_RELEASE = re.compile(
+    r"not on PyPI yet|None of them is on PyPI|[Ii]n (?:the folder of )?a clone"
+)
+
+
+@pytest.mark.skipif(PIP_TARGET == DISTRIBUTION, reason="the packages are on PyPI")
+def test_release_page_links_every_page_that_publication_changes() -> None:
+    steps = (DOCS / "release.md").read_text(encoding="utf-8").partition("\n5. ")[2]
+    links = re.findall(r"\]\(([^)#]+)", steps.partition("\n\n")[0])
+    changed = {page for page in PAGES if BEFORE_RELEASE.search(page.read_text(encoding="utf-8"))}
+    assert {(DOCS / link).resolve() for link in links} == changed
+
+
 # A name of ours as a package of an index: not in a path, not in brackets, not after `uninstall`.
 FROM_INDEX = re.compile(
     r"(?:pipx?|llm|uv tool) install(?: --?[\w-]+(?:=\S+)?)* [\"']?(?:[^\s`(#]+ )*?[\"']?"
