@@ -110,6 +110,7 @@ export const KINDS = {
   regex: 'Regular expression',
   choices: 'Choices',
   gbnf: 'Grammar (GBNF)',
+  lark: 'Grammar (Lark)',
 } as const
 export type ConstraintKind = keyof typeof KINDS
 export interface Constraint {
@@ -117,7 +118,12 @@ export interface Constraint {
   text: string
 }
 
-const MISSING = { json_schema: 'a JSON schema', regex: 'a regular expression', gbnf: 'a grammar' } as const
+const MISSING = {
+  json_schema: 'a JSON schema',
+  regex: 'a regular expression',
+  gbnf: 'a grammar',
+  lark: 'a grammar',
+} as const
 
 /** A constraint as a request says it, or what is wrong with it. Choices stand one a line. */
 export function readConstraint(given: Constraint): Record<string, unknown> | string {

@@ -4,10 +4,10 @@ import type { Schemas } from '../api/client'
 type NodeKv = Schemas['NodeKv']
 
 export const WARMTH: Record<NodeKv['state'], string> = {
-  hot: 'cached: nothing is computed again',
-  host: 'cached in host memory: copied back when needed',
-  partly: 'partly cached',
-  cold: 'not cached: computed when needed',
+  hot: 'in memory',
+  host: 'in host memory, copied back when needed',
+  partly: 'partly in memory',
+  cold: 'not in memory, recomputed when needed',
 }
 
 /** One line, for a tooltip. */
@@ -16,5 +16,5 @@ export const warmthWords = (kv: NodeKv) => `KV ${WARMTH[kv.state]}${kv.pinned ? 
 /** The text for screen readers; undefined: the row has no KV. */
 export function warmthSpoken(kv: NodeKv | undefined): string | undefined {
   if (kv?.state !== 'hot' && kv?.state !== 'host') return undefined
-  return `KV ${kv.state === 'hot' ? 'cached' : 'cached in host memory'}${kv.pinned ? ', pinned' : ''}`
+  return `KV ${kv.state === 'hot' ? 'in memory' : 'in host memory'}${kv.pinned ? ', pinned' : ''}`
 }

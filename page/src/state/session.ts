@@ -35,7 +35,7 @@ export const model = computed<Model | null>(() => {
 })
 /** The open loom can be read but not grown: its model is not loaded. */
 export const isReadOnly = computed(() => open.value !== null && server.value !== null && model.value === null)
-const GONE = { removed: 'This loom was removed.', unknown: 'This server does not have this loom.' }
+export const GONE = { removed: 'This loom was removed.', unknown: 'This server does not have this loom.' }
 /** Why the open loom cannot be grown, in words; null where it can. */
 export const cannotGrow = computed(() => {
   const loom = open.value

@@ -158,6 +158,7 @@ const HINTS: Record<ConstraintKind, string> = {
   regex: '[A-Z][a-z]+( [a-z]+)*\\.',
   choices: 'yes\nno',
   gbnf: 'root ::= "yes" | "no"',
+  lark: 'start: "yes" | "no"',
 }
 
 /** Only texts of a form: one field, and what kind it is of. */

@@ -1,5 +1,5 @@
 /** How branches are grown, and the button that grows them. */
-import { RotateCcw } from 'lucide-preact'
+import { ListRestart } from 'lucide-preact'
 import { FIGURE_FIELDS, SAMPLERS } from '../../model/fields'
 import { plural, shortName } from '../../model/words'
 import * as act from '../../state/actions'
@@ -51,7 +51,7 @@ export function GenerateTab({ loom }: { loom: OpenLoom }) {
           <span class="grow" />
           {own > 0 && (
             <IconButton
-              icon={RotateCcw}
+              icon={ListRestart}
               label={`Reset ${plural(own, 'setting')} of ${scope.value === 'loom' ? 'this loom' : 'the next growth'}`}
               onClick={() => forgetOwn(scope.value)}
             />

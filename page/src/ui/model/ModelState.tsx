@@ -1,5 +1,6 @@
 /** A model that is loading, could not be loaded, or is not there: how far, why, and what to do. */
 import { loading } from '../../model/progress'
+import { shortName } from '../../model/words'
 import { loadModel, unloadModel } from '../../state/loading'
 import { loadingModel, models, server } from '../../state/session'
 import { sentence } from '../../state/toasts'
@@ -19,9 +20,9 @@ export function ModelState({ wanted = null }: { wanted?: string | null }) {
     return (
       <div class="model-state row" role="status">
         <span class="grow" data-varies>
-          Loading {coming.id}. {words}.
+          Loading {shortName(coming.id)}. {words}.
         </span>
-        <Progress share={share} label={`Loading ${coming.id}`} />
+        <Progress share={share} label={`Loading ${shortName(coming.id)}`} />
         <TextButton onClick={() => void unloadModel(coming.id)}>Cancel</TextButton>
       </div>
     )
@@ -30,7 +31,7 @@ export function ModelState({ wanted = null }: { wanted?: string | null }) {
     return (
       <div class="model-state row" role="alert">
         <div class="grow">
-          <p class="error">{broken.id} could not be loaded.</p>
+          <p class="error">{shortName(broken.id)} could not be loaded.</p>
           <p>{sentence(broken.error?.message ?? '')}</p>
           {broken.error?.hint && <p class="muted">{sentence(broken.error.hint)}</p>}
         </div>

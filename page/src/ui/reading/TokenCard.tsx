@@ -1,5 +1,5 @@
 /** The card of a token: its probability and its alternatives. */
-import { Scissors, SeparatorVertical, X } from 'lucide-preact'
+import { Scissors, SeparatorVertical, Trash2 } from 'lucide-preact'
 import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks'
 import { ApiError, type Token, type TokenCandidate } from '../../api/client'
 import { figure } from '../../model/heat'
@@ -98,7 +98,7 @@ function Card({ loom, node, index }: { loom: OpenLoom; node: number; index: numb
           onClick={() => void clipAt(loom, { node, token: index }, 'keep')}
         />
         <IconButton
-          icon={X}
+          icon={Trash2}
           label="Cut off and discard what follows"
           command="clip-drop"
           disabled={index + 1 >= total}

@@ -1,7 +1,7 @@
 /** The screen for a loom that does not exist: the reason and the possible actions. */
 
 import { restore } from '../../state/actions'
-import { missing } from '../../state/session'
+import { GONE, missing } from '../../state/session'
 import { sentence } from '../../state/toasts'
 import { TextButton } from '../Button'
 
@@ -10,7 +10,7 @@ export function Missing() {
   if (!current) return null
   return (
     <div class="missing column" role="alert">
-      <p>{current.wasRemoved ? `The loom “${current.name}” was removed.` : sentence(current.error)}</p>
+      <p>{current.wasRemoved ? GONE.removed : sentence(current.error)}</p>
       <div class="row">
         {current.wasRemoved && <TextButton onClick={() => void restore(current.name)}>Restore</TextButton>}
         <TextButton

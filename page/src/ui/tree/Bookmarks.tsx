@@ -1,7 +1,7 @@
 /** The bookmarks of the loom, with their labels. */
 
 import { signal } from '@preact/signals'
-import { Bookmark, BookmarkX, PenLine } from 'lucide-preact'
+import { Bookmark, BookmarkX, Pencil } from 'lucide-preact'
 import { useLayoutEffect, useRef } from 'preact/hooks'
 import { label } from '../../model/label'
 import * as act from '../../state/actions'
@@ -91,7 +91,7 @@ function BookmarkRow({ loom, number }: { loom: OpenLoom; number: number }) {
         </span>
       </button>
       <span class="row-actions">
-        <IconButton icon={PenLine} label="Edit the label" onClick={() => (labelling.value = number)} />
+        <IconButton icon={Pencil} label="Edit the label" onClick={() => (labelling.value = number)} />
         <IconButton
           icon={BookmarkX}
           label="Remove the bookmark"
