@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
-from weft.engines.llamacpp import context_pool
-from weft.engines.llamacpp.context_pool import ContextPool
 from weft.engines.llamacpp.leases import END, Leases, PathFragment
 from weft.errors import KVFull
 
@@ -47,62 +44,12 @@ class TaggedCells:
         return [name for _, name, tags in sorted(self.cells, key=lambda c: c[0]) if lease in tags]
 
 
-class TaggedContext(TaggedCells):
-    """Cells of one context of a pool, with states that are lists of positions and names."""
-
-    n_cells, max_cells = 1, 1 << 20
-
-    def share_with(self, other: TaggedContext) -> None:
-        self.n_leases = other.n_leases
-
-    def run(
-        self,
-        names: list[str],
-        positions: list[int],
-        leases: list[int],
-        wanted: Any,
-        *,
-        hidden: bool,
-    ) -> None:
-        for name, position, lease in zip(names, positions, leases, strict=True):
-            self.write(lease, position, name)
-
-    def take_state(self, lease: int) -> list[tuple[int, str]]:
-        return [(position, name) for position, name, tags in self.cells if lease in tags]
-
-    def put_state(self, lease: int, state: list[tuple[int, str]]) -> bool:
-        assert self.names_of(lease) == [], "the library would remove these cells"
-        self.cells += [(position, name, {lease}) for position, name in state]
-        return True
-
-
-class PooledCells(ContextPool):
-    """Cells in several contexts."""
-
-    def __init__(self, max_leases: int) -> None:
-        super().__init__(TaggedContext(max_leases), lambda _: TaggedContext(max_leases))
-
-    @property
-    def cells(self) -> list[tuple[int, str, set[int]]]:
-        return [cell for context in self._contexts for cell in context.cells]
-
-    def write(self, lease: int, position: int, name: str) -> None:
-        self.run([name], [position], [lease], ())
-
-    def names_of(self, lease: int) -> list[str]:
-        ((_, n_used),) = self.groups([lease])
-        names = self._homes[lease].names_of(lease)
-        assert all(context.names_of(lease) in ([], names) for context in self._contexts)
-        assert len(names) == self._ends[lease] <= n_used
-        return names
-
-
 class World:
     """Fragments with names for their slots, which the leases must always show."""
 
-    def __init__(self, seed: int, n_leases: int = 64, kind: type = TaggedCells) -> None:
+    def __init__(self, seed: int, n_leases: int = 64) -> None:
         self.rng = random.Random(seed)
-        self.cells = kind(n_leases)
+        self.cells = TaggedCells(n_leases)
         self.leases = Leases(self.cells)
         self.names: dict[PathFragment, list[str]] = {}
         self.above: dict[PathFragment, PathFragment | None] = {}
@@ -211,20 +158,9 @@ class World:
         self.leases.attach(twin, leaf)
 
 
-@pytest.fixture
-def many_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(context_pool, "_MIN_LEASES", 2)
-    monkeypatch.setattr(context_pool, "_MIN_CELLS", 4)
-    monkeypatch.setattr(context_pool, "_MAX_COPIED", 3)
-
-
-@pytest.mark.usefixtures("many_contexts")
 @pytest.mark.parametrize("seed", range(30))
-@pytest.mark.parametrize("kind", [TaggedCells, PooledCells])
-def test_every_lease_has_the_names_of_its_path_after_random_operations(
-    kind: type, seed: int
-) -> None:
-    world = World(seed, kind=kind)
+def test_every_lease_has_the_names_of_its_path_after_random_operations(seed: int) -> None:
+    world = World(seed)
     for _ in range(60):
         if world.leases.n_free < 2:
             for leaf in [f for f in world.names if not world.below(f)][:20]:
@@ -235,7 +171,6 @@ def test_every_lease_has_the_names_of_its_path_after_random_operations(
         world.forget(next(f for f in world.names if not world.below(f)))
     assert world.leases.n_free == world.leases.n_leases
     assert world.cells.cells == []
-    assert kind is TaggedCells or world.cells.n_contexts > 1
 
 
 def test_growing_fragment_keeps_children_at_its_old_end() -> None:

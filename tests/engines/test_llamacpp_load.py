@@ -19,8 +19,7 @@ from shallow import TINY, shallow_gguf
 from small_gguf import windowed
 from weft.engines.base import Row, Span
 from weft.engines.gguf import read_gguf
-from weft.engines.llamacpp import LlamaCppEngine, context_pool
-from weft.engines.llamacpp import engine as engine_module
+from weft.engines.llamacpp import LlamaCppEngine
 from weft.engines.llamacpp import settings as settings_module
 from weft.engines.llamacpp import vocabulary as vocabulary_module
 from weft.errors import KVFull, ModelLoadError
@@ -102,32 +101,6 @@ def test_answer_of_the_last_step_survives_growth() -> None:
     assert engine._context.n_cells > before
     np.testing.assert_array_equal(output.logits(0), copy)
     engine.close()
-
-
-@pytest.mark.usefixtures("small_start")
-def test_prompts_in_several_contexts_give_the_logits_of_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(context_pool, "_MIN_LEASES", 2)
-    monkeypatch.setattr(context_pool, "_MIN_CELLS", 64)
-    monkeypatch.setattr(engine_module, "_MORE_SLOTS", 8)
-    logits = {}
-    for kv_bytes in (None, 1 << 26):
-        engine = LlamaCppEngine.load(
-            shallow_gguf(), dtype="float32", n_threads=1, kv_bytes=kv_bytes
-        )
-        head = engine.fragments.new(None)
-        engine.forward([Row((), [5, 6, 7, 8], 0, head, ())])
-        tails = [engine.fragments.new(head) for _ in range(8)]
-        for i, tail in enumerate(tails):
-            ids = [(3 * i + 7 * j + 5) % 500 for j in range(200)]
-            engine.forward([Row((Span(head, 4),), ids, 4, tail, ())])
-        rows = [Row((Span(head, 4),), [9], 204, tail, (0,)) for tail in tails]
-        output = engine.forward(rows)
-        logits[kv_bytes] = np.stack([output.logits(i) for i in range(8)])
-        assert engine._context.n_contexts == (1 if kv_bytes else 4)
-        engine.close()
-    np.testing.assert_allclose(logits[None], logits[1 << 26], atol=1e-4)
 
 
 @pytest.mark.usefixtures("small_start")

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...errors import Unsupported
-from .context import Floats
-from .context_pool import ContextPool
+from .context import Context, Floats
 from .leases import Leases
 
 _log = logging.getLogger("weft.engines.llamacpp")
@@ -18,7 +17,7 @@ _PROMPT, _STEPS = 24, 2
 _SMALLER = (16, 8, 4, 2, 1)  # batch sizes to try, if the context's own fails
 
 
-def limit_batches(context: ContextPool, leases: Leases, n_vocab: int) -> None:
+def limit_batches(context: Context, leases: Leases, n_vocab: int) -> None:
     """Lower `context.n_batch` until a path's logits do not depend on other rows in the batch.
 
     Logits are compared bit by bit with those of the path alone, one token a batch.
@@ -46,7 +45,7 @@ def limit_batches(context: ContextPool, leases: Leases, n_vocab: int) -> None:
 
 
 def _run(
-    context: ContextPool, leases: Leases, ids: Sequence[int], n_prompt: int, n_others: int
+    context: Context, leases: Leases, ids: Sequence[int], n_prompt: int, n_others: int
 ) -> Floats:
     """Run a path and return the logits of the steps after its prompt: float32 [_STEPS, V].
 

@@ -119,10 +119,6 @@ class Context(Cells):
             logits=_pointer(self._wanted, ctypes.c_int8),
         )
 
-    def share_with(self, other: Context) -> None:
-        """Use the thread tuner and the state header of another context of the same model."""
-        self._auto, self._state_head = other._auto, other._state_head
-
     def _use(self, handle: Handle, n_leases: int) -> None:
         """Make `handle` the current llama.cpp context, with `n_leases` leases."""
         self._handle: Handle | None = handle

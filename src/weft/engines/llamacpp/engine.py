@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -24,7 +23,6 @@ from ..gguf.sampling import sampling_of
 from . import settings as load_options
 from .batch_invariance import limit_batches
 from .context import EXTRA_LEASES, Context, Floats
-from .context_pool import ContextPool
 from .hyperparameters import check_hyperparameters
 from .kv import SequenceFragments, kv_dtype
 from .leases import Leases
@@ -37,7 +35,6 @@ _log = logging.getLogger("weft.engines.llamacpp")
 _N_SEQUENCES = 256  # llama.cpp's limit per context
 _MANY_ROWS = 16  # in a step; from there on, `_suggest_torch` may recommend the torch engine
 _IDLE_SLOTS = 256  # on a CPU each used cell costs a row up to 1 µs; a copy to the host costs 100 µs
-_MORE_SLOTS = 2048  # of each context after the first one, at the start
 _SPARE = 8  # leases for rows without a `kv_out`, and for export and load
 _POOLING: dict[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}
 
@@ -76,28 +73,20 @@ class LlamaCppEngine(Engine):
                 load_options.check_memory(header, (settings.type_k, settings.type_v), n_cells)
             return new_context(model, **settings.context_values(n_cells, n_sequences))
 
-        def create(n_slots: int, n_leases: int) -> Context:
-            return Context(
-                new_handle,
-                n_cells=n_slots + N_BATCH,  # rows without a `kv_out` also need cells
-                max_cells=settings.n_slots + N_BATCH,
-                n_leases=n_leases,
-                max_leases=max_leases,
-                n_vocab=self._n_vocab,
-                n_embd=int(C.llama_model_n_embd_out(pointer)),
-                n_batch=REPRODUCIBLE_BATCH + 1 - min_batch if settings.reproducible else N_BATCH,
-                width=width,
-                in_order=settings.reproducible,
-                min_batch=min_batch,
-                max_threads=settings.n_threads if settings.may_use_fewer else 0,
-                has_tiles=not settings.gpus and settings.flash is not False,
-            )
-
-        first = create(settings.first_slots, min(max_leases, settings.first_leases + _SPARE))
-        more_slots = min(settings.first_slots, _MORE_SLOTS)
-        is_pool = settings.can_grow and not settings.reproducible and width == 1
-        self._context = context = ContextPool(
-            first, partial(create, more_slots) if is_pool else None
+        self._context = context = Context(
+            new_handle,
+            n_cells=settings.first_slots + N_BATCH,  # rows without a `kv_out` also need cells
+            max_cells=settings.n_slots + N_BATCH,
+            n_leases=min(max_leases, settings.first_leases + _SPARE),
+            max_leases=max_leases,
+            n_vocab=self._n_vocab,
+            n_embd=int(C.llama_model_n_embd_out(pointer)),
+            n_batch=REPRODUCIBLE_BATCH + 1 - min_batch if settings.reproducible else N_BATCH,
+            width=width,
+            in_order=settings.reproducible,
+            min_batch=min_batch,
+            max_threads=settings.n_threads if settings.may_use_fewer else 0,
+            has_tiles=not settings.gpus and settings.flash is not False,
         )
         self.fragments: SequenceFragments = SequenceFragments(
             context,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ...errors import KVFull, ModelMismatch, Unsupported
 from ..base import Fragment, Fragments, Usage
 from ..gguf import TYPES
-from .context_pool import ContextPool
+from .context import Context
 from .leases import Leases, PathFragment
 from .state import BlockShape, Bytes, StateError, StateLayer, read_state, write_state
 
@@ -29,14 +29,14 @@ def kv_dtype(type_k: str, type_v: str) -> str:
 
 
 class SequenceFragments(Fragments):
-    """Fragments whose KV is in the cells of llama.cpp's contexts.
+    """Fragments whose KV is in the cells of one llama.cpp context.
 
     slots: cells used by all fragments. blocks: layout of llama.cpp's serialized KV, set by
     `detect_layout`; empty if the layout is unknown, and KV cannot be exported then.
     """
 
     def __init__(
-        self, context: ContextPool, leases: Leases, *, n_kv_heads: int, window: int, dtype: str
+        self, context: Context, leases: Leases, *, n_kv_heads: int, window: int, dtype: str
     ) -> None:
         """Create an empty set of fragments.
 
@@ -181,7 +181,7 @@ class SequenceFragments(Fragments):
                 lease = self.leases.take()
                 try:
                     state = self._serialize_slots(keys, values, here, first)
-                    if not self.context.put_state(lease, state, last):
+                    if not self.context.put_state(lease, state):
                         raise KVFull("llama.cpp has no room", needed=length, capacity=0)
                     self.context.copy(lease, fragment.lease, first, last)
                 finally:

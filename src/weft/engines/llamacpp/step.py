@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from ..._core.sampling.metrics import join_scores, score
 from ...errors import ForwardError, KVFull
 from ..base import FutureTokens, HostOutput, Row, Score, ScoreSpan
-from .context import Floats
-from .context_pool import ContextPool
+from .context import Context, Floats
 from .kv import SequenceFragments
 from .leases import END, Leases, PathFragment
 
@@ -58,9 +57,7 @@ class Batches:
     call. If leases or cells do not suffice for all of them, they run in several waves.
     """
 
-    def __init__(
-        self, rows: Sequence[Row], context: ContextPool, fragments: SequenceFragments
-    ) -> None:
+    def __init__(self, rows: Sequence[Row], context: Context, fragments: SequenceFragments) -> None:
         self._rows = rows
         self._context = context
         self._fragments = fragments
@@ -188,15 +185,13 @@ class Batches:
                 else:
                     borrowed.append(self._leases.borrow(_last_fragment(row), row.position))
                     leases.append(borrowed[-1])
-            for indices, n_used in self._context.groups(leases):
-                groups = [indices]
-                if self._context.has_tiles:
-                    rows = [self._rows[wave[i]] for i in indices]
-                    n_slots = min(n_used, self._fragments.slots)
-                    groups = [[indices[i] for i in group] for group in groups_of(rows, n_slots)]
-                for group in groups:
-                    numbers, own = [wave[i] for i in group], [leases[i] for i in group]
-                    self._run_rows(numbers, own, wanted, collect, max_outputs, hidden)
+            groups = [list(range(len(wave)))]
+            if self._context.has_tiles:
+                rows = [self._rows[number] for number in wave]
+                groups = groups_of(rows, self._fragments.slots)
+            for group in groups:
+                numbers, own = [wave[i] for i in group], [leases[i] for i in group]
+                self._run_rows(numbers, own, wanted, collect, max_outputs, hidden)
         finally:
             for lease in borrowed:
                 self._leases.give_back(lease)
