@@ -392,6 +392,20 @@ def test_idle_sequence_frees_its_drafts_for_other_work(make: MakeRig) -> None:
     commit_all(owner, [4, 5])
 
 
+def test_commit_short_of_slots_frees_its_own_drafts(make: MakeRig) -> None:
+    """The first commit of both runs its second sequence only, next to the drafts of the first."""
+    rig = make(capacity=26)
+    verify_always(rig.scheduler)
+    owners = [Owner(rig, rig.place(ids), ids, n) for n, ids in enumerate([[1, 2, 3], [9, 8, 7]])]
+    commit_all(owners[0], [4, 5, 6, 7] * 3)
+    assert owners[0].sequence.kept
+    commit_all(owners[1], [10, 11, 12])
+    assert rig.tree.budget.used == 26
+    rig.driver.drive([ticket := commit(owners, [4, 6], rig)])
+    assert_committed(owners, [4, 6], ticket)
+    assert not owners[0].sequence.kept
+
+
 def test_drafts_end_by_themselves_if_branches_fork_before_they_use_them(make: MakeRig) -> None:
     class Linear(FreeSteps):
         def estimate(self, n_tokens: int) -> float:

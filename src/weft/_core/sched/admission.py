@@ -167,7 +167,8 @@ class Admission:
     def _preempt_youngest(self) -> bool:
         """Preempt the youngest admitted job, if there are several.
 
-        A single job keeps running if one more slot per tail can be freed; otherwise it fails.
+        A single job keeps running if one more slot per tail can be freed. Otherwise it fails, or is
+        preempted if that frees draft tokens.
 
         Returns: True if a job was preempted or has failed.
         """
@@ -182,7 +183,10 @@ class Admission:
         may_fit = budget.capacity is not None and budget.unevictable <= budget.capacity
         if may_fit and self.tree.make_room():
             return False
-        self.queues.fail(job, self.kv_full(job))
+        if job.has_drafts():
+            self.queues.preempt(job)
+        else:
+            self.queues.fail(job, self.kv_full(job))
         return True
 
     def kv_full(self, job: Job) -> KVFull:

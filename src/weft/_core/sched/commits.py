@@ -42,6 +42,8 @@ class CommitJob(Job):
     to_run: indices of the sequences whose tokens have not run.
 
     n_waiting: claims of closed sequences that are not complete.
+
+    may_draft: False once the commit was preempted, so that its drafts do not preempt it twice.
     """
 
     needs_closed_tails = False
@@ -56,6 +58,7 @@ class CommitJob(Job):
         self._claim_of: dict[TokenSequence, PathClaim] = {}  # of sequences that were closed
         self.n_waiting = 0
         self.to_run: list[int] = []
+        self.may_draft = True
 
     def tickets(self) -> list[Ticket]:
         return [self.ticket]
@@ -138,7 +141,7 @@ class CommitJob(Job):
         for number in numbers:
             sequence, sampler = item.sequences[number], item.samplers[number]
             queues.speculation.push(sequence, item.tokens[number])
-            if sampler is not None:
+            if sampler is not None and self.may_draft:
                 rows.append(CommitRow(sequence, sampler))
         return rows
 
@@ -170,8 +173,12 @@ class CommitJob(Job):
         if queues.speculation is not None:
             queues.speculation.push(sequence, token)
 
+    def has_drafts(self) -> bool:
+        return bool(self.kept) or any(sequence.kept for sequence in self.item.sequences)
+
     def preempt(self, queues: JobQueues) -> None:
         """Drop the KV of the committed tokens; the commit starts over after its next admission."""
+        self.may_draft = False
         self.stop(queues)
         for sequence in self.item.sequences:
             queues.sequences.close(sequence)

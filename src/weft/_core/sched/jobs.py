@@ -93,6 +93,10 @@ class Job(ABC):
     def ready(self, claim: PathClaim, queues: JobQueues) -> None:
         """Continue the job, now that one of its claims has its KV, logits and scores."""
 
+    def has_drafts(self) -> bool:
+        """Return True if slots have KV of draft tokens, which `preempt` frees."""
+        return False
+
     def preempt(self, queues: JobQueues) -> None:
         """Release all KV of the job; it continues after its next admission.
 
