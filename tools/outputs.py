@@ -1,4 +1,4 @@
-"""Run the commands and programs of README, tutorials, recipes and examples, and write their output.
+"""Run the commands and programs of documentation and example pages, and write their output.
 
 python -m tools.outputs              rewrites the output on every page
 python -m tools.outputs PAGE …       on these pages only
@@ -27,6 +27,7 @@ PAGES = [
     ROOT / "README.md",
     *sorted((ROOT / "docs" / "tutorials").glob("*.md")),
     *sorted((ROOT / "docs" / "cookbook").glob("*.md")),
+    *sorted((ROOT / "docs" / "api").glob("*.md")),
     *sorted(ROOT.glob("examples/*/README.md")),
 ]
 ADDRESS = "http://127.0.0.1:8000"  # a program that names it gets a server

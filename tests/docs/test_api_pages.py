@@ -1,4 +1,4 @@
-"""The API pages document every public name."""
+"""The API pages document every public name, and have examples with their output."""
 
 from __future__ import annotations
 
@@ -73,3 +73,9 @@ def test_every_public_name_of_a_package_is_on_an_api_page(package: str) -> None:
         and not re.search(rf"^\W+{name}\b", errors, re.MULTILINE)
     ]
     assert missing == []
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "api").glob("*.md")), ids=lambda page: page.stem)
+def test_api_page_has_an_example_with_its_output(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert re.search(r"^```python\n[^`]+```\n\n```text\n.+\n", text, re.MULTILINE)

@@ -30,12 +30,14 @@ def blocks(page: Path) -> list[str]:
     return [block for block in listings if HAS_TORCHAO or not block.startswith(TORCHAO)]
 
 
-# test_recipes.py runs the recipes and two tutorials, and compares their outputs.
+# test_recipes.py runs the recipes, the API pages and two tutorials, and compares their outputs.
 RUN_ELSEWHERE = ("probabilistic-program", "real-model")
 PAGES = [
     page
     for page in sorted((ROOT / "docs").rglob("*.md"))
-    if blocks(page) and page.parent.name != "cookbook" and page.stem not in RUN_ELSEWHERE
+    if blocks(page)
+    and page.parent.name not in ("cookbook", "api")
+    and page.stem not in RUN_ELSEWHERE
 ]
 WITH_TORCH = [page for page in PAGES if any(b.startswith(TORCH) for b in blocks(page))]
 WITH_MLX = [page for page in PAGES if any(b.startswith(MLX) for b in blocks(page))]
