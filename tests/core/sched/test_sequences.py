@@ -406,6 +406,27 @@ def test_commit_short_of_slots_frees_its_own_drafts(make: MakeRig) -> None:
     assert not owners[0].sequence.kept
 
 
+def test_drafts_leave_slots_for_tokens_of_a_commits_later_steps(make: MakeRig) -> None:
+    """A commit of two adapters takes two steps; drafts of the first may take 3 of the 8 slots."""
+    rig = make()
+    verify_always(rig.scheduler)
+    speculation = rig.scheduler.queues.speculation
+    assert speculation is not None
+    speculation.min_gain = 1e9
+    owners = [Owner(rig, rig.place([1, 2, 3]), [1, 2, 3], 0)]
+    for n in range(3):
+        owners.append(Owner(rig, rig.place([9, 8, n], namespace="x"), [9, 8, n], n))
+    for last, token in enumerate([4, 5, 6, 7] * 3):
+        if last == 11:
+            speculation.min_gain = 1.0
+            rig.tree.budget.capacity = rig.tree.budget.used + 8
+        tokens = [token, 4, 5, last]
+        rig.driver.drive([ticket := commit(owners, tokens, rig)])
+        assert_committed(owners, tokens, ticket)
+    assert len(owners[0].sequence.kept) == 3
+    assert not rig.scheduler.counters.preempted
+
+
 def test_drafts_end_by_themselves_if_branches_fork_before_they_use_them(make: MakeRig) -> None:
     class Linear(FreeSteps):
         def estimate(self, n_tokens: int) -> float:

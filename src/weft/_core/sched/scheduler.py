@@ -502,7 +502,8 @@ class Scheduler:
         spare = budget - n_rows - sum([len(run.forced) for run in runs])
         kv = self.tree.budget
         if kv.capacity is not None:
-            spare = min(spare, kv.capacity - kv.unevictable - kv.growth * (n_rows + 1))
+            n_growing = len(runs) + sum([len(job.to_run) for job in self.queues.commits])
+            spare = min(spare, kv.capacity - kv.unevictable - kv.growth * (n_growing + 1))
         return speculation.plan(rows, spare, self.n_ctx)
 
     def _reserve(
