@@ -73,6 +73,23 @@ def server(serve: Serve) -> Iterator[Server]:
         yield running
 
 
+@pytest.fixture
+def run_page(serve: Serve) -> Callable[[str], None]:
+    """Run the Python of a page of docs/ against a server of the model that the page names."""
+
+    def run(name: str) -> None:
+        text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+        with serve("tiny") as running:
+            text = text.replace("http://127.0.0.1:8000", running.url)
+            blocks = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+            assert blocks
+            names: dict[str, Any] = {}
+            for block in blocks:
+                exec(block, names)
+
+    return run
+
+
 def _wait(process: subprocess.Popen[bytes], log: Path) -> str:
     """Return the address once a model is loaded."""
     while process.poll() is None:

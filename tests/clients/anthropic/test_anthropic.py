@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -182,3 +182,10 @@ def test_pydantic_ai_agent_answers(server: Any) -> None:
 def test_pydantic_ai_agent_returns_an_instance_of_the_class(server: Any) -> None:
     animals = agent(server, output_type=Animal, model_settings={"max_tokens": 60}, retries=3)
     assert isinstance(animals.run_sync("Describe a fox.").output, Animal)
+
+
+def test_code_of_the_page_prints_the_answer(
+    run_page: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_page("anthropic.md")
+    assert "95" in capsys.readouterr().out

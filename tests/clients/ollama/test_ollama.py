@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -94,3 +95,10 @@ def test_absent_model_is_an_error_in_streams_too(client: Client) -> None:
         with pytest.raises(ResponseError, match="absent") as error:
             list(client.chat("absent", messages=ASK, stream=is_streamed))
         assert error.value.status_code == 404
+
+
+def test_code_of_the_page_prints_the_answer(
+    run_page: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_page("ollama.md")
+    assert "95" in capsys.readouterr().out
