@@ -110,7 +110,10 @@ def warn_if_poor(model: str, branches: Sequence[Heddle]) -> None:
     texts = {node.text for node in branches}
     if len(texts) > 1 or (len(branches) == 1 and texts != {""}):
         return
-    problem = "all branches are equal" if texts and texts != {""} else "the model wrote nothing"
+    if texts and texts != {""}:
+        problem, page = "all branches are equal", "docs/troubleshooting.md#all-branches-are-equal"
+    else:
+        problem, page = "the model wrote nothing", "docs/troubleshooting.md#nonsense-output"
     params = branches[0].params if branches else None
     if params is not None and params.temperature == 0 and texts != {""}:
         TerminalWriter.for_stream(sys.stderr).line(
@@ -118,7 +121,6 @@ def warn_if_poor(model: str, branches: Sequence[Heddle]) -> None:
         )
         return
     todo = "try --temperature 1, or another prompt"
-    page = "docs/troubleshooting.md"
     if model == TINY:
         problem += "; tiny is a small demo model"
         todo = f'try --temperature 1.5, or a prompt that suits it: weft run "{samples.story}" -n 4'
