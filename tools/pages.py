@@ -60,6 +60,8 @@ A flag overrides its variable.
 connect: `host`, `host:port` or a URL |
 | `WEFT_API_KEY`, `OPENAI_API_KEY` | the key for a [remote server](remote.md#the-key), and the key \
 that `weft serve` requires |
+| `WEFT_API_KEY_FILE`, `WEFT_DB_FILE` | in [the container](scale.md#containers-and-services): \
+files with the values of `WEFT_API_KEY` and `WEFT_DB` |
 | `NO_COLOR` | no colours |
 | `HF_HOME`, `HF_TOKEN`, `HF_ENDPOINT`, `HF_HUB_OFFLINE` | variables of the Hub's client |
 | `OPENBLAS_NUM_THREADS`, `OMP_NUM_THREADS` | [threads](install.md#threads) of the engines on a \
