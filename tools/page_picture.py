@@ -1,7 +1,8 @@
-"""Take the picture of the page for README and docs: python -m tools.page_picture [FILE].
+"""Draw the pictures of the page for README and docs: python -m tools.page_picture [FOLDER].
 
-It serves the embedded model, grows a story twice, colours tokens by probability, and opens the card
-of an unlikely token. It needs `make .venv/.browsing`.
+`page-light.png`: a story of the embedded model grows sentence by sentence. Its tokens are coloured
+by probability, and the card of a token shows how the story could end instead. `page-dark.png`: a
+search solves the Game of 24. Seeds are fixed. It needs `make .venv/.browsing`.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from typing import Any
 
 from playwright.sync_api import Page, sync_playwright
 
-PICTURE = Path(__file__).parents[1] / "docs" / "images" / "page-light.png"
-PROMPT = "Tell me a story about a fox."
-GROWTH = {"n": 4, "max_tokens": 48, "wait": True}
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
+STORY = "Tell me a story about a fox."
+GAME = "Use 4 9 10 13 to make 24."
+SEED = 6
 
 
 @contextmanager
@@ -61,26 +63,74 @@ def post(url: str, path: str, **body: Any) -> Any:
     return json.load(urllib.request.urlopen(request, timeout=60))
 
 
-def take(page: Page, url: str, path: Path) -> None:
-    loom = post(url, "/looms", prompt=PROMPT)["name"]
-    post(url, f"/looms/{loom}/nodes/0/generate", **GROWTH, seed=3)
-    post(url, f"/looms/{loom}/nodes/1/generate", **GROWTH, seed=3)
+def grow(url: str, loom: str, node: int, **options: Any) -> list[int]:
+    """Grow four branches below a node. Return their numbers."""
+    path = f"/looms/{loom}/nodes/{node}/generate"
+    grown = post(url, path, n=4, max_tokens=200, seed=SEED, wait=True, **options)
+    return [each["node"] for each in grown["nodes"]]
+
+
+def draw_story(page: Page, url: str) -> None:
+    loom = post(url, "/looms", prompt=STORY)["name"]
+    opening = grow(url, loom, 0, stop=["."])[0]
+    event = grow(url, loom, opening, stop=["."])[0]
+    ending = grow(url, loom, event)[1]  # the card of its last sentence covers no text
+    page.goto(f"{url}/#{loom}/{ending}")
+    text = page.locator(f'.path [data-node="{ending}"]')
+    text.wait_for()
+    page.keyboard.press("p")
+    page.wait_for_timeout(1000)
+    page.mouse.move(*text.evaluate(LAST_SENTENCE))
+    page.get_by_role("region", name="Token").wait_for()
+
+
+# The middle of the first two characters of the last sentence.
+LAST_SENTENCE = """(node) => {
+  const texts = document.createTreeWalker(node, NodeFilter.SHOW_TEXT)
+  const parts = []
+  while (texts.nextNode()) parts.push(texts.currentNode)
+  let start = parts.map((part) => part.data).join("").lastIndexOf(". ") + 2
+  for (const part of parts) {
+    if (start < part.length) {
+      const range = new Range()
+      range.setStart(part, start)
+      range.setEnd(part, Math.min(start + 2, part.length))
+      const box = range.getBoundingClientRect()
+      return [box.x + box.width / 2, box.y + box.height / 2]
+    }
+    start -= part.length
+  }
+}"""
+
+
+def draw_search(page: Page, url: str) -> None:
+    loom = post(url, "/looms", prompt=GAME)["name"]
     page.goto(f"{url}/#{loom}")
-    page.get_by_text(PROMPT).first.wait_for()
-    for key in ("ArrowRight", "ArrowRight", "p"):
-        page.keyboard.press(key)
-        page.wait_for_timeout(500)
-    page.get_by_text("blanket", exact=False).first.hover()
-    page.wait_for_timeout(1500)
-    page.screenshot(path=path)
+    page.get_by_text(GAME).first.wait_for()
+    page.keyboard.press("Shift+R")
+    page.get_by_role("radio", name="Tree of thoughts").first.check()
+    page.locator("#run-budget_tokens").fill("")
+    page.locator("#run-seed").fill(str(SEED))
+    page.get_by_role("button", name="Start").click()
+    page.get_by_text("Checked: correct.").wait_for(timeout=120_000)
+    page.get_by_role("button", name="Go to the answer").click()
+    page.get_by_role("button", name="Do not show this again").click()
 
 
 def main() -> None:
-    path = Path(sys.argv[1]) if len(sys.argv) > 1 else PICTURE
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else IMAGES
+    pictures = {"light": draw_story, "dark": draw_search}
     with served() as url, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path="/usr/bin/chromium")
-        page = browser.new_page(viewport={"width": 1280, "height": 720}, device_scale_factor=1.5)
-        take(page, url, path)
+        for scheme, draw in pictures.items():
+            page = browser.new_page(
+                viewport={"width": 1280, "height": 720},
+                device_scale_factor=1.5,
+                color_scheme=scheme,
+            )
+            draw(page, url)
+            page.wait_for_timeout(1500)
+            page.screenshot(path=folder / f"page-{scheme}.png")
 
 
 if __name__ == "__main__":
