@@ -34,9 +34,17 @@ class AnyOf(Constraint):
         object.__setattr__(self, "options", tuple(map(as_constraint, given)))
 
     def compile(self, compiler: Compiler) -> Matcher:
+        """Return a matcher that follows all options at once; see `Constraint.compile`.
+
+        Raises: the error of an option that cannot be compiled.
+        """
         return AnyOfMatcher([compiler.matcher(option) for option in self.options])
 
     def parse(self, text: str) -> Any:
+        """Return the result of the first option that can parse the text.
+
+        Raises: the error of the last option if no option can.
+        """
         for option in self.options[:-1]:
             try:
                 return option.parse(text)
@@ -45,6 +53,7 @@ class AnyOf(Constraint):
         return self.options[-1].parse(text)
 
     def to_dict(self) -> dict[str, Any]:
+        """Return `{"any_of": [the data of each option]}`, which `from_dict` reads."""
         return {"any_of": [option.to_dict() for option in self.options]}
 
 

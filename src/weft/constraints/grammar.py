@@ -69,6 +69,10 @@ class Grammar(Constraint):
         return text
 
     def compile(self, compiler: Compiler) -> Matcher:
+        """Validate the grammar and return an llguidance matcher; see `Constraint.compile`.
+
+        Raises: GrammarError naming the error's place in the grammar.
+        """
         from llguidance import LLMatcher
 
         text = self.validated(compiler.guidance)
@@ -117,6 +121,7 @@ class Regex(Grammar):
         object.__setattr__(self, "pattern", validate_text("a regular expression", text))
 
     def grammar(self) -> str:
+        """Return the pattern in llguidance's form. `validated` raises errors of the pattern."""
         from llguidance import LLMatcher
 
         grammar: str = LLMatcher.grammar_from_regex(self.pattern)
@@ -127,6 +132,7 @@ class Regex(Grammar):
         return f"line 1: {error_line(message).split('(in regex): ', 1)[-1]}"
 
     def to_dict(self) -> dict[str, Any]:
+        """Return `{"regex": pattern}`, which `from_dict` reads."""
         return {"regex": self.pattern}
 
 
@@ -148,6 +154,7 @@ class Lark(Grammar):
         validate_text("a Lark grammar", self.text)
 
     def grammar(self) -> str:
+        """Return the grammar in llguidance's form. Raises: GrammarError if rules nest too deep."""
         from llguidance import LLMatcher
 
         check_depth("Lark", self.text)
@@ -155,9 +162,11 @@ class Lark(Grammar):
         return grammar
 
     def unique_names_after(self) -> str | None:
+        """Return `json_after` if names must be unique; None otherwise."""
         return self.json_after if self.unique_names else None
 
     def to_dict(self) -> dict[str, Any]:
+        """Return `{"lark": text}` and the options that are set, which `from_dict` reads."""
         options: dict[str, Any] = {"unique_names": True} if self.unique_names else {}
         options |= {"json_after": self.json_after} if self.json_after else {}
         return {"lark": self.text, **options}
@@ -173,6 +182,7 @@ class GBNF(Grammar):
         validate_text("a GBNF grammar", self.text)
 
     def grammar(self) -> str:
+        """Return the grammar as llguidance's Lark. Raises: GrammarError naming the line."""
         return as_lark(self.text)[0]
 
     def _error_message(self, message: str) -> str:
@@ -180,6 +190,7 @@ class GBNF(Grammar):
         return located_message(message, [f"line {line}" for line in as_lark(self.text)[1]])
 
     def to_dict(self) -> dict[str, Any]:
+        """Return `{"gbnf": text}`, which `from_dict` reads."""
         return {"gbnf": self.text}
 
 
@@ -202,6 +213,7 @@ class Choice(Grammar):
         object.__setattr__(self, "values", values)
 
     def grammar(self) -> str:
+        """Return a grammar with one terminal that matches the texts, in llguidance's form."""
         from llguidance import LLMatcher
 
         options = " | ".join(json.dumps(text, ensure_ascii=False) for text in self.texts)
@@ -211,9 +223,11 @@ class Choice(Grammar):
         return grammar
 
     def parse(self, text: str) -> Any:
+        """Return the object of this text in `values`; the text itself if it has none."""
         return text if self.values is None else self.values.get(text, text)
 
     def to_dict(self) -> dict[str, Any]:
+        """Return `{"choice": [texts]}`, which `from_dict` reads. `values` is left out."""
         return {"choice": list(self.texts)}
 
 

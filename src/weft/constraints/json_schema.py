@@ -65,6 +65,10 @@ class JsonSchema(Grammar):
         object.__setattr__(self, "reader", reader)
 
     def grammar(self) -> str:
+        """Return the schema's grammar in llguidance's form.
+
+        Raises: GrammarError naming the unsupported part of the schema.
+        """
         from llguidance import LLMatcher
 
         grammar: str = LLMatcher.grammar_from_lark(self._lark().text)
@@ -83,6 +87,7 @@ class JsonSchema(Grammar):
         return _cached_lark(self.schema, self.whitespace, self.open_objects)
 
     def unique_names_after(self) -> str | None:
+        """Return "" if an object may have arbitrary names; None otherwise."""
         return "" if self._lark().has_open_names else None
 
     def _error_message(self, message: str) -> str:
@@ -90,6 +95,10 @@ class JsonSchema(Grammar):
         return located_message(message, [f"at {path}" for path in self._lark().paths])
 
     def parse(self, text: str) -> Any:
+        """Return the data, or the object of the type that the schema describes.
+
+        Raises: Unfinished if the text is not complete JSON, or the error of the type for its value.
+        """
         try:
             data = json.loads(text)
         except ValueError as error:
@@ -100,6 +109,10 @@ class JsonSchema(Grammar):
         return data if self.reader is None else self.reader(text)
 
     def to_dict(self) -> dict[str, Any]:
+        """Return `{"json_schema": schema}` and the options that are set, which `from_dict` reads.
+
+        The Python type of a schema is left out, so `parse` of the copy returns data.
+        """
         options: dict[str, Any] = {}
         if self.whitespace != "compact":
             options["whitespace"] = self.whitespace

@@ -37,6 +37,10 @@ class Allow(Constraint):
         object.__setattr__(self, "ids", given)
 
     def compile(self, compiler: Compiler) -> Matcher:
+        """Return a matcher with one fixed mask of the ids and the end tokens.
+
+        Raises: ConfigError for a token id outside the vocabulary.
+        """
         import numpy as np
 
         outside = [each for each in self.ids if each >= compiler.n_vocab]
@@ -51,6 +55,7 @@ class Allow(Constraint):
         return AllowMatcher(ids, bits)
 
     def to_dict(self) -> dict[str, Any]:
+        """Return `{"allow": [ids]}`, which `from_dict` reads."""
         return {"allow": sorted(self.ids)}
 
 
@@ -125,9 +130,11 @@ class Lazy(Constraint):
         return LazyMatcher(Triggers(compiler, self), None)
 
     def parse(self, text: str) -> Any:
+        """Return the text itself, because free text precedes the trigger."""
         return text
 
     def to_dict(self) -> dict[str, Any]:
+        """Return `{"lazy": data, "triggers": [triggers]}`, which `from_dict` reads."""
         triggers = [
             {"pattern": each.pattern, "flags": each.flags} if isinstance(each, re.Pattern) else each
             for each in self.triggers

@@ -47,11 +47,19 @@ class EachLine(Constraint):
         object.__setattr__(self, "first", first)
 
     def compile(self, compiler: Compiler) -> Matcher:
+        """Return a matcher that restarts the constraint after each line end.
+
+        Raises: the error of an inner constraint that cannot be compiled.
+        """
         fresh = compiler.matcher(self.constraint)
         first = fresh.clone() if self.first is None else compiler.matcher(self.first)
         return EachLineMatcher(compiler, self.ends, fresh, first)
 
     def to_dict(self) -> dict[str, Any]:
+        """Return `{"each_line": data, "ends": [texts]}`, which `from_dict` reads.
+
+        `"first"` is added if the first line has a constraint of its own.
+        """
         first = {} if self.first is None else {"first": self.first.to_dict()}
         return {"each_line": self.constraint.to_dict(), "ends": list(self.ends), **first}
 

@@ -68,6 +68,10 @@ class TokenLimits(Constraint):
             object.__setattr__(self, name, value)
 
     def compile(self, compiler: Compiler) -> Matcher:
+        """Return a matcher that counts tokens; see `Constraint.compile`.
+
+        Raises: ConfigError for a token id outside the vocabulary, or the error of `inner`.
+        """
         words = [
             spelled
             for word in self.bad_words
@@ -86,9 +90,11 @@ class TokenLimits(Constraint):
         return self.inner is not None
 
     def parse(self, text: str) -> Any:
+        """Return what `inner` parses; the text itself without `inner`. Raises: as `inner`."""
         return text if self.inner is None else self.inner.parse(text)
 
     def to_dict(self) -> dict[str, Any]:
+        """Return `{"token_limits": limits, "inner": data or None}`, which `from_dict` reads."""
         limits = {
             "allowed": None if self.allowed is None else sorted(self.allowed),
             "bad_words": [word if isinstance(word, str) else list(word) for word in self.bad_words],

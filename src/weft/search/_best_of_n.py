@@ -112,6 +112,9 @@ def greedy(lm: LM, prompt: Prompt, **options: Unpack[SearchOptions]) -> Steps[Se
             unless given. `seed` has no effect.
 
     Returns: a SearchResult.
+
+    Raises:
+        ConfigError: an argument is outside what is allowed, or has no meaning for greedy.
     """
     without = ("temperature", "propose", "state", "score")
     for name in without:

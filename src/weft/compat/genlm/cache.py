@@ -49,6 +49,7 @@ class OutputCache:
         return len(self.cache)
 
     def clear(self) -> None:
+        """Remove all outputs from the cache."""
         self.cache.clear()
 
 
