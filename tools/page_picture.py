@@ -18,7 +18,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from playwright.sync_api import Page, sync_playwright
 
@@ -119,7 +119,7 @@ def draw_search(page: Page, url: str) -> None:
 
 def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else IMAGES
-    pictures = {"light": draw_story, "dark": draw_search}
+    pictures: dict[Literal["light", "dark"], Any] = {"light": draw_story, "dark": draw_search}
     with served() as url, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path="/usr/bin/chromium")
         for scheme, draw in pictures.items():

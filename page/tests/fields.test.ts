@@ -26,6 +26,7 @@ describe('a constraint', () => {
   it('is what a request says', () => {
     expect(readConstraint({ kind: 'choices', text: 'yes\nno\n' })).toEqual({ choices: ['yes', 'no'] })
     expect(readConstraint({ kind: 'regex', text: '[a-z]+' })).toEqual({ regex: '[a-z]+' })
+    expect(readConstraint({ kind: 'lark', text: 'start: "yes"' })).toEqual({ lark: 'start: "yes"' })
     expect(readConstraint({ kind: 'json_schema', text: '{"type":"object"}' })).toEqual({
       json_schema: { type: 'object' },
     })

@@ -112,6 +112,7 @@ def test_folded_samplers_and_token_biases_are_sent(desk: Desk, page: Page) -> No
         ("XTC probability", "0.5"),
         ("DRY multiplier", "0.8"),
         ("DRY window", "100"),
+        ("Min tokens", "3"),
     ):
         page.get_by_label(label).fill(value)
     for token, value in ((" the", "-2.5"), ("#9", "ban")):
@@ -119,7 +120,7 @@ def test_folded_samplers_and_token_biases_are_sent(desk: Desk, page: Page) -> No
         page.get_by_label("Bias of the token").fill(value)
         page.keyboard.press("Enter")
         expect(page.get_by_label("Bias of the token")).to_have_value("")
-    expect(panel.get_by_text("More samplers")).to_contain_text("10 set")
+    expect(panel.get_by_text("More samplers")).to_contain_text("11 set")
     assert_accessible(page)
     button(page, "Grow 4 branches").click()
     desk.until(lambda: len(desk.nodes()) == 5, "four nodes")
@@ -129,6 +130,7 @@ def test_folded_samplers_and_token_biases_are_sent(desk: Desk, page: Page) -> No
     assert [values[name] for name in names] == [0.9, 0.5, -0.25, 64]
     names = ("top_n_sigma", "xtc_probability", "dry_multiplier", "dry_penalty_last_n")
     assert [values[name] for name in names] == [1.5, 0.5, 0.8, 100]
+    assert values["constraint"]["token_limits"]["min_tokens"] == 3
     (the,) = desk.ask("POST", "/tokenize", json={"text": " the", "add_bos": False})["token_ids"]
     assert values["logit_bias"] == {str(the): -2.5, "9": "-inf"}
     page.get_by_label("Token biases").first.fill("several words")

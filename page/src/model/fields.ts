@@ -19,6 +19,7 @@ export type Figure =
   | 'dry_base'
   | 'dry_allowed_length'
   | 'dry_penalty_last_n'
+  | 'min_tokens'
   | 'seed'
 
 /** Parameters whose field may be empty. */
@@ -72,6 +73,7 @@ export const FIGURE_FIELDS: Record<Figure, FigureField> = {
   dry_base: { label: 'DRY base', hint: 'The growth of the DRY penalty for each further repeated token.', neutral: 1.75, isInteger: false, low: 1, step: 0.05, sampler: 'more' },
   dry_allowed_length: { label: 'DRY allowed length', hint: 'DRY ignores repetitions of fewer tokens.', neutral: 2, isInteger: true, low: 1, step: 1, sampler: 'more' },
   dry_penalty_last_n: { label: 'DRY window', hint: 'The number of last tokens in which DRY looks for repetitions; empty: all.', neutral: null, isInteger: true, low: 1, high: 2 ** 31 - 1, step: 64, sampler: 'more', empty: 'all' },
+  min_tokens: { label: 'Min tokens', hint: 'No branch ends before this many tokens; 0: no minimum.', neutral: 0, isInteger: true, low: 0, limit: 'tokens', step: 8, sampler: 'more' },
   seed: { label: 'Seed', hint: 'The same seed gives the same branches; empty: a random one each time.', neutral: null, isInteger: true, low: 0, high: MAX_SEED, step: 1, empty: 'random' },
 }
 
