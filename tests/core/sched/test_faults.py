@@ -22,7 +22,17 @@ from fakes import (
     Wrapped,
 )
 from random_work import Work
-from rig import MakeRig, MemoryEngine, Rig, assert_result, logits_after, run, text_after
+from rig import (
+    MakeRig,
+    MemoryEngine,
+    Rig,
+    assert_result,
+    logits_after,
+    run,
+    sampler,
+    text_after,
+    verify_always,
+)
 from weft._core.sampling.sampler import Sampler
 from weft._core.sched.jobs import RunJob
 from weft._core.sched.work import Commit, Extend, Logits, Run, Ticket
@@ -419,6 +429,35 @@ def test_constraint_whose_forced_tokens_raise_fails_its_run_alone(make: MakeRig)
         bad.result()
     assert_result(rig, item, good.result())
     assert [len(rows) for rows in engine.calls] == [1] * len(engine.calls)
+
+
+def test_constraint_whose_forced_tokens_raise_gets_no_drafts_for_its_commit(make: MakeRig) -> None:
+    rig = make()
+    verify_always(rig.scheduler)
+    matchers = [Failing(), Odd()]
+    samplers = [Sampler(sampler().params, n, matcher) for n, matcher in enumerate(matchers)]
+    place = rig.place([1, 2, 3])
+    sequences = [rig.scheduler.sequences.create(matcher, place) for matcher in matchers]
+    for token in [5, 7, 9] * 3:
+        rig.drive(*[Commit([sequences[n]], [token], [samplers[n]]) for n in range(2)])
+    assert not sequences[0].kept
+    assert sequences[1].kept
+
+
+def test_constraint_that_raises_for_drafts_of_a_run_fails_no_other_run(make: MakeRig) -> None:
+    class Fork(Odd):
+        """Cannot be cloned, which only draft tokens need."""
+
+        def clone(self) -> Fork:
+            raise Boom("clone")
+
+    rig = make()
+    verify_always(rig.scheduler)
+    items = [run(rig.place([1, 2, 3]), n, max_tokens=20) for n in range(2)]
+    first, _ = rig.drive(with_matcher(items[0], Odd()), items[1])
+    repeated, good = rig.drive(with_matcher(items[0], Fork()), items[1])
+    assert repeated.tokens == first.tokens
+    assert_result(rig, items[1], good)
 
 
 @pytest.mark.parametrize("is_end", [True, False])

@@ -7,6 +7,7 @@ without drafts: a draft is accepted if the token drawn at its position is that t
 from __future__ import annotations
 
 import heapq
+import logging
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from .jobs import RunJob
     from .sequences import TokenSequence
 
+_log = logging.getLogger(__name__)
 MAX_DRAFT = 15  # draft tokens of a run in a step
 MAX_TOKENS = 64  # tokens of a step with drafts
 MAX_RUNS = 16  # more runs use the device well without drafts
@@ -266,7 +268,7 @@ class Speculation:
             if source is None or not row.can_verify:
                 continue
             room = min(MAX_DRAFT, budget, row.room(n_ctx) - 1)
-            draft, forced = _proposal(row, room) if room > 0 else ([], [])
+            draft, forced = _try_proposal(row, room) if room > 0 else ([], [])
             if not draft:
                 continue
             chances = enumerate(source.chances(forced[:-1]), 1)
@@ -297,6 +299,18 @@ class Speculation:
                 heapq.heappush(queue, (-lengths[number][at + 1][0], number, at + 1))
         pairs = zip(drafts, best, strict=True)
         return {path: Draft(draft[:n], forced[:n]) for (path, draft, forced), n in pairs if n}
+
+
+def _try_proposal(row: RunJob | CommitRow, n: int) -> tuple[list[int], list[bool]]:
+    """Return the result of `_proposal`, without tokens if the constraint raises.
+
+    A draw that needs the constraint then reports its error, for its own job only.
+    """
+    try:
+        return _proposal(row, n)
+    except Exception as error:
+        _log.warning("a constraint failed for draft tokens: %r", error)
+        return [], []
 
 
 def _proposal(row: RunJob | CommitRow, n: int) -> tuple[list[int], list[bool]]:
