@@ -11,6 +11,7 @@ import pytest
 
 from fakes import BrokenEngine, HiddenFake, LateFake, SequenceFake
 from rig import (
+    N_VOCAB,
     FreeSteps,
     MakeRig,
     MemoryEngine,
@@ -425,6 +426,15 @@ def test_drafts_leave_slots_for_tokens_of_a_commits_later_steps(make: MakeRig) -
         assert_committed(owners, tokens, ticket)
     assert len(owners[0].sequence.kept) == 3
     assert not rig.scheduler.counters.preempted
+
+
+def test_drafts_evict_no_logits_of_their_commit(make: MakeRig) -> None:
+    rig = make(row_cache_bytes=8 * 4 * N_VOCAB)
+    verify_always(rig.scheduler)
+    owner = Owner(rig, rig.place([1, 2, 3]), [1, 2, 3], 0)
+    commit_all(owner, [4, 5, 6, 7] * 3)  # reads the logits after each commit
+    assert rig.scheduler.counters.draft_accepted
+    assert len(owner.sequence.kept) < 4
 
 
 def test_drafts_end_by_themselves_if_branches_fork_before_they_use_them(make: MakeRig) -> None:

@@ -109,6 +109,11 @@ class LogitsCache:
         self._collected: deque[Any] = deque()
         self._on_collected = self._collected.append
 
+    @property
+    def max_rows(self) -> int:
+        """How many float32 rows fit into `budget_bytes`."""
+        return self.budget_bytes // self._row_bytes
+
     def add(
         self, kept: RetainedLogits, indices: Sequence[int], n_total: int, *, in_tree: bool
     ) -> list[LogitsRow]:

@@ -504,6 +504,8 @@ class Scheduler:
         if kv.capacity is not None:
             n_growing = len(runs) + sum([len(job.to_run) for job in self.queues.commits])
             spare = min(spare, kv.capacity - kv.unevictable - kv.growth * (n_growing + 1))
+        if shares:  # their steps store all logits: two steps fit, so that drafts evict none in use
+            spare = min(spare, self.logits_cache.max_rows // 2 - n_rows)
         return speculation.plan(rows, spare, self.n_ctx)
 
     def _reserve(
