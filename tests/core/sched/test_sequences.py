@@ -15,6 +15,7 @@ from rig import (
     FreeSteps,
     MakeRig,
     MemoryEngine,
+    Parity,
     Rig,
     Untrimmable,
     assert_result,
@@ -426,6 +427,29 @@ def test_drafts_leave_slots_for_tokens_of_a_commits_later_steps(make: MakeRig) -
         assert_committed(owners, tokens, ticket)
     assert len(owners[0].sequence.kept) == 3
     assert not rig.scheduler.counters.preempted
+
+
+def test_forced_drafts_end_by_themselves_if_commits_run_other_tokens(make: MakeRig) -> None:
+    """As if the branch had accepted tokens ahead of its commits."""
+
+    class Linear(FreeSteps):
+        def estimate(self, n_tokens: int) -> float:
+            return 1 + 0.1 * (n_tokens - 1)
+
+    rig = make(n_ctx=400)
+    verify_always(rig.scheduler)
+    speculation = rig.scheduler.queues.speculation
+    assert speculation is not None
+    speculation.costs, speculation.min_gain = Linear(), MIN_GAIN
+    owner, n_drafted = Owner(rig, rig.place([1, 2, 3]), [1, 2, 3], 0), [0]
+    forcing = sampler()
+    forcing.matcher = Parity(forces=6)
+    for _ in range(2):
+        for _ in range(60):
+            rig.drive(Commit([owner.sequence], [9], [forcing]))
+        n_drafted.append(rig.scheduler.counters.drafted)
+    assert n_drafted[1]
+    assert n_drafted[2] - n_drafted[1] < 30  # of 360
 
 
 def test_drafts_evict_no_logits_of_their_commit(make: MakeRig) -> None:

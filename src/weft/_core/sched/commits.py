@@ -82,7 +82,8 @@ class CommitJob(Job):
         """
         for sequence, token in zip(self.item.sequences, self.item.tokens, strict=True):
             if sequence.kept and sequence.kept[0].token != token:
-                sequence.kept = []
+                if not (sequence.drafts is not None and sequence.drafts.is_next_forced):
+                    sequence.kept = []  # `RunLookup.push` counts these, so `trim` must not
                 sequence.trim(tree, len(sequence.tokens))
         closed = [sequence for sequence in self.item.sequences if not sequence.is_open]
         self.claims = [PathClaim(self, sequence.base) for sequence in closed]

@@ -125,6 +125,11 @@ class BranchDrafts:
         self._lookup = lookup
         self._use = use
 
+    @property
+    def is_next_forced(self) -> bool:
+        """True if the constraint forces the next token."""
+        return bool(self.forced) and self.forced[0]
+
     def push(self, token: int) -> None:
         """Append the token of a commit."""
         self._lookup.push(token, is_forced=bool(self.forced) and self.forced.pop(0))
