@@ -235,7 +235,7 @@ class StoredLoom:
             unchanged: nodes that no other process may have changed since the last merge.
 
         Raises: ConfigError for a label that is not a text without zero bytes. Conflict if another
-            process removed the node. Other errors as for `commit`.
+        process removed the node. Other errors as for `commit`.
         """
         if label is not None and not (isinstance(label, str) and is_db_text(label)):
             raise ConfigError(f"a bookmark is {label!r:.80}; allowed is a text without zero bytes")
@@ -636,7 +636,7 @@ class StoredLoom:
             running: names of groups that may not be undone, because they are not finished.
 
         Raises: StoreError if there is nothing to undo. Conflict if a node that would be removed
-            is being grown, or if the group is not finished.
+        is being grown, or if the group is not finished.
         """
         before = self.commit("edit", leave=leave)
         return self._undo_or_redo("undo", DONE, _operations.c.key.desc(), running).after(before)
