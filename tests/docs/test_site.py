@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import browsing
 from tools.outside import requests
 from tools.site import EXAMPLES, JOINED, in_site, web_address
 
@@ -131,6 +132,16 @@ def test_joined_pages_and_api_pages_are_in_the_site(site: Path) -> None:
     for name in ("weft.Loom", "weft.Heddle.grow", "weft.Heddle.clip", "weft.Heddle.ramify"):
         assert f'id="{name}"' in api
     assert "<svg" in (site / "concepts.html").read_text("utf-8")
+
+
+def test_pages_have_no_horizontal_overflow_at_390_px(site: Path) -> None:
+    if reason := browsing.why_no_browser():
+        pytest.skip(reason)
+    with browsing.browsing() as browser:
+        page = browser.new_page(viewport={"width": 390, "height": 844})
+        for name in ("index", "compare", "command", "file-formats", "benchmarks", "api/loom"):
+            page.goto((site / f"{name}.html").as_uri(), wait_until="domcontentloaded")
+            assert page.evaluate("document.documentElement.scrollWidth") == 390, name
 
 
 def test_group_of_arguments_is_taken_apart() -> None:
