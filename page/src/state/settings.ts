@@ -241,12 +241,13 @@ export const withModels = computed(() => {
 
 /** The settings as a request for growing. */
 export function growRequest(from: Settings = settings.peek()): GrowRequest {
-  const { stop, constraint, logit_bias, models: _, ...numbers } = from
+  const { stop, constraint, logit_bias, min_tokens, models: _, ...numbers } = from
   const growing = growingModels(from)
   const limit = constraint ? readConstraint(constraint) : {}
   return {
     ...Object.fromEntries(Object.entries(numbers).filter(([, value]) => value !== null)),
     ...(growing.length ? { models: growing.map((each) => each.id) } : {}),
+    ...(min_tokens ? { min_tokens } : {}),
     ...(stop.length ? { stop } : {}),
     ...(logit_bias.length ? { logit_bias: logitBias(logit_bias) } : {}),
     ...(typeof limit === 'string' ? {} : limit),

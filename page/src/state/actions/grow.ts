@@ -59,12 +59,7 @@ effect(() => {
 
 /** Continue a node that has ended: without a minimum most branches would end at once again. */
 const pastEnd = (loom: OpenLoom, node: number): GrowRequest =>
-  loom.tree.get(node)?.ended
-    ? {
-        force: true,
-        ...(settings.peek().constraint ? {} : { min_tokens: Math.max(1, settings.peek().min_tokens) }),
-      }
-    : {}
+  loom.tree.get(node)?.ended ? { force: true, ...(settings.peek().constraint ? {} : { min_tokens: 1 }) } : {}
 
 /** Grow n children of a node. A single answer of a chat is gone to, as it comes. */
 export const grow = (node: number, more: GrowRequest = {}) =>
