@@ -429,18 +429,24 @@ def test_drafts_leave_slots_for_tokens_of_a_commits_later_steps(make: MakeRig) -
     assert not rig.scheduler.counters.preempted
 
 
-def test_forced_drafts_end_by_themselves_if_commits_run_other_tokens(make: MakeRig) -> None:
-    """As if the branch had accepted tokens ahead of its commits."""
+class LinearSteps(FreeSteps):
+    def estimate(self, n_tokens: int) -> float:
+        return 1 + 0.1 * (n_tokens - 1)
 
-    class Linear(FreeSteps):
-        def estimate(self, n_tokens: int) -> float:
-            return 1 + 0.1 * (n_tokens - 1)
 
+def rig_with_costly_drafts(make: MakeRig) -> Rig:
+    """Return a rig in which each draft token costs a tenth of a step."""
     rig = make(n_ctx=400)
     verify_always(rig.scheduler)
     speculation = rig.scheduler.queues.speculation
     assert speculation is not None
-    speculation.costs, speculation.min_gain = Linear(), MIN_GAIN
+    speculation.costs, speculation.min_gain = LinearSteps(), MIN_GAIN
+    return rig
+
+
+def test_forced_drafts_end_by_themselves_if_commits_run_other_tokens(make: MakeRig) -> None:
+    """As if the branch had accepted tokens ahead of its commits."""
+    rig = rig_with_costly_drafts(make)
     owner, n_drafted = Owner(rig, rig.place([1, 2, 3]), [1, 2, 3], 0), [0]
     forcing = sampler()
     forcing.matcher = Parity(forces=6)
@@ -462,15 +468,7 @@ def test_drafts_evict_no_logits_of_their_commit(make: MakeRig) -> None:
 
 
 def test_drafts_end_by_themselves_if_branches_fork_before_they_use_them(make: MakeRig) -> None:
-    class Linear(FreeSteps):
-        def estimate(self, n_tokens: int) -> float:
-            return 1 + 0.1 * (n_tokens - 1)
-
-    rig = make(n_ctx=400)
-    verify_always(rig.scheduler)
-    speculation = rig.scheduler.queues.speculation
-    assert speculation is not None
-    speculation.costs, speculation.min_gain = Linear(), MIN_GAIN
+    rig = rig_with_costly_drafts(make)
     owner, n_drafted = Owner(rig, rig.place([1, 2, 3]), [1, 2, 3], 0), [0]
     for _ in range(2):
         for _ in range(50):
