@@ -161,7 +161,8 @@ class Backend(ABC):
         Args:
             file: the file to read.
             format: name of the file's format; "auto" detects it.
-            name: name of the new loom; None takes the file's title.
+            name: name of the new loom, or the title from which several looms get their names.
+                None takes each loom's own title.
             model: tokenize the texts for this model, so that it can grow them. None takes a
                 server's default model; without a server, texts are stored without tokens.
             engine: the engine that loads the model; "auto" lets the backend choose.

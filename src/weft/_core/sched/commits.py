@@ -37,11 +37,11 @@ class Committed(NamedTuple):
 class CommitJob(Job):
     """The job of a `Commit`: runs one token after each of several sequences, in one or more steps.
 
-    A token that an earlier step has run as a draft needs no row.
+    A token that already ran as a kept draft is not run twice.
 
     to_run: indices of the sequences whose tokens have not run.
 
-    n_waiting: claims of closed sequences that are not complete.
+    n_waiting: number of closed sequences whose path is not computed yet.
 
     may_draft: False once the commit was preempted, so that its drafts do not preempt it twice.
     """
@@ -202,7 +202,7 @@ class CommitPart(SequencePart):
         drafts: Mapping[TokenSequence, Draft],
         queues: JobQueues,
     ) -> None:
-        """Create the rows.
+        """Create rows for the tokens and for drafts that fit the reserved slots.
 
         Args:
             job: the commit.

@@ -81,7 +81,7 @@ class LogitsCache:
 
     Rows of places in the tree are attached to nodes (`Node.logits_rows`) and keep their tokens
     known. A branch refers to its own rows. The cache itself has only weak references. Any thread
-    may call.
+    may call `set`, `read` and `pin`; callers of the other methods must hold `lock`.
     """
 
     def __init__(

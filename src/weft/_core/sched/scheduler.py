@@ -516,7 +516,7 @@ class Scheduler:
         Args:
             runs: runs that decode; jobs are removed from this list in place.
             drafts: draft tokens of some sequences.
-            shares: parts of commits; likewise.
+            shares: parts of commits; those of removed jobs are removed from this list in place.
             n_before: `JobQueues.n_transitions` when the lists were created. If it is still equal,
                 all jobs are admitted.
         """

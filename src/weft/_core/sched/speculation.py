@@ -127,7 +127,7 @@ class BranchDrafts:
 
     @property
     def is_next_forced(self) -> bool:
-        """True if the constraint forces the next token."""
+        """True if the constraint is known to force the next token."""
         return bool(self.forced) and self.forced[0]
 
     def push(self, token: int) -> None:
