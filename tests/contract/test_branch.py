@@ -700,6 +700,18 @@ def test_dropped_branches_leave_nothing_pinned(make) -> None:
     assert lm.stats().kv_tokens == 0
 
 
+def test_one_clear_cache_forgets_the_tokens_of_ended_branches(make) -> None:
+    lm = make("numpy")
+    parent = root(lm)
+    branches = [parent.fork() for _ in range(2)]
+    for token in (5, 6):
+        BranchStore(lm).commit([(branch, token + i) for i, branch in enumerate(branches)])
+    del parent, branches
+    gc.collect()
+    lm.clear_cache()
+    assert lm.tree.n_nodes == 0
+
+
 def test_loaded_branch_continues_as_the_saved_one(make, tmp_path) -> None:
     lm = make("numpy")
     branch = root(lm, temperature=1.3, repetition_penalty=1.2, seed=4).fork()

@@ -299,6 +299,9 @@ class Scheduler:
         """
         self.drain_inbox()
         self.sequences.close_idle()
+        # Closed sequences release places of their own.
+        self._join_node_chains()
+        self.tree.drain_released()
 
     def check_weights(self) -> None:
         """Drop KV and logits that were computed with weights that have changed since.
