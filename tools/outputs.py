@@ -36,7 +36,7 @@ KERNEL = {"OPENBLAS_CORETYPE": "Haswell", "OPENBLAS_NUM_THREADS": "1", "WEFT_LOG
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _COMMAND = re.compile(r"^\$ (.*(?:\\\n.*)*)\n", re.MULTILINE)
 _NEEDS = re.compile(r"# needs (.+)\n|<!-- needs (.+) -->")
-_VARIES = re.compile(r"\d+(?:[ ,]\d{3})*(?:\.\d+)?(?= (?:s|tok/s|ms)\b)")
+_VARIES = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?(?= (?:s|tok/s|ms)\b)")
 _MARK = "\x1e"  # between the outputs of two blocks
 
 

@@ -62,7 +62,7 @@ def test_fresh_lm_has_done_nothing_in_no_time() -> None:
     stats = stats_of(Rig())
     assert stats.seconds == stats.tokens_per_s == 0
     assert str(stats) == "prefilled 0 · reused 0 · decoded 0 · KV 0 B (0 B unshared)"
-    assert "prefilled 12 345" in str(replace(stats, prefilled=12345))
+    assert "prefilled 12,345" in str(replace(stats, prefilled=12345))
 
 
 @pytest.mark.parametrize(

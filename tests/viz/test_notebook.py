@@ -195,7 +195,7 @@ def test_large_trees_and_long_nodes_are_cut(tmp_path: Path) -> None:
     loom = open_written(tmp_path / "x.loom.json", [None, *[0] * 2000])
     loom.find("n5")._text = "word " * 10_000
     html = loom._repr_html_()
-    assert f"… {2001 - LIMIT:,} more nodes below".replace(",", " ") in html
+    assert f"… {2001 - LIMIT:,} more nodes below" in html
     assert len(html) < 100_000
     assert f"… {2001 - LIMIT} more nodes" in loom._repr_mimebundle_()["text/plain"]
 

@@ -246,9 +246,7 @@ def read(
 def check_size(n_bytes: int, max_bytes: int | None) -> None:
     """Raise FormatError, without a file name, if a size exceeds the maximum."""
     if max_bytes is not None and n_bytes > max_bytes:
-        raise FormatError(
-            f"it is larger than the {max_bytes:,} bytes that are read".replace(",", " ")
-        )
+        raise FormatError(f"it is larger than the {max_bytes:,} bytes that are read")
 
 
 def read_text(path: AnyPath, error: type[WeftError] = StoreError) -> str:

@@ -62,7 +62,7 @@ class Stats:
             parts.append(f"drafts {self.draft_accepted:,} of {self.drafted:,}")
         if self.decoded:
             parts.append(f"{self.tokens_per_s:,.0f} tok/s")
-        return " · ".join(parts).replace(",", " ")
+        return " · ".join(parts)
 
     def __repr__(self) -> str:
         return f"Stats({self})"

@@ -78,7 +78,7 @@ class Cost:
             parts.append("stopped: the constraint allows no further line (see line_constraint)")
         elif self.stopped is not None:
             parts.append(f"stopped by the budget of {self.stopped}")
-        return " · ".join(parts).replace(",", " ")
+        return " · ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)

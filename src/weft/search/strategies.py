@@ -276,7 +276,7 @@ class Estimate(NamedTuple):
     def __str__(self) -> str:
         if self.tokens is None:
             return f"no limit without a budget ({self.parts})"
-        return f"at most {_with_spaces(self.tokens)} tokens ({self.parts})"
+        return f"at most {self.tokens:,} tokens ({self.parts})"
 
 
 def estimate(strategy: Strategy, options: Mapping[str, Any], prompt: str) -> Estimate:
@@ -310,7 +310,7 @@ def _unlimited(strategy: Strategy, options: Mapping[str, Any], task: Game24 | No
         1 if task is None else {"tot": breadth or 1, "mcts": 5, "adaptive": 5}.get(strategy.name, 1)
     )
     answers = _with_plural(n_answers, "answer")
-    parts = f"{_with_spaces(n_lines)} lines of up to {_LINE}, {answers} of {_ANSWER}"
+    parts = f"{n_lines:,} lines of up to {_LINE}, {answers} of {_ANSWER}"
     if task is not None:
         parts += ", fewer if a correct answer comes early"
     return Estimate(n_lines * _LINE + n_answers * _ANSWER, parts)
@@ -346,9 +346,4 @@ def _pairwise_sums(one: Sequence[int], other: Sequence[int]) -> list[int]:
 
 def _with_plural(n: int, noun: str) -> str:
     """Return a count with its noun: (2, "answer") → "2 answers"."""
-    return f"{_with_spaces(n)} {noun}{'s' * (n != 1)}"
-
-
-def _with_spaces(n: int) -> str:
-    """Return a number with spaces between thousands: "12 345"."""
-    return f"{n:,}".replace(",", " ")
+    return f"{n:,} {noun}{'s' * (n != 1)}"

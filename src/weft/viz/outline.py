@@ -195,4 +195,4 @@ def counted(n: int, singular: str, plural: str = "") -> str:
 
     plural: "" means `singular` with an s.
     """
-    return f"{n:,} {singular if n == 1 else plural or singular + 's'}".replace(",", " ")
+    return f"{n:,} {singular if n == 1 else plural or singular + 's'}"

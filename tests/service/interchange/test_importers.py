@@ -255,7 +255,7 @@ def test_import_over_a_limit_raises_format_error(tmp_path: Path) -> None:
     large = tmp_path / "large.json"
     with open(large, "wb") as file:
         os.truncate(file.fileno(), 1 << 30)  # a gigabyte that takes no room
-    with pytest.raises(FormatError, match=r"large\.json: it is larger than the 536 870 912 bytes"):
+    with pytest.raises(FormatError, match=r"large\.json: it is larger than the 536,870,912 bytes"):
         read(large)
     few = ImportLimits(n_nodes=3)
     for data in FILES.values():
