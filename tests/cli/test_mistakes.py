@@ -45,6 +45,7 @@ MISTAKES = [
     (["solve", "hi", "--strategy", "luck"], 2, "'tot', 'best-of-n', 'greedy'"),
     (["solve", "hi", "-b", "0"], 2, "breadth is 0"),
     (["solve", "hi", "-n", "0"], 2, "-n is 0"),
+    (["solve", "hi", "--max-tokens", "0"], 2, "--max-tokens is 0"),
     (["solve", "hi", "--strategy", "greedy", "-b", "3"], 2, "-b cannot be used with"),
     (["solve", "hi", "--budget-s", "-1"], 2, "budget_s is -1"),
     (["solve", ""], 2, "the prompt is empty"),

@@ -260,6 +260,13 @@ def test_solve_reads_and_checks_answers_and_prints_the_reason(weft) -> None:
     assert "{text} or {answer}" in rejected.stderr
 
 
+def test_solve_max_tokens_limits_each_answer(weft) -> None:
+    few = ("-n", "2", "--max-tokens", "3", "--seed", "1")
+    report = json.loads(weft("solve", samples.sum, *few, "--json").stdout)
+    assert report["cost"]["tokens"] == 2 * 3
+    assert "at most 6 tokens (2 answers of up to 3)" in weft("solve", samples.sum, *few).stderr
+
+
 @pytest.mark.fluent
 def test_solve_json_has_the_path_with_scores(weft) -> None:
     result = weft("solve", samples.game24, "-b", "3", "-n", "4", "--seed", "2", "--json")

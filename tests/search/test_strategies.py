@@ -206,7 +206,11 @@ def test_default_strategy_is_a_vote_unless_the_prompt_states_a_task() -> None:
 @pytest.mark.parametrize("name", by_default(STRATEGIES))
 @pytest.mark.parametrize(
     ("prompt", "options"),
-    [(samples.game24, {"n": 2, "breadth": 2}), (samples.sum, {"budget_tokens": 60})],
+    [
+        (samples.game24, {"n": 2, "breadth": 2}),
+        (samples.sum, {"budget_tokens": 60}),
+        (samples.sum, {"n": 2, "breadth": 2, "max_tokens": 3}),
+    ],
 )
 def test_no_search_generates_more_than_its_estimate(
     lm: weft.LM, name: str, prompt: str, options: dict[str, int]

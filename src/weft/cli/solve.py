@@ -17,8 +17,11 @@ from .._core.error_mapping import INTERRUPTED
 from .._core.validation import check_int
 from ..errors import ConfigError, FormatError, Unsupported
 from ..search.strategies import (
+    ANSWER_TOKENS,
     DEFAULT,
     FOR_TASKS,
+    FULL_ANSWERS,
+    LINE_TOKENS,
     STRATEGIES,
     WITHOUT_VERDICTS,
     Strategy,
@@ -51,6 +54,7 @@ SOLVE = "solve"  # key in a loom's meta: strategy and options of its search
 _FLAGS = {
     "breadth": "-b",
     "n": "-n",
+    "max_tokens": "--max-tokens",
     "temperature": "--temperature",
     "answer": "--answer",
     "judge": "--judge",
@@ -80,6 +84,15 @@ Number = Annotated[
         "-n",
         help=meanings("n"),
         show_default="depends on the strategy and the prompt",
+    ),
+]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max-tokens",
+        help=f"Maximum number of tokens of an answer ({', '.join(FULL_ANSWERS)}), or of a line "
+        "(all others).",
+        show_default=f"{ANSWER_TOKENS} for answers, {LINE_TOKENS} for lines",
     ),
 ]
 BudgetTokens = Annotated[
@@ -127,6 +140,7 @@ def solve(
     strategy: By = None,
     breadth: Breadth = None,
     n: Number = None,
+    max_tokens: MaxTokens = None,
     model: options.Model = TINY,
     engine: options.Engine = "auto",
     temperature: options.Temperature = None,
@@ -150,6 +164,7 @@ def solve(
     chosen = options.given(
         breadth=breadth,
         n=n,
+        max_tokens=max_tokens,
         temperature=temperature,
         seed=seed,
         answer=answer,
@@ -251,7 +266,7 @@ def _saved_search(resume: Path | None) -> dict[str, Any]:
 
 
 def check_options(strategy: Strategy, chosen: dict[str, Any]) -> None:
-    """Raise ConfigError for -n below 1, or for an option that the strategy does not use.
+    """Raise ConfigError for a number below 1, or for an option that the strategy does not use.
 
     chosen: the options that were given.
     """
@@ -260,8 +275,9 @@ def check_options(strategy: Strategy, chosen: dict[str, Any]) -> None:
             raise ConfigError(
                 f"{_FLAGS[name]} cannot be used with --strategy {strategy.name}; leave it out"
             )
-    if (n := chosen.get("n")) is not None:
-        check_int("-n", n, 1)
+    for name in ("n", "max_tokens"):
+        if (number := chosen.get(name)) is not None:
+            check_int(_FLAGS[name], number, 1)
 
 
 def picture_of(out: TerminalWriter, loom: Loom, best: Heddle | None = None) -> Group:

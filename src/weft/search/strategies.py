@@ -259,7 +259,8 @@ def defaults(number: Literal["breadth", "n"]) -> str:
     return "; ".join(filter(None, [*map(str, usual), ", ".join(others)]))
 
 
-_LINE, _ANSWER = 40, 256  # tokens of a line and of an answer, unless given
+LINE_TOKENS, ANSWER_TOKENS = 40, 256  # tokens of a line and of an answer, unless given
+FULL_ANSWERS = ("best-of-n", "weighted-best-of-n", "greedy")  # others go line by line
 _LEVELS, _EACH = 16, 8
 
 
@@ -282,7 +283,7 @@ class Estimate(NamedTuple):
 def estimate(strategy: Strategy, options: Mapping[str, Any], prompt: str) -> Estimate:
     """Return an upper bound of the tokens that a search will generate, to show before it runs.
 
-    options: the caller's options; only `breadth`, `n` and `budget_tokens` are used.
+    options: the caller's options; `breadth`, `n`, `max_tokens` and `budget_tokens` are used.
     """
     from .task import Game24
 
@@ -300,20 +301,22 @@ def _unlimited(strategy: Strategy, options: Mapping[str, Any], task: Game24 | No
     """
     breadth = options.get("breadth") or (strategy.breadth.default if strategy.breadth else None)
     n = options.get("n") or (strategy.n.default if strategy.n else None)
-    if strategy.name in ("best-of-n", "weighted-best-of-n", "greedy"):
-        n = n or 1
-        return Estimate(n * _ANSWER, f"{_with_plural(n, 'answer')} of up to {_ANSWER}")
+    max_tokens = options.get("max_tokens")
+    if strategy.name in FULL_ANSWERS:
+        n, length = n or 1, max_tokens or ANSWER_TOKENS
+        return Estimate(n * length, f"{_with_plural(n, 'answer')} of up to {length:,}")
+    length = max_tokens or LINE_TOKENS
     if strategy.name == "tot-dfs":
-        return Estimate(None, f"lines of up to {_LINE}, until an answer is known")
+        return Estimate(None, f"lines of up to {length:,}, until an answer is known")
     n_lines = _max_proposed_lines(strategy.name, breadth or 1, n, task)
     n_answers = (
         1 if task is None else {"tot": breadth or 1, "mcts": 5, "adaptive": 5}.get(strategy.name, 1)
     )
     answers = _with_plural(n_answers, "answer")
-    parts = f"{n_lines:,} lines of up to {_LINE}, {answers} of {_ANSWER}"
+    parts = f"{n_lines:,} lines of up to {length:,}, {answers} of {ANSWER_TOKENS}"
     if task is not None:
         parts += ", fewer if a correct answer comes early"
-    return Estimate(n_lines * _LINE + n_answers * _ANSWER, parts)
+    return Estimate(n_lines * length + n_answers * ANSWER_TOKENS, parts)
 
 
 def _max_proposed_lines(name: str, breadth: int, n: int | None, task: Game24 | None) -> int:
