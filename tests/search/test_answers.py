@@ -11,7 +11,7 @@ import weft
 from shallow import shallow
 from weft import LM, Heddle
 from weft.errors import ConfigError
-from weft.search import beam, best_of_n, greedy, smc, tot
+from weft.search import beam, best_of_n, greedy, smc, tot, weighted_best_of_n
 from weft.search.answers import answer_reader, answer_verifier
 
 TEXTS = ["It is 4.\nAnswer: 4", "Answer: 4", "So 5?", "Answer: 7"]
@@ -72,6 +72,32 @@ def test_equal_numbers_of_votes_are_decided_by_the_mean_logprob() -> None:
     passing = [group for group in tied.answers if group.solved]
     assert {group.answer for group in passing} == {"5", "7"}
     assert "no other answer has more, and it has the highest mean log-probability" in tied.reason
+
+
+def test_weighted_vote_gives_the_sum_and_the_number_of_all_texts() -> None:
+    scores = {TEXTS[0]: 0.25, TEXTS[1]: 0.5, TEXTS[2]: 0.5, TEXTS[3]: 0.625}
+    options = {"n": 4, "propose": propose, "value": lambda text: scores[text], "seed": 1}
+    result = weighted_best_of_n(model(), "2 + 2?", **options)
+    assert result.text == TEXTS[1]
+    assert result.reason == "the answer 4 of 2 of 4 texts has the highest sum of scores, 0.75"
+    passing = weighted_best_of_n(model(), "2 + 2?", answer="last_number", check="7", **options)
+    assert passing.reason == (
+        "it passes the check, and the answer 7 of 1 of 4 texts has the highest sum of scores, 0.62"
+    )
+
+
+@pytest.mark.parametrize("call", [best_of_n, weighted_best_of_n])
+def test_reason_without_votes_ranks_complete_texts_only(call: Any) -> None:
+    cut = {"n": 12, "max_tokens": 12, "stop": ".", "temperature": 1.5, "seed": 3}
+    result = call(model(), "Once upon a time", extract=lambda text: None, **cut)
+    complete = [node for node in result.loom.children if node.finish_reason == "stop"]
+    assert 0 < len(complete) < 12
+    assert result.best in complete
+    measure = "mean token probability" if call is weighted_best_of_n else "mean log-probability"
+    assert result.reason == (
+        f"no answer can be read in the texts, and this text has the highest {measure} of the "
+        f"{len(complete)} complete ones"
+    )
 
 
 def test_check_decides_between_answers_and_is_named() -> None:

@@ -12,7 +12,14 @@ from .._core.validation import check_unary
 from ..errors import ConfigError
 from ..lm.lm import LM
 from ..loom import Heddle
-from .answers import LOGPROB, VOTES, Extract, reason_for_rank, reason_for_votes
+from .answers import (
+    LOGPROB,
+    VOTES,
+    Extract,
+    is_complete,
+    reason_for_rank,
+    reason_for_votes,
+)
 from .core import (
     Prompt,
     SearchOptions,
@@ -83,7 +90,7 @@ def best_of_n(
         result,
         answers=answers,
         measure=VOTES if result.votes else LOGPROB,
-        reason=reason_for_votes(search, result, len(algorithm.nodes(search))),
+        reason=reason_for_votes(search, result, texts),
     )
 
 
@@ -311,8 +318,3 @@ def count_votes(nodes: Sequence[Heddle], extract: Extract) -> list[Vote]:
         for answer, voters in by_answer.items()
     ]
     return sorted(votes, key=lambda vote: (-vote.count, -vote.mean_logprob))
-
-
-def is_complete(node: Heddle) -> bool:
-    """Return True if an answer ended by itself, not by `max_tokens`."""
-    return node.finish_reason in (None, "stop")

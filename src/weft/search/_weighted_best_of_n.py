@@ -7,7 +7,7 @@ from typing import Unpack
 
 from ..lm.lm import LM
 from ._best_of_n import Answers, full_answer_settings, with_extract
-from .answers import Extract
+from .answers import Extract, reason_for_sums
 from .core import (
     Prompt,
     SearchOptions,
@@ -58,7 +58,9 @@ def weighted_best_of_n(
     algorithm = Answers(count, settings.read_answer, is_checked=checked, is_weighted=True)
     judge = Judge(search, as_share=True, asks=False)
     result = yield from search.run(algorithm, judge, algorithm.writer(search))
-    return replace(result, votes=tuple(algorithm.votes(search)))
+    result = replace(result, votes=tuple(algorithm.votes(search)))
+    texts = algorithm.nodes(search) or [result.best]
+    return replace(result, reason=reason_for_sums(search, result, texts))
 
 
 aweighted_best_of_n = awaitable(weighted_best_of_n)

@@ -266,20 +266,56 @@ def _rank(best: Heddle, nodes: Sequence[Heddle], measure: str) -> str:
     return f"the search ranks its path first, with a {measure} of {scored.score:.2f}"
 
 
-def reason_for_votes(search: Search, result: SearchResult, n: int) -> str:
+def reason_for_votes(search: Search, result: SearchResult, nodes: Sequence[Heddle]) -> str:
     """Return why a majority vote chose the best text, as the end of a sentence.
 
-    n: number of texts.
+    nodes: the ends of all texts.
     """
-    if n == 1:
+    if len(nodes) == 1:
         return result.reason
     own = next((vote for vote in result.votes if result.best in vote.nodes), None)
     if own is None:
-        why = (
-            "no answer passes the check" if search.checks else "no answer can be read in the texts"
-        )
-        return f"{why}, and this text has the highest {LOGPROB} of {n}"
-    reason = f"{own.count} of {n} texts have the answer {own.answer!s:.60}"
+        return _reason_without_votes(search, result.best, nodes, LOGPROB)
+    reason = f"{own.count} of {len(nodes)} texts have the answer {own.answer!s:.60}"
     if any(vote.count == own.count for vote in result.votes if vote is not own):
         reason += f", no other answer has more, and it has the highest {LOGPROB}"
     return f"it passes the check, and {reason}" if search.is_solved(result.best) else reason
+
+
+def reason_for_sums(search: Search, result: SearchResult, nodes: Sequence[Heddle]) -> str:
+    """Return why a vote weighted by scores chose the best text, as the end of a sentence.
+
+    nodes: the ends of all texts.
+    """
+    if len(nodes) == 1:
+        return result.reason
+    own = next((vote for vote in result.votes if result.best in vote.nodes), None)
+    if own is None:
+        measure = _SCORES.get(result.measure, result.measure)
+        return _reason_without_votes(search, result.best, nodes, measure)
+    total = math.fsum(node.score or 0.0 for node in own.nodes)
+    reason = (
+        f"the answer {own.answer!s:.60} of {own.count} of {len(nodes)} texts has the highest sum of"
+        f" scores, {total:.2f}"
+    )
+    return f"it passes the check, and {reason}" if search.is_solved(result.best) else reason
+
+
+def _reason_without_votes(
+    search: Search, best: Heddle, nodes: Sequence[Heddle], measure: str
+) -> str:
+    """Return the reason of a vote in which no text has an answer that counts."""
+    if search.checks and not search.is_solved(best):
+        why, rivals = "no answer passes the check", [*nodes]
+    else:
+        why = "no answer can be read in the texts"
+        rivals = [node for node in nodes if search.is_solved(node)] if search.checks else [*nodes]
+    complete = [node for node in rivals if is_complete(node)]
+    if not complete or len(complete) == len(nodes):
+        return f"{why}, and this text has the highest {measure} of {len(rivals)}"
+    return f"{why}, and this text has the highest {measure} of the {len(complete)} complete ones"
+
+
+def is_complete(node: Heddle) -> bool:
+    """Return True if an answer ended by itself, not by `max_tokens`."""
+    return node.finish_reason in (None, "stop")
