@@ -1,24 +1,24 @@
 import { describe, expect, it } from 'vitest'
-import { readConstraint, readFigure, readStop, writeStop } from '../src/model/fields'
+import { readConstraint, readNumber, readStop, writeStop } from '../src/model/fields'
 
 const limits = { n: 128, tokens: 32768 }
 
 describe('a typed number', () => {
   it('is taken as the server takes it', () => {
-    expect(readFigure('temperature', '0,8', limits)).toEqual({ value: 0.8 })
-    expect(readFigure('temperature', '0', limits)).toEqual({ value: 0 })
-    expect(readFigure('top_p', '1', limits)).toEqual({ value: 1 })
-    expect(readFigure('n', '128', limits)).toEqual({ value: 128 })
-    expect(readFigure('seed', '9007199254740991', limits)).toEqual({ value: 9007199254740991 })
+    expect(readNumber('temperature', '0,8', limits)).toEqual({ value: 0.8 })
+    expect(readNumber('temperature', '0', limits)).toEqual({ value: 0 })
+    expect(readNumber('top_p', '1', limits)).toEqual({ value: 1 })
+    expect(readNumber('n', '128', limits)).toEqual({ value: 128 })
+    expect(readNumber('seed', '9007199254740991', limits)).toEqual({ value: 9007199254740991 })
   })
   it('is rejected with the allowed values', () => {
-    expect(readFigure('temperature', '-1', limits)).toBe('It must be 0 or more.')
-    expect(readFigure('top_p', '0', limits)).toBe('It must be above 0, at most 1.')
-    expect(readFigure('n', '500', limits)).toBe('It must be 1 to 128.')
-    expect(readFigure('n', '2.5', limits)).toBe('Enter a whole number, 1 to 128.')
-    expect(readFigure('top_k', 'many', limits)).toBe('Enter a number, 0 or more.')
-    expect(readFigure('max_tokens', '', null)).toBe('Enter a number, 1 or more.')
-    expect(readFigure('seed', '9007199254740993', limits)).toMatch(/^It must be/)
+    expect(readNumber('temperature', '-1', limits)).toBe('It must be 0 or more.')
+    expect(readNumber('top_p', '0', limits)).toBe('It must be above 0, at most 1.')
+    expect(readNumber('n', '500', limits)).toBe('It must be 1 to 128.')
+    expect(readNumber('n', '2.5', limits)).toBe('Enter a whole number, 1 to 128.')
+    expect(readNumber('top_k', 'many', limits)).toBe('Enter a number, 0 or more.')
+    expect(readNumber('max_tokens', '', null)).toBe('Enter a number, 1 or more.')
+    expect(readNumber('seed', '9007199254740993', limits)).toMatch(/^It must be/)
   })
 })
 

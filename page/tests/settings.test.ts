@@ -1,5 +1,8 @@
 import { beforeEach, describe, expect, it } from 'vitest'
+import type { GrowRequest } from '../src/api/client'
+import type { ConstraintKind } from '../src/model/fields'
 import type { OpenLoom } from '../src/state/loom'
+import type { Settings } from '../src/state/settings'
 import { installFakes } from './fakes'
 
 let settings: typeof import('../src/state/settings')
@@ -54,7 +57,14 @@ describe('settings', () => {
   })
 
   it('of a chat start from the sampling of its model', () => {
-    const chat_defaults = { temperature: 0.7, top_k: 40, min_p: 0.05, logit_bias: {} }
+    const chat_defaults = {
+      temperature: 0.7,
+      top_k: 40,
+      min_p: 0.05,
+      logit_bias: {},
+      temperature_first: true,
+      dry_sequence_breakers: ['.'],
+    }
     const chatModel = { id: 'm', state: 'ready', is_default: true, has_chat_template: true, chat_defaults }
     session.server.value = { models: [chatModel] } as never
     expect(settings.settings.value).toMatchObject({
@@ -63,11 +73,32 @@ describe('settings', () => {
       top_k: 40,
       min_p: 0.05,
       top_p: 1,
+      temperature_first: true,
+      dry_sequence_breakers: ['.'],
     })
     settings.set({ top_k: 5 }, 'default')
     expect(settings.settings.value).toMatchObject({ temperature: 0.7, top_k: 5 })
     settings.forgetOwn('default')
     expect(settings.settings.value.top_k).toBe(40)
+  })
+
+  it('include every sampling parameter of the server', () => {
+    // A parameter that the server adds is an error of types here until it has a field.
+    type Unset = Exclude<keyof GrowRequest, keyof Settings | ConstraintKind>
+    const reasons: Record<Unset, string> = {
+      first_branch: 'of a repeated call',
+      force: 'set by the action',
+      model: 'models',
+      on_disconnect: 'growth outlives the page',
+      stream: 'events have their own connection',
+      wait: 'as above',
+    }
+    const sent = Object.keys(
+      settings.growRequest({ ...settings.NEUTRAL, seed: 1, stop: ['.'], min_tokens: 2, penalty_last_n: 8 }),
+    )
+    for (const name of Object.keys(reasons)) expect(sent).not.toContain(name)
+    for (const name of ['temperature_first', 'dry_sequence_breakers', 'min_tokens', 'penalty_last_n'])
+      expect(sent).toContain(name)
   })
 
   it('leave unset values to the server', () => {

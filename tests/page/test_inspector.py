@@ -180,7 +180,7 @@ def test_setting_rejected_by_the_server_is_reported_at_its_field(desk: Desk, pag
     page.get_by_label("Output format").select_option(label="Regular expression")
     page.get_by_label("Regular expression").fill("(")
     button(page, "Grow 4 branches").click()
-    expect(page.locator(".figure-wrong")).to_contain_text("regex parse error")
+    expect(page.locator(".setting-error")).to_contain_text("regex parse error")
     expect(button(page, "Grow 4 branches")).to_be_disabled()
     page.get_by_label("Output format").select_option(label="Any text")
     expect(button(page, "Grow 4 branches")).to_be_enabled()

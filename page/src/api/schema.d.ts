@@ -2896,6 +2896,8 @@ export interface components {
             min_p?: number | null;
             /** @description With any of these parameters, p_sampled is returned. */
             temperature?: number | null;
+            /** @description Apply temperature before the filters, not after them. */
+            temperature_first?: boolean | null;
             /**
              * @description Number of likeliest tokens.
              * @default 10

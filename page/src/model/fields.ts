@@ -1,6 +1,6 @@
 /** Sampling parameters: their labels, neutral values and the values that the server accepts. */
 
-export type Figure =
+export type NumberSetting =
   | 'n'
   | 'max_tokens'
   | 'temperature'
@@ -23,14 +23,14 @@ export type Figure =
   | 'seed'
 
 /** Parameters whose field may be empty. */
-export type OptionalFigure = 'penalty_last_n' | 'dry_penalty_last_n' | 'seed'
+export type OptionalNumber = 'penalty_last_n' | 'dry_penalty_last_n' | 'seed'
 
 export interface Limits {
   n: number
   tokens: number
 }
 
-export interface FigureField {
+export interface NumberField {
   label: string
   /** The tooltip: its effect in one sentence. */
   hint: string
@@ -54,7 +54,7 @@ export const MAX_SEED = Number.MAX_SAFE_INTEGER
 const MAX_PENALTY = 100
 
 // biome-ignore format: a table is read by lines
-export const FIGURE_FIELDS: Record<Figure, FigureField> = {
+export const NUMBER_FIELDS: Record<NumberSetting, NumberField> = {
   n: { label: 'Branches', hint: 'The number of branches that grow at once.', neutral: null, isInteger: true, low: 1, limit: 'n', step: 1 },
   max_tokens: { label: 'Max tokens', hint: 'Each branch ends after this many tokens.', neutral: null, isInteger: true, low: 1, limit: 'tokens', step: 8 },
   temperature: { label: 'Temperature', hint: 'Lower values prefer likely tokens, higher values allow rarer ones; 0 always takes the likeliest.', neutral: 1, isInteger: false, low: 0, step: 0.1, sampler: 'main' },
@@ -62,6 +62,7 @@ export const FIGURE_FIELDS: Record<Figure, FigureField> = {
   top_k: { label: 'Top-k', hint: 'Keeps the k likeliest tokens; 0: all.', neutral: 0, isInteger: true, low: 0, high: 2 ** 31 - 1, step: 1, sampler: 'main' },
   min_p: { label: 'Min-p', hint: 'Keeps tokens with at least this fraction of the likeliest token’s probability; 0: off.', neutral: 0, isInteger: false, low: 0, high: 1, step: 0.01, sampler: 'main' },
   repetition_penalty: { label: 'Repetition penalty', hint: 'Above 1, tokens that already occurred, also in the prompt, become less likely; 1: off.', neutral: 1, isInteger: false, low: 0, isOpen: true, step: 0.05, sampler: 'main' },
+  min_tokens: { label: 'Min tokens', hint: 'No branch ends before this many tokens; 0: no minimum.', neutral: 0, isInteger: true, low: 0, limit: 'tokens', step: 8, sampler: 'more' },
   typical_p: { label: 'Typical-p', hint: 'Keeps tokens whose surprise is close to the average, up to this much probability; 1: off.', neutral: 1, isInteger: false, low: 0, high: 1, isOpen: true, step: 0.05, sampler: 'more' },
   presence_penalty: { label: 'Presence penalty', hint: 'Above 0, tokens that were generated before become less likely, however often they occurred.', neutral: 0, isInteger: false, low: -MAX_PENALTY, high: MAX_PENALTY, step: 0.1, sampler: 'more' },
   frequency_penalty: { label: 'Frequency penalty', hint: 'Above 0, a token becomes less likely each time it is generated.', neutral: 0, isInteger: false, low: -MAX_PENALTY, high: MAX_PENALTY, step: 0.1, sampler: 'more' },
@@ -73,15 +74,52 @@ export const FIGURE_FIELDS: Record<Figure, FigureField> = {
   dry_base: { label: 'DRY base', hint: 'The growth of the DRY penalty for each further repeated token.', neutral: 1.75, isInteger: false, low: 1, step: 0.05, sampler: 'more' },
   dry_allowed_length: { label: 'DRY allowed length', hint: 'DRY ignores repetitions of fewer tokens.', neutral: 2, isInteger: true, low: 1, step: 1, sampler: 'more' },
   dry_penalty_last_n: { label: 'DRY window', hint: 'The number of last tokens in which DRY looks for repetitions; empty: all.', neutral: null, isInteger: true, low: 1, high: 2 ** 31 - 1, step: 64, sampler: 'more', empty: 'all' },
-  min_tokens: { label: 'Min tokens', hint: 'No branch ends before this many tokens; 0: no minimum.', neutral: 0, isInteger: true, low: 0, limit: 'tokens', step: 8, sampler: 'more' },
   seed: { label: 'Seed', hint: 'The same seed gives the same branches; empty: a random one each time.', neutral: null, isInteger: true, low: 0, high: MAX_SEED, step: 1, empty: 'random' },
 }
 
-export const SAMPLERS = (Object.keys(FIGURE_FIELDS) as Figure[]).filter((name) => FIGURE_FIELDS[name].sampler)
+export const SAMPLERS = (Object.keys(NUMBER_FIELDS) as NumberSetting[]).filter(
+  (name) => NUMBER_FIELDS[name].sampler,
+)
+
+/** The server's default texts that end a repetition for DRY. */
+export const DRY_BREAKERS: readonly string[] = ['\n', ':', '"', '*']
+
+/** The settings that are not numbers. */
+export type OtherSetting =
+  | 'temperature_first'
+  | 'dry_sequence_breakers'
+  | 'logit_bias'
+  | 'stop'
+  | 'constraint'
+
+// biome-ignore format: a table is read by lines
+export const OTHER_FIELDS: Record<OtherSetting, Pick<NumberField, 'label' | 'hint'>> = {
+  temperature_first: { label: 'Temperature first', hint: 'Applies the temperature before the filters, not after them.' },
+  dry_sequence_breakers: { label: 'DRY breakers', hint: 'DRY sees no repetition across these texts; \\n is a new line.' },
+  logit_bias: { label: 'Token biases', hint: 'Added to the token’s logit: above 0 it is more likely. “ban” excludes it, “only” excludes all others. Most tokens of words begin with a space.' },
+  stop: { label: 'Stop at', hint: 'A branch ends with any of these texts; \\n is a new line.' },
+  constraint: { label: 'Output format', hint: 'Restricts the text of every branch to this format.' },
+}
+
+/** The label of any setting; unknown names as they are. */
+export function settingLabel(name: string): string {
+  const fields: Record<string, { label: string }> = { ...NUMBER_FIELDS, ...OTHER_FIELDS }
+  return fields[name]?.label ?? name
+}
+
+/** The label within a sentence: "top-p", but "XTC probability". */
+export function labelInText(name: string): string {
+  const label = settingLabel(name)
+  return /^[A-Z]{2}/.test(label) ? label : label.charAt(0).toLowerCase() + label.slice(1)
+}
 
 /** Read typed text. Returns the number, or the error. */
-export function readFigure(name: Figure, text: string, limits: Limits | null): { value: number } | string {
-  const field = FIGURE_FIELDS[name]
+export function readNumber(
+  name: NumberSetting,
+  text: string,
+  limits: Limits | null,
+): { value: number } | string {
+  const field = NUMBER_FIELDS[name]
   const plain = text.trim().replace(',', '.')
   const value = Number(plain)
   if (plain === '' || !Number.isFinite(value)) return `Enter a number, ${range(name, limits)}.`
@@ -92,13 +130,13 @@ export function readFigure(name: Figure, text: string, limits: Limits | null): {
   return { value }
 }
 
-function highest(name: Figure, limits: Limits | null): number | undefined {
-  const field = FIGURE_FIELDS[name]
+function highest(name: NumberSetting, limits: Limits | null): number | undefined {
+  const field = NUMBER_FIELDS[name]
   return field.limit && limits ? limits[field.limit] : field.high
 }
 
-function range(name: Figure, limits: Limits | null): string {
-  const field = FIGURE_FIELDS[name]
+function range(name: NumberSetting, limits: Limits | null): string {
+  const field = NUMBER_FIELDS[name]
   const high = highest(name, limits)
   const low = field.isOpen ? `above ${field.low}` : `${field.low} or more`
   if (high === undefined || high >= 2 ** 31 - 1) return low

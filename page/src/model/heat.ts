@@ -29,7 +29,7 @@ export function heat(mode: HeatMode, token: Measured): number | null {
 }
 
 /** Numbers that JSON does not have come as texts. */
-export function figure(value: number | string | null | undefined): number | null {
+export function parseNumber(value: number | string | null | undefined): number | null {
   if (value === null || value === undefined) return null
   if (typeof value === 'number') return value
   return value === 'inf' ? Infinity : value === '-inf' ? -Infinity : null

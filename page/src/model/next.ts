@@ -1,5 +1,6 @@
 /** The next tokens as a table: cumulative probability, and what drawing does to them. */
 import type { Schemas, TokenCandidate } from '../api/client'
+import { labelInText, NUMBER_FIELDS, type NumberSetting } from './fields'
 import { visible } from './words'
 
 export interface ChanceRow {
@@ -25,41 +26,42 @@ export function tokenLabel(token: { text: string; bytes: number[] }): string {
   return token.text === '' ? '∅' : visible(token.text)
 }
 
-interface Drawing {
-  temperature: number
-  top_p: number
-  top_k: number
-  min_p: number
-  typical_p: number
-  repetition_penalty: number
-}
+// biome-ignore format: two lines
+const FILTERS = [
+  'temperature', 'top_k', 'top_p', 'min_p', 'typical_p',
+  'top_n_sigma', 'xtc_probability', 'xtc_threshold',
+] as const
+const PENALTIES = ['repetition_penalty', 'presence_penalty', 'frequency_penalty', 'dry_multiplier'] as const
+type Filter = (typeof FILTERS)[number]
+type Drawing = Record<Filter | (typeof PENALTIES)[number], number> & { temperature_first: boolean }
+
+const isNeutral = (name: keyof Drawing & NumberSetting, from: Drawing) =>
+  from[name] === NUMBER_FIELDS[name].neutral
+
+/** The filters that change the distribution. XTC's threshold matters only with its probability. */
+const active = (from: Drawing): Filter[] =>
+  FILTERS.filter((name) =>
+    name === 'xtc_threshold' ? !isNeutral('xtc_probability', from) : !isNeutral(name, from),
+  )
 
 /** The fields of the request; none if sampling does not change the distribution. */
 export function drawingRequest(from: Drawing): Partial<Schemas['NextTokens']> {
   const request: Partial<Schemas['NextTokens']> = {}
-  if (from.temperature !== 1) request.temperature = from.temperature
-  if (from.top_p !== 1) request.top_p = from.top_p
-  if (from.top_k !== 0) request.top_k = from.top_k
-  if (from.min_p !== 0) request.min_p = from.min_p
-  if (from.typical_p !== 1) request.typical_p = from.typical_p
+  for (const name of active(from)) request[name] = from[name]
+  if (from.temperature_first && 'temperature' in request) request.temperature_first = true
   return request
 }
 
-/** One sentence about the probabilities of the table. */
+/** The note below the table: what its probabilities include. */
 export function drawingText(from: Drawing): string {
-  const parts: string[] = []
-  if (from.temperature !== 1) parts.push(`temperature ${from.temperature}`)
-  if (from.top_k !== 0) parts.push(`top-k ${from.top_k}`)
-  if (from.top_p !== 1) parts.push(`top-p ${from.top_p}`)
-  if (from.min_p !== 0) parts.push(`min-p ${from.min_p}`)
-  if (from.typical_p !== 1) parts.push(`typical-p ${from.typical_p}`)
+  const parts = active(from).map((name) => `${labelInText(name)} ${from[name]}`)
   const own = 'p is the model’s probability'
-  const penalty =
-    from.repetition_penalty === 1
-      ? ''
-      : ` Neither includes the repetition penalty of ${from.repetition_penalty}.`
+  const penalties = PENALTIES.filter((name) => !isNeutral(name, from)).map(
+    (name) => `the ${labelInText(name)} of ${from[name]}`,
+  )
+  const order = from.temperature_first && !isNeutral('temperature', from) ? ' (temperature first)' : ''
   const drawn = parts.length
-    ? `${own}; “sampled” is the probability after ${parts.join(', ')}.`
+    ? `${own}; “sampled” is the probability after ${parts.join(', ')}${order}.`
     : `${own}. With neutral settings tokens are sampled with it.`
-  return drawn + penalty
+  return penalties.length ? `${drawn} Neither includes ${penalties.join(', ')}.` : drawn
 }

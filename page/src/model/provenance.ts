@@ -1,23 +1,16 @@
 /** The requests that reproduce a node, by growing or by writing it. */
 import type { GrowRequest, Model, Node } from '../api/client'
-import { FIGURE_FIELDS, SAMPLERS } from './fields'
+import { DRY_BREAKERS, NUMBER_FIELDS, SAMPLERS, settingLabel } from './fields'
 
 type Json = Record<string, unknown>
 
 /** Values that do not change the model's distribution. */
 const NEUTRAL: Json = {
-  ...Object.fromEntries(SAMPLERS.map((name) => [name, FIGURE_FIELDS[name].neutral])),
-  dry_sequence_breakers: ['\n', ':', '"', '*'],
+  ...Object.fromEntries(SAMPLERS.map((name) => [name, NUMBER_FIELDS[name].neutral])),
+  dry_sequence_breakers: DRY_BREAKERS,
   logit_bias: {},
   stop: [],
   temperature_first: false,
-}
-const LABELS: Record<string, string> = {
-  ...Object.fromEntries(SAMPLERS.map((name) => [name, FIGURE_FIELDS[name].label])),
-  dry_sequence_breakers: 'DRY breakers',
-  logit_bias: 'Token biases',
-  stop: 'Stop at',
-  temperature_first: 'Temperature first',
 }
 const CONSTRAINTS: Record<string, string> = {
   json_schema: 'json_schema',
@@ -40,10 +33,10 @@ export function drawnWith(params: Json): [string, string][] {
     const value = params[name]
     if (value === undefined || isSame(value, neutral)) continue
     const text = name === 'logit_bias' ? `${Object.keys(value as Json).length} tokens` : written(value)
-    rows.push([LABELS[name]!, text])
+    rows.push([settingLabel(name), text])
   }
   const constraint = params['constraint'] as Json | null | undefined
-  if (constraint) rows.push(['Output format', Object.keys(constraint)[0] ?? ''])
+  if (constraint) rows.push([settingLabel('constraint'), Object.keys(constraint)[0] ?? ''])
   return rows
 }
 

@@ -1,6 +1,6 @@
 /** The rounds of a search: the candidates of each, the kept ones, and their scores. */
 import type { Schemas } from '../api/client'
-import { figure } from './heat'
+import { parseNumber } from './heat'
 
 export type Round = Schemas['RoundObject']
 
@@ -32,7 +32,7 @@ export interface AnswerGroup {
 
 /** A summary of a group of answers: the number of texts, the score and the check. */
 export function groupFacts(group: AnswerGroup, measure: string): string {
-  const score = figure(group.score)
+  const score = parseNumber(group.score)
   const ranked = measure === 'share of votes' || score === null ? group.mean_logprob : score
   const name = measure === 'share of votes' || score === null ? 'mean log-probability' : measure
   return [
@@ -71,7 +71,7 @@ export function candidateRows(round: Round): CandidateRow[] {
   const place = new Map(round.kept.map((each, at) => [each, at]))
   const known = new Map(round.candidates.map((each) => [each.node, each]))
   const rows = round.candidates.map((each) => {
-    const score = figure(each.score)
+    const score = parseNumber(each.score)
     const n = times.get(each.node) ?? 0
     return { node: each.node, score, by: each.by ?? null, isKept: n > 0, times: n, bar: barOf(score) }
   })

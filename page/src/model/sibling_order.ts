@@ -1,5 +1,5 @@
 /** Orders of siblings, as `weft tree --sort` has them. */
-import { figure } from './heat'
+import { parseNumber } from './heat'
 import type { SortValue } from './tree'
 
 export const ORDERS = {
@@ -17,9 +17,9 @@ const negative = (value: number | null) => (value === null ? null : -value)
 /** The value by which siblings are sorted, highest first. A growing node has none, so that rows do not move. */
 const VALUES: Record<Exclude<Order, 'grown'>, SortValue> = {
   probability: (node) => node.mean_p,
-  entropy: (node) => negative(figure(node.mean_entropy)),
+  entropy: (node) => negative(parseNumber(node.mean_entropy)),
   length: (node) => node.n_tokens || node.text.length,
-  score: (node) => figure(node.score),
+  score: (node) => parseNumber(node.score),
   rating: (node) => node.rating ?? null,
 }
 const SETTLED = Object.fromEntries(

@@ -4,34 +4,44 @@ import { ApiError, type GrowRequest, type Model } from '../api/client'
 import {
   type Bias,
   type Constraint,
-  FIGURE_FIELDS,
-  type Figure,
+  DRY_BREAKERS,
   KINDS,
   type Limits,
   logitBias,
-  type OptionalFigure,
+  NUMBER_FIELDS,
+  type NumberSetting,
+  type OptionalNumber,
   readConstraint,
   SAMPLERS,
+  settingLabel,
 } from '../model/fields'
 import { defaultsFor } from '../model/provenance'
 import { shortName } from '../model/words'
 import { model, models, open, server } from './session'
 import { isObject, isString, listOf, remembered, shared } from './storage'
 
-export type Settings = Record<Exclude<Figure, OptionalFigure>, number> &
-  Record<OptionalFigure, number | null> & {
+export type Settings = Record<Exclude<NumberSetting, OptionalNumber>, number> &
+  Record<OptionalNumber, number | null> & {
     /** The ids of the models that grow; none: the loom's own. */
     models: string[]
+    temperature_first: boolean
+    dry_sequence_breakers: string[]
     logit_bias: Bias[]
     stop: string[]
     constraint: Constraint | null
   }
 
-const samplers = Object.fromEntries(SAMPLERS.map((name) => [name, FIGURE_FIELDS[name].neutral]))
+type Sampling = Pick<Settings, NumberSetting | 'temperature_first' | 'dry_sequence_breakers'>
+
+const NEUTRAL_SAMPLING = {
+  ...Object.fromEntries(SAMPLERS.map((name) => [name, NUMBER_FIELDS[name].neutral])),
+  temperature_first: false,
+  dry_sequence_breakers: [...DRY_BREAKERS],
+} as Sampling
 
 /** Neutral sampling: what a base model's own distribution says. */
 export const NEUTRAL: Settings = {
-  ...(samplers as Pick<Settings, Figure>),
+  ...NEUTRAL_SAMPLING,
   n: 4,
   max_tokens: 48,
   models: [],
@@ -68,11 +78,13 @@ const isBias = (value: unknown): value is Bias =>
 function known(kept: unknown): Partial<Settings> {
   if (!isObject(kept)) return {}
   const fits = (name: string, value: unknown) => {
-    if (FIGURE_FIELDS[name as Figure]?.empty) return value === null || Number.isInteger(value)
+    if (NUMBER_FIELDS[name as NumberSetting]?.empty) return value === null || Number.isInteger(value)
     if (name === 'logit_bias') return Array.isArray(value) && value.every(isBias)
     if (name === 'constraint')
       return value === null || (isObject(value) && isString(value['text']) && String(value['kind']) in KINDS)
-    if (name === 'stop' || name === 'models') return Array.isArray(value) && value.every(isString)
+    if (name === 'stop' || name === 'models' || name === 'dry_sequence_breakers')
+      return Array.isArray(value) && value.every(isString)
+    if (name === 'temperature_first') return typeof value === 'boolean'
     return typeof value === 'number'
   }
   return Object.fromEntries(
@@ -89,10 +101,8 @@ const isChat = computed(() =>
 )
 /** The sampling parameters that the server uses for a chat with this model. */
 const chatSampling = computed<Partial<Settings>>(() => {
-  const sampling = defaultsFor(model.value, true)
-  return Object.fromEntries(
-    SAMPLERS.flatMap((name) => (typeof sampling[name] === 'number' ? [[name, sampling[name]]] : [])),
-  )
+  const sampling = Object.entries(defaultsFor(model.value, true))
+  return known(Object.fromEntries(sampling.filter(([name]) => name in NEUTRAL_SAMPLING)))
 })
 /** Chats start from the model's sampling parameters, other texts from those of the page. */
 const defaults = computed<Settings>(() =>
@@ -117,11 +127,10 @@ const once = signal<Partial<Settings>>({})
 /** Named settings; what a preset does not name stays as it is. */
 export type Preset = Partial<Settings> & { name: string }
 
-const drawn: Partial<Settings> = samplers
 const FIRST_PRESETS: Preset[] = [
-  { name: 'Neutral', ...drawn },
-  { name: 'Steady', ...drawn, temperature: 0.6, top_p: 0.95 },
-  { name: 'Wild', ...drawn, temperature: 1.3, min_p: 0.05 },
+  { name: 'Neutral', ...NEUTRAL_SAMPLING },
+  { name: 'Steady', ...NEUTRAL_SAMPLING, temperature: 0.6, top_p: 0.95 },
+  { name: 'Wild', ...NEUTRAL_SAMPLING, temperature: 1.3, min_p: 0.05 },
 ]
 const isNamed = (each: unknown): each is Preset => isObject(each) && isString(each['name'])
 export const presets = shared<Preset[]>('presets', FIRST_PRESETS, (kept) =>
@@ -164,7 +173,7 @@ export const chosenPreset = computed<Preset | null>(
     ) ?? null,
 )
 
-const isSame = (a: unknown, b: unknown) => JSON.stringify(a) === JSON.stringify(b)
+export const isSame = (a: unknown, b: unknown) => JSON.stringify(a) === JSON.stringify(b)
 
 // The settings in effect
 
@@ -241,11 +250,11 @@ export const withModels = computed(() => {
 
 /** The settings as a request for growing. */
 export function growRequest(from: Settings = settings.peek()): GrowRequest {
-  const { stop, constraint, logit_bias, min_tokens, models: _, ...numbers } = from
+  const { stop, constraint, logit_bias, min_tokens, models: _, ...sampling } = from
   const growing = growingModels(from)
   const limit = constraint ? readConstraint(constraint) : {}
   return {
-    ...Object.fromEntries(Object.entries(numbers).filter(([, value]) => value !== null)),
+    ...Object.fromEntries(Object.entries(sampling).filter(([, value]) => value !== null)),
     ...(growing.length ? { models: growing.map((each) => each.id) } : {}),
     ...(min_tokens ? { min_tokens } : {}),
     ...(stop.length ? { stop } : {}),
@@ -277,20 +286,9 @@ export function refused(error: unknown): boolean {
   return true
 }
 
-/** Labels of the settings that are not numbers. */
-export const OTHER_LABELS: Record<string, string> = {
-  stop: 'Stop at',
-  logit_bias: 'Token biases',
-  constraint: 'Output format',
-}
-
 /** The error of the first invalid field, which prevents a call; null: all are valid. */
 export const blocked = computed<string | null>(() => {
-  for (const [field, message] of faults.value) {
-    const label =
-      field in FIGURE_FIELDS ? FIGURE_FIELDS[field as Figure].label : (OTHER_LABELS[field] ?? field)
-    return `${label}: ${message}`
-  }
+  for (const [field, message] of faults.value) return `${settingLabel(field)}: ${message}`
   if (settings.value.logit_bias.length && growingModels().some((each) => each.id !== model.value?.id))
     return 'Token biases: they refer to tokens of this loom’s model. Remove them to grow with another one.'
   return null

@@ -385,6 +385,17 @@ def test_next_returns_candidates_and_the_rest(desk: Desk) -> None:
     assert reply["entropy"] > 0
 
 
+def test_next_with_temperature_first_filters_the_flatter_distribution(desk: Desk) -> None:
+    options = {"top": 50, "temperature": 5.0, "min_p": 0.3}
+    kept = [
+        sum(
+            each["p_sampled"] > 0 for each in desk.post("/nodes/0/next", **options, **order)["next"]
+        )
+        for order in ({}, {"temperature_first": True})
+    ]
+    assert kept[0] < kept[1]
+
+
 def test_score_of_a_nodes_own_text_equals_its_logprobs(desk: Desk) -> None:
     (node,) = desk.grow(n=1, seed=5)
     own = desk.get(f"/nodes/{node['node']}", fields="tokens")

@@ -1,37 +1,59 @@
-/** Settings that few calls need: stop texts, and what a branch may say. */
+/** The settings that are not numbers. */
 import { X } from 'lucide-preact'
 import { useEffect, useState } from 'preact/hooks'
 import { ApiError, api } from '../../api/client'
-import { type ConstraintKind, KINDS, readBias, readConstraint, readStop, writeStop } from '../../model/fields'
+import {
+  type ConstraintKind,
+  DRY_BREAKERS,
+  KINDS,
+  OTHER_FIELDS,
+  readBias,
+  readConstraint,
+  readStop,
+  writeStop,
+} from '../../model/fields'
 import { visible } from '../../model/words'
 import { model } from '../../state/session'
-import { fault, faults, type Settings, set } from '../../state/settings'
+import { fault, faults, isSame, type Settings, set } from '../../state/settings'
 import { sentence } from '../../state/toasts'
 import { IconButton } from '../Button'
+import { ResetMark } from './NumberRow'
 
-export function Stops({ stop }: { stop: string[] }) {
-  const wrong = faults.value.get('stop')
+interface TextListProps {
+  name: 'stop' | 'dry_sequence_breakers'
+  values: readonly string[]
+  placeholder: string
+}
+
+/** A setting that is a list of texts: a field that adds one, and a row for each. */
+export function TextList({ name, values, placeholder }: TextListProps) {
+  const { label, hint } = OTHER_FIELDS[name]
+  const wrong = faults.value.get(name)
   const add = (field: HTMLInputElement) => {
     const text = readStop(field.value)
-    if (text && !stop.includes(text)) set({ stop: [...stop, text] })
+    if (text && !values.includes(text)) set({ [name]: [...values, text] })
     field.value = ''
   }
   return (
-    <div class="figure">
-      <div class="figure-row">
-        <label
-          for="set-stop"
-          class="grow cut"
-          title="A branch ends with any of these texts; \n is a new line."
-        >
-          Stop at
+    <div class="setting">
+      <div class="setting-row">
+        <label for={`set-${name}`} class="grow cut" title={hint}>
+          {label}
         </label>
+        {name === 'dry_sequence_breakers' && (
+          <ResetMark
+            label={label}
+            neutral={DRY_BREAKERS.map(writeStop).join(' ')}
+            isNeutral={isSame(values, DRY_BREAKERS)}
+            onReset={() => set({ [name]: [...DRY_BREAKERS] })}
+          />
+        )}
         <input
-          id="set-stop"
-          class="field figure-field is-wide"
+          id={`set-${name}`}
+          class="field setting-field is-wide is-text"
           autocomplete="off"
           spellcheck={false}
-          placeholder={stop.length ? 'another text' : 'text, e.g. \\n\\n'}
+          placeholder={values.length ? 'another text' : placeholder}
           aria-invalid={wrong !== undefined}
           onKeyDown={(event) => {
             if (event.key !== 'Enter') return
@@ -41,21 +63,44 @@ export function Stops({ stop }: { stop: string[] }) {
           onBlur={(event) => add(event.currentTarget)}
         />
       </div>
-      {stop.length > 0 && (
-        <ul class="stops" aria-label="Stop texts">
-          {stop.map((each) => (
+      {values.length > 0 && (
+        <ul class="set-texts" aria-label={`${label}: texts`}>
+          {values.map((each) => (
             <li key={each} class="row">
               <code class="grow cut">{writeStop(each)}</code>
               <IconButton
                 icon={X}
-                label={`Do not stop at ${writeStop(each)}`}
-                onClick={() => set({ stop: stop.filter((one) => one !== each) })}
+                label={`${label}: remove ${writeStop(each)}`}
+                onClick={() => set({ [name]: values.filter((one) => one !== each) })}
               />
             </li>
           ))}
         </ul>
       )}
-      {wrong !== undefined && <p class="error caption figure-wrong">{wrong}</p>}
+      {wrong !== undefined && <p class="error caption setting-error">{wrong}</p>}
+    </div>
+  )
+}
+
+/** A setting that is on or off. */
+export function CheckRow({ name, value }: { name: 'temperature_first'; value: boolean }) {
+  const { label, hint } = OTHER_FIELDS[name]
+  const wrong = faults.value.get(name)
+  return (
+    <div class="setting">
+      <div class="setting-row">
+        <label for={`set-${name}`} class="grow cut" title={hint}>
+          {label}
+        </label>
+        <ResetMark label={label} neutral="off" isNeutral={!value} onReset={() => set({ [name]: false })} />
+        <input
+          id={`set-${name}`}
+          type="checkbox"
+          checked={value}
+          onChange={(event) => set({ [name]: event.currentTarget.checked })}
+        />
+      </div>
+      {wrong !== undefined && <p class="error caption setting-error">{wrong}</p>}
     </div>
   )
 }
@@ -82,14 +127,14 @@ export function Biases({ biases }: { biases: Settings['logit_bias'] }) {
     void add()
   }
   return (
-    <div class="figure">
-      <div class="figure-row">
-        <label for="set-bias" class="grow cut" title={BIAS_HINT}>
-          Token biases
+    <div class="setting">
+      <div class="setting-row">
+        <label for="set-bias" class="grow cut" title={OTHER_FIELDS.logit_bias.hint}>
+          {OTHER_FIELDS.logit_bias.label}
         </label>
         <input
           id="set-bias"
-          class="field figure-field"
+          class="field setting-field"
           autocomplete="off"
           spellcheck={false}
           placeholder="token, #id"
@@ -99,7 +144,7 @@ export function Biases({ biases }: { biases: Settings['logit_bias'] }) {
           onKeyDown={onEnter}
         />
         <input
-          class="field figure-field is-narrow"
+          class="field setting-field is-narrow"
           autocomplete="off"
           aria-label="Bias of the token"
           placeholder="−5"
@@ -111,7 +156,7 @@ export function Biases({ biases }: { biases: Settings['logit_bias'] }) {
         />
       </div>
       {biases.length > 0 && (
-        <ul class="stops" aria-label="Token biases">
+        <ul class="set-texts" aria-label="Token biases">
           {biases.map((each) => (
             <li key={each.id} class="row">
               <code class="grow cut" title={`#${each.id}`}>
@@ -127,13 +172,10 @@ export function Biases({ biases }: { biases: Settings['logit_bias'] }) {
           ))}
         </ul>
       )}
-      {wrong !== undefined && <p class="error caption figure-wrong">{wrong}</p>}
+      {wrong !== undefined && <p class="error caption setting-error">{wrong}</p>}
     </div>
   )
 }
-
-const BIAS_HINT =
-  'Added to the token’s logit: above 0 it is more likely. “ban” excludes it, “only” excludes all others. Most tokens of words begin with a space.'
 
 /** The token with a text or an #id, or what is wrong with it. */
 async function tokenOf(typed: string, model: string | null): Promise<{ id: number; text: string } | string> {
@@ -177,18 +219,14 @@ export function ConstraintField({ constraint }: { constraint: Settings['constrai
     if (typeof result === 'string') fault('constraint', result)
   }
   return (
-    <div class="figure">
-      <div class="figure-row">
-        <label
-          for="set-constraint"
-          class="grow cut"
-          title="Restricts the text of every branch to this format."
-        >
-          Output format
+    <div class="setting">
+      <div class="setting-row">
+        <label for="set-constraint" class="grow cut" title={OTHER_FIELDS.constraint.hint}>
+          {OTHER_FIELDS.constraint.label}
         </label>
         <select
           id="set-constraint"
-          class="field figure-field is-wide"
+          class="field setting-field is-wide"
           value={kind ?? ''}
           onChange={(event) => {
             const chosen = event.currentTarget.value as ConstraintKind | ''
@@ -216,7 +254,7 @@ export function ConstraintField({ constraint }: { constraint: Settings['constrai
           onInput={(event) => read(kind, event.currentTarget.value)}
         />
       )}
-      {wrong !== undefined && <p class="error caption figure-wrong">{wrong}</p>}
+      {wrong !== undefined && <p class="error caption setting-error">{wrong}</p>}
     </div>
   )
 }

@@ -32,7 +32,7 @@ export function AuthorNoteEditor({ loom }: { loom: OpenLoom }) {
         <input
           id="note-depth"
           key={note.depth}
-          class="field figure-field"
+          class="field setting-field"
           inputMode="numeric"
           autocomplete="off"
           disabled={!note.text}

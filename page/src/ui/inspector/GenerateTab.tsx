@@ -1,6 +1,6 @@
 /** How branches are grown, and the button that grows them. */
 import { ListRestart } from 'lucide-preact'
-import { FIGURE_FIELDS, SAMPLERS } from '../../model/fields'
+import { NUMBER_FIELDS, SAMPLERS } from '../../model/fields'
 import { plural, shortName } from '../../model/words'
 import * as act from '../../state/actions'
 import { keyFor } from '../../state/keys'
@@ -11,7 +11,9 @@ import {
   faults,
   forgetOwn,
   hasOwn,
+  isSame,
   LENGTHS,
+  NEUTRAL,
   ownSettings,
   type Settings,
   scope,
@@ -24,8 +26,8 @@ import { showsMoreSamplers } from '../../state/view'
 import { IconButton } from '../Button'
 import { Choice } from '../Choice'
 import { chosenModels, ModelChecks } from '../model/GrowWith'
-import { Biases, ConstraintField, Stops } from './Advanced'
-import { FigureRow } from './FigureRow'
+import { Biases, CheckRow, ConstraintField, TextList } from './Advanced'
+import { NumberRow } from './NumberRow'
 import { Presets } from './Presets'
 
 const SCOPES = [
@@ -64,8 +66,8 @@ export function GenerateTab({ loom }: { loom: OpenLoom }) {
         </p>
       </section>
       <section class="part" aria-label="Number and length">
-        <FigureRow name="n" value={shown.n} />
-        <FigureRow name="max_tokens" value={shown.max_tokens} />
+        <NumberRow name="n" value={shown.n} />
+        <NumberRow name="max_tokens" value={shown.max_tokens} />
         <div class="choices" role="group" aria-label="Length">
           {Object.entries(LENGTHS).map(([name, n]) => (
             <button
@@ -88,30 +90,31 @@ export function GenerateTab({ loom }: { loom: OpenLoom }) {
       )}
       <Presets />
       <section class="part" aria-label="Sampling">
-        <FigureRows of="main" shown={shown} />
+        <NumberRows of="main" shown={shown} />
         <MoreSamplers shown={shown} />
       </section>
       <section class="part" aria-label="Stop, seed and output">
-        <Stops stop={shown.stop} />
-        <FigureRow name="seed" value={shown.seed} />
+        <TextList name="stop" values={shown.stop} placeholder="text, e.g. \n\n" />
+        <NumberRow name="seed" value={shown.seed} />
         <ConstraintField constraint={shown.constraint} />
       </section>
     </div>
   )
 }
 
-function FigureRows({ of, shown }: { of: 'main' | 'more'; shown: Settings }) {
-  return SAMPLERS.filter((name) => FIGURE_FIELDS[name].sampler === of).map((name) => (
-    <FigureRow key={name} name={name} value={shown[name]} />
+function NumberRows({ of, shown }: { of: 'main' | 'more'; shown: Settings }) {
+  return SAMPLERS.filter((name) => NUMBER_FIELDS[name].sampler === of).map((name) => (
+    <NumberRow key={name} name={name} value={shown[name]} />
   ))
 }
 
 /** Samplers that few calls need. What is set or wrong in the fold is counted outside. */
 function MoreSamplers({ shown }: { shown: Settings }) {
-  const names = SAMPLERS.filter((name) => FIGURE_FIELDS[name].sampler === 'more')
-  const n =
-    names.filter((name) => shown[name] !== FIGURE_FIELDS[name].neutral).length + shown.logit_bias.length
-  const isWrong = ['logit_bias', ...names].some((name) => faults.value.has(name))
+  const names = SAMPLERS.filter((name) => NUMBER_FIELDS[name].sampler === 'more')
+  const others = ['temperature_first', 'dry_sequence_breakers'] as const
+  const changed = [...names, ...others].filter((name) => !isSame(shown[name], NEUTRAL[name]))
+  const n = changed.length + shown.logit_bias.length
+  const isWrong = ['logit_bias', ...names, ...others].some((name) => faults.value.has(name))
   return (
     <details
       class="more-samplers"
@@ -119,7 +122,13 @@ function MoreSamplers({ shown }: { shown: Settings }) {
       onToggle={(event) => (showsMoreSamplers.value = event.currentTarget.open)}
     >
       <summary>More samplers{n > 0 && <span class="caption"> · {n} set</span>}</summary>
-      <FigureRows of="more" shown={shown} />
+      <CheckRow name="temperature_first" value={shown.temperature_first} />
+      <NumberRows of="more" shown={shown} />
+      <TextList
+        name="dry_sequence_breakers"
+        values={shown.dry_sequence_breakers}
+        placeholder="text, e.g. \n"
+      />
       <Biases biases={shown.logit_bias} />
     </details>
   )

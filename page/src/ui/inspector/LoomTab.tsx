@@ -213,7 +213,7 @@ function useKv(loom: OpenLoom): Schemas['LoomKv'] | null | undefined {
     const timer = setTimeout(() => {
       api.loomKv(id).then(
         (kv) => !isOver && setLoaded({ id, kv }),
-        () => !isOver && setLoaded({ id, kv: null }), // a figure that is not worth a word
+        () => !isOver && setLoaded({ id, kv: null }), // the panel then shows a dash; no message is needed
       )
     }, 300)
     return () => {

@@ -1,6 +1,6 @@
 /** The node tab: facts, notes, actions, and the settings of its growth. */
 import type { Node } from '../../api/client'
-import { figure } from '../../model/heat'
+import { parseNumber } from '../../model/heat'
 import { meanP } from '../../model/label'
 import { isHuman, ROOT } from '../../model/tree'
 import { count, finishWord, probability } from '../../model/words'
@@ -36,9 +36,9 @@ export function NodeTab({ loom }: { loom: OpenLoom }) {
 
 function textFacts(loom: OpenLoom, node: Node, known: Node | null): (Fact | false)[] {
   const isChat = loom.info.value.chat_template_used ?? false
-  const entropies = (known?.entropies ?? []).map(figure).filter((each) => each !== null)
+  const entropies = (known?.entropies ?? []).map(parseNumber).filter((each) => each !== null)
   const mean = entropies.reduce((sum, each) => sum + each, 0) / entropies.length
-  const score = figure(node.score)
+  const score = parseNumber(node.score)
   return [
     { name: 'Tokens', value: count(node.n_tokens) },
     {

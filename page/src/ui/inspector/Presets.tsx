@@ -1,7 +1,7 @@
 /** Named settings: applied by a click or a key, kept, renamed and removed. */
 import { Pencil, Plus, Trash2 } from 'lucide-preact'
 import { useState } from 'preact/hooks'
-import { FIGURE_FIELDS, type Figure } from '../../model/fields'
+import { labelInText } from '../../model/fields'
 import { keyFor } from '../../state/keys'
 import {
   applyPreset,
@@ -11,23 +11,21 @@ import {
   presets,
   removePreset,
   renamePreset,
-  type Settings,
   savePreset,
 } from '../../state/settings'
 import { toast } from '../../state/toasts'
 import { IconButton } from '../Button'
 
-const LABELS: Partial<Record<keyof Settings, string>> = { stop: 'stop at', constraint: 'an output format' }
-
 /** The settings of a preset that are not neutral. */
-function presetSummary(preset: Preset): string {
-  const parts: string[] = []
-  for (const [name, value] of Object.entries(preset) as [keyof Settings | 'name', unknown][]) {
-    if (name === 'name' || JSON.stringify(value) === JSON.stringify(NEUTRAL[name])) continue
-    const label =
-      name in FIGURE_FIELDS ? FIGURE_FIELDS[name as Figure].label.toLowerCase() : (LABELS[name] ?? name)
-    parts.push(name === 'constraint' ? label : `${label} ${Array.isArray(value) ? value.length : value}`)
-  }
+function presetSummary({ name: _, ...settings }: Preset): string {
+  const neutral: Record<string, unknown> = NEUTRAL
+  const parts = Object.entries(settings)
+    .filter(([name, value]) => JSON.stringify(value) !== JSON.stringify(neutral[name]))
+    .map(([name, value]) => {
+      const label = labelInText(name)
+      if (Array.isArray(value)) return `${label} ${value.length}`
+      return typeof value === 'number' ? `${label} ${value}` : label
+    })
   return parts.join(', ') || 'The model’s distribution without changes; suits base models'
 }
 

@@ -1,6 +1,6 @@
 /** One token at a time: what may come next here, how likely it is, and taking it. */
 import { useEffect, useRef, useState } from 'preact/hooks'
-import { figure } from '../../model/heat'
+import { parseNumber } from '../../model/heat'
 import { type ChanceRow, chanceRows, drawingRequest, drawingText } from '../../model/next'
 import { ending, oneLine, probability, shortName } from '../../model/words'
 import * as act from '../../state/actions'
@@ -130,7 +130,7 @@ export function TokensTab({ loom }: { loom: OpenLoom }) {
 }
 
 const shownNats = (value: number | string | null | undefined): string => {
-  const nats = figure(value)
+  const nats = parseNumber(value)
   return nats === null ? '–' : `${Math.abs(nats).toFixed(2)} nats`
 }
 

@@ -102,7 +102,7 @@ function LoomRow({ loom, onOpen }: { loom: Loom; onOpen: (() => void) | undefine
           </span>
         )}
       </a>
-      <span class="caption figures-of">
+      <span class="caption loom-facts">
         {loom.growing ? `${plural(loom.growing, 'branch', 'branches')} growing · ` : ''}
         {plural(loom.n_nodes, 'node')}
         <span class="when" data-varies>

@@ -190,7 +190,7 @@ function Saved({ kv }: { kv: Schemas['KvObject'] }) {
   return (
     <section>
       <h3>Saved by sharing</h3>
-      <dl class="figures">
+      <dl class="memory-facts">
         {rows.map(([name, value]) => (
           <>
             <dt class="muted">{name}</dt>

@@ -3,7 +3,7 @@ import { useComputed } from '@preact/signals'
 import { memo } from 'preact/compat'
 import { useEffect, useMemo, useRef, useState } from 'preact/hooks'
 import type { Token } from '../../api/client'
-import { figure, type HeatMode, heat } from '../../model/heat'
+import { type HeatMode, heat, parseNumber } from '../../model/heat'
 import { nothing } from '../../model/label'
 import { type Piece, pieceOf, piecesOf } from '../../model/pieces'
 import { isRightToLeft } from '../../model/words'
@@ -146,11 +146,11 @@ function Tinted({ chunk, shown, tokens, mode, at }: TintedProps) {
 function levelOf(tokens: Token[], piece: Piece, mode: HeatMode, below: number | null): number {
   let level = 0
   for (const token of tokens.slice(piece.first, piece.first + piece.count)) {
-    const logprob = figure(token.logprob)
+    const logprob = parseNumber(token.logprob)
     if (below !== null && (logprob === null || Math.exp(logprob) >= below)) continue
     level = Math.max(
       level,
-      heat(mode, { logprob, entropy: figure(token.entropy), rank: token.rank ?? null }) ?? 0,
+      heat(mode, { logprob, entropy: parseNumber(token.entropy), rank: token.rank ?? null }) ?? 0,
     )
   }
   return level

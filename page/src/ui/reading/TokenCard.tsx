@@ -2,7 +2,7 @@
 import { Scissors, SeparatorVertical, Trash2 } from 'lucide-preact'
 import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks'
 import { ApiError, type Token, type TokenCandidate } from '../../api/client'
-import { figure } from '../../model/heat'
+import { parseNumber } from '../../model/heat'
 import { pieceOf, piecesOf } from '../../model/pieces'
 import { ROOT } from '../../model/tree'
 import { shownText } from '../../model/turns'
@@ -41,8 +41,8 @@ function Card({ loom, node, index }: { loom: OpenLoom; node: number; index: numb
     }
   }, [detailed === undefined, problem])
 
-  const p = figure(detailed?.logprob ?? token?.logprob)
-  const entropy = figure(detailed?.entropy ?? token?.entropy)
+  const p = parseNumber(detailed?.logprob ?? token?.logprob)
+  const entropy = parseNumber(detailed?.entropy ?? token?.entropy)
   const rank = detailed?.rank
   return (
     <section
@@ -62,7 +62,7 @@ function Card({ loom, node, index }: { loom: OpenLoom; node: number; index: numb
           {index + 1}/{total}
         </span>
       </header>
-      <dl class="token-figures caption">
+      <dl class="token-facts caption">
         <dt>p</dt>
         <dd>{p === null ? '–' : probability(Math.exp(p))}</dd>
         <dt>sampled</dt>

@@ -1,7 +1,7 @@
 /** One row of the outline. What grows on it is painted here, and nowhere else. */
 import { Bookmark, Sprout, Trash2 } from 'lucide-preact'
 import { indent } from '../../model/guides'
-import { figure } from '../../model/heat'
+import { parseNumber } from '../../model/heat'
 import { label, marks, meanP, spoken } from '../../model/label'
 import type { Row } from '../../model/outline'
 import { ROOT } from '../../model/tree'
@@ -48,7 +48,7 @@ export function OutlineRow({
   const line = label(node, prompt, chat_template_used ?? false)
   const end = row.chain[row.chain.length - 1]!
   const signs = marks(node)
-  const score = figure(node.score)
+  const score = parseNumber(node.score)
   const isLeft = loom.pruned.value.has(number)
   const kv = warmth.value.get(number)
   const hidden = row.isFolded ? loom.tree.below(end) : 0

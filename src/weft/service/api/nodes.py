@@ -267,6 +267,9 @@ class NextTokens(RequestModel):
     top_n_sigma: float | None = Field(default=None, ge=0)
     xtc_probability: float | None = Field(default=None, ge=0, le=1)
     xtc_threshold: float | None = Field(default=None, ge=0, le=1)
+    temperature_first: bool | None = Field(
+        default=None, description="Apply temperature before the filters, not after them."
+    )
     ahead: int = Field(
         default=0,
         ge=0,

@@ -33,7 +33,7 @@ Json = dict[str, Any]
 _ROWS = 256  # logits rows per request: each takes 4 bytes per token of the vocabulary
 _FILTERS = (
     *("temperature", "top_p", "top_k", "min_p", "typical_p"),
-    *("top_n_sigma", "xtc_probability", "xtc_threshold"),
+    *("top_n_sigma", "xtc_probability", "xtc_threshold", "temperature_first"),
 )
 
 

@@ -1,18 +1,18 @@
 /** A setting that is a number: its name, its field, and what is wrong with it. */
 import type { ComponentChildren } from 'preact'
 import { useEffect, useState } from 'preact/hooks'
-import { FIGURE_FIELDS, type Figure, readFigure } from '../../model/fields'
+import { NUMBER_FIELDS, type NumberSetting, readNumber } from '../../model/fields'
 import { fault, faults, limits, set } from '../../state/settings'
 
-interface FigureRowProps {
-  name: Figure
+interface NumberRowProps {
+  name: NumberSetting
   /** null: nothing is set. */
   value: number | null
   children?: ComponentChildren
 }
 
-export function FigureRow({ name, value, children }: FigureRowProps) {
-  const field = FIGURE_FIELDS[name]
+export function NumberRow({ name, value, children }: NumberRowProps) {
+  const field = NUMBER_FIELDS[name]
   const [draft, setDraft] = useState<string | null>(null)
   const wrong = faults.value.get(name)
   useEffect(() => setDraft(null), [value])
@@ -29,7 +29,7 @@ export function FigureRow({ name, value, children }: FigureRowProps) {
       set({ [name]: null })
       return
     }
-    const result = readFigure(name, text, limits.peek())
+    const result = readNumber(name, text, limits.peek())
     if (typeof result === 'string') fault(name, result)
     else set({ [name]: result.value })
   }
@@ -38,31 +38,26 @@ export function FigureRow({ name, value, children }: FigureRowProps) {
     if (by === undefined || event.altKey || name === 'seed') return
     event.preventDefault()
     const next = Number(((value ?? 0) + by * field.step * (event.shiftKey ? 10 : 1)).toFixed(6))
-    const result = readFigure(name, String(next), limits.peek())
+    const result = readNumber(name, String(next), limits.peek())
     if (typeof result !== 'string') set({ [name]: result.value })
     setDraft(null)
   }
-  const isChanged = field.sampler !== undefined && value !== field.neutral
-  const neutral = field.neutral ?? field.empty
   return (
-    <div class="figure">
-      <div class="figure-row">
+    <div class="setting">
+      <div class="setting-row">
         <label for={`set-${name}`} title={field.hint} class="grow cut">
           {field.label}
         </label>
-        {isChanged && (
-          <button
-            type="button"
-            class="figure-mark"
-            title={`Reset to ${neutral}`}
-            aria-label={`${field.label}: reset to ${neutral}`}
-            onClick={() => set({ [name]: field.neutral })}
-          />
-        )}
+        <ResetMark
+          label={field.label}
+          neutral={String(field.neutral ?? field.empty)}
+          isNeutral={field.sampler === undefined || value === field.neutral}
+          onReset={() => set({ [name]: field.neutral })}
+        />
         {children}
         <input
           id={`set-${name}`}
-          class={`field figure-field ${name === 'seed' ? 'is-wide' : ''}`}
+          class={`field setting-field ${name === 'seed' ? 'is-wide' : ''}`}
           inputMode={field.isInteger ? 'numeric' : 'decimal'}
           autocomplete="off"
           spellcheck={false}
@@ -76,10 +71,32 @@ export function FigureRow({ name, value, children }: FigureRowProps) {
         />
       </div>
       {wrong !== undefined && (
-        <p class="error caption figure-wrong" id={`wrong-${name}`}>
+        <p class="error caption setting-error" id={`wrong-${name}`}>
           {wrong}
         </p>
       )}
     </div>
+  )
+}
+
+interface ResetMarkProps {
+  label: string
+  /** The neutral value in words. */
+  neutral: string
+  isNeutral: boolean
+  onReset: () => void
+}
+
+/** The mark of a setting that is not neutral; a click resets it. */
+export function ResetMark({ label, neutral, isNeutral, onReset }: ResetMarkProps) {
+  if (isNeutral) return null
+  return (
+    <button
+      type="button"
+      class="setting-reset"
+      title={`Reset to ${neutral}`}
+      aria-label={`${label}: reset to ${neutral}`}
+      onClick={onReset}
+    />
   )
 }
