@@ -534,14 +534,16 @@ def _draw_error(branch: State, token: int, dead: Sequence[State]) -> WeftError:
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """How full an LM's KV memory is; returned by `BranchStore.pressure()`.
+    """Use of an LM's KV memory, as `BranchStore.pressure()` measured it.
+
+    Sizes are in slots. One slot stores the KV of one token.
 
     Attributes:
-        capacity: slots (KV of one token) of the budget; None without one.
-        resident: slots with tokens, or reserved for the next ones of running branches.
-        pinned: slots that cannot be evicted now.
-        n_branches: live branches.
-        n_active: live branches whose KV is resident.
+        capacity: slots of the KV budget; None if the LM has no budget.
+        resident: slots that have KV, and slots that running branches reserve for their next tokens.
+        pinned: slots that eviction cannot free now, because running work or a pin needs them.
+        n_branches: number of branches of the LM that are not disposed.
+        n_active: number of those branches whose last token has KV on the device.
     """
 
     capacity: int | None

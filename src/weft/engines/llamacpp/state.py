@@ -75,22 +75,27 @@ class _Cursor:
         return array
 
 
-# shape, positions of the cells, and for each layer the rows of keys and of values
+# (shape, positions of the cells, keys per layer, values per layer)
 Block = tuple[BlockShape, list[int], list[Bytes], list[Bytes]]
 
 
 def read_state(data: Buffer, n_values: int | None = None) -> list[Block]:
-    """Parse the serialized KV of a sequence; return one block per cache.
-
-    A block has the cache's shape, the positions in ascending order, and the keys and values in
-    that order: uint8 [cells, row bytes] per layer. The arrays are views of `data` if possible.
+    """Parse the KV of one sequence, as llama.cpp serializes it.
 
     Args:
-        data: of `Context.take_state`.
-        n_values: number of layers with values; None for all layers.
+        data: bytes that `Context.take_state` returned.
+        n_values: number of layers that store values; None if all layers do, 0 if the cache has
+            keys only.
+
+    Returns: one tuple `(shape, positions, keys, values)` for each cache of the context.
+
+        shape: row sizes and types of the cache's layers.
+        positions: of the cells, ascending.
+        keys, values: uint8 [cells, row bytes] for each layer, cells in the order of `positions`.
+            They are views of `data` if its cells have this order and its values are not transposed.
 
     Raises:
-        StateError: the layout is unknown.
+        StateError: the bytes do not have the layout that the module describes.
     """
     cursor, blocks = _Cursor(data), []
     while cursor.at < len(data):
