@@ -28,6 +28,11 @@ def test_hint_in_the_message_is_no_note() -> None:
     assert shown(errors.ConfigError("wrong; do this", hint="do this")).count("do this") == 1
 
 
+def test_full_kv_names_the_page_about_memory() -> None:
+    error = errors.KVFull("all 4 sequences are leased", needed=1, capacity=4)
+    assert "docs/troubleshooting.md#out-of-memory" in shown(error)
+
+
 def test_command_shows_the_hint_once(capsys: pytest.CaptureFixture[str]) -> None:
     print_error(errors.ConfigError("it is wrong", hint="do this"), "grow")
     assert capsys.readouterr().err.count("do this") == 1

@@ -90,11 +90,15 @@ class CapacityError(WeftError):
     """A request exceeds a memory budget or the model's context."""
 
 
+_FREE_SLOTS = "use shorter or fewer paths (docs/troubleshooting.md#out-of-memory)"
+
+
 class KVFull(CapacityError):
     """A path does not fit in the KV budget, even alone.
 
     Attributes:
         needed, capacity: numbers of slots.
+        hint: names the page about memory, unless the caller gives another one.
         never_fits: True if it would not fit in an empty budget either, so retrying is useless.
     """
 
@@ -107,7 +111,7 @@ class KVFull(CapacityError):
         never_fits: bool = False,
         hint: str = "",
     ) -> None:
-        super().__init__(message, hint=hint)
+        super().__init__(message, hint=hint or _FREE_SLOTS)
         self.needed = needed
         self.capacity = capacity
         self.never_fits = never_fits

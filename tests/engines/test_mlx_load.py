@@ -205,6 +205,14 @@ def test_weights_of_another_shape_raise(tmp_path: Path, values: dict[str, int]) 
         weft.load(str(folder), engine="mlx")
 
 
+def test_weights_that_give_nan_raise_and_name_the_page() -> None:
+    model = build("llama")
+    model.model.norm.weight = mx.full(model.model.norm.weight.shape, float("nan"))
+    with pytest.raises(ModelLoadError, match="not finite") as raised:
+        MlxEngine.adopt(model)
+    assert "docs/troubleshooting.md#nonsense-output" in raised.value.hint
+
+
 def test_options_out_of_range_raise() -> None:
     for options in ({"device": "cuda"}, {"dtype": "int8"}, {"n_ctx": 0}, {"n_ctx": 10**6}):
         with pytest.raises(ConfigError):

@@ -938,6 +938,7 @@ def test_pool_on_a_card_that_is_full_stays_where_it_is(monkeypatch: pytest.Monke
     with pytest.raises(KVFull, match="KV of 345 tokens, and 1 more are wanted") as full:
         twin.memory.reserve(twin.nodes[leaf].fragment, 96)
     assert (full.value.capacity, full.value.needed) == (345, 1)
+    assert "docs/troubleshooting.md#out-of-memory" in full.value.hint
     assert (twin.memory.n_moves, *map(id, twin.memory.keys)) == before
     monkeypatch.setattr(PagedBackend, "_n_slots_left", lambda memory: 90)
     twin.memory.reserve(twin.nodes[leaf].fragment, 96)

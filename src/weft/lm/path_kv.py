@@ -423,7 +423,8 @@ class PathKV:
                 f" {tree.host.capacity} of them",
                 needed=n,
                 capacity=tree.host.capacity,
-                hint="load the model with more for offload, or move less of the path",
+                hint="load the model with more for offload, or move less of the path"
+                " (docs/troubleshooting.md#out-of-memory)",
             )
         for node in nodes:
             if is_evictable(node):

@@ -37,7 +37,8 @@ def check_tree(engine: MlxEngine, paths: NDArray[np.int64], own: NDArray[np.floa
     if not np.isfinite(own).all():
         raise ModelLoadError(
             f"{engine.info.model} has logits that are not finite in {engine.info.dtype}; "
-            "load it with another dtype (bfloat16 or float32)"
+            "load it with another dtype (bfloat16 or float32)",
+            hint="docs/troubleshooting.md#nonsense-output lists other causes",
         )
     got, want = _run_tree(engine, paths.tolist(), own)
     spread = np.sqrt(np.square(want - want.mean(-1, keepdims=True)).mean())

@@ -392,7 +392,8 @@ class SlotPool(KVBackend):
             f"there is memory for the KV of {capacity} tokens, and {n - left} more are wanted",
             needed=n - left,
             capacity=capacity,
-            hint="close what else takes memory on the device, or use shorter or fewer paths",
+            hint="free memory on the device, or use shorter or fewer paths"
+            " (docs/troubleshooting.md#out-of-memory)",
         )
 
     def _n_slots_left(self) -> int | None:
