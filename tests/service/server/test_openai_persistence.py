@@ -135,10 +135,14 @@ def test_text_matches_across_node_boundaries(served: Served) -> None:
     assert nodes(served, place["loom"])[reply["loom"]["parent"]]["parent"] == 0
 
 
-def test_prompt_continues_a_given_node(served: Served) -> None:
+@pytest.mark.parametrize("form", ["number", "number as a string", "id"])
+def test_prompt_continues_a_given_node(served: Served, form: str) -> None:
     saved = post(served, COMPLETION, prompt=PROMPT, max_tokens=4, loom={"save": True})["loom"]
     (parent,) = saved["nodes"]
-    place = {"loom": saved["name"], "parent": str(parent)}
+    given: int | str = parent
+    if form != "number":
+        given = str(parent) if form != "id" else nodes(served, saved["loom"])[parent]["id"]
+    place = {"loom": saved["name"], "parent": given}
     more = post(served, COMPLETION, max_tokens=4, n=2, loom=place, echo=True)
     there = nodes(served, saved["loom"])
     assert more["loom"]["parent"] == parent
@@ -154,7 +158,10 @@ def test_prompt_continues_a_given_node(served: Served) -> None:
         ({"prompt": "Something else", "loom": {"loom": "KEPT"}}, 400, "loom.loom"),
         ({"prompt": PROMPT, "loom": {"loom": "KEPT", "parent": "99"}}, 404, "loom.parent"),
         ({"prompt": PROMPT, "loom": {"loom": "no such loom"}}, 404, None),
-        ({"prompt": PROMPT, "loom": {"parent": "1"}}, 400, "loom.parent"),
+        ({"prompt": PROMPT, "loom": {"loom": "KEPT", "parent": 99}}, 404, "loom.parent"),
+        ({"prompt": PROMPT, "loom": {"loom": "KEPT", "parent": ""}}, 404, "loom.parent"),
+        ({"prompt": PROMPT, "loom": {"loom": "KEPT", "parent": [1]}}, 400, "loom.parent"),
+        ({"prompt": PROMPT, "loom": {"parent": 1}}, 400, "loom.parent"),
         ({"prompt": PROMPT, "loom": {"save": False, "loom": "KEPT"}}, 400, "loom.save"),
         ({"prompt": [PROMPT, PROMPT], "loom": {"save": True}}, 400, "loom"),
         ({"prompt": PROMPT, "loom": {"unknown": 1}}, 400, "loom.unknown"),

@@ -164,7 +164,7 @@ async def open_target_node(
         yield SavedCompletion(service, live, node)
 
 
-def _start_node(live: OpenLoom, parent: str | None) -> Heddle:
+def _start_node(live: OpenLoom, parent: int | str | None) -> Heddle:
     """Return the node below which the prompt is looked up: the parent, or the root."""
     if parent is None:
         return live.kept.loom

@@ -82,8 +82,10 @@ class LoomOptions(OpenAIModel):
         min_length=1,
         description="The loom to add to, by id or name; the prompt must begin with its root.",
     )
-    parent: str | None = Field(
-        None, min_length=1, description="The node to continue; the prompt must begin with its path."
+    parent: int | str | None = Field(
+        None,
+        description="The number or id of the node to continue; the prompt must begin with its"
+        " path.",
     )
     logprob_tokens: list[TokenId] | None = Field(
         None,

@@ -217,7 +217,7 @@ class ResponseContext(NamedTuple):
         row, served = await service.looms.row(key.loom), service.models.get(model)
         options: list[Json] = []
         if row.model in (served.source, served.name):
-            options = [{"loom": key.loom, "parent": str(key.number)}, {"loom": key.loom}]
+            options = [{"loom": key.loom, "parent": key.number}, {"loom": key.loom}]
         locations = (*map(LoomOptions.model_validate, options), _NEW_LOOM)
         earlier = [InputItem.model_validate(item) for item in before]
         return cls([*earlier, *items], len(earlier), key, locations)
