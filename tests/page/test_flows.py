@@ -221,23 +221,6 @@ def test_a_failed_branch_has_its_text_and_its_reason_after_a_reload(
 # Keys
 
 
-def test_keys_stay_in_a_dialog_whose_focused_button_has_gone(bush: Desk, page: Page) -> None:
-    other = bush.ask("POST", "/looms", json={"prompt": "A third loom."})
-    n_nodes = len(bush.nodes())
-    bush.row(4).click()
-    bush.press("o")
-    looms = page.get_by_role("dialog", name="Looms")
-    looms.get_by_role("button", name=f"Remove {other['title']}", exact=True).click()
-    expect(looms.get_by_role("link", name=other["title"])).to_have_count(0)
-    for key in ("Delete", "g"):
-        bush.press(key)
-    page.wait_for_timeout(200)
-    assert len(bush.nodes()) == n_nodes
-    expect(looms.locator(".body")).to_be_focused()
-    bush.press("Escape")
-    expect(looms).to_have_count(0)
-
-
 def test_keys_of_a_focused_control_start_no_command(desk: Desk, page: Page) -> None:
     page.goto("/")
     chat = page.get_by_role("radio", name="Chat")

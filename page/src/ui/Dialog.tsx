@@ -38,7 +38,11 @@ export function Dialog({ title, children, onClose = closeOverlay, width = 520, .
     ;(first ?? body).focus()
     dialogs.value = [...dialogs.peek(), me]
     const keepFocus = () => {
-      if (document.activeElement !== document.body || dialogs.peek().at(-1) !== me) return
+      const focused = document.activeElement
+      // A disabled or hidden element loses the focus only at the next frame.
+      const isKept =
+        focused && focused !== document.body && focused.checkVisibility() && !focused.matches(':disabled')
+      if (isKept || dialogs.peek().at(-1) !== me) return
       body.tabIndex = Math.max(body.tabIndex, -1)
       body.focus()
     }
