@@ -12,6 +12,7 @@ import pytest
 import ports
 from browsing import Desk, Gate, assert_accessible, expect, watched
 from serving import Served, serving
+from tests.page.program import running
 from weft.service.server import ServerConfig
 
 if TYPE_CHECKING:
@@ -134,26 +135,30 @@ def test_growing_without_a_server_shows_that_it_does_not_answer(
         expect(page.get_by_text("The server does not answer.")).to_be_visible()
 
 
-def test_an_edit_begun_before_a_restart_is_saved_as_a_sibling(
-    browser: Browser, place: Place
+def test_an_edit_begun_before_a_killed_server_is_saved_as_a_sibling(
+    browser: Browser, tmp_path: Path
 ) -> None:
-    served = place.start()
-    with watched(browser, served.url) as (page, watch):
-        watch.allow("net::ERR|status of 5")
-        desk = Desk(served, page, watch)
+    """The edited node is not the one that grows: `kill -9` interrupts its sibling."""
+    with running(browser, tmp_path) as (desk, program):
+        page = desk.page
         (first,) = desk.open_loom(n=1)
         desk.visit(first)
-        gate = Gate(served)
-        gate.hold(20)
-        desk.grow(n=1, wait=False, **desk.endless())
+        (growing,) = desk.grow(n=1, wait=False, **program.endless())
+        desk.until(lambda: bool(desk.nodes()[growing]["text"]), "saved text")
         desk.press("e")
         page.keyboard.type(" And more.")
-        gate.open()
-        place.stop()
+        assert desk.ask("GET", desk.of())["growing"] == 1
+        program.kill()
         away = page.get_by_text("Reconnecting. Nothing is lost.")
         expect(away).to_be_visible(timeout=60_000)
-        desk.served = place.start()
+        program.start()
         expect(away).to_be_hidden(timeout=60_000)
+        assert desk.nodes()[growing]["finish_reason"] == "interrupted"
+        before = desk.nodes()
         page.get_by_role("button", name="Save as sibling").click()
-        texts = lambda: [each["text"] for each in desk.nodes().values()]  # noqa: E731
-        desk.until(lambda: any(each.endswith(" And more.") for each in texts()), "the sibling")
+        desk.until(lambda: len(desk.nodes()) == len(before) + 1, "the sibling")
+        nodes = desk.nodes()
+        (sibling,) = set(nodes) - set(before)
+        assert nodes[sibling]["parent"] == nodes[first]["parent"]
+        assert nodes[sibling]["text"] == f"{nodes[first]['text']} And more."
+        assert nodes[first]["text"] == before[first]["text"]
