@@ -203,7 +203,7 @@ class Desk:
         ends = self.served.service.models.lm().text.stop_ids
         return {"max_tokens": 1500, "logit_bias": {str(token): -1e6 for token in ends}}
 
-    def wait_grown(self, timeout_s: float = 60) -> None:
+    def wait_grown(self, timeout_s: float = 240) -> None:
         """Wait until nothing grows in the loom."""
         until = time.monotonic() + timeout_s
         while self.ask("GET", self.of())["growing"]:

@@ -3,57 +3,54 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import httpx2 as httpx
 import pytest
 
-import ports
-from browsing import Desk, Gate, expect, watched
+from browsing import Desk, Gate, expect
 from real_models import SMOLLM2_FOLDER, models_dir
 from serving import Served, serving
-from shallow import TINY
 from tests.page.hands import Hands
+from tests.page.program import running
 from tests.page.test_imports import FILES
-from weft._core.tokens.tokenizer import Tokenizer
 from weft.service.server import ServerConfig
 from written_looms import file_of, node_record
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Route
 
-pytestmark = pytest.mark.page
+pytestmark = [pytest.mark.page, pytest.mark.timeout(600)]  # loading SmolLM2 takes most of it
 SMOLLM2 = models_dir() / SMOLLM2_FOLDER
-with_both_models = pytest.mark.parametrize(
-    "served",
-    [
-        "tiny",
+EMBEDDED = "tiny"
+OVER_MS = 200_000  # for a search to end, on a slow and busy machine
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        EMBEDDED,
         pytest.param(
-            "SmolLM2",
+            str(SMOLLM2),
             marks=[
                 pytest.mark.models,
                 pytest.mark.skipif(not SMOLLM2.exists(), reason="make models fetches SmolLM2"),
             ],
         ),
     ],
-    indirect=True,
+    ids=["tiny", "SmolLM2"],
 )
-OVER_MS = 200_000  # for a search to end, on a slow and busy machine
+def model(request: pytest.FixtureRequest) -> str:
+    """The model of all looms of a job: the embedded one or SmolLM2."""
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def served(request: pytest.FixtureRequest) -> Iterator[Served]:
-    """A server with the embedded model or with SmolLM2, and the embedded model as a second one."""
-    is_real = getattr(request, "param", "tiny") == "SmolLM2"
-    models = (str(SMOLLM2), "tiny") if is_real else ("tiny",)
+def served(model: str) -> Iterator[Served]:
+    """A server whose default model is `model`; the embedded one is a second model."""
+    models = tuple(dict.fromkeys((model, EMBEDDED)))
     with serving(ServerConfig(port=0, models=models)) as served:
         yield served
 
@@ -111,7 +108,6 @@ def point_at_word(desk: Desk, node: int) -> tuple[int, tuple[float, float]]:
 # Stories
 
 
-@with_both_models
 def test_six_level_story_of_four_branches_each(desk: Desk, page: Page, hands: Hands) -> None:
     desk.sets(n=4, max_tokens=6, temperature=1.2)
     page.goto("/")
@@ -132,7 +128,6 @@ def test_six_level_story_of_four_branches_each(desk: Desk, page: Page, hands: Ha
     hands.finish("A story of six levels, four branches each", limit=13)
 
 
-@with_both_models
 def test_four_branches_are_compared_and_one_is_chosen(
     story: Desk, page: Page, hands: Hands
 ) -> None:
@@ -146,7 +141,6 @@ def test_four_branches_are_compared_and_one_is_chosen(
     hands.finish("Compare four branches side by side, pick one")
 
 
-@with_both_models
 def test_word_is_edited_and_both_texts_are_kept(story: Desk, page: Page, hands: Hands) -> None:
     story.ask("POST", story.of("/nodes"), json={"parent": 0, "text": " wooden boat by the sea."})
     story.visit(5)
@@ -165,7 +159,6 @@ def test_word_is_edited_and_both_texts_are_kept(story: Desk, page: Page, hands: 
     hands.finish("Edit a word, keep both texts", limit=4)
 
 
-@with_both_models
 def test_text_is_forked_at_a_token(story: Desk, page: Page, hands: Hands) -> None:
     story.visit(1)
     before = story.ask("GET", story.of("/nodes/1"), params={"fields": "tokens"})["token_ids"]
@@ -183,7 +176,6 @@ def test_text_is_forked_at_a_token(story: Desk, page: Page, hands: Hands) -> Non
     hands.finish("Fork at a token and continue", limit=2)
 
 
-@with_both_models
 def test_branch_is_retried_with_other_settings(story: Desk, hands: Hands) -> None:
     story.visit(2)
     hands.press("Alt+3", "G")
@@ -244,7 +236,6 @@ def test_branch_is_pruned_and_restored(bush: Desk, hands: Hands) -> None:
     hands.finish("Prune a branch and restore it")
 
 
-@with_both_models
 def test_node_is_split_and_merged(story: Desk, hands: Hands) -> None:
     story.visit(1)
     text = story.nodes()[1]["text"]
@@ -265,10 +256,11 @@ def test_node_is_split_and_merged(story: Desk, hands: Hands) -> None:
 # Chats
 
 
-@with_both_models
 def test_message_is_answered_in_a_chat_with_a_system_prompt(
-    desk: Desk, page: Page, hands: Hands
+    desk: Desk, page: Page, hands: Hands, model: str
 ) -> None:
+    if model != EMBEDDED:  # short answers
+        desk.sets(n=1, max_tokens=48, temperature=0)
     page.goto("/")
     page.locator(".system-prompt summary").click()
     page.locator(".system-prompt textarea").fill("You answer in one short sentence.")
@@ -287,7 +279,6 @@ def test_message_is_answered_in_a_chat_with_a_system_prompt(
     hands.finish("A chat turn, with a system prompt", limit=2)
 
 
-@with_both_models
 def test_switched_model_grows_the_next_branches(desk: Desk, page: Page, hands: Hands) -> None:
     other = "org/Second-Instruct"
     desk.ask("POST", "/models", json={"source": "tiny", "id": other, "wait": True})
@@ -306,7 +297,6 @@ def test_switched_model_grows_the_next_branches(desk: Desk, page: Page, hands: H
         desk.ask("DELETE", "/models/org%2FSecond-Instruct", params={"force": True})
 
 
-@with_both_models
 def test_branches_have_the_format_of_a_schema(desk: Desk, page: Page, hands: Hands) -> None:
     desk.sets(n=2, max_tokens=40)
     desk.open_loom("Describe a person as JSON.")
@@ -328,9 +318,13 @@ def test_branches_have_the_format_of_a_schema(desk: Desk, page: Page, hands: Han
 # Searches
 
 
-def test_game_of_24_is_watched_and_solved(desk: Desk, page: Page, gate: Gate, hands: Hands) -> None:
+def test_search_for_24_is_watched_and_solved_by_the_embedded_model(
+    desk: Desk, page: Page, gate: Gate, hands: Hands, model: str
+) -> None:
+    """SmolLM2 was not trained on the game: its search is watched, whatever it finds."""
+    is_trained = model == EMBEDDED
     desk.remembers("run", {"strategy": "tot"})
-    desk.remembers("run.figures", {"seed": "1", "budget_tokens": "4000"})
+    desk.remembers("run.figures", {"seed": "1", "budget_tokens": "4000" if is_trained else "150"})
     desk.open_loom("Use 4 9 10 13 to make 24.")
     gate.hold(0)
     hands.press("R")
@@ -347,12 +341,14 @@ def test_game_of_24_is_watched_and_solved(desk: Desk, page: Page, gate: Gate, ha
     page.locator("[data-candidate]").first.wait_for()
     assert desk.ask("GET", desk.of("/runs"))["data"][0]["status"] == "running"
     gate.open()
-    expect(page.locator(".run-answer")).to_contain_text("24", timeout=OVER_MS)
-    expect(page.locator(".run .is-right")).to_be_visible()
+    answer = page.locator(".run-answer")
+    expect(answer).to_be_visible(timeout=OVER_MS)
+    if is_trained:
+        expect(answer).to_contain_text("24")
+        expect(page.locator(".run .is-right")).to_be_visible()
     hands.finish("Watch a search solve the Game of 24")
 
 
-@with_both_models
 def test_own_question_has_an_answer_and_its_reason(desk: Desk, page: Page, hands: Hands) -> None:
     fields = {"n": "4", "max_tokens": "24", "seed": "4"}
     desk.remembers("run.figures", fields)
@@ -372,7 +368,6 @@ def test_own_question_has_an_answer_and_its_reason(desk: Desk, page: Page, hands
 # Probabilities
 
 
-@with_both_models
 def test_tokens_are_coloured_and_the_next_ones_listed(
     story: Desk, page: Page, hands: Hands
 ) -> None:
@@ -430,83 +425,41 @@ def test_nine_files_of_other_programs_are_imported_at_once(
 # Crashes and size
 
 
-class Program:
-    """`weft serve` as a process of its own, at one port and with one database."""
-
-    def __init__(self, port: int, home: Path) -> None:
-        self.url = f"http://127.0.0.1:{port}"
-        self._command = [sys.executable, "-m", "weft", "serve", "--port", str(port), "--no-browser"]
-        self._environment = {**os.environ, "WEFT_HOME": str(home)}
-
-    def start(self, desk: Desk) -> None:
-        self.process = subprocess.Popen(
-            self._command, env=self._environment, stdout=subprocess.DEVNULL
-        )
-        desk.until(self.is_ready, "the server is ready", 120)
-
-    def is_ready(self) -> bool:
-        try:
-            return bool(urllib.request.urlopen(f"{self.url}/readyz", timeout=2).status == 200)
-        except OSError:
-            return False
-
-    def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
-
-
 def test_two_tabs_survive_a_reload_and_a_killed_server(
-    browser: Browser, tmp_path: Path, request: pytest.FixtureRequest
+    browser: Browser, tmp_path: Path, model: str, request: pytest.FixtureRequest
 ) -> None:
-    with ports.reserved() as port:
-        program = Program(port, tmp_path)
-        with (
-            watched(browser, program.url) as (page, watch),
-            httpx.Client(base_url=program.url, timeout=None) as client,
-        ):
-            watch.allow("net::ERR|status of 5")
-            hands = Hands(page, writes=request.config.option.write_jobs)
-            desk = Desk(Served(program.url, client, None, None), page, watch)  # type: ignore[arg-type]
-            program.start(desk)
-            try:
-                _survive(desk, hands, program)
-            finally:
-                program.kill()
+    with running(browser, tmp_path, model) as (desk, program):
+        hands = Hands(desk.page, writes=request.config.option.write_jobs)
+        desk.sets(n=2, max_tokens=1500)
 
+        def endless(route: Route) -> None:
+            route.continue_(post_data={**route.request.post_data_json, **program.endless()})
 
-def _survive(desk: Desk, hands: Hands, program: Program) -> None:
-    ends = Tokenizer.from_folder(TINY).stop_ids
-    desk.sets(n=2, max_tokens=1500)
-
-    def endless(route: Route) -> None:
-        bias = {str(token): -1e6 for token in ends}
-        route.continue_(post_data={**route.request.post_data_json, "logit_bias": bias})
-
-    desk.make("Once upon a time", template=False)
-    page = desk.visit()
-    other = page.context.new_page()
-    other.goto(page.url)
-    page.route("**/generate", endless)
-    hands.press("g")
-    for tab in (page, other):
-        expect(tab.locator("article[data-lane]")).to_have_count(2)
-    page.reload()
-    expect(page.locator("article[data-lane]")).to_have_count(2)
-    desk.until(
-        lambda: {1, 2} <= {each for each, node in desk.nodes().items() if node["text"]},
-        "saved text",
-    )
-    page.wait_for_timeout(700)  # the server writes new tokens every 0.5 s
-    assert desk.ask("GET", desk.of())["growing"] == 2
-    program.kill()
-    program.start(desk)
-    desk.until(lambda: desk.nodes()[1]["finish_reason"] == "interrupted", "it is marked")
-    nodes = desk.nodes()
-    assert set(nodes) == {0, 1, 2}
-    hands.press("1")
-    desk.until(lambda: desk.part(1).text_content() == nodes[1]["text"], "the saved text")
-    expect(other.locator("[role=treeitem]")).to_have_count(3)
-    hands.finish("Two tabs, a reload and `kill -9` during growth")
+        desk.make("Once upon a time", template=False)
+        page = desk.visit()
+        other = page.context.new_page()
+        other.goto(page.url)
+        page.route("**/generate", endless)
+        hands.press("g")
+        for tab in (page, other):
+            expect(tab.locator("article[data-lane]")).to_have_count(2)
+        page.reload()
+        expect(page.locator("article[data-lane]")).to_have_count(2)
+        desk.until(
+            lambda: {1, 2} <= {each for each, node in desk.nodes().items() if node["text"]},
+            "saved text",
+        )
+        page.wait_for_timeout(700)  # the server writes new tokens every 0.5 s
+        assert desk.ask("GET", desk.of())["growing"] == 2
+        program.kill()
+        program.start()
+        desk.until(lambda: desk.nodes()[1]["finish_reason"] == "interrupted", "it is marked")
+        nodes = desk.nodes()
+        assert set(nodes) == {0, 1, 2}
+        hands.press("1")
+        desk.until(lambda: desk.part(1).text_content() == nodes[1]["text"], "the saved text")
+        expect(other.locator("[role=treeitem]")).to_have_count(3)
+        hands.finish("Two tabs, a reload and `kill -9` during growth")
 
 
 def test_search_selects_one_of_2001_nodes(desk: Desk, page: Page, hands: Hands) -> None:
