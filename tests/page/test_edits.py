@@ -28,19 +28,20 @@ class Tabs(NamedTuple):
         assert answer.status_code < 500, answer.text
         return answer.status_code < 300
 
-    def check(self, what: str) -> None:
-        """Wait until both tabs show all nodes of the server, in its order."""
-        expected = server_tree(self.desk)
+    def check(self, what: str) -> dict[int, Any]:
+        """Wait until both tabs show all nodes of the server, in its order. Returns the nodes."""
+        nodes = self.desk.nodes()
+        expected = tree_of(nodes)
         for page in self.pages:
-            self.desk.until(
-                lambda page=page: shown_tree(page) == expected,
-                f"{what}: {expected}, not {shown_tree(page)}",
-                5,
-            )
+            try:
+                self.desk.until(lambda page=page: shown_tree(page) == expected, what)
+            except AssertionError:
+                raise AssertionError(f"{what}: {expected}, not {shown_tree(page)}") from None
+        return nodes
 
 
-def server_tree(desk: Desk) -> Children:
-    nodes = desk.nodes()
+def tree_of(nodes: dict[int, Any]) -> Children:
+    """Return the children of each node, in the order of rows."""
     return {
         number: grouped([nodes[each] for each in node["children"]])
         for number, node in nodes.items()
@@ -149,9 +150,8 @@ def test_merge_in_another_tab_keeps_the_current_node_or_selects_its_parent(
     desk.until(lambda: desk.current == expected, f"at {expected}, not {desk.current}")
 
 
-def random_edit(tabs: Tabs, choose: random.Random) -> str:
+def random_edit(tabs: Tabs, nodes: dict[int, Any], choose: random.Random) -> str:
     """Do one edit of a kind and at a node that `choose` draws; the server may reject it."""
-    nodes = tabs.desk.nodes()
     node, other = choose.choice(list(nodes)), choose.choice(list(nodes))
     # The tree neither dies out nor outgrows the outline.
     if len(nodes) > 24:
@@ -189,9 +189,10 @@ def random_edit(tabs: Tabs, choose: random.Random) -> str:
 )
 def test_random_edits_show_the_server_tree_in_two_tabs(tabs: Tabs, n_steps: int) -> None:
     choose = random.Random(7)
+    nodes = tabs.check("at the start")
     for step in range(n_steps):
-        what = random_edit(tabs, choose)
-        tabs.check(f"step {step}, {what}")
+        what = random_edit(tabs, nodes, choose)
+        nodes = tabs.check(f"step {step}, {what}")
     expect(tabs.pages[1].get_by_role("contentinfo").locator(".n-nodes")).to_contain_text(
-        f"{len(tabs.desk.nodes())} node"
+        f"{len(nodes)} node"
     )
