@@ -8,7 +8,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from pathlib import Path
 
 # Small products: BLAS threads that wait for each other cost more than they give, above all on a
@@ -194,6 +194,15 @@ def _young() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="module")
+def one_load_check() -> Iterator[None]:
+    """Let the torch engine check equal models at their first load only."""
+    from load_checks import once_for_equal_models
+
+    with once_for_equal_models():
+        yield
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

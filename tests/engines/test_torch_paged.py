@@ -1042,15 +1042,14 @@ def test_kv_is_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         makers("paged", CPU)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(each, marks=[] if each in ("gemma2", "gpt_oss") else pytest.mark.slow)
-        for each in FAMILIES
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_runs_over_the_pool(name: str) -> None:
-    """A load holds a tree against the model's own plain forward; see `check_tree`."""
+    """A load holds a tree against the model's own plain forward; see `check_tree`.
+
+    The short run loads these families with the tests of fused modules, such as gemma2 in
+    `test_torch_rotary.py` and gpt_oss in `test_torch_experts.py`.
+    """
     engine = TorchEngine.adopt(build(name).to(DEVICE), kv="paged")
     assert isinstance(engine.fragments, PagedBackend)
     assert engine.fragments.usage() == (0, 0)

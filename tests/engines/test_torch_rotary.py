@@ -19,11 +19,16 @@ from weft.engines.torch.attention_hook import attach_context  # noqa: E402
 from weft.engines.torch.fused import rotary  # noqa: E402
 from weft.engines.torch.kv_backend import RotaryLayout  # noqa: E402
 from weft.engines.torch.paged import elementwise, kernel  # noqa: E402
+from weft.engines.torch.paged.step import PagedBackend  # noqa: E402
 
 if not (kernel.is_interpreted() or torch.cuda.is_available()):
     pytest.skip("triton has neither its interpreter nor a card", allow_module_level=True)
 
-pytestmark = [pytest.mark.torch, pytest.mark.kernels]
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.kernels,
+    pytest.mark.usefixtures("one_load_check"),
+]
 DEVICE = torch.device("cpu" if kernel.is_interpreted() else "cuda")
 FLOAT, BRAIN = torch.float32, torch.bfloat16
 
@@ -173,6 +178,8 @@ def test_owners_classes_stay_what_they_are(name: str) -> None:
     before = dict(vars(file))
     kinds = {type(module): type(module).forward for module in model.modules()}
     engine = TorchEngine.adopt(model, kv="paged", graphs=False)
+    assert isinstance(engine.fragments, PagedBackend)
+    assert engine.fragments.usage() == (0, 0)
     np.testing.assert_allclose(stepped(engine), plain_logits(build(name), IDS).numpy(), atol=2e-4)
     assert dict(vars(file)) == before
     assert {type(module): type(module).forward for module in model.modules()} == kinds

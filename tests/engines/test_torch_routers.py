@@ -25,7 +25,11 @@ from weft.engines.torch.paged import kernel, routers, step  # noqa: E402
 if not (kernel.is_interpreted() or torch.cuda.is_available()):
     pytest.skip("triton has neither its interpreter nor a card", allow_module_level=True)
 
-pytestmark = [pytest.mark.torch, pytest.mark.kernels]
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.kernels,
+    pytest.mark.usefixtures("one_load_check"),
+]
 DEVICE = torch.device("cpu" if kernel.is_interpreted() else "cuda")
 INFINITY = float("inf")
 N_ROUTERS = {"mixtral": 3, "qwen2_moe": 3, "afmoe": 2, "deepseek_v3": 2, "gpt_oss": 3, "phi3": 0}
@@ -166,7 +170,7 @@ def test_router_chooses_as_its_own_code_does(name: str) -> None:
     module = ours(router_of(name))
     form = module.inner.__dict__["weft_form"]
     assert (form.router, form.bias) == ROUTERS[name][2:]
-    x = torch.randn(40, 64, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    x = torch.randn(16, 64, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     given = [torch.linspace(-1, 1, 9, device=DEVICE)] if form.bias == "" else []
     plain, result, n = both(module, x, *given)
     assert n == 1
@@ -178,7 +182,7 @@ def test_half_precision_shares_keep_their_dtype(name: str) -> None:
     """And logits are computed as before: of two equal ones, either may be chosen."""
     module = ours(router_of(name, torch.float16), torch.float16)
     form = module.inner.__dict__["weft_form"]
-    x = torch.randn(40, 64, generator=torch.Generator().manual_seed(1)).to(DEVICE, torch.float16)
+    x = torch.randn(20, 64, generator=torch.Generator().manual_seed(1)).to(DEVICE, torch.float16)
     given = [torch.linspace(-1, 1, 9, device=DEVICE)] if form.bias == "" else []
     plain, result, n = both(module, x, *given)
     assert n == 1
