@@ -369,7 +369,7 @@ def test_step_that_does_not_fit_raises_and_leaves_no_cell(engine: LlamaCppEngine
     with pytest.raises(ForwardError, match="two rows"):
         engine.forward([Row(path, [5], 1000, others[0]) for _ in range(2)])
     assert store.usage().slots == 1000
-    assert store.leases.n_free == store.leases.n_leases - 1
+    assert store.pool.shards[0].n_leased == 1
     store.free(fragment)
 
 

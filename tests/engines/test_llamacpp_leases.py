@@ -21,7 +21,7 @@ class TaggedCells:
         self.n_leases, self.max_leases = min(2, max_leases), max_leases
         self.cells: list[tuple[int, str, set[int]]] = []
 
-    def reserve(self, n_cells: int, n_leases: int) -> None:
+    def reserve(self, n_leases: int) -> None:
         self.n_leases = max(self.n_leases, min(n_leases, self.max_leases))
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:

@@ -72,15 +72,16 @@ def test_context_that_grows_gives_the_logits_of_a_large_one(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grown = LlamaCppEngine.load(file, dtype="float32", n_threads=1)
-    n_cells, n_leases = grown._context.n_cells, grown._context.n_leases
+    context = grown._pool.shards[0].context
+    n_cells, n_leases = context.n_cells, context.n_leases
     assert grown.info.kv_slots == 1 << 15
     logits = logits_of_tree(grown, 24, 40)
-    assert (grown._context.n_cells, grown._context.n_leases) > (n_cells, n_leases)
+    assert (context.n_cells, context.n_leases) > (n_cells, n_leases)
     assert grown.fragments.usage().slots == 0
     grown.close()
     large = LlamaCppEngine.load(file, dtype="float32", n_threads=1, kv_bytes=1 << 26)
     wanted = logits_of_tree(large, 24, 40)
-    assert large._context.n_cells >= large.info.kv_slots
+    assert large._pool.n_cells >= large.info.kv_slots
     large.close()
     for got, want in zip(logits, wanted, strict=True):
         np.testing.assert_allclose(got, want, atol=1e-4)
@@ -89,7 +90,7 @@ def test_context_that_grows_gives_the_logits_of_a_large_one(
 @pytest.mark.usefixtures("small_start")
 def test_answer_of_the_last_step_survives_growth() -> None:
     engine = LlamaCppEngine.load(shallow_gguf(), dtype="float32", n_threads=1)
-    before = engine._context.n_cells
+    before = engine._pool.n_cells
     prompt = engine.fragments.new(None)
     output = engine.forward([Row((), [5, 6, 7], 0, prompt, (2,))])
     copy = output.logits(0)
@@ -98,7 +99,7 @@ def test_answer_of_the_last_step_survives_growth() -> None:
         for layer in range(engine.info.n_layers):
             data[f"{name}.{layer}"] = np.tile(data[f"{name}.{layer}"], (1, 600, 1))
     engine.fragments.load(data, None)
-    assert engine._context.n_cells > before
+    assert engine._pool.n_cells > before
     np.testing.assert_array_equal(output.logits(0), copy)
     engine.close()
 
@@ -107,12 +108,16 @@ def test_answer_of_the_last_step_survives_growth() -> None:
 def test_growth_ends_at_the_requested_number_of_leases() -> None:
     engine = LlamaCppEngine.load(shallow_gguf(), n_threads=1, n_seq_max=4)
     ids = [(3 * i + 5) % 500 for i in range(500)]
+    prompt = engine.fragments.new(None)
+    engine.forward([Row((), ids, 0, prompt, ())])
+    path = (Span(prompt, 500),)
     for _ in range(12):
-        engine.forward([Row((), ids, 0, engine.fragments.new(None), ())])
-    assert engine._context.n_leases == engine._context.max_leases == 12
+        engine.forward([Row(path, ids, 500, engine.fragments.new(prompt), ())])
+    (shard,) = engine._pool.shards
+    assert shard.context.n_leases == shard.n_leases == 12
     with pytest.raises(KVFull, match="12 sequences"):
-        engine.forward([Row((), ids, 0, engine.fragments.new(None), ())])
-    assert engine.fragments.usage().slots == 500 * 12
+        engine.forward([Row(path, ids, 500, engine.fragments.new(prompt), ())])
+    assert engine.fragments.usage().slots == 500 * 13
     engine.close()
 
 

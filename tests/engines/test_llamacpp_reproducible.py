@@ -121,5 +121,5 @@ def test_batches_are_as_large_as_the_bits_allow(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(batch_invariance, "_run", run)
     engine = load(shallow_gguf())
-    assert engine._context.n_batch == 8
+    assert engine._pool.shards[0].context.n_batch == 8
     engine.close()

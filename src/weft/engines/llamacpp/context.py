@@ -35,6 +35,13 @@ class Detachable(Protocol):
         """Copy the values, because the library is about to overwrite its memory."""
 
 
+class CellCount:
+    """Number of cells of all contexts of a model."""
+
+    def __init__(self) -> None:
+        self.n = 0
+
+
 class Context(Cells):
     """A llama.cpp context that grows, with the arrays of its batches.
 
@@ -52,7 +59,7 @@ class Context(Cells):
         new_handle: NewHandle,
         *,
         n_cells: int,
-        max_cells: int,
+        cell_count: CellCount,
         n_leases: int,
         max_leases: int,
         n_vocab: int,
@@ -69,7 +76,7 @@ class Context(Cells):
         Args:
             new_handle: creates a llama.cpp context with a number of cells and of sequences.
             n_cells: cells at the start.
-            max_cells: maximum number of cells after growth.
+            cell_count: shared by all contexts of the model.
             n_leases: leases at the start.
             max_leases: maximum number of leases after growth.
             n_vocab: vocabulary size, the length of a logits row.
@@ -88,7 +95,9 @@ class Context(Cells):
         self._n_extra = EXTRA_LEASES if in_order else 0
         self._is_sorted = True
         self._new_handle = new_handle
-        self.max_cells, self.max_leases = max_cells, max_leases
+        self.max_leases = max_leases
+        self._cell_count = cell_count
+        self.n_cells = 0
         self._width = width
         self._reader: weakref.ref[Detachable] | None = None
         self._use(new_handle(n_cells, (n_leases + self._n_extra) * width), n_leases)
@@ -123,54 +132,62 @@ class Context(Cells):
         """Make `handle` the current llama.cpp context, with `n_leases` leases."""
         self._handle: Handle | None = handle
         self._memory = C.llama_get_memory(handle.pointer)
-        self.n_cells = int(C.llama_n_ctx(handle.pointer))
+        n_cells = int(C.llama_n_ctx(handle.pointer))
+        self._cell_count.n += n_cells - self.n_cells
+        self.n_cells = n_cells
         self.n_leases = n_leases
         self._top = 0  # with `in_order`: all used cells are below this index
         self._grave, self._filler = n_leases * self._width, (n_leases + 1) * self._width
 
-    def reserve(self, n_cells: int, n_leases: int) -> None:
-        """Grow to at least `n_cells` cells and `n_leases` leases, or to the maxima if lower.
+    def share_with(self, other: Context) -> None:
+        """Use the thread tuner and the state header of another context of the model."""
+        self._auto, self._state_head = other._auto, other._state_head
 
-        Growth at least doubles a count, up to its maximum. Nothing happens if both already fit,
-        or after `close`. Call this between model calls: growth frees the memory of the logits,
-        after the last result was detached. Cost of growth: the KV is copied twice.
+    def reserve(self, n_leases: int) -> None:
+        """Grow to at least `n_leases` leases, or to the maximum if lower.
+
+        Growth at least doubles the number. Raises: see `resize`.
+        """
+        if n_leases > self.n_leases:
+            self.resize(self.n_cells, min(self.max_leases, max(n_leases, 2 * self.n_leases)))
+
+    def resize(self, n_cells: int, n_leases: int = 0) -> None:
+        """Replace the context by one with `n_cells` cells, which must suffice for the KV.
+
+        Nothing happens without a change, or after `close`. Call this between model calls: it frees
+        the memory of the logits, after the last result was detached. Cost: the KV is copied twice.
+
+        Args:
+            n_cells: new number of cells.
+            n_leases: new number of leases, if it is higher than now.
 
         Raises:
-            KVFull: there is not enough memory for a larger context.
+            KVFull: there is not enough memory for another context.
             ForwardError: llama.cpp rejects the copied KV.
         """
-        n_cells = min(n_cells, self.max_cells)
-        n_leases = min(n_leases, self.max_leases)
+        n_leases = max(n_leases, self.n_leases)
         handle = self._handle
-        if handle is None or (n_cells <= self.n_cells and n_leases <= self.n_leases):
+        if handle is None or (n_cells == self.n_cells and n_leases == self.n_leases):
             return
-        if n_cells > self.n_cells:
-            n_cells = min(self.max_cells, max(n_cells, 2 * self.n_cells))
-        else:
-            n_cells = self.n_cells
-        if n_leases > self.n_leases:
-            n_leases = min(self.max_leases, max(n_leases, 2 * self.n_leases))
-        else:
-            n_leases = self.n_leases
-        _log.debug("llama.cpp: the context grows to %d cells, %d sequences", n_cells, n_leases)
+        _log.debug("llama.cpp: a context of %d cells, %d sequences", n_cells, n_leases)
         self.detach_reader()
         state = self._full_state()
         top = self._top
         try:
-            larger = self._new_handle(n_cells, (n_leases + self._n_extra) * self._width)
+            new = self._new_handle(n_cells, (n_leases + self._n_extra) * self._width)
         except ModelLoadError as error:
             raise KVFull(
                 f"llama.cpp has no memory for {n_cells} tokens: {error}",
                 needed=n_cells,
-                capacity=self.n_cells,
+                capacity=self._cell_count.n,
             ) from error
-        if C.llama_state_set_data(larger.pointer, state, len(state)) != len(state):
-            larger.close()
+        if C.llama_state_set_data(new.pointer, state, len(state)) != len(state):
+            new.close()
             raise ForwardError(f"llama.cpp did not take its own state ({last_error_message()})")
         handle.close()
         self._view = None
         self._n_threads = 0
-        self._use(larger, n_leases)
+        self._use(new, n_leases)
         self._top = top
 
     def _make_room(self, n: int) -> None:
@@ -227,6 +244,7 @@ class Context(Cells):
         handle, self._handle = self._handle, None
         if handle is not None:
             handle.close()
+            self._cell_count.n -= self.n_cells
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
         """Add the cells of `source` at positions start … end - 1 to lease `target`, without a
@@ -356,7 +374,7 @@ class Context(Cells):
             return
         why = f"llama.cpp cannot run {n} tokens: {_FAULTS.get(fault, f'error {fault}')}"
         if fault == 1:
-            raise KVFull(why, needed=n, capacity=self.n_cells)
+            raise KVFull(why, needed=n, capacity=self._cell_count.n)
         raise ForwardError(f"{why} ({last_error_message()})")
 
     def take_state(self, lease: int) -> Bytes:

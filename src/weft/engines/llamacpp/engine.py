@@ -1,10 +1,11 @@
-"""LlamaCppEngine: runs a GGUF file; its KV is in the sequences of one llama.cpp context."""
+"""LlamaCppEngine: runs a GGUF file; its KV is in the sequences of llama.cpp contexts."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,11 +23,11 @@ from ..gguf import GGUF, read_gguf
 from ..gguf.sampling import sampling_of
 from . import settings as load_options
 from .batch_invariance import limit_batches
-from .context import EXTRA_LEASES, Context, Floats
+from .context import EXTRA_LEASES, CellCount, Context, Floats
 from .hyperparameters import check_hyperparameters
 from .kv import SequenceFragments, kv_dtype
-from .leases import Leases
 from .library import Handle, chosen_devices, devices, new_context
+from .pool import CELL_BLOCK, MAX_SHARDS, ContextPool, Shard
 from .settings import FLOATS, N_BATCH, REPRODUCIBLE_BATCH, ContextSettings, Progress
 from .step import Batches, Owner, StepResults, ViewOutput
 from .vocabulary import read_tokenizer
@@ -35,6 +36,7 @@ _log = logging.getLogger("weft.engines.llamacpp")
 _N_SEQUENCES = 256  # llama.cpp's limit per context
 _MANY_ROWS = 16  # in a step; from there on, `_suggest_torch` may recommend the torch engine
 _IDLE_SLOTS = 256  # on a CPU each used cell costs a row up to 1 µs; a copy to the host costs 100 µs
+_SHARD_UBATCH = 128  # of contexts after the first: their compute buffers take a quarter
 _SPARE = 8  # leases for rows without a `kv_out`, and for export and load
 _POOLING: dict[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}
 
@@ -62,48 +64,66 @@ class LlamaCppEngine(Engine):
         pointer = model.pointer
         self._n_vocab = int(C.llama_vocab_n_tokens(C.llama_model_get_vocab(pointer)))
         window = int(C.llama_model_n_swa(pointer))
-        width = 2 if window else 1
-        max_sequences = min(_N_SEQUENCES, int(C.llama_max_parallel_sequences())) // width
-        max_sequences -= EXTRA_LEASES if settings.reproducible else 0
-        min_batch = load_options.min_batch(header) if settings.reproducible else 1
-        max_leases = min(max_sequences, settings.n_paths + _SPARE)
-
-        def new_handle(n_cells: int, n_sequences: int) -> Handle:
-            if not settings.gpus:
-                load_options.check_memory(header, (settings.type_k, settings.type_v), n_cells)
-            return new_context(model, **settings.context_values(n_cells, n_sequences))
-
-        self._context = context = Context(
-            new_handle,
-            n_cells=settings.first_slots + N_BATCH,  # rows without a `kv_out` also need cells
-            max_cells=settings.n_slots + N_BATCH,
-            n_leases=min(max_leases, settings.first_leases + _SPARE),
-            max_leases=max_leases,
-            n_vocab=self._n_vocab,
-            n_embd=int(C.llama_model_n_embd_out(pointer)),
-            n_batch=REPRODUCIBLE_BATCH + 1 - min_batch if settings.reproducible else N_BATCH,
-            width=width,
-            in_order=settings.reproducible,
-            min_batch=min_batch,
-            max_threads=settings.n_threads if settings.may_use_fewer else 0,
-            has_tiles=not settings.gpus and settings.flash is not False,
-        )
+        self._pool = pool = self._new_pool(model, window)
         self.fragments: SequenceFragments = SequenceFragments(
-            context,
-            Leases(context),
+            pool,
             n_kv_heads=max(1, int(C.llama_model_n_head_kv(pointer))),
             window=window,
             dtype=kv_dtype(settings.type_k, settings.type_v),
         )
         try:
-            with context.one_thread():
-                self._probe()
+            (shard,) = pool.shards
+            with shard.context.one_thread():
+                self._probe(shard)
             if settings.reproducible:
-                limit_batches(self._context, self.fragments.leases, self._n_vocab)
-            self.info = self._describe(max_leases - _SPARE)
+                limit_batches(shard.context, shard, self._n_vocab)
+            self.info = self._describe(shard.n_leases - _SPARE)
         except BaseException:
-            context.close()
+            pool.close()
             raise
+
+    def _new_pool(self, model: Handle, window: int) -> ContextPool:
+        """Create the first context, and the pool that may create others.
+
+        window: length of the model's sliding window; 0 for none. Raises: ModelLoadError.
+        """
+        header, settings = self._header, self._settings
+        width = 2 if window else 1
+        max_sequences = min(_N_SEQUENCES, int(C.llama_max_parallel_sequences())) // width
+        max_sequences -= EXTRA_LEASES if settings.reproducible else 0
+        min_batch = load_options.min_batch(header) if settings.reproducible else 1
+        max_leases = min(max_sequences, settings.n_paths + _SPARE)
+        cell_count, n_vocab = CellCount(), self._n_vocab
+
+        def create(n_cells: int, n_ubatch: int) -> Context:
+            def new_handle(n_cells: int, n_sequences: int) -> Handle:
+                if not settings.gpus:
+                    load_options.check_memory(header, (settings.type_k, settings.type_v), n_cells)
+                return new_context(model, **settings.context_values(n_cells, n_sequences, n_ubatch))
+
+            return Context(
+                new_handle,
+                n_cells=n_cells,
+                cell_count=cell_count,
+                n_leases=min(max_leases, settings.first_leases + _SPARE),
+                max_leases=max_leases,
+                n_vocab=n_vocab,
+                n_embd=int(C.llama_model_n_embd_out(model.pointer)),
+                n_batch=REPRODUCIBLE_BATCH + 1 - min_batch if settings.reproducible else N_BATCH,
+                width=width,
+                in_order=settings.reproducible,
+                min_batch=min_batch,
+                max_threads=settings.n_threads if settings.may_use_fewer else 0,
+                has_tiles=not settings.gpus and settings.flash is not False,
+            )
+
+        # Rows without a `kv_out` also need cells.
+        first, max_cells = settings.first_slots + N_BATCH, settings.n_slots + N_BATCH
+        if not settings.can_grow or settings.reproducible or window:
+            return ContextPool(create(first, N_BATCH), max_cells)
+        max_cells += (MAX_SHARDS - 1) * CELL_BLOCK  # each shard is rounded up
+        new_shard = partial(create, n_ubatch=_SHARD_UBATCH)
+        return ContextPool(create(first, N_BATCH), max_cells, new_shard)
 
     @classmethod
     def load(
@@ -247,7 +267,7 @@ class LlamaCppEngine(Engine):
         if rows:
             batches.run(results.wanted(), results.add_batch, max_outputs=results.max_outputs)
         output = results.output()
-        self._context.lend_to(output)
+        self._pool.lend_to(output)
         return output
 
     def _suggest_torch(self) -> None:
@@ -294,12 +314,10 @@ class LlamaCppEngine(Engine):
 
     def close(self) -> None:
         """Free the KV and the model; idempotent."""
-        self._context.detach_reader()
-        self._context.close()
+        self._pool.close()
         model, self._model = self._model, None
         if model is not None:
             model.close()
-        self.fragments.slots = 0
 
     def _prepare(self, rows: Sequence[Row]) -> Batches:
         """Check rows, detach the last result, and return the batches that run the rows.
@@ -312,8 +330,8 @@ class LlamaCppEngine(Engine):
         check_rows(rows)
         for row in rows:
             self._check(row)
-        self._context.detach_reader()
-        return Batches(rows, self._context, self.fragments)
+        self._pool.detach_reader()
+        return Batches(rows, self._pool)
 
     def _check(self, row: Row) -> None:
         """Raise ForwardError or Unsupported if llama.cpp cannot run the row."""
@@ -333,20 +351,20 @@ class LlamaCppEngine(Engine):
                 f" {self.info.context_length}"
             )
 
-    def _probe(self) -> None:
+    def _probe(self, shard: Shard) -> None:
         """Run one token to reject broken models, and read the layout of the KV from its state.
 
         Raises: ModelLoadError if no logit is finite.
         """
-        lease = self.fragments.leases.take()
-        logits = self._context.run([0], [0], [lease], np.ones(1, bool))
+        lease = shard.take()
+        logits = shard.context.run([0], [0], [lease], np.ones(1, bool))
         if not np.isfinite(logits).any():
             raise ModelLoadError(
                 f"{self._header.file} computes no numbers; its weights are broken",
                 hint="download the file again (docs/troubleshooting.md#nonsense-output)",
             )
-        self.fragments.detect_layout(lease)
-        self.fragments.leases.give_back(lease)
+        self.fragments.detect_layout(shard.context.take_state(lease))
+        shard.give_back(lease)
 
     def _describe(self, max_paths: int) -> EngineInfo:
         """Return `info`. max_paths: maximum number of resident paths."""
@@ -370,7 +388,7 @@ class LlamaCppEngine(Engine):
             device=settings.gpus[0].name.lower() if settings.gpus else "cpu",
             kv="sequence",
             max_paths=max_paths,
-            kv_slots=max(settings.n_slots, self._context.n_cells - N_BATCH),
+            kv_slots=max(settings.n_slots, self._pool.n_cells - N_BATCH),
             idle_slots=_IDLE_SLOTS if can_export and not settings.gpus else None,
             n_embd=int(C.llama_model_n_embd_out(self._model.pointer)),
             pooling=_POOLING.get(header.of_model("pooling_type", 0)),

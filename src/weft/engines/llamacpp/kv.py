@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from ...errors import KVFull, ModelMismatch, Unsupported
 from ..base import Fragment, Fragments, Usage
 from ..gguf import TYPES
-from .context import Context
-from .leases import Leases, PathFragment
+from .leases import PathFragment
+from .pool import ContextPool, Need, shard_of
 from .state import BlockShape, Bytes, StateError, StateLayer, read_state, write_state
 
 _NUMPY = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}
@@ -29,27 +29,22 @@ def kv_dtype(type_k: str, type_v: str) -> str:
 
 
 class SequenceFragments(Fragments):
-    """Fragments whose KV is in the cells of one llama.cpp context.
+    """Fragments whose KV is in the cells of llama.cpp contexts.
 
-    slots: cells used by all fragments. blocks: layout of llama.cpp's serialized KV, set by
+    pool: the contexts. blocks: layout of llama.cpp's serialized KV, set by
     `detect_layout`; empty if the layout is unknown, and KV cannot be exported then.
     """
 
-    def __init__(
-        self, context: Context, leases: Leases, *, n_kv_heads: int, window: int, dtype: str
-    ) -> None:
+    def __init__(self, pool: ContextPool, *, n_kv_heads: int, window: int, dtype: str) -> None:
         """Create an empty set of fragments.
 
         Args:
-            context: holds the cells.
-            leases: assigns the context's sequences to fragments.
+            pool: the contexts that hold the cells.
             n_kv_heads: number of KV heads, for exported arrays.
             window: length of the sliding window in tokens; 0 for none.
             dtype: the KV's type as `kv_dtype` returns it; exported KV carries it.
         """
-        self.context = context
-        self.leases = leases
-        self.slots = 0
+        self.pool = pool
         self.blocks: list[BlockShape] = []
         self._n_kv_heads = n_kv_heads
         self._window = window
@@ -72,12 +67,11 @@ class SequenceFragments(Fragments):
         """Bytes of one slot (one token) over all layers; 0 if the layout is unknown."""
         return sum(k.row_bytes + (v.row_bytes if v else 0) for k, v in self.layers)
 
-    def detect_layout(self, lease: int) -> None:
-        """Set `blocks` from the serialized KV of a lease that has one cell.
+    def detect_layout(self, data: Bytes) -> None:
+        """Set `blocks` from the serialized KV of one cell.
 
         `blocks` stays empty if the format is unknown.
         """
-        data = self.context.take_state(lease)
         for n_values in (None, 0):
             try:
                 self.blocks = [block[0] for block in read_state(data, n_values)]
@@ -93,39 +87,87 @@ class SequenceFragments(Fragments):
         """Cut before slot `at`; return the new upper part. The cache does not change."""
         if not 0 < at < fragment.length:
             raise ValueError(f"cannot split a fragment of {fragment.length} slots at {at}")
-        return self.leases.split(_as_path_fragment(fragment), at)
+        own = _as_path_fragment(fragment)
+        return shard_of(own).split(own, at)
 
     def join(self, upper: Fragment, lower: Fragment) -> None:
         """Merge `upper` into its child `lower`. The cache does not change."""
-        self.leases.join(_as_path_fragment(upper), _as_path_fragment(lower))
+        above = _as_path_fragment(upper)
+        shard_of(above).join(above, _as_path_fragment(lower))
 
     def attach(self, fragment: Fragment, parent: Fragment | None) -> None:
-        """Move a fragment, with all below it, to another parent; see `Leases.attach`."""
-        self.leases.attach(
-            _as_path_fragment(fragment), None if parent is None else _as_path_fragment(parent)
-        )
+        """Move a fragment, with all below it, to another parent; see `Leases.attach`.
+
+        Raises: KVFull if the parent is in another context that cannot hold the KV.
+        """
+        own = _as_path_fragment(fragment)
+        above = None if parent is None else _as_path_fragment(parent)
+        if own.strand is None:
+            own.parent = above
+        elif above is None or above.strand is None or shard_of(above) is shard_of(own):
+            shard_of(own).attach(own, above)
+        else:
+            self._move(own, above)
+
+    def _move(self, fragment: PathFragment, parent: PathFragment) -> None:
+        """Copy the KV of a fragment, and of all below it, to the shard of its next parent.
+
+        This is rare: two paths that start at the root have got equal tokens meanwhile.
+        Raises: KVFull; nothing has changed then.
+        """
+        source, target = shard_of(fragment), shard_of(parent)
+        pieces = _subtree(fragment)
+        n = sum([piece.length for piece in pieces])
+        self.pool.reserve({target: Need(target.slots + n, target.slots + n)})
+        twins: dict[PathFragment, PathFragment] = {}
+        try:
+            for piece in pieces:
+                above = parent if piece is fragment else twins[_parent(piece)]
+                is_side_branch = piece is not fragment and piece in _parent(piece).side_branches
+                twins[piece] = twin = PathFragment(above)
+                target.insert(twin, above, piece.start, growing=is_side_branch)
+                for first, last in self._pieces(piece.start, piece.end):
+                    state = self._take_state(piece, first, last)
+                    self._put_state(twin, state, first, last)
+                twin.length = piece.length
+        except BaseException:
+            for twin in reversed(twins.values()):
+                target.drop(twin)
+            raise
+        for piece in reversed(pieces):
+            source.drop(piece)
+        for piece, twin in twins.items():
+            target.replace(twin, piece)
+        source.slots -= n
+        target.slots += n
 
     def trim(self, fragment: Fragment, length: int) -> None:
         """Remove the slots from `length` on."""
         if not 0 <= length <= fragment.length:
             raise ValueError(f"cannot trim a fragment of {fragment.length} slots to {length}")
-        before = fragment.length
-        self.leases.trim_leaf(_as_path_fragment(fragment), length)
-        fragment.length = length
-        self.slots -= before - length
+        own = _as_path_fragment(fragment)
+        if own.strand is not None:
+            shard = shard_of(own)
+            n = own.length - length
+            shard.trim_leaf(own, length)
+            shard.slots -= n
+        own.length = length
 
     def settle(self, fragment: Fragment) -> None:
         """Do nothing: a fragment has no spare room to release."""
 
     def free(self, fragment: Fragment) -> None:
         """Remove the fragment's slots from its sequences."""
-        self.leases.drop(_as_path_fragment(fragment))
-        self.slots -= fragment.length
-        fragment.length = 0
+        own = _as_path_fragment(fragment)
+        if own.strand is not None:
+            shard = shard_of(own)
+            shard.drop(own)
+            shard.slots -= own.length
+        own.length = 0
 
     def usage(self) -> Usage:
         """Return the cells in use and the bytes of the full cache."""
-        return Usage(self.slots, self.slots * self.slot_bytes)
+        return Usage(self.pool.slots, self.pool.slots * self.slot_bytes)
 
     # Out and in -----------------------------------------------------------------------------------
 
@@ -144,12 +186,8 @@ class SequenceFragments(Fragments):
         keys: list[list[Bytes]] = [[] for _ in self.layers]
         values: list[list[Bytes]] = [[] for _ in self.layers]
         for start, end in self._pieces(own.start, own.end):
-            lease = self.leases.take()
-            try:
-                self.context.copy(own.lease, lease, start, end)
-                self._collect_state(self.context.take_state(lease), (start, end), keys, values)
-            finally:
-                self.leases.give_back(lease)
+            state = self._take_state(own, start, end)
+            self._collect_state(state, (start, end), keys, values)
         data: dict[str, NDArray[Any]] = {}
         for index, (of_keys, of_values) in enumerate(self.layers):
             data[f"k.{index}"] = self._exported_array(keys[index], of_keys)
@@ -171,27 +209,41 @@ class SequenceFragments(Fragments):
         if length == 0:
             return fragment
         start = fragment.start
-        self.context.reserve(self.slots + length, 0)
-        if length > self.context.n_cells - self.slots:
-            raise KVFull(f"{length} slots do not fit", needed=length, capacity=self.context.n_cells)
-        self.leases.insert(fragment, above, start, growing=False)
+        shard = self.pool.choose() if above is None else shard_of(above)
+        self.pool.reserve({shard: Need(shard.slots + length, shard.slots + length)})
+        shard.insert(fragment, above, start, growing=False)
         try:
             for first, last in self._pieces(start, start + length):
                 here = slice(first - start, last - start)
-                lease = self.leases.take()
-                try:
-                    state = self._serialize_slots(keys, values, here, first)
-                    if not self.context.put_state(lease, state):
-                        raise KVFull("llama.cpp has no room", needed=length, capacity=0)
-                    self.context.copy(lease, fragment.lease, first, last)
-                finally:
-                    self.leases.give_back(lease)
+                state = self._serialize_slots(keys, values, here, first)
+                self._put_state(fragment, state, first, last)
         except BaseException:
-            self.leases.drop(fragment)
+            shard.drop(fragment)
             raise
         fragment.length = length
-        self.slots += length
+        shard.slots += length
         return fragment
+
+    def _take_state(self, fragment: PathFragment, start: int, end: int) -> Bytes:
+        """Serialize the KV at positions start … end - 1 of a fragment's path."""
+        shard = shard_of(fragment)
+        lease = shard.take()
+        try:
+            shard.context.copy(fragment.lease, lease, start, end)
+            return shard.context.take_state(lease)
+        finally:
+            shard.give_back(lease)
+
+    def _put_state(self, fragment: PathFragment, state: Bytes, start: int, end: int) -> None:
+        """Load KV at positions start … end - 1 into the lease of a fragment. Raises: KVFull."""
+        shard = shard_of(fragment)
+        lease = shard.take()
+        try:
+            if not shard.context.put_state(lease, state):
+                raise KVFull("llama.cpp has no room", needed=end - start, capacity=0)
+            shard.context.copy(lease, fragment.lease, start, end)
+        finally:
+            shard.give_back(lease)
 
     def _check_exportable(self) -> None:
         """Raise Unsupported if the layout of this model's serialized KV is unknown."""
@@ -314,6 +366,21 @@ class SequenceFragments(Fragments):
             of_values.append([each[here] for each in values[index:last]] if block.values else [])
             index = last
         return write_state(self.blocks, start, of_keys, of_values)
+
+
+def _subtree(fragment: PathFragment) -> list[PathFragment]:
+    """Return a fragment and all fragments below it, each after its parent."""
+    fragments, waiting = [], [fragment]
+    while waiting:
+        fragments.append(waiting.pop())
+        waiting.extend([*fragments[-1].children, *fragments[-1].side_branches])
+    return fragments
+
+
+def _parent(fragment: PathFragment) -> PathFragment:
+    """Return the parent of a fragment below others."""
+    assert fragment.parent is not None
+    return fragment.parent
 
 
 def _as_path_fragment(fragment: Fragment) -> PathFragment:

@@ -28,8 +28,8 @@ class Cells(Protocol):
     n_leases: int
     max_leases: int
 
-    def reserve(self, n_cells: int, n_leases: int) -> None:
-        """Grow to at least `n_cells` cells and `n_leases` leases, or to the maxima if lower."""
+    def reserve(self, n_leases: int) -> None:
+        """Grow to at least `n_leases` leases, or to the maximum if lower."""
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
         """Add the cells of lease `source` in a range of positions to lease `target`."""
@@ -39,12 +39,16 @@ class Cells(Protocol):
 
 
 class Strand:
-    """A chain of fragments, each the parent of the next, that use one lease; ends in a leaf."""
+    """A chain of fragments, each the parent of the next, that use one lease; ends in a leaf.
 
-    __slots__ = ("_into", "lease")
+    leases: the object that assigned the lease.
+    """
 
-    def __init__(self, lease: int) -> None:
+    __slots__ = ("_into", "lease", "leases")
+
+    def __init__(self, lease: int, leases: Leases) -> None:
         self.lease = lease
+        self.leases = leases
         self._into: Strand | None = None
 
     def find(self) -> Strand:
@@ -117,13 +121,18 @@ class Leases:
         """Number of sequences that can still be leased, growth included."""
         return len(self._free) + self._cells.max_leases - self._n_known
 
+    @property
+    def n_leased(self) -> int:
+        """Number of sequences that are leased."""
+        return self._n_known - len(self._free)
+
     def reserve(self, n: int) -> None:
         """Grow until `n` sequences are free, or to the maximum.
 
         Raises: KVFull if there is not enough memory.
         """
         if len(self._free) < n and self._n_known < self._cells.max_leases:
-            self._cells.reserve(0, self._n_known - len(self._free) + n)
+            self._cells.reserve(self._n_known - len(self._free) + n)
             self._free[:0] = range(self._cells.n_leases - 1, self._n_known - 1, -1)
             self._n_known = self._cells.n_leases
 
@@ -182,7 +191,7 @@ class Leases:
         if parent is not None and at_end and not parent.children:
             fragment.strand = parent.own
         else:
-            fragment.strand = Strand(self.borrow(parent, start))
+            fragment.strand = Strand(self.borrow(parent, start), self)
         fragment.parent, fragment.start, fragment.is_loose = parent, start, False
         if parent is not None:
             (parent.children if at_end else parent.side_branches)[fragment] = None
@@ -200,7 +209,7 @@ class Leases:
         lease = self.take()
         self._cells.copy(strand.lease, lease, 0, END)
         self._cells.remove(strand.lease, fragment.end, END)
-        _move(heir, strand, Strand(lease))
+        _move(heir, strand, Strand(lease, self))
         fragment.side_branches |= fragment.children
         fragment.children = {}
 
@@ -309,6 +318,15 @@ class Leases:
         upper.length, upper.strand, upper.parent = 0, None, None
         upper.children, upper.side_branches = {}, {}
 
+    def replace(self, twin: PathFragment, fragment: PathFragment) -> None:
+        """Put `fragment`, which has no slots in the tree, in the place of its equal `twin`."""
+        _replace(twin, fragment)
+        fragment.parent, fragment.start, fragment.is_loose = twin.parent, twin.start, False
+        fragment.strand, fragment.children = twin.strand, twin.children
+        fragment.side_branches = twin.side_branches
+        for child in (*fragment.children, *fragment.side_branches):
+            child.parent = fragment
+
     def attach(self, fragment: PathFragment, parent: PathFragment | None) -> None:
         """Move a fragment, with all fragments below it, to another parent.
 
@@ -348,8 +366,8 @@ class Leases:
             return
         if above.strand is not None and above.own is strand and fragment in above.children:
             heir = next((each for each in above.children if each is not fragment), None)
-            kept = Strand(self.borrow(above, above.end)) if heir is None else heir.own
-            _move(fragment, strand, Strand(strand.lease))
+            kept = Strand(self.borrow(above, above.end), self) if heir is None else heir.own
+            _move(fragment, strand, Strand(strand.lease, self))
             strand.join(kept)
         above.children.pop(fragment, None)
         above.side_branches.pop(fragment, None)

@@ -58,12 +58,13 @@ class ContextSettings:
         """Number of leases that the context starts with."""
         return _FIRST_LEASES if self.can_grow else self.n_paths
 
-    def context_values(self, n_cells: int, n_sequences: int) -> dict[str, Any]:
+    def context_values(self, n_cells: int, n_sequences: int, n_ubatch: int) -> dict[str, Any]:
         """Return the fields of `llama_context_params` that differ from llama.cpp's defaults.
 
         Args:
             n_cells: tokens of KV.
             n_sequences: llama.cpp sequences.
+            n_ubatch: tokens that are computed together; larger batches are split.
         """
         numbers = {name: number for number, (name, _, _) in TYPES.items()}
         flash = {
@@ -74,7 +75,7 @@ class ContextSettings:
         return {
             "n_ctx": n_cells,
             "n_batch": N_BATCH,
-            "n_ubatch": N_BATCH,
+            "n_ubatch": n_ubatch,
             "n_seq_max": n_sequences,
             "n_threads": self.n_threads,
             "n_threads_batch": self.n_threads,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from itertools import chain
 
 import numpy as np
@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from ..._core.sampling.metrics import join_scores, score
 from ...errors import ForwardError, KVFull
 from ..base import FutureTokens, HostOutput, Row, Score, ScoreSpan
-from .context import Context, Floats
-from .kv import SequenceFragments
-from .leases import END, Leases, PathFragment
+from .context import Floats
+from .leases import END, PathFragment
+from .pool import ContextPool, Need, Shard, shard_of
 
 Owner = tuple[int, int]  # (number of a row, index of a token in that row)
 Collect = Callable[[Sequence[Owner], Floats], None]  # tokens and their output rows [len(tokens), …]
@@ -57,12 +57,11 @@ class Batches:
     call. If leases or cells do not suffice for all of them, they run in several waves.
     """
 
-    def __init__(self, rows: Sequence[Row], context: Context, fragments: SequenceFragments) -> None:
+    def __init__(self, rows: Sequence[Row], pool: ContextPool) -> None:
         self._rows = rows
-        self._context = context
-        self._fragments = fragments
-        self._leases: Leases = fragments.leases
+        self._pool = pool
         self._fresh: list[PathFragment] = []
+        self._n_new: dict[Shard, int] = {}  # new slots, already counted in `Shard.slots`
 
     def run(
         self,
@@ -86,47 +85,80 @@ class Batches:
             ForwardError: two rows write to one fragment, or llama.cpp fails.
             After an error, the fragments are as before.
         """
-        new = sum([row.n_tokens for row in self._rows if row.kv_out is not None])
-        spare = sum([row.n_tokens for row in self._rows if row.kv_out is None])
-        self._context.reserve(self._fragments.slots + new + spare, 0)
-        self._leases.reserve(len(self._rows))
-        room = self._context.n_cells - self._fragments.slots - new
-        if room < 0:
-            raise KVFull(
-                f"a step of {new} slots does not fit", needed=new, capacity=self._context.n_cells
-            )
         try:
-            self._place()
-            for wave in self._waves(room):
-                self._run_wave(wave, wanted, collect, max_outputs, hidden)
+            parts = self._place()
+            self._reserve(parts)
+            waves = [
+                (shard, wave)
+                for shard, numbers in parts.items()
+                for wave in self._waves(shard, numbers)
+            ]
+            for shard, wave in waves:
+                self._run_wave(shard, wave, wanted, collect, max_outputs, hidden)
         except BaseException:
             self._undo()
             raise
         for row in self._rows:
             if row.kv_out is not None:
                 row.kv_out.length += row.n_tokens
-        self._fragments.slots += new
 
-    def _place(self) -> None:
-        """Give each fragment that a row writes to (`kv_out`) a lease that no child uses."""
-        growing = [(row, row.kv_out) for row in self._rows if isinstance(row.kv_out, PathFragment)]
-        busy = {id(fragment) for _, fragment in growing}
-        if len(busy) != len(growing):
+    def _place(self) -> dict[Shard, list[int]]:
+        """Give each fragment that a row writes to (`kv_out`) a lease that no child uses.
+
+        Returns: the row numbers in each shard.
+        """
+        busy = {id(row.kv_out) for row in self._rows if row.kv_out is not None}
+        if len(busy) != sum([row.kv_out is not None for row in self._rows]):
             raise ForwardError("two rows write into one fragment")
-        for _, fragment in growing:
-            if fragment.strand is not None:
-                self._leases.make_leaf(fragment)
-        for row, fragment in growing:
-            if fragment.strand is None:
-                above = _last_fragment(row)
-                grows = above is not None and id(above) in busy
-                self._leases.insert(fragment, above, row.position, growing=grows)
-                self._fresh.append(fragment)
+        for row in self._rows:
+            if isinstance(row.kv_out, PathFragment) and row.kv_out.strand is not None:
+                shard_of(row.kv_out).make_leaf(row.kv_out)
+        parts: dict[Shard, list[int]] = {}
+        for number, row in enumerate(self._rows):
+            shard = self._place_row(row, busy)
+            parts.setdefault(shard, []).append(number)
+            if row.kv_out is not None:
+                self._n_new[shard] = self._n_new.get(shard, 0) + row.n_tokens
+                shard.slots += row.n_tokens
+        return parts
+
+    def _place_row(self, row: Row, busy: Set[int]) -> Shard:
+        """Return the shard of a row; insert its `kv_out` there if that has no slots.
+
+        busy: identities of the fragments that grow in this step.
+        """
+        fragment = row.kv_out
+        if isinstance(fragment, PathFragment) and fragment.strand is not None:
+            return shard_of(fragment)
+        above = _last_fragment(row)
+        shard = self._pool.choose() if above is None else shard_of(above)
+        if isinstance(fragment, PathFragment):
+            grows = above is not None and id(above) in busy
+            shard.insert(fragment, above, row.position, growing=grows)
+            self._fresh.append(fragment)
+        return shard
+
+    def _reserve(self, parts: Mapping[Shard, Sequence[int]]) -> None:
+        """Reserve the cells and leases of all rows. Nothing grows after the first batch.
+
+        parts: the row numbers in each shard. Raises: KVFull.
+        """
+        needs = {}
+        for shard, numbers in parts.items():
+            rows = [self._rows[number] for number in numbers]
+            spare = [row.n_tokens for row in rows if row.kv_out is None]
+            needs[shard] = Need(shard.slots + max(spare, default=0), shard.slots + sum(spare))
+            if spare:
+                shard.reserve(len(spare))
+        self._pool.reserve(needs)
 
     def _undo(self) -> None:
         """After an error: remove new fragments from the tree, and new slots from old ones."""
+        for shard, n in self._n_new.items():
+            shard.slots -= n
         for fragment in self._fresh:
-            self._leases.drop(fragment)
+            if fragment.strand is not None:
+                shard_of(fragment).drop(fragment)
         for row in self._rows:
             kv_out = row.kv_out
             if (
@@ -134,35 +166,39 @@ class Batches:
                 and kv_out.strand is not None
                 and not kv_out.children
             ):
-                self._context.remove(kv_out.lease, row.position, END)
-                self._leases.trim_leaf(kv_out, kv_out.length)
+                shard = shard_of(kv_out)
+                shard.context.remove(kv_out.lease, row.position, END)
+                shard.trim_leaf(kv_out, kv_out.length)
 
-    def _waves(self, room: int) -> list[list[int]]:
+    def _waves(self, shard: Shard, numbers: Sequence[int]) -> list[list[int]]:
         """Return the row numbers of each wave; a wave's rows all have a lease at the same time.
 
-        room: free cells for rows without a `kv_out`. Raises: KVFull for a row that never fits.
+        numbers: of all rows in the shard. Raises: KVFull for lack of a lease.
         """
         waves: list[list[int]] = [[]]
-        leases, cells = self._leases.n_free, room
-        for number, row in enumerate(self._rows):
+        room = shard.context.n_cells - shard.slots  # for rows without a `kv_out`
+        leases, cells = shard.n_free, room
+        for number in numbers:
+            row = self._rows[number]
             if row.kv_out is not None:
                 waves[0].append(number)
                 continue
-            if row.n_tokens > room or not self._leases.n_free:
+            if not shard.n_free:
                 raise KVFull(
-                    f"a row of {row.n_tokens} tokens does not fit into the free KV",
-                    needed=row.n_tokens,
-                    capacity=self._context.n_cells,
+                    f"all {shard.n_leases} sequences of llama.cpp are leased",
+                    needed=1,
+                    capacity=shard.n_leases,
                 )
             if leases == 0 or row.n_tokens > cells:
                 waves.append([])
-                leases, cells = self._leases.n_free, room
+                leases, cells = shard.n_free, room
             waves[-1].append(number)
             leases, cells = leases - 1, cells - row.n_tokens
         return waves
 
     def _run_wave(
         self,
+        shard: Shard,
         wave: list[int],
         wanted: Sequence[Sequence[int]],
         collect: Collect,
@@ -172,6 +208,7 @@ class Batches:
         """Run rows that all have leases at the same time; rows without a `kv_out` borrow one.
 
         Args:
+            shard: of all rows.
             wave: row numbers.
             wanted: see `run`; likewise the other arguments.
         """
@@ -183,21 +220,22 @@ class Batches:
                 if isinstance(row.kv_out, PathFragment):
                     leases.append(row.kv_out.lease)
                 else:
-                    borrowed.append(self._leases.borrow(_last_fragment(row), row.position))
+                    borrowed.append(shard.borrow(_last_fragment(row), row.position))
                     leases.append(borrowed[-1])
             groups = [list(range(len(wave)))]
-            if self._context.has_tiles:
+            if shard.context.has_tiles:
                 rows = [self._rows[number] for number in wave]
-                groups = groups_of(rows, self._fragments.slots)
+                groups = groups_of(rows, shard.slots - self._n_new.get(shard, 0))
             for group in groups:
                 numbers, own = [wave[i] for i in group], [leases[i] for i in group]
-                self._run_rows(numbers, own, wanted, collect, max_outputs, hidden)
+                self._run_rows(shard, numbers, own, wanted, collect, max_outputs, hidden)
         finally:
             for lease in borrowed:
-                self._leases.give_back(lease)
+                shard.give_back(lease)
 
     def _run_rows(
         self,
+        shard: Shard,
         wave: list[int],
         leases: list[int],
         wanted: Sequence[Sequence[int]],
@@ -224,8 +262,8 @@ class Batches:
                 owners.append((number, at))
             first += row.n_tokens
         n_collected = 0
-        for start, end in _batch_ranges(flags, self._context.n_batch, max_outputs):
-            outputs = self._context.run(
+        for start, end in _batch_ranges(flags, shard.context.n_batch, max_outputs):
+            outputs = shard.context.run(
                 tokens[start:end], positions[start:end], token_leases[start:end], flags[start:end],
                 hidden=hidden,
             )  # fmt: skip
