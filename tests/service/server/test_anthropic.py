@@ -145,6 +145,28 @@ def test_full_context_ends_message(served: Served) -> None:
     assert message["usage"]["output_tokens"] == left
 
 
+def test_stop_adds_to_stop_sequences(served: Served) -> None:
+    for fields in (
+        {"stop": "5"},
+        {"stop_sequences": ["zebra"], "stop": ["5"]},
+        {"stop_sequences": ["5"], "stop": "zebra"},
+    ):
+        message = post(served, **fields)
+        assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "5")
+
+
+def test_strict_decides_about_a_schema_that_cannot_be_compiled(chats: Served) -> None:
+    schema = {"type": "object", "properties": {"to": {"type": "string", "pattern": "^(?!x)"}}}
+    mail = {"name": "mail", "input_schema": schema}
+    fields: Json = {"tool_choice": {"type": "any"}, "max_tokens": 4}
+    for strict in (None, False):
+        assert post(chats, tools=[ADD, {**mail, "strict": strict}], **fields)
+    body = {"messages": SUM, "tools": [ADD, {**mail, "strict": True}], **fields}
+    error = chats.client.post(MESSAGES, json=body).json()["error"]
+    assert (error["param"], error["code"]) == ("tools", "invalid_json_schema")
+    assert "mail" in error["message"]
+
+
 def test_system_as_blocks_is_system_as_text(served: Served) -> None:
     blocks = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]
     as_text = post(served, COUNT, system="Be brief.")
@@ -245,13 +267,13 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "http://127.0.0.1/a.p
 CALL = {"type": "tool_use", "id": "a", "name": "add", "input": {}}
 REJECTED: list[tuple[Json, str]] = [
     ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages.0.content.0"),
-    ({"messages": [{"role": "user", "content": [CALL]}]}, "messages[0].content[0].type"),
+    ({"messages": [{"role": "user", "content": [CALL]}]}, "messages.0.content.0.type"),
     ({"messages": [{"role": "robot", "content": "Hi"}]}, "messages.0.role"),
     ({"messages": []}, "messages"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"temperature": -1}, "temperature"),
     ({"unheard_of": 1}, "unheard_of"),
-    ({"stop": ["a"]}, "stop"),
+    ({"reasoning_effort": "high"}, "reasoning_effort"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type"),
     ({"tools": [{**ADD, "defer_loading": True}]}, "tools.0.defer_loading"),
     ({"tool_choice": {"type": "any"}}, "tool_choice"),
@@ -292,6 +314,7 @@ def test_errors_have_types_of_the_protocol(served: Served) -> None:
     assert (version["type"], version["param"]) == ("invalid_request_error", "anthropic-version")
     long = error(messages=[{"role": "user", "content": "a " * 5000}])
     assert long["message"].startswith("prompt is too long: ")
+    assert (long["param"], "hint" in long) == ("messages", False)
 
 
 def test_error_in_stream_is_an_event(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

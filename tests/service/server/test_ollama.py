@@ -168,13 +168,27 @@ def test_unsupported_field_is_rejected_by_name(
     assert name in error
 
 
+def test_overflow_has_openais_wording(served: Served) -> None:
+    long = "a " * 3000
+    for path, fields, name in (
+        (CHAT, {"messages": [{"role": "user", "content": long}]}, "messages"),
+        (GENERATE, {"prompt": long}, "messages"),
+        (GENERATE, {"prompt": long, "raw": True}, "prompt"),
+    ):
+        answer = served.client.post(path, json=fields)
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert error.startswith("This model's maximum context length is 2048 tokens. However, you")
+        assert error.endswith(f"the prompt is too long. Please reduce the length of the {name}.")
+
+
 def test_models_are_described(served: Served, chats: Served) -> None:
     assert served.client.get("/api/version").json() == {"version": weft.__version__}
     for path in ("/api/tags", "/api/ps"):
         (model,) = served.client.get(path).json()["models"]
         assert (model["name"], model["model"]) == ("tiny", "tiny")
     shown = served.client.post("/api/show", json={"model": "tiny"}).json()
-    assert shown["capabilities"] == ["completion"]
+    assert shown["capabilities"] == ["completion", "tools"]
     assert shown["model_info"]["weft.context_length"] == served.service.models.lm().n_ctx
     shown = chats.client.post("/api/show", json={"model": "chatty"}).json()
     assert shown["capabilities"] == ["completion", "tools", "thinking"]

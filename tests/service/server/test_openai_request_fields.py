@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import weft
+from weft.service.server.anthropic.messages import CountRequest, MessagesRequest
 from weft.service.server.errors import RequestError
+from weft.service.server.ollama import OllamaChat, OllamaGenerate
 from weft.service.server.openai.chat import ChatRequest
 from weft.service.server.openai.completions import CompletionRequest
 from weft.service.server.openai.embeddings import EmbeddingRequest
 from weft.service.server.openai.known_fields import FIELDS, KnownField
 from weft.service.server.openai.messages import TemplateFields
+from weft.service.server.openai.request_fields import OpenAIModel
 from weft.service.server.openai.responses import ResponseRequest
 
 pytestmark = pytest.mark.fluent
@@ -24,11 +27,19 @@ if TYPE_CHECKING:
 
 COMPLETION, CHATS = "/v1/completions", "/v1/chat/completions"
 RESPONSES, EMBEDDINGS = "/v1/responses", "/v1/embeddings"
+MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
+OLLAMA_CHAT, OLLAMA_GENERATE = "/api/chat", "/api/generate"
+HI = [{"role": "user", "content": "Hi"}]
+SEEDED = {"options": {"num_predict": 4, "seed": 1}, "stream": False}
 BASE: dict[str, dict[str, Any]] = {
     COMPLETION: {"prompt": "Once upon a time", "max_tokens": 4, "seed": 1},
-    CHATS: {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "seed": 1},
-    RESPONSES: {"input": "Hi", "max_output_tokens": 4},
+    CHATS: {"messages": HI, "max_tokens": 4, "seed": 1},
+    RESPONSES: {"input": "Hi", "max_output_tokens": 4, "seed": 1},
     EMBEDDINGS: {"input": "Hi"},
+    MESSAGES: {"messages": HI, "max_tokens": 4, "seed": 1},
+    COUNT: {"messages": HI},
+    OLLAMA_CHAT: {"messages": HI, **SEEDED},
+    OLLAMA_GENERATE: {"prompt": "Hi", **SEEDED},
 }
 
 
@@ -46,27 +57,64 @@ def rejected(served: Served, path: str, **fields: Any) -> dict[str, Any]:
     return error
 
 
-MODELS = {
+MODELS: dict[str, type[OpenAIModel]] = {
     COMPLETION: CompletionRequest,
     CHATS: ChatRequest,
     RESPONSES: ResponseRequest,
     EMBEDDINGS: EmbeddingRequest,
+    MESSAGES: MessagesRequest,
+    COUNT: CountRequest,
+    OLLAMA_CHAT: OllamaChat,
+    OLLAMA_GENERATE: OllamaGenerate,
 }
+# Fields without a neutral value: the prompt in all its forms, Weft's own, and Ollama's.
+CONTENT = {"messages", "input", "prompt", "model"}
+OWN = {"loom", "options", "format", "raw", "think"}
+# Fields that a route implements under other names, although they have no alias.
+TRANSLATED = {RESPONSES: {"reasoning_effort", "enable_thinking"}}
 
 
 def foreign(path: str) -> dict[str, KnownField]:
-    own = MODELS[path].model_fields
-    return {name: field for name, field in FIELDS.items() if name not in own and not field.alias}
+    """The known fields that a route implements under no name."""
+    own = set(MODELS[path].model_fields)
+    return {
+        name: field
+        for name, field in FIELDS.items()
+        if name not in own | TRANSLATED.get(path, set()) and not own.intersection(field.aliases)
+    }
+
+
+def neutral_values(field: KnownField) -> tuple[Any, ...]:
+    if field.aliases and not field.neutral:
+        return neutral_values(FIELDS[field.aliases[0]])
+    return field.neutral
+
+
+def test_the_table_has_the_fields_of_all_routes() -> None:
+    fields = {name for model in MODELS.values() for name in model.model_fields}
+    assert fields - CONTENT - OWN <= set(FIELDS)
+
+
+@pytest.mark.parametrize("path", BASE)
+def test_every_route_accepts_known_fields_at_every_neutral_value(path: str) -> None:
+    for name, field in FIELDS.items():
+        if name in BASE[path] or name in CONTENT & set(MODELS[path].model_fields):
+            continue
+        for value in (*neutral_values(field), None, ""):
+            MODELS[path].model_validate({**BASE[path], name: value})
 
 
 @pytest.mark.parametrize("path", BASE)
 def test_all_known_fields_at_neutral_values_are_accepted(served: Served, path: str) -> None:
-    neutral = {
-        name: field.neutral[0] if field.neutral else "" for name, field in foreign(path).items()
-    }
+    neutral = {name: (*neutral_values(field), "")[0] for name, field in foreign(path).items()}
     own, reply = post(served, path), post(served, path, **neutral)
-    for key in set(reply) & {"choices", "data"}:
+    keys = {"choices", "data", "content", "input_tokens", "message", "response"} & set(reply)
+    for key in keys:
         assert reply[key] == own[key]
+    if path == RESPONSES:
+        assert reply["output"][0]["content"] == own["output"][0]["content"]
+    else:
+        assert keys
 
 
 @pytest.mark.parametrize("path", BASE)
@@ -74,9 +122,83 @@ def test_known_fields_at_other_values_are_rejected_by_name(path: str) -> None:
     for name, field in foreign(path).items():
         if field.switch or field.is_operational or name == "custom_token_bans":
             continue
+        if field.aliases and FIELDS[field.aliases[0]].switch:
+            continue
         with pytest.raises(RequestError) as caught:
             MODELS[path].model_validate({**BASE[path], name: {"unheard": "of"}})
         assert caught.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("path", "foreign", "own"),
+    [
+        (CHATS, {"reasoning": {"effort": "high"}}, {"reasoning_effort": "high"}),
+        (
+            CHATS,
+            {"reasoning": {"enabled": True, "summary": "auto"}},
+            {"enable_thinking": True},
+        ),
+        (RESPONSES, {"reasoning_effort": "high"}, {"reasoning": {"effort": "high"}}),
+        (
+            RESPONSES,
+            {"enable_thinking": True, "reasoning": {"summary": "auto"}},
+            {"reasoning": {"enabled": True, "summary": "auto"}},
+        ),
+        (
+            RESPONSES,
+            {"n_probs": 2},
+            {"include": ["message.output_text.logprobs"], "top_logprobs": 2},
+        ),
+        (COMPLETION, {"logprobs": False}, {}),
+        (COMPLETION, {"n_predict": -1}, {}),
+        (COMPLETION, {"rep_pen": 1, "repetition_penalty": 1.2}, {"repetition_penalty": 1.2}),
+        (MESSAGES, {"tool_choice": "auto"}, {"tool_choice": {"type": "auto"}}),
+        (MESSAGES, {"rep_pen": 1.2}, {"repetition_penalty": 1.2}),
+    ],
+)
+def test_fields_of_other_routes_are_translated(
+    path: str, foreign: dict[str, Any], own: dict[str, Any]
+) -> None:
+    model = MODELS[path]
+    body = model.model_validate({**BASE[path], **foreign})
+    assert body.model_dump() == model.model_validate({**BASE[path], **own}).model_dump()
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "n_predict"])
+def test_a_response_takes_other_names_of_its_maximum(name: str) -> None:
+    body = ResponseRequest.model_validate({"input": "Hi", name: 7})
+    assert body.max_output_tokens == 7
+
+
+def test_two_names_of_one_parameter_with_different_values_are_rejected() -> None:
+    for path, fields in (
+        (CHATS, {"reasoning_effort": "low", "reasoning": {"effort": "high"}}),
+        (RESPONSES, {"reasoning_effort": "low", "reasoning": {"effort": "high"}}),
+        (COMPLETION, {"rep_pen": 1.1, "repetition_penalty": 1.2}),
+    ):
+        with pytest.raises(RequestError, match="the same parameter"):
+            MODELS[path].model_validate({**BASE[path], **fields})
+
+
+def test_truncation_length_limits_the_prompt_of_every_answer(served: Served) -> None:
+    for path in (COMPLETION, CHATS, RESPONSES, MESSAGES):
+        for length in (0, 2048):
+            post(served, path, truncation_length=length)
+        assert rejected(served, path, truncation_length=1)["param"] == "truncation_length"
+
+
+def test_marks_of_other_protocols_on_input_items_and_tools_change_nothing(served: Served) -> None:
+    marks = {"cache_control": {"type": "ephemeral"}, "extra_content": {"a": 1}}
+    part = {"type": "input_text", "text": "Hi", "id": "part_1", **marks}
+    item = {"role": "user", "content": [part], **marks}
+    own, reply = post(served, RESPONSES), post(served, RESPONSES, input=[item])
+    assert reply["output"][0]["content"] == own["output"][0]["content"]
+    tool = {"type": "function", "function": {"name": "add"}}
+    chats = [
+        post(served, CHATS, tools=[{**tool, **extra}])["choices"]
+        for extra in ({}, {"cache_control": {"type": "ephemeral"}})
+    ]
+    assert chats[0][0]["message"]["content"] == chats[1][0]["message"]["content"]
 
 
 def stream_of(served: Served, path: str, **fields: Any) -> list[dict[str, Any]]:
@@ -312,6 +434,9 @@ def test_truncation_auto_drops_the_oldest_turns_and_reports_their_number(served:
         (COMPLETION, {"prompt": [5] * 3000}, "prompt"),
         (CHATS, {"messages": [{"role": "user", "content": "a " * 3000}]}, "messages"),
         (RESPONSES, {"input": "a " * 3000}, "input"),
+        (COMPLETION, {"max_tokens": 2047}, "prompt"),
+        (COMPLETION, {"max_tokens": 2047, "loom": {"save": True}}, "prompt"),
+        (CHATS, {"max_tokens": 2047}, "messages"),
     ],
 )
 def test_overflow_has_openais_wording(
@@ -320,12 +445,41 @@ def test_overflow_has_openais_wording(
     error = rejected(served, path, **fields)
     assert (error["param"], error["code"]) == (param, "context_length_exceeded")
     n_prompt = error["details"]["n_prompt_tokens"]
+    n_new = fields.get("max_tokens", 4)
     assert error["message"].startswith(
         "This model's maximum context length is 2048 tokens. However, you requested"
-        f" {n_prompt + 4} tokens ({n_prompt} in the "
+        f" {n_prompt + n_new} tokens ({n_prompt} in the {param}, {n_new} in the completion)"
     )
 
 
-def test_the_page_lists_all_known_fields() -> None:
+def test_overflow_of_an_embedding_names_the_input(served: Served) -> None:
+    error = rejected(served, EMBEDDINGS, input=["a", "a " * 3000])
+    assert (error["param"], error["code"]) == ("input", "context_length_exceeded")
+    n = error["details"]["n_prompt_tokens"]
+    assert f"length is 2048 tokens. However, you requested {n} tokens:" in error["message"]
+    assert error["message"].endswith("reduce the length of the input.")
+
+
+def test_maximum_of_new_tokens_may_fill_the_context_exactly(served: Served) -> None:
+    for path, key in ((COMPLETION, "prompt"), (CHATS, "messages")):
+        n_prompt = post(served, path)["usage"]["prompt_tokens"]
+        assert post(served, path, max_tokens=2048 - n_prompt)["choices"]
+        error = rejected(served, path, max_tokens=2049 - n_prompt)
+        assert (error["param"], error["details"]["n_prompt_tokens"]) == (key, n_prompt)
+        assert "reduce max_tokens" in error["hint"]
+
+
+def test_a_response_ends_when_the_context_is_full(served: Served) -> None:
+    """`max_output_tokens` is an upper bound, as in vLLM and at OpenAI."""
+    fields = {"input": "a " * 2000, "ignore_eos": True, "max_output_tokens": 4000}
+    reply = post(served, RESPONSES, **fields)
+    assert reply["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert reply["usage"]["total_tokens"] == 2048
+
+
+def test_the_page_lists_all_known_fields_in_the_rows_of_their_servers() -> None:
     page = (Path(__file__).parents[3] / "docs" / "openai-fields.md").read_text(encoding="utf-8")
-    assert [name for name in FIELDS if f"`{name}`" not in page] == []
+    table = page.partition("## Fields of other servers")[2]
+    rows = {line.split(" | ")[0].strip("| "): line for line in table.splitlines() if "|" in line}
+    for name, field in FIELDS.items():
+        assert f"`{name}`" in rows[field.owner], name

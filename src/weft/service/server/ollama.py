@@ -21,10 +21,10 @@ from .events import json_of
 from .models import ServedModel
 from .openai.chat import ChatCall, ChatRequest
 from .openai.completions import Completion, CompletionRequest
-from .openai.field_errors import invalid, unsupported
+from .openai.field_errors import invalid, translate_overflow, unsupported
 from .openai.messages import reads_variable
 from .openai.prompts import read_prompts
-from .openai.request_fields import Finite, OpenAIModel
+from .openai.request_fields import Finite, OpenAIModel, ProtocolRequest
 from .openai.runs import Runs
 from .openai.stream import StreamFormat, run_call
 from .openai.turns import ChatDelta
@@ -80,8 +80,8 @@ _PENALTIES = {
 }
 
 
-class OllamaOptions(OpenAIModel):
-    """Sampling parameters, and Ollama's loading options, which have no effect."""
+class OllamaOptions(ProtocolRequest):
+    """Sampling parameters. Ollama's loading options have no effect; see `known_fields`."""
 
     temperature: Finite | None = Field(None, ge=0)
     num_predict: int | None = Field(
@@ -97,22 +97,7 @@ class OllamaOptions(OpenAIModel):
     repeat_last_n: int | None = Field(None, ge=-1, description="0: no penalties.")
     presence_penalty: Finite | None = None
     frequency_penalty: Finite | None = None
-    penalize_newline: Literal[True] | None = None
-    mirostat: Literal[0] | None = None
-    mirostat_tau: Any = None
-    mirostat_eta: Any = None
-    tfs_z: Literal[1] | None = None
     num_ctx: int | None = Field(None, description="At most the loaded model's context length.")
-    num_keep: Any = None
-    num_batch: Any = None
-    num_gpu: Any = None
-    num_thread: Any = None
-    main_gpu: Any = None
-    low_vram: Any = None
-    f16_kv: Any = None
-    numa: Any = None
-    use_mmap: Any = None
-    use_mlock: Any = None
 
     def sampling(self) -> Json:
         """Return the sampling parameters as chat completions take them."""
@@ -133,7 +118,7 @@ class OllamaOptions(OpenAIModel):
         return lm.n_ctx if n is None or n < 0 else max(n, 1)
 
 
-class OllamaRequest(OpenAIModel):
+class OllamaRequest(ProtocolRequest):
     """Fields of both calls; every parameter is either honoured or rejected by name."""
 
     model: str | None = None
@@ -143,11 +128,6 @@ class OllamaRequest(OpenAIModel):
     )
     options: OllamaOptions | None = None
     think: bool | Literal["low", "medium", "high"] | None = None
-    logprobs: Literal[False] | None = None
-    top_logprobs: Literal[0] | None = None
-    keep_alive: Any = Field(
-        None, description="Accepted: the server decides which models stay loaded."
-    )
 
     @property
     def given_options(self) -> OllamaOptions:
@@ -184,9 +164,9 @@ class OllamaRequest(OpenAIModel):
         except ValidationError as error:
             raise RequestValidationError(error.errors()) from error
         request.check(service)
-        return await ChatCall.begin(
-            request, lm, service.models.name_of(lm), service, fits_context=True
-        )
+        name = service.models.name_of(lm)
+        with translate_overflow("messages"):
+            return await ChatCall.begin(request, lm, name, service, fits_context=True)
 
 
 class OllamaMessage(OpenAIModel):
@@ -229,17 +209,14 @@ class OllamaGenerate(OllamaRequest):
     prompt: str | None = None
     system: str | None = None
     raw: bool | None = Field(None, description="true: no chat template.")
-    suffix: Literal[""] | None = None
-    template: Literal[""] | None = None
-    context: list[Any] | None = Field(None, max_length=0)
-    images: list[Any] | None = Field(None, max_length=0)
 
     async def plan_raw(self, lm: LM, service: Service) -> Completion:
         """Plan the call as a completion without a chat template. Raises: RequestError."""
         for name in ("system", "think"):
             if getattr(self, name):
                 raise unsupported(name, "not with raw: true")
-        (prompt,) = read_prompts(lm, self.prompt)
+        with translate_overflow("prompt"):
+            (prompt,) = read_prompts(lm, self.prompt)
         room = max(lm.n_ctx - len(prompt.ids), 1)
         n = min(self.given_options.max_new_tokens(lm), room, service.config.limits.tokens)
         body = {**self.shared(), "prompt": prompt.ids, "max_tokens": n}
@@ -418,8 +395,11 @@ async def show(body: ShowRequest, service: ServiceDep) -> Json:
     lm = model.ready()
     capabilities = [
         name
-        for name, variable in (("tools", "tools"), ("thinking", "enable_thinking"))
-        if reads_variable(lm, variable)
+        for name, is_supported in (
+            ("tools", lm.text.tool_form is not None),
+            ("thinking", reads_variable(lm, "enable_thinking")),
+        )
+        if is_supported
     ]
     return {
         "details": _DETAILS,

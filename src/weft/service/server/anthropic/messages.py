@@ -10,16 +10,22 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Header, Request, Response
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from ....lm.lm import LM
 from ..dependencies import ERRORS
 from ..errors import RequestError
 from ..openai.chat import ChatCall, ChatRequest
-from ..openai.field_errors import invalid
+from ..openai.field_errors import invalid, translate_overflow
 from ..openai.messages import reads_variable
 from ..openai.protocol import ok
-from ..openai.request_fields import Finite, LoomOptions, OpenAIModel
+from ..openai.request_fields import (
+    Finite,
+    LoomOptions,
+    OpenAIModel,
+    OpenAISampling,
+    ProtocolRequest,
+)
 from ..openai.runs import Runs
 from ..openai.stream import SSE, run_call, sse_line
 from ..openai.usage import CallUsage
@@ -73,7 +79,11 @@ class ClientTool(OpenAIModel):
     input_examples: list[dict[str, Any]] | None = Field(
         None, description="Passed to the model as `examples` of the schema."
     )
-    strict: bool | None = Field(None, description="Accepted: calls always fit the schema.")
+    strict: bool | None = Field(
+        None,
+        description="true: reject a schema that cannot be compiled, instead of enforcing only names"
+        " and types.",
+    )
     cache_control: Any = Field(None, description="Accepted; changes nothing.")
     eager_input_streaming: bool | None = Field(None, description="Accepted; changes nothing.")
     defer_loading: Literal[False] | None = None
@@ -85,6 +95,8 @@ class ClientTool(OpenAIModel):
         function: Json = {"name": self.name, "parameters": {**self.input_schema, **examples}}
         if self.description is not None:
             function["description"] = self.description
+        if self.strict is not None:
+            function["strict"] = self.strict
         return {"type": "function", "function": function}
 
 
@@ -94,6 +106,14 @@ class ClientToolChoice(OpenAIModel):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = Field(None, min_length=1)
     disable_parallel_tool_use: bool | None = Field(None, description="true: one call per turn.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, given: Any) -> Any:
+        """Accept OpenAI's form of the choice, a text."""
+        if isinstance(given, str):
+            return {"type": "any" if given == "required" else given}
+        return given
 
     def chat_choice(self) -> Any:
         """Return the choice as a chat completion's `tool_choice`. Raises: RequestError."""
@@ -151,7 +171,7 @@ class ContextManagement(OpenAIModel):
     edits: list[ThinkingEdit] = []
 
 
-class CountRequest(OpenAIModel):
+class CountRequest(ProtocolRequest):
     """The fields that make up the prompt of a message."""
 
     model: str | None = Field(
@@ -214,19 +234,19 @@ class CountRequest(OpenAIModel):
         return kwargs or None
 
 
-class MessagesRequest(CountRequest):
-    """Request of a message; every parameter is either honoured or rejected by name."""
+class MessagesRequest(CountRequest, OpenAISampling):
+    """Request of a message; every parameter is either honoured or rejected by name.
+
+    The fields of `OpenAISampling` are Weft's extension, as in chat completions.
+    """
 
     max_tokens: int = Field(
         ge=1, description="Maximum of new tokens; fewer if the context is full."
     )
     temperature: Finite | None = Field(None, ge=0)
     top_p: Finite | None = None
-    top_k: int | None = Field(None, ge=0)
     stop_sequences: list[str] | None = None
     stream: bool | None = None
-    seed: int | None = Field(None, description="Weft's extension, as in chat completions.")
-    min_p: Finite | None = Field(None, description="Weft's extension, as in chat completions.")
     loom: LoomOptions | None = Field(None, description="Weft's extension, as in chat completions.")
     thread: Any = Field(None, description="Rejected: conversations are not stored.")
     container: None = None
@@ -253,16 +273,16 @@ class MessagesRequest(CountRequest):
 
     def completion(self, lm: LM) -> ChatRequest:
         """Return the equivalent chat completion. Raises: RequestError."""
+        sampling = {name: getattr(self, name) for name in OpenAISampling.model_fields}
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        sampling["stop"] = [*(self.stop_sequences or ()), *stop]
         return self.chat(
             lm,
+            **sampling,
             max_completion_tokens=min(self.max_tokens, lm.n_ctx),
             temperature=self.temperature,
             top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            stop=self.stop_sequences,
             stream=self.stream,
-            seed=self.seed,
             loom=None if self.loom is None else self.loom.model_dump(exclude_none=True),
         )
 
@@ -279,7 +299,8 @@ async def create(body: MessagesRequest, request: Request, service: ServiceDep) -
         try:
             chat = body.completion(lm)
             chat.check(service)
-            call = await ChatCall.begin(chat, lm, name, service, fits_context=True)
+            with translate_overflow("messages", body.max_tokens):
+                call = await ChatCall.begin(chat, lm, name, service, fits_context=True)
         except RequestError as error:
             error.param = _rename_param(error.param)
             raise
@@ -307,7 +328,8 @@ async def count_tokens(body: CountRequest, service: ServiceDep) -> TokenCount:
     """Count the tokens of the prompt that a message would have."""
     with service.models.get(body.model).in_use() as lm:
         try:
-            prompt = await asyncio.to_thread(body.chat(lm).prompt, lm)
+            with translate_overflow("messages"):
+                prompt = await asyncio.to_thread(body.chat(lm).prompt, lm)
         except RequestError as error:
             error.param = _rename_param(error.param)
             raise

@@ -23,7 +23,7 @@ from ..service import Service, ServiceDep
 from ..ticker import Ticker
 from . import logprobs
 from .constraints import ConstraintFields
-from .field_errors import check_field, invalid, translate_overflow, unsupported
+from .field_errors import check_field, check_room, invalid, translate_overflow, unsupported
 from .logprobs import LogprobsRequest, ScoredToken
 from .messages import ChatMessage, TemplateFields, chat_prompt, latest_turns
 from .persistence import SavedCompletion, open_target_node, should_save
@@ -210,10 +210,11 @@ class ChatCall:
         """Check the request, render its prompt, and plan the choices. Nothing is generated yet.
 
         name: the model's name, for the answer.
-        fits_context: reduce max_tokens to what the context has room for.
+        fits_context: reduce max_tokens to what the context has room for, instead of rejecting it.
         """
         # Tokenizing a long chat takes a while; in a thread it does not delay other calls.
         prompt = await asyncio.to_thread(body.prompt, lm)
+        body.check_prompt_length(len(prompt.ids))
         choice = resolve_tool_choice(body.tool_choice, prompt.tools)
         form = body.text_constraint()
         constraint = await answer_constraint(
@@ -237,6 +238,8 @@ class ChatCall:
         )
         if fits_context:
             max_tokens = min(max_tokens, room)
+        elif body.max_new_tokens is not None:
+            check_room(len(prompt.ids), max_tokens, lm.n_ctx)
         call.params = body.sampling(
             lm, lm.chat_defaults, max_tokens=max_tokens, constraint=constraint
         )

@@ -21,7 +21,7 @@ from ..limits import check_limit
 from ..service import Service, ServiceDep
 from . import logprobs
 from .constraints import ConstraintFields
-from .field_errors import invalid, translate_overflow, unsupported
+from .field_errors import check_room, invalid, translate_overflow, unsupported
 from .logprobs import LogprobsRequest, ScoredToken
 from .persistence import SavedCompletion, open_target_node, should_save
 from .prompts import TextPrompt, is_short, n_tokens, read_prompts
@@ -58,9 +58,6 @@ class CompletionRequest(ConstraintFields, GeneratingRequest):
     )
     logprobs: int | None = Field(None, ge=0, description="Number of alternatives per token.")
     echo: bool | None = Field(None, description="Prepend the prompt to each choice.")
-    truncation_length: int | None = Field(
-        None, ge=1, description="Maximum of prompt tokens; longer prompts are rejected, not cut."
-    )
     suffix: str | None = Field(None, description="Not supported: only an empty text is accepted.")
 
     @property
@@ -131,12 +128,14 @@ class Completion:
         given = body.text_constraint()
         constraint = None if given is None else await given.compile(lm)
         call = cls(body, lm, name, prompts, service, constraint)
+        is_path = body.prompt is None and body.loom is not None and body.loom.loom is not None
+        if not is_path:
+            call._check_room()
         if not should_save(body.loom, len(prompts)):
             call.runs = call.plan(None)
             return call
         assert body.loom is not None
         (prompt,) = prompts
-        is_path = body.prompt is None and body.loom.loom is not None
         ids = None if is_path else prompt.ids
         exact = not prompt.is_text
         async with open_target_node(
@@ -146,6 +145,8 @@ class Completion:
             if is_path:
                 call.prompts = [TextPrompt(lm, path, None)]
             call.prompts[0].ids, call.prompts[0].node = path, kept.node
+            if is_path:
+                call._check_room()
             call.runs = call.plan(kept)
             await call.runs.keep()
         return call
@@ -167,13 +168,7 @@ class Completion:
         self.lm = lm
         self.ticker = service.ticker
         self.prompts = prompts
-        longest = max(len(prompt.ids) for prompt in self.prompts)
-        if body.truncation_length is not None and longest > body.truncation_length:
-            raise invalid(
-                "truncation_length",
-                f"the prompt has {longest} tokens, more than truncation_length, which is"
-                f" {body.truncation_length}; shorten the prompt, as nothing is cut off",
-            )
+        body.check_prompt_length(max(len(prompt.ids) for prompt in self.prompts))
         n = body.n_run * len(self.prompts)
         check_limit("n", n, service.config.limits.branches, "n_too_large")
         self._head = {
@@ -196,6 +191,11 @@ class Completion:
         )
 
     runs: Runs
+
+    def _check_room(self) -> None:
+        """Raise ContextOverflow if a prompt and `max_tokens` exceed the context."""
+        longest = max(len(prompt.ids) for prompt in self.prompts)
+        check_room(longest, max(self.body.n_new, 0), self.lm.n_ctx)
 
     def plan(self, kept: SavedCompletion | None) -> Runs:
         """Plan the choices, which have not started yet. kept: where to save them; None does not."""

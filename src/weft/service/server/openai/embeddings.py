@@ -8,16 +8,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from ..dependencies import ERRORS
 from ..events import until_gone
 from ..limits import check_limit
 from ..service import Service, ServiceDep
-from .field_errors import check_field, unsupported
-from .known_fields import apply_rule
+from .field_errors import check_field, translate_overflow, unsupported
 from .protocol import EmbeddingList, EmbeddingObject, EmbeddingUsage, ok, to_response
-from .request_fields import OpenAIModel, TokenId, check_one_kind
+from .request_fields import ProtocolRequest, TokenId, check_one_kind, check_token_ids
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,7 +31,7 @@ Texts = Sequence[str | Sequence[int]]
 _BATCH = 16  # texts per batch; other calls continue between batches
 
 
-class EmbeddingRequest(OpenAIModel):
+class EmbeddingRequest(ProtocolRequest):
     """The request of an embedding: one or more texts, or lists of token ids."""
 
     model: str | None = None
@@ -49,12 +48,6 @@ class EmbeddingRequest(OpenAIModel):
     user: Any = Field(None, description="Accepted; changes nothing.")
 
     _one_kind = field_validator("input", mode="before")(check_one_kind)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_neutral_fields(cls, body: Any) -> Any:
-        """Accept known fields of other servers at neutral values; see `known_fields`."""
-        return apply_rule(body, cls.model_fields) if isinstance(body, dict) else body
 
     @property
     def texts(self) -> Texts:
@@ -79,7 +72,11 @@ async def embed(body: EmbeddingRequest, request: Request, service: ServiceDep) -
             raise unsupported(
                 "dimensions", f"is {body.dimensions}; this model's vectors have {n_embd}"
             )
-        vectors = await until_gone(request, _embed_in_batches(lm, texts))
+        for text in texts:
+            if not isinstance(text, str):
+                check_token_ids(lm, "input", text)
+        with translate_overflow("input"):
+            vectors = await until_gone(request, _embed_in_batches(lm, texts))
         n_tokens = await asyncio.to_thread(lambda: sum(_n_tokens(lm, text) for text in texts))
         name = service.models.get(body.model).name
     data = [

@@ -45,14 +45,14 @@ def check_field(
 
 
 @contextmanager
-def translate_overflow(param: str, n_new: int) -> Iterator[None]:
+def translate_overflow(param: str, n_new: int = 0) -> Iterator[None]:
     """Report a prompt that is too long in the wording that clients match.
 
     litellm matches "maximum context length is", langchain "prompt is too long".
 
     Args:
         param: the field that holds the prompt.
-        n_new: the number of requested new tokens.
+        n_new: the number of requested new tokens; 0 if only the prompt counts.
     """
     try:
         yield
@@ -60,13 +60,29 @@ def translate_overflow(param: str, n_new: int) -> Iterator[None]:
         if not error.n_ctx:
             raise
         bound = "at least " if "at least" in str(error) else ""  # the prompt was not tokenized
+        parts = f" ({error.n_tokens} in the {param}, {n_new} in the completion)" if n_new else ""
         raise RequestError(
             400,
             "context_length_exceeded",
             f"This model's maximum context length is {error.n_ctx} tokens. However, you requested"
-            f" {bound}{error.n_tokens + n_new} tokens ({error.n_tokens} in the {param}, {n_new}"
-            f" in the completion): the prompt is too long. Please reduce the length of the {param}"
-            " or the completion.",
+            f" {bound}{error.n_tokens + n_new} tokens{parts}: the prompt is too long. Please reduce"
+            f" the length of the {param}{' or the completion' if n_new else ''}.",
             param=param,
+            hint=error.hint if error.n_tokens < error.n_ctx else "",
             details={"n_prompt_tokens": error.n_tokens, "n_ctx": error.n_ctx},
         ) from error
+
+
+def check_room(n_prompt: int, n_new: int, n_ctx: int) -> None:
+    """Raise ContextOverflow if a prompt and the requested new tokens exceed the context.
+
+    Servers of OpenAI's protocol reject such requests. Clients then shorten the prompt.
+    """
+    if n_prompt + n_new > n_ctx:
+        raise ContextOverflow(
+            f"the prompt has {n_prompt} tokens and max_tokens is {n_new}, but the context is"
+            f" {n_ctx}",
+            n_tokens=n_prompt,
+            n_ctx=n_ctx,
+            hint="reduce max_tokens; -1 generates until the context is full",
+        )

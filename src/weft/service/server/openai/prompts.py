@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ....loom import Heddle, Loom
 from .field_errors import check_field, invalid
+from .request_fields import check_token_ids
 
 if TYPE_CHECKING:
     from ....lm.lm import LM
@@ -27,6 +28,7 @@ class TextPrompt:
         self._lm = lm
         self.ids = ids
         self._given = text
+        check_token_ids(lm, "prompt", ids)
         self.node: Heddle = check_field("prompt", lambda: Loom(lm, ids))
 
     @property

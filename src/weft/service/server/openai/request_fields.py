@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -47,7 +47,7 @@ def check_one_kind(value: object) -> object:
 def _kind_name(value: object) -> str:
     """Return the name of a value's JSON type, for messages."""
     kinds = {str: "texts", int: "token ids", list: "lists"}
-    return kinds.get(type(value), f"{value!r:.20}")
+    return kinds.get(type(value), f"{json.dumps(value, default=str):.20}")
 
 
 class OpenAIModel(BaseModel):
@@ -62,6 +62,16 @@ class OpenAIModel(BaseModel):
         return validate_json(value)
 
 
+class ProtocolRequest(OpenAIModel):
+    """Base of requests that follow the rule for fields of other servers; see `apply_rule`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _apply_rule(cls, body: Any) -> Any:
+        """Translate fields of other servers, drop neutral ones and reject the others."""
+        return apply_rule(body, cls.model_fields) if isinstance(body, Mapping) else body
+
+
 class StreamOptions(OpenAIModel):
     """Options of a streamed answer; they do not change the text."""
 
@@ -69,6 +79,7 @@ class StreamOptions(OpenAIModel):
         None, description="Add a last chunk with the usage and no choices."
     )
     include_obfuscation: bool | None = Field(None, description="Accepted; chunks are never padded.")
+    continuous_usage_stats: Literal[False] | None = None
 
 
 class LoomOptions(OpenAIModel):
@@ -97,7 +108,7 @@ class LoomOptions(OpenAIModel):
     )
 
 
-class RequestFields(OpenAIModel):
+class RequestFields(ProtocolRequest):
     """Fields of completions and chat completions that responses have in another form."""
 
     model: str | None = Field(
@@ -115,8 +126,8 @@ class RequestFields(OpenAIModel):
     )
 
 
-class OpenAISampling(OpenAIModel):
-    """Sampling fields of completions, chat completions and responses."""
+class OpenAISampling(ProtocolRequest):
+    """Fields of sampling and length that all requests for an answer have."""
 
     top_k: int | None = Field(
         None, ge=-1, description="Sample from the k likeliest tokens; 0 or -1: all."
@@ -180,6 +191,20 @@ class OpenAISampling(OpenAIModel):
     temperature_last: bool | None = Field(
         None, description="false: apply temperature before the filters instead of after them."
     )
+    truncation_length: int | None = Field(
+        None,
+        ge=0,
+        description="Maximum of prompt tokens; longer prompts are rejected, not cut. 0: no limit.",
+    )
+
+    def check_prompt_length(self, n_prompt: int) -> None:
+        """Raise RequestError if a prompt has more tokens than `truncation_length`."""
+        if self.truncation_length and n_prompt > self.truncation_length:
+            raise invalid(
+                "truncation_length",
+                f"the prompt has {n_prompt} tokens, more than truncation_length, which is"
+                f" {self.truncation_length}; shorten the prompt, as nothing is cut off",
+            )
 
 
 class GeneratingRequest(RequestFields, OpenAISampling):
@@ -201,12 +226,6 @@ class GeneratingRequest(RequestFields, OpenAISampling):
     safety_identifier: Any = Field(None, description="Accepted; changes nothing.")
     prompt_cache_key: Any = Field(None, description="Accepted; prefixes are cached without a key.")
     prompt_cache_retention: Any = Field(None, description="Accepted; changes nothing.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_neutral_fields(cls, body: Any) -> Any:
-        """Translate fields of other servers, and drop neutral ones; see `apply_rule`."""
-        return apply_rule(body, cls.model_fields) if isinstance(body, Mapping) else body
 
     @property
     def n_choices(self) -> int:
@@ -284,7 +303,7 @@ class GeneratingRequest(RequestFields, OpenAISampling):
             if not -_BIAS <= value <= _BIAS:
                 raise invalid("logit_bias", f"{param} is {value}; allowed is -100 to 100")
             biases[int(key)] = -math.inf if value == -_BIAS else value
-        _check_ids(lm, "logit_bias", biases)
+        check_token_ids(lm, "logit_bias", biases)
         if self.ignore_eos:
             biases.update(dict.fromkeys(lm.text.stop_ids, -math.inf))
         return biases
@@ -308,8 +327,8 @@ class GeneratingRequest(RequestFields, OpenAISampling):
         allowed, stop_ids = self.allowed_token_ids, self.stop_token_ids or ()
         if not (allowed or stop_ids or self.min_tokens or self.bad_words):
             return constraint
-        _check_ids(lm, "stop_token_ids", stop_ids)
-        _check_ids(lm, "allowed_token_ids", allowed or ())
+        check_token_ids(lm, "stop_token_ids", stop_ids)
+        check_token_ids(lm, "allowed_token_ids", allowed or ())
         return TokenLimits(
             allowed or None,
             [word for word in self.bad_words or () if word.strip()],
@@ -335,7 +354,7 @@ class GeneratingRequest(RequestFields, OpenAISampling):
         return bool(self.stream_options is not None and self.stream_options.include_usage)
 
 
-def _check_ids(lm: LM, name: str, ids: Iterable[int]) -> None:
+def check_token_ids(lm: LM, name: str, ids: Iterable[int]) -> None:
     """Raise RequestError for ids outside the vocabulary. name: the field."""
     n_vocab = lm.info.n_vocab or lm.text.n_vocab
     wrong = next((token for token in ids if token >= n_vocab), None)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError
 
 from ....errors import WeftError
 from ....lm.lm import LM
@@ -24,7 +24,6 @@ from .constraints import ConstraintFields, ResponseFormat, Schema, TextConstrain
 from .events import OutputWriter
 from .field_errors import invalid, translate_overflow, unsupported
 from .items import InputItem, as_messages
-from .known_fields import apply_rule
 from .protocol import (
     DeletedResponse,
     InputItemPage,
@@ -45,14 +44,6 @@ Json = dict[str, Any]
 
 _LOGPROBS = "message.output_text.logprobs"
 _ENCRYPTED = "reasoning.encrypted_content"  # accepted without effect: reasoning is plain text
-# Parameters for features beyond one turn of text.
-_ELSEWHERE = {
-    "conversation": "conversations are not supported; use previous_response_id, or send all items",
-    "prompt": "stored prompts are not supported; send instructions and input",
-    "background": "background responses are not supported; wait or stream",
-    "max_tool_calls": "only clients call tools, so they can count the calls",
-    "context_management": "the input is never edited",
-}
 # Names of chat completions' fields, to the names here.
 _NAMES = {
     "messages": "input",
@@ -60,6 +51,7 @@ _NAMES = {
     "max_tokens": "max_output_tokens",
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
+    "enable_thinking": "reasoning.enabled",
     "verbosity": "text.verbosity",
 }
 
@@ -90,6 +82,9 @@ class ReasoningOptions(OpenAIModel):
 
     effort: str | None = Field(
         None, description="For chat templates with this variable; else only none and minimal."
+    )
+    enabled: bool | None = Field(
+        None, description="SGLang's: for chat templates with enable_thinking; false for all."
     )
     summary: Literal["auto"] | None = Field(
         None, description='Only "auto": the full reasoning is returned, without a summary.'
@@ -154,19 +149,6 @@ class ResponseRequest(ConstraintFields, OpenAISampling):
     prompt_cache_key: Any = Field(None, description="Accepted; prefixes are cached without a key.")
     prompt_cache_retention: Any = Field(None, description="Accepted; changes nothing.")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _reject_unsupported(cls, body: Any) -> Any:
-        """Reject or drop fields of OpenAI that Weft does not support; see `known_fields`."""
-        if not isinstance(body, Mapping):
-            return body
-        kept = apply_rule(body, cls.model_fields)
-        for name, why in _ELSEWHERE.items():
-            if kept.get(name):
-                raise unsupported(name, why)
-            kept.pop(name, None)
-        return kept
-
     def chat(self, context: ResponseContext) -> ChatRequest:
         """Return the equivalent chat completion.
 
@@ -187,6 +169,7 @@ class ResponseRequest(ConstraintFields, OpenAISampling):
             **{name: getattr(self, name) for name in OpenAISampling.model_fields},
             "chat_template_kwargs": self.chat_template_kwargs,
             "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
+            "enable_thinking": None if self.reasoning is None else self.reasoning.enabled,
             "verbosity": None if self.text is None else self.text.verbosity,
             "logprobs": wants_logprobs or None,
             "top_logprobs": self.top_logprobs if wants_logprobs else None,
@@ -361,8 +344,8 @@ class ResponseCall:
         for location in locations:
             chat.loom = location
             try:
-                with translate_overflow("messages", chat.max_new_tokens or 0):
-                    call = await ChatCall.begin(chat, lm, name, service)
+                with translate_overflow("input", chat.max_new_tokens or 0):
+                    call = await ChatCall.begin(chat, lm, name, service, fits_context=True)
                 return cls(body, call, name, context)
             except RequestError as error:
                 # The prefix differs: other instructions, or a template that shortens earlier turns.

@@ -44,6 +44,7 @@ class OfferedTool(OpenAIModel):
 
     type: Literal["function"]
     function: FunctionTool
+    cache_control: Any = Field(None, description="Accepted; prefixes are cached without it.")
 
     def plain(self) -> Json:
         """Return the tool as a dict, as chat templates take it."""
