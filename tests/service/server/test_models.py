@@ -95,16 +95,37 @@ def test_a_broken_model_evicts_nothing(served: Served, folder: Path, source: str
         served.client.delete(f"/api/v1/models/{name}").raise_for_status()
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("dtype", "float99"),
+        ("dtype", ""),
+        ("engine", "jax"),
+        ("kv_budget", -1),
+        ("kv_budget", "much"),
+        ("offload", 0),
+    ],
+)
+def test_a_setting_that_no_engine_has_is_rejected_at_once(
+    served: Served, folder: Path, name: str, value: Any
+) -> None:
+    body = {"source": str(folder / "small"), "id": "z", name: value}
+    answer = served.client.post("/api/v1/models", json=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (400, "invalid_parameter", name)
+    assert "z" not in states(served)
+
+
 def test_a_wrong_dtype_of_one_client_leaves_the_model_to_others(
     served: Served, folder: Path
 ) -> None:
     load(served, folder / "small", "a")
     load(served, folder / "small", "b")
     assert states(served)["a"] == "evicted"
-    assert load(served, folder / "small", "a", dtype="float99")["status"] == "failed"
+    assert load(served, folder / "small", "a", dtype="float16")["status"] == "failed"
     assert states(served) == {"tiny": "ready", "a": "evicted", "b": "ready"}
     assert complete(served, "a")[0] == complete(served, "b")[0] == 200
-    assert load(served, folder / "small", "c", dtype="float99")["status"] == "failed"
+    assert load(served, folder / "small", "c", dtype="float16")["status"] == "failed"
     assert complete(served, "c")[0] == 404
     assert load(served, folder / "small", "c")["status"] == "ok"
     assert complete(served, "c")[0] == 200

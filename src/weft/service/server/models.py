@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..._core.system_resources import bytes_left
+from ..._core.validation import check_choice
 from ...engines import engine_names
 from ...engines.gguf import read_gguf
 from ...engines.hub import EMBEDDED, SMOLLM2, gguf_file, is_gguf, resolve
-from ...errors import ConfigError, Conflict, NotFound, WeftError
+from ...errors import Conflict, NotFound, WeftError
 from ...lm.lm import LM
 from ...loading import (
     check_engine_fits,
@@ -32,6 +33,8 @@ from .config import ServerConfig
 from .errors import RequestError
 
 _log = logging.getLogger(__name__)
+# The dtypes that any engine can load a model in.
+_DTYPES = ("auto", "float32", "bfloat16", "float16")
 State = Literal["loading", "ready", "evicted", "failed"]
 # Called from any thread with the progress of `weft.load`: phase, done, total, note.
 Progress = Callable[[str, int, int, str], None]
@@ -200,13 +203,15 @@ class ModelRegistry:
         """Add a model to the registry in the state "loading"; `load` must follow.
 
         by_request: a request has sent it, so that its source must be allowed.
-        Raises: RequestError for a source that is not allowed, Conflict for a name in use.
+        Raises: RequestError for a source that is not allowed, ConfigError for a setting that no
+        engine has, Conflict for a name in use.
         """
         if by_request:
             self.check_source(request.source)
         engine = request.engine or self.config.engine
-        if engine not in (allowed := ("auto", *engine_names())):
-            raise ConfigError(f"engine is {engine!r:.80}; allowed are {', '.join(allowed)}")
+        check_choice("engine", engine, ("auto", *engine_names()))
+        check_choice("dtype", request.dtype, _DTYPES)
+        self._budget_bytes(request)
         name = request.name or display_name(request.source)
         existing = self._models.get(name)
         if existing is not None and existing.state in ("loading", "ready"):

@@ -24,6 +24,7 @@ from ...api.nodes import (
     SplitNode,
 )
 from ...store.file import identity_of
+from ...store.library import NameTaken
 from ..dependencies import ERRORS, Actor, IfMatch, LoomName, NodeName
 from ..edits import add_message, copy_below, edit_message, fork, loom_below, move, token_before_char
 from ..errors import RequestError
@@ -369,7 +370,12 @@ async def copy_node(
         tree_node = live.node(node)
         live.check_not_growing(tree_node)
         if body.new_loom is not None or body.title is not None:
-            return await _copy_to_new_loom(service, live, tree_node, body)
+            try:
+                return await _copy_to_new_loom(service, live, tree_node, body)
+            except NameTaken as error:
+                raise RequestError(
+                    409, "name_taken", str(error), param="new_loom", hint=error.hint
+                ) from error
         row = None if body.to_loom is None else await service.looms.row(body.to_loom)
         if row is None or row.id == live.kept.id:
             target = live.node(body.parent)

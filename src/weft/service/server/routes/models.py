@@ -7,9 +7,11 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
+from ....errors import Conflict
 from ...api.jobs import JobReply
 from ...api.models import LoadModel, ModelList, ModelObject
 from ..dependencies import ERRORS
+from ..errors import RequestError
 from ..events import until_gone
 from ..jobs import ServerJob
 from ..models import ModelRequest, ServedModel
@@ -43,7 +45,10 @@ async def load_model(body: LoadModel, service: ServiceDep, request: Request) -> 
         body.device,
         body.dtype,
     )
-    model = service.models.register(model_request)
+    try:
+        model = service.models.register(model_request)
+    except Conflict as error:
+        raise RequestError(409, error.code, str(error), param="id", hint=error.hint) from error
     job = service.jobs.add(ServerJob("load", model=model.name))
     job.events.put("job", {"job": job.id, "model": model.name, "branches": []})
     job.start(_load(service, job, model), lambda _: None)
