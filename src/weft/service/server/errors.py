@@ -6,6 +6,7 @@ needs.
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import re
@@ -175,30 +176,115 @@ def _from_validation_error(error: RequestValidationError) -> RequestError:
         message = "the body was not read as JSON: send it with Content-Type: application/json"
     else:
         given = first.get("input")
-        shown = "" if isinstance(given, dict | list) else f" is {given!r:.80}"
+        shown = "" if isinstance(given, dict | list) else f" is {_as_json(given):.80}"
         # A field with several allowed types has one reason per type.
-        reasons = [each["msg"].removeprefix("Value error, ") for each in causes]
-        reasons = [
-            reason
-            for reason, each in zip(reasons, causes, strict=True)
-            if _field_name(each) == param
-        ]
-        message = f"{param or 'the body'}{shown}: {', or '.join(dict.fromkeys(reasons))}"
+        reasons = list(dict.fromkeys(map(_reason, causes)))
+        if all(reason.startswith("must be ") for reason in reasons):
+            reasons = [reasons[0], *(reason.removeprefix("must be ") for reason in reasons[1:])]
+        joined = " or ".join(reasons)
+        must = joined.startswith("must ")
+        separator = ("; it " if shown else " ") if must else ": "
+        message = f"{param or 'the body'}{shown}{separator}{joined}"
     return RequestError(
         400, code, re.sub(r"[\ud800-\udfff]", "\ufffd", message), param=param or None
     )
 
 
 def _causes(faults: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """Select the validation errors that explain why a value is wrong.
+    """Select the validation errors that explain why a value is wrong. All are about one field.
 
     Pydantic reports errors for every member of a union. Errors of members for another type only say
-    that the type differs, so they are left out.
+    that the type differs, so they are left out if there are others. Of the rest, the deepest field
+    is the one at fault.
     """
     place = _field_name(faults[0])
-    nested = [each for each in faults if _field_name(each).startswith(f"{place}.")] if place else []
-    causes = [each for each in nested if not each["type"].endswith("_type")]
-    return causes or nested or faults
+    nested = [
+        fault
+        for fault in faults
+        if _field_name(fault) == place or (place and _field_name(fault).startswith(f"{place}."))
+    ]
+    causes = [fault for fault in nested if not _is_of_type(fault)] or nested
+    deepest = max((_field_name(fault) for fault in causes), key=lambda name: name.count("."))
+    return [fault for fault in causes if _field_name(fault) == deepest]
+
+
+def _is_of_type(fault: Mapping[str, Any]) -> bool:
+    """Return True for an error that only says that the value has another JSON type."""
+    is_choice = fault["type"] == "literal_error" and isinstance(fault.get("input"), dict | list)
+    return is_choice or fault["type"].endswith("_type")
+
+
+# The reason of each of Pydantic's errors. {name} is a value of the error's context.
+_REASONS: Mapping[str, str] = {
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "dict_type": "must be an object",
+    "finite_number": "must be a finite number",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be {ge} or more",
+    "int_from_float": "must be an integer",
+    "int_parsing": "must be an integer",
+    "int_parsing_size": "must be a smaller integer",
+    "int_type": "must be an integer",
+    "less_than": "must be below {lt}",
+    "less_than_equal": "must be {le} or less",
+    "list_type": "must be a list",
+    "model_attributes_type": "must be an object",
+    "model_type": "must be an object",
+    "none_required": "must be null",
+    "string_pattern_mismatch": "must match the regular expression {pattern}",
+    "string_type": "must be a string",
+}
+_NUMBERED = {
+    "string_too_short": ("min_length", "character", "more"),
+    "string_too_long": ("max_length", "character", "less"),
+    "too_short": ("min_length", "entry", "more"),
+    "too_long": ("max_length", "entry", "less"),
+}
+
+
+def _reason(fault: Mapping[str, Any]) -> str:
+    """Return what a validation error requires of the value, such as "must be a string"."""
+    kind, context = fault["type"], fault.get("ctx") or {}
+    if kind == "literal_error":
+        return f"must be {_expected(context['expected'])}"
+    if kind in _NUMBERED:
+        limit, unit, bound = _NUMBERED[kind]
+        return _length_reason(context[limit], unit, bound)
+    if (template := _REASONS.get(kind)) is not None:
+        return template.format(**{name: _plain(value) for name, value in context.items()})
+    message = str(fault["msg"]).removeprefix("Value error, ")
+    return re.sub("^Input should ", "must ", message)
+
+
+def _length_reason(n: int, unit: str, bound: str) -> str:
+    """Return the requirement on a length. bound: "more" or "less"."""
+    if n == 0:
+        return "must be empty"
+    units = unit if n == 1 else {"entry": "entries"}.get(unit, f"{unit}s")
+    return f"must have {n} {units} or {bound}" if n > 1 or bound == "less" else "must not be empty"
+
+
+def _expected(choices: str) -> str:
+    """Return Pydantic's list of the allowed values with the values as JSON."""
+    names = {"True": "true", "False": "false", "None": "null"}
+    return re.sub(
+        r"'([^']*)'|\b(True|False|None)\b",
+        lambda match: names[match[2]] if match[2] else json.dumps(match[1], ensure_ascii=False),
+        choices,
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Return a limit as people write it: 0 for 0.0."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _as_json(value: Any) -> str:
+    """Return a value of a request as JSON."""
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 @cache

@@ -65,18 +65,28 @@ class ToolResultBlock(CacheableBlock):
     is_error: bool | None = Field(None, description='true: the result begins with "Error: ".')
 
 
-def _type_of(block: Any) -> Any:
-    """Return the `type` of a block, which selects its model."""
-    return block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
+# Class names as tags: errors leave them out of a field's path.
+_TAGS = {
+    "text": "TextBlock",
+    "thinking": "ThinkingBlock",
+    "tool_use": "ToolUseBlock",
+    "tool_result": "ToolResultBlock",
+}
+
+
+def _tag_of(block: Any) -> str | None:
+    """Return the tag of a block's model; None for an unknown type."""
+    kind = block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
+    return _TAGS.get(kind) if isinstance(kind, str) else None
 
 
 ContentBlock = Annotated[
-    Annotated[TextBlock, Tag("text")]
-    | Annotated[ThinkingBlock, Tag("thinking")]
-    | Annotated[ToolUseBlock, Tag("tool_use")]
-    | Annotated[ToolResultBlock, Tag("tool_result")],
+    Annotated[TextBlock, Tag("TextBlock")]
+    | Annotated[ThinkingBlock, Tag("ThinkingBlock")]
+    | Annotated[ToolUseBlock, Tag("ToolUseBlock")]
+    | Annotated[ToolResultBlock, Tag("ToolResultBlock")],
     Discriminator(
-        _type_of,
+        _tag_of,
         custom_error_type="block_type",
         custom_error_message="blocks of this type are not supported; allowed are text, thinking,"
         " tool_use and tool_result",
@@ -110,7 +120,7 @@ def chat_messages(system: TextBlocks | None, messages: Sequence[BlockMessage]) -
             allowed = _BLOCKS_OF[message.role]
             if block.type not in allowed:
                 raise unsupported(
-                    f"messages[{number}].content[{place}].type",
+                    f"messages.{number}.content.{place}.type",
                     f"is {block.type!r}; a message of role {message.role!r} has"
                     f" {' or '.join(allowed)}",
                 )

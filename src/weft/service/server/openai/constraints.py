@@ -148,9 +148,12 @@ class ResponseFormat(OpenAIModel):
             return check_field(
                 "response_format", lambda: _tag_constraint(given, "flexible"), "invalid_grammar"
             )
-        if self.type == "json_schema" and len(given) != 1:
-            raise unsupported(
-                "response_format.json_schema", "is missing, or given together with schema"
+        if self.type == "json_schema" and not given:
+            raise invalid("response_format.json_schema", "response_format.json_schema is missing")
+        if self.type == "json_schema" and len(given) > 1:
+            raise invalid(
+                "response_format.schema",
+                "response_format.schema: not together with response_format.json_schema",
             )
         outer = given.get("json_schema", given)
         schema = outer.get("schema", {"type": "object"})

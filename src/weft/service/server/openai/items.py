@@ -30,8 +30,13 @@ class ItemPart(OpenAIModel):
     refusal: str | None = None
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
+    id: str | None = None
+    cache_control: Any = Field(None, description="Accepted; prefixes are cached without it.")
+    extra_content: Any = Field(None, description="Accepted; changes nothing.")
     # Fields of unsupported parts, accepted so that the error can name the part's type.
     image_url: Any = None
+    input_audio: Any = None
+    video_url: Any = None
     file_id: Any = None
     file_data: Any = None
     file_url: Any = None
@@ -56,6 +61,8 @@ class InputItem(OpenAIModel):
     output: str | list[ItemPart] | None = None
     summary: list[ItemPart] | None = None
     encrypted_content: None = None
+    cache_control: Any = Field(None, description="Accepted; prefixes are cached without it.")
+    extra_content: Any = Field(None, description="Accepted; changes nothing.")
 
     @model_validator(mode="before")
     @classmethod
@@ -91,12 +98,12 @@ class InputItem(OpenAIModel):
 
 
 def _part_text(number: int, part: ItemPart) -> str:
-    """Return the text of a part. Raises: RequestError for images, files and audio."""
+    """Return the text of a part. Raises: RequestError for images, files, audio and video."""
     if part.type in ("input_text", "output_text", "text", "reasoning_text", "summary_text"):
         return part.text or ""
     if part.type == "refusal":
         return part.refusal or ""
-    raise unsupported(f"input[{number}].content", f"is {part.type!r:.40}; only text is supported")
+    raise unsupported(f"input.{number}.content", f"is {part.type!r:.40}; only text is supported")
 
 
 def as_items(given: str | Sequence[InputItem]) -> list[InputItem]:
@@ -128,7 +135,7 @@ def as_messages(
             reasoning = ""
         elif item.type == "function_call_output":
             if item.call_id is None:
-                raise invalid(f"input[{number}].call_id", f"input[{number}].call_id is missing")
+                raise invalid(f"input.{number}.call_id", f"input.{number}.call_id is missing")
             output = item.text(number, item.output)
             messages.append({"role": "tool", "tool_call_id": item.call_id, "content": output})
         else:
@@ -140,7 +147,7 @@ def as_messages(
 def _chat_message(number: int, item: InputItem, reasoning: str) -> Json:
     """Convert a message item to a chat message. reasoning: the reasoning before it."""
     if item.role is None:
-        raise invalid(f"input[{number}].role", f"input[{number}].role is missing")
+        raise invalid(f"input.{number}.role", f"input.{number}.role is missing")
     message: Json = {"role": item.role, "content": item.text(number, item.content)}
     if reasoning and item.role == "assistant":
         message["reasoning_content"] = reasoning
@@ -150,7 +157,7 @@ def _chat_message(number: int, item: InputItem, reasoning: str) -> Json:
 def _append_call(messages: list[Json], number: int, item: InputItem, reasoning: str) -> None:
     """Add a function call to the assistant's turn at the end of `messages`."""
     if not item.name:
-        raise invalid(f"input[{number}].name", f"input[{number}].name is missing")
+        raise invalid(f"input.{number}.name", f"input.{number}.name is missing")
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": ""})
         if reasoning:

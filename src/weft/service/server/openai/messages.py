@@ -34,6 +34,8 @@ class TextPart(OpenAIModel):
     # Fields of unsupported parts, accepted so that the error can name the part's type.
     image_url: Any = None
     input_audio: Any = None
+    video_url: Any = None
+    audio_url: Any = None
     file: Any = None
     refusal: str | None = None
 
@@ -113,14 +115,16 @@ class ChatMessage(OpenAIModel):
 
 
 def _part_text(number: int, place: int, part: TextPart) -> str:
-    """Return the text of a part. Raises: RequestError for images, files and audio."""
-    if part.type in ("text", "input_text", "output_text") and part.text is not None:
-        return part.text
-    if part.type == "refusal" and part.refusal is not None:
-        return part.refusal
-    raise unsupported(
-        f"messages[{number}].content[{place}]", f"is {part.type!r:.40}; only text is supported"
-    )
+    """Return the text of a part. Raises: RequestError for images, files, audio and video."""
+    param = f"messages.{number}.content.{place}"
+    is_text = part.type in ("text", "input_text", "output_text")
+    if not is_text and part.type != "refusal":
+        raise unsupported(param, f"is {part.type!r:.40}; only text is supported")
+    name = "text" if is_text else "refusal"
+    text: str | None = getattr(part, name)
+    if text is None:
+        raise invalid(f"{param}.{name}", f"{param}.{name} is missing")
+    return text
 
 
 class TemplateFields(NamedTuple):

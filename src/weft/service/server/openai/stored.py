@@ -233,7 +233,7 @@ async def _with_references(service: Service, items: list[InputItem]) -> list[Inp
                     candidates = [*response.items(), *response.response_object["output"]]
                 (matching,) = (other for other in candidates if other["id"] == item.id)
             except (NotFound, ValueError):
-                message = f"input[{number}]: there is no stored item {item.id!r:.80}"
+                message = f"input.{number}: there is no stored item {item.id!r:.80}"
                 raise invalid("input", message, hint="send the item itself") from None
             item = InputItem.model_validate(matching)
         resolved.append(item)
