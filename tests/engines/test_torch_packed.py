@@ -486,14 +486,34 @@ def test_product_of_few_rows_equals_the_plain_product_filled_or_not(
         torch.testing.assert_close(packed_layer(x), layer(x), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize(("filled_s", "is_worth"), [(1.0, True), (1.2, False)])
+def test_products_of_all_shapes_decide_about_filling(
+    filled_s: float, is_worth: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large layer that loses nothing by filling does not outweigh the small ones."""
+    layers = [packing.pack_layer(torch.nn.Linear(32, n), keep=False, few=0) for n in (64, 32, 32)]
+    now, own = [0.0], packing._product
+
+    def product(x, weight, bias):
+        is_large, is_filled = len(weight) == 64, len(x) == 4
+        now[0] += (1.0 if is_large else filled_s) if is_filled else 1.0
+        return own(x, weight, bias)
+
+    monkeypatch.setattr(packing, "_fills", {})
+    monkeypatch.setattr(packing, "_product", product)
+    monkeypatch.setattr(packing.time, "perf_counter", lambda: now[0])
+    packing.time_filling(layers)
+    assert packing._fills == {(torch.float32, 1): is_worth, (torch.float32, 2): is_worth}
+
+
 def test_filling_is_timed_once_for_one_row_and_two(monkeypatch: pytest.MonkeyPatch) -> None:
     timed: list[int] = []
     monkeypatch.setattr(packing, "_fills", {})
     monkeypatch.setattr(
-        packing, "_is_worth_filling", lambda weight, n_rows, width: timed.append(n_rows) or False
+        packing, "_is_worth_filling", lambda weights, n_rows: timed.append(n_rows) or False
     )
     layer = packing.pack_layer(torch.nn.Linear(96, 64), keep=False, few=0)
     for _ in range(2):
-        packing.time_filling(layer)
+        packing.time_filling([layer])
     assert timed == [1, 2]
     assert packing._fills == {(torch.float32, 1): False, (torch.float32, 2): False}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ _log = logging.getLogger("weft.engines.torch")
 MIN_NUMBERS = 1 << 19
 FEW = 16
 _ALIGN_BYTES = 16  # of GPU reads
-_TIMED_NUMBERS = 1 << 25  # of the largest layer whose product is timed
+_TIMED_NUMBERS = 1 << 25  # in a layer whose product is timed: a few milliseconds
 
 
 def optimize_layout(model: PreTrainedModel, packed_weights: bool | None) -> None:
@@ -111,7 +112,8 @@ def pack(model: PreTrainedModel, *, keep: bool, few: int = 0, twice: bool = True
     files = MappedFiles()
     if not keep and (replaced or n_bytes):
         _copy_out_of_files(model, replaced, files)
-    n_twice, largest = n_bytes if keep else 0, None
+    n_twice = n_bytes if keep else 0
+    by_shape: dict[tuple[int, int], PackedLinear] = {}
     for place in places:  # free each weight once its copy exists
         layer = getattr(*place)
         stays = keep or place not in copied or layer.weight is looked_up
@@ -120,10 +122,11 @@ def pack(model: PreTrainedModel, *, keep: bool, few: int = 0, twice: bool = True
         setattr(*place, packed)
         if not stays:
             files.release(layer.weight)
-        if largest is None or _timing_rank(packed) > _timing_rank(largest):
-            largest = packed
-    if largest is not None and not few:
-        time_filling(largest)
+        by_shape.setdefault((packed.out_features, packed.in_features), packed)
+    if by_shape and not few:
+        smallest = min(map(math.prod, by_shape))
+        limit = max(_TIMED_NUMBERS, smallest)
+        time_filling([each for shape, each in by_shape.items() if math.prod(shape) <= limit])
     if n_twice:
         _log.info(
             "%d MB of the weights of %s are in memory twice, unpacked and packed for oneDNN;"
@@ -132,12 +135,6 @@ def pack(model: PreTrainedModel, *, keep: bool, few: int = 0, twice: bool = True
             type(model).__name__,
         )
     return True
-
-
-def _timing_rank(layer: PackedLinear) -> int:
-    """Rank layers for timing: prefer the largest layer whose product takes a few milliseconds."""
-    numbers = layer.in_features * layer.out_features
-    return numbers if numbers <= _TIMED_NUMBERS else -numbers
 
 
 def _is_copied(layer: nn.Module, keep: bool) -> bool:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,8 +21,8 @@ _ROWS = 32
 # On many processors a oneDNN product of one or two rows takes 1 to 1.5 times as long as one of four
 # rows; three rows do not. Filled rows are also bit-equal to rows of larger products.
 _FEW_ROWS, _FILLED_ROWS = 2, 4
-_WORTH_FILLING = 1.15  # filling may cost this much of the unfilled product's time
-_TIMED_ROUNDS = 4
+_WORTH_FILLING = 1.05  # filling may cost this much of the unfilled products' time
+_TIMED_ROUNDS = 6
 _fills: dict[tuple[torch.dtype, int], bool] = {}  # (dtype, rows): timed once a process
 _PACKED = torch.float32, torch.bfloat16  # oneDNN's float16 has not been measured
 # Root-mean-square error of a packed product, relative to its spread.
@@ -157,32 +160,39 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return _product(x, weight, bias)
 
 
-def time_filling(layer: PackedLinear) -> None:
-    """Choose whether products of one or two rows are padded to four, by timing them on a layer.
+def time_filling(layers: Sequence[PackedLinear]) -> None:
+    """Choose whether products of one or two rows are padded to four, by timing them on `layers`.
 
-    Runs once per process and dtype; later products use the faster form.
+    Pass one layer of each shape: small weights gain less from padding than large ones. Runs once
+    per process and dtype; later products use the faster form.
     """
-    weight = layer._packed
-    if not weight.is_mkldnn:
-        return
-    for n_rows in range(1, _FEW_ROWS + 1):
-        if (weight.dtype, n_rows) not in _fills:
-            _fills[weight.dtype, n_rows] = _is_worth_filling(weight, n_rows, layer.in_features)
+    by_dtype: dict[torch.dtype, list[Tensor]] = defaultdict(list)
+    for layer in layers:
+        if layer._packed.is_mkldnn:
+            by_dtype[layer._packed.dtype].append(layer._packed)
+    for dtype, weights in by_dtype.items():
+        for n_rows in range(1, _FEW_ROWS + 1):
+            if (dtype, n_rows) not in _fills:
+                _fills[dtype, n_rows] = _is_worth_filling(weights, n_rows)
 
 
-def _is_worth_filling(weight: Tensor, n_rows: int, width: int) -> bool:
-    """Time products of `n_rows` rows; return True if they are faster when padded to four."""
-    x = torch.ones(n_rows, width, dtype=weight.dtype)
-    seconds: dict[bool, list[float]] = {True: [], False: []}
-    for _ in range(_TIMED_ROUNDS):
-        for is_filled in seconds:
-            began = time.perf_counter()
-            if is_filled:
-                _filled_product(x, n_rows, weight, None)
-            else:
-                _product(x, weight, None)
-            seconds[is_filled].append(time.perf_counter() - began)
-    return min(seconds[True]) <= _WORTH_FILLING * min(seconds[False])
+def _is_worth_filling(weights: Sequence[Tensor], n_rows: int) -> bool:
+    """Time products of `n_rows` rows with each weight; return True if padding to four is faster."""
+    total = {True: 0.0, False: 0.0}
+    for weight in weights:
+        x = torch.ones(n_rows, weight.shape[1], dtype=weight.dtype)
+        best = dict.fromkeys(total, math.inf)
+        for _ in range(_TIMED_ROUNDS):
+            for is_filled in best:
+                began = time.perf_counter()
+                if is_filled:
+                    _filled_product(x, n_rows, weight, None)
+                else:
+                    _product(x, weight, None)
+                best[is_filled] = min(best[is_filled], time.perf_counter() - began)
+        for is_filled, seconds in best.items():
+            total[is_filled] += seconds
+    return total[True] <= _WORTH_FILLING * total[False]
 
 
 def _filled_product(x: Tensor, n_rows: int, weight: Tensor, bias: Tensor | None) -> Tensor:
