@@ -49,6 +49,13 @@ def is_stored_once(layer: PackedLinear) -> bool:
     return stored is None or stored.data_ptr() == layer._packed.data_ptr()
 
 
+@pytest.fixture(autouse=True)
+def packs_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pack float32 weights on every CPU, also where the engine would not."""
+    for module in (packed_experts, packing, weight_layout):
+        monkeypatch.setattr(module, "is_unpacked", is_widened)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     build("llama").save_pretrained(tmp_path / "model")

@@ -36,7 +36,8 @@ MODELS += [(name, torch.float16) for name in ("mixtral", "gpt_oss")]
 def old_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU with no products of 16-bit numbers."""
     for module in (experts, weight_layout, packed):
-        monkeypatch.setattr(module, "is_widened", lambda dtype: dtype in HALF)
+        monkeypatch.setattr(module, "is_unpacked", lambda dtype: dtype in HALF)
+    monkeypatch.setattr(weight_layout, "is_widened", lambda dtype: dtype in HALF)
 
 
 def stored(model) -> list[PackedLinear]:

@@ -184,8 +184,8 @@ class TorchEngine(TransformersEngine):
                 CUDA. True works on a CPU, too, for tests: it runs the same step again.
             packed_weights: store linear weights as oneDNN reads them, which makes products on a CPU
                 1.1 to 2.5 times as fast. 16-bit weights without oneDNN products are upcast to
-                float32 block by block, 2.5 to 7 times as fast from 8 rows on. None: if it is
-                faster. False: as in the file.
+                float32 block by block, 2.5 to 7 times as fast from 8 rows on. CPUs with AVX2 only
+                use float32 weights as they are. None: if it is faster. False: as in the file.
             reproducible: a row's bits do not depend on other rows, so that a seed repeats a text
                 while other calls run. Products have 16 rows each, and a step copies the KV of each
                 path (kv="padded"). The load compares bits and fails if they differ.

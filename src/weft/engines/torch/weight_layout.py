@@ -24,6 +24,7 @@ from .weights.experts import pack_experts
 from .weights.layer_trace import called_layers, shared_input_groups
 from .weights.memory import MappedFiles, release_heap
 from .weights.packed import TOLERANCE, PackedLinear, can_pack, pack_layer, time_filling
+from .weights.unpacked import is_unpacked
 from .weights.upcast import is_widened
 
 _log = logging.getLogger("weft.engines.torch")
@@ -91,7 +92,7 @@ def pack(model: PreTrainedModel, *, keep: bool, few: int = 0, twice: bool = True
 
     Args:
         keep: keep the original weights, too. Without it, only an output layer that is also the
-            embedding keeps them, and weights that are upcast.
+            embedding keeps them, and weights that are used unpacked.
         few: see `PackedLinear`. Experts are then not packed, because each has few rows.
         twice: False skips weights that would be in memory twice.
 
@@ -140,10 +141,10 @@ def pack(model: PreTrainedModel, *, keep: bool, few: int = 0, twice: bool = True
 def _is_copied(layer: nn.Module, keep: bool) -> bool:
     """Return True if packing copies a layer's weight. keep: keep the original weights, too.
 
-    Upcast weights are used in place, except GPT-2's transposed ones if they need not stay.
+    Unpacked weights are used in place, except GPT-2's transposed ones if they need not stay.
     """
     weight: Any = layer.weight
-    return not is_widened(weight.dtype) or (type(layer) is Conv1D and not keep)
+    return not is_unpacked(weight.dtype) or (type(layer) is Conv1D and not keep)
 
 
 def _linear_layers(model: PreTrainedModel) -> list[tuple[nn.Module, str]]:

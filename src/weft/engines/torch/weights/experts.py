@@ -1,4 +1,4 @@
-"""Experts of a mixture with weights packed for oneDNN, or upcast while they are used."""
+"""Experts of a mixture with weights packed for oneDNN, or used in place."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .packed import TOLERANCE, can_pack, packed, product, version_of
-from .upcast import is_widened
+from .unpacked import is_unpacked
 
 # Attributes that Transformers gives modules for other implementations of a mixture.
 _ATTRIBUTES = ("config", "has_gate", "has_bias", "is_transposed")
@@ -83,7 +83,7 @@ class PackedExperts(nn.Module):
     def _pack(self, name: str, stack: Tensor) -> None:
         """Pack each expert's weight of a stack."""
         weights = of_each(self, stack)
-        is_in_place = is_widened(stack.dtype)
+        is_in_place = is_unpacked(stack.dtype)
         self._packed[name] = [each if is_in_place else packed(each) for each in weights]
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -118,7 +118,7 @@ def pack_experts(model: nn.Module, *, keep: bool, twice: bool = True) -> tuple[i
     correct.
 
     Args:
-        keep: keep the stacks, too, as those that are upcast.
+        keep: keep the stacks, too, as those that stay unpacked.
         twice: False skips weights that would be in memory twice.
 
     Returns:
@@ -138,7 +138,7 @@ def pack_experts(model: nn.Module, *, keep: bool, twice: bool = True) -> tuple[i
 def _bytes_copied(module: nn.Module) -> int:
     """Return the bytes of a mixture's stacks that packing copies."""
     stacks: list[Any] = [module._parameters[name] for name in (up_of(module), "down_proj")]
-    return sum(stack.nbytes for stack in stacks if not is_widened(stack.dtype))
+    return sum(stack.nbytes for stack in stacks if not is_unpacked(stack.dtype))
 
 
 def _mix_in(module: Any, *, keep: bool) -> None:
@@ -148,7 +148,7 @@ def _mix_in(module: Any, *, keep: bool) -> None:
     for name in (up_of(module), "down_proj"):
         stack = module._parameters[name]
         module._pack(name, stack.detach())
-        if keep or is_widened(stack.dtype):
+        if keep or is_unpacked(stack.dtype):
             module._versions[name] = version_of(stack)
         else:
             del module._parameters[name]

@@ -1,4 +1,4 @@
-"""Linear layers whose weights are packed for oneDNN, or upcast while they are used."""
+"""Linear layers whose weights are packed for oneDNN, or used in place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from .upcast import is_widened, multiplies, widened_product
+from .unpacked import is_unpacked, unpacked_product
+from .upcast import multiplies
 
 # oneDNN packs for a row count; the layout for one row is slower even for one row.
 _ROWS = 32
@@ -34,7 +35,7 @@ class PackedLinear(nn.Linear):
 
     With the original weight, writes to it count. Without it, `weight` is a copy created on
     access and rejects writes. Weights that are loaded into the layer are packed. A weight that
-    is upcast is used in place.
+    is not packed on this CPU is used in place.
     """
 
     def __init__(self, layer: nn.Linear | Conv1D, *, keep: bool, few: int = 0) -> None:
@@ -94,7 +95,7 @@ class PackedLinear(nn.Linear):
         """Store a packed copy of the weight [out, in]."""
         matrix = self._transposed(weight)
         is_kept = "weight" in self._parameters
-        self._packed = matrix if is_kept and is_widened(weight.dtype) else packed(matrix)
+        self._packed = matrix if is_kept and is_unpacked(weight.dtype) else packed(matrix)
 
     @staticmethod
     def _transposed(weight: Tensor) -> Tensor:
@@ -138,11 +139,11 @@ def pack_layer(layer: nn.Linear | Conv1D, *, keep: bool, few: int) -> PackedLine
 
 
 def packed(weight: Tensor) -> Tensor:
-    """Return a weight [out, in] packed for oneDNN; one that is upcast on use becomes contiguous.
+    """Return a weight [out, in] packed for oneDNN; one that stays unpacked becomes contiguous.
 
     Most PyTorch operations fail on a packed weight.
     """
-    if is_widened(weight.dtype):
+    if is_unpacked(weight.dtype):
         return weight.contiguous()
     # NOTE: these operations of PyTorch's compiler have private names; `can_pack` checks that they
     # exist and are correct before any layer uses them.
@@ -151,9 +152,9 @@ def packed(weight: Tensor) -> Tensor:
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return x times a packed or upcast weight, [..., out]. x: [..., in]."""
+    """Return x times a packed or unpacked weight, [..., out]. x: [..., in]."""
     if not weight.is_mkldnn:
-        return widened_product(x, weight, bias)
+        return unpacked_product(x, weight, bias)
     n_rows = x.numel() // x.shape[-1]
     if 0 < n_rows <= _FEW_ROWS and _fills.get((x.dtype, n_rows), True):
         return _filled_product(x, n_rows, weight, bias)
@@ -202,7 +203,7 @@ def _filled_product(x: Tensor, n_rows: int, weight: Tensor, bias: Tensor | None)
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute x @ weightᵀ + bias with a packed or upcast weight."""
+    """Compute x @ weightᵀ + bias with a packed or unpacked weight."""
     out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return out
 
@@ -217,7 +218,7 @@ def can_pack(weight: Tensor) -> bool:
     if weight.device.type != "cpu" or weight.dtype not in TOLERANCE:
         return False
     is_packed = weight.dtype in _PACKED and multiplies(weight.dtype)
-    if not is_packed and not is_widened(weight.dtype):
+    if not is_packed and not is_unpacked(weight.dtype):
         return False
     generator = torch.Generator().manual_seed(0)
     samples = (torch.randn(n, weight.shape[1], generator=generator) for n in (_FEW_ROWS, 6))
