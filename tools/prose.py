@@ -81,6 +81,9 @@ class Breach(NamedTuple):
 
 # -- Python ----------------------------------------------------------------------------------------
 
+_WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+CHECKED_NODES = (*_WITH_DOCSTRING, ast.For, ast.AsyncFor, ast.Expr, ast.Constant)
+
 
 def breaches_in_python(path: Path) -> Iterator[Breach]:
     source = path.read_text(encoding="utf-8")
@@ -89,8 +92,10 @@ def breaches_in_python(path: Path) -> Iterator[Breach]:
     for line, name in [(1, path.stem), *bindings(tree)]:
         if name not in allowed and _has_banned_part(name):
             yield Breach("names", path, line, name)
+    has_data = any(part in path.as_posix() for part in DATA)
     for node in ast.walk(tree):
-        yield from _breaches_in_node(path, node)
+        if isinstance(node, CHECKED_NODES):
+            yield from _breaches_in_node(path, node, has_data=has_data)
     for line, comment in _comments(source):
         yield from _banned_words(path, line, comment)
 
@@ -115,19 +120,19 @@ def _has_banned_part(name: str) -> bool:
     return bool(IN_NAMES & {part.lower() for part in NAME_PARTS.findall(name)})
 
 
-def _breaches_in_node(path: Path, node: ast.AST) -> Iterator[Breach]:
+def _breaches_in_node(path: Path, node: ast.AST, *, has_data: bool) -> Iterator[Breach]:
     if isinstance(node, ast.FunctionDef) and _is_constructor(node):
         yield Breach("names", path, node.lineno, f"{node.name} as a constructor")
     if isinstance(node, (ast.For, ast.AsyncFor)) and _is_each(node.target):
         yield Breach("names", path, node.lineno, "each outside a comprehension")
-    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+    if isinstance(node, _WITH_DOCSTRING):
         docstring = ast.get_docstring(node)
         if docstring and OPENING.match(docstring):
             first_line = docstring.partition("\n")[0]
             yield Breach("openings", path, node.body[0].lineno, first_line)
         if docstring:
             yield from _long_sentences(path, node.body[0].lineno, docstring)
-    for line, text in _texts(node, has_data=any(part in path.as_posix() for part in DATA)):
+    for line, text in _texts(node, has_data=has_data):
         yield from _banned_words(path, line, text)
 
 
@@ -150,6 +155,8 @@ def _is_each(target: ast.expr) -> bool:
 
 
 def _comments(source: str) -> Iterator[tuple[int, str]]:
+    if "#" not in source:
+        return
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string
