@@ -157,6 +157,7 @@ test-plugins: $(VENV)/.stamp
 else
 test-plugins: $(PLUGINS_VENV)/.stamp $(VENV)/.stamp
 	$(PLUGINS_VENV)/bin/python -m pytest plugins tests/service/server/test_client_page.py tests/service/server/test_lm_eval.py tests/rollouts tests/recipe/test_train_grpo.py $(PYTEST_ARGS)
+	$(PLUGINS_VENV)/bin/python -m pytest -m slow tests/recipe/test_train_grpo.py
 	$(BIN)/python -m tools.client_tests -- $(PYTEST_ARGS)
 endif
 

@@ -1,6 +1,6 @@
 """Train the embedded model with GRPO on sums in a wording that it does not know: "Add 3 and 4."
 
-python -m recipe.train_grpo                            20 steps, two minutes of one CPU core
+python -m recipe.train_grpo                            20 steps, three minutes of one CPU core
 python -m recipe.train_grpo --steps 2 --prompts 2      seconds
 
 Needs TRL (pip install trl datasets). The rollouts of each prompt are a tree that Weft grows over

@@ -19,6 +19,7 @@ def test_logprobs_equal_those_of_the_trainer_at_each_step() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # three minutes of CPU time
 def test_reward_rises_in_20_steps() -> None:
     from recipe.train_grpo import train
 
