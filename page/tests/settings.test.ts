@@ -86,6 +86,9 @@ describe('settings', () => {
     // A parameter that the server adds is an error of types here until it has a field.
     type Unset = Exclude<keyof GrowRequest, keyof Settings | ConstraintKind>
     const reasons: Record<Unset, string> = {
+      allowed_token_ids: 'limits on tokens are for programs',
+      bad_words: 'as above',
+      stop_token_ids: 'as above',
       first_branch: 'of a repeated call',
       force: 'set by the action',
       model: 'models',

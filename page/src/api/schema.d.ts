@@ -2341,6 +2341,10 @@ export interface components {
         };
         /** @description Grow one node. */
         GrowNode: {
+            /** @description The only token ids that are allowed. Include an end token if a branch may end by itself. */
+            allowed_token_ids?: number[] | null;
+            /** @description Texts that a branch never contains. */
+            bad_words?: string[];
             /** @description Generate one of these texts. */
             choices?: string[] | null;
             /** @description DRY ignores shorter repetitions; default 2. */
@@ -2413,6 +2417,8 @@ export interface components {
             seed?: number | null;
             /** @description Strings that end a branch. */
             stop?: string | string[] | null;
+            /** @description Token ids that end a branch, in addition to the model's end tokens. */
+            stop_token_ids?: number[];
             /**
              * @description Return the job's events as a stream.
              * @default false
@@ -2442,6 +2448,10 @@ export interface components {
         };
         /** @description Grow several nodes in one batch and one job. */
         GrowNodes: {
+            /** @description The only token ids that are allowed. Include an end token if a branch may end by itself. */
+            allowed_token_ids?: number[] | null;
+            /** @description Texts that a branch never contains. */
+            bad_words?: string[];
             /** @description Generate one of these texts. */
             choices?: string[] | null;
             /** @description DRY ignores shorter repetitions; default 2. */
@@ -2516,6 +2526,8 @@ export interface components {
             seed?: number | null;
             /** @description Strings that end a branch. */
             stop?: string | string[] | null;
+            /** @description Token ids that end a branch, in addition to the model's end tokens. */
+            stop_token_ids?: number[];
             /**
              * @description Return the job's events as a stream.
              * @default false

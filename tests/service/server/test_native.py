@@ -136,6 +136,39 @@ def test_min_tokens_continues_an_ended_node(served: Served) -> None:
         assert "min_tokens" in error["message"]
 
 
+def test_limits_on_tokens_apply_with_and_without_a_constraint(served: Served) -> None:
+    desk = Desk(served, "Once upon a time")
+
+    def grow(**body: Any) -> Json:
+        (node,) = desk.grow(temperature=0, **body)
+        return {**node, **desk.get(f"/nodes/{node['node']}", fields="tokens")}
+
+    plain = grow()
+    first, second = plain["token_ids"][:2]
+    stopped = grow(stop_token_ids=[second])
+    assert (stopped["token_ids"], stopped["finish_reason"]) == ([first], "stop")
+    assert grow(allowed_token_ids=[first])["token_ids"] == [first] * 6
+    word = plain["text"].split()[0]
+    assert word not in grow(bad_words=[word])["text"]
+    assert grow(choices=[" owl", " fox"], bad_words=["owl"])["text"] == " fox"
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        ({"stop_token_ids": [10**6]}, "1000000"),
+        ({"allowed_token_ids": [10**6]}, "1000000"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"bad_words": [" "]}, "bad_words"),
+    ],
+)
+def test_wrong_limits_on_tokens_are_rejected(
+    served: Served, body: dict[str, Any], name: str
+) -> None:
+    error = Desk(served).post("/nodes/0/generate", 400, wait=True, **body)["error"]
+    assert name in error["message"]
+
+
 def test_failed_branch_is_kept_with_its_tokens_and_its_reason(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -183,6 +183,19 @@ class GrowFields(SamplingFields):
         description="End tokens are forbidden before this many tokens; with force, 1 continues an"
         " ended node.",
     )
+    bad_words: list[str] = Field(
+        default_factory=list, description="Texts that a branch never contains."
+    )
+    allowed_token_ids: list[int] | None = Field(
+        default=None,
+        min_length=1,
+        description="The only token ids that are allowed. Include an end token if a branch may end"
+        " by itself.",
+    )
+    stop_token_ids: list[int] = Field(
+        default_factory=list,
+        description="Token ids that end a branch, in addition to the model's end tokens.",
+    )
     stream: bool = Field(default=False, description="Return the job's events as a stream.")
     wait: bool = Field(
         default=False, description="Respond at the end of all branches, with the nodes."
@@ -230,9 +243,15 @@ class GrowFields(SamplingFields):
         return self
 
     def constraint(self) -> Json | None:
-        if not self.min_tokens:
-            return super().constraint()
-        return {"token_limits": {"min_tokens": self.min_tokens}, "inner": None}
+        limits = {
+            "allowed": self.allowed_token_ids,
+            "bad_words": self.bad_words,
+            "min_tokens": self.min_tokens,
+            "stop_ids": self.stop_token_ids,
+        }
+        given = {name: value for name, value in limits.items() if value}
+        inner = super().constraint()
+        return {"token_limits": given, "inner": inner} if given else inner
 
 
 class GrowNode(GrowFields):
