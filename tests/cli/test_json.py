@@ -41,6 +41,43 @@ def names(result: dict[str, Any]) -> str:
     return " ".join(result)
 
 
+def test_sampler_flags_set_their_parameters_and_grow_keeps_them(json_of) -> None:
+    options: dict[str, Any] = {
+        "dry_multiplier": 3.0,
+        "dry_base": 2.0,
+        "dry_allowed_length": 1,
+        "dry_penalty_last_n": 40,
+        "top_n_sigma": 2.0,
+        "xtc_probability": 0.5,
+        "xtc_threshold": 0.05,
+    }
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    breakers = ("--dry-sequence-breaker", r"\n", "--dry-sequence-breaker", ".")
+    growth = json_of("run", "--raw", samples.story, *FEW, *flags, *breakers)
+    options["dry_sequence_breakers"] = ["\n", "."]
+    assert {name: growth["params"][name] for name in options} == options
+    grown = json_of("grow", "0", "-n", "1")
+    assert {name: grown["params"][name] for name in options} == options
+    (plain, _) = json_of("run", "--raw", samples.story, *FEW)["branches"]
+    assert plain["text"] != growth["branches"][0]["text"]
+
+
+def test_min_tokens_delays_stop_strings(json_of, weft, tmp_path) -> None:
+    few = ("-n", "1", "--max-tokens", "6", "--seed", "1")
+    (plain,) = json_of("run", "--raw", "Once upon a time", *few)["branches"]
+    stop = ("--stop", plain["text"][:1])
+    (stopped,) = json_of("run", "--raw", "Once upon a time", *few, *stop)["branches"]
+    assert len(stopped["token_ids"]) == 1
+    for verb in (("run", "--raw", "Once upon a time"), ("grow", "0")):
+        (branch,) = json_of(*verb, *few, *stop, "--min-tokens", "4")["branches"]
+        assert len(branch["token_ids"]) >= 4
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "integer"}')
+    both = weft("run", "hi", "--json-schema", str(schema), "--min-tokens", "2")
+    assert both.exit_code == 2
+    assert "--min-tokens and --json-schema exclude each other" in both.stderr
+
+
 def test_json_of_run_has_every_token(json_of) -> None:
     growth = json_of("run", samples.story, *FEW)
     assert names(growth) == GROWTH

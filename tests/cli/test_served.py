@@ -156,6 +156,16 @@ def test_rejected_search_leaves_no_loom(
     assert output_of(weft("ls", "--json"))["looms"] == []
 
 
+def test_min_tokens_reaches_the_server(weft: Any, served: Served) -> None:
+    run = ("run", "--raw", "Once upon a time", "-n", "1", "--json", *FEW)
+    (plain,) = output_of(weft(*run))["branches"]
+    stop = ("--stop", plain["text"][:1])
+    (stopped,) = output_of(weft(*run, *stop))["branches"]
+    (longer,) = output_of(weft(*run, *stop, "--min-tokens", "4"))["branches"]
+    assert len(stopped["token_ids"]) == 1
+    assert len(longer["token_ids"]) >= 4
+
+
 def test_server_reuses_kv_between_commands(weft: Any, served: Served) -> None:
     first = output_of(weft("run", samples.story, "-n", "2", "--json", *FEW))["stats"]
     second = output_of(weft("grow", "0", "-n", "2", "--json", *FEW))["stats"]

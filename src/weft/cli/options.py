@@ -191,6 +191,10 @@ MaxTokens = Annotated[
         "--max-tokens", help="Maximum number of new tokens for each branch.", show_default="256"
     ),
 ]
+MinTokens = Annotated[
+    int,
+    typer.Option("--min-tokens", help="No branch ends before this many new tokens.", min=0),
+]
 _MODELS = "the model's"
 Temperature = Annotated[
     float | None,
@@ -391,13 +395,19 @@ def _default_text(name: str) -> str:
     return "all" if value is None else f"{value:g}"
 
 
-def constraint(schema: Path | None) -> dict[str, Any]:
-    """Return the sampling parameter `constraint` for a JSON schema file; {} for None.
+def constraint(schema: Path | None = None, min_tokens: int = 0) -> dict[str, Any]:
+    """Return the sampling parameter `constraint` of --json-schema or --min-tokens; {} for neither.
 
-    Raises: ConfigError if the file cannot be read; GrammarError for a wrong schema.
+    Raises: ConfigError for both, or if the file cannot be read; GrammarError for a wrong schema.
     """
     if schema is None:
-        return {}
+        if not min_tokens:
+            return {}
+        from ..constraints import TokenLimits
+
+        return {"constraint": TokenLimits(min_tokens=min_tokens)}
+    if min_tokens:
+        raise ConfigError("--min-tokens and --json-schema exclude each other; leave one out")
     from ..constraints import JsonSchema
 
     data = atomic_files.read_json(schema, ConfigError, "no JSON schema")

@@ -37,6 +37,7 @@ def run(
     prompt: options.Prompt = None,
     n: options.Branches = 4,
     max_tokens: options.MaxTokens = None,
+    min_tokens: options.MinTokens = 0,
     model: options.Model = TINY,
     engine: options.Engine = "auto",
     chat: Annotated[
@@ -69,7 +70,7 @@ def run(
 ) -> None:
     """Grow branches from a prompt and draw them as a tree."""
     more = options.given(max_tokens=max_tokens, seed=seed, stop=options.unescaped(stop))
-    sampling = {**sampling, **more, **options.constraint(json_schema)}
+    sampling = {**sampling, **more, **options.constraint(json_schema, min_tokens)}
     as_text = options.is_text(text_or_tree, color=color, interactive=interactive, json=as_json)
     request = GrowRequest(
         n, sampling, color, keep=keep, as_json=as_json, as_text=as_text, stays=interactive
@@ -144,6 +145,7 @@ def grow(
     ] = None,
     n: options.Branches = 4,
     max_tokens: options.MaxTokens = None,
+    min_tokens: options.MinTokens = 0,
     loom: options.Loom = None,
     model: options.OwnModel = None,
     engine: options.Engine = "auto",
@@ -192,7 +194,7 @@ def grow(
     A temperature of 0 becomes the model's default.
     """
     more = options.given(max_tokens=max_tokens, seed=seed, stop=options.unescaped(stop))
-    sampling = {**sampling, **more}
+    sampling = {**sampling, **more, **options.constraint(min_tokens=min_tokens)}
     as_text = options.is_text(text_or_tree, color=color, interactive=interactive, json=as_json)
     request = GrowRequest(
         n, sampling, color, as_json=as_json, as_text=as_text, stays=interactive, force=force

@@ -776,6 +776,8 @@ def _fields(sampling: dict[str, Any]) -> dict[str, Any]:
         constraint_fields = dict(constraint.to_dict())
         if "choice" in constraint_fields:
             constraint_fields["choices"] = constraint_fields.pop("choice")
+        if "token_limits" in constraint_fields:
+            constraint_fields = {"min_tokens": constraint.min_tokens}
         fields |= constraint_fields
     if "stop" in fields and not isinstance(fields["stop"], str):
         fields["stop"] = list(fields["stop"])
@@ -783,4 +785,5 @@ def _fields(sampling: dict[str, Any]) -> dict[str, Any]:
         del fields["stop"]
     if bias := fields.pop("logit_bias", None):
         fields["logit_bias"] = {str(token): value for token, value in dict(bias).items()}
-    return {name: value for name, value in fields.items() if name in SamplingFields.model_fields}
+    names = {*SamplingFields.model_fields, "min_tokens"}
+    return {name: value for name, value in fields.items() if name in names}
