@@ -116,6 +116,26 @@ def test_checked_particles_follow_the_enumerated_posterior(lm: weft.LM, mask: Re
     assert abs(np.mean(estimates) - evidence) < 5 * error
 
 
+def test_list_of_checks_draws_as_one_function_that_calls_them_all(lm: weft.LM) -> None:
+    def no_e(text: str, ended: bool) -> bool:
+        return "e" not in text
+
+    def short_words(text: str, ended: bool) -> bool:
+        return all(len(word) <= 5 for word in text.split())
+
+    def both(text: str, ended: bool) -> bool:
+        return no_e(text, ended) and short_words(text, ended)
+
+    options = {**TWO_TOKENS, "max_tokens": 8, "n": 4, "seed": 1}
+    one, several = (
+        search.smc(lm, PROMPT, prefix_check=checks, constraint=Regex("[A-Z][a-z ]*"), **options)
+        for checks in (both, [no_e, short_words])
+    )
+    assert [each.text for each in several.particles] == [each.text for each in one.particles]
+    assert several.log_evidence == one.log_evidence
+    assert all(both(each.text, False) for each in several.particles if each.weight)
+
+
 def test_posterior_sums_the_weights_of_equal_keys(lm: weft.LM) -> None:
     result = search.smc(lm, PROMPT, n=20, seed=1, prefix_check=allows, **TWO_TOKENS)
     shares = result.posterior(key=lambda text: text[0])
