@@ -14,6 +14,10 @@ exactly the given numbers and makes 24, by the checker of the training recipe, w
 with the one the search uses. Best of n gets 40 samples: about the tokens that the tree takes.
 "checked" picks a right answer if there is one among them, as the tree does among its five best
 paths; "majority" votes on the answers unseen.
+
+`tokens` are all generated ones, rejected and repeated lines included. `read` are all other tokens
+that the model computed: the prompt, prompts for single steps, and the questions for its own
+verdicts. `reward tokens` are those that the reward model computed.
 """
 
 from __future__ import annotations
@@ -80,7 +84,7 @@ REWARDED: dict[str, Callable[[weft.LM, str, int, RewardModel], SearchResult]] = 
     ),
     "tot, reward": lambda lm, prompt, seed, reward: tot(lm, prompt, seed=seed, value=reward),
     "adaptive, reward": lambda lm, prompt, seed, reward: adaptive(
-        lm, prompt, batch=1, seed=seed, value=reward
+        lm, prompt, seed=seed, value=reward
     ),
 }
 
@@ -109,7 +113,7 @@ def measure(
 ) -> dict[str, object]:
     """Run one strategy over the puzzles; return its row."""
     solved, tokens, seconds = set[Game24](), [], []
-    n_read = 0 if reward is None else reward.n_tokens
+    n_read, n_rewarded = read_tokens(lm), 0 if reward is None else reward.n_tokens
     hard = set(holdout()[-N_HARD:]) & set(puzzles)
     for puzzle in puzzles:
         lm.clear_cache()
@@ -131,12 +135,19 @@ def measure(
         f"hard {N_HARD}": len(solved & hard),
         "tokens a puzzle": fmean(tokens),
         "most tokens": max(tokens),
+        "read a puzzle": (read_tokens(lm) - n_read) / len(puzzles),
         "reward tokens a puzzle": 0.0
         if reward is None
-        else (reward.n_tokens - n_read) / len(puzzles),
+        else (reward.n_tokens - n_rewarded) / len(puzzles),
         "median s a puzzle": median(seconds),
         "mean s a puzzle": fmean(seconds),
     }
+
+
+def read_tokens(lm: weft.LM) -> int:
+    """Return the number of tokens that the model has computed so far without generating them."""
+    stats = lm.stats()
+    return stats.prefilled + stats.recomputed
 
 
 def last_line(text: str) -> str:
