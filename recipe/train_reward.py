@@ -1,6 +1,6 @@
 """Train a process reward model on Game-of-24 steps: can the numbers that are left still make 24?
 
-python -m recipe.train_reward --out reward                    a minute of one CPU core
+python -m recipe.train_reward --out reward                    three minutes of one CPU core
 python -m recipe.train_reward --out trial --solutions 100     seconds
 
 The base model is the embedded one and stays as it is. Only a head of two layers is trained, at the
