@@ -14,6 +14,7 @@ from tools import pages
 from weft import DISTRIBUTION, PIP_TARGET, errors, samples
 from weft._core.error_mapping import ERROR_MAPPINGS
 from weft.cli.app import app
+from weft.engines.capabilities import OWN
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -44,6 +45,16 @@ def test_every_error_and_every_exit_code_is_on_the_page() -> None:
         assert f"| `{kind.__name__}` |" in page
     listed = {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)}
     assert listed == {0} | {outcome.exit_code for outcome in ERROR_MAPPINGS.values()}
+
+
+def test_every_engine_is_in_the_section_on_seeds() -> None:
+    """A row states how often other calls change its texts; a link, who samples them."""
+    page = (DOCS / "models.md").read_text(encoding="utf-8")
+    section = page.partition("## When a seed repeats a text")[2].partition("\n## ")[0]
+    rows = set(re.findall(r"^\| `(\w+)`", section, re.MULTILINE))
+    links = set(re.findall(r"\]\((\w+)\.md\)", section))
+    assert rows == {name for name, engine in OWN.items() if not engine.native_runs}
+    assert rows | links >= set(OWN)
 
 
 def test_every_page_is_in_the_menu_once() -> None:

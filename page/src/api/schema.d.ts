@@ -2358,7 +2358,7 @@ export interface components {
             /** @description Texts that end a repetition; default the newline, ":", '"' and "*". */
             dry_sequence_breakers?: string | string[] | null;
             /**
-             * @description The number of the first branch; with an earlier call's seed it reproduces that call's branches from this one on.
+             * @description The number of the first branch; with an earlier call's seed it repeats that call's branches from this one on (exceptions: docs/models.md).
              * @default 0
              */
             first_branch?: number;
@@ -2413,7 +2413,7 @@ export interface components {
             regex?: string | null;
             /** @description Penalty on all earlier tokens, including the prompt; 1: none. */
             repetition_penalty?: number | null;
-            /** @description The same seed reproduces the branches; null: random. */
+            /** @description The same seed repeats the branches (exceptions: docs/models.md); null: random. */
             seed?: number | null;
             /** @description Strings that end a branch. */
             stop?: string | string[] | null;
@@ -2465,7 +2465,7 @@ export interface components {
             /** @description Texts that end a repetition; default the newline, ":", '"' and "*". */
             dry_sequence_breakers?: string | string[] | null;
             /**
-             * @description The number of the first branch; with an earlier call's seed it reproduces that call's branches from this one on.
+             * @description The number of the first branch; with an earlier call's seed it repeats that call's branches from this one on (exceptions: docs/models.md).
              * @default 0
              */
             first_branch?: number;
@@ -2522,7 +2522,7 @@ export interface components {
             regex?: string | null;
             /** @description Penalty on all earlier tokens, including the prompt; 1: none. */
             repetition_penalty?: number | null;
-            /** @description The same seed reproduces the branches; null: random. */
+            /** @description The same seed repeats the branches (exceptions: docs/models.md); null: random. */
             seed?: number | null;
             /** @description Strings that end a branch. */
             stop?: string | string[] | null;
@@ -2626,7 +2626,7 @@ export interface components {
             } | null;
             /** @description The rounds of a run so far; not in the list of all jobs. */
             rounds?: components["schemas"]["RoundObject"][] | null;
-            /** @description The seed that reproduces the branches. */
+            /** @description The seed that repeats the branches (exceptions: docs/models.md). */
             seed?: number | null;
             /** @enum {string} */
             status: "running" | "ok" | "cancelled" | "interrupted" | "failed";
@@ -2938,7 +2938,7 @@ export interface components {
         NodeObject: {
             /** @description The bookmark's label. */
             bookmark?: string | null;
-            /** @description Its number in the call that grew it; with fields=params. `first_branch` and the seed reproduce it. */
+            /** @description Its number in the call that grew it; with fields=params. `first_branch` and the seed repeat it (exceptions: docs/models.md). */
             branch?: number | null;
             /** @description The children's numbers, in order. */
             children: number[];
@@ -3202,7 +3202,7 @@ export interface components {
             regex?: string | null;
             /** @description Penalty on all earlier tokens, including the prompt; 1: none. */
             repetition_penalty?: number | null;
-            /** @description The same seed reproduces the branches; null: random. */
+            /** @description The same seed repeats the branches (exceptions: docs/models.md); null: random. */
             seed?: number | null;
             /** @description Strings that end a branch. */
             stop?: string | string[] | null;

@@ -67,7 +67,10 @@ class JobObject(ResponseModel):
     ended: str | None = None
     loom: str | None = None
     model: str | None = Field(default=None, description="Its model; null: none, or several.")
-    seed: int | None = Field(default=None, description="The seed that reproduces the branches.")
+    seed: int | None = Field(
+        default=None,
+        description="The seed that repeats the branches (exceptions: docs/models.md).",
+    )
     branches: list[BranchObject] = Field(default_factory=list)
     progress: Json = Field(default_factory=dict, description="Progress of a load or a run.")
     usage: TokenUsage | None = None

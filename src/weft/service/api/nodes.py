@@ -74,7 +74,7 @@ class NodeObject(ResponseModel):
     branch: int | None = Field(
         default=None,
         description="Its number in the call that grew it; with fields=params. `first_branch` and"
-        " the seed reproduce it.",
+        " the seed repeat it (exceptions: docs/models.md).",
     )
     made: NodeOrigin | None = Field(
         default=None, description="The operation that created it, if known; with fields=`made`."
@@ -173,8 +173,8 @@ class GrowFields(SamplingFields):
         default=0,
         ge=0,
         lt=2**53,
-        description="The number of the first branch; with an earlier call's seed it reproduces"
-        " that call's branches from this one on.",
+        description="The number of the first branch; with an earlier call's seed it repeats"
+        " that call's branches from this one on (exceptions: docs/models.md).",
     )
     force: bool = Field(default=False, description="Also grow nodes that have ended.")
     min_tokens: int = Field(

@@ -96,7 +96,8 @@ class SamplingFields(RequestModel):
         default=None,
         ge=0,
         le=2**64 - 1,
-        description="The same seed reproduces the branches; null: random.",
+        description="The same seed repeats the branches (exceptions: docs/models.md);"
+        " null: random.",
     )
     temperature_first: bool | None = Field(
         default=None, description="Apply temperature before the filters, not after them."
