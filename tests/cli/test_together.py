@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import OperationalError
 
 import weft as package
 from cli.conftest import ENDLESS, loom_of, names, stored_loom
@@ -26,7 +28,7 @@ from weft.cli import terminal as terminal_module
 from weft.cli.terminal import terminal
 from weft.errors import ConfigError, ForwardError, StoreError
 from weft.search.strategies import STRATEGIES
-from weft.service.store import Library, StoredLoom
+from weft.service.store import Library, StoredLoom, database
 
 SHORT = ("--max-tokens", "4", "--seed", "1")
 HOT = ("--temperature", "100", "--seed", "6")
@@ -229,15 +231,32 @@ def test_solve_returns_the_same_as_the_library(weft) -> None:
             assert kept == sorted(node.tokens for node in result.loom.walk()), strategy.name
 
 
-def test_command_waits_for_a_locked_database(grown, started, home: Path) -> None:
-    with closing(sqlite3.connect(home / "weft.db", isolation_level=None)) as connection:
-        connection.execute("BEGIN IMMEDIATE")
-        waiting = started("grow", "1", "-n", "1", "--max-tokens", "2")
-        time.sleep(3)
-        assert waiting.poll() is None
-        connection.execute("COMMIT")
-    waiting.communicate()
-    assert waiting.returncode == 0
+def test_command_waits_for_a_locked_database(
+    weft, grown, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite rejects the command's first eight writes, because another writer has the lock."""
+    begin, rejected = database._begin_transaction, []
+    path = home / "weft.db"
+    with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
+
+        def begin_while_locked(connection: Connection) -> None:
+            if len(rejected) == 8 or not connection.get_execution_options().get("weft_writes"):
+                begin(connection)
+                return
+            other.execute("BEGIN IMMEDIATE")
+            connection.exec_driver_sql("PRAGMA busy_timeout = 0")  # else SQLite itself waits
+            try:
+                begin(connection)
+            except OperationalError as error:
+                rejected.append(str(error.orig))
+                raise
+            finally:
+                connection.exec_driver_sql("PRAGMA busy_timeout = 5000")
+                other.execute("COMMIT")
+
+        monkeypatch.setattr(database, "_begin_transaction", begin_while_locked)
+        assert weft("grow", "1", "-n", "1", "--max-tokens", "2").exit_code == 0
+    assert rejected == 8 * ["database is locked"]
     assert loom_of(NAME).count_children() == 5
 
 
