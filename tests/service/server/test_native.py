@@ -726,6 +726,22 @@ def test_integer_is_a_float_but_not_a_boolean(desk: Desk) -> None:
         assert desk.post("/nodes/0/generate", status=400, wait=value)["error"]["param"] == "wait"
 
 
+def test_constraint_is_spelled_without_tokens_that_logit_bias_bans(
+    desk: Desk, served: Served
+) -> None:
+    spelled = served.service.models.lm().text.vocab_bytes
+
+    def tokens(**more: Any) -> list[int]:
+        (node,) = desk.grow(regex=" hello there world", max_tokens=40, **more)
+        token_ids: list[int] = desk.get(f"/nodes/{node['node']}", fields="tokens")["token_ids"]
+        assert b"".join(spelled[token] for token in token_ids) == b" hello there world"
+        return token_ids
+
+    banned = {token for token in tokens() if len(spelled[token]) > 1}
+    assert banned
+    assert banned.isdisjoint(tokens(logit_bias={str(token): "-inf" for token in banned}))
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [

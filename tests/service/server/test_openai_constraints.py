@@ -98,6 +98,56 @@ def test_equal_constraints_in_fields_of_two_servers_are_one(served: Served) -> N
     assert re.fullmatch(DIGITS, text(COMPLETIONS, answer))
 
 
+GREETING = "hello there world"
+GREETING_FIELDS: list[dict[str, Any]] = [
+    {"structured_outputs": {"choice": [GREETING]}},
+    {"guided_regex": GREETING},
+    {"grammar": f'root ::= "{GREETING}"'},
+    {"response_format": {"type": "json_schema", "schema": {"const": GREETING}}},
+]
+
+
+def usual_tokens(served: Served) -> set[int]:
+    """Return the longer tokens of the greeting; other tokens can spell it."""
+    tokenizer = served.service.models.lm().text
+    tokens = {*tokenizer.continuation(GREETING), *tokenizer.continuation(f'"{GREETING}"')}
+    return {token for token in tokens if len(tokenizer.vocab_bytes[token]) > 1}
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHATS])
+@pytest.mark.parametrize("body", GREETING_FIELDS, ids=lambda body: next(iter(body)))
+def test_forced_text_has_no_token_that_logit_bias_bans(
+    served: Served, path: str, body: dict[str, Any]
+) -> None:
+    banned = usual_tokens(served)
+    for bias in ({}, {str(token): -100 for token in banned}):
+        status, answer = post(served, path, **body, logit_bias=bias, return_token_ids=True)
+        assert status == 200, answer
+        assert text(path, answer).strip('"') == GREETING
+        assert banned.isdisjoint(answer["choices"][0]["token_ids"]) == bool(bias)
+
+
+def test_forced_text_of_a_response_has_more_tokens_where_logit_bias_bans_long_ones(
+    served: Served,
+) -> None:
+    """Responses do not report token ids."""
+    n_tokens = []
+    for bias in ({}, {str(token): -100 for token in usual_tokens(served)}):
+        status, answer = post(served, RESPONSES, **GREETING_FIELDS[0], logit_bias=bias)
+        assert status == 200, answer
+        assert text(RESPONSES, answer) == GREETING
+        n_tokens.append(answer["usage"]["output_tokens"])
+    assert n_tokens[1] > n_tokens[0]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_forced_text_without_a_spelling_is_rejected(served: Served, path: str) -> None:
+    vocabulary = served.service.models.lm().text.vocab_bytes
+    bans = {str(token): -100 for token, spelled in enumerate(vocabulary) if b"w" in spelled}
+    status, answer = post(served, path, **GREETING_FIELDS[0], logit_bias=bans)
+    assert (status, answer["error"]["code"]) == (422, "no_legal_token"), answer
+
+
 TAG = {"structures": [{"begin": "e<", "schema": {"const": 5}, "end": ">"}], "triggers": ["e"]}
 
 
