@@ -55,6 +55,17 @@ def transformers_model() -> Any:
 
 
 @pytest.fixture(scope="session")
+def transformers_gemma() -> Any:
+    """Gemma 3 as Transformers dequantises it from its GGUF file."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    file = real_model(GEMMA3_GGUF)
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, dtype=torch.float32
+    )
+
+
+@pytest.fixture(scope="session")
 def transformers_tokenizer() -> Any:
     """SmolLM2's tokenizer as Transformers loads it."""
     transformers = pytest.importorskip("transformers")

@@ -9,6 +9,7 @@ import jsonschema
 import pytest
 
 from models.conftest import Load, generate_text
+from tokenizer_texts import TEXTS
 from weft import Loom
 from weft.constraints import Choice, JsonSchema, Regex
 
@@ -43,6 +44,33 @@ def test_rendered_chat_equals_that_of_transformers(
         messages, tokenize=False, add_generation_prompt=True
     )
     assert str(load_real(name).format_chat(messages)) == expected
+
+
+@pytest.mark.parametrize("name", ["smollm2-numpy", "smollm2-gguf-numpy", "smollm2-llamacpp"])
+def test_rendered_chats_of_300_texts_equal_those_of_transformers(
+    name: str, load_real: Load, transformers_tokenizer: Any
+) -> None:
+    """Also the tokens, unless a text spells a special token: Weft reads it as plain text."""
+    lm = load_real(name)
+    special_tokens = transformers_tokenizer.all_special_tokens
+    n_compared = 0
+    for number, text in enumerate(TEXTS):
+        messages = [{"role": "user", "content": text}]
+        if number % 3 == 0:
+            messages.insert(0, {"role": "system", "content": TEXTS[number - 1]})
+        if number % 2 == 0:
+            messages.append({"role": "assistant", "content": TEXTS[number - 2]})
+            messages.append({"role": "user", "content": text[::-1]})
+        expected = transformers_tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
+        )
+        prompt = lm.format_chat(messages)
+        assert str(prompt) == expected, text
+        if any(mark in each["content"] for each in messages for mark in special_tokens):
+            continue
+        assert list(prompt.ids) == transformers_tokenizer(expected)["input_ids"], text
+        n_compared += 1
+    assert n_compared > 280
 
 
 @pytest.mark.parametrize("name", ["smollm2-torch", "smollm2-numpy", "smollm2-mlx"])

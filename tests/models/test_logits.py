@@ -19,6 +19,8 @@ PROMPTS = {
     "gemma3": "Paris is the capital of France. Rome is the capital of",
 }
 N_GREEDY = 16
+# Transformers reads the metadata of the file three times: 47 CPU seconds.
+gemma_is_slow_to_read = pytest.mark.timeout(1200)
 
 
 def prompt_ids(lm: weft.LM, model: str) -> list[int]:
@@ -29,6 +31,33 @@ def log_softmax(logits: NDArray[Any]) -> NDArray[np.float64]:
     shifted = logits.astype(np.float64) - logits.max()
     result: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum())
     return result
+
+
+def path_logits(lm: weft.LM, ids: list[int]) -> NDArray[np.float32]:
+    """Return the logits after each token of a path; each step continues the KV of the last one."""
+    return np.stack([logits_at(lm, ids[: n + 1]) for n in range(len(ids))])
+
+
+def assert_equals_transformers(lm: weft.LM, ids: list[int], model: Any) -> None:
+    """Compare the logits at all positions of a path with those of the library's forward pass."""
+    import torch
+
+    with torch.inference_mode():
+        expected = model(torch.tensor([ids])).logits[0].numpy()
+    np.testing.assert_allclose(path_logits(lm, ids), expected, atol=2e-3)
+
+
+def assert_greedy_equals_generate(lm: weft.LM, ids: list[int], model: Any) -> list[int]:
+    """Compare a greedy run with `generate`; return its tokens."""
+    import torch
+
+    output = model.generate(torch.tensor([ids]), max_new_tokens=N_GREEDY, do_sample=False)
+    expected = output[0, len(ids) :].tolist()
+    grown = Loom(lm, ids).grow(n=1, temperature=0.0, max_tokens=N_GREEDY, show=False)
+    tokens = grown[0].tokens
+    assert tokens
+    assert tokens[: len(expected)] == expected[: len(tokens)]
+    return tokens
 
 
 @pytest.mark.parametrize(
@@ -44,31 +73,34 @@ def log_softmax(logits: NDArray[Any]) -> NDArray[np.float64]:
 def test_logits_equal_those_of_transformers_from_the_folder(
     name: str, load_real: Load, transformers_model: Any
 ) -> None:
-    import torch
-
     lm = load_real(name)
-    ids = prompt_ids(lm, "smollm2")
-    with torch.inference_mode():
-        expected = transformers_model(torch.tensor([ids])).logits[0, -1].numpy()
-    np.testing.assert_allclose(logits_at(lm, ids), expected, atol=2e-3)
+    assert_equals_transformers(lm, prompt_ids(lm, "smollm2"), transformers_model)
+
+
+@gemma_is_slow_to_read
+def test_logits_of_gemma_equal_those_of_transformers_from_the_file(
+    load_real: Load, transformers_gemma: Any
+) -> None:
+    lm = load_real("gemma3-torch")
+    assert_equals_transformers(lm, prompt_ids(lm, "gemma3"), transformers_gemma)
 
 
 @pytest.mark.parametrize("name", ["smollm2-torch", "smollm2-numpy", "smollm2-mlx"])
 def test_greedy_tokens_of_a_folder_equal_those_of_generate(
     name: str, load_real: Load, transformers_model: Any
 ) -> None:
-    import torch
-
     lm = load_real(name)
-    ids = prompt_ids(lm, "smollm2")
-    output = transformers_model.generate(
-        torch.tensor([ids]), max_new_tokens=N_GREEDY, do_sample=False
-    )
-    grown = Loom(lm, ids).grow(n=1, temperature=0.0, max_tokens=N_GREEDY, show=False)
-    tokens = grown[0].tokens
-    expected = output[0, len(ids) :].tolist()
-    assert tokens[: len(expected)] == expected[: len(tokens)]
+    tokens = assert_greedy_equals_generate(lm, prompt_ids(lm, "smollm2"), transformers_model)
     assert "Rome" in lm.text.decode(tokens)
+
+
+@gemma_is_slow_to_read
+def test_greedy_tokens_of_gemma_equal_those_of_generate(
+    load_real: Load, transformers_gemma: Any
+) -> None:
+    lm = load_real("gemma3-torch")
+    tokens = assert_greedy_equals_generate(lm, prompt_ids(lm, "gemma3"), transformers_gemma)
+    assert "Italy" in lm.text.decode(tokens)
 
 
 @pytest.fixture(scope="session", params=["smollm2", "gemma3"])
