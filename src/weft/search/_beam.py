@@ -36,9 +36,12 @@ def beam(
 ) -> Steps[SearchResult]:
     """Beam search over lines: keep the `width` likeliest paths at every line; return the best one.
 
-    Each path gets `n` sampled next lines; equal lines are merged. Paths that have ended compete
-    with new ones by the mean logprob of all their tokens. The search ends when all kept paths have
-    ended. If there is a checker, the answer is the best path that it accepts.
+    Each path gets `n` sampled next lines. Equal lines are merged, and lines that the task's `state`
+    rejects are dropped. If all are rejected, the search ends with the paths before them.
+
+    Paths that have ended compete with new ones by the mean logprob of all their tokens. The search
+    ends when all kept paths have ended. If there is a checker, the answer is the best path that it
+    accepts.
 
     Args:
         lm, prompt: as for `tot`.
@@ -77,15 +80,18 @@ class Beam(BreadthFirst):
         return [WorkItem(node) for node in kept if not search.is_end(node)]
 
     def record(self, search: Search, candidates: Sequence[Heddle]) -> Sequence[Heddle]:
-        """Keep the best of the new paths and the ended ones; return them, best first."""
+        """Keep the best of the new paths and the ended ones; return them, best first.
+
+        Lines that the task rejects are not kept.
+        """
         ended = [node for node in self.kept(search, search.round) if search.is_end(node)]
-        kept = ranked(search.in_order([*ended, *candidates]))[: self.breadth]
+        new = [node for node in candidates if not search.is_rejected(node)]
+        kept = ranked(search.in_order([*ended, *new]))[: self.breadth]
         search.state.setdefault("kept", {})[str(search.round + 1)] = [node.id for node in kept]
         return kept
 
     def best(self, search: Search) -> Sequence[Heddle]:
-        """Return the kept paths: those with a correct answer first, then by score."""
-        return sorted(
-            self.kept(search, search.round) if search.round else [],
-            key=lambda node: not search.is_solved(node),
-        )
+        """Return the last kept paths: those with a correct answer first, then by score."""
+        rounds = range(search.round, 0, -1)
+        last = next((kept for n in rounds if (kept := self.kept(search, n))), [])
+        return sorted(last, key=lambda node: not search.is_solved(node))

@@ -162,6 +162,7 @@ class DepthFirst:
         return any(
             search.is_end(node) or (self._is_full(search, node) and not search.completes)
             for node in below
+            if not search.is_rejected(node)
         )
 
     def _is_full(self, search: Search, node: Heddle) -> bool:

@@ -341,6 +341,17 @@ class Search:
         is_full = self.task.steps is not None and len(lines) >= self.task.steps
         return node.id if state is not None and is_full else state
 
+    def is_rejected(self, node: Heddle) -> bool:
+        """Return True if the task's `state` rejects the node's last line.
+
+        Full answers are not lines: only a checker can reject them.
+        """
+        if self.task is None or self.uses_states or node is self.start:
+            return False
+        if node.terminal or node.meta.get("answer") or self.is_solved(node):
+            return False
+        return self.task.state(lines_of(node)) is None
+
     def is_complete(self, node: Heddle) -> bool:
         """Return True if the node's text is a full answer, to be verified by the checker."""
         if self.uses_states and not self.completes:

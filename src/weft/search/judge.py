@@ -180,6 +180,8 @@ def has_correct_answer(search: Search) -> bool:
 def rank_answers(search: Search) -> list[Heddle]:
     """Return the scored nodes, best answer first; those that a checker accepted lead.
 
+    Lines that the task rejects are last.
+
     If `search.completes`, next come unfinished paths of at least `task.steps` lines. Then come
     ended paths by score, and then the others, deepest first.
 
@@ -194,12 +196,15 @@ def rank_answers(search: Search) -> list[Heddle]:
             """Sort key if the search does not complete paths; smaller is better."""
             depth, score = -len(node.path), -(node.score or 0.0)
             order = (score, depth) if is_scored_by_caller else (depth, score)
-            return (not search.is_solved(node), not search.is_end(node), *order)
+            return (
+                *(not search.is_solved(node), search.is_rejected(node), not search.is_end(node)),
+                *order,
+            )
 
         return sorted(nodes, key=worth)
     steps = search.task.steps if search.task is not None else None
 
-    def rank(node: Heddle) -> tuple[int, int, float]:
+    def rank(node: Heddle) -> tuple[float, ...]:
         """Sort key if the search completes paths; smaller is better."""
         level = search.level(node)
         kind = 1 if node.terminal else 0
@@ -207,7 +212,8 @@ def rank_answers(search: Search) -> list[Heddle]:
             kind = 3
         elif steps and level >= steps and not node.children and not node.terminal:
             kind = 2
-        return (-kind, 0 if node.terminal else -level, -(node.score or 0.0))
+        level_key = 0 if node.terminal else -level
+        return (search.is_rejected(node), -kind, level_key, -(node.score or 0.0))
 
     return sorted(nodes, key=rank)
 
