@@ -27,7 +27,11 @@ from weft.engines.torch.paged import kernel, step  # noqa: E402
 if not (kernel.is_interpreted() or torch.cuda.is_available()):
     pytest.skip("triton has neither its interpreter nor a card", allow_module_level=True)
 
-pytestmark = [pytest.mark.torch, pytest.mark.kernels]
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.kernels,
+    pytest.mark.usefixtures("one_load_check"),
+]
 DEVICE = torch.device("cpu" if kernel.is_interpreted() else "cuda")
 MIXTURES = {"mixtral": 3, "qwen2_moe": 3, "afmoe": 2, "deepseek_v3": 2, "gpt_oss": 3}
 NEAR = {torch.float32: 1e-6, torch.float16: 1e-3}  # of the spread

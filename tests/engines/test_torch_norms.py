@@ -20,7 +20,11 @@ from weft.engines.torch.paged import elementwise, kernel  # noqa: E402
 if not (kernel.is_interpreted() or torch.cuda.is_available()):
     pytest.skip("triton has neither its interpreter nor a card", allow_module_level=True)
 
-pytestmark = [pytest.mark.torch, pytest.mark.kernels]
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.kernels,
+    pytest.mark.usefixtures("one_load_check"),
+]
 DEVICE = torch.device("cpu" if kernel.is_interpreted() else "cuda")
 F = torch.nn.functional
 

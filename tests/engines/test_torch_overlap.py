@@ -36,7 +36,11 @@ from weft.errors import ContextOverflow  # noqa: E402
 if not (kernel.is_interpreted() or torch.cuda.is_available()):
     pytest.skip("triton has neither its interpreter nor a card", allow_module_level=True)
 
-pytestmark = [pytest.mark.torch, pytest.mark.kernels]
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.kernels,
+    pytest.mark.usefixtures("one_load_check"),
+]
 DEVICE = torch.device("cpu" if kernel.is_interpreted() else "cuda")
 
 
