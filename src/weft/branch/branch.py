@@ -349,6 +349,9 @@ class Branch(
     def prefill(self, tokens: Sequence[int]) -> None:
         """Append prompt tokens and run them; grammar, penalties and metrics ignore them.
 
+        `grow` also counts the prompt for repetition_penalty and DRY. To count it here, call
+        `accept` with each of its tokens first.
+
         Afterwards the branch has the logits after the last token.
 
         Args:

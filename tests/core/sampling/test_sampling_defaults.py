@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import json
 import shutil
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -196,3 +197,28 @@ def test_loom_branch_and_server_draw_the_same_text(named: dict[str, Any], tmp_pa
     answer = response.json()["output"][0]["content"][0]["text"]
     assert answer == grown.text or not named  # only top_k=1 repeats itself without a seed
     assert drawn_by(SamplingParams.from_dict(model["chat_defaults"])) == drawn_by(grown.params)
+
+
+PROMPT_PENALTIES: list[dict[str, Any]] = [
+    {"repetition_penalty": 1e6},
+    {"dry_multiplier": 1e6, "dry_allowed_length": 1, "dry_sequence_breakers": []},
+]
+
+
+@pytest.mark.parametrize("penalty", PROMPT_PENALTIES, ids=lambda penalty: next(iter(penalty)))
+def test_penalties_count_prompt_in_looms_and_accepted_tokens_in_branches(
+    lm: weft.LM, penalty: dict[str, Any]
+) -> None:
+    (answer,) = Loom(lm, MESSAGES).grow(max_tokens=N_TOKENS, temperature=0)
+    repeated = [*lm.format_chat(MESSAGES).ids, *answer.tokens, *answer.tokens[:2]]
+    (node,) = Loom(lm, repeated).grow(max_tokens=N_TOKENS, temperature=0, **penalty)
+
+    def tokens_of_branch(*, accepts_prompt: bool) -> list[int]:
+        branch = Branch.create(lm, temperature=0, **penalty)
+        for token in repeated if accepts_prompt else []:
+            branch.accept(token)
+        branch.prefill(repeated)
+        return [piece.token for piece in islice(branch, N_TOKENS)]
+
+    assert tokens_of_branch(accepts_prompt=True) == node.tokens
+    assert tokens_of_branch(accepts_prompt=False) != node.tokens
