@@ -118,6 +118,14 @@ def test_loom_without_a_tokenizer_grows_streams_shows_and_is_saved(lm: LM, tmp_p
     assert repeated.children[0].grow(n=1, temperature=0, max_tokens=3)[0].text
 
 
+def test_penalties_without_a_tokenizer_are_the_servers(lm: LM, plain: LM) -> None:
+    options: dict[str, Any] = {"n": 1, "temperature": 0, "max_tokens": 20}
+    options |= {"presence_penalty": 1.5, "frequency_penalty": 0.5}
+    (node,) = Loom(lm, "Once upon a time", template=False).grow(**options)
+    (want,) = Loom(plain, "Once upon a time", template=False).grow(**options)
+    assert node.text == want.text
+
+
 def test_calls_that_need_tokens_raise_and_are_named(lm: LM) -> None:
     loom = Loom(lm, "Once upon a time")
     with pytest.raises(Unsupported, match="next-token"):

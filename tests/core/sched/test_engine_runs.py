@@ -387,23 +387,6 @@ def test_run_that_the_engine_cannot_cancel_ends() -> None:
     rig.finish()
 
 
-def test_run_whose_sampler_cannot_see_the_prompt_fails_alone() -> None:
-    class Blind(Sampler):
-        def add_prompt(self, tokens: Any) -> None:
-            raise Boom("add_prompt")
-
-    rig = Rig(fake())
-    item = run(rig.place(PROMPT), 0, repetition_penalty=1.2)
-    blind = replace(item, sampler=Blind(item.sampler.params, item.sampler.stream))
-    (ticket,) = rig.drive_quietly(blind)
-    assert isinstance(ticket.error, ForwardError)
-    engine = rig.engine
-    assert isinstance(engine, OwnLoopFake)
-    assert engine.native.started == []
-    assert_result(rig, item, *rig.drive(item))
-    rig.finish()
-
-
 def test_rows_of_log_probabilities_do_not_take_what_asks_for_raw_logits() -> None:
     engine = fake()
     engine.info = replace(

@@ -82,8 +82,9 @@ class EngineRunJob(RunJob):
         for token, logprob, entropy in zip(event.tokens, logprobs, entropies, strict=True):
             if self.done:
                 return
-            if self.sampler.needs_host and token not in self.stops:
-                self.sampler.accept(token)
+            # The engine applies the penalties, so their history stays empty.
+            if self.sampler.matcher is not None and token not in self.stops:
+                self.sampler.matcher.accept(token)
             of_all = self._reported or known
             drawn = DrawnToken(
                 token, logprob if of_all[0] else None, entropy if of_all[1] else None
@@ -248,11 +249,6 @@ class EngineRunQueue:
 
     def _submit(self, jobs: list[EngineRunJob], queues: JobQueues) -> None:
         """Submit jobs to the engine as one request."""
-        for job in jobs:
-            queues.guard(job, _prime, job, queues)
-        jobs = [job for job in jobs if not job.done]
-        if not jobs:
-            return
         in_flight = InFlightRun(jobs)
         to_request = replace(
             jobs[0].to_request(queues), streams=tuple(job.sampler.stream for job in jobs)
@@ -291,12 +287,6 @@ class EngineRunQueue:
             if job is not None:
                 queues.guard(job, job.process_event, event, queues)
         return n_heard
-
-
-def _prime(job: EngineRunJob, queues: JobQueues) -> None:
-    """Add the prompt's tokens to the sampler's penalty history, if it has one."""
-    if job.sampler.needs_host:
-        job.sampler.add_prompt(job.sequence.base.ids())
 
 
 def check_steps_needed(items: Iterable[Item], engine: Engine) -> None:
