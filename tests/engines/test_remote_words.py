@@ -228,6 +228,7 @@ def test_gbnf_of_a_json_schema_takes_the_same_escapes(text: Tokenizer, escape: s
 def test_servers_are_known_by_what_they_call_themselves() -> None:
     assert dialect_of("vllm").name == "vllm"
     assert dialect_of("me").name == "llama-cpp-python"
+    assert dialect_of("weft").name == "weft"
     assert dialect_of("somebody").name == "openai"
 
 

@@ -140,8 +140,36 @@ OLLAMA = Dialect(
     seeded=True,
     chat_only=True,
 )
+# Weft's own server. Without neutral fields its chats use `lm.chat_defaults`.
+WEFT = Dialect(
+    "weft",
+    owners=("weft",),
+    neutral={
+        "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "repetition_penalty": 1.0,
+        "presence_penalty": 0.0, "frequency_penalty": 0.0, "penalty_last_n": -1,
+        "top_n_sigma": -1.0, "xtc_probability": 0.0, "dry_multiplier": 0.0,
+    },
+    params={
+        **_STANDARD,
+        "top_k": "top_k",
+        "min_p": "min_p",
+        "typical_p": "typical_p",
+        "top_n_sigma": "top_n_sigma",
+        "xtc_probability": "xtc_probability",
+        "repetition_penalty": "repetition_penalty",
+        "dry_multiplier": "dry_multiplier",
+        "penalty_last_n": "penalty_last_n",
+    },
+    order="last",
+    ask_ids="return_token_ids",
+    stop_ids="stop_token_ids",
+    keep_stop={"include_stop_str_in_output": True},
+    seeded=True,
+    constraints="structured_outputs",
+    may_continue=True,
+)  # fmt: skip
 DIALECTS = {
-    each.name: each for each in (PLAIN, VLLM, SGLANG, LLAMA_SERVER, LLAMA_CPP_PYTHON, OLLAMA)
+    each.name: each for each in (PLAIN, VLLM, SGLANG, LLAMA_SERVER, LLAMA_CPP_PYTHON, OLLAMA, WEFT)
 }
 
 
