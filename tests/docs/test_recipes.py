@@ -24,8 +24,6 @@ ONLY_TINY = (
     "lora",  # creates an adapter for the embedded model's folder
     "lm-eval",  # names the model in `model_args`
     "engines",  # names the model in the server's address
-    "tree-of-thoughts",  # not tried with another model: its search costs 1,500 tokens
-    "speculative-loop",  # not tried with another model: 120 tokens with a fork for each guess
 )
 OTHER_MODELS = [page for page in RECIPES if page.stem not in ONLY_TINY]
 each_recipe = pytest.mark.parametrize("page", RECIPES, ids=lambda page: page.stem)
