@@ -20,7 +20,7 @@ from weft.engines.llamacpp import pool as pool_module
 from weft.engines.llamacpp import settings as settings_module
 from weft.engines.llamacpp.context import CellCount, Context
 from weft.engines.llamacpp.pool import ContextPool, Need, shard_of
-from weft.errors import ForwardError, KVFull
+from weft.errors import ForwardError, KVFull, ModelLoadError
 
 pytestmark = pytest.mark.llamacpp
 
@@ -365,6 +365,30 @@ def test_one_path_may_use_all_slots_after_the_others_are_freed(
     np.testing.assert_allclose(output.logits(0), last, atol=ATOL)
     assert shards_of([kept]) == [shard]
     assert max(counts) <= pool.max_cells
+
+
+def test_path_gets_the_memory_of_empty_shards_if_memory_is_short(
+    engine: LlamaCppEngine, plain: LlamaCppEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new context needs memory while the old one exists; empty shards must not keep it."""
+    fragments = prompts(engine, *[50] * 12)
+    pool = engine._pool
+    assert len(pool.shards) == 6
+    limit = pool.n_cells
+
+    def check(header: object, types: object, n_cells: int) -> None:
+        if pool.n_cells + n_cells > limit:
+            raise ModelLoadError(f"no memory for {n_cells} cells")
+
+    monkeypatch.setattr(settings_module, "check_memory", check)
+    for fragment in fragments[1:]:
+        engine.fragments.free(fragment)
+    output = engine.forward([Row((), ids_of(900, 99), 50, fragments[0], (899,))])
+    path = [*ids_of(50, 0), *ids_of(900, 99)]
+    monkeypatch.undo()
+    alone = plain.forward([Row((), path, 0, None, (949,))]).logits(0)
+    np.testing.assert_allclose(output.logits(0), alone, atol=ATOL)
+    assert len(pool.shards) == 1
 
 
 def test_shards_with_kv_shrink_if_another_needs_their_cells(

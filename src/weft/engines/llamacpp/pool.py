@@ -109,7 +109,7 @@ class ContextPool:
         """Give shards the cells that they need, within `max_cells`.
 
         A shard that grows gets twice its cells if there are so many. If cells are short, other
-        shards without leases are closed and the remaining ones shrink.
+        shards without leases are closed and the remaining ones shrink, likewise if memory is short.
 
         Raises:
             KVFull: the cells do not suffice, or there is not enough memory. No fragment changes.
@@ -128,8 +128,18 @@ class ContextPool:
                 needed=total - self.max_cells,
                 capacity=self.max_cells,
             )
-        sizes = self._sizes(required, needs)
-        for shard in [shard for shard in self.shards if shard not in sizes]:
+        try:
+            self._resize(self._sizes(required, needs))
+        except KVFull:
+            # There is less memory than configured: keep only what is required.
+            self._resize({shard: max(n, CELL_BLOCK) for shard, n in required.items()})
+
+    def _resize(self, sizes: Mapping[Shard, int]) -> None:
+        """Close shards that are not in `sizes`, shrink others, then let the rest grow.
+
+        Raises: KVFull if there is not enough memory.
+        """
+        for shard in [shard for shard in reversed(self.shards) if shard not in sizes]:
             self._close_shard(shard)
         for shard in sorted(sizes, key=lambda shard: sizes[shard] - shard.context.n_cells):
             shard.context.resize(sizes[shard])
