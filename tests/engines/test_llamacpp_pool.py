@@ -530,7 +530,7 @@ def test_fragment_that_cannot_be_copied_to_its_parent_stays(
     np.testing.assert_allclose(output.logits(0), alone, atol=ATOL)
 
 
-# Which engines have several contexts ----------------------------------------------------------
+# Engines with one context and with several --------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -601,7 +601,7 @@ class BareContext:
     def remove(self, lease: int, start: int, end: int) -> None:
         pass
 
-    def share_with(self, other: BareContext) -> None:
+    def reuse_from(self, other: BareContext) -> None:
         pass
 
     def detach_reader(self) -> None:

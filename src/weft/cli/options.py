@@ -396,7 +396,7 @@ def _default_text(name: str) -> str:
 
 
 def constraint(schema: Path | None = None, min_tokens: int = 0) -> dict[str, Any]:
-    """Return the sampling parameter `constraint` of --json-schema or --min-tokens; {} for neither.
+    """Return {"constraint": …} for --json-schema or --min-tokens; {} if neither is given.
 
     Raises: ConfigError for both, or if the file cannot be read; GrammarError for a wrong schema.
     """

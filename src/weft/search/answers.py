@@ -269,7 +269,7 @@ def _rank(best: Heddle, nodes: Sequence[Heddle], measure: str) -> str:
 def reason_for_votes(search: Search, result: SearchResult, nodes: Sequence[Heddle]) -> str:
     """Return why a majority vote chose the best text, as the end of a sentence.
 
-    nodes: the ends of all texts.
+    nodes: the last node of each text.
     """
     if len(nodes) == 1:
         return result.reason
@@ -285,7 +285,7 @@ def reason_for_votes(search: Search, result: SearchResult, nodes: Sequence[Heddl
 def reason_for_sums(search: Search, result: SearchResult, nodes: Sequence[Heddle]) -> str:
     """Return why a vote weighted by scores chose the best text, as the end of a sentence.
 
-    nodes: the ends of all texts.
+    nodes: the last node of each text.
     """
     if len(nodes) == 1:
         return result.reason

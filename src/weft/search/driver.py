@@ -344,7 +344,7 @@ class Search:
     def is_rejected(self, node: Heddle) -> bool:
         """Return True if the task's `state` rejects the node's last line.
 
-        Full answers are not lines: only a checker can reject them.
+        False for the start, for full answers, and for searches with states of the caller's.
         """
         if self.task is None or self.uses_states or node is self.start:
             return False

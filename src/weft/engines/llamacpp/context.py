@@ -36,7 +36,7 @@ class Detachable(Protocol):
 
 
 class CellCount:
-    """Number of cells of all contexts of a model."""
+    """Mutable total `n` of the cells of a model's contexts; each context keeps it up to date."""
 
     def __init__(self) -> None:
         self.n = 0
@@ -139,8 +139,8 @@ class Context(Cells):
         self._top = 0  # with `in_order`: all used cells are below this index
         self._grave, self._filler = n_leases * self._width, (n_leases + 1) * self._width
 
-    def share_with(self, other: Context) -> None:
-        """Use the thread tuner and the state header of another context of the model."""
+    def reuse_from(self, other: Context) -> None:
+        """Use the thread tuner and the state header of `other`, a context of the same model."""
         self._auto, self._state_head = other._auto, other._state_head
 
     def reserve(self, n_leases: int) -> None:
@@ -154,8 +154,8 @@ class Context(Cells):
     def resize(self, n_cells: int, n_leases: int = 0) -> None:
         """Replace the context by one with `n_cells` cells, which must suffice for the KV.
 
-        Nothing happens without a change, or after `close`. Call this between model calls: it frees
-        the memory of the logits, after the last result was detached. Cost: the KV is copied twice.
+        Nothing happens if the sizes are equal, or after `close`. Call this between model calls
+        only: it detaches the last result, then frees its logits. Cost: the KV is copied twice.
 
         Args:
             n_cells: new number of cells.

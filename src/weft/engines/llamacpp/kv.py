@@ -112,7 +112,7 @@ class SequenceFragments(Fragments):
     def _move(self, fragment: PathFragment, parent: PathFragment) -> None:
         """Copy the KV of a fragment, and of all below it, to the shard of its next parent.
 
-        This is rare: two paths that start at the root have got equal tokens meanwhile.
+        This is rare: two separate paths from the root later turn out to have equal tokens.
         Raises: KVFull; nothing has changed then.
         """
         source, target = shard_of(fragment), shard_of(parent)

@@ -319,7 +319,7 @@ class Leases:
         upper.children, upper.side_branches = {}, {}
 
     def replace(self, twin: PathFragment, fragment: PathFragment) -> None:
-        """Put `fragment`, which has no slots in the tree, in the place of its equal `twin`."""
+        """Put `fragment`, which was dropped from its own tree, in the place of its copy `twin`."""
         _replace(twin, fragment)
         fragment.parent, fragment.start, fragment.is_loose = twin.parent, twin.start, False
         fragment.strand, fragment.children = twin.strand, twin.children

@@ -2,7 +2,7 @@
 
 On a CPU, attention of a token checks the mask of every used cell of its cache, also the cells of
 other branches. Different prompts are therefore cheaper in caches of their own, if each of them
-still has enough branches for a batch. A fragment is in the context of its parent::
+still has enough branches to fill a batch. A fragment is in the context of its parent::
 
     shard 0   prompt ──┬── a ── c        a fork copies no cells
                        └── b
@@ -41,10 +41,15 @@ class Shard(Leases):
 
 
 class Need(NamedTuple):
-    """Cells that a shard must have, and the cells that it can use."""
+    """Cells that a shard needs for a step.
+
+    required: without them the step fails.
+
+    preferred: it gets them if there are enough.
+    """
 
     required: int
-    useful: int
+    preferred: int
 
 
 class ContextPool:
@@ -83,8 +88,8 @@ class ContextPool:
     def choose(self) -> Shard:
         """Return the shard for a path that continues no fragment; may create it.
 
-        Crowded shards are avoided. If all are crowded and no other can be created, it is the one
-        with the fewest slots.
+        Crowded shards are avoided. If all are crowded and no other can be created, the shard with
+        the fewest slots is returned.
         """
         for shard in self.shards:
             if not shard.is_crowded:
@@ -92,7 +97,7 @@ class ContextPool:
         return self._try_new_shard() or min(self.shards, key=lambda shard: shard.slots)
 
     def _try_new_shard(self) -> Shard | None:
-        """Create a shard; return None if there are enough of them, or if memory is short."""
+        """Create a shard; return None at `MAX_SHARDS`, or if cells or memory are short."""
         if self._new_context is None or len(self.shards) >= MAX_SHARDS:
             return None
         if self.n_cells + _rounded(_NEW_CELLS) > self.max_cells:
@@ -101,20 +106,20 @@ class ContextPool:
             context = self._new_context(_NEW_CELLS)
         except ModelLoadError:
             return None
-        context.share_with(self.shards[0].context)
+        context.reuse_from(self.shards[0].context)
         self.shards.append(Shard(context))
         return self.shards[-1]
 
     def reserve(self, needs: Mapping[Shard, Need]) -> None:
         """Give shards the cells that they need, within `max_cells`.
 
-        A shard that grows gets twice its cells if there are so many. If cells are short, other
-        shards without leases are closed and the remaining ones shrink, likewise if memory is short.
+        A shard that grows at least doubles if `max_cells` allows it. If cells or memory are short,
+        shards that have no leases and are not in `needs` are closed, and the others shrink.
 
         Raises:
             KVFull: the cells do not suffice, or there is not enough memory. No fragment changes.
         """
-        if all([need.useful <= shard.context.n_cells for shard, need in needs.items()]):
+        if all([need.preferred <= shard.context.n_cells for shard, need in needs.items()]):
             return
         required = {
             shard: _rounded(max(shard.slots, needs[shard].required if shard in needs else 0))
@@ -149,7 +154,7 @@ class ContextPool:
     ) -> dict[Shard, int]:
         """Return the number of cells that each shard gets; shards to close are left out.
 
-        required: cells that each shard with leases or a need must have.
+        required: minimum cells of each shard that has leases or is in `needs`; others may close.
         """
         sizes = {shard: max(shard.context.n_cells, required.get(shard, 0)) for shard in self.shards}
         excess = sum(sizes.values()) - self.max_cells
@@ -163,8 +168,10 @@ class ContextPool:
                 excess -= cut
         for shard, need in needs.items():
             before = shard.context.n_cells
-            useful = _rounded(max(need.useful, 2 * before)) if need.useful > before else before
-            more = min(useful - sizes[shard], -excess)
+            wanted = (
+                _rounded(max(need.preferred, 2 * before)) if need.preferred > before else before
+            )
+            more = min(wanted - sizes[shard], -excess)
             if more > 0:
                 sizes[shard] += more
                 excess += more

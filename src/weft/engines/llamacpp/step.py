@@ -103,7 +103,7 @@ class Batches:
                 row.kv_out.length += row.n_tokens
 
     def _place(self) -> dict[Shard, list[int]]:
-        """Give each fragment that a row writes to (`kv_out`) a lease that no child uses.
+        """Assign each row to a shard, and give each `kv_out` a lease that no child uses.
 
         Returns: the row numbers in each shard.
         """
@@ -171,9 +171,11 @@ class Batches:
                 shard.trim_leaf(kv_out, kv_out.length)
 
     def _waves(self, shard: Shard, numbers: Sequence[int]) -> list[list[int]]:
-        """Return the row numbers of each wave; a wave's rows all have a lease at the same time.
+        """Split rows into waves that fit the free leases and cells; return their row numbers.
 
-        numbers: of all rows in the shard. Raises: KVFull for lack of a lease.
+        Rows with a `kv_out` are all in the first wave.
+
+        numbers: of all rows in the shard. Raises: KVFull if a row needs a lease and none is free.
         """
         waves: list[list[int]] = [[]]
         room = shard.context.n_cells - shard.slots  # for rows without a `kv_out`

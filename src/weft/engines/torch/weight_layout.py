@@ -34,7 +34,7 @@ _log = logging.getLogger("weft.engines.torch")
 MIN_NUMBERS = 1 << 19
 FEW = 16
 _ALIGN_BYTES = 16  # of GPU reads
-_TIMED_NUMBERS = 1 << 25  # in a layer whose product is timed: a few milliseconds
+_TIMED_NUMBERS = 1 << 25  # larger layers are not timed: a product would take too long
 
 
 def optimize_layout(model: PreTrainedModel, packed_weights: bool | None) -> None:

@@ -203,12 +203,12 @@ def _causes(faults: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
         for fault in faults
         if _field_name(fault) == place or (place and _field_name(fault).startswith(f"{place}."))
     ]
-    causes = [fault for fault in nested if not _is_of_type(fault)] or nested
+    causes = [fault for fault in nested if not _is_type_mismatch(fault)] or nested
     deepest = max((_field_name(fault) for fault in causes), key=lambda name: name.count("."))
     return [fault for fault in causes if _field_name(fault) == deepest]
 
 
-def _is_of_type(fault: Mapping[str, Any]) -> bool:
+def _is_type_mismatch(fault: Mapping[str, Any]) -> bool:
     """Return True for an error that only says that the value has another JSON type."""
     is_choice = fault["type"] == "literal_error" and isinstance(fault.get("input"), dict | list)
     return is_choice or fault["type"].endswith("_type")

@@ -109,8 +109,8 @@ class ClientToolChoice(OpenAIModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _from_text(cls, given: Any) -> Any:
-        """Accept OpenAI's form of the choice, a text."""
+    def _from_openai_choice(cls, given: Any) -> Any:
+        """Accept OpenAI's `tool_choice`, a string; "required" becomes "any"."""
         if isinstance(given, str):
             return {"type": "any" if given == "required" else given}
         return given

@@ -46,7 +46,7 @@ def check_field(
 
 @contextmanager
 def translate_overflow(param: str, n_new: int = 0) -> Iterator[None]:
-    """Report a prompt that is too long in the wording that clients match.
+    """Turn ContextOverflow in the `with` block into RequestError 400, in words that clients match.
 
     litellm matches "maximum context length is", langchain "prompt is too long".
 

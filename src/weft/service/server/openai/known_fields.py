@@ -18,14 +18,14 @@ from .field_errors import invalid, unsupported
 
 @dataclass(frozen=True, slots=True)
 class KnownField:
-    """A request field, as routes read it that do not implement a field of this name.
+    """How routes treat a request field that they do not implement.
 
     owner: the server whose documentation defines the field.
     neutral: values that change nothing; null, "", [] and {} are neutral as well.
     aliases: other names of the field; the first one that the route implements is used. Without
         `neutral`, the neutral values are those of the first alias.
-    switch: another field, without which this one has no effect. Every value is accepted, because
-        the route rejects the switch.
+    switch: a field that turns this one on. Every value of this one is accepted, because the route
+        rejects the switch.
     is_operational: True if the field cannot change the answer, so that every value is accepted.
     """
 
@@ -578,7 +578,10 @@ def _is_own_priority(priority: Any, fields: Mapping[str, Any]) -> bool:
 
 
 def _is_empty(name: str, value: Any, *, is_own: bool) -> bool:
-    """Return True for "", [] and {}, if they state nothing. is_own: the route has the field."""
+    """Return True for "", [] and {}, except where they have a meaning of their own.
+
+    is_own: the route has the field.
+    """
     if (is_own and name in _MEANINGFUL_EMPTY) or (value == {} and name in _SCHEMAS):
         return False
     return isinstance(value, str | list | dict) and not value

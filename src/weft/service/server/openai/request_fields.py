@@ -355,7 +355,7 @@ class GeneratingRequest(RequestFields, OpenAISampling):
 
 
 def check_token_ids(lm: LM, name: str, ids: Iterable[int]) -> None:
-    """Raise RequestError for ids outside the vocabulary. name: the field."""
+    """Raise RequestError for ids beyond the vocabulary; none is negative. name: of the field."""
     n_vocab = lm.info.n_vocab or lm.text.n_vocab
     wrong = next((token for token in ids if token >= n_vocab), None)
     if wrong is not None:
