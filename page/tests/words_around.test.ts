@@ -65,7 +65,8 @@ describe('what stands around the panes', () => {
   it('says what undo and redo would turn', () => {
     expect(operationText({ ...did, kind: 'remove', n_removed: 3 })).toBe('removal of 3 nodes')
     expect(operationText({ ...did, kind: 'grow', n_added: 1 })).toBe('growth of 1 node')
-    expect(operationText({ ...did, kind: 'bookmark', n_changed: 1 })).toBe('bookmark')
+    for (const kind of ['bookmark', 'score', 'rating', 'note'])
+      expect(operationText({ ...did, kind, n_changed: 1 })).toBe(kind)
     const log = [
       { ...did, kind: 'remove', n_removed: 2, rev: 3, state: 'undone' },
       { ...did, kind: 'grow', n_added: 4, rev: 2 },

@@ -23,15 +23,19 @@ const VERBS: Record<string, string> = {
   move: 'move of',
   copy: 'copy of',
   bookmark: 'bookmark',
-  score: 'scores of',
+  score: 'score',
+  rating: 'rating',
+  note: 'note',
   restore: 'restoring',
 }
+/** Kinds whose texts have no number of nodes. */
+const WITHOUT_COUNT = ['bookmark', 'run', 'score', 'rating', 'note']
 
 /** "removal of 3 nodes". */
 export function operationText(operation: Operation): string {
   const n = Math.max(operation.n_added, operation.n_removed) || operation.n_changed
   const verb = VERBS[operation.kind] ?? operation.kind
-  return operation.kind === 'bookmark' || operation.kind === 'run' || !n
+  return WITHOUT_COUNT.includes(operation.kind) || !n
     ? verb.replace(/ of$/, '')
     : `${verb} ${plural(n, 'node')}`
 }

@@ -1063,6 +1063,27 @@ def test_rating_keeps_other_notes_and_ranks_exported_pairs(served: Served) -> No
     assert served.client.get(node, params={"fields": ["meta"]}).json()["meta"] == {"note": "mine"}
 
 
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        ({"score": 0.5}, "score"),
+        ({"rating": 4}, "rating"),
+        ({"meta": {"note": "mine"}, "in_place": True}, "note"),
+        ({"score": 0.5, "rating": 4}, "edit"),
+        ({"text": " b", "in_place": True}, "edit"),
+    ],
+)
+def test_history_names_the_field_if_an_edit_changes_only_an_annotation(
+    served: Served, body: dict[str, Any], kind: str
+) -> None:
+    created = served.client.post("/api/v1/looms", json={"prompt": "Once", "template": False})
+    path = f"/api/v1/looms/{created.json()['id']}"
+    served.client.post(f"{path}/nodes", json={"parent": 0, "text": " a"}).raise_for_status()
+    change = served.client.patch(f"{path}/nodes/1", json=body).raise_for_status().json()
+    history = served.client.get(f"{path}/history").json()["data"]
+    assert (change["kind"], history[0]["kind"]) == (kind, kind)
+
+
 def test_mean_entropy_of_a_node_is_the_mean_of_its_entropies(served: Served) -> None:
     created = served.client.post("/api/v1/looms", json={"prompt": "Once", "template": False})
     path = f"/api/v1/looms/{created.json()['id']}"

@@ -15,6 +15,9 @@ const DID: Record<string, string> = {
   move: 'moved',
   remove: 'removed',
   bookmark: 'bookmarked',
+  score: 'scored',
+  rating: 'rated',
+  note: 'note changed',
 }
 const BY: Record<string, string> = { page: 'on the page', http: 'by a program', cli: 'in a terminal' }
 

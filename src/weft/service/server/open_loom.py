@@ -50,7 +50,10 @@ _SAVED_LATER = (
     "Keep the server running and fix its database. Generated nodes are saved automatically once it"
     " is reachable; edits must be repeated."
 )
-_IN_PLACE = ("edit", "grow")  # kinds of changes that keep nodes at their position
+# Kinds of changes, by the only field of a node that they change.
+ANNOTATION_KINDS = {"score": "score", "rating": "rating", "meta": "note"}
+# Kinds of changes that keep nodes at their position.
+_IN_PLACE = {"edit", "grow", *ANNOTATION_KINDS.values()}
 
 
 class ExpectedRevision(NamedTuple):

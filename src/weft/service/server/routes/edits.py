@@ -30,7 +30,7 @@ from ..edits import add_message, copy_below, edit_message, fork, loom_below, mov
 from ..errors import RequestError
 from ..limits import check_limit
 from ..models import ServedModel
-from ..open_loom import ExpectedRevision, OpenLoom
+from ..open_loom import ANNOTATION_KINDS, ExpectedRevision, OpenLoom
 from ..other_model import loom_for
 from ..serializers import model_response, to_loom_object
 from ..service import Service, ServiceDep
@@ -116,8 +116,14 @@ async def edit_node(
             if if_match is not None:
                 expected = ExpectedRevision(tree_node, live.kept.rev)  # this call has changed it
         return await changed(
-            live, "edit", lambda: _apply_edit(tree_node, body), actor, expected=expected
+            live, _edit_kind(body), lambda: _apply_edit(tree_node, body), actor, expected=expected
         )
+
+
+def _edit_kind(body: EditNode) -> str:
+    """Return the operation's kind for the log: "edit" unless only one annotation changes."""
+    fields = body.model_fields_set - {"in_place"}
+    return ANNOTATION_KINDS.get(fields.pop(), "edit") if len(fields) == 1 else "edit"
 
 
 def _apply_edit(node: Heddle, body: EditNode) -> None:
