@@ -214,8 +214,9 @@ class Desk:
         """Wait until the page knows all nodes that the server has, and that none grows."""
         foot = self.page.get_by_role("contentinfo")
         self.wait_grown()
-        n = f"{len(self.nodes()):,}".replace(",", r"\s")
-        expect(foot.locator(".n-nodes")).to_have_text(re.compile(rf"^{n} nodes?$"))
+        expect(foot.locator(".n-nodes")).to_have_text(
+            re.compile(rf"^{len(self.nodes()):,} nodes?$")
+        )
         expect(foot.locator(".growing")).to_have_count(0)
 
     def open_named(self) -> Json:

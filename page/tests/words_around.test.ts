@@ -5,7 +5,7 @@ import { loading } from '../src/model/progress'
 import { samples } from '../src/model/samples'
 import { percent, shareReused, timesShared } from '../src/model/saving'
 import { when } from '../src/model/when'
-import { beginning, ending, isRightToLeft, oneLine } from '../src/model/words'
+import { beginning, count, ending, isRightToLeft, oneLine } from '../src/model/words'
 
 const kv = {
   kv_bytes: 10,
@@ -48,6 +48,10 @@ describe('what stands around the panes', () => {
     expect(shareReused({ ...kv, reused: 99, prefilled: 1 })).toBe(0.99)
     expect(percent(0.9999)).toBe('99\u202f%')
     expect(percent(1)).toBe('100\u202f%')
+  })
+
+  it('separates thousands with commas', () => {
+    expect([0, 999, 1000, 18902.4, 1234567].map(count)).toEqual(['0', '999', '1,000', '18,902', '1,234,567'])
   })
 
   it('says when a loom was changed as people do', () => {

@@ -149,7 +149,7 @@ def test_selection_over_the_servers_limit_is_reported_before_growing(
     desk.press("A")
     bar = page.get_by_role("region", name="Selected nodes")
     expect(bar).to_contain_text("600 × 1 = 600 branches")
-    expect(bar).to_contain_text("The server’s limit is 1\u202f024 branches at once.")
+    expect(bar).to_contain_text("The server’s limit is 1,024 branches at once.")
     expect(bar.get_by_role("button", name="Grow 1 each")).to_be_enabled()
 
 

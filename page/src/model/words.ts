@@ -1,11 +1,10 @@
 /** Numbers and texts as the page writes them. */
-const THIN = '\u202f'
 
-/** 18 902: digits in threes. */
+/** An integer with its digits in groups of three: 18,902. */
 export function count(value: number): string {
   return Math.round(value)
     .toString()
-    .replace(/\B(?=(\d{3})+$)/g, THIN)
+    .replace(/\B(?=(\d{3})+$)/g, ',')
 }
 
 export function plural(value: number, one: string, many = `${one}s`): string {
