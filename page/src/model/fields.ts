@@ -53,6 +53,9 @@ export interface NumberField {
 export const MAX_SEED = Number.MAX_SAFE_INTEGER
 const MAX_PENALTY = 100
 
+/** When a seed does not repeat a text, as the end of a sentence. */
+export const SEED_EXCEPTIONS = 'rounding in bfloat16, MLX and llama.cpp may change a token'
+
 // biome-ignore format: a table is read by lines
 export const NUMBER_FIELDS: Record<NumberSetting, NumberField> = {
   n: { label: 'Branches', hint: 'The number of branches that grow at once.', neutral: null, isInteger: true, low: 1, limit: 'n', step: 1 },
@@ -74,7 +77,7 @@ export const NUMBER_FIELDS: Record<NumberSetting, NumberField> = {
   dry_base: { label: 'DRY base', hint: 'The growth of the DRY penalty for each further repeated token.', neutral: 1.75, isInteger: false, low: 1, step: 0.05, sampler: 'more' },
   dry_allowed_length: { label: 'DRY allowed length', hint: 'DRY ignores repetitions of fewer tokens.', neutral: 2, isInteger: true, low: 1, step: 1, sampler: 'more' },
   dry_penalty_last_n: { label: 'DRY window', hint: 'The number of last tokens in which DRY looks for repetitions; empty: all.', neutral: null, isInteger: true, low: 1, high: 2 ** 31 - 1, step: 64, sampler: 'more', empty: 'all' },
-  seed: { label: 'Seed', hint: 'The same seed gives the same branches; empty: a random one each time.', neutral: null, isInteger: true, low: 0, high: MAX_SEED, step: 1, empty: 'random' },
+  seed: { label: 'Seed', hint: `The same seed gives the same branches, but ${SEED_EXCEPTIONS}. Empty: a random one each time.`, neutral: null, isInteger: true, low: 0, high: MAX_SEED, step: 1, empty: 'random' },
 }
 
 export const SAMPLERS = (Object.keys(NUMBER_FIELDS) as NumberSetting[]).filter(

@@ -48,7 +48,10 @@ export const regenerate = (number: number) =>
       other: 'Regenerated a different text.',
     }[came]
     toast(message, {
-      detail: came === 'other' ? 'Its path, its text or the model has changed since.' : '',
+      detail:
+        came === 'other'
+          ? 'Its path, its text or the model has changed since, or rounding has changed a token.'
+          : '',
       action: { label: 'Remove the copy', run: () => void remove(twin.node) },
     })
   })

@@ -1,6 +1,7 @@
 /** The author, time and settings of a node, and how to reproduce it: here, in a shell and in Python. */
 
 import type { Node } from '../../api/client'
+import { SEED_EXCEPTIONS } from '../../model/fields'
 import { curl, defaultsFor, drawnWith, python, recipe, repeatRequest } from '../../model/provenance'
 import { shortName } from '../../model/words'
 import * as act from '../../state/actions'
@@ -32,7 +33,7 @@ export function Provenance({ loom, node, known }: ProvenanceProps) {
     typeof request === 'string'
       ? request
       : model.value
-        ? 'Same settings and seed give the same text.'
+        ? `The same settings and seed give the same text, but ${SEED_EXCEPTIONS}.`
         : `${shortName(loom.info.value.model)} is not loaded.`
   return (
     <section class="part" aria-label="Origin">

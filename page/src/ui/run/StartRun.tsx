@@ -1,6 +1,7 @@
 /** A search for an answer below the current node: which way, how wide, and what it may spend. */
 import { useEffect, useRef, useState } from 'preact/hooks'
 import { ApiError, type RunRequest } from '../../api/client'
+import { SEED_EXCEPTIONS } from '../../model/fields'
 import { ROOT } from '../../model/tree'
 import { oneLine, shortName } from '../../model/words'
 import * as act from '../../state/actions'
@@ -119,7 +120,7 @@ export function StartRun() {
             {field('budget_s', 'Time budget (s)', 'no limit', 'The search ends after this time.')}
             {!chosen.refused?.includes('temperature') && field('temperature', 'Temperature', 'default')}
             {field('max_tokens', 'Max tokens per step', 'default')}
-            {field('seed', 'Seed', 'random', 'The same seed gives the same search.')}
+            {field('seed', 'Seed', 'random', `The same seed gives the same search, but ${SEED_EXCEPTIONS}.`)}
           </div>
         )}
         {chosen && <AnswerFields loom={loom} wrong={wrong} onInput={() => setWrong(null)} />}
