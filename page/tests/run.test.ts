@@ -5,7 +5,7 @@ const round = (number: number, scores: Record<number, number | string | null>, k
   round: number,
   candidates: Object.entries(scores).map(([node, score]) => ({ node: Number(node), score, by: null })),
   kept,
-  cost: { tokens: 100 * number, seconds: number, candidates: 3, stopped: null },
+  cost: { tokens: 100 * number, seconds: number, candidates: 3, valued: 3, prompt_tokens: 0, stopped: null },
 })
 const rounds = [round(1, { 1: 0.9, 2: 0.1, 3: 0.5 }, [3, 1]), round(2, { 4: 0.2, 5: 0.7 }, [5])]
 
@@ -34,11 +34,9 @@ describe('a search', () => {
   })
 
   it('reports the cost so far, and the total at the end', () => {
-    expect(spentBy(rounds, null)).toMatchObject({ tokens: 200, seconds: 2, stopped: '' })
-    expect(spentBy(rounds, { cost: { tokens: 250, stopped: 'tokens' } })).toMatchObject({
-      tokens: 250,
-      stopped: 'tokens',
-    })
+    expect(spentBy(rounds, null)).toMatchObject({ tokens: 200, seconds: 2, stopped: null })
+    const cost = { ...rounds[1]!.cost, tokens: 250, stopped: 'tokens' as const }
+    expect(spentBy(rounds, { cost })).toBe(cost)
     expect(spentBy([], null).tokens).toBe(0)
   })
 

@@ -68,7 +68,7 @@ async function reply<Data>(call: Promise<{ data?: Data }>): Promise<NonNullable<
 }
 
 async function refused(answer: Response): Promise<ApiError> {
-  const body = (await answer.json().catch(() => null)) as Schemas['ErrorReply'] | null
+  const body: Schemas['ErrorReply'] | null = await answer.json().catch(() => null)
   const error = body?.error
   if (!error) return new ApiError(answer.status, 'error', `The server answered ${answer.status}.`)
   const retryAfter = Number(answer.headers.get('Retry-After') ?? NaN)
@@ -127,8 +127,7 @@ export const api = {
   loomKv: (loom: string) => reply(GET('/looms/{loom}/kv', { params: at(loom) })),
   search: (loom: string, query: QueryOf<'/looms/{loom}/search'>, signal?: AbortSignal) =>
     reply(GET('/looms/{loom}/search', { params: { ...at(loom), query }, ...until(signal) })),
-  // openapi-fetch types tuples as arrays
-  find: (q: string) => reply(GET('/search', { params: { query: { q } } })) as Promise<Schemas['HitList']>,
+  find: (q: string) => reply(GET('/search', { params: { query: { q } } })),
   exportFile: async (
     loom: string,
     query: QueryOf<'/looms/{loom}/export'>,
@@ -143,7 +142,7 @@ export const api = {
       POST('/import', {
         params: { query },
         body,
-        bodySerializer: (file) => file as Blob,
+        bodySerializer: () => body,
         headers: { 'Content-Type': null },
       }),
     ),
@@ -187,8 +186,12 @@ export const api = {
     reply(POST('/looms/{loom}/nodes/{node}/clip', { params: on(loom, node), body })),
   move: (loom: string, node: number, body: Schemas['MoveNode']) =>
     reply(POST('/looms/{loom}/nodes/{node}/move', { params: on(loom, node), body })),
-  copy: (loom: string, node: number, body: Schemas['CopyNode']) =>
-    reply(POST('/looms/{loom}/nodes/{node}/copy', { params: on(loom, node), body })),
+  /** Copy a node into a new loom. */
+  copyToLoom: async (loom: string, node: number, body: Schemas['CopyNode']): Promise<Loom> => {
+    const copy = await reply(POST('/looms/{loom}/nodes/{node}/copy', { params: on(loom, node), body }))
+    if (!('name' in copy)) throw new TypeError('The copy is not a loom.')
+    return copy
+  },
   forgetKv: (loom: string, keep: number | null) =>
     reply(POST('/looms/{loom}/kv', { params: at(loom), body: { keep } })),
   nodeKv: (loom: string, node: number, op: KvOp) =>

@@ -46,7 +46,7 @@ export interface FeedEvents {
     job: string
     status: Job['status']
     usage?: Schemas['TokenUsage']
-    result?: Record<string, unknown>
+    result?: Schemas['RunResult']
   }
   renamed: { loom: string; name: string; title: string }
   removed: { loom: string }
@@ -125,10 +125,9 @@ export class Feed {
     })
     for (const name of NAMES) {
       source.addEventListener(name, (event) => {
-        const message = event as MessageEvent<string>
-        if (typeof message.data !== 'string') return
-        if (message.lastEventId) this.last = message.lastEventId
-        ;(this.handlers[name] as (data: unknown) => void)(JSON.parse(message.data))
+        if (!(event instanceof MessageEvent) || typeof event.data !== 'string') return
+        if (event.lastEventId) this.last = event.lastEventId
+        this.handlers[name](JSON.parse(event.data))
       })
     }
   }

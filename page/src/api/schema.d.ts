@@ -2138,6 +2138,28 @@ export interface components {
             /** @description One child's tokens. */
             token_ids?: number[] | null;
         };
+        /** @description The texts of a search that have the same answer. */
+        AnswerGroupObject: {
+            /** @description Null: no answer could be read in these texts. */
+            answer: string | number | null;
+            /** @description Number of texts. */
+            count: number;
+            /** @description Highest mean log-probability of a text; null: unknown. */
+            mean_logprob: number | null;
+            /** @description Numbers of the nodes where these texts end. */
+            nodes: number[];
+            /** @description Highest score of a node; null: not scored. */
+            score: number | string | null;
+            /** @description Share of all answers, 0 to 1. */
+            share: number;
+            /** @description Result of the check; null: not checked. */
+            solved: boolean | null;
+        };
+        /** @description An answer of a search and the number of texts that have it. */
+        AnswerVotes: {
+            answer: string | number | null;
+            count: number;
+        };
         /** @description A chat to render with the model's template. */
         ApplyTemplate: {
             /** @default true */
@@ -2621,9 +2643,7 @@ export interface components {
                 [key: string]: unknown;
             };
             /** @description The answer, path and cost of a run. */
-            result?: {
-                [key: string]: unknown;
-            } | null;
+            result?: components["schemas"]["RunResult"] | null;
             /** @description The rounds of a run so far; not in the list of all jobs. */
             rounds?: components["schemas"]["RoundObject"][] | null;
             /** @description The seed that repeats the branches (exceptions: docs/models.md). */
@@ -2639,9 +2659,7 @@ export interface components {
             job: string;
             loom?: string | null;
             nodes?: components["schemas"]["NodeObject"][];
-            result?: {
-                [key: string]: unknown;
-            } | null;
+            result?: components["schemas"]["RunResult"] | null;
             seed?: number | null;
             /** @description Nodes that were skipped, as they had ended. */
             skipped?: number[];
@@ -3076,13 +3094,65 @@ export interface components {
         RoundObject: {
             candidates: components["schemas"]["CandidateObject"][];
             /** @description The cost of all rounds so far. */
-            cost: {
-                [key: string]: unknown;
-            };
+            cost: components["schemas"]["SearchCost"];
             /** @description Nodes that the search continues with, best first. */
             kept: number[];
             /** @description The number of the round, from 1. */
             round: number;
+        };
+        /** @description The result of a search. */
+        RunResult: {
+            /** @description The best answer; "": none could be read. */
+            answer: string;
+            /** @description All answers: the best one, then by count. */
+            answers: components["schemas"]["AnswerGroupObject"][];
+            /** @description Number of the best node. */
+            best: number;
+            cost: components["schemas"]["SearchCost"];
+            engine: string;
+            /** @description The loom's name. */
+            loom: string | null;
+            /** @description Name of the measure that ranked the candidates. */
+            measure: string;
+            model: string;
+            /** @description Number of nodes of the loom. */
+            nodes: number;
+            /** @description The nodes on the path to the best node. */
+            path: components["schemas"]["ScoredText"][];
+            prompt: string;
+            /** @description Why the answer was chosen: a clause after "chosen because". */
+            reason: string;
+            /** @description The answer passes the check; null: not checked. */
+            solved: boolean | null;
+            /** @description Statistics of the model. */
+            stats: {
+                [key: string]: unknown;
+            };
+            strategy: string;
+            /** @description The text of the best node's path below the prompt. */
+            text: string;
+            votes: components["schemas"]["AnswerVotes"][];
+        };
+        /** @description The text of a node and its score. */
+        ScoredText: {
+            /** @description Null: not scored. */
+            score: number | string | null;
+            text: string;
+        };
+        /** @description Tokens, time and candidates that a search has used. */
+        SearchCost: {
+            /** @description Number of proposed lines and answers. */
+            candidates: number;
+            /** @description Tokens of value questions, which are read but not generated. */
+            prompt_tokens: number;
+            /** @description Wall-clock time. */
+            seconds: number;
+            /** @description The budget that ended the search early, or constraint; null: none. */
+            stopped: ("tokens" | "seconds" | "kv" | "constraint") | null;
+            /** @description Generated tokens, including end tokens and all proposals. */
+            tokens: number;
+            /** @description Number of candidates that got a score. */
+            valued: number;
         };
         /** @description The server's version, models, limits and formats. */
         ServerObject: {

@@ -10,8 +10,8 @@ const DEPTH = 4
 
 /** Return the note in the meta of a loom; its text is empty if the loom has none. */
 export function authorNoteOf(loom: Loom): AuthorNote {
-  const note = loom.meta?.['author_note'] as Partial<AuthorNote> | undefined
-  return { text: note?.text ?? '', depth: note?.depth ?? DEPTH }
+  const note: Partial<AuthorNote> = Object(loom.meta?.['author_note'])
+  return { text: note.text ?? '', depth: note.depth ?? DEPTH }
 }
 
 /** The position at which growth inserts a note: "before the last 4 messages". */

@@ -100,13 +100,12 @@ function isOfKind(node: Node, query: Query, texts: Texts): boolean {
   return p !== null && p >= (query.low ?? 0) && p <= (query.high ?? 1)
 }
 
-/** Spans that count characters, as the server does, as spans of a text here, which counts in halves of pairs. */
-export function inUnits(text: string, spans: readonly Span[]): Span[] {
-  if (!/[\ud800-\udbff]/.test(text)) return [...spans]
+/** Convert the server's spans, in characters, to spans in UTF-16 units. */
+export function inUnits(text: string, spans: readonly (readonly number[])[]): Span[] {
   const starts = [0]
   for (const character of text) starts.push(starts[starts.length - 1]! + character.length)
   const unit = (at: number) => starts[Math.min(at, starts.length - 1)]!
-  return spans.map(([from, to]) => [unit(from), unit(to)])
+  return spans.map(([from = 0, to = 0]) => [unit(from), unit(to)])
 }
 
 export interface Piece {

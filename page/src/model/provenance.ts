@@ -24,6 +24,7 @@ const CONSTRAINTS: Record<string, string> = {
 export const defaultsFor = (model: Model | null, isChat: boolean | null | undefined): Json =>
   (isChat ? model?.chat_defaults : model?.defaults) ?? {}
 
+const isJson = (value: unknown): value is Json => typeof value === 'object' && value !== null
 const isSame = (a: unknown, b: unknown) => JSON.stringify(a) === JSON.stringify(b)
 
 /** The sampling parameters of a node that are not neutral: names and values. */
@@ -32,11 +33,11 @@ export function drawnWith(params: Json): [string, string][] {
   for (const [name, neutral] of Object.entries(NEUTRAL)) {
     const value = params[name]
     if (value === undefined || isSame(value, neutral)) continue
-    const text = name === 'logit_bias' ? `${Object.keys(value as Json).length} tokens` : written(value)
+    const text = name === 'logit_bias' ? `${Object.keys(Object(value)).length} tokens` : written(value)
     rows.push([settingLabel(name), text])
   }
-  const constraint = params['constraint'] as Json | null | undefined
-  if (constraint) rows.push([settingLabel('constraint'), Object.keys(constraint)[0] ?? ''])
+  const constraint = params['constraint']
+  if (constraint) rows.push([settingLabel('constraint'), Object.keys(Object(constraint))[0] ?? ''])
   return rows
 }
 
@@ -51,28 +52,27 @@ export function repeatRequest(node: Node, defaults: Json): GrowRequest | string 
   const params = node.params
   if (!params) return 'This text was written, not generated.'
   if (node.branch === null || node.branch === undefined) return 'Its branch number was not recorded.'
-  if (!Number.isSafeInteger(params['seed']))
-    return 'Its seed is too large for a browser to represent exactly.'
+  const { seed, max_tokens, constraint } = params
+  if (!Number.isSafeInteger(seed)) return 'Its seed is too large for a browser to represent exactly.'
   const other = node.model ? { model: node.model } : {}
-  const request: Json = { ...other, n: 1, seed: params['seed'], first_branch: node.branch }
+  const request: GrowRequest = { ...other, n: 1, first_branch: node.branch }
+  const recorded: Json = { seed }
   // A stopped branch is reproduced up to its last token.
   const isCut = node.finish_reason === null || ['cancelled', 'interrupted'].includes(node.finish_reason)
-  request['max_tokens'] = isCut ? Math.max(node.n_tokens, 1) : params['max_tokens']
+  recorded['max_tokens'] = isCut ? Math.max(node.n_tokens, 1) : max_tokens
   for (const [name, neutral] of Object.entries(NEUTRAL)) {
     const value = params[name]
     if (value === undefined || value === null) continue
-    if (!isSame(value, name in defaults ? defaults[name] : neutral)) request[name] = value
+    if (!isSame(value, name in defaults ? defaults[name] : neutral)) recorded[name] = value
   }
-  const constraint = params['constraint'] as Json | null | undefined
-  if (constraint) {
+  if (isJson(constraint)) {
     const kind = Object.keys(constraint)[0] ?? ''
-    if (isMinimum(constraint))
-      return { ...request, min_tokens: constraint.token_limits.min_tokens } as GrowRequest
     const field = CONSTRAINTS[kind]
-    if (!field) return `Its constraint (${kind}) is not available over HTTP.`
-    request[field] = constraint[kind]
+    if (isMinimum(constraint)) recorded['min_tokens'] = constraint.token_limits.min_tokens
+    else if (field) recorded[field] = constraint[kind]
+    else return `Its constraint (${kind}) is not available over HTTP.`
   }
-  return request as GrowRequest
+  return Object.assign(request, recorded)
 }
 
 interface Minimum {
@@ -81,7 +81,7 @@ interface Minimum {
 }
 /** Return true if a constraint only forbids end tokens at first, as `min_tokens` does. */
 function isMinimum(constraint: Json): constraint is Json & Minimum {
-  const { allowed, bad_words, stop_ids } = (constraint['token_limits'] ?? {}) as Json
+  const { allowed, bad_words, stop_ids } = Object(constraint['token_limits'])
   const rest = [allowed, constraint['inner'], ...[bad_words, stop_ids].flat()]
   return 'token_limits' in constraint && rest.every((each) => each === null)
 }

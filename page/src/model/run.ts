@@ -4,31 +4,9 @@ import { parseNumber } from './heat'
 
 export type Round = Schemas['RoundObject']
 
-export interface RunResult {
-  best?: number
-  answer?: string
-  text?: string
-  solved?: boolean | null
-  /** The name of the measure that ranked the candidates. */
-  measure?: string
-  /** Why the answer was chosen: the end of a sentence that begins with "Chosen because". */
-  reason?: string
-  answers?: AnswerGroup[]
-  cost?: Record<string, unknown>
-}
-
-/** Equal answers of a search. */
-export interface AnswerGroup {
-  /** null: no answer could be read in these texts. */
-  answer: string | number | null
-  count: number
-  /** 0 to 1. */
-  share: number
-  score: number | string | null
-  mean_logprob: number | null
-  solved: boolean | null
-  nodes: number[]
-}
+export type RunResult = Schemas['RunResult']
+type AnswerGroup = Schemas['AnswerGroupObject']
+export type Cost = Schemas['SearchCost']
 
 /** A summary of a group of answers: the number of texts, the score and the check. */
 export function groupFacts(group: AnswerGroup, measure: string): string {
@@ -94,25 +72,18 @@ function barOf(score: number | null): number {
   return Math.max(0, Math.min(1, p))
 }
 
-export interface Spent {
-  tokens: number
-  seconds: number
-  candidates: number
-  /** The budget that ended it; "" for none. */
-  stopped: string
+const NO_COST: Cost = {
+  tokens: 0,
+  seconds: 0,
+  candidates: 0,
+  valued: 0,
+  prompt_tokens: 0,
+  stopped: null,
 }
 
 /** The cost of a search, from its events so far. */
-export function spentBy(rounds: readonly Round[], result: RunResult | null): Spent {
-  const cost: Record<string, unknown> = result?.cost ?? rounds.at(-1)?.cost ?? {}
-  const number = (name: string) => (typeof cost[name] === 'number' ? (cost[name] as number) : 0)
-  return {
-    tokens: number('tokens'),
-    seconds: number('seconds'),
-    candidates: number('candidates'),
-    stopped: typeof cost['stopped'] === 'string' ? cost['stopped'] : '',
-  }
-}
+export const spentBy = (rounds: readonly Round[], result: Pick<RunResult, 'cost'> | null): Cost =>
+  result?.cost ?? rounds.at(-1)?.cost ?? NO_COST
 
 /** A score as one reads it. */
 export function scoreText(score: number | null): string {

@@ -3,7 +3,6 @@ import { signal } from '@preact/signals'
 import { ApiError } from '../api/client'
 import type { BranchEvent, FeedEvents } from '../api/feed'
 import type { Lane } from '../model/lane'
-import type { RunResult } from '../model/run'
 import type { LoomTree } from '../model/tree'
 import { plural } from '../model/words'
 import type { Growth } from './growth'
@@ -134,10 +133,7 @@ export class LoomEvents {
     for (const lane of lanes) this.growth.endLane(lane, lane.finish)
     const full = lanes.find((lane) => lane.finish === 'context')
     if (full) this.lastError.value = { error: this.contextFull(full.node), nodes: [full.parent] }
-    this.searches.change(data.job, () => ({
-      status: data.status,
-      result: (data.result as RunResult | undefined) ?? null,
-    }))
+    this.searches.change(data.job, () => ({ status: data.status, result: data.result ?? null }))
     this.growth.endJob(data.job)
     this.tree.touch()
   }

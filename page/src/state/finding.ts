@@ -1,6 +1,6 @@
 /** The search that is open, and what it finds: in this loom at once, in all looms by asking the server. */
 import { computed, effect, signal } from '@preact/signals'
-import { api, type Schemas } from '../api/client'
+import { api } from '../api/client'
 import {
   candidates,
   find,
@@ -129,7 +129,8 @@ export function closeSearch(): boolean {
 
 // All looms
 
-export const everywhere = signal<{ words: string; data: Schemas['HitObject'][]; more: boolean } | null>(null)
+type Reply = Awaited<ReturnType<typeof api.find>>
+export const everywhere = signal<(Reply & { words: string }) | null>(null)
 const WAIT_MS = 200
 let asking: number | undefined
 
@@ -143,8 +144,7 @@ export function findEverywhere(words: string): void {
   asking = window.setTimeout(async () => {
     try {
       const reply = await api.find(words)
-      if (words === query.peek().text)
-        everywhere.value = { words, data: reply.data, more: reply.more ?? false }
+      if (words === query.peek().text) everywhere.value = { ...reply, words }
     } catch (error) {
       failed(error)
     }

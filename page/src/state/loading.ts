@@ -4,11 +4,9 @@ import { server, watchServer } from './session'
 import { failed } from './toasts'
 
 /** Begin to load a model; how far it is stands in the session's models. */
-export async function loadModel(
-  request: Partial<Schemas['LoadModel']> & { source: string },
-): Promise<boolean> {
+export async function loadModel(request: Schemas['LoadModel']): Promise<boolean> {
   try {
-    await api.loadModel(request as Schemas['LoadModel'])
+    await api.loadModel(request)
     await refresh()
     return true
   } catch (error) {

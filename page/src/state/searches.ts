@@ -47,7 +47,7 @@ export class Searches {
     const update: Partial<LiveRun> = {
       status: job.status,
       rounds: job.rounds ?? [],
-      result: (job.result as RunResult | null | undefined) ?? null,
+      result: job.result ?? null,
       error: job.error?.message ?? '',
     }
     this.note(job.id, job.asked ?? {})

@@ -72,7 +72,7 @@ export function failed(error: unknown): void {
 }
 
 /** The status, the code, the details and the request of an error. */
-export function detailsOf(error: ApiError): string {
+export function detailsOf(error: Pick<ApiError, 'status' | 'code' | 'details' | 'requestId'>): string {
   const details = Object.entries(error.details).map(([name, value]) => `${name} ${String(value)}`)
   return [
     [error.status || '', error.code].filter(Boolean).join(' '),

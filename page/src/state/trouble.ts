@@ -42,7 +42,7 @@ function memoryFull(error: Failure, retry: Retry): void {
     kind: 'error',
     detail: `${sentence(error.message)}. Try again with less:`,
     offers,
-    more: detailsOf(error as ApiError),
+    more: detailsOf(error),
   })
 }
 
@@ -75,7 +75,7 @@ function contextFull(error: Failure): void {
           { label: 'Continue in a new loom', run: () => call('hoistAway', node) },
         ]
       : [],
-    more: detailsOf(error as ApiError),
+    more: detailsOf(error),
   })
 }
 
@@ -89,7 +89,7 @@ function queueFull(error: Failure, retry: Retry): void {
     detail: `Trying again in ${plural(wait, 'second')}.`,
     offers: [{ label: 'Do not retry', run: stop }],
     onDismiss: stop,
-    more: detailsOf(error as ApiError),
+    more: detailsOf(error),
   })
   timer = window.setTimeout(() => {
     dismiss(id)

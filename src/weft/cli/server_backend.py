@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._core.atomic_files import parse_number, read, write
 from ..errors import (
+    Cancelled,
     ConfigError,
     FormatError,
     ModelLoadError,
@@ -667,8 +668,10 @@ class ServerLoomSession(LoomSession):
             raise
         self._model_handle.count(finished.usage, time.monotonic() - start)
         self._reload()
-        result = finished.result or {}
-        best = self.by_number.get(result.get("best", 0), self.loom)
+        result = finished.result
+        if result is None:
+            raise Cancelled("the search was cancelled before it had a result")
+        best = self.by_number.get(result["best"], self.loom)
         votes = tuple(
             Vote(vote["answer"], (best,) * vote["count"], 0.0) for vote in result["votes"]
         )

@@ -1,5 +1,5 @@
 /** Bookmark, rate, annotate, regenerate, cache and copy a node. */
-import { api, type KvOp, type Loom } from '../../api/client'
+import { api, type KvOp } from '../../api/client'
 import { comparison, defaultsFor, repeatRequest } from '../../model/provenance'
 import { rerated } from '../../model/sibling_order'
 import { ROOT } from '../../model/tree'
@@ -87,7 +87,7 @@ export const pin = (number: number) =>
 export const copyFor = (id: string) =>
   on(async (loom) => {
     const title = `${oneLine(titleOf(loom.info.peek()), 120)} (${oneLine(shortName(id), 60)})`
-    const copy = (await api.copy(loom.id, ROOT, { title, model: id })) as unknown as Loom
+    const copy = await api.copyToLoom(loom.id, ROOT, { title, model: id })
     await listLooms()
     location.hash = linkTo(copy.name)
   })
@@ -95,7 +95,7 @@ export const copyFor = (id: string) =>
 /** Copy a node and all below it into a new loom, whose prompt is the path to it. */
 export const copyOut = (number: number, title: string) =>
   on(async (loom) => {
-    const copy = (await api.copy(loom.id, number, { title })) as unknown as Loom
+    const copy = await api.copyToLoom(loom.id, number, { title })
     await listLooms()
     const run = () => {
       location.hash = linkTo(copy.name)

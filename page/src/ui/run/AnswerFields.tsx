@@ -45,7 +45,7 @@ interface AnswerFieldsProps {
 
 export function AnswerFields({ loom, wrong, onInput }: AnswerFieldsProps) {
   const now = of(loom)
-  const isWrong = wrong !== null && ANSWER_FIELDS.includes(wrong.field as Name)
+  const isWrong = wrong !== null && ANSWER_FIELDS.some((name) => name === wrong.field)
   const set = (to: Partial<Answers>) => {
     onInput()
     byLoom.value = new Map(byLoom.peek()).set(loom.id, { ...now, ...to })

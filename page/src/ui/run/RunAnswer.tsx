@@ -14,10 +14,8 @@ export function RunAnswer({ loom, run }: { loom: OpenLoom; run: LiveRun }) {
       </section>
     ) : null
   }
-  const best = result.best ?? null
-  const answers = result.answers ?? []
-  const measure = result.measure ?? ''
-  const isThere = (node: number | null | undefined) => node != null && loom.tree.get(node) !== undefined
+  const { best, answers, measure } = result
+  const isThere = (node: number) => loom.tree.get(node) !== undefined
   return (
     <section class="part" aria-label="Answer">
       <p class="run-answer">{result.answer || 'No answer.'}</p>
@@ -31,12 +29,7 @@ export function RunAnswer({ loom, run }: { loom: OpenLoom; run: LiveRun }) {
         {!run.rounds.length && ' It was already in the tree.'}
       </p>
       <div class="actions">
-        <button
-          type="button"
-          class="button"
-          disabled={!isThere(best)}
-          onClick={() => best !== null && loom.navigate(best)}
-        >
+        <button type="button" class="button" disabled={!isThere(best)} onClick={() => loom.navigate(best)}>
           Go to the answer
         </button>
       </div>

@@ -2,8 +2,8 @@
 import { ChevronLeft, ChevronRight, Lightbulb } from 'lucide-preact'
 import { useEffect } from 'preact/hooks'
 import { api } from '../../api/client'
-import { spentBy } from '../../model/run'
-import { count, finishWord } from '../../model/words'
+import { type Cost, spentBy } from '../../model/run'
+import { count } from '../../model/words'
 import type { OpenLoom } from '../../state/loom'
 import type { LiveRun } from '../../state/searches'
 import { askStrategies, strategyTitle } from '../../state/strategies'
@@ -20,10 +20,11 @@ const STATUS: Record<LiveRun['status'], string> = {
   interrupted: 'interrupted',
   failed: 'failed',
 }
-const STOPPED: Record<string, string> = {
+const STOPPED: Record<NonNullable<Cost['stopped']>, string> = {
   tokens: 'out of tokens',
   seconds: 'out of time',
   kv: 'out of memory',
+  constraint: 'the output format allows no more text',
 }
 
 export function RunTab({ loom }: { loom: OpenLoom }) {
@@ -38,8 +39,10 @@ export function RunTab({ loom }: { loom: OpenLoom }) {
   const at = Math.min(loom.shownRound.value ?? last, last)
   const round = run.rounds[at - 1]
   const growing = [...loom.lanes.value.values()].filter((lane) => lane.job === run.job && !lane.isOver).length
-  const budget = (name: string) =>
-    typeof run.request[name] === 'number' ? (run.request[name] as number) : null
+  const budget = (name: string) => {
+    const value = run.request[name]
+    return typeof value === 'number' ? value : null
+  }
   const show = (to: number) => {
     loom.shownRound.value = to >= last ? null : Math.max(1, to)
   }
@@ -65,7 +68,7 @@ export function RunTab({ loom }: { loom: OpenLoom }) {
           {[
             spent.candidates ? `${count(spent.candidates)} candidates` : '',
             isRunning && growing ? `${growing} growing` : '',
-            spent.stopped ? (STOPPED[spent.stopped] ?? finishWord(spent.stopped)) : '',
+            spent.stopped ? STOPPED[spent.stopped] : '',
           ]
             .filter(Boolean)
             .join(' · ')}

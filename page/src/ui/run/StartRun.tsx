@@ -30,7 +30,7 @@ type NumberName = (typeof NUMBERS)[number]
 const FIELDS: readonly string[] = [...NUMBERS, ...ANSWER_FIELDS]
 
 export function StartRun() {
-  const [wrong, setWrong] = useState<{ field: string; message: string } | null>(null)
+  const [wrong, setWrong] = useState<FieldError | null>(null)
   const [isBusy, setBusy] = useState(false)
   useEffect(() => {
     void askStrategies()
@@ -45,11 +45,8 @@ export function StartRun() {
   const text = at === ROOT ? loom.info.value.prompt : (loom.tree.get(at)?.text ?? '')
   const start = async () => {
     if (!chosen || isBusy) return
-    const request = read(chosen, at, loom)
-    if ('field' in request) {
-      setWrong(request as { field: string; message: string })
-      return
-    }
+    const { request, wrong } = read(chosen, at, loom)
+    if (!request) return setWrong(wrong)
     setBusy(true)
     try {
       await act.search(request)
@@ -148,13 +145,15 @@ const capital = (text: string) => text.charAt(0).toUpperCase() + text.slice(1)
 /** The field that a message begins with, where the error does not name it otherwise. */
 const named = (message: string) => /^(\w+) /.exec(message)?.[1] ?? null
 
-/** The request, or what is wrong with a field. */
-function read(
-  strategy: Strategy,
-  node: number,
-  loom: OpenLoom,
-): RunRequest | { field: string; message: string } {
-  const request: Record<string, unknown> = { strategy: strategy.name, node, ...answerRequest(loom) }
+interface FieldError {
+  field: string
+  message: string
+}
+type ReadRequest = { request: RunRequest; wrong: null } | { request: null; wrong: FieldError }
+
+/** The request, or the error of a field. */
+function read(strategy: Strategy, node: number, loom: OpenLoom): ReadRequest {
+  const request: RunRequest = { strategy: strategy.name, node, ...answerRequest(loom) }
   const skipped = new Set<string>(strategy.refused)
   if (!strategy.breadth) skipped.add('breadth')
   if (!strategy.n) skipped.add('n')
@@ -162,8 +161,9 @@ function read(
     const text = (typed.peek()[field] ?? '').trim().replace(',', '.')
     if (text === '' || skipped.has(field)) continue
     const value = Number(text)
-    if (!Number.isFinite(value)) return { field, message: 'Enter a number, or leave it empty.' }
+    if (!Number.isFinite(value))
+      return { request: null, wrong: { field, message: 'Enter a number, or leave it empty.' } }
     request[field] = value
   }
-  return request as RunRequest
+  return { request, wrong: null }
 }

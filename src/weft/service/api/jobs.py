@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
+from typing_extensions import TypedDict  # pydantic rejects typing's before Python 3.12
 
 from .base import ErrorDetail, Json, RequestModel, ResponseModel
 from .nodes import Figure, NodeObject
@@ -38,6 +39,83 @@ class TokenUsage(ResponseModel):
     )
 
 
+class SearchCost(TypedDict):
+    """Tokens, time and candidates that a search has used."""
+
+    tokens: Annotated[
+        int, Field(description="Generated tokens, including end tokens and all proposals.")
+    ]
+    seconds: Annotated[float, Field(description="Wall-clock time.")]
+    candidates: Annotated[int, Field(description="Number of proposed lines and answers.")]
+    valued: Annotated[int, Field(description="Number of candidates that got a score.")]
+    prompt_tokens: Annotated[
+        int, Field(description="Tokens of value questions, which are read but not generated.")
+    ]
+    stopped: Annotated[
+        Literal["tokens", "seconds", "kv", "constraint"] | None,
+        Field(description="The budget that ended the search early, or constraint; null: none."),
+    ]
+
+
+class ScoredText(TypedDict):
+    """The text of a node and its score."""
+
+    text: str
+    score: Annotated[Figure, Field(description="Null: not scored.")]
+
+
+class AnswerVotes(TypedDict):
+    """An answer of a search and the number of texts that have it."""
+
+    answer: str | int | float | None
+    count: int
+
+
+class AnswerGroupObject(TypedDict):
+    """The texts of a search that have the same answer."""
+
+    answer: Annotated[
+        str | int | float | None, Field(description="Null: no answer could be read in these texts.")
+    ]
+    count: Annotated[int, Field(description="Number of texts.")]
+    share: Annotated[float, Field(description="Share of all answers, 0 to 1.")]
+    score: Annotated[Figure, Field(description="Highest score of a node; null: not scored.")]
+    mean_logprob: Annotated[
+        float | None, Field(description="Highest mean log-probability of a text; null: unknown.")
+    ]
+    solved: Annotated[bool | None, Field(description="Result of the check; null: not checked.")]
+    nodes: Annotated[list[int], Field(description="Numbers of the nodes where these texts end.")]
+
+
+class RunResult(TypedDict):
+    """The result of a search."""
+
+    loom: Annotated[str | None, Field(description="The loom's name.")]
+    strategy: str
+    model: str
+    engine: str
+    prompt: str
+    solved: Annotated[
+        bool | None, Field(description="The answer passes the check; null: not checked.")
+    ]
+    answer: Annotated[str, Field(description='The best answer; "": none could be read.')]
+    text: Annotated[str, Field(description="The text of the best node's path below the prompt.")]
+    path: Annotated[list[ScoredText], Field(description="The nodes on the path to the best node.")]
+    votes: list[AnswerVotes]
+    measure: Annotated[str, Field(description="Name of the measure that ranked the candidates.")]
+    reason: Annotated[
+        str,
+        Field(description='Why the answer was chosen: a clause after "chosen because".'),
+    ]
+    answers: Annotated[
+        list[AnswerGroupObject], Field(description="All answers: the best one, then by count.")
+    ]
+    nodes: Annotated[int, Field(description="Number of nodes of the loom.")]
+    cost: SearchCost
+    stats: Annotated[Json, Field(description="Statistics of the model.")]
+    best: Annotated[int, Field(description="Number of the best node.")]
+
+
 class CandidateObject(ResponseModel):
     """A node that a round of a search has generated or scored."""
 
@@ -54,7 +132,7 @@ class RoundObject(ResponseModel):
     round: int = Field(description="The number of the round, from 1.")
     candidates: list[CandidateObject]
     kept: list[int] = Field(description="Nodes that the search continues with, best first.")
-    cost: Json = Field(description="The cost of all rounds so far.")
+    cost: SearchCost = Field(description="The cost of all rounds so far.")
 
 
 class JobObject(ResponseModel):
@@ -74,7 +152,9 @@ class JobObject(ResponseModel):
     branches: list[BranchObject] = Field(default_factory=list)
     progress: Json = Field(default_factory=dict, description="Progress of a load or a run.")
     usage: TokenUsage | None = None
-    result: Json | None = Field(default=None, description="The answer, path and cost of a run.")
+    result: RunResult | None = Field(
+        default=None, description="The answer, path and cost of a run."
+    )
     asked: Json | None = Field(default=None, description="The request of a run.")
     rounds: list[RoundObject] | None = Field(
         default=None, description="The rounds of a run so far; not in the list of all jobs."
@@ -102,7 +182,7 @@ class JobReply(ResponseModel):
     )
     nodes: list[NodeObject] = Field(default_factory=list)
     usage: TokenUsage | None = None
-    result: Json | None = None
+    result: RunResult | None = None
     error: ErrorDetail | None = None
 
 
