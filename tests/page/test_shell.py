@@ -316,18 +316,6 @@ def test_undo_button_names_the_last_operation(desk: Desk, page: Page) -> None:
     desk.until(lambda: len(desk.nodes()) == 1, "it is undone")
 
 
-def test_title_is_shown_on_keyboard_focus_and_hidden_by_a_key(desk: Desk, page: Page) -> None:
-    desk.open_loom(n=1)
-    button = page.get_by_role("button", name="Colour by probability")
-    page.keyboard.press("Shift")  # the last input is the keyboard's
-    button.focus()
-    tip = page.locator(".tooltip")
-    expect(tip).to_be_visible()
-    expect(tip).to_have_attribute("data-text", button.get_attribute("title") or "")
-    page.keyboard.press("Shift")
-    expect(tip).to_be_hidden()
-
-
 def test_theme_and_size_survive_a_reload(desk: Desk, page: Page) -> None:
     desk.open_loom(n=1)
     desk.press("Shift+T")

@@ -1,9 +1,12 @@
-/** Show an element's `title` on keyboard focus and on a long touch, where browsers do not. */
+/** Show an element's `title` on keyboard focus, on a tap and on a long touch, where browsers do not. */
 import { useEffect, useRef } from 'preact/hooks'
 import './tooltip.css'
 
 const WAIT_MS = 500
 const GAP = 6 // pixels
+/** Elements whose tap does something else; a long touch shows their title. */
+const ACTIONS =
+  'a, button:enabled, input:enabled, select, textarea, summary, [role=treeitem], [role=menuitem], .lane-text'
 
 export function Tooltip() {
   const box = useRef<HTMLDivElement>(null)
@@ -23,24 +26,32 @@ export function Tooltip() {
     const onFocus = (event: FocusEvent) => {
       if (isByKey && !(event.target instanceof HTMLTextAreaElement)) showSoon(event)
     }
+    const onBlur = () => {
+      if (isByKey) hide() // a tap also moves the focus
+    }
     const onKey = () => {
       isByKey = true
       hide()
     }
-    const onPointer = (event: PointerEvent) => {
+    const onPointerDown = (event: PointerEvent) => {
       isByKey = false
       if (event.pointerType === 'touch') showSoon(event)
       else hide()
     }
-    const hides = ['focusout', 'scroll']
+    const onPointerUp = (event: PointerEvent) => {
+      clearTimeout(waiting)
+      const target = titled(event.target)
+      if (event.pointerType === 'touch' && target && !acts(event.target)) show(tip, target)
+    }
     const listening = new AbortController()
     const options = { capture: true, signal: listening.signal }
     addEventListener('focusin', onFocus, options)
+    addEventListener('focusout', onBlur, options)
     addEventListener('keydown', onKey, options)
-    addEventListener('pointerdown', onPointer, options)
-    for (const type of hides) addEventListener(type, hide, options)
-    for (const type of ['pointerup', 'pointercancel'])
-      addEventListener(type, () => clearTimeout(waiting), options)
+    addEventListener('pointerdown', onPointerDown, options)
+    addEventListener('pointerup', onPointerUp, options)
+    addEventListener('pointercancel', () => clearTimeout(waiting), options)
+    addEventListener('scroll', hide, options)
     return () => {
       clearTimeout(waiting)
       listening.abort()
@@ -55,6 +66,9 @@ function titled(target: EventTarget | null): Element | undefined {
   const labels = target instanceof HTMLInputElement ? target.labels : null
   return target.closest('[title]') ?? [...(labels ?? [])].find((label) => label.title)
 }
+
+const acts = (target: EventTarget | null): boolean =>
+  target instanceof Element && target.closest(ACTIONS) !== null
 
 /** Show the title below its element, or above it at the bottom of the page. */
 function show(tip: HTMLElement, target: Element): void {
