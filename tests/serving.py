@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from tempfile import TemporaryDirectory
@@ -57,14 +57,17 @@ class Served:
 
 
 @contextmanager
-def model_paused(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Block all model calls of the NumPy engine until the end of the block."""
+def model_paused(
+    monkeypatch: pytest.MonkeyPatch, when: Callable[[], bool] = lambda: True
+) -> Iterator[None]:
+    """Block model calls of the NumPy engine until the end of the block. when: a call is blocked."""
     from weft.engines.numpy import NumpyEngine
 
     resumed, forward = threading.Event(), NumpyEngine.forward
 
     def waits(self: Any, rows: Any) -> Any:
-        assert resumed.wait()
+        if when():
+            assert resumed.wait()
         return forward(self, rows)
 
     monkeypatch.setattr(NumpyEngine, "forward", waits)

@@ -36,9 +36,9 @@ def served(file: Path) -> Iterator[Served]:
 class Shared:
     """A loom with a job that goes on, of whose branches one has ended."""
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: Served, prompt: str = "Use 1 2 3 4 to make 24.") -> None:
         self.client = served.client
-        created = self.client.post("/api/v1/looms", json={"prompt": "Use 1 2 3 4 to make 24."})
+        created = self.client.post("/api/v1/looms", json={"prompt": prompt})
         self.id = created.json()["id"]
         self.base = f"/api/v1/looms/{self.id}"
         ends = served.service.models.lm().text.stop_ids
@@ -75,9 +75,12 @@ class Shared:
     def status(self, job: str) -> str:
         return str(self.client.get(f"/api/v1/jobs/{job}").json()["status"])
 
+    def nodes(self) -> list[Json]:
+        page: Json = self.client.get(f"{self.base}/nodes", params={"limit": 1000}).json()
+        return list(page["data"])
+
     def there(self) -> list[int]:
-        page = self.client.get(f"{self.base}/nodes", params={"limit": 1000}).json()
-        return sorted(each["node"] for each in page["data"])
+        return sorted(each["node"] for each in self.nodes())
 
     def log(self) -> list[tuple[str, str, int]]:
         """The operations, the first one first: kind, state, nodes added."""
@@ -174,14 +177,21 @@ def test_undo_of_a_search_keeps_concurrent_growth(shared: Shared, file: Path) ->
 
 
 def test_running_search_is_not_undone_and_ends_if_its_nodes_are_removed(
-    shared: Shared,
+    served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    body = {"strategy": "beam", "breadth": 2, "seed": 3, "budget_tokens": 6000, "max_tokens": 40}
-    job = shared.post("/runs", 202, **body)["job"]
-    read(shared, lambda received: received[-1][1] == "score")
-    assert shared.client.post(f"{shared.base}/undo").status_code == 409
-    answer = shared.client.delete(f"{shared.base}/nodes/0", params={"what": "children"})
-    assert answer.status_code == 200
+    shared = Shared(served, prompt="Tell me a story.")
+
+    def has_scores() -> bool:
+        live = served.service.looms.get_open(shared.id)
+        return live is not None and any(node.score is not None for node in live.kept.loom.walk())
+
+    body = {"strategy": "beam", "breadth": 2, "seed": 3, "budget_tokens": 6000, "max_tokens": 8}
+    with model_paused(monkeypatch, when=has_scores):  # in the second round
+        job = shared.post("/runs", 202, **body)["job"]
+        shared.until(has_scores)
+        assert shared.client.post(f"{shared.base}/undo").status_code == 409
+        answer = shared.client.delete(f"{shared.base}/nodes/0", params={"what": "children"})
+        assert answer.status_code == 200
     shared.until(lambda: shared.status(job) != "running")
     reply = shared.client.get(f"/api/v1/jobs/{job}").json()
     assert reply["status"] == "failed", reply
