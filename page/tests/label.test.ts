@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest'
-import { label, marks, meanP, nothing, plain, spoken } from '../src/model/label'
+import { emptyLabel, label, marks, meanP, plainText, spokenLabel } from '../src/model/label'
 import { node } from './tree.test'
 
 const labelOf = (text: string, more = {}) => label(node(1, 0, { text, ...more }), '', false)
@@ -14,18 +14,18 @@ describe('what a node says of itself', () => {
   it('is in words where there is no text', () => {
     expect(labelOf('', { ended: true })).toEqual({ text: '(ended immediately)', isNote: true })
     expect(labelOf('').text).toBe('(empty)')
-    expect([nothing(true), nothing(false)]).toEqual(['(ended immediately)', '(empty)'])
+    expect([emptyLabel(true), emptyLabel(false)]).toEqual(['(ended immediately)', '(empty)'])
     expect(labelOf('', { growing: true }).text).toBe('growing')
     expect(labelOf(' \n')).toEqual({ text: '·⏎', isNote: true })
   })
 
   it('leaves out what a template of a chat puts around', () => {
     const root = node(0, null, { text: '<|bos|><|user|>Hello<|end|><|assistant|>' })
-    expect(plain(root, 'Hello', true)).toBe('Hello')
-    expect(plain(root, 'Hello', false)).toBe('Hello<|end|><|assistant|>')
-    expect(plain(node(1, 0, { text: '<|bos|>' }), '', false)).toBe('<|bos|>')
-    expect(plain(node(2, 1, { text: '<|end|><|user|>And<|end|>', said: 'And' }), '', true)).toBe('And')
-    expect(plain(node(2, 1, { text: 'a < b | c > d<|end|>' }), '', true)).toBe('a < b | c > d')
+    expect(plainText(root, 'Hello', true)).toBe('Hello')
+    expect(plainText(root, 'Hello', false)).toBe('Hello<|end|><|assistant|>')
+    expect(plainText(node(1, 0, { text: '<|bos|>' }), '', false)).toBe('<|bos|>')
+    expect(plainText(node(2, 1, { text: '<|end|><|user|>And<|end|>', said: 'And' }), '', true)).toBe('And')
+    expect(plainText(node(2, 1, { text: 'a < b | c > d<|end|>' }), '', true)).toBe('a < b | c > d')
   })
 
   it('has signs for how it came about and how it ended', () => {
@@ -43,7 +43,7 @@ describe('what a node says of itself', () => {
 
   it('is heard with what its signs say', () => {
     const one = node(1, 0, { text: 'Once', bookmark: 'good', ended: true, finish_reason: 'stop' })
-    expect(spoken(one, label(one, '', false), 3, true, 4)).toBe(
+    expect(spokenLabel(one, label(one, '', false), 3, true, 4)).toBe(
       'Once, 4 times, 3 children, bookmarked, ended, label good, unread, average probability .50',
     )
   })

@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest'
-import { barLength, COLUMN, fitAll, TreeMap, tints, visible } from '../src/model/map'
+import { barLength, COLUMN, fitAll, TreeMap, tints, visibleBox } from '../src/model/map'
 import { LoomTree } from '../src/model/tree'
 import { wrap } from '../src/ui/tree/paint'
 import { node } from './tree.test'
@@ -45,7 +45,7 @@ describe('a map', () => {
   it('of thousands of lines fits into a view that is wider than high', () => {
     const map = new TreeMap(tree(5000), 0)
     const view = fitAll(map.box, 500, 800)
-    const box = visible(view, 500, 800)
+    const box = visibleBox(view, 500, 800)
     expect(box.y0).toBeLessThanOrEqual(map.box.y0)
     expect(box.y1).toBeGreaterThanOrEqual(map.box.y1)
     expect(view.across).toBeGreaterThan(view.scale)

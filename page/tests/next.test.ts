@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest'
-import { drawingRequest, drawingText } from '../src/model/next'
+import { probabilityNote, samplingFields } from '../src/model/next'
 
 const neutral = {
   temperature: 1,
@@ -19,20 +19,20 @@ const neutral = {
 
 describe('the request for next tokens', () => {
   it('has no filters with neutral settings', () => {
-    expect(drawingRequest(neutral)).toEqual({})
-    expect(drawingRequest({ ...neutral, temperature_first: true, xtc_threshold: 0.3 })).toEqual({})
-    expect(drawingText(neutral)).toContain('With neutral settings')
+    expect(samplingFields(neutral)).toEqual({})
+    expect(samplingFields({ ...neutral, temperature_first: true, xtc_threshold: 0.3 })).toEqual({})
+    expect(probabilityNote(neutral)).toContain('With neutral settings')
   })
   it('has the filters that change the distribution, in their order', () => {
     const from = { ...neutral, temperature: 1.5, xtc_probability: 0.5, temperature_first: true, top_p: 0.9 }
-    expect(drawingRequest(from)).toEqual({
+    expect(samplingFields(from)).toEqual({
       temperature: 1.5,
       top_p: 0.9,
       xtc_probability: 0.5,
       xtc_threshold: 0.1,
       temperature_first: true,
     })
-    expect(drawingText({ ...from, dry_multiplier: 0.8 })).toBe(
+    expect(probabilityNote({ ...from, dry_multiplier: 0.8 })).toBe(
       'p is the model’s probability; “sampled” is the probability after temperature 1.5, top-p 0.9, ' +
         'XTC probability 0.5, XTC threshold 0.1 (temperature first). Neither includes the DRY multiplier of 0.8.',
     )

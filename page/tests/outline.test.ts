@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest'
-import { indent, lines, ROW, thread } from '../src/model/guides'
+import { branchLines, indent, pathLine, ROW } from '../src/model/guides'
 import { Outline, type Shown } from '../src/model/outline'
 import { LoomTree } from '../src/model/tree'
 import { node } from './tree.test'
@@ -49,9 +49,9 @@ describe('an outline', () => {
   it('shows the current node of a row, else the first', () => {
     const outline = outlineOf()
     const row = outline.rows[outline.rowOf(2)]!
-    expect(outline.faceOf(row, 2)).toBe(2)
-    expect(outline.faceOf(row, 0)).toBe(1)
-    expect(outline.faceOf(outline.rows[5]!, 8)).toBe(8)
+    expect(outline.shownNodeOf(row, 2)).toBe(2)
+    expect(outline.shownNodeOf(row, 0)).toBe(1)
+    expect(outline.shownNodeOf(outline.rows[5]!, 8)).toBe(8)
   })
 
   it('unfolds equal siblings, and knows bookmarked ones apart', () => {
@@ -105,7 +105,7 @@ describe('the lines of an outline', () => {
 
   it('run along the full path without a break', () => {
     const outline = outlineOf()
-    const d = thread(outline, outline.path(6))
+    const d = pathLine(outline, outline.path(6))
     expect(d.match(/M/g)).toHaveLength(1)
     expect(d.startsWith(`M${indent(0)} ${y(0)}`)).toBe(true)
     expect(d.endsWith(`H${indent(2)}`)).toBe(true)
@@ -114,8 +114,8 @@ describe('the lines of an outline', () => {
   it('go on through rows whose ends are out of sight', () => {
     const outline = outlineOf()
     // Of rows 2 and 3 alone: from 1 to 4 a line passes.
-    expect(lines(outline, 2, 4)).toContain(`M${indent(0)} ${y(1)}V${y(4) - 6}`)
-    expect(lines(outline, 3, 4)).toContain(`M${indent(0)} ${y(1)}V${y(4) - 6}`)
+    expect(branchLines(outline, 2, 4)).toContain(`M${indent(0)} ${y(1)}V${y(4) - 6}`)
+    expect(branchLines(outline, 3, 4)).toContain(`M${indent(0)} ${y(1)}V${y(4) - 6}`)
   })
 
   it('of deep levels are not drawn through a crowd of rows', () => {
@@ -126,7 +126,7 @@ describe('the lines of an outline', () => {
     deep.put(nodes)
     const outline = outlineOf({}, deep)
     const verticals = (from: number) =>
-      [...lines(outline, from, from + 20).matchAll(/M(\d+) \d+V/g)].map((each) => Number(each[1]))
+      [...branchLines(outline, from, from + 20).matchAll(/M(\d+) \d+V/g)].map((each) => Number(each[1]))
     expect(Math.max(...verticals(4))).toBeGreaterThan(indent(3))
     // In the middle of all rows a hundred ancestors have more to come.
     expect(new Set(verticals(60).filter((x) => x > indent(8))).size).toBeLessThan(4)

@@ -1,14 +1,14 @@
 import { describe, expect, it } from 'vitest'
 import type { Model } from '../src/api/client'
 import {
+  changedParams,
   comparison,
   curl,
   defaultsFor,
-  drawnWith,
-  literal,
   python,
-  recipe,
+  pythonLiteral,
   repeatRequest,
+  reproductionCall,
 } from '../src/model/provenance'
 import { node } from './tree.test'
 
@@ -23,7 +23,7 @@ const grown = node(7, 0, { params, branch: 2 })
 
 describe('a node', () => {
   it('lists its settings that are not neutral', () => {
-    expect(drawnWith(params)).toEqual([
+    expect(changedParams(params)).toEqual([
       ['Temperature', '0.8'],
       ['Min-p', '0.05'],
       ['Stop at', '"don\'t"'],
@@ -77,22 +77,28 @@ describe('a node', () => {
 
   it('is written for a shell and for Python', () => {
     const root = { prompt: 'Hi', template: true }
-    const request = recipe(grown, 'a loom', repeatRequest(grown, {}), root)
+    const request = reproductionCall(grown, 'a loom', repeatRequest(grown, {}), root)
     expect(curl(request, 'http://x', false)).toContain("don'\\''t")
     expect(curl(request, 'http://x', true)).toContain('$WEFT_API_KEY')
     expect(python(request, 'http://x', false)).toContain('wait=True')
     expect(python(request, 'http://x', false)).toContain('with weft.Client("http://x") as client:')
-    const written = recipe(node(7, 3), 'l', repeatRequest(node(7, 3), {}), root)
+    const written = reproductionCall(node(7, 3), 'l', repeatRequest(node(7, 3), {}), root)
     expect(python(written, 'http://x', false)).toContain('client.add("l", parent=3, text="text 7")')
     const message = node(7, 3, { text: '<|user|>Hi<|end|>', said: 'Hi' })
-    expect(recipe(message, 'l', repeatRequest(message, {}), root).body).toEqual({ parent: 3, message: 'Hi' })
+    expect(reproductionCall(message, 'l', repeatRequest(message, {}), root).body).toEqual({
+      parent: 3,
+      message: 'Hi',
+    })
     const half = node(7, 3, { text: '\ufffd', token_ids: [228] })
-    expect(recipe(half, 'l', repeatRequest(half, {}), root).body).toEqual({ parent: 3, token_ids: [228] })
+    expect(reproductionCall(half, 'l', repeatRequest(half, {}), root).body).toEqual({
+      parent: 3,
+      token_ids: [228],
+    })
   })
 })
 
 it('Python has its own words for what JSON has', () => {
-  expect(literal({ a: [true, null, 'é\n', 1.5] })).toBe('{"a": [True, None, "é\\n", 1.5]}')
+  expect(pythonLiteral({ a: [true, null, 'é\n', 1.5] })).toBe('{"a": [True, None, "é\\n", 1.5]}')
 })
 
 it('tokens are compared', () => {

@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest'
-import { candidateRows, prunedIn, type Round, scoreText, spentBy } from '../src/model/run'
+import { candidateRows, costOf, prunedIn, type Round, scoreText } from '../src/model/run'
 
 const round = (number: number, scores: Record<number, number | string | null>, kept: number[]): Round => ({
   round: number,
@@ -34,10 +34,10 @@ describe('a search', () => {
   })
 
   it('reports the cost so far, and the total at the end', () => {
-    expect(spentBy(rounds, null)).toMatchObject({ tokens: 200, seconds: 2, stopped: null })
+    expect(costOf(rounds, null)).toMatchObject({ tokens: 200, seconds: 2, stopped: null })
     const cost = { ...rounds[1]!.cost, tokens: 250, stopped: 'tokens' as const }
-    expect(spentBy(rounds, { cost })).toBe(cost)
-    expect(spentBy([], null).tokens).toBe(0)
+    expect(costOf(rounds, { cost })).toBe(cost)
+    expect(costOf([], null).tokens).toBe(0)
   })
 
   it('has scores that JSON does not', () => {

@@ -12,8 +12,8 @@ it('offers to take back the last change only', () => {
   const undo = { label: 'Undo', run: () => {} }
   notes.toast('Removed 1 node', { action: undo, undoes: 4 })
   notes.toast('Something else')
-  notes.overtaken(4)
+  notes.withdrawUndo(4)
   expect(notes.toasts.value).toHaveLength(2)
-  notes.overtaken(5)
+  notes.withdrawUndo(5)
   expect(notes.toasts.value.map((each) => each.text)).toEqual(['Something else'])
 })

@@ -1,7 +1,7 @@
 import { describe, expect, it } from 'vitest'
 import type { Loom, Node } from '../src/api/client'
 import { LoomTree } from '../src/model/tree'
-import { folded, shownText, turnsOf } from '../src/model/turns'
+import { groupEqualLeaves, shownText, turnsOf } from '../src/model/turns'
 
 const node = (number: number, parent: number | null, more: Partial<Node> = {}) =>
   ({ node: number, id: `${number}`, parent, children: [], text: `t${number}`, ...more }) as Node
@@ -33,5 +33,5 @@ it('equal children without children are one row', () => {
   const tree = new LoomTree()
   const texts = ['a', 'b', 'a', 'a', 'b']
   tree.put([node(0, null), ...texts.map((text, i) => node(i + 1, 0, { text })), node(9, 5)])
-  expect(folded(tree, tree.children(0))).toEqual([[1, 3, 4], [2], [5]])
+  expect(groupEqualLeaves(tree, tree.children(0))).toEqual([[1, 3, 4], [2], [5]])
 })

@@ -1,11 +1,11 @@
 import { describe, expect, it } from 'vitest'
 import { formatOf, inOrder } from '../src/model/formats'
-import { next, operationText } from '../src/model/operation'
+import { percent, shareReused, timesShared } from '../src/model/kv_savings'
+import { nextOperations, operationText } from '../src/model/operation'
 import { loading } from '../src/model/progress'
+import { relativeTime } from '../src/model/relative_time'
 import { samples } from '../src/model/samples'
-import { percent, shareReused, timesShared } from '../src/model/saving'
-import { when } from '../src/model/when'
-import { beginning, count, ending, isRightToLeft, oneLine } from '../src/model/words'
+import { beginning, ending, formatCount, isRightToLeft, oneLine } from '../src/model/words'
 
 const kv = {
   kv_bytes: 10,
@@ -51,19 +51,25 @@ describe('what stands around the panes', () => {
   })
 
   it('separates thousands with commas', () => {
-    expect([0, 999, 1000, 18902.4, 1234567].map(count)).toEqual(['0', '999', '1,000', '18,902', '1,234,567'])
+    expect([0, 999, 1000, 18902.4, 1234567].map(formatCount)).toEqual([
+      '0',
+      '999',
+      '1,000',
+      '18,902',
+      '1,234,567',
+    ])
   })
 
   it('says when a loom was changed as people do', () => {
     const now = new Date('2026-05-12T14:30:00')
-    expect(when('2026-05-12T14:29:40', now)).toBe('just now')
-    expect(when('2026-05-12T14:02:00', now)).toBe('28 min ago')
-    expect(when('2026-05-12T09:02:00', now)).toBe('today 09:02')
-    expect(when('2026-05-11T23:59:00', now)).toBe('yesterday 23:59')
-    expect(when('2026-03-02T10:00:00', now)).toBe('2 Mar')
-    expect(when('2024-03-02T10:00:00', now)).toBe('2 Mar 2024')
-    expect(when('2026-05-12T14:30:20', now)).toBe('just now') // its clock is a little ahead
-    expect(when('', now)).toBe('')
+    expect(relativeTime('2026-05-12T14:29:40', now)).toBe('just now')
+    expect(relativeTime('2026-05-12T14:02:00', now)).toBe('28 min ago')
+    expect(relativeTime('2026-05-12T09:02:00', now)).toBe('today 09:02')
+    expect(relativeTime('2026-05-11T23:59:00', now)).toBe('yesterday 23:59')
+    expect(relativeTime('2026-03-02T10:00:00', now)).toBe('2 Mar')
+    expect(relativeTime('2024-03-02T10:00:00', now)).toBe('2 Mar 2024')
+    expect(relativeTime('2026-05-12T14:30:20', now)).toBe('just now') // its clock is a little ahead
+    expect(relativeTime('', now)).toBe('')
   })
 
   it('says what undo and redo would turn', () => {
@@ -76,8 +82,8 @@ describe('what stands around the panes', () => {
       { ...did, kind: 'grow', n_added: 4, rev: 2 },
       { ...did, kind: 'add', n_added: 1, rev: 1 },
     ]
-    expect(next(log)).toEqual({ undo: 'growth of 4 nodes', redo: 'removal of 2 nodes' })
-    expect(next([])).toEqual({ undo: null, redo: null })
+    expect(nextOperations(log)).toEqual({ undo: 'growth of 4 nodes', redo: 'removal of 2 nodes' })
+    expect(nextOperations([])).toEqual({ undo: null, redo: null })
   })
 
   it('lists formats as people look for them, those of packages last', () => {

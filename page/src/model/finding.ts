@@ -1,6 +1,6 @@
 /** Searching the texts of a loom that are known here: words, patterns, and kinds of nodes. */
 import type { Node } from '../api/client'
-import { meanP, plain } from './label'
+import { meanP, plainText } from './label'
 import { type Span, spansOf } from './spans'
 import { isHuman, type LoomTree } from './tree'
 
@@ -67,7 +67,8 @@ export type Candidate = Pick<Match, 'node' | 'text'>
 export function* candidates(texts: Texts, query: Query): Generator<Candidate> {
   for (const number of texts.tree.preorder(texts.top)) {
     const node = texts.tree.get(number)!
-    if (isOfKind(node, query, texts)) yield { node: number, text: plain(node, texts.prompt, texts.isChat) }
+    if (isOfKind(node, query, texts))
+      yield { node: number, text: plainText(node, texts.prompt, texts.isChat) }
   }
 }
 

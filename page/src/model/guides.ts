@@ -27,7 +27,7 @@ export function indent(depth: number): number {
 const middle = (index: number) => index * ROW + ROW / 2
 
 /** The lines of some rows, as the d of an SVG path: what each hangs from, and on to its next sibling. */
-export function lines(outline: Outline, from: number, to: number): string {
+export function branchLines(outline: Outline, from: number, to: number): string {
   const { rows } = outline
   const parts: string[] = []
   const hangs = (at: number) => {
@@ -39,20 +39,20 @@ export function lines(outline: Outline, from: number, to: number): string {
     const row = rows[at]
     if (!row) break
     if (at < from && row.next >= from && hangs(at))
-      parts.push(down(row.depth - 1, at, Math.min(row.next, to)))
+      parts.push(verticalLine(row.depth - 1, at, Math.min(row.next, to)))
   }
   for (let at = from; at < Math.min(to, rows.length); at++) {
     const row = rows[at]!
     if (row.above < 0) continue
-    parts.push(elbow(row.depth, at))
-    if (row.at === 1) parts.push(down(row.depth - 1, row.above, at))
-    if (hangs(at)) parts.push(down(row.depth - 1, at, Math.min(row.next, to)))
+    parts.push(cornerLine(row.depth, at))
+    if (row.at === 1) parts.push(verticalLine(row.depth - 1, row.above, at))
+    if (hangs(at)) parts.push(verticalLine(row.depth - 1, at, Math.min(row.next, to)))
   }
   return parts.join('')
 }
 
 /** The thread, without a break from the first row to the last of a path. */
-export function thread(outline: Outline, path: readonly number[]): string {
+export function pathLine(outline: Outline, path: readonly number[]): string {
   const { rows } = outline
   let d = ''
   path.forEach((index, i) => {
@@ -69,7 +69,7 @@ export function thread(outline: Outline, path: readonly number[]): string {
   return d
 }
 
-function elbow(depth: number, index: number): string {
+function cornerLine(depth: number, index: number): string {
   const [from, to] = [indent(depth - 1), indent(depth)]
   const corner = Math.min(CORNER, to - from)
   const y = middle(index)
@@ -77,7 +77,7 @@ function elbow(depth: number, index: number): string {
 }
 
 /** A line at a level, from the middle of a row to where the corner of another begins. */
-function down(level: number, from: number, to: number): string {
+function verticalLine(level: number, from: number, to: number): string {
   const corner = Math.min(CORNER, indent(level + 1) - indent(level))
   return `M${indent(level)} ${middle(from)}V${middle(to) - corner}`
 }

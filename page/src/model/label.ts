@@ -2,7 +2,7 @@
 import type { Node } from '../api/client'
 import { scoreText } from './run'
 import { isHuman, ROOT } from './tree'
-import { beginning, finishWord, oneLine, plural, probability, shortName, visible } from './words'
+import { beginning, finishWord, oneLine, plural, probability, shortName, showWhitespace } from './words'
 
 export interface Label {
   text: string
@@ -15,7 +15,7 @@ const SPECIAL = /<\|[^|<>]{1,40}\|>|<(?:start|end)_of_turn>(?:user|model)?|<\/?s
 const BEGINS = /^(?:<\|[^|<>]{1,40}\|>|<s>)+/
 
 /** A node's own text, without what the template of a chat puts around it, or a model before all text. */
-export function plain(node: Node, prompt: string, isChat: boolean): string {
+export function plainText(node: Node, prompt: string, isChat: boolean): string {
   if (node.node === ROOT) {
     if (isChat || (prompt && node.text.endsWith(prompt))) return prompt
     return node.text.replace(BEGINS, '')
@@ -25,16 +25,16 @@ export function plain(node: Node, prompt: string, isChat: boolean): string {
 }
 
 export function label(node: Node, prompt: string, isChat: boolean, maxLength = 80): Label {
-  const text = plain(node, prompt, isChat)
+  const text = plainText(node, prompt, isChat)
   const line = oneLine(text, maxLength)
   if (line) return { text: line, isNote: false }
-  if (text) return { text: visible(beginning(text, 24)), isNote: true }
+  if (text) return { text: showWhitespace(beginning(text, 24)), isNote: true }
   if (node.growing) return { text: 'growing', isNote: true }
-  return { text: nothing(node.ended), isNote: true }
+  return { text: emptyLabel(node.ended), isNote: true }
 }
 
 /** The label of an empty text. */
-export const nothing = (hasEnded: boolean): string => (hasEnded ? '(ended immediately)' : '(empty)')
+export const emptyLabel = (hasEnded: boolean): string => (hasEnded ? '(ended immediately)' : '(empty)')
 
 /** The geometric mean of the probabilities of a node's tokens. */
 export function meanP(node: Node): number | null {
@@ -65,7 +65,13 @@ export const MARK_WORDS: Record<Mark, string> = {
 }
 
 /** A row as a screen reader says it. */
-export function spoken(node: Node, line: Label, nChildren: number, isUnread: boolean, times: number): string {
+export function spokenLabel(
+  node: Node,
+  line: Label,
+  nChildren: number,
+  isUnread: boolean,
+  times: number,
+): string {
   const p = meanP(node)
   return [
     line.text,

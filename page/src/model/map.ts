@@ -142,7 +142,7 @@ export function fitAll(box: Box, width: number, height: number, margin = 16): Vi
 }
 
 /** The part of the map that a screen of so many pixels shows. */
-export function visible(view: View, width: number, height: number): Box {
+export function visibleBox(view: View, width: number, height: number): Box {
   return {
     x0: -view.x / view.across,
     y0: -view.y / view.scale,

@@ -1,6 +1,6 @@
 /** The notes in the margin of a text: their positions, and which have no room. */
 
-export interface Wanted {
+export interface MarginNote {
   node: number
   /** The top and the height of its line, in pixels. */
   top: number
@@ -15,8 +15,8 @@ const SLACK = 24 // px that a note may stand below its line: less than a line is
  * The tops of notes, in the order of the text. None stands on another; what would stand too far
  * below its line is left out, but for the last, before which others go.
  */
-export function placed(notes: readonly Wanted[]): Map<number, number> {
-  const kept: (Wanted & { at: number })[] = []
+export function placeNotes(notes: readonly MarginNote[]): Map<number, number> {
+  const kept: (MarginNote & { at: number })[] = []
   const below = () => {
     const last = kept[kept.length - 1]
     return last ? last.at + last.height : -Infinity

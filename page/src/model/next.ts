@@ -1,9 +1,9 @@
 /** The next tokens as a table: cumulative probability, and what drawing does to them. */
 import type { Schemas, TokenCandidate } from '../api/client'
 import { labelInText, NUMBER_FIELDS, type NumberSetting } from './fields'
-import { visible } from './words'
+import { showWhitespace } from './words'
 
-export interface ChanceRow {
+export interface NextTokenRow {
   chance: TokenCandidate
   /** Of this token and all likelier ones; null for one that was looked up. */
   cumulative: number | null
@@ -11,7 +11,10 @@ export interface ChanceRow {
   ahead: string | null
 }
 
-export function chanceRows(reply: Schemas['NextReply'], ahead: ReadonlyMap<number, string>): ChanceRow[] {
+export function nextTokenRows(
+  reply: Schemas['NextReply'],
+  ahead: ReadonlyMap<number, string>,
+): NextTokenRow[] {
   let sum = 0
   return reply.next.map((chance) => {
     sum += chance.p
@@ -23,7 +26,7 @@ export function chanceRows(reply: Schemas['NextReply'], ahead: ReadonlyMap<numbe
 export function tokenLabel(token: { text: string; bytes: number[] }): string {
   if (token.text.includes('\ufffd') && token.bytes.length)
     return token.bytes.map((each) => each.toString(16).toUpperCase().padStart(2, '0')).join(' ')
-  return token.text === '' ? '∅' : visible(token.text)
+  return token.text === '' ? '∅' : showWhitespace(token.text)
 }
 
 // biome-ignore format: two lines
@@ -33,19 +36,19 @@ const FILTERS = [
 ] as const
 const PENALTIES = ['repetition_penalty', 'presence_penalty', 'frequency_penalty', 'dry_multiplier'] as const
 type Filter = (typeof FILTERS)[number]
-type Drawing = Record<Filter | (typeof PENALTIES)[number], number> & { temperature_first: boolean }
+type SamplingSettings = Record<Filter | (typeof PENALTIES)[number], number> & { temperature_first: boolean }
 
-const isNeutral = (name: keyof Drawing & NumberSetting, from: Drawing) =>
+const isNeutral = (name: keyof SamplingSettings & NumberSetting, from: SamplingSettings) =>
   from[name] === NUMBER_FIELDS[name].neutral
 
 /** The filters that change the distribution. XTC's threshold matters only with its probability. */
-const active = (from: Drawing): Filter[] =>
+const active = (from: SamplingSettings): Filter[] =>
   FILTERS.filter((name) =>
     name === 'xtc_threshold' ? !isNeutral('xtc_probability', from) : !isNeutral(name, from),
   )
 
 /** The fields of the request; none if sampling does not change the distribution. */
-export function drawingRequest(from: Drawing): Partial<Schemas['NextTokens']> {
+export function samplingFields(from: SamplingSettings): Partial<Schemas['NextTokens']> {
   const request: Partial<Schemas['NextTokens']> = {}
   for (const name of active(from)) request[name] = from[name]
   if (from.temperature_first && 'temperature' in request) request.temperature_first = true
@@ -53,7 +56,7 @@ export function drawingRequest(from: Drawing): Partial<Schemas['NextTokens']> {
 }
 
 /** The note below the table: what its probabilities include. */
-export function drawingText(from: Drawing): string {
+export function probabilityNote(from: SamplingSettings): string {
   const parts = active(from).map((name) => `${labelInText(name)} ${from[name]}`)
   const own = 'p is the model’s probability'
   const penalties = PENALTIES.filter((name) => !isNeutral(name, from)).map(

@@ -41,7 +41,7 @@ export function operationText(operation: Operation): string {
 }
 
 /** The operations that Undo and Redo would revert; the list may have any order. */
-export function next(operations: readonly (Operation & { rev: number })[]): {
+export function nextOperations(operations: readonly (Operation & { rev: number })[]): {
   undo: string | null
   redo: string | null
 } {

@@ -60,7 +60,7 @@ export class Outline {
   }
 
   /** The node that a row shows. */
-  faceOf(row: Row, current: number): number {
+  shownNodeOf(row: Row, current: number): number {
     return row.chain.includes(current) || row.same.includes(current) ? current : row.face
   }
 

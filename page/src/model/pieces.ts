@@ -53,7 +53,7 @@ function decoded(tokens: readonly TokenBytes[]): { pieces: Piece[]; text: string
     if (!token.bytes.length) return null
     const start = pieces.length ? pieces[pieces.length - 1]!.end : 0
     text += decoder.decode(new Uint8Array(token.bytes), { stream: true })
-    for (const byte of token.bytes) missing = lacks(byte, missing)
+    for (const byte of token.bytes) missing = missingBytes(byte, missing)
     const isLast = index === tokens.length - 1
     if (isLast) text += decoder.decode()
     if (missing && !isLast) continue
@@ -64,7 +64,7 @@ function decoded(tokens: readonly TokenBytes[]): { pieces: Piece[]; text: string
 }
 
 /** How many bytes a character lacks after one more. */
-function lacks(byte: number, missing: number): number {
+function missingBytes(byte: number, missing: number): number {
   if (missing && (byte & 0xc0) === 0x80) return missing - 1
   if (byte >= 0xc2 && byte < 0xe0) return 1
   if (byte >= 0xe0 && byte < 0xf0) return 2

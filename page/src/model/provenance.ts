@@ -28,7 +28,7 @@ const isJson = (value: unknown): value is Json => typeof value === 'object' && v
 const isSame = (a: unknown, b: unknown) => JSON.stringify(a) === JSON.stringify(b)
 
 /** The sampling parameters of a node that are not neutral: names and values. */
-export function drawnWith(params: Json): [string, string][] {
+export function changedParams(params: Json): [string, string][] {
   const rows: [string, string][] = []
   for (const [name, neutral] of Object.entries(NEUTRAL)) {
     const value = params[name]
@@ -92,7 +92,7 @@ function textRequest(node: Node): Json {
   return node.text.includes('\ufffd') && node.token_ids ? { token_ids: node.token_ids } : { text: node.text }
 }
 
-export interface Recipe {
+export interface ReproductionCall {
   /** Below /api/v1. */
   path: string
   body: Json
@@ -103,12 +103,12 @@ export interface Recipe {
 }
 
 /** The one request that reproduces a node. request: the result of repeatRequest. */
-export function recipe(
+export function reproductionCall(
   node: Node,
   loom: string,
   request: GrowRequest | string,
   root: { prompt: string; template: boolean },
-): Recipe {
+): ReproductionCall {
   const at = `/looms/${encodeURIComponent(loom)}`
   if (node.parent === null)
     return { path: '/looms', body: { ...root }, call: 'create_loom', given: [], shows: 'name' }
@@ -130,7 +130,7 @@ export function recipe(
 }
 
 /** A command for a shell. origin: where the server is. */
-export function curl(request: Recipe, origin: string, hasKey: boolean): string {
+export function curl(request: ReproductionCall, origin: string, hasKey: boolean): string {
   const body = JSON.stringify(request.body).replace(/'/g, "'\\''")
   const key = hasKey ? [`-H "Authorization: Bearer $WEFT_API_KEY"`] : []
   return [
@@ -142,8 +142,8 @@ export function curl(request: Recipe, origin: string, hasKey: boolean): string {
 }
 
 /** A program. The key is read from the environment. */
-export function python(request: Recipe, origin: string, hasKey: boolean): string {
-  const given = [...request.given.map(literal), ...Object.entries(request.body).map(named)]
+export function python(request: ReproductionCall, origin: string, hasKey: boolean): string {
+  const given = [...request.given.map(pythonLiteral), ...Object.entries(request.body).map(pythonArgument)]
   const one = `client.${request.call}(${given.join(', ')})`
   const call =
     one.length <= 80
@@ -153,24 +153,24 @@ export function python(request: Recipe, origin: string, hasKey: boolean): string
     'import weft',
     '',
     ...(hasKey ? ['# The key is read from WEFT_API_KEY, or given as api_key="…".'] : []),
-    `with weft.Client(${literal(origin)}) as client:`,
+    `with weft.Client(${pythonLiteral(origin)}) as client:`,
     `    result = ${call}`,
     `    print(result.${request.shows})`,
     '',
   ].join('\n')
 }
 
-const named = ([name, value]: [string, unknown]): string => `${name}=${literal(value)}`
+const pythonArgument = ([name, value]: [string, unknown]): string => `${name}=${pythonLiteral(value)}`
 
 /** A value of JSON as Python writes it. */
-export function literal(value: unknown): string {
+export function pythonLiteral(value: unknown): string {
   if (value === null || value === undefined) return 'None'
   if (value === true) return 'True'
   if (value === false) return 'False'
-  if (Array.isArray(value)) return `[${value.map(literal).join(', ')}]`
+  if (Array.isArray(value)) return `[${value.map(pythonLiteral).join(', ')}]`
   if (typeof value === 'object')
     return `{${Object.entries(value)
-      .map(([name, each]) => `${JSON.stringify(name)}: ${literal(each)}`)
+      .map(([name, each]) => `${JSON.stringify(name)}: ${pythonLiteral(each)}`)
       .join(', ')}}`
   return JSON.stringify(value)
 }

@@ -82,7 +82,7 @@ const NO_COST: Cost = {
 }
 
 /** The cost of a search, from its events so far. */
-export const spentBy = (rounds: readonly Round[], result: Pick<RunResult, 'cost'> | null): Cost =>
+export const costOf = (rounds: readonly Round[], result: Pick<RunResult, 'cost'> | null): Cost =>
   result?.cost ?? rounds.at(-1)?.cost ?? NO_COST
 
 /** A score as one reads it. */

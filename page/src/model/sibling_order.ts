@@ -22,7 +22,7 @@ const VALUES: Record<Exclude<Order, 'grown'>, SortValue> = {
   score: (node) => parseNumber(node.score),
   rating: (node) => node.rating ?? null,
 }
-const SETTLED = Object.fromEntries(
+const VALUES_OF_COMPLETE = Object.fromEntries(
   Object.entries(VALUES).map(([name, value]): [string, SortValue] => [
     name,
     (node) => (node.growing ? null : value(node)),
@@ -30,11 +30,11 @@ const SETTLED = Object.fromEntries(
 )
 
 /** Return the value of an order; null: the order of the loom. */
-export const sortValue = (order: Order): SortValue | null => SETTLED[order] ?? null
+export const sortValue = (order: Order): SortValue | null => VALUES_OF_COMPLETE[order] ?? null
 
 export const MAX_RATING = 5
 /** A rating changed by one step: from 1 to the maximum; below 1 there is none. */
-export function rerated(rating: number | null | undefined, by: 1 | -1): number | null {
+export function changedRating(rating: number | null | undefined, by: 1 | -1): number | null {
   const next = Math.min(MAX_RATING, (rating ?? 0) + by)
   return next < 1 ? null : next
 }

@@ -2,9 +2,9 @@
 import type { Loom, Node } from '../api/client'
 import type { LoomTree } from './tree'
 
-export type Who = 'prompt' | 'you' | 'model' | 'text'
+export type Speaker = 'prompt' | 'you' | 'model' | 'text'
 export interface Turn {
-  who: Who
+  who: Speaker
   nodes: number[]
 }
 
@@ -29,7 +29,7 @@ export function turnsOf(tree: LoomTree, path: readonly number[], isChat: boolean
 }
 
 /** Children with the same text and nothing below are one row: the first of each, with all of them. */
-export function folded(tree: LoomTree, children: readonly number[]): number[][] {
+export function groupEqualLeaves(tree: LoomTree, children: readonly number[]): number[][] {
   const rows: number[][] = []
   const byText = new Map<string, number[]>()
   for (const number of children) {

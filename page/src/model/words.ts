@@ -1,14 +1,14 @@
 /** Numbers and texts as the page writes them. */
 
 /** An integer with its digits in groups of three: 18,902. */
-export function count(value: number): string {
+export function formatCount(value: number): string {
   return Math.round(value)
     .toString()
     .replace(/\B(?=(\d{3})+$)/g, ',')
 }
 
 export function plural(value: number, one: string, many = `${one}s`): string {
-  return `${count(value)} ${value === 1 ? one : many}`
+  return `${formatCount(value)} ${value === 1 ? one : many}`
 }
 
 export function bytes(value: number): string {
@@ -86,7 +86,7 @@ export const RIGHT_TO_LEFT =
 export const isRightToLeft = (text: string): boolean => RIGHT_TO_LEFT.test(/\p{L}/u.exec(text)?.[0] ?? '')
 
 /** Show white space as symbols, in the heat and in the token card. */
-export function visible(text: string): string {
+export function showWhitespace(text: string): string {
   return text.replace(/\n/g, '⏎').replace(/\t/g, '→').replace(/ /g, '·')
 }
 

@@ -5,14 +5,14 @@ import type { OpenLoom } from './loom'
 import { remembered } from './storage'
 
 /** A token of a node on the path. */
-export interface Spot {
+export interface TokenPosition {
   node: number
   token: number
 }
 
-export const cursor = signal<Spot | null>(null)
+export const cursor = signal<TokenPosition | null>(null)
 /** The token whose card is open, and what opened it. */
-export const card = signal<(Spot & { by: 'pointer' | 'keys' }) | null>(null)
+export const card = signal<(TokenPosition & { by: 'pointer' | 'keys' }) | null>(null)
 /** Written nodes whose tokens the model has scored. */
 export const scored = signal<ReadonlySet<number>>(new Set())
 
@@ -33,7 +33,7 @@ export function scoreAll(loom: OpenLoom): void {
 }
 
 /** Another loom is open: nothing is pointed at. */
-export function forgetSpots(): void {
+export function resetTokenCursor(): void {
   cursor.value = null
   card.value = null
   scored.value = new Set()

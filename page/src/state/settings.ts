@@ -18,7 +18,7 @@ import {
 import { defaultsFor } from '../model/provenance'
 import { shortName } from '../model/words'
 import { model, models, open, server } from './session'
-import { isObject, isString, listOf, remembered, shared } from './storage'
+import { isObject, isString, listOf, remembered, sharedByTabs } from './storage'
 
 export type Settings = Record<Exclude<NumberSetting, OptionalNumber>, number> &
   Record<OptionalNumber, number | null> & {
@@ -39,7 +39,7 @@ const NEUTRAL_SAMPLING = {
   dry_sequence_breakers: [...DRY_BREAKERS],
 } as Sampling
 
-/** Neutral sampling: what a base model's own distribution says. */
+/** Neutral sampling: the model's own distribution. */
 export const NEUTRAL: Settings = {
   ...NEUTRAL_SAMPLING,
   n: 4,
@@ -65,8 +65,8 @@ export const LENGTHS = {
 export type Scope = 'action' | 'loom' | 'default'
 export const scope = signal<Scope>('loom')
 
-const BROUGHT: Settings = { ...NEUTRAL, temperature: 0.8 }
-const BROUGHT_CHAT: Settings = { ...BROUGHT, n: 1, max_tokens: TO_THE_END }
+const TEXT_DEFAULTS: Settings = { ...NEUTRAL, temperature: 0.8 }
+const CHAT_DEFAULTS: Settings = { ...TEXT_DEFAULTS, n: 1, max_tokens: TO_THE_END }
 
 const isBias = (value: unknown): value is Bias =>
   isObject(value) &&
@@ -75,7 +75,7 @@ const isBias = (value: unknown): value is Bias =>
   (typeof value['bias'] === 'number' || value['bias'] === 'ban' || value['bias'] === 'only')
 
 /** The valid part of stored settings. */
-function known(kept: unknown): Partial<Settings> {
+function validSettings(kept: unknown): Partial<Settings> {
   if (!isObject(kept)) return {}
   const fits = (name: string, value: unknown) => {
     if (NUMBER_FIELDS[name as NumberSetting]?.empty) return value === null || Number.isInteger(value)
@@ -92,8 +92,11 @@ function known(kept: unknown): Partial<Settings> {
   )
 }
 
-const ofTexts = shared<Settings>('settings', BROUGHT, (kept) => ({ ...BROUGHT, ...known(kept) }))
-const ofChats = shared<Partial<Settings>>('settings.chat', {}, known)
+const textSettings = sharedByTabs<Settings>('settings', TEXT_DEFAULTS, (kept) => ({
+  ...TEXT_DEFAULTS,
+  ...validSettings(kept),
+}))
+const chatSettings = sharedByTabs<Partial<Settings>>('settings.chat', {}, validSettings)
 /** A new loom is a chat where its model has a template; remembered. */
 export const asChat = remembered('asChat', true)
 const isChat = computed(() =>
@@ -102,25 +105,25 @@ const isChat = computed(() =>
 /** The sampling parameters that the server uses for a chat with this model. */
 const chatSampling = computed<Partial<Settings>>(() => {
   const sampling = Object.entries(defaultsFor(model.value, true))
-  return known(Object.fromEntries(sampling.filter(([name]) => name in NEUTRAL_SAMPLING)))
+  return validSettings(Object.fromEntries(sampling.filter(([name]) => name in NEUTRAL_SAMPLING)))
 })
 /** Chats start from the model's sampling parameters, other texts from those of the page. */
 const defaults = computed<Settings>(() =>
-  isChat.value ? { ...BROUGHT_CHAT, ...chatSampling.value, ...ofChats.value } : ofTexts.value,
+  isChat.value ? { ...CHAT_DEFAULTS, ...chatSampling.value, ...chatSettings.value } : textSettings.value,
 )
 
 function setDefaults(changes: Partial<Settings>): void {
-  if (isChat.peek()) ofChats.value = { ...ofChats.peek(), ...changes }
-  else ofTexts.value = { ...ofTexts.peek(), ...changes }
+  if (isChat.peek()) chatSettings.value = { ...chatSettings.peek(), ...changes }
+  else textSettings.value = { ...textSettings.peek(), ...changes }
 }
-/** How many branches the other number of a chat is: as many as texts have. */
-export const several = computed(() => Math.max(2, ofTexts.value.n))
-const ofLooms = shared<Record<string, Partial<Settings>>>('settings.looms', {}, (kept) =>
+/** The number of answers that "Grow several answers" grows: as many as branches of a text. */
+export const nSeveralAnswers = computed(() => Math.max(2, textSettings.value.n))
+const settingsByLoom = sharedByTabs<Record<string, Partial<Settings>>>('settings.looms', {}, (kept) =>
   Object.fromEntries(
-    Object.entries(isObject(kept) ? kept : {}).map(([loom, settings]) => [loom, known(settings)]),
+    Object.entries(isObject(kept) ? kept : {}).map(([loom, settings]) => [loom, validSettings(settings)]),
   ),
 )
-const once = signal<Partial<Settings>>({})
+const nextCallSettings = signal<Partial<Settings>>({})
 
 // Presets
 
@@ -133,9 +136,9 @@ const FIRST_PRESETS: Preset[] = [
   { name: 'Wild', ...NEUTRAL_SAMPLING, temperature: 1.3, min_p: 0.05 },
 ]
 const isNamed = (each: unknown): each is Preset => isObject(each) && isString(each['name'])
-export const presets = shared<Preset[]>('presets', FIRST_PRESETS, (kept) =>
+export const presets = sharedByTabs<Preset[]>('presets', FIRST_PRESETS, (kept) =>
   Array.isArray(kept)
-    ? listOf(isNamed)(kept).map((each) => ({ ...known(each), name: each.name }))
+    ? listOf(isNamed)(kept).map((each) => ({ ...validSettings(each), name: each.name }))
     : FIRST_PRESETS,
 )
 
@@ -177,23 +180,27 @@ export const isSame = (a: unknown, b: unknown) => JSON.stringify(a) === JSON.str
 
 // The settings in effect
 
-const ownOf = computed<Partial<Settings>>(() => ofLooms.value[open.value?.id ?? ''] ?? {})
+const loomSettings = computed<Partial<Settings>>(() => settingsByLoom.value[open.value?.id ?? ''] ?? {})
 
 /** The settings of the next call. */
-export const settings = computed<Settings>(() => ({ ...defaults.value, ...ownOf.value, ...once.value }))
+export const settings = computed<Settings>(() => ({
+  ...defaults.value,
+  ...loomSettings.value,
+  ...nextCallSettings.value,
+}))
 
 /** The settings of a scope, including the defaults below it. */
 export const shownSettings = computed<Settings>(() => {
   if (scope.value === 'action') return settings.value
-  return scope.value === 'loom' ? { ...defaults.value, ...ownOf.value } : defaults.value
+  return scope.value === 'loom' ? { ...defaults.value, ...loomSettings.value } : defaults.value
 })
 
 /** The settings that a scope overrides. */
 export const ownSettings = computed<Partial<Settings>>(() =>
-  scope.value === 'action' ? once.value : scope.value === 'loom' ? ownOf.value : {},
+  scope.value === 'action' ? nextCallSettings.value : scope.value === 'loom' ? loomSettings.value : {},
 )
 
-export const hasOwn = computed(() => Object.keys(ownOf.value).length > 0)
+export const hasOwn = computed(() => Object.keys(loomSettings.value).length > 0)
 
 /** The server's limits; null before it has answered. */
 export const limits = computed<Limits | null>(() => {
@@ -203,36 +210,40 @@ export const limits = computed<Limits | null>(() => {
     : null
 })
 
-/** Change some of them: for the next call, for the open loom, or for all that say nothing else. */
+/** Change settings: of the next call, of the open loom, or the defaults. */
 export function set(changes: Partial<Settings>, where: Scope = scope.peek()): void {
   const loom = open.peek()
   batch(() => {
-    const rest = new Map(faults.peek())
+    const rest = new Map(fieldErrors.peek())
     for (const name of Object.keys(changes)) rest.delete(name)
-    if (rest.size !== faults.peek().size) faults.value = rest
-    if (where === 'action') once.value = { ...once.peek(), ...changes }
+    if (rest.size !== fieldErrors.peek().size) fieldErrors.value = rest
+    if (where === 'action') nextCallSettings.value = { ...nextCallSettings.peek(), ...changes }
     else if (where === 'default' || !loom) setDefaults(changes)
-    else ofLooms.value = { ...ofLooms.peek(), [loom.id]: { ...ofLooms.peek()[loom.id], ...changes } }
+    else
+      settingsByLoom.value = {
+        ...settingsByLoom.peek(),
+        [loom.id]: { ...settingsByLoom.peek()[loom.id], ...changes },
+      }
   })
 }
 
-/** Let the scope say nothing of its own any more. */
+/** Remove the settings of a scope. */
 export function forgetOwn(where: Scope = 'loom'): void {
   const loom = open.peek()
-  if (where === 'action') once.value = {}
+  if (where === 'action') nextCallSettings.value = {}
   else if (where === 'default') {
-    if (isChat.peek()) ofChats.value = {}
-    else ofTexts.value = BROUGHT
+    if (isChat.peek()) chatSettings.value = {}
+    else textSettings.value = TEXT_DEFAULTS
   } else if (loom) {
-    const { [loom.id]: _, ...rest } = ofLooms.peek()
-    ofLooms.value = rest
+    const { [loom.id]: _, ...rest } = settingsByLoom.peek()
+    settingsByLoom.value = rest
   }
 }
 
 /** Discard the settings of the call that was just sent. */
-export function spent(): void {
-  if (!Object.keys(once.peek()).length) return
-  once.value = {}
+export function discardNextCall(): void {
+  if (!Object.keys(nextCallSettings.peek()).length) return
+  nextCallSettings.value = {}
 }
 
 /** The loaded models that grow by these settings; none where that is the loom's own alone. */
@@ -266,29 +277,29 @@ export function growRequest(from: Settings = settings.peek()): GrowRequest {
 // Invalid settings
 
 /** By field: the error of the typed value, from the page or the server. */
-export const faults = signal<ReadonlyMap<string, string>>(new Map())
+export const fieldErrors = signal<ReadonlyMap<string, string>>(new Map())
 
-export function fault(field: string, message: string | null): void {
-  const now = new Map(faults.peek())
+export function setFieldError(field: string, message: string | null): void {
+  const now = new Map(fieldErrors.peek())
   if (message === null ? !now.delete(field) : now.get(field) === message) return
   if (message !== null) now.set(field, message)
-  faults.value = now
+  fieldErrors.value = now
 }
 
 /** Show a server error at its field. Returns true if that field is set here. */
-export function refused(error: unknown): boolean {
+export function showFieldError(error: unknown): boolean {
   if (!(error instanceof ApiError)) return false
   const isForm = error.code === 'invalid_constraint' || error.code === 'constraint_failed'
   const param = isForm ? 'constraint' : (error.param?.split('.').pop() ?? '')
   const field = param in KINDS || param === 'constraint' ? 'constraint' : param
   if (!(field in NEUTRAL)) return false
-  fault(field, error.message)
+  setFieldError(field, error.message)
   return true
 }
 
 /** The error of the first invalid field, which prevents a call; null: all are valid. */
 export const blocked = computed<string | null>(() => {
-  for (const [field, message] of faults.value) return `${settingLabel(field)}: ${message}`
+  for (const [field, message] of fieldErrors.value) return `${settingLabel(field)}: ${message}`
   if (settings.value.logit_bias.length && growingModels().some((each) => each.id !== model.value?.id))
     return 'Token biases: they refer to tokens of this loom’s model. Remove them to grow with another one.'
   return null

@@ -20,7 +20,11 @@ export function remembered<Value>(
 }
 
 /** As `remembered`, and all tabs have the same: what one changes is not lost when another one changes it. */
-export function shared<Value>(name: string, initial: Value, take?: (kept: unknown) => Value): Signal<Value> {
+export function sharedByTabs<Value>(
+  name: string,
+  initial: Value,
+  take?: (kept: unknown) => Value,
+): Signal<Value> {
   const kept = remembered(name, initial, take)
   onOtherTab(name, () => {
     kept.value = read(name, initial, take)
@@ -40,7 +44,7 @@ export function onOtherTab(name: string, call: () => void): () => void {
 export function read<Value>(
   name: string,
   initial: Value,
-  take: (kept: unknown) => Value = (kept) => like(kept, initial),
+  take: (kept: unknown) => Value = (kept) => withTypesOf(kept, initial),
 ): Value {
   return readFrom(() => localStorage, name, initial, take)
 }
@@ -64,16 +68,16 @@ function readFrom<Value>(
 }
 
 /** The stored value if it has the type of `initial`; of an object, each field that has. */
-export function like<Value>(kept: unknown, initial: Value): Value {
+export function withTypesOf<Value>(kept: unknown, initial: Value): Value {
   if (!isObject(initial)) return kindOf(kept) === kindOf(initial) ? (kept as Value) : initial
   if (!isObject(kept)) return initial
   return Object.fromEntries(
-    Object.entries(initial).map(([name, value]) => [name, like(kept[name], value)]),
+    Object.entries(initial).map(([name, value]) => [name, withTypesOf(kept[name], value)]),
   ) as Value
 }
 
 /** For `remembered`: only one of these. */
-export const among =
+export const oneOf =
   <Value>(all: readonly Value[], initial: Value) =>
   (kept: unknown): Value =>
     all.find((each) => each === kept) ?? initial

@@ -6,7 +6,7 @@ import type { LoomTree } from '../model/tree'
 import type { Drafts } from './drafts'
 import type { Position } from './position'
 import type { Searches } from './searches'
-import { failed, overtaken } from './toasts'
+import { failed, withdrawUndo } from './toasts'
 import type { TokenCache } from './tokens'
 
 const PAGE = 1000 // nodes per request
@@ -107,7 +107,7 @@ export class Sync {
   }
 
   private applyChange(change: Change): void {
-    overtaken(change.rev)
+    withdrawUndo(change.rev)
     for (const node of change.added ?? []) this.tokens.forget(node.node)
     const nodes = [...(change.added ?? []), ...(change.changed ?? [])]
     const rev = Math.max(this.tree.rev, change.rev)

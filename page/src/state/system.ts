@@ -1,8 +1,8 @@
 /** System prompts of new chats, by model; remembered by the browser. */
 import type { Loom } from '../api/client'
-import { isObject, isString, shared } from './storage'
+import { isObject, isString, sharedByTabs } from './storage'
 
-export const systemPrompts = shared<Record<string, string>>('systemPrompts', {}, (kept) =>
+export const systemPrompts = sharedByTabs<Record<string, string>>('systemPrompts', {}, (kept) =>
   Object.fromEntries(
     Object.entries(isObject(kept) ? kept : {}).filter((each): each is [string, string] => isString(each[1])),
   ),

@@ -49,8 +49,8 @@ export function toast(text: string, more: Partial<Omit<Toast, 'id' | 'text'>> = 
   return id
 }
 
-/** The tree has come to a revision: what offers to take back an earlier one offers it no more. */
-export function overtaken(rev: number): void {
+/** Remove the toasts that offer to undo a revision before `rev`. */
+export function withdrawUndo(rev: number): void {
   const left = toasts.peek().filter((each) => each.undoes === null || each.undoes >= rev)
   if (left.length < toasts.peek().length) toasts.value = left
 }

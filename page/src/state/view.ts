@@ -2,20 +2,24 @@
 import { signal } from '@preact/signals'
 import { HEAT_MODES, type HeatMode } from '../model/heat'
 import { ORDERS, type Order } from '../model/sibling_order'
-import { among, isString, listOf, remembered, shared } from './storage'
+import { isString, listOf, oneOf, remembered, sharedByTabs } from './storage'
 
 export const THEMES = ['system', 'light', 'dark'] as const
-export const theme = shared('theme', 'system', among<(typeof THEMES)[number]>(THEMES, 'system'))
+export const theme = sharedByTabs('theme', 'system', oneOf<(typeof THEMES)[number]>(THEMES, 'system'))
 /** Of the text that one reads. */
 export const TEXT_SIZES = ['small', 'normal', 'large', 'larger'] as const
-export const textSize = shared('textSize', 'normal', among<(typeof TEXT_SIZES)[number]>(TEXT_SIZES, 'normal'))
+export const textSize = sharedByTabs(
+  'textSize',
+  'normal',
+  oneOf<(typeof TEXT_SIZES)[number]>(TEXT_SIZES, 'normal'),
+)
 export const TEXT_WIDTHS = ['narrow', 'normal', 'wide'] as const
-export const textWidth = shared(
+export const textWidth = sharedByTabs(
   'textWidth',
   'normal',
-  among<(typeof TEXT_WIDTHS)[number]>(TEXT_WIDTHS, 'normal'),
+  oneOf<(typeof TEXT_WIDTHS)[number]>(TEXT_WIDTHS, 'normal'),
 )
-export const heatMode = remembered('heat', 'off', among<HeatMode>(HEAT_MODES, 'off'))
+export const heatMode = remembered('heat', 'off', oneOf<HeatMode>(HEAT_MODES, 'off'))
 /** Show texts as Markdown: by default in chats only. */
 const markdown = remembered('markdown', { chats: true, texts: false }, (kept) => {
   const { chats, texts } = (kept ?? {}) as Record<string, unknown>
@@ -37,12 +41,12 @@ export const panes = remembered('panes', {
 })
 const ORDER_NAMES = Object.keys(ORDERS) as Order[]
 /** How siblings are sorted in every view of the tree. */
-export const siblingOrder = remembered('siblingOrder', 'grown', among<Order>(ORDER_NAMES, 'grown'))
+export const siblingOrder = remembered('siblingOrder', 'grown', oneOf<Order>(ORDER_NAMES, 'grown'))
 const TREE_VIEWS = ['outline', 'map'] as const
 export const treeView = remembered(
   'treeView',
   'outline',
-  among<(typeof TREE_VIEWS)[number]>(TREE_VIEWS, 'outline'),
+  oneOf<(typeof TREE_VIEWS)[number]>(TREE_VIEWS, 'outline'),
 )
 /** `run` is there while there is a search to look at. */
 const INSPECTOR_TABS = ['generate', 'tokens', 'node', 'loom', 'run'] as const
@@ -50,7 +54,7 @@ export type InspectorTab = (typeof INSPECTOR_TABS)[number]
 export const inspectorTab = remembered(
   'inspector',
   'generate',
-  among<InspectorTab>(INSPECTOR_TABS, 'generate'),
+  oneOf<InspectorTab>(INSPECTOR_TABS, 'generate'),
 )
 export const showsMoreSamplers = remembered('moreSamplers', false)
 /** The pane that a narrow screen shows. */
@@ -72,7 +76,7 @@ export type Overlay =
 export const overlay = signal<Overlay | null>(null)
 /** The dialogs that are open, the topmost last. Keys and clicks outside the topmost one do nothing. */
 export const dialogs = signal<readonly symbol[]>([])
-export const dismissedHints = shared('notes', [], listOf(isString))
+export const dismissedHints = sharedByTabs('notes', [], listOf(isString))
 
 /** Show a tab of the inspector, wherever that is now. */
 export function inspect(tab: InspectorTab): void {

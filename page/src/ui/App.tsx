@@ -4,17 +4,17 @@ import { titleOf } from '../model/words'
 import { question } from '../state/actions'
 import { isAway, open, opening } from '../state/session'
 import { dialogs, type Overlay, overlay, textSize, textWidth, theme } from '../state/view'
+import { Appearance } from './Appearance'
 import { Compare } from './Compare'
 import { Confirm } from './Confirm'
 import { ErrorBoundary } from './ErrorBoundary'
 import { Help } from './Help'
-import { Look } from './Look'
 import { DropTarget } from './loom/DropTarget'
 import { Export } from './loom/Export'
 import { Import } from './loom/Import'
 import { Looms } from './loom/Looms'
-import { Gauge } from './model/Gauge'
 import { GrowWith } from './model/GrowWith'
+import { MemoryDialog } from './model/MemoryDialog'
 import { Models } from './model/Models'
 import { Palette } from './Palette'
 import { StartRun } from './run/StartRun'
@@ -32,8 +32,8 @@ const OVERLAYS: Record<Overlay, () => preact.JSX.Element | null> = {
   looms: Looms,
   models: Models,
   run: StartRun,
-  gauge: Gauge,
-  look: Look,
+  gauge: MemoryDialog,
+  look: Appearance,
   compare: Compare,
   'grow-with': GrowWith,
 }

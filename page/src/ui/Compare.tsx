@@ -2,8 +2,8 @@
 import { useEffect, useState } from 'preact/hooks'
 import { api, type Node } from '../api/client'
 import { commonBeginning, comparedNodes } from '../model/compare'
-import { meanP, nothing } from '../model/label'
-import { drawnWith } from '../model/provenance'
+import { emptyLabel, meanP } from '../model/label'
+import { changedParams } from '../model/provenance'
 import { shownText } from '../model/turns'
 import { averageProbability, finishWord, plural, shortName } from '../model/words'
 import type { OpenLoom } from '../state/loom'
@@ -48,7 +48,7 @@ function Columns({ loom }: { loom: OpenLoom }) {
             <p class="compared-text" dir="auto">
               <span class="common">{texts[i]!.slice(0, common)}</span>
               {texts[i]!.slice(common)}
-              {!texts[i] && <span class="muted">{nothing(node.ended)}</span>}
+              {!texts[i] && <span class="muted">{emptyLabel(node.ended)}</span>}
             </p>
           </li>
         ))}
@@ -64,7 +64,7 @@ function Settings({ loom, node }: { loom: OpenLoom; node: Node }) {
     api.node(loom.id, node.node, ['params']).then(setKnown, failed)
   }, [node.node])
   const p = meanP(node)
-  const drawn = known?.params ? drawnWith(known.params) : []
+  const drawn = known?.params ? changedParams(known.params) : []
   const facts = [
     node.model && shortName(node.model),
     ...(known && !known.params ? ['written'] : drawn.map(([name, value]) => `${name} ${value}`)),

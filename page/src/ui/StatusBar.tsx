@@ -1,9 +1,9 @@
 /** The foot of the page: connection, what grows, the heat's legend, and what sharing has saved. */
 import { useSignal } from '@preact/signals'
 import { useEffect } from 'preact/hooks'
-import { percent, shareReused, timesShared } from '../model/saving'
-import { bytes, count, plural, seconds } from '../model/words'
-import { ownKv } from '../state/gauge'
+import { percent, shareReused, timesShared } from '../model/kv_savings'
+import { bytes, formatCount, plural, seconds } from '../model/words'
+import { ownKv } from '../state/kvUsage'
 import type { OpenLoom } from '../state/loom'
 import { isAway } from '../state/session'
 import { overlay } from '../state/view'
@@ -50,7 +50,7 @@ function Nodes({ loom }: { loom: OpenLoom }) {
   return (
     <span class="n-nodes">
       {loading
-        ? `${count(loading.done)} of ${plural(loading.total, 'node')}`
+        ? `${formatCount(loading.done)} of ${plural(loading.total, 'node')}`
         : plural(loom.tree.size, 'node')}
     </span>
   )
@@ -87,7 +87,7 @@ function Saving() {
         <span>
           reused{' '}
           <span class="full">
-            {count(reused)} tokens, computed {count(kv.prefilled)} (
+            {formatCount(reused)} tokens, computed {formatCount(kv.prefilled)} (
           </span>
           {percent(share)}
           <span class="full">)</span>

@@ -6,7 +6,7 @@ import { narrowTab, panes, treeView } from '../state/view'
 import { IconButton } from './Button'
 import { Inspector } from './inspector/Inspector'
 import { LoomTitle } from './loom/LoomTitle'
-import { Turns } from './loom/Turns'
+import { UndoButtons } from './loom/UndoButtons'
 import { MoreMenu } from './MoreMenu'
 import { ModelChip } from './model/ModelChip'
 import { Notice } from './Notice'
@@ -35,7 +35,7 @@ export function Workbench({ loom }: { loom: OpenLoom }) {
         <LoomTitle loom={loom} />
         <span class="grow" />
         <ModelChip />
-        <Turns loom={loom} />
+        <UndoButtons loom={loom} />
         <IconButton icon={ImportIcon} label="Import" command="import" class="wide-only" />
         <IconButton icon={Share} label="Export" command="export" class="wide-only" />
         <IconButton icon={SunMoon} label="Theme, text size and width" command="look" class="wide-only" />

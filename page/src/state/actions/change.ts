@@ -5,7 +5,7 @@ import { open } from '../session'
 import { failed, toast } from '../toasts'
 
 /** Run an action on the open loom. An error is shown, and the result is undefined. */
-export async function on<Result>(
+export async function withLoom<Result>(
   work: (loom: OpenLoom) => Promise<Result>,
   loom = open.peek(),
 ): Promise<Result | undefined> {
@@ -27,8 +27,8 @@ export function isUnanswered(error: unknown): boolean {
 
 /** Make a change. The tree shows it from the reply, before the feed reports it. */
 export function change(work: (loom: OpenLoom) => Promise<Changed>): Promise<Changed | undefined> {
-  return on(async (loom) => {
-    const changed = await inTurn(() => work(loom))
+  return withLoom(async (loom) => {
+    const changed = await enqueue(() => work(loom))
     loom.sync.applyReply(changed)
     return changed
   })
@@ -37,21 +37,21 @@ export function change(work: (loom: OpenLoom) => Promise<Changed>): Promise<Chan
 let turn: Promise<unknown> = Promise.resolve()
 
 /** Run changes one after the other, in the order of their calls: an Undo reverts the change before it. */
-export function inTurn<Result>(call: () => Promise<Result>): Promise<Result> {
+export function enqueue<Result>(call: () => Promise<Result>): Promise<Result> {
   const result = turn.then(call)
   turn = result.catch(() => {})
   return result
 }
 
 /** Show that a change must wait for a branch. Returns null if nothing must wait. */
-export function waits(isGrowing: boolean | undefined, what: string): Promise<undefined> | null {
+export function mustWait(isGrowing: boolean | undefined, what: string): Promise<undefined> | null {
   if (!isGrowing) return null
   toast(`It is still growing: stop it, or wait, ${what}.`)
   return Promise.resolve(undefined)
 }
 
 /** Go to the node that a change has added. */
-export function follow(changed: Changed | undefined): number | null {
+export function navigateToAdded(changed: Changed | undefined): number | null {
   const added = changed?.added?.[changed.added.length - 1]
   if (!added) return null
   open.peek()?.navigate(added.node)

@@ -3,13 +3,21 @@ import { effect, untracked } from '@preact/signals'
 import { ApiError, api, type GrowRequest, type RunRequest, type Schemas } from '../../api/client'
 import type { Lane } from '../../model/lane'
 import { plural } from '../../model/words'
+import { showGrowthError } from '../growthErrors'
 import type { OpenLoom } from '../loom'
 import { cannotGrow, model, open } from '../session'
-import { blocked, growRequest, limits, refused, settings, spent, TO_THE_END } from '../settings'
+import {
+  blocked,
+  discardNextCall,
+  growRequest,
+  limits,
+  settings,
+  showFieldError,
+  TO_THE_END,
+} from '../settings'
 import { failed, toast } from '../toasts'
-import { troubled } from '../trouble'
 import { inspect } from '../view'
-import { isUnanswered, on, waits } from './change'
+import { isUnanswered, mustWait, withLoom } from './change'
 
 /**
  * Grow, unless the loom is read-only or a setting is invalid. An obstacle is shown with its remedies, an
@@ -34,13 +42,13 @@ async function growing(
   try {
     const job = await call(loom, { ...growRequest(), ...more })
     loom.events.startJob(job.job, job.branches ?? [])
-    spent()
+    discardNextCall()
     return job
   } catch (error) {
     if (isUnanswered(error)) return undefined
-    if (refused(error)) inspect('generate')
+    if (showFieldError(error)) inspect('generate')
     const resend = (other: GrowRequest) => open.peek() === loom && growing(call, { ...more, ...other })
-    if (!(error instanceof ApiError && troubled(error, resend))) failed(error)
+    if (!(error instanceof ApiError && showGrowthError(error, resend))) failed(error)
     return undefined
   }
 }
@@ -54,7 +62,7 @@ effect(() => {
     const failed = loom.growth.failedLanes().filter((lane) => failure.nodes.includes(lane.parent))
     await loom.growth.replace(failed, () => growMany(failure.nodes, other))
   }
-  untracked(() => troubled(failure.error, resend) || failed(failure.error))
+  untracked(() => showGrowthError(failure.error, resend) || failed(failure.error))
 })
 
 /** Continue a node that has ended: without a minimum most branches would end at once again. */
@@ -63,7 +71,7 @@ const pastEnd = (loom: OpenLoom, node: number): GrowRequest =>
 
 /** Grow n children of a node. A single answer of a chat is gone to, as it comes. */
 export const grow = (node: number, more: GrowRequest = {}) =>
-  waits(open.peek()?.tree.get(node)?.growing, 'to grow below it') ?? growAndFollow(node, more)
+  mustWait(open.peek()?.tree.get(node)?.growing, 'to grow below it') ?? growAndFollow(node, more)
 
 async function growAndFollow(node: number, more: GrowRequest): Promise<Schemas['JobReply'] | undefined> {
   const loom = open.peek()
@@ -128,14 +136,14 @@ export async function retry(lanes: readonly Lane[]): Promise<void> {
 
 /** End one branch; what it has is kept. */
 export const stopBranch = (node: number) =>
-  on(async (loom) => {
+  withLoom(async (loom) => {
     const lane = loom.lanes.peek().get(node)
     if (lane && !lane.isOver) await api.cancel(lane.job, [lane.branch])
   })
 
 /** End everything that grows in the open loom. */
 export const stopAll = () =>
-  on(async (loom) => {
+  withLoom(async (loom) => {
     const jobs = new Set(
       [...loom.lanes.peek().values()].filter((lane) => !lane.isOver).map((lane) => lane.job),
     )

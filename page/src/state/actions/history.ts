@@ -1,11 +1,11 @@
 /** Undo and redo. */
 import { ApiError, api, type Changed } from '../../api/client'
-import { next } from '../../model/operation'
+import { nextOperations } from '../../model/operation'
 import { plural } from '../../model/words'
 import type { OpenLoom } from '../loom'
 import { open } from '../session'
 import { dismiss, sentence, toast } from '../toasts'
-import { inTurn, on } from './change'
+import { enqueue, withLoom } from './change'
 
 /** Show the effect of a change, and offer Undo until the next change. */
 export function undoable(text: string, rev: number): void {
@@ -16,23 +16,23 @@ export const undo = () => stepThrough('Undid', (loom) => api.undo(loom.id))
 
 export const redo = () => stepThrough('Redid', (loom) => api.redo(loom.id))
 
-/** Go back or on in what was done, and say what that was: it may be far from where one looks. */
+/** Undo or redo an operation, and name it in a toast: its nodes may be out of view. */
 async function stepThrough(
   verb: 'Undid' | 'Redid',
   call: (loom: OpenLoom) => Promise<Changed>,
 ): Promise<Changed | undefined> {
-  const result = await on(async (loom) => {
+  const result = await withLoom(async (loom) => {
     try {
-      const changed = await inTurn(() => call(loom))
+      const changed = await enqueue(() => call(loom))
       loom.sync.applyReply(changed)
       return changed
     } catch (error) {
       if (!(error instanceof ApiError && error.code.startsWith('cannot_'))) throw error
-      showTurn(`${sentence(error.message)}.`, sentence(error.hint)) // nothing went wrong
+      showStep(`${sentence(error.message)}.`, sentence(error.hint)) // nothing went wrong
       return undefined
     }
   })
-  if (result) showTurn(`${verb}: ${await operation(verb, result)}.`)
+  if (result) showStep(`${verb}: ${await operation(verb, result)}.`)
   return result
 }
 
@@ -40,22 +40,22 @@ async function stepThrough(
 async function operation(verb: 'Undid' | 'Redid', changed: Changed): Promise<string> {
   const loom = open.peek()
   try {
-    const { undo, redo } = next((await api.history(loom!.id)).data)
-    return (verb === 'Undid' ? redo : undo) ?? turned(changed)
+    const { undo, redo } = nextOperations((await api.history(loom!.id)).data)
+    return (verb === 'Undid' ? redo : undo) ?? effectText(changed)
   } catch {
-    return turned(changed)
+    return effectText(changed)
   }
 }
 
 let lastToast = 0
 
 /** Several quick steps share one toast: the last one's. */
-function showTurn(text: string, detail = ''): void {
+function showStep(text: string, detail = ''): void {
   dismiss(lastToast)
   lastToast = toast(text, { detail })
 }
 
-function turned({ added = [], removed = [], changed = [] }: Changed): string {
+function effectText({ added = [], removed = [], changed = [] }: Changed): string {
   const parts = [
     added.length ? `${plural(added.length, 'node')} ${added.length === 1 ? 'was' : 'were'} restored` : '',
     removed.length

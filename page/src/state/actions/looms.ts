@@ -6,12 +6,12 @@ import { titleOf } from '../../model/words'
 import { provide } from '../handlers'
 import { linkTo, listLooms, model, open } from '../session'
 import { failed, toast } from '../toasts'
-import { on } from './change'
+import { withLoom } from './change'
 import { grow } from './grow'
 import { writeMessage } from './write'
 
 /** Make a loom of a prompt, open it, and grow its first branches. */
-export async function begin(
+export async function startLoom(
   prompt: string,
   more: { template: boolean; title?: string; system?: string; model?: string; grow: GrowRequest | null },
 ): Promise<void> {
@@ -36,7 +36,7 @@ export async function begin(
 // A new loom with this node's text alone: what stood before it takes no context there.
 provide('hoistAway', (node) => {
   const text = open.peek()?.tree.get(node)?.text
-  if (text) void begin(text, { template: false, grow: null })
+  if (text) void startLoom(text, { template: false, grow: null })
 })
 
 export async function removeLoom(loom: Loom): Promise<void> {
@@ -83,7 +83,7 @@ export async function renameLoom(loom: Loom, title: string): Promise<boolean> {
 }
 
 export async function rename(title: string): Promise<boolean> {
-  const done = await on(async (loom) => {
+  const done = await withLoom(async (loom) => {
     loom.info.value = await api.editLoom(loom.id, { title })
     history.replaceState(history.state, '', linkTo(loom.info.peek().name, loom.current.peek()))
     await listLooms()
@@ -94,7 +94,7 @@ export async function rename(title: string): Promise<boolean> {
 
 /** Note something on the open loom; other notes stay. */
 export const noteLoom = (text: string) =>
-  on(async (loom) => {
+  withLoom(async (loom) => {
     const { note: before, ...rest } = loom.info.peek().meta ?? {}
     if (text === (before ?? '')) return
     loom.info.value = await api.editLoom(loom.id, { meta: text ? { ...rest, note: text } : rest })
@@ -102,7 +102,7 @@ export const noteLoom = (text: string) =>
 
 /** Set the author's note of the open loom, which growth inserts into the context; an empty text removes it. */
 export const setAuthorNote = (note: AuthorNote) =>
-  on(async (loom) => {
+  withLoom(async (loom) => {
     const { author_note: _, ...rest } = loom.info.peek().meta ?? {}
     const meta = note.text.trim() ? { ...rest, author_note: note } : rest
     loom.info.value = await api.editLoom(loom.id, { meta })

@@ -1,13 +1,13 @@
 /** Bookmark, rate, annotate, regenerate, cache and copy a node. */
 import { api, type KvOp } from '../../api/client'
 import { comparison, defaultsFor, repeatRequest } from '../../model/provenance'
-import { rerated } from '../../model/sibling_order'
+import { changedRating } from '../../model/sibling_order'
 import { ROOT } from '../../model/tree'
 import { oneLine, plural, shortName, titleOf } from '../../model/words'
-import { kvChanged } from '../gauge'
+import { kvChanged } from '../kvUsage'
 import { linkTo, listLooms, model, models, open } from '../session'
 import { toast } from '../toasts'
-import { change, on } from './change'
+import { change, withLoom } from './change'
 import { remove } from './remove'
 
 export const bookmark = (node: number, label?: string | null) =>
@@ -22,11 +22,11 @@ export const rate = (node: number, rating: number | null) =>
 
 /** Raise or lower the rating of a node by one. */
 export const rerate = (node: number, by: 1 | -1) =>
-  rate(node, rerated(open.peek()?.tree.get(node)?.rating, by))
+  rate(node, changedRating(open.peek()?.tree.get(node)?.rating, by))
 
 /** Grow a node again by what it was grown with, and say whether the same came. */
 export const regenerate = (number: number) =>
-  on(async (loom) => {
+  withLoom(async (loom) => {
     const node = await api.node(loom.id, number, ['params', 'tokens'])
     const grower = models.peek().find((each) => each.id === node.model) ?? model.peek()
     const defaults = defaultsFor(grower, loom.info.peek().chat_template_used)
@@ -66,7 +66,7 @@ export const note = (number: number, text: string) =>
 
 /** Compute the KV of a node's path now, keep it, move it, or forget that of its own tokens. */
 export const handleKv = (number: number, op: KvOp) =>
-  on(async (loom) => {
+  withLoom(async (loom) => {
     const reply = await api.nodeKv(loom.id, number, op)
     kvChanged()
     return reply
@@ -74,7 +74,7 @@ export const handleKv = (number: number, op: KvOp) =>
 
 /** Pin a node in memory, or unpin it where it is pinned. */
 export const pin = (number: number) =>
-  on(async (loom) => {
+  withLoom(async (loom) => {
     const isPinned = (await api.node(loom.id, number, ['kv'])).kv?.pinned ?? false
     if (!(await handleKv(number, isPinned ? 'unpin' : 'pin'))) return
     const which = number === ROOT ? 'The prompt' : `Node ${number}`
@@ -85,7 +85,7 @@ export const pin = (number: number) =>
 
 /** Copy all branches of the open loom into a new loom of another model, and open it. */
 export const copyFor = (id: string) =>
-  on(async (loom) => {
+  withLoom(async (loom) => {
     const title = `${oneLine(titleOf(loom.info.peek()), 120)} (${oneLine(shortName(id), 60)})`
     const copy = await api.copyToLoom(loom.id, ROOT, { title, model: id })
     await listLooms()
@@ -94,7 +94,7 @@ export const copyFor = (id: string) =>
 
 /** Copy a node and all below it into a new loom, whose prompt is the path to it. */
 export const copyOut = (number: number, title: string) =>
-  on(async (loom) => {
+  withLoom(async (loom) => {
     const copy = await api.copyToLoom(loom.id, number, { title })
     await listLooms()
     const run = () => {

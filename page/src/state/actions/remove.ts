@@ -1,11 +1,11 @@
 /** Remove nodes. */
 import { api, type Changed } from '../../api/client'
 import { ROOT } from '../../model/tree'
-import { count, plural } from '../../model/words'
+import { formatCount, plural } from '../../model/words'
 import { call } from '../handlers'
 import type { OpenLoom } from '../loom'
 import { toast } from '../toasts'
-import { inTurn, on } from './change'
+import { enqueue, withLoom } from './change'
 import { undoable } from './history'
 import { confirm } from './question'
 
@@ -27,7 +27,7 @@ export function removed(loom: OpenLoom, node: number, what: What): number[] {
 }
 
 export async function remove(node: number, what: What = 'node'): Promise<void> {
-  await on(async (loom) => {
+  await withLoom(async (loom) => {
     if (what === 'node' && node === ROOT) {
       toast('The prompt cannot be removed; its loom can.', {
         detail: 'To remove the loom, open Loom and choose “Remove this loom”.',
@@ -37,7 +37,10 @@ export async function remove(node: number, what: What = 'node'): Promise<void> {
     const tops = removed(loom, node, what)
     const n = tops.reduce((sum, each) => sum + 1 + loom.tree.below(each), 0)
     if (!n) return
-    if (n > ASKS_ABOVE && !(await confirm(`Remove ${count(n)} nodes?`, 'Undo restores them.', 'Remove')))
+    if (
+      n > ASKS_ABOVE &&
+      !(await confirm(`Remove ${formatCount(n)} nodes?`, 'Undo restores them.', 'Remove'))
+    )
       return
     await stopped(loom, tops)
     if (!loom.tree.get(node)) return // it had nothing yet
@@ -55,19 +58,22 @@ export const REMOVED_AT_ONCE = 1000
 
 /** Remove several nodes, as one change that one Undo brings back. */
 export async function removeMany(nodes: readonly number[]): Promise<void> {
-  await on(async (loom) => {
+  await withLoom(async (loom) => {
     const { tree } = loom
     const going = new Set(nodes.filter((each) => each !== ROOT && tree.get(each)))
     const tops = [...going].filter((each) => !tree.path(each).some((up) => up !== each && going.has(up)))
     if (!tops.length) return
     if (tops.length > REMOVED_AT_ONCE) {
       toast(
-        `At most ${count(REMOVED_AT_ONCE)} nodes can be removed at once; ${count(tops.length)} are selected.`,
+        `At most ${formatCount(REMOVED_AT_ONCE)} nodes can be removed at once; ${formatCount(tops.length)} are selected.`,
       )
       return
     }
     const n = tops.reduce((sum, each) => sum + 1 + tree.below(each), 0)
-    if (n > ASKS_ABOVE && !(await confirm(`Remove ${count(n)} nodes?`, 'Undo restores them.', 'Remove')))
+    if (
+      n > ASKS_ABOVE &&
+      !(await confirm(`Remove ${formatCount(n)} nodes?`, 'Undo restores them.', 'Remove'))
+    )
       return
     await stopped(loom, tops)
     const [first, ...others] = tops.filter((each) => tree.get(each))
@@ -114,7 +120,7 @@ function showRemoved(n: number, changed: Changed): void {
 /** Make a removal, and show it; the loom's `next` says where one stands then. */
 async function taken(loom: OpenLoom, call: () => Promise<Changed>, fold?: () => void): Promise<Changed> {
   try {
-    const changed = await inTurn(call)
+    const changed = await enqueue(call)
     fold?.()
     loom.sync.applyReply(changed)
     return changed

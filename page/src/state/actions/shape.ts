@@ -1,14 +1,14 @@
 /** Split, merge, cut and move nodes. */
 import { api } from '../../api/client'
 import { open } from '../session'
-import { change, waits } from './change'
+import { change, mustWait } from './change'
 import { undoable } from './history'
 
 export const split = (node: number, atToken: number) =>
   change((loom) => api.split(loom.id, node, { at_token: atToken }))
 
 export const merge = (node: number) =>
-  waits(open.peek()?.growth.growsAt(node), 'to merge it') ??
+  mustWait(open.peek()?.growth.growsAt(node), 'to merge it') ??
   change(async (loom) => {
     const parent = loom.tree.parent(node)
     const changed = await api.merge(loom.id, node)

@@ -5,12 +5,14 @@ import type { Draft } from '../drafts'
 import type { OpenLoom } from '../loom'
 import { open } from '../session'
 import { settings } from '../settings'
-import { change, follow, inTurn } from './change'
+import { change, enqueue, navigateToAdded } from './change'
 import { grow, growChildren } from './grow'
 
 /** Add a written child, and navigate to it. In a chat it is the user's next message. */
 export const write = (parent: number, text: string, isMessage = false) =>
-  change((loom) => api.add(loom.id, isMessage ? { parent, message: text } : { parent, text })).then(follow)
+  change((loom) => api.add(loom.id, isMessage ? { parent, message: text } : { parent, text })).then(
+    navigateToAdded,
+  )
 
 /**
  * Add what was written in a chat as a message, and grow answers. A single answer is gone to. The field is empty
@@ -41,7 +43,7 @@ export const writeMessage = (loom: OpenLoom, node: number) =>
 
 /** Add a chosen token, and navigate to it. The KV of its path is reused. */
 export const take = (parent: number, tokenIds: number[]) =>
-  change((loom) => api.add(loom.id, { parent, token_ids: tokenIds })).then(follow)
+  change((loom) => api.add(loom.id, { parent, token_ids: tokenIds })).then(navigateToAdded)
 
 /**
  * Change a node's text in a new sibling or in place; in place, the KV below is recomputed.
@@ -55,12 +57,12 @@ export async function edit(
   const loom = open.peek()
   if (!loom) return
   const body = how.isMessage ? { message: text } : { text }
-  const changed = await inTurn(() =>
+  const changed = await enqueue(() =>
     api.edit(loom.id, node, { ...body, in_place: how.inPlace }, how.inPlace ? how.rev : undefined),
   )
   loom.sync.applyReply(changed)
   if (node === ROOT && how.inPlace) loom.info.value = await api.loom(loom.id)
-  if (!how.inPlace) follow(changed)
+  if (!how.inPlace) navigateToAdded(changed)
 }
 
 /** A sibling that shares the first tokens and then goes another way; with grow one branch goes on. */
@@ -70,7 +72,7 @@ export async function fork(
   tokenId: number,
   continues: boolean,
 ): Promise<number | null> {
-  const added = follow(
+  const added = navigateToAdded(
     await change((loom) => api.fork(loom.id, node, { at_token: atToken, token_id: tokenId })),
   )
   if (added !== null && continues) await growChildren(added, { n: 1 })

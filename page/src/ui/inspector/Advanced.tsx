@@ -12,9 +12,9 @@ import {
   readStop,
   writeStop,
 } from '../../model/fields'
-import { visible } from '../../model/words'
+import { showWhitespace } from '../../model/words'
 import { model } from '../../state/session'
-import { fault, faults, isSame, type Settings, set } from '../../state/settings'
+import { fieldErrors, isSame, type Settings, set, setFieldError } from '../../state/settings'
 import { sentence } from '../../state/toasts'
 import { IconButton } from '../Button'
 import { ResetMark } from './NumberRow'
@@ -28,7 +28,7 @@ interface TextListProps {
 /** A setting that is a list of texts: a field that adds one, and a row for each. */
 export function TextList({ name, values, placeholder }: TextListProps) {
   const { label, hint } = OTHER_FIELDS[name]
-  const wrong = faults.value.get(name)
+  const wrong = fieldErrors.value.get(name)
   const add = (field: HTMLInputElement) => {
     const text = readStop(field.value)
     if (text && !values.includes(text)) set({ [name]: [...values, text] })
@@ -85,7 +85,7 @@ export function TextList({ name, values, placeholder }: TextListProps) {
 /** A setting that is on or off. */
 export function CheckRow({ name, value }: { name: 'temperature_first'; value: boolean }) {
   const { label, hint } = OTHER_FIELDS[name]
-  const wrong = faults.value.get(name)
+  const wrong = fieldErrors.value.get(name)
   return (
     <div class="setting">
       <div class="setting-row">
@@ -109,14 +109,14 @@ export function CheckRow({ name, value }: { name: 'temperature_first'; value: bo
 export function Biases({ biases }: { biases: Settings['logit_bias'] }) {
   const [token, setToken] = useState('')
   const [value, setValue] = useState('')
-  const wrong = faults.value.get('logit_bias')
-  useEffect(() => () => fault('logit_bias', null), [])
+  const wrong = fieldErrors.value.get('logit_bias')
+  useEffect(() => () => setFieldError('logit_bias', null), [])
   const add = async () => {
     const bias = readBias(value)
-    if (token === '') return fault('logit_bias', null)
-    if (bias === null) return fault('logit_bias', 'A number, “ban” or “only”.')
+    if (token === '') return setFieldError('logit_bias', null)
+    if (bias === null) return setFieldError('logit_bias', 'A number, “ban” or “only”.')
     const result = await tokenOf(token, model.peek()?.id ?? null)
-    if (typeof result === 'string') return fault('logit_bias', result)
+    if (typeof result === 'string') return setFieldError('logit_bias', result)
     set({ logit_bias: [...biases.filter((each) => each.id !== result.id), { ...result, bias }] })
     setToken('')
     setValue('')
@@ -160,12 +160,12 @@ export function Biases({ biases }: { biases: Settings['logit_bias'] }) {
           {biases.map((each) => (
             <li key={each.id} class="row">
               <code class="grow cut" title={`#${each.id}`}>
-                {visible(each.text)}
+                {showWhitespace(each.text)}
               </code>
               <span>{each.bias}</span>
               <IconButton
                 icon={X}
-                label={`Remove the bias of ${visible(each.text)}`}
+                label={`Remove the bias of ${showWhitespace(each.text)}`}
                 onClick={() => set({ logit_bias: biases.filter((one) => one.id !== each.id) })}
               />
             </li>
@@ -188,7 +188,7 @@ async function tokenOf(typed: string, model: string | null): Promise<{ id: numbe
     const { token_ids } = await api.tokenize(text, model)
     const [id, ...more] = token_ids
     if (id === undefined || more.length)
-      return `“${visible(text)}” is ${token_ids.length} tokens; enter one token.`
+      return `“${showWhitespace(text)}” is ${token_ids.length} tokens; enter one token.`
     return { id, text }
   } catch (error) {
     return error instanceof ApiError ? sentence(error.message) : String(error)
@@ -207,16 +207,16 @@ const HINTS: Record<ConstraintKind, string> = {
 export function ConstraintField({ constraint }: { constraint: Settings['constraint'] }) {
   const kind = constraint?.kind ?? null
   const [draft, setDraft] = useState(constraint?.text ?? '')
-  const wrong = faults.value.get('constraint')
+  const wrong = fieldErrors.value.get('constraint')
   useEffect(() => {
     if (constraint && constraint.text !== draft) setDraft(constraint.text)
   }, [constraint])
-  useEffect(() => () => fault('constraint', null), [])
+  useEffect(() => () => setFieldError('constraint', null), [])
   const read = (kind: ConstraintKind, text: string) => {
     setDraft(text)
     set({ constraint: { kind, text } })
     const result = readConstraint({ kind, text })
-    if (typeof result === 'string') fault('constraint', result)
+    if (typeof result === 'string') setFieldError('constraint', result)
   }
   return (
     <div class="setting">

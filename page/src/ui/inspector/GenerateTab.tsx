@@ -8,7 +8,7 @@ import type { OpenLoom } from '../../state/loom'
 import { isReadOnly, models } from '../../state/session'
 import {
   blocked,
-  faults,
+  fieldErrors,
   forgetOwn,
   hasOwn,
   isSame,
@@ -114,7 +114,7 @@ function MoreSamplers({ shown }: { shown: Settings }) {
   const others = ['temperature_first', 'dry_sequence_breakers'] as const
   const changed = [...names, ...others].filter((name) => !isSame(shown[name], NEUTRAL[name]))
   const n = changed.length + shown.logit_bias.length
-  const isWrong = ['logit_bias', ...names, ...others].some((name) => faults.value.has(name))
+  const isWrong = ['logit_bias', ...names, ...others].some((name) => fieldErrors.value.has(name))
   return (
     <details
       class="more-samplers"

@@ -6,7 +6,7 @@ import * as act from '../../state/actions'
 import type { OpenLoom } from '../../state/loom'
 import { failed } from '../../state/toasts'
 import { IconButton } from '../Button'
-import { cameBy, moment } from './operations'
+import { moment, operationLabel } from './operations'
 
 type Operation = Schemas['OperationObject']
 
@@ -57,7 +57,7 @@ export function History({ loom }: { loom: OpenLoom }) {
                 onClick={() => void (isUndone ? back(at + 1, act.redo) : back(at, act.undo))}
               >
                 <span class="grow cut">
-                  {cameBy(each.kind, each.actor)}
+                  {operationLabel(each.kind, each.actor)}
                   <span class="muted"> {details(each)}</span>
                 </span>
                 <time class="caption" dateTime={each.at} data-varies>

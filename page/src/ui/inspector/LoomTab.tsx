@@ -1,7 +1,7 @@
 /** A loom: what it is, what it holds, what was done to it, and its memory. */
 import { useEffect, useState } from 'preact/hooks'
 import { api, type Schemas } from '../../api/client'
-import { count, plural, shortName, titleOf } from '../../model/words'
+import { formatCount, plural, shortName, titleOf } from '../../model/words'
 import * as act from '../../state/actions'
 import { keyFor } from '../../state/keys'
 import type { OpenLoom } from '../../state/loom'
@@ -39,12 +39,12 @@ export function LoomTab({ loom }: { loom: OpenLoom }) {
               : null,
             { name: 'Kind', value: isChat === null ? '–' : isChat ? 'chat' : 'raw text' },
             info.created ? { name: 'Created', value: moment(info.created), varies: true } : null,
-            { name: 'Nodes', value: count(tree.size) },
-            { name: 'Leaves', value: count(leaves) },
+            { name: 'Nodes', value: formatCount(tree.size) },
+            { name: 'Leaves', value: formatCount(leaves) },
             {
               name: 'Tokens',
               hint: 'All nodes together; shared text is counted once.',
-              value: count(tokens),
+              value: formatCount(tokens),
             },
             {
               name: 'In KV cache',
@@ -106,7 +106,7 @@ function OtherModels({ loom }: { loom: OpenLoom }) {
   const begin = () => {
     const { prompt, chat_template_used } = loom.info.peek()
     const system = systemOf(loom.info.peek())
-    void act.begin(prompt, { template: chat_template_used === true, system, model: id, grow: {} })
+    void act.startLoom(prompt, { template: chat_template_used === true, system, model: id, grow: {} })
   }
   return (
     <section class="part" aria-label="Another model">
@@ -166,7 +166,9 @@ function SystemPrompt({ loom }: { loom: OpenLoom }) {
           class="button"
           title="This chat stays as it is"
           disabled={text.trim() === now || isReadOnly.value}
-          onClick={() => void act.begin(loom.info.peek().prompt, { template: true, system: text, grow: {} })}
+          onClick={() =>
+            void act.startLoom(loom.info.peek().prompt, { template: true, system: text, grow: {} })
+          }
         >
           New chat with this
         </button>

@@ -4,13 +4,13 @@ import { signal } from '@preact/signals'
 import { Bookmark } from 'lucide-preact'
 import { useState } from 'preact/hooks'
 import type { KvOp, Node } from '../../api/client'
+import { KV_STATE_TEXTS } from '../../model/kv_state'
 import { MAX_RATING } from '../../model/sibling_order'
 import { ROOT } from '../../model/tree'
-import { WARMTH } from '../../model/warmth'
 import { oneLine } from '../../model/words'
 import * as act from '../../state/actions'
-import { ownKv } from '../../state/gauge'
 import { keyFor } from '../../state/keys'
+import { ownKv } from '../../state/kvUsage'
 import type { OpenLoom } from '../../state/loom'
 import { IconButton } from '../Button'
 import { Choice } from '../Choice'
@@ -82,7 +82,7 @@ export function Kv({ node, known }: { node: number; known: Node | null }) {
           {
             name: 'KV cache',
             hint: 'Whether the path to this node is in the KV cache.',
-            value: kv === null ? null : WARMTH[kv.state],
+            value: kv === null ? null : KV_STATE_TEXTS[kv.state],
           },
           {
             name: 'Pinned',

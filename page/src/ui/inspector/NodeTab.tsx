@@ -3,7 +3,7 @@ import type { Node } from '../../api/client'
 import { parseNumber } from '../../model/heat'
 import { meanP } from '../../model/label'
 import { isHuman, ROOT } from '../../model/tree'
-import { count, finishWord, probability } from '../../model/words'
+import { finishWord, formatCount, probability } from '../../model/words'
 import type { OpenLoom } from '../../state/loom'
 import { sentence } from '../../state/toasts'
 import { type Fact, Facts } from './Facts'
@@ -40,10 +40,10 @@ function textFacts(loom: OpenLoom, node: Node, known: Node | null): (Fact | fals
   const mean = entropies.reduce((sum, each) => sum + each, 0) / entropies.length
   const score = parseNumber(node.score)
   return [
-    { name: 'Tokens', value: count(node.n_tokens) },
+    { name: 'Tokens', value: formatCount(node.n_tokens) },
     {
       name: 'Characters',
-      value: count(Array.from(node.parent === null ? loom.info.value.prompt : node.text).length),
+      value: formatCount(Array.from(node.parent === null ? loom.info.value.prompt : node.text).length),
     },
     {
       name: 'Avg. probability',

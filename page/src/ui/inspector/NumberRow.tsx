@@ -2,7 +2,7 @@
 import type { ComponentChildren } from 'preact'
 import { useEffect, useState } from 'preact/hooks'
 import { NUMBER_FIELDS, type NumberSetting, readNumber } from '../../model/fields'
-import { fault, faults, limits, set } from '../../state/settings'
+import { fieldErrors, limits, set, setFieldError } from '../../state/settings'
 
 interface NumberRowProps {
   name: NumberSetting
@@ -14,11 +14,11 @@ interface NumberRowProps {
 export function NumberRow({ name, value, children }: NumberRowProps) {
   const field = NUMBER_FIELDS[name]
   const [draft, setDraft] = useState<string | null>(null)
-  const wrong = faults.value.get(name)
+  const wrong = fieldErrors.value.get(name)
   useEffect(() => setDraft(null), [value])
   useEffect(
     () => () => {
-      if (faults.peek().has(name)) fault(name, null)
+      if (fieldErrors.peek().has(name)) setFieldError(name, null)
     },
     [],
   )
@@ -30,7 +30,7 @@ export function NumberRow({ name, value, children }: NumberRowProps) {
       return
     }
     const result = readNumber(name, text, limits.peek())
-    if (typeof result === 'string') fault(name, result)
+    if (typeof result === 'string') setFieldError(name, result)
     else set({ [name]: result.value })
   }
   const step = (event: KeyboardEvent) => {

@@ -2,14 +2,21 @@
 
 import type { Node } from '../../api/client'
 import { SEED_EXCEPTIONS } from '../../model/fields'
-import { curl, defaultsFor, drawnWith, python, recipe, repeatRequest } from '../../model/provenance'
+import {
+  changedParams,
+  curl,
+  defaultsFor,
+  python,
+  repeatRequest,
+  reproductionCall,
+} from '../../model/provenance'
 import { shortName } from '../../model/words'
 import * as act from '../../state/actions'
 import type { OpenLoom } from '../../state/loom'
 import { model, server } from '../../state/session'
 import { copyText } from '../copy'
 import { type Fact, Facts } from './Facts'
-import { cameBy, moment } from './operations'
+import { moment, operationLabel } from './operations'
 
 interface ProvenanceProps {
   loom: OpenLoom
@@ -26,7 +33,11 @@ export function Provenance({ loom, node, known }: ProvenanceProps) {
     if (!known) return
     const body = typeof request === 'string' ? request : { ...request, ...force }
     const root = { prompt, template: chat_template_used ?? true }
-    const text = write(recipe(known, name, body, root), location.origin, server.value?.is_public ?? false)
+    const text = write(
+      reproductionCall(known, name, body, root),
+      location.origin,
+      server.value?.is_public ?? false,
+    )
     void copyText(text, what)
   }
   const why =
@@ -68,7 +79,7 @@ function facts(loom: OpenLoom, known: Node | null): (Fact | false | null)[] {
   const params = known?.params
   return [
     origin
-      ? { name: 'Origin', value: cameBy(origin.kind, origin.actor) }
+      ? { name: 'Origin', value: operationLabel(origin.kind, origin.actor) }
       : { name: 'Origin', value: known ? '–' : null },
     { name: 'When', value: origin ? moment(origin.at) : known ? '–' : null, varies: true },
     {
@@ -76,8 +87,8 @@ function facts(loom: OpenLoom, known: Node | null): (Fact | false | null)[] {
       value: shortName(known?.model ?? origin?.model ?? loom.info.value.model),
       hint: origin?.model ? 'The model that generated it.' : 'The model of this loom.',
     },
-    ...(params ? drawnWith(params).map(([name, value]) => ({ name, value })) : []),
-    params && !drawnWith(params).length ? { name: 'Sampling', value: 'neutral' } : null,
+    ...(params ? changedParams(params).map(([name, value]) => ({ name, value })) : []),
+    params && !changedParams(params).length ? { name: 'Sampling', value: 'neutral' } : null,
     params ? { name: 'Max tokens', value: String(params['max_tokens']) } : null,
     params
       ? {

@@ -1,14 +1,14 @@
 /** One token at a time: what may come next here, how likely it is, and taking it. */
 import { useEffect, useRef, useState } from 'preact/hooks'
 import { parseNumber } from '../../model/heat'
-import { type ChanceRow, chanceRows, drawingRequest, drawingText } from '../../model/next'
+import { type NextTokenRow, nextTokenRows, probabilityNote, samplingFields } from '../../model/next'
 import { ending, oneLine, probability, shortName } from '../../model/words'
 import * as act from '../../state/actions'
 import { provide } from '../../state/handlers'
 import type { OpenLoom } from '../../state/loom'
 import { isReadOnly, server } from '../../state/session'
 import { settings } from '../../state/settings'
-import { ChanceTable } from './ChanceTable'
+import { NextTokenTable } from './NextTokenTable'
 import { KEYED, type NextRequest, useLookup, useNext } from './useNext'
 import './tokens.css'
 
@@ -24,7 +24,7 @@ export function TokensTab({ loom }: { loom: OpenLoom }) {
   const [isLong, setLong] = useState(false)
   const box = useRef<HTMLDivElement>(null)
   const maxTop = server.value?.limits['top'] ?? TOP
-  const drawing = drawingRequest(settings.value)
+  const drawing = samplingFields(settings.value)
   const canAsk = node !== undefined && !node.growing && !isReadOnly.value
   const request: NextRequest | null = canAsk
     ? {
@@ -39,7 +39,7 @@ export function TokensTab({ loom }: { loom: OpenLoom }) {
   const state = useNext(request)
   const lookup = useLookup(request, filter)
   const isHere = state.node === at && state.reply !== null
-  const rows = state.reply ? chanceRows(state.reply, state.ahead) : []
+  const rows = state.reply ? nextTokenRows(state.reply, state.ahead) : []
   const wanted = rows.filter((row) => !filter || matches(row, filter))
   const listed = new Set(wanted.map((row) => row.chance.id))
   const lookedUp = lookup.chances.filter((each) => !listed.has(each.id))
@@ -98,7 +98,7 @@ export function TokensTab({ loom }: { loom: OpenLoom }) {
         {note && <p class="caption">{note}</p>}
         {!note && rows.length > 0 && (
           <>
-            <ChanceTable
+            <NextTokenTable
               rows={wanted}
               lookedUp={lookedUp}
               isDrawn={Object.keys(drawing).length > 0}
@@ -123,7 +123,7 @@ export function TokensTab({ loom }: { loom: OpenLoom }) {
             </dl>
           </>
         )}
-        <p class="caption">{drawingText(settings.value)}</p>
+        <p class="caption">{probabilityNote(settings.value)}</p>
       </section>
     </div>
   )
@@ -134,7 +134,7 @@ const shownNats = (value: number | string | null | undefined): string => {
   return nats === null ? '–' : `${Math.abs(nats).toFixed(2)} nats`
 }
 
-function matches(row: ChanceRow, filter: string): boolean {
+function matches(row: NextTokenRow, filter: string): boolean {
   if (filter === `#${row.chance.id}`) return true
   return row.chance.text.toLowerCase().includes(filter.toLowerCase())
 }

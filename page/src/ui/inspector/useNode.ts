@@ -1,7 +1,7 @@
 /** The full object of a node, read after the user has navigated to it. */
 import { useEffect, useState } from 'preact/hooks'
 import { api, type Node } from '../../api/client'
-import { kvTurn } from '../../state/gauge'
+import { kvVersion } from '../../state/kvUsage'
 import type { OpenLoom } from '../../state/loom'
 import { failed } from '../../state/toasts'
 
@@ -13,7 +13,7 @@ export function useNode(loom: OpenLoom, number: number): [Node | null, () => voi
   const [known, setKnown] = useState<Node | null>(null)
   const [turn, setTurn] = useState(0)
   const isGrowing = node?.growing ?? false
-  const key = `${loom.id} ${number} ${node?.n_tokens} ${node?.text.length} ${node?.score} ${isGrowing} ${turn} ${kvTurn.value}`
+  const key = `${loom.id} ${number} ${node?.n_tokens} ${node?.text.length} ${node?.score} ${isGrowing} ${turn} ${kvVersion.value}`
   useEffect(() => {
     if (isGrowing) return
     let isOver = false

@@ -1,6 +1,6 @@
 /** Files may be dropped anywhere on the page. */
 import { useEffect, useState } from 'preact/hooks'
-import { bring } from './files'
+import { importFiles } from './files'
 
 const hasFiles = (event: DragEvent) => event.dataTransfer?.types.includes('Files') ?? false
 
@@ -19,7 +19,7 @@ export function DropTarget() {
       setOver(false)
       if (!hasFiles(event)) return
       event.preventDefault()
-      void bring([...event.dataTransfer!.files])
+      void importFiles([...event.dataTransfer!.files])
     }
     addEventListener('dragover', over)
     addEventListener('dragleave', leave)

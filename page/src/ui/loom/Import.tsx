@@ -6,17 +6,17 @@ import { linkTo, server } from '../../state/session'
 import { sentence } from '../../state/toasts'
 import { TextButton } from '../Button'
 import { closeOverlay, Dialog } from '../Dialog'
-import { type Arrival, arrivals, bring, PASTED } from './files'
+import { type ImportRow, importFiles, importRows, PASTED } from './files'
 
 export function Import() {
   const [pasted, setPasted] = useState('')
   const picker = useRef<HTMLInputElement>(null)
   const formats = server.value?.formats['import'] ?? []
   const maxBytes = server.value?.limits['import_bytes']
-  const files = arrivals.value
+  const files = importRows.value
   useEffect(
     () => () => {
-      arrivals.value = []
+      importRows.value = []
     },
     [],
   )
@@ -40,7 +40,7 @@ export function Import() {
             aria-label="Files to import"
             onChange={(event) => {
               const { files } = event.currentTarget
-              if (files?.length) void bring([...files])
+              if (files?.length) void importFiles([...files])
               event.currentTarget.value = ''
             }}
           />
@@ -61,7 +61,7 @@ export function Import() {
             disabled={!pasted.trim()}
             onClick={() => {
               // It stays where it is until it has become a loom.
-              void bring([new File([pasted], PASTED)]).then((isIn) => isIn && setPasted(''))
+              void importFiles([new File([pasted], PASTED)]).then((isIn) => isIn && setPasted(''))
             }}
           >
             Import
@@ -72,7 +72,7 @@ export function Import() {
   )
 }
 
-function Report({ arrivals }: { arrivals: readonly Arrival[] }) {
+function Report({ arrivals }: { arrivals: readonly ImportRow[] }) {
   return (
     <div role="status" aria-label="Imported looms">
       <ul class="import-report">
@@ -100,7 +100,7 @@ function Report({ arrivals }: { arrivals: readonly Arrival[] }) {
 /** Notes begin with how many; they are written for several. */
 const noted = (note: string) => sentence(note.replace(/^1 /, ''))
 
-function Summary({ recognised_as, nodes, looms, dropped }: NonNullable<Arrival['result']>) {
+function Summary({ recognised_as, nodes, looms, dropped }: NonNullable<ImportRow['result']>) {
   return (
     <>
       <p>

@@ -2,7 +2,7 @@
 import { Pencil, Trash2 } from 'lucide-preact'
 import { useEffect, useRef, useState } from 'preact/hooks'
 import { api, type Loom } from '../../api/client'
-import { when } from '../../model/when'
+import { relativeTime } from '../../model/relative_time'
 import { oneLine, plural, titleOf } from '../../model/words'
 import { removeLoom, renameLoom } from '../../state/actions'
 import { linkTo, looms, open } from '../../state/session'
@@ -106,7 +106,7 @@ function LoomRow({ loom, onOpen }: { loom: Loom; onOpen: (() => void) | undefine
         {loom.growing ? `${plural(loom.growing, 'branch', 'branches')} growing · ` : ''}
         {plural(loom.n_nodes, 'node')}
         <span class="when" data-varies>
-          {when(loom.changed || loom.created || '')}
+          {relativeTime(loom.changed || loom.created || '')}
         </span>
       </span>
       <span class="row tools">

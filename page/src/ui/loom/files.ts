@@ -7,7 +7,7 @@ import { failed, sentence } from '../../state/toasts'
 import { overlay } from '../../state/view'
 
 /** The result of importing a file. */
-export interface Arrival {
+export interface ImportRow {
   file: string
   state: 'reading' | 'done' | 'failed'
   result: Schemas['Imported'] | null
@@ -18,7 +18,7 @@ export interface Arrival {
 }
 
 /** Of the files that were brought last. */
-export const arrivals = signal<readonly Arrival[]>([])
+export const importRows = signal<readonly ImportRow[]>([])
 
 /** Let the browser save a file. */
 export function save(file: Blob, name: string): void {
@@ -41,14 +41,14 @@ function queryFor(file: File, isText: boolean): { format?: string; title?: strin
 export const PASTED = 'Pasted text'
 
 /** Import files, one after the other, and show the results in the import dialog. Return true if all succeeded. */
-export async function bring(files: readonly File[]): Promise<boolean> {
+export async function importFiles(files: readonly File[]): Promise<boolean> {
   overlay.value = 'import'
-  const from = arrivals.peek().length
+  const from = importRows.peek().length
   const reading = { state: 'reading' as const, result: null, error: '', hint: '', asText: null }
-  arrivals.value = [...arrivals.peek(), ...files.map((file) => ({ file: file.name, ...reading }))]
+  importRows.value = [...importRows.peek(), ...files.map((file) => ({ file: file.name, ...reading }))]
   for (const [i, file] of files.entries()) await importOne(file, from + i, TEXT_FILE.test(file.name))
   await listLooms().catch(failed)
-  return arrivals
+  return importRows
     .peek()
     .slice(from)
     .every((each) => each.state === 'done')
@@ -56,8 +56,8 @@ export async function bring(files: readonly File[]): Promise<boolean> {
 
 /** Import a file and update its row in `arrivals`. */
 async function importOne(file: File, row: number, isText: boolean): Promise<void> {
-  const change = (to: Partial<Arrival>) => {
-    arrivals.value = arrivals.peek().map((each, at) => (at === row ? { ...each, ...to } : each))
+  const change = (to: Partial<ImportRow>) => {
+    importRows.value = importRows.peek().map((each, at) => (at === row ? { ...each, ...to } : each))
   }
   change({ state: 'reading', error: '', hint: '', asText: null })
   try {

@@ -2,7 +2,7 @@
 import { useState } from 'preact/hooks'
 import type { Model } from '../../api/client'
 import { loading } from '../../model/progress'
-import { bytes, count, plural, shortName } from '../../model/words'
+import { bytes, formatCount, plural, shortName } from '../../model/words'
 import { confirm } from '../../state/actions'
 import { loadModel, unloadModel } from '../../state/loading'
 import { models, open } from '../../state/session'
@@ -57,8 +57,8 @@ function ModelRow({ model }: { model: Model }) {
     model.engine,
     model.device,
     model.dtype,
-    model.n_ctx && `context ${count(model.n_ctx)}`,
-    model.n_vocab && `vocabulary ${count(model.n_vocab)}`,
+    model.n_ctx && `context ${formatCount(model.n_ctx)}`,
+    model.n_vocab && `vocabulary ${formatCount(model.n_vocab)}`,
     model.bytes && `up to ${bytes(model.bytes)} with KV cache`,
     model.has_chat_template && 'chat',
   ].filter(Boolean)

@@ -19,7 +19,7 @@ import { isMac, keyFor, run } from '../../state/keys'
 import type { OpenLoom } from '../../state/loom'
 import { scoreAll, showsSpecial, unscored } from '../../state/reading'
 import { isReadOnly, models } from '../../state/session'
-import { settings, several, withModels } from '../../state/settings'
+import { nSeveralAnswers, settings, withModels } from '../../state/settings'
 import { cycleHeat, heatMode, showsMarkdown } from '../../state/view'
 import { IconButton } from '../Button'
 
@@ -55,12 +55,12 @@ export function ActionBar({ loom }: { loom: OpenLoom }) {
         <button
           type="button"
           class="button"
-          aria-label={`Grow ${several.value} answers`}
-          title={`Grow ${several.value} answers`}
+          aria-label={`Grow ${nSeveralAnswers.value} answers`}
+          title={`Grow ${nSeveralAnswers.value} answers`}
           disabled={isReadOnly.value || isHere}
-          onClick={() => void act.grow(current, { n: several.peek() })}
+          onClick={() => void act.grow(current, { n: nSeveralAnswers.peek() })}
         >
-          ×{several.value}
+          ×{nSeveralAnswers.value}
         </button>
       )}
       {!isChat && (

@@ -1,10 +1,17 @@
 /** A child of the current node, as a row: what it says, and how it ended. */
 import { Bookmark } from 'lucide-preact'
 import { useState } from 'preact/hooks'
-import { meanP, nothing } from '../../model/label'
+import { emptyLabel, meanP } from '../../model/label'
 import { isHuman } from '../../model/tree'
 import { shownText } from '../../model/turns'
-import { averageProbability, beginning, finishWord, plural, shortName, visible } from '../../model/words'
+import {
+  averageProbability,
+  beginning,
+  finishWord,
+  plural,
+  shortName,
+  showWhitespace,
+} from '../../model/words'
 import type { OpenLoom } from '../../state/loom'
 import { showsSpecial } from '../../state/reading'
 import { sentence } from '../../state/toasts'
@@ -44,7 +51,9 @@ export function Child({ loom, nodes, k }: ChildProps) {
         >
           <span class="k">{k}</span>
           <span class={`child-text ${isWritten ? 'written' : ''}`}>
-            {words || <span class="muted">{text ? visible(beginning(text, 24)) : nothing(node.ended)}</span>}
+            {words || (
+              <span class="muted">{text ? showWhitespace(beginning(text, 24)) : emptyLabel(node.ended)}</span>
+            )}
           </span>
           <span class="caption">
             {node.bookmark != null && (

@@ -1,7 +1,7 @@
 /** The children of the current node: growing branches and existing nodes. */
 import { useLayoutEffect, useRef, useState } from 'preact/hooks'
-import { folded } from '../../model/turns'
-import { count } from '../../model/words'
+import { groupEqualLeaves } from '../../model/turns'
+import { formatCount } from '../../model/words'
 import type { OpenLoom } from '../../state/loom'
 import { Child } from './Child'
 import { Expected, Lane } from './Lane'
@@ -15,7 +15,7 @@ export function Children({ loom }: { loom: OpenLoom }) {
   const lanes = useLanes(loom)
   const gone = [...lanes.keys()].filter((each) => !children.includes(each))
   const order = [...children, ...gone]
-  const rows = folded(
+  const rows = groupEqualLeaves(
     loom.tree,
     children.filter((each) => !lanes.has(each)),
   )
@@ -43,7 +43,7 @@ export function Children({ loom }: { loom: OpenLoom }) {
                 class="child-in caption"
                 onClick={() => setShown({ below: current, limit: limit + PAGE_ROWS })}
               >
-                Show more ({count(rows.length)} in all)
+                Show more ({formatCount(rows.length)} in all)
               </button>
             </li>
           )}

@@ -3,13 +3,13 @@ import { useLayoutEffect, useRef, useState } from 'preact/hooks'
 import { ApiError } from '../../api/client'
 import { ROOT } from '../../model/tree'
 import { shownText } from '../../model/turns'
-import { count, plural } from '../../model/words'
+import { formatCount, plural } from '../../model/words'
 import * as act from '../../state/actions'
 import type { Draft } from '../../state/drafts'
 import { shown as keyShown } from '../../state/keys'
 import type { OpenLoom } from '../../state/loom'
 import { cursor } from '../../state/reading'
-import { several } from '../../state/settings'
+import { nSeveralAnswers } from '../../state/settings'
 import { failed, toast } from '../../state/toasts'
 import { Choice } from '../Choice'
 import { charIndex } from './tokens'
@@ -153,7 +153,7 @@ export function Writer({ loom, draft }: EditorProps) {
       if (added !== null) void act.grow(added)
     })
   const keys: Record<string, () => void> = draft.isMessage
-    ? { Enter: () => grown(), 'Mod+Enter': () => grown(several.peek()), 'Mod+Shift+Enter': only }
+    ? { Enter: () => grown(), 'Mod+Enter': () => grown(nSeveralAnswers.peek()), 'Mod+Shift+Enter': only }
     : { 'Shift+Enter': only, 'Mod+Enter': only, 'Mod+Shift+Enter': () => grown() }
   return (
     <div class="editor writer" data-writes={draft.node}>
@@ -184,20 +184,30 @@ export function Writer({ loom, draft }: EditorProps) {
       <div class="row editing">
         {draft.isMessage ? (
           <>
-            <Do main label="Send" shortcut="Enter" disabled={!canAdd} onClick={() => grown()} />
-            <Do
-              label={`×${several.value}`}
-              hint={`Send, and grow ${several.value} answers`}
+            <EditorButton main label="Send" shortcut="Enter" disabled={!canAdd} onClick={() => grown()} />
+            <EditorButton
+              label={`×${nSeveralAnswers.value}`}
+              hint={`Send, and grow ${nSeveralAnswers.value} answers`}
               shortcut="Mod+Enter"
               disabled={!canAdd}
-              onClick={() => grown(several.peek())}
+              onClick={() => grown(nSeveralAnswers.peek())}
             />
-            <Do label="Add without reply" shortcut="Mod+Shift+Enter" disabled={!canAdd} onClick={only} />
+            <EditorButton
+              label="Add without reply"
+              shortcut="Mod+Shift+Enter"
+              disabled={!canAdd}
+              onClick={only}
+            />
           </>
         ) : (
           <>
-            <Do main label="Add" shortcut="Shift+Enter" disabled={!canAdd} onClick={only} />
-            <Do label="Add and grow" shortcut="Mod+Shift+Enter" disabled={!canAdd} onClick={() => grown()} />
+            <EditorButton main label="Add" shortcut="Shift+Enter" disabled={!canAdd} onClick={only} />
+            <EditorButton
+              label="Add and grow"
+              shortcut="Mod+Shift+Enter"
+              disabled={!canAdd}
+              onClick={() => grown()}
+            />
           </>
         )}
         <button type="button" class="button plain" title="Esc" onClick={() => loom.drafts.close()}>
@@ -213,7 +223,7 @@ export function Writer({ loom, draft }: EditorProps) {
   )
 }
 
-interface DoProps {
+interface EditorButtonProps {
   label: string
   /** The effect, where the label is too short. */
   hint?: string
@@ -223,7 +233,7 @@ interface DoProps {
   onClick: () => unknown
 }
 
-function Do({ label, hint, shortcut, main, disabled, onClick }: DoProps) {
+function EditorButton({ label, hint, shortcut, main, disabled, onClick }: EditorButtonProps) {
   return (
     <button
       type="button"
@@ -330,7 +340,7 @@ function messageOf(error: ApiError, isGrowing: boolean): string {
 
 /** A draft that waits at the current node. */
 export function Waiting({ loom, draft }: EditorProps) {
-  const chars = count(Array.from(draft.text).length)
+  const chars = formatCount(Array.from(draft.text).length)
   return (
     <p class="caption waiting row">
       <span>

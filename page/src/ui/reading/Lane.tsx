@@ -1,9 +1,9 @@
 /** One branch while it grows: of a fixed height, with its last lines in sight. */
 import { Copy, RotateCcw, Square, X } from 'lucide-preact'
 import { useState } from 'preact/hooks'
-import { nothing } from '../../model/label'
+import { emptyLabel } from '../../model/label'
 import type { Lane as LaneState } from '../../model/lane'
-import { averageProbability, count, finishWord, plural, shortName } from '../../model/words'
+import { averageProbability, finishWord, formatCount, plural, shortName } from '../../model/words'
 import * as act from '../../state/actions'
 import { keyFor } from '../../state/keys'
 import type { OpenLoom } from '../../state/loom'
@@ -62,7 +62,7 @@ export function Lane({ loom, lane, k }: LaneProps) {
       >
         <p>
           {isEmpty ? (
-            <span class="muted">{nothing(lane.finish === 'stop')}</span>
+            <span class="muted">{emptyLabel(lane.finish === 'stop')}</span>
           ) : (
             tail(lane.text, isFull || lane.isOver).replace(/^[^\S\n]+/, '')
           )}
@@ -86,7 +86,7 @@ function Caption({ loom, lane }: { loom: OpenLoom; lane: LaneState }) {
   return (
     <p class="caption row">
       <span data-varies>
-        {joined(...stats, lane.rate !== null && `${count(lane.rate)} tok/s`) || 'waiting'}
+        {joined(...stats, lane.rate !== null && `${formatCount(lane.rate)} tok/s`) || 'waiting'}
       </span>
       <button
         type="button"

@@ -3,8 +3,8 @@
 import { ChevronLeft, ChevronRight } from 'lucide-preact'
 import type { RefObject } from 'preact'
 import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks'
-import { placed } from '../../model/margin'
-import { turnsOf, type Who } from '../../model/turns'
+import { placeNotes } from '../../model/margin'
+import { type Speaker, turnsOf } from '../../model/turns'
 import { shortName } from '../../model/words'
 import { keyFor } from '../../state/keys'
 import type { OpenLoom } from '../../state/loom'
@@ -17,7 +17,7 @@ const MAX_COUNT = 99 // larger numbers have no room
 
 interface Note {
   node: number
-  who: Who | null
+  who: Speaker | null
   at: number
   of: number
 }
@@ -77,14 +77,14 @@ function Switch({ loom, note }: { loom: OpenLoom; note: Note }) {
   )
 }
 
-function saying(who: Who, loom: OpenLoom): string {
+function saying(who: Speaker, loom: OpenLoom): string {
   return { you: 'You', prompt: 'Prompt', model: shortName(loom.info.value.model), text: '' }[who]
 }
 
 function notesOf(loom: OpenLoom, path: number[]): Note[] {
   const { tree } = loom
   const isChat = loom.info.value.chat_template_used === true && !showsSpecial.value
-  const begins = new Map<number, Who>()
+  const begins = new Map<number, Speaker>()
   if (isChat) for (const turn of turnsOf(tree, path, true)) begins.set(turn.nodes[0]!, turn.who)
   const notes: Note[] = []
   for (const node of path) {
@@ -120,7 +120,7 @@ function useTops(text: RefObject<HTMLElement>, notes: Note[]): Map<number, numbe
       const height = APART * ((who ? 1 : 0) + (of > 1 ? 1 : 0))
       return element ? [{ node, top: firstLine(element) - from, height, isFirm: who !== null }] : []
     })
-    const next = placed(wanted)
+    const next = placeNotes(wanted)
     setTops((now) => (isEqual(now, next) ? now : next))
   }
   useLayoutEffect(measure)

@@ -4,7 +4,7 @@ import { memo } from 'preact/compat'
 import { useEffect, useMemo, useRef, useState } from 'preact/hooks'
 import type { Token } from '../../api/client'
 import { type HeatMode, heat, parseNumber } from '../../model/heat'
-import { nothing } from '../../model/label'
+import { emptyLabel } from '../../model/label'
 import { type Piece, pieceOf, piecesOf } from '../../model/pieces'
 import { isRightToLeft } from '../../model/words'
 import type { OpenLoom } from '../../state/loom'
@@ -42,7 +42,7 @@ export const NodeText = memo(function NodeText({ loom, number, text, isHuman }: 
       ref={element}
       data-node={number}
       class={isHuman ? 'written' : undefined}
-      data-nothing={shown || isGrowing ? undefined : nothing(loom.tree.get(number)?.ended ?? false)}
+      data-nothing={shown || isGrowing ? undefined : emptyLabel(loom.tree.get(number)?.ended ?? false)}
     >
       {!pieces || !tokens ? (
         shown

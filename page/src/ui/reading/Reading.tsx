@@ -4,7 +4,7 @@ import { authorNoteOf, placeOf } from '../../model/author_note'
 import { oneLine } from '../../model/words'
 import { run } from '../../state/keys'
 import type { OpenLoom } from '../../state/loom'
-import { forgetSpots } from '../../state/reading'
+import { resetTokenCursor } from '../../state/reading'
 import { systemOf } from '../../state/system'
 import { sentence } from '../../state/toasts'
 import { ActionBar } from './ActionBar'
@@ -15,7 +15,7 @@ import { PathText } from './PathText'
 import { TokenCard } from './TokenCard'
 import { usePointing } from './usePointing'
 import { useReadingKeys } from './useReadingKeys'
-import { useStanding } from './useStanding'
+import { useScrollPosition } from './useScrollPosition'
 import './reading.css'
 import './lanes.css'
 import './token-card.css'
@@ -23,10 +23,10 @@ import './token-card.css'
 export function Reading({ loom }: { loom: OpenLoom }) {
   const pane = useRef<HTMLDivElement>(null)
   const text = useRef<HTMLDivElement>(null)
-  useLayoutEffect(forgetSpots, [loom])
+  useLayoutEffect(resetTokenCursor, [loom])
   useReadingKeys(loom)
   usePointing(loom, text)
-  useStanding(loom, pane)
+  useScrollPosition(loom, pane)
   loom.tree.version.value
   const current = loom.current.value
   useLayoutEffect(() => leaveDraft(loom), [current, loom.sync.loading.value])

@@ -6,11 +6,11 @@ import { parseNumber } from '../../model/heat'
 import { pieceOf, piecesOf } from '../../model/pieces'
 import { ROOT } from '../../model/tree'
 import { shownText } from '../../model/turns'
-import { probability, visible } from '../../model/words'
+import { probability, showWhitespace } from '../../model/words'
 import type { OpenLoom } from '../../state/loom'
 import { card, showsSpecial } from '../../state/reading'
 import { IconButton } from '../Button'
-import { placesOf, rangeOf } from './place'
+import { placesOf, rangeOf } from './textPosition'
 import { chosen, clipAt, forkAt, splitAt } from './tokens'
 
 export function TokenCard({ loom }: { loom: OpenLoom }) {
@@ -54,7 +54,7 @@ function Card({ loom, node, index }: { loom: OpenLoom; node: number; index: numb
       onPointerDown={(event) => event.stopPropagation()}
     >
       <header class="row">
-        <span class="token cut">{token ? visible(token.text) : ' '}</span>
+        <span class="token cut">{token ? showWhitespace(token.text) : ' '}</span>
         {token && isPart(token) && <Chips bytes={token.bytes} />}
         <span class="grow" />
         <span class="caption">
@@ -142,7 +142,7 @@ function Alternatives({
           >
             <Bar p={each.p} />
             <span class="token cut grow">
-              {isPart(each) ? <Chips bytes={each.bytes} /> : visible(each.text)}
+              {isPart(each) ? <Chips bytes={each.bytes} /> : showWhitespace(each.text)}
             </span>
             <span class="caption">{probability(each.p)}</span>
             <span class="caption sum">{probability(each.sum)}</span>
@@ -153,7 +153,7 @@ function Alternatives({
       <li class="row rest">
         <Bar p={rows.length ? Math.max(0, 1 - sum) : 0} />
         <span class="caption grow">
-          {own ? `rest, with ${visible(own.text)} at ${(own.rank ?? 0) + 1}` : 'rest'}
+          {own ? `rest, with ${showWhitespace(own.text)} at ${(own.rank ?? 0) + 1}` : 'rest'}
         </span>
         <span class="caption">{rows.length ? probability(Math.max(0, 1 - sum)) : ''}</span>
         <span class="caption sum" />

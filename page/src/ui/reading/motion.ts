@@ -1,5 +1,5 @@
 /** The moves that explain: a fork, and a removal. Nothing moves where motion is not wanted. */
-import { boxesOf, rangeOf } from './place'
+import { boxesOf, rangeOf } from './textPosition'
 
 const PLACE_MS = 200
 const EASING = 'cubic-bezier(0.2, 0, 0, 1)'

@@ -7,7 +7,7 @@ import { shownText } from '../../model/turns'
 import * as act from '../../state/actions'
 import { call } from '../../state/handlers'
 import type { OpenLoom } from '../../state/loom'
-import { card, cursor, type Spot, scored, showsSpecial } from '../../state/reading'
+import { card, cursor, scored, showsSpecial, type TokenPosition } from '../../state/reading'
 import { failed, toast } from '../../state/toasts'
 import { showFork } from './motion'
 
@@ -16,17 +16,17 @@ export const chosen = signal<number | null>(null)
 
 /** Actions of keys run in their order, even if tokens arrive late. */
 let last: Promise<unknown> = Promise.resolve()
-export function inTurn(work: () => unknown): Promise<unknown> {
+export function enqueue(work: () => unknown): Promise<unknown> {
   last = last.then(work).catch(failed)
   return last
 }
 
 let walks = 0
 /** A card is about to open: keys that come now are meant for it. */
-export const isWalking = (): boolean => walks > 0
-export function walkInTurn(loom: OpenLoom, by: 1 | -1): void {
+export const isCursorMoving = (): boolean => walks > 0
+export function enqueueCursorMove(loom: OpenLoom, by: 1 | -1): void {
   walks += 1
-  void inTurn(() => walk(loom, by)).then(() => {
+  void enqueue(() => moveCursor(loom, by)).then(() => {
     walks -= 1
   })
 }
@@ -43,13 +43,13 @@ export async function shownTokens(loom: OpenLoom, number: number): Promise<numbe
 }
 
 /** The number of characters of a node's text before the end of a token; null: unknown. */
-export async function charIndex(loom: OpenLoom, spot: Spot, text: string): Promise<number | null> {
+export async function charIndex(loom: OpenLoom, spot: TokenPosition, text: string): Promise<number | null> {
   const tokens = await loom.tokens.of(spot.node).catch(() => null)
   return (tokens && pieceOf(piecesOf(tokens, text) ?? [], spot.token)?.end) ?? null
 }
 
 /** Go to the next token of the path, or the one before, and open its card. */
-async function walk(loom: OpenLoom, by: 1 | -1): Promise<void> {
+async function moveCursor(loom: OpenLoom, by: 1 | -1): Promise<void> {
   const path = loom.tree.path(loom.current.peek())
   const now = cursor.peek()
   let at = now ? path.indexOf(now.node) : path.length - 1
@@ -62,19 +62,19 @@ async function walk(loom: OpenLoom, by: 1 | -1): Promise<void> {
         ? shown[by > 0 ? 0 : shown.length - 1]
         : shown[shown.findIndex((each) => each >= token!) + by]
     if (next !== undefined) {
-      point({ node: number, token: next }, 'keys')
+      setCursor({ node: number, token: next }, 'keys')
       return
     }
     token = null
   }
 }
 
-export function point(spot: Spot, by: 'pointer' | 'keys' | null): void {
+export function setCursor(spot: TokenPosition, by: 'pointer' | 'keys' | null): void {
   cursor.value = spot
   if (by) openCard(spot, by)
 }
 
-export function openCard(spot: Spot, by: 'pointer' | 'keys'): void {
+export function openCard(spot: TokenPosition, by: 'pointer' | 'keys'): void {
   chosen.value = null
   card.value = { ...spot, by }
 }
@@ -102,7 +102,7 @@ export async function take(loom: OpenLoom, continues: boolean): Promise<void> {
 }
 
 /** A sibling that shares all before the token, and has another one there. */
-export async function forkAt(spot: Spot, other: TokenCandidate, continues: boolean): Promise<void> {
+export async function forkAt(spot: TokenPosition, other: TokenCandidate, continues: boolean): Promise<void> {
   if (spot.node === ROOT) {
     toast('The prompt has no siblings: edit it, or write a continuation.')
     return
@@ -122,7 +122,10 @@ export async function forkAt(spot: Spot, other: TokenCandidate, continues: boole
 }
 
 /** The end of the text above a cut: after the cursor's token; null without a cursor. */
-function cutOf(loom: OpenLoom, spot: Spot | null): { node: number; keep: number; isEnd: boolean } | null {
+function cutOf(
+  loom: OpenLoom,
+  spot: TokenPosition | null,
+): { node: number; keep: number; isEnd: boolean } | null {
   const node = spot && loom.tree.get(spot.node)
   if (!spot || !node) return null
   return { node: spot.node, keep: spot.token + 1, isEnd: spot.token + 1 >= node.n_tokens }
@@ -130,7 +133,7 @@ function cutOf(loom: OpenLoom, spot: Spot | null): { node: number; keep: number;
 
 const POINT_FIRST = 'Click into the text first. It is cut after the token at the cursor.'
 
-export async function splitAt(loom: OpenLoom, spot: Spot | null, andWrite: boolean): Promise<void> {
+export async function splitAt(loom: OpenLoom, spot: TokenPosition | null, andWrite: boolean): Promise<void> {
   const cut = cutOf(loom, spot)
   if (!cut && !andWrite) return void toast(POINT_FIRST)
   card.value = null
@@ -143,7 +146,11 @@ export async function splitAt(loom: OpenLoom, spot: Spot | null, andWrite: boole
   if (andWrite) call('writeChild')
 }
 
-export async function clipAt(loom: OpenLoom, spot: Spot | null, children: 'keep' | 'drop'): Promise<void> {
+export async function clipAt(
+  loom: OpenLoom,
+  spot: TokenPosition | null,
+  children: 'keep' | 'drop',
+): Promise<void> {
   const cut = cutOf(loom, spot)
   if (!cut) return void toast(POINT_FIRST)
   if (cut.isEnd && children === 'keep') return void toast('There is no text after the cursor in this node.')

@@ -4,9 +4,9 @@ import { useEffect } from 'preact/hooks'
 import { pieceAt, piecesOf } from '../../model/pieces'
 import { shownText } from '../../model/turns'
 import type { OpenLoom } from '../../state/loom'
-import { card, cardNeedsCtrl, cursor, type Spot, showsSpecial } from '../../state/reading'
-import { boxesOf, charAt, isOn, nodeAround, rangeOf } from './place'
-import { openCard, point } from './tokens'
+import { card, cardNeedsCtrl, cursor, showsSpecial, type TokenPosition } from '../../state/reading'
+import { boxesOf, charAt, isOn, nodeAround, rangeOf } from './textPosition'
+import { openCard, setCursor } from './tokens'
 
 const REST_MS = 300
 const LEAVE_MS = 250
@@ -34,7 +34,7 @@ function clicks(loom: OpenLoom, element: HTMLElement): () => void {
     if (event.detail > 1 || getSelection()?.toString()) return
     // A finger cannot rest: it opens the card at once.
     const by = (event as PointerEvent).pointerType === 'touch' ? 'pointer' : null
-    void spotAt(loom, event.clientX, event.clientY).then((spot) => spot && point(spot, by))
+    void spotAt(loom, event.clientX, event.clientY).then((spot) => spot && setCursor(spot, by))
   }
   // Shift and a click would select up to there.
   const onDown = (event: MouseEvent) =>
@@ -129,7 +129,7 @@ function hovers(loom: OpenLoom, element: HTMLElement): () => void {
 }
 
 /** The token under a point; null outside the text, and where tokens are unknown. */
-async function spotAt(loom: OpenLoom, x: number, y: number): Promise<Spot | null> {
+async function spotAt(loom: OpenLoom, x: number, y: number): Promise<TokenPosition | null> {
   const caret = charAt(x, y)
   const number = Number(caret?.element.dataset['node'])
   const node = loom.tree.get(number)

@@ -9,19 +9,19 @@ import { isReadOnly } from '../../state/session'
 import { toast } from '../../state/toasts'
 import { zone } from '../../state/view'
 import { seizeRemoval } from './motion'
-import { choose, clipAt, inTurn, isWalking, splitAt, take, walkInTurn } from './tokens'
+import { choose, clipAt, enqueue, enqueueCursorMove, isCursorMoving, splitAt, take } from './tokens'
 
 export function useReadingKeys(loom: OpenLoom): void {
   useEffect(() => {
     const undo = provideAll({
       edit: (inPlace) => beginEdit(loom, inPlace),
       writeChild: () => beginChild(loom),
-      splitHere: (andChild) => void inTurn(() => splitAt(loom, cursor.peek(), andChild)),
-      clipHere: (drops) => void inTurn(() => clipAt(loom, cursor.peek(), drops ? 'drop' : 'keep')),
-      alternative: (by) => walkInTurn(loom, by),
+      splitHere: (andChild) => void enqueue(() => splitAt(loom, cursor.peek(), andChild)),
+      clipHere: (drops) => void enqueue(() => clipAt(loom, cursor.peek(), drops ? 'drop' : 'keep')),
+      alternative: (by) => enqueueCursorMove(loom, by),
       takeAlternative: () => {
         if (!hasCard()) return false
-        void inTurn(() => take(loom, true))
+        void enqueue(() => take(loom, true))
         return true
       },
       removing: (tops) => {
@@ -46,18 +46,18 @@ export function useReadingKeys(loom: OpenLoom): void {
 }
 
 /** A card that keys have opened, or are about to. */
-const hasCard = () => card.peek()?.by === 'keys' || isWalking()
+const hasCard = () => card.peek()?.by === 'keys' || isCursorMoving()
 
 /** Keys of an open card go before all others. */
 function onCardKey(loom: OpenLoom, event: KeyboardEvent): void {
-  if (zone.peek() === 'text' || !(card.peek() || isWalking())) return
+  if (zone.peek() === 'text' || !(card.peek() || isCursorMoving())) return
   const close = () => {
     card.value = null
   }
-  if (event.key === 'Escape') void inTurn(close)
-  else if (hasCard() && event.key === 'ArrowDown' && !event.altKey) void inTurn(() => choose(loom, 1))
-  else if (hasCard() && event.key === 'ArrowUp' && !event.altKey) void inTurn(() => choose(loom, -1))
-  else if (hasCard() && event.key === 'Enter' && event.altKey) void inTurn(() => take(loom, false))
+  if (event.key === 'Escape') void enqueue(close)
+  else if (hasCard() && event.key === 'ArrowDown' && !event.altKey) void enqueue(() => choose(loom, 1))
+  else if (hasCard() && event.key === 'ArrowUp' && !event.altKey) void enqueue(() => choose(loom, -1))
+  else if (hasCard() && event.key === 'Enter' && event.altKey) void enqueue(() => take(loom, false))
   else {
     if (/^Arrow(Left|Right)$/.test(event.key)) close()
     return

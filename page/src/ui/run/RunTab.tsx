@@ -2,8 +2,8 @@
 import { ChevronLeft, ChevronRight, Lightbulb } from 'lucide-preact'
 import { useEffect } from 'preact/hooks'
 import { api } from '../../api/client'
-import { type Cost, spentBy } from '../../model/run'
-import { count } from '../../model/words'
+import { type Cost, costOf } from '../../model/run'
+import { formatCount } from '../../model/words'
 import type { OpenLoom } from '../../state/loom'
 import type { LiveRun } from '../../state/searches'
 import { askStrategies, strategyTitle } from '../../state/strategies'
@@ -34,7 +34,7 @@ export function RunTab({ loom }: { loom: OpenLoom }) {
   }, [])
   if (!run) return null
   const isRunning = run.status === 'running'
-  const spent = spentBy(run.rounds, run.result)
+  const spent = costOf(run.rounds, run.result)
   const last = run.rounds.length
   const at = Math.min(loom.shownRound.value ?? last, last)
   const round = run.rounds[at - 1]
@@ -66,7 +66,7 @@ export function RunTab({ loom }: { loom: OpenLoom }) {
         <Gauge name="Seconds" spent={spent.seconds} max={budget('budget_s')} digits={1} />
         <p class="caption" data-varies>
           {[
-            spent.candidates ? `${count(spent.candidates)} candidates` : '',
+            spent.candidates ? `${formatCount(spent.candidates)} candidates` : '',
             isRunning && growing ? `${growing} growing` : '',
             spent.stopped ? STOPPED[spent.stopped] : '',
           ]
@@ -151,13 +151,13 @@ interface GaugeProps {
 
 /** The spent part of a budget, as a number and a bar. */
 function Gauge({ name, spent, max, digits = 0 }: GaugeProps) {
-  const shown = digits ? spent.toFixed(digits) : count(spent)
+  const shown = digits ? spent.toFixed(digits) : formatCount(spent)
   return (
     <div class="run-gauge" data-varies>
       <span class="muted">{name}</span>
       <span>
         {shown}
-        {max !== null && <span class="muted"> of {count(max)}</span>}
+        {max !== null && <span class="muted"> of {formatCount(max)}</span>}
       </span>
       {max !== null && <span class="run-line" aria-hidden style={{ '--p': Math.min(spent / max, 1) }} />}
     </div>

@@ -3,7 +3,7 @@ import { Import as ImportIcon, Keyboard, SunMoon } from 'lucide-preact'
 import { isAway, looms } from '../../state/session'
 import { IconButton } from '../Button'
 import { LoomList } from '../loom/LoomList'
-import { Missing } from './Missing'
+import { MissingLoom } from './MissingLoom'
 import { PromptForm } from './PromptForm'
 import './first-run.css'
 
@@ -19,7 +19,7 @@ export function FirstRun() {
         <IconButton icon={Keyboard} label="Keyboard shortcuts" command="help" />
       </header>
       <main>
-        <Missing />
+        <MissingLoom />
         <PromptForm />
         {hasLooms && (
           <section class="kept" aria-labelledby="kept-looms">

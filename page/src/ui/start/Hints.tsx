@@ -1,12 +1,12 @@
 /** Two hints that are shown once: how to continue after the first growth, and the meaning of the gauge. */
 import { X } from 'lucide-preact'
 import { ROOT } from '../../model/tree'
-import { ownKv } from '../../state/gauge'
+import { ownKv } from '../../state/kvUsage'
 import type { OpenLoom } from '../../state/loom'
 import { dismissedHints } from '../../state/view'
 import { IconButton } from '../Button'
 
-const see = (...names: string[]) => {
+const dismissHints = (...names: string[]) => {
   dismissedHints.value = [...new Set([...dismissedHints.peek(), ...names])]
 }
 
@@ -20,14 +20,14 @@ export function Hints({ loom }: { loom: OpenLoom }) {
       <Hint
         class="of-gauge"
         text="“Reused” counts tokens that were in the cache: only new ones are computed."
-        onDismiss={() => see('hint', 'gauge')}
+        onDismiss={() => dismissHints('hint', 'gauge')}
       />
     )
   if (dismissed.has('hint') || !lanes.length) return null
   return (
     <Hint
       text="→ to enter a branch, g to grow, p for probabilities, ? for keys"
-      onDismiss={() => see('hint')}
+      onDismiss={() => dismissHints('hint')}
     />
   )
 }

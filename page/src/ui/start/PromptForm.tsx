@@ -3,10 +3,10 @@ import { useLayoutEffect, useRef, useState } from 'preact/hooks'
 import type { Model } from '../../api/client'
 import { samples } from '../../model/samples'
 import { plural, shortName } from '../../model/words'
-import { begin } from '../../state/actions'
+import { startLoom } from '../../state/actions'
 import { isMac } from '../../state/keys'
 import { isAway, model, models, newLoomModel } from '../../state/session'
-import { asChat, settings, several } from '../../state/settings'
+import { asChat, nSeveralAnswers, settings } from '../../state/settings'
 import { systemFor, systemPrompts } from '../../state/system'
 import { TextButton } from '../Button'
 import { Choice } from '../Choice'
@@ -36,7 +36,7 @@ export function PromptForm() {
     if (!isReady) return
     setBusy(true)
     const system = isChat ? systemFor(using.id) : ''
-    await begin(prompt, { title, template: isChat, system, grow: n === undefined ? {} : { n } })
+    await startLoom(prompt, { title, template: isChat, system, grow: n === undefined ? {} : { n } })
     setBusy(false)
   }
   return (
@@ -62,7 +62,7 @@ export function PromptForm() {
           const isMod = isMac ? event.metaKey : event.ctrlKey
           if (event.key !== 'Enter' || event.shiftKey || event.isComposing || !(isMod || isChat)) return
           event.preventDefault()
-          void grow(isMod && isChat ? several.peek() : undefined)
+          void grow(isMod && isChat ? nSeveralAnswers.peek() : undefined)
         }}
       />
       <ul class="samples" aria-label="Samples">
@@ -114,12 +114,12 @@ export function PromptForm() {
           <button
             type="button"
             class="button"
-            aria-label={`Send, and grow ${several.value} answers`}
-            title={`Send, and grow ${several.value} answers  ${isMac ? '⌘⏎' : 'Ctrl+⏎'}`}
+            aria-label={`Send, and grow ${nSeveralAnswers.value} answers`}
+            title={`Send, and grow ${nSeveralAnswers.value} answers  ${isMac ? '⌘⏎' : 'Ctrl+⏎'}`}
             disabled={!isReady}
-            onClick={() => void grow(several.peek())}
+            onClick={() => void grow(nSeveralAnswers.peek())}
           >
-            ×{several.value}
+            ×{nSeveralAnswers.value}
           </button>
         )}
         <TextButton kind="main" type="submit" disabled={!isReady}>

@@ -3,13 +3,13 @@ import { LocateFixed, Maximize, ZoomIn, ZoomOut } from 'lucide-preact'
 import { useEffect, useRef, useState } from 'preact/hooks'
 import { label, meanP } from '../../model/label'
 import { TINTS, type Tint } from '../../model/map'
-import { averageProbability, count, plural } from '../../model/words'
+import { averageProbability, formatCount, plural } from '../../model/words'
 import { provide } from '../../state/handlers'
 import type { OpenLoom } from '../../state/loom'
 import { IconButton } from '../Button'
-import { Hold } from './hold'
+import { LongPress } from './longPress'
+import { MapCanvas, tint } from './mapCanvas'
 import { menu, moveTo, moving, select } from './rowEvents'
-import { Stage, tint } from './stage'
 import './map.css'
 
 const TINT_WORDS: Record<Tint, string> = {
@@ -23,9 +23,9 @@ const STEP = 60 // pixels a key press
 export function MapView({ loom }: { loom: OpenLoom }) {
   const canvas = useRef<HTMLCanvasElement>(null)
   const small = useRef<HTMLCanvasElement>(null)
-  const [stage, setStage] = useState<Stage | null>(null)
+  const [stage, setStage] = useState<MapCanvas | null>(null)
   useEffect(() => {
-    const created = new Stage(loom, canvas.current!, small.current!)
+    const created = new MapCanvas(loom, canvas.current!, small.current!)
     setStage(created)
     const undo = provide('fit', (isAll) => created.fit(isAll))
     return () => {
@@ -38,7 +38,7 @@ export function MapView({ loom }: { loom: OpenLoom }) {
     const place = stage?.at(event.offsetX, event.offsetY)
     if (place) menu.value = { node: place.node, x: event.clientX, y: event.clientY }
   }
-  const hold = useRef(new Hold()).current
+  const hold = useRef(new LongPress()).current
   return (
     <div class="map">
       <canvas
@@ -100,7 +100,7 @@ export function MapView({ loom }: { loom: OpenLoom }) {
 }
 
 /** The text of the node below the pointer. */
-function Words({ loom, stage }: { loom: OpenLoom; stage: Stage }) {
+function Words({ loom, stage }: { loom: OpenLoom; stage: MapCanvas }) {
   const at = stage.hovered.value
   const node = at && loom.tree.get(at.node)
   if (!node) return null
@@ -122,21 +122,21 @@ function Words({ loom, stage }: { loom: OpenLoom; stage: Stage }) {
         {plural(node.n_tokens, 'token')}
         {p !== null && ` · ${averageProbability(p)}`}
         {typeof node.score === 'number' && ` · score ${node.score.toFixed(2)}`}
-        {node.children.length > 0 && ` · ${count(node.children.length)} below`}
+        {node.children.length > 0 && ` · ${formatCount(node.children.length)} below`}
       </p>
     </div>
   )
 }
 
 /** Show the text of the node below a mouse that does not drag. */
-function hover(stage: Stage, event: PointerEvent): void {
+function hover(stage: MapCanvas, event: PointerEvent): void {
   const isMouse = event.pointerType === 'mouse' && !event.buttons
   const place = isMouse ? stage.at(event.offsetX, event.offsetY) : null
   if (place || stage.hovered.peek())
     stage.hovered.value = place && { node: place.node, x: event.clientX, y: event.clientY }
 }
 
-function press(loom: OpenLoom, stage: Stage, event: MouseEvent): void {
+function press(loom: OpenLoom, stage: MapCanvas, event: MouseEvent): void {
   const place = stage.at(event.offsetX, event.offsetY)
   if (!place) return
   if (moving.peek() !== null) moveTo(loom, place.node)
@@ -144,7 +144,7 @@ function press(loom: OpenLoom, stage: Stage, event: MouseEvent): void {
   else loom.navigate(place.node)
 }
 
-function key(stage: Stage, event: KeyboardEvent): void {
+function key(stage: MapCanvas, event: KeyboardEvent): void {
   if (event.ctrlKey || event.metaKey || event.altKey) return
   const way = { ArrowLeft: [1, 0], ArrowRight: [-1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1] }[event.key]
   if (way && event.shiftKey) stage.pan(STEP * way[0]!, STEP * way[1]!)

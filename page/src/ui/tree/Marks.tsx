@@ -1,9 +1,9 @@
 /** Small marks after a row's words, and the probability of its tokens. */
 import { Bookmark, Pause, PenLine, Sprout, TriangleAlert } from 'lucide-preact'
 import type { Schemas } from '../../api/client'
+import { kvStateText } from '../../model/kv_state'
 import { MARK_WORDS, type Mark } from '../../model/label'
 import { scoreText } from '../../model/run'
-import { warmthWords } from '../../model/warmth'
 import { probability } from '../../model/words'
 
 const ICONS = { bookmark: Bookmark, growing: Sprout, failed: TriangleAlert, stopped: Pause, human: PenLine }
@@ -28,7 +28,7 @@ export function Score({ score, isLeft }: { score: number; isLeft: boolean }) {
 }
 
 /** A thin bar: full is certain. */
-export function ChanceBar({ p }: { p: number | null }) {
+export function ProbabilityBar({ p }: { p: number | null }) {
   if (p === null) return <span class="row-chance none" aria-hidden />
   return (
     <span class="row-chance" title={`avg. probability ${probability(p)} (geometric mean)`} aria-hidden>
@@ -40,5 +40,5 @@ export function ChanceBar({ p }: { p: number | null }) {
 /** The KV state of its path: full on the device, a ring on the host, half if cached in part. */
 export function KvDot({ kv }: { kv: Schemas['NodeKv'] }) {
   const kind = `row-kv is-${kv.state}${kv.pinned ? ' is-pinned' : ''}`
-  return <i class={kind} data-kv={kv.state} title={warmthWords(kv)} data-varies="drawn" aria-hidden />
+  return <i class={kind} data-kv={kv.state} title={kvStateText(kv)} data-varies="drawn" aria-hidden />
 }

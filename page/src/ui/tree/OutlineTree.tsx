@@ -1,11 +1,11 @@
 /** The outline: the page contains the visible rows only. */
 import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks'
-import { lines, ROW, thread } from '../../model/guides'
+import { branchLines, pathLine, ROW } from '../../model/guides'
 import type { Outline } from '../../model/outline'
 import { onlyHits } from '../../state/finding'
+import { setVisibleNodes } from '../../state/kvStates'
 import type { OpenLoom } from '../../state/loom'
-import { lookAt } from '../../state/warmth'
-import { Hold } from './hold'
+import { LongPress } from './longPress'
 import { OutlineRow, rowId } from './Row'
 import { clickRow, dragged, menuAt, moving, nodeAt, rowKey } from './rowEvents'
 import { rowsOf } from './rows'
@@ -30,7 +30,7 @@ export function OutlineTree({ loom }: { loom: OpenLoom }) {
       now.top === top && now.height === clientHeight ? now : { top, height: clientHeight },
     )
   }
-  const hold = useRef(new Hold()).current
+  const hold = useRef(new LongPress()).current
   const [pointed, setPointed] = useState(-1)
   useSize(box, look)
   useKeptPlace(box, outline, current, look)
@@ -41,9 +41,9 @@ export function OutlineTree({ loom }: { loom: OpenLoom }) {
   const only = onlyHits.value
   const from = Math.max(0, Math.min(visible.top, outline.rows.length) - AHEAD)
   const to = Math.min(outline.rows.length, visible.top + Math.ceil(visible.height / ROW) + 4 + AHEAD)
-  const shown = outline.rows.slice(from, to).map((row) => ({ row, node: outline.faceOf(row, current) }))
-  useEffect(() => lookAt(shown.map((each) => each.node)))
-  useEffect(() => () => lookAt([]), [])
+  const shown = outline.rows.slice(from, to).map((row) => ({ row, node: outline.shownNodeOf(row, current) }))
+  useEffect(() => setVisibleNodes(shown.map((each) => each.node)))
+  useEffect(() => () => setVisibleNodes([]), [])
   return (
     <div
       ref={box}
@@ -75,8 +75,8 @@ export function OutlineTree({ loom }: { loom: OpenLoom }) {
           style={{ top: `${from * ROW}px`, height: `${(to - from) * ROW}px` }}
         >
           <g transform={`translate(0 ${-from * ROW})`}>
-            <path class="lines" d={lines(outline, from, to)} />
-            <path class="thread" d={thread(outline, outline.path(current))} />
+            <path class="lines" d={branchLines(outline, from, to)} />
+            <path class="thread" d={pathLine(outline, outline.path(current))} />
           </g>
         </svg>
         <div role="none" class="tree-seen" style={{ transform: `translateY(${from * ROW}px)` }}>

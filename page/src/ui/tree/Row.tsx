@@ -2,15 +2,15 @@
 import { Bookmark, Sprout, Trash2 } from 'lucide-preact'
 import { indent } from '../../model/guides'
 import { parseNumber } from '../../model/heat'
-import { label, marks, meanP, spoken } from '../../model/label'
+import { kvStateText, spokenKvState } from '../../model/kv_state'
+import { label, marks, meanP, spokenLabel } from '../../model/label'
 import type { Row } from '../../model/outline'
 import { ROOT } from '../../model/tree'
-import { warmthSpoken, warmthWords } from '../../model/warmth'
-import { count, shortName } from '../../model/words'
+import { formatCount, shortName } from '../../model/words'
 import { keyFor } from '../../state/keys'
+import { kvStates } from '../../state/kvStates'
 import type { OpenLoom } from '../../state/loom'
-import { warmth } from '../../state/warmth'
-import { ChanceBar, KvDot, MarkSign, Score } from './Marks'
+import { KvDot, MarkSign, ProbabilityBar, Score } from './Marks'
 
 interface RowProps {
   loom: OpenLoom
@@ -50,7 +50,7 @@ export function OutlineRow({
   const signs = marks(node)
   const score = parseNumber(node.score)
   const isLeft = loom.pruned.value.has(number)
-  const kv = warmth.value.get(number)
+  const kv = kvStates.value.get(number)
   const hidden = row.isFolded ? loom.tree.below(end) : 0
   return (
     <div
@@ -67,17 +67,17 @@ export function OutlineRow({
       aria-selected={isSelected}
       aria-posinset={row.at}
       aria-setsize={row.of}
-      aria-label={spoken(node, line, row.nChildren, isUnread, row.same.length)}
-      aria-description={warmthSpoken(kv)}
+      aria-label={spokenLabel(node, line, row.nChildren, isUnread, row.same.length)}
+      aria-description={spokenKvState(kv)}
       style={{ paddingLeft: `${indent(row.depth)}px` }}
     >
-      <Knot row={row} isCurrent={isCurrent} isUnread={isUnread} />
+      <NodeDot row={row} isCurrent={isCurrent} isUnread={isUnread} />
       <span
         class={`row-words cut${line.isNote ? ' row-note' : ''}`}
         dir="auto"
         title={
           isPointed
-            ? `${label(node, prompt, chat_template_used ?? false, 400).text}${kv ? `\n\n${warmthWords(kv)}` : ''}`
+            ? `${label(node, prompt, chat_template_used ?? false, 400).text}${kv ? `\n\n${kvStateText(kv)}` : ''}`
             : undefined
         }
       >
@@ -98,9 +98,9 @@ export function OutlineRow({
             ×{row.same.length}
           </button>
         )}
-        {score === null ? <ChanceBar p={meanP(node)} /> : <Score score={score} isLeft={isLeft} />}
+        {score === null ? <ProbabilityBar p={meanP(node)} /> : <Score score={score} isLeft={isLeft} />}
         <span class="row-number" title={row.nChildren ? undefined : 'No children'}>
-          {hidden ? `+${count(hidden)}` : row.nChildren || null}
+          {hidden ? `+${formatCount(hidden)}` : row.nChildren || null}
         </span>
       </span>
       {isPointed && (
@@ -135,7 +135,7 @@ function RowAction({ what, label: name, icon: Icon }: { what: string; label: str
  * The start of branches: a ring, full while they are folded, full in the accent at the current node.
  * An unvisited node has a dot.
  */
-function Knot({ row, isCurrent, isUnread }: { row: Row; isCurrent: boolean; isUnread: boolean }) {
+function NodeDot({ row, isCurrent, isUnread }: { row: Row; isCurrent: boolean; isUnread: boolean }) {
   const canFold = row.isFolded !== null && row.depth > 0
   const kind = `row-knot${row.isFolded === null ? ' leaf' : ''}${row.isFolded ? ' folded' : ''}${isCurrent ? ' here' : isUnread ? ' unread' : ''}`
   if (!canFold) return <span class={kind} aria-hidden />

@@ -1,6 +1,6 @@
 /** The actions of several nodes: grow all, or remove them. */
 import { X } from 'lucide-preact'
-import { count, plural } from '../../model/words'
+import { formatCount, plural } from '../../model/words'
 import * as act from '../../state/actions'
 import type { OpenLoom } from '../../state/loom'
 import { isReadOnly, server } from '../../state/session'
@@ -21,7 +21,9 @@ export function growSelected(loom: OpenLoom): void {
   const { nodes, n, maxBranches } = plan(loom)
   if (!nodes.length) toast('All selected nodes have ended.')
   else if (n < 1)
-    toast(`At most ${count(maxBranches)} branches can grow at once; ${count(nodes.length)} are selected.`)
+    toast(
+      `At most ${formatCount(maxBranches)} branches can grow at once; ${formatCount(nodes.length)} are selected.`,
+    )
   else {
     loom.selected.value = new Set()
     act.growMany(nodes, { n })
@@ -43,13 +45,13 @@ export function Selected({ loom }: { loom: OpenLoom }) {
       <p class="caption" role="status">
         {n >= 1 && nodes.length > 0 && (
           <>
-            {count(nodes.length)} × {count(n)} = {plural(branches, 'branch', 'branches')}, at most{' '}
+            {formatCount(nodes.length)} × {formatCount(n)} = {plural(branches, 'branch', 'branches')}, at most{' '}
             {plural(tokens, 'token')}.
           </>
         )}
         {ended > 0 && ` ${plural(ended, 'node')} ended and will not grow.`}
-        {n >= 1 && n < wanted && ` The server’s limit is ${count(maxBranches)} branches at once.`}
-        {n < 1 && `The server’s limit is ${count(maxBranches)} branches at once: select fewer nodes.`}
+        {n >= 1 && n < wanted && ` The server’s limit is ${formatCount(maxBranches)} branches at once.`}
+        {n < 1 && `The server’s limit is ${formatCount(maxBranches)} branches at once: select fewer nodes.`}
       </p>
       <div class="row">
         <TextButton
@@ -57,7 +59,7 @@ export function Selected({ loom }: { loom: OpenLoom }) {
           disabled={isReadOnly.value || n < 1 || !nodes.length}
           onClick={() => growSelected(loom)}
         >
-          Grow {count(Math.max(1, n))} each
+          Grow {formatCount(Math.max(1, n))} each
         </TextButton>
         <TextButton onClick={() => void act.removeMany([...selected])}>Remove</TextButton>
       </div>

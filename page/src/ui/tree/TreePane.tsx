@@ -11,10 +11,20 @@ import { IconButton } from '../Button'
 import { lazy } from '../lazy'
 import { TabPanel, Tabs } from '../Tabs'
 import { Bookmarks, hasBookmarks, labelling } from './Bookmarks'
-import { Crumbs } from './Crumbs'
+import { Breadcrumbs } from './Breadcrumbs'
 import { Moving } from './Moving'
 import { OutlineTree } from './OutlineTree'
-import { beginMove, carried, focusTree, menu, menuHere, moveTo, moving, select, selectAll } from './rowEvents'
+import {
+  beginMove,
+  focusTree,
+  menu,
+  movedNode,
+  moveTo,
+  moving,
+  openMenuAtCurrent,
+  select,
+  selectAll,
+} from './rowEvents'
 import { Search } from './Search'
 import { growSelected, Selected } from './Selected'
 import { SelectMenu } from './SelectMenu'
@@ -41,7 +51,7 @@ export function TreePane({ loom }: { loom: OpenLoom }) {
       </div>
       <Search loom={loom} />
       <Bookmarks loom={loom} />
-      <Crumbs loom={loom} />
+      <Breadcrumbs loom={loom} />
       <Moving loom={loom} />
       <TabPanel id={PANEL} class="tree-view" tab={treeView.value} data-view={treeView.value}>
         {nothing && <p class="tree-nothing">{nothing}</p>}
@@ -100,10 +110,10 @@ function takeKeys(loom: OpenLoom): () => void {
       else act.removeMany(nodes)
       return true
     },
-    menu: () => menuHere(loom),
+    menu: () => openMenuAtCurrent(loom),
     move: () => beginMove(loom, loom.current.peek()),
     place: () => {
-      if (carried(loom) === null) return false
+      if (movedNode(loom) === null) return false
       moveTo(loom, loom.current.peek())
       return true
     },

@@ -7,7 +7,7 @@ import {
   type Tint,
   type TreeMap,
   type View,
-  visible,
+  visibleBox,
 } from '../../model/map'
 import { beginning, isRightToLeft } from '../../model/words'
 
@@ -85,7 +85,7 @@ function* thinned(scene: Scene): Generator<Place> {
   const { map, view, width, height } = scene
   let level = -1
   let last = -Infinity
-  for (const place of map.within(visible(view, width, height))) {
+  for (const place of map.within(visibleBox(view, width, height))) {
     const y = down(scene, place)
     if (place.depth === level && y - last < 0.5) continue
     level = place.depth

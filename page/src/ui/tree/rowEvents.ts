@@ -33,8 +33,8 @@ export function clickRow(loom: OpenLoom, event: MouseEvent): void {
   const button = (event.target as Element).closest<HTMLElement>('[data-do]')
   if (button) {
     if (button.dataset['do'] === 'go') loom.navigate(Number(button.dataset['to']))
-    else doTo(loom, button.dataset['do']!, row.node, event.shiftKey)
-  } else if (carried(loom) !== null) moveTo(loom, row.node)
+    else runRowAction(loom, button.dataset['do']!, row.node, event.shiftKey)
+  } else if (movedNode(loom) !== null) moveTo(loom, row.node)
   else if (event.shiftKey) selectTo(loom, row.node)
   else if (event.ctrlKey || event.metaKey) select(loom, row.node)
   else {
@@ -44,7 +44,7 @@ export function clickRow(loom: OpenLoom, event: MouseEvent): void {
   }
 }
 
-function doTo(loom: OpenLoom, what: string, node: number, navigates: boolean): void {
+function runRowAction(loom: OpenLoom, what: string, node: number, navigates: boolean): void {
   if (what === 'fold') fold(loom, node)
   else if (what === 'same') showSame(loom, node)
   else if (what === 'bookmark') act.bookmark(node)
@@ -128,13 +128,13 @@ export function beginMove(loom: OpenLoom, node: number): void {
 }
 
 /** The node that is being moved; null: none, or it has gone meanwhile. */
-export function carried(loom: OpenLoom): number | null {
+export function movedNode(loom: OpenLoom): number | null {
   const node = moving.peek()
   return node !== null && loom.tree.get(node) ? node : null
 }
 
 export function moveTo(loom: OpenLoom, parent: number): void {
-  const node = carried(loom)
+  const node = movedNode(loom)
   if (node === null) return
   if (loom.tree.isBelow(parent, node)) {
     toast('A node cannot be moved below itself.')
@@ -175,11 +175,11 @@ export function menuAt(loom: OpenLoom, event: MouseEvent): void {
   event.preventDefault()
   const row = rowAt(event.target)
   if (row) menu.value = { node: row.node, x: event.clientX, y: event.clientY }
-  else menuHere(loom)
+  else openMenuAtCurrent(loom)
 }
 
 /** The menu of the current node, at its row. */
-export function menuHere(loom: OpenLoom): void {
+export function openMenuAtCurrent(loom: OpenLoom): void {
   const node = loom.current.peek()
   const row = document.querySelector(`[role=treeitem][data-node="${node}"]`)?.getBoundingClientRect()
   const box = document.querySelector('[role=tree]')?.getBoundingClientRect()

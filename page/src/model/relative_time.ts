@@ -1,8 +1,8 @@
-/** Times as people say them. */
+/** Times relative to now, such as "28 min ago". */
 const DAY = 86_400_000
 
 /** "just now", "5 min ago", "today 14:02", "yesterday", "12 May", "12 May 2024". */
-export function when(iso: string, now = new Date()): string {
+export function relativeTime(iso: string, now = new Date()): string {
   const then = new Date(iso)
   if (Number.isNaN(then.getTime())) return ''
   const ago = now.getTime() - then.getTime()

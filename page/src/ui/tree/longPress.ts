@@ -1,8 +1,8 @@
-/** A finger that stays where it is does what a mouse's right button does. Not all browsers say so. */
+/** A long touch, which acts as a right click; some browsers do not report it. */
 const HOLD_MS = 500
 const STILL = 8 // pixels
 
-export class Hold {
+export class LongPress {
   private timer = 0
   private from = { x: 0, y: 0 }
   /** The end of a long press is not a click. */

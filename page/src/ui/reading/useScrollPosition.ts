@@ -8,7 +8,7 @@ const NEAR = 24 // px from the end that count as the end
 const HEAD = 40 // a node's beginning stays so far below the top
 const FOOT = 140 // and so far above the foot
 
-export function useStanding(loom: OpenLoom, pane: RefObject<HTMLElement>): void {
+export function useScrollPosition(loom: OpenLoom, pane: RefObject<HTMLElement>): void {
   const current = loom.current.value
   const isLoaded = loom.sync.loading.value === null
   const isAtEnd = useRef(false)

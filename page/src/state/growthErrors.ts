@@ -1,9 +1,9 @@
 /** Errors of growth and their remedies: full memory, full context, full queue. */
 import type { ApiError, GrowRequest } from '../api/client'
 import { api } from '../api/client'
-import { count, plural } from '../model/words'
-import { readKv } from './gauge'
+import { formatCount, plural } from '../model/words'
 import { call } from './handlers'
+import { readKv } from './kvUsage'
 import { model, open } from './session'
 import { settings } from './settings'
 import { detailsOf, dismiss, failed, sentence, toast } from './toasts'
@@ -14,7 +14,7 @@ export type Retry = (other: GrowRequest) => unknown
 const FEWEST_TOKENS = 8
 
 /** Show an error of growth with its remedies. Returns false for any other error. */
-export function troubled(
+export function showGrowthError(
   error: Pick<ApiError, 'code' | 'message' | 'hint' | 'details' | 'status' | 'requestId' | 'retryAfterS'>,
   retry: Retry,
 ): boolean {
@@ -25,14 +25,14 @@ export function troubled(
   return true
 }
 
-type Failure = Parameters<typeof troubled>[0]
+type Failure = Parameters<typeof showGrowthError>[0]
 
 function memoryFull(error: Failure, retry: Retry): void {
   const { n, max_tokens } = settings.peek()
   const fewer = Math.max(1, Math.floor(n / 2))
   const shorter = Math.max(FEWEST_TOKENS, Math.floor(max_tokens / 2))
   const short = { label: plural(shorter, 'token'), run: () => void retry({ max_tokens: shorter }) }
-  const offers = [{ label: 'Free unused memory', run: () => void forgetCold().then(() => retry({})) }]
+  const offers = [{ label: 'Free unused memory', run: () => void evictOtherPaths().then(() => retry({})) }]
   if (fewer < n)
     offers.unshift({ label: plural(fewer, 'branch', 'branches'), run: () => void retry({ n: fewer }) })
   // Freeing other paths does not help a path that is larger than the memory.
@@ -47,7 +47,7 @@ function memoryFull(error: Failure, retry: Retry): void {
 }
 
 /** Forget the KV of all that is not on the way to the current node. Tokens stay. */
-export async function forgetCold(): Promise<void> {
+export async function evictOtherPaths(): Promise<void> {
   const loom = open.peek()
   if (!loom) return
   try {
@@ -67,7 +67,7 @@ function contextFull(error: Failure): void {
     kind: 'error',
     detail:
       has && limit
-        ? `The path has ${plural(Number(has), 'token')}; the model’s context has ${count(Number(limit))}.`
+        ? `The path has ${plural(Number(has), 'token')}; the model’s context has ${formatCount(Number(limit))}.`
         : `${sentence(error.message)}.`,
     offers: loom
       ? [

@@ -3,7 +3,7 @@ import { computed, effect, signal } from '@preact/signals'
 import { pointer, type Selection, select } from 'd3-selection'
 import 'd3-transition' // adds transition() to selections
 import { type D3ZoomEvent, type ZoomTransform, zoom, zoomIdentity } from 'd3-zoom'
-import { plain } from '../../model/label'
+import { plainText } from '../../model/label'
 import {
   type Box,
   fitAll,
@@ -14,17 +14,17 @@ import {
   TreeMap,
   tints,
   type View,
-  visible,
+  visibleBox,
 } from '../../model/map'
 import { ROOT } from '../../model/tree'
 import { oneLine } from '../../model/words'
 import { hits } from '../../state/finding'
 import type { OpenLoom } from '../../state/loom'
-import { among, remembered } from '../../state/storage'
+import { oneOf, remembered } from '../../state/storage'
 import { theme } from '../../state/view'
 import { type Colours, coloursOf, paint, paintSmall } from './paint'
 
-export const tint = remembered('map.tint', 'probability', among<Tint>(TINTS, 'probability'))
+export const tint = remembered('map.tint', 'probability', oneOf<Tint>(TINTS, 'probability'))
 const GLIDE_MS = 200
 const LARGEST = 4 // pixels per unit
 const NEAR = 8 // pixels
@@ -35,7 +35,7 @@ const SMALL = 60
 /** The first view also shows all if it would otherwise show fewer nodes than this. */
 const FEW = 4
 
-export class Stage {
+export class MapCanvas {
   readonly hovered = signal<{ node: number; x: number; y: number } | null>(null)
   private width = 0
   private height = 0
@@ -139,7 +139,7 @@ export class Stage {
   private isOverview(): boolean {
     if (this.map.places.size <= SMALL) return true
     const view = this.viewOf(this.fitting(false))
-    return [...this.map.within(visible(view, this.width, this.height))].length < FEW
+    return [...this.map.within(visibleBox(view, this.width, this.height))].length < FEW
   }
 
   /** Show another subtree alone. */
@@ -296,12 +296,12 @@ export class Stage {
       hovered: this.hovered.peek()?.node ?? null,
       tint: tints(loom.tree, tint.peek()),
       words: (number: number, maxLength: number) =>
-        oneLine(plain(loom.tree.get(number)!, prompt, chat_template_used ?? false), maxLength),
+        oneLine(plainText(loom.tree.get(number)!, prompt, chat_template_used ?? false), maxLength),
       colours: this.colours,
     }
     const pen = penOf(this.canvas)
     paint(pen, scene)
-    const shown = visible(view, width, height)
+    const shown = visibleBox(view, width, height)
     const isComplete = contains(shown, map.box)
     this.small.hidden = isComplete
     if (isComplete) return

@@ -12,11 +12,11 @@ export const kv = signal<readonly Schemas['KvObject'][]>([])
 export const ownKv = () => kv.value.find((each) => each.model === model.value?.id) ?? null
 
 /** Increases when this page changes the KV of a node. */
-export const kvTurn = signal(0)
+export const kvVersion = signal(0)
 
 /** Mark the KV numbers as outdated. */
 export function kvChanged(): void {
-  kvTurn.value += 1
+  kvVersion.value += 1
   void readKv()
 }
 

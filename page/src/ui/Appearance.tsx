@@ -1,4 +1,4 @@
-/** How the page looks: theme, and the size and width of what one reads. */
+/** The theme, and the size and width of the text. */
 import type { Signal } from '@preact/signals'
 import { TEXT_SIZES, TEXT_WIDTHS, THEMES, textSize, textWidth, theme } from '../state/view'
 import { Choice } from './Choice'
@@ -6,7 +6,7 @@ import { Dialog } from './Dialog'
 
 const capital = (word: string) => word[0]!.toUpperCase() + word.slice(1)
 
-export function Look() {
+export function Appearance() {
   return (
     <Dialog title="Appearance" width={420}>
       <div class="column look">

@@ -2,17 +2,17 @@
 import { Fragment } from 'preact'
 import { useEffect, useState } from 'preact/hooks'
 import { api, type Schemas } from '../../api/client'
-import { percent, shareReused, timesShared } from '../../model/saving'
+import { percent, shareReused, timesShared } from '../../model/kv_savings'
 import { ROOT } from '../../model/tree'
-import { bytes, count, oneLine, plural, seconds, shortName, titleOf } from '../../model/words'
-import { kv, kvChanged, ownKv, readKv } from '../../state/gauge'
+import { bytes, formatCount, oneLine, plural, seconds, shortName, titleOf } from '../../model/words'
+import { kv, kvChanged, ownKv, readKv } from '../../state/kvUsage'
 import { open } from '../../state/session'
 import { failed } from '../../state/toasts'
 import { TextButton } from '../Button'
 import { Dialog } from '../Dialog'
 import './model.css'
 
-export function Gauge() {
+export function MemoryDialog() {
   kv.value
   const own = ownKv() ?? kv.value[0] ?? null
   const [looms, setLooms] = useState<readonly Schemas['LoomKv'][] | null>(null)
@@ -110,7 +110,11 @@ function LoomBar(props: { loom: Schemas['LoomKv']; max: number; onForget: () => 
       <dd>
         <progress class="progress" aria-label={titleOf(loom)} max={Math.max(max, 1)} value={loom.bytes} />
       </dd>
-      <dd class="caption" data-varies title={`${plural(loom.hot, 'node')} of ${count(loom.hot + loom.cold)}`}>
+      <dd
+        class="caption"
+        data-varies
+        title={`${plural(loom.hot, 'node')} of ${formatCount(loom.hot + loom.cold)}`}
+      >
         {bytes(loom.bytes)}
       </dd>
       <dd>
@@ -180,11 +184,11 @@ function Saved({ kv }: { kv: Schemas['KvObject'] }) {
   const rows: [string, string][] = [
     ['Without sharing', bytes(kv.kv_bytes_unshared)],
     ...(times ? [['Ratio', times.toFixed(1)] as [string, string]] : []),
-    ['Prompt tokens reused', count(kv.reused)],
-    ['Prompt tokens computed', count(kv.prefilled)],
+    ['Prompt tokens reused', formatCount(kv.reused)],
+    ['Prompt tokens computed', formatCount(kv.prefilled)],
     ...(share === null ? [] : [['Share reused', percent(share)] as [string, string]]),
-    ['Tokens generated', count(kv.decoded)],
-    ...(kv.recomputed ? [['Tokens recomputed', count(kv.recomputed)] as [string, string]] : []),
+    ['Tokens generated', formatCount(kv.decoded)],
+    ...(kv.recomputed ? [['Tokens recomputed', formatCount(kv.recomputed)] as [string, string]] : []),
     ...(kv.saved_s === null ? [] : [['Time saved', `≈ ${seconds(kv.saved_s)}`] as [string, string]]),
   ]
   return (

@@ -1,11 +1,11 @@
 /** Tokens that may come next: likeliest first, each a button that takes it. */
 import type { TokenCandidate } from '../../api/client'
-import { type ChanceRow, tokenLabel } from '../../model/next'
-import { count, probability } from '../../model/words'
+import { type NextTokenRow, tokenLabel } from '../../model/next'
+import { formatCount, probability } from '../../model/words'
 import { KEYED } from './useNext'
 
 interface ChanceTableProps {
-  rows: ChanceRow[]
+  rows: NextTokenRow[]
   /** Tokens that match the typed text, at any rank. */
   lookedUp: TokenCandidate[]
   /** Sampling changes the distribution: both probabilities are shown. */
@@ -15,7 +15,7 @@ interface ChanceTableProps {
   onTake: (id: number) => void
 }
 
-export function ChanceTable({ rows, lookedUp, isDrawn, isCurrent, onTake }: ChanceTableProps) {
+export function NextTokenTable({ rows, lookedUp, isDrawn, isCurrent, onTake }: ChanceTableProps) {
   return (
     <table class="chances">
       <thead>
@@ -80,7 +80,7 @@ interface RowProps {
 
 function Row({ chance, mark, sum, isDrawn, ahead, isLookedUp, onTake }: RowProps) {
   const isOut = isDrawn && chance.p_sampled === 0
-  const place = `rank ${count(chance.rank + 1)}`
+  const place = `rank ${formatCount(chance.rank + 1)}`
   return (
     <tr class={isOut ? 'is-out' : ''} data-token-id={chance.id}>
       <td class="chance-key">{mark && <kbd>{mark}</kbd>}</td>

@@ -1,7 +1,7 @@
 /** The KV state of the visible rows: read after the tree has stopped changing, never during growth. */
 import { effect, signal } from '@preact/signals'
 import { ApiError, api, type Schemas } from '../api/client'
-import { kv, kvTurn } from './gauge'
+import { kv, kvVersion } from './kvUsage'
 import type { OpenLoom } from './loom'
 import { isAway, model, open } from './session'
 import { failed } from './toasts'
@@ -12,11 +12,11 @@ const EVERY_MS = 1000
 const MAX_NODES = 200 // that one request may name
 
 /** By node: the KV state, as far as it is known. */
-export const warmth = signal<ReadonlyMap<number, Schemas['NodeKv']>>(new Map())
+export const kvStates = signal<ReadonlyMap<number, Schemas['NodeKv']>>(new Map())
 const inView = signal<readonly number[]>([])
 
 /** Set the rows that are visible now. */
-export function lookAt(nodes: readonly number[]): void {
+export function setVisibleNodes(nodes: readonly number[]): void {
   if (nodes.join() !== inView.peek().join()) inView.value = nodes
 }
 
@@ -32,9 +32,9 @@ effect(() => {
   const isThere = loom !== null && !loom.gone.value && loom.feed.isConnected.value && !isAway.value
   const isKnown = isThere && kind !== undefined && kind !== 'hidden'
   const isGrowing = loom?.isGrowing
-  const now = [loom, isKnown, isGrowing, kv.value, kvTurn.value, loom?.tree.version.value]
+  const now = [loom, isKnown, isGrowing, kv.value, kvVersion.value, loom?.tree.version.value]
   if (now.some((each, i) => each !== before[i])) requested = new Set()
-  if ((loom !== before[0] || !isKnown) && warmth.peek().size) warmth.value = new Map()
+  if ((loom !== before[0] || !isKnown) && kvStates.peek().size) kvStates.value = new Map()
   before = now
   const isVisible = treeView.value === 'outline'
   const wanted = inView.value.filter((each) => !requested.has(each)).slice(0, MAX_NODES)
@@ -64,10 +64,10 @@ async function read(loom: OpenLoom, nodes: readonly number[]): Promise<void> {
   try {
     const reply = await api.nodes(loom.id, { nodes: [...nodes], fields: ['kv'], limit: MAX_NODES })
     if (requested !== round) return // something has changed: all rows are requested again
-    const known = new Map(warmth.peek())
+    const known = new Map(kvStates.peek())
     for (const node of nodes) known.delete(node)
     for (const node of reply.data) if (node.kv) known.set(node.node, node.kv)
-    warmth.value = known
+    kvStates.value = known
   } catch (error) {
     // The next change requests it again; other parts of the page report a missing server or loom.
     if (!(error instanceof ApiError)) failed(error)

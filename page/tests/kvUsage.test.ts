@@ -7,7 +7,7 @@ beforeEach(() => {
 
 it('reads again after a call during a pending read', async () => {
   const { api } = await import('../src/api/client')
-  const { kv, readKv } = await import('../src/state/gauge')
+  const { kv, readKv } = await import('../src/state/kvUsage')
   const answers: ((reply: unknown) => void)[] = []
   const request = vi
     .spyOn(api, 'kv')

@@ -1,17 +1,17 @@
-/** Undo and Redo; their tooltips say what they would turn. */
+/** Undo and Redo; their tooltips name the operation that they would revert. */
 import { Redo2, Undo2 } from 'lucide-preact'
 import { useState } from 'preact/hooks'
 import { api } from '../../api/client'
-import { next } from '../../model/operation'
+import { nextOperations } from '../../model/operation'
 import type { OpenLoom } from '../../state/loom'
 import { IconButton } from '../Button'
 
-export function Turns({ loom }: { loom: OpenLoom }) {
-  const [turns, setTurns] = useState<ReturnType<typeof next>>({ undo: null, redo: null })
+export function UndoButtons({ loom }: { loom: OpenLoom }) {
+  const [turns, setTurns] = useState<ReturnType<typeof nextOperations>>({ undo: null, redo: null })
   // Loaded when the pointer or the focus reaches the buttons, not before.
   const ask = () => {
     api.history(loom.id).then(
-      (reply) => setTurns(next(reply.data)),
+      (reply) => setTurns(nextOperations(reply.data)),
       () => {}, // a tooltip less
     )
   }

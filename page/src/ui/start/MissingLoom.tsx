@@ -5,7 +5,7 @@ import { GONE, missing } from '../../state/session'
 import { sentence } from '../../state/toasts'
 import { TextButton } from '../Button'
 
-export function Missing() {
+export function MissingLoom() {
   const current = missing.value
   if (!current) return null
   return (

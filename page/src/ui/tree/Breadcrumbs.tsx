@@ -5,7 +5,7 @@ import { ROOT } from '../../model/tree'
 import type { OpenLoom } from '../../state/loom'
 import { IconButton } from '../Button'
 
-export function Crumbs({ loom }: { loom: OpenLoom }) {
+export function Breadcrumbs({ loom }: { loom: OpenLoom }) {
   const hoisted = loom.hoisted.value
   if (!hoisted.length) return null
   loom.tree.version.value
