@@ -288,7 +288,7 @@ def test_commands_on_a_growing_branch_report_that_it_grows(
     desk.until(lambda: len(desk.lanes) == 1, "a lane")
     for key in ("g", "m", "e"):
         desk.press("1", key)
-        expect_toast(desk, "It is still growing")
+        expect_toast(desk, "The node is still growing")
         page.locator(".toasts").get_by_role("button", name="Dismiss").first.click()
     gate.open()
     desk.press("Escape", "Escape")

@@ -51,9 +51,9 @@ const written = (value: unknown): string =>
 export function repeatRequest(node: Node, defaults: Json): GrowRequest | string {
   const params = node.params
   if (!params) return 'This text was written, not generated.'
-  if (node.branch === null || node.branch === undefined) return 'Its branch number was not recorded.'
+  if (node.branch === null || node.branch === undefined) return 'The node’s branch number was not recorded.'
   const { seed, max_tokens, constraint } = params
-  if (!Number.isSafeInteger(seed)) return 'Its seed is too large for a browser to represent exactly.'
+  if (!Number.isSafeInteger(seed)) return 'The node’s seed is too large for a browser to represent exactly.'
   const other = node.model ? { model: node.model } : {}
   const request: GrowRequest = { ...other, n: 1, first_branch: node.branch }
   const recorded: Json = { seed }
@@ -70,7 +70,7 @@ export function repeatRequest(node: Node, defaults: Json): GrowRequest | string 
     const field = CONSTRAINTS[kind]
     if (isMinimum(constraint)) recorded['min_tokens'] = constraint.token_limits.min_tokens
     else if (field) recorded[field] = constraint[kind]
-    else return `Its constraint (${kind}) is not available over HTTP.`
+    else return `The node’s constraint (${kind}) is not available over HTTP.`
   }
   return Object.assign(request, recorded)
 }

@@ -46,7 +46,7 @@ export function enqueue<Result>(call: () => Promise<Result>): Promise<Result> {
 /** Show that a change must wait for a branch. Returns null if nothing must wait. */
 export function mustWait(isGrowing: boolean | undefined, what: string): Promise<undefined> | null {
   if (!isGrowing) return null
-  toast(`It is still growing: stop it, or wait, ${what}.`)
+  toast(`The node is still growing: stop it, or wait, ${what}.`)
   return Promise.resolve(undefined)
 }
 

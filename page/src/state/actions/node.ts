@@ -50,7 +50,7 @@ export const regenerate = (number: number) =>
     toast(message, {
       detail:
         came === 'other'
-          ? 'Its path, its text or the model has changed since, or rounding has changed a token.'
+          ? 'The path, the text or the model has changed since, or rounding has changed a token.'
           : '',
       action: { label: 'Remove the copy', run: () => void remove(twin.node) },
     })

@@ -43,8 +43,8 @@ export function AuthorNoteEditor({ loom }: { loom: OpenLoom }) {
       </div>
       <p class="caption">
         {note.text
-          ? `The model reads it ${placeOf(note, loom.isChat)}. It is not part of any node.`
-          : 'The model reads the note while it grows branches. It is not part of any node.'}
+          ? `The model reads the note ${placeOf(note, loom.isChat)}. The note is not part of any node.`
+          : 'The model reads the note while branches grow. The note is not part of any node.'}
       </p>
     </section>
   )

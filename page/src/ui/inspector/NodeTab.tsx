@@ -62,7 +62,7 @@ function textFacts(loom: OpenLoom, node: Node, known: Node | null): (Fact | fals
         }
       : false,
     node.error != null && { name: 'Error', value: sentence(node.error) },
-    score !== null && { name: 'Score', hint: 'Its score in a search.', value: score.toPrecision(3) },
+    score !== null && { name: 'Score', hint: 'The node’s score in a search.', value: score.toPrecision(3) },
     isChat && { name: 'Turn', value: turn(node) },
   ]
 }

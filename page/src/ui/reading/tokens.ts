@@ -131,7 +131,7 @@ function cutOf(
   return { node: spot.node, keep: spot.token + 1, isEnd: spot.token + 1 >= node.n_tokens }
 }
 
-const POINT_FIRST = 'Click into the text first. It is cut after the token at the cursor.'
+const POINT_FIRST = 'Click into the text first: it is cut after the token at the cursor.'
 
 export async function splitAt(loom: OpenLoom, spot: TokenPosition | null, andWrite: boolean): Promise<void> {
   const cut = cutOf(loom, spot)

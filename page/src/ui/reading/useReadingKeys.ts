@@ -79,7 +79,7 @@ function beginEdit(loom: OpenLoom, inPlace: boolean): void {
   const number = at !== undefined && loom.tree.isBelow(loom.current.peek(), at) ? at : loom.current.peek()
   const node = loom.tree.get(number)
   if (!node) return
-  if (node.growing) return void toast('It is still growing: stop it, or wait, to edit it.')
+  if (node.growing) return void toast('The node is still growing: stop it, or wait, to edit it.')
   const info = loom.info.peek()
   // A message is edited without its template.
   const base = shownText(node, info, false)
@@ -105,6 +105,6 @@ function beginChild(loom: OpenLoom): void {
   const isMessage = loom.isChat && isAnswer
   // The next message can be written while the answer grows, but is sent after it.
   if (node.growing && !isMessage)
-    return void toast('It is still growing: stop it, or wait, to write below it.')
+    return void toast('The node is still growing: stop it, or wait, to write below it.')
   loom.drafts.begin({ kind: 'child', node: number, base: '', rev: loom.tree.rev, isMessage, inPlace: false })
 }
