@@ -281,7 +281,7 @@ class LlamaCppEngine(Engine):
         if is_quantised and not self._settings.gpus and find_spec("torch") is not None:
             _log.warning(
                 "%s runs many branches of quantised weights on a CPU. With 32 branches"
-                ' engine="torch", dtype="bfloat16" takes about a third of the CPU time'
+                ' engine="torch", dtype="float32" takes a third to a half of the CPU time'
                 " per token, and more memory (docs/llamacpp.md)",
                 self.info.model,
             )
