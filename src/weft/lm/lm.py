@@ -185,8 +185,8 @@ class LM(
         """Source of draft tokens for generated text (speculative decoding).
 
         "lookup": text in the token tree that follows the last tokens of a branch there: in its own
-        path, in siblings, in other looms. An LM: a smaller model with the same tokens, which the
-        caller closes. None: no drafts. May be assigned between calls.
+        path, in siblings, in other looms. An LM: a smaller model with the same tokenizer, which
+        the caller closes. None: no drafts. May be assigned between calls.
 
         A step verifies several draft tokens of a branch at the cost of little more than one. The
         text is the same, as a token is drawn from the same logits by the same random number. Drafts

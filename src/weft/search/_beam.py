@@ -37,7 +37,7 @@ def beam(
     """Beam search over lines: keep the `width` likeliest paths at every line; return the best one.
 
     Each path gets `n` sampled next lines. Equal lines are merged, and lines that the task's `state`
-    rejects are dropped. If all are rejected, the search ends with the paths before them.
+    rejects are not continued. If all are rejected, the search ends with the paths before them.
 
     Paths that have ended compete with new ones by the mean logprob of all their tokens. The search
     ends when all kept paths have ended. If there is a checker, the answer is the best path that it

@@ -32,7 +32,7 @@ def tot(
     Each level proposes lines after the current nodes, merges equal ones, scores them and keeps the
     `breadth` best. It keeps one node per state, and none that the model rules out. Every candidate
     stays in the tree with its `score`. The model then continues the best path greedily to its end.
-    If a checker rejects it, the next best paths follow.
+    If a checker rejects it, the next best follow, `breadth` paths at most.
 
     Args:
         lm: the model. None: `propose` and `score` are functions of the caller's.

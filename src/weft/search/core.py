@@ -241,7 +241,7 @@ class SearchOptions(BranchOptions, total=False):
             task's prompt for a step. A function maps nodes to lists of texts, or a state to (text,
             state) pairs. A dict of these has names; `meta["by"]` of a node is the name.
         value: nodes → finite scores, higher is better. None: the model's verdict if the task words
-            a question, else the likelihood.
+            a question, else the mean logprob of the path; `mcts` and `adaptive`: its exp.
         verifier: text → True if it is a correct answer. None: the task's check. If nothing passes,
             `solved` is False.
         answer: how to read the answer in a text: "auto" (the default), "last_number", "last_line",
