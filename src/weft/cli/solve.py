@@ -14,6 +14,7 @@ from rich.live import Live
 
 from .. import samples
 from .._core.error_mapping import INTERRUPTED
+from .._core.sampling.params import TEMPERATURE
 from .._core.validation import check_int
 from ..errors import ConfigError, FormatError, Unsupported
 from ..search.strategies import (
@@ -95,6 +96,14 @@ MaxTokens = Annotated[
         show_default=f"{ANSWER_TOKENS} for answers, {LINE_TOKENS} for lines",
     ),
 ]
+Temperature = Annotated[
+    float | None,
+    typer.Option(
+        *TEMPERATURE.names,
+        help=TEMPERATURE.help,
+        show_default="1; 0.8 for beam, best-of-n and weighted-best-of-n",
+    ),
+]
 BudgetTokens = Annotated[
     int | None, typer.Option("--budget-tokens", help="Generate at most this many tokens.")
 ]
@@ -143,7 +152,7 @@ def solve(
     max_tokens: MaxTokens = None,
     model: options.Model = TINY,
     engine: options.Engine = "auto",
-    temperature: options.Temperature = None,
+    temperature: Temperature = None,
     seed: options.Seed = None,
     answer: Answer = None,
     judge: JudgePrompt = None,
