@@ -23,43 +23,52 @@ def probabilities(branch: Branch) -> Probabilities:
     return weights / weights.sum()
 
 
-def step(target: Branch, draft: Branch, rng: np.random.Generator) -> tuple[list[int], int]:
-    """Return new tokens, distributed as the target's own, and how many drafts were accepted."""
-    drafted: list[int] = []
+def draw(p: Probabilities, rng: np.random.Generator) -> int:
+    return int(rng.choice(len(p), p=p / p.sum()))
+
+
+def step(
+    target: Branch, draft: Branch, last: int, rng: np.random.Generator
+) -> tuple[Branch, int, int]:
+    """Return the target with `last` and the accepted drafts, its next token, and their number.
+
+    last: the next token of both branches, which has not run. The target's next one has not either:
+    the pass of the next round runs it together with the drafts. The tokens are distributed as the
+    target's own.
+    """
+    guess, tokens = draft.fork(), [last]
     beliefs: list[Probabilities] = []
-    guess = draft.fork()
     for _ in range(N_DRAFT):
+        guess.prefill(tokens[-1:])
         beliefs.append(probabilities(guess))
-        drafted.append(int(rng.choice(len(beliefs[-1]), p=beliefs[-1])))
-        guess.commit(drafted[-1])
-    # A fork for each draft prefix; together they are one path, so one forward runs them all.
-    checks = [target.fork() for _ in range(N_DRAFT)]
-    prefixes = [drafted[: n + 1] for n in range(N_DRAFT)]
-    BranchStore(target.lm).prefill(list(zip(checks, prefixes, strict=True)))
-    truth = [probabilities(branch) for branch in (target, *checks)]
-    for n, token in enumerate(drafted):
+        tokens.append(draw(beliefs[-1], rng))
+    # A fork for each prefix of the tokens; together they are one path: one forward pass.
+    checks = [target.fork() for _ in tokens]
+    BranchStore(target.lm).prefill([(check, tokens[: n + 1]) for n, check in enumerate(checks)])
+    truth = [probabilities(check) for check in checks]
+    for n, token in enumerate(tokens[1:]):
         if rng.random() >= min(1.0, truth[n][token] / beliefs[n][token]):
-            left = np.maximum(truth[n] - beliefs[n], 0)
-            return [*drafted[:n], int(rng.choice(len(left), p=left / left.sum()))], n
-    return [*drafted, int(rng.choice(len(truth[-1]), p=truth[-1]))], N_DRAFT
+            return checks[n], draw(np.maximum(truth[n] - beliefs[n], 0), rng), n
+    return checks[-1], draw(truth[-1], rng), N_DRAFT
 
 
 def main(model: str = "tiny") -> None:
     with tempfile.TemporaryDirectory() as folder:
         large, small = weft.load(model), draft_model(Path(folder), source=model)
-        shown = large.format_chat([{"role": "user", "content": samples.story}])
+        prompt = large.format_chat([{"role": "user", "content": samples.story}])
         target, draft = Branch.create(large), Branch.create(small)
         for branch in (target, draft):
-            branch.prefill(large.tokenize(shown, special=True, add_bos=False))
-        start, rng, steps, accepted = target.position, np.random.default_rng(1), 0, 0
+            branch.prefill(prompt.ids)
+        start, rng, n_rounds, n_accepted = target.position, np.random.default_rng(1), 0, 0
+        last, before = draw(probabilities(target), rng), large.stats().steps
         while target.position - start < N_TOKENS:
-            tokens, n = step(target, draft, rng)
-            for branch in (target, draft):
-                branch.prefill(tokens)  # the target's KV of accepted drafts is there already
-            steps, accepted = steps + 1, accepted + n
+            target, last, n = step(target, draft, last, rng)
+            draft.prefill(target.tokens[draft.position :])
+            n_rounds, n_accepted = n_rounds + 1, n_accepted + n
         generated = target.tokens[start:]
-        print(f"accepted {accepted} of {steps * N_DRAFT} drafts")
-        print(f"{len(generated)} tokens in {steps} forward passes of the large model")
+        print(f"accepted {n_accepted} of {n_rounds * N_DRAFT} drafts")
+        n_passes = large.stats().steps - before
+        print(f"{len(generated)} tokens in {n_passes} forward passes of the large model")
         print(large.detokenize(generated))
 
 

@@ -88,16 +88,20 @@ def test_speculative_tokens_are_distributed_as_the_targets_own(tmp_path: Path) -
     example = module("speculative")
     large = example.draft_model(tmp_path / "large", n_layers=3)
     small = example.draft_model(tmp_path / "small", n_layers=1)
-    prompt = large.format_chat([{"role": "user", "content": samples.story}])
+    prompt = large.format_chat([{"role": "user", "content": samples.story}]).ids
     target, draft = Branch.create(large), Branch.create(small)
     for branch in (target, draft):
-        branch.prefill(large.tokenize(prompt, special=True, add_bos=False))
-    truth, belief = example.probabilities(target), example.probabilities(draft)
+        branch.prefill(prompt[:-1])
+    after = [branch.fork() for branch in (target, draft)]
+    for branch in after:
+        branch.prefill(prompt[-1:])
+    truth, belief = map(example.probabilities, after)
     rng, n = np.random.default_rng(11), 1000
     example.N_DRAFT = 1
     counts = np.zeros(len(truth))
     for _ in range(n):
-        counts[example.step(target, draft, rng)[0][0]] += 1
+        checked, token, n_accepted = example.step(target, draft, prompt[-1], rng)
+        counts[checked.tokens[-1] if n_accepted else token] += 1
     assert chi_square(counts, truth * n) < CRITICAL
     assert chi_square(counts, belief * n) > 10 * CRITICAL
 
