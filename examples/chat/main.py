@@ -18,14 +18,15 @@ def main(model: str = "tiny") -> None:
     turn = hello.add(lm.turn_delta([{"role": "user", "content": samples.large_problem}]))
     answers = turn.grow(n=4, max_tokens=120, temperature=1.5, seed=2, show=False)
     for number, answer in enumerate(answers, 1):
-        print(f"  {number}. {answer.text.splitlines()[-1]}  logprob {answer.mean_logprob:.2f}")
+        print(f"  {number}. {answer.text.splitlines()[-1]}  mean logprob {answer.mean_logprob:.2f}")
     chosen = max(answers, key=lambda answer: answer.mean_logprob)
-    print("chosen:", chosen.text.splitlines()[-1])
+    print("likeliest answer:", chosen.text.splitlines()[-1])
 
     # Another question to the same point: a sibling of the first turn, nothing is computed twice.
     before = lm.stats()
     other = hello.add(lm.turn_delta([{"role": "user", "content": samples.game24}]))
-    print("or:    ", other.grow(n=1, max_tokens=80, seed=3, show=False)[0].text.splitlines()[-1])
+    (answer,) = other.grow(n=1, max_tokens=80, seed=3, show=False)
+    print("to another question:", answer.text.splitlines()[-1])
     computed = lm.stats().prefilled - before.prefilled
     print(f"the other turn computed {computed} of its {len(other.get_prefix_tokens())} tokens")
     chat.show(node=lambda node: node.text.strip().split("\n")[-1][:60])

@@ -13,7 +13,7 @@ DOUBT = "Wait. I need to look at the problem again."
 
 def last_number(text: str) -> str:
     digits = "".join(c if c.isdigit() else " " for c in text).split()
-    return digits[-1] if digits else ""
+    return digits[-1] if digits else "none"
 
 
 def main(model: str = "tiny") -> None:

@@ -28,10 +28,10 @@ def main(model: str = "tiny") -> None:
         width=12,
         depth=len(WORDS),
     )
-    for words in (" ".join(WORDS), result.text.strip()):
+    for name, words in (("given", " ".join(WORDS)), ("best", result.text.strip())):
         logprob = sum(start.measure(f" {words}").logprobs)
-        print(f"{logprob:6.1f}  Once upon a time {words}")
-    print(f"{result.cost.candidates} texts read, {result.cost.tokens} tokens written")
+        print(f"{name + ':':6} Once upon a time {words}, logprob {logprob:.1f}")
+    print(f"{result.cost.candidates} candidates scored, {result.cost.tokens} tokens generated")
 
 
 if __name__ == "__main__":
