@@ -148,7 +148,7 @@ class NotAChild(TreeError, ValueError):
 
 
 class Terminal(TreeError):
-    """The node ended with an end token and cannot be grown (`force=True` grows it anyway)."""
+    """An end token or a complete constraint ended the node (`force=True` grows it anyway)."""
 
 
 class ConstraintError(WeftError):

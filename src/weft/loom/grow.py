@@ -498,13 +498,13 @@ def with_seed(params: SamplingParams) -> SamplingParams:
 
 
 def check_not_terminal(node: Heddle, how: str = "force=True") -> None:
-    """Raise Terminal for a node that ended with an end token.
+    """Raise Terminal for a node that an end token or a complete constraint ended.
 
     how: the option that continues such a node anyway, for the message.
     """
     if node.terminal:
         raise Terminal(
-            "this node ended with an end token and cannot be grown. "
+            "an end token or a complete constraint ended this node. "
             f"Grow it anyway with {how}, or add text to it",
             hint=how,
         )

@@ -233,13 +233,13 @@ class Heddle(Listed, RenderMixin):
             show: in a notebook, draw the branches while they grow. No effect elsewhere.
             sampling: keywords of SamplingParams. Defaults: `lm.chat_defaults` in a loom whose
                 prompt used a chat template, `lm.defaults` in others. presence_penalty and
-                frequency_penalty count the tokens of this call; repetition_penalty also counts the
-                path before it.
+                frequency_penalty count the tokens of this call; repetition_penalty and DRY also
+                count the path before it.
 
         Returns: the new children, in branch order.
 
         Raises:
-            Terminal: this one node ended with an end token.
+            Terminal: an end token or a complete constraint ended this one node.
             ConfigError: an argument is outside what is allowed.
             ConstraintError: the constraint allowed no token in any branch.
 
