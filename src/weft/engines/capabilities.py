@@ -95,7 +95,6 @@ OWN: dict[str, Capabilities] = {
         packages=("mlx", "mlx_lm"),
     ),
     "llamacpp": Capabilities(
-        shared_attention=True,
         fork=_FREE,
         embed=True,
         offload=True,
