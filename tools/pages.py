@@ -64,8 +64,8 @@ that `weft serve` requires |
 files with the values of `WEFT_API_KEY` and `WEFT_DB` |
 | `NO_COLOR` | no colours |
 | `HF_HOME`, `HF_TOKEN`, `HF_ENDPOINT`, `HF_HUB_OFFLINE` | variables of the Hub's client |
-| `OPENBLAS_NUM_THREADS`, `OMP_NUM_THREADS` | [threads](install.md#threads) of the engines on a \
-CPU |""".splitlines()
+| `OPENBLAS_NUM_THREADS`, `OMP_NUM_THREADS` | [threads](install.md#threads) of \
+NumPy and torch |""".splitlines()
 _EXITS = {
     0: "success",
     1: "any other failure",
