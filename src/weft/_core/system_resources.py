@@ -70,14 +70,23 @@ def thread_times(system: Path = _SYSTEM) -> dict[int, ThreadTimes]:
 
     Empty if the system is not Linux. Cost: 10 µs a thread.
     """
-    tasks = system / "proc/self/task"
+    tasks = str(system / "proc/self/task")
     times = {}
     with suppress(OSError, ValueError):
         for name in os.listdir(tasks):
             with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
-                running, waiting, _ = (tasks / name / "schedstat").read_text("ascii").split()
+                running, waiting, _ = _read_bytes(f"{tasks}/{name}/schedstat").split()
                 times[int(name)] = ThreadTimes(int(running) / 1e9, int(waiting) / 1e9)
     return times if any(each.running_s for each in times.values()) else {}
+
+
+def _read_bytes(path: str) -> bytes:
+    """Return the first bytes of a system file, at a fifth of the cost of `Path.read_text`."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(file, 256)
+    finally:
+        os.close(file)
 
 
 def wait_variables() -> dict[str, str]:
