@@ -37,7 +37,7 @@ export function Models() {
 const ABILITIES: Record<string, string> = {
   steps: 'branches at any token',
   scoring: 'scores texts',
-  shared_attention: 'computes shared text once',
+  shared_attention: 'reads shared text once for all branches',
   lora: 'LoRA',
   embed: 'embeddings',
   offload: 'KV cache in host memory',
