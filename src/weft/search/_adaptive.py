@@ -14,6 +14,7 @@ from ..loom import Heddle
 from .core import Prompt, SearchOptions, SearchResult, Settings, Steps, awaitable, blocking
 from .driver import Search, WorkItem
 from .judge import Frontier, Judge, has_correct_answer, max_depth, max_rounds, rank_answers, ranked
+from .known_lines import KnownLines
 from .propose import Proposer
 
 # A score counts as this many coin tosses, because it is a probability and not one outcome.
@@ -37,7 +38,8 @@ def adaptive(
     here" from a Beta posterior over the scores of the node's children. It draws one number for each
     child from a Beta posterior over all scores at or below that child. The largest number wins
     (Thompson sampling). If "add lines here" wins, the model proposes `widen` lines of each kind. So
-    a good child is followed early, and a node with bad children gets more children.
+    a good child is followed early, and a node with bad children gets more children. A draw that
+    repeats a line costs no tokens, at temperature 1 without filters and constraint.
 
     If answers can be checked, the model first completes the prompt, and later each likely path. A
     correct answer ends the search.
@@ -65,6 +67,7 @@ def adaptive(
     numbers = (check_int("widen", widen, 1), depth, settings.answer_tokens)
     search = Search(lm, prompt, settings, "adaptive", **counts, numbers=numbers)
     proposer = Proposer(search, n_continue=1, n_suggest=1)
+    proposer.known_lines = KnownLines(search)
     judge = Judge(search, as_share=True, checks_ends=True)
     limit = max_rounds(rounds, search, checked=1000, unchecked=32)
     levels = max_depth(depth, search)

@@ -58,7 +58,7 @@ class Cost:
         seconds: wall-clock time.
         candidates: proposed lines and answers.
         valued: candidates that got a score.
-        prompt_tokens: tokens of value questions, which are read but not generated.
+        prompt_tokens: tokens of value questions and of measured lines: read, but not generated.
         stopped: the budget that ended the search early, or "constraint" if `constraint` allowed no
             further text.
     """

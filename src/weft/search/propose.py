@@ -6,11 +6,11 @@ The model continues the answer by a line, or answers the task's prompt for one s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from random import Random
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from .._core.sampling.params import SamplingParams
 from ..constraints.lines import EachLine
@@ -20,6 +20,9 @@ from ..loom import Heddle, Loom
 from .callbacks import Callback
 from .core import Kind, Steps, check_branches, lines_of
 from .driver import FORBIDDEN, Search, WorkItem
+
+if TYPE_CHECKING:
+    from .known_lines import KnownLines
 
 # One number for all levels, or one per level; the last applies to all further levels.
 Counts = int | Sequence[int] | None
@@ -89,6 +92,8 @@ class Proposer:
         self.draw_exactly: Callable[[Sequence[WorkItem]], Steps[list[Heddle]]] | None = None
         # Grows the lines and answers of models: `Meter.grow`, or another function like it.
         self.grow: Callable[..., Steps[list[Heddle]]] = search.meter.grow
+        # Draws lines that a node already has without generating them; None generates all lines.
+        self.known_lines: KnownLines | None = None
         self.sources = [
             self._create_source(by, default if kind is None else kind, n_continue, n_suggest)
             for by, kind in search.proposers.items()
@@ -214,7 +219,7 @@ class Proposer:
         with ExitStack() as stack:
             context = _PromptContext(self.search, source, stack)
             rows = context.rows([(item, self.search.level(item.node)) for item in items])
-            children = (yield from self._grow_lines(rows)) if rows else []
+            children = (yield from self._grow_lines(rows, context)) if rows else []
             lines = [child for child in children if not is_incomplete(child)]
             candidates: list[Heddle] = []
             for line in lines:
@@ -237,11 +242,18 @@ class Proposer:
                     self._mark_exhausted(source, node)
         return _distinct(candidates)
 
-    def _grow_lines(self, rows: list[Heddle]) -> Steps[list[Heddle]]:
+    def _grow_lines(self, rows: list[Heddle], context: _PromptContext) -> Steps[list[Heddle]]:
         """Generate one line below each node in `rows`, keeping budget for an answer."""
         room = self.meter.tokens_left()
         reserve = 0 if room == math.inf else int(min(self.reserve, room // 4))
-        return (yield from self.grow(rows, reserve=reserve, **self.sampling))
+        sampling: dict[str, Any] = {"reserve": reserve, **self.sampling}
+        source = context.source
+        if self.known_lines is None or source.lm is None:
+            return (yield from self.grow(rows, **sampling))
+        rng, known = self.search.rng(f"lines of {source.by}"), context.of_row
+        return (
+            yield from self.known_lines.grow(source.lm, rows, known, self.grow, rng, **sampling)
+        )
 
     def _full_answers(
         self, nodes: Sequence[Heddle], max_tokens: int, temperature: float | None
@@ -405,6 +417,7 @@ class _PromptContext:
     originals: Python id of a copy → the tree's node.
     prompted: pairs of a tree's node and the loom of its suggestion prompt.
     prompt_loom_ids: Python ids of these looms.
+    of_row: Python id of a node to grow at → a key that is equal in each round, and the tree's node.
     """
 
     def __init__(self, search: Search, source: Source, stack: ExitStack) -> None:
@@ -414,6 +427,7 @@ class _PromptContext:
         self.originals: dict[int, Heddle] = {}
         self.prompted: list[tuple[Heddle, Loom]] = []
         self.prompt_loom_ids: set[int] = set()
+        self.of_row: dict[int, tuple[Hashable, Heddle]] = {}
         self._copied_loom: Loom | None = None
 
     def rows(self, items: Sequence[tuple[WorkItem, int]]) -> list[Heddle]:
@@ -431,7 +445,9 @@ class _PromptContext:
                 for counts in (source.n_continue, source.n_suggest)
             )
             if n_continue:
-                nodes_to_continue.append((self._node_of_source(item.node), n_continue))
+                row = self._node_of_source(item.node)
+                nodes_to_continue.append((row, n_continue))
+                self.of_row[id(row)] = ((source.by, item.node.id), item.node)
             if n_suggest and (prompt := self._suggestion_prompt(item.node)) is not None:
                 # Nodes with the same prompt share one loom.
                 if prompt not in looms:
@@ -441,6 +457,8 @@ class _PromptContext:
                     loom = Loom(source.lm, prompt, adapter=adapter)
                     looms[prompt] = self.stack.enter_context(loom)
                     self.prompt_loom_ids.add(id(looms[prompt]))
+                    key = (source.by, item.node.id, prompt)
+                    self.of_row[id(looms[prompt])] = (key, item.node)
                 max_suggestions[prompt] = max(max_suggestions.get(prompt, 0), n_suggest)
                 self.prompted.append((item.node, looms[prompt]))
         prompted = [(loom, max_suggestions[prompt]) for prompt, loom in looms.items()]
