@@ -15,7 +15,8 @@ with the one the search uses. Best of n gets 40 samples: about the tokens that t
 "checked" picks a right answer if there is one among them, as the tree does among its five best
 paths; "majority" votes on the answers unseen.
 
-`tokens` are all generated ones, rejected and repeated lines included. `read` are all other tokens
+`tokens` are all generated ones, rejected and repeated lines included; adaptive generates a line
+once, and measures it to draw it again without the model. `read` are all other tokens
 that the model computed: the prompt, prompts for single steps, and the questions for its own
 verdicts. `reward tokens` are those that the reward model computed.
 """
