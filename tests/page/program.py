@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +38,7 @@ class Program:
         options = ["--port", str(port), "--no-browser"]
         self._command = [sys.executable, "-m", "weft", "serve", model, *options]
         self._environment = {**os.environ, "WEFT_HOME": str(home)}
+        self._database = home / "weft.db"
         self._stop_ids = Tokenizer.from_folder(TINY if model == "tiny" else Path(model)).stop_ids
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -53,6 +56,15 @@ class Program:
         if self._process is not None:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait()
+
+    def saved(self) -> dict[int, str]:
+        """Return the texts of growing nodes that are in the database, by the node's number."""
+        texts: dict[int, str] = {}
+        with closing(sqlite3.connect(self._database)) as connection:
+            pieces = connection.execute("SELECT number, text FROM pieces ORDER BY number, first")
+            for number, text in pieces:
+                texts[number] = texts.get(number, "") + json.loads(text)
+        return texts
 
     def endless(self) -> dict[str, Any]:
         """Sampling that no end token ends."""

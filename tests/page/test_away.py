@@ -143,10 +143,11 @@ def test_an_edit_begun_before_a_killed_server_is_saved_as_a_sibling(
         page = desk.page
         (first,) = desk.open_loom(n=1)
         desk.visit(first)
-        (growing,) = desk.grow(n=1, wait=False, **program.endless())
-        desk.until(lambda: bool(desk.nodes()[growing]["text"]), "saved text")
         desk.press("e")
+        expect(page.get_by_role("textbox", name="Text of the node")).to_be_focused()
         page.keyboard.type(" And more.")
+        (growing,) = desk.grow(n=1, wait=False, **program.endless())
+        desk.until(lambda: growing in program.saved(), "saved text")
         assert desk.ask("GET", desk.of())["growing"] == 1
         program.kill()
         away = page.get_by_text("Reconnecting. Nothing is lost.")

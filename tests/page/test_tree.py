@@ -190,6 +190,7 @@ def test_complete_session_needs_no_mouse(desk: Desk, page: Page, view: str) -> N
     desk.until(lambda: len(desk.nodes()) == 5, "two more")
     desk.wait_known()
     desk.press("e")
+    expect(page.get_by_role("textbox", name="Text of the node")).to_be_focused()
     page.keyboard.press("Control+a")
     page.keyboard.type("A fox lived here.")
     desk.press("Control+s")
