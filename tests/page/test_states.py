@@ -70,6 +70,7 @@ FOCUSED = """() => {
   return Number(focused.dataset.stop)
 }"""
 NAME = "(number) => document.querySelector(`[data-stop='${number}']`).outerHTML.slice(0, 200)"
+N_PICTURES = 6  # of one look, until one is as before
 OTHER_SIZES = ((1920, 1080), (720, 450))  # the last one is 1440 by 900 at 200 % zoom
 
 
@@ -118,8 +119,14 @@ def test_state_looks_like_its_saved_picture(staged: Staged, browser: Browser) ->
         pytest.skip(f"the pictures were drawn by {there}, this is {here}")
     other = []
     for name, png in drawn(*staged):
-        now, kept = halved(png), KEPT / f"{name}.webp"
-        share = difference(now, image.open(kept).convert("RGB")) if kept.exists() else 1.0
+        kept = KEPT / f"{name}.webp"
+        share = 1.0
+        for _ in range(N_PICTURES if kept.exists() else 0):
+            share = difference(halved(png), image.open(kept).convert("RGB"))
+            if share <= SHARE:
+                break
+            staged[0].desk.page.wait_for_timeout(500)  # on a busy machine the page is still moving
+            png = staged[0].desk.shot()
         if share > SHARE:
             BUILT.mkdir(parents=True, exist_ok=True)
             (BUILT / f"{name}.png").write_bytes(png)
