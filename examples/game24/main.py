@@ -1,4 +1,4 @@
-"""Game of 24 by each strategy: the same puzzle, the same model, what was spent."""
+"""Game of 24 by eight strategies: the same puzzle, the same model, what was spent."""
 
 from __future__ import annotations
 
