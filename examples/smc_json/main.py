@@ -75,7 +75,7 @@ def main(model: str = "tiny") -> None:
     lm = weft.load(model)
     root = Branch.create(lm, grammar=SCHEMA, temperature=1.0, top_k=0, top_p=1.0, min_p=0, seed=2)
     root.prefill(weft.Loom(lm, samples.record).tokens)
-    for name, ess in (("the grammar alone", 0.0), ("resampled", 0.5)):
+    for name, ess in (("not resampled", 0.0), ("resampled", 0.5)):
         particles = smc(root.fork(), N, np.random.default_rng(0), ess)
         best = max(particles, key=lambda p: p.log_weight).branch.text
         size = f"effective sample size {effective(particles):.1f} of {N}"
