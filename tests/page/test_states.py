@@ -70,7 +70,6 @@ FOCUSED = """() => {
   return Number(focused.dataset.stop)
 }"""
 NAME = "(number) => document.querySelector(`[data-stop='${number}']`).outerHTML.slice(0, 200)"
-N_PICTURES = 6  # of one look, until one is as before
 OTHER_SIZES = ((1920, 1080), (720, 450))  # the last one is 1440 by 900 at 200 % zoom
 
 
@@ -81,6 +80,30 @@ def staged(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Staged]
         stage = Stage(browser, stack)
         state.make(stage)
         yield stage, state
+
+
+# The first test of a state: the others move the focus and scroll.
+def test_state_looks_like_its_saved_picture(staged: Staged, browser: Browser) -> None:
+    image = pytest.importorskip("PIL.Image", reason="pillow is not installed; make test-page")
+    by = KEPT / "drawn-by.json"
+    if not by.exists():
+        pytest.skip("no pictures are kept; make screens ACCEPT=1 draws them")
+    if (here := fingerprint(browser)) != (there := json.loads(by.read_text("utf-8"))):
+        pytest.skip(f"the pictures were drawn by {there}, this is {here}")
+    other = []
+    for name, png in drawn(*staged):
+        now, kept = halved(png), KEPT / f"{name}.webp"
+        share = difference(now, image.open(kept).convert("RGB")) if kept.exists() else 1.0
+        if share > SHARE:
+            BUILT.mkdir(parents=True, exist_ok=True)
+            (BUILT / f"{name}.png").write_bytes(png)
+            other.append(f"{name}: {share:.2%} of it" if kept.exists() else f"{name}: is new")
+    assert not other, (
+        "the page looks otherwise than before:\n  "
+        + "\n  ".join(other)
+        + f"\n{BUILT} has how it looks now, {KEPT} how it looked.\n"
+        + "If that is meant: make screens ACCEPT=1, and commit the pictures."
+    )
 
 
 def test_state_is_accessible(staged: Staged) -> None:
@@ -108,32 +131,3 @@ def test_state_fits_the_width_of_the_screen(staged: Staged) -> None:
     for width, _ in looks(*staged, sizes=(*SIZES, *OTHER_SIZES), themes=THEMES[:1]):
         wide = staged[0].desk.page.evaluate("document.documentElement.scrollWidth")
         assert wide <= width
-
-
-def test_state_looks_like_its_saved_picture(staged: Staged, browser: Browser) -> None:
-    image = pytest.importorskip("PIL.Image", reason="pillow is not installed; make test-page")
-    by = KEPT / "drawn-by.json"
-    if not by.exists():
-        pytest.skip("no pictures are kept; make screens ACCEPT=1 draws them")
-    if (here := fingerprint(browser)) != (there := json.loads(by.read_text("utf-8"))):
-        pytest.skip(f"the pictures were drawn by {there}, this is {here}")
-    other = []
-    for name, png in drawn(*staged):
-        kept = KEPT / f"{name}.webp"
-        share = 1.0
-        for _ in range(N_PICTURES if kept.exists() else 0):
-            share = difference(halved(png), image.open(kept).convert("RGB"))
-            if share <= SHARE:
-                break
-            staged[0].desk.page.wait_for_timeout(500)  # on a busy machine the page is still moving
-            png = staged[0].desk.shot()
-        if share > SHARE:
-            BUILT.mkdir(parents=True, exist_ok=True)
-            (BUILT / f"{name}.png").write_bytes(png)
-            other.append(f"{name}: {share:.2%} of it" if kept.exists() else f"{name}: is new")
-    assert not other, (
-        "the page looks otherwise than before:\n  "
-        + "\n  ".join(other)
-        + f"\n{BUILT} has how it looks now, {KEPT} how it looked.\n"
-        + "If that is meant: make screens ACCEPT=1, and commit the pictures."
-    )
