@@ -27,7 +27,7 @@ class First(Random):
 
 
 def proposer_of(lm: weft.LM, prompt: Any, kind: Any = "continue", **options: Any) -> Proposer:
-    """Return a proposer of single lines whose search is at its first round."""
+    """Return a proposer of single lines, for the first round of a search."""
     given = {"seed": 1, "propose": kind, **options}
     settings = Settings.read(search.adaptive, given, temperature=1.0, max_tokens=40)
     proposer = Proposer(Search(lm, prompt, settings, "adaptive"), n_continue=1, n_suggest=1)

@@ -28,7 +28,7 @@ const VERBS: Record<string, string> = {
   note: 'note',
   restore: 'restoring',
 }
-/** Kinds whose texts have no number of nodes. */
+/** Kinds that are named without a number of nodes. */
 const WITHOUT_COUNT = ['bookmark', 'run', 'score', 'rating', 'note']
 
 /** "removal of 3 nodes". */

@@ -4,7 +4,7 @@ import './tooltip.css'
 
 const WAIT_MS = 500
 const GAP = 6 // pixels
-/** Elements whose tap does something else; a long touch shows their title. */
+/** Elements that a tap activates; a long touch shows their title. */
 const ACTIONS =
   'a, button:enabled, input:enabled, select, textarea, summary, [role=treeitem], [role=menuitem], .lane-text'
 
