@@ -58,7 +58,7 @@ def test_ratings_sort_siblings_and_rank_exported_pairs(
     desk.open_loom("The fox", template=False, n=3, max_tokens=9, temperature=4.0)
     desk.press("ArrowRight", "}", "ArrowDown")
     page.get_by_role("tab", name="Node").click()
-    page.get_by_role("radiogroup", name="Rating").get_by_label("4").check()
+    page.get_by_role("radiogroup", name="Rating").get_by_label("4").click()
     desk.until(lambda: desk.nodes()[2]["rating"] == 4, "a rating of 4")
     desk.until(lambda: desk.nodes()[1]["rating"] == 1, "a rating of 1")
     page.evaluate("document.activeElement.blur()")
