@@ -321,6 +321,7 @@ class HostTier:
         return evicted
 
     def _free_beyond(self, limit: int) -> list[Node]:
+        """Free the oldest copies until at most `limit` slots are in use; return their nodes."""
         evicted = []
         while self.slots > limit:
             oldest = next(iter(self._nodes))

@@ -546,6 +546,7 @@ class TokenTree:
                 self._finalize(leaf)
 
     def _finalize(self, node: Node) -> None:
+        """Let the engine release the spare slots of a growing leaf."""
         self._stop_growing(node)
         assert self.fragments is not None and node.fragment is not None and not node.in_flight
         try:
@@ -707,6 +708,7 @@ class TokenTree:
         check_tree(self)
 
     def _attach(self, node: Node, fragment: Fragment) -> None:
+        """Give a node its fragment, update the budget, and free the node's host copy."""
         assert self.fragments is not None and node.parent is not None
         self.fragments.attach(fragment, node.parent.fragment)
         self.host.free(node)
@@ -716,6 +718,7 @@ class TokenTree:
         self._offer(node)
 
     def _close_tail(self, tail: Tail) -> Cursor:
+        """Remove a tail and its reserved slots from all counts; return the cursor it followed."""
         cursor = resolve(tail.cursor)
         self.budget.remove_tail(cursor.node)
         self.budget.set_reserved(tail, 0)

@@ -115,7 +115,7 @@ class Admission:
             claim.unpin_path(self.tree)
 
     def offload_idle(self, n_slots: int | None) -> None:
-        """Move unpinned KV to the host, least recently used first, until `n_slots` are unpinned.
+        """Move unpinned KV to the host, least recently used first, until `n_slots` are left.
 
         Call it only between steps. Copies beyond the host's limit are freed first.
 

@@ -40,7 +40,7 @@ class ModelDrafts:
         self._tokens = list(tokens)
 
     def push(self, token: int, *, is_forced: bool = False) -> None:
-        """Append a token of the run; draft tokens after another token are dropped.
+        """Append a token of the run. If the first draft token differs, all are dropped.
 
         is_forced: the constraint allowed only this token, so that it does not count as accepted.
         """
@@ -118,7 +118,7 @@ class DraftModel:
             if rate > best_rate:
                 best, best_rate = n, rate
         if not best:
-            drafts.acceptance.forget(_KEPT)
+            drafts.acceptance.decay(_KEPT)
         return best
 
     def _draw(self, wanted: Sequence[tuple[RunJob, ModelDrafts, int]]) -> None:

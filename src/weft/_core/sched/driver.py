@@ -217,7 +217,7 @@ class Driver:
             wait([future], IDLE_S)
 
     def _run_tasks(self) -> bool:
-        """Run the functions queued by `_on_thread`; return True if there were any."""
+        """Run the functions queued by `_call_on_driver_thread`; return True if there were any."""
         any_run = bool(self._tasks)
         while self._tasks:
             future, work = self._tasks.popleft()

@@ -73,19 +73,19 @@ class EngineRunJob(RunJob):
 
         Does nothing after the run has ended.
         """
-        known = (event.logprobs is not None, event.entropies is not None)
+        has = (event.logprobs is not None, event.entropies is not None)
         n = len(event.tokens)
         logprobs = [None] * n if event.logprobs is None else event.logprobs
         entropies = [None] * n if event.entropies is None else event.entropies
-        if n and known != self._reported:
-            self._reported = known if self._reported is None else self._clear_unreported(known)
+        if n and has != self._reported:
+            self._reported = has if self._reported is None else self._clear_unreported(has)
         for token, logprob, entropy in zip(event.tokens, logprobs, entropies, strict=True):
             if self.done:
                 return
             # The engine applies the penalties, so their history stays empty.
             if self.sampler.matcher is not None and token not in self.stops:
                 self.sampler.matcher.accept(token)
-            of_all = self._reported or known
+            of_all = self._reported or has
             drawn = DrawnToken(
                 token, logprob if of_all[0] else None, entropy if of_all[1] else None
             )
@@ -106,15 +106,15 @@ class EngineRunJob(RunJob):
             return
         self.end_all(event.end or "error", queues)
 
-    def _clear_unreported(self, known: tuple[bool, bool]) -> tuple[bool, bool]:
+    def _clear_unreported(self, has: tuple[bool, bool]) -> tuple[bool, bool]:
         """Clear logprobs or entropies of the run if the engine does not report them for each token.
 
-        known: whether the current event has logprobs, and whether it has entropies.
+        has: whether the current event has logprobs, and whether it has entropies.
 
         Returns: whether the run still has logprobs, and whether it still has entropies.
         """
         assert self._reported is not None
-        both = (known[0] and self._reported[0], known[1] and self._reported[1])
+        both = (has[0] and self._reported[0], has[1] and self._reported[1])
         for member in self.members:
             if not both[0]:
                 member.state.logprobs.clear()

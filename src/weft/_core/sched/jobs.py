@@ -64,7 +64,7 @@ class Job(ABC):
         """Return the namespaces (LoRA adapters) of the token trees that it uses."""
 
     def longest_path(self) -> int:
-        """Return how many slots its longest path needs at the moment."""
+        """Return how many slots the job's longest path needs at the moment."""
         return max((claim.depth for claim in self.claims), default=0)
 
     def n_paths(self) -> int:
@@ -72,7 +72,7 @@ class Job(ABC):
         return len(self.claims)
 
     def sequences(self) -> Sequence[TokenSequence]:
-        """Return the sequences that it extends."""
+        """Return the sequences that the job extends."""
         return ()
 
     def prepare(self, tree: TokenTree) -> None:

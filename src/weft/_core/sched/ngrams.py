@@ -85,10 +85,10 @@ class Acceptance:
         if self._base is not None:
             self._base.count(n_matched, is_hit)
 
-    def forget(self, kept: float) -> None:
-        """Multiply the counts by `kept` (0 to 1), so that the rates approach the assumed ones."""
-        self._hits = [kept * hits for hits in self._hits]
-        self._trials = [kept * trials for trials in self._trials]
+    def decay(self, factor: float) -> None:
+        """Multiply the counts by a factor below 1, so that the rates approach the assumed ones."""
+        self._hits = [factor * hits for hits in self._hits]
+        self._trials = [factor * trials for trials in self._trials]
 
     def rate(self, n_matched: int) -> float:
         """Return the estimated acceptance of the token after a match of `n_matched` tokens."""
@@ -99,10 +99,10 @@ class Acceptance:
 
 
 class RunLookup:
-    """Draft tokens of one run by prompt lookup: the place in earlier text that its end repeats.
+    """Draft tokens of a run by prompt lookup: they followed the run's last tokens in earlier text.
 
-    It follows that text token by token as long as the run draws the same tokens. So it measures the
-    acceptance even while no drafts are verified.
+    The object follows the earlier text token by token as long as the run draws the same tokens. So
+    it measures the acceptance even while no drafts are verified.
     """
 
     __slots__ = (
@@ -156,7 +156,7 @@ class RunLookup:
             self._find()
 
     def _find(self) -> None:
-        """Set the source to the latest occurrence of the last n-gram, unless none is longer."""
+        """Use the latest occurrence of the last n-gram as source, unless it is a shorter match."""
         match = self._index.find(self._ids)
         if match is None:
             return

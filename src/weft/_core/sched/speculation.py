@@ -95,6 +95,7 @@ class StepCosts:
         return low + max(high - low, 0.0) * (n_tokens - below) / (above - below)
 
     def _aged(self, size: int) -> float:
+        """Return the measured seconds of a size, lower the older the measurement is."""
         age = self._n_steps - self._measured_at[size]
         return self._seconds[size] * max(1 - self._AGING * age, self._MIN_SHARE)
 
@@ -105,7 +106,7 @@ class BranchDrafts:
     A commit runs draft tokens after its token. A draft pays only if the next commits extend the
     same sequence, so `use` counts that for all branches of the LM.
 
-    owner: its tree has the text of the drafts.
+    owner: the `Speculation` that created these drafts; another one does not use them.
 
     depth: number of tokens of the path.
 
@@ -148,7 +149,7 @@ class BranchDrafts:
     def chances(self, forced: Sequence[bool]) -> list[float]:
         """Return, for each draft token, the probability that a commit uses it."""
         use = self._use.rate(self._LENGTH)
-        self._use.forget(_KEPT)
+        self._use.decay(_KEPT)
         return [use * chance for chance in self._lookup.chances(forced)]
 
 
@@ -255,7 +256,7 @@ class Speculation:
     ) -> dict[TokenSequence, Draft]:
         """Return the draft tokens to verify in the next step, for the rows that gain from them.
 
-        Forced tokens of runs need no draw without drafts either. So they do not count as speed.
+        A run executes forced tokens at once even without a draft. So drafts gain nothing by them.
 
         Args:
             rows: all runs and sequences of commits in the step, at most `MAX_RUNS`.

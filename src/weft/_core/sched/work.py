@@ -101,7 +101,7 @@ class Commit:
 
     samplers: draw the next token from the same step; None draws nothing.
 
-    The result is one `jobs.Committed` per sequence.
+    The result is one `commits.Committed` per sequence.
     """
 
     sequences: Sequence[TokenSequence]
