@@ -31,7 +31,7 @@ from weft.engines.torch.weights import experts as packed_experts  # noqa: E402
 from weft.engines.torch.weights import packed as packing  # noqa: E402
 from weft.engines.torch.weights.experts import PackedExperts, pack_experts  # noqa: E402
 from weft.engines.torch.weights.packed import PackedLinear  # noqa: E402
-from weft.engines.torch.weights.upcast import is_widened  # noqa: E402
+from weft.engines.torch.weights.upcast import is_upcast  # noqa: E402
 from weft.errors import ConfigError  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -53,7 +53,7 @@ def is_stored_once(layer: PackedLinear) -> bool:
 def packs_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pack float32 weights on every CPU, also where the engine would not."""
     for module in (packed_experts, packing, weight_layout):
-        monkeypatch.setattr(module, "is_unpacked", is_widened)
+        monkeypatch.setattr(module, "is_unpacked", is_upcast)
 
 
 @pytest.fixture
@@ -416,7 +416,7 @@ def test_packed_experts_give_the_same_logits_and_load_weights(
     first.save_pretrained(tmp_path / "model")
     model = TorchEngine.load(tmp_path / "model", packed_weights=True).model
     stacks = [n for n, _ in model.named_parameters() if "experts" in n and "bias" not in n]
-    assert bool(stacks) == is_widened(dtype)  # packed stacks are no parameters
+    assert bool(stacks) == is_upcast(dtype)  # packed stacks are no parameters
     twin = copy.deepcopy(model)
     for key, weight in first.state_dict().items():
         assert torch.equal(model.state_dict()[key], weight), key
@@ -480,47 +480,47 @@ def test_experts_with_wrong_packed_results_are_not_packed(monkeypatch: pytest.Mo
     assert not mixtures(model)
 
 
-@pytest.mark.parametrize("is_filled", [True, False])
+@pytest.mark.parametrize("is_padded", [True, False])
 @pytest.mark.parametrize("n_rows", [1, 2])
-def test_product_of_few_rows_equals_the_plain_product_filled_or_not(
-    is_filled: bool, n_rows: int, monkeypatch: pytest.MonkeyPatch
+def test_product_of_few_rows_equals_the_plain_product_padded_or_not(
+    is_padded: bool, n_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layer = torch.nn.Linear(96, 64)
     packed_layer = packing.pack_layer(layer, keep=False, few=0)
-    monkeypatch.setattr(packing, "_fills", {(torch.float32, n_rows): is_filled})
+    monkeypatch.setattr(packing, "_pads", {(torch.float32, n_rows): is_padded})
     x = torch.randn(n_rows, 96)
     with torch.inference_mode():
         torch.testing.assert_close(packed_layer(x), layer(x), atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("filled_s", "is_worth"), [(1.0, True), (1.2, False)])
-def test_products_of_all_shapes_decide_about_filling(
-    filled_s: float, is_worth: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("padded_s", "is_worth"), [(1.0, True), (1.2, False)])
+def test_products_of_all_shapes_decide_about_padding(
+    padded_s: float, is_worth: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A large layer that loses nothing by filling does not outweigh the small ones."""
     layers = [packing.pack_layer(torch.nn.Linear(32, n), keep=False, few=0) for n in (64, 32, 32)]
     now, own = [0.0], packing._product
 
     def product(x, weight, bias):
-        is_large, is_filled = len(weight) == 64, len(x) == 4
-        now[0] += (1.0 if is_large else filled_s) if is_filled else 1.0
+        is_large, is_padded = len(weight) == 64, len(x) == 4
+        now[0] += (1.0 if is_large else padded_s) if is_padded else 1.0
         return own(x, weight, bias)
 
-    monkeypatch.setattr(packing, "_fills", {})
+    monkeypatch.setattr(packing, "_pads", {})
     monkeypatch.setattr(packing, "_product", product)
     monkeypatch.setattr(packing.time, "perf_counter", lambda: now[0])
-    packing.time_filling(layers)
-    assert packing._fills == {(torch.float32, 1): is_worth, (torch.float32, 2): is_worth}
+    packing.time_padding(layers)
+    assert packing._pads == {(torch.float32, 1): is_worth, (torch.float32, 2): is_worth}
 
 
-def test_filling_is_timed_once_for_one_row_and_two(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_padding_is_timed_once_for_one_row_and_two(monkeypatch: pytest.MonkeyPatch) -> None:
     timed: list[int] = []
-    monkeypatch.setattr(packing, "_fills", {})
+    monkeypatch.setattr(packing, "_pads", {})
     monkeypatch.setattr(
-        packing, "_is_worth_filling", lambda weights, n_rows: timed.append(n_rows) or False
+        packing, "_is_padding_faster", lambda weights, n_rows: timed.append(n_rows) or False
     )
     layer = packing.pack_layer(torch.nn.Linear(96, 64), keep=False, few=0)
     for _ in range(2):
-        packing.time_filling([layer])
+        packing.time_padding([layer])
     assert timed == [1, 2]
-    assert packing._fills == {(torch.float32, 1): False, (torch.float32, 2): False}
+    assert packing._pads == {(torch.float32, 1): False, (torch.float32, 2): False}

@@ -1217,7 +1217,7 @@ def test_turn_fills_a_processor(size: int) -> None:
 @pytest.mark.parametrize(("are_neighbours", "every"), [(False, 1), (True, 1), (True, 2)])
 def test_turning_apart_fills_a_processor(size: int, every: int, *, are_neighbours: bool) -> None:
     """Of models whose own modules run."""
-    fixed = {"N_QUERIES": 32, "N_KEYS": 8, "DIM": size, "TURNED": size, "WIDTH": size}
+    fixed = {"N_QUERIES": 32, "N_KEYS": 8, "DIM": size, "ROTATED": size, "WIDTH": size}
     fixed |= {"ARE_NEIGHBOURS": are_neighbours, "EVERY": every}
     fixed |= {"PAD": size, "BM": 8, "num_warps": 4}
     result = compiled("paged.elementwise", "rotary_kernel", fixed)

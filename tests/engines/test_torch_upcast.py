@@ -37,7 +37,7 @@ def old_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU with no products of 16-bit numbers."""
     for module in (experts, weight_layout, packed):
         monkeypatch.setattr(module, "is_unpacked", lambda dtype: dtype in HALF)
-    monkeypatch.setattr(weight_layout, "is_widened", lambda dtype: dtype in HALF)
+    monkeypatch.setattr(weight_layout, "is_upcast", lambda dtype: dtype in HALF)
 
 
 def stored(model) -> list[PackedLinear]:
@@ -67,7 +67,7 @@ def test_product_is_that_of_float32_rounded_once(
         x = torch.randn(*rows, 2, generator=generator)[..., 0].to(dtype)
         for stored in (weight, weight.t().contiguous().t()):
             for given in (bias, None):
-                got = upcast.widened_product(x, stored, given)
+                got = upcast.upcast_product(x, stored, given)
                 wide = None if given is None else given.float()
                 want = F.linear(x.float(), weight.float(), wide).to(dtype)
                 assert (got.dtype, got.shape) == (dtype, want.shape)
@@ -190,7 +190,7 @@ def test_only_what_this_cpu_does_not_multiply_is_widened(monkeypatch: pytest.Mon
             patch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
             patch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: bf16)
             patch.setattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", lambda: False)
-            return [upcast.is_widened(d) for d in (torch.bfloat16, torch.float16, torch.float32)]
+            return [upcast.is_upcast(d) for d in (torch.bfloat16, torch.float16, torch.float32)]
 
     assert has("AVX2", bf16=False) == [True, True, False]
     assert has("AVX2", bf16=True) == [False, True, False]

@@ -75,7 +75,7 @@ class Probe:
         self.local_masks: list[Any] = []
         self.is_causal = True
 
-    def see(self, module: nn.Module, key: Tensor, value: Tensor, spec: AttentionSpec) -> None:
+    def record(self, module: nn.Module, key: Tensor, value: Tensor, spec: AttentionSpec) -> None:
         """Record one call of an attention module: its KV's shape and its parameters."""
         self.modules.append(module)
         self.specs.append(spec)
@@ -180,7 +180,7 @@ def attention(
         out = seat.call.step.attend(seat.layer, query, key, value, spec)
         return out.contiguous(), None  # models take views of it
     if seat.call.probe is not None:
-        seat.call.probe.see(module, key, value, spec)
+        seat.call.probe.record(module, key, value, spec)
     out, lse = attend_causal(
         query, key, value, spec, causal_bands(query.shape[2], spec.window, query)
     )

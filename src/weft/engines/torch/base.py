@@ -40,13 +40,13 @@ class TransformersEngine(Engine):
 
     Attributes:
         model: the engine's own copy of the modules.
-        brought: tokenizer from the model's own file; None if the tokenizer has files of its own.
+        file_tokenizer: tokenizer from the model's own file; None if it has files of its own.
         sampling: sampling parameters from the model's own file; None if it has none.
     """
 
     info: EngineInfo
     model: PreTrainedModel
-    brought: Tokenizer | None = None
+    file_tokenizer: Tokenizer | None = None
     sampling: SamplingParams | None = None
 
     def __init__(
@@ -115,7 +115,7 @@ class TransformersEngine(Engine):
 
     def tokenizer(self) -> Tokenizer | None:
         """Return the tokenizer of the model's own file (GGUF); None if it has files of its own."""
-        return self.brought
+        return self.file_tokenizer
 
     def sampling_defaults(self) -> SamplingParams | None:
         """Return the sampling parameters of the model's own file; None if it has none."""

@@ -150,6 +150,8 @@ def _plain_logits(model: PreTrainedModel, paths: Tensor, every: int = 1) -> Tens
 def check_tree(engine: TorchEngine, own: PlainOutputs) -> None:
     """Run the check tree, and the long path if there is one; compare with the model's own forward.
 
+    own: outputs of that forward.
+
     Raises: PrefixCachingUnsupported if they differ: the model does something that the attention
     hook does not support, or a kernel is wrong on this device.
     """

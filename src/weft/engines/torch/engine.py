@@ -217,7 +217,7 @@ class TorchEngine(TransformersEngine):
                 graphs=graphs,
                 reproducible=reproducible,
             )
-            engine.brought, engine.sampling = file.tokenizer, file.sampling
+            engine.file_tokenizer, engine.sampling = file.tokenizer, file.sampling
             return engine
         model, fingerprint = load_model(
             Path(source),

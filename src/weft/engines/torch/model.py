@@ -264,9 +264,10 @@ def _no_warning(*args: Any, **kwargs: Any) -> None:
 
 
 class Head(nn.Module):
-    """The part of a causal LM after its base model, with final scaling and soft-caps.
+    """A causal LM whose base model and output head run separately.
 
-    It is a shallow copy of the model, whose base model returns given hidden states.
+    The head includes final scaling and soft-caps. It is a shallow copy of the model, in which a
+    module that returns given hidden states replaces the base model.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:

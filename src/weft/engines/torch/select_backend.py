@@ -110,7 +110,7 @@ def check_kernels(device: torch.device, why: str) -> None:
 
 
 def check_reproducible(reproducible: bool, kv: KVChoice) -> None:
-    """Raise ConfigError if `reproducible` is not a bool, or needs another `kv`."""
+    """Raise ConfigError if `reproducible` is not a bool, or is True with kv="paged"."""
     check_choice("reproducible", reproducible, (True, False))
     if reproducible and kv == "paged":
         raise ConfigError('reproducible=True needs padded KV; leave kv="paged" out')

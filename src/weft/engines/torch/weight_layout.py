@@ -23,9 +23,9 @@ from .paged.capture import capturing
 from .weights.experts import pack_experts
 from .weights.layer_trace import called_layers, shared_input_groups
 from .weights.memory import MappedFiles, release_heap
-from .weights.packed import TOLERANCE, PackedLinear, can_pack, pack_layer, time_filling
+from .weights.packed import TOLERANCE, PackedLinear, can_pack, pack_layer, time_padding
 from .weights.unpacked import is_unpacked
-from .weights.upcast import is_widened
+from .weights.upcast import is_upcast
 
 _log = logging.getLogger("weft.engines.torch")
 
@@ -62,7 +62,7 @@ def upcast_on_use(model: PreTrainedModel) -> None:
 
     The weights stay in place, and are in memory once.
     """
-    if is_widened(model.dtype):
+    if is_upcast(model.dtype):
         pack(model, keep=True, twice=False)
 
 
@@ -127,7 +127,7 @@ def pack(model: PreTrainedModel, *, keep: bool, few: int = 0, twice: bool = True
     if by_shape and not few:
         smallest = min(map(math.prod, by_shape))
         limit = max(_TIMED_NUMBERS, smallest)
-        time_filling([each for shape, each in by_shape.items() if math.prod(shape) <= limit])
+        time_padding([each for shape, each in by_shape.items() if math.prod(shape) <= limit])
     if n_twice:
         _log.info(
             "%d MB of the weights of %s are in memory twice, unpacked and packed for oneDNN;"
@@ -173,7 +173,7 @@ def _linear_layers(model: PreTrainedModel) -> list[tuple[nn.Module, str]]:
 
 
 def _is_bare(layer: nn.Module) -> bool:
-    """Return True if a layer is its weight and bias, without hooks or a replaced forward."""
+    """Return True if a layer has only plain parameters, no hooks, and no replaced `forward`."""
     parameters = [each for each in layer._parameters.values() if each is not None]
     return (
         all(is_plain_weight(each, (*TOLERANCE,)) for each in parameters)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..kv_backend import AttentionStep, GatedActivation, MoEWeights
-from ..weights.experts import is_grouped, is_open, is_stack, of_each, up_of
+from ..weights.experts import first_stack_name, is_grouped, is_replaceable, is_stack, swap_layout
 from .activations import gate_of, gated, is_bare
 from .patching import patch_forward
 from .probing import DTYPES, is_near, rows_of_sizes
@@ -39,8 +39,8 @@ class _ExpertOps(NamedTuple):
         elif isinstance(self.act, nn.Module) and not is_bare(self.act):
             return None
         return MoEWeights(
-            of_each(module, up),
-            of_each(module, down),
+            swap_layout(module, up),
+            swap_layout(module, down),
             parameters.get(f"{self.up}_bias"),
             parameters.get("down_proj_bias"),
             self.gate,
@@ -80,13 +80,15 @@ def _recognize(module: Any, dtype: torch.dtype) -> _ExpertOps | None:
 
     None unless it computes two products per expert and the weighted sum. dtype: of its inputs.
     """
-    if not is_open(module) or dtype not in DTYPES or "forward" in module.__dict__:
+    if not is_replaceable(module) or dtype not in DTYPES or "forward" in module.__dict__:
         return None
     if module.__dict__.get("has_post_expert_norm") or module._parameters["down_proj"].is_meta:
         return None
     gate = gate_of(module._apply_gate) if module.has_gate else None
     for candidate in (gate, None) if gate else (None,):
-        form = _ExpertOps(up_of(module), candidate, getattr(module, "act_fn", None), dtype)
+        form = _ExpertOps(
+            first_stack_name(module), candidate, getattr(module, "act_fn", None), dtype
+        )
         if _matches(module, form):
             return form
     return None

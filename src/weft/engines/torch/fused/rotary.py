@@ -85,7 +85,10 @@ def fuse_rotary(model: nn.Module, call: ForwardContext, dtype: torch.dtype) -> i
 def _patched_class(
     kind: type[nn.Module], call: ForwardContext, dtype: torch.dtype
 ) -> type[nn.Module] | None:
-    """Return a subclass that uses the step's rotary kernel; None: `kind` has no such call."""
+    """Return a subclass of an attention class that uses the step's rotary kernel.
+
+    None if `kind.forward` does not call a rotary function with a known formula.
+    """
     own: Any = kind.forward
     caller = _caller(own)
     plain = None if caller is None else caller.__globals__.get(_NAME)

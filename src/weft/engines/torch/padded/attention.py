@@ -42,7 +42,7 @@ def attend(
         Output [B, K, Q, Dv] and log-sum-exp float32 [B, K, Q]; zeros and -inf for a dead query.
     """
     if is_fused(q, v, spec):
-        return _fused(q, k, v, spec.scale, mask)
+        return _attend_fused(q, k, v, spec.scale, mask)
     return plain(q, k, v, spec, mask)
 
 
@@ -153,10 +153,10 @@ def is_fused(q: Tensor, v: Tensor, spec: AttentionSpec) -> bool:
     return q.device.type == "cpu" and spec.softcap is None and q.shape[-1] == v.shape[-1]
 
 
-def _fused(
+def _attend_fused(
     q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Mask | None
 ) -> tuple[Tensor, Tensor]:
-    """Compute `attend` by PyTorch's fused operation. scale: factor of the scores."""
+    """Compute `attend` by PyTorch's flash attention for CPUs. scale: factor of the scores."""
     # NOTE: the one CPU operation of PyTorch that also returns the log-sum-exp has a private name;
     # tests/engines/test_torch_attend.py compares it with `plain`.
     n_queries = q.shape[2]

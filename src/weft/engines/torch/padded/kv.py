@@ -182,7 +182,7 @@ class PaddedKVPool(PaddedPool[PaddedKVFragment, TorchTailBuffer], KVBackend):
 
     def settle(self, fragment: Fragment) -> None:
         """Release unused capacity of a fragment that will not grow soon."""
-        if self.single_sequence is not None and self.single_sequence.is_of(fragment):
+        if self.single_sequence is not None and self.single_sequence.appends_to(fragment):
             self.single_sequence = None
         super().settle(fragment)
 
@@ -423,8 +423,8 @@ class SingleSequenceCache:
         is_complete = row.position == self.n < self.room
         return is_complete and row.prefix is path and row.kv_out is dest
 
-    def is_of(self, fragment: Fragment) -> bool:
-        """Return True if new slots belong to this fragment, too."""
+    def appends_to(self, fragment: Fragment) -> bool:
+        """Return True if new slots of this sequence also go to this fragment."""
         return self._row[1] is fragment
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:

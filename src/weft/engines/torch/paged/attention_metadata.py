@@ -426,8 +426,8 @@ class TreeAttentionMetadata:
             self._tiled[group] = tiled
         n_cut = len(tiled.items)
         items = np.concatenate([tiled.items, packed])
-        items[:n_cut, START] = segments[:, START].take(tiled.of)
-        items[:n_cut, N_ROWS] = n_rows.take(tiled.of)
+        items[:n_cut, START] = segments[:, START].take(tiled.segment_of_item)
+        items[:n_cut, N_ROWS] = n_rows.take(tiled.segment_of_item)
         items[n_cut:, N_ROWS] *= group
         items[n_cut:, M0] = 0
         items[:, LIMIT] = 0

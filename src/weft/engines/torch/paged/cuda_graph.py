@@ -201,7 +201,9 @@ class CudaGraphRunner:
         try:
             captured.replay()
         except RuntimeError as error:
-            self._has_failed(f"a captured step of {buffers.key.n_tokens} tokens", "replayed", error)
+            self._handle_failure(
+                f"a captured step of {buffers.key.n_tokens} tokens", "replayed", error
+            )
             self.n_eager += 1
             return self._run(body, ids, step)
         self.n_replayed += 1
@@ -311,14 +313,14 @@ class CudaGraphRunner:
         try:
             captured = self._record(lambda: self._run(body, buffers.ids, buffers))
         except Exception as error:
-            self._has_failed(f"a step of {key.n_tokens} tokens", "captured", error)
+            self._handle_failure(f"a step of {key.n_tokens} tokens", "captured", error)
             return None
         self.n_captured += 1
         self.capture_s += time.perf_counter() - start
         self._graphs[key] = buffers, captured
         return buffers, captured
 
-    def _has_failed(self, what: str, done: str, error: Exception) -> None:
+    def _handle_failure(self, what: str, done: str, error: Exception) -> None:
         """Handle a failed capture or replay: drop all graphs.
 
         After a few failures in a row, steps are not captured any more.

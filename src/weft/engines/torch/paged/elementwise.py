@@ -166,7 +166,7 @@ def rotary_kernel(
     N_QUERIES: tl.constexpr,
     N_KEYS: tl.constexpr,
     DIM: tl.constexpr,
-    TURNED: tl.constexpr,
+    ROTATED: tl.constexpr,
     ARE_NEIGHBOURS: tl.constexpr,
     EVERY: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -190,21 +190,21 @@ def rotary_kernel(
         even, odd = tl.split(tl.reshape(x, (BM, PAD // 2, 2)))
         pair = tl.reshape(tl.join(-odd, even), (BM, PAD))
     else:
-        other = tl.where(d < TURNED, (d + TURNED // 2) % TURNED, d)
+        other = tl.where(d < ROTATED, (d + ROTATED // 2) % ROTATED, d)
         pair = tl.load(query + other[None, :], mask=is_query, other=0.0).to(tl.float32)
         pair += tl.load(key + other[None, :], mask=is_key, other=0.0).to(tl.float32)
-        pair = tl.where(d < TURNED // 2, -1.0, 1.0)[None, :] * pair
+        pair = tl.where(d < ROTATED // 2, -1.0, 1.0)[None, :] * pair
     place = (token * cos_stride)[:, None]
     if EVERY == 2:
         each = tl.arange(0, PAD // 2)
-        has_angle = (row < n_rows)[:, None] & (each < TURNED // 2)[None, :]
+        has_angle = (row < n_rows)[:, None] & (each < ROTATED // 2)[None, :]
         cos = tl.load(cos_ptr + place + each[None, :], mask=has_angle, other=1.0).to(tl.float32)
         sin = tl.load(sin_ptr + place + each[None, :], mask=has_angle, other=0.0).to(tl.float32)
         cos = tl.reshape(tl.join(cos, cos), (BM, PAD))
         sin = tl.reshape(tl.join(sin, sin), (BM, PAD))
     else:
         place += (d % WIDTH)[None, :]
-        has_angle = (row < n_rows)[:, None] & (d < TURNED)[None, :]
+        has_angle = (row < n_rows)[:, None] & (d < ROTATED)[None, :]
         cos = tl.load(cos_ptr + place, mask=has_angle, other=1.0).to(tl.float32)
         sin = tl.load(sin_ptr + place, mask=has_angle, other=0.0).to(tl.float32)
     turned = x * cos + pair * sin
@@ -332,7 +332,7 @@ def rotary_angles(
 
 def rotary_and_store_kv(
     heads: Tensor,
-    turn: RotaryArgs,
+    rotary: RotaryArgs,
     slots: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -344,26 +344,26 @@ def rotary_and_store_kv(
     Returns the queries, [T, H, D].
     """
     n_tokens, n_heads, size = heads.shape
-    query = heads.new_empty(n_tokens, turn.n_queries, size)
+    query = heads.new_empty(n_tokens, rotary.n_queries, size)
     n_each = _HEADS * (_INTERPRETED if is_interpreted() else 1)
     with torch.cuda.device_of(heads):
         rotary_and_store_kv_kernel[(triton.cdiv(n_tokens * n_heads, n_each),)](
             heads,
-            turn.rotary_angles,
-            heads if turn.query_norm is None else turn.query_norm,
-            heads if turn.key_norm is None else turn.key_norm,
+            rotary.rotary_angles,
+            heads if rotary.query_norm is None else rotary.query_norm,
+            heads if rotary.key_norm is None else rotary.key_norm,
             slots,
             query,
             keys,
             values,
             n_tokens * n_heads,
-            turn.eps,
-            N_QUERIES=turn.n_queries,
+            rotary.eps,
+            N_QUERIES=rotary.n_queries,
             N_KV=keys.shape[1],
             DIM=size,
             PAD=padded(size),
             BM=n_each,
-            HAS_NORMS=turn.query_norm is not None,
+            HAS_NORMS=rotary.query_norm is not None,
             num_warps=4,
         )
     return query
@@ -447,7 +447,7 @@ def apply_rotary(
             N_QUERIES=n_each[0],
             N_KEYS=sum(n_each[1:]),
             DIM=size,
-            TURNED=pairs.n,
+            ROTATED=pairs.n,
             ARE_NEIGHBOURS=pairs.are_neighbours,
             EVERY=pairs.every,
             WIDTH=cos.shape[2],
@@ -461,10 +461,10 @@ def apply_rotary(
 class RowLayout(NamedTuple):
     """Strides of the rows of a tensor [..., E], along at most two axes."""
 
-    n: int
-    n_inner: int
-    outer_stride: int
-    inner_stride: int
+    n: int  # number of rows
+    n_inner: int  # rows along the inner axis; n / n_inner along the outer one
+    outer_stride: int  # elements between rows that are adjacent on the outer axis
+    inner_stride: int  # elements between rows that are adjacent on the inner axis
 
     @classmethod
     def from_tensor(cls, x: Tensor) -> RowLayout | None:

@@ -34,21 +34,21 @@ def copy_inputs_kernel(
     position_ptr,
     to_id_ptr,
     to_slot_ptr,
-    to_place_ptr,
-    to_position_ptr,
+    to_position32_ptr,
+    to_position64_ptr,
     n_tokens,
     BT: tl.constexpr,
 ):
-    """Copy a step's token ids, slots and positions."""
+    """Copy a step's token ids, slots (as int64) and positions (as int32 and as int64)."""
     token = tl.program_id(0) * BT + tl.arange(0, BT)
     is_token = token < n_tokens
-    known = tl.load(id_ptr + token, mask=is_token, other=0)
+    ids = tl.load(id_ptr + token, mask=is_token, other=0)
     slot = tl.load(slot_ptr + token, mask=is_token, other=0)
     position = tl.load(position_ptr + token, mask=is_token, other=0)
-    tl.store(to_id_ptr + token, known, mask=is_token)
+    tl.store(to_id_ptr + token, ids, mask=is_token)
     tl.store(to_slot_ptr + token, slot.to(tl.int64), mask=is_token)
-    tl.store(to_place_ptr + token, position, mask=is_token)
-    tl.store(to_position_ptr + token, position.to(tl.int64), mask=is_token)
+    tl.store(to_position32_ptr + token, position, mask=is_token)
+    tl.store(to_position64_ptr + token, position.to(tl.int64), mask=is_token)
 
 
 def advance_slots(positions: Tensor, n_on: int, bases: Tensor, table: Tensor) -> Tensor:

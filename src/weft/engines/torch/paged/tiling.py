@@ -57,13 +57,13 @@ class TiledWork(NamedTuple):
     Attributes:
         n_tiles: of `tiles_of`.
         items: [n, ITEM_FIELDS].
-        of: segment number of each item.
+        segment_of_item: segment number of each item.
         n_each: number of items of each class of TILES.
     """
 
     n_tiles: Ints
     items: Ints
-    of: Ints
+    segment_of_item: Ints
     n_each: list[int]
 
 
@@ -82,8 +82,8 @@ def tile_work(segments: Ints, n_tiles: Ints, chunk: int) -> TiledWork:
     m0 = first_rows[entry] + sizes[entry] * _numbers_within(n_tiles.ravel())
     segment_of_tile = segment_numbers[entry]
     chunks = segments[segment_of_tile, CHUNKS]
-    of, number = segment_of_tile.repeat(chunks), _numbers_within(chunks)
-    items, skipped = segments.take(of, 0), number * chunk
+    segment_of_item, number = segment_of_tile.repeat(chunks), _numbers_within(chunks)
+    items, skipped = segments.take(segment_of_item, 0), number * chunk
     is_last = number == items[:, CHUNKS] - 1
     items[:, AT] += skipped
     items[:, N] = np.where(is_last, items[:, N] - skipped, chunk)
@@ -91,7 +91,8 @@ def tile_work(segments: Ints, n_tiles: Ints, chunk: int) -> TiledWork:
     items[:, BEFORE] += number
     items[:, M0] = m0.repeat(chunks)
     ends = np.concatenate([[0], chunks.cumsum()])[n_tiles.sum(1).cumsum()]
-    return TiledWork(n_tiles, items, of, np.diff(ends, prepend=0).tolist())
+    n_each = np.diff(ends, prepend=0).tolist()
+    return TiledWork(n_tiles, items, segment_of_item, n_each)
 
 
 def _numbers_within(counts: Ints) -> Ints:

@@ -94,13 +94,13 @@ class StateCache:
         is_only_user: no other group of this forward uses the batch.
         """
         if batch not in self._batches:  # evicted meanwhile
-            return selected(batch.cache, rows)
+            return select_rows(batch.cache, rows)
         is_complete = list(rows) == list(range(len(batch.keys)))
         if is_only_user and is_complete and not batch.is_full_run:
             self._evict(batch)
             return batch.cache
         self._batches.move_to_end(batch)
-        return selected(batch.cache, rows)
+        return select_rows(batch.cache, rows)
 
     def make_room(self, n_bytes: int) -> None:
         """Evict the least recently used batches until `n_bytes` fit."""
@@ -126,7 +126,7 @@ class StateCache:
                 del self._states[key]
 
 
-def selected(cache: Cache, rows: Sequence[int]) -> Cache:
+def select_rows(cache: Cache, rows: Sequence[int]) -> Cache:
     """Return a cache of these rows of another one, in this order, with repetitions.
 
     It uses Transformers' reordering of beams; the layers of the original do not change.

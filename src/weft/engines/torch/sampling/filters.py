@@ -72,16 +72,16 @@ def _penalised(logits: Tensor, tensors: SamplingTensors, penalised: Tensor) -> T
     return logits.scatter(1, ids, torch.where(counts < 0, given, pushed.clamp(max=_HUGE)))
 
 
-def left_of_typical(logits: Tensor, tensors: SamplingTensors) -> Tensor:
-    """Return logits with -inf for tokens that filters drop in rows with typical_p.
+def drop_by_filters(logits: Tensor, tensors: SamplingTensors) -> Tensor:
+    """Apply all filters to the rows with typical_p: -inf replaces the logits of dropped tokens.
 
     logits: float32 [B, V], edited; not modified.
     """
     rows = tensors.typical
-    few = some(logits, rows)
+    few = select_rows(logits, rows)
     ids, heights, _ = ranking(few, tensors, rows, logits.shape[1])
     values = few.gather(1, ids).masked_fill(heights.isneginf(), -torch.inf)
-    return put(logits, rows, torch.full_like(few, -torch.inf).scatter(1, ids, values))
+    return replace_rows(logits, rows, torch.full_like(few, -torch.inf).scatter(1, ids, values))
 
 
 class Ranking(NamedTuple):
@@ -107,13 +107,18 @@ def ranking(logits: Tensor, tensors: SamplingTensors, rows: Tensor | None, depth
         rows: numbers of the samplers of these rows; None for all.
         depth: number of tokens to rank per row.
     """
-    keys = (_ordered(logits) << 32) | (_ID - torch.arange(logits.shape[1], device=logits.device))
+    keys = (_sortable(logits) << 32) | (_ID - torch.arange(logits.shape[1], device=logits.device))
     best = keys.topk(depth, dim=1).values  # of equals the lower id is the larger key
     ids = _ID - (best & _ID)
     values = logits.gather(1, ids).double()
-    early, late = some(tensors.early, rows)[:, None], some(tensors.late, rows)[:, None]
+    early, late = (
+        select_rows(tensors.early, rows)[:, None],
+        select_rows(tensors.late, rows)[:, None],
+    )
     below = (values - values[:, :1]) / early
-    filters = {name: some(filter_, rows)[:, None] for name, filter_ in tensors.filters.items()}
+    filters = {
+        name: select_rows(filter_, rows)[:, None] for name, filter_ in tensors.filters.items()
+    }
     k = filters["top_k"]
     kept = (torch.arange(depth, device=ids.device) < k) | (k == 0)
     below = below.masked_fill(~kept, -torch.inf)
@@ -150,17 +155,17 @@ def _typical(ids: Tensor, below: Tensor, share: Tensor) -> Tensor:
     return torch.empty_like(wanted).scatter_(1, order, wanted)
 
 
-def _ordered(logits: Tensor) -> Tensor:
+def _sortable(logits: Tensor) -> Tensor:
     """Map logits to integers of the same order: int64, within 32 bits."""
     bits = (logits + 0.0).view(torch.int32)  # -0 becomes 0
     return torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
 
 
-def some(values: Tensor, rows: Tensor | None) -> Tensor:
-    """Return selected rows of values; None: all."""
+def select_rows(values: Tensor, rows: Tensor | None) -> Tensor:
+    """Return some rows of a tensor; None: all rows."""
     return values if rows is None else values.index_select(0, rows)
 
 
-def put(into: Tensor, rows: Tensor | None, values: Tensor) -> Tensor:
-    """Return `into` with replaced values of selected rows; None: of all rows."""
-    return values if rows is None else into.index_copy(0, rows, values)
+def replace_rows(tensor: Tensor, rows: Tensor | None, values: Tensor) -> Tensor:
+    """Return a tensor with other values in some rows; None: in all rows."""
+    return values if rows is None else tensor.index_copy(0, rows, values)

@@ -240,9 +240,9 @@ def reduce_row_kernel(
 
 
 @triton.jit
-def bits_of(figure):
+def bits_of(value):
     """Return the bits of a value as float32, in an int64."""
-    return figure.to(tl.float32).to(tl.int32, bitcast=True).to(tl.int64)
+    return value.to(tl.float32).to(tl.int32, bitcast=True).to(tl.int64)
 
 
 class SampleArgs(NamedTuple):
@@ -285,7 +285,7 @@ class SampleArgs(NamedTuple):
             left, allowed = filters.edited(index.of(logits).float(), tensors), None
             rows = torch.arange(len(left), device=left.device)
         if tensors.typical is not None:
-            left = filters.left_of_typical(left, tensors)
+            left = filters.drop_by_filters(left, tensors)
         edges = None
         if tensors.cut:
             edges = find_cutoffs(left, rows, tensors.early, allowed=allowed, **tensors.cut)
@@ -294,50 +294,50 @@ class SampleArgs(NamedTuple):
         return cls(logits, index.rows, *by, left=left, left_rows=rows, edges=edges)
 
 
-def draw_tokens(chances: SampleArgs, *, kept: bool = False) -> Tensor:
+def draw_tokens(args: SampleArgs, *, kept: bool = False) -> Tensor:
     """Sample one token a sampler in two launches, without waiting.
 
     Returns int64 [3, B]: ids, and the float32 bits of logprobs and entropies; with `kept`, a fourth
-    line `DrawResult.kept`. Samplers without any token left get NOTHING, those with logits that are
+    row `DrawResult.kept`. Samplers without any token left get NOTHING, those with logits that are
     not numbers BROKEN; their other values are undefined.
     """
-    raw, n = chances.raw, len(chances.rows)
+    raw, n = args.raw, len(args.rows)
     n_tiles = triton.cdiv(raw.shape[1], GROUP_SIZE * GROUP_SIZE)
     out = torch.empty((4 if kept else 3, n), dtype=torch.int64, device=raw.device)
     if not n:
         return out
     moments = torch.empty((n, 5, n_tiles), dtype=torch.float32, device=raw.device)
     best = torch.empty((n, n_tiles), dtype=torch.int32, device=raw.device)
-    left = raw if chances.left is None else chances.left
-    left_rows = chances.rows if chances.left_rows is None else chances.left_rows
-    by = (chances.streams, chances.positions, chances.greedy, chances.early, chances.late)
-    has_left = chances.left is not None
+    left = raw if args.left is None else args.left
+    left_rows = args.rows if args.left_rows is None else args.left_rows
+    by = (args.streams, args.positions, args.greedy, args.early, args.late)
+    has_left = args.left is not None
     with torch.cuda.device_of(raw):
         sample_tile_kernel[(n * n_tiles,)](
             raw,
             left,
-            chances.rows,
+            args.rows,
             left_rows,
-            best if chances.allowed is None else chances.allowed,
-            *((moments, chances.rows) if chances.edges is None else chances.edges),
+            best if args.allowed is None else args.allowed,
+            *((moments, args.rows) if args.edges is None else args.edges),
             *by,
             moments,
             best,
             raw.stride(0),
             left.stride(0),
-            0 if chances.allowed is None else chances.allowed.shape[1],
+            0 if args.allowed is None else args.allowed.shape[1],
             N_VOCAB=raw.shape[1],
             N_TILES=n_tiles,
             HAS_LEFT=has_left,
-            HAS_MASK=chances.allowed is not None,
-            HAS_EDGE=chances.edges is not None,
+            HAS_MASK=args.allowed is not None,
+            HAS_EDGE=args.edges is not None,
             HAS_KEPT=kept,
             num_warps=8,
         )
         reduce_row_kernel[(n,)](
             raw,
             left,
-            chances.rows,
+            args.rows,
             left_rows,
             *by,
             moments,

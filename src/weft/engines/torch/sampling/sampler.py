@@ -196,7 +196,11 @@ class TorchSampler:
     def _sample_block(
         self, logits: Tensor, tensors: SamplingTensors, rows: RowIndex, *, kept: bool
     ) -> Tensor:
-        """Sample for a block of samplers; return the packed result: int64 [n, B]."""
+        """Sample for a block of samplers; return the packed result: int64 [n, B].
+
+        tensors: parameters of the block. rows: the logits rows that they read. kept: as for
+        `draw_tokens`.
+        """
         assert self._kernels is not None
         args = self._kernels.SampleArgs.from_tensors(logits, rows, tensors)
         result: Tensor = self._kernels.draw_tokens(args, kept=kept)

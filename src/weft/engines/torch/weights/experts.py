@@ -42,7 +42,7 @@ class PackedExperts(nn.Module):
             result: Tensor = own(hidden, chosen, shares)
             return result
         self._repack_changed()
-        up_name = up_of(self)
+        up_name = first_stack_name(self)
         ids, order = chosen.reshape(-1).sort(stable=True)
         rows = hidden[order // chosen.shape[1]]
         outputs = torch.zeros_like(rows)  # also for experts of other devices
@@ -82,7 +82,7 @@ class PackedExperts(nn.Module):
 
     def _pack(self, name: str, stack: Tensor) -> None:
         """Pack each expert's weight of a stack."""
-        weights = of_each(self, stack)
+        weights = swap_layout(self, stack)
         is_in_place = is_unpacked(stack.dtype)
         self._packed[name] = [each if is_in_place else packed(each) for each in weights]
 
@@ -92,7 +92,7 @@ class PackedExperts(nn.Module):
             if name not in self._versions:
                 with torch.inference_mode():
                     dense = torch.stack([weight.to_dense() for weight in weights])
-                    destination[prefix + name] = of_each(self, dense)
+                    destination[prefix + name] = swap_layout(self, dense)
         super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
@@ -127,7 +127,7 @@ def pack_experts(model: nn.Module, *, keep: bool, twice: bool = True) -> tuple[i
     modules = [module for module in model.modules() if _can_be_packed(module)]
     if not twice:
         modules = [module for module in modules if not _bytes_copied(module)]
-    if not modules or not all(_is_right(module) for module in _one_of_each(modules)):
+    if not modules or not all(_is_correct(module) for module in _one_of_each(modules)):
         return 0, 0
     n_bytes = sum(map(_bytes_copied, modules))
     for module in modules:
@@ -137,7 +137,9 @@ def pack_experts(model: nn.Module, *, keep: bool, twice: bool = True) -> tuple[i
 
 def _bytes_copied(module: nn.Module) -> int:
     """Return the bytes of a mixture's stacks that packing copies."""
-    stacks: list[Any] = [module._parameters[name] for name in (up_of(module), "down_proj")]
+    stacks: list[Any] = [
+        module._parameters[name] for name in (first_stack_name(module), "down_proj")
+    ]
     return sum(stack.nbytes for stack in stacks if not is_unpacked(stack.dtype))
 
 
@@ -145,7 +147,7 @@ def _mix_in(module: Any, *, keep: bool) -> None:
     """Replace a module's class by one with `PackedExperts`, and pack its weights."""
     module.__dict__.update(_packed={}, _versions={})
     module.__class__ = _packed_class(type(module))
-    for name in (up_of(module), "down_proj"):
+    for name in (first_stack_name(module), "down_proj"):
         stack = module._parameters[name]
         module._pack(name, stack.detach())
         if keep or is_unpacked(stack.dtype):
@@ -164,7 +166,7 @@ def _packed_class(kind: type[nn.Module]) -> type[nn.Module]:
     return _PACKED_CLASSES[kind]
 
 
-def is_open(module: Any) -> bool:
+def is_replaceable(module: Any) -> bool:
     """Return True for a module of experts that supports other implementations and does nothing
     else.
     """
@@ -174,7 +176,7 @@ def is_open(module: Any) -> bool:
         return False
     if _implementation_of(module) not in ("grouped_mm", "eager"):
         return False  # the user selected an implementation
-    stacks = [module._parameters.get(name) for name in (up_of(module), "down_proj")]
+    stacks = [module._parameters.get(name) for name in (first_stack_name(module), "down_proj")]
     return not module.__dict__.get("_is_expert_parallel") and all(map(is_stack, stacks))
 
 
@@ -196,7 +198,7 @@ def is_stack(weight: Any) -> bool:
 
 def _can_be_packed(module: Any) -> bool:
     """Return True for a module of experts without hooks that supports other implementations."""
-    return is_open(module) and not (module._forward_hooks or module._forward_pre_hooks)
+    return is_replaceable(module) and not (module._forward_hooks or module._forward_pre_hooks)
 
 
 def _one_of_each(modules: list[nn.Module]) -> list[nn.Module]:
@@ -205,18 +207,18 @@ def _one_of_each(modules: list[nn.Module]) -> list[nn.Module]:
 
 
 @torch.inference_mode()
-def _is_right(module: Any) -> bool:
+def _is_correct(module: Any) -> bool:
     """Return True if packed experts agree with the module, for some rows and experts."""
-    up, down = (module._parameters[name] for name in (up_of(module), "down_proj"))
-    if not all(can_pack(of_each(module, stack)[0]) for stack in (up, down)):
+    up, down = (module._parameters[name] for name in (first_stack_name(module), "down_proj"))
+    if not all(can_pack(swap_layout(module, stack)[0]) for stack in (up, down)):
         return False
-    n_used, width = min(len(down), 2 * _N_ROWS), of_each(module, down).shape[1]
+    n_used, width = min(len(down), 2 * _N_ROWS), swap_layout(module, down).shape[1]
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(_N_ROWS, width, generator=generator).to(down.dtype)
     chosen = torch.arange(2 * _N_ROWS).view(-1, 2) % n_used
     shares = torch.rand(_N_ROWS, 2, generator=generator).to(down.dtype)
     few = copy.copy(module)
-    used = {up_of(module): up[:n_used], "down_proj": down[:n_used]}
+    used = {first_stack_name(module): up[:n_used], "down_proj": down[:n_used]}
     few.__dict__.update(_parameters=module._parameters | used)
     try:
         want = module(rows, chosen, shares).float()
@@ -228,11 +230,11 @@ def _is_right(module: Any) -> bool:
     return bool(error <= TOLERANCE[down.dtype] * want.square().mean().sqrt().clamp_min(1e-30))
 
 
-def up_of(module: nn.Module) -> str:
+def first_stack_name(module: nn.Module) -> str:
     """Return the name of a mixture's first stack of weights, such as "gate_up_proj"."""
     return _UP[0] if module.__dict__["has_gate"] else _UP[1]
 
 
-def of_each(module: nn.Module, stack: Tensor) -> Tensor:
+def swap_layout(module: nn.Module, stack: Tensor) -> Tensor:
     """Convert a stack to [experts, out, in], or back: transposed stacks are transposed."""
     return stack.transpose(1, 2) if module.__dict__["is_transposed"] else stack

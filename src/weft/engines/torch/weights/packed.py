@@ -20,11 +20,11 @@ from .upcast import multiplies
 # oneDNN packs for a row count; the layout for one row is slower even for one row.
 _ROWS = 32
 # On many processors a oneDNN product of one or two rows takes 1 to 1.5 times as long as one of four
-# rows; three rows do not. Filled rows are also bit-equal to rows of larger products.
-_FEW_ROWS, _FILLED_ROWS = 2, 4
-_WORTH_FILLING = 1.05  # filling may cost this much of the unfilled products' time
+# rows; three rows do not. Padded rows are also bit-equal to rows of larger products.
+_FEW_ROWS, _PADDED_ROWS = 2, 4
+_MAX_PADDING_COST = 1.05  # padding may cost this much of the unpadded time
 _TIMED_ROUNDS = 6
-_fills: dict[tuple[torch.dtype, int], bool] = {}  # (dtype, rows): timed once a process
+_pads: dict[tuple[torch.dtype, int], bool] = {}  # (dtype, rows): timed once a process
 _PACKED = torch.float32, torch.bfloat16  # oneDNN's float16 has not been measured
 # Root-mean-square error of a packed product, relative to its spread.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-3}
@@ -33,9 +33,9 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 class PackedLinear(nn.Linear):
     """A linear layer with a packed weight, and with or without the original one.
 
-    With the original weight, writes to it count. Without it, `weight` is a copy created on
-    access and rejects writes. Weights that are loaded into the layer are packed. A weight that
-    is not packed on this CPU is used in place.
+    A layer with the original weight packs it again after in-place writes. Without the original,
+    `weight` is a copy created on access and rejects writes. Weights that are loaded into the layer
+    are packed. A weight that is not packed on this CPU is used in place.
     """
 
     def __init__(self, layer: nn.Linear | Conv1D, *, keep: bool, few: int = 0) -> None:
@@ -99,7 +99,7 @@ class PackedLinear(nn.Linear):
 
     @staticmethod
     def _transposed(weight: Tensor) -> Tensor:
-        """Return the layer's form of a weight as [out, in], and the reverse."""
+        """Convert a weight between the layer's own layout and [out, in]; here they are equal."""
         return weight
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -128,7 +128,7 @@ class PackedConv1D(PackedLinear):
 
     @staticmethod
     def _transposed(weight: Tensor) -> Tensor:
-        """Return the transposed weight: GPT-2's layers store [in, out]."""
+        """Transpose the weight: GPT-2's layers store [in, out]."""
         return weight.t()
 
 
@@ -156,12 +156,12 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if not weight.is_mkldnn:
         return unpacked_product(x, weight, bias)
     n_rows = x.numel() // x.shape[-1]
-    if 0 < n_rows <= _FEW_ROWS and _fills.get((x.dtype, n_rows), True):
-        return _filled_product(x, n_rows, weight, bias)
+    if 0 < n_rows <= _FEW_ROWS and _pads.get((x.dtype, n_rows), True):
+        return _padded_product(x, n_rows, weight, bias)
     return _product(x, weight, bias)
 
 
-def time_filling(layers: Sequence[PackedLinear]) -> None:
+def time_padding(layers: Sequence[PackedLinear]) -> None:
     """Choose whether products of one or two rows are padded to four, by timing them on `layers`.
 
     Pass one layer of each shape: small weights gain less from padding than large ones. Runs once
@@ -173,33 +173,33 @@ def time_filling(layers: Sequence[PackedLinear]) -> None:
             by_dtype[layer._packed.dtype].append(layer._packed)
     for dtype, weights in by_dtype.items():
         for n_rows in range(1, _FEW_ROWS + 1):
-            if (dtype, n_rows) not in _fills:
-                _fills[dtype, n_rows] = _is_worth_filling(weights, n_rows)
+            if (dtype, n_rows) not in _pads:
+                _pads[dtype, n_rows] = _is_padding_faster(weights, n_rows)
 
 
-def _is_worth_filling(weights: Sequence[Tensor], n_rows: int) -> bool:
+def _is_padding_faster(weights: Sequence[Tensor], n_rows: int) -> bool:
     """Time products of `n_rows` rows with each weight; return True if padding to four is faster."""
     total = {True: 0.0, False: 0.0}
     for weight in weights:
         x = torch.ones(n_rows, weight.shape[1], dtype=weight.dtype)
         best = dict.fromkeys(total, math.inf)
         for _ in range(_TIMED_ROUNDS):
-            for is_filled in best:
+            for is_padded in best:
                 began = time.perf_counter()
-                if is_filled:
-                    _filled_product(x, n_rows, weight, None)
+                if is_padded:
+                    _padded_product(x, n_rows, weight, None)
                 else:
                     _product(x, weight, None)
-                best[is_filled] = min(best[is_filled], time.perf_counter() - began)
-        for is_filled, seconds in best.items():
-            total[is_filled] += seconds
-    return total[True] <= _WORTH_FILLING * total[False]
+                best[is_padded] = min(best[is_padded], time.perf_counter() - began)
+        for is_padded, seconds in best.items():
+            total[is_padded] += seconds
+    return total[True] <= _MAX_PADDING_COST * total[False]
 
 
-def _filled_product(x: Tensor, n_rows: int, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _padded_product(x: Tensor, n_rows: int, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Compute a product whose rows are padded with zeros to four."""
-    filled = F.pad(x.reshape(n_rows, -1), (0, 0, 0, _FILLED_ROWS - n_rows))
-    return _product(filled, weight, bias)[:n_rows].view(*x.shape[:-1], -1)
+    rows = F.pad(x.reshape(n_rows, -1), (0, 0, 0, _PADDED_ROWS - n_rows))
+    return _product(rows, weight, bias)[:n_rows].view(*x.shape[:-1], -1)
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -222,10 +222,10 @@ def can_pack(weight: Tensor) -> bool:
         return False
     generator = torch.Generator().manual_seed(0)
     samples = (torch.randn(n, weight.shape[1], generator=generator) for n in (_FEW_ROWS, 6))
-    return all(_is_right(rows.to(weight.dtype), weight.detach()) for rows in samples)
+    return all(_is_correct(rows.to(weight.dtype), weight.detach()) for rows in samples)
 
 
-def _is_right(x: Tensor, weight: Tensor) -> bool:
+def _is_correct(x: Tensor, weight: Tensor) -> bool:
     """Return True if the packed product equals PyTorch's ordinary one up to rounding."""
     try:
         got = product(x, packed(weight), None).float()

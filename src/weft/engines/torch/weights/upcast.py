@@ -22,7 +22,7 @@ _MIN_LINES, _ALIGN = 64, 16
 _MEASURED = "AVX2"  # PyTorch's name of the processors that were measured
 
 
-def is_widened(dtype: torch.dtype) -> bool:
+def is_upcast(dtype: torch.dtype) -> bool:
     """Return True if products with this dtype are faster upcast to float32 on this CPU."""
     is_half = dtype in (torch.bfloat16, torch.float16)
     return (
@@ -41,8 +41,11 @@ def multiplies(dtype: torch.dtype) -> bool:
     return dtype == torch.float32
 
 
-def widened_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return x times a weight [out, in], by row or by column: [..., out]. x: [..., in]."""
+def upcast_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return x times a 16-bit weight [out, in], upcast block by block: [..., out]. x: [..., in].
+
+    The weight is stored by row or by column.
+    """
     n_out, n_in = weight.shape
     is_by_row = weight.stride(1) == 1
     rows = x.reshape(-1, n_in)
@@ -60,7 +63,7 @@ def _by_row(wide: Tensor, weight: Tensor) -> Tensor:
     """Compute blocks of outputs, one for each thread at a time."""
     n_out, n_in = weight.shape
     n_threads = torch.get_num_threads()
-    n_lines = min(_lines(n_in), max(1, n_out // n_threads // _ALIGN) * _ALIGN)
+    n_lines = min(_block_size(n_in), max(1, n_out // n_threads // _ALIGN) * _ALIGN)
     out = wide.new_empty(len(wide), n_out)
     block = wide.new_empty(n_threads * n_lines, n_in)
     end = n_out // len(block) * len(block) if n_threads > 1 else 0
@@ -81,7 +84,7 @@ def _by_column(wide: Tensor, weight: Tensor) -> Tensor:
     """Compute blocks of inputs one after the other, and add their products."""
     out = wide.new_zeros(len(wide), len(weight))
     columns = weight.t()
-    block = wide.new_empty(_lines(len(weight)) * torch.get_num_threads(), len(weight))
+    block = wide.new_empty(_block_size(len(weight)) * torch.get_num_threads(), len(weight))
     for start in range(0, len(columns), len(block)):
         part = columns[start : start + len(block)]
         widened = block[: len(part)].copy_(part)
@@ -89,6 +92,6 @@ def _by_column(wide: Tensor, weight: Tensor) -> Tensor:
     return out
 
 
-def _lines(width: int) -> int:
-    """Return the number of rows (or columns) of a weight in a block; `width`: their length."""
-    return max(_MIN_LINES, _BLOCK_BYTES // (4 * width) // _ALIGN * _ALIGN)
+def _block_size(length: int) -> int:
+    """Return the number of rows (or columns) of a weight in a block; `length`: of each."""
+    return max(_MIN_LINES, _BLOCK_BYTES // (4 * length) // _ALIGN * _ALIGN)
