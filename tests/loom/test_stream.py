@@ -308,9 +308,9 @@ def test_stream_left_after_the_last_token_has_the_finish_reason_of_the_run(
     params = SamplingParams(n=1, seed=4, **options)
     (full,) = loom.grow(1, seed=4, **options)
     growth = grow.plan([loom], params, force=False, streamed=True)
-    with closing(growth.news()) as steps:
-        for news in steps:
-            for pending, events in news:
+    with closing(growth.updates()) as steps:
+        for step in steps:
+            for pending, events in step:
                 grow.delta(pending, [event for event in events if event.token is not None])
             if len(growth.branches[0].child.tokens) == len(full.tokens):
                 break

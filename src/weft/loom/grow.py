@@ -94,11 +94,11 @@ class OtherModel(NamedTuple):
 class Growth:
     """All branches that one call of `grow` or `stream` generates.
 
-    Plan them with `add`. Then call one of `run`, `arun`, `news` and `anews`, once.
+    Plan them with `add`. Then call one of `run`, `arun`, `updates` and `aupdates`, once.
 
     Args:
         lm: the LM of all nodes.
-        streamed: prepare for `news`, `anews` or a display, which need each token.
+        streamed: prepare for `updates`, `aupdates` or a display, which need each token.
     """
 
     def __init__(self, lm: LM, *, streamed: bool = False) -> None:
@@ -285,7 +285,7 @@ class Growth:
 
     # Step by step
 
-    def news(self) -> Generator[list[BranchEvents], None, None]:
+    def updates(self) -> Generator[list[BranchEvents], None, None]:
         """Run the branches; yield the events of each step, grouped by branch.
 
         The caller passes the events of each branch to `delta`, which applies them to the child. If
@@ -304,8 +304,8 @@ class Growth:
             self.abandon("cancelled")
         self._raise_errors()
 
-    async def anews(self) -> AsyncGenerator[list[BranchEvents], None]:
-        """Async version of `news`."""
+    async def aupdates(self) -> AsyncGenerator[list[BranchEvents], None]:
+        """Async version of `updates`."""
         assert self._channel is not None
         try:
             await self._asubmit()
@@ -319,8 +319,8 @@ class Growth:
     def when_done(self) -> asyncio.Future[None]:
         """Return a future of the running loop that is set when all branches have ended.
 
-        Call it after `anews` has started. A caller that collects events of several steps uses it to
-        stop waiting for more.
+        Call it after `aupdates` has started. A caller that collects events of several steps uses it
+        to stop waiting for more.
         """
         if self._done is None:
             self._done = self.lm.when_done(self._tickets)
@@ -373,10 +373,10 @@ def deltas(growth: Growth | None) -> Generator[Delta, None, Branches]:
     """
     if growth is None:
         return Branches()
-    with closing(growth.news()) as steps:
+    with closing(growth.updates()) as steps:
         try:
-            for news in steps:
-                for pending, events in news:
+            for step in steps:
+                for pending, events in step:
                     yield delta(pending, events)
         except KeyboardInterrupt:
             growth.abandon("interrupted")
@@ -388,9 +388,9 @@ async def adeltas(growth: Growth | None) -> AsyncGenerator[Delta, None]:
     """Async version of `deltas`."""
     if growth is None:
         return
-    async with aclosing(growth.anews()) as steps:
-        async for news in steps:
-            for pending, events in news:
+    async with aclosing(growth.aupdates()) as steps:
+        async for step in steps:
+            for pending, events in step:
                 yield delta(pending, events)
 
 
@@ -402,7 +402,7 @@ def delta(pending: PendingBranch, events: list[Event]) -> Delta:
 
     Args:
         pending: the branch.
-        events: its new events, as `Growth.news` yields them.
+        events: its new events, as `Growth.updates` yields them.
     """
     child, text = pending.child, pending.text
     assert text is not None

@@ -44,10 +44,10 @@ def stream_items(growth: Growth) -> Generator[StreamItem, None, Branches]:
     texts = [""] * len(tokens)
     ended = [False] * len(tokens)
     n_prompt = growth.branches[0].origin.depth if growth.branches else 0
-    with closing(growth.news()) as steps:
+    with closing(growth.updates()) as steps:
         try:
-            for news in steps:
-                deltas = [delta(pending, events) for pending, events in news]
+            for step in steps:
+                deltas = [delta(pending, events) for pending, events in step]
                 for new in deltas:
                     branch = new.branch
                     tokens[branch].extend(new.token_ids)

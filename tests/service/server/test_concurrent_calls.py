@@ -183,7 +183,7 @@ def test_running_search_is_not_undone_and_ends_if_its_nodes_are_removed(
 
     def has_scores() -> bool:
         live = served.service.looms.get_open(shared.id)
-        return live is not None and any(node.score is not None for node in live.kept.loom.walk())
+        return live is not None and any(node.score is not None for node in live.stored.loom.walk())
 
     body = {"strategy": "beam", "breadth": 2, "seed": 3, "budget_tokens": 6000, "max_tokens": 8}
     with model_paused(monkeypatch, when=has_scores):  # in the second round
@@ -301,7 +301,7 @@ def test_commit_is_published_if_its_job_is_cancelled(served: Served, shared: Sha
 
     async def work() -> None:
         async with live.lock:
-            live.kept.loom.add(" there")
+            live.stored.loom.add(" there")
             keeping = asyncio.create_task(live.commit(Attribution("run")))
             await asyncio.sleep(0)  # it has begun, in a thread
             keeping.cancel()

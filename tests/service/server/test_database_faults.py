@@ -183,7 +183,7 @@ def test_branches_rejected_by_the_model_are_ended() -> None:
         growth = plan([Loom(lm, "a")], params, force=False, streamed=True)
         lm.close()
         with pytest.raises(StaleHandle):
-            await anext(growth.anews())
+            await anext(growth.aupdates())
         assert [each.over for each in growth.branches] == [True, True]
 
     asyncio.run(work())

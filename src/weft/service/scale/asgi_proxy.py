@@ -22,7 +22,7 @@ def plain(scope: Scope) -> dict[str, Any]:
     return {name: scope[name] for name in _PLAIN if name in scope}
 
 
-async def until_gone(receive: Receive) -> None:
+async def wait_for_disconnect(receive: Receive) -> None:
     """Wait until the client disconnects. The body of its request must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -14,7 +14,7 @@ from ...errors import ConfigError, StoreError
 from ..server.asgi import read_body
 from ..server.errors import RequestError
 from ..store.library import Library
-from .asgi_proxy import plain, until_gone
+from .asgi_proxy import plain, wait_for_disconnect
 from .routing_key import PromptRouter, RoutingKey, repeated_key, routing_key
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Ingress:
         if scope["type"] != "http" or (body := await read_body(receive)) is None:
             return
         call = asyncio.create_task(self._forward_with_retries(scope, body, send))
-        gone = asyncio.create_task(until_gone(receive))
+        gone = asyncio.create_task(wait_for_disconnect(receive))
         try:
             await asyncio.wait([call, gone], return_when=asyncio.FIRST_COMPLETED)
             if call.done():

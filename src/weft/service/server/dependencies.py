@@ -42,7 +42,7 @@ async def _actor_header(
         Header(max_length=64, description="The user, for the loom's log.", pattern=r"^[ -~]*$"),
     ] = None,
 ) -> str:
-    """Return the header `X-Weft-Actor`, the author of edits in the loom's log; "" without one."""
+    """Return the header `X-Weft-Actor`: the author of edits, for the loom's log; else "http"."""
     return x_weft_actor or "http"
 
 

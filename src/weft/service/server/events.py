@@ -42,7 +42,7 @@ class EventLog:
     Args:
         max_events: maximum number of stored events.
         max_bytes: maximum of their estimated size.
-        also: called with each event; may be set to None.
+        on_event: called with each event; may be set to None.
         start_id: the id before the first event. A log that replaces another must start above its
             ids, so that no reader resumes in the wrong log.
     """
@@ -53,10 +53,10 @@ class EventLog:
         *,
         max_events: int = 2048,
         max_bytes: int = 1 << 20,
-        also: Callable[[str, Json], object] | None = None,
+        on_event: Callable[[str, Json], object] | None = None,
         start_id: int = 0,
     ) -> None:
-        self.also = also
+        self.on_event = on_event
         self._snapshot = snapshot
         self._max_events, self._max_bytes = max_events, max_bytes
         self._kept: deque[tuple[SentEvent, int]] = deque()
@@ -74,15 +74,15 @@ class EventLog:
     def put(self, name: str, data: Json) -> None:
         """Append an event, remove old ones above the limits, and wake the readers."""
         self._last += 1
-        size = _TOKEN * len(data["t"]) if name == "tok" else weight(data)
+        size = _TOKEN * len(data["t"]) if name == "tok" else estimate_bytes(data)
         self._kept.append((SentEvent(name, data, self._last), size))
         self._n_bytes += size
         # The last event stays however large it is, so that waiting readers need no snapshot.
         while len(self._kept) > 1 and self._is_full:
             self._n_bytes -= self._kept.popleft()[1]
         self._wake()
-        if self.also is not None:
-            self.also(name, data)
+        if self.on_event is not None:
+            self.on_event(name, data)
 
     @property
     def _is_full(self) -> bool:
@@ -159,12 +159,12 @@ class EventLog:
         return events
 
 
-def weight(value: object) -> int:
+def estimate_bytes(value: object) -> int:
     """Return the approximate size of an event's data in memory, in bytes."""
     if isinstance(value, dict):
-        return 64 + sum(weight(key) + weight(item) for key, item in value.items())
+        return 64 + sum(estimate_bytes(key) + estimate_bytes(item) for key, item in value.items())
     if isinstance(value, list):
-        return 56 + sum(map(weight, value))
+        return 56 + sum(map(estimate_bytes, value))
     return 50 + len(value) if isinstance(value, str) else 32
 
 
@@ -212,7 +212,7 @@ class EventStream(StreamingResponse):
             async for piece in self._pieces:
                 await send(_body_message(piece))
                 if pings is not None:
-                    pings.put_off()
+                    pings.postpone()
         finally:
             if pings is not None:
                 pings.end()
@@ -237,7 +237,7 @@ class Pings:
         self._timer = self._loop.call_later(ping_s, self._check)
         self._ping: asyncio.Task[None] | None = None
 
-    def put_off(self) -> None:
+    def postpone(self) -> None:
         """Restart the waiting time before the next ping, because something was sent."""
         self._last = self._loop.time()
 
@@ -281,7 +281,7 @@ def frame(event: SentEvent) -> bytes:
 json_of = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 
-async def until_gone(request: Request, work: Awaitable[Value]) -> Value:
+async def run_until_disconnect(request: Request, work: Awaitable[Value]) -> Value:
     """Await work for a client and return its result. The request's body must have been read.
 
     If the client disconnects, the work is cancelled and Cancelled is raised.

@@ -150,16 +150,16 @@ class GrowthTask:
         """
         began = time.perf_counter()
         try:
-            async with aclosing(self.growth.anews()) as steps:
-                async for news in steps:
-                    if not news:
+            async with aclosing(self.growth.aupdates()) as steps:
+                async for step in steps:
+                    if not step:
                         continue
                     if self.first_token_s is None:
                         self.first_token_s = time.perf_counter() - began
-                    self.n_tokens += sum(each.token is not None for _, new in news for each in new)
+                    self.n_tokens += sum(each.token is not None for _, new in step for each in new)
                     async with self.live.lock:
-                        self._publish_tokens([delta(pending, events) for pending, events in news])
-                        _keep_failed(pending for pending, _ in news)
+                        self._publish_tokens([delta(pending, events) for pending, events in step])
+                        _keep_failed(pending for pending, _ in step)
                     await self._flush_ended()
                     if is_over is not None and is_over():
                         self.cancel()
@@ -202,7 +202,7 @@ class GrowthTask:
 
     def _is_saved(self, pending: PendingBranch) -> bool:
         """Return True if all tokens of an ended branch are in the database."""
-        return pending.attached and self.live.kept.is_durable(pending.child)
+        return pending.attached and self.live.stored.is_durable(pending.child)
 
     def _announce_ends(self, branches: Iterable[PendingBranch]) -> None:
         """Publish the ends of branches, with their nodes, as events."""

@@ -73,7 +73,7 @@ class IdempotencyStore:
         Raises: RequestError if the key came with another request, or if its first request still
         runs.
         """
-        self._forget()
+        self._evict()
         first = self._kept.get(key)
         if first is None:
             first = self._kept[key] = RecordedResponse(fingerprint)
@@ -118,14 +118,14 @@ class IdempotencyStore:
         first.at = self._clock()
         self._n_bytes += first.n_bytes
         self._kept.move_to_end(key)
-        self._forget()
+        self._evict()
 
     def drop(self, key: bytes, first: RecordedResponse) -> None:
         """Free the key of a request that ended without a response."""
         if self._kept.get(key) is first:
             del self._kept[key]
 
-    def _forget(self) -> None:
+    def _evict(self) -> None:
         """Remove expired responses, and the oldest ones above the limits. Running requests stay."""
         until = self._clock() - KEPT_S
         for key, first in list(self._kept.items()):

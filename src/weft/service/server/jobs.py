@@ -58,8 +58,8 @@ class ServerJob:
         self.request: Json | None = None  # of a search
         self.rounds: list[Json] = []
         self.error: BaseException | None = None
-        also = None if notify is None else lambda name, data: notify(name, data, self.id)
-        self.events = EventLog(self.snapshot, also=also)
+        on_event = None if notify is None else lambda name, data: notify(name, data, self.id)
+        self.events = EventLog(self.snapshot, on_event=on_event)
         self.done = asyncio.Event()
         self._ended_branches: list[Json] = []  # kept after the loom is closed
         self._task: asyncio.Task[None] | None = None
@@ -108,7 +108,7 @@ class ServerJob:
                 done["result"] = self.result
             self.events.put("done", done)
             self.events.end()
-            self.events.also = None  # the job may outlive its open loom
+            self.events.on_event = None  # the job may outlive its open loom
             self.growth_tasks = []
             self.done.set()
             end(self.error if self.status in ("ok", "failed") else Cancelled(self.status))

@@ -65,7 +65,7 @@ class LoomManager:
         """Return the summary of a loom, including every write of this process. Raises: NotFound."""
         row = await self.row(given)
         live = self._live.get(row.id)
-        if live is None or row.rev >= live.kept.rev:
+        if live is None or row.rev >= live.stored.rev:
             return row
         return await self._read_row(given)
 
@@ -129,20 +129,20 @@ class LoomManager:
             if live is not None and live.growing and not live.is_stale:
                 raise Conflict(
                     f"another model is growing the loom {row.name}",
-                    rev=live.kept.rev,
+                    rev=live.stored.rev,
                     code="loom_in_use",
                 )
             try:
-                kept = await asyncio.to_thread(self.library.open, row.id, lm)
+                stored = await asyncio.to_thread(self.library.open, row.id, lm)
             except ModelMismatch:
                 if grows:
                     raise
-                kept, lm = await asyncio.to_thread(self.library.open, row.id), None
-            previous, self._live[row.id] = live, OpenLoom(kept, lm, self.ticker)
+                stored, lm = await asyncio.to_thread(self.library.open, row.id), None
+            previous, self._live[row.id] = live, OpenLoom(stored, lm, self.ticker)
             if previous is not None:
                 if previous.lm is lm and previous.pins:
                     pins = self._live[row.id].pins
-                    await asyncio.to_thread(pins.inherit, previous.pins, kept)
+                    await asyncio.to_thread(pins.inherit, previous.pins, stored)
                 previous.release()
             return self._live[row.id]
 
@@ -171,12 +171,12 @@ class LoomManager:
                 return model
         return None
 
-    def put(self, kept: StoredLoom, lm: LM | None) -> OpenLoom:
+    def put(self, stored: StoredLoom, lm: LM | None) -> OpenLoom:
         """Register a loom that was just created as open.
 
-        kept: the stored loom. lm: its model; None opens it for reading only.
+        stored: the stored loom. lm: its model; None opens it for reading only.
         """
-        live = self._live[kept.id] = OpenLoom(kept, lm, self.ticker)
+        live = self._live[stored.id] = OpenLoom(stored, lm, self.ticker)
         return live
 
     def open_looms(self) -> list[OpenLoom]:
@@ -217,22 +217,22 @@ class LoomManager:
                 if is_old and live.is_idle and self._live.get(loom_id) is live:
                     del self._live[loom_id]
                     self._opening.pop(loom_id, None)
-                    live.kept.loom.close()
+                    live.stored.loom.close()
 
     async def _sync_for_readers(self, live: OpenLoom) -> None:
         """Merge changes of other processes into a loom, and publish them to its event streams."""
         try:
             async with live.lock:
                 await live.sync(now=True)
-            is_removed = live.kept.is_removed
+            is_removed = live.stored.is_removed
         except StoreUnavailable as error:
-            _log.warning("loom %s: %s", live.kept.name, error)
+            _log.warning("loom %s: %s", live.stored.name, error)
             return
         except StoreError as error:  # it was deleted
-            _log.warning("loom %s: %s", live.kept.name, error)
+            _log.warning("loom %s: %s", live.stored.name, error)
             is_removed = True
-        if is_removed and self._live.get(live.kept.id) is live:
-            self.removed(live.kept.id)
+        if is_removed and self._live.get(live.stored.id) is live:
+            self.removed(live.stored.id)
 
     def end_feeds(self) -> None:
         """End the event streams of all looms."""

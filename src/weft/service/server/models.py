@@ -270,7 +270,7 @@ class ModelRegistry:
         elif isinstance(error, Exception):
             model.state, model.error = "failed", _as_weft_error(error)
         else:
-            self._forget(model)
+            self._remove(model)
         if isinstance(error, Exception):
             raise _as_weft_error(error) from error.__cause__
 
@@ -325,11 +325,11 @@ class ModelRegistry:
                 code="model_in_use",
                 hint="cancel them, or unload it with force",
             )
-        self._forget(model)
+        self._remove(model)
         if model.lm is not None:
             await asyncio.to_thread(model.lm.close)
 
-    def _forget(self, model: ServedModel) -> None:
+    def _remove(self, model: ServedModel) -> None:
         """Remove a model from the registry."""
         if self._models.get(model.name) is model:
             del self._models[model.name]
@@ -442,7 +442,7 @@ class ModelRegistry:
     async def close(self) -> None:
         """Remove all models from the registry, and close their LMs; idempotent."""
         for model in self:
-            self._forget(model)
+            self._remove(model)
             if model.lm is not None:
                 await asyncio.to_thread(model.lm.close)
 

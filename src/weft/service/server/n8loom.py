@@ -219,21 +219,21 @@ async def _store_loom(service: Service, model: ServedModel, make: Callable[[], L
 
     with model.in_use() as lm:
         live = service.looms.put(await asyncio.to_thread(create), lm)
-    return {"loom_id": live.kept.name, "heddle_id": f"{live.kept.id}-0"}
+    return {"loom_id": live.stored.name, "heddle_id": f"{live.stored.id}-0"}
 
 
 @router.get("/loom/{loom_id}")
 async def read_loom(loom_id: str, service: ServiceDep) -> Response:
     """Return a loom as nested nodes."""
     async with _open_loom(service, loom_id) as live:
-        return await _nested(live, live.kept.loom)
+        return await _nested(live, live.stored.loom)
 
 
 @router.get("/loom/{loom_id}/export")
 async def export_loom(loom_id: str, service: ServiceDep) -> Response:
     """Return a loom as nested nodes, with their tokens: `/looms/import` reads them."""
     async with _open_loom(service, loom_id) as live:
-        return await _nested(live, live.kept.loom, with_tokens=True)
+        return await _nested(live, live.stored.loom, with_tokens=True)
 
 
 @router.get("/looms")
@@ -314,7 +314,7 @@ async def _open_node(
 
 def _node_id(live: OpenLoom, node: Heddle) -> str:
     """Return a node's id, `LOOM-NUMBER`."""
-    return f"{live.kept.id}-{live.number(node)}"
+    return f"{live.stored.id}-{live.number(node)}"
 
 
 def _node_ids(live: OpenLoom, nodes: Sequence[Heddle]) -> list[str]:
@@ -381,7 +381,7 @@ async def ramify(body: RamifyRequest, service: ServiceDep) -> Response | Json:
     if body.text is not None:
         return await _add_texts(body, service)
     async with _open_node(service, body.node_id) as (live, node):
-        loom, number = live.kept.id, live.number(node)
+        loom, number = live.stored.id, live.number(node)
         n_prompt, is_ended = len(node.get_prefix_tokens()), node.terminal
     job: ServerJob | None = None
     children: list[Heddle] = []

@@ -166,7 +166,7 @@ class OllamaRequest(ProtocolRequest):
         request.check(service)
         name = service.models.name_of(lm)
         with translate_overflow("messages"):
-            return await ChatCall.begin(request, lm, name, service, fits_context=True)
+            return await ChatCall.create(request, lm, name, service, fits_context=True)
 
 
 class OllamaMessage(OpenAIModel):
@@ -222,7 +222,7 @@ class OllamaGenerate(OllamaRequest):
         body = {**self.shared(), "prompt": prompt.ids, "max_tokens": n}
         request = CompletionRequest.model_validate(body)
         request.check(service)
-        return await Completion.begin(request, lm, service.models.name_of(lm), service)
+        return await Completion.create(request, lm, service.models.name_of(lm), service)
 
     async def plan(self, lm: LM, service: Service) -> ChatCall | Completion:
         """Plan the call: a completion if `raw` is set, else a chat of one user message.
@@ -326,14 +326,14 @@ class OllamaCall:
 
     async def answer(self) -> Json:
         """Run the call and return the complete answer, with its token counts and times."""
-        async for _ in self.runs.news():
+        async for _ in self.runs.updates():
             pass
         return {**self._chunk(self._new_delta()), **self._final_fields()}
 
     async def chunks(self) -> AsyncGenerator[Json, None]:
         """Run the call and yield the new parts of the answer; the last chunk has the counts."""
-        async with aclosing(self.runs.news()) as news:
-            async for _ in news:
+        async with aclosing(self.runs.updates()) as updates:
+            async for _ in updates:
                 if delta := self._new_delta():
                     yield {**self._chunk(delta), "done": False}
         yield {**self._chunk(_NOTHING), **self._final_fields()}

@@ -69,7 +69,7 @@ class ExpectedRevision(NamedTuple):
 class OpenLoom:
     """A loom that is open in this process. Every access to its tree holds `lock`.
 
-    kept: the stored loom. lm: its model; None if the loom is open for reading only.
+    stored: the stored loom. lm: its model; None if the loom is open for reading only.
     growing: the growth tasks in progress.
     jobs: the jobs that these tasks belong to.
     events: log of the loom's changes.
@@ -78,27 +78,29 @@ class OpenLoom:
     first_rev: the loom's revision when it was opened here.
     """
 
-    def __init__(self, kept: StoredLoom, lm: LM | None, ticker: Ticker) -> None:
-        self.kept = kept
+    def __init__(self, stored: StoredLoom, lm: LM | None, ticker: Ticker) -> None:
+        self.stored = stored
         self.lm = lm
         self.ticker = ticker
         self.lock = asyncio.Lock()
         start_id = int(1000 * time.time())  # above any event id that an earlier log can have used
-        self.events = EventLog(self._snapshot, max_events=1024, also=self.notify, start_id=start_id)
+        self.events = EventLog(
+            self._snapshot, max_events=1024, on_event=self.notify, start_id=start_id
+        )
         self.feed = EventLog(self._feed_snapshot, start_id=start_id)
         self.jobs: list[ServerJob] = []
         self.growing: list[GrowthTask] = []
         self.pins = NodePins()
         self.used = time.monotonic()
         self.n_users = 0
-        self.first_rev = kept.rev
+        self.first_rev = stored.rev
         self.is_stale = False  # the tree differs from the database: reopen the loom
         self._numbering = Coalescer(self.lock, self._number_nodes)
         self._appending = Coalescer(self.lock, self._append_all)
         self._committing = Coalescer(self.lock, self._commit_growth)
         self._synced = 0.0
-        # The name and title last published; another process may change those of `kept`.
-        self._label = kept.name, kept.title
+        # The name and title last published; another process may change those of `stored`.
+        self._label = stored.name, stored.title
         self._changed_at: dict[str, int] = {}  # node id to the revision that last changed it
         self._children_changed_at: dict[str, int] = {}
         self._removed_at: dict[int, int] = {}  # number of a removed node to the revision
@@ -107,7 +109,7 @@ class OpenLoom:
 
     def _snapshot(self) -> dict[str, Any]:
         """Return the state that readers of `events` get if they have missed some."""
-        return {"loom": self.kept.id, "rev": self.kept.rev}
+        return {"loom": self.stored.id, "rev": self.stored.rev}
 
     def _feed_snapshot(self) -> dict[str, Any]:
         """Return the state that readers of `feed` get: that of the loom and of its jobs."""
@@ -152,7 +154,7 @@ class OpenLoom:
 
         def work_and_follow_pins() -> Change:
             done.append(change := work())
-            self.pins.follow(self.kept, change)
+            self.pins.follow(self.stored, change)
             return change
 
         try:
@@ -186,10 +188,10 @@ class OpenLoom:
         now: even if that was done within the last `FRESH_S` seconds.
         """
         if now or time.monotonic() - self._synced > FRESH_S:
-            await self.run_and_publish(self.kept.sync)
-            if (self.kept.name, self.kept.title) != self._label:
-                self._label = name, title = self.kept.name, self.kept.title
-                event = {"loom": self.kept.id, "name": name, "title": title}
+            await self.run_and_publish(self.stored.sync)
+            if (self.stored.name, self.stored.title) != self._label:
+                self._label = name, title = self.stored.name, self.stored.title
+                event = {"loom": self.stored.id, "name": name, "title": title}
                 self.events.put("renamed", event)
             self._synced = time.monotonic()
 
@@ -218,7 +220,7 @@ class OpenLoom:
 
         def work() -> Change:
             edit()
-            return self.kept.commit(kind, actor=actor, leave=self.ended(), unchanged=unchanged)
+            return self.stored.commit(kind, actor=actor, leave=self.ended(), unchanged=unchanged)
 
         try:
             return await self.run_and_publish(work)
@@ -230,11 +232,11 @@ class OpenLoom:
         """Revert the edit that failed with `error`, so that the next commit does not store it."""
         if isinstance(error, LeaseLost):
             self.is_stale = True
-        elif await self.call(self.kept.is_changed):
+        elif await self.call(self.stored.is_changed):
             if self.lm is None:
                 self.is_stale = True
             else:  # uncommitted growth exists only in this tree, so it must survive
-                await self.call(self.kept.revert)
+                await self.call(self.stored.revert)
 
     def ended(self, but: Sequence[GrowthTask] = ()) -> list[Heddle]:
         """Return the ended nodes of growth tasks that their own job will commit.
@@ -255,7 +257,7 @@ class OpenLoom:
         leave, (kind, actor, act, model) = self.ended(of), author
 
         def commit() -> Change:
-            return self.kept.commit(kind, actor=actor, act=act, model=model, leave=leave)
+            return self.stored.commit(kind, actor=actor, act=act, model=model, leave=leave)
 
         try:
             await self.run_and_publish(commit)
@@ -288,7 +290,7 @@ class OpenLoom:
             over = [each for each in self.growing if each in tasks or not each.nodes]
             own = [each for each in over if each.author.alone == author]
             pending = [branch for each in own for branch in each.growth.branches]
-            if not all(self.kept.has(branch.child) for branch in pending):
+            if not all(self.stored.has(branch.child) for branch in pending):
                 await self.commit(own[0].author if len(own) == 1 else author, own)
 
     async def commit_finished(self) -> None:
@@ -300,7 +302,7 @@ class OpenLoom:
         if self._uncommitted is not None:
             await self.commit(self._uncommitted)
         for task in list(self.growing):
-            if not all(map(self.kept.has, task.ended)):
+            if not all(map(self.stored.has, task.ended)):
                 await self.commit(task.author, [task])
 
     def _interrupt_growth(self) -> None:
@@ -331,7 +333,7 @@ class OpenLoom:
         added, changed, removed = list(added), list(changed), list(removed)
         if not (added or changed or removed):
             return
-        numbers = self.kept.numbers()
+        numbers = self.stored.numbers()
         for node in (*added, *changed):
             self._changed_at[node.id] = rev
             self._removed_at.pop(numbers.get(node.id, -1), None)
@@ -364,7 +366,7 @@ class OpenLoom:
         A node whose list of children changed counts as changed.
         None if the loom was opened here after this revision, or if `rev` is in the future.
         """
-        if not self.first_rev <= rev <= self.kept.rev:
+        if not self.first_rev <= rev <= self.stored.rev:
             return None
         tables = (self._changed_at, self._children_changed_at)
         changed = {node_id for table in tables for node_id, at in table.items() if at > rev}
@@ -377,9 +379,9 @@ class OpenLoom:
         """
         if rev is not None and (current := self._changed_at.get(node.id, self.first_rev)) > rev:
             raise Conflict(
-                f"node {self.kept.number(node)} was changed in revision {current}, after revision"
+                f"node {self.stored.number(node)} was changed in revision {current}, after revision"
                 f" {rev}, the last one you have read",
-                rev=self.kept.rev,
+                rev=self.stored.rev,
                 hint="read the node again and repeat the edit",
             )
 
@@ -401,23 +403,23 @@ class OpenLoom:
 
         Growing nodes, and ended ones before their commit, are included.
         """
-        name, numbers = str(given), self.kept.numbers()
+        name, numbers = str(given), self.stored.numbers()
         for task in self.growing:
             for child in task.uncommitted:
                 matches = child.id == name or str(numbers.get(child.id)) == name
-                if matches and is_below(child, self.kept.loom):
+                if matches and is_below(child, self.stored.loom):
                     return child
         try:
-            return self.kept.node(given)
+            return self.stored.node(given)
         except ConfigError as error:
-            message = f"there is no node {str(given)!r:.80} in the loom {self.kept.name}"
-            hint = f"GET /api/v1/looms/{self.kept.id}/nodes lists them"
+            message = f"there is no node {str(given)!r:.80} in the loom {self.stored.name}"
+            hint = f"GET /api/v1/looms/{self.stored.id}/nodes lists them"
             raise NotFound(message, what="node", hint=hint) from error
 
     def number(self, node: Heddle) -> int:
         """Return a node's number; -1 if it is not saved yet."""
         try:
-            return self.kept.number(node)
+            return self.stored.number(node)
         except TreeError:
             return -1
 
@@ -436,7 +438,7 @@ class OpenLoom:
             if node in task.nodes or any(node is each for each in task.parents):
                 raise Conflict(
                     f"node {self.number(node)} is being grown",
-                    rev=self.kept.rev,
+                    rev=self.stored.rev,
                     hint="wait until its job has ended, or cancel that",
                 )
 
@@ -483,7 +485,7 @@ class OpenLoom:
             if task.parent_removed:
                 raise Conflict(
                     "the node to grow from was removed meanwhile",
-                    rev=self.kept.rev,
+                    rev=self.stored.rev,
                     code="node_removed",
                     hint="undo or redo restores it",
                 )
@@ -494,9 +496,9 @@ class OpenLoom:
     async def _number_nodes(self, tasks: list[GrowthTask]) -> None:
         """Save the new nodes of several tasks in one write; the work of a `Coalescer`."""
         for task in tasks:
-            task.parent_removed = not all(is_below(node, self.kept.loom) for node in task.nodes)
+            task.parent_removed = not all(is_below(node, self.stored.loom) for node in task.nodes)
         nodes = [node for task in tasks if not task.parent_removed for node in task.nodes]
-        await self.call(partial(self.kept.append, nodes))
+        await self.call(partial(self.stored.append, nodes))
 
     def unregister_growth(self, task: GrowthTask) -> None:
         """Remove a task from `growing`, after its commit."""
@@ -522,9 +524,9 @@ class OpenLoom:
             try:
                 await self.commit(self._uncommitted)
             except StoreUnavailable as error:
-                _log.warning("loom %s is not saved yet: %s", self.kept.name, error)
+                _log.warning("loom %s is not saved yet: %s", self.stored.name, error)
             except StoreError as error:
-                _log.warning("loom %s can no longer be saved: %s", self.kept.name, error)
+                _log.warning("loom %s can no longer be saved: %s", self.stored.name, error)
                 self._uncommitted = None
 
     async def make_durable(self, nodes: Sequence[Heddle]) -> None:
@@ -547,9 +549,9 @@ class OpenLoom:
         if not nodes:
             return
         try:
-            await self.call(partial(self.kept.append, nodes))
+            await self.call(partial(self.stored.append, nodes))
         except LeaseLost as error:
-            _log.warning("loom %s: %s", self.kept.name, error)
+            _log.warning("loom %s: %s", self.stored.name, error)
             self._interrupt_growth()
         except (StoreError, QueueFull) as error:
             _log.warning("tokens are not saved yet: %s", error)
@@ -563,7 +565,7 @@ class OpenLoom:
         self.events.end()
         self.feed.end()
         if not self.growing:
-            self.kept.loom.close()
+            self.stored.loom.close()
 
     async def close(self) -> None:
         """End the event streams, retry a commit that failed, and close the tree."""
@@ -574,7 +576,7 @@ class OpenLoom:
             await asyncio.gather(self._flusher, return_exceptions=True)
         await self._retry_commit()
         with suppress(StaleHandle):
-            self.kept.loom.close()
+            self.stored.loom.close()
         self.pins.clear()
 
     @property

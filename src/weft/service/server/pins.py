@@ -54,22 +54,22 @@ class NodePins:
         """Drop all pins without waiting for the model, which releases them itself."""
         self._pins.clear()
 
-    def inherit(self, previous: NodePins, kept: StoredLoom) -> None:
+    def inherit(self, previous: NodePins, stored: StoredLoom) -> None:
         """Take over the pins of a loom that was reopened; its nodes have the same ids as before.
 
-        previous: the pins before. kept: the reopened loom.
+        previous: the pins before. stored: the reopened loom.
         """
         self._pins, previous._pins = previous._pins, {}
-        self.follow(kept)
+        self.follow(stored)
 
-    def follow(self, kept: StoredLoom, change: Change | None = None) -> None:
+    def follow(self, stored: StoredLoom, change: Change | None = None) -> None:
         """Move pins to the current paths of their nodes. Cost: O(pins) if nothing moved.
 
         change: the change of the tree, if known.
         """
         released: list[Pin] = []
         for node_id, (pin, place) in list(self._pins.items()):
-            node = _find_node(kept, node_id) if pin.is_pinned else None
+            node = _find_node(stored, node_id) if pin.is_pinned else None
             end = None if node is None else _place_of(node)
             if end is place:
                 continue
@@ -110,10 +110,10 @@ class NodePins:
                 return
 
 
-def _find_node(kept: StoredLoom, node_id: str) -> Heddle | None:
+def _find_node(stored: StoredLoom, node_id: str) -> Heddle | None:
     """Return the node with this id; None if it does not exist any more."""
     try:
-        return kept.node(node_id)
+        return stored.node(node_id)
     except ConfigError:
         return None
 

@@ -58,7 +58,7 @@ def serve(config: ServerConfig, announce: Callable[[str, list[str]], None]) -> N
         )
         host = f"[{config.host}]" if ":" in config.host else config.host
         service.when_loaded = partial(announce, f"http://{host}:{port}")
-        server = Stoppable(settings, service)
+        server = GracefulServer(settings, service)
         url = ServerAddress(config.host.strip("[]"), port).url
         with runtime_file(url, port, service.token, config.db):
             server.run(sockets=[listener])
@@ -66,7 +66,7 @@ def serve(config: ServerConfig, announce: Callable[[str, list[str]], None]) -> N
         raise server.error
 
 
-class Stoppable(uvicorn.Server):
+class GracefulServer(uvicorn.Server):
     """uvicorn's server, but on SIGTERM it lets the service's jobs finish before it exits.
 
     error: the load error if all models failed; None if it was stopped by a signal.

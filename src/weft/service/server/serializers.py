@@ -74,7 +74,7 @@ def serialize_node(
         fields: names of the optional fields to include.
     """
     if marks is None:
-        marks = live.kept.bookmarks()
+        marks = live.stored.bookmarks()
     numbers = {node.id: live.number(node)}
     if node.parent is not None:
         numbers[node.parent.id] = live.number(node.parent)
@@ -102,7 +102,7 @@ def serialize_node(
         data["legal_logmass"] = [json_number(value) for value in node.legal_logmass]
     if "kv" in fields:
         data["kv"] = serialize_kv(live, node)
-    if "made" in fields and (origin := live.kept.origin(node)) is not None:
+    if "made" in fields and (origin := live.stored.origin(node)) is not None:
         data["made"] = {
             "kind": origin.kind,
             "actor": origin.actor,
@@ -124,7 +124,7 @@ def serialize_nodes(
 
     sizes: numbers of descendants by node id; None counts them. fields: optional fields to include.
     """
-    known_sizes, marks = sizes or {}, live.kept.bookmarks()
+    known_sizes, marks = sizes or {}, live.stored.bookmarks()
     return [
         serialize_node(live, node, n_below=known_sizes.get(node.id), marks=marks, fields=fields)
         for node in nodes
@@ -153,7 +153,7 @@ def count_below(live: OpenLoom, node: Heddle) -> int:
 
 def subtree_sizes(live: OpenLoom) -> dict[str, int]:
     """Return the number of descendants of each node, by id. Cost: O(nodes)."""
-    order = list(preorder(live.kept.loom))
+    order = list(preorder(live.stored.loom))
     sizes = dict.fromkeys((node.id for node in order), 0)
     for task in live.growing:
         for child in task.nodes:
@@ -230,11 +230,11 @@ def to_loom_object(row: LoomSummary, live: OpenLoom) -> LoomObject:
     row: the loom's summary.
     """
     loom = to_loom_entry(row, live)
-    loom.prompt = live.kept.loom.user_prompt
-    loom.chat_template_used = live.kept.loom.chat_template_used
-    loom.meta = dict(live.kept.loom.meta)
-    loom.bookmarks = {str(number): label for number, label in live.kept.bookmarks().items()}
-    loom.rev = live.kept.rev
+    loom.prompt = live.stored.loom.user_prompt
+    loom.chat_template_used = live.stored.loom.chat_template_used
+    loom.meta = dict(live.stored.loom.meta)
+    loom.bookmarks = {str(number): label for number, label in live.stored.bookmarks().items()}
+    loom.rev = live.stored.rev
     return loom
 
 

@@ -72,14 +72,14 @@ async def start_growth(
             own = service.models.name_of(live.lm)
             names = others or [own]
             job = ServerJob(
-                "grow", live.kept.id, names[0] if len(names) == 1 else None, notify=live.notify
+                "grow", live.stored.id, names[0] if len(names) == 1 else None, notify=live.notify
             )
             for name in names:
                 stack.enter_context(service.work("grow", name, lambda: interrupt(job)))
             nodes = list(pick(live))
             for node in nodes:
                 live.check_not_growing(node)
-            if not all(map(live.kept.has, nodes)):  # an ended node of a job that is still running
+            if not all(map(live.stored.has, nodes)):  # an ended node of a job that is still running
                 await live.commit_finished()
             if len(nodes) == 1 and not request.force:
                 check_not_terminal(nodes[0], '"force": true')
@@ -139,7 +139,7 @@ async def _plan_for_model(
     earlier: the job's growth tasks so far.
     Raises: the errors of `Heddle.grow`; ContextOverflow. `earlier` is abandoned then.
     """
-    loom, lm = live.kept.loom, service.models.lm(name)
+    loom, lm = live.stored.loom, service.models.lm(name)
     is_own = lm is live.lm
     try:
         defaults = lm.chat_defaults if loom.chat_template_used else lm.defaults
@@ -303,7 +303,7 @@ async def start_run(service: Service, loom: str, request: StartRun, actor: str) 
         async with service.looms.open_locked(loom, model=request.model, grows=True) as live:
             assert live.lm is not None
             model = service.models.name_of(live.lm)
-            job = ServerJob("run", live.kept.id, model, notify=live.notify)
+            job = ServerJob("run", live.stored.id, model, notify=live.notify)
             job.request = request.model_dump(mode="json", exclude_none=True, exclude=_DELIVERY)
             lm = stack.enter_context(service.work("run", job.model, lambda: interrupt(job)))
             limits = service.config.limits
@@ -314,7 +314,7 @@ async def start_run(service: Service, loom: str, request: StartRun, actor: str) 
             search = SearchTask(service, live, job, request)
             await search.begin(lm, node, actor)
             service.jobs.add(job)
-            header = {"job": job.id, "loom": live.kept.id, "model": job.model}
+            header = {"job": job.id, "loom": live.stored.id, "model": job.model}
             stack.callback(live.jobs.remove, job)
             live.jobs.append(job)
             job.events.put(
@@ -396,7 +396,7 @@ class SearchTask:
                         await self._commit(actor)
                         self._publish_rounds()
             self._cost = work.cost
-            name = self.live.kept.name
+            name = self.live.stored.name
             result = search_object(
                 self.request.strategy,
                 work,
@@ -447,7 +447,7 @@ class SearchTask:
         live, rows = self.live, list(work.rows)
         self._check_not_removed(rows)
         if any(
-            row.path[0] is not live.kept.loom for row in rows
+            row.path[0] is not live.stored.loom for row in rows
         ):  # questions have looms of their own
             result: list[Heddle] = await self._run_other(work)
             return result
@@ -467,7 +467,7 @@ class SearchTask:
         if not all(isinstance(node.path[0], Loom) for node in nodes):
             raise Conflict(
                 "a node that the search needs was removed from the loom meanwhile",
-                rev=self.live.kept.rev,
+                rev=self.live.stored.rev,
                 code="node_removed",
                 hint="undo restores it; then start the search again",
             )

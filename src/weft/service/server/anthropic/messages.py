@@ -300,7 +300,7 @@ async def create(body: MessagesRequest, request: Request, service: ServiceDep) -
             chat = body.completion(lm)
             chat.check(service)
             with translate_overflow("messages", body.max_tokens):
-                call = await ChatCall.begin(chat, lm, name, service, fits_context=True)
+                call = await ChatCall.create(chat, lm, name, service, fits_context=True)
         except RequestError as error:
             error.param = _rename_param(error.param)
             raise
@@ -372,8 +372,8 @@ class MessagesCall:
     async def chunks(self) -> AsyncGenerator[Json, None]:
         """Run the call and yield the events of the stream, as dicts."""
         is_first = True
-        async with aclosing(self.runs.news()) as news:
-            async for _ in news:
+        async with aclosing(self.runs.updates()) as updates:
+            async for _ in updates:
                 if is_first:  # the number of cached tokens is known now
                     yield {"type": "message_start", "message": self._message()}
                     yield _PING

@@ -173,7 +173,7 @@ async def chat(body: ChatRequest, request: Request, service: ServiceDep) -> Resp
 
     async def plan(lm: LM, name: str) -> ChatCall:
         with translate_overflow("messages", body.max_new_tokens or 0):
-            return await ChatCall.begin(body, lm, name, service)
+            return await ChatCall.create(body, lm, name, service)
 
     return await run_call(
         request, service, "chat", body.model, is_streamed=bool(body.stream), plan=plan
@@ -198,7 +198,7 @@ class ChatCall:
     has_format: bool  # a constraint applies to the text of the turn
 
     @classmethod
-    async def begin(
+    async def create(
         cls,
         body: ChatRequest,
         lm: LM,
@@ -254,9 +254,9 @@ class ChatCall:
             user_text = prompt.user_prompt
             async with open_target_node(
                 service, body.loom, name, prompt.ids, lambda: root, user_text
-            ) as kept:
-                call.plan(kept)
-                await call.runs.keep()
+            ) as saved:
+                call.plan(saved)
+                await call.runs.begin_saving()
         else:
             call.plan(None)
         call.logprobs = None
@@ -273,9 +273,9 @@ class ChatCall:
         }
         return call
 
-    def plan(self, kept: SavedCompletion | None) -> None:
-        """Plan the choices, which have not started yet. kept: where to save them; None does not."""
-        self.start = self.root if kept is None else kept.node
+    def plan(self, saved: SavedCompletion | None) -> None:
+        """Plan the choices, without starting them. saved: where to save them; None: nowhere."""
+        self.start = self.root if saved is None else saved.node
         self.runs = Runs(
             self.lm,
             [self.start],
@@ -285,7 +285,7 @@ class ChatCall:
             is_streamed=bool(self.body.stream),
             skips_special=bool(self.body.skip_special_tokens),
             keeps_stop=bool(self.body.include_stop_str_in_output),
-            kept=kept,
+            saved=saved,
         )
         self.turns = [
             ChatTurn(self.prompt, reply, reads_calls=self.reads_calls, has_format=self.has_format)
@@ -370,8 +370,8 @@ class ChatCall:
             choice = _chunk_choice(reply, {"role": "assistant", "content": ""})
             yield {**self.head, "choices": [choice], **first, **usage}
             first = {}
-        async with aclosing(self.runs.news()) as news:
-            async for moved in news:
+        async with aclosing(self.runs.updates()) as updates:
+            async for moved in updates:
                 for choice in await self._new_choices(moved):
                     yield {**self.head, "choices": [choice], **usage}
         if usage:

@@ -103,7 +103,7 @@ async def complete(
 
     async def plan(lm: LM, name: str) -> Completion:
         with translate_overflow("prompt", max(body.n_new, 0)):
-            return await Completion.begin(body, lm, name, service)
+            return await Completion.create(body, lm, name, service)
 
     return await run_call(
         request, service, "completion", body.model, is_streamed=bool(body.stream), plan=plan
@@ -114,7 +114,7 @@ class Completion:
     """A planned call of /v1/completions, with the methods of `PlannedCall`."""
 
     @classmethod
-    async def begin(
+    async def create(
         cls, body: CompletionRequest, lm: LM, name: str, service: Service
     ) -> Completion:
         """Check the request, tokenize its prompts, and plan the choices. Nothing is generated yet.
@@ -140,15 +140,15 @@ class Completion:
         exact = not prompt.is_text
         async with open_target_node(
             service, body.loom, name, ids, prompt.loom, is_exact=exact
-        ) as kept:
-            path = kept.node.get_prefix_tokens()
+        ) as saved:
+            path = saved.node.get_prefix_tokens()
             if is_path:
                 call.prompts = [TextPrompt(lm, path, None)]
-            call.prompts[0].ids, call.prompts[0].node = path, kept.node
+            call.prompts[0].ids, call.prompts[0].node = path, saved.node
             if is_path:
                 call._check_room()
-            call.runs = call.plan(kept)
-            await call.runs.keep()
+            call.runs = call.plan(saved)
+            await call.runs.begin_saving()
         return call
 
     def __init__(
@@ -197,8 +197,8 @@ class Completion:
         longest = max(len(prompt.ids) for prompt in self.prompts)
         check_room(longest, max(self.body.n_new, 0), self.lm.n_ctx)
 
-    def plan(self, kept: SavedCompletion | None) -> Runs:
-        """Plan the choices, which have not started yet. kept: where to save them; None does not."""
+    def plan(self, saved: SavedCompletion | None) -> Runs:
+        """Plan the choices, without starting them. saved: where to save them; None: nowhere."""
         return Runs(
             self.lm,
             [prompt.node for prompt in self.prompts],
@@ -208,7 +208,7 @@ class Completion:
             is_streamed=bool(self.body.stream),
             skips_special=bool(self.body.skip_special_tokens),
             keeps_stop=bool(self.body.include_stop_str_in_output),
-            kept=kept,
+            saved=saved,
         )
 
     def release(self) -> None:
@@ -357,8 +357,8 @@ class Completion:
             for number in range(len(self.prompts) * n):
                 piece = self._choice(number, number // n, None, (), prompt_scores)
                 yield {**piece, "finish_reason": None if self.runs.replies else "length"}
-        async with aclosing(self.runs.news()) as news:
-            async for changed in news:
+        async with aclosing(self.runs.updates()) as updates:
+            async for changed in updates:
                 for piece in await self._new_choices(changed):
                     yield piece
 

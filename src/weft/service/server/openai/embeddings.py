@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field, field_validator
 
 from ..dependencies import ERRORS
-from ..events import until_gone
+from ..events import run_until_disconnect
 from ..limits import check_limit
 from ..service import Service, ServiceDep
 from .field_errors import check_field, translate_overflow, unsupported
@@ -76,7 +76,7 @@ async def embed(body: EmbeddingRequest, request: Request, service: ServiceDep) -
             if not isinstance(text, str):
                 check_token_ids(lm, "input", text)
         with translate_overflow("input"):
-            vectors = await until_gone(request, _embed_in_batches(lm, texts))
+            vectors = await run_until_disconnect(request, _embed_in_batches(lm, texts))
         n_tokens = await asyncio.to_thread(lambda: sum(_n_tokens(lm, text) for text in texts))
         name = service.models.get(body.model).name
     data = [

@@ -52,7 +52,7 @@ class SavedCompletion:
         self.live.register_growth(task)
         self._task = task
         try:
-            await self.live.call(lambda: self.live.kept.append(task.nodes))
+            await self.live.call(lambda: self.live.stored.append(task.nodes))
         except BaseException:
             growth.abandon("cancelled")
             self.live.unregister_growth(task)
@@ -87,10 +87,10 @@ class SavedCompletion:
 
     def to_dict(self, nodes: Sequence[Heddle]) -> Json:
         """Return the loom, the parent, and the numbers of the choices' nodes."""
-        kept = self.live.kept
+        stored = self.live.stored
         return {
-            "loom": kept.id,
-            "name": kept.name,
+            "loom": stored.id,
+            "name": stored.name,
             "parent": self.live.number(self.node),
             "nodes": [self.live.number(node) for node in nodes],
         }
@@ -133,8 +133,8 @@ async def open_target_node(
             loom.meta["model"] = served.source
             return service.looms.library.create(loom)
 
-        kept_loom = await asyncio.to_thread(create)
-        loom_name = service.looms.put(kept_loom, served.ready()).kept.id
+        stored_loom = await asyncio.to_thread(create)
+        loom_name = service.looms.put(stored_loom, served.ready()).stored.id
     async with service.looms.open_locked(loom_name, model=model, grows=True) as live:
         start = _start_node(live, options.parent)
         path_ids = start.get_prefix_tokens()
@@ -159,7 +159,7 @@ async def open_target_node(
                     child.meta["said"] = user_text
 
             node = (await live.change("add", add, ACTOR)).added[-1]
-        if not live.kept.has(node):  # an ended node of a job that is still running
+        if not live.stored.has(node):  # an ended node of a job that is still running
             await live.commit_finished()
         yield SavedCompletion(service, live, node)
 
@@ -167,7 +167,7 @@ async def open_target_node(
 def _start_node(live: OpenLoom, parent: int | str | None) -> Heddle:
     """Return the node below which the prompt is looked up: the parent, or the root."""
     if parent is None:
-        return live.kept.loom
+        return live.stored.loom
     try:
         return live.node(parent)
     except NotFound as error:

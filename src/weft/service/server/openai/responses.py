@@ -35,7 +35,14 @@ from .protocol import (
 )
 from .request_fields import Finite, OpenAIModel, OpenAISampling, StreamOptions
 from .runs import Runs
-from .stored import ResponseContext, ResponseKey, delete, new_item_id, store, stored
+from .stored import (
+    ResponseContext,
+    ResponseKey,
+    delete,
+    new_item_id,
+    open_response,
+    store,
+)
 from .stream import run_call
 from .usage import CallUsage
 
@@ -228,7 +235,7 @@ async def respond(body: ResponseRequest, request: Request, service: ServiceDep) 
 
     async def plan(lm: LM, name: str) -> ResponseCall:
         try:
-            return await ResponseCall.begin(body, lm, name, service)
+            return await ResponseCall.create(body, lm, name, service)
         except RequestError as error:
             is_own = (error.param or "").startswith("response_format")
             if not is_own or body.response_format is None:
@@ -264,7 +271,7 @@ async def read_response(
     _check_include([*(include or ()), *(include_ or ())])
     if stream:
         raise unsupported("stream", "stored responses cannot be streamed; leave it out")
-    async with stored(service, response_id) as response:
+    async with open_response(service, response_id) as response:
         return to_response(ResponseObject.model_validate(response.response_object))
 
 
@@ -292,7 +299,7 @@ async def list_input_items(
 ) -> Response:
     """List the input items of a stored response, including those of earlier responses."""
     _check_include([*(include or ()), *(include_ or ())])
-    async with stored(service, response_id) as response:
+    async with open_response(service, response_id) as response:
         items = response.items()
     if order == "desc":
         items.reverse()
@@ -330,7 +337,7 @@ class ResponseCall:
     """
 
     @classmethod
-    async def begin(
+    async def create(
         cls, body: ResponseRequest, lm: LM, name: str, service: Service
     ) -> ResponseCall:
         """Check the request and plan the call. Nothing is generated yet. Raises: RequestError.
@@ -345,7 +352,7 @@ class ResponseCall:
             chat.loom = location
             try:
                 with translate_overflow("input", chat.max_new_tokens or 0):
-                    call = await ChatCall.begin(chat, lm, name, service, fits_context=True)
+                    call = await ChatCall.create(chat, lm, name, service, fits_context=True)
                 return cls(body, call, name, context)
             except RequestError as error:
                 # The prefix differs: other instructions, or a template that shortens earlier turns.
@@ -362,8 +369,8 @@ class ResponseCall:
         self.created = time.time()
         self._context = context
         self._key: ResponseKey | None = None
-        if (kept := call.runs.kept) is not None:
-            self._key = ResponseKey(kept.live.kept.id, kept.live.number(self._node))
+        if (saved := call.runs.saved) is not None:
+            self._key = ResponseKey(saved.live.stored.id, saved.live.number(self._node))
         key = self._key
         self.id = new_item_id("resp") if key is None else key.response_id
         self.writer = OutputWriter(new_item_id if key is None else key.item_id)
@@ -429,8 +436,8 @@ class ResponseCall:
 
         The response is stored at the end.
         """
-        async with aclosing(self.call.runs.news()) as news:
-            async for _ in news:
+        async with aclosing(self.call.runs.updates()) as updates:
+            async for _ in updates:
                 for event in await self._new_events():
                     yield event
 

@@ -205,11 +205,11 @@ class Runs:
     Args:
     nodes: the ends of the prompts.
     n: number of choices for each prompt; with 0 nothing is generated.
-    ticker: decides when `news` yields.
+    ticker: decides when `updates` yields.
     is_streamed: tokens are read while the choices run.
     skips_special: leave special tokens out of the texts.
     keeps_stop: texts include the stop string or stop token that ended them.
-    kept: where the choices are saved; None does not save them.
+    saved: where the choices are saved; None does not save them.
     """
 
     def __init__(
@@ -223,17 +223,17 @@ class Runs:
         is_streamed: bool = False,
         skips_special: bool = False,
         keeps_stop: bool = False,
-        kept: SavedCompletion | None = None,
+        saved: SavedCompletion | None = None,
     ) -> None:
         mute = lm.text.special_ids if skips_special else frozenset()
         self.lm = lm
-        self.kept = kept
+        self.saved = saved
         self._pulse = ticker
         self._began = time.perf_counter()
         self.first_token_s: float | None = None  # seconds to the first token
         self.seed = fresh_seed() if params.seed is None else params.seed
         self.params = replace(params, n=n, seed=self.seed) if n else params
-        self._growth = Growth(lm, streamed=is_streamed or kept is not None)
+        self._growth = Growth(lm, streamed=is_streamed or saved is not None)
         self.replies: list[ChoiceRun] = []
         for prompt, node in enumerate(nodes):
             for i in range(n):
@@ -250,9 +250,9 @@ class Runs:
 
         Raises: the first error of a choice.
         """
-        if self.kept is not None:
-            async with aclosing(self.news()) as news:
-                async for _ in news:
+        if self.saved is not None:
+            async with aclosing(self.updates()) as updates:
+                async for _ in updates:
                     pass
             return
         result = await self._growth.arun()
@@ -262,27 +262,27 @@ class Runs:
             reply.grow(reply.node.tokens, reply.node.logprobs)
             reply.end()
 
-    async def news(self) -> AsyncGenerator[list[ChoiceRun], None]:
+    async def updates(self) -> AsyncGenerator[list[ChoiceRun], None]:
         """Yield the choices that have new tokens or have ended, at most 20 times per second.
 
         Closing the generator cancels the choices.
         Raises: the first error of any choice, after the others have ended.
         """
-        lock = nullcontext() if self.kept is None else self.kept.live.lock
+        lock = nullcontext() if self.saved is None else self.saved.live.lock
         try:
-            async with aclosing(self._growth.anews()) as steps:
-                async for news in steps:
-                    if news and self.first_token_s is None:
+            async with aclosing(self._growth.aupdates()) as steps:
+                async for step in steps:
+                    if step and self.first_token_s is None:
                         self.first_token_s = time.perf_counter() - self._began
                     async with lock:
-                        changed = [self._apply(pending, events) for pending, events in news]
+                        changed = [self._apply(pending, events) for pending, events in step]
                     if changed:
                         yield changed
                     # Events that arrive meanwhile are queued and read together.
                     await self._pulse.wait(self._growth.when_done())
         finally:
-            if self.kept is not None:
-                await self.kept.end()
+            if self.saved is not None:
+                await self.saved.end()
         failed = self._growth.children.failed
         if failed:
             raise failed[0]
@@ -303,22 +303,22 @@ class Runs:
     def to_dict(self) -> Json:
         """Return the answer's `loom` field: the sampling parameters, and the nodes if saved."""
         data: Json = {"sampling": self.params.to_dict()}
-        if self.kept is not None:
-            data.update(self.kept.to_dict([reply.node for reply in self.replies]))
+        if self.saved is not None:
+            data.update(self.saved.to_dict([reply.node for reply in self.replies]))
         return data
 
     def release(self) -> None:
         """If the choices are saved in a loom, cancel those that still run and start their commit.
 
-        Choices that are not saved are cancelled by closing `news`; nothing is done for them here.
+        Closing `updates` cancels choices that are not saved, so nothing is done for them here.
         """
-        if self.kept is not None:
-            self.kept.release()
+        if self.saved is not None:
+            self.saved.release()
 
-    async def keep(self) -> None:
-        """Give the choices their node numbers before they run, if they are saved in a loom.
+    async def begin_saving(self) -> None:
+        """Store an empty node per choice before it runs, if the choices are saved in a loom.
 
         The caller holds the loom's lock.
         """
-        if self.kept is not None:
-            await self.kept.begin(self._growth)
+        if self.saved is not None:
+            await self.saved.begin(self._growth)

@@ -95,13 +95,13 @@ class StoredResponse(NamedTuple):
     @property
     def is_used(self) -> bool:
         """True if the node has children, or if another response continues this one."""
-        nodes = preorder(self.live.kept.loom)
+        nodes = preorder(self.live.stored.loom)
         followed = (node.meta.get(_RECORD, {}).get("previous") for node in nodes)
         return bool(self.live.children_of(self.node)) or self.key.number in followed
 
 
 @asynccontextmanager
-async def stored(service: Service, given: str) -> AsyncIterator[StoredResponse]:
+async def open_response(service: Service, given: str) -> AsyncIterator[StoredResponse]:
     """Find a response by its id or the id of one of its items. Raises: NotFound.
 
     The block runs under the lock of the response's loom.
@@ -140,10 +140,10 @@ async def delete(service: Service, given: str) -> str:
     given: its id.
     Raises: NotFound; Conflict while the response is being generated.
     """
-    async with stored(service, given) as response:
+    async with open_response(service, given) as response:
         key, live, node, record = response
         if live.is_growing(node):
-            raise Conflict(f"the response {given} is still being generated", rev=live.kept.rev)
+            raise Conflict(f"the response {given} is still being generated", rev=live.stored.rev)
         top = node
         while top.parent is not None and _RECORD not in top.parent.meta:
             if len(live.children_of(top.parent)) > 1:
@@ -155,7 +155,7 @@ async def delete(service: Service, given: str) -> str:
                 node.meta = {**node.meta, _RECORD: {**record, "deleted": True}}
 
             await live.change("edit", mark, ACTOR)
-        elif top is live.kept.loom:
+        elif top is live.stored.loom:
             await live.call(lambda: service.looms.library.remove([key.loom]))
             service.looms.removed(key.loom)
         else:
@@ -198,7 +198,7 @@ class ResponseContext(NamedTuple):
         if not previous:
             return cls(items)
         try:
-            async with stored(service, previous) as response_node:
+            async with open_response(service, previous) as response_node:
                 response = response_node.response_object
                 before = [*response_node.items(), *response["output"]]
                 key = response_node.key
@@ -229,7 +229,7 @@ async def _with_references(service: Service, items: list[InputItem]) -> list[Inp
     for number, item in enumerate(items):
         if item.type == "item_reference":
             try:
-                async with stored(service, item.id or "") as response:
+                async with open_response(service, item.id or "") as response:
                     candidates = [*response.items(), *response.response_object["output"]]
                 (matching,) = (other for other in candidates if other["id"] == item.id)
             except (NotFound, ValueError):

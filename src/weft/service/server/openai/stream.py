@@ -16,7 +16,7 @@ from ....errors import Cancelled, WeftError
 from ...api.base import ResponseModel
 from ..error_bodies import error_body
 from ..errors import serialize_error
-from ..events import PING, EventStream, json_of, until_gone
+from ..events import PING, EventStream, json_of, run_until_disconnect
 from ..service import exit_callback
 from ..shutdown import CancelScope
 from .protocol import to_response
@@ -112,7 +112,7 @@ async def run_call(
             stack.callback(call.release)
             stack.callback(lambda: service.metrics.observe_first(name, call.runs.first_token_s))
             if not is_streamed:
-                answer = await until_gone(request, call.answer())
+                answer = await run_until_disconnect(request, call.answer())
                 return to_response(answer) if isinstance(answer, ResponseModel) else answer
         streamed = StreamedCall(call.chunks(), ending, request, format)
         end = exit_callback(stack.pop_all())

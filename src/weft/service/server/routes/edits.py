@@ -39,7 +39,7 @@ from .looms import changed_reply
 router = APIRouter(prefix="/api/v1/looms/{loom}", tags=["edits"], responses=ERRORS)
 
 
-async def changed(
+async def edit_and_respond(
     live: OpenLoom,
     kind: str,
     edit: Callable[[], Any],
@@ -53,7 +53,7 @@ async def changed(
     Arguments as for `OpenLoom.change`. status: HTTP status of the response.
     """
     change = await live.change(kind, edit, actor, expected)
-    return model_response(changed_reply(live, change), rev=live.kept.rev, status=status)
+    return model_response(changed_reply(live, change), rev=live.stored.rev, status=status)
 
 
 @router.post("/nodes", status_code=201, response_model=Changed)
@@ -64,7 +64,7 @@ async def add_node(loom: LoomName, body: AddNode, service: ServiceDep, actor: Ac
     async with service.looms.open_locked(loom, grows=True) as live:
         parent = live.node(body.parent)
         live.check_not_growing(parent)
-        return await changed(
+        return await edit_and_respond(
             live, "add", lambda: _add_children(live, parent, body), actor, status=201
         )
 
@@ -109,13 +109,13 @@ async def edit_node(
             label = body.bookmark
             same = live.unchanged(expected)
             change = await live.run_and_publish(
-                lambda: live.kept.bookmark(tree_node, label, actor=actor, unchanged=same)
+                lambda: live.stored.bookmark(tree_node, label, actor=actor, unchanged=same)
             )
             if body.model_fields_set <= {"bookmark", "in_place"}:
-                return model_response(changed_reply(live, change), rev=live.kept.rev)
+                return model_response(changed_reply(live, change), rev=live.stored.rev)
             if if_match is not None:
-                expected = ExpectedRevision(tree_node, live.kept.rev)  # this call has changed it
-        return await changed(
+                expected = ExpectedRevision(tree_node, live.stored.rev)  # this call has changed it
+        return await edit_and_respond(
             live, _edit_kind(body), lambda: _apply_edit(tree_node, body), actor, expected=expected
         )
 
@@ -184,7 +184,7 @@ async def remove_node(
         await live.commit_finished()
         if live.is_growing(tree_node):
             live.cancel_node(tree_node)
-            return await changed(live, "remove", lambda: None, actor, expected=expected)
+            return await edit_and_respond(live, "remove", lambda: None, actor, expected=expected)
         tops = _nodes_to_remove(tree_node, what)
         for other in map(live.node, also or ()):
             tops += [top for top in _nodes_to_remove(other, what) if top not in tops]
@@ -199,7 +199,7 @@ async def remove_node(
             for top in tops:
                 top.remove()
 
-        return await changed(live, "remove", edit, actor, expected=expected)
+        return await edit_and_respond(live, "remove", edit, actor, expected=expected)
 
 
 def _nodes_to_remove(node: Heddle, what: What) -> list[Heddle]:
@@ -234,7 +234,7 @@ async def fork_node(
         tree_node = live.node(node)
         live.check_not_growing(tree_node)
         instead = body.token_id if body.text is None else body.text
-        return await changed(
+        return await edit_and_respond(
             live, "fork", lambda: fork(tree_node, body.at_token, instead), actor, status=201
         )
 
@@ -261,7 +261,7 @@ async def split_node(
             except ConfigError as error:
                 raise RequestError(400, "invalid_parameter", str(error), param=name) from error
 
-        return await changed(live, "split", edit, actor, expected=expected)
+        return await edit_and_respond(live, "split", edit, actor, expected=expected)
 
 
 @router.post("/nodes/{node}/merge", response_model=Changed)
@@ -275,7 +275,7 @@ async def merge_node(
         if parent is None:
             raise TreeError("the root has no parent to be joined with")
         live.check_nothing_grows(parent)
-        return await changed(live, "merge", parent.merge, actor, expected=expected)
+        return await edit_and_respond(live, "merge", parent.merge, actor, expected=expected)
 
 
 @router.post("/nodes/{node}/clip", response_model=Changed)
@@ -310,7 +310,7 @@ async def clip_node(
                     "keep is 0, so no token would be left; drop the children, or remove the node"
                 )
 
-        return await changed(live, "clip", edit, actor, expected=expected)
+        return await edit_and_respond(live, "clip", edit, actor, expected=expected)
 
 
 def _n_kept(node: Heddle, body: ClipNode) -> int:
@@ -358,7 +358,7 @@ async def move_node(
         _check_nothing_grows_below(live, tree_node)
         parent = live.node(body.parent)
         live.check_not_growing(parent)
-        return await changed(
+        return await edit_and_respond(
             live, "move", lambda: move(tree_node, parent, body.index), actor, expected=expected
         )
 
@@ -383,22 +383,22 @@ async def copy_node(
                     409, "name_taken", str(error), param="new_loom", hint=error.hint
                 ) from error
         row = None if body.to_loom is None else await service.looms.row(body.to_loom)
-        if row is None or row.id == live.kept.id:
+        if row is None or row.id == live.stored.id:
             target = live.node(body.parent)
             live.check_not_growing(target)
-            return await changed(
+            return await edit_and_respond(
                 live, "copy", lambda: copy_below(target, tree_node), actor, status=201
             )
         # NOTE: open the source separately, so that no call waits for a lock while holding another.
-        source = await live.call(lambda: service.looms.library.open(live.kept.id))
+        source = await live.call(lambda: service.looms.library.open(live.stored.id))
         number = live.number(tree_node)
     with source.loom:
         async with service.looms.open_locked(row.id) as other:
-            exact = identity_of(source.loom) == identity_of(other.kept.loom)
+            exact = identity_of(source.loom) == identity_of(other.stored.loom)
         async with service.looms.open_locked(row.id, grows=not exact) as other:
             target, top = other.node(body.parent), source.node(number)
             other.check_not_growing(target)
-            return await changed(
+            return await edit_and_respond(
                 other, "copy", lambda: copy_below(target, top, exact=exact), actor, status=201
             )
 
@@ -407,7 +407,7 @@ async def _copy_to_new_loom(
     service: Service, live: OpenLoom, node: Heddle, body: CopyNode
 ) -> Response:
     """Store a copy of a node and its descendants as a new loom; return the response."""
-    own = str(live.kept.loom.meta.get("model", ""))
+    own = str(live.stored.loom.meta.get("model", ""))
     create = partial(service.looms.library.create, name=body.new_loom, title=body.title)
 
     def build() -> Any:
@@ -416,8 +416,8 @@ async def _copy_to_new_loom(
         return create(loom)
 
     def build_for(other: ServedModel) -> Any:
-        marks = live.kept.bookmarks().items()
-        labels = {live.kept.node(number).id: label for number, label in marks}
+        marks = live.stored.bookmarks().items()
+        labels = {live.stored.node(number).id: label for number, label in marks}
         loom = loom_for(node, other.ready(), name=other.name, own_name=own, bookmarks=labels)
         loom.meta["model"] = other.source
         return create(loom)
@@ -428,5 +428,5 @@ async def _copy_to_new_loom(
         other = await service.models.available(body.model)
         with other.in_use() as lm:
             copy = service.looms.put(await live.call(partial(build_for, other)), lm)
-    row = await service.looms.row(copy.kept.id)
-    return model_response(to_loom_object(row, copy), rev=copy.kept.rev, status=201)
+    row = await service.looms.row(copy.stored.id)
+    return model_response(to_loom_object(row, copy), rev=copy.stored.rev, status=201)

@@ -10,7 +10,7 @@ from ....errors import NotFound
 from ...api.jobs import JobList, JobReply, StartRun
 from ...api.nodes import GrowFields, GrowNode, GrowNodes, NodeObject
 from ..dependencies import ERRORS, Actor, LoomName, NodeName
-from ..events import EventStream, until_gone
+from ..events import EventStream, run_until_disconnect
 from ..jobs import ServerJob
 from ..serializers import model_response, serialize_nodes
 from ..service import Service, ServiceDep
@@ -59,7 +59,7 @@ async def grow_nodes(
 
     def pick(live: Any) -> list[Any]:
         if body.nodes is None:
-            leaves = live.kept.loom.leaves
+            leaves = live.stored.loom.leaves
             return [leaf for leaf in leaves if body.force or not leaf.terminal]
         return [live.node(name) for name in body.nodes]
 
@@ -125,7 +125,7 @@ async def _job_response(
         return EventStream(job.events.frames(), on_end=on_end)
     if body.wait:
         try:
-            await until_gone(request, job.wait())
+            await run_until_disconnect(request, job.wait())
         finally:
             if body.on_disconnect == "cancel":
                 job.cancel()
@@ -146,7 +146,7 @@ async def _job_response(
     rev = None
     if body.wait and job.loom is not None and job.status == "ok":
         async with service.looms.open_locked(job.loom) as live:
-            rev = live.kept.rev
+            rev = live.stored.rev
             nodes = []
             for branch in result.branches:
                 try:

@@ -57,20 +57,20 @@ async def export_loom(
     options: dict[str, Any] = {"limit": limit, "tint": tint, "by": by}
     options = {name: value for name, value in options.items() if value is not None}
     async with service.looms.open_locked(loom) as live:
-        top, numbers = live.node(node), live.kept.numbers()
+        top, numbers = live.node(node), live.stored.numbers()
         live.check_not_growing(top)
         if format in EXPORTERS and "bookmark" in EXPORTERS[format].options:
-            marks = live.kept.bookmarks()
+            marks = live.stored.bookmarks()
             options["bookmark"] = lambda exported: marks.get(numbers.get(exported.id, -1))
         if format == "json":
-            options["title"] = live.kept.title
+            options["title"] = live.stored.title
         if format == "markdown":
-            options["name"] = live.kept.title or live.kept.name
+            options["name"] = live.stored.title or live.stored.name
         # `export` copies the nodes before it returns, as the loom may grow meanwhile.
         pieces = await live.call(
             lambda: export(top, format, scope=scope, numbers=numbers, **options)
         )
-        name = re.sub(r"[^\w.-]", "-", live.kept.name, flags=re.ASCII)
+        name = re.sub(r"[^\w.-]", "-", live.stored.name, flags=re.ASCII)
     kind = EXPORTERS[format]
     # Always a download, never a page of this origin: the content is untrusted.
     headers = {"Content-Disposition": f'attachment; filename="{name}{suffix_of(format)}"'}
@@ -125,11 +125,11 @@ async def import_looms(
             if used is not None:
                 imported.loom.meta["model"] = served.source
             own = None if name is not None else title_from_text(imported.title)
-            kept = await asyncio.to_thread(
+            stored = await asyncio.to_thread(
                 library.create, imported.loom, name=name, title=title or own
             )
-            service.looms.put(kept, used)
-            rows.append(await service.looms.row(kept.id))
+            service.looms.put(stored, used)
+            rows.append(await service.looms.row(stored.id))
     result = Imported(
         looms=[to_loom_entry(row, None) for row in rows],
         recognised_as=report.recognised_as,

@@ -38,7 +38,7 @@ async def read_kv(
         reply.looms = []
         for live in service.looms.open_looms():
             async with live.lock:
-                if service.looms.get_open(live.kept.id) is not live:  # closed in the meantime
+                if service.looms.get_open(live.stored.id) is not live:  # closed in the meantime
                     continue
                 reply.looms.append(await live.call(partial(loom_kv, service, live)))
     return model_response(reply)
@@ -60,7 +60,7 @@ def kv_of(name: str, lm: LM) -> KvObject:
 async def read_loom_kv(loom: LoomName, service: ServiceDep) -> Response:
     """Return how many of a loom's nodes have their KV in memory."""
     async with service.looms.open_locked(loom) as live:
-        return model_response(await live.call(partial(loom_kv, service, live)), rev=live.kept.rev)
+        return model_response(await live.call(partial(loom_kv, service, live)), rev=live.stored.rev)
 
 
 def loom_kv(service: Service, live: OpenLoom) -> LoomKv:
@@ -70,11 +70,11 @@ def loom_kv(service: Service, live: OpenLoom) -> LoomKv:
     """
     lm = None if live.lm is None or live.lm.closed else live.lm
     result = LoomKv(
-        loom=live.kept.id,
-        name=live.kept.name,
-        title=live.kept.title,
+        loom=live.stored.id,
+        name=live.stored.name,
+        title=live.stored.title,
         model=None if lm is None else service.models.name_of(lm),
-        rev=live.kept.rev,
+        rev=live.stored.rev,
         hot=0,
         cold=0,
         hot_tokens=0,
@@ -82,7 +82,7 @@ def loom_kv(service: Service, live: OpenLoom) -> LoomKv:
         bytes=0,
     )
     slot = 0 if lm is None else lm.info.kv_bytes_per_token
-    for node in preorder(live.kept.loom):
+    for node in preorder(live.stored.loom):
         sizes, n = kv_sizes(node), len(node.tokens)
         result.tokens += n
         is_hot = sizes is not None and kv_state(sizes, node.place.depth) == "hot"
@@ -110,7 +110,7 @@ async def forget_kv(loom: LoomName, body: ForgetKv, service: ServiceDep) -> Resp
         kept = set() if body.keep is None else {step.id for step in live.node(body.keep).path}
         for task in live.growing:
             kept |= {step.id for node in task.nodes for step in node.path}
-        for node in reversed(list(preorder(live.kept.loom))):  # leaves first
+        for node in reversed(list(preorder(live.stored.loom))):  # leaves first
             if node.id not in kept:
                 lm.kv.trim(node, 0 if node.parent is None else node.parent.place.depth)
         return loom_kv(service, live)
@@ -121,7 +121,7 @@ async def forget_kv(loom: LoomName, body: ForgetKv, service: ServiceDep) -> Resp
             raise Unsupported(f"the {live.lm.info.name} engine does not expose its KV")
         with service.work("kv", service.models.name_of(live.lm)) as lm:
             result = await live.call(partial(forget, lm))
-        return model_response(result, rev=live.kept.rev)
+        return model_response(result, rev=live.stored.rev)
 
 
 @router.post("/looms/{loom}/nodes/{node}/kv", response_model=NodeObject)
@@ -154,7 +154,7 @@ async def handle_kv(
                 else:
                     await live.call(lambda: kv.trim(tree_node, start))
         data = await live.call(lambda: serialize_node(live, tree_node, fields=("kv",)))
-        return json_response(data, rev=live.kept.rev)
+        return json_response(data, rev=live.stored.rev)
 
 
 async def _pin(live: OpenLoom, lm: LM, node: Heddle) -> None:
@@ -169,20 +169,20 @@ async def _pin(live: OpenLoom, lm: LM, node: Heddle) -> None:
 
     def add_pin() -> None:
         live.pins.take(node, pin)
-        live.pins.follow(live.kept)
+        live.pins.follow(live.stored)
 
     await live.call(add_pin)
     if node.id not in live.pins:
         raise Conflict(
             "the node was removed while its KV was computed",
-            rev=live.kept.rev,
+            rev=live.stored.rev,
             code="node_removed",
         )
 
 
 def _check_not_pinned(live: OpenLoom, node: Heddle) -> None:
     """Raise RequestError if the node or a descendant is pinned."""
-    for pinned in map(live.kept.node, live.pins):
+    for pinned in map(live.stored.node, live.pins):
         if is_below(pinned, node):
             number, target = live.number(pinned), live.number(node)
             reason = (

@@ -87,10 +87,10 @@ async def create_loom(body: CreateLoom, service: ServiceDep) -> Response:
 
         loom = await asyncio.to_thread(build)
         library = service.looms.library
-        kept = await asyncio.to_thread(library.create, loom, name=body.name, title=body.title)
-        live = service.looms.put(kept, lm)
-    row = await service.looms.row(live.kept.id)
-    return model_response(to_loom_object(row, live), rev=live.kept.rev, status=201)
+        stored = await asyncio.to_thread(library.create, loom, name=body.name, title=body.title)
+        live = service.looms.put(stored, lm)
+    row = await service.looms.row(live.stored.id)
+    return model_response(to_loom_object(row, live), rev=live.stored.rev, status=201)
 
 
 @router.post("/looms/restore", response_model=RestoredLooms)
@@ -129,8 +129,8 @@ async def restore_looms(
 async def read_loom(loom: LoomName, service: ServiceDep) -> Response:
     """Return a loom's metadata."""
     async with service.looms.open_locked(loom) as live:
-        row = await service.looms.row_now(live.kept.id)
-        return model_response(to_loom_object(row, live), rev=live.kept.rev)
+        row = await service.looms.row_now(live.stored.id)
+        return model_response(to_loom_object(row, live), rev=live.stored.rev)
 
 
 @router.patch("/looms/{loom}", response_model=LoomObject)
@@ -141,21 +141,23 @@ async def edit_loom(loom: LoomName, body: EditLoom, service: ServiceDep, actor: 
             meta = body.meta or {}
             note_of(meta)  # raises for a wrong note
             reserved = {
-                name: value for name, value in live.kept.loom.meta.items() if name in _RESERVED_META
+                name: value
+                for name, value in live.stored.loom.meta.items()
+                if name in _RESERVED_META
             }
 
             def edit() -> None:
-                live.kept.loom.meta = {**meta, **reserved}
+                live.stored.loom.meta = {**meta, **reserved}
 
             await live.change("edit", edit, actor)
-        is_same_name = body.name in (None, live.kept.name)
-        if not (is_same_name and body.title in (None, live.kept.title)):
+        is_same_name = body.name in (None, live.stored.name)
+        if not (is_same_name and body.title in (None, live.stored.title)):
             rename = service.looms.library.rename
-            await asyncio.to_thread(rename, live.kept.id, body.name, title=body.title)
+            await asyncio.to_thread(rename, live.stored.id, body.name, title=body.title)
             service.looms.forget_rows()
             await live.sync(now=True)
-        row = await service.looms.row_now(live.kept.id)
-        return model_response(to_loom_object(row, live), rev=live.kept.rev)
+        row = await service.looms.row_now(live.stored.id)
+        return model_response(to_loom_object(row, live), rev=live.stored.rev)
 
 
 _RESERVED_META = ("model", "engine")
@@ -199,20 +201,20 @@ async def _undo_or_redo(service: Service, loom: str, kind: Literal["undo", "redo
         try:
             if kind == "undo":
                 change = await live.run_and_publish(
-                    lambda: live.kept.undo(leave=leave, running=running)
+                    lambda: live.stored.undo(leave=leave, running=running)
                 )
             else:
-                change = await live.run_and_publish(lambda: live.kept.redo(leave=leave))
+                change = await live.run_and_publish(lambda: live.stored.redo(leave=leave))
         except StoreUnavailable:
             raise
         except StoreError as error:
             raise RequestError(409, f"cannot_{kind}", str(error), hint=error.hint) from error
-        return model_response(changed_reply(live, change), rev=live.kept.rev)
+        return model_response(changed_reply(live, change), rev=live.stored.rev)
 
 
 def changed_reply(live: OpenLoom, change: Change) -> Changed:
     """Convert a change of the tree to a Changed object."""
-    numbers = live.kept.numbers()
+    numbers = live.stored.numbers()
     return Changed.model_validate(
         {
             "rev": change.rev,
@@ -228,7 +230,7 @@ def changed_reply(live: OpenLoom, change: Change) -> Changed:
 async def read_history(loom: LoomName, service: ServiceDep, limit: Limit = 50) -> Response:
     """List the loom's operations, latest first."""
     async with service.looms.open_locked(loom) as live:
-        operations = await live.call(lambda: live.kept.history(limit))
+        operations = await live.call(lambda: live.stored.history(limit))
     rows = [
         OperationObject(
             kind=operation.kind,
@@ -345,10 +347,10 @@ def find_in_loom(
 
     Raises: RequestError for a pattern with catastrophic backtracking.
     """
-    bookmarks = live.kept.bookmarks()
+    bookmarks = live.stored.bookmarks()
     hits: list[HitObject] = []
     deadline = time.monotonic() + _PATTERN_S
-    for node in preorder(live.kept.loom):
+    for node in preorder(live.stored.loom):
         if not all(_is_kind(live, node, kind, bookmarks) for kind in kinds):
             continue
         try:
@@ -363,12 +365,12 @@ def find_in_loom(
                 param="q",
             ) from error  # fmt: skip
         if spans or not pattern.pattern:
-            kept = live.kept
+            stored = live.stored
             hits.append(
                 HitObject(
-                    loom=kept.id,
-                    name=kept.name,
-                    title=kept.title,
+                    loom=stored.id,
+                    name=stored.name,
+                    title=stored.title,
                     node=live.number(node),
                     text=node.text,
                     spans=spans[:100] if pattern.pattern else [],

@@ -12,7 +12,7 @@ from ...api.jobs import JobReply
 from ...api.models import LoadModel, ModelList, ModelObject
 from ..dependencies import ERRORS
 from ..errors import RequestError
-from ..events import until_gone
+from ..events import run_until_disconnect
 from ..jobs import ServerJob
 from ..models import ModelRequest, ServedModel
 from ..serializers import model_response, to_model_object
@@ -53,7 +53,7 @@ async def load_model(body: LoadModel, service: ServiceDep, request: Request) -> 
     job.events.put("job", {"job": job.id, "model": model.name, "branches": []})
     job.start(_load(service, job, model), lambda _: None)
     if body.wait:
-        await until_gone(request, job.wait())
+        await run_until_disconnect(request, job.wait())
     reply = JobReply(job=job.id, status=job.status, error=job.to_object().error)
     return model_response(reply, status=200 if body.wait else 202)
 

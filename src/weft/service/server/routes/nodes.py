@@ -50,7 +50,7 @@ AllNodeFields = Annotated[
 ]
 
 
-def within(
+def subtree_nodes(
     live: OpenLoom,
     top: Heddle,
     depth: int | None,
@@ -123,7 +123,7 @@ async def list_nodes(
                 live, live.node(under), depth, fields or [], changes, limit, after, nodes, sort
             )
         )
-        return json_response(page, rev=live.kept.rev)
+        return json_response(page, rev=live.stored.rev)
 
 
 _CHANGES = "~"  # suffix of `next` on pages of changes
@@ -159,7 +159,7 @@ def _node_page(
         sort: the order of siblings; None: as in the loom.
     """
     is_first = changes is None and after is None and only_numbers is None
-    nodes = within(live, top, depth, limit + 1 if is_first else None, sort=sort)
+    nodes = subtree_nodes(live, top, depth, limit + 1 if is_first else None, sort=sort)
     if after is not None:
         name = after.removesuffix(_CHANGES)
         matches = (name in (str(live.number(node)), node.id) for node in nodes)
@@ -180,7 +180,7 @@ def _node_page(
     is_more = len(nodes) > limit
     suffix = "" if changes is None else _CHANGES
     return {
-        "rev": live.kept.rev,
+        "rev": live.stored.rev,
         "data": data,
         "removed": removed,
         "whole": changes is None,
@@ -202,8 +202,8 @@ async def read_tree(
         tree = await live.call(
             lambda: _nested_nodes(live, live.node(under), depth, fields or [], sort)
         )
-        data = {"loom": live.kept.id, "rev": live.kept.rev, "tree": tree}
-        return json_response(data, rev=live.kept.rev)
+        data = {"loom": live.stored.id, "rev": live.stored.rev, "tree": tree}
+        return json_response(data, rev=live.stored.rev)
 
 
 _MAX_NESTED, _MAX_LEVELS = 2000, 400
@@ -213,7 +213,7 @@ def _nested_nodes(
     live: OpenLoom, top: Heddle, depth: int | None, fields: list[Field], sort: str | None
 ) -> dict[str, Any]:
     """Return a node and its descendants as nested fields of TreeNode, without recursion."""
-    nodes = within(live, top, depth, sort=sort)
+    nodes = subtree_nodes(live, top, depth, sort=sort)
     if len(nodes) > _MAX_NESTED:
         raise RequestError(
             400, "tree_too_large", f"{len(nodes)} nodes are too many for a nested tree",
@@ -248,7 +248,7 @@ async def read_node(
     async with service.looms.open_locked(loom) as live:
         tree_node = live.node(node)
         data = await live.call(lambda: serialize_node(live, tree_node, fields=fields or []))
-        return json_response(data, rev=live.kept.rev)
+        return json_response(data, rev=live.stored.rev)
 
 
 @router.get("/nodes/{node}/path", response_model=PathReply)
