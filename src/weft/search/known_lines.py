@@ -1,7 +1,7 @@
-"""Draw lines below nodes that have lines already, without generating one of those a second time.
+"""Draw lines below nodes that already have lines, without generating a known line a second time.
 
-The probabilities of known lines are measured once. A draw first chooses between their tokens and
-all others. The model generates only the rest of a line that is none of them.
+The model measures the probabilities of known lines once. A draw follows the tokens of known lines
+by these probabilities. If it leaves them, the model generates the rest of the line.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ class Prefix:
     """A prefix of known lines: a node of their trie.
 
     logprob: log-probability of its last token after the tokens before, in nats.
-    longer: token id → the prefix that is longer by this token. A full line has none.
+    children: token id → the prefix with this token appended. A full line has none.
     """
 
     logprob: float = 0.0
-    longer: dict[int, Prefix] = field(default_factory=dict)
+    children: dict[int, Prefix] = field(default_factory=dict)
 
     def add(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
         """Add a line below this prefix, with the log-probability of each token."""
         prefix = self
         for token, logprob in zip(tokens, logprobs, strict=True):
-            prefix = prefix.longer.setdefault(token, Prefix(logprob))
+            prefix = prefix.children.setdefault(token, Prefix(logprob))
 
 
 @dataclass(slots=True, eq=False)
 class Line:
-    """A line that is drawn below a node.
+    """A line while it is drawn.
 
-    row: the node.
-    prefix: the prefix of known lines that the line has followed. If it is a full line, the drawn
-        line is known. Otherwise the next token is none of those in `prefix.longer`.
+    node: the node below which the line is drawn.
+    prefix: the longest prefix that the line shares with known lines, after `follow`. If it is a
+        full line, the drawn line is known. Otherwise the next token is not in `prefix.children`.
     tokens, logprobs: the tokens so far, an end token included, and their log-probabilities.
-    start: the node to continue: a child of `row` with the tokens, or `row` itself without any.
+    start: the node to continue: a child of `node` with the tokens, or `node` itself without any.
     """
 
-    row: Heddle
+    node: Heddle
     prefix: Prefix
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -61,13 +61,13 @@ class Line:
 
     def follow(self, rng: Random) -> None:
         """Draw tokens as long as they continue a known line."""
-        while self.prefix.longer:
+        while self.prefix.children:
             u = rng.random()
-            for token, longer in self.prefix.longer.items():
-                u -= math.exp(longer.logprob)
+            for token, child in self.prefix.children.items():
+                u -= math.exp(child.logprob)
                 if u < 0:
-                    self.add(token, longer.logprob)
-                    self.prefix = longer
+                    self.add(token, child.logprob)
+                    self.prefix = child
                     break
             else:
                 return
@@ -77,12 +77,12 @@ class Line:
         self.tokens.append(token)
         self.logprobs.append(logprob)
 
-    def begin(self, lm: LM, params: SamplingParams) -> Heddle | None:
+    def attach(self, lm: LM, params: SamplingParams) -> Heddle | None:
         """Add the tokens to the tree as `start`; return `start` unless the line has ended."""
         if not self.tokens:
-            return self.row
+            return self.node
         has_ended = self.tokens[-1] in lm.text.stop_ids
-        node = self.start = add_tokens(self.row, self.tokens[: -1 if has_ended else None])
+        node = self.start = add_tokens(self.node, self.tokens[: -1 if has_ended else None])
         node.params, node.logprobs = params, self.logprobs[: len(node.tokens)]
         node.terminal = has_ended
         node.stop_string = next((stop for stop in params.stop if stop in node.text), None)
@@ -136,8 +136,9 @@ class KnownLines:
 
         Args:
             lm: the model of the nodes.
-            rows: the nodes.
-            contexts: Python id of a row → a key of its context, and the node with its known lines.
+            rows: the nodes; a node that is listed repeatedly gets as many lines.
+            contexts: Python id of a node in `rows` → a key that is equal for equal contexts, and
+                the node whose children are the known lines.
             grow: generates lines: `Meter.grow`, or a function like it.
             rng: draws between known lines and others.
             reserve: tokens of the budget to keep for later.
@@ -148,19 +149,19 @@ class KnownLines:
         if lm.info.capabilities.steps and params == neutral:
             yield from self._measure(lm, rows, contexts, params)
         lines = [Line(row, self._tries.get(contexts[id(row)][0], Prefix())) for row in rows]
-        if not any(line.prefix.longer for line in lines):
+        if not any(line.prefix.children for line in lines):
             return (yield from grow(rows, reserve=reserve, **sampling))
         lines = lines[: meter.max_rows(len(rows), params.max_tokens, reserve)]
         yield from self._draw(lm, lines, params, rng)
-        starts = [start for line in lines if (start := line.begin(lm, params)) is not None]
-        n_drawn = sum(len(line.tokens) for line in lines if line.prefix.longer)
+        starts = [start for line in lines if (start := line.attach(lm, params)) is not None]
+        n_drawn = sum(len(line.tokens) for line in lines if line.prefix.children)
         try:
             tails = yield from grow(starts, reserve=reserve + n_drawn, **sampling)
         finally:
             for line in lines:
                 line.finish(params.max_tokens)
         begun = {line.start: line for line in lines if line.start is not None}
-        meter.tokens += sum(len(line.tokens) for line in begun.values() if line.prefix.longer)
+        meter.tokens += sum(len(line.tokens) for line in begun.values() if line.prefix.children)
         return [*begun, *(tail for tail in tails if tail.parent is not None)]
 
     def _measure(
@@ -194,27 +195,31 @@ class KnownLines:
     def _draw(
         self, lm: LM, lines: Sequence[Line], params: SamplingParams, rng: Random
     ) -> Steps[None]:
-        """Draw the tokens of each line that known lines share, and one more if it is another."""
+        """Draw the tokens that each line shares with known lines.
+
+        A line that is not known also gets its next token, drawn among the tokens that do not
+        continue a known line.
+        """
         for line in lines:
             line.follow(rng)
-        new = [line for line in lines if line.prefix.longer]
+        new = [line for line in lines if line.prefix.children]
         if not new:
             return
-        places = [lm.place(line.tokens, after=line.row.place) for line in new]
+        places = [lm.place(line.tokens, after=line.node.place) for line in new]
         rows = yield Read(lm, [Extend(place, (), (Logits(place.depth),)) for place in places])
         for line, logits in zip(new, rows, strict=True):
             probs = probabilities(logits, params)
             others = probs.copy()
-            others[list(line.prefix.longer)] = 0.0
+            others[list(line.prefix.children)] = 0.0
             sums = others.cumsum()
             token = int(sums.searchsorted(rng.random() * sums[-1], side="right"))
             line.add(token, math.log(probs[token]))
 
 
 def _token_sequences(lm: LM, child: Heddle, params: SamplingParams) -> list[list[int]]:
-    """Return how the model can write the line of a child: with a stop string, or an end token.
+    """Return the token sequences with which the model can write the first line of a child.
 
-    The line of a full answer is its first one.
+    They end with an end token, with a stop string, or at `max_tokens`. [] for an incomplete child.
     """
     if is_incomplete(child):
         return []
