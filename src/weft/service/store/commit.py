@@ -99,7 +99,7 @@ class _CommitWriter:
             numbers[node.id] = number
         new, restored = [], []
         for node in self._difference.added:
-            saved = self._known(node, numbers, bookmarks.get(node.id))
+            saved = self._saved_new(node, numbers, bookmarks.get(node.id))
             pending.saved[node.id] = saved
             pending.added.append(node)
             pending.steps.added.append(saved.number)
@@ -151,7 +151,7 @@ class _CommitWriter:
         pending, changed = self._pending, self._difference.changed
         after: dict[int, Values] = {}
         for node_id, groups in changed.items():
-            saved = self._changed(node_id, groups, bookmarks)
+            saved = self._saved_changed(node_id, groups, bookmarks)
             pending.saved[node_id] = saved
             pending.changed.append(saved.node)
             after[saved.number] = self._values(saved, groups)
@@ -164,7 +164,7 @@ class _CommitWriter:
             for number, values in after.items()
         )
 
-    def _known(self, node: Heddle, numbers: dict[str, int], bookmark: str | None) -> SavedNode:
+    def _saved_new(self, node: Heddle, numbers: dict[str, int], bookmark: str | None) -> SavedNode:
         """Return a new node as a `SavedNode`, with its number and bookmark."""
         position = self._difference.positions[node.id]
         parent = None
@@ -181,7 +181,7 @@ class _CommitWriter:
             bookmark,
         )
 
-    def _changed(
+    def _saved_changed(
         self, node_id: str, groups: set[str], bookmarks: dict[str, str | None]
     ) -> SavedNode:
         """Return a changed node as a `SavedNode`, with new values of these groups of columns."""

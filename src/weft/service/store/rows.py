@@ -130,7 +130,7 @@ class Params:
         return saved[1:]
 
     @checks_columns
-    def learn(self, key: str, data: str) -> None:
+    def add(self, key: str, data: str) -> None:
         """Add a row of sampling parameters to the cache. data: its JSON."""
         if key not in self._by_key:
             self._by_key[key] = SamplingParams.from_dict(json.loads(data))
@@ -138,7 +138,7 @@ class Params:
     def get(self, key: str | None) -> SamplingParams | None:
         """Return the sampling parameters with this key; None without a key.
 
-        Raises: StoreError if the row was not read yet (`learn`).
+        Raises: StoreError if the row was not read yet (`add`).
         """
         if key is None:
             return None
@@ -160,7 +160,7 @@ def select_nodes(connection: Connection, params: Params, *where: Any) -> Sequenc
         for key, data in connection.execute(
             sa.select(sampling.c.key, sampling.c.data).where(named)
         ):
-            params.learn(key, data)
+            params.add(key, data)
     return rows
 
 

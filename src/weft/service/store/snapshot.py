@@ -77,7 +77,7 @@ class Difference:
     def __bool__(self) -> bool:
         return bool(self.added or self.changed or self.removed)
 
-    def leave(self, ids: Collection[str]) -> None:
+    def exclude(self, ids: Collection[str]) -> None:
         """Remove nodes from `added`, so that this commit does not write them.
 
         An ancestor of another added or changed node stays, because that node's row needs it.
@@ -258,9 +258,9 @@ class Snapshot:
         for node in grown:
             parent = node.parent
             if parent is not None and any(each is node for each in child_list(parent)):
-                self._lift(parent)
+                self._reattach(parent)
 
-    def _lift(self, node: Heddle) -> None:
+    def _reattach(self, node: Heddle) -> None:
         """Put a removed node and its removed ancestors back into the live tree.
 
         Their descendants without a row stay attached; other descendants stay removed.
@@ -269,7 +269,9 @@ class Snapshot:
         path = [node]
         while path[-1] is not self.loom:
             at = path[-1]
-            path.append(self._by_number(self._last(at).parent) if at.parent is None else at.parent)
+            path.append(
+                self._by_number(self._last_saved(at).parent) if at.parent is None else at.parent
+            )
         path.reverse()
         is_out = False
         for place, (parent, child) in enumerate(pairwise(path)):
@@ -277,7 +279,7 @@ class Snapshot:
                 is_out = True
                 adopt_node(parent, child)
                 child_list(parent).pop()
-                self._insert(parent, child, self._last(child))
+                self._insert(parent, child, self._last_saved(child))
             if is_out:
                 next_node = path[place + 2] if place + 2 < len(path) else None
                 for sibling in list(child_list(child)):
@@ -285,7 +287,7 @@ class Snapshot:
                     if sibling is not next_node and is_old:
                         detach_node(sibling)
 
-    def _last(self, node: Heddle) -> SavedNode:
+    def _last_saved(self, node: Heddle) -> SavedNode:
         """Return the last saved values of a node, also of a removed one."""
         saved = self.saved.get(node.id) or self.removed.get(node.id)
         if saved is None:
@@ -350,7 +352,7 @@ class Snapshot:
         strays = {node.id: node for node in self.loom.walk() if node.id not in self.saved}
         while stack:
             number = stack.pop()
-            parent = None if number is None else self._standing(number, numbers)
+            parent = None if number is None else self._node_in_tree(number, numbers)
             for row in sorted(new[number], key=lambda row: (row.place, row.number)):
                 saved = self.saved[row.id] = self._read(row)
                 stray = strays.get(row.id)
@@ -433,7 +435,7 @@ class Snapshot:
         node = saved.node
         here = None if node.parent is None else self.numbers.get(node.parent.id)
         if here == saved.parent and row.parent is not None:
-            parent = self._standing(row.parent)
+            parent = self._node_in_tree(row.parent)
             if is_below(parent, node):
                 return False
             if node.parent is not parent:
@@ -460,14 +462,14 @@ class Snapshot:
             at -= 1
         siblings.insert(at, node)
 
-    def _standing(self, number: int, new: Container[int] = ()) -> Heddle:
+    def _node_in_tree(self, number: int, new: Container[int] = ()) -> Heddle:
         """Return the node with this number. A node that was removed from this tree is put back.
 
         new: numbers of nodes that are being created, and so need not be in the tree yet.
         """
         node = self._by_number(number)
         if number not in new and not is_below(node, self.loom):
-            self._lift(node)
+            self._reattach(node)
         return node
 
     def _drop(self, rows: list[Any], growing: Iterable[Heddle], removed: list[str]) -> None:

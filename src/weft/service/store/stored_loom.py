@@ -271,7 +271,7 @@ class StoredLoom:
             difference = self._snapshot.difference()
         except ConfigError:  # a meta that cannot be saved differs from the saved one
             return True
-        difference.leave(self._in_progress.keys())
+        difference.exclude(self._in_progress.keys())
         return bool(difference) or self.loom.user_prompt != self._prompt
 
     @_exclusive
@@ -339,7 +339,7 @@ class StoredLoom:
         grown = [each.node for each in self._in_progress.values() if each.is_finished]
         self._snapshot.adopt([node for node in grown if node.id not in left])
         difference = self._snapshot.difference()
-        difference.leave(left)
+        difference.exclude(left)
         for node_id, label in bookmarks.items():
             saved = self._snapshot.saved.get(node_id)
             if saved is None and node_id in difference.positions:
@@ -713,7 +713,7 @@ class StoredLoom:
         """Undo or redo the next operation and its group.
 
         kind: "undo" or "redo". state: of operations to consider. order: SQL order, the next one
-        first.
+        first. running: names of groups that are not finished, and so raise Conflict.
         """
         # Read first: a retry after a lost answer must not undo the next group, too.
         keys, act = self._database.read(
