@@ -273,10 +273,10 @@ def test_masks_of_a_batch_equal_those_of_single_tokens(compiler) -> None:
     masks = Masks([frozenset()] * len(matchers))
     for begun in (False, True):
         if begun:
-            masks.begin(matchers, compiler.n_vocab)
+            masks.start(matchers, compiler.n_vocab)
         masks.finish(matchers, compiler.n_vocab)
-        masked = masks.over(logits, np.arange(len(matchers)))
-        assert np.array_equal(masks.over(logits[1:3], np.arange(1, 3)), masked[1:3])
+        masked = masks.apply(logits, np.arange(len(matchers)))
+        assert np.array_equal(masks.apply(logits[1:3], np.arange(1, 3)), masked[1:3])
         for row, matcher in zip(masked, matchers, strict=True):
             allowed = [
                 matcher is None or matcher.is_allowed(token) for token in range(compiler.n_vocab)

@@ -456,7 +456,7 @@ class Masks:
         self._bits: NDArray[np.int32] | None = None
         self._filling: Future[None] | None = None
 
-    def begin(self, matchers: Sequence[Matcher | None], n_vocab: int) -> None:
+    def start(self, matchers: Sequence[Matcher | None], n_vocab: int) -> None:
         """Start filling the masks on another thread; matchers must not change until `finish`.
 
         matchers: one per sampler; None for a sampler without a constraint.
@@ -467,9 +467,9 @@ class Masks:
             self._filling = None
 
     def finish(self, matchers: Sequence[Matcher | None], n_vocab: int) -> NDArray[np.int32]:
-        """Return the masks, int32 [B, words]; wait for `begin`, or fill them if it was not called.
+        """Return the masks, int32 [B, words]; wait for `start`, or fill them if it was not called.
 
-        matchers: as for `begin`.
+        matchers: as for `start`.
         """
         filling, self._filling = self._filling, None
         if filling is None:
@@ -479,7 +479,7 @@ class Masks:
         assert self._bits is not None
         return self._bits
 
-    def over(self, logits: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    def apply(self, logits: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return a copy of logits with -inf for forbidden tokens: float32 [B, V].
 
         rows: int64 [B], the sampler of each row; its mask is filled (see `finish`).

@@ -119,10 +119,11 @@ class _GbnfWriter(RuleWriter):
         return rf'"\"" char{{{low},{"" if high is None else high}}} "\""'
 
     def number(self, variant: Variant, kind: str, name: str) -> str | None:
+        """See `RuleWriter.number`. Raises: GrammarError for bounds of numbers with fractions."""
         if kind == "number":
             words = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
             part = variant.with_any(*words)[0]
-            raise self.refused(part, next(word for word in words if word in part))
+            raise self.unsupported_error(part, next(word for word in words if word in part))
         pattern = integer_pattern(*bounds(variant))
         return None if pattern is None else _from_regex(pattern)
 
@@ -139,7 +140,9 @@ class _GbnfWriter(RuleWriter):
         if limits is not None:
             self._check_keywords(limits, "string")
             if listed:
-                raise self.refused(limits.parts[0], "propertyNames", "there are properties too")
+                raise self.unsupported_error(
+                    limits.parts[0], "propertyNames", "there are properties too"
+                )
             low, high = limits.counts("minLength", "maxLength")
             if high is not None and high < low:
                 return None

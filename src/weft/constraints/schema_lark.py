@@ -226,7 +226,7 @@ class _SchemaLarkWriter(RuleWriter):
                 return self._json(kind, _limits(low, high), schema)
             return self._exact_number(low, high, schema)
         if any(map(_is_rounded, (low, high, *((step, False) for step in steps)))):
-            raise self.refused(parts[0], "multipleOf", "a number is beyond 2**53")
+            raise self.unsupported_error(parts[0], "multipleOf", "a number is beyond 2**53")
         limits = {**_limits(low, high), "multipleOf": steps[0]}
         if steps[1:]:
             limits["allOf"] = [{"multipleOf": step} for step in steps[1:]]
@@ -289,7 +289,9 @@ class _SchemaLarkWriter(RuleWriter):
         wanted = {pattern: True for part in _parts(limits) if (pattern := part.get("pattern"))}
         if any(part.get("format") in FORMATS for part in _parts(limits)):
             assert limits is not None
-            raise self.refused(limits.with_any("format")[0], "format", "of a property's name")
+            raise self.unsupported_error(
+                limits.with_any("format")[0], "format", "of a property's name"
+            )
         times = "*" if not low and high is None else f"{{{low},{'' if high is None else high}}}"
         plain = rf'[^"\\\x00-\x1f\x7f]{times}'
         terms = [f'/"{plain}"/']

@@ -278,16 +278,16 @@ class RuleWriter(ABC):
                 ("$recursiveRef", "$recursiveRef" in part),
             ):
                 if is_limit:
-                    raise self.refused(part, word)
+                    raise self.unsupported_error(part, word)
 
     def _check_keywords(self, variant: Variant, group: str) -> None:
         """Raise GrammarError for keywords of one JSON type that the format cannot express."""
         for part in variant.parts:
             for word in part:
                 if word in KEYWORDS_OF[group] & self.unsupported and _is_limit(word, part):
-                    raise self.refused(part, word)
+                    raise self.unsupported_error(part, word)
 
-    def refused(self, part: Any, word: str, reason: str = "") -> GrammarError:
+    def unsupported_error(self, part: Any, word: str, reason: str = "") -> GrammarError:
         """Return the error for a keyword that this format cannot express.
 
         Args:
@@ -360,7 +360,7 @@ class RuleWriter(ABC):
             matched = [v for v in fresh if not is_closed or variant.matches_pattern(v)]
             return _Names(schemas, matched, is_open=False)
         if len(options) > 1:
-            raise self.refused(parts[0], "propertyNames", "it has several options")
+            raise self.unsupported_error(parts[0], "propertyNames", "it has several options")
         self._check_any_type(options[0])
         return _Names(schemas, limits=options[0] if options[0].limits("string") else None)
 
@@ -369,7 +369,9 @@ class RuleWriter(ABC):
         patterns = variant.patterns()
         if len(patterns) > _MAX_PATTERNS:
             part = variant.with_any("patternProperties")[0]
-            raise self.refused(part, "patternProperties", f"more than {_MAX_PATTERNS} patterns")
+            raise self.unsupported_error(
+                part, "patternProperties", f"more than {_MAX_PATTERNS} patterns"
+            )
         options: list[str] = []
         for size in range(len(patterns) + 1):
             for matched in combinations(patterns, size):
@@ -520,7 +522,9 @@ class RuleWriter(ABC):
                 return ""
             if before not in after:
                 if len(after) * len(items) > _MAX_STATES:
-                    raise self.refused(part, "uniqueItems", "too many values; give maxItems")
+                    raise self.unsupported_error(
+                        part, "uniqueItems", "too many values; give maxItems"
+                    )
                 after[before] = self.new_rule(f"{name}-unique", "")
                 comma = self.layout.comma if n else ""
                 options = [
@@ -543,7 +547,7 @@ class RuleWriter(ABC):
         """
         reason = "items must be of an enum, a const, booleans or null"
         if variant.prefix_items():
-            raise self.refused(part, "uniqueItems", reason)
+            raise self.unsupported_error(part, "uniqueItems", reason)
         values: list[Any] = []
         for option in self.reader.variants(variant.item(0)):
             allowed = option.values
@@ -551,7 +555,7 @@ class RuleWriter(ABC):
                 allowed = [True, False] if "boolean" in option.types else []
                 allowed = [*allowed, None] if "null" in option.types else allowed
             if allowed is None:
-                raise self.refused(part, "uniqueItems", reason)
+                raise self.unsupported_error(part, "uniqueItems", reason)
             for value in allowed:
                 if not any(is_equal_json(value, known) for known in values):
                     values.append(value)

@@ -115,7 +115,7 @@ class ThreadTuner:
             first: start with the largest candidate that is not above it.
             is_crowded: returns True if other processes use the cores, so fewer threads may help.
         """
-        self._account = account
+        self._loss = account
         self._idle = idle
         self._is_crowded = is_crowded
         powers = range(max_threads.bit_length() + 1)
@@ -142,13 +142,13 @@ class ThreadTuner:
         is_slow = len(times) >= 2 and min(times[-1], token_time) > 2 * statistics.median(times)
         times.append(token_time)
         self._forwards_to_trial -= 1
-        self._account.owed_s = max(self._account.owed_s - seconds, 0.0)
+        self._loss.owed_s = max(self._loss.owed_s - seconds, 0.0)
         if is_slow and self.index and self._is_crowded():
             # Twice in a row: another process has started, and a trial of fewer costs little.
             self._token_times = deque([times[-2], token_time], maxlen=5)
             self._ratios.clear()
             self._trial = self.index - 1
-        elif self._forwards_to_trial <= 0 and not self._account.owed_s:
+        elif self._forwards_to_trial <= 0 and not self._loss.owed_s:
             if len(times) >= 2:
                 self._trial = self._next_trial()
             elif self.index and self._is_crowded():
@@ -184,7 +184,7 @@ class ThreadTuner:
         return 0 < len(ratios) < _MIN_TRIALS and statistics.median(ratios) < 0.95
 
     def _judge(self, trial: int, token_time: float, n_tokens: int) -> None:
-        """Choose the trial's count if it was faster, else charge the lost time to the account.
+        """Choose the trial's count if it was faster, else add the lost time to the `TrialLoss`.
 
         Args:
             trial: index in `counts`.
@@ -203,7 +203,7 @@ class ThreadTuner:
             self._forwards_to_trial = 0
         else:
             self._forwards_to_trial = 2 if len(ratios) < _MIN_TRIALS else _TRIAL_INTERVAL
-            self._account.owed_s += _PAYBACK * max(token_time - usual, 0.0) * n_tokens
+            self._loss.owed_s += _PAYBACK * max(token_time - usual, 0.0) * n_tokens
 
 
 class AutoThreads:
@@ -220,7 +220,7 @@ class AutoThreads:
         waits: Callable[[], dict[int, ThreadTimes]] = thread_times,
     ) -> None:
         self._idle = idle
-        self.share, self._account = CoreShare(waits), TrialLoss()
+        self.share, self._loss = CoreShare(waits), TrialLoss()
         self._choices: dict[tuple[str, int, int], ThreadTuner] = {}
         self._last: ThreadTuner | None = None
 
@@ -246,7 +246,7 @@ class AutoThreads:
         if choice is None:
             choice = self._choices[key] = ThreadTuner(
                 max_threads,
-                self._account,
+                self._loss,
                 self._idle,
                 first=self._first(max_threads),
                 is_crowded=lambda: self.share.is_crowded,
@@ -315,7 +315,7 @@ class BlasThreads:
         if threads == "auto":
             if not has_any_variable(_BLAS_VARIABLES):
                 self._max_threads = min(_MAX_BLAS_THREADS, usable_cores())
-            self._account = TrialLoss()
+            self._loss = TrialLoss()
         elif isinstance(threads, int) and not isinstance(threads, bool) and threads >= 1:
             self.fixed = threads
         else:
@@ -344,7 +344,7 @@ class BlasThreads:
         else:
             size = n_tokens.bit_length()
             choice = self._choices.setdefault(
-                size, ThreadTuner(self._max_threads, self._account, idle_cores)
+                size, ThreadTuner(self._max_threads, self._loss, idle_cores)
             )
             with self._limit.to(choice.threads):
                 start = time.perf_counter()

@@ -290,7 +290,7 @@ class LM(
         Tokenizing takes much longer than this check. A text that may fit always passes.
         """
         # Short texts are tokenized quickly.
-        fewest = self.text.fewest(text) if len(text) > self.n_ctx else 0
+        fewest = self.text.min_token_count(text) if len(text) > self.n_ctx else 0
         if fewest > self.n_ctx:
             raise ContextOverflow(
                 f"the text has at least {fewest} tokens, but the context is {self.n_ctx}",

@@ -286,7 +286,7 @@ def _min_p_cutoff(tops: Floats, temperature: Doubles, min_p: Doubles) -> Floats:
 
     tops: float32 [B], the largest logits.
     """
-    lowest = _logs(min_p)
+    lowest = _log(min_p)
     with np.errstate(over="ignore"):
         about = (tops + lowest * temperature).astype(np.float32)
     # `about` may be rounded up or down: test its neighbours too.
@@ -368,7 +368,7 @@ def _sure_floors(
     active = arrays.active
     if active.keys().isdisjoint(("min_p", "top_p")):
         return edges
-    floor = _logs(arrays.filters["min_p"])
+    floor = _log(arrays.filters["min_p"])
     for name, rows in active.items():  # these filters need the mass of all remaining tokens
         if name not in _WITH_FLOOR:
             floor = np.where(rows, -np.inf, floor)
@@ -376,7 +376,7 @@ def _sure_floors(
         floor = np.where(active[name] & active["top_p"], -np.inf, floor)
     if arrays.top_p_first.any():
         # All tokens that weigh less than this are together less than what top-p drops.
-        share = _logs((1 - arrays.filters["top_p"]) * total / n_vocab)
+        share = _log((1 - arrays.filters["top_p"]) * total / n_vocab)
         floor = np.where(arrays.top_p_first, np.maximum(floor, share), floor)
     # Rounded down, so that tokens exactly at the floor are included.
     lowest = (
@@ -529,7 +529,7 @@ def _min_p(candidates: Candidates, share: Doubles) -> Flags:
     share: float64 [B], the smallest ratio of the two probabilities that is kept.
     """
     largest = candidates.below.max(axis=1, keepdims=True)
-    keep: Flags = candidates.below - largest >= _logs(share)[:, None]
+    keep: Flags = candidates.below - largest >= _log(share)[:, None]
     return keep
 
 
@@ -582,7 +582,7 @@ def _sums(weights: Doubles) -> Doubles:
     return total
 
 
-def _logs(shares: Doubles) -> Doubles:
+def _log(shares: Doubles) -> Doubles:
     """Return logarithms; -inf for 0, without a warning."""
     with np.errstate(divide="ignore"):
         logs: Doubles = np.log(shares)

@@ -485,6 +485,7 @@ def _constraint(_: str, value: object) -> Any:
 def _biases(
     name: str, values: Mapping[int, float] | Iterable[tuple[int, float]] | None
 ) -> tuple[tuple[int, float], ...]:
+    """Validate logit biases; return them as pairs, sorted by token id. name: for the message."""
     try:
         pairs = dict(values or ())
     except (TypeError, ValueError) as error:

@@ -289,11 +289,11 @@ class GumbelDraw(NamedTuple):
     samplers: Ids
     groups: GroupNoise  # of all samplers
 
-    def among(self, which: Ids) -> GumbelDraw:
+    def select(self, which: Ids) -> GumbelDraw:
         """Return the draw of some of the samplers. which: indices of entries of this draw."""
         return self._replace(at=self.at[which], samplers=self.samplers[which])
 
-    def over(self, rows: Ids, n_rows: int) -> tuple[Ids, GumbelDraw]:
+    def on_rows(self, rows: Ids, n_rows: int) -> tuple[Ids, GumbelDraw]:
         """Return the part of the draw that uses some of the rows, with the rows renumbered from 0.
 
         Args:

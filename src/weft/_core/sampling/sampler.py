@@ -297,7 +297,7 @@ class SamplingArrays:
         """Return the arrays of B parameter objects."""
         greedy = np.array([p.temperature == 0 for p in params], dtype=bool)
         first = np.array([p.temperature_first for p in params], dtype=bool)
-        temperature = np.where(greedy, 1.0, _within([p.temperature for p in params], _TINY))
+        temperature = np.where(greedy, 1.0, _clip([p.temperature for p in params], _TINY))
         biases = [(row, *pair) for row, p in enumerate(params) for pair in p.logit_bias]
         rows, ids, values = zip(*biases, strict=True) if biases else ((), (), ())
         return cls(
@@ -309,12 +309,12 @@ class SamplingArrays:
                 for name, off in _OFF.items()
             },
             xtc_threshold=np.array([p.xtc_threshold for p in params], dtype=np.float64),
-            repetition=_within([p.repetition_penalty for p in params], _TINY).astype(np.float32),
-            presence=_within([p.presence_penalty for p in params], -_HUGE).astype(np.float32),
-            frequency=_within([p.frequency_penalty for p in params], -_HUGE).astype(np.float32),
+            repetition=_clip([p.repetition_penalty for p in params], _TINY).astype(np.float32),
+            presence=_clip([p.presence_penalty for p in params], -_HUGE).astype(np.float32),
+            frequency=_clip([p.frequency_penalty for p in params], -_HUGE).astype(np.float32),
             bias_rows=np.array(rows, dtype=np.int64),
             bias_ids=np.array(ids, dtype=np.int64),
-            bias=np.where(np.isneginf(values), -np.inf, _within(values, -_HUGE)).astype(np.float32),
+            bias=np.where(np.isneginf(values), -np.inf, _clip(values, -_HUGE)).astype(np.float32),
         )
 
     def with_xtc_drawn(self, numbers: Doubles) -> SamplingArrays:
@@ -340,8 +340,11 @@ class SamplingArrays:
         )
 
 
-def _within(values: Sequence[float], low: float) -> Doubles:
-    # A finite value must not become inf or 0 in float32: inf - inf and 0 / 0 are NaN.
+def _clip(values: Sequence[float], low: float) -> Doubles:
+    """Clip values to `low` and to the largest float32.
+
+    A finite value must not become inf or 0 in float32: inf - inf and 0 / 0 are NaN.
+    """
     return np.clip(np.array(values, dtype=np.float64), low, _HUGE)
 
 
@@ -415,7 +418,7 @@ class BatchSampler:
     def prepare(self, n_vocab: int) -> None:
         """Start computing the masks of the next draw in the background."""
         if self._masks is not None:
-            self._masks.begin(self._matchers, n_vocab)
+            self._masks.start(self._matchers, n_vocab)
 
     @property
     def active_filters(self) -> frozenset[str]:
@@ -514,7 +517,7 @@ class BatchSampler:
         legal = raw
         if self._masks is not None:
             assert out.legal_logmass is not None
-            legal = self._masks.over(raw, samplers)
+            legal = self._masks.apply(raw, samplers)
             banned = np.isneginf(arrays.bias)
             legal[arrays.bias_rows[banned], arrays.bias_ids[banned]] = -np.inf
             out.legal_logmass[samplers] = _logmass(legal, stats, reductions)
@@ -681,9 +684,9 @@ def _sample(logits: _Logits, arrays: SamplingArrays, draw: GumbelDraw, kept: Flo
         total = logits.mass(arrays.temperature_before, arrays.top_p_first)
         rows = np.flatnonzero(filtered)
         for part in filters.filter_or_cutoff(values, peaks, arrays, rows, total):
-            which, mine = draw.over(part.rows, len(values))
+            which, mine = draw.on_rows(part.rows, len(values))
             if isinstance(part, filters.Cutoff):
-                ids[which] = _sample_within_cutoff(logits, arrays, part, draw.among(which), kept)
+                ids[which] = _sample_within_cutoff(logits, arrays, part, draw.select(which), kept)
                 continue
             won = argmax_filtered(part, mine)
             ids[which] = part.ids[mine.at, won]
@@ -691,7 +694,7 @@ def _sample(logits: _Logits, arrays: SamplingArrays, draw: GumbelDraw, kept: Flo
                 kept[mine.samplers] = part.heights[mine.at, won] - part.log_total[mine.at]
     if unfiltered.any():
         which = np.flatnonzero(unfiltered[draw.at])
-        mine = draw.among(which)
+        mine = draw.select(which)
         temperature = arrays.temperature_after * arrays.temperature_before
         won = ids[which] = argmax_all(values, peaks, temperature, mine)
         if kept is not None:

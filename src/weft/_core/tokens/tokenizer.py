@@ -227,7 +227,7 @@ class Tokenizer:
     def _has_spaced_words(self) -> bool:
         return any(each[:1] == b" " and each[1:].isalpha() for each in self.vocab_bytes)
 
-    def fewest(self, text: str) -> int:
+    def min_token_count(self, text: str) -> int:
         """Return a lower bound of a text's number of tokens, from its length; 0 if unknown."""
         longest = self._codec.max_token_bytes
         if longest is None:

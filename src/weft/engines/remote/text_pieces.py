@@ -106,7 +106,7 @@ class PieceTokenizer(Tokenizer):
         """Ids of the chat roles."""
         return frozenset(ROLES)
 
-    def fewest(self, text: str) -> int:
+    def min_token_count(self, text: str) -> int:
         """Return 0: the server's tokenization is unknown."""
         return 0
 
