@@ -155,19 +155,19 @@ class KvObject(ResponseModel):
     """The size of a model's KV and the savings from sharing it, since the model was loaded."""
 
     model: str
-    prefilled: int
-    reused: int
-    decoded: int
-    recomputed: int
-    kv_tokens: int
-    kv_bytes: int
+    prefilled: int  # prompt tokens that the model has run
+    reused: int  # tokens whose KV was cached when work started
+    decoded: int  # generated tokens
+    recomputed: int  # tokens run once more, because their KV or logits were evicted
+    kv_tokens: int  # tokens with KV on the device
+    kv_bytes: int  # size of the KV on the device
     kv_bytes_unshared: int = Field(description="Size if every branch had a cache of its own.")
-    kv_budget_bytes: int | None
+    kv_budget_bytes: int | None  # maximum KV on the device; None: no limit
     offloaded_bytes: int = Field(description="KV in host memory.")
     offload_budget_bytes: int = Field(description="Maximum KV in host memory.")
-    pinned_tokens: int
-    evicted: int
-    tokens_per_s: float
+    pinned_tokens: int  # tokens whose KV cannot be evicted now
+    evicted: int  # evictions of nodes of the token tree
+    tokens_per_s: float  # generated tokens per second of steps, prefill included
     saved_s: float | None = Field(
         description="Time for the reused tokens at the measured speed; null if unknown."
     )
