@@ -54,7 +54,7 @@ def doctor(as_json: options.Json = False, verbose: options.Verbose = 0) -> None:
         engines.show(out)
         trial = try_embedded()
         _embedded(out, trial)
-        _kept(out)
+        _saved(out)
         _on_disk(out)
         if trial.works:
             hints.suggest(["weft", "demo"], ["weft", "run", samples.story, "-n", "4"])
@@ -88,7 +88,7 @@ def try_embedded() -> ModelTrial:
 def machine_object(out: TerminalWriter, trial: ModelTrial) -> dict[str, Any]:
     """Return the report of `weft doctor --json`. trial: the result of the embedded model."""
     total, available = memory()
-    looms, where, problem = kept_looms()
+    looms, where, problem = saved_looms()
     return {
         "weft": __version__,
         "clash": clash() or None,
@@ -126,7 +126,7 @@ def clash() -> str:
     return f"weft {other}, another distribution, has the same package and command"
 
 
-def kept_looms() -> tuple[int, str, str]:
+def saved_looms() -> tuple[int, str, str]:
     """Return the number of saved looms, their database or server, and an error message.
 
     The message is "" if the looms can be read. Otherwise the number is 0.
@@ -179,9 +179,9 @@ def _one_token(lm: LM) -> str:
     return Loom(lm, samples.greeting).grow(max_tokens=1, temperature=0.0)[0].text
 
 
-def _kept(out: TerminalWriter) -> None:
+def _saved(out: TerminalWriter) -> None:
     """Write the rows about saved looms and environment variables."""
-    looms, where, problem = kept_looms()
+    looms, where, problem = saved_looms()
     row(out, "looms", f"{looms} in {where}" if where else str(looms))
     if problem:
         row(out, "", ("x ", "red"), f"{problem}: set WEFT_HOME to a folder that you can write")

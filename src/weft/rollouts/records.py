@@ -50,10 +50,10 @@ def flatten(
     Args:
         trees: the trees of `grow`.
         rewards: for each tree one number per leaf.
-        advantages: what all tokens of a record have. "group": (reward - mean) / (standard deviation
-            + 0.0001) in the tree, as GRPO. "siblings": for each segment its value minus the value
-            of its parent, with the same divisor. A value is the mean reward of the leaves below. A
-            segment without siblings has 0.
+        advantages: how the advantages of tokens are computed. "group": all tokens of a record have
+            (reward - mean) / (standard deviation + 0.0001) in the tree, as in GRPO. "siblings": the
+            tokens of a segment have its value minus the value of its parent, with the same divisor.
+            A value is the mean reward of the leaves below. A segment without siblings has 0.
 
     A shared segment is in several records, with equal `id` and with `n_leaves` above 1. Weight its
     tokens by 1 / n_leaves, or train on it in one record only.

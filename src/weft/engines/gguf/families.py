@@ -97,7 +97,7 @@ READ_BY_TRANSFORMERS = frozenset(
 
 
 def family_of(header: GGUF) -> Family | None:
-    """Return the family of a file; None if no table here describes it (mixtures of experts too)."""
+    """Return the family of a file; None for unknown families, and for mixtures of experts."""
     if header.of_model("expert_count", 0):
         return None
     return FAMILIES.get(header.architecture)

@@ -79,7 +79,10 @@ def _run_tree(
 def _run_nodes(
     engine: MlxEngine, store: Fragments, paths: list[list[int]], ends: list[int]
 ) -> NDArray[np.float32]:
-    """Run the check tree in fragments; return the logits of the chunks' ends and the tips."""
+    """Run the check tree in fragments; return the logits of the chunks' ends and the tips.
+
+    paths: token ids of the three paths. ends: index of the tip's token in each path.
+    """
     trunk, *chunks = (store.new(None) for _ in range(1 + len(_CHUNKS)))
     tips = [store.new(None) for _ in range(_PATHS)]
     try:

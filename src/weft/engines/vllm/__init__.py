@@ -6,9 +6,9 @@ import importlib
 import warnings
 
 from ...errors import EngineUnavailable
-from .log_filter import settle_environment
+from .log_filter import set_environment_defaults
 
-settle_environment()
+set_environment_defaults()
 try:
     with warnings.catch_warnings():  # deprecations in vLLM's dependencies
         warnings.simplefilter("ignore")

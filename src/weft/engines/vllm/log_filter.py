@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import ModuleType
 
 
-def settle_environment() -> None:
+def set_environment_defaults() -> None:
     """Set defaults of vLLM's environment variables before it is imported.
 
     Its log level follows Weft's: errors only, everything from -v on. Usage reports are off.

@@ -166,11 +166,11 @@ _UNSUPPORTED: dict[str, Callable[[SamplingParams], bool]] = {
     "repetition_penalty": lambda p: p.repetition_penalty <= 0,
     "presence_penalty": lambda p: abs(p.presence_penalty) > _MAX_PENALTY,
     "frequency_penalty": lambda p: abs(p.frequency_penalty) > _MAX_PENALTY,
-    "logit_bias": lambda p: _is_unmatched(p.logit_bias, p.constraint),
+    "logit_bias": lambda p: _may_differ_in_vllm(p.logit_bias, p.constraint),
 }
 
 
-def _is_unmatched(biases: Iterable[tuple[int, float]], constraint: object) -> bool:
+def _may_differ_in_vllm(biases: Iterable[tuple[int, float]], constraint: object) -> bool:
     """Return True for biases that vLLM may handle differently from Weft.
 
     These are +inf, and -inf with a constraint: together they may exclude every token.

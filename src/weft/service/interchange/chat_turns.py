@@ -35,9 +35,9 @@ def apply_template(sketch: Sketch, lm: LM) -> None:
         return
     copy = Sketch(knots=[replace(knot) for knot in sketch.knots], at=sketch.at)
     try:
-        _open(copy, lm)
+        _build_prompt(copy, lm)
         for knot in copy.knots[1:]:
-            _follow(copy, knot, lm)
+            _tokenize_message(copy, knot, lm)
     except ConfigError as error:
         sketch.notes[f"{_PLAIN}: {error}"] += 1
         return
@@ -46,8 +46,8 @@ def apply_template(sketch: Sketch, lm: LM) -> None:
     sketch.notes += copy.notes
 
 
-def _open(sketch: Sketch, lm: LM) -> None:
-    """Make the root of a chat a prompt: the messages up to the first of the user.
+def _build_prompt(sketch: Sketch, lm: LM) -> None:
+    """Give the root the tokens of the chat's prompt: the messages up to the user's first one.
 
     If the user's first message has alternatives, the root has the tokens that they share.
     """
@@ -62,10 +62,10 @@ def _open(sketch: Sketch, lm: LM) -> None:
     if not by_user.pop():
         _prepend_start(sketch, system, lm)
     elif len(first) == 1:
-        _merge(sketch, first[0])
+        _merge_into_root(sketch, first[0])
         _set_prompt(sketch, [*system, _message(first[0])], lm)
     else:
-        prompts = [_rendered([*system, _message(knot)], lm) for knot in first]
+        prompts = [_render([*system, _message(knot)], lm) for knot in first]
         shared = _n_shared(prompts)
         if not shared:
             raise ConfigError("its first messages have no common beginning")
@@ -76,6 +76,7 @@ def _open(sketch: Sketch, lm: LM) -> None:
 
 
 def _prepend_start(sketch: Sketch, system: list[Message], lm: LM) -> None:
+    """Put a user message before a chat that begins with an answer, as templates require it."""
     if sketch.knots[0].text and not system:
         for knot in sketch.knots:
             knot.parent += 1
@@ -85,7 +86,7 @@ def _prepend_start(sketch: Sketch, system: list[Message], lm: LM) -> None:
     _set_prompt(sketch, [*system, {"role": "user", "content": START}], lm)
 
 
-def _merge(sketch: Sketch, first: Knot) -> None:
+def _merge_into_root(sketch: Sketch, first: Knot) -> None:
     """Remove the user's first message from below the root, which then contains it."""
     root, index = sketch.knots[0], sketch.knots.index(first)
     if index == 0:
@@ -99,12 +100,13 @@ def _merge(sketch: Sketch, first: Knot) -> None:
 
 
 def _set_prompt(sketch: Sketch, messages: list[Message], lm: LM) -> None:
+    """Give the root the tokens of these messages, the last of which is the user's."""
     root = sketch.knots[0]
-    root.ids, root.role = _rendered(messages, lm), None
+    root.ids, root.role = _render(messages, lm), None
     sketch.messages, sketch.user_prompt = messages, str(messages[-1]["content"])
 
 
-def _follow(sketch: Sketch, knot: Knot, lm: LM) -> None:
+def _tokenize_message(sketch: Sketch, knot: Knot, lm: LM) -> None:
     """Give a message below the root its tokens."""
     if knot.ids is not None:  # an alternative of the user's first message
         return
@@ -125,7 +127,7 @@ def _message(knot: Knot) -> Message:
     return {"role": knot.role, "content": knot.text, **more}
 
 
-def _rendered(messages: list[Message], lm: LM) -> list[int]:
+def _render(messages: list[Message], lm: LM) -> list[int]:
     texts = [{"role": each["role"], "content": each["content"]} for each in messages]
     return list(lm.format_chat(texts).ids)
 

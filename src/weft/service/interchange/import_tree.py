@@ -198,11 +198,11 @@ def build_loom(
     loom.saved_by = NO_MODEL
     nodes: list[Heddle] = [loom]
     for knot in sketch.knots[1:]:
-        nodes.append(_child(nodes[knot.parent], knot, sketch, lm))
+        nodes.append(_add_child(nodes[knot.parent], knot, sketch, lm))
     if lm is None:
         set_text(loom, root.text)
     for node, knot in zip(nodes, sketch.knots, strict=True):
-        _note(node, knot)
+        _copy_values(node, knot)
     loom.meta[IMPORTED] = {"format": recognised_as, **sketch.imported, **root.imported}
     if sketch.author_note is not None:
         loom.meta[AUTHOR_NOTE] = sketch.author_note
@@ -220,7 +220,8 @@ def _prompt_ids(sketch: Sketch, lm: LM) -> list[int]:
     return read_prompt(lm.text, text, template=False, special=sketch.special).ids
 
 
-def _child(parent: Heddle, knot: Knot, sketch: Sketch, lm: LM | None) -> Heddle:
+def _add_child(parent: Heddle, knot: Knot, sketch: Sketch, lm: LM | None) -> Heddle:
+    """Append a child with a knot's tokens, or with its text in the tokens of the model."""
     text = knot.text
     if lm is None:
         node = new_child(parent)
@@ -235,7 +236,8 @@ def _child(parent: Heddle, knot: Knot, sketch: Sketch, lm: LM | None) -> Heddle:
     return node
 
 
-def _note(node: Heddle, knot: Knot) -> None:
+def _copy_values(node: Heddle, knot: Knot) -> None:
+    """Copy the values of a knot, except its text and tokens, to a node."""
     node.terminal, node.score = knot.terminal, knot.score
     if knot.role is not None:
         node.meta[ROLE] = knot.role

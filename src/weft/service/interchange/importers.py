@@ -190,7 +190,7 @@ def read(
                 apply_template(sketch, lm)
         looms = tuple(build_loom(sketch, lm, name, *classes) for sketch in sketches)
         n_nodes = sum(len(sketch.knots) for sketch in sketches)
-        return ImportReport(looms, name, n_nodes, tuple(_note_lines(sketches)))
+        return ImportReport(looms, name, n_nodes, tuple(_describe_notes(sketches)))
 
 
 def _parsed(source: object, limits: ImportLimits, format: str) -> object:
@@ -345,7 +345,8 @@ def _parse_trees(name: str, data: object) -> list[Sketch]:
     return sketches
 
 
-def _note_lines(sketches: Sequence[Sketch]) -> Iterator[str]:
+def _describe_notes(sketches: Sequence[Sketch]) -> Iterator[str]:
+    """Yield a line for each kind of omission or change, with its number in all trees."""
     notes: Counter[str] = Counter()
     for sketch in sketches:
         notes += sketch.notes
