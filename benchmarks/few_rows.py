@@ -72,7 +72,7 @@ def in_turn(
 ) -> dict[str, float]:
     """Run a job with rows as they are and filled up, after a warm-up of each."""
     few = packed._FEW_ROWS
-    packed._fills.clear()  # what was timed when the model was loaded
+    packed._pads.clear()  # what was timed when the model was loaded
     times: dict[int, list[float]] = {0: [], few: []}
     try:
         for number in range(rounds + 1):
