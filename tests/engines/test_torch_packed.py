@@ -319,7 +319,7 @@ def test_adapter_is_added_to_packed_layers(folder: Path, tmp_path: Path) -> None
 
 
 def test_packed_weights_without_effect_raise(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "multiplies", lambda dtype: False)
+    monkeypatch.setattr(packing, "has_products", lambda dtype: False)
     with pytest.raises(ConfigError, match="packed_weights has no effect on"):
         TorchEngine.adopt(build("llama"), packed_weights=True)
     with pytest.raises(ConfigError, match="packed_weights has no effect on"):

@@ -43,7 +43,7 @@ class PrefixGroup:
         else:  # another prefix of this step needs the fragments in other blocks
             self.keys, self.values = store.padded([spans])
 
-    def through(
+    def visible(
         self, window: int | None, group: int, positions: Positions, like: Tensor
     ) -> PrefixGroupView | None:
         """Return the keys inside the queries' sliding window, with a mask; None if there are none.
@@ -133,7 +133,7 @@ class PrefixBatch:
         if where == list(range(where[0], where[-1] + 1)):
             self.where = slice(where[0], where[-1] + 1)
 
-    def through(
+    def visible(
         self, window: int | None, group: int, positions: Positions, like: Tensor
     ) -> PrefixBatchView | None:
         """Return the keys that padding and a window leave visible; None if there are none.

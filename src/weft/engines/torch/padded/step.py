@@ -122,14 +122,14 @@ class PaddedStep(AttentionStep):
     def commit(self) -> None:
         """Keep the new slots: the rows' fragments grow."""
         if self.plan.prefill_groups:
-            self._keep_chunks()
+            self._write_chunks()
         for row in self.rows:
             if isinstance(row.kv_out, PaddedKVFragment):
                 self.store.count_written(row.kv_out, row.n_tokens)
         if self.single_sequence is not None:
             self.single_sequence.n += 1
 
-    def _keep_chunks(self) -> None:
+    def _write_chunks(self) -> None:
         """Write the KV of prefill rows; decode rows have written theirs."""
         keys, values = (
             [by_layer[layer] for layer in range(len(by_layer))]
@@ -327,7 +327,7 @@ class PaddedStep(AttentionStep):
         key = (window, group)
         if key not in self._views:
             at = Positions(self._places, self.positions)
-            views = (s.through(window, group, at, like) for s in self.plan.spans)
+            views = (s.visible(window, group, at, like) for s in self.plan.spans)
             self._views[key] = [view for view in views if view is not None]
         return self._views[key]
 

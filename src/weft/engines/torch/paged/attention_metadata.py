@@ -467,7 +467,7 @@ def _new_segments(
 
     Returns the segments, [n, ITEM_FIELDS], and the room of each list's region of the table.
     """
-    at, room, lengths = pool.places(lists)
+    at, room, lengths = pool.regions(lists)
     segments = np.zeros((len(lists), ITEM_FIELDS), np.int32)
     segments[:, AT], segments[:, FIRST], segments[:, SIZE] = at, host_positions - lengths, sizes
     segments[:, N] = lengths + segments[:, SIZE]

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..kv_backend import GatedActivation, MoEWeights
 from .elementwise import gated_activation
-from .kernel import NARROW, WIDE, is_interpreted, padded
+from .kernel import NARROW, WIDE, is_interpreted, next_power_of_2
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _PAIRS = 1024  # read at once
@@ -46,7 +46,8 @@ class _Tile(NamedTuple):
     def within(self, n_out: int, n_in: int) -> _Tile:
         """Return the tile for a product with at most these dimensions."""
         return self._replace(
-            n_out=min(self.n_out, padded(n_out)), n_in=min(self.n_in, padded(n_in))
+            n_out=min(self.n_out, next_power_of_2(n_out)),
+            n_in=min(self.n_in, next_power_of_2(n_in)),
         )
 
 
@@ -282,7 +283,7 @@ def fused_experts(x: Tensor, chosen: Tensor, shares: Tensor, experts: MoEWeights
     order = torch.empty(n_pairs, dtype=torch.int32, device=x.device)
     tiles = torch.empty(n_tiles, 3, dtype=torch.int32, device=x.device)
     # With few pairs most experts have none, and idle programs cost more than counting.
-    is_close, pad = n_tiles == n_pairs, padded(n_experts)
+    is_close, pad = n_tiles == n_pairs, next_power_of_2(n_experts)
     with torch.cuda.device_of(x):
         moe_align_kernel[(n_experts + 1,)](
             chosen, order, tiles, n_pairs, n_tiles,

@@ -303,13 +303,13 @@ class SlotPool(KVBackend):
             else:
                 self.table.drop(kv)
 
-    def place(self, kv: PagedFragment) -> int:
+    def region_start(self, kv: PagedFragment) -> int:
         """Return where the fragment's list starts in the table; add a missing list to the table."""
         if not self.table.has(kv):
             self.table.place(kv, len(kv.slots))
         return kv.at
 
-    def places(self, lists: Sequence[PagedFragment]) -> NDArray[np.int64]:
+    def regions(self, lists: Sequence[PagedFragment]) -> NDArray[np.int64]:
         """Return the start and room of the regions of growing lists, and their lengths: [3, n].
 
         Regions have room for twice the list.

@@ -179,7 +179,9 @@ class PrefixIndex:
         number = self._new(above, span, (kv,))
         self._numbers[parent, span] = number
         first = self._records[above][FIRST] + self._records[above][N]
-        self._records.append([self._pool.place(kv), span.length, first, *[0] * (ITEM_FIELDS - 3)])
+        self._records.append(
+            [self._pool.region_start(kv), span.length, first, *[0] * (ITEM_FIELDS - 3)]
+        )
         return number
 
     def _end_node(self, number: int) -> int:
@@ -214,7 +216,7 @@ class PrefixIndex:
         self._joined.append(joined)
         self._lists[number] = tuple(kv for kv, _ in members)
         segment = self._records[number]
-        segment[AT], segment[N] = self._pool.place(joined), len(joined.slots)
+        segment[AT], segment[N] = self._pool.region_start(joined), len(joined.slots)
         segment[FIRST] = self._records[at][FIRST]
 
     def _rebuild_arrays(self) -> None:

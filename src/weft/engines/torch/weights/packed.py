@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from .unpacked import is_unpacked, unpacked_product
-from .upcast import multiplies
+from .upcast import has_products
 
 # oneDNN packs for a row count; the layout for one row is slower even for one row.
 _ROWS = 32
@@ -217,7 +217,7 @@ def can_pack(weight: Tensor) -> bool:
     """Return True if packed products with a weight exist and are correct."""
     if weight.device.type != "cpu" or weight.dtype not in TOLERANCE:
         return False
-    is_packed = weight.dtype in _PACKED and multiplies(weight.dtype)
+    is_packed = weight.dtype in _PACKED and has_products(weight.dtype)
     if not is_packed and not is_unpacked(weight.dtype):
         return False
     generator = torch.Generator().manual_seed(0)

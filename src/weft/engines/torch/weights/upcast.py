@@ -26,11 +26,11 @@ def is_upcast(dtype: torch.dtype) -> bool:
     """Return True if products with this dtype are faster upcast to float32 on this CPU."""
     is_half = dtype in (torch.bfloat16, torch.float16)
     return (
-        is_half and torch.backends.cpu.get_cpu_capability() == _MEASURED and not multiplies(dtype)
+        is_half and torch.backends.cpu.get_cpu_capability() == _MEASURED and not has_products(dtype)
     )
 
 
-def multiplies(dtype: torch.dtype) -> bool:
+def has_products(dtype: torch.dtype) -> bool:
     """Return True if oneDNN has products of this dtype on this CPU."""
     if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
         return False
