@@ -288,7 +288,7 @@ def parse_json(data: bytes | str, *, nan: bool = False) -> Any:
     """Return the value of a JSON text. Raises: ValueError for any defect."""
     text = data if isinstance(data, str) else str(data, "utf-8-sig")
     try:
-        return json.loads(text, parse_constant=None if nan else _no_number)
+        return json.loads(text, parse_constant=None if nan else _reject_constant)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
@@ -303,7 +303,7 @@ def with_filename(path: AnyPath) -> Iterator[None]:
         raise kind(f"{display_path(path)}: {error}", hint=error.hint) from error
 
 
-def _no_number(name: str) -> None:
+def _reject_constant(name: str) -> None:
     """Reject NaN and Infinity while parsing JSON. Raises: ValueError."""
     raise ValueError(f"{name} is no JSON")
 

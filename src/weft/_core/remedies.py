@@ -122,7 +122,7 @@ def _camel_case(name: str) -> list[str]:
     return [other for other in (camel, f"{camel}Sync") if other != name]
 
 
-class Listed:
+class HidesRemedies:
     """A base class that hides remedied names from `dir`, and so from completion."""
 
     __slots__ = ()

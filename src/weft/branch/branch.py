@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .._core.nopickle import NotPicklable
-from .._core.remedies import OF_BRANCH, Listed, remedied
+from .._core.remedies import OF_BRANCH, HidesRemedies, remedied
 from .._core.sampling.metrics import entropy, surprisal
 from .._core.sampling.params import SamplingParams
 from .._core.sampling.rng import fresh_seed, stream_of
@@ -270,7 +270,7 @@ def grammar_to_constraint(grammar: Any) -> Any:
 class Branch(
     NotPicklable,
     SamplingControls,
-    Listed,
+    HidesRemedies,
     instead="fork() it, or save it and open it elsewhere: branch.save(path), Branch.load(lm, path)",
 ):
     """A sequence being decoded: tokens, logits after the last one, and a sampler with its state.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .._core.remedies import Listed, remedied
+from .._core.remedies import HidesRemedies, remedied
 from .._core.validation import check_number
 from ..errors import ConfigError
 from .branch import Branch
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @remedied({}, camel_case=True)
-class BranchStore(Listed):
+class BranchStore(HidesRemedies):
     """Batched calls on branches of one LM: commit, prefill and draw many in one forward.
 
     A store has no state of its own: any number of stores over one LM are equivalent.

@@ -24,7 +24,7 @@ import numpy as np
 from .._core.kv.place import Place
 from .._core.kv.tree import TokenTree
 from .._core.nopickle import NotPicklable
-from .._core.remedies import OF_LM, Listed, remedied
+from .._core.remedies import OF_LM, HidesRemedies, remedied
 from .._core.sampling.dry import NO_BREAKERS, SequenceBreakers
 from .._core.sampling.params import (
     BranchOptions,
@@ -74,7 +74,7 @@ _lms_lock = threading.Lock()
 @remedied(OF_LM, camel_case=True)
 class LM(
     NotPicklable,
-    Listed,
+    HidesRemedies,
     instead="load the model there from what it was loaded from (weft.load), or ask weft serve",
 ):
     """A loaded model: engine, tokenizer, token tree and scheduler. Create it with `weft.load`.

@@ -9,7 +9,7 @@ from contextlib import aclosing, closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from .._core.remedies import OF_BRANCHES, Listed, remedied
+from .._core.remedies import OF_BRANCHES, HidesRemedies, remedied
 from .._core.sampling.params import SamplingParams
 from .._core.sampling.rng import fresh_seed, stream_of
 from .._core.sched.driver import Channel, deferred_interrupt
@@ -36,7 +36,7 @@ _FEW = 8  # branches that `plan` handles in well under a millisecond
 
 
 @remedied(OF_BRANCHES)
-class Branches(Listed, list["Heddle"]):
+class Branches(HidesRemedies, list["Heddle"]):
     """The children that one call generated, in branch order: a list of heddles.
 
     Attributes:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO, Unpack, cast, overload
 import numpy as np
 
 from .._core import atomic_files
-from .._core.remedies import OF_NODE, Listed, remedied
+from .._core.remedies import OF_NODE, HidesRemedies, remedied
 from .._core.sampling.metrics import largest, log_softmax
 from .._core.sampling.params import BranchOptions, SamplingParams, accepts_params_first
 from .._core.sched.work import Extend, Logits, Scores, Ticket
@@ -195,7 +195,7 @@ class RenderMixin(HeddleState):
 
 
 @remedied(OF_NODE)
-class Heddle(Listed, RenderMixin):
+class Heddle(HidesRemedies, RenderMixin):
     """A node of a loom: tokens that continue the tokens of its parent.
 
     Equal siblings are separate nodes that share their KV. Subclasses are allowed: children have
