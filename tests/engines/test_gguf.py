@@ -257,7 +257,7 @@ real = loading.find_spec
 loading.find_spec = lambda name: None if name == "llama_cpp" else real(name)
 with weft.load(sys.argv[1]) as lm:
     assert lm.info.name == "numpy", lm.info
-    print(len(weft.Loom(lm, "Say: ", template=False).grow(max_tokens=4)[0].tokens))
+    print(len(weft.Loom(lm, "Say: ", template=False).grow(max_tokens=4, temperature=0)[0].tokens))
 """
 
 
