@@ -1236,7 +1236,7 @@ def test_storing_apart_fills_a_processor(size: int) -> None:
 @pytest.mark.parametrize("width", [4096, 5120, 16384])
 @pytest.mark.parametrize("is_centred", [False, True])
 def test_norm_fills_a_processor(width: int, *, is_centred: bool) -> None:
-    pad = kernel.next_power_of_2(width)
+    pad = kernel.block_size_for(width)
     fixed = {"WIDTH": width, "PAD": pad, "BM": 1, "num_warps": min(16, pad // 512)}
     fixed |= {"IS_CENTRED": is_centred, "HAS_WEIGHT": True}
     result = compiled("paged.elementwise", "rms_norm_kernel", fixed)

@@ -441,7 +441,7 @@ def test_model_gives_what_it_did(name: str, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("capability", [80, 90, 120])
 @pytest.mark.parametrize(("n_experts", "n_groups"), [(8, 0), (256, 8), (1024, 0)])
 def test_kernel_fits_a_card(capability: int, n_experts: int, n_groups: int) -> None:
-    pad = kernel.next_power_of_2(n_experts)
+    pad = kernel.block_size_for(n_experts)
     fixed = {
         "N_EXPERTS": n_experts, "PAD": pad, "TOP_K": 8, "K_PAD": 8, "FUNCTION": "sigmoid",
         "IS_NORMED": True, "BY_LOGITS": False, "HAS_BIAS": True, "N_GROUPS": n_groups,

@@ -106,7 +106,7 @@ class GraphBuffers(PagedStep):
         self.ids = torch.zeros(1, n, dtype=torch.long, device=device)
         self.positions = torch.zeros(n, dtype=torch.long, device=device)
         self._slots = torch.zeros(n, dtype=torch.long, device=device)
-        self._places = torch.zeros(n, dtype=torch.int32, device=device)
+        self._positions32 = torch.zeros(n, dtype=torch.int32, device=device)
         self._works = {group: self._empty(size) for group, size in key.sizes}
         self._filled: dict[int, Work] = {}
         self._n_tokens = n + 1  # of the last step
@@ -123,7 +123,7 @@ class GraphBuffers(PagedStep):
             wide=ints(size.wide, ITEM_FIELDS),
             broad=ints(size.broad, ITEM_FIELDS),
             first_part=ints(self.key.n_tokens + 1),
-            positions=self._places,
+            positions=self._positions32,
             n_parts=size.parts,
             is_single=size.is_single,
             outputs={},  # shared by all layers: each output is read before the next is written
@@ -143,7 +143,7 @@ class GraphBuffers(PagedStep):
         n = ids.shape[1]
         if n < self._n_tokens:
             self.ids[:, n:] = 0
-            self.positions[n:] = self._places[n:] = 0
+            self.positions[n:] = self._positions32[n:] = 0
             self._slots[n:] = self._memory.dummy_slot
         self._n_tokens = n
         for group, mine in self._works.items():
@@ -155,7 +155,7 @@ class GraphBuffers(PagedStep):
                     into[len(items) :] = 0
                 mine.first_part[: n + 1].copy_(work.first_part)
                 mine.first_part[n + 1 :] = work.n_parts
-        buffers = self.ids[0], self._slots, self._places, self.positions
+        buffers = self.ids[0], self._slots, self._positions32, self.positions
         copy_inputs(ids[0], step.short_slots, step.short_positions, buffers)
 
 

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..kv_backend import Activation, RotaryArgs, RotaryLayout
-from .kernel import is_interpreted, next_power_of_2
+from .kernel import block_size_for, is_interpreted
 
 _HEADS = 8  # of a program
 _NUMBERS = 1024
@@ -325,7 +325,7 @@ def rotary_angles(
     with torch.cuda.device_of(positions):
         rotary_angles_kernel[(triton.cdiv(n_tokens, n_each),)](
             positions, frequencies, out, n_tokens, scaling,
-            HALF=half, PAD=next_power_of_2(half), BT=n_each, num_warps=1,
+            HALF=half, PAD=block_size_for(half), BT=n_each, num_warps=1,
         )  # fmt: skip
     return out
 
@@ -361,7 +361,7 @@ def rotary_and_store_kv(
             N_QUERIES=rotary.n_queries,
             N_KV=keys.shape[1],
             DIM=size,
-            PAD=next_power_of_2(size),
+            PAD=block_size_for(size),
             BM=n_each,
             HAS_NORMS=rotary.query_norm is not None,
             num_warps=4,
@@ -393,7 +393,7 @@ def store(key: Tensor, value: Tensor, slots: Tensor, keys: Tensor, values: Tenso
             N_KV=n_kv,
             KEY_DIM=key_dim,
             VALUE_DIM=value_dim,
-            PAD=next_power_of_2(max(key_dim, value_dim)),
+            PAD=block_size_for(max(key_dim, value_dim)),
             BM=n_each,
             num_warps=4,
         )
@@ -451,7 +451,7 @@ def apply_rotary(
             ARE_NEIGHBOURS=pairs.are_neighbours,
             EVERY=pairs.every,
             WIDTH=cos.shape[2],
-            PAD=next_power_of_2(size),
+            PAD=block_size_for(size),
             BM=n_of_program,
             num_warps=4,
         )
@@ -500,7 +500,7 @@ def rms_norm(
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     if not rows.n:
         return out
-    pad = next_power_of_2(width)
+    pad = block_size_for(width)
     n_each = _INTERPRETED if is_interpreted() else max(1, _MIN_NUMBERS // pad)
     with torch.cuda.device_of(x):
         rms_norm_kernel[(triton.cdiv(rows.n, n_each),)](

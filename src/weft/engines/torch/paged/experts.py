@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..kv_backend import GatedActivation, MoEWeights
 from .elementwise import gated_activation
-from .kernel import NARROW, WIDE, is_interpreted, next_power_of_2
+from .kernel import NARROW, WIDE, block_size_for, is_interpreted
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _PAIRS = 1024  # read at once
@@ -46,8 +46,8 @@ class _Tile(NamedTuple):
     def within(self, n_out: int, n_in: int) -> _Tile:
         """Return the tile for a product with at most these dimensions."""
         return self._replace(
-            n_out=min(self.n_out, next_power_of_2(n_out)),
-            n_in=min(self.n_in, next_power_of_2(n_in)),
+            n_out=min(self.n_out, block_size_for(n_out)),
+            n_in=min(self.n_in, block_size_for(n_in)),
         )
 
 
@@ -283,7 +283,7 @@ def fused_experts(x: Tensor, chosen: Tensor, shares: Tensor, experts: MoEWeights
     order = torch.empty(n_pairs, dtype=torch.int32, device=x.device)
     tiles = torch.empty(n_tiles, 3, dtype=torch.int32, device=x.device)
     # With few pairs most experts have none, and idle programs cost more than counting.
-    is_close, pad = n_tiles == n_pairs, next_power_of_2(n_experts)
+    is_close, pad = n_tiles == n_pairs, block_size_for(n_experts)
     with torch.cuda.device_of(x):
         moe_align_kernel[(n_experts + 1,)](
             chosen, order, tiles, n_pairs, n_tiles,

@@ -441,7 +441,7 @@ def _merge(parts: Tensor, lse: Tensor, work: Work, sinks: Tensor | None, out: Te
         n_tokens,
         N_HEADS=n_heads,
         VALUE_DIM=value_dim,
-        VALUE_PAD=next_power_of_2(value_dim),
+        VALUE_PAD=block_size_for(value_dim),
         BM=n_rows,
         BP=n_parts,
         AXIS=PARTS_AXIS,
@@ -515,7 +515,7 @@ def tile_config(
         n_bytes: bytes of one element of the KV.
         n_programs: programs of the launch, which decide the pipeline's depth; 0 counts as few.
     """
-    key_pad, value_pad = next_power_of_2(key_dim), next_power_of_2(value_dim)
+    key_pad, value_pad = block_size_for(key_dim), block_size_for(value_dim)
     widest = max(key_pad, value_pad)
     n_keys = max(16, min(64, _TILE_BYTES // (widest * n_bytes)))
     is_large = widest > 128 or n_bytes > 2
@@ -552,6 +552,6 @@ def has_broad(layout: Layout) -> bool:
     return is_short and widest <= _WIDEST_OF_BROAD
 
 
-def next_power_of_2(n: int) -> int:
-    """Round n up to a power of two: the size of a Triton block that holds n numbers."""
+def block_size_for(n: int) -> int:
+    """Return the size of a Triton block that holds n numbers: a power of two, at least 16."""
     return max(16, int(triton.next_power_of_2(n)))

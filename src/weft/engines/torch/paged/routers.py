@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..kv_backend import RouterSpec
-from .kernel import next_power_of_2
+from .kernel import block_size_for
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MAX_EXPERTS = 1024
@@ -122,7 +122,7 @@ def supports_routing(logits: Tensor, bias: Tensor | None, router: RouterSpec) ->
 def _are_even(n_experts: int, n_groups: int) -> bool:
     """Return True if experts fill a power of two, and groups have two or more of them."""
     is_power = n_experts & (n_experts - 1) == 0 and n_groups & (n_groups - 1) == 0
-    return is_power and n_experts == next_power_of_2(n_experts) and 2 * n_groups <= n_experts
+    return is_power and n_experts == block_size_for(n_experts) and 2 * n_groups <= n_experts
 
 
 def select_experts(
@@ -135,7 +135,7 @@ def select_experts(
     if not n_tokens:
         return numbers, shares
     n_groups, n_kept, by = router.groups or (0, 0, "one")
-    pad = next_power_of_2(n_experts)
+    pad = block_size_for(n_experts)
     with torch.cuda.device_of(logits):
         topk_routing_kernel[(n_tokens,)](
             logits, logits if bias is None else bias, numbers, shares, logits.stride(0),
