@@ -291,7 +291,7 @@ def grow_and_report(session: LoomSession, node: Heddle, request: GrowRequest) ->
     Raises: typer.Exit with code 130 if Ctrl-C stopped the branches and -i is not set.
     """
     out = TerminalWriter.for_stream(sys.stdout)
-    branches, done = grown(out, session, node, request)
+    branches, done = grow_branches(out, session, node, request)
     is_kept = request.keep and session.try_save()
     if request.as_json:
         write_growth(session, branches, is_kept=is_kept)
@@ -315,7 +315,7 @@ def grow_and_report(session: LoomSession, node: Heddle, request: GrowRequest) ->
         raise typer.Exit(INTERRUPTED)
 
 
-def grown(
+def grow_branches(
     out: TerminalWriter, session: LoomSession, node: Heddle, request: GrowRequest
 ) -> tuple[list[Heddle], bool]:
     """Generate branches at a node and show their progress.
@@ -450,7 +450,7 @@ def _grow(
     # Only the first call uses a given seed: it would generate the same branches.
     sampling = {name: value for name, value in request.sampling.items() if name != "seed"}
     request = GrowRequest(request.n, sampling, request.tint, keep=request.keep, force=request.force)
-    branches, _ = grown(out, session, node, request)
+    branches, _ = grow_branches(out, session, node, request)
     is_kept = request.keep and session.try_save()
     show_growth(out, session, branches, request.tint, is_kept=is_kept)
     hints.warn_if_poor(session.model, branches)

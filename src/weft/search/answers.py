@@ -79,7 +79,7 @@ def answer_reader(answer: str) -> Extract:
     """
     if answer in READERS:
         return READERS[answer]
-    pattern = _compiled("answer", answer, f"{', '.join(READERS)}, or a regular expression")
+    pattern = _compile_regex("answer", answer, f"{', '.join(READERS)}, or a regular expression")
 
     def read(text: str) -> str | None:
         matches = list(pattern.finditer(text))
@@ -100,7 +100,7 @@ def answer_verifier(check: str, read: Extract) -> Callable[[str], bool]:
 
     Raises: ConfigError for an invalid expression.
     """
-    pattern = _compiled("check", check, "a regular expression for the answer")
+    pattern = _compile_regex("check", check, "a regular expression for the answer")
     return lambda text: (answer := read(text)) is not None and bool(pattern.fullmatch(str(answer)))
 
 
@@ -130,7 +130,11 @@ def answer_judge(template: str, prompt: str, read: Extract) -> Scorer:
     return judge(question)
 
 
-def _compiled(name: str, expression: object, allowed: str) -> re.Pattern[str]:
+def _compile_regex(name: str, expression: object, allowed: str) -> re.Pattern[str]:
+    """Compile the regular expression that the caller gave as `name`.
+
+    Raises: ConfigError that says what is `allowed`, if it cannot be compiled.
+    """
     if not isinstance(expression, str) or not expression:
         raise ConfigError(f"{name} is {expression!r:.80}; allowed is {allowed}")
     try:

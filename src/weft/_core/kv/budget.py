@@ -292,7 +292,7 @@ class HostTier:
 
     @property
     def limit(self) -> int:
-        """Slots that may be in use now."""
+        """Maximum of `slots` now: `capacity` plus the free slots of `device`, if it is given."""
         free = 0 if self._device is None else self._device.free or 0
         return self.capacity + max(free, 0)
 

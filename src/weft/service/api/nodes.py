@@ -349,8 +349,8 @@ class MeasureReply(ResponseModel):
     token_ids: list[int]
     texts: list[str]
     logprobs: list[Figure]
-    total: Figure
-    mean: Figure
+    total: Figure  # sum of the log-probabilities
+    mean: Figure  # log-probability per token
     perplexity: Figure
 
 
