@@ -71,7 +71,7 @@ class EngineError(WeftError):
 
 
 class EngineUnavailable(EngineError, ImportError):
-    """The engine's package is not installed; the message names the extra to install."""
+    """The engine cannot run: its package is missing or broken, or its server does not answer."""
 
 
 class ModelLoadError(EngineError):
