@@ -446,7 +446,10 @@ def _bos(text: Tokenizer) -> str:
 
 
 def _host_budget() -> int:
-    """Return a KV budget for a CPU: at most half of the free memory, for padding."""
+    """Return the automatic KV budget for a CPU, in bytes.
+
+    It is at most half of the free memory, because padding may take as much again.
+    """
     left = bytes_left()
     if left is None or left // 2 >= DEFAULT_KV_BYTES:
         return DEFAULT_KV_BYTES

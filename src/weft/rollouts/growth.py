@@ -137,9 +137,9 @@ def _check_depths(branch_at: BranchAt, max_tokens: int) -> list[int] | None:
 
 
 class PathEnd:
-    """Callback after each token of a path: ends it after an end token or a line.
+    """Callback after each token of a path: ends it ("stop") after an end token.
 
-    at_lines: end it after a line with text.
+    at_lines: also end it ("length") after a line with text.
     """
 
     def __init__(self, lm: LM, *, at_lines: bool) -> None:

@@ -63,15 +63,15 @@ class CanonicalStep(PaddedStep):
         """Return the results of one row's tokens, [n, H, Dv]."""
         n, n_kv = row.n_tokens, k.shape[0]
         length = row.position + n
-        filling = -length % _KEYS
+        padding = -length % _KEYS
         spans = [(span.fragment, span.length) for span in row.prefix if span.length]
         if row.kv_out is not None and row.kv_out.length:
             spans.append((row.kv_out, row.kv_out.length))
         views = [self.store.views(*span) for span in spans]
-        more_k, more_v = (t.new_zeros(n_kv, filling, t.shape[-1]) for t in (k, v))
+        more_k, more_v = (t.new_zeros(n_kv, padding, t.shape[-1]) for t in (k, v))
         keys = torch.cat([*(view[0][layer][0] for view in views), k, more_k], 1)
         values = torch.cat([*(view[1][layer][0] for view in views), v, more_v], 1)
-        places = torch.arange(length + filling, device=q.device)[None]
+        places = torch.arange(length + padding, device=q.device)[None]
         own = torch.arange(row.position, length, device=q.device)[:, None]
         hidden = places > own
         if spec.window is not None:

@@ -71,7 +71,10 @@ class PackedLinear(nn.Linear):
         return self.product(x)
 
     def is_few(self, x: Tensor) -> bool:
-        """Return True if rows [..., in] are so few that the original weight is used."""
+        """Return True if rows x [..., in] are too few for a packed product to be faster.
+
+        `product` then uses the original weight.
+        """
         return x.numel() < self._few_numbers
 
     def product(self, x: Tensor) -> Tensor:
